@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
 import time
@@ -51,3 +52,40 @@ def test_host_memory_as_a_buffer_only_gives_pages_of_the_disk_back(server, tiny_
         again = client.generate(prompt, 8, {"canopy_category": "agent"})
         assert again["output_ids"] == said
         assert again["meta_info"]["cached_tokens_details"]["storage"] == 304
+
+
+@pytest.mark.long
+def test_a_prompt_flooded_out_of_device_and_host_comes_back_whole_from_disk(
+    server, tiny_model, tmp_path
+):
+    extra = {"path": str(tmp_path / "disk"), "capacity_gb": 0.1, "prefetch_threshold": 16}
+    flags = (
+        *("--page-size", "16", "--radix-eviction", "wa"),
+        *("--enable-hierarchical-cache", "--hicache-ratio", "2"),
+        *("--hicache-storage-backend", "canopy"),
+        *("--hicache-storage-prefetch-policy", "wait_complete"),
+        *("--hicache-storage-backend-extra-config", json.dumps(extra)),
+    )
+    draw = random.Random(1)
+
+    def tokens(count: int) -> list[int]:
+        return [draw.randrange(1000, 9000) for _ in range(count)]
+
+    prompt = tokens(1024)
+    with server(tiny_model, *flags, kv_tokens=1280) as client:
+
+        def written(pages: int) -> None:
+            deadline = time.monotonic() + 60.0
+            while json.loads(client.get("/canopy/status"))["ranks"][0]["disk"]["pages"] < pages:
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+
+        said = client.generate(prompt, 8)["output_ids"]
+        written(64)
+        for number in range(6):
+            client.generate(tokens(900), 2)
+            written(64 + 56 * (number + 1))
+        again = client.generate(prompt, 8)
+        assert again["output_ids"] == said
+        found = again["meta_info"]["cached_tokens_details"]
+        assert (found["device"], found["host"], found["storage"]) == (0, 0, 1008)
