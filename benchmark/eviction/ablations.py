@@ -1,4 +1,4 @@
-"""What each part of `wa` is worth, and what was tried and left out.
+"""What each part of `wa` but its signals (`signals.py`) is worth, and what was tried and left out.
 
     python benchmark/eviction/ablations.py --data DIR --out OUT
 
@@ -46,11 +46,14 @@ def with_features(choose: Callable[[Any, Any], tuple[str, ...]]) -> Policy:
 
 
 def usual(tip: Any, request: Any) -> tuple[str, ...]:
-    return features(request.category, request.stop, tip.turn, request.output_tokens, tip.own_gap_s)
-
-
-def without(word: str) -> Policy:
-    return with_features(lambda t, r: tuple(f for f in usual(t, r) if not f.startswith(word)))
+    return features(
+        request.category,
+        request.stop,
+        tip.turn,
+        request.output_tokens,
+        tip.own_gap_s,
+        tip.added,
+    )
 
 
 def turn_after_tools(tip: Any, request: Any) -> tuple[str, ...]:
@@ -139,9 +142,6 @@ def last_gap_only() -> Policy:
 VARIANTS: dict[str, Callable[[], Policy]] = {
     "lru": lambda: make_policy("lru"),
     "wa": wa,
-    "without the output's length": lambda: without("out"),
-    "without the turn": lambda: without("turn"),
-    "without own gaps (`own_gaps: false`)": lambda: wa(own_gaps=False),
     "without shared prefixes": no_shared_prefixes,
     "without censored samples": nobody_waits,
     "turn after tool calls too": lambda: with_features(turn_after_tools),

@@ -149,9 +149,6 @@ def ablations() -> str:
         "lru": "`lru`",
         "wa": "`wa`",
         "without censored samples": "without censored samples",
-        "without the turn": "without the turn",
-        "without the output's length": "without the output's length",
-        "without own gaps (`own_gaps: false`)": "without own gaps",
         "without shared prefixes": "shared prefixes rank as their last user",
         "prompt length too": "prompt length too",
         "no leaning on the parent": "no leaning on the parent",
@@ -172,23 +169,30 @@ def ablations() -> str:
     )
 
 
-def added() -> str:
-    """What a turn added as a refinement, and its placebo: points more than `wa`."""
-    runs: dict[tuple[str, float, str], dict[int, float]] = {}
-    for r in rows("added"):
-        key = r["trace"], r["capacity_fraction"], r["arm"]
-        runs.setdefault(key, {})[r["seed"]] = 100 * r["block_hit_ratio"]
+def signals() -> str:
+    """Points that `wa` has without a signal and with another request's, mean over seeds."""
+    runs: dict[tuple[str, float], dict[tuple[str, str], list[float]]] = {}
+    for r in rows("signals"):
+        of = runs.setdefault((r["trace"], r["capacity_fraction"]), {})
+        of.setdefault((r["signal"], r["kind"]), []).append(100 * r["block_hit_ratio"])
+    names = {
+        "added": "tokens added",
+        "turn": "turn",
+        "output": "output",
+        "stop": "stop reason",
+        "own gaps": "own gaps",
+    }
     lines = []
-    for trace, capacity in dict.fromkeys(key[:2] for key in runs):
-        base = runs[trace, capacity, "wa"]
-        gains = [
-            ", ".join(signed(hits - base[seed], 2) for seed, hits in sorted(arm.items())) or "-"
-            for arm in (runs.get((trace, capacity, name), {}) for name in ("added", "placebo"))
+    for (trace, capacity), arms in runs.items():
+        base = mean(arms["wa", ""])
+        cells = [
+            " / ".join(signed(mean(arms[name, kind]) - base, 2) for kind in ("without", "placebo"))
+            if (name, "without") in arms
+            else "-"
+            for name in names
         ]
-        of = ", ".join(f"{hits:.2f}" for _, hits in sorted(base.items()))
-        lines.append([f"{trace}, {capacity:.0%}", of, *gains])
-    head = ["block hits, % (by seed)", "`wa`", "with what was added", "placebo"]
-    return table(head, lines, numbers=True)
+        lines.append([f"{trace}, {capacity:.0%}", f"{base:.2f}", *cells])
+    return table(["block hits, %", "`wa`", *names.values()], lines, numbers=True)
 
 
 def short() -> str:
@@ -292,7 +296,6 @@ PARTS = {
     "tail": tail,
     "hints": hints,
     "ablations": ablations,
-    "added": added,
     "true-hints": true_hints,
     "victim": victim,
 }

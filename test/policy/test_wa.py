@@ -203,7 +203,7 @@ def test_a_profile_saved_by_one_run_ranks_from_the_start_of_the_next(tmp_path):
     file = tmp_path / "profile.json"
     file.write_text(json.dumps(policy.state()))
     started = make_policy("wa", {"profile": str(file)})
-    fitted = started.model.categories.get("c1|-|turn2|out<64")
+    fitted = started.model.categories.get("c1|-|turn2|out<64|added<512")
     assert sum(fitted.all_events) > 0
     assert any(fitted.rank)
 
@@ -226,7 +226,7 @@ def test_a_profile_that_is_no_json_is_named(tmp_path):
         ({"own_gaps": 3}, "own_gaps"),
         ({"windows": 3}, "windows"),
         ({"model": "exponential", "cdf": "some"}, "all, reused"),
-        ({"categories": "tenth"}, "refined, added, type-turn"),
+        ({"categories": "tenth"}, "refined, type-turn"),
         ({"life": False}, "exponential"),
         ({"model": "exponential", "life": False}, "reading formula"),
         ({"model": "exponential", "reading": "joint"}, "hazard, formula"),

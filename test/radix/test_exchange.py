@@ -116,6 +116,14 @@ def test_what_wa_had_learnt_is_there_again_after_it_was_away():
     assert sum(policy.model.categories.root.all_events) > 0
 
 
+def test_what_was_learnt_by_other_categories_is_not_read():
+    tree = LiveTree(96, "wa", {"categories": "type-turn"})
+    for tokens, time, _ in prompts(1, 200):
+        tree.serve(tokens, time, **chained(tokens))
+    tree.core.exchange.apply(to("wa"), "test")
+    assert len(tree.core.live.device_policy.model.categories) == 2
+
+
 def test_wa_starts_from_what_the_meter_has_learnt():
     tree = LiveTree(96, "canopy-lru")
     live = tree.core.live

@@ -23,7 +23,6 @@ CAPACITY = 40
 CONFIGS: dict[str, list[dict[str, Any]]] = {
     "wa": [
         {},
-        {"categories": "added"},
         {"model": "exponential"},
         {"model": "exponential", "cdf": "reused", "categories": "type-turn"},
     ],

@@ -62,8 +62,8 @@ def test_the_next_turn_tells_what_the_output_was() -> None:
         on_prefill(tree, again, 6.0)
         seen[side] = {one.label: sum(one.events) for one in model.categories if any(one.events)}
         assert tree.match(again) == len(again)
-    assert seen["prefill"] == {"chat|-|turn1|out<64": 1.0}
-    assert seen["both"] == {"chat|end|turn1|out<64": 1.0}
+    assert seen["prefill"] == {"chat|-|turn1|out<64|added<512": 1.0}
+    assert seen["both"] == {"chat|end|turn1|out<64|added<512": 1.0}
 
 
 def test_a_turn_that_comes_back_from_the_host_is_a_return() -> None:
@@ -76,5 +76,7 @@ def test_a_turn_that_comes_back_from_the_host_is_a_return() -> None:
     again = [*PROMPT, *OUTPUT, *range(900, 908)]
     assert tree.load_back(again) == len(PROMPT)
     on_prefill(tree, again, 6.0)
-    assert {one.label for one in model.categories if any(one.events)} == {"chat|-|turn1|out<64"}
+    assert {one.label for one in model.categories if any(one.events)} == {
+        "chat|-|turn1|out<64|added<512"
+    }
     assert tree.match(again) == len(again)

@@ -384,7 +384,7 @@ def test_a_label_that_is_forgotten_leaves_its_samples_to_the_coarser_one():
 
 def test_a_saved_profile_has_no_names_that_are_dead():
     model = ReuseModel(window_s=100.0)
-    model.restore({"version": 2, "categories": {"ghost": COUNTS}})
+    model.restore({"version": 3, "labels": "refined", "categories": {"ghost": COUNTS}})
     for n in range(300):
         honest(model, 1000.0 + n)
     assert set(model.state()["categories"]) == {"chat|end|turn1|out<64"}

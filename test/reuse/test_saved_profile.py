@@ -62,16 +62,17 @@ def broken():
 
     yield "no object", [1, 2]
     yield "no version", {"categories": {}}
-    yield "other version", {**good, "version": 99}
-    yield "no categories", {"version": 2}
-    yield "categories is a list", {"version": 2, "categories": []}
+    yield "other version", {**good, "version": 2}
+    yield "no labels", {key: value for key, value in good.items() if key != "labels"}
+    yield "no categories", {"version": 3}
+    yield "categories is a list", {**good, "categories": []}
     yield "short counts", with_counts("events", [1.0])
     yield "negative", with_counts("sums", [-1.0, 0.0])
     yield "not a number", with_counts("sums", [float("nan"), 0.0])
     yield "infinite", with_counts("sums", [float("inf"), 0.0])
     yield "text", with_counts("sums", ["1", "2"])
     yield "missing", with_counts("growth", None)
-    yield "huge label", {"version": 2, "categories": {"x" * 10_000: {}}}
+    yield "huge label", {**good, "categories": {"x" * 10_000: {}}}
 
 
 @pytest.mark.parametrize(
@@ -82,6 +83,14 @@ def test_refuses_a_malformed_profile_whole(what, state):
     with pytest.raises(CanopyError, match="profile"):
         model.restore(state)
     assert model.state()["categories"] == {}
+    assert len(model.categories) == 2
+
+
+def test_a_profile_of_other_categories_is_refused():
+    """``text|turn1`` of one would be read as a stop reason by the other."""
+    model = ReuseModel(type_turn=True)
+    with pytest.raises(CanopyError, match=r"'refined'.*'type-turn'"):
+        model.restore(learnt().state())
     assert len(model.categories) == 2
 
 

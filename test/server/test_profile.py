@@ -132,7 +132,7 @@ DAMAGED = {
     "empty": b"",
     "cut off": b'{"version": 1, "categories": {"de',
     "binary": bytes(range(256)),
-    "of another version": b'{"version": 99, "categories": {}}',
+    "of another version": b'{"version": 2, "categories": {}}',
     "no counts": b'{"version": 1, "categories": {"default": {}}}',
 }
 

@@ -36,7 +36,7 @@ from sglang_canopy.reuse.learner import ReuseModel
 from sglang_canopy.reuse.survival import still_returns
 
 _MODELS = ("survival", "exponential", "recency")
-_CATEGORIES = ("refined", "added", "type-turn")
+_CATEGORIES = ("refined", "type-turn")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +65,7 @@ class Config:
     )
     categories: str = declare_key(
         "refined",
-        "``refined``; ``added``, which also tells apart how many tokens a turn added; or ``type-turn`` "
-        "for the paper's: a request's type and its turn.",
+        "``refined``, or ``type-turn`` for the paper's: a request's type and its turn.",
         choices=_CATEGORIES,
     )
     window_s: float = declare_key(
@@ -119,7 +118,7 @@ class WorkloadAware(Policy):
             min_samples=config.min_samples,
             max_categories=config.max_categories,
             own_gaps=config.own_gaps,
-            added=config.categories == "added",
+            added=True,
             exponential=exponential,
             type_turn=config.categories == "type-turn",
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ from sglang_canopy.policy.base import Policy
 from sglang_canopy.policy.registry import options_of
 from sglang_canopy.radix.live import live_cache
 from sglang_canopy.radix.tree import Tree
+from sglang_canopy.reuse import saved_curves
 from sglang_canopy.whatif.meter import Meter
 
 logger = logging.getLogger(__name__)
@@ -106,4 +108,6 @@ class Exchange:
         state = {} if meter is None else meter.learnt(name)
         state = state or self._retired.get(name, {})
         if state:
-            policy.restore(state)
+            # It may have been learnt with other options.
+            with contextlib.suppress(saved_curves.OtherLabels):
+                policy.restore(state)

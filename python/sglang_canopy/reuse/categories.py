@@ -2,8 +2,7 @@
 
 A request's category as the client or the server gives it is refined by what decides reuse:
 why the response stopped, the turn, the length of the output (its generation is part of the
-gap), where it is asked for what the turn added to the prompt, and how long this conversation let
-the cache wait before. Each refinement has a parent without it, so that a curve with few samples
+gap), what the turn added to the prompt, and how long this conversation let the cache wait before. Each refinement has a parent without it, so that a curve with few samples
 leans on a coarser one.
 """
 

@@ -39,8 +39,8 @@ class ReuseModel:
     ``max_blocks``: block hashes remembered; ``min_samples``: with fewer, a category uses its
     parent's curve, and the global one is all zero (which is LRU); ``max_categories``: bound on
     labels; ``own_gaps``: whether a conversation's past gaps refine its label; ``added``: whether what
-    a turn added to its prompt does; ``exponential``:
-    fit the paper's exponential instead of a survival curve; ``type_turn``: its categories, the type
+    a turn added to its prompt does (it helps to rank leaves, not to say how much the next turn
+    adds); ``exponential``: fit the paper's exponential instead of a survival curve; ``type_turn``: its categories, the type
     and the turn, and a shared prefix belongs to the category of the request that used it last.
     """
 
@@ -271,7 +271,11 @@ class ReuseModel:
             category.growth_sum = max(0.0, category.growth_sum - tip.growth)
 
     def state(self) -> Mapping[str, Any]:
-        return saved_curves.save(self.categories, self._profile_share())
+        return saved_curves.save(self.categories, self._labels(), self._profile_share())
+
+    def _labels(self) -> str:
+        """What the labels of this model's categories are made of."""
+        return "type-turn" if self.type_turn else "refined"
 
     def _profile_share(self) -> float:
         """Weight of a loaded profile's counts beside those of this run."""
@@ -279,7 +283,7 @@ class ReuseModel:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Start from the counts of an earlier run; they weigh less as new samples come in."""
-        self._saved_samples = saved_curves.load(state, self.categories)
+        self._saved_samples = saved_curves.load(state, self.categories, self._labels())
         self.fit(0.0)
 
     def stats(self) -> Mapping[str, Any]:

@@ -15,7 +15,7 @@ from sglang_canopy.reuse.categories import OVERFLOW, ROOT, Categories, Category
 
 logger = logging.getLogger(__name__)
 
-VERSION = 2
+VERSION = 3
 MAX_BYTES = 64 << 20
 _SIZES = {"events": BINS, "waiting": BINS, "growth": TOKEN_BINS, "sums": 2, "lives": 2}
 _MOST = 1e15
@@ -25,14 +25,19 @@ class Damaged(CanopyError):
     """A file that is no profile, or one of another version."""
 
 
-def save(categories: Categories, share: float = 0.0) -> dict[str, Any]:
+class OtherLabels(CanopyError):
+    """A profile whose categories are not those of the policy that should start from it."""
+
+
+def save(categories: Categories, labels: str, share: float = 0.0) -> dict[str, Any]:
     """The counts behind every category's curve (its own, not its refinements').
 
-    ``share`` is the weight that the counts of a loaded profile still have: without them, a
+    ``labels`` says what the categories are made of: ``refined`` or ``type-turn``. ``share`` is the weight that the counts of a loaded profile still have: without them, a
     server that is restarted often would forget what it started from.
     """
     return {
         "version": VERSION,
+        "labels": labels,
         "categories": {
             c.label: _counts(c, share)
             for c in categories
@@ -55,12 +60,18 @@ def _counts(category: Category, share: float) -> dict[str, list[float]]:
     return {k: [v + share * s for v, s in zip(counts[k], saved[k])] for k in counts}
 
 
-def load(state: Mapping[str, Any], categories: Categories) -> float:
+def load(state: Mapping[str, Any], categories: Categories, labels: str) -> float:
     """Take over a ``save``; returns its number of samples. All is checked before any is used.
 
-    Labels beyond the table's bound join the nearest category there is. Raises ``Damaged``.
+    Labels beyond the table's bound join the nearest category there is. Raises ``Damaged``, and
+    ``OtherLabels`` where the profile's categories are made of something else than ``labels``.
     """
     check(state)
+    if state["labels"] != labels:
+        raise OtherLabels(
+            f"the profile has the categories {state['labels'][:20]!r}, the policy has {labels!r}: "
+            "give the policy another profile, or the categories that it was saved with"
+        )
     saved, total = state["categories"], 0.0
     for label, counts in saved.items():
         names = () if label == ROOT else tuple(label.split("|"))
@@ -82,8 +93,10 @@ def check(state: Any) -> None:
             "as a run with this version of Canopy saves it; delete it or save a new one"
         )
     saved = state.get("categories")
-    if not isinstance(saved, Mapping):
-        raise Damaged("a profile must have an object 'categories'; save a new one")
+    if not isinstance(saved, Mapping) or not isinstance(state.get("labels"), str):
+        raise Damaged(
+            "a profile must have an object 'categories' and their 'labels'; save a new one"
+        )
     for label, counts in saved.items():
         _check(label, counts)
 

@@ -1,9 +1,11 @@
-"""Whether what a turn added to its prompt is worth a refinement of `wa`'s categories.
+"""What each signal of a request is worth to `wa`, trace by trace, its placebo beside it.
 
-    python benchmark/eviction/added.py --data DIR --out benchmark/eviction/results/added.json
+    python benchmark/eviction/signals.py --data DIR --out benchmark/eviction/results/signals.json
 
-`wa` as it is, `wa` with `{"categories": "added"}`, and the latter with another request's added tokens
-(the placebo), on four traces. The edges of the buckets were chosen on the first three. `--only NAME` runs one of them; rows of the others stay.
+Each signal that makes a category is left out in turn, then given with the value of another request,
+drawn from the last 10,000 (the placebo). DIR holds `mooncake/` and `agentic_coding/`; `trace-a` is the
+synthetic trace of docs/research/synthetic-traces.md, six hours of it. Writes one row a run; with
+`--only TRACE` the rows of the others stay.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import argparse
 import json
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -28,14 +30,20 @@ sys.path += [str(Path(__file__).resolve().parents[1] / name) for name in ("trace
 from overlays import overlay
 from wa.sources import trace_a
 
-ARMS = ("wa", "added", "placebo")
+SIGNALS = {"stop": 1, "turn": 2, "output": 3, "own gaps": 4, "added": 5}
+"""By name, its place among the arguments of ``features``."""
+AFTER_TOOLS = ("stop", "own gaps")
+"""Those that only a trace with tool calls has."""
 CAPACITIES = {
     "conversation": (0.02, 0.05, 0.1, 0.2),
     "synthetic": (0.02, 0.05, 0.1, 0.2),
     "agentic": (0.02, 0.05),
     "trace-a": (0.02, 0.05),
 }
-SEEDS = {"agentic": (1,), "trace-a": (1, 2)}
+SEEDS = {"agentic": (1, 2), "trace-a": (1, 2)}
+DRAWN_FROM = 10_000
+
+Features = Callable[..., tuple[str, ...]]
 
 
 def read(data: Path, name: str, seed: int) -> list[TraceRequest]:
@@ -50,31 +58,46 @@ def read(data: Path, name: str, seed: int) -> list[TraceRequest]:
     return list(overlay(archive, 200, 7200.0, seed, own_prefixes=True))
 
 
-class OfAnother:
-    """Labels with the added tokens of a request drawn from the last 10,000."""
+def without(signal: str) -> Features:
+    """Labels as if nothing was known of ``signal``."""
+    place = SIGNALS[signal]
 
-    def __init__(self, seed: int) -> None:
-        self._draw = random.Random(seed)
-        self._seen: list[int] = []
+    def made(*said: Any) -> tuple[str, ...]:
+        if signal in ("turn", "output"):
+            return tuple(name for name in features(*said) if not name.startswith(signal[:3]))
+        return features(*said[:place], None, *said[place + 1 :])
 
-    def __call__(self, *said: Any) -> tuple[str, ...]:
-        *rest, added = said
-        self._seen.append(added)
-        return features(*rest, self._draw.choice(self._seen[-10_000:]))
+    return made
+
+
+def of_another(signal: str) -> Features:
+    """Labels with the ``signal`` of a request drawn from the last 10,000."""
+    place, draw, seen = SIGNALS[signal], random.Random(1), []
+
+    def made(*said: Any) -> tuple[str, ...]:
+        seen.append(said[place])
+        return features(*said[:place], draw.choice(seen[-DRAWN_FROM:]), *said[place + 1 :])
+
+    return made
 
 
 def rows(name: str, seed: int, trace: list[TraceRequest]) -> Iterator[dict[str, Any]]:
     distinct = distinct_blocks(trace)
-    for arm in ARMS:
-        options = {} if arm == "wa" else {"categories": "added"}
-        labels = OfAnother(1) if arm == "placebo" else features
+    tools = any(request.stop == "tool" for request in trace)
+    arms: dict[tuple[str, str], Callable[[], Features]] = {("wa", ""): lambda: features}
+    for signal in SIGNALS:
+        if tools or signal not in AFTER_TOOLS:
+            arms[signal, "without"] = lambda signal=signal: without(signal)
+            arms[signal, "placebo"] = lambda signal=signal: of_another(signal)
+    for (signal, kind), make in arms.items():
         for capacity in CAPACITIES[name]:
-            with mock.patch.object(learner, "features", labels):
-                result = simulate(trace, make_policy("wa", options), int(distinct * capacity))
+            with mock.patch.object(learner, "features", make()):
+                result = simulate(trace, make_policy("wa"), int(distinct * capacity))
             yield {
                 "trace": name,
                 "seed": seed,
-                "arm": arm,
+                "signal": signal,
+                "kind": kind,
                 "capacity_fraction": capacity,
                 "block_hit_ratio": round(result.block_hit_ratio, 5),
             }
