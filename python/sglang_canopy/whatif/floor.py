@@ -1,11 +1,11 @@
 """The floor under a policy: how far it may fall behind LRU on the same requests.
 
 Two shadow caches serve every request, so what a policy has lost is known and need not be guessed:
-the rule is a budget, and no test of significance. The policy ranks while it is behind LRU by no more
-than ``SHARE`` of what was asked and ``SLACK`` of the cache; then LRU does. It ranks again when its
-shadow has gained twice that slack since, and twice as much again after each fall, so that two orders
-which are equal but for chance do not take turns. What it was ahead by before is its credit. The
-three constants and what they do: docs/research/whatif.md.
+the rule is a budget, and no test of significance. The policy ranks while it is behind LRU by no
+more than ``SHARE`` of what was asked and ``SLACK`` of the cache; then LRU does. It ranks again
+when its shadow has gained four times that slack since, and twice as much again after each further
+fall, so that two orders which are equal but for chance do not take turns. What it was ahead by
+before is its credit. The three constants and what they do: docs/research/whatif.md.
 """
 
 from __future__ import annotations
