@@ -2,8 +2,8 @@
 
 A rolling hash of every ``WINDOW`` tokens of a prompt (Karp and Rabin 1987, modulo 2^64) is looked up among
 those of one window of each of the tenant's documents, and what is found is compared token by token. A
-tokenizer joins characters across a document's ends, so up to ``SEAM`` tokens at each end may differ; then
-the document without so many is what is reused, at every such place the same.
+tokenizer joins characters across a document's ends, so its first and last ``SEAM`` tokens may differ by
+what stands beside it. They are computed with the prompt: what is reused is the same at every place.
 """
 
 from __future__ import annotations
@@ -15,11 +15,16 @@ import numpy as np
 
 WINDOW, SEAM = 32, 2
 LEAST = 64
-"""Shorter documents are not looked for, nor are such as are shorter than a page of the cache."""
+"""Shorter documents are not looked for."""
 
 _BASE = 0x9E3779B97F4A7C15
 _INVERSE = pow(_BASE, -1, 1 << 64)
 Ids = tuple[int, ...]
+
+
+def inner(ids: Ids) -> Ids:
+    """What is reused of a document that is found: all but its ends."""
+    return ids[SEAM:-SEAM]
 
 
 def window_hashes(ids: Sequence[int]) -> np.ndarray:
@@ -51,15 +56,16 @@ class Finder:
     def __init__(self) -> None:
         self._tables: dict[str | None, _Table] = {}
 
-    def add(self, ids: Ids, tenant: str | None, page: int = 1) -> None:
-        """Look for a document from now on, unless it is too short."""
-        if len(ids) < max(LEAST, page):
-            return
+    def add(self, ids: Ids, tenant: str | None, least: int = 1) -> bool:
+        """Look for a document from now on; whether it is long enough, ``least`` tokens without its ends."""
+        if len(ids) < LEAST or len(inner(ids)) < least:
+            return False
         table = self._tables.setdefault(tenant, _Table())
         known = table.documents.setdefault(_hash_of(ids), [])
         if ids not in known:
             known.append(ids)
             table.hashes = None
+        return True
 
     def remove(self, ids: Ids, tenant: str | None) -> None:
         """Look for it no more."""
@@ -76,7 +82,7 @@ class Finder:
                 del self._tables[tenant]
 
     def find(self, ids: Sequence[int], tenant: str | None, most: int) -> list[int]:
-        """Flat bounds of the documents in a prompt, in order and apart, ``most`` at most."""
+        """Flat bounds of what is reused of a prompt, in order and apart, ``most`` documents at most."""
         table = self._tables.get(tenant)
         if table is None:
             return []
@@ -85,26 +91,14 @@ class Finder:
         hashes = window_hashes(ids)
         bounds: list[int] = []
         for at in np.flatnonzero(np.isin(hashes, table.hashes)).tolist():
-            start = at - SEAM
-            if len(bounds) == 2 * most or start < (bounds[-1] if bounds else 0):
+            if len(bounds) == 2 * most or at < (bounds[-1] if bounds else 0):
                 continue
-            found = [_place(ids, start, one) for one in table.documents[int(hashes[at])]]
-            best = max(found, key=lambda pair: pair[1] - pair[0])
-            if best[1] > best[0]:
-                bounds += best
+            documents = map(inner, table.documents[int(hashes[at])])
+            ends = [at + len(one) for one in documents if tuple(ids[at : at + len(one)]) == one]
+            if ends:
+                bounds += [at, max(ends)]
         return bounds
 
 
 def _hash_of(ids: Ids) -> int:
     return int(window_hashes(ids[SEAM : SEAM + WINDOW])[0])
-
-
-def _place(ids: Sequence[int], start: int, document: Ids) -> tuple[int, int]:
-    """Where a document is, if it begins at ``start``; without its seams where they differ."""
-    end = start + len(document)
-    if tuple(ids[start:end]) == document:
-        return start, end
-    inner = start + SEAM, end - SEAM
-    if tuple(ids[inner[0] : inner[1]]) == document[SEAM:-SEAM]:
-        return inner
-    return start, start

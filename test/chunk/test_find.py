@@ -33,7 +33,7 @@ def prompt(order) -> tuple[list[int], list[int]]:
     """Ids and bounds of a prompt: documents with other text before, between and behind."""
     ids, bounds = list(tokens(7, 90)), []
     for i in order:
-        bounds += [len(ids), len(ids) + len(DOCUMENTS[i])]
+        bounds += [len(ids) + SEAM, len(ids) + len(DOCUMENTS[i]) - SEAM]
         ids += [*DOCUMENTS[i], *tokens(3, 100 + i)]
     return ids, bounds
 
@@ -46,17 +46,17 @@ def test_documents_are_found_wherever_they_stand(finder) -> None:
 
 def test_a_document_whose_ends_were_tokenised_otherwise_is_found_without_them(finder) -> None:
     ids, (start, end) = prompt((1,))
-    for changed in (start, start + 1, end - 1, end - 2):
+    for changed in (start - 2, start - 1, end, end + 1):
         other = [*ids[:changed], 60_000, *ids[changed + 1 :]]
-        assert finder.find(other, None, MOST) == [start + SEAM, end - SEAM]
-    for changed in (start + SEAM, (start + end) // 2, end - SEAM - 1):
+        assert finder.find(other, None, MOST) == [start, end]
+    for changed in (start, (start + end) // 2, end - 1):
         other = [*ids[:changed], 60_000, *ids[changed + 1 :]]
         assert finder.find(other, None, MOST) == []
 
 
 def test_a_prompt_that_ends_inside_a_document_or_is_short_has_none(finder) -> None:
     ids, (start, end) = prompt((2,))
-    for cut in (0, 1, WINDOW, start + WINDOW + SEAM, end - SEAM - 1):
+    for cut in (0, 1, WINDOW, start + WINDOW, end - 1):
         assert finder.find(ids[:cut], None, MOST) == []
     assert finder.find(ids[:end], None, MOST) == [start, end]
     assert finder.find(ids[start:], None, MOST) == [0, end - start]
@@ -65,8 +65,8 @@ def test_a_prompt_that_ends_inside_a_document_or_is_short_has_none(finder) -> No
 def test_of_two_documents_that_begin_alike_the_longer_is_taken(finder) -> None:
     longer = (*DOCUMENTS[0], *tokens(20, 7))
     finder.add(longer, None)
-    assert finder.find([1, 2, 3, *longer, 4], None, MOST) == [3, 3 + len(longer)]
-    assert finder.find([1, 2, 3, *DOCUMENTS[0], 4], None, MOST) == [3, 3 + LEAST]
+    assert finder.find([1, 2, 3, *longer, 4], None, MOST) == [5, 1 + len(longer)]
+    assert finder.find([1, 2, 3, *DOCUMENTS[0], 4], None, MOST) == [5, 1 + LEAST]
 
 
 def test_a_document_is_found_in_its_own_tenants_prompts_alone(finder) -> None:
@@ -84,8 +84,8 @@ def test_deleted_and_short_documents_are_not_found(finder) -> None:
     for one in DOCUMENTS[1:]:
         finder.remove(one, None)
     assert not finder._tables
-    finder.add(tokens(LEAST - 1, 1), None)
-    finder.add(tokens(LEAST, 1), None, page=LEAST + 1)
+    assert not finder.add(tokens(LEAST - 1, 1), None)
+    assert not finder.add(tokens(LEAST, 1), None, least=LEAST)
     assert not finder._tables
 
 

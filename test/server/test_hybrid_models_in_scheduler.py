@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from support.hybrid_models import ANSWER, agrees, build, by_turn, conversations, greedy
+from support.worker import worked
 
-TESTS = Path(__file__).resolve().parents[1]
 PATIENCE_S = 900
 SLOTS = ("--max-mamba-cache-size", "12", "--max-running-requests", "3")
 HOST = ("--enable-hierarchical-cache", "--hicache-ratio", "6")
@@ -38,18 +32,8 @@ def test_answers_are_transformers_with_sglangs_policy_and_with_ours(kind, smollm
     expected = together + [together[conversations().index(prompt)] for prompt in by_turn()]
     cached, from_host = {}, {}
     for policy in (*OURS, "lru"):
-        worker = [sys.executable, "-m", "support.hybrid_worker", str(tmp_path / kind), "700"]
-        done = subprocess.run(
-            [*worker, *RUNS[kind, policy]],
-            cwd=TESTS,
-            env=dict(os.environ),
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_S,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
-        found = json.loads(done.stdout.splitlines()[-1])
+        run = RUNS[kind, policy]
+        found = worked("hybrid_worker", tmp_path / kind, "700", *run, patience_s=PATIENCE_S)
         assert found["components"] == KINDS_OF[kind]
         assert (found["core"] == "CanopyTreeCore") == (policy in OURS)
         assert agrees(found["answers"], expected), policy

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-TESTS = Path(__file__).resolve().parents[1]
+from support.worker import worked
+
 PATIENCE_S = 900
 COMMON = (
     *("--radix-eviction", "wa", "--page-size", "64", "--chunked-prefill-size", "256"),
@@ -30,17 +27,7 @@ TIMED = (
 
 
 def scenario(model: Path, name: str, *arguments: str) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, "-m", "support.leaving_worker", str(model), name, *COMMON, *arguments],
-        cwd=TESTS,
-        env=os.environ,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return worked("leaving_worker", model, name, *COMMON, *arguments, patience_s=PATIENCE_S)
 
 
 @pytest.mark.timeout(PATIENCE_S)

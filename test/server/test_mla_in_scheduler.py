@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,29 +10,16 @@ import pytest
 
 from support.prompts import token_ids
 from support.small_models import DEEPSEEK_V2, write_model
+from support.worker import worked
 
-TESTS = Path(__file__).resolve().parents[1]
 PATIENCE_S = 900
 HEADS = [token_ids(700, seed) for seed in range(8)]
 ROUNDS = [[head + token_ids(20, 90 + number)] for number in range(3) for head in HEADS]
 
 
 def scheduled(model: Path, *arguments: str) -> dict[str, Any]:
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "support.scheduled_answers", str(model)),
-            *("--load-format", "auto", "--page-size", "16", *arguments),
-        ],
-        cwd=TESTS,
-        input=json.dumps(ROUNDS),
-        env=os.environ,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    given = ("--load-format", "auto", "--page-size", "16", *arguments)
+    return worked("scheduled_answers", model, *given, patience_s=PATIENCE_S, given=ROUNDS)
 
 
 @pytest.mark.long

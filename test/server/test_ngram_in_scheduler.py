@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +9,8 @@ import pytest
 
 from support.prompts import token_ids
 from support.small_models import LLAMA, write_model
+from support.worker import worked
 
-TESTS = Path(__file__).resolve().parents[1]
 PATIENCE_S = 900
 NGRAM = ("--speculative-algorithm", "NGRAM", "--speculative-num-draft-tokens", "4")
 CHAIN = (
@@ -25,18 +22,7 @@ HOST = ("--enable-hierarchical-cache", "--hicache-ratio", "4", "--max-total-toke
 
 
 def scheduled(model: Path, rounds: list[list[list[int]]], *arguments: str) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, "-m", "support.scheduled_answers", str(model), *arguments],
-        cwd=TESTS,
-        input=json.dumps(rounds),
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return worked("scheduled_answers", model, *arguments, patience_s=PATIENCE_S, given=rounds)
 
 
 @pytest.mark.long

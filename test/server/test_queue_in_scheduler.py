@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sglang_canopy.schedule.prefill_cost import PRIOR, REFIT_BATCHES
+from support.worker import worked
 
-TESTS = Path(__file__).resolve().parents[1]
 PATIENCE_S = 600
 COMMON = ("--radix-eviction", "wa", "--page-size", "64", "--chunked-prefill-size", "256")
 OURS = ("--canopy-queue-order", "bounded-shortest")
@@ -23,21 +19,8 @@ PRIORITIES = ("--enable-priority-scheduling", "--disable-priority-preemption")
 
 
 def scheduled(model: Path, *arguments: str, **environment: str) -> dict[str, Any]:
-    return worked("scheduler_worker", model, *COMMON, *arguments, **environment)
-
-
-def worked(worker: str, model: Path, *arguments: str, **environment: str) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, "-m", f"support.{worker}", str(model), *arguments],
-        cwd=TESTS,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    given = (*COMMON, *arguments)
+    return worked("scheduler_worker", model, *given, patience_s=PATIENCE_S, **environment)
 
 
 @pytest.mark.timeout(PATIENCE_S)
@@ -64,7 +47,7 @@ def test_short_ones_overtake_urgent_ones_go_first_and_answers_stay_equal(tiny_mo
 def test_whoever_turns_out_shorter_leaves_no_room_for_half_of_another(tiny_model) -> None:
     """SGLang keeps one prompt in the middle of its chunks, and stops when there would be two."""
     given = ("--radix-eviction", "wa", "--chunked-prefill-size", "256", *OURS)
-    found = worked("sharing_worker", tiny_model, "shared", *given)
+    found = worked("sharing_worker", tiny_model, "shared", *given, patience_s=PATIENCE_S)
     assert found["answered"] == 64
     assert found["beside"] > 20
 
@@ -73,7 +56,7 @@ def test_whoever_turns_out_shorter_leaves_no_room_for_half_of_another(tiny_model
 def test_who_shares_a_step_leaves_the_long_prompt_the_memory_that_it_needs(tiny_model) -> None:
     """What a request finds in the cache is held by it from then on, and no longer free."""
     given = ("--radix-eviction", "wa", "--chunked-prefill-size", "256", *OURS)
-    found = worked("sharing_worker", tiny_model, "cached", *given)
+    found = worked("sharing_worker", tiny_model, "cached", *given, patience_s=PATIENCE_S)
     assert found["answered"] == 7
     assert found["beside"] > 0
 

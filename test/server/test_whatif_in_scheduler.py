@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-TESTS = Path(__file__).resolve().parents[1]
+from support.worker import worked
+
 PATIENCE_S = 600
 COMMON = ("--page-size", "16", "--chunked-prefill-size", "256", "--max-running-requests", "3")
 
 
 def scheduled(model: Path, *arguments: str) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, "-m", "support.whatif_worker", str(model), *COMMON, *arguments],
-        cwd=TESTS,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return worked("whatif_worker", model, *COMMON, *arguments, patience_s=PATIENCE_S)
 
 
 @pytest.mark.long

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from canopy_chunks.documents import Document, document_name
+from canopy_chunks.find import inner
 from canopy_chunks.server.http import calls, entry
 from canopy_chunks.server.options import Options
 from sglang_canopy.errors import CanopyError
@@ -52,10 +54,10 @@ async def register(request: Any, manager: Any, options: Options) -> dict[str, An
     fields = tenant_fields(request, body)
     tenant = tenant_of(**fields)
     name = entry.documents.add(ids, tenant)
-    if options.find == "on":
-        entry.finder.add(tuple(ids), tenant, manager.server_args.page_size or 1)
-    await calls.encode(manager, ids, fields)
-    if body.get("pin") and await calls.command(manager, "pin", name, tenant):
+    least = max(options.min_tokens, manager.server_args.page_size or 1)
+    found = options.find == "on" and entry.finder.add(tuple(ids), tenant, least)
+    await calls.encode(manager, inner(tuple(ids)) if found else ids, fields)
+    if body.get("pin") and await _command(manager, "pin", entry.documents.get(name, tenant)):
         entry.documents.get(name, tenant).pinned = True
     pinned = entry.documents.get(name, tenant).pinned
     return {"id": name, "tokens": len(ids), "mark": f"[[canopy:{name}]]", "pinned": pinned}
@@ -77,8 +79,9 @@ async def listing(request: Any, manager: Any, _options: Options) -> dict[str, An
 async def delete(request: Any, manager: Any, _options: Options) -> dict[str, Any]:
     """Forget a document and its KV in every version."""
     name, tenant = request.path_params["name"], tenant_of(**tenant_fields(request))
-    entry.finder.remove(entry.documents.remove(name, tenant).ids, tenant)
-    return {"deleted": name, "kv_deleted": await calls.command(manager, "delete", name, tenant)}
+    document = entry.documents.remove(name, tenant)
+    entry.finder.remove(document.ids, tenant)
+    return {"deleted": name, "kv_deleted": await _command(manager, "delete", document)}
 
 
 async def pin(request: Any, manager: Any, _options: Options) -> dict[str, Any]:
@@ -135,7 +138,7 @@ async def _pin(request: Any, manager: Any, wanted: bool) -> dict[str, Any]:
     document = entry.documents.get(name, tenant)
     if document.pinned == wanted:
         raise CanopyError(f"document {name[:12]} is {'pinned already' if wanted else 'not pinned'}")
-    done = await calls.command(manager, "pin" if wanted else "unpin", name, tenant)
+    done = await _command(manager, "pin" if wanted else "unpin", document)
     if wanted and not done:
         raise CanopyError(
             f"document {name[:12]} was not pinned: it has no KV stored yet (try again in a moment), "
@@ -143,6 +146,13 @@ async def _pin(request: Any, manager: Any, wanted: bool) -> dict[str, Any]:
         )
     document.pinned = wanted
     return {"id": name, "pinned": wanted}
+
+
+async def _command(manager: Any, verb: str, document: Document) -> bool:
+    """To a document's KV: that behind marks, and that of what is reused where it is found."""
+    kept = {document.ids, inner(document.ids)}
+    names = [document_name(ids, document.tenant) for ids in kept if ids]
+    return any([await calls.command(manager, verb, name, document.tenant) for name in names])
 
 
 async def _body(request: Any) -> dict[str, Any]:
