@@ -138,12 +138,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     print(result.line())
-    if arguments.list or arguments.run:
+    differs = bool(result.changed or result.gone or result.arguments)
+    if differs and (arguments.list or arguments.run):
         print(table(result))
     if arguments.run:
         tried = [sys.executable, str(ROOT / "scripts" / "live_tests.py"), result.release]
         return subprocess.run(tried, check=False).returncode
-    return int(bool(result.changed or result.gone or result.arguments))
+    return int(differs)
 
 
 def table(result: Moved) -> str:
@@ -158,18 +159,22 @@ def table(result: Moved) -> str:
 
 
 def _standing_on(function: str) -> list[str]:
-    """Our files that name a function, or its class where its own name says nothing (``__init__``)."""
-    *owner, name = function.split(".")
-    word = owner[-1] if owner and name.startswith("__") else name
-    return [path for path, words in _our_sources() if word in words]
+    """Our files that name a function and its class; where none has both, those that name it at all."""
+    parts = {part for part in function.split(".") if not part.startswith("__")}
+    named = [path for path, words in _our_sources() if parts <= words]
+    name = function.rpartition(".")[2]
+    return named or [path for path, words in _our_sources() if name in words]
 
 
 @functools.cache
 def _our_sources() -> list[tuple[str, frozenset[str]]]:
-    """Our files by name, and the words in each."""
+    """Our files as ``ROOM/FILE``, and the words in each."""
     files = [*(ROOT / "python").rglob("*.py"), *(ROOT / "sgl-kernel" / "cpu").rglob("*.py")]
     words = re.compile(r"\w+")
-    return sorted((p.name, frozenset(words.findall(p.read_text("utf-8")))) for p in files)
+    return sorted(
+        ("/".join(path.parts[-2:]), frozenset(words.findall(path.read_text("utf-8"))))
+        for path in files
+    )
 
 
 if __name__ == "__main__":

@@ -40,10 +40,15 @@ def told(capsys, *argv: str) -> tuple[int, str]:
 
 
 def test_the_same_functions_under_another_number_are_none(wheel, capsys) -> None:
-    status, said = told(capsys, "--wheel", str(wheel(lambda text: text + "\n# a comment\n")))
+    same = wheel(lambda text: text + "\n# a comment\n")
+    status, said = told(capsys, "--wheel", str(same), "--list")
     assert status == 0
-    assert said.startswith("sglang 9.9.9, pinned ")
-    assert "none of" in said
+    assert re.fullmatch(r"sglang 9\.9\.9, pinned \S+: none of \d+ functions moved\n", said)
+
+
+def test_a_file_stands_on_a_method_where_it_names_the_class_too() -> None:
+    """Many files call something ``forward``."""
+    assert follow_sglang._standing_on("RadixAttention.forward") == ["server/seams.py"]
 
 
 def test_a_changed_function_is_named_in_one_line(wheel, capsys) -> None:

@@ -251,9 +251,9 @@ def test_a_browser_shows_what_to_do_first_and_then_every_part(tmp_path: Path) ->
     dom = shown(tmp_path)
     for text in (
         "Keep wa: no policy tried would find more.",
-        "41.0 % ± 0.8",
-        "−6.0 ± 0.8",
-        "58.0 % ± 0.8",
+        "41.0&nbsp;% ±&nbsp;0.8",
+        "−6.0 ±&nbsp;0.8",
+        "58.0&nbsp;% ±&nbsp;0.8",
         "system prompt",
         "60.0 %",
         "4.32k",

@@ -57,13 +57,12 @@ def capacity_chart(advice: Advice, theme: Theme) -> Figure:
         "asked about",
         (advice.capacity_tokens, 1),
         xycoords=("data", "axes fraction"),
-        xytext=(3, -9),
+        xytext=(0, 3),
         textcoords="offset points",
+        ha="center",
         fontsize=7.5,
         color=theme.ink,
     )
-    for tier in advice.tiers[1:]:
-        axes.axvline(tier.tokens, color=theme.faint, lw=1)
     axes.set_xscale("log")
     axes.set_xlim(left=min(advice.others["wa"].tokens[0], advice.capacity_tokens) / 8)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: short_number(v)))

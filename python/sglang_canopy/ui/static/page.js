@@ -86,8 +86,8 @@ function whatIf(meter) {
   if (!only("whatif", meter)) return;
   if (meter.undecided) { byId("whatif-note").textContent = ""; show("whatif", node("p", meter.undecided, "note")); return; }
   const at = (policy, capacity) => meter.arms.find((a) => a.policy === policy && a.capacity === capacity);
-  const error = (arm) => arm.running ? "" : " ± " + (200 * arm.standard_error).toFixed(1);
-  const share = (arm) => arm ? (100 * arm.hit_ratio).toFixed(1) + " %" + error(arm) : null;
+  const error = (arm) => arm.running ? "" : " ±\u00a0" + (200 * arm.standard_error).toFixed(1);
+  const share = (arm) => arm ? (100 * arm.hit_ratio).toFixed(1) + "\u00a0%" + error(arm) : null;
   const points = (arm) => {
     if (!arm || arm.running) return "";
     const more = 100 * (arm.hit_ratio - meter.hit_ratio);
@@ -124,10 +124,10 @@ function hits(ranks) {
   const xs = hour.map((p) => p.time);
   plot("hits", xs, names.map((label) => ({
     label, values: hour.map((p) => (p.prompt_tokens ? 100 * (p.hit_tokens[label] || 0) / p.prompt_tokens : null)),
-  })), { y: { range: [0, 100] }, yValues: (_, v) => v.map((one) => one + " %"), value: (_, v) => v == null ? "-" : v.toFixed(1) + " %" });
+  })), { y: { range: [0, 100] }, yValues: (_, v) => v.map((one) => one + " %"), value: (_, v) => v == null ? "" : v.toFixed(1) + " %" });
   const reasons = [...new Set(hour.flatMap((p) => Object.keys(p.evicted_tokens).filter((name) => p.evicted_tokens[name])))];
   if (only("evictions", reasons.length)) plot("evictions", xs, reasons.map((label) => ({ label, values: hour.map((p) => p.evicted_tokens[label] || 0) })),
-    { yValues: (_, v) => v.map(size), value: (_, v) => v == null ? "-" : size(v) });
+    { yValues: (_, v) => v.map(size), value: (_, v) => v == null ? "" : size(v) });
 }
 
 function curves(rank) {
@@ -135,7 +135,7 @@ function curves(rank) {
   const xs = all.length ? all[0][1].map((p) => Math.max(p[0], 0.5)) : [];
   if (only("curves", all.length)) plot("curves", xs, all.map(([label, points]) => ({ label, values: points.map((p) => p[1]) })), {
     x: { time: false, distr: 3, range: [xs[0], xs[xs.length - 1]] }, y: { range: [0, 1] }, xAxis: { values: (_, v) => v.map((s) => s == null ? "" : s < 1000 ? s : s / 1000 + "k") }, xSeries: { label: "age, s" },
-    value: (_, v) => v == null ? "-" : v.toFixed(3),
+    value: (_, v) => v == null ? "" : v.toFixed(3),
   });
 }
 
@@ -176,7 +176,7 @@ function firstTokens(status) {
   show("waited", ...(last ? [node("span", time(last.p50_s), "big"), node("span", " is the median of the last minute; 99 in 100 are below " + time(last.p99_s))] : []));
   plot("ttft-hour", hour.map((p) => p.time), [
     { label: "median", values: hour.map((p) => p.p50_s) }, { label: "99 in 100 below", values: hour.map((p) => p.p99_s) },
-  ], { y: { range: (_, low, high) => [0, 1.1 * high || 1] }, yValues: (_, v) => v.map(time), value: (_, v) => time(v) });
+  ], { y: { range: (_, low, high) => [0, 1.1 * high || 1] }, yValues: (_, v) => v.map(time), value: (_, v) => v == null ? "" : time(v) });
   const line = status.ttft_model || {}, ms = (v) => time(v / 1000);
   byId("ttft").textContent = line.alpha_ms_per_1k_tokens == null ? "" : "Without the queue: " + ms(line.alpha_ms_per_1k_tokens) +
     " for each 1,000 new tokens, and " + ms(line.beta_ms) + " beside them (fitted to " + size(line.requests) + " requests).";
@@ -220,8 +220,8 @@ async function chunks() {
   show("chunks", table(["prompts", ""], prompts.map(([name, n]) => [name, size(n)])),
     node("p", "Tokens of documents: " + size(now.reused_tokens) + " reused, " + size(now.recomputed_tokens) + " computed again."),
     node("p", "Documents: " + size(found.documents.length) + " registered, " + size(now.waiting_chunks) + " waiting to be encoded; stored: " + (held || "nothing") + "."),
-    node("p", "Answers compared with full recompute: " + size(quality.checked) + ", of which " + size(quality.differed) + " differ; " +
-      size(quality.tenants_raised) + " tenants at a raised ratio, reuse stopped for " + size(quality.tenants_stopped) + "."),
+    node("p", "Answers compared with full recompute: " + size(quality.checked) + ", of which " + size(quality.differed) + " differ. Tenants with a raised ratio: " +
+      size(quality.tenants_raised) + ", with reuse stopped: " + size(quality.tenants_stopped) + "."),
     ...unusual.map(([name, t]) => node("p", "Tenant " + (name || "(none)") + ": " + t.step + ", " + size(t.differed) + " of " + size(t.checked) + " differ.")));
 }
 
