@@ -1,6 +1,7 @@
 """Price lists: cliffs, bandwidth tied to size, and what a wrong one is answered with."""
 
 import json
+import re
 
 import pytest
 
@@ -110,11 +111,13 @@ def test_too_large_a_size_says_how_large_it_may_be():
 
 
 @pytest.mark.parametrize("name", price_list_names())
-def test_every_shipped_list_is_a_dated_example_with_sources(name):
+def test_every_shipped_list_is_an_example_and_what_has_no_source_is_said_once(name):
     prices = load_prices(name)
     assert prices.example
-    assert prices.sources
-    assert any("20" in source for source in prices.sources)
+    *sourced, unsourced = prices.sources
+    assert sourced
+    assert all(re.search(r", https?://\S+, 20\d\d[-\d]*$", source) for source in sourced)
+    assert unsourced.startswith("check before use: ")
     for d in prices.disks.values():
         assert d.per_hour(d.smallest_gib) > 0
         assert d.read_bytes_per_s(2000) >= d.read_bytes_per_s(d.smallest_gib) > 0
