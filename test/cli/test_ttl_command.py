@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import xxhash
 
 from canopy_lab.cli.main import main
 from sglang_canopy.config.plan_file import read_plan
@@ -17,6 +16,7 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.radix.live_request import LiveRequest, extend_path
 from sglang_canopy.tenant import namespace_of
 
+xxhash = pytest.importorskip("xxhash")
 SYSTEM = list(range(128))
 """Two blocks of 64 tokens that every second request begins with."""
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from test_wheel import OTHER_PYTHONS
 
 import build as release
 from sglang_canopy import SGLANG_VERSION, __version__
@@ -59,7 +60,9 @@ def test_the_workflow_runs_the_same_checks_and_attaches_what_it_built() -> None:
     assert ".ci/run" in runs["test"]
     assert "scripts/build.py --out dist" in runs["build"]
     assert "mkdocs build --strict" in runs["docs"]
-    assert jobs["release"]["needs"] == ["test", "build", "docs"]
+    assert "test/release/test_wheel.py" in runs["laboratory"]
+    assert tuple(jobs["laboratory"]["strategy"]["matrix"]["python"]) == OTHER_PYTHONS
+    assert jobs["release"]["needs"] == ["test", "build", "laboratory", "docs"]
     assert "dist/*" in runs["release"]
     # Only the job that attaches may write.
     writers = [name for name, job in jobs.items() if "write" in str(job.get("permissions", ""))]

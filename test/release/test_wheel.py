@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,13 @@ import build as release
 from sglang_canopy import SGLANG_VERSION, __version__
 
 ROOT = Path(__file__).resolve().parents[2]
+THIS_PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+OTHER_PYTHONS = ("3.12", "3.13")
+LABORATORY = (
+    "advise", "characterize", "cli", "latency", "plan", "policy", "report", "reuse", "sim", "top",
+    "trace", "trial", "ttl", "whatif",
+)  # fmt: skip
+"""Folders of tests that need neither torch nor SGLang; the few that do skip themselves."""
 TRACE = ROOT / "benchmark" / "quickstart" / "mixed_synthetic.jsonl"
 
 
@@ -99,12 +107,24 @@ def pip(python: Path | str, *arguments: str) -> str:
     return done.stdout
 
 
+def environment(folder: Path, version: str) -> Path:
+    """The Python of an environment in ``folder`` that holds pip alone.
+
+    Skips where no such Python is on PATH or among pyenv's, whose shims are there without one.
+    """
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    others = [f"python{version}", *map(str, pyenv.glob(f"{version}.*/bin/python"))]
+    for python in [sys.executable, *filter(shutil.which, others)]:
+        done = subprocess.run([python, "--version"], capture_output=True, text=True, check=False)
+        if done.stdout.startswith(f"Python {version}."):
+            subprocess.run([python, "-m", "venv", str(folder)], check=True)
+            return folder / "bin" / "python"
+    pytest.skip(f"no Python {version} here, neither on PATH nor from pyenv")
+
+
 @pytest.fixture
 def clean(tmp_path: Path) -> Path:
-    """The Python of an environment that holds pip alone."""
-    folder = tmp_path / "venv"
-    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-    return folder / "bin" / "python"
+    return environment(tmp_path / "venv", THIS_PYTHON)
 
 
 @pytest.mark.long
@@ -118,8 +138,10 @@ def test_the_cuda_set_resolves(built: tuple[Path, Path], clean: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(2400)
-def test_a_cpu_server_from_nothing(built: tuple[Path, Path], clean: Path, tmp_path: Path, tiny_model: Path) -> None:  # fmt: skip
+@pytest.mark.parametrize("version", ["3.11", *OTHER_PYTHONS])
+def test_a_cpu_server_from_nothing(built: tuple[Path, Path], version: str, tmp_path: Path, tiny_model: Path) -> None:  # fmt: skip
     """As docs/guide/quickstart.md has it by hand, with the wheel in place of the checkout."""
+    clean = environment(tmp_path / "venv", version)
     pins = ROOT / "requirements"
     pip(clean, "install", "--quiet", "-r", str(pins / "cpu.txt"))
     pip(clean, "install", "--quiet", "--no-deps", "-r", str(pins / "cpu-nodeps.txt"))
@@ -165,3 +187,29 @@ def test_the_laboratory_from_nothing(
         env = {**os.environ, "PYTHONPATH": ""}
         done = subprocess.run([canopy, *arguments], cwd=tmp_path, capture_output=True, text=True, env=env, check=False)  # fmt: skip
         assert done.returncode == 0, f"{arguments}: {done.stderr[-1000:]}"
+
+
+@pytest.mark.long
+@pytest.mark.timeout(2400)
+@pytest.mark.parametrize("version", OTHER_PYTHONS)
+def test_the_laboratory_in_full_under_another_python(
+    built: tuple[Path, Path], tmp_path: Path, version: str
+) -> None:
+    inside = environment(tmp_path / "venv", version)
+    tools = ("pytest", "hypothesis", "pytest-timeout", "xxhash")
+    pip(inside, "install", "--quiet", str(built[0]), *tools)
+    env = {**os.environ, "PYTHONPATH": ""}
+    code = "import canopy_lab, sglang_canopy; print(canopy_lab.__file__, sglang_canopy.__file__)"
+    where = subprocess.run(
+        [inside, "-c", code], capture_output=True, text=True, env=env, check=True
+    )
+    assert all(Path(one).is_relative_to(tmp_path) for one in where.stdout.split())
+    tests = [str(ROOT / "test" / folder) for folder in LABORATORY]
+    done = subprocess.run(
+        [inside, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--basetemp={tmp_path}/tests", *tests],
+        cwd=ROOT, capture_output=True, text=True, env=env, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:]
+    passed = re.search(r"(\d+) passed", done.stdout)
+    assert passed is not None
+    assert int(passed[1]) > 500, done.stdout[-300:]
