@@ -1,0 +1,191 @@
+"""Walk through docs/guide/start-here.md: every step on a small log and a small server on the CPU.
+
+    python scripts/journey.py --slice 10 --out benchmark/advise/results/journey.json --pictures docs/figures
+
+The commands are read from the page. The log is of sessions among prompts that never come again
+(``test/support/logs.py``), the traffic is alike, the model has two layers of random weights. What is
+written: the seconds of each step, what the trial said, and pictures of both pages where a browser is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from launch_server import Server, cpu_arguments, free_port, wait_until_ready
+
+ROOT = Path(__file__).resolve().parents[1]
+CANOPY = [sys.executable, "-m", "canopy_lab.cli.main"]
+POOL_TOKENS, SERVED_TOKENS = 6000, 2048
+"""The KV pools that are asked about and served: too small for the sessions under way."""
+SESSIONS, SESSION_TOKENS, TURN_TOKENS, SCAN_TOKENS = 6, 400, 64, 300
+CLIENTS = 2
+
+
+def commands() -> list[str]:
+    """Those of the page's steps, in its order."""
+    page = (ROOT / "docs" / "guide" / "start-here.md").read_text(encoding="utf-8")
+    steps = page[page.index("## 1.") : page.index("## Which logs")]
+    return [line[4:] for line in steps.splitlines() if line.startswith("    ")]
+
+
+ADVISE, START, DOCTOR, SERVE, LOOK, TRIAL, SWITCH, BACK, SWITCH_BACK = commands()
+
+
+@dataclass(slots=True)
+class Walk:
+    """What each step took, in seconds, and what it printed."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    said: dict[str, str] = field(default_factory=dict)
+    began: float = field(default_factory=time.monotonic)
+
+    def done(self, step: str, said: str) -> None:
+        self.seconds[step] = round(time.monotonic() - self.began, 1)
+        self.said[step] = said
+        self.began = time.monotonic()
+
+
+def on_this_log(command: str, log: Path, *more: str) -> list[str]:
+    """The arguments of ``canopy``, with a log in place of LOG and ``more`` before any --start."""
+    words = [str(log) if word == "LOG" else word for word in shlex.split(command)][1:]
+    at = words.index("--start") if "--start" in words else len(words)
+    return [*words[:at], *more, *words[at:]]
+
+
+def walk(model: Path, log: Path, folder: Path, slice_s: float, pictures: Path | None) -> Walk:
+    """All steps in ``folder``; the server is stopped at the end."""
+    asked, made = ("--capacity-tokens", str(POOL_TOKENS), "--jobs", "1"), Walk()
+    made.done("advise", run([*CANOPY, *on_this_log(ADVISE, log, *asked)], folder))
+    doctor = shlex.split(DOCTOR.replace("MODEL", str(model)))[1:]
+    made.done("doctor", run([*CANOPY, *doctor], folder))
+    words = on_this_log(START, log, *asked)
+    server = start(words[: words.index("--start") + 1], model, folder)
+    stopped = threading.Event()
+    try:
+        wait_until_ready(server, 800)
+        made.done("start", server.log_text())
+        for seed in range(CLIENTS):
+            threading.Thread(target=ask, args=(server.url, seed, stopped), daemon=True).start()
+        trial = shlex.split(f"{TRIAL} --url {server.url} --slice {slice_s:g}")[1:]
+        said = run([*CANOPY, *trial], folder)
+        while re.search(r"^Nothing to try .*(too few requests|has not filled)", said, re.M):
+            made.done("meter", said)
+            time.sleep(5)
+            said = run([*CANOPY, *trial], folder)
+        made.done("trial", said)
+        made.done("look", look(server.url, folder, pictures))
+        made.done("top", run([*CANOPY, "top", "--once", "--url", server.url], folder))
+        back = shlex.split(BACK.replace("http://127.0.0.1:30000", server.url))
+        made.done("back", run(back, folder))
+    finally:
+        stopped.set()
+        server.stop(0)
+    if pictures is not None:
+        picture((folder / "advice.html").as_uri(), pictures / "start-here-advice.png", folder)
+    return made
+
+
+def start(words: list[str], model: Path, folder: Path) -> Server:
+    """``canopy advise LOG --start`` of a server with the flags of a CPU."""
+    port, log = free_port(), folder / "server.log"
+    served = [*cpu_arguments(model, kv_tokens=SERVED_TOKENS, dtype="float32"), "--port", str(port)]
+    served += ["--load-format", "dummy", "--page-size", "16"]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [*CANOPY, *words, sys.executable, "-m", "sglang.launch_server", *served],
+            cwd=folder, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+    return Server(f"http://127.0.0.1:{port}", log, process)
+
+
+def run(words: list[str], folder: Path) -> str:
+    """What it printed. Raises ``AssertionError`` for a traceback."""
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.stdout
+
+
+def ask(url: str, seed: int, stopped: threading.Event) -> None:
+    """Sessions that grow, among prompts that never come again."""
+    draw, talks = random.Random(seed), [list[int]() for _ in range(SESSIONS)]
+    while not stopped.is_set():
+        talk = draw.choice(talks)
+        if len(talk) > SESSION_TOKENS:
+            talk.clear()
+        talk.extend(draw.choices(range(100, 40_000), k=TURN_TOKENS))
+        for tokens in (talk, draw.choices(range(100, 40_000), k=SCAN_TOKENS)):
+            body = {"input_ids": tokens, "sampling_params": {"max_new_tokens": 2}}
+            request = urllib.request.Request(
+                f"{url}/generate", json.dumps(body).encode(), {"Content-Type": "application/json"}
+            )
+            try:
+                urllib.request.urlopen(request, timeout=60).read()
+            except OSError:
+                return
+
+
+def look(url: str, folder: Path, pictures: Path | None) -> str:
+    """``canopy top page`` without a browser of its own: its address, and a picture of it."""
+    words = [*CANOPY, *shlex.split(LOOK)[1:], "--no-browser", "--url", url]
+    with subprocess.Popen(words, cwd=folder, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        said = process.stdout.readline()
+        try:
+            if pictures is not None:
+                picture(said.split()[0], pictures / "start-here-page.png", folder)
+            else:
+                assert urllib.request.urlopen(said.split()[0], timeout=60).status == 200
+        finally:
+            process.terminate()
+    return said
+
+
+def picture(url: str, out: Path, folder: Path) -> None:
+    """A picture of the upper part of a page, where there is a browser."""
+    browser = shutil.which("chromium") or shutil.which("chromium-browser")
+    if browser is not None:
+        flags = ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars")
+        more = ("--virtual-time-budget=6000", "--window-size=1100,760", f"--screenshot={out}")
+        profile = f"--user-data-dir={folder}/browser"
+        subprocess.run([browser, *flags, *more, profile, url], check=True, capture_output=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--slice", type=float, default=10.0, metavar="SECONDS")
+    parser.add_argument("--out", type=Path, required=True, metavar="JSON")
+    parser.add_argument("--pictures", type=Path, metavar="FOLDER")
+    arguments = parser.parse_args()
+    sys.path.append(str(ROOT / "test"))
+    from support.logs import agents
+    from tiny_model import write_tiny_model
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_tiny_model(folder / "tiny", ROOT / ".canopy" / "models" / "smollm2-135m-instruct")
+        log, pictures = agents(folder / "agents.jsonl"), arguments.pictures
+        walked = walk(
+            folder / "tiny", log, folder, arguments.slice, pictures and pictures.resolve()
+        )
+    trial = walked.said["trial"].splitlines()
+    found = {"slice_s": arguments.slice, "seconds": walked.seconds, "trial": trial}
+    arguments.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(found, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
