@@ -21,8 +21,8 @@ import pytest
 
 from launch_server import Server, cpu_arguments, free_port, serving
 
-READY_S = 240.0
-TEST_S = 600  # some tests start two servers, and the machine may be busy
+READY_S = 600.0
+TEST_S = 1500  # some tests start two servers, and the machine may be busy
 ANSWER_S = 120.0
 Serve = Callable[..., AbstractContextManager["Client"]]
 

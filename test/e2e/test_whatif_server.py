@@ -125,7 +125,7 @@ def test_policies_are_exchanged_under_load_and_every_answer_is_the_same(
             assert sum(rank["tiers"]["device"]["evicted_tokens"].values()) > 0
             arms = {(a["policy"], a["capacity"]) for a in status["whatif"]["arms"]}
             assert ("wa", "host x2") in arms
-            assert 0 < status["whatif"]["spent_s"]
+            assert status["whatif"]["spent_s"] > 0
             told = json.loads(client.get("/canopy/explain?conversation=c1"))
             (one,) = told["replicas"][0]
             assert one["cached"]
