@@ -206,19 +206,31 @@ FEATURES = {
 """Fields of a refusal -> what is refused."""
 
 
+MODELS = {
+    "is_hybrid_swa": "a model with sliding windows",
+    "is_hybrid_ssm": "a model with Mamba or linear-attention state",
+}
+"""Fields that are no options -> what they say of the model."""
+
+
 def refused() -> str:
     """What stops the start, for policies and for all that needs one of them."""
     rows = []
     for one in refusals.REFUSALS:
-        reasons: dict[str, list[str]] = {}
-        for field, feature in FEATURES.items():
-            if why := getattr(one, field):
-                reasons.setdefault(why.format("N"), []).append(feature)
+        whys = {feature: getattr(one, field) for field, feature in FEATURES.items()}
+        name = one.option and (MODELS.get(one.option) or f"`--{one.option.replace('_', '-')}`")
+        reasons: list[str] = []
+        for why in filter(None, whys.values()):
+            named = re.match(
+                r"(--[\w-]+(?: (?:N|full|decode|with prefill full))?):? (.*)", why.format("N")
+            )
+            if named:
+                name = f"`{named[1]}`"
+            reasons.append(named[2] if named else why.format("N"))
         way_out = "" if one.instead in ("", refusals.DROP) else f" ({one.instead})"
-        for why, refusing in reasons.items():
-            named = re.match(r"(--[\w-]+(?: (?:N|full|decode|with prefill full))?):? (.*)", why)
-            name, why = named.groups() if named else (one.option or one.variable, why)
-            rows.append([f"`{name}`", ", ".join(refusing), why + way_out])
+        refusing = [feature for feature, why in whys.items() if why]
+        why = "; ".join(dict.fromkeys(reasons)) + way_out
+        rows.append([name or f"`{one.variable}`", ", ".join(refusing), why])
     return table(["option, model or variable", "refused by", "why"], rows)
 
 

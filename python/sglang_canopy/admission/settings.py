@@ -17,14 +17,13 @@ class GateSettings:
 
     mode: str = declare_key(
         AUTO,
-        "Whether agents' sessions are held back while thrash is measured and their KV does not "
-        "fit.",
+        "Whether agents' sessions are held back while their KV does not fit.",
         choices=(OFF, AUTO),
     )
     held: str = declare_key(
         QUEUE,
-        "What becomes of the first request of a session that may not start yet: it waits in the "
-        "queue, or is refused with status 429 and Retry-After.",
+        "The first request of a session that may not start yet waits in the queue, or is refused "
+        "with status 429 and Retry-After.",
         choices=(QUEUE, REJECT),
     )
     always: bool = False

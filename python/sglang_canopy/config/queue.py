@@ -20,18 +20,16 @@ class QueueFlags:
     queue_order: str = declare(
         SGLANG,
         FLAG,
-        "Who is let in next: as --schedule-policy says, or the request whose prefill takes least "
-        "seconds, as long as nobody is passed for more than its budget (--canopy-max-wait-factor). "
-        "Keeps SGLang's priorities; tenants share time.",
+        "Who is served next: as --schedule-policy says, or the request with the shortest prefill, "
+        "as long as nobody is passed beyond its budget (--canopy-max-wait-factor). Tenants take turns.",
         choices=(SGLANG, BOUNDED_SHORTEST),
         hidden=True,
     )
     max_wait_factor: float = declare(
         MAX_WAIT_FACTOR,
         "--canopy-max-wait-factor",
-        "With bounded-shortest: how many times as long as first come, first served a request may "
-        "wait because of shorter ones that came later. To this come ten times its own prefill, and "
-        "two seconds. 1: its wait depends on how long it is itself, and on how much came before it.",
+        "With bounded-shortest: a request may wait this many times as long as under first come, "
+        "first served, and ten times its own prefill and two seconds more.",
         metavar="FACTOR",
         low=1.0,
         high=1000.0,
@@ -40,9 +38,8 @@ class QueueFlags:
     protect_waiting: str = declare(
         "on",
         "--canopy-protect-waiting",
-        "Protect cached prefixes of waiting requests from their arrival on, those first in the "
-        "queue first, within the budget of what may be protected. off: from their first lookup "
-        "on, which under first come, first served is at the head of the queue.",
+        "Protect cached prefixes of waiting requests from eviction, within a budget, from their "
+        "arrival on. off: from their first lookup on.",
         choices=("on", "off"),
         hidden=True,
     )

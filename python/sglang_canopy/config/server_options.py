@@ -37,8 +37,8 @@ class RequestOptions:
         client_hints.ON,
         client_hints.FLAG,
         "Whose hints change what is evicted: everybody's, nobody's, or only those with the admin "
-        f"key or the gateway's secret (${client_hints.SECRET_VARIABLE}; "
-        f"${client_hints.SECRET_FILE_VARIABLE}), sent as {client_hints.GATEWAY_HEADER}.",
+        f"key or the gateway's secret (${client_hints.SECRET_VARIABLE}) in "
+        f"{client_hints.GATEWAY_HEADER}.",
         choices=client_hints.MODES,
         hidden=True,
     )
@@ -73,9 +73,8 @@ class RequestOptions:
     session_gate: GateSettings = declare(
         GateSettings(mode=OFF),
         GATE_FLAG,
-        "While agents evict each other's KV, let their sessions start, and go on, only as fast as "
-        "their KV fits (auto). Everybody else, and everybody at all other times, is served as "
-        "without it.",
+        "While agents evict each other's KV, let their sessions start and continue only as fast "
+        "as their KV fits (auto).",
         metavar="MODE[,KEY=VALUE...]",
         parse=keyed(GateSettings, head="mode"),
         shown_default=OFF,

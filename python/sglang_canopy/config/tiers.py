@@ -200,7 +200,7 @@ class TierFlags:
         None,
         PLAN_FLAG,
         "A plan file, made by 'canopy plan' or by hand: policies, sizes and TTLs. Options on the "
-        "command line take precedence over it.",
+        "command line win.",
         metavar="FILE",
     )
     disk: DiskOptions | None = declare(

@@ -49,25 +49,25 @@ class MeterOptions:
     """What a meter measures: the keys of ``--canopy-whatif``."""
 
     policies: tuple[str, ...] = declare_key(
-        DEFAULT, "The policies, or auto for canopy-lru,wa.", parse=_policies
+        DEFAULT, "The policies to ask about.", parse=_policies, shown_default="auto: canopy-lru,wa"
     )
     capacity: tuple[float, ...] = declare_key(
         (1.0, 2.0),
-        "Capacities, as multiples of the host tier, or of the device where there is no host tier.",
+        "Capacities to ask about, as multiples of the host tier (without one, of the device).",
         parse=_factors,
         shown_default="1:2",
     )
     one_in: int | None = declare_key(
         None,
-        "Sample one block of so many.",
+        "Sample one block in so many.",
         low=1,
         high=1 << 20,
-        shown_default="all, and half of them whenever that is too much work for 1 % of a core",
+        shown_default="all, and fewer where that would take more than 1 % of a core",
     )
     floor: str = declare_key(
         "on",
-        "Let canopy-lru rank while the policy is behind it by more than .05 points and a fiftieth of "
-        "the cache, by the meter's own caches. Policies that aim at the tail are left alone.",
+        "Let canopy-lru rank while the policy is measurably behind it. Policies that aim at the "
+        "tail are left alone.",
         choices=("on", "off"),
     )
     observe: bool = False
@@ -84,8 +84,7 @@ class WhatifFlags:
     whatif: MeterOptions | None = declare(
         None,
         FLAG,
-        "Measure in small shadow caches what other policies and capacities would hit on this "
-        "server's requests. The policy that runs is always among them.",
+        "Measure what other policies and capacities would hit on this server's requests.",
         metavar="NAMES[,KEY=VALUE...]",
         parse=keyed(MeterOptions, head="policies"),
         hidden=True,
@@ -93,8 +92,8 @@ class WhatifFlags:
     observe: bool = declare(
         False,
         OBSERVE_FLAG,
-        "The same under SGLang's own eviction policies, of which nothing is changed: only watch, "
-        "to see what Canopy would win here.",
+        "Change nothing, only measure what Canopy's policies would hit on this server's requests. "
+        "For SGLang's own eviction policies.",
     )
 
 

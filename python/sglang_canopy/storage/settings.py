@@ -50,15 +50,15 @@ class StorageSettings:
     policy: str = "lru"
     """Eviction policy, as ``--radix-eviction`` takes it; ``lru`` is ``canopy-lru``."""
     policy_config: Mapping[str, Any] = field(default_factory=dict)
+    """Its options."""
     ttl: TTLTable = field(default_factory=TTLTable)
     """Seconds for every page, or a table (docs/reference/plan-file.md), as an object."""
     quota_bytes: Mapping[str, int] = field(default_factory=dict)
-    """Bytes a tenant (``cache_salt``) may hold; ``"*"`` is everyone not named."""
+    """Bytes that a tenant may hold, by its name or digest; ``"*"`` is everyone not named."""
     pin_bytes: int | None = None
     """Bytes that pins may hold; a quarter of the capacity unless given."""
     pin_tenant_bytes: int | None = None
-    """Bytes that pins of one tenant may hold; two fifths of ``pin_bytes`` unless given, which is
-    a tenth of the capacity where that is not given either."""
+    """Bytes that pins of one tenant may hold; two fifths of ``pin_bytes`` unless given."""
     sweep_s: float = 1.0
     """Seconds between two rounds of the sweeper."""
 

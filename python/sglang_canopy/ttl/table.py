@@ -58,10 +58,13 @@ class TTLTable:
     """
 
     groups: tuple[Group, ...] = ()
+    """Prefix subtrees with a TTL of their own."""
     residual_ttl_s: float = math.inf
+    """Seconds for everything else."""
     block_tokens: int = 64
-    """Tokens a block of the ids that ``root`` is one of."""
+    """Tokens of a block, whose id a ``root`` is."""
     hash: str = SERVER_HASH
+    """How block ids are made; ``trace``: by the trace, which a server refuses."""
     categories: Mapping[str, float] = field(default_factory=dict)
     """Category -> TTL in seconds, where no root lies on the path."""
     _index: dict[int, int] = field(init=False, repr=False, compare=False)
