@@ -223,6 +223,7 @@ def victims() -> str:
     lines = [
         [f"{r['leaves']:,}: `{r['core']}`", *(f"{r[key]:,.1f}" for key in _CALLS)]
         for r in rows("victim_cost")
+        if r["leaves"] != 20_000
     ]
     return table(["leaves, us", *(f"`{key}`" for key in _CALLS)], lines, numbers=True)
 
@@ -235,7 +236,7 @@ def long_prompts() -> str:
     known = {(r["page"], r["tokens"], r["arm"]): r for r in rows("long_prompts")}
     lines = [
         [
-            f"pages of {page}, {tokens:,} tokens",
+            f"{tokens:,} tokens",
             *(
                 f"{known[page, tokens, arm][f'{call}/rust']:.2f}"
                 for call in ("match", "insert")
@@ -243,6 +244,7 @@ def long_prompts() -> str:
             ),
         ]
         for page, tokens in dict.fromkeys((page, tokens) for page, tokens, _ in known)
+        if page == 1
     ]
     return table(
         ["", "match: `wa`", "Python core", "insert: `wa`", "Python core"], lines, numbers=True
@@ -280,7 +282,7 @@ def state_shares() -> str:
     lines = [
         [f"{trace}, {gib} GiB, {share}", *(f"{known[trace, gib, arm, share]:.1f}" for arm in arms)]
         for trace, gib in (("agentic-1", 20), ("conversation", 160))
-        for share in (0.05, 0.1, 0.2, 0.9)
+        for share in (0.05, 0.2, 0.9)
     ]
     return table(["states for a byte of KV", *(STATES[arm] for arm in arms)], lines, numbers=True)
 
