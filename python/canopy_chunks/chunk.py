@@ -4,10 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Sequence
+from collections import UserDict
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
+
+from canopy_chunks.device_copy import HostCopy
+
+
+class Scores(UserDict):  # type: ignore[type-arg]
+    """Scores by name, on the host: those that a device made are on their way until they are read."""
+
+    def __setitem__(self, name: str, score: torch.Tensor) -> None:
+        self.data[name] = HostCopy.of(score)
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self.data[name].get()  # type: ignore[no-any-return]
 
 
 @dataclass(slots=True)
@@ -23,7 +36,7 @@ class Chunk:
     raw_k: torch.Tensor
     v: torch.Tensor
     prefix: tuple[int, ...] = ()
-    scores: dict[str, torch.Tensor] = field(default_factory=dict)
+    scores: MutableMapping[str, torch.Tensor] = field(default_factory=Scores)
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, MutableMapping
 from dataclasses import dataclass, field
 
 import torch
@@ -129,7 +129,7 @@ class HostChunk:
 
     ids: tuple[int, ...]
     prefix: tuple[int, ...]
-    scores: dict[str, torch.Tensor]
+    scores: MutableMapping[str, torch.Tensor]
     memory: HostMemory
     spans: list[Span]
     written: torch.cuda.Event = field(init=False)

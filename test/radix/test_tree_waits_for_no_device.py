@@ -1,26 +1,28 @@
-"""Match, insert and evict with the pool's slots on a device: the tree never waits for it."""
+"""Match, insert, evict, back up and load back with the pool's slots on a device: the tree, and the tier
+in the host's memory, never wait for it."""
 
 from __future__ import annotations
 
 import random
 from collections import Counter
+from functools import partial
+from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("sglang")
 
-from support import separate_device  # noqa: E402
 from support.live_tree import LiveTree  # noqa: E402
-from support.separate_device import DEVICE, HostSync, SeparateDevice  # noqa: E402
+from support.separate_device import DEVICE, HostSync, SeparateDevice, There, inside  # noqa: E402
 
 SLOTS, STEPS, MOST = 2048, 60, {"match": 1, "evict": 12, "insert": 12}
 """Of one call at most so many operations on the device, on average."""
 
 
-def on_the_device(policy: str, page: int, device: SeparateDevice) -> LiveTree:
+def on_the_device(policy: str, page: int, device: SeparateDevice, **host: Any) -> LiveTree:
     """A tree whose slots, and those of its allocator, are on the separate device."""
-    tree = LiveTree(SLOTS, policy, {"quantum_tokens": page}, page_size=page)
+    tree = LiveTree(SLOTS, policy, {"quantum_tokens": page}, page_size=page, **host)
     tree.compute = lambda *about: None
     for part in (tree.core, tree.cache, tree.allocator, *tree.core.components):
         for name, value in list(vars(part).items()):
@@ -28,7 +30,32 @@ def on_the_device(policy: str, page: int, device: SeparateDevice) -> LiveTree:
                 setattr(part, name, DEVICE)
             elif isinstance(value, torch.Tensor):
                 setattr(part, name, device.put(value))
+    if tree.cache.cache_controller is not None:
+        copy_by_kernels(tree.cache.cache_controller)
     return tree
+
+
+def copy_by_kernels(controller: Any) -> None:
+    """As on CUDA: SGLang hands the slots of both sides to kernels on the device, and these copy."""
+    controller.io_backend, controller.device = "kernel", DEVICE
+    engine = controller.l2_transfer_engine
+    names = ("submit_device_to_host", "submit_host_to_device")
+    real = {name: getattr(engine, name) for name in names}
+
+    def copied(name: str, transfers: list[Any], **about: Any) -> Any:
+        assert all(isinstance(t.device_indices, There) for t in transfers)
+        return real[name](
+            [
+                t._replace(
+                    host_indices=inside(t.host_indices), device_indices=inside(t.device_indices)
+                )
+                for t in transfers
+            ],
+            **about,
+        )
+
+    for name in names:
+        setattr(engine, name, partial(copied, name))
 
 
 @pytest.mark.parametrize("page", [1, 16])
@@ -60,9 +87,38 @@ def test_the_tree_waits_for_no_device(policy, page) -> None:
     ), launched
 
 
+@pytest.mark.parametrize("page", [1, 16])
+@pytest.mark.parametrize("write", ["write_through", "write_back"])
+def test_the_host_tier_waits_for_no_device(write, page) -> None:
+    """Nodes go to the host, are evicted there in turn, and come back; SGLang itself waits for its
+    copies' events, and reads no slot."""
+    device = SeparateDevice()
+    tree = on_the_device("wa", page, device, host_tokens=2 * SLOTS, write_policy=write)
+    draw = random.Random(1)
+    asked = [[draw.randrange(1000) for _ in range(128)] for _ in range(40)]
+    whole = 0
+    with device:
+        for _ in range(3 * STEPS):
+            ids = asked[min(draw.randrange(40), draw.randrange(40))]
+            whole += tree.load_back(ids) == tree.match(ids) == len(ids)
+            if tree.allocator.available_size() < 256:
+                tree.evict(192)
+            tree.insert(ids)
+    assert whole > 5, "prompts came back from the host"
+
+
+def test_copies_whose_slots_the_host_reads_would_be_seen() -> None:
+    """As SGLang makes them with `--hicache-io-backend direct`."""
+    device = SeparateDevice()
+    tree = on_the_device("wa", 1, device, host_tokens=SLOTS)
+    tree.cache.cache_controller.io_backend = "direct"
+    with device, pytest.raises(HostSync, match="copy between host and device"):
+        tree.insert(list(range(64)))
+
+
 def test_a_tree_that_reads_its_slots_would_be_seen() -> None:
     device = SeparateDevice()
     tree = on_the_device("canopy-lru", 1, device)
-    assert isinstance(tree.allocator.free_pages, separate_device.There)
+    assert isinstance(tree.allocator.free_pages, There)
     with device, pytest.raises(HostSync):
         int(tree.allocator.free_pages[0])

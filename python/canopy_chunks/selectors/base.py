@@ -73,12 +73,12 @@ class Offline(Selector):
 
     @abc.abstractmethod
     def score(self, chunk: Chunk) -> torch.Tensor:
-        """``[n]`` fp32: higher is recomputed first."""
+        """``[n]`` fp32 where the chunk is: higher is recomputed first."""
 
     def scores(self, chunk: Chunk) -> torch.Tensor:
         """The stored score, made on first use."""
         if self.stored_as not in chunk.scores:
-            chunk.scores[self.stored_as] = self.score(chunk).cpu()
+            chunk.scores[self.stored_as] = self.score(chunk)
         return chunk.scores[self.stored_as]
 
     def choose(self, context: Context) -> SelectedTokens:

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_map  # noqa: E402
 from canopy_chunks.chunk import Chunk  # noqa: E402
 from canopy_chunks.encode import encode  # noqa: E402
 from canopy_chunks.model import Model, Shape  # noqa: E402
+from canopy_chunks.selectors import frequency  # noqa: E402
 from canopy_chunks.server import engine as engines  # noqa: E402
 from canopy_chunks.server import forward as forwards  # noqa: E402
 from canopy_chunks.server.engine import ChunkEngine  # noqa: E402
@@ -71,6 +72,13 @@ def kernels_on(monkeypatch) -> list[tuple[int, int]]:
         rope_scatter.LayersScatter(**numbers).reference(first, end)
 
     monkeypatch.setattr(rope_scatter.LayersScatter, "run", run)
+    real_energy = frequency.lowpass_energy
+
+    def energy(k, v, *how):
+        found = real_energy(inside(k), inside(v), *how)
+        return There(found) if isinstance(k, There) else found
+
+    monkeypatch.setattr(frequency, "lowpass_energy", energy)
     return launches
 
 
@@ -184,6 +192,43 @@ def test_a_fused_step_waits_for_nothing(llama, ids, chunks, monkeypatch, selecto
         there.canopy_chunks.finish_report()
     assert report["reused"] == report[f"reused_{tier}"] == known["reused_host"]
     assert report["recomputed"] == known["recomputed"]
+
+
+@pytest.mark.parametrize("selector", ["question", "frequency"])
+@pytest.mark.parametrize("tier", ["host", "device"])
+def test_encoding_waits_for_nothing(llama, ids, monkeypatch, selector, tier) -> None:
+    """What follows a prefill that ran normally: its first document is taken from the pool, the others
+    are encoded piece by piece, scored and stored."""
+    out, bounds = prompt(ids)
+
+    def encoded(engine: ChunkEngine, put) -> list[tuple[str, ...]]:
+        req = request(out, bounds)
+        state = engine.new_request(req)
+        engine.encode_missing(req, state, put(torch.arange(5, 5 + len(out))))
+        while engine.has_idle_work:
+            engine.work_when_idle()
+        assert engine.library.failures == 0
+        assert engine.library.encoder.encoded_chunks == 3
+        return state.keys
+
+    def keep(x):
+        return x
+
+    plain = served(llama, monkeypatch, keep, selector=selector)
+    wanted = encoded(plain, keep)
+    kernels_on(monkeypatch)
+    device, sizes = SeparateDevice(), {"device_mb": 64} if tier == "device" else {}
+    with device:  # the store's own tensors too
+        engine = served(moved(llama, device), monkeypatch, device.put, selector=selector, **sizes)
+        assert encoded(engine, device.put) == wanted
+    for key, *_ in wanted:
+        mine, theirs = (e.library.store.get(key) for e in (engine, plain))
+        assert engine.library.store.where(key) == tier
+        for a, b in ((mine.raw_k, theirs.raw_k), (mine.v, theirs.v)):
+            torch.testing.assert_close(inside(a), b, atol=2e-5, rtol=1e-4)
+        assert list(mine.scores) == list(theirs.scores)
+        for name in theirs.scores:
+            torch.testing.assert_close(mine.scores[name], theirs.scores[name])
 
 
 class OfKernels(Model):
