@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -14,10 +16,18 @@ triton = pytest.importorskip("triton")
 
 from canopy_kernel import compile as ahead  # noqa: E402
 from canopy_kernel import triton_attention  # noqa: E402
+from canopy_kernel.specialisations import specialisations  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[2]
+KNOWN = {
+    (b["arch"], b["config"]): b
+    for b in json.loads((ROOT / "benchmark" / "kernels" / "compiled.json").read_text())
+}
+"""What the table in docs/research/kernels.md is written from."""
 
 
 def built(tmp_path, match, *options):
-    """What `python -m canopy_kernel.compile` says of the names that end with ``match``."""
+    """What `python -m canopy_kernel.compile` says of the names with ``match``."""
     out, command = tmp_path / "built.json", "-m canopy_kernel.compile"
     done = subprocess.run(
         [sys.executable, *command.split(), "--match", match, "--json", str(out), *options],
@@ -31,7 +41,29 @@ def built(tmp_path, match, *options):
     assert all(b["registers"] > 0 for b in found)
     assert all(b["spill_bytes"] == 0 for b in found)
     assert all(b["shared_bytes"] <= ahead.SHARED_BYTES[b["arch"]] for b in found)
+    for b in found:
+        assert KNOWN.get((b["arch"], b["config"]), b) == b, "write the table's file anew"
     return found
+
+
+def kernels_in_the_source() -> set[str]:
+    """The functions under ``@triton.jit`` that no other such function calls: they are launched."""
+    jitted: dict[str, set[str]] = {}
+    for folder in ("python", "sgl-kernel", "benchmark", "scripts"):
+        for file in (ROOT / folder).rglob("*.py"):
+            for one in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+                if not isinstance(one, ast.FunctionDef):
+                    continue
+                if any(ast.unparse(d).startswith("triton.jit") for d in one.decorator_list):
+                    names = (n.id for n in ast.walk(one) if isinstance(n, ast.Name))
+                    jitted[one.name] = set(names) - {one.name}
+    return set(jitted) - set().union(*jitted.values())
+
+
+@pytest.mark.parametrize("arch", ahead.ARCHES)
+def test_every_kernel_is_among_what_is_compiled_ahead_of_time(arch):
+    found = {s.kernel.__name__ for s in specialisations(arch)}
+    assert found == kernels_in_the_source()
 
 
 def check_layouts(found):
@@ -82,11 +114,15 @@ def test_attention_at_head_size_128_has_a_row_of_warps_and_no_spill(tmp_path):
 
 
 @pytest.mark.timeout(600)
-def test_the_kernels_that_move_rows_fit(tmp_path):
-    found = built(tmp_path, "fuse d128 bf16 page1", "--exact", "--arch", "90")
-    found += built(tmp_path, "rope_scatter d128 bf16 page1", "--exact", "--arch", "90")
-    found += built(tmp_path, "correct d128 bf16 page1", "--exact", "--arch", "90")
-    assert {b["kernel"] for b in found} == {"rope_scatter", "fuse", "correct"}
+def test_every_other_kernel_fits(tmp_path):
+    """Those that move rows, the merge of parts and the energies: with attention, all there are."""
+    names = [f"{mover} d128 bf16 page1" for mover in ("fuse", "rope_scatter", "correct")]
+    names += ["merge_parts rows d128 bf16", "energy bf16"]
+    more = [word for name in names[1:] for word in ("--match", name)]
+    found = built(tmp_path, names[0], *more, "--exact", "--arch", "80", "--arch", "90")
+    assert {(b["arch"], b["config"]) for b in found} == {(a, n) for a in (80, 90) for n in names}
+    kinds = {s.name.split()[0] for s in specialisations(90)}
+    assert {b["kernel"] for b in found} | {"sparse_prefill"} == kinds
 
 
 @pytest.mark.long
@@ -99,7 +135,7 @@ def test_every_configuration_of_16_bits_fits(arch, kind, tmp_path):
         found = built(tmp_path, f"{kind} page{page}", "--exact", "--arch", str(arch))
         check_layouts(found)
         check_pipeline([b for b in found if b["kernel"] == "sparse_prefill"])
-    built(tmp_path, "merge_parts", "--arch", str(arch))
+    built(tmp_path, f" {kind}", "--exact", "--arch", str(arch))
 
 
 TTGIR = """

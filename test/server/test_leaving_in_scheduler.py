@@ -15,6 +15,10 @@ COMMON = (
     *("--max-running-requests", "2"),
 )
 OURS = ("--canopy-queue-order", "bounded-shortest")
+HOST = (
+    *("--enable-hierarchical-cache", "--hicache-ratio", "3"),
+    *("--hicache-write-policy", "write_back"),
+)
 PRIORITIES = ("--enable-priority-scheduling", "--default-priority-value", "0")
 GATE = ("--canopy-session-gate", "auto")
 TIMED = (
@@ -34,6 +38,19 @@ def scenario(model: Path, name: str, *arguments: str) -> dict[str, Any]:
 def test_who_gave_up_and_asks_again_is_answered_while_others_come(tiny_model) -> None:
     found = scenario(tiny_model, "retry", *OURS)
     assert found["answered"], found
+
+
+@pytest.mark.timeout(PATIENCE_S)
+def test_between_arrival_and_answer_nothing_of_ours_reads_a_tensor(tiny_model) -> None:
+    """On a GPU it would be waited for. SGLang reads its results, which says that reads are seen."""
+    found = scenario(tiny_model, "reads", *OURS, *GATE, *PRIORITIES, *HOST)
+    ranks = {"sglang_canopy.server.live_queue:_agree"}  # costs, in a tensor of the host
+    assert found["ours"].keys() <= ranks, found["ours"]
+    assert any("batch_result_processor" in by for by in found["sglangs"])
+    assert found["answered"] == 26
+    assert min(found["loads"], found["delayed_sessions"]) > 0
+    for name in TIMED:
+        assert found["seams"][name]["calls"] > 0, name
 
 
 @pytest.mark.long

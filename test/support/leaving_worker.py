@@ -19,6 +19,7 @@ from sglang_canopy.admission.gate import SessionGate
 from sglang_canopy.admission.settings import GateSettings
 from sglang_canopy.server.session_gate import TIME_KEY, ServerGate, time_told
 from support.bound_ledger import BoundLedger
+from support.host_reads import CANOPY, SGLANG, HostReads
 from support.prompts import continuing_prompts, token_ids
 from support.scheduler_worker import KV_TOKENS, InProcess, run
 
@@ -170,6 +171,34 @@ def fuzz(engine: InProcess, seed: int = 0) -> dict[str, Any]:
         counts["delayed_sessions"] = gate.stats()["delayed_sessions"]
     counts |= {"wrong": wrong, "unserved": unserved, **what_is_held(engine, seen)}
     return {**counts, "seams": thread_time.report()["seams"]}
+
+
+def reads(engine: InProcess, seed: int = 0) -> dict[str, Any]:
+    """Who reads tensors between a request's arrival and its answer: ``ours`` and ``sglangs``, by function."""
+    asked, gate = continuing_prompts(14, seed, most_shared=600), with_armed_gate(engine)
+    with_tight_budgets(engine)
+    controller, loads = engine.scheduler.tree_cache.cache_controller, []
+    load = controller.load
+    controller.load = lambda *about, **more: loads.append(1) or load(*about, **more)
+    answered = 0
+    with HostReads() as watch:
+        for turn in range(2):
+            came = [
+                engine.feed(ids, ANSWER, priority=i % 2, rid=f"{turn}-{i}")
+                for i, ids in enumerate(asked)
+            ]
+            engine.step()
+            engine.abort(f"{turn}-3")
+            time_told(engine.scheduler, [f"{TIME_KEY}{time.monotonic() + turn!r}"])
+            answered += len(engine.serve([req for i, req in enumerate(came) if i != 3]))
+    return {
+        "ours": watch.of(*CANOPY),
+        "sglangs": watch.of(SGLANG),
+        "answered": answered,
+        "loads": len(loads),
+        "delayed_sessions": gate.stats()["delayed_sessions"],
+        "seams": thread_time.report()["seams"],
+    }
 
 
 def with_armed_gate(engine: InProcess) -> SessionGate | None:

@@ -66,13 +66,13 @@ class Built:
 
 
 def chosen(
-    arches: tuple[int, ...], match: str, exact: bool, kernel: str = ""
+    arches: tuple[int, ...], matches: tuple[str, ...], exact: bool, kernel: str = ""
 ) -> Iterator[tuple[int, Specialisation]]:
-    """Of each chip the specialisations with ``match`` in the name (``exact``: at its end) of kernels
-    that begin with ``kernel``."""
+    """Of each chip the specialisations with one of ``matches`` in the name (``exact``: at its end) of
+    kernels that begin with ``kernel``."""
     for arch in arches:
         for s in specialisations(arch):
-            named = s.name.endswith(match) if exact else match in s.name
+            named = s.name.endswith(matches) if exact else any(m in s.name for m in matches)
             if named and s.name.startswith(kernel):
                 yield arch, s
 
@@ -199,7 +199,7 @@ def main() -> int:
     """Compile everything, print a table, return 1 if anything does not fit."""
     parser = argparse.ArgumentParser(prog="canopy_kernel.compile", description=__doc__)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--match", default="", help="only kernels whose name contains this")
+    parser.add_argument("--match", action="append", help="only kernels whose name contains this")
     parser.add_argument("--exact", action="store_true", help="only names that end with --match")
     parser.add_argument("--kernel", default="", help="only kernels whose name begins with this")
     parser.add_argument("--arch", type=int, action="append", choices=ARCHES, help="only this chip")
@@ -210,7 +210,8 @@ def main() -> int:
 
         args.arch = [like(*torch.cuda.get_device_capability())]
     found = []
-    for arch, s in chosen(tuple(args.arch or ARCHES), args.match, args.exact, args.kernel):
+    matches = tuple(args.match or ("",))
+    for arch, s in chosen(tuple(args.arch or ARCHES), matches, args.exact, args.kernel):
         b = compiled(s, arch)
         found.append(b)
         warps = sorted({f"{r}x{c}" for _, (r, c) in b.dots})

@@ -1,0 +1,72 @@
+"""Whose code reads what a tensor holds: on a GPU each such read of the device's memory is a wait.
+
+Without a device all tensors look alike; so a read counts wherever its tensor may lie.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from support.separate_device import INDEXED, WAITS
+
+UNDISPATCHED = {torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.cpu}
+"""Reads that a CPU makes without dispatching an operation."""
+CANOPY, SGLANG = ("sglang_canopy", "canopy_chunks", "canopy_kernel"), "sglang"
+
+
+class HostReads(TorchDispatchMode):
+    """While entered, the reads of this thread by who made them: ``package.module:function``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.by: Counter[str] = Counter()
+        self._functions = _Functions(self)
+
+    def __enter__(self) -> Any:
+        self._functions.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._functions.__exit__(*error)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        packet = func.overloadpacket
+        masks = packet in INDEXED and any(
+            x is not None and x.dtype in (torch.bool, torch.uint8) for x in args[1]
+        )
+        if packet in WAITS or masks:
+            self.add()
+        return func(*args, **(kwargs or {}))
+
+    def add(self) -> None:
+        """A read, by the innermost function that is SGLang's or ours."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            module = frame.f_globals.get("__name__", "")
+            if module.partition(".")[0] in (*CANOPY, SGLANG):
+                self.by[f"{module}:{frame.f_code.co_name}"] += 1
+                return
+            frame = frame.f_back
+
+    def of(self, *packages: str) -> dict[str, int]:
+        """The reads of these packages."""
+        return {by: n for by, n in self.by.items() if by.partition(".")[0] in packages}
+
+
+class _Functions(TorchFunctionMode):
+    def __init__(self, reads: HostReads) -> None:
+        super().__init__()
+        self.reads = reads
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in UNDISPATCHED:
+            self.reads.add()
+        return func(*args, **(kwargs or {}))
