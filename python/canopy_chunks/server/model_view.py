@@ -32,6 +32,7 @@ Answer = TypeVar("Answer")
 ARCHITECTURES = (
     "LlamaForCausalLM",
     "MistralForCausalLM",
+    "Phi3ForCausalLM",
     "Qwen2ForCausalLM",
     "Qwen3ForCausalLM",
 )
@@ -67,6 +68,11 @@ def served_model(runner: Any) -> Model:
         raise CanopyError(
             f"chunk reuse knows {', '.join(ARCHITECTURES)}, not {name}; serve without "
             "--canopy-chunks"
+        )
+    if kind := getattr(runner.model_config, "quantization", None):
+        raise CanopyError(
+            f"the weights are quantised ({kind}), and no test has seen chunk reuse on such; serve the "
+            "model unquantised, or without --canopy-chunks"
         )
     from_config(config)  # refuses a rotation that cannot be moved, by name
     layers = inner.model.layers

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -50,12 +51,31 @@ print("FOUND", json.dumps({"off": off, "layers": [l for l, _ in watched[0]]}))
 """
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("family", sorted(FAMILIES))
-def test_sglangs_layers_give_what_a_plain_model_gives(family, tmp_path) -> None:
-    build(family).save_pretrained(tmp_path)
+OTHER = """
+import json, sys, torch, transformers
+from pathlib import Path
+from support.scheduler_worker import InProcess
+from canopy_chunks import engine
+from canopy_chunks.cache import dense_cache
+from canopy_chunks.server import model_view
+
+flags = "--canopy-chunks memory_mb=16,prompt_tokens=512".split()
+runner = InProcess(Path(sys.argv[1]), flags, kv_tokens=2048).scheduler.tp_worker.model_runner
+model = model_view.served_model(runner)
+other = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype=torch.float32)
+ids, rows, cache = torch.randint(0, 300, (150,)), torch.tensor([3, 40, 41, 149]), dense_cache(model, 150)
+with torch.no_grad():
+    wanted = other(ids[None]).logits[0]
+    all_rows = model.logits(engine.prefill(model, ids, cache))
+    some = model.logits(engine.run_rows(model, ids[rows], rows, cache)[0])
+off = {"all": float((all_rows - wanted).abs().max()), "some": float((some - wanted[rows]).abs().max())}
+print("FOUND", json.dumps({"off": off, "largest": float(wanted.abs().max())}))
+"""
+
+
+def found_by(worker: str, folder: Path) -> dict[str, Any]:
     done = subprocess.run(
-        [sys.executable, "-c", WORKER, str(tmp_path)],
+        [sys.executable, "-c", worker, str(folder)],
         cwd=TEST,
         env={**os.environ, "PYTHONPATH": f"{TEST}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
         capture_output=True,
@@ -65,9 +85,32 @@ def test_sglangs_layers_give_what_a_plain_model_gives(family, tmp_path) -> None:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     (line,) = (x for x in done.stdout.splitlines() if x.startswith("FOUND"))
-    found = json.loads(line.removeprefix("FOUND "))
+    return json.loads(line.removeprefix("FOUND "))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_sglangs_layers_give_what_a_plain_model_gives(family, tmp_path) -> None:
+    build(family).save_pretrained(tmp_path)
+    found = found_by(WORKER, tmp_path)
     assert found["layers"] == [0, 1, 2], "the forward ends where the probe has seen enough"
     assert max(found["off"].values()) < 1e-4, found["off"]
+
+
+@pytest.mark.long
+def test_a_model_whose_weights_the_engine_has_never_read_runs_all_the_same(tmp_path) -> None:
+    """Phi-3 has one matrix for queries, keys and values: SGLang's layers alone know its parts."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(7)
+    config = transformers.Phi3Config(
+        vocab_size=300, hidden_size=128, intermediate_size=192, num_hidden_layers=4,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=2048,
+        initializer_range=0.15, pad_token_id=0,
+    )  # fmt: skip
+    transformers.Phi3ForCausalLM(config).save_pretrained(tmp_path)
+    found = found_by(OTHER, tmp_path)
+    assert found["largest"] > 1
+    assert max(found["off"].values()) < 1e-4, found
 
 
 def test_a_layer_that_would_lose_rows_is_an_error() -> None:
@@ -93,6 +136,10 @@ def test_a_model_that_no_test_has_seen_is_refused_by_name() -> None:
     )
     with pytest.raises(CanopyError, match="not GemmaForCausalLM"):
         model_view.served_model(runner)
+    llama = type("LlamaForCausalLM", (), {})()
+    awq = SimpleNamespace(quantization="awq", hf_config=SimpleNamespace())
+    with pytest.raises(CanopyError, match=r"quantised \(awq\)"):  # as the checkpoint says itself
+        model_view.served_model(SimpleNamespace(model=llama, model_config=awq))
     shape = SimpleNamespace(head_dim=8)
     norms = [SimpleNamespace(weight=torch.ones(n)) for n in (8, 16)]
     model_view.check_head_norms(SimpleNamespace(q_norm=norms[0], k_norm=norms[0]), shape)
