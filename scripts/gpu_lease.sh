@@ -49,10 +49,11 @@ part() { # NAME SECONDS COMMAND...
   return $rc
 }
 
-serve() { # NAME SECONDS FLAGS...: 0 when it answers. EVICTION and GRAPHS are serve.sh's
+serve() { # NAME SECONDS FLAGS...: 0 when it answers. EVICTION and GRAPHS are serve.sh's, or its defaults
   local name=$1 limit=$2 i
   shift 2
-  local line=(bash "$bundle/serve.sh" --port "$PORT" --host 127.0.0.1 "$@")
+  local line=(env "EVICTION=${EVICTION:-}" "GRAPHS=${GRAPHS:-}"
+    bash "$bundle/serve.sh" --port "$PORT" --host 127.0.0.1 "$@")
   if [[ -n ${DRY:-} ]]; then record serve "$name" "${line[@]}"; return "${fails:-0}"; fi
   stop_server
   if ((limit > $(left 30))); then limit=$(left 30); fi
@@ -164,7 +165,7 @@ three() {
   fi
   local arms=("${weights[@]}" --mem-fraction-static 0.75 --cuda-graph-max-bs-decode 16
     --page-size 64 --max-total-tokens 60000)
-  for arm in auto lru; do # the same pool and the same requests
+  for arm in wa lru auto; do # the same pool and the same requests
     if EVICTION=$arm GRAPHS=full serve "8b_$arm" 70 "${arms[@]}"; then
       part "churn_8b_$arm" 50 "$python" $programs/churn.py 300
       stop_server

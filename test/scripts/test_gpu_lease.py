@@ -25,6 +25,43 @@ def test_every_program_flag_and_test_of_the_lease_is_there():
     assert " 0 faults" in done.stdout
 
 
+KEEPING = """#!/bin/sh
+case "$2" in */commands) cp "$2" "$KEPT" ;; esac
+"""
+
+
+def flag(words, name):
+    """What a command line gives, the last time that it does."""
+    (*_, at) = (i for i, word in enumerate(words) if word == name)
+    return words[at + 1]
+
+
+def test_what_was_promised_of_the_lease_is_in_it(lease, tmp_path):
+    """`wa` beside `lru` and `auto`, a host tier written back, documents of 2k to 15k tokens beside
+    SGLang's prefill, exactness at ratio 1, graphs, pages of 64."""
+    import check
+    import documents
+
+    (tmp_path / "python").write_text(KEEPING)
+    (tmp_path / "python").chmod(0o755)
+    kept = {"KEPT": str(tmp_path / "commands"), "PYTHON": str(tmp_path / "python")}
+    run("bash", ROOT / "scripts" / "gpu_lease.sh", DRY="1", **kept)
+    commands = check.commands(tmp_path / "commands")
+    parts = {name: words for kind, name, words in commands if kind == "part"}
+    servers = {name: words for kind, name, words in commands if kind == "serve"}
+    arms = [servers[f"8b_{arm}"] for arm in ("wa", "lru", "auto")]
+    assert [words[1] for words in arms] == ["EVICTION=wa", "EVICTION=lru", "EVICTION=auto"]
+    assert len({tuple(words[2:]) for words in arms}) == 1, "nothing else differs"
+    assert {flag(words, "--page-size") for words in servers.values()} == {"64"}
+    assert {words[2] for words in arms} == {"GRAPHS=full"}
+    assert "--enable-hierarchical-cache" in servers["host_auto"]  # `auto` writes back
+    assert flag(servers["documents"], "--cuda-graph-backend-prefill") == "breakable"
+    assert parts["documents_exact"][-2:] == ["exact", "3000"]
+    assert parts["documents_speed"][-2:] == ["speed", "15000"]
+    assert [n * documents.TOKENS for n in documents.COUNTS] == [2000, 4000, 8000, 15000]
+    assert {f"churn_8b_{arm}" for arm in ("wa", "lru", "auto")} < parts.keys()
+
+
 def checked(tmp_path, *commands):
     file = tmp_path / "commands"
     file.write_text("".join("\x1f".join(line) + "\n" for line in commands))
