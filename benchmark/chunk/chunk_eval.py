@@ -42,11 +42,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="prefix",
         help=f"what chunks are encoded behind: {', '.join(ENCODINGS)}, comma-separated",
     )
-    parser.add_argument(
-        "--correct",
-        default="off",
-        help="correct what is not recomputed from what is: off, on, or off,on",
-    )
     parser.add_argument("--limit", type=int, help="only the first N questions")
     parser.add_argument("--chunks", type=int, default=6, help="most documents per prompt")
     parser.add_argument("--chunk-tokens", type=int, default=160, help="most tokens per document")
@@ -82,7 +77,6 @@ def run(args: argparse.Namespace) -> int:
         selectors=_names(args.selector),
         ratios=_ratios(args.ratio),
         encodings=_encodings(args.encode),
-        corrections=_corrections(args.correct),
         limit=None if args.limit is None else _positive(args.limit, "--limit"),
         chunks=_positive(args.chunks, "--chunks"),
         chunk_tokens=_positive(args.chunk_tokens, "--chunk-tokens"),
@@ -124,7 +118,6 @@ def print_table(rows: list[dict[str, Any]]) -> None:
     names = (
         "selector",
         "encode",
-        "correct",
         "ratio",
         "n",
         "kl",
@@ -161,13 +154,6 @@ def _ratios(text: str) -> tuple[float, ...]:
     if not found or not all(0 <= r <= 1 for r in found):
         raise CanopyError(f"--ratio {text}: give numbers from 0 to 1, comma-separated")
     return found
-
-
-def _corrections(text: str) -> tuple[bool, ...]:
-    found = _names(text)
-    if not found or any(one not in ("off", "on") for one in found):
-        raise CanopyError(f"--correct {text}: give off, on, or off,on")
-    return tuple(dict.fromkeys(one == "on" for one in found))
 
 
 def _encodings(text: str) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
     python benchmark/chunk/needles.py --data needle_essays.tar.xz --tokens 4000 --count 10 -o n4k.jsonl
     python benchmark/chunk/chunk_eval.py --model DIR --data n4k.jsonl --chunks 20 --chunk-tokens 400 --ratio 0,0.05,0.15 \\
-        --encode prefix,mixed --correct off,on
+        --encode prefix,mixed
 
 Each prompt has documents of whole paragraphs of about 300 words; one of them, at a random place,
 says the number of a made-up archive, others name numbers of other archives.

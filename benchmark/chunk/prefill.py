@@ -82,32 +82,6 @@ def measure(model: Model, prompt: FusedPrompt, selector: str, ratio: float, repe
     }
 
 
-def correction_cost(
-    model: Model, prompt: FusedPrompt, selector: str, ratio: float, repeats: int
-) -> dict:
-    """CPU seconds of fused prefill without and with corrections, in turns, and the part that the
-    corrections themselves take."""
-    choose, cache = make_selector(selector), dense_cache(model, len(prompt))
-    used: dict[bool, list[float]] = {False: [], True: []}
-    own = []
-    for _ in range(repeats):
-        for correct in (False, True):
-            begin = time.process_time()
-            timing = fused_prefill(model, prompt, cache, choose, ratio, correct).timing
-            used[correct].append(time.process_time() - begin)
-            if correct:
-                own.append(timing.correct / timing.total)
-    without, corrected = (statistics.median(used[c]) for c in (False, True))
-    return {
-        "tokens": len(prompt),
-        "ratio": ratio,
-        "without_cpu_s": without,
-        "corrected_cpu_s": corrected,
-        "each": [round(b / a, 3) for a, b in zip(used[False], used[True])],
-        "share_of_wall": statistics.median(own),
-    }
-
-
 def index_cost(model: Model, tokens: int) -> dict:
     """CPU seconds to make each offline selector's scores for one chunk, beside its own prefill's.
 
@@ -138,24 +112,12 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument(
-        "--correct-only",
-        action="store_true",
-        help="only what corrections cost: fused prefill without and with them, in turns",
-    )
     parser.add_argument("--index-tokens", type=int, default=0, help="time index generation too")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     model = load(args.model, getattr(torch, args.dtype))
     rows, index = [], None
-    if args.correct_only:
-        for length in (int(n) for n in args.lengths.split(",")):
-            prompt = prompt_of(model, length, args.chunk_tokens)
-            print(
-                correction_cost(model, prompt, args.selector, args.ratio, args.repeats), flush=True
-            )
-        return
     print("tokens   full s  fused s  speed-up  (CPU s)  select   place  recompute")
     measure(model, prompt_of(model, 256, 96), args.selector, args.ratio, 1)  # warms up
     for length in (int(n) for n in args.lengths.split(",")):

@@ -27,7 +27,6 @@ def answers_differ(
     placed: tuple[Placed, ...],
     selector: str,
     ratio: float,
-    correct: bool,
     end: int | None,
 ) -> Generator[None, None, bool]:
     """Whether the first ``ANSWER_TOKENS`` greedy tokens, up to ``end``, are others.
@@ -47,7 +46,7 @@ def answers_differ(
     full = yield from greedy_steps(model, cache, n, [int(logits.argmax())], ANSWER_TOKENS, end)
     prompt = FusedPrompt(tokens, placed)
     choose = make_selector(selector)
-    fused = fused_prefill(model, prompt, cache.upto(n), choose, ratio, correct)
+    fused = fused_prefill(model, prompt, cache.upto(n), choose, ratio)
     yield
     first_token = [int(fused.logits.argmax())]
     reused = yield from greedy_steps(model, cache, n, first_token, ANSWER_TOKENS, end)

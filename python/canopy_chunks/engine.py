@@ -29,10 +29,6 @@ Watch = Callable[[int, torch.Tensor, torch.Tensor], "torch.Tensor | None"]
 """``(layer, q [m, heads, d] rotated, positions [m])``, after this layer's K and V are written. May
 return the rows' attention ``[m, heads, d]`` if it has worked that out itself; None if not."""
 
-Correct = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
-"""``(layer, k pool, v pool, k [m, kv_heads, d] rotated, v)``, before the rows' own K and V are
-written: may change the reused KV of the layer."""
-
 
 def finish(steps: Generator[None, None, Result]) -> Result:
     """What ``steps`` return, with nothing between them."""
@@ -56,7 +52,6 @@ class RowsAttention:
     watch: Watch | None = None
     arrive: Callable[[int], None] | None = None
     replaced: Replaced | None = None
-    correct: Correct | None = None
     last: int | None = None
     kept: torch.Tensor | None = None
 
@@ -71,8 +66,6 @@ class RowsAttention:
             if keep is not None:
                 self.positions = self.positions[keep]
                 q, k, v = q[keep], k[keep], v[keep]
-        if self.correct is not None:
-            self.correct(layer, self.cache.k[layer], self.cache.v[layer], k, v)
         some = self.replaced(layer, self.positions) if self.replaced is not None else None
         if some is None:
             self.cache.write(layer, self.positions, k, v)
@@ -96,7 +89,6 @@ def run_rows(
     watch: Watch | None = None,
     arrive: Callable[[int], None] | None = None,
     replaced: Replaced | None = None,
-    correct: Correct | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Run rows ``ids [m]`` at sorted ``positions [m]`` through all layers.
 
@@ -104,7 +96,7 @@ def run_rows(
     (fewer than m when ``narrow`` dropped some).
     """
     scale = model.shape.head_dim**-0.5
-    rows = RowsAttention(cache, positions, scale, narrow, watch, arrive, replaced, correct)
+    rows = RowsAttention(cache, positions, scale, narrow, watch, arrive, replaced)
     hidden = model.forward(ids, positions, rows)
     return hidden, rows.positions
 

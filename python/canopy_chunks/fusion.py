@@ -10,7 +10,6 @@ import torch
 from canopy_chunks import engine
 from canopy_chunks.cache import KVCache
 from canopy_chunks.chunk import FusedPrompt
-from canopy_chunks.correction import Correction, plan_correction
 from canopy_chunks.model import Model
 from canopy_chunks.placement import place_chunks
 from canopy_chunks.selectors.base import Context, SelectedTokens, Selector
@@ -21,17 +20,15 @@ HEAD_TOKENS = 32
 
 @dataclass(slots=True)
 class Timing:
-    """Seconds of one fused prefill. ``place`` reads, rotates and writes the reused KV;
-    ``correct`` estimates and adds its corrections."""
+    """Seconds of one fused prefill. ``place`` reads, rotates and writes the reused KV."""
 
     select: float = 0.0
     place: float = 0.0
     recompute: float = 0.0
-    correct: float = 0.0
 
     @property
     def total(self) -> float:
-        return self.select + self.place + self.recompute + self.correct
+        return self.select + self.place + self.recompute
 
 
 @dataclass(slots=True)
@@ -50,13 +47,11 @@ def fused_prefill(
     cache: KVCache,
     selector: Selector,
     ratio: float,
-    correct: bool = False,
 ) -> Fused:
     """Prefill a prompt with ``ratio`` of its chunk tokens recomputed, the rest reused.
 
     Tokens outside chunks and the prompt's last token are always computed. At ratio 1 this is a
-    plain prefill. correct: what is not recomputed is corrected (:mod:`.correction`), unless the
-    selector gives each layer rows of its own.
+    plain prefill.
     """
     model.check_length(len(prompt))
     timing, start = Timing(), time.perf_counter()
@@ -81,7 +76,7 @@ def fused_prefill(
         )
         timing.select = _lap(model, start)
         reused = inside.clone()
-        if choice.narrow is None and choice.replaced is None and not correct:
+        if choice.narrow is None and choice.replaced is None:
             reused[choice.tokens.cpu()] = False
         place_chunks(model, prompt.placed, cache, reused)
         timing.place = _lap(model, start) - timing.select
@@ -89,13 +84,6 @@ def fused_prefill(
     needed[choice.tokens.cpu()] = True
     every = needed.nonzero()[:, 0].to(model.device)
     rows = every[ready:]
-    apply = None
-    if correct and choice.narrow is None and choice.replaced is None and 0 < ratio < 1:
-        begun = _lap(model, start)
-        correction = plan_correction(model, prompt, cache, needed, ready)
-        timing.correct = _lap(model, start) - begun
-        if correction is not None:
-            apply = _timed(model, correction, timing)
     hidden, _ = engine.run_rows(
         model,
         prompt.ids[rows],
@@ -103,10 +91,9 @@ def fused_prefill(
         cache,
         narrow=choice.narrow,
         replaced=choice.replaced,
-        correct=apply,
     )
     out = model.logits(hidden[-1:])[0]
-    timing.recompute = _lap(model, start) - timing.select - timing.place - timing.correct
+    timing.recompute = _lap(model, start) - timing.select - timing.place
     return Fused(out, every, timing)
 
 
@@ -121,15 +108,6 @@ def _run_head(model: Model, prompt: FusedPrompt, cache: KVCache) -> int:
         return 0
     engine.prefill(model, prompt.ids[:count], cache)
     return count
-
-
-def _timed(model: Model, correction: Correction, timing: Timing) -> engine.Correct:
-    def apply(layer: int, *about: torch.Tensor) -> None:
-        start = time.perf_counter()
-        correction.apply(layer, *about)
-        timing.correct += _lap(model, start)
-
-    return apply
 
 
 def _lap(model: Model, start: float) -> float:

@@ -1,8 +1,8 @@
 """The quality gate: reuse is tried on questions with known answers at start, and refused below a floor.
 
 The questions are made-up facts in filler documents. Each is answered twice by the server's own weights,
-freely decoded: after full recompute and after a fused prefill with the server's selector, encoding,
-correction and every ratio that it may serve with. How near the next tokens' probabilities are is not
+freely decoded: after full recompute and after a fused prefill with the server's selector, encoding
+and every ratio that it may serve with. How near the next tokens' probabilities are is not
 asked: an answer may be fluent, near, and wrong.
 """
 
@@ -35,11 +35,10 @@ DOCUMENTS, DOCUMENT_TOKENS = 6, 160
 @dataclass(frozen=True, slots=True)
 class Method:
     """How a server reuses documents: who chooses the recomputed tokens, what documents are encoded
-    behind, whether reused KV is corrected."""
+    behind."""
 
     selector: str
     encode: str
-    correct: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +120,7 @@ def fused_answer(
             selector.scores(chunk)
     n = len(prompt)
     cache = dense_cache(model, n + ANSWER_TOKENS)
-    fused = fused_prefill(model, prompt, cache.upto(n), selector, ratio, method.correct)
+    fused = fused_prefill(model, prompt, cache.upto(n), selector, ratio)
     return _decoded(model, tokenizer, cache, n, fused.logits)
 
 

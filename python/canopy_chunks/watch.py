@@ -37,15 +37,15 @@ class _Waiting:
 
 
 class Watch:
-    """Checks of one scheduler process. correct: reused KV is corrected; end: the token that ends an
-    answer, if it is known.
+    """Checks of one scheduler process. end: the token that ends an answer, if it is
+    known.
 
     Every rank of a split model offers the same prompts and takes the same steps. Requests have the
     fields of ``server.request.ChunkRequest``, the library is ``server.library.Library``.
     """
 
-    def __init__(self, meter: QualityMeter, correct: bool, end: int | None) -> None:
-        self.meter, self.correct, self.end = meter, correct, end
+    def __init__(self, meter: QualityMeter, end: int | None) -> None:
+        self.meter, self.end = meter, end
         self.waiting: deque[_Waiting] = deque()
         self.dropped: Counter[str] = Counter()
         self._steps: Generator[None, None, bool] | None = None
@@ -123,9 +123,7 @@ class Watch:
             self.dropped["no longer stored"] += 1
             return None
         ratio = raised(one.ratio) if one.step == RAISED else one.ratio
-        return answers_differ(
-            library.model, one.ids, placed, request.selector, ratio, self.correct, self.end
-        )
+        return answers_differ(library.model, one.ids, placed, request.selector, ratio, self.end)
 
     def _decide(self, library: Any, one: _Waiting, differs: bool) -> None:
         """Count a check. Where reuse is stopped, documents that still differ are encoded again: what

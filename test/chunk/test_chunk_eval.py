@@ -24,7 +24,6 @@ from sglang_canopy.errors import CanopyError  # noqa: E402
 FIELDS = [
     "selector",
     "encode",
-    "correct",
     "ratio",
     "n",
     "kl",
@@ -88,12 +87,10 @@ def test_rows_have_the_promised_fields(model_dir, musique, tmp_path, capsys):
         "0,0.15,1",
         "--encode",
         "alone,prefix,standin,mixed",
-        "--correct",
-        "off,on",
     ]
     assert main([str(a) for a in args]) == 0
     rows = json.loads(out.read_text())["rows"]
-    assert len(rows) == 48
+    assert len(rows) == 24
     for row in rows:
         assert set(FIELDS) <= set(row)
         assert row["n"] == 2
@@ -102,9 +99,6 @@ def test_rows_have_the_promised_fields(model_dir, musique, tmp_path, capsys):
             assert row["kl"] < 1e-6
             assert row["top1"] == 1.0
     assert any(r["kl"] > 1e-4 for r in rows if r["ratio"] == 0.0)
-    for row in rows:
-        assert ("kl_minus_correct" in row) == row["correct"]
-    rows = [r for r in rows if not r["correct"]]
     named = [r for r in rows if r["selector"] == "question" and r["ratio"] == 0.15]
     assert all("kl_minus_random" in r for r in named)
     pairs = {r["encode"]: r for r in rows if r["selector"] == "question" and r["ratio"] == 0.15}
@@ -129,7 +123,6 @@ def test_synthetic_tasks_need_no_data(model_dir, tmp_path):
         (["--selector", "magic"], "selector 'magic' is not known"),
         (["--ratio", "1.5"], "give numbers from 0 to 1"),
         (["--ratio", "x"], "give numbers from 0 to 1"),
-        (["--correct", "maybe"], "give off, on, or off,on"),
         (["--encode", "behind"], "allowed are prefix, mixed, standin, alone"),
         (["--limit", "0"], "at least 1"),
         (["--answer-tokens", "0"], "--answer-tokens 0: give a whole number of at least 1"),

@@ -9,7 +9,6 @@ pytest.importorskip("triton")
 
 from canopy_kernel import (  # noqa: E402
     attention,
-    correct,
     fuse,
     halves,
     lowpass,
@@ -208,26 +207,6 @@ def test_fusion_takes_each_token_from_its_origin(case, fresh):
     args = (*rows, origin, positions, slots, table(500, dim))
     fuse.reference(*args, *copies)
     fuse.fuse_triton(*args, *pools)
-    for got, expected in zip(pools, copies):
-        close(got, expected, dtype)
-
-
-@every_case
-@pytest.mark.parametrize(("count", "width"), [(0, 4), (1, 1), (37, 16)])
-def test_corrections_are_added_where_the_rows_lie(case, count, width):
-    dim, _, heads, dtype, page, layout = case
-    torch.manual_seed(count)
-    delta = [torch.randn(20, heads, dim, device=DEVICE) for _ in range(2)]
-    index = torch.randint(0, 20, (count, width), device=DEVICE)
-    weight = torch.randn(count, width, device=DEVICE) * 0.3 * width**-0.5
-    limits = [torch.full((heads,), 0.3 * dim**0.5 * x, device=DEVICE) for x in (0.8, 1.1)]
-    positions = torch.randint(0, 500, (count,), device=DEVICE)
-    slots = torch.randperm(100, device=DEVICE)[:count]
-    pools = [pool(100, dim, heads, dtype, page, layout).mul_(0.5) for _ in range(2)]
-    copies = [p.clone() for p in pools]
-    args = (*delta, index, weight, *limits, positions, slots, table(500, dim))
-    correct.reference(*args, *copies)
-    correct.correct_triton(*args, *pools)
     for got, expected in zip(pools, copies):
         close(got, expected, dtype)
 

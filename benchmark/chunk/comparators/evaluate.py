@@ -41,7 +41,6 @@ class EvaluationPlan:
     selectors: tuple[str, ...] = ("question",)
     ratios: tuple[float, ...] = (0.15,)
     encodings: tuple[str, ...] = ("prefix",)
-    corrections: tuple[bool, ...] = (False,)
     limit: int | None = None
     chunks: int = 6
     chunk_tokens: int = 160
@@ -65,12 +64,11 @@ def evaluate(
     not measured again; seconds: no example is begun after so many. Raises CanopyError for an earlier
     report of another plan.
 
-    Row fields: selector, encode, correct, ratio, n, kl (nats a token), kl_se, top1, retained (of the
+    Row fields: selector, encode, ratio, n, kl (nats a token), kl_se, top1, retained (of the
     answers full recompute gets right, the share kept; None if it gets none), ttft_s, ttft_full_s,
     then the time split, F1 and ROUGE-L, and paired differences with standard errors:
     ``kl_minus_random`` where ``random`` was measured too, and ``kl_minus_encode`` to the same
-    selector and ratio with the first encoding named, ``kl_minus_correct`` to the first of
-    ``corrections``.
+    selector and ratio with the first encoding named.
     """
     names = tuple(SELECTORS) if plan.selectors == ("all",) else plan.selectors
     for name in names:
@@ -118,8 +116,8 @@ def _measured_earlier(plan: EvaluationPlan, earlier: dict[str, Any] | None) -> l
 def _report(
     plan: EvaluationPlan, names: tuple[str, ...], found: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    variants = list(itertools.product(plan.encodings, plan.corrections, plan.ratios, names))
-    first = plan.encodings[0], plan.corrections[0]
+    variants = list(itertools.product(plan.encodings, plan.ratios, names))
+    first = plan.encodings[0]
     rows = [_row(found, one, first) for one in variants]
     by_task = [
         {"task": kind, **_row([m for m in found if m["task"] == kind], one, first)}
@@ -146,7 +144,7 @@ def _one(
         chunks = encode_case(model, case, how, encoders)
         for ratio in plan.ratios:
             shared: dict[str, Any] | None = None
-            for correct, name in itertools.product(plan.corrections, names):
+            for name in names:
                 if shared is not None and ratio in (0.0, 1.0):
                     result = shared
                 else:
@@ -160,7 +158,6 @@ def _one(
                         ratio,
                         plan.text and bool(case.answers),
                         plan.answer_tokens,
-                        correct,
                     )
                 shared = result
                 text = result["text"]
@@ -168,7 +165,6 @@ def _one(
                     {
                         "selector": name,
                         "encode": how,
-                        "correct": correct,
                         "ratio": ratio,
                         "task": case.task,
                         "tokens": len(case.ids),
@@ -185,14 +181,14 @@ def _one(
 
 
 def _row(
-    found: list[dict[str, Any]], variant: tuple[str, bool, float, str], first: tuple[str, bool]
+    found: list[dict[str, Any]], variant: tuple[str, float, str], first: str
 ) -> dict[str, Any]:
-    """One line of the table; ``first``: the encoding and correction that others are compared to."""
-    encode, correct, ratio, selector = variant
+    """One line of the table; ``first``: the encoding that others are compared to."""
+    encode, ratio, selector = variant
 
-    def of(name: str, how: str = encode, corrected: bool = correct) -> list[dict[str, Any]]:
-        key = (name, how, corrected, ratio)
-        return [m for m in found if (m["selector"], m["encode"], m["correct"], m["ratio"]) == key]
+    def of(name: str, how: str = encode) -> list[dict[str, Any]]:
+        key = (name, how, ratio)
+        return [m for m in found if (m["selector"], m["encode"], m["ratio"]) == key]
 
     mine = of(selector)
     kl, kl_se = mean_se([m["kl"] for m in mine])
@@ -200,7 +196,6 @@ def _row(
     row: dict[str, Any] = {
         "selector": selector,
         "encode": encode,
-        "correct": correct,
         "ratio": ratio,
         "n": len(mine),
         "kl": kl,
@@ -209,7 +204,7 @@ def _row(
         "retained": sum(m["right"] for m in known) / len(known) if known else None,
         "retained_n": len(known),
     }
-    for name in ("ttft_s", "ttft_full_s", "select_s", "place_s", "recompute_s", "correct_s"):
+    for name in ("ttft_s", "ttft_full_s", "select_s", "place_s", "recompute_s"):
         row[name] = mean_se([float(m[name]) for m in mine])[0]
     for name in ("tokens", "rows"):
         row[name] = mean_se([float(m[name]) for m in mine])[0]
@@ -220,12 +215,9 @@ def _row(
     if other and selector != "random":
         pairs = [a["kl"] - b["kl"] for a, b in zip(mine, other)]
         row["kl_minus_random"], row["kl_minus_random_se"] = mean_se(pairs)
-    if encode != first[0]:
-        pairs = [a["kl"] - b["kl"] for a, b in zip(mine, of(selector, first[0]))]
+    if encode != first:
+        pairs = [a["kl"] - b["kl"] for a, b in zip(mine, of(selector, first))]
         row["kl_minus_encode"], row["kl_minus_encode_se"] = mean_se(pairs)
-    if correct != first[1]:
-        pairs = [a["kl"] - b["kl"] for a, b in zip(mine, of(selector, encode, first[1]))]
-        row["kl_minus_correct"], row["kl_minus_correct_se"] = mean_se(pairs)
     return row
 
 

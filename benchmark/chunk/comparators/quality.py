@@ -83,7 +83,6 @@ def measure(
     ratio: float,
     generate: bool,
     answer_tokens: int = FORCED,
-    correct: bool = False,
 ) -> dict[str, Any]:
     """One variant on one example: ``kl`` (nats a token), ``top1``, ``text``, seconds."""
     prompt = prompt_of_case(case, chunks, model.device)
@@ -93,7 +92,7 @@ def measure(
             choose.scores(chunk)
     n = len(prompt)
     cache = dense_cache(model, n + max(FORCED, answer_tokens))
-    fused = fused_prefill(model, prompt, cache.upto(n), choose, ratio, correct)
+    fused = fused_prefill(model, prompt, cache.upto(n), choose, ratio)
     rows = forced_logprobs(model, cache, fused.logits, reference.tokens, n)
     true = reference.logprobs
     kl = divergence(true, rows)
@@ -113,7 +112,6 @@ def measure(
         "select_s": t.select,
         "place_s": t.place,
         "recompute_s": t.recompute,
-        "correct_s": t.correct,
         "rows": fused.rows.numel(),
     }
 

@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 
-from canopy_chunks.correction import Correction
 from canopy_chunks.device_copy import is_host
 from canopy_kernel import attention, decomposition, pages, stock_kernels, triton_attention, ways
 
@@ -29,12 +28,10 @@ BACKENDS = ("torch_native", "triton", "flashinfer", "fa3")
 
 @dataclass(frozen=True, slots=True)
 class FusedAttention:
-    """One fused batch: ``rows`` says which queries and keys belong to which request; corrections: of
-    reused KV, with the first of their request's rows; arrivals: transfers of reused KV
-    (``transfer.Transfer``) that a layer waits for on its stream."""
+    """One fused batch: ``rows`` says which queries and keys belong to which request; arrivals:
+    transfers of reused KV (``transfer.Transfer``) that a layer waits for on its stream."""
 
     rows: attention.Rows
-    corrections: list[tuple[int, Correction]] = field(default_factory=list)
     arrivals: tuple[Any, ...] = ()
     _planned: attention.Plan = field(default_factory=list)
 
@@ -42,20 +39,6 @@ class FusedAttention:
     def positions(self) -> torch.Tensor:
         """``[m]`` true positions of the batch's rows."""
         return self.rows.positions
-
-    def correct(
-        self,
-        layer: int,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        k_pool: torch.Tensor,
-        v_pool: torch.Tensor,
-    ) -> None:
-        """Correct what a layer reuses, before K (rotated) and V of the rows are written."""
-        for first, one in self.corrections:
-            own = slice(first, None)
-            shape = (-1, *k_pool.shape[2:])
-            one.apply(layer, k_pool, v_pool, k.view(shape)[own], v.view(shape)[own])
 
     def attend(
         self,
@@ -105,9 +88,6 @@ def _forward_extend(
     save = kwargs.get("save_kv_cache", args[0] if args else True)
     pool = forward_batch_pool(backend, forward_batch)
     if save and k is not None:
-        if plan.corrections:
-            buffers = (pool.get_key_buffer(layer.layer_id), pool.get_value_buffer(layer.layer_id))
-            plan.correct(layer.layer_id, k, v, *map(pages.flat, buffers))
         pool.set_kv_buffer(layer, KVWriteLoc(forward_batch.out_cache_loc, None), k, v)
     query = q.view(-1, layer.tp_q_head_num, layer.qk_head_dim)
     keys, values = pool.get_key_buffer(layer.layer_id), pool.get_value_buffer(layer.layer_id)

@@ -22,7 +22,7 @@ from canopy_chunks.server import model_view
 from canopy_chunks.server.attention import fuses
 from canopy_chunks.server.library import Library, reusable_tokens
 from canopy_chunks.server.options import DEFAULT_RATIO, Options
-from canopy_chunks.server.plan import PromptSlots, choose_tokens, correction_of, replan
+from canopy_chunks.server.plan import PromptSlots, choose_tokens, replan
 from canopy_chunks.server.request import (
     COUNTERS,
     DIFFERED,
@@ -74,7 +74,7 @@ class ChunkEngine:
 
     def _new_watch(self) -> Watch:
         meter = QualityMeter(self.options.check_share, self.options.max_differ)
-        return Watch(meter, self.options.correct == "on", self.end_token)
+        return Watch(meter, self.end_token)
 
     @property
     def model(self) -> Any:
@@ -197,13 +197,8 @@ class ChunkEngine:
             earlier = chosen.mask().clone()
             earlier[:before] = True
             plan.chosen = ChosenTokens(replan(earlier, prefix, slots.placed, n))
-        correct = self.options.correct == "on" and 0 < ratio < 1 and slots.whole
         if not in_place:
-            self.write_reused(plan, row, prefix, min(n, row.numel()), every=correct)
-        if correct:  # waits for a device that chose: the weights go by which tokens are computed
-            plan.correction = correction_of(
-                self.model, self.runner, slots, plan.computed, plan.arrivals
-            )
+            self.write_reused(plan, row, prefix, min(n, row.numel()))
         return plan
 
     def _count(self, report: dict[str, Any]) -> None:
@@ -211,22 +206,20 @@ class ChunkEngine:
         self.counts["reused_tokens"] += report["reused"]
         self.counts["recomputed_tokens"] += report["recomputed"]
 
-    def write_reused(
-        self, plan: ReusePlan, row: torch.Tensor, first: int, end: int, every: bool = False
-    ) -> None:
-        """Write the KV of positions ``first..end`` of the plan's chunks that is reused (``every``: or
-        could be) into the row's slots."""
+    def write_reused(self, plan: ReusePlan, row: torch.Tensor, first: int, end: int) -> None:
+        """Write the KV of positions ``first..end`` of the plan's chunks that is reused into the row's
+        slots."""
         placed: Sequence[Placed] = plan.placed
         keys, values = model_view.pool_views(self.runner)
         cache = KVCache(keys, values, row, arrivals=plan.arrivals)
         whole = (first, end) == (plan.prefix, plan.chosen.total)
-        if whole and not every and not plan.chosen.is_on_host:
+        if whole and not plan.chosen.is_on_host:
             sent = send(self.model, placed, cache, plan.chosen.others(plan.prefix))
             plan.arrivals += [sent] if sent is not None else []
             placed = [p for p in placed if base_of(p.chunk)[0] is None]
         if not placed:
             return
-        wanted = torch.ones(plan.chosen.total, dtype=torch.bool) if every else ~plan.computed
+        wanted = ~plan.computed
         wanted[:first] = False
         wanted[end:] = False
         place_chunks(self.model, placed, cache, wanted)

@@ -109,34 +109,12 @@ def _packed_runs(engine: ChunkEngine, batch: Any) -> list[Run]:
         for i in planned:
             _fall_back(engine, batch.reqs[i])
         return _pack_whole(engine, batch)
-    if len(runs) == 1:
-        _add_corrections(engine, batch, chosen, planned, runs[0][1])
     for i in planned:
         _mark_fused(batch.reqs[i])
     if planned:
         engine.counts["fused_batches"] += 1
         engine.counts["mixed_batches"] += int(batch.forward_mode.is_mixed())
     return runs
-
-
-def _add_corrections(
-    engine: ChunkEngine,
-    batch: Any,
-    chosen: Sequence[torch.Tensor],
-    planned: Sequence[int],
-    attention: FusedAttention,
-) -> None:
-    """Corrections of the requests whose chosen rows are all in this one forward."""
-    for i in planned:
-        request = chunk_request_of(batch.reqs[i])
-        assert request is not None
-        plan = request.plan
-        if plan is None or plan.correction is None:
-            continue
-        if int(batch.prefix_lens[i]) == plan.prefix:
-            attention.corrections.append((sum(map(len, chosen[:i])), plan.correction))
-            engine.counts["corrected_requests"] += 1
-            request.report["corrected"] = plan.correction.targets.numel()
 
 
 def _pack(

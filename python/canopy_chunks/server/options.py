@@ -54,11 +54,6 @@ class Options:
         "and that and stand-in documents elsewhere (mixed).",
         choices=ENCODINGS,
     )
-    correct: str = declare_key(
-        "off",
-        "Correct the reused KV by what the recomputed tokens reveal of it.",
-        choices=("off", "on"),
-    )
     device_mb: int = _mebibytes(0, "Device memory for documents.")
     memory_mb: int = _mebibytes(1024, "Host memory for documents.")
     disk_mb: int = _mebibytes(0, "Disk space for documents; needs directory.")

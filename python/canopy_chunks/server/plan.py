@@ -16,7 +16,6 @@ import torch
 from canopy_chunks.cache import KVCache, dense_cache
 from canopy_chunks.choice import ChosenTokens
 from canopy_chunks.chunk import FusedPrompt, Placed
-from canopy_chunks.correction import Correction, plan_correction
 from canopy_chunks.model import Model
 from canopy_chunks.placement import copy_positions, place_chunks
 from canopy_chunks.selectors import Context, Offline, Selector
@@ -148,17 +147,3 @@ def replan(
     computed[:prefix] = False
     computed[total - 1] = True
     return computed
-
-
-def correction_of(
-    model: Model,
-    runner: Any,
-    slots: PromptSlots,
-    computed: torch.Tensor,
-    arrivals: list[Transfer],
-) -> Correction | None:
-    """How the reused KV, which is all in place or under way, is corrected in its forward.
-    computed: ``[n]`` bool, on the host."""
-    cache = row_cache(runner, slots.row[: slots.ids.numel()], slots.prefix)
-    cache.arrivals = arrivals
-    return plan_correction(model, slots.prompt, cache, computed, slots.prefix)

@@ -12,7 +12,6 @@ import torch
 
 from canopy_chunks.choice import ChosenTokens
 from canopy_chunks.chunk import Chunk, Placed
-from canopy_chunks.correction import Correction
 from canopy_chunks.disk import DiskChunk
 from canopy_chunks.fields import ChunkFields
 from canopy_chunks.host_memory import HostChunk
@@ -63,14 +62,12 @@ class ReusePlan:
     """Which tokens of one prompt are computed, and whose KV the others get.
 
     chosen: the computed ones; placed: chunks with KV, from the exact prefix on; prefix: tokens that
-    came from the exact tree; correction: of what is reused, for a forward of all computed tokens;
-    arrivals: KV that is still on its way to the device.
+    came from the exact tree; arrivals: KV that is still on its way to the device.
     """
 
     chosen: ChosenTokens
     placed: tuple[Placed, ...]
     prefix: int
-    correction: Correction | None = None
     arrivals: list[Transfer] = field(default_factory=list)
 
     @property
@@ -177,11 +174,11 @@ def chunk_request(
 
 COUNTERS = (
     "fused_requests", "reused_tokens", "recomputed_tokens", "fused_batches", "mixed_batches",
-    "corrected_requests", "replanned_requests", "split_batches", "most_rows", "fallbacks",
+    "replanned_requests", "split_batches", "most_rows", "fallbacks",
 )  # fmt: skip
 """split_batches: batches of more than a window, computed in several forwards; most_rows: the most
 tokens that one forward with chunk requests computed; mixed_batches: fused batches with decode rows
-in them; corrected_requests: whose reused KV was corrected; replanned_requests: started again after a
+in them; replanned_requests: started again after a
 retraction; fallbacks: failures that were caught, after which a request or batch ran normally."""
 
 

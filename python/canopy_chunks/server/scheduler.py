@@ -91,7 +91,7 @@ def _calibrate_and_check(engine: ChunkEngine, tokenizer: Any, tp_size: int) -> N
         runner.attn_backend.canopy_name,
     )  # fmt: skip
     engine.ratios = calibrated_ratios(options.calibration, engine.setting)
-    method = Method(options.selector, options.encode, options.correct == "on")
+    method = Method(options.selector, options.encode)
     ratios = ratios_in_use(options, engine.ratios)
     check_quality(model, tokenizer, method, ratios, options.min_kept)
 

@@ -19,16 +19,11 @@ Turns = tuple[torch.Tensor, torch.Tensor]
 """What :func:`turned` multiplies rows and their swapped halves by, each ``[n, heads, d]`` fp32."""
 
 
-def turns(table: torch.Tensor, heads: int, back: bool = False) -> Turns:
+def turns(table: torch.Tensor, heads: int) -> Turns:
     """A cos-sin ``table [n, d]`` as factors as long as the rows that they turn: no head is broadcast
     and no half taken alone, which costs a CPU three times as much.
-
-    back: those that undo the rotation, whatever the table's rounding or scale.
     """
     cos, sin = table.float().chunk(2, dim=-1)
-    if back:
-        norm = cos * cos + sin * sin
-        cos, sin = cos / norm, -sin / norm
     both = torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
     one, other = (x[:, None].repeat(1, heads, 1) for x in both)
     return one, other
@@ -38,11 +33,6 @@ def turned(x: torch.Tensor, by: Turns, out: torch.Tensor | None = None) -> torch
     """``x [n, heads, d]`` fp32 turned, into ``out`` where that is given, which must not overlap it."""
     out = torch.mul(x, by[0], out=out)
     return out.addcmul_(x.roll(x.shape[-1] // 2, -1), by[1])
-
-
-def add_turned(x: torch.Tensor, by: Turns, to: torch.Tensor) -> torch.Tensor:
-    """``to + turned(x)``, in place; all fp32."""
-    return to.addcmul_(x, by[0]).addcmul_(x.roll(x.shape[-1] // 2, -1), by[1])
 
 
 def warps(dim: int) -> int:
@@ -78,26 +68,6 @@ def turn(low, high, cos, sin):
 def _pool_at(slot, head, dims, page_stride, token_stride, head_stride, PAGE: tl.constexpr):
     first = (slot // PAGE) * page_stride + (slot % PAGE) * token_stride + head * head_stride
     return first[:, None] + dims[None, :]
-
-
-@triton.jit
-def load_pool(
-    pool_ptr,
-    slot,
-    head,
-    dims,
-    mask,
-    page_stride,
-    token_stride,
-    head_stride,
-    PAGE: tl.constexpr,
-    DIM: tl.constexpr,
-):
-    """Both halves at ``slot [block]`` of a pool of pages, fp32; zeros where the mask is off."""
-    at = _pool_at(slot, head, dims, page_stride, token_stride, head_stride, PAGE)
-    low = tl.load(pool_ptr + at, mask=mask, other=0.0).to(tl.float32)
-    high = tl.load(pool_ptr + at + DIM // 2, mask=mask, other=0.0).to(tl.float32)
-    return low, high
 
 
 @triton.jit

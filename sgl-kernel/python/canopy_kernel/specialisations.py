@@ -121,7 +121,7 @@ def _merges(kind: str, few: bool, arch: int) -> Iterator[Specialisation]:
 
 
 def _movers(kind: str, dim: int, page: int) -> Iterator[Specialisation]:
-    from canopy_kernel import correct, fuse, rope_scatter, rows
+    from canopy_kernel import fuse, rope_scatter, rows
 
     label = f"d{dim} {kind} page{page}"
     pointers = {"positions_ptr": "*i64", "slots_ptr": "*i64", "table_ptr": "*fp32"}
@@ -144,20 +144,6 @@ def _movers(kind: str, dim: int, page: int) -> Iterator[Specialisation]:
         fuse._fuse_kernel,
         {**dict.fromkeys((*fresh, *pools), f"*{kind}"), "origin_ptr": "*i64", **pointers},
         {"HEADS": KV_HEADS, "PAGE": page, "DIM": dim, "BLOCK": fuse.BLOCK},
-        rows.warps(dim),
-        2,
-    )
-    fp32 = ("delta_k_ptr", "delta_v_ptr", "weight_ptr", "limit_k_ptr", "limit_v_ptr")
-    yield Specialisation(
-        f"correct {label}",
-        correct._correct_kernel,
-        {
-            **dict.fromkeys(fp32, "*fp32"),
-            **dict.fromkeys(pools, f"*{kind}"),
-            "index_ptr": "*i64",
-            **pointers,
-        },
-        {"WIDTH": 16, "PAGE": page, "DIM": dim, "BLOCK": correct.BLOCK},
         rows.warps(dim),
         2,
     )

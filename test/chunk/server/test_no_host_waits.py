@@ -280,46 +280,6 @@ def test_a_fused_step_of_32_layers_launches_no_more_than_its_budget(
     assert sum(device.operations.values()) + len(launches) + probes <= own, device.operations
 
 
-def plan_kept(engine, monkeypatch) -> list:
-    """The plans that an engine makes from here on, which it forgets after the step."""
-    kept, real = [], engine.plan
-    monkeypatch.setattr(engine, "plan", lambda *about: kept.append(real(*about)) or kept[-1])
-    return kept
-
-
-def test_a_correction_on_a_device_finds_all_reused_kv_in_place(
-    llama, ids, chunks, monkeypatch
-) -> None:
-    plain = served(llama, monkeypatch, lambda x: x, correct="on")
-    _, batch, _ = step_of(plain, ids, chunks, lambda x: x)
-    wanted = plan_kept(plain, monkeypatch)
-    run(plain, batch, monkeypatch)
-    device = SeparateDevice()
-    kernels_on(monkeypatch)
-    engine = served(moved(llama, device), monkeypatch, device.put, correct="on")
-    kept = plan_kept(engine, monkeypatch)
-    with device:
-        req, batch, row = step_of(engine, ids, chunks, device.put)
-        run(engine, batch, monkeypatch)
-    assert engine.counts["fallbacks"] == 0
-    assert engine.counts["corrected_requests"] == plain.counts["corrected_requests"] == 1
-    state = req.canopy_chunks
-    inside_chunks = torch.cat([torch.arange(a, b) for a, b in state.bounds])
-    slots = row[inside_chunks]  # of tokens that will be computed too: they reveal what differs
-    for mine, theirs in zip(
-        (*engine.runner.keys, *engine.runner.values), (*plain.runner.keys, *plain.runner.values)
-    ):
-        torch.testing.assert_close(inside(mine)[slots], theirs[slots], atol=1e-5, rtol=1e-5)
-    mine, theirs = kept[0].correction, wanted[0].correction
-    assert torch.equal(mine.rows, theirs.rows)
-    assert torch.equal(mine.targets, theirs.targets)
-    dense = [
-        torch.zeros(len(c.targets), len(c.rows)).scatter(1, inside(c.index), inside(c.weight))
-        for c in (mine, theirs)
-    ]
-    torch.testing.assert_close(*dense, atol=1e-4, rtol=1e-4)
-
-
 def test_the_device_of_these_tests_refuses_to_be_waited_for() -> None:
     device = SeparateDevice()
     x = device.put(torch.arange(4))

@@ -9,7 +9,6 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from test_engine import SYSTEM, learn, make, request  # noqa: E402, F401
-from test_engine import prompt as asked  # noqa: E402
 
 from canopy_chunks import disk, engine  # noqa: E402
 from canopy_chunks.cache import KVCache, dense_cache  # noqa: E402
@@ -18,16 +17,13 @@ from canopy_chunks.encode import encode  # noqa: E402
 from canopy_chunks.fusion import fused_prefill  # noqa: E402
 from canopy_chunks.placement import place_chunks  # noqa: E402
 from canopy_chunks.selectors import make_selector  # noqa: E402
-from canopy_chunks.server.attention import FusedAttention  # noqa: E402
 from canopy_chunks.server.model_view import check_layout, pool_views, row_cache  # noqa: E402
 from canopy_chunks.server.plan import (  # noqa: E402
     PromptSlots,
     choose_tokens,
-    correction_of,
     replan,
 )
 from canopy_chunks.suffix import ChunkSuffix  # noqa: E402
-from canopy_kernel.attention import Rows  # noqa: E402
 from sglang_canopy.errors import CanopyError  # noqa: E402
 
 PREFIX, CHUNK, TAIL = 12, 50, 9
@@ -101,64 +97,6 @@ def test_fused_rows_over_the_pool_give_the_engines_logits(llama, runner, prompt)
         llama, prompt, dense_cache(llama, len(prompt)), make_selector("question"), 0.2
     ).logits
     torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-4)
-
-
-def test_a_corrected_forward_over_the_pool_gives_the_engines_logits(llama, runner, prompt) -> None:
-    """As attention does it: before a layer's rows are written, behind another request's rows."""
-    row = row_of(len(prompt))
-    chosen, _ = chosen_of(llama, runner, prompt, row)
-    slots = PromptSlots(prompt.ids, row, 0, prompt.placed)
-    others, rows = 5, chosen.rows()
-    correction = correction_of(llama, runner, slots, chosen.mask(), [])
-    fused = FusedAttention(Rows.one(rows, row), [(others, correction)])
-
-    def correct(layer, k_pool, v_pool, k, v):
-        k, v = (torch.cat([torch.randn(others, *x.shape[1:]), x]).flatten(1) for x in (k, v))
-        fused.correct(layer, k, v, k_pool, v_pool)
-
-    hidden, _ = engine.run_rows(
-        llama, prompt.ids[rows], rows, row_cache(runner, row, 0), correct=correct
-    )
-    mine = llama.logits(hidden[-1:])[0]
-    theirs = [
-        fused_prefill(
-            llama,
-            prompt,
-            dense_cache(llama, len(prompt)),
-            make_selector("question"),
-            0.2,
-            corrected,
-        ).logits
-        for corrected in (True, False)
-    ]
-    torch.testing.assert_close(mine, theirs[0], atol=1e-4, rtol=1e-4)
-    assert (mine - theirs[1]).abs().max() > 1e-3
-
-
-@pytest.mark.parametrize("cached", [0, SYSTEM + 2, SYSTEM + 55])
-def test_a_servers_plan_is_corrected_where_its_whole_prompt_is_in_one_window(
-    make,  # noqa: F811
-    runner,
-    ids,
-    cached,
-) -> None:
-    for mode, window, expected in (("on", None, True), ("off", None, False), ("on", 100, False)):
-        server = make(correct=mode)
-        server.runner = runner
-        req = request(*asked(ids))
-        learn(server, req)
-        req.full_untruncated_fill_ids = req.origin_input_ids
-        row = row_of(len(req.origin_input_ids))[:window]
-        state = server.new_request(req)
-        plan = server.plan(req, state, cached, row)
-        assert (plan.correction is not None) == expected
-        if expected:
-            assert int(plan.correction.targets.min()) >= max(
-                cached, SYSTEM + 40
-            )  # the first is exact
-            again = server.plan(req, state, cached, row)  # after a retraction: the same
-            assert torch.equal(again.correction.rows, plan.correction.rows)
-            torch.testing.assert_close(again.correction.weight, plan.correction.weight)
 
 
 @pytest.mark.parametrize("prefix", [0, PREFIX, PREFIX + 20, PREFIX + CHUNK + 5])

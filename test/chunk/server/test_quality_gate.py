@@ -17,7 +17,7 @@ from canopy_chunks.server import scheduler  # noqa: E402
 from canopy_chunks.server.options import DEFAULT_RATIO, Options  # noqa: E402
 from sglang_canopy.errors import CanopyError  # noqa: E402
 
-METHOD = Method("question", "prefix", False)
+METHOD = Method("question", "prefix")
 
 
 @pytest.fixture
@@ -95,22 +95,18 @@ def test_the_gate_is_given_every_ratio_that_may_be_served(
 
 
 def test_the_gate_measures_the_method_that_is_served(llama, monkeypatch, tmp_path) -> None:
-    options = {"selector": "frequency", "encode": "mixed", "correct": "on"}
+    options = {"selector": "frequency", "encode": "mixed"}
     assert started(llama, monkeypatch, tmp_path, {}, **options)["method"] == Method(
-        "frequency", "mixed", True
+        "frequency", "mixed"
     )
 
 
 def test_answers_are_decoded_freely_and_all_are_kept_at_ratio_one(llama, monkeypatch) -> None:
-    """The tokens that follow decide, with the correction that is served; at ratio 1 all agree."""
-    corrected = []
-    real = gate.fused_prefill
-    monkeypatch.setattr(gate, "fused_prefill", lambda *a: corrected.append(a[5]) or real(*a))
+    """The tokens that follow decide; at ratio 1 all agree."""
     monkeypatch.setattr(gate, "DOCUMENT_TOKENS", 24)
     monkeypatch.setattr(gate, "holds", lambda text, answers: bool(text))
-    found = gate.measure_kept(llama, Words(), Method("question", "mixed", True), [0.2, 1.0], 2)
+    found = gate.measure_kept(llama, Words(), Method("question", "mixed"), [0.2, 1.0], 2)
     assert found[1.0] == Kept(2, 2)
-    assert corrected == [True] * 4
     monkeypatch.undo()
     case = gate.tokenise(
         Words(), next(iter(gate.synthetic(["single"], 1, ["a b c d e f g h"]))), 6, 24

@@ -180,6 +180,6 @@ def test_a_check_that_fails_is_counted_and_the_next_one_runs(engine, ids, monkey
 
 
 def test_a_restart_begins_with_a_new_meter_that_checks_more(engine) -> None:
-    fresh = Watch(QualityMeter(0.01, 0.4), False, None)
+    fresh = Watch(QualityMeter(0.01, 0.4), None)
     taken = [fresh.meter.take(None) for _ in range(10)]
     assert taken == [None] * 9 + [SERVED]

@@ -18,7 +18,7 @@ from canopy_chunks.chunk import Chunk, Placed  # noqa: E402
 from canopy_chunks.selectors import make_selector, question  # noqa: E402
 from canopy_chunks.server import scheduler  # noqa: E402
 from canopy_chunks.server.options import AUTOMATIC_PROMPT_TOKENS, Options  # noqa: E402
-from canopy_chunks.server.plan import PromptSlots, choose_tokens, correction_of  # noqa: E402
+from canopy_chunks.server.plan import PromptSlots, choose_tokens  # noqa: E402
 from canopy_chunks.server.request import ineligible_reason  # noqa: E402
 from canopy_chunks.store import ChunkStore  # noqa: E402
 from canopy_chunks.working_memory import working_memory  # noqa: E402
@@ -87,9 +87,7 @@ def test_planning_takes_no_more_than_is_set_aside(llama, runner, placed, window)
     ids, row = torch.ones(TOKENS, dtype=torch.long), torch.arange(1, TOKENS + 1)
     with Peak() as peak:
         slots = PromptSlots(ids, row[:window], 0, placed)
-        chosen, _ = choose_tokens(llama, runner, slots, make_selector("question"), 0.15, [])
-        if window == TOKENS:
-            correction_of(llama, runner, slots, chosen.mask(), [])
+        choose_tokens(llama, runner, slots, make_selector("question"), 0.15, [])
     set_aside = working_memory(llama.shape, 4, TOKENS, 0)
     assert peak.most > set_aside.total / 20, "nothing was measured"
     assert peak.most <= set_aside.total
