@@ -119,20 +119,27 @@ def attribute_docs(cls: type) -> dict[str, str]:
 
 
 def options_table(cls: type, without: Collection[str] = ()) -> str:
-    """Key, default and meaning of each field of a configuration dataclass."""
+    """Each key of a configuration dataclass, with its meaning and default."""
     docs = attribute_docs(cls) | {f.name: _declared(option) for f, option in declared.declared(cls)}
     rows = [
-        [f"`{f.name}`", _default(f), docs.get(f.name, "")]
+        [f"`{f.name}`", _with_default(docs[f.name], _default(f))]
         for f in dataclasses.fields(cls)
         if f.init and f.name not in without
     ]
-    return table(["key", "default", "meaning"], rows)
+    return table(["key", "meaning (default)"], rows)
+
+
+def _with_default(meaning: str, default: str) -> str:
+    return f"{meaning} ({default})" if default else meaning
 
 
 def _declared(option: declared.Declared) -> str:
     """Help and allowed values of a declared key."""
-    allowed = option.allowed
-    return f"{option.help} {allowed[:1].upper()}{allowed[1:]}." if allowed else option.help
+    return _with_allowed(option.help, option.allowed)
+
+
+def _with_allowed(meaning: str, allowed: str) -> str:
+    return f"{meaning} {allowed[:1].upper()}{allowed[1:]}." if allowed else meaning
 
 
 def _default(f: dataclasses.Field) -> str:
@@ -142,7 +149,7 @@ def _default(f: dataclasses.Field) -> str:
         return "required"
     if f.default == math.inf:
         return "never expires"
-    return f"`{json.dumps(f.default)}`" if f.default not in ("", None) else "none"
+    return f"`{json.dumps(f.default)}`" if f.default not in ("", None) else ""
 
 
 def policy_options() -> str:
@@ -171,29 +178,31 @@ def policy_config(name: str) -> type:
 
 
 def declared_flags(*classes: type, hidden: bool | None = None) -> list[list[str]]:
-    """Flag, allowed values, default and meaning of each declared option of a server; ``hidden``:
-    only those that ``--help`` leaves out, or the others."""
+    """Flag and meaning of each declared option of a server; ``hidden``: only those that ``--help``
+    leaves out, or the others."""
     rows = []
     for row in (row for cls in classes for row in declared.rows(cls, hidden)):
-        value = f" `{row['value']}`" if row["value"] else ""
-        rows.append([f"`{row['flag']}`{value}", row["allowed"], row["default"], row["help"]])
+        value = f" {row['value']}" if row["value"] else ""
+        rows.append([f"`{row['flag']}{value}`", _full_meaning(row)])
     return rows
 
 
-FLAG_COLUMNS = ["option", "allowed", "default", "meaning"]
+def _full_meaning(row: Mapping[str, str]) -> str:
+    """What an option does, what it may be, and its default."""
+    return _with_default(_with_allowed(row["help"], row["allowed"]), row["default"])
 
 
 def keys_table(cls: type) -> str:
     """The keys that a flag takes."""
-    rows = [[f"`{r['flag']}`", r["allowed"], r["default"], r["help"]] for r in declared.rows(cls)]
-    return table(["key", "allowed", "default", "meaning"], rows)
+    rows = [[f"`{r['flag']}`", _full_meaning(r)] for r in declared.rows(cls)]
+    return table(["key", "meaning (default)"], rows)
 
 
 def canopy_flags(hidden: bool) -> str:
     """The flags of ``--help``, or those that it leaves out."""
-    short = [f"`{flags.SHORT}` `NAME`", "SGLang's policies and Canopy's", "", flags.short_help()]
+    short = [f"`{flags.SHORT} NAME`", flags.short_help()]
     rows = declared_flags(*flags.KINDS, hidden=hidden)
-    return table(FLAG_COLUMNS, rows if hidden else [short, *rows])
+    return table(["option", "meaning (default)"], rows if hidden else [short, *rows])
 
 
 FEATURES = {
@@ -245,7 +254,7 @@ def setups_table() -> str:
     return table(["set-up", *setups.PARTS, "tests in `test/`"], rows)
 
 
-COMMON = ("--format", "--skip-bad", "--jobs", "--api-key", "--json")
+COMMON = ("--format", "--skip-bad", "--jobs", "--api-key", "--json", "--url", "--seed")
 """Options that mean the same in every command that has them: the page has them once, by hand."""
 
 
@@ -312,15 +321,11 @@ def _allowed(check: Callable[[Any], Any]) -> str:
 
 
 def metrics_table() -> str:
-    rows = [
-        [
-            f"`{series.PREFIX}{m.name}`",
-            ", ".join(f"`{label}`" for label in m.labels),
-            m.meaning,
-        ]
-        for m in series.METRICS
-    ]
-    return table(["metric", "labels", "meaning"], rows)
+    rows = []
+    for m in series.METRICS:
+        labels = f"{{{','.join(m.labels)}}}" if m.labels else ""
+        rows.append([f"`{series.PREFIX}{m.name}{labels}`", m.meaning])
+    return table(["metric{labels}", "meaning"], rows)
 
 
 def plan_keys() -> str:
@@ -350,7 +355,7 @@ def routes() -> str:
     del sys.modules[stand_in.__name__]
     return table(
         ["method", "path"],
-        [[", ".join(sorted(route.methods)), f"`{route.path}`"] for route in app.routes],
+        [[min(route.methods), f"`{route.path}`"] for route in app.routes],
     )
 
 

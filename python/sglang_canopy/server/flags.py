@@ -55,7 +55,7 @@ KINDS = (WhatifFlags, TierFlags, RequestOptions, QueueFlags)
 def short_help() -> str:
     """What ``SHORT`` is."""
     names = ", ".join(live_names())
-    return f"Short for {SHORT}-policy. Canopy adds auto, which is all that wins, and: {names}."
+    return f"Short for {SHORT}-policy. Canopy adds {names}, and auto, which is wa and more."
 
 
 def add_flags(group: argparse._ArgumentGroup, options: Mapping[str, argparse.Action]) -> None:
