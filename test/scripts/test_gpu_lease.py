@@ -59,6 +59,8 @@ def test_what_was_promised_of_the_lease_is_in_it(lease, tmp_path):
     assert parts["documents_exact"][-2:] == ["exact", "3000"]
     assert parts["documents_speed"][-2:] == ["speed", "15000"]
     assert [n * documents.TOKENS for n in documents.COUNTS] == [2000, 4000, 8000, 15000]
+    compiles = [w for w in parts.values() if "canopy_kernel.compile" in w]
+    assert all("--here" in words for words in compiles), "for this chip alone"
     assert {f"churn_8b_{arm}" for arm in ("wa", "lru", "auto")} < parts.keys()
 
 

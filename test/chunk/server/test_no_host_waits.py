@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from types import SimpleNamespace
 
@@ -301,6 +302,49 @@ def test_the_device_of_these_tests_refuses_to_be_waited_for() -> None:
     assert device.copied == {"to device": 8}
 
 
+@contextlib.contextmanager
+def waits_are_errors():
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def watched_steps(strict, engine: ChunkEngine, ids, chunks, put, monkeypatch):
+    """Two steps, the first of which compiles kernels, under ``strict`` alone: their set-up copies from
+    pageable memory, which waits. The last request."""
+    for _ in range(2):
+        req, batch, _ = step_of(engine, ids, chunks, put)
+        with strict():
+            run(engine, batch, monkeypatch)
+    assert engine.counts["fallbacks"] == 0
+    assert req.canopy_chunks.fused
+    return req
+
+
+def test_what_a_watched_step_needs_is_there_before_waits_are_errors(
+    llama, ids, chunks, monkeypatch
+) -> None:
+    """What the test below does on a device, with copies that say when they are made."""
+    device, under_way = SeparateDevice(), []
+    kernels_on(monkeypatch)
+
+    @contextlib.contextmanager
+    def strict():
+        under_way.append(True)
+        with device:
+            yield
+        under_way.clear()
+
+    def put(x):
+        assert not under_way, "a copy that waits, where waits are errors"
+        return device.put(x)
+
+    engine = served(moved(llama, device), monkeypatch, put)
+    watched_steps(strict, engine, ids, chunks, put, monkeypatch)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("tier", ["host", "device"])
 def test_cuda_itself_sees_no_wait_in_a_fused_step(llama, ids, chunks, monkeypatch, tier) -> None:
@@ -310,14 +354,4 @@ def test_cuda_itself_sees_no_wait_in_a_fused_step(llama, ids, chunks, monkeypatc
     there = SimpleNamespace(put=put)
     sizes = {"device_mb": 64} if tier == "device" else {}
     engine = served(moved(llama, there), monkeypatch, put, **sizes)
-    for _ in range(2):  # the first compiles kernels
-        req, batch, _ = step_of(
-            engine, ids, chunks, put
-        )  # copies from pageable memory, which waits
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            run(engine, batch, monkeypatch)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-    assert engine.counts["fallbacks"] == 0
-    assert req.canopy_chunks.fused
+    watched_steps(waits_are_errors, engine, ids, chunks, put, monkeypatch)
