@@ -4,8 +4,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from test_choice import row
 
-from canopy_lab.plan.choice import parse_constraints
+from canopy_lab.plan import planner
+from canopy_lab.plan.choice import choose, parse_constraints
+from canopy_lab.plan.objective import METRICS
 from canopy_lab.plan.uncertainty import WINDOWS, uncertainty_of
 
 
@@ -66,3 +69,19 @@ def test_limits_of_the_whole_run_are_named_as_left_out():
 def test_equal_results_give_equal_answers():
     one, two = (uncertainty_of(result(bursty(1))) for _ in range(2))
     assert one == two
+
+
+def test_candidates_for_a_sure_choice_are_not_all_one_configuration(monkeypatch):
+    """A dozen of small settings cost less than the next size, and are as unsure as the cheapest."""
+    limits = parse_constraints(["p99_ttft<20s"])
+    rows = [row(dram, 1.0, 1000.0, 4.0 + dram / 100, p99=19.0) for dram in range(20)]
+    rows.append(row(64, 1.0, 1000.0, 9.0, p99=12.0))
+    monkeypatch.setattr(
+        planner, "uncertainty_of", lambda p99, _: SimpleNamespace(met=float(p99 < 15))
+    )
+    evaluate = SimpleNamespace(result=lambda c: 12.0 if c.dram_gib == 64 else 19.0)
+    request = planner.PlanRequest(constraints=limits)
+    choice = choose(rows, limits, METRICS["cost"])
+    best, sure, unsure = planner._sure(choice, rows, request, evaluate)
+    assert (best.row["dram_gib"], sure.met) == (64, 1.0)
+    assert [one.row["dram_gib"] for one in unsure] == [0]

@@ -279,7 +279,11 @@ def _sure(
     choice: ChosenConfiguration, rows: list[Row], request: PlanRequest, evaluate: Evaluator
 ) -> tuple[ChosenConfiguration, Uncertainty, list[Rejected]]:
     """The choice, or the next best that meets the limits surely enough, else the surest of the
-    first ``CANDIDATES``; how sure it is; and those that were not sure enough."""
+    first ``CANDIDATES``; how sure it is; and those that were not sure enough.
+
+    Each candidate is further below a limit than the one before it was, so that they are not all
+    one configuration with other small settings.
+    """
     tried: list[tuple[ChosenConfiguration, Uncertainty]] = []
     left = [row for row in rows if all(c.met(row) for c in request.constraints)]
     candidate = choice
@@ -288,7 +292,8 @@ def _sure(
         found = uncertainty_of(result, request.constraints)
         tried.append((candidate, found))
         enough = found.met is None or not choice.feasible or found.met >= request.confidence
-        left = [row for row in left if row is not candidate.row]
+        limits = [(c, c.value(candidate.row)) for c in request.constraints]
+        left = [r for r in left if any(_surer(c, c.value(r), value) for c, value in limits)]
         if enough or not left or len(tried) >= CANDIDATES:
             break
         candidate = choose(left, request.constraints, request.minimise)
@@ -301,6 +306,10 @@ def _sure(
         if one is not best[0]
     ]
     return *best, unsure
+
+
+def _surer(limit: Constraint, value: float, other: float) -> bool:
+    return value < other if limit.at_most else value > other
 
 
 def footprint(trace: CompactTrace, engine: Engine) -> float:

@@ -71,23 +71,27 @@ def _scatter(axes: Axes, plan: CapacityPlan, x: Metric, y: Metric, currency: str
     axes.scatter(*_xy([plan.baseline], x, y), s=55, marker="s", color=INK, zorder=4)
     axes.scatter(*_xy([plan.choice.row], x, y), s=130, marker="*", color=ORANGE, zorder=5)
     name_axes(axes, _axis(x, currency), _axis(y, currency))
-    axes.locator_params(nbins=5)
+    axes.locator_params(nbins=4)
+    axes.ticklabel_format(useOffset=False)
     title(axes, f"{_better(y)} and {_better(x, across=True)} is better")
 
 
 def _dram(plan: CapacityPlan, currency: str) -> Figure:
-    """Mean TTFT and cost against DRAM: one line a disk, where three sizes or more are known."""
+    """Mean TTFT and hits against DRAM: a line for each of the six disks with most sizes of DRAM, and
+    of several rows of one size the one with the least mean TTFT."""
     del currency
     figure, axes = new_figure(columns=2, height=3.6)
-    lines: dict[str, list[Row]] = {}
+    lines: dict[str, dict[float, Row]] = {}
     for row in plan.found.rows.values():
         c = configuration_of(row)
         if c.instances == plan.space.instances[0] and c.ttl == plan.space.ttls[0]:
             disk = f"{c.disk_gib:g} GiB {c.disk}" if c.disk else "no disk"
-            lines.setdefault(disk, []).append(row)
+            line = lines.setdefault(disk, {})
+            known = line.setdefault(c.dram_gib, row)
+            line[c.dram_gib] = min(known, row, key=lambda r: float(r["mean_ttft_s"]))
     longest = sorted(lines.items(), key=lambda kv: (-len(kv[1]), kv[0]))[:6]
-    for (name, rows), colour in zip(longest, _COLOURS):
-        rows = sorted(rows, key=lambda row: row["dram_gib"])
+    for (name, line), colour in zip(longest, _COLOURS):
+        rows = [line[size] for size in sorted(line)]
         sizes = [max(row["dram_gib"], plan.space.dram_gib[1] / 2) for row in rows]
         for panel, metric, factor in zip(axes.flat, ("mean_ttft_s", "token_hit_ratio"), (1, 100)):
             panel.plot(

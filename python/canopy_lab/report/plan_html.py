@@ -14,9 +14,11 @@ from canopy_lab.report.plan_charts import charts
 from canopy_lab.report.plan_text import (
     EXTREMES_HEAD,
     HEAD,
+    LOADS_HEAD,
     cells,
     choice_text,
     extremes,
+    loads,
     overview,
     uncertainty_text,
 )
@@ -49,7 +51,7 @@ def page(plan: CapacityPlan, about: Mapping[str, Any], currency: str) -> str:
     """The page, figures included as data."""
     return render(
         "plan",
-        title=f"A plan for {about.get('trace', 'a trace')}",
+        title=f"A plan for {Path(about.get('trace', 'a trace')).name}",
         overview=overview(plan),
         choice=[
             *choice_text(plan, currency),
@@ -77,8 +79,7 @@ def _tables(plan: CapacityPlan) -> list[tuple[str, HtmlTable]]:
         table = HtmlTable((*HEAD, "why not"), lines, text=(len(HEAD),))
         found.append(("Why not the ones beside it", table))
     if len(plan.sensitivity) > 1:
-        lines = [[f"{100 * (a - 1):+.0f} %", *cells(r)] for a, r in plan.sensitivity.items()]
-        found.append(("The choice at other loads", HtmlTable(("load", *HEAD[1:]), lines)))
+        found.append(("The choice at other loads", HtmlTable(LOADS_HEAD, loads(plan))))
     return found
 
 

@@ -18,7 +18,8 @@ _METRICS = ("mean_ttft", "p99_ttft", "throughput", "token_hit_ratio", "cost_per_
 HEAD = (
     "configuration", "mean TTFT", "P99 TTFT", "tokens/s", "hits", "device/host/disk", "$/h", "cost",
 )  # fmt: skip
-EXTREMES_HEAD = ("", *HEAD, "throughput", "mean TTFT", "cost")
+EXTREMES_HEAD = ("", *HEAD, "throughput ±", "TTFT ±", "cost ±")
+LOADS_HEAD = ("load", *HEAD[1:], "meets")
 
 
 def plan_text(plan: CapacityPlan, currency: str) -> str:
@@ -40,7 +41,7 @@ def plan_text(plan: CapacityPlan, currency: str) -> str:
         parts += ["", "Why not the ones beside it:"]
         parts += [f"  {label_of(n.row)}: {n.why}" for n in plan.neighbours]
     if len(plan.sensitivity) > 1:
-        parts += ["", "The same configuration at other loads:", loads_table(plan)]
+        parts += ["", "The same configuration at other loads:", text_table(LOADS_HEAD, loads(plan))]
     return "\n".join(parts)
 
 
@@ -182,11 +183,11 @@ def main_metrics(row: Row) -> str:
     )
 
 
-def loads_table(plan: CapacityPlan) -> str:
-    """The choice at each load, and whether it still meets the constraints."""
+def loads(plan: CapacityPlan) -> list[list[str]]:
+    """The choice at each load, and whether it still meets the constraints; under ``LOADS_HEAD``."""
     lines = []
     for load, row in plan.sensitivity.items():
         met = all(c.met(row) for c in plan.request.constraints)
         change = f"{100 * (load - 1):+.0f} %" if load != 1 else "as in the trace"
         lines.append([change, *cells(row), "yes" if met else "no"])
-    return text_table(("load", *HEAD[1:], "meets"), lines)
+    return lines
