@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -75,6 +77,14 @@ def test_importing_sglang_turns_the_cpu_engine_on_unless_the_user_said_otherwise
     code = "import os, sglang; print(os.environ['SGLANG_USE_CPU_ENGINE'])"
     assert run_python(code).stdout.strip() == "1"
     assert run_python(code, SGLANG_USE_CPU_ENGINE="0").stdout.strip() == "0"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is another device")
+def test_sglang_chooses_the_cpu_by_itself_and_the_page_does_not_say_otherwise():
+    ran = run_python("from sglang.srt.utils import get_device; print(get_device())")
+    assert ran.stdout.splitlines()[-1] == "cpu", ran.stderr
+    page = Path(__file__).parents[2] / "docs" / "reference" / "flags.md"
+    assert not re.search("not choose the CPU|`--device cpu`", page.read_text(encoding="utf-8"))
 
 
 def test_an_interpreter_that_needs_neither_imports_neither():

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import io
 import json
+import re
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -125,6 +126,13 @@ def test_a_frame_has_tiers_ratios_reasons_categories_and_groups() -> None:
     assert "2 h" in text
     assert "no expiry" in text
     assert "disk faults answered by recomputation: corrupt 2" in text
+
+
+def test_each_tier_is_shown_with_the_policy_that_ranks_there() -> None:
+    policies = {"device": "wa", "host": "canopy-lru", "disk": "lru"}
+    text = shown({**STATUS, "ranks": [{**RANK, "policies": policies}]})
+    rows = re.findall(r"\b(device|host|disk) +(wa|canopy-lru|lru)\b", text)
+    assert dict(rows) == policies
 
 
 WHATIF: dict[str, Any] = {
