@@ -196,7 +196,7 @@ def test_the_laboratory_in_full_under_another_python(
     built: tuple[Path, Path], tmp_path: Path, version: str
 ) -> None:
     inside = environment(tmp_path / "venv", version)
-    tools = ("pytest", "hypothesis", "pytest-timeout", "xxhash")
+    tools = ("pytest", "hypothesis", "pytest-timeout", "tokenizers", "xxhash")
     pip(inside, "install", "--quiet", str(built[0]), *tools)
     env = {**os.environ, "PYTHONPATH": ""}
     code = "import canopy_lab, sglang_canopy; print(canopy_lab.__file__, sglang_canopy.__file__)"
