@@ -46,11 +46,11 @@ class Options(LogOptions):
     )  # fmt: skip
     profile: str = declare("llama-3.1-8b-h100", "--profile", PROFILE_HELP, metavar="NAME")
     host_gb: tuple[float, ...] = declare(
-        (200.0,), "--host-gb", "sizes of host memory to ask about, in GB; none for no host tier",
+        (200.0,), "--host-gb", "sizes of host memory to ask about, in GB, or none",
         metavar="G,G", parse=_sizes, shown_default="200",
     )  # fmt: skip
     disk_gb: tuple[float, ...] = declare(
-        (1000.0,), "--disk-gb", "sizes of a disk to ask about, in GB; none for no disk",
+        (1000.0,), "--disk-gb", "sizes of a disk to ask about, in GB, or none",
         metavar="G,G", parse=_sizes, shown_default="1000",
     )  # fmt: skip
     servers: int | None = declare(
@@ -63,7 +63,7 @@ class Options(LogOptions):
     )
     sample_requests: int = declare(
         MOST_REQUESTS, "--sample-requests",
-        "most requests to simulate; of a longer log whole conversations are sampled by hash",
+        "most requests to simulate; of a longer log conversations are sampled",
         metavar="N", low=1,
     )  # fmt: skip
     jobs: int | None = declare(
@@ -71,8 +71,7 @@ class Options(LogOptions):
     )
     seed: int = declare(1, "--seed", "seed of placebo, hints and intervals", metavar="K")
     start: tuple[str, ...] | None = declare(
-        None, "--start", "then start this server to try the advice on: the rest of the line, such as "
-        "sglang serve MODEL", metavar="COMMAND", rest=True,
+        None, "--start", "then start this server with the advice: the rest of the line, such as sglang serve MODEL", metavar="COMMAND", rest=True,
     )  # fmt: skip
 
     def __post_init__(self) -> None:

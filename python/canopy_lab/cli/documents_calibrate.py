@@ -38,7 +38,7 @@ class Options:
         3, "--repeats", "times each prompt is asked at each ratio", metavar="N", low=1
     )
     slack: float = declare(
-        0.02, "--slack", "a larger ratio is taken where it costs at most this share more",
+        0.02, "--slack", "take a larger ratio if it costs at most this share more",
         metavar="SHARE", low=0,
     )  # fmt: skip
 

@@ -49,7 +49,7 @@ class Options:
     conversation: str = declare(None, "CONVERSATION", "its name, as in the conversation's requests")
     workers: list[str] = declare(
         None, "--workers",
-        "the servers themselves, not the gateway: http://10.0.0.1:30000,http://10.0.0.2:30000",
+        "the servers themselves, not the gateway",
         metavar="URL,URL", parse=worker_urls, required=True,
     )  # fmt: skip
     over: bool = declare(False, "--over", "nothing continues the conversation")

@@ -177,15 +177,15 @@ class Choosing:
     )  # fmt: skip
     confidence: float | None = declare(
         None, "--confidence",
-        "choose what meets the limits at least so surely, over resampled traces",
+        "least probability of meeting the limits, over resampled traces",
         metavar="P", low=0, high=0.999, shown_default=f"{PlanRequest().confidence}; 0 with --no-checks",
     )  # fmt: skip
     best: Metric = declare(
-        METRICS["cost"], "--best", "of what meets the limits, take the best of this metric",
+        METRICS["cost"], "--best", "what to choose by among those that meet the limits",
         metavar="METRIC", parse=metric, shown_default="cost",
     )  # fmt: skip
     objectives: tuple[str, ...] = declare(
-        DEFAULT_OBJECTIVES, "--objectives", "what the front is of, two or more", metavar="A,B",
+        DEFAULT_OBJECTIVES, "--objectives", "metrics of the front, two or more", metavar="A,B",
         parse=_objectives, shown_default=",".join(DEFAULT_OBJECTIVES),
     )  # fmt: skip
     policy: PolicyOption = declare(
@@ -202,7 +202,7 @@ class Choosing:
     )  # fmt: skip
     ttl: tuple[TTL, ...] = declare(
         (None, GROUP), "--ttl",
-        "TTLs of the disk to try: none, seconds, or group (one per prefix subtree)",
+        "TTLs of the disk to try: none, seconds, or group",
         metavar="A,B", parse=_ttls, shown_default="none,group",
     )  # fmt: skip
     instances: tuple[int, ...] = declare(
@@ -223,7 +223,7 @@ class Choosing:
     )  # fmt: skip
     dram_levels: int = declare(
         DRAM_LEVELS, "--dram-levels",
-        "sizes of DRAM to begin with, each twice the one before", metavar="N", low=1, high=64,
+        "sizes of DRAM in the first grid", metavar="N", low=1, high=64,
     )  # fmt: skip
     disk_levels: int = declare(
         DISK_LEVELS, "--disk-levels", "the same for disks", metavar="N", low=1, high=64
@@ -301,7 +301,7 @@ class Searching:
 
     sample_requests: int = declare(
         SAMPLE_REQUESTS, "--sample-requests",
-        "of a trace twice as long, search on the N busiest; 0: on all", metavar="N", low=0,
+        "search a trace twice as long on its N busiest; 0: on all", metavar="N", low=0,
     )  # fmt: skip
     evaluations: int = declare(
         SearchOptions().evaluations,
@@ -316,12 +316,11 @@ class Searching:
     )  # fmt: skip
     compare: tuple[tuple[str, float | None], ...] = declare(
         (), "--compare",
-        "plan for each of these engine profiles, at USD a GPU-hour (else the price list's), and say "
-        "which meets the limits best",
+        "plan for each of these engine profiles, at USD a GPU-hour, and say which is best",
         metavar="PROFILE=USD,...", parse=_compared, shown_default="none",
     )  # fmt: skip
     no_checks: bool = declare(
-        False, "--no-checks", "do not evaluate the choice's neighbours and other loads"
+        False, "--no-checks", "evaluate no neighbours of the choice, and no other loads"
     )
     jobs: int = declare(
         os.cpu_count() or 1, "--jobs", "processes", metavar="N", low=1, shown_default="one a core"
@@ -357,6 +356,6 @@ class Writing:
         None, "--disk-path", "the disk store's folder, for the plan file", metavar="FOLDER"
     )
     validation: str | None = declare(
-        None, "--validation", "errors that canopy validate found, to be printed with the plan",
+        None, "--validation", "errors that canopy validate found, to print",
         metavar="FILE",
     )  # fmt: skip

@@ -52,15 +52,13 @@ class Options:
     )  # fmt: skip
     refresh_s: float = declare(
         600.0, "--refresh-s",
-        "how long the plan will be in force: what is new by then gets the residual TTL", metavar="S",
+        "how long the plan will be in force", metavar="S",
     )  # fmt: skip
     block_tokens: int = declare(
         64, "--block-tokens", "the server's block_tokens (format sglang)", metavar="N", low=1,
         high=65536,
     )  # fmt: skip
-    hindsight: bool = declare(
-        False, "--hindsight", "fit the trace itself: what groups could win at best, not a plan"
-    )
+    hindsight: bool = declare(False, "--hindsight", "fit the trace itself: a bound, not a plan")
     skip_bad: int = declare(0, "--skip-bad", "pass over N broken lines", metavar="N", low=0)
     output: Path | None = declare(
         None, "--output", "write the plan file (mode 0600)", metavar="PLAN.json", parse=out_file

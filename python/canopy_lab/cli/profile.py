@@ -48,7 +48,7 @@ class Options:
     )
     kv_bytes_per_token: int | None = declare(
         None, "--kv-bytes-per-token",
-        "KV bytes of a token, if the model's config is not on this machine", metavar="N", low=1,
+        "if the model's config is not on this machine", metavar="N", low=1,
     )  # fmt: skip
     seed: int = declare(0, "--seed", "seed of the random prompts", metavar="K")
 

@@ -74,8 +74,7 @@ class Options(TraceOptions):
     )
     hints: Hints | None = declare(
         None, "--hints",
-        "that share of the clients says whether and when a conversation continues, right with that "
-        "probability", metavar="SHARE,ACCURACY", parse=_hints,
+        "clients that say whether and when a conversation continues, and how often they are right", metavar="SHARE,ACCURACY", parse=_hints,
     )  # fmt: skip
     tel_threshold_tokens: float | None = declare(
         None, "--tel-threshold-tokens", "uncached tokens a request may have", metavar="N", low=0,

@@ -104,7 +104,7 @@ class Settings:
     )
     waiting_prefixes: str = declare(
         "by-place", "--waiting-prefixes",
-        "what waiting does to a request's cached prefix: docs/reference/simulators.md",
+        "how cached prefixes of waiting requests are protected",
         choices=tuple(WAITING_PREFIXES),
     )  # fmt: skip
 

@@ -24,7 +24,7 @@ class Options(ServerOptions):
         "canopy-lru", "--against", "the other one; the same twice is a placebo", choices=live_names()
     )  # fmt: skip
     slice: float = declare(
-        60.0, "--slice", "how long one policy ranks at a time; the first half is not counted",
+        60.0, "--slice", "how long one policy ranks at a time; its first half does not count",
         metavar="SECONDS", low=1.0, high=86400.0,
     )  # fmt: skip
 
