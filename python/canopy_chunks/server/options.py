@@ -43,15 +43,15 @@ class Options:
     )
     ratio: float | None = _share(
         None,
-        f"Share of a document's tokens that is recomputed; {DEFAULT_RATIO}, or as calibrated, unless given.",
+        f"Share of a document's tokens to recompute; unless given, as calibrated or {DEFAULT_RATIO}.",
     )
     selector: str = declare_key(
-        "question", "Who chooses the tokens that are recomputed.", choices=SELECTORS
+        "question", "How the recomputed tokens are chosen.", choices=SELECTORS
     )
     encode: str = declare_key(
         "prefix",
-        "Encode documents behind what precedes the first one (prefix), or that where they come first "
-        "and that and stand-in documents elsewhere (mixed).",
+        "What a document is encoded behind: the system text (prefix), or, where it does not come "
+        "first, the system text and stand-in documents (mixed).",
         choices=ENCODINGS,
     )
     device_mb: int = _mebibytes(0, "Device memory for documents.")
@@ -59,40 +59,40 @@ class Options:
     disk_mb: int = _mebibytes(0, "Disk space for documents; needs directory.")
     directory: str | None = declare_key(None, "Folder of the documents on disk.", metavar="DIR")
     read_ahead_mb: int = _mebibytes(
-        256, "Memory for documents on disk that are read while their request waits (0: none are)."
+        256, "Memory for reading documents from disk while their request waits (0: none)."
     )
     prompt_tokens: int | None = declare_key(
         None,
-        "Longest prompt that reuses documents; what planning one takes is left out of the KV pool. The "
-        f"model's context, at most {AUTOMATIC_PROMPT_TOKENS:,}, unless given.",
+        "Longest prompt that reuses documents; memory for planning it is left out of the KV pool. "
+        f"Unless given, the model's context, at most {AUTOMATIC_PROMPT_TOKENS:,}.",
         metavar="N",
         low=1,
         high=1 << 24,
     )
     learn_share: float = _share(
         0.05,
-        "Under load, tokens encoded for later reuse, as a share of the prompt tokens computed.",
+        "Under load, tokens encoded for later reuse, as a share of computed prompt tokens.",
     )
     min_tokens: int = declare_key(
         16, "Shorter documents are computed as they come.", metavar="N", low=1, high=1 << 20
     )
     tenant_share: float = _share(
         TENANT_SHARE,
-        "What one tenant may hold of the registered documents and of the memory for pinned ones; use "
-        "1 where there is only one tenant.",
+        "Share of the registered documents and of the memory for pins that one tenant may hold; with "
+        "one tenant, use 1.",
     )
     min_kept: float | None = _share(
         None, "Quality gate: refuse to start if fewer right answers than this stay right."
     )
     check_share: float = _share(
         0.01,
-        "Of a tenant's prompts that reuse documents, those whose answers are compared with full "
-        "recompute in idle time (0: none). Ten times as many of one that is new or in doubt.",
+        "Share of a tenant's prompts with reuse whose answers are compared with full recompute in "
+        "idle time (0: none); ten times as many for a tenant that is new or in doubt.",
     )
     max_differ: float = _share(
         0.4,
-        "Of the compared answers, how many may differ before a tenant's ratio rises and then its reuse "
-        "stops.",
+        "Share of the compared answers that may differ before a tenant's ratio rises, and then its "
+        "reuse stops.",
     )
     calibration: str | None = declare_key(
         None, "What 'canopy documents calibrate' measured: ratios by tier.", metavar="FILE"

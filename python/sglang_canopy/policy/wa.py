@@ -49,39 +49,37 @@ class Config:
     )
     cdf: str = declare_key(
         "all",
-        "Of the exponential model: ``all`` if the fitted distribution counts what is never used again, "
-        "``reused`` if not (the paper leaves it open).",
+        "Of the exponential model: whether the fit counts blocks that are never reused (``all``) or "
+        "not (``reused``); the paper leaves it open.",
         choices=tuple(CDF_COUNTS),
     )
     reading: str = declare_key(
         "hazard",
-        "Of the exponential model: ``hazard``, the chance of a use at once given that there was none so "
-        "far, or ``formula``, the paper's ReuseProb as it stands.",
+        "Of the exponential model: ``hazard``, the rate of reuse given that there was none so far, or "
+        "``formula``, the paper's ReuseProb.",
         choices=tuple(READINGS),
     )
     life: bool = declare_key(
         True,
-        "Of the reading ``formula``: bound the time ahead by the category's expected lifespan.",
+        "Of the reading ``formula``: look ahead by no more than the category's expected lifespan.",
     )
     categories: str = declare_key(
         "refined",
         "``refined``, or ``type-turn`` for the paper's: a request's type and its turn.",
         choices=_CATEGORIES,
     )
-    window_s: float = declare_key(
-        10800.0, "Seconds of requests that the curves are learnt from.", low=1e-3
-    )
-    max_samples: int = declare_key(100_000, "And at most so many requests.", low=1)
+    window_s: float = declare_key(10800.0, "Learn from the requests of so many seconds.", low=1e-3)
+    max_samples: int = declare_key(100_000, "Learn from at most so many requests.", low=1)
     min_samples: int = declare_key(
         20, "A category with fewer samples uses a coarser category's curve.", low=1
     )
     max_categories: int = declare_key(
-        256, "Labels that are told apart; later ones share a coarser category.", low=4, high=4096
+        256, "Categories to learn; later ones share a coarser category.", low=4, high=4096
     )
     own_gaps: bool = declare_key(True, "Refine the category by the conversation's own past gaps.")
     depth_weight_tokens: float = declare_key(
         0.0,
-        "Above 0, ranks grow by 1 + depth / this: hits deep in a prompt save more prefill FLOPs.",
+        "Above 0, multiplies ranks by 1 + depth / this: deep hits save more prefill FLOPs.",
         low=0,
     )
     profile: str | None = declare_key(
