@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -32,6 +33,9 @@ FINE = (256.0, 400.0)
 MOST = (4096.0, 3600.0)
 ONE_INSTANCE = ((512, 3600), (1024, 3600), (4096, 0))
 """GiB of DRAM and disk of an instance."""
+SEARCHES = ("Algorithm 1", "canopy plan")
+DRAWS = 200
+SLOS = 100
 OBJECTIVES = Objectives.of(("mean_ttft", "throughput", "cost"))
 
 
@@ -86,7 +90,8 @@ class Points:
 
 
 def figure_13(context: Context) -> Any:
-    """Evaluations and dominated volume: a fine grid, the paper's search, and ours."""
+    """Evaluations, dominated volume and cost regret: a fine grid, the paper's search, ours, and as
+    many random points of the grid as each search took."""
     found: dict[str, Any] = {}
     for name in ("A", "C"):
         points = Points(name, 1, context)
@@ -95,21 +100,76 @@ def figure_13(context: Context) -> Any:
             "canopy plan": points.ours(),
             "grid": points.grid(FINE),
         }
-        scale = Scale.of(OBJECTIVES.matrix([r for rows in ways.values() for r in rows]))
-        whole = scale.hypervolume(OBJECTIVES.matrix(ways["grid"]))
+        judge = Judge.of([row for rows in ways.values() for row in rows], ways["grid"])
+        few = dict.fromkeys(len({id(row) for row in ways[way]}) for way in SEARCHES)
         found[f"{name}, 1"] = {
             "grid_step_gib": FINE,
-            **{
-                way: {
-                    "evaluations": len({id(r) for r in rows}),
-                    "hypervolume": round(scale.hypervolume(OBJECTIVES.matrix(rows)), 5),
-                    "of_grid": round(scale.hypervolume(OBJECTIVES.matrix(rows)) / whole, 5),
-                    "front": len(OBJECTIVES.front(rows)),
-                }
-                for way, rows in ways.items()
+            "slos_s": [round(slo, 3) for slo in judge.slos],
+            **{way: judge.of_rows(rows) for way, rows in ways.items()},
+            "random points": {
+                str(count): placebo(judge, ways["grid"], count) for count in (*few, 5)
             },
         }
     _draw_13(found, context)
+    return found
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Measures of a set of points against all points known."""
+
+    scale: Scale
+    whole: float
+    slos: tuple[float, ...]
+    """Limits on mean TTFT, evenly in its logarithm from the least known to the most."""
+    least: tuple[float, ...]
+    """What the cheapest point known that meets each costs."""
+
+    @classmethod
+    def of(cls, known: list[dict[str, Any]], grid: list[dict[str, Any]]) -> Judge:
+        scale = Scale.of(OBJECTIVES.matrix(known))
+        ttft = [row["mean_ttft_s"] for row in known]
+        slos = tuple(float(t) for t in np.geomspace(min(ttft) * 1.001, max(ttft), SLOS))
+        least = tuple(x for x in _cheapest(known, slos) if x is not None)
+        return cls(scale, scale.hypervolume(OBJECTIVES.matrix(grid)), slos, least)
+
+    def of_rows(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        """``of_grid``: the share of the grid's dominated volume; ``regret``: how much more than the
+        least cost it takes to meet an SLO, the mean of those that some point meets; ``unmet``: the
+        share of the SLOs that none does."""
+        volume = self.scale.hypervolume(OBJECTIVES.matrix(rows))
+        pairs = [(c, b) for c, b in zip(_cheapest(rows, self.slos), self.least) if c is not None]
+        return {
+            "evaluations": len({id(r) for r in rows}),
+            "hypervolume": round(volume, 5),
+            "of_grid": round(volume / self.whole, 5),
+            "front": len(OBJECTIVES.front(rows)),
+            "regret": round(float(np.mean([c / b - 1 for c, b in pairs])), 5) if pairs else None,
+            "unmet": round(1 - len(pairs) / len(self.slos), 4),
+        }
+
+
+def placebo(judge: Judge, grid: list[dict[str, Any]], count: int) -> dict[str, Any]:
+    """``DRAWS`` sets of ``count`` points of the grid: the mean of each measure, and 90 % of them."""
+    draw = np.random.default_rng(0)
+    sets = [
+        judge.of_rows([grid[i] for i in draw.choice(len(grid), count, replace=False)])
+        for _ in range(DRAWS)
+    ]
+    found: dict[str, Any] = {"draws": DRAWS}
+    for key in ("of_grid", "regret", "unmet"):
+        values = [one[key] for one in sets if one[key] is not None]
+        low, high = np.quantile(values, [0.05, 0.95])
+        found[key] = [round(float(x), 5) for x in (np.mean(values), low, high)]
+    return found
+
+
+def _cheapest(rows: list[dict[str, Any]], slos: tuple[float, ...]) -> list[float | None]:
+    """The least cost that meets each SLO; None where no row does."""
+    found = []
+    for slo in slos:
+        costs = [row["cost"] for row in rows if row["mean_ttft_s"] <= slo]
+        found.append(min(costs) if costs else None)
     return found
 
 
@@ -191,19 +251,25 @@ def _against(row: dict[str, Any], fixed: dict[str, Any]) -> dict[str, float]:
 
 def _draw_13(found: dict[str, Any], context: Context) -> None:
     figure, panels = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained")
-    x = np.arange(len(found))
-    for i, way in enumerate(("grid", "Algorithm 1", "canopy plan")):
-        panels[0].bar(x + 0.27 * (i - 1), [f[way]["evaluations"] for f in found.values()], 0.26, label=way)  # fmt: skip
-        panels[1].bar(x + 0.27 * (i - 1), [f[way]["hypervolume"] for f in found.values()], 0.26)
-    panels[0].set_yscale("log")
-    panels[0].set_ylabel("evaluations")
-    panels[1].set_ylabel("dominated volume (1: the whole box)")
-    panels[1].set_ylim(0.8 * min(f["Algorithm 1"]["hypervolume"] for f in found.values()), 1)
-    for panel in panels:
-        panel.set_xticks(x, list(found))
-        panel.set_xlabel("trace, instances")
-        panel.grid(alpha=0.25, axis="y")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)  # fmt: skip
+    for panel, (name, case) in zip(panels, found.items()):
+        for i, way in enumerate(("grid", *SEARCHES)):
+            panel.plot(case[way]["evaluations"], 100 * case[way]["regret"], "o", color=f"C{i}", label=way)  # fmt: skip
+        drawn = sorted((int(n), row["regret"]) for n, row in case["random points"].items())
+        counts, rows = zip(*drawn)
+        panel.errorbar(
+            counts,
+            [100 * mean for mean, _, _ in rows],
+            yerr=[[100 * max(m - a, 0) for m, a, _ in rows], [100 * max(b - m, 0) for m, _, b in rows]],
+            fmt="x",
+            color="0.5",
+            capsize=3,
+            label="random points (90 % of draws)",
+        )  # fmt: skip
+        panel.set_title(f"{name} instance", fontsize=10)
+        panel.set_xlabel("evaluations")
+        panel.grid(alpha=0.25)
+    panels[0].set_ylabel("cost over the least that meets the SLO, %")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)  # fmt: skip
     figure.savefig(context.figure(), dpi=95)
     plt.close(figure)
 
