@@ -28,7 +28,7 @@ class Chunk:
     """KV of one run of tokens, free of position.
 
     ids: the tokens; raw_k: ``[layers, n, kv_heads, d]`` keys before RoPE; v: the same shape;
-    prefix: the tokens it was encoded behind (``()`` = alone, as the paper does);
+    prefix: the tokens it was encoded behind (``()``: none);
     scores: offline selectors' scores by name, ``[n]`` or ``[layers, n]`` fp32.
     """
 

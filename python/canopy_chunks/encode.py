@@ -1,9 +1,9 @@
 """Making a chunk: a plain prefill, its keys taken back before RoPE.
 
-Alone (the paper), each chunk's first tokens become attention sinks it will not be in the prompt.
-Behind the real system prefix, whose KV is then dropped, they do not. Behind the prefix and a
-stand-in document the chunk no longer takes itself for the first document either, which most are
-not: less error again (docs/research/chunks.md). Neither costs a request anything.
+Behind nothing, each chunk's first tokens become attention sinks that they will not be in the prompt.
+Behind BOS (CacheBlend's script) or the real system prefix, whose KV is then dropped, they do not.
+Behind the prefix and a stand-in document the chunk no longer takes itself for the first document
+either, which most are not: less error again (docs/research/chunks.md). None costs a request anything.
 """
 
 from __future__ import annotations

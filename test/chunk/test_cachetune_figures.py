@@ -25,30 +25,41 @@ def papers(monkeypatch):
     monkeypatch.setattr(sys, "path", [folder, *sys.path])
 
 
-def greedy_alone(model, ids, count):
-    """One prompt, a token at a time, each time from the start."""
-    found = []
-    for _ in range(count):
-        every = torch.tensor([*ids, *found])
-        cache = dense_cache(model, len(every))
-        found.append(int(model.logits(engine.prefill(model, every, cache)[-1:]).argmax()))
-    return found
+def test_prompts_side_by_side_get_the_logits_of_each_alone(llama, ids):
+    from cachetune.decode import side_by_side
 
-
-def test_answers_side_by_side_are_those_of_each_alone(llama, ids):
-    from cachetune.decode import greedy
-
-    prompts = [ids[:50].tolist(), ids[60:110].tolist(), ids[120:170].tolist()]
-    alone = [greedy_alone(llama, one, 9) for one in prompts]
-    end = alone[1][4]  # one of them ends early
-    alone = [a[: a.index(end)] if end in a else a for a in alone]
-    caches, firsts = [], []
+    prompts, last = [ids[:50], ids[60:110], ids[120:170]], ids[200:203]
+    caches = []
     for one in prompts:
-        caches.append(dense_cache(llama, 58))
-        prompt = torch.tensor(one)
-        hidden = engine.prefill(llama, prompt, caches[-1])
-        firsts.append(int(llama.logits(hidden[-1:]).argmax()))
-    assert greedy(llama, caches, 50, firsts, end) == alone
+        caches.append(dense_cache(llama, 51))
+        engine.prefill(llama, one, caches[-1])
+    together = side_by_side(llama, caches, torch.tensor([50]), last[:, None])
+    for one, token, logits in zip(prompts, last, together):
+        cache = dense_cache(llama, 51)
+        alone = engine.prefill(llama, torch.cat([one, token[None]]), cache)
+        assert torch.allclose(logits[0], llama.logits(alone[-1:])[0], atol=1e-4)
+
+
+def test_behind_bos_is_behind_the_prompts_first_token():
+    import cachetune  # noqa: F401 (it puts the comparators on the path)
+    from comparators.quality import behind
+
+    from canopy_chunks.quality import Case
+
+    case = Case([7, 8, 9], [[1]], [2], ("x",), "t", [5])
+    assert [behind(case, how) for how in ("bos", "alone", "prefix")] == [(7,), (), (7, 8, 9)]
+
+
+def test_arms_are_compared_on_the_same_questions():
+    from cachetune.summary import by_arm
+
+    full = {"cpu_s": 4.0, "run": 1.0, "kl": 0.0, "top1": 1.0}
+    found = by_arm(
+        [{"full": full, "a": {"cpu_s": 1.0, "run": 0.2, "kl": k, "top1": 1.0}} for k in (0.1, 0.3)]
+    )
+    assert found["a"]["kl_by_question"] == [0.1, 0.3]
+    assert (found["a"]["kl"], found["a"]["kl_se"]) == (0.2, 0.1)
+    assert found["a"]["speedup"] == 4.0
 
 
 @pytest.mark.parametrize("where", ["memory", "disk"])
@@ -107,4 +118,3 @@ def test_questions_hold_their_answers(data_dir):
         text = " ".join(example.documents).lower()
         assert any(answer.lower() in text for answer in example.answers)
         assert len(example.documents) == 6
-    assert len(questions(data_dir, "tasks", 4)) == 4

@@ -123,7 +123,7 @@ def test_synthetic_tasks_need_no_data(model_dir, tmp_path):
         (["--selector", "magic"], "selector 'magic' is not known"),
         (["--ratio", "1.5"], "give numbers from 0 to 1"),
         (["--ratio", "x"], "give numbers from 0 to 1"),
-        (["--encode", "behind"], "allowed are prefix, mixed, standin, alone"),
+        (["--encode", "behind"], "allowed are prefix, mixed, standin, bos, alone"),
         (["--limit", "0"], "at least 1"),
         (["--answer-tokens", "0"], "--answer-tokens 0: give a whole number of at least 1"),
         (["--data", "/nowhere.json"], "is not a file"),

@@ -21,9 +21,10 @@ from canopy_chunks.quality import Case, greedy, normalise, prompt_of_case
 from canopy_chunks.selectors import Offline
 from comparators import make_selector
 
-ENCODINGS = ("prefix", "mixed", "standin", "alone")
+ENCODINGS = ("prefix", "mixed", "standin", "bos", "alone")
 """What a chunk may be encoded behind: the prompt's prefix; that where it comes first and that with
-stand-ins elsewhere; the latter everywhere; nothing, as in the papers."""
+stand-ins elsewhere; the latter everywhere; the prompt's first token, the BOS of a model that has
+one, as CacheBlend's script does; nothing."""
 FORCED = 16
 """Tokens of the full recompute's own continuation that each variant is forced along; also those of
 an answer, unless more are asked for."""
@@ -61,6 +62,8 @@ def behind(case: Case, how: str, place: int = 0) -> tuple[int, ...]:
     """What the document at a place of a case is encoded behind, by the name of an encoding."""
     if how == "alone":
         return ()
+    if how == "bos":
+        return tuple(case.prefix[:1])
     if how == "standin":
         return (*case.prefix, *case.stand_in)
     return quality.behind(case, how, place)

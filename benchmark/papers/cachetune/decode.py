@@ -41,25 +41,3 @@ def side_by_side(
     step = SideBySide(caches, at)
     hidden, _ = engine.run_rows(model, ids.flatten(), at.repeat(len(caches)), step)  # type: ignore[arg-type]
     return model.logits(hidden).unflatten(0, ids.shape)
-
-
-def greedy(
-    model: Model, caches: Sequence[KVCache], start: int, firsts: Sequence[int], end: int
-) -> list[list[int]]:
-    """Answers as tokens, each up to its ``end`` token (left out) or to where its cache is full.
-
-    caches: filled up to ``start``; firsts: each one's first token.
-    """
-    answers = [[token] for token in firsts]
-    room = len(caches[0])
-    going = [i for i, token in enumerate(firsts) if token != end]
-    for position in range(start, room):
-        if not going:
-            break
-        ids = torch.tensor([[answers[i][-1]] for i in going])
-        found = side_by_side(model, [caches[i] for i in going], torch.tensor([position]), ids)
-        chosen = found[:, 0].argmax(-1).tolist()
-        for i, token in zip(going, chosen):
-            answers[i].append(token)
-        going = [i for i, token in zip(going, chosen) if token != end]
-    return [a[:-1] if a[-1] == end else a for a in answers]

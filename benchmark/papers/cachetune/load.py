@@ -14,7 +14,10 @@ from cachetune.parts import each
 from cachetune.questions import questions
 
 QUESTIONS = 4
-ARMS = (Arm("random", 0.0), Arm("frequency"), Arm("hkvd"), Arm("epic"), Arm("question"))
+ARMS = (
+    Arm("random", 0.0, "alone"),
+    *(Arm(name, encode="alone") for name in ("frequency", "hkvd", "epic", "question")),
+)
 REQUESTS = 20_000
 LOADS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 """Rates, as shares of each method's own saturation."""
@@ -29,7 +32,7 @@ def run(context: Context) -> dict[str, Any]:
     found = each(
         context,
         questions(context.data, "musique", QUESTIONS),
-        lambda example: compare(example, ARMS, answers=False),
+        lambda example: compare(example, ARMS, closeness=False),
     )
     rows = {}
     target = TARGET * float(np.mean([q["full"]["cpu_s"] for q in found]))

@@ -1,25 +1,26 @@
-"""Every arm on one question: closeness to full recompute, the whole answer, and what it cost."""
+"""Every arm on one question: closeness to full recompute, and what it cost."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cache
 from typing import Any
 
 import torch
 from artefact import ROOT
-from comparators.quality import behind, f1, rouge_l
+from comparators.quality import behind
 from comparators.weights import load
 
-from cachetune.arms import ANSWERED, Arm
-from cachetune.decode import greedy, side_by_side
+from cachetune.arms import Arm
+from cachetune.attention import attention, columns
+from cachetune.decode import side_by_side
 from canopy_chunks import engine
 from canopy_chunks.cache import KVCache, dense_cache
 from canopy_chunks.encode import Encoder
 from canopy_chunks.fusion import fused_prefill
 from canopy_chunks.model import Model
-from canopy_chunks.quality import Case, holds, prompt_of_case, tokenise
+from canopy_chunks.quality import Case, prompt_of_case, tokenise
 from canopy_chunks.selectors import Offline
 from canopy_chunks.tasks import Example
 
@@ -27,8 +28,6 @@ MODEL = ROOT / ".canopy" / "models" / "smollm2-135m-instruct"
 CHUNK_TOKENS = 160
 FORCED = 16
 """Tokens of full recompute's own answer along which KL is measured."""
-LONGEST = 64
-"""Tokens of an answer that does not end by itself."""
 
 
 @cache
@@ -48,22 +47,25 @@ def case_of(example: Example, documents: int = 6, chunk_tokens: int = CHUNK_TOKE
 
 
 def compare(
-    example: Example, arms: Sequence[Arm], answers: bool = True
+    example: Example,
+    arms: Sequence[Arm],
+    closeness: bool = True,
+    watched: Collection[str] = (),
 ) -> dict[str, dict[str, Any]]:
-    """By arm's name (``full`` first): ``kl`` in nats a token, ``top1``, ``cpu_s`` of its prefill,
-    ``run`` (rows computed, as a share of the prompt), and for those of ``ANSWERED`` the ``f1``,
-    ``rouge_l``, ``right`` and ``tokens`` of its whole answer. CPU seconds are one thread's; a score
-    that needs the chunk alone is made before the clock starts, since it is stored with the chunk.
-    Without ``answers`` there is ``cpu_s`` and ``run`` alone.
+    """By arm's name (``full`` first): ``cpu_s`` of its prefill and ``run`` (rows computed, as a share
+    of the prompt); with ``closeness`` also ``kl`` in nats a token and ``top1``, and for those of
+    ``watched`` the ``attention``'s distance to full recompute's and its ``map``. CPU seconds are one
+    thread's; a score that needs the chunk alone is made before the clock starts, since it is stored
+    with the chunk.
     """
-    model, tokenizer = loaded()
+    model, _ = loaded()
     case = case_of(example)
     ids = torch.tensor(case.ids)
-    n, room = len(case.ids), len(case.ids) + LONGEST
+    n, room = len(case.ids), len(case.ids) + FORCED
     caches = [dense_cache(model, room)]
     start = time.process_time()
     first = model.logits(engine.prefill(model, ids, upto(caches[0], n))[-1:])[0]
-    rows = {"full": {"cpu_s": time.process_time() - start, "run": 1.0}}
+    rows: dict[str, dict[str, Any]] = {"full": {"cpu_s": time.process_time() - start, "run": 1.0}}
     firsts = [first]
     chunks: dict[str, list[Any]] = {}
     for arm in arms:
@@ -82,17 +84,19 @@ def compare(
             "run": fused.rows.numel() / n,
         }
         firsts.append(fused.logits)
-    if not answers:
+    if not closeness:
         return rows
     _closeness(model, caches, n, firsts, rows)
-    asked = [i for i, name in enumerate(rows) if name in ANSWERED]
-    begun = [int(firsts[i].argmax()) for i in asked]
-    texts = greedy(model, [caches[i] for i in asked], n, begun, tokenizer.eos_token_id)
-    for i, tokens in zip(asked, texts):
-        answer, row = tokenizer.decode(tokens), rows[list(rows)[i]]
-        row["f1"], row["rouge_l"] = f1(answer, case.answers), rouge_l(answer, case.answers)
-        row["right"] = float(holds(answer, case.answers))
-        row["tokens"] = len(tokens)
+    if not watched:
+        return rows
+    tail = prompt.tail()
+    true = attention(model, upto(caches[0], n), ids, tail)
+    rows["full"]["map"] = columns(true)
+    for name, kv in zip(rows, caches):
+        if name in watched:
+            got = attention(model, upto(kv, n), ids, tail)
+            rows[name]["attention"] = float((got - true).abs().sum(-1).mean() / 2)
+            rows[name]["map"] = columns(got)
     return rows
 
 

@@ -20,7 +20,7 @@ LABELS = {
     "epic": "EPIC, 16 tokens",
     "first-k": "first 15 %",
     "prophetkv": "ProphetKV",
-    "question": "asked (default here)",
+    "question": "question (default here)",
 }
 OURS, PAPER, OTHER = "#0f766e", "#b45309", "#94a3b8"
 
@@ -45,21 +45,30 @@ def save(figure: Any, path: Path) -> None:
     plt.close(figure)
 
 
+TITLES = {
+    "bos": "each chunk encoded behind BOS",
+    "alone": "each chunk encoded behind nothing",
+    "prefix": "behind the system text",
+}
+
+
 def selectors(path: Path, rows: Rows, data: str) -> None:
     """KL of every arm at r = 0.15 with standard errors, by encoding."""
-    sides = []
-    for how in ("alone", "prefix"):
-        names = [n for n in rows if n.endswith(f", {how}") and " r=" not in n]
-        sides.append(sorted(names, key=lambda n: -rows[n]["kl"]))
+    sides = {
+        how: sorted(
+            (n for n in rows if n.endswith(f", {how}") and " r=" not in n),
+            key=lambda n: -rows[n]["kl"],
+        )
+        for how in TITLES
+    }
     figure, axes = plt.subplots(
-        2,
+        len(sides),
         1,
-        figsize=(7, 1.4 + 0.26 * sum(map(len, sides))),
-        gridspec_kw={"height_ratios": [len(s) for s in sides]},
+        figsize=(7, 1.8 + 0.26 * sum(map(len, sides.values()))),
+        gridspec_kw={"height_ratios": [len(s) for s in sides.values()]},
         sharex=True,
     )
-    titles = ("each chunk encoded alone, as in the paper", "encoded behind the system text")
-    for axis, names, title in zip(axes, sides, titles):
+    for axis, (how, names) in zip(axes, sides.items()):
         axis.barh(
             [label(n) for n in names],
             [rows[n]["kl"] for n in names],
@@ -67,7 +76,7 @@ def selectors(path: Path, rows: Rows, data: str) -> None:
             color=[colour(n) for n in names],
             error_kw={"lw": 1},
         )
-        axis.set_title(title, fontsize=10, loc="left")
+        axis.set_title(TITLES[how], fontsize=10, loc="left")
         axis.grid(axis="x", alpha=0.3)
     axes[-1].set_xlabel(f"KL to full recompute, nats a token ({data}; lower is better)")
     figure.tight_layout()
@@ -75,42 +84,40 @@ def selectors(path: Path, rows: Rows, data: str) -> None:
 
 
 def trade_off(path: Path, rows: Rows, data: str) -> None:
-    """Figures 7 and 9: F1 against the cost of a prefill, and KL and speed-up by the ratio."""
+    """Figures 7 and 9: KL against the cost of a prefill, and low frequencies by the ratio."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(10.5, 3.8), gridspec_kw={"wspace": 0.3})
-    shown = [n for n in rows if "f1" in rows[n]]
+    shown = [n for n in rows if n.endswith(", bos") and "=" not in n]
     for i, name in enumerate(sorted(shown, key=lambda n: rows[n]["cpu_s"])):
         row = rows[name]
-        low, high = row["f1_ci"]
         left.errorbar(
             row["cpu_s"],
-            row["f1"],
-            yerr=[[row["f1"] - low], [high - row["f1"]]],
+            row["kl"],
+            yerr=row["kl_se"],
             fmt="o",
             color=f"C{i}",
             capsize=2,
             lw=1,
-            label="full recompute" if name == "full" else f"{label(name)} ({name.split(', ')[1]})",
+            label=label(name),
         )
-    left.set(xlabel="prefill, CPU seconds", ylabel="F1 of the whole answer", ylim=(0, None))
+    left.set(xlabel="prefill, CPU seconds", ylabel="KL, nats a token, behind BOS", ylim=(0, None))
     left.legend(fontsize=7, loc="upper left", bbox_to_anchor=(0, -0.18), ncol=2)
-    speed = right.twinx()
-    for name, shade in (("frequency", PAPER), ("question", OURS)):
-        points = []
-        for key, row in rows.items():
-            if key.endswith(", alone") and key.split(",")[0].split(" r=")[0] == name:
-                ratio = float(key.split(" r=")[1].split(",")[0]) if " r=" in key else 0.15
-                points.append((ratio, row["kl"], row["speedup"]))
-        points.sort()
-        right.plot([p[0] for p in points], [p[1] for p in points], "o-", color=shade)
-        speed.plot([p[0] for p in points], [p[2] for p in points], "x--", color=shade, alpha=0.6)
-        right.plot([], [], "o-", color=shade, label=label(name))
-    right.axhline(
-        rows["no recompute, alone"]["kl"], color="k", lw=0.8, ls=":", label="no recompute"
-    )
-    right.set(xlabel="share recomputed r", ylabel="KL, nats a token (solid)", ylim=(0, None))
-    speed.set(ylabel="speed-up over full, CPU (dashed)", ylim=(0, None))
-    right.legend(fontsize=7, loc="upper left", bbox_to_anchor=(0, -0.18), ncol=3)
-    figure.suptitle(f"{data}, chunks encoded alone", fontsize=10)
+    for how, shade in (("bos", PAPER), ("alone", OTHER)):
+        points = {0.0: "no recompute", 0.05: "frequency r=0.05", 0.15: "frequency"}
+        points[0.25] = "frequency r=0.25"
+        chosen = [rows[f"{name}, {how}"] for name in points.values()]
+        right.errorbar(
+            list(points),
+            [row["kl"] for row in chosen],
+            yerr=[row["kl_se"] for row in chosen],
+            fmt="o-",
+            color=shade,
+            capsize=2,
+            label=TITLES[how],
+        )
+    right.set(xlabel="share recomputed by low frequencies", ylabel="KL, nats a token")
+    right.set_ylim(0, None)
+    right.legend(fontsize=7, loc="upper left", bbox_to_anchor=(0, -0.18), ncol=2)
+    figure.suptitle(data, fontsize=10)
     save(figure, path)
 
 
@@ -130,13 +137,20 @@ def spectrum(path: Path, spectra: dict[str, list[list[float]]]) -> None:
     save(figure, path)
 
 
-def heat_maps(path: Path, maps: dict[str, list[list[float]]]) -> None:
-    """Figure 3."""
-    figure, axes = plt.subplots(len(maps), 1, figsize=(9, 1.5 * len(maps)), sharex=True)
-    top = max(max(row) for row in maps["full recompute"])
-    for axis, (name, rows), letter in zip(axes, maps.items(), "abcd"):
-        image = axis.imshow(rows, aspect="auto", vmin=0, vmax=top / 2, cmap="viridis")
-        axis.set_title(f"({letter}) {label(name)}", fontsize=9, loc="left")
+def heat_maps(path: Path, question: Rows) -> None:
+    """Figure 3, for one question: full recompute, then low and high frequencies by encoding."""
+    shown = {"full": "full recompute"} | {
+        f"{name}, {how}": f"{LABELS[name]}, {TITLES[how]}"
+        for how in ("bos", "alone")
+        for name in ("frequency", "high-frequency")
+    }
+    figure, axes = plt.subplots(len(shown), 1, figsize=(9, 1.5 * len(shown)), sharex=True)
+    top = max(max(row) for row in question["full"]["map"])
+    for axis, (name, title) in zip(axes, shown.items()):
+        image = axis.imshow(
+            question[name]["map"], aspect="auto", vmin=0, vmax=top / 2, cmap="viridis"
+        )
+        axis.set_title(title, fontsize=9, loc="left")
         axis.set_ylabel("question")
     axes[-1].set_xlabel("position in the documents (96 columns)")
     figure.tight_layout()

@@ -1,4 +1,4 @@
-"""Figures 7, 9 and 10: every selector on real questions, and on made-up ones."""
+"""Figures 3, 7, 9 and 10: every selector on real questions, behind BOS and behind nothing."""
 
 from __future__ import annotations
 
@@ -6,23 +6,34 @@ from typing import Any
 
 from artefact import Context
 
-from cachetune import arms, pictures
+from cachetune import pictures
+from cachetune.arms import CORE, QUALITY, WATCHED
 from cachetune.measure import compare
 from cachetune.parts import each
 from cachetune.questions import questions
 from cachetune.summary import by_arm
+from canopy_chunks.tasks import Example
 
-QUESTIONS = {"musique": 6, "hotpotqa": 7, "tasks": 3}
+QUESTIONS = 8
+ALL_ARMS = 6
+"""Questions that every arm is run on; the others have those of ``CORE``."""
 
 
 def run(context: Context, data: str) -> dict[str, Any]:
-    """All arms on the data set's questions; fewer on made-up ones."""
-    chosen = arms.TASKS if data == "tasks" else (*arms.ALONE, *arms.BEHIND, *arms.SWEEP)
-    examples = questions(context.data, data, QUESTIONS[data])
-    found = each(context, examples, lambda example: compare(example, chosen))
+    """The arms on the data set's questions."""
+    examples = questions(context.data, data, QUESTIONS)
+    found = each(context, list(enumerate(examples)), lambda one: _one(*one))
     rows = by_arm(found)
-    pictures.selectors(context.figure(), rows, data)
-    if data != "tasks":
-        pictures.trade_off(context.figure("-ratio"), rows, data)
+    same = by_arm(found[:ALL_ARMS])  # pictures compare arms on the same questions
+    pictures.selectors(context.figure(), same, data)
+    pictures.trade_off(context.figure("-ratio"), same, data)
+    if data == "musique":
+        pictures.heat_maps(context.figure("-attention"), found[0])
     settings = {"questions": len(examples), "documents": 6, "chunk_tokens": 160, "threads": 1}
     return {**settings, "data": data, "arms": rows}
+
+
+def _one(number: int, example: Example) -> dict[str, Any]:
+    if number < ALL_ARMS:
+        return compare(example, QUALITY, watched=WATCHED)
+    return compare(example, CORE)

@@ -10,7 +10,7 @@ from typing import Any
 from comparators.questions import read
 
 from canopy_chunks.quality import normalise
-from canopy_chunks.tasks import Example, default_filler, synthetic
+from canopy_chunks.tasks import Example
 
 DOCUMENTS = 6
 EVIDENCE = 3
@@ -22,11 +22,8 @@ BEFORE = 200
 def questions(data: Path, name: str, count: int) -> list[Example]:
     """The first ``count`` of a data set that can be answered from six of their documents.
 
-    name: ``musique``, ``hotpotqa`` (both in ``data / "rag"``) or ``tasks`` (made up).
+    name: ``musique`` or ``hotpotqa``, both in ``data / "rag"``.
     """
-    if name == "tasks":
-        kinds = ("single", "split", "coreference")
-        return synthetic(kinds, -(-count // len(kinds)), default_filler(), DOCUMENTS)[:count]
     path = data / "rag" / f"{name}_100.json"
     pick = {"musique": _musique, "hotpotqa": _hotpotqa}[name]
     items = json.loads(path.read_text(encoding="utf-8"))

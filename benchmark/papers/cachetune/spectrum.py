@@ -9,7 +9,7 @@ from artefact import Context
 from comparators.offline import HighFrequency
 
 from cachetune import pictures
-from cachetune.arms import ALPHAS, RATIO
+from cachetune.arms import RATIO
 from cachetune.measure import case_of, loaded
 from cachetune.questions import questions
 from canopy_chunks.cache import dense_cache
@@ -23,6 +23,7 @@ QUESTIONS = 3
 BANDS = 20
 """Of equal width; the lowest four are the paper's lowest 20 %."""
 HEAD = 16
+ALPHAS = (0.3, 0.4, 0.5, 0.6, 0.7)
 
 
 def run(context: Context) -> dict[str, Any]:
