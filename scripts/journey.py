@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import re
 import shlex
 import shutil
 import subprocess
@@ -80,14 +79,10 @@ def walk(model: Path, log: Path, folder: Path, slice_s: float, pictures: Path | 
         for seed in range(CLIENTS):
             threading.Thread(target=ask, args=(server.url, seed, stopped), daemon=True).start()
         trial = shlex.split(f"{TRIAL} --url {server.url} --slice {slice_s:g}")[1:]
-        said = run([*CANOPY, *trial], folder)
-        while re.search(r"^Nothing to try .*(too few requests|has not filled)", said, re.M):
-            made.done("meter", said)
-            time.sleep(5)
-            said = run([*CANOPY, *trial], folder)
-        made.done("trial", said)
+        made.done("meter", until_the_meter_knows(server.url))
         made.done("look", look(server.url, folder, pictures))
         made.done("top", run([*CANOPY, "top", "--once", "--url", server.url], folder))
+        made.done("trial", run([*CANOPY, *trial], folder))
         back = shlex.split(BACK.replace("http://127.0.0.1:30000", server.url))
         made.done("back", run(back, folder))
     finally:
@@ -96,6 +91,16 @@ def walk(model: Path, log: Path, folder: Path, slice_s: float, pictures: Path | 
     if pictures is not None:
         picture((folder / "advice.html").as_uri(), pictures / "start-here-advice.png", folder)
     return made
+
+
+def until_the_meter_knows(url: str) -> str:
+    """What the server's page says first, once there are requests enough."""
+    while True:
+        with urllib.request.urlopen(f"{url}/canopy/status", timeout=60) as answer:
+            said: str = json.load(answer)["next_step"]
+        if not said.startswith("Nothing to decide yet"):
+            return said
+        time.sleep(1)
 
 
 def start(words: list[str], model: Path, folder: Path) -> Server:

@@ -65,11 +65,12 @@ function plot(id, xs, series, options = {}) {
   const data = [xs, ...series.map((s) => s.values)];
   if (plots[id] && plots[id].key === key) { plots[id].chart.setData(data); return; }
   place.replaceChildren();
+  const clock = (_, all) => all.map((s) => new Date(1000 * s).toTimeString().slice(0, 5));
   const axis = { stroke: css("--dim"), grid: { stroke: css("--line") }, ticks: { stroke: css("--line") } };
   const chart = new uPlot({
     width: Math.max(280, place.clientWidth || 420), height: 190,
     scales: { x: options.x || {}, y: options.y || {} },
-    axes: [{ ...axis, ...(options.xAxis || {}) }, { ...axis, size: 56, values: options.yValues }],
+    axes: [{ ...axis, ...(options.xAxis || { space: 60, incrs: [60, 300, 600, 1200], values: clock }) }, { ...axis, size: 64, values: options.yValues }],
     series: [options.xSeries || {}, ...series.map((s, i) => ({
       label: s.label, stroke: css(COLOURS[i % COLOURS.length]), width: 2, points: { show: false }, value: options.value,
     }))],
