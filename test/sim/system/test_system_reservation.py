@@ -205,6 +205,15 @@ def test_too_many_taken_in_are_sent_back_and_the_ratio_says_so():
     assert run([long, *later], device_tokens=2_000, fixed_outputs=True).retracted == 0
 
 
+def test_who_was_sent_back_does_not_wait_for_itself():
+    # With prompts of one length the order is that of arrival, and so is every time.
+    trace = [request(0.3 * i, range(i * 10 + 1, i * 10 + 11), output=400) for i in range(9)]
+    first_come = run(trace, device_tokens=2_000)
+    ordered = run(trace, device_tokens=2_000, schedule_policy="bounded-shortest")
+    assert ordered.retracted == first_come.retracted > 0
+    assert ordered.e2e_s == pytest.approx(first_come.e2e_s)
+
+
 def test_who_is_told_to_be_careful_keeps_more():
     trace = [request(0.0, range(1, 11), output=1000), request(1.0, range(101, 111), output=200)]
     assert run(trace, device_tokens=1250).ttft_s[1] < 0.2
