@@ -1,11 +1,15 @@
 """``--radix-eviction auto`` beside the best that SGLang's own settings can do, cell by cell.
 
-    python benchmark/latency/simulated.py --data DATA run --arms auto,auto-host
+    python benchmark/latency/simulated.py --data DATA run
     python benchmark/latency/auto.py > benchmark/latency/results/auto.md
 
 Reads the runs of simulated.py. A cell is a workload, a load and a size of the host tier; its best
 static setting is the one of SGLang's in STATIC with the least mean TTFT there, found by trying each,
-which no operator can: "shortest of 7" is the best of seven. Figures are geometric means over profiles and seeds, in percent.
+which no operator can: "shortest of 7" is the best of seven. Figures are geometric means over
+profiles and seeds, in percent.
+
+Goodput: the load from which on an arm's P99 is above that of the defaults at 80 % load, interpolated
+between the loads that were run, as a multiple of 80 %. Runs end at 110 %, that is at x1.38.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from simulated import LOADS, WORKLOADS, Part, fingerprint, name, parts
+from simulated import LOADS, WORKLOADS, Part, crossing, fingerprint, name, parts
 
 STATIC = {
     0.0: ("sglang", "hrrn", "shortest", "sessions", "few", "shortest-few", "shortest-sessions"),
@@ -25,6 +29,8 @@ STATIC = {
 """SGLang's own settings, by the size of the host tier; the first are its defaults."""
 OURS = {0.0: ("auto", "wa", "order", "random"), 2.0: ("auto-host", "wa-host")}
 """What is held against them; `random` is the placebo of an order."""
+AT = 0.8
+"""The load whose P99 under the defaults is the limit of goodput."""
 Runs = Mapping[str, Sequence[Mapping[str, float]]]
 """Arm -> a row for each profile and seed."""
 
@@ -77,6 +83,33 @@ def tables() -> Iterator[str]:
                 if runs[ours[0]]:
                     yield row(workload, load, host, runs)
         yield ""
+        arms = (*STATIC[host], *ours)
+        yield f"| goodput, least to greatest run | {' | '.join(f'`{arm}`' for arm in arms)} |"
+        yield "|---|" + "---:|" * len(arms)
+        for workload in WORKLOADS:
+            found = {arm: goodputs(workload, host, arm) for arm in arms}
+            cells = [times(found[arm]) for arm in arms]
+            yield f"| {workload} | {' | '.join(cells)} |"
+        yield ""
+
+
+def goodputs(workload: str, host: float, arm: str) -> list[float]:
+    """Of each profile and seed whose runs of ``arm`` and of the defaults are all there."""
+    default, found = STATIC[host][0], []
+    for part in parts():
+        if (part.workload, part.host) == (workload, host) and part.path.exists():
+            by_load = {load: rows_of(part, load) for load in LOADS}
+            if all({default, arm} <= rows.keys() for rows in by_load.values()):
+                points = [(load, by_load[load][arm]["p99"]) for load in LOADS]
+                found.append(crossing(points, by_load[AT][default]["p99"]) / AT)
+    return found
+
+
+def times(found: Sequence[float]) -> str:
+    """As multiples: the geometric mean, and the range."""
+    if not found:
+        return ""
+    return f"x{statistics.geometric_mean(found):.2f} ({min(found):.2f} to {max(found):.2f})"
 
 
 def row(workload: str, load: float, host: float, runs: Runs) -> str:

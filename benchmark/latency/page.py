@@ -11,6 +11,7 @@ from result_tables import ROOT, load, signed, table
 
 sys.path.append(str(Path(__file__).parent))
 from served_gate import table as served_table
+from simulated import crossing
 
 RESULTS = ROOT / "benchmark" / "latency" / "results" / "simulated"
 LOADS = ("0.6", "0.8", "0.95", "1.1")
@@ -75,18 +76,26 @@ def auto() -> str:
     lines = []
     for label, (workload, host) in AUTO_ROWS.items():
         end, best = ("-host", "back-shortest-host") if host == "host2" else ("", "shortest")
-        paths = sorted(RESULTS.glob(f"{workload}-*-[01]-{host}.json"))
-        wanted = {f"{arm}@{at}" for arm in (f"auto{end}", f"sglang{end}", best) for at in LOADS}
-        both = [path for path in paths if wanted <= runs(path).keys()]
+        paths = sorted(RESULTS.glob(f"{workload}-*-{host}.json"))
         cells = [
             " / ".join(
-                signed(change(both, arm, f"sglang{end}", at, of), 0)
+                signed(change(paths, arm, f"sglang{end}", at, of), 0)
                 for arm, of in ((f"auto{end}", "mean"), (f"auto{end}", "p99"), (best, "mean"))
             )
             for at in LOADS
         ]
-        lines.append([label, *cells])
-    return table(["against SGLang's defaults", "60 %", "80 %", "95 %", "110 %"], lines)
+        goods = [goodput(paths, arm, f"sglang{end}") for arm in (f"auto{end}", best)]
+        lines.append([label, *cells, " / ".join(f"x{good:.2f}" for good in goods)])
+    return table(["against SGLang's defaults", "60 %", "80 %", "95 %", "110 %", "goodput"], lines)
+
+
+def goodput(paths: list[Path], arm: str, base: str) -> float:
+    """The load from which on an arm's P99 is above that of ``base`` at 80 %, over 80 %."""
+    found = []
+    for known in map(runs, paths):
+        points = [(float(at), known[f"{arm}@{at}"]["p99"]) for at in LOADS]
+        found.append(crossing(points, known[f"{base}@0.8"]["p99"]) / 0.8)
+    return geometric_mean(found)
 
 
 def gate() -> str:
@@ -105,6 +114,29 @@ def gate() -> str:
             ]
             lines.append([f"{label}: {name}", *cells])
     return table(["seeds 0, 1, 2", "60 %", "80 %", "95 %", "110 %"], lines)
+
+
+CLIFF = {
+    "SGLang": "SGLang's defaults",
+    "none": "`canopy-lru`",
+    "static 12": "at most twelve sessions, found by trying",
+    "footprint": "`canopy-lru` and the gate",
+    "Together": "**`auto`**",
+}
+
+
+def cliff() -> str:
+    """Sessions an hour of agents past the cliff, with and without the gate."""
+    known = {
+        (run["arm"], run["seed"]): run["sessions_per_hour"]
+        for run in load("benchmark/latency/results/gate.json")
+        if run["offered_per_hour"] == 40
+    }
+    overlays = (1, 2, 3, 4)
+    lines = [
+        [label, *(f"{known[arm, seed]:.1f}" for seed in overlays)] for arm, label in CLIFF.items()
+    ]
+    return table(["overlay", *map(str, overlays)], lines, numbers=True)
 
 
 ORDERS = {
@@ -174,7 +206,34 @@ def served_agents() -> str:
     return table(["", "", "all answered, s", "mean TTFT, s", "P99", "hits"], lines)
 
 
+CHAT = {
+    "lru": "SGLang's defaults",
+    "again": "the same, the placebo",
+    "auto": "`auto`",
+    "shortest": "`shortest-prefill-first`",
+}
+
+
+def served_chat() -> str:
+    """Conversations at SGLang's scheduler: `auto` against SGLang's defaults."""
+    lines = []
+    for at in load("benchmark/latency/results/served/chat-stepped.json")["loads"]:
+        for arm, label in CHAT.items():
+            found, cells = at["figures"][arm], []
+            for key in ("mean", "p50", "p99", "max"):
+                if arm == "lru":
+                    cells.append(f"{found[key]:.2f} s")
+                else:
+                    value, low, high = (signed(100 * v, 0) for v in at["changes"][arm][key])
+                    cells.append(f"{value} [{low}, {high}]")
+            cells.append(f"{100 * found['hits']:.0f} %")
+            lines.append([f"{100 * at['load']:.0f} %", label, str(at["waiting"][arm]), *cells])
+    return table(["load", "", "wait", "mean TTFT", "median", "P99", "slowest", "hits"], lines)
+
+
 PARTS = {
+    "served-chat": served_chat,
+    "cliff": cliff,
     "served-agents": served_agents,
     "eviction": eviction,
     "sessions": sessions,

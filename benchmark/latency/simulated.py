@@ -177,6 +177,8 @@ def fingerprint(arm: Arm) -> str:
         settings["ranks_by"] = "marginal cost, branches deferred, budgets of who stays behind"
     if settings.get("session_gate") == "footprint":
         settings["arms"] = "by thrash, where the device does not keep up and many fit"
+    if settings.get("device_policy") in ("wa", "etlru"):
+        settings["categories"] = "with what a turn added"
     text = json.dumps([settings, arm.host, REQUESTS, SESSIONS], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 

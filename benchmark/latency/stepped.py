@@ -9,9 +9,11 @@ As ``served.py``, but no HTTP: each arm is a process that steps the scheduler (`
 its clock is the CPU time that the process used, plus the time that it would have been idle. So a
 busy machine makes nobody wait, where real servers side by side would wait for each other. Requests
 are in the queue when they are due, prefills and decodes are computed, and a request's TTFT ends
-with the step that makes its first token. Loads are shares of what the first arm computes when half
-of the warm-up comes at once. All arms take turns, slice by slice. ``waiting``: how many requests
-wait, on average over a slice's time.
+with the step that makes its first token. What the HTTP process tells of a chat, the scheduler is
+told: its category and turn, and the time once a second. Loads are shares of what the arms compute,
+on average, when half of the warm-up comes at once. All arms take turns, slice by slice.
+``waiting``: how many requests wait, on average over a slice's time. ``armed``: how often an arm's
+session gate has armed.
 """
 
 from __future__ import annotations
@@ -35,6 +37,10 @@ from slices import balanced, due_times, rate_of, turn
 from canopy_lab.trace import open_trace
 from canopy_lab.trace.materialise import Materialiser, middle_tokens
 
+TICK_S = 1.0
+"""Between two messages that tell the scheduler the time."""
+IDLE_S = 0.01
+"""How long a scheduler that has nothing to compute sleeps."""
 FILES = {"conversation": "conversation_first60", "synthetic": "synthetic_trace"}
 
 
@@ -63,25 +69,28 @@ class Engine:
         self._engine = InProcess(model, arguments, kv_tokens)
         self._scheduler = self._engine.scheduler
 
-    def serve(self, part: Sequence[tuple[list[int], int]], due: Sequence[float]) -> dict[str, Any]:
-        """Every request of ``part``, prompt and tokens to generate, when it is due."""
+    def serve(self, part: Sequence[Any], due: Sequence[float]) -> dict[str, Any]:
+        """Every request of ``part``, prompt, tokens to generate and stamp, when it is due."""
         began, clock = self.clock(), self.clock
         todo = list(zip(due, part, strict=True))
         todo.reverse()
         open_: list[Any] = []
         rows: list[dict[str, Any]] = []
-        area = 0.0
+        told, area = 0.0, 0.0
         while todo or open_:
             now = clock() - began
             if not open_ and todo:
                 clock.wait_until(began + todo[-1][0])
                 now = clock() - began
             while todo and todo[-1][0] <= now:
-                then, (ids, new) = todo.pop()
-                req = self._engine.feed(ids, new, at=began + then)
+                then, (ids, new, stamp) = todo.pop()
+                req = self._engine.feed(ids, new, at=began + then, stamp=stamp)
                 open_.append((then, len(ids), req, [None]))
+            if now - told >= TICK_S:
+                told = now
+                self._tell_time(began + now)
             waiting = len(self._scheduler.waiting_queue)
-            self._engine.step()
+            self._step()
             area += waiting * (clock() - began - now)
             open_ = [one for one in open_ if not _noted(one, clock() - began, rows)]
         seconds = clock() - began
@@ -90,7 +99,26 @@ class Engine:
             "seconds": seconds,
             "waiting": area / seconds,
             "predicted": _predicted(self._scheduler),
+            "gate": self._of_policies("gate"),
+            "whatif": self._of_policies("meter"),
         }
+
+    def _step(self) -> None:
+        """A step; where who waits is held by a gate, time passes."""
+        self._engine.step()
+        if self._scheduler.last_batch is None:
+            self.clock.skipped += IDLE_S
+
+    def _tell_time(self, now: float) -> None:
+        from sglang_canopy.server.session_gate import TIME_KEY, time_told
+
+        time_told(self._scheduler, [f"{TIME_KEY}{now!r}"])
+
+    def _of_policies(self, part: str) -> Any:
+        """What the gate or the meter of this arm counts, if it has one."""
+        live = getattr(getattr(self._scheduler.tree_cache, "tree_core", None), "live", None)
+        found = getattr(live, part, None)
+        return None if found is None else found.stats()
 
 
 def _predicted(scheduler: Any) -> Any:
@@ -142,6 +170,8 @@ class Arm:
         self.seconds: list[float] = []
         self.waiting: list[float] = []
         self.predicted: dict[str, Any] | None = None
+        self.armed: int | None = None
+        self.whatif: dict[str, Any] | None = None
 
     def start(self, args: argparse.Namespace, work: Callable[..., None] = work) -> None:
         context = multiprocessing.get_context("spawn")
@@ -178,8 +208,15 @@ def run_load(
 ) -> dict[str, Any]:
     """One load."""
 
-    def prompts(part: Sequence[Any]) -> list[tuple[list[int], int]]:
-        return [(list(made.prompt(p)), max(1, p.output_tokens)) for p in part]
+    def prompts(part: Sequence[Any]) -> list[Any]:
+        return [
+            (
+                list(made.prompt(p)),
+                max(1, p.output_tokens),
+                {"category": "chat", "turn": p.request.turn},
+            )
+            for p in part
+        ]
 
     warm, rest = made.planned[: args.warm_requests], made.planned[args.warm_requests :]
     half = len(warm) // 2
@@ -198,7 +235,9 @@ def run_load(
             arm.slices.append(found["rows"])
             arm.seconds.append(found["seconds"])
             arm.waiting.append(found["waiting"])
-            arm.predicted = found["predicted"]
+            arm.predicted, arm.whatif = found["predicted"], found["whatif"]
+            if found["gate"] is not None:
+                arm.armed = found["gate"]["times_armed"]
         means = ", ".join(f"{a.name} {figures(a.slices[-1:])['mean']:.2f} s" for a in arms)
         print(f"{load:.0%}, slice {number + 1}: {means}", file=sys.stderr, flush=True)
         result.note(made_of(arms, parts[: number + 1], load, rate, can))
@@ -221,6 +260,8 @@ def made_of(
         "seconds": {arm.name: sum(arm.seconds) for arm in arms},
         "waiting": {arm.name: round(sum(arm.waiting) / len(arm.waiting), 1) for arm in arms},
         "predicted": {arm.name: arm.predicted for arm in arms if arm.predicted},
+        "armed": {arm.name: arm.armed for arm in arms if arm.armed is not None},
+        "whatif": {arm.name: arm.whatif for arm in arms if arm.whatif},
         "figures": {arm.name: figures(arm.slices) for arm in arms},
         "changes": {arm.name: compared(base.slices, arm.slices, 1) for arm in arms[1:]},
         "rows": {

@@ -25,15 +25,10 @@ from typing import Any
 
 from served_gate import links_of, plan, table
 from slices import turn
-from stepped import Arm, Engine
+from stepped import TICK_S, Arm, Engine
 
 from canopy_lab.bench.options import session_offsets_s
 from canopy_lab.trace.materialise import Materialiser, Planned
-
-TICK_S = 1.0
-"""Between two messages that tell the scheduler the time."""
-IDLE_S = 0.01
-"""How long a scheduler that has nothing to compute sleeps."""
 
 
 class AgentEngine(Engine):
@@ -65,9 +60,7 @@ class AgentEngine(Engine):
                 told = now
                 self._tell_time(began + now)
             waiting = len(self._scheduler.waiting_queue)
-            self._engine.step()
-            if self._scheduler.last_batch is None:  # who waits is held by a gate
-                clock.skipped += IDLE_S
+            self._step()
             before, now = now, clock() - began
             area += waiting * (now - before)
             for number, req in list(open_.items()):
@@ -80,8 +73,6 @@ class AgentEngine(Engine):
                         heapq.heappush(todo, (now + think, following))
         numbers = range(len(part))
         seconds = clock() - began
-        live = getattr(self._scheduler.tree_cache.tree_core, "live", None)
-        gate = getattr(live, "gate", None)
         return {
             "seconds": seconds,
             "waiting": area / seconds,
@@ -89,14 +80,9 @@ class AgentEngine(Engine):
             "done_s": [round(done[n] - when[0], 4) for n in numbers],
             "due_s": [round(when[n] - when[0], 4) for n in numbers],
             "cached_tokens": [cached[n] for n in numbers],
-            "gate": gate.stats() if gate is not None else None,
-            "whatif": live.meter.stats() if getattr(live, "meter", None) is not None else None,
+            "gate": self._of_policies("gate"),
+            "whatif": self._of_policies("meter"),
         }
-
-    def _tell_time(self, now: float) -> None:
-        from sglang_canopy.server.session_gate import TIME_KEY, time_told
-
-        time_told(self._scheduler, [f"{TIME_KEY}{now!r}"])
 
 
 def work(pipe: Any, model: Path, arguments: list[str], kv_tokens: int) -> None:
