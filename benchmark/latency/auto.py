@@ -5,8 +5,9 @@
 
 Reads the runs of simulated.py. A cell is a workload, a load and a size of the host tier; its best
 static setting is the one of SGLang's in STATIC with the least mean TTFT there, found by trying each,
-which no operator can: "shortest of 7" is the best of seven. Figures are geometric means over
-profiles and seeds, in percent.
+which no operator can: "shortest of 4" is the best of four, those that have all of its runs. Figures
+are geometric means over profiles and seeds, in percent; of the parts alone and the placebo, over the
+runs that there are.
 
 Goodput: the load from which on an arm's P99 is above that of the defaults at 80 % load, interpolated
 between the loads that were run, as a multiple of 80 %. Runs end at 110 %, that is at x1.38.
@@ -31,22 +32,20 @@ OURS = {0.0: ("auto", "wa", "order", "random"), 2.0: ("auto-host", "wa-host")}
 """What is held against them; `random` is the placebo of an order."""
 AT = 0.8
 """The load whose P99 under the defaults is the limit of goodput."""
-Runs = Mapping[str, Sequence[Mapping[str, float]]]
-"""Arm -> a row for each profile and seed."""
+Runs = Mapping[str, Mapping[str, Mapping[str, float]]]
+"""Arm -> the runs that it has, by profile and seed."""
 
 
 def cell(workload: str, load: float, host: float) -> Runs:
-    """The runs of every profile and seed that has the defaults and `auto`; of other arms, those
-    that have them all."""
-    found: dict[str, list[Mapping[str, float]]] = {key: [] for key in STATIC[host] + OURS[host]}
+    """The runs of every profile and seed that has the defaults and `auto`."""
+    found: dict[str, dict[str, Mapping[str, float]]] = {}
     for part in parts():
         if (part.workload, part.host) == (workload, host) and part.path.exists():
             rows = rows_of(part, load)
-            if STATIC[host][0] in rows and OURS[host][0] in rows:
-                for key in found.keys() & rows.keys():
-                    found[key].append(rows[key])
-    whole = len(found[OURS[host][0]])
-    return {key: rows if len(rows) == whole else [] for key, rows in found.items()}
+            if {STATIC[host][0], OURS[host][0]} <= rows.keys():
+                for arm, row in rows.items():
+                    found.setdefault(arm, {})[part.key] = row
+    return found
 
 
 def rows_of(part: Part, load: float) -> dict[str, Any]:
@@ -57,9 +56,10 @@ def rows_of(part: Part, load: float) -> dict[str, Any]:
 
 
 def ratio(runs: Runs, arm: str, of: str, beside: str) -> float:
-    """One arm's figure as a multiple of another's."""
-    pairs = zip(runs[arm], runs[beside])
-    return statistics.geometric_mean(row[of] / other[of] for row, other in pairs)
+    """One arm's figure as a multiple of another's, over the runs that it has."""
+    return statistics.geometric_mean(
+        row[of] / runs[beside][part][of] for part, row in runs[arm].items()
+    )
 
 
 def percent(value: float) -> str:
@@ -80,7 +80,7 @@ def tables() -> Iterator[str]:
         for workload in WORKLOADS:
             for load in LOADS:
                 runs = cell(workload, load, host)
-                if runs[ours[0]]:
+                if runs:
                     yield row(workload, load, host, runs)
         yield ""
         arms = (*STATIC[host], *ours)
@@ -115,23 +115,24 @@ def times(found: Sequence[float]) -> str:
 def row(workload: str, load: float, host: float, runs: Runs) -> str:
     """One cell."""
     default, auto = STATIC[host][0], OURS[host][0]
-    tried = [arm for arm in STATIC[host] if runs[arm]]
+    whole = len(runs[auto])
+    tried = [arm for arm in STATIC[host] if len(runs.get(arm, ())) == whole]
     best = min(tried, key=lambda arm: ratio(runs, arm, "mean", default))
-    worst = max(one["mean"] / other["mean"] for one, other in zip(runs[auto], runs[default]))
+    worst = max(one["mean"] / runs[default][part]["mean"] for part, one in runs[auto].items())
     others = [
-        percent(ratio(runs, arm, "mean", default)) if runs[arm] else "" for arm in OURS[host][1:]
+        percent(ratio(runs, arm, "mean", default)) if arm in runs else "" for arm in OURS[host][1:]
     ]
     cells = [
         workload,
         f"{load:.0%}",
-        f"{statistics.fmean(one['mean'] for one in runs[default]):.3g}",
+        f"{statistics.fmean(one['mean'] for one in runs[default].values()):.3g}",
         f"{best} of {len(tried)}",
         percent(ratio(runs, best, "mean", default)),
         *(percent(ratio(runs, auto, of, default)) for of in ("mean", "p99", "max")),
         percent(ratio(runs, auto, "mean", best)),
         percent(worst),
         *others,
-        str(len(runs[auto])),
+        str(whole),
     ]
     return f"| {' | '.join(cells)} |"
 

@@ -78,14 +78,14 @@ def auto() -> str:
         end, best = ("-host", "back-shortest-host") if host == "host2" else ("", "shortest")
         paths = sorted(RESULTS.glob(f"{workload}-*-{host}.json"))
         cells = [
-            " / ".join(
+            "/".join(
                 signed(change(paths, arm, f"sglang{end}", at, of), 0)
                 for arm, of in ((f"auto{end}", "mean"), (f"auto{end}", "p99"), (best, "mean"))
             )
             for at in LOADS
         ]
         goods = [goodput(paths, arm, f"sglang{end}") for arm in (f"auto{end}", best)]
-        lines.append([label, *cells, " / ".join(f"x{good:.2f}" for good in goods)])
+        lines.append([label, *cells, "/".join(f"x{good:.2f}" for good in goods)])
     return table(["against SGLang's defaults", "60 %", "80 %", "95 %", "110 %", "goodput"], lines)
 
 
@@ -100,29 +100,22 @@ def goodput(paths: list[Path], arm: str, base: str) -> float:
 
 def gate() -> str:
     """What the gate adds to `auto` on agents: each run against the same without it."""
-    models = {
-        "qwen2.5-7b-h100": "Qwen2.5-7B, 1 M tokens",
-        "llama-3.1-8b-h100": "Llama-3.1-8B, 400,000 tokens",
-    }
     lines = []
-    for profile, label in models.items():
+    for profile, label in (
+        ("qwen2.5-7b-h100", "Qwen2.5-7B"),
+        ("llama-3.1-8b-h100", "Llama-3.1-8B"),
+    ):
         paths = sorted(RESULTS.glob(f"agentic-{profile}-*-host0.json"))
         for of, name in (("mean", "mean"), ("p99", "P99")):
             cells = [
                 ", ".join(signed(change([one], "auto", "wa-order", at, of), 0) for one in paths)
                 for at in LOADS
             ]
-            lines.append([f"{label}: {name}", *cells])
+            lines.append([f"{label}, {name}", *cells])
     return table(["seeds 0, 1, 2", "60 %", "80 %", "95 %", "110 %"], lines)
 
 
-CLIFF = {
-    "SGLang": "SGLang's defaults",
-    "none": "`canopy-lru`",
-    "static 12": "at most twelve sessions, found by trying",
-    "footprint": "`canopy-lru` and the gate",
-    "Together": "**`auto`**",
-}
+CLIFF = {"none": "LRU", "footprint": "LRU and the gate", "Together": "**`auto`**"}
 
 
 def cliff() -> str:
@@ -179,9 +172,9 @@ def order() -> str:
             changes = [
                 100 * (geometric_mean(1 + run[key] / 100 for run in of) - 1) for key in of[0]
             ]
-            cells.append(" / ".join(signed(one, 0) for one in changes))
+            cells.append("/".join(signed(one, 0) for one in changes))
         lines.append([label, *cells])
-    return table(["mean / median / P99 / slowest", *runs], lines)
+    return table(["mean/median/P99/slowest", *runs], lines)
 
 
 def slowest() -> str:
@@ -194,16 +187,24 @@ def slowest() -> str:
 
 
 def served_agents() -> str:
-    """Agents at SGLang's scheduler: `auto` and the placebo against SGLang's defaults."""
+    """Agents at SGLang's scheduler: the placebo and `auto` against SGLang's defaults."""
     known = load("benchmark/latency/results/served/agents-stepped.json")
     lines = []
-    labels = {"lru": "SGLang's defaults", "again": "the same, the placebo", "auto": "`auto`"}
     for name, run in known.items():
+        rows = {}
         for line in list(served_table(run))[2:]:
-            arm, answered, mean, p99, _, hits = (c.strip() for c in line.strip("|").split("|"))
-            if arm in labels:
-                lines.append([name, labels[arm], answered, mean, p99, hits])
-    return table(["", "", "all answered, s", "mean TTFT, s", "P99", "hits"], lines)
+            arm, *cells = (cell.strip() for cell in line.strip("|").split("|"))
+            rows[arm] = cells
+        changes = [
+            " / ".join(rows[a][i].partition("(")[2].rstrip(")") for a in ("again", "auto"))
+            for i in (0, 1, 2)
+        ]
+        hits = [
+            f"{100 * float(rows[a][4].partition(' ')[0]):.0f}" for a in ("lru", "again", "auto")
+        ]
+        lines.append([name, f"{rows['lru'][1]} s", *changes, " / ".join(hits)])
+    heads = ("mean TTFT", "all answered, %", "mean TTFT, %", "P99, %", "hits, %")
+    return table(["placebo / `auto`", *heads], lines)
 
 
 CHAT = {
@@ -220,7 +221,7 @@ def served_chat() -> str:
     for at in load("benchmark/latency/results/served/chat-stepped.json")["loads"]:
         for arm, label in CHAT.items():
             found, cells = at["figures"][arm], []
-            for key in ("mean", "p50", "p99", "max"):
+            for key in ("mean", "p99", "max"):
                 if arm == "lru":
                     cells.append(f"{found[key]:.2f} s")
                 else:
@@ -228,7 +229,7 @@ def served_chat() -> str:
                     cells.append(f"{value} [{low}, {high}]")
             cells.append(f"{100 * found['hits']:.0f} %")
             lines.append([f"{100 * at['load']:.0f} %", label, str(at["waiting"][arm]), *cells])
-    return table(["load", "", "wait", "mean TTFT", "median", "P99", "slowest", "hits"], lines)
+    return table(["load", "", "wait", "mean TTFT", "P99", "slowest", "hits"], lines)
 
 
 PARTS = {
