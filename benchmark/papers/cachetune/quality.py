@@ -14,7 +14,7 @@ from cachetune.questions import questions
 from cachetune.summary import by_arm
 from canopy_chunks.tasks import Example
 
-QUESTIONS = 8
+QUESTIONS = 11
 ALL_ARMS = 6
 """Questions that every arm is run on; the others have those of ``CORE``."""
 
