@@ -113,7 +113,7 @@ function tiers(ranks) {
     rows.push([name, ranks[0].policies[name], bar(used / (room || 1), name), size(tokens(all, "used_bytes")),
       room ? size(tokens(all, "capacity_bytes")) : "-", size(sum(all.map((t) => t.entered_tokens))), size(gone), room ? size(room) + "B" : "-"]);
   }
-  show("tiers", table(["tier", "policy", "~", "holds", "of", "~entered", "~evicted", "(bytes)"], rows));
+  show("tiers", table(["tier", "policy", "~", "holds", "of", "~entered", "~evicted", "bytes"], rows));
 }
 
 function hits(ranks) {

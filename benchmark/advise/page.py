@@ -1,0 +1,23 @@
+"""What docs/guide/start-here.md says of its own journey: ``scripts/journey.py --out results/journey.json``."""
+
+from __future__ import annotations
+
+from result_tables import load
+
+JOURNEY = "benchmark/advise/results/journey.json"
+
+
+def minutes() -> str:
+    """From the log to the answer: minutes of each step, and what the trial said."""
+    found = load(JOURNEY)
+    took = {step: seconds / 60 for step, seconds in found["seconds"].items()}
+    (answer,) = (line for line in found["trial"] if " points of the prompt tokens (" in line)
+    steps = ("advise", "start", "meter", "trial")
+    told = ", ".join(f"{step} {took[step]:.1f}" for step in steps if step in took)
+    return (
+        f"{sum(took[step] for step in steps if step in took):.0f} minutes ({told}; slices of "
+        f"{found['slice_s']:g} s): {answer.partition(' It ranks now')[0]}"
+    )
+
+
+PARTS = {"minutes": minutes}
