@@ -9,6 +9,7 @@ leans on a coarser one.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -23,15 +24,26 @@ SHARED = "shared prefix"
 NAME_CHARS = 64
 """Longest name of a feature; the rest is cut."""
 
+
+def _names(feature: str, edges: tuple[int, ...], unit: str = "") -> tuple[str, ...]:
+    """The names of a number's buckets, at ``bisect_right(edges, number)``."""
+    below = (f"{feature}<{edge}{unit}" for edge in edges)
+    return (*below, f"{feature}>={edges[-1]}{unit}")
+
+
 _STOPS = ("tool", "end", "length")
 _TURN_EDGES = (1, 2, 4)
 _PAPERS_TURNS = 16
 """Turns from here on are one category, so that there are tens of them (Section 4.2)."""
 _USE_EDGES = (2, 4, 8, 16)
 _ADDED_EDGES = (512, 4096)
+_ADDED_NAMES = _names("added", _ADDED_EDGES)
 _OUTPUT_EDGES = (64, 256, 512, 1024, 2048)
+_OUTPUT_NAMES = _names("out", _OUTPUT_EDGES)
 _OWN_GAP_EDGES_S = (2, 8, 30, 120)
+_OWN_GAP_NAMES = _names("gap", _OWN_GAP_EDGES_S, "s")
 _SHARED_GAP_EDGES_S = (1, 4, 16, 64, 256)
+_SHARED_GAP_NAMES = _names("every", _SHARED_GAP_EDGES_S, "s")
 _SHARED_LABELS = 1 + (len(_SHARED_GAP_EDGES_S) + 1) * (2 + len(_USE_EDGES))
 """All labels that ``shared_features`` can make: the name, gaps, and each gap with each use."""
 
@@ -92,13 +104,6 @@ class Category:
         return category
 
 
-def _bucket(value: float, edges: tuple[int, ...], unit: str = "") -> str:
-    for edge in edges:
-        if value < edge:
-            return f"<{edge}{unit}"
-    return f">={edges[-1]}{unit}"
-
-
 def _count_bucket(value: int, edges: tuple[int, ...]) -> str:
     low = 1
     for edge in edges:
@@ -123,17 +128,17 @@ def features(
     ``added_tokens`` are the tokens of the prompt that were new with this turn.
     """
     name = category.replace("|", "/")[:NAME_CHARS]
-    output = "out" + _bucket(output_tokens, _OUTPUT_EDGES)
+    output = _OUTPUT_NAMES[bisect_right(_OUTPUT_EDGES, output_tokens)]
     if stop == "tool":
         names: tuple[str, ...] = (name, stop, output)
         if own_gap_s is not None:
-            names = (*names, "gap" + _bucket(own_gap_s, _OWN_GAP_EDGES_S, "s"))
+            names = (*names, _OWN_GAP_NAMES[bisect_right(_OWN_GAP_EDGES_S, own_gap_s)])
         return names
     stop_name = stop if stop in _STOPS else "-"
     names = name, stop_name, "turn" + _count_bucket(max(1, turn), _TURN_EDGES), output
     if added_tokens is None:
         return names
-    return (*names, "added" + _bucket(added_tokens, _ADDED_EDGES))
+    return (*names, _ADDED_NAMES[bisect_right(_ADDED_EDGES, added_tokens)])
 
 
 def type_turn_features(category: str, turn: int) -> tuple[str, ...]:
@@ -144,7 +149,7 @@ def type_turn_features(category: str, turn: int) -> tuple[str, ...]:
 
 def shared_features(uses: int, average_gap_s: float) -> tuple[str, ...]:
     """The same for a prefix that several conversations run through."""
-    gap = "every" + _bucket(average_gap_s, _SHARED_GAP_EDGES_S, "s")
+    gap = _SHARED_GAP_NAMES[bisect_right(_SHARED_GAP_EDGES_S, average_gap_s)]
     return SHARED, gap, "uses" + _count_bucket(max(2, uses), _USE_EDGES)
 
 

@@ -8,8 +8,11 @@ dropping them, as if every tip came back, ruins the ranking.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from sglang_canopy.reuse.bins import BINS, EDGES, age_bin
+
+_WIDTHS = [high - low for low, high in pairwise(EDGES)]
 
 
 def survival_curve(
@@ -31,15 +34,15 @@ def survival_curve(
     curve = [1.0]
     alive = 1.0
     for i in range(BINS - 1):
-        exposed = at_risk - 0.5 * censored[i]
-        reused = events[i]
-        exposed += prior_weight
+        reused, waited = events[i], censored[i]
+        exposed = at_risk - 0.5 * waited + prior_weight
+        at_risk -= reused + waited
         if prior is not None and prior[i] > 0.0:
             reused += prior_weight * (1.0 - prior[i + 1] / prior[i])
         if exposed > 0.0:
-            alive *= max(0.0, 1.0 - reused / exposed)
+            stays = 1.0 - reused / exposed
+            alive = alive * stays if stays > 0.0 else 0.0
         curve.append(alive)
-        at_risk -= events[i] + censored[i]
     return curve
 
 
@@ -61,25 +64,27 @@ def gittins_rank(curve: Sequence[float]) -> list[float]:
     there) this is the steepest slope from a point to a later one, so one walk from the right
     over the upper hull gives every bin in O(``BINS``). The last bin, open to the right, is 0.
     """
-    x = [0.0]
-    for i in range(BINS - 1):
-        x.append(x[-1] + 0.5 * (curve[i] + curve[i + 1]) * (EDGES[i + 1] - EDGES[i]))
+    held = 0.0
+    x = [held]
+    for width, high, low in zip(_WIDTHS, curve, curve[1:]):
+        held += 0.5 * (high + low) * width
+        x.append(held)
     rank = [0.0] * BINS
-    hull: list[int] = [BINS - 1]
+    hull: list[tuple[float, float]] = [(x[-1], curve[BINS - 1])]
+    # One function without calls: a fit ranks every category, and an arrival pays for its share.
     for i in range(BINS - 2, -1, -1):
-        slope = _slope(x, curve, i, hull[-1])
+        start, alive = x[i], curve[i]
+        end, left = hull[-1]
+        # A curve that has reached 0 holds no space any more: nobody is left to rank.
+        slope = (alive - left) / (end - start) if end > start else 0.0
         while len(hull) > 1:
-            further = _slope(x, curve, i, hull[-2])
+            end, left = hull[-2]
+            further = (alive - left) / (end - start) if end > start else 0.0
             if further < slope:
                 break
             slope = further
             hull.pop()
-        rank[i] = max(0.0, slope)
-        hull.append(i)
+        if slope > 0.0:
+            rank[i] = slope
+        hull.append((start, alive))
     return rank
-
-
-def _slope(x: Sequence[float], curve: Sequence[float], i: int, j: int) -> float:
-    held = x[j] - x[i]
-    # A curve that has reached 0 holds no space any more: nobody is left to rank.
-    return (curve[i] - curve[j]) / held if held > 0.0 else 0.0

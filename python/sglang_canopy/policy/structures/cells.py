@@ -47,6 +47,12 @@ class Cells:
     def __init__(self, by: str = "survival") -> None:
         self._exact = by == "exponential"
         self._by = by
+        self._at = {
+            "survival": self._at_survival,
+            "recency": self._at_recency,
+            "exponential": self._at_exponential,
+        }[by]
+        """An entry's place in the order of eviction, and the time from which it may differ."""
         self._cells: dict[Hashable, Cell] = {}
         self._changed: dict[Cell, None] = {}
         """To be ranked again, in the order of their first change."""
@@ -102,13 +108,15 @@ class Cells:
         if old is None:
             del self._cells[cell.key]
             return
-        order, until = self._at(cell, old, now)
+        at = self._at
+        order, until = at(cell, old, now)
         entry = old
         # The exact rank falls with age: the oldest is the least.
-        young = old if self._exact else cell.youngest()
+        young = old if self._exact or cell.live == 1 else cell.youngest()
         if young is not old and young is not None:
-            other, other_until = self._at(cell, young, now)
-            until = min(until, other_until)
+            other, other_until = at(cell, young, now)
+            if other_until < until:
+                until = other_until
             if other < order:
                 entry, order = young, other
         self._count += 1
@@ -119,16 +127,21 @@ class Cells:
                 self._edges = [e for e in self._edges if e[2] == e[3].version]
                 heapq.heapify(self._edges)
 
-    def _at(self, cell: Cell, entry: Entry, now: float) -> tuple[tuple[float, ...], float]:
-        """An entry's place in the order of eviction, and the time from which it may differ."""
+    @staticmethod
+    def _at_recency(cell: Cell, entry: Entry, now: float) -> tuple[tuple[float, ...], float]:
+        return (0.0, entry[0], entry[1]), _NEVER
+
+    @staticmethod
+    def _at_exponential(cell: Cell, entry: Entry, now: float) -> tuple[tuple[float, ...], float]:
         stamp, depth = entry[0], entry[1]
-        if self._by == "recency":
-            return (0.0, stamp, depth), _NEVER
-        if self._exact:
-            fitted = cell.category.exponential
-            rank = cell.weight * fitted.rank(now - stamp)
-            ties = (depth, stamp) if fitted.mean_gap_s > 0.0 else (stamp, depth)
-            return (rank, *ties), math.nextafter(now, _NEVER)
+        fitted = cell.category.exponential
+        rank = cell.weight * fitted.rank(now - stamp)
+        ties = (depth, stamp) if fitted.mean_gap_s > 0.0 else (stamp, depth)
+        return (rank, *ties), math.nextafter(now, _NEVER)
+
+    @staticmethod
+    def _at_survival(cell: Cell, entry: Entry, now: float) -> tuple[tuple[float, ...], float]:
+        stamp, depth = entry[0], entry[1]
         at = age_bin(now - stamp)
         until = stamp + EDGES[at + 1] if at + 1 < BINS else _NEVER
         return (cell.weight * cell.category.rank[at], stamp, depth), until
