@@ -4,7 +4,9 @@
 
 A client says after each response either that its conversation is over, or in how many seconds
 it continues. The truth is the trace's own future; a statement that is not true says the
-opposite (over or not), or another client's time. Writes OUT/hints.json, OUT/hints.md and
+opposite (over or not), or another client's time. True hints of agents
+are counted once more without the names of their sessions, where a conversation whose history was
+rewritten looks over. Writes OUT/hints.json, OUT/hints.md and
 OUT/hints.png; with `--rows OUT/hints.json` only the table and the figure, from an earlier run.
 """
 
@@ -15,6 +17,7 @@ import json
 import statistics
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -33,17 +36,21 @@ from sglang_canopy.policy.registry import make_policy
 sys.path.append(str(Path(__file__).resolve().parents[1] / "traces"))
 from overlays import overlay
 
-SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
-ACCURACIES = (1.0, 0.75, 0.5, 0.25, 0.0)
+SHARES = (0.0, 0.25, 0.5, 1.0)
+ACCURACIES = (1.0, 0.75, 0.5, 0.0)
 CAPACITY = 0.05
+DRAWN = ("conversation", "agentic")
+"""Traces of the figure, with hints of every accuracy."""
 
 
 def traces(data: Path) -> Iterator[tuple[str, tuple[int, ...], list[TraceRequest]]]:
     """Name, seeds of the hints, requests."""
     path = data / "mooncake" / "conversation_first60.jsonl"
-    yield "conversation", (1, 2, 3), list(open_trace(path, "mooncake"))
+    yield "conversation", (1, 2), list(open_trace(path, "mooncake"))
     archive = data / "agentic_coding" / "traces_500.tar.xz"
-    yield "agentic", (1,), list(overlay(archive, 200, 7200.0, 1, own_prefixes=True))
+    agents = list(overlay(archive, 200, 7200.0, 1, own_prefixes=True))
+    yield "agentic", (1,), agents
+    yield "agentic, no names", (1,), [replace(request, conversation=None) for request in agents]
 
 
 def runs(name: str, seeds: tuple[int, ...], trace: list[TraceRequest]) -> Iterator[dict[str, Any]]:
@@ -52,8 +59,8 @@ def runs(name: str, seeds: tuple[int, ...], trace: list[TraceRequest]) -> Iterat
     for bound, policy in bounds.items():
         hit = simulate(trace, policy, blocks).block_hit_ratio
         yield {"trace": name, "policy": bound, "block_hit_ratio": hit}
-    for accuracy in ACCURACIES:
-        for share in SHARES:
+    for accuracy in ACCURACIES if name in DRAWN else ACCURACIES[:1]:
+        for share in SHARES if accuracy == 1.0 else SHARES[1:]:
             for seed in seeds if share else seeds[:1]:
                 hints = Hints(share=share, accuracy=accuracy, seed=seed)
                 hit = simulate(trace, make_policy("wa"), blocks, hints=hints).block_hit_ratio
@@ -82,14 +89,18 @@ def mean(rows: list[dict[str, Any]], **where: Any) -> float:
     return 100 * statistics.fmean(r["block_hit_ratio"] for r in found)
 
 
+def _hits(rows: list[dict[str, Any]], name: str, share: float, accuracy: float) -> float:
+    return mean(rows, trace=name, share=share, accuracy=accuracy if share else 1.0)
+
+
 def report(rows: list[dict[str, Any]]) -> str:
     parts = []
     for name in dict.fromkeys(r["trace"] for r in rows):
         lru, best = (mean(rows, trace=name, policy=p) for p in ("lru", "hindsight"))
         lines = ["| accuracy | " + " | ".join(f"{s:.0%} give hints" for s in SHARES) + " |"]
         lines.append("| --- |" + " --- |" * len(SHARES))
-        for accuracy in ACCURACIES:
-            cells = [mean(rows, trace=name, share=s, accuracy=accuracy) for s in SHARES]
+        for accuracy in ACCURACIES if name in DRAWN else ACCURACIES[:1]:
+            cells = [_hits(rows, name, s, accuracy) for s in SHARES]
             lines.append(f"| {accuracy:.0%} | " + " | ".join(f"{c:.2f}" for c in cells) + " |")
         parts.append(
             f"### {name}, {CAPACITY:.0%}: LRU {lru:.2f}, hindsight {best:.2f}\n\n"
@@ -101,14 +112,14 @@ def report(rows: list[dict[str, Any]]) -> str:
 
 
 def draw(rows: list[dict[str, Any]], out: Path) -> None:
-    names = list(dict.fromkeys(r["trace"] for r in rows))
+    names = DRAWN
     figure, panels = plt.subplots(
         1, len(names), figsize=(4.6 * len(names), 3.8), layout="constrained", squeeze=False
     )
     colours = plt.get_cmap("viridis")
     for panel, name in zip(panels[0], names):
         for i, accuracy in enumerate(ACCURACIES):
-            hits = [mean(rows, trace=name, share=s, accuracy=accuracy) for s in SHARES]
+            hits = [_hits(rows, name, s, accuracy) for s in SHARES]
             shade = colours(0.9 * i / (len(ACCURACIES) - 1))
             label = f"{accuracy:.0%} of hints true"
             panel.plot([100 * s for s in SHARES], hits, "o-", color=shade, label=label)

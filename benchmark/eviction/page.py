@@ -55,10 +55,7 @@ def formula() -> str:
     """Readings of the paper's formula."""
     policies = {
         "lru": "`lru`",
-        "wa, exponential, no life": "distribution, our categories",
-        "wa, exponential": "and life",
-        "wa, exponential of what was reused": "the same, never reused blocks left out",
-        "wa, exponential, type-turn": "and life, type and turn: the paper's",
+        "wa, exponential, type-turn": "the paper's formula, type and turn",
         "wa, type-turn": "survival, type and turn",
         "wa": "survival (`wa`)",
     }
@@ -130,8 +127,9 @@ def hints() -> str:
             f"{trace}, {accuracy:.0%} true",
             *(f"{_hint(trace, share, accuracy):.2f}" for share in shares),
         ]
-        for trace in ("conversation", "agentic")
+        for trace in ("conversation", "agentic", "agentic, no names")
         for accuracy in (1.0, 0.75, 0.5, 0.0)
+        if (1.0, accuracy) in hinted(trace)
     ]
     return table(
         ["block hits at 5 %, %", *(f"{share:.0%} give" for share in shares)], lines, numbers=True
@@ -141,32 +139,6 @@ def hints() -> str:
 def _hint(trace: str, share: float, accuracy: float) -> float:
     known = hinted(trace)
     return known[share, accuracy if share else 1.0]
-
-
-def ablations() -> str:
-    """`wa` with one part replaced."""
-    kept = {
-        "lru": "`lru`",
-        "wa": "`wa`",
-        "without censored samples": "without censored samples",
-        "without shared prefixes": "shared prefixes rank as their last user",
-        "prompt length too": "prompt length too",
-        "no leaning on the parent": "no leaning on the parent",
-        "all leaves, not queue ends": "all leaves, not only queue ends",
-        "16 categories": "16 categories",
-    }
-    places = [("conversation", 0.05), ("conversation", 0.1), ("synthetic", 0.05), ("agentic", 0.05)]
-    known = {
-        (r["variant"], r["trace"], r["capacity_fraction"]): 100 * r["block_hit_ratio"]
-        for r in rows("ablations")
-    }
-    lines = [
-        [label, *(f"{known[variant, trace, c]:.2f}" for trace, c in places)]
-        for variant, label in kept.items()
-    ]
-    return table(
-        ["block hits, %", *(f"{trace}, {c:.0%}" for trace, c in places)], lines, numbers=True
-    )
 
 
 def signals() -> str:
@@ -297,7 +269,7 @@ PARTS = {
     "formula": formula,
     "tail": tail,
     "hints": hints,
-    "ablations": ablations,
+    "signals": signals,
     "true-hints": true_hints,
     "victim": victim,
 }

@@ -23,7 +23,6 @@ ARMS: dict[str, tuple[str, dict[str, Any]]] = {
     "+ life": ("wa", PAPER),
     "never reused left out: + distribution": ("wa", {**PAPER, "cdf": "reused", "life": False}),
     "never reused left out: + life": ("wa", {**PAPER, "cdf": "reused"}),
-    "+ life, our categories": ("wa", {"model": "exponential", "reading": "formula"}),
     "given not used until t": ("wa", HAZARD),
     "survival": ("wa", {}),
 }

@@ -166,7 +166,6 @@ def ablation() -> str:
         "lru": "LRU",
         "+ distribution": "distribution",
         "+ life": "and life: the paper's",
-        "+ life, our categories": "the same, our categories",
         "given not used until t": "the distribution's hazard at t",
         "survival": "survival, our categories (`wa`)",
     }
