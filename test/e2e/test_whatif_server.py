@@ -101,7 +101,7 @@ def test_policies_are_exchanged_under_load_and_every_answer_is_the_same(
         with server(
             tiny_model,
             *flags,
-            *("--radix-eviction", "wa", "--canopy-whatif", "auto"),
+            *("--radix-eviction", "wa", "--canopy-whatif", "auto,floor=off"),
             kv_tokens=2048,
         ) as client:
 
@@ -119,7 +119,7 @@ def test_policies_are_exchanged_under_load_and_every_answer_is_the_same(
             status = sampled(client, len(asked))
             (rank,) = status["ranks"]
             assert [one["after"].split()[0] for one in rank["policy_changes"]] == (
-                ["canopy-lru", "wa", "wa", "wa"] if exchanged else []
+                ["canopy-lru", "wa", "threshold-lru", "wa"] if exchanged else []
             )
             assert status["policy"] == rank["running"] == "wa"
             assert sum(rank["tiers"]["device"]["evicted_tokens"].values()) > 0
