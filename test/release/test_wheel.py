@@ -158,7 +158,11 @@ def test_a_cpu_server_from_nothing(built: tuple[Path, Path], version: str, tmp_p
         "    got = json.load(urllib.request.urlopen(server.url + '/canopy/status', timeout=120))\n"
         "    print(sglang_canopy.__file__, got['version'], got['policy'])"
     )
-    env = {**os.environ, "PYTHONPATH": "", "PATH": f"{clean.parent}:{os.environ['PATH']}"}
+    env = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT / "scripts"),
+        "PATH": f"{clean.parent}:{os.environ['PATH']}",
+    }
     done = subprocess.run([clean, "-c", code, tiny_model], cwd=tmp_path, capture_output=True, text=True, env=env, check=False)  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     where, version, policy = done.stdout.split()[-3:]
