@@ -108,12 +108,6 @@ class Rows(list[dict[str, Any]]):
         self.path: Path | None = args.json
         self.settings = {k: str(v) for k, v in vars(args).items()}
 
-    def take_up(self, field: str) -> list[str]:
-        """Begin with the rows that an earlier run left in the file; their values of ``field``."""
-        if self.path is not None and self.path.is_file():
-            self += json.loads(self.path.read_text())["rows"]
-        return [row[field] for row in self]
-
     def add(self, row: dict[str, Any]) -> None:
         self.append(row)
         if self.path is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from result_tables import load
+from result_tables import load, table
 
 FILE = "benchmark/kernels/compiled.json"
 KERNELS = {
@@ -24,19 +24,16 @@ CHIPS = (80, 90, 100)
 def compiled() -> str:
     """Registers, shared bytes, programs a multiprocessor, and loads under way in its loops."""
     found = {(b["config"].split()[1], b["arch"]): b for b in load(FILE)}
-    lines = [
-        "| kernel | sm_80: registers, shared bytes, programs a multiprocessor, loads under way"
-        " | sm_90 | sm_100 |",
-        "|---|---|---|---|",
-    ]
+    lines = []
     for name, title in KERNELS.items():
         cells = []
         for chip in CHIPS:
             b = found[name, chip]
             waits = min(min(w) for w in b["waits"] if w)
             cells.append(f"{b['registers']}, {b['shared_bytes']:,}, {b['programs']}, {waits}")
-        lines.append(f"| attention, {title} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        lines.append([f"attention, {title}", *cells])
+    first = "sm_80: registers, shared bytes, programs a multiprocessor, loads under way"
+    return table(["kernel", first, "sm_90", "sm_100"], lines)
 
 
 PARTS: dict[str, Callable[[], str]] = {"compiled": compiled}

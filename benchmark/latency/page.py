@@ -10,8 +10,8 @@ from typing import Any
 from result_tables import ROOT, load, signed, table
 
 sys.path.append(str(Path(__file__).parent))
+from auto import goodputs
 from served_gate import table as served_table
-from simulated import crossing
 
 RESULTS = ROOT / "benchmark" / "latency" / "results" / "simulated"
 LOADS = ("0.6", "0.8", "0.95", "1.1")
@@ -84,18 +84,11 @@ def auto() -> str:
             )
             for at in LOADS
         ]
-        goods = [goodput(paths, arm, f"sglang{end}") for arm in (f"auto{end}", best)]
+        goods = [
+            geometric_mean(goodputs(workload, float(host[4:]), arm)) for arm in (f"auto{end}", best)
+        ]
         lines.append([label, *cells, "/".join(f"x{good:.2f}" for good in goods)])
     return table(["against SGLang's defaults", "60 %", "80 %", "95 %", "110 %", "goodput"], lines)
-
-
-def goodput(paths: list[Path], arm: str, base: str) -> float:
-    """The load from which on an arm's P99 is above that of ``base`` at 80 %, over 80 %."""
-    found = []
-    for known in map(runs, paths):
-        points = [(float(at), known[f"{arm}@{at}"]["p99"]) for at in LOADS]
-        found.append(crossing(points, known[f"{base}@0.8"]["p99"]) / 0.8)
-    return geometric_mean(found)
 
 
 def gate() -> str:

@@ -20,8 +20,9 @@ than they take."""
 class WorkingMemory:
     """Bytes to set aside, by what takes them; ``prompt_tokens``: the longest prompt that reuses.
 
-    tiers: chunks in the pool's own memory; caches: KV of one prompt beside the pool while it is planned in several windows, and of one document while it is encoded; probe:
-    scores and the keys and values that a probe looks at.
+    tiers: chunks in the pool's own memory; caches: KV of one prompt beside the pool while it is
+    planned in several windows, and of one document while it is encoded; probe: scores and the keys
+    and values that a probe looks at.
     """
 
     prompt_tokens: int

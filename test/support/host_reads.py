@@ -14,7 +14,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from support.separate_device import INDEXED, WAITS
+from support.separate_device import INDEXED, WAITS, is_mask
 
 UNDISPATCHED = {torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.cpu}
 """Reads that a CPU makes without dispatching an operation."""
@@ -39,10 +39,8 @@ class HostReads(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         packet = func.overloadpacket
-        masks = packet in INDEXED and any(
-            x is not None and x.dtype in (torch.bool, torch.uint8) for x in args[1]
-        )
-        if packet in WAITS or masks:
+        masked = packet in INDEXED and any(x is not None and is_mask(x) for x in args[1])
+        if packet in WAITS or masked:
             self.add()
         return func(*args, **(kwargs or {}))
 

@@ -102,6 +102,11 @@ class _Factories(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+def is_mask(index: torch.Tensor) -> bool:
+    """Whether an index says which rows rather than where: how many they are is read on the host."""
+    return index.dtype in (torch.bool, torch.uint8)
+
+
 def _there(device: Any) -> bool:
     return device is not None and torch.device(device) == DEVICE
 
@@ -123,7 +128,7 @@ def _run(mode: SeparateDevice | None, func: Any, args: Any, kwargs: dict[str, An
             raise HostSync(f"{func} waits for the device")
         if packet in INDEXED:
             for index in _tensors(args[1]):
-                if index.dtype in (torch.bool, torch.uint8):
+                if is_mask(index):
                     raise HostSync("a mask as an index: its rows are counted on the host")
                 if not isinstance(index, There):
                     raise HostSync("an index on the host is copied, and the copy waited for")

@@ -55,9 +55,9 @@ def below(one: str, other: str, how: str = "bos") -> bool:
     return mean < -SURE * error
 
 
-def difference(one: str, other: str, how: str = "bos") -> str:
-    """`-0.012 ± 0.004`"""
-    mean, error = minus(f"{one}, {how}", f"{other}, {how}")
+def difference(one: str, other: str, how: str = "bos", other_how: str | None = None) -> str:
+    """`-0.012 ± 0.004`; ``how`` and ``other_how`` (the same, unless given): what is encoded behind."""
+    mean, error = minus(f"{one}, {how}", f"{other}, {other_how or how}")
     return f"{signed(mean, 3)} ± {error:.3f}"
 
 
@@ -382,13 +382,10 @@ def questions(arm: str) -> int:
 
 def served() -> str:
     """BOS against the system text, behind which a server encodes."""
-    found = {}
-    for arm in ("question", "no recompute"):
-        mean, error = minus(f"{arm}, bos", f"{arm}, prefix")
-        found[arm] = f"{signed(mean, 3)} ± {error:.3f}"
+    chosen, none = (difference(a, a, other_how="prefix") for a in ("question", "no recompute"))
     return (
-        f"KL behind BOS minus KL behind the system text is {found['question']} with `question` and "
-        f"{found['no recompute']} with nothing recomputed."
+        f"KL behind BOS minus KL behind the system text is {chosen} with `question` and {none} with "
+        "nothing recomputed."
     )
 
 

@@ -15,7 +15,6 @@ from canopy_lab.characterize.turns import turns
 from wa.picture import COLOURS, heat, label, panels, save
 from wa.sources import agentic, conversation, trace_a, trace_b
 
-MARKS_S = (1.0, 10.0, 60.0, 600.0, 3600.0)
 AGES_S = np.geomspace(0.1, 36000.0, 200)
 
 

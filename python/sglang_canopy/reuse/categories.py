@@ -2,8 +2,8 @@
 
 A request's category as the client or the server gives it is refined by what decides reuse:
 why the response stopped, the turn, the length of the output (its generation is part of the
-gap), what the turn added to the prompt, and how long this conversation let the cache wait before. Each refinement has a parent without it, so that a curve with few samples
-leans on a coarser one.
+gap), what the turn added to the prompt, and how long this conversation let the cache wait before.
+Each refinement has a parent without it, so that a curve with few samples leans on a coarser one.
 """
 
 from __future__ import annotations

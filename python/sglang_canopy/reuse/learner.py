@@ -40,8 +40,9 @@ class ReuseModel:
     parent's curve, and the global one is all zero (which is LRU); ``max_categories``: bound on
     labels; ``own_gaps``: whether a conversation's past gaps refine its label; ``added``: whether what
     a turn added to its prompt does (it helps to rank leaves, not to say how much the next turn
-    adds); ``exponential``: fit the paper's exponential instead of a survival curve; ``type_turn``: its categories, the type
-    and the turn, and a shared prefix belongs to the category of the request that used it last.
+    adds); ``exponential``: fit the paper's exponential instead of a survival curve; ``type_turn``:
+    its categories, the type and the turn, and a shared prefix belongs to the category of the request
+    that used it last.
     """
 
     def __init__(

@@ -32,8 +32,9 @@ class OtherLabels(CanopyError):
 def save(categories: Categories, labels: str, share: float = 0.0) -> dict[str, Any]:
     """The counts behind every category's curve (its own, not its refinements').
 
-    ``labels`` says what the categories are made of: ``refined`` or ``type-turn``. ``share`` is the weight that the counts of a loaded profile still have: without them, a
-    server that is restarted often would forget what it started from.
+    ``labels`` says what the categories are made of: ``refined`` or ``type-turn``.
+    ``share`` is the weight that the counts of a loaded profile still have: without them, a server that
+    is restarted often would forget what it started from.
     """
     return {
         "version": VERSION,

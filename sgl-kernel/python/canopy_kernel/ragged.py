@@ -57,14 +57,6 @@ class Rows:
             q, k = q + count, k + length
         return found
 
-    def positions_on_host(self) -> torch.Tensor:
-        """``[m]`` positions in host memory."""
-        if self.host_positions is not None:
-            return self.host_positions
-        if "positions" not in self._made:
-            self._made["positions"] = self.positions.cpu()
-        return self._made["positions"]
-
     def once(self, key: Any, make: Any) -> Any:
         """What ``make()`` gives, made once for all layers of a forward."""
         if key not in self._made:
