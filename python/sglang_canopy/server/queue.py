@@ -82,14 +82,13 @@ def chunk_limited(
 def admission_selected(
     original: Any, adder: Any, req: Any, *args: Any, has_chunked_req: bool = False, **kwargs: Any
 ) -> Any:
-    """Around ``PrefillAdder._select_prefill_admission``. What is cached of a request may have
-    changed since the chunk's limit was set, and room been left for a part of another. SGLang can
-    have one unfinished prompt; it asks this of its own shortest-prefill-first alone."""
+    """Around ``PrefillAdder._select_prefill_admission``: SGLang follows one unfinished prompt, and
+    takes the last one of a batch for it. An earlier one would be taken for whole, and answered from
+    a part of its prompt. SGLang relies on the room that is left: less than a page. Sharing steps
+    and reusing documents leave more, so that a second one is refused here."""
     found = original(adder, req, *args, has_chunked_req=has_chunked_req, **kwargs)
-    if not has_chunked_req or not getattr(found, "is_chunked", False):
-        return found
-    queue = _queue(adder.tree_cache)
-    if queue is None or not queue.orders:
+    unfinished = has_chunked_req or adder.new_chunked_req is not None
+    if not unfinished or not getattr(found, "is_chunked", False):
         return found
     from sglang.srt.managers.schedule_policy import AddReqResult
 

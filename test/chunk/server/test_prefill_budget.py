@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 pytest.importorskip("torch")
 
 from canopy_chunks.server import scheduler
+from sglang_canopy.server import queue
 
 
 class Stock:
@@ -99,3 +103,106 @@ def test_what_another_limit_kept_out_of_a_window_gives_its_savings_back(make) ->
 def test_without_chunked_prefill_all_savings_count() -> None:
     assert scheduler.ExpectedReuse(((0, 100),), 0.15).credit(0, 120, None) == 85
     assert scheduler.ExpectedReuse(((0, 100),), 0.15).credit(40, 120, None) == 51
+
+
+class Request(SimpleNamespace):
+    """As much of SGLang's request as its adder asks for."""
+
+    def __init__(self, number: int, length: int) -> None:
+        super().__init__(
+            number=number, full_untruncated_fill_ids=[0] * length, prefix_len=0, extend_end=0,
+            output_ids=[], last_node=None, host_hit_length=0, swa_host_hit_length=0, auxiliary_swa_host_hit_length=0,
+            retracted_stain=False, lock=None,
+            sampling_params=SimpleNamespace(max_new_tokens=4, ignore_eos=False),
+        )  # fmt: skip
+
+    @property
+    def extend_len(self) -> int:
+        return self.extend_end - self.prefix_len
+
+    def needs_host_load_back(self) -> bool:
+        return False
+
+
+def sglangs_adder(room: int, page: int):
+    """SGLang's own adder, as it is hooked in a server, over an empty pool."""
+    policy = pytest.importorskip("sglang.srt.managers.schedule_policy")
+    from sglang.srt.mem_cache.prefill_budget import PrefillBudget
+
+    class Adder(policy.PrefillAdder):
+        def __init__(self) -> None:
+            self.tree_cache = SimpleNamespace(
+                supports_mamba=lambda: False, evictable_size=lambda: 0, disable=False,
+                lock=lambda node: None,
+            )  # fmt: skip
+            allocator = SimpleNamespace(page_size=page, available_size=lambda: 1 << 20)
+            self.memory_budget = PrefillBudget(allocator, self.tree_cache)
+            self.new_token_ratio, self.page_size = 0.5, page
+            self.per_req_token_overhead, self.prefill_tile_block_m = page, 64
+            self.rem_input_tokens, self.rem_chunk_tokens = 1 << 16, room
+            self.rem_mamba_slots = self.dllm_config = self.chunked_req_limit = None
+            self.prefill_max_requests = self.prefill_delayer_single_pass = None
+            self.kv_shard_scratch_spec = self.new_chunked_req = None
+            self.exact_chunk_fill, self.kv_shard_granule = False, 0
+            self.can_run_list, self.mamba_chunk_grid = [], 1
+            self.log_hit_tokens = self.log_input_tokens = self.log_replay_tokens = 0
+
+        @contextlib.contextmanager
+        def _lock_node(self, node):
+            yield
+
+        def _mamba_gap_budget_for_req(self, *_, **__):
+            return 0
+
+        def _request_slot_reserve_for_req(self, *_, **__):
+            return 0
+
+        def _replay_len(self, *_):
+            return 0
+
+        def _account_prefill_cache_admission(self, *_):
+            pass
+
+        def _select_prefill_admission(self, req, **more):
+            original = policy.PrefillAdder._select_prefill_admission
+            return queue.admission_selected(original, self, req, **more)
+
+    return Adder, policy.AddReqResult
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    room=st.integers(16, 300),
+    page=st.sampled_from([1, 16, 64]),
+    prompts=st.lists(
+        st.tuples(st.integers(1, 600), st.integers(0, 300), st.integers(0, 300)),
+        min_size=2, max_size=8,
+    ),
+    ratio=st.sampled_from([0.0, 0.05, 0.15, 1.0]),
+    resumed=st.booleans(),
+)  # fmt: skip
+def test_one_prompt_of_a_batch_is_cut_short_and_sglang_knows_which(
+    room, page, prompts, ratio, resumed
+) -> None:
+    stock, result = sglangs_adder(room, page)
+    kind = scheduler.prefill_adder_class(stock)
+    spans = [((min(a, n), min(a + m, n)),) for n, a, m in prompts]
+
+    def expected(engine, req):
+        return scheduler.ExpectedReuse(spans[req.number], ratio)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scheduler, "expected_reuse", expected)
+        first_come = SimpleNamespace(schedule_policy="fcfs")
+        patch.setattr("sglang.srt.managers.schedule_policy.get_schedule", lambda: first_come)
+        patch.setattr(kind, "canopy_engine", object())
+        adder = kind()
+        for number, (length, _, _) in enumerate(prompts):
+            if adder.budget_state() is result.OTHER:
+                break
+            req = Request(number, length)
+            verdict = adder.add_one_req(req, has_chunked_req=resumed, truncation_align_size=None)
+            if verdict is not result.CONTINUE:
+                break
+    cut = [r for r in adder.can_run_list if r.extend_end < len(r.full_untruncated_fill_ids)]
+    assert cut == ([] if resumed else [adder.new_chunked_req] if adder.new_chunked_req else [])
