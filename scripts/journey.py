@@ -27,10 +27,10 @@ from launch_server import Server, cpu_arguments, free_port, wait_until_ready
 
 ROOT = Path(__file__).resolve().parents[1]
 CANOPY = [sys.executable, "-m", "canopy_lab.cli.main"]
-POOL_TOKENS, SERVED_TOKENS = 6000, 2048
-"""The KV pools that are asked about and served: too small for the sessions under way."""
-SESSIONS, SESSION_TOKENS, TURN_TOKENS, SCAN_TOKENS = 6, 400, 64, 300
-CLIENTS = 2
+POOL_TOKENS = 6000
+"""The KV pool that is asked about and served: too small for the sessions under way."""
+CLIENTS, SESSIONS, TURNS, TURN_TOKENS, SCAN_TOKENS = 2, 8, 6, 170, 660
+"""Traffic with the log's sessions and lengths, SESSIONS a client; a random one goes on."""
 
 
 def commands() -> list[str]:
@@ -106,7 +106,7 @@ def until_the_meter_knows(url: str) -> str:
 def start(words: list[str], model: Path, folder: Path) -> Server:
     """``canopy advise LOG --start`` of a server with the flags of a CPU."""
     port, log = free_port(), folder / "server.log"
-    served = [*cpu_arguments(model, kv_tokens=SERVED_TOKENS, dtype="float32"), "--port", str(port)]
+    served = [*cpu_arguments(model, kv_tokens=POOL_TOKENS, dtype="float32"), "--port", str(port)]
     served += ["--load-format", "dummy", "--page-size", "16"]
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -128,7 +128,7 @@ def ask(url: str, seed: int, stopped: threading.Event) -> None:
     draw, talks = random.Random(seed), [list[int]() for _ in range(SESSIONS)]
     while not stopped.is_set():
         talk = draw.choice(talks)
-        if len(talk) > SESSION_TOKENS:
+        if len(talk) == TURNS * TURN_TOKENS:
             talk.clear()
         talk.extend(draw.choices(range(100, 40_000), k=TURN_TOKENS))
         for tokens in (talk, draw.choices(range(100, 40_000), k=SCAN_TOKENS)):

@@ -5,8 +5,8 @@
 
 The first cuts simulated runs into slices of time: what each request hits under LRU, and under `wa`.
 A trial begins at a random second; its pairs, its order in each pair, its looks and its ends are those of
-`canopy trial`. *Placebo*: both slices of a pair are LRU's. *Gain*: one is `wa`'s, from a cache that was
-`wa`'s all the time, which is more than turns in one cache show. The second starts a server on CPU under
+`canopy trial`. *Placebo*: both slices of a pair are LRU's, beside the shadows of LRU and `wa`. *Gain*: one
+is `wa`'s, from a cache that was `wa`'s all the time, which is more than turns in one cache show. The second starts a server on CPU under
 mixed traffic and runs `canopy trial` on it with slices of so many seconds, first with the placebo.
 """
 
@@ -36,8 +36,8 @@ CASES = (("conversation", 0.1), ("synthetic", 0.1), ("agentic-60", 0.1))
 """Traces of `meter.py`, and the cache as a share of what an endless one would hold."""
 SLICES_S = (15.0, 60.0)
 USABLE = 0.95
-"""Share of its cache that a server ranks: running requests hold the rest. The meter's shadow cache, beside
-which slices are set, has all of it, so that the two differ as a server and its shadow do."""
+"""Share of its cache that a server ranks: running requests hold the rest. The meter's shadow caches, beside
+which slices are set, have all of it, so that the two differ as a server and its shadow do."""
 
 
 class Run:
@@ -58,7 +58,7 @@ class Run:
 
 
 def trial(
-    first: Run, second: Run, shadow: Run | None, slice_s: float, draw: random.Random
+    first: Run, second: Run, shadows: tuple[Run, ...], slice_s: float, draw: random.Random
 ) -> tuple[str, int, float]:
     """The verdict of one trial of ``first`` against ``second``, its pairs, and its mean difference."""
     last = float(first.times[-1])
@@ -71,8 +71,10 @@ def trial(
         for which in order:
             begin_s, end_s = at + SETTLES * slice_s, at + slice_s
             ratio = (first, second)[which].ratio(begin_s, end_s)
-            beside = 0.0 if shadow is None else shadow.ratio(begin_s, end_s)
-            found.append((which, None if ratio is None else ratio - beside))
+            beside = [shadow.ratio(begin_s, end_s) or 0.0 for shadow in shadows]
+            found.append(
+                (which, None if ratio is None else ratio - sum(beside) / max(1, len(beside)))
+            )
             at = (at + slice_s) % (last - slice_s)
         ratios = dict(found)
         if None not in ratios.values():
@@ -93,9 +95,9 @@ def simulated(data: Path, trials: int) -> None:
         requests, distinct = trace(data, name)
         blocks = int(share * distinct)
         lru, wa = (Run(requests, policy, int(USABLE * blocks)) for policy in ("lru", "wa"))
-        shadow = Run(requests, "lru", blocks)
+        shadows = tuple(Run(requests, policy, blocks) for policy in ("lru", "wa"))
         whole = 100 * (wa.hit[-1] - lru.hit[-1]) / lru.asked[-1]
-        for slice_s, beside in itertools.product(SLICES_S, (None, shadow)):
+        for slice_s, beside in itertools.product(SLICES_S, ((), shadows)):
             draw = random.Random(1)
             same = Counter(trial(lru, lru, beside, slice_s, draw)[0] for _ in range(trials))
             ends = [trial(wa, lru, beside, slice_s, draw) for _ in range(trials)]

@@ -138,26 +138,52 @@ def test_the_meter_is_asked_first(command, meter, says) -> None:
     assert says in said
 
 
+class Waves(FakeServer):
+    """Traffic that comes in waves, of which ``share`` by policy can be hit; shadow caches see the same."""
+
+    def __init__(self, hits: dict[str, float], share: dict[str, float]) -> None:
+        super().__init__(hits)
+        self.share, self.shadows = share, dict.fromkeys(hits, 0.0)
+
+    def wait(self, seconds: float) -> None:
+        wave = self.draw.uniform(0.0, 0.3)
+        self.now += seconds
+        self.prompts += 1000 * seconds
+        would = {name: hit + wave * self.share[name] for name, hit in self.hits.items()}
+        self.found += 1000 * seconds * would[self.running]
+        for name, ratio in would.items():
+            self.shadows[name] += 1000 * seconds * ratio
+
+    def counts(self) -> Counts:
+        asked, shadows = int(self.prompts), {k: int(v) for k, v in self.shadows.items()}
+        return Counts(asked, int(self.found), self.running, asked, shadows)
+
+
 def test_what_any_policy_would_have_hit_drops_out() -> None:
-    """Traffic that comes in waves: the shadow cache sees the same waves."""
-
-    class Waves(FakeServer):
-        lru = 0.0
-
-        def wait(self, seconds: float) -> None:
-            wave = self.draw.uniform(0.0, 0.3)
-            self.now += seconds
-            self.prompts += 1000 * seconds
-            self.found += 1000 * seconds * (self.hits[self.running] + wave)
-            self.lru += 1000 * seconds * (0.4 + wave)
-
-        def counts(self) -> Counts:
-            asked = int(self.prompts)
-            return Counts(asked, int(self.found), self.running, asked, int(self.lru))
-
-    server = Waves({"wa": 0.43, "canopy-lru": 0.4})
+    server = Waves({"wa": 0.43, "canopy-lru": 0.4}, {"wa": 1.0, "canopy-lru": 1.0})
     found = list(pairs(server, "wa", "canopy-lru", 60, server.wait))
     assert len(found) == LOOKS[0]
     assert found[-1].so_far.points == pytest.approx(3.0, abs=0.01)
     alone = FakeServer({"wa": 0.43, "canopy-lru": 0.4}, noise=0.1)
     assert len(list(pairs(alone, "wa", "canopy-lru", 60, alone.wait))) > LOOKS[0]
+
+
+def test_what_only_one_policy_would_have_hit_counts_half_in_both_slices() -> None:
+    """Both slices of a pair tell of it, whichever ran: half of its luck in place of all."""
+    server = Waves({"wa": 0.4, "canopy-lru": 0.4}, {"wa": 1.0, "canopy-lru": 0.0})
+    *_, last = pairs(server, "wa", "canopy-lru", 60, server.wait)
+    assert last.so_far.verdict == stopping.BETTER
+    ours, theirs = last.policy, last.against
+    assert ours.shadow == pytest.approx((ours.hit + 0.4) / 2, abs=1e-4)
+    assert last.points == pytest.approx(100 * (ours.shadow + theirs.shadow - 0.8), abs=0.02)
+
+
+def test_a_policy_without_a_shadow_from_the_start_is_judged_beside_the_other_ones() -> None:
+    server = Waves({"wa": 0.43, "canopy-lru": 0.4}, {"wa": 1.0, "canopy-lru": 1.0})
+    del server.shadows["wa"]
+    server.wait = lambda seconds: (
+        server.shadows.setdefault("wa", 0.0),
+        Waves.wait(server, seconds),
+    )
+    first = next(pairs(server, "wa", "canopy-lru", 60, server.wait))
+    assert first.against.shadow == pytest.approx(first.against.hit, abs=1e-4)

@@ -77,6 +77,9 @@ def test_where_all_is_sampled_the_meter_is_the_simulation(seed, blocks):
             # The meter hears of a request when it ends, a policy when it comes: a fit may differ.
             near = 1e-5 if name == "lru" else 0.02
             assert ever(meter, arm, capacity) == pytest.approx(truth, abs=near)
+            if capacity == NOW:
+                found = meter.shadow_tokens[arm] / meter.sums["sampled_tokens"]
+                assert found == pytest.approx(truth, abs=near)
 
 
 def answers(seed, families=60, turns=1200):
@@ -344,7 +347,8 @@ def stats(hit, sampled, wa):
         "sampled_requests": sampled,
         "spent_s": 0.5,
         "undecided": None if sampled else "too few requests: 0 of 200",
-        "sums": {"prompt_tokens": 2 * sampled, "lru_tokens": sampled},
+        "sums": {"prompt_tokens": 2 * sampled, "hit_tokens": sampled},
+        "shadow_tokens": {"lru": sampled},
         "floor": {"policy": LRU, "behind": False, "falls": 0},
     }
 
@@ -355,7 +359,8 @@ def test_replicas_weigh_by_what_they_sampled():
     assert [arm["hit_ratio"] for arm in total["arms"]] == pytest.approx([0.5, 0.6])
     assert total["arms"][0]["tokens"] == 300
     assert total["undecided"] is None
-    assert total["sums"] == {"prompt_tokens": 800, "lru_tokens": 400}
+    assert total["sums"] == {"prompt_tokens": 800, "hit_tokens": 400}
+    assert total["shadow_tokens"] == {"lru": 400}
     assert in_words(total) == "canopy-lru hits 50.0 %, wa would hit 60.0 ± 4.0 %"
     assert added_up([]) is None
     assert added_up([stats(0.0, 0, 0.0)])["hit_ratio"] == 0.0

@@ -100,7 +100,7 @@ def _line(number: int, pair: Pair, args: Options) -> str:
 
 
 def _shown(one: Slice) -> str:
-    beside = f" (LRU's shadow {100 * one.lru:.1f})" if one.lru else ""
+    beside = f" (shadows {100 * one.shadow:.1f})" if one.shadow else ""
     return f"{100 * one.hit:.1f} %{beside}"
 
 

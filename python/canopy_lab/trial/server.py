@@ -34,11 +34,11 @@ class RunningServer:
         """By the meter, where there is one: of the same requests on both sides."""
         status = self.status()
         running, meter = status["ranks"][0]["running"], status.get("whatif")
-        if meter is not None and meter["sums"]["lru_tokens"]:
+        if meter is not None:
             sums = meter["sums"]
             return Counts(
                 sums["prompt_tokens"], sums["hit_tokens"], running,
-                sums["sampled_tokens"], sums["lru_tokens"],
+                sums["sampled_tokens"], meter["shadow_tokens"],
             )  # fmt: skip
         hits = sum(tier["hit_tokens"] for tier in status["tiers"].values())
         return Counts(status["prompt_tokens"], hits, running)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -24,9 +24,9 @@ class Counts(NamedTuple):
     running: str
     """The policy that ranks."""
     sampled_tokens: int = 0
-    """Prompt tokens of which its meter knows what its shadow cache under LRU hits, ``lru_tokens``;
-    0 without a meter."""
-    lru_tokens: int = 0
+    """Prompt tokens of which its meter knows what its shadow caches hit; 0 without a meter."""
+    shadow_tokens: Mapping[str, int] = {}
+    """What they hit of these, by policy."""
 
 
 class TrialServer(Protocol):
@@ -42,16 +42,19 @@ class Slice(NamedTuple):
     """Shares (0 to 1) of the prompt tokens of one slice."""
 
     hit: float
-    lru: float
-    """What the shadow cache under LRU hit of the same requests; 0 without a meter."""
+    shadow: float
+    """What the shadow caches under both policies hit of the same requests, on average; 0 without a
+    meter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
     """Two slices that followed each other, and what all pairs say so far.
 
-    What is compared is what each hit *more than the shadow cache* did: requests that hit much or
-    little under any policy are in both, and their luck drops out (a control variate).
+    What is compared is what each hit *more than the shadow caches* did: what requests hit under
+    either policy is in the shadows of both slices, and their luck drops out (a control variate). The
+    two shadows' average is as fair to one policy as to the other; under LRU's alone the luck of what
+    only the other one hits would stay.
     """
 
     policy: Slice
@@ -61,7 +64,7 @@ class Pair:
 
     @property
     def points(self) -> float:
-        ours, theirs = (one.hit - one.lru for one in (self.policy, self.against))
+        ours, theirs = (one.hit - one.shadow for one in (self.policy, self.against))
         return 100 * (ours - theirs)
 
 
@@ -79,10 +82,12 @@ def pairs(
     requests.
     """
     draw, differences = random.Random(seed), list[float]()
+    shadows = server.counts().shadow_tokens
+    beside = [name for name in dict.fromkeys((policy, against)) if name in shadows]
     while True:
         turn = [(True, policy), (False, against)]
         draw.shuffle(turn)
-        found = {first: _slice(server, name, slice_s, wait) for first, name in turn}
+        found = {first: _slice(server, name, beside, slice_s, wait) for first, name in turn}
         pair = Pair(found[True], found[False], None)
         differences.append(pair.points)
         if len(differences) > 1:
@@ -93,7 +98,11 @@ def pairs(
 
 
 def _slice(
-    server: TrialServer, policy: str, slice_s: float, wait: Callable[[float], object]
+    server: TrialServer,
+    policy: str,
+    beside: Sequence[str],
+    slice_s: float,
+    wait: Callable[[float], object],
 ) -> Slice:
     server.exchange(policy)
     wait(SETTLES * slice_s)
@@ -107,14 +116,12 @@ def _slice(
                 "--canopy-whatif auto,floor=off for a trial, and let nobody else exchange policies"
             )
         if after.prompt_tokens > before.prompt_tokens:
+            asked = after.prompt_tokens - before.prompt_tokens
+            sampled = after.sampled_tokens - before.sampled_tokens
+            shadows = [after.shadow_tokens[b] - before.shadow_tokens[b] for b in beside]
             return Slice(
-                _share(
-                    after.hit_tokens - before.hit_tokens, after.prompt_tokens - before.prompt_tokens
-                ),
-                _share(
-                    after.lru_tokens - before.lru_tokens,
-                    after.sampled_tokens - before.sampled_tokens,
-                ),
+                _share(after.hit_tokens - before.hit_tokens, asked),
+                _share(sum(shadows), sampled * len(beside)),
             )
     raise CanopyError("no request ended for a long while; a trial needs traffic, or longer slices")
 

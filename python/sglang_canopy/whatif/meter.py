@@ -26,9 +26,8 @@ NOW = "now"
 """The capacity that the server has."""
 LRU = "canopy-lru"
 SGLANGS_LRU = "lru"
-SUMS = ("prompt_tokens", "hit_tokens", "sampled_tokens", "lru_tokens")
-"""What the server was asked for and hit; what was sampled of it, and what the shadow cache under LRU
-hits of that."""
+SUMS = ("prompt_tokens", "hit_tokens", "sampled_tokens")
+"""What the server was asked for and hit, and what was sampled of it."""
 TIMED = 17
 """One request of so many is timed: reading a thread's clock can take longer than all else."""
 LEAST_REQUESTS = 200
@@ -100,6 +99,8 @@ class Meter:
         """CPU seconds in the scheduler's thread, by a sample."""
         self.sums = dict.fromkeys(SUMS, 0)
         """Tokens since the start, over every policy that ran."""
+        self.shadow_tokens: dict[str, int] = {}
+        """What each policy's shadow cache, of the server's own size, hit of what was sampled."""
         self._seen = 0
         self._origins = Origins()
         self._account = Account(setup.memory_s)
@@ -160,7 +161,9 @@ class Meter:
         """Hold the policy that was asked for against LRU."""
         saved, wanted = sample.saved_tokens, Question(self._wanted, NOW)
         self.sums["sampled_tokens"] += sample.asked_tokens
-        self.sums["lru_tokens"] += saved.get(_LRU_NOW, 0)
+        for name, tokens in saved.items():
+            if isinstance(name, Question) and name.capacity == NOW:
+                self.shadow_tokens[name.policy] = self.shadow_tokens.get(name.policy, 0) + tokens
         if _LRU_NOW in saved and wanted in saved:
             other = wanted if self._floor.behind else _LRU_NOW
             doubt = 2.0 * self._account.sampling_error(other) if self.caches.one_in > 1 else 0.0
@@ -194,6 +197,7 @@ class Meter:
             "spent_s": round(self.spent_s, 4),
             "undecided": self.undecided,
             "sums": dict(self.sums),
+            "shadow_tokens": dict(self.shadow_tokens),
             "floor": {
                 "policy": self._wanted,
                 "behind": self._floor.behind,
