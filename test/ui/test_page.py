@@ -260,6 +260,8 @@ def test_a_browser_shows_what_to_do_first_and_then_every_part(tmp_path: Path) ->
         "777",
         "98.8k",
         "2 h",
+        "4.00&nbsp;MB",
+        "9.00&nbsp;kB in memory",
         "123 ms for each 1,000 new tokens",
         "99 in 100 below",
         "not reused: lora",

@@ -36,6 +36,7 @@ function size(n) {
   }
   return n.toPrecision(3) + "P";
 }
+const bytes = (n) => size(n).replace(/[kMGTP]?$/, "\u00a0$&B");
 function lasting(s) {
   if (s == null) return "-";
   for (const [unit, one] of [["d", 86400], ["h", 3600], ["min", 60], ["s", 1]])
@@ -111,9 +112,9 @@ function tiers(ranks) {
     const used = sum(all.map((t) => t.used_bytes || 0));
     const gone = sum(all.flatMap((t) => Object.values(t.evicted_tokens)));
     rows.push([name, ranks[0].policies[name], bar(used / (room || 1), name), size(tokens(all, "used_bytes")),
-      room ? size(tokens(all, "capacity_bytes")) : "-", size(sum(all.map((t) => t.entered_tokens))), size(gone), room ? size(room) + "B" : "-"]);
+      room ? size(tokens(all, "capacity_bytes")) : "-", size(sum(all.map((t) => t.entered_tokens))), size(gone), room ? bytes(room) : "-"]);
   }
-  show("tiers", table(["tier", "policy", "~", "holds", "of", "~entered", "~evicted", "bytes"], rows));
+  show("tiers", table(["tier", "policy", "~", "holds", "of", "~entered", "~evicted", "size"], rows));
 }
 
 function hits(ranks) {
@@ -217,7 +218,7 @@ async function chunks() {
   if (!only("chunks", found.documents.length || sum(prompts.map((p) => p[1])))) return;
   const quality = ((await asked("status").catch(() => ({}))).documents || now).quality, tenants = Object.entries(quality.tenants || {});
   const unusual = tenants.filter(([, t]) => t.step !== "served");
-  const held = Object.entries(now.store.tiers).map(([tier, t]) => size(t.used_bytes) + "B in " + tier).join(", ");
+  const held = Object.entries(now.store.tiers).map(([tier, t]) => bytes(t.used_bytes) + " in " + tier).join(", ");
   show("chunks", table(["prompts", ""], prompts.map(([name, n]) => [name, size(n)])),
     node("p", "Tokens of documents: " + size(now.reused_tokens) + " reused, " + size(now.recomputed_tokens) + " computed again."),
     node("p", "Documents: " + size(found.documents.length) + " registered, " + size(now.waiting_chunks) + " waiting to be encoded; stored: " + (held || "nothing") + "."),
