@@ -102,7 +102,7 @@ def _dram(plan: CapacityPlan, currency: str) -> Figure:
         panel.set_xscale("log", base=2)
         panel.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
         name_axes(panel, "DRAM of an instance, GiB (leftmost: none)", y)
-        panel.set_ylim(bottom=0)
+        panel.set_ylim(0, 1.06 * panel.dataLim.y1)
     title(axes.flat[0], "Where a larger DRAM stops paying")
     axes.flat[1].legend(frameon=False, fontsize=7.5)
     return figure
