@@ -77,35 +77,32 @@ def auto() -> str:
     for label, (workload, host) in AUTO_ROWS.items():
         end, best = ("-host", "back-shortest-host") if host == "host2" else ("", "shortest")
         paths = sorted(RESULTS.glob(f"{workload}-*-{host}.json"))
-        cells = [
-            "/".join(
-                signed(change(paths, arm, f"sglang{end}", at, of), 0)
-                for arm, of in ((f"auto{end}", "mean"), (f"auto{end}", "p99"), (best, "mean"))
-            )
-            for at in LOADS
-        ]
-        goods = [
-            geometric_mean(goodputs(workload, float(host[4:]), arm)) for arm in (f"auto{end}", best)
-        ]
-        lines.append([label, *cells, "/".join(f"x{good:.2f}" for good in goods)])
-    return table(["against SGLang's defaults", "60 %", "80 %", "95 %", "110 %", "goodput"], lines)
+        shown = [(f"auto{end}", at, "mean") for at in LOADS]
+        shown += [(f"auto{end}", "0.95", "p99"), (best, "0.95", "mean")]
+        cells = [signed(change(paths, arm, f"sglang{end}", at, of), 0) for arm, at, of in shown]
+        good = geometric_mean(goodputs(workload, float(host[4:]), f"auto{end}"))
+        lines.append([label, *cells, f"x{good:.2f}"])
+    heads = ("60 %", "80 %", "95 %", "110 %", "P99, 95 %", "SGLang's order, 95 %", "goodput")
+    return table(["mean TTFT, %", *heads], lines, numbers=True)
 
 
 def gate() -> str:
-    """What the gate adds to `auto` on agents: each run against the same without it."""
-    lines = []
+    """What the gate adds to `auto` on agents: the loads at which it changes a run."""
+    found = []
     for profile, label in (
         ("qwen2.5-7b-h100", "Qwen2.5-7B"),
         ("llama-3.1-8b-h100", "Llama-3.1-8B"),
     ):
         paths = sorted(RESULTS.glob(f"agentic-{profile}-*-host0.json"))
-        for of, name in (("mean", "mean"), ("p99", "P99")):
-            cells = [
-                ", ".join(signed(change([one], "auto", "wa-order", at, of), 0) for one in paths)
-                for at in LOADS
-            ]
-            lines.append([f"{label}, {name}", *cells])
-    return table(["seeds 0, 1, 2", "60 %", "80 %", "95 %", "110 %"], lines)
+        for at in LOADS:
+            mean, p99 = (
+                [signed(change([one], "auto", "wa-order", at, of), 0) for one in paths]
+                for of in ("mean", "p99")
+            )
+            if {*mean, *p99} != {signed(0.0, 0)}:
+                load = f"{100 * float(at):.0f} % load"
+                found.append(f"{label}, {load}: {', '.join(mean)} % (P99 {', '.join(p99)} %)")
+    return "; ".join(found)
 
 
 CLIFF = {"none": "LRU", "footprint": "LRU and the gate", "Together": "**`auto`**"}
@@ -157,17 +154,16 @@ def order_runs() -> dict[str, dict[str, list[dict[str, float]]]]:
 def order() -> str:
     """Every order against first come, first served."""
     runs = order_runs()
+    shown = [*((at, "mean") for at in runs), ("95 %", "median"), ("95 %", "P99"), ("95 %", "max")]
     lines = []
     for name, label in ORDERS.items():
-        cells = []
-        for by_order in runs.values():
-            of = by_order[name]
-            changes = [
-                100 * (geometric_mean(1 + run[key] / 100 for run in of) - 1) for key in of[0]
-            ]
-            cells.append("/".join(signed(one, 0) for one in changes))
-        lines.append([label, *cells])
-    return table(["mean/median/P99/slowest", *runs], lines)
+        changes = [
+            100 * (geometric_mean(1 + run[key] / 100 for run in runs[at][name]) - 1)
+            for at, key in shown
+        ]
+        lines.append([label, *(signed(one, 0) for one in changes)])
+    heads = ("median, 95 %", "P99, 95 %", "slowest, 95 %")
+    return table(["mean TTFT, %", *runs, *heads], lines, numbers=True)
 
 
 def slowest() -> str:
@@ -188,16 +184,12 @@ def served_agents() -> str:
         for line in list(served_table(run))[2:]:
             arm, *cells = (cell.strip() for cell in line.strip("|").split("|"))
             rows[arm] = cells
-        changes = [
-            " / ".join(rows[a][i].partition("(")[2].rstrip(")") for a in ("again", "auto"))
-            for i in (0, 1, 2)
-        ]
-        hits = [
-            f"{100 * float(rows[a][4].partition(' ')[0]):.0f}" for a in ("lru", "again", "auto")
-        ]
-        lines.append([name, f"{rows['lru'][1]} s", *changes, " / ".join(hits)])
-    heads = ("mean TTFT", "all answered, %", "mean TTFT, %", "P99, %", "hits, %")
-    return table(["placebo / `auto`", *heads], lines)
+        for arm, label in (("again", "placebo"), ("auto", "`auto`")):
+            changes = [rows[arm][i].partition("(")[2].rstrip(")") for i in (0, 1, 2)]
+            hits = f"{100 * float(rows[arm][4].partition(' ')[0]):.0f}"
+            lines.append([f"{name}: {label}", *changes, hits])
+    heads = ("all answered, %", "mean TTFT, %", "P99, %", "hits, %")
+    return table(["", *heads], lines, numbers=True)
 
 
 CHAT = {
