@@ -37,6 +37,7 @@ def claims() -> str:
         "lru": "`lru`",
         "wa": "`wa`",
         "wa, random labels": "`wa`, random labels",
+        "wa, type-turn": "`wa`, type and turn only",
         "wa, exponential, type-turn": "the paper's formula",
         "s3fifo": "`s3fifo`",
         "gdfs": "`gdfs`",
@@ -49,25 +50,6 @@ def claims() -> str:
         if hits(trace, policy)
     ]
     return table(["block hits, %", *(f"{c:.0%}" for c in CAPACITIES)], lines, numbers=True)
-
-
-def formula() -> str:
-    """Readings of the paper's formula."""
-    policies = {
-        "lru": "`lru`",
-        "wa, exponential, type-turn": "the paper's formula, type and turn",
-        "wa, type-turn": "survival, type and turn",
-        "wa": "survival (`wa`)",
-    }
-    lines = [
-        [label, *(_cell(hits(trace, policy), c) for trace in TRACES for c in (0.05, 0.1))]
-        for policy, label in policies.items()
-    ]
-    header = [
-        "block hits, %",
-        *(f"{name}, {c:.0%}" for name in TRACES.values() for c in (0.05, 0.1)),
-    ]
-    return table(header, lines, numbers=True)
 
 
 def tail() -> str:
@@ -92,14 +74,12 @@ def tail() -> str:
                     f"{100 * mean(r['block_hit_ratio'] for r in runs):.2f}",
                     *(
                         f"{mean(r[f'uncached_tokens_{p}'] for r in runs):,.0f}"
-                        for p in ("p50", "p90", "p95")
+                        for p in ("p50", "p95")
                     ),
                     f"{mean(r['tel_tokens'] for r in runs) / 1e6:.2f}",
                 ]
             )
-    return table(
-        ["", "hits, %", "uncached P50", "P90", "P95", "TEL, M tokens"], lines, numbers=True
-    )
+    return table(["", "hits, %", "uncached P50", "P95", "TEL, M tokens"], lines, numbers=True)
 
 
 @functools.cache
@@ -157,14 +137,14 @@ def signals() -> str:
     lines = []
     for (trace, capacity), arms in runs.items():
         base = mean(arms["wa", ""])
-        cells = [
-            " / ".join(signed(mean(arms[name, kind]) - base, 2) for kind in ("without", "placebo"))
-            if (name, "without") in arms
-            else "-"
-            for name in names
-        ]
-        lines.append([f"{trace}, {capacity:.0%}", f"{base:.2f}", *cells])
-    return table(["block hits, %", "`wa`", *names.values()], lines, numbers=True)
+        for kind, label in (("without", "without"), ("placebo", "another's")):
+            cells = [
+                signed(mean(arms[name, kind]) - base, 2) if (name, kind) in arms else "-"
+                for name in names
+            ]
+            if capacity == 0.05:
+                lines.append([f"{trace}, `wa` {base:.2f} %: {label}", *cells])
+    return table(["points of block hits, 5 %", *names.values()], lines, numbers=True)
 
 
 def short() -> str:
@@ -266,7 +246,6 @@ PARTS = {
     "long-prompts": long_prompts,
     "short": short,
     "claims": claims,
-    "formula": formula,
     "tail": tail,
     "hints": hints,
     "signals": signals,
