@@ -244,11 +244,14 @@ def refused() -> str:
 
 
 def setups_table() -> str:
-    """How far each set-up was tried with each part, and by which tests."""
+    """How far each set-up was tried with each part, and by which tests; what is only refused is in
+    the table of refusals."""
     rows = []
     for one in setups.SETUPS:
         cells = [one.cell(part) for part in setups.PARTS]
         tests = [cell.test.partition("::")[0] for cell in cells if cell.test is not None]
+        if not tests and any(cell.state == setups.REFUSED for cell in cells):
+            continue
         named = ", ".join(dict.fromkeys(f"`{test}`" for test in tests))
         rows.append([one.name, *(cell.state.split()[0] for cell in cells), named])
     return table(["set-up", *setups.PARTS, "tests in `test/`"], rows)

@@ -89,11 +89,12 @@ def documented() -> dict[str, dict[str, dict[str, str]]]:
     rows = [line for line in section.splitlines() if line.startswith("| `")]
     table: dict[str, dict[str, dict[str, str]]] = {}
     for row in rows:
-        name, *cells = [cell.strip() for cell in row.strip("|").split("|")]
-        by_gateway = {}
-        for gateway, four in (("sglang-router", cells[1:5]), ("smg", cells[5:9])):
-            by_gateway[gateway] = dict(zip(ROUTES, four))
-        table[name.strip("`")] = by_gateway
+        names, *cells = [cell.strip() for cell in row.strip("|").split("|")]
+        by_gateway = {
+            "sglang-router": dict(zip(ROUTES, [*cells[:3], "404"])),
+            "smg": dict(zip(ROUTES, cells[3:])),
+        }
+        table |= {name.strip("`"): by_gateway for name in names.split(", ")}
     return table
 
 
