@@ -105,7 +105,13 @@ def gate() -> str:
     return "; ".join(found)
 
 
-CLIFF = {"none": "LRU", "footprint": "LRU and the gate", "Together": "**`auto`**"}
+CLIFF = {
+    "none": "LRU",
+    "footprint": "LRU and the gate",
+    "Together": "**`auto`**",
+    "host 2x, write_back": "LRU, host of twice the device, `write_back`",
+    "host 2x, write_back, footprint": "the same and the gate",
+}
 
 
 def cliff() -> str:
