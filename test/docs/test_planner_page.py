@@ -5,8 +5,10 @@ import re
 import shlex
 from pathlib import Path
 
+import pytest
+
 from canopy_lab.cli import plan
-from canopy_lab.cli.main import parser_of
+from canopy_lab.cli.main import main, parser_of
 from canopy_lab.plan.objective import METRICS
 from canopy_lab.plan.prices import parse_prices, price_list_names
 from sglang_canopy import declared
@@ -35,3 +37,19 @@ def test_the_commands_on_the_page_can_be_parsed():
         args = parser_of("plan")[0].parse_args(words)
         for group in plan.OPTIONS[1:4]:
             declared.read(group, args)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+def test_the_example_prints_what_the_page_says(data_dir, tmp_path, capsys) -> None:
+    example = PAGE[PAGE.index("## An example") : PAGE.index("**The choice meets")]
+    (command,) = re.findall(r"^    canopy (plan .*?[^\\])$", example, re.M | re.S)
+    words = shlex.split(command.replace("\\\n", " "))
+    words[1] = str(data_dir / "mooncake" / words[1])
+    words[words.index("--figures") + 1] = str(tmp_path)
+    assert main(words) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    (evaluated,) = re.findall(r"It evaluates (\d+ configurations)", example)
+    (shown,) = re.findall(r"^```\n(.*?)^```", example, re.M | re.S)
+    for line in (evaluated, *filter(None, map(str.strip, shown.splitlines()))):
+        assert " ".join(line.split()) in printed, line

@@ -14,6 +14,7 @@ from matplotlib.ticker import FuncFormatter
 from canopy_lab.plan.choice import configuration_of
 from canopy_lab.plan.objective import Metric, Objectives, Row
 from canopy_lab.plan.planner import CapacityPlan
+from canopy_lab.plan.space import Configuration
 from canopy_lab.report.characterize_axes import (
     BLUE,
     FAINT,
@@ -77,20 +78,20 @@ def _scatter(axes: Axes, plan: CapacityPlan, x: Metric, y: Metric, currency: str
 
 
 def _dram(plan: CapacityPlan, currency: str) -> Figure:
-    """Mean TTFT and hits against DRAM: a line for each of the six disks with most sizes of DRAM, and
-    of several rows of one size the one with the least mean TTFT."""
+    """Mean TTFT and hits against DRAM: a line for the chosen disk and the five others with most sizes
+    of DRAM, and of several rows of one size the one with the least mean TTFT."""
     del currency
     figure, axes = new_figure(columns=2, height=3.6)
     lines: dict[str, dict[float, Row]] = {}
     for row in plan.found.rows.values():
         c = configuration_of(row)
         if c.instances == plan.space.instances[0] and c.ttl == plan.space.ttls[0]:
-            disk = f"{c.disk_gib:g} GiB {c.disk}" if c.disk else "no disk"
-            line = lines.setdefault(disk, {})
+            line = lines.setdefault(_disk(c), {})
             known = line.setdefault(c.dram_gib, row)
             line[c.dram_gib] = min(known, row, key=lambda r: float(r["mean_ttft_s"]))
-    longest = sorted(lines.items(), key=lambda kv: (-len(kv[1]), kv[0]))[:6]
-    for (name, line), colour in zip(longest, _COLOURS):
+    chosen = _disk(configuration_of(plan.choice.row))
+    shown = sorted(lines.items(), key=lambda kv: (kv[0] != chosen, -len(kv[1]), kv[0]))[:6]
+    for (name, line), colour in zip(shown, _COLOURS):
         rows = [line[size] for size in sorted(line)]
         sizes = [max(row["dram_gib"], plan.space.dram_gib[1] / 2) for row in rows]
         for panel, metric, factor in zip(axes.flat, ("mean_ttft_s", "token_hit_ratio"), (1, 100)):
@@ -106,6 +107,10 @@ def _dram(plan: CapacityPlan, currency: str) -> Figure:
     title(axes.flat[0], "Where a larger DRAM stops paying")
     axes.flat[1].legend(frameon=False, fontsize=7.5)
     return figure
+
+
+def _disk(c: Configuration) -> str:
+    return f"{c.disk_gib:g} GiB {c.disk}" if c.disk else "no disk"
 
 
 def _classes(plan: CapacityPlan) -> dict[str, str]:
