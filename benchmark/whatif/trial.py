@@ -6,8 +6,9 @@
 The first cuts simulated runs into slices of time: what each request hits under LRU, and under `wa`.
 A trial begins at a random second; its pairs, its order in each pair, its looks and its ends are those of
 `canopy trial`. *Placebo*: both slices of a pair are LRU's, beside the shadows of LRU and `wa`. *Gain*: one
-is `wa`'s, from a cache that was `wa`'s all the time, which is more than turns in one cache show. The second starts a server on CPU under
-mixed traffic and runs `canopy trial` on it with slices of so many seconds, first with the placebo.
+is `wa`'s, from a cache that was `wa`'s all the time, which is more than turns in one cache show. The second
+starts a server on CPU under mixed traffic and runs `canopy trial` on it with slices of so many seconds,
+first with the placebo.
 """
 
 from __future__ import annotations
