@@ -1,7 +1,7 @@
 """Algorithm 1 of the paper to the letter: adaptive exploration of two continuous variables.
 
 Section 4.2. The second variable is a TTL in the listing and the disk's size in the evaluation
-(section 5.3.1); here it is the disk's size. The thresholds have no values in the text; ours are
+(section 5.3.1); here it is either. The thresholds have no values in the text; ours are
 shares of the range of what has been evaluated. The listing has no least distance between two
 points, without which a cliff is halved for ever: ``STEP_LEAST`` is ours.
 """
@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any
 
 Point = tuple[float, float]
-"""DRAM and disk, GiB."""
+"""DRAM in GiB, and the disk's GiB or the TTL on it in seconds."""
 Row = dict[str, Any]
 
 EXPAND = 0.02
@@ -25,20 +25,21 @@ STEP_LEAST: Point = (128.0, 150.0)
 def adaptive_pareto_exploration(
     evaluate: Callable[[Point], Row],
     dram: tuple[float, float, float],
-    disk: tuple[float, float, float],
+    second: tuple[float, float, float],
     dram_most: float,
     expand: float = EXPAND,
     refine: float = REFINE,
     cost: float = COST,
+    least: Point = STEP_LEAST,
 ) -> dict[Point, Row]:
-    """``dram`` and ``disk``: from, to and step of the coarse grid. Returns every point evaluated.
+    """``dram`` and ``second``: from, to and step of the coarse grid. Returns every point evaluated.
 
-    Lines 2 to 8 evaluate the grid; 10 to 13 expand DRAM while its last step lowered latency on the
-    line of the least disk; 14 to 18 add the midpoint of two neighbours that differ in latency or
+    Lines 2 to 8 evaluate the grid; 10 to 13 expand DRAM while its last step lowered latency where
+    the second is least; 14 to 18 add the midpoint of two neighbours that differ in latency or
     throughput and in cost.
     """
     found: dict[Point, Row] = {}
-    columns = _steps(*disk)
+    columns = _steps(*second)
     wanted = [(d, t) for d in _steps(*dram) for t in columns]
     top = dram[1]
     while wanted:
@@ -64,7 +65,7 @@ def adaptive_pareto_exploration(
             if not moved or abs(a["cost"] - b["cost"]) / price <= cost:
                 continue
             middle = ((one[0] + other[0]) / 2, (one[1] + other[1]) / 2)
-            if all(abs(x - y) in (0, *_wide(x, y, s)) for x, y, s in zip(one, other, STEP_LEAST)):
+            if all(abs(x - y) in (0, *_wide(x, y, s)) for x, y, s in zip(one, other, least)):
                 wanted.append(middle)
         wanted = [p for p in dict.fromkeys(wanted) if p not in found]
     return found

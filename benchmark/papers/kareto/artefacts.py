@@ -5,7 +5,13 @@ from __future__ import annotations
 from artefact import Artefact
 
 from kareto.group_ttl import figure_14, figures_15_16
-from kareto.search import figure_12, figure_12_one_instance, figure_12_two_hours, figure_13
+from kareto.search import (
+    figure_12,
+    figure_12_one_instance,
+    figure_12_two_hours,
+    figure_13,
+    figure_13_by_ttl,
+)
 from kareto.tiers import figure_5, figure_6, figure_7, figure_8, table_1
 from kareto.workload import reuse_in_traces
 
@@ -22,6 +28,7 @@ ARTEFACTS = (
         "figure-12-one-instance", "sizes beside fixed DRAM, two hours", figure_12_one_instance, 3.0
     ),
     Artefact("figure-13", "searches against a grid", figure_13, 3.5),
+    Artefact("figure-13-by-ttl", "the same over TTLs", figure_13_by_ttl, 3.5),
     Artefact("figure-14", "hits by group TTLs and by one TTL", figure_14, 2.0),
     Artefact("figures-15-16", "throughput, TTFT and cost by both", figures_15_16, 2.0),
 )

@@ -166,6 +166,7 @@ def short(row: dict[str, Any]) -> dict[str, Any]:
         "instances": row["instances"],
         "dram_gib": row["dram_gib"],
         "disk_gib": row["disk_gib"],
+        **({"ttl_s": row["ttl"]} if row["ttl"] else {}),
         "hits": round(row["token_hit_ratio"], 4),
         "disk_hits": round(tiers.get("disk", 0.0), 4),
         "tokens_per_s": round(row["throughput_tokens_per_s"], 1),
