@@ -53,9 +53,9 @@ def claims() -> str:
 
 
 def tail() -> str:
-    """Policies with a target against LRU."""
+    """Policies with a target against LRU on agents; conversations are in the paper's page."""
     lines = []
-    kept = [row for row in rows("claims") if row["threshold_tokens"]]
+    kept = [r for r in rows("claims") if r["threshold_tokens"] and r["trace"] == "agentic"]
     cases = list(
         dict.fromkeys((r["trace"], r["capacity_fraction"], r["threshold_tokens"]) for r in kept)
     )
