@@ -224,7 +224,7 @@ MODELS = {
 
 def refused() -> str:
     """What stops the start, for policies and for all that needs one of them."""
-    rows = []
+    names: dict[tuple[str, str], list[str]] = {}
     for one in refusals.REFUSALS:
         whys = {feature: getattr(one, field) for field, feature in FEATURES.items()}
         name = one.option and (MODELS.get(one.option) or f"`--{one.option.replace('_', '-')}`")
@@ -239,7 +239,8 @@ def refused() -> str:
         way_out = "" if one.instead in ("", refusals.DROP) else f" ({one.instead})"
         refusing = [feature for feature, why in whys.items() if why]
         why = "; ".join(dict.fromkeys(reasons)) + way_out
-        rows.append([name or f"`{one.variable}`", ", ".join(refusing), why])
+        names.setdefault((", ".join(refusing), why), []).append(name or f"`{one.variable}`")
+    rows = [[", ".join(of), *refused_and_why] for refused_and_why, of in names.items()]
     return table(["option, model or variable", "refused by", "why"], rows)
 
 
