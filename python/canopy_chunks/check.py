@@ -16,6 +16,9 @@ from canopy_chunks.quality import greedy_steps
 from canopy_chunks.selectors import make_selector
 
 ANSWER_TOKENS = 16
+TIE_NATS = 0.5
+"""By how much full recompute may prefer its own token where the answers first differ, for them to count
+as equal: such a token is nearly as likely (0.6 times)."""
 PIECE_TOKENS = 64
 """Tokens computed before looking whether a request has come."""
 
@@ -29,7 +32,7 @@ def answers_differ(
     ratio: float,
     end: int | None,
 ) -> Generator[None, None, bool]:
-    """Whether the first ``ANSWER_TOKENS`` greedy tokens, up to ``end``, are others.
+    """Whether the first ``ANSWER_TOKENS`` greedy tokens, up to ``end``, are others, and not by a near tie.
 
     It computes in a cache of its own of one prompt, yields between pieces (of which the fused prefill
     is one) and may be dropped there.
@@ -42,12 +45,21 @@ def answers_differ(
         piece = tokens[first : first + PIECE_TOKENS]
         hidden = engine.prefill(model, piece, cache.upto(first + piece.numel()), first)
         yield
-    logits = model.logits(hidden[-1:])[0]
-    full = yield from greedy_steps(model, cache, n, [int(logits.argmax())], ANSWER_TOKENS, end)
+    rows = [model.logits(hidden[-1:])[0]]
+    begun = [int(rows[0].argmax())]
+    full = yield from greedy_steps(model, cache, n, begun, ANSWER_TOKENS, end, rows)
     prompt = FusedPrompt(tokens, placed)
     choose = make_selector(selector)
     fused = fused_prefill(model, prompt, cache.upto(n), choose, ratio)
     yield
     first_token = [int(fused.logits.argmax())]
     reused = yield from greedy_steps(model, cache, n, first_token, ANSWER_TOKENS, end)
-    return full != reused
+    return differ(full, reused, rows)
+
+
+def differ(full: Sequence[int], reused: Sequence[int], rows: Sequence[torch.Tensor]) -> bool:
+    """Whether two answers differ by more than a near tie; rows: the logits that ``full`` was chosen by."""
+    for want, got, row in zip(full, reused, rows):
+        if want != got:
+            return float(row[want] - row[got]) > TIE_NATS
+    return False

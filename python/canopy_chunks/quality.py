@@ -124,11 +124,18 @@ def greedy(
 
 @torch.no_grad()
 def greedy_steps(
-    model: Model, cache: KVCache, n: int, begun: Sequence[int], count: int, end: int | None
+    model: Model,
+    cache: KVCache,
+    n: int,
+    begun: Sequence[int],
+    count: int,
+    end: int | None,
+    rows: list[torch.Tensor] | None = None,
 ) -> Generator[None, None, list[int]]:
     """At most ``count`` greedy tokens from what was ``begun``, up to ``end``; yields before each.
 
     The cache holds n prompt tokens and what follows them but the last; it is filled as it goes.
+    rows: the logits ``[vocab]`` of each token that is not yet begun are added to it.
     """
     tokens = list(begun[:count])
     while len(tokens) < count and end not in tokens:
@@ -137,6 +144,8 @@ def greedy_steps(
         last = torch.tensor(tokens[-1:], device=model.device)
         row = model.logits(engine.prefill(model, last, cache.upto(at + 1), at))
         tokens.append(int(row.argmax()))
+        if rows is not None:
+            rows.append(row[0])
     return tokens
 
 
