@@ -23,6 +23,11 @@ PIECE_TOKENS = 64
 """Tokens computed before looking whether a request has come."""
 
 
+def pieces_of(n: int) -> int:
+    """The most pieces of a check of ``n`` prompt tokens."""
+    return -(-n // PIECE_TOKENS) + 1 + 2 * (ANSWER_TOKENS - 1)
+
+
 @torch.no_grad()
 def answers_differ(
     model: Model,

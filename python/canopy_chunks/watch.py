@@ -1,8 +1,9 @@
 """The quality meter in a server: which prompts wait to be checked, and the check that is under way.
 
 A check runs while the server is idle, a piece at a time; when a request is computed it is dropped, with
-its memory, and begun again later. So it needs no memory of its own: the encoder, whose share it uses, is done
-by then. A prompt's tokens are kept until its check is over, and at most ``KEPT_S``.
+its memory, and begun again later, until ``MAX_TIMES`` the pieces of a whole one were computed. So it needs
+no memory of its own: the encoder, whose share it uses, is done by then. A prompt's tokens are kept until
+its check is over, and at most ``KEPT_S``.
 """
 
 from __future__ import annotations
@@ -13,27 +14,28 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from canopy_chunks.check import answers_differ
+from canopy_chunks.check import answers_differ, pieces_of
 from canopy_chunks.meter import RAISED, STOPPED, QualityMeter, raised
 from sglang_canopy.tenant import shown_tenant
 
 logger = logging.getLogger(__name__)
 
 MAX_WAITING = 16
-MAX_TRIES = 4
+MAX_TIMES = 4
 KEPT_S = 600.0
 SHOWN_TENANTS = 32
 
 
 @dataclass(slots=True)
 class _Waiting:
-    """A prompt that is to be checked at a step; ratio: what the server's own would be."""
+    """A prompt that is to be checked at a step; ratio: what the server's own would be; pieces: how
+    many of its check were begun."""
 
     ids: Sequence[int]
     request: Any
     step: int
     ratio: float
-    tries: int = 0
+    pieces: int = 0
 
 
 class Watch:
@@ -80,8 +82,7 @@ class Watch:
             return
         self._steps = None
         one = self.waiting.popleft()
-        one.tries += 1
-        if one.tries < MAX_TRIES:
+        if one.pieces < MAX_TIMES * pieces_of(len(one.ids)):
             self.waiting.append(one)
         else:
             self.dropped["interrupted"] += 1
@@ -93,6 +94,7 @@ class Watch:
             if self._steps is None:
                 self._steps = self._begin(library, one, now)
             if self._steps is not None:
+                one.pieces += 1
                 next(self._steps)
                 return
         except StopIteration as done:

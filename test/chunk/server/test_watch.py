@@ -8,12 +8,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from canopy_chunks.check import pieces_of  # noqa: E402
 from canopy_chunks.meter import RAISED, SERVED, STOPPED, QualityMeter  # noqa: E402
 from canopy_chunks.server import engine as engines  # noqa: E402
 from canopy_chunks.server.engine import ChunkEngine  # noqa: E402
 from canopy_chunks.server.options import Options  # noqa: E402
 from canopy_chunks.server.request import DIFFERED  # noqa: E402
-from canopy_chunks.watch import KEPT_S, MAX_TRIES, MAX_WAITING, Watch  # noqa: E402
+from canopy_chunks.watch import KEPT_S, MAX_TIMES, MAX_WAITING, Watch  # noqa: E402
 
 SYSTEM, LENGTH, TAIL = 40, 120, 8
 
@@ -125,14 +126,27 @@ def test_a_request_with_a_way_of_its_own_is_not_checked(engine, ids) -> None:
     assert not engine.watch.busy
 
 
-def test_a_computed_batch_drops_the_check_which_begins_again_a_few_times(engine, ids) -> None:
+def test_a_check_between_the_prompts_of_a_client_is_done_in_its_next_pause(engine, ids) -> None:
     learn(engine, prompt(ids))
     serve(engine, prompt(ids))
-    for _ in range(MAX_TRIES):
-        assert engine.watch.busy
+    for _ in range(20):
         engine.work_when_idle()
         engine.watch.interrupt()
-    assert not engine.watch.busy
+    idle(engine)
+    assert quality(engine)["checked"] == 1
+
+
+def test_a_check_that_is_given_up_again_and_again_is_forgotten(engine, ids) -> None:
+    learn(engine, prompt(ids))
+    serve(engine, prompt(ids))
+    pieces = 0
+    while engine.watch.busy:
+        for _ in range(10):
+            engine.work_when_idle()
+            pieces += 1
+        engine.watch.interrupt()
+    whole = pieces_of(SYSTEM + LENGTH + TAIL)
+    assert MAX_TIMES * whole <= pieces < MAX_TIMES * whole + 10
     assert quality(engine)["dropped"] == {"interrupted": 1}
     engine.watch.interrupt()  # nothing is under way
 
