@@ -5,6 +5,9 @@
 
 A set is FILE:FIRST:COUNT, perhaps with :DOCUMENTS:TOKENS of each (6 of 160). Sets take turns, a question
 each, so that a run that is stopped has some of all. A way is an encoding and perhaps a ratio (0.15).
+``right``: full recompute's answer holds the data's; ``kept``: so does the one with reuse. ``margin``:
+by how many nats full recompute preferred its token where the answers first differ, null where they
+do not: a small one is a flip at a near tie.
 """
 
 from __future__ import annotations
@@ -23,18 +26,27 @@ from comparators import questions
 from comparators.quality import encode_case, measure, refer
 from comparators.weights import load
 
-from canopy_chunks.quality import Case, holds, normalise, tokenise
+from canopy_chunks.quality import Case, holds, tokenise
 
 ANSWER_TOKENS = 16
 DEFAULT_RATIO = 0.15
 
 
 def one_question(
-    model: Any, tokenizer: Any, case: Case, todo: list[tuple[str, float]], encoders: dict[Any, Any]
+    model: Any,
+    tokenizer: Any,
+    case: Case,
+    todo: list[tuple[str, float]],
+    encoders: dict[Any, Any],
+    screen: bool,
 ) -> Iterator[dict[str, Any]]:
-    """What each way makes of a case."""
+    """What each way makes of a case; of a case to ``screen`` that full recompute answers wrong, only
+    that it does."""
     reference = refer(model, tokenizer, case, ANSWER_TOKENS)
     right, chunks = holds(reference.text, case.answers), {}
+    if screen and not right:
+        yield {"way": None, "ratio": None, "tokens": len(case.ids), "right": False}
+        return
     for way, ratio in todo:
         if way not in chunks:
             chunks[way] = encode_case(model, case, way, encoders)
@@ -48,7 +60,7 @@ def one_question(
             "kl": round(got["kl"], 5),
             "right": right,
             "kept": holds(got["text"], case.answers),
-            "same": normalise(got["text"]) == normalise(reference.text),
+            "margin": None if got["margin"] is None else round(got["margin"], 4),
         }
 
 
@@ -57,6 +69,7 @@ def main() -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--set", action="append", required=True)
     parser.add_argument("--way", default="mixed,prefix")
+    parser.add_argument("--screen", default="", help="sets of which only right answers go on")
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--out", type=Path, required=True, help="JSON lines; gone on with if there")
     args = parser.parse_args()
@@ -76,10 +89,11 @@ def main() -> None:
             todo = [w for w in ways if (name, number, *w) not in done]
             if time.monotonic() > end:
                 break
-            if not todo:
+            if not todo or (name, number, None, None) in done:
                 continue
             case = tokenise(tokenizer, example, *size)
-            for row in one_question(model, tokenizer, case, todo, encoders):
+            screen = name in args.screen.split(",")
+            for row in one_question(model, tokenizer, case, todo, encoders, screen):
                 file.write(json.dumps({"set": name, "number": number, **row}) + "\n")
                 file.flush()
             print(name, number, round(end - time.monotonic()), file=sys.stderr, flush=True)

@@ -96,13 +96,15 @@ def _texts(source: Path) -> tuple[list[str], list[str]]:
 
 @dataclass(slots=True)
 class Answer:
-    """One request: seconds to the first token, what it reused, ids and top log-probabilities."""
+    """One request: seconds to the first token, what it reused, ids and top log-probabilities; the
+    server's own processor seconds, where they were asked for."""
 
     ttft_s: float
     cached: int
     report: dict[str, Any]
     ids: list[int]
     top: dict[int, float]
+    cpu_s: float = 0.0
 
 
 def ask(

@@ -4,23 +4,40 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
+import psutil
 from rag_load import Answer, Library, Prompt, ask, off
 
 Pair = tuple[Answer, Answer]
 """Plain serving's answer to a prompt, and that of reuse."""
 
 
-def pairs(url: str, lib: Library, chunks: int, repeats: int) -> tuple[Prompt, list[Pair]]:
+def pairs(server: Any, lib: Library, chunks: int, repeats: int) -> tuple[Prompt, list[Pair]]:
     """Answers to ``repeats`` prompts, and the last of them; reuse goes first each time, since what
     was run plainly is in the exact tree."""
     found = []
     for _ in range(repeats):
         prompt = lib.prompt(chunks)
-        fused = ask(url, prompt, tops=20)
+        fused = timed(server, prompt)
         assert fused.report.get("fused"), fused.report
-        found.append((ask(url, off(prompt), tops=20), fused))
+        found.append((timed(server, off(prompt)), fused))
     return prompt, found
+
+
+def timed(server: Any, prompt: Prompt) -> Answer:
+    """An answer, with the processor seconds that the server's processes took for it."""
+    before = cpu_s(server.process.pid)
+    answer = ask(server.url, prompt, tops=20)
+    answer.cpu_s = cpu_s(server.process.pid) - before
+    return answer
+
+
+def cpu_s(pid: int) -> float:
+    """Processor seconds so far of a process and all below it."""
+    process = psutil.Process(pid)
+    times = [one.cpu_times() for one in (process, *process.children(recursive=True))]
+    return sum(one.user + one.system for one in times)
 
 
 def agreement(answers: Sequence[Pair]) -> dict[str, float]:

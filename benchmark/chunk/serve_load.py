@@ -32,7 +32,7 @@ def load(tokenizer: Any, args: argparse.Namespace) -> None:
         url = server.url
         lib, chunks = a_library(tokenizer, args, args.tokens)
         learn(url, lib, chunks)
-        target, alone = _alone(url, lib, chunks, args, rows)
+        target, alone = _alone(server, lib, chunks, args, rows)
         best = {}
         for name in ("prefix", "reuse"):
             if args.side not in ("both", name):
@@ -62,10 +62,10 @@ def load(tokenizer: Any, args: argparse.Namespace) -> None:
 
 
 def _alone(
-    url: str, lib: Library, chunks: int, args: argparse.Namespace, rows: Rows
+    server: Any, lib: Library, chunks: int, args: argparse.Namespace, rows: Rows
 ) -> tuple[float, dict[str, float]]:
     """Print what one request takes by itself, and the KL of reuse; the target, and both, in s."""
-    prompt, answers = pairs(url, lib, chunks, args.repeats)
+    prompt, answers = pairs(server, lib, chunks, args.repeats)
     plain, fused = zip(*answers)
     row = {
         "tokens": len(prompt.ids),

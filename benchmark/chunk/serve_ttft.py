@@ -22,13 +22,15 @@ def ttft(tokenizer: Any, args: argparse.Namespace) -> None:
         )
         for tokens in lengths:
             flush(server.url)
-            rows.add(_by_length(server.url, tokenizer, args, tokens))
+            rows.add(_by_length(server, tokenizer, args, tokens))
 
 
-def _by_length(url: str, tokenizer: Any, args: argparse.Namespace, tokens: int) -> dict[str, Any]:
+def _by_length(
+    server: Any, tokenizer: Any, args: argparse.Namespace, tokens: int
+) -> dict[str, Any]:
     lib, chunks = a_library(tokenizer, args, tokens)
-    learn(url, lib, chunks)
-    prompt, answers = pairs(url, lib, chunks, args.repeats)
+    learn(server.url, lib, chunks)
+    prompt, answers = pairs(server, lib, chunks, args.repeats)
     plain, fused = zip(*answers)
     mine = fused[-1]
     row = {
@@ -47,6 +49,8 @@ def _by_length(url: str, tokenizer: Any, args: argparse.Namespace, tokens: int) 
         "all": {
             "prefix_s": [a.ttft_s for a in plain],
             "reuse_s": [a.ttft_s for a in fused],
+            "prefix_cpu_s": [a.cpu_s for a in plain],
+            "reuse_cpu_s": [a.cpu_s for a in fused],
             "plan_ms": [a.report["plan_ms"] for a in fused],
         },
     }

@@ -87,7 +87,11 @@ def measure(
     generate: bool,
     answer_tokens: int = FORCED,
 ) -> dict[str, Any]:
-    """One variant on one example: ``kl`` (nats a token), ``top1``, ``text``, seconds."""
+    """One variant on one example: ``kl`` (nats a token), ``top1``, ``text``, ``margin``, seconds.
+
+    margin: by how many nats full recompute preferred its token where the greedy answers first differ;
+    None where they do not.
+    """
     prompt = prompt_of_case(case, chunks, model.device)
     choose = make_selector(selector)
     if isinstance(choose, Offline):  # their scores are stored with the chunk: no time of a request
@@ -100,17 +104,22 @@ def measure(
     true = reference.logprobs
     kl = divergence(true, rows)
     agree = (rows.argmax(-1) == true.argmax(-1)).float()
-    own = int(rows[0].argmax())
-    text = None
+    at = first_difference(rows, reference.tokens, tokenizer.eos_token_id)
+    text, margin = None, None
+    if at is not None:
+        own = int(rows[at].argmax())
+        margin = float(true[at, reference.tokens[at]] - true[at, own])
     if generate:
         text = reference.text
-        if answer_tokens > FORCED or not bool(agree.all()):
-            text = _continue(model, tokenizer, cache, n, [own], answer_tokens)
+        begun = reference.tokens if at is None else [*reference.tokens[:at], own]
+        if at is not None or answer_tokens > FORCED:
+            text = _continue(model, tokenizer, cache, n, begun, answer_tokens)
     t = fused.timing
     return {
         "kl": kl,
         "top1": float(agree.mean()),
         "text": text,
+        "margin": margin,
         "ttft_s": t.total,
         "select_s": t.select,
         "place_s": t.place,
@@ -127,6 +136,17 @@ def forced_logprobs(
     forced = torch.tensor(tokens[:-1], dtype=torch.long, device=model.device)
     rest = engine.prefill(model, forced, cache.upto(n + len(forced)), n)
     return torch.cat([first[None], model.logits(rest)]).log_softmax(-1)
+
+
+def first_difference(rows: torch.Tensor, tokens: Sequence[int], end: int | None) -> int | None:
+    """Where the greedy tokens of ``rows [m, vocab]`` first differ from ``tokens``, along which they
+    were forced; None where they do not up to the ``end`` token."""
+    for place, (want, got) in enumerate(zip(tokens, rows.argmax(-1).tolist())):
+        if want != got:
+            return place
+        if want == end:
+            return None
+    return None
 
 
 def divergence(true: torch.Tensor, rows: torch.Tensor) -> float:
