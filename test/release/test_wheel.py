@@ -210,7 +210,7 @@ def test_the_laboratory_in_full_under_another_python(
     assert all(Path(one).is_relative_to(tmp_path) for one in where.stdout.split())
     tests = [str(ROOT / "test" / folder) for folder in LABORATORY]
     done = subprocess.run(
-        [inside, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--basetemp={tmp_path}/tests", *tests],
+        [inside, "-m", "pytest", "-p", "no:cacheprovider", f"--basetemp={tmp_path}/tests", *tests],
         cwd=ROOT, capture_output=True, text=True, env=env, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:]
