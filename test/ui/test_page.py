@@ -276,6 +276,19 @@ def test_a_browser_shows_what_to_do_first_and_then_every_part(tmp_path: Path) ->
 
 
 @pytest.mark.long
+def test_a_server_that_has_just_started_has_no_empty_charts(tmp_path: Path, monkeypatch) -> None:
+    young = {**RANK, "hour": RANK["hour"][:1]}
+    first = {"next_step": "wa would find more: run canopy trial --policy wa", "ranks": [young]}
+    monkeypatch.setattr(
+        f"{__name__}.STATUS", {**STATUS, **first, "ttft_hour": STATUS["ttft_hour"][:1]}
+    )
+    dom = shown(tmp_path)
+    assert dom.count('class="u-wrap"') == 1  # the curves
+    assert dom.count("a chart from the next minute on") == 3
+    assert 'canopy trial <span class="flag">--policy</span> wa' in dom  # not torn after its hyphens
+
+
+@pytest.mark.long
 def test_a_browser_leaves_out_what_is_off_or_empty(tmp_path: Path, monkeypatch) -> None:
     quiet = {"policy": "lru", "next_step": "Nothing to decide yet.", "ranks": [], "whatif": None}
     monkeypatch.setattr(f"{__name__}.STATUS", {**STATUS, **quiet})

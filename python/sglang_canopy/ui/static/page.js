@@ -61,7 +61,11 @@ function added(ranks, pick) {
 const plots = {};
 function plot(id, xs, series, options = {}) {
   const place = byId(id);
-  if (!xs.length) { plots[id] = null; place.replaceChildren(node("p", "nothing yet", "note")); return; }
+  if (xs.length < 2) {
+    plots[id] = null;
+    place.replaceChildren(node("p", xs.length ? "a chart from the next minute on" : "nothing yet", "note"));
+    return;
+  }
   const key = series.map((s) => s.label).join("|") + css("--text");
   const data = [xs, ...series.map((s) => s.values)];
   if (plots[id] && plots[id].key === key) { plots[id].chart.setData(data); return; }
@@ -198,7 +202,9 @@ async function refresh() {
     byId("what").textContent = "sglang-canopy " + status.version + ", policy " + status.policy + ", up " +
       lasting(status.uptime_s) + (ranks.length > 1 ? ", " + ranks.length + " replicas" : "");
     byId("trouble").textContent = "";
-    byId("next").textContent = status.next_step || "";
+    const next = status.next_step || "";
+    if (byId("next").textContent !== next)
+      show("next", ...next.split(/(--[a-z-]+)/).map((part, i) => i % 2 ? node("span", part, "flag") : part));
     whatIf(status.whatif);
     firstTokens(status);
     for (const id of ["hits", "tiers"]) only(id, ranks.length);
