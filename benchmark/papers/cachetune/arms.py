@@ -56,13 +56,6 @@ QUALITY = (
 """Figures 7, 9 and 10 behind BOS and behind nothing; behind the system text, where this project
 starts."""
 
-CORE = (
-    Arm("random", 0.0),
-    *(Arm(name) for name in ("frequency", "high-frequency", "random")),
-    *(Arm("frequency", r) for r in RATIOS if r != RATIO),
-)
-"""What the paper's selector is judged by, on more questions."""
-
 WATCHED = {
     Arm(name, ratio, how).name
     for how in ENCODINGS

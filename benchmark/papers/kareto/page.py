@@ -209,7 +209,7 @@ def code() -> list[Row]:
             shows="coarse grid over DRAM and TTL, expansion of DRAM, midpoints where curves bend",
             here="over DRAM and the disk's size, as in section 5.3.1, and over a TTL, as in the listing and "
             "section 5.1 ([both](#searches)); thresholds and least step are ours",
-            where="`benchmark/papers/kareto/algorithm1.py` `python/canopy_lab/plan/search.py`",
+            where="`figure-13-by-ttl` `benchmark/papers/kareto/algorithm1.py` `python/canopy_lab/plan/search.py`",
         ),
     ]
 

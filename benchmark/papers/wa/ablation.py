@@ -66,7 +66,7 @@ def _cases(context: Context) -> list[tuple[str, list[TraceRequest], dict[str, in
         (
             "trace-a, CPU cache / HBM",
             merged,
-            {f"{x:g}": int(hbm * (1 + x)) for x in (1.0,)},
+            {f"{x:g}": int(hbm * (1 + x)) for x in (0.0, 1.0)},
         )
     ]
     for name, trace in (

@@ -1,20 +1,28 @@
 """Figures 25 to 27: hits and queued TTFT by policy and host memory, on three models (Section 4.3).
 
 Simulated (`sim/system`, costs of an A100 from published figures), not served: trends, not
-milliseconds. Trace A is `trace-a`, split over instances as TraceSplitter does.
+milliseconds. Trace A is `trace-a`, split over instances as TraceSplitter does. The paper profiles
+earlier traffic: each WA also runs from a profile of traffic that is not in the run. The cache
+begins empty.
 """
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from artefact import Context
 from roofline import Device, roofline_profile
 
+from canopy_lab.sim.driver import simulate
 from canopy_lab.sim.system import SystemConfig, TierSpec, Workload, simulate_system
+from canopy_lab.sim.system.engine_profile import EngineProfile
 from canopy_lab.trace.record import TraceRequest
+from sglang_canopy.policy.registry import make_policy
 from wa.picture import COLOURS, label, panels, save
-from wa.sizes import MODELS
+from wa.sizes import MODELS, Served
 from wa.sources import conversation, trace_a
 from wa.split import one_part
 
@@ -28,81 +36,160 @@ POLICIES: dict[str, tuple[str, dict[str, Any]]] = {
     "WA (the paper's)": ("wa", PAPER),
     "WA, survival": ("wa", {}),
 }
+PROFILED = ", profiled"
 RATIOS = (0.0, 1.0, 2.0)
 """Host memory over HBM for KV."""
 REQUESTS = 3000
+PAUSES_S = {"under 1 min": 60.0, "1 to 2 min": 120.0, "over 2 min": float("inf")}
+
+
+Case = tuple[str, list[TraceRequest], list[TraceRequest]]
+"""Model, what one instance gets, and the traffic that a profile is learnt from."""
 
 
 def figure_25(context: Context) -> Any:
     """Qwen2-7B."""
-    sixth = list(one_part(conversation(context.data), 6))
+    whole = conversation(context.data)
+    sixth, another = (list(one_part(whole, 6, part)) for part in (0, 1))
     return _run(
         context,
         {
-            "Qwen2-7B on trace-a": ("Qwen2-7B", _load(1)),
-            "Qwen2-7B on a sixth of conversation": ("Qwen2-7B", sixth),
+            "Qwen2-7B on trace-a": ("Qwen2-7B", *_load(1)),
+            "Qwen2-7B on a sixth of conversation": ("Qwen2-7B", sixth, another),
         },
     )
 
 
 def figure_26(context: Context) -> Any:
     """Llama2-13B, whose KV takes 14 times as much a token."""
-    return _run(context, {"Llama2-13B on a 24th of trace-a": ("Llama2-13B", _load(24))})
+    return _run(context, {"Llama2-13B on a 24th of trace-a": ("Llama2-13B", *_load(24))})
 
 
 def figure_27(context: Context) -> Any:
     """Llama3-70B on four GPUs."""
-    return _run(context, {"Llama3-70B on a third of trace-a": ("Llama3-70B", _load(3))})
+    return _run(context, {"Llama3-70B on a third of trace-a": ("Llama3-70B", *_load(3))})
 
 
-def _load(parts: int) -> list[TraceRequest]:
-    """What one of ``parts`` instances gets of 40 minutes at the public sample's rate."""
-    return list(one_part(trace_a(2400.0, 5.98), parts))[:REQUESTS]
+def _load(parts: int) -> tuple[list[TraceRequest], list[TraceRequest]]:
+    """What one of ``parts`` instances gets of 40 minutes at the public sample's rate, and of 40
+    minutes of another day."""
+    today, other = (list(one_part(trace_a(2400.0, 5.98, day), parts)) for day in (1, 2))
+    return today[:REQUESTS], other
 
 
-def _run(context: Context, cases: dict[str, tuple[str, list[TraceRequest]]]) -> Any:
+def _profiled(options: dict[str, Any], earlier: list[TraceRequest], folder: str) -> dict[str, Any]:
+    """``options`` with what the policy learns from ``earlier``."""
+    policy = make_policy("wa", options)
+    simulate(earlier, policy, 10**9)
+    path = Path(folder) / f"{len(list(Path(folder).iterdir()))}.json"
+    path.write_text(json.dumps(policy.state()), encoding="utf-8")
+    return {**options, "profile": str(path)}
+
+
+def _run(context: Context, cases: dict[str, Case]) -> Any:
     """Token hits in % and mean queued TTFT in seconds, by policy and host memory over HBM."""
-    result: dict[str, Any] = {}
-    for name, (model, trace) in cases.items():
-        served = MODELS[model]
-        profile = roofline_profile(
-            model, model, served.shape, served.weight_bytes,
-            Device(A100.name, A100.flops * served.gpus, A100.bytes_per_s * served.gpus,
-                   A100.host_bytes_per_s * served.gpus, A100.sources),
-            "2026-11-22",
-        )  # fmt: skip
-        workload = Workload(trace)
-        rows: dict[str, Any] = {}
-        for arm, (policy, options) in POLICIES.items():
-            rows[arm] = {}
-            for ratio in RATIOS:
-                host = None
-                if ratio:
-                    speed = profile.host.read_bytes_per_s
-                    host = TierSpec(
-                        ratio * served.hbm_bytes, speed, speed, policy=policy, policy_config=options
-                    )
-                config = SystemConfig(
-                    device_tokens=served.hbm_tokens,
-                    device_policy=policy,
-                    device_policy_config=options,
-                    host=host,
-                    page_tokens=16,
-                    # What the results were made with: --canopy-protect-waiting off.
-                    waiting_prefixes="awaited",
-                    # To the host when the device has no room, as in the paper (Section 4.1).
-                    write_policy="write_back",
-                )
-                out = simulate_system(workload, config, profile)
-                rows[arm][f"{ratio:g}"] = {
-                    "hit_percent": round(100 * out.token_hit_ratio, 2),
-                    "qttft_s": round(out.mean_ttft_s, 4),
-                    "p99_s": round(out.p99_ttft_s, 3),
-                    "busy": round(out.busy_share, 2),
-                }
-        result[name] = {"requests": len(trace), "hbm_tokens": served.hbm_tokens, "policies": rows}
+    with TemporaryDirectory() as folder:
+        result = {name: _one(*case, folder) for name, case in cases.items()}
     _draw(result, context)
     return result
+
+
+def _one(
+    model: str, trace: list[TraceRequest], earlier: list[TraceRequest], folder: str
+) -> dict[str, Any]:
+    served = MODELS[model]
+    device = Device(
+        A100.name,
+        A100.flops * served.gpus,
+        A100.bytes_per_s * served.gpus,
+        A100.host_bytes_per_s * served.gpus,
+        A100.sources,
+    )
+    profile = roofline_profile(
+        model, model, served.shape, served.weight_bytes, device, "2026-11-22"
+    )
+    arms = dict(POLICIES)
+    for arm, (policy, options) in POLICIES.items():
+        if policy == "wa":
+            arms[arm + PROFILED] = (policy, _profiled(options, earlier, folder))
+    workload = Workload(trace)
+    rows = {
+        arm: {f"{ratio:g}": _served(workload, served, profile, *how, ratio) for ratio in RATIOS}
+        for arm, how in arms.items()
+    }
+    return {
+        "requests": len(trace),
+        "hbm_tokens": served.hbm_tokens,
+        "policies": rows,
+        "hits_by_pause": _by_pause(trace, served.hbm_tokens),
+    }
+
+
+def _by_pause(trace: list[TraceRequest], capacity_tokens: int) -> dict[str, dict[str, int]]:
+    """Tokens hit on the device alone, without a queue, by policy and how long ago the conversation's
+    last turn came."""
+    last: dict[Any, float] = {}
+    classes = []
+    for request in trace:
+        before = last.get(request.conversation)
+        pause = "first turn" if before is None else _pause(request.time_s - before)
+        classes.append(pause)
+        last[request.conversation] = request.time_s
+    found: dict[str, dict[str, int]] = {}
+    for arm in ("LRU", "WA (the paper's)", "WA, survival"):
+        hits = _hits(trace, *POLICIES[arm], capacity_tokens // trace[0].block_tokens)
+        found[arm] = dict.fromkeys(("first turn", *PAUSES_S), 0)
+        for pause, tokens in zip(classes, hits, strict=True):
+            found[arm][pause] += tokens
+    return found
+
+
+def _hits(
+    trace: list[TraceRequest], policy: str, options: dict[str, Any], blocks: int
+) -> list[int]:
+    """Tokens that each request hits."""
+    hits: list[int] = []
+    simulate(trace, make_policy(policy, options), blocks, on_request=lambda _, n: hits.append(n))
+    return hits
+
+
+def _pause(seconds: float) -> str:
+    return next(name for name, most in PAUSES_S.items() if seconds < most)
+
+
+def _served(
+    workload: Workload,
+    served: Served,
+    profile: EngineProfile,
+    policy: str,
+    options: dict[str, Any],
+    ratio: float,
+) -> dict[str, float]:
+    host = None
+    if ratio:
+        assert profile.host is not None
+        speed = profile.host.read_bytes_per_s
+        host = TierSpec(
+            ratio * served.hbm_bytes, speed, speed, policy=policy, policy_config=options
+        )
+    config = SystemConfig(
+        device_tokens=served.hbm_tokens,
+        device_policy=policy,
+        device_policy_config=options,
+        host=host,
+        page_tokens=16,
+        # What the results were made with: --canopy-protect-waiting off.
+        waiting_prefixes="awaited",
+        # To the host when the device has no room, as in the paper (Section 4.1).
+        write_policy="write_back",
+    )
+    out = simulate_system(workload, config, profile)
+    return {
+        "hit_percent": round(100 * out.token_hit_ratio, 2),
+        "qttft_s": round(out.mean_ttft_s, 4),
+        "p99_s": round(out.p99_ttft_s, 3),
+        "busy": round(out.busy_share, 2),
+    }
 
 
 def _draw(result: dict[str, Any], context: Context) -> None:
