@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -216,3 +219,27 @@ def test_documents_need_a_users_message() -> None:
     pytest.importorskip("sglang")
     with pytest.raises(CanopyError, match="role 'user'"):
         convert("why?", listed=["first"], role="system")
+
+
+GUIDE = (Path(__file__).parents[3] / "docs/guide/documents.md").read_text(encoding="utf-8")
+BLOCKS = [b.strip() for b in re.findall(r"(?:^    .*\n)+", GUIDE, re.M)]
+SHOWN = [json.loads(b) for b in BLOCKS if b.startswith('{"model"')]
+
+
+@pytest.mark.parametrize("body", SHOWN, ids=lambda body: ",".join(body))
+def test_the_guides_chats_have_two_documents(body) -> None:
+    (message,) = body["messages"]
+    content = message["content"]
+    if isinstance(content, list):
+        content = [SimpleNamespace(**one) for one in content]
+    custom, listed = body.get("custom_params"), body.get("documents")
+    text, (paris, rome) = convert(content, custom, listed=listed)
+    assert paris == "Paris is ..."
+    assert rome.endswith("Rome is ...")
+    assert text.endswith("Which is older?</user>")
+
+
+def test_the_guides_separated_prompt_has_two_documents() -> None:
+    (shown,) = [b for b in BLOCKS if b.startswith("You answer")]
+    assert len(SHOWN) == 2
+    assert convert(shown, options=Options(separator=" # # "))[1] == ["Paris is ...", "Rome is ..."]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import re
+from pathlib import Path
 
 import pytest
 
@@ -113,6 +115,14 @@ def test_keys_are_given_as_words_or_as_json(given: str) -> None:
 def test_wrong_keys_stop_the_start(given: str, reason: str) -> None:
     with pytest.raises(SystemExit, match=f"--canopy-chunks: .*{reason}"):
         parsed("--canopy-chunks", given)
+
+
+def test_the_guides_flags_are_taken() -> None:
+    guide = Path(__file__).parents[3] / "docs/guide/documents.md"
+    shown = re.findall(r"--canopy-chunks ('[^']*'|[^\s`']+)", guide.read_text(encoding="utf-8"))
+    assert len(shown) >= 3
+    for value in shown:
+        assert parsed("--canopy-chunks", value.strip("'")), value
 
 
 def test_unsupported_servers_are_named() -> None:
