@@ -1,0 +1,79 @@
+"""Tables of docs/research/chunks.md, out of what the benchmarks wrote."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from statistics import mean
+from typing import Any
+
+from result_tables import ROOT, table
+
+FILE = ROOT / "benchmark/chunk/results/free_decoding.jsonl"
+TIE_NATS = 0.5
+"""As the quality meter has it."""
+QUESTIONS = {"musique_100": "MuSiQue", "hotpotqa_100": "HotpotQA"}
+LENGTHS = {"n1k": "1k", "n2k": "2k", "n4k": "4k", "n8k": "8k"}
+Rows = list[dict[str, Any]]
+
+
+def decoded() -> Rows:
+    """Every way's rows of questions that all ways have."""
+    text = FILE.read_text(encoding="utf-8")
+    rows = [r for r in map(json.loads, text.splitlines()) if r["way"]]
+    ways = {(r["way"], r["ratio"]) for r in rows}
+    had: dict[Any, int] = {}
+    for r in rows:
+        had[r["set"], r["number"]] = had.get((r["set"], r["number"]), 0) + 1
+    return [r for r in rows if had[r["set"], r["number"]] == len(ways)]
+
+
+def by_way(rows: Rows) -> dict[tuple[float, str], Rows]:
+    """Rows by ratio and encoding, in the order of the tables."""
+    keys = sorted({(r["ratio"], r["way"]) for r in rows}, key=lambda k: (k[0], k[1] != "prefix"))
+    return {key: [r for r in rows if (r["ratio"], r["way"]) == key] for key in keys}
+
+
+def same(rows: Rows) -> str:
+    """Answers that are full recompute's; with those that leave it at a near tie."""
+    equal = sum(r["margin"] is None for r in rows)
+    near = sum(r["margin"] is not None and r["margin"] <= TIE_NATS for r in rows)
+    return f"{equal}, {equal + near}"
+
+
+def kept(rows: Rows) -> str:
+    """Right answers of full recompute that reuse gives too."""
+    right = [r for r in rows if r["right"]]
+    return f"{sum(r['kept'] for r in right)} of {len(right)}"
+
+
+def kl(rows: Rows) -> str:
+    """Mean and worst."""
+    return f"{mean(r['kl'] for r in rows):.3f}, {max(r['kl'] for r in rows):.2f}"
+
+
+def questions() -> str:
+    """Answers as full recompute's, and KL, by set."""
+    lines, rows = [], decoded()
+    of = {name: sum(r["set"] == name for r in rows) // len(by_way(rows)) for name in QUESTIONS}
+    for (ratio, way), found in by_way(rows).items():
+        cells = [f"{ratio:.2f}", f"`{way}`"]
+        for name in QUESTIONS:
+            mine = [r for r in found if r["set"] == name]
+            cells += [same(mine), kl(mine)]
+        lines.append(cells)
+    heads = [x for n in QUESTIONS for x in (f"{QUESTIONS[n]}: as full, of {of[n]}", "KL")]
+    return table(["r", "encoding", *heads], lines, numbers=True)
+
+
+def needles() -> str:
+    """Right answers kept, by length of the prompt."""
+    lines, rows = [], [r for r in decoded() if r["set"] in LENGTHS and r["right"]]
+    for (ratio, way), found in by_way(rows).items():
+        cells = [f"{ratio:.2f}", f"`{way}`"]
+        cells += [kept([r for r in found if r["set"] == name]) for name in LENGTHS]
+        lines.append([*cells, kept(found), kl(found)])
+    return table(["r", "encoding", *LENGTHS.values(), "all", "KL"], lines, numbers=True)
+
+
+PARTS: dict[str, Callable[[], str]] = {"questions": questions, "needles": needles}
