@@ -3,12 +3,11 @@
     python benchmark/whatif/trial.py --data DIR
     python benchmark/whatif/trial.py --served 20
 
-The first cuts simulated runs into slices of time: what each request hits under LRU, and under `wa`.
-A trial begins at a random second; its pairs, its order in each pair, its looks and its ends are those of
-`canopy trial`. *Placebo*: both slices of a pair are LRU's, beside the shadows of LRU and `wa`. *Gain*: one
-is `wa`'s, from a cache that was `wa`'s all the time, which is more than turns in one cache show. The second
-starts a server on CPU under mixed traffic and runs `canopy trial` on it with slices of so many seconds,
-first with the placebo.
+The first simulates trials that begin at a random second. *Placebo*: both slices of a pair are LRU's, cut
+from one run, beside the shadows of LRU and `wa`. *In turns*: `canopy trial` itself, on one simulated cache
+whose policies are exchanged, beside its meter; `apart` is what `wa` gains in a cache that is its own all
+the time. The second starts a server on CPU under mixed traffic and runs `canopy trial` on it with slices
+of so many seconds, first with the placebo.
 """
 
 from __future__ import annotations
@@ -21,18 +20,25 @@ import sys
 import tempfile
 import threading
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from canopy_lab.sim.driver import simulate
-from canopy_lab.trial.stopping import BETTER, LOOKS, SAME, UNSURE, WORSE, standing
-from canopy_lab.trial.turns import SETTLES
+from canopy_lab.sim.requests import to_requests
+from canopy_lab.trial.stopping import BETTER, LOOKS, WORSE, Standing, standing
+from canopy_lab.trial.turns import SETTLES, Counts, pairs
+from sglang_canopy.policy.base import Policy
 from sglang_canopy.policy.registry import make_policy
+from sglang_canopy.records import Request
+from sglang_canopy.whatif.meter import LRU, Memory, Meter, MeterSetup
+from sglang_canopy.whatif.shadow_cache import ShadowCache
 
 sys.path.insert(0, str(Path(__file__).parent))
+from meter import hashed, trace
 
-TRIALS = 2000
+TRIALS, TURNS = 500, 10
 CASES = (("conversation", 0.1), ("synthetic", 0.1), ("agentic-60", 0.1))
 """Traces of `meter.py`, and the cache as a share of what an endless one would hold."""
 SLICES_S = (15.0, 60.0)
@@ -58,58 +64,105 @@ class Run:
         return float(self.hit[last] - self.hit[first]) / asked if asked else None
 
 
-def trial(
-    first: Run, second: Run, shadows: tuple[Run, ...], slice_s: float, draw: random.Random
-) -> tuple[str, int, float]:
-    """The verdict of one trial of ``first`` against ``second``, its pairs, and its mean difference."""
-    last = float(first.times[-1])
+class Turns:
+    """A server as ``pairs`` wants it: one simulated cache whose policies are exchanged, and its meter. The
+    trace begins anew when it is over, with other blocks."""
+
+    def __init__(self, requests: list, blocks: int, begin_s: float) -> None:
+        size = requests[0].block_tokens
+        self.meter = Meter(MeterSetup(factors=(1.0,)), Memory(blocks * size), LRU)
+        self.live = ShadowCache(make_policy(LRU), int(USABLE * blocks) * size, size)
+        self.running, self.now = LRU, 0.0
+        self.learner: Policy | None = None
+        self.coming = self._rounds(requests)
+        self.next = next(self.coming)
+        self.wait(begin_s)
+
+    def _rounds(self, requests: list) -> Iterator[Request]:
+        for lap in itertools.count(1):
+            for request in to_requests(requests):
+                request.time += (lap - 1) * (requests[-1].time_s + 1)
+                request.path = tuple(hashed(block, lap) for block in request.path)
+                yield request
+
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        while self.next.time < self.now:
+            request = self.next
+            heard = request.copy()
+            if self.learner is not None:
+                heard.label = self.learner.arrive(heard)
+                heard.label = self.learner.finish(heard)
+            hit = self.live.access(heard) * request.block_tokens
+            self.meter.ended(request, min(hit, request.prompt_tokens))
+            self.next = next(self.coming)
+
+    def counts(self) -> Counts:
+        sums, shadows = self.meter.sums, dict(self.meter.shadow_tokens)
+        return Counts(
+            sums["prompt_tokens"], sums["hit_tokens"], self.running, sums["sampled_tokens"], shadows
+        )
+
+    def exchange(self, policy: str) -> None:
+        if policy != LRU and self.learner is None:
+            self.learner = make_policy(policy)
+            self.learner.restore(self.meter.learnt(policy))
+        ranks = make_policy(LRU) if policy == LRU or not self.learner else self.learner.twin()
+        self.live.thin_out(ranks, 1, lambda block: True)
+        self.meter.runs(policy)
+        self.running = policy
+
+
+def in_turns(requests: list, blocks: int, slice_s: float, trials: int) -> Iterator[Standing]:
+    """How trials of `wa` against `canopy-lru` end."""
+    for seed in range(trials):
+        server = Turns(requests, blocks, begin_s=random.Random(seed).uniform(200, 400))
+        *_, last = pairs(server, "wa", LRU, slice_s, server.wait, seed)
+        assert last.so_far is not None
+        yield last.so_far
+
+
+def placebo(lru: Run, shadows: tuple[Run, ...], slice_s: float, draw: random.Random) -> str:
+    """The verdict of one trial of LRU against itself."""
+    last = float(lru.times[-1])
     at = draw.uniform(0, max(0.0, last - 2 * slice_s * LOOKS[-1]))
     differences: list[float] = []
     while True:
-        found = []
-        order = [0, 1]
-        draw.shuffle(order)
-        for which in order:
+        found = {}
+        for which in draw.sample((0, 1), 2):
             begin_s, end_s = at + SETTLES * slice_s, at + slice_s
-            ratio = (first, second)[which].ratio(begin_s, end_s)
-            beside = [shadow.ratio(begin_s, end_s) or 0.0 for shadow in shadows]
-            found.append(
-                (which, None if ratio is None else ratio - sum(beside) / max(1, len(beside)))
-            )
+            ratio = lru.ratio(begin_s, end_s)
+            beside = np.mean([shadow.ratio(begin_s, end_s) or 0.0 for shadow in shadows])
+            found[which] = None if ratio is None else ratio - float(beside)
             at = (at + slice_s) % (last - slice_s)
-        ratios = dict(found)
-        if None not in ratios.values():
-            differences.append(100 * (ratios[0] - ratios[1]))
+        if None not in found.values():
+            differences.append(100 * (found[0] - found[1]))
         if len(differences) > 1:
             so_far = standing(differences)
             if so_far.verdict is not None:
-                return so_far.verdict, so_far.pairs, so_far.points
+                return so_far.verdict
 
 
-def simulated(data: Path, trials: int) -> None:
-    from meter import trace
-
+def simulated(data: Path, trials: int, turns: int) -> None:
     print(
-        "trace, slice: placebo called different | gain: sure, points, median pairs | cache's gain"
+        "trace, slice: placebo called different | in turns: verdicts; points, median pairs | apart"
     )
     for name, share in CASES:
         requests, distinct = trace(data, name)
         blocks = int(share * distinct)
         lru, wa = (Run(requests, policy, int(USABLE * blocks)) for policy in ("lru", "wa"))
         shadows = tuple(Run(requests, policy, blocks) for policy in ("lru", "wa"))
-        whole = 100 * (wa.hit[-1] - lru.hit[-1]) / lru.asked[-1]
-        for slice_s, beside in itertools.product(SLICES_S, ((), shadows)):
+        apart = 100 * (wa.hit[-1] - lru.hit[-1]) / lru.asked[-1]
+        for slice_s in SLICES_S:
             draw = random.Random(1)
-            same = Counter(trial(lru, lru, beside, slice_s, draw)[0] for _ in range(trials))
-            ends = [trial(wa, lru, beside, slice_s, draw) for _ in range(trials)]
-            sure = [end for end in ends if end[0] == BETTER]
+            same = Counter(placebo(lru, shadows, slice_s, draw) for _ in range(trials))
             wrong = 100 * (same[BETTER] + same[WORSE]) / trials
-            points = np.mean([end[2] for end in sure]) if sure else float("nan")
-            middle = np.median([end[1] for end in sure]) if sure else float("nan")
+            ends = list(in_turns(requests, blocks, slice_s, turns))
+            verdicts = dict(Counter(str(end.verdict) for end in ends))
+            points, middle = (np.mean([e.points for e in ends]), np.median([e.pairs for e in ends]))
             print(
-                f"{name} {slice_s:g} s, {'meter' if beside else 'alone'}: {wrong:.2f} % (same {100 * same[SAME] / trials:.0f} %, unsure "
-                f"{100 * same[UNSURE] / trials:.0f} %) | {100 * len(sure) / trials:.0f} %, "
-                f"{points:+.1f}, {middle:.0f} | {whole:+.1f}",
+                f"{name} {slice_s:g} s: {wrong:.2f} % | {verdicts}; {points:+.1f}, {middle:.0f} | "
+                f"{apart:+.1f}",
                 flush=True,
             )
 
@@ -138,13 +191,14 @@ def served(slice_s: float) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, help="folder with the traces")
-    parser.add_argument("--trials", type=int, default=TRIALS)
+    parser.add_argument("--trials", type=int, default=TRIALS, help="placebos")
+    parser.add_argument("--turns", type=int, default=TURNS, help="trials of wa")
     parser.add_argument("--served", type=float, metavar="SECONDS", help="of a slice, on a server")
     args = parser.parse_args()
     if args.served:
         served(args.served)
     else:
-        simulated(args.data, args.trials)
+        simulated(args.data, args.trials, args.turns)
 
 
 if __name__ == "__main__":

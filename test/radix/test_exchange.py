@@ -111,9 +111,44 @@ def test_what_wa_had_learnt_is_there_again_after_it_was_away():
     assert learnt
     tree.core.exchange.apply(to("canopy-lru"), "test")
     tree.core.exchange.apply(to("wa"), "test")
-    policy = tree.core.live.device_policy
-    assert policy.model.categories.root.all_events
-    assert sum(policy.model.categories.root.all_events) > 0
+    assert tree.core.live.device_policy.state() == learnt
+
+
+@pytest.mark.parametrize("host_tokens", [0, 160])
+@pytest.mark.parametrize("policy", ["wa", "etlru", "canopy-tlru"])
+def test_while_lru_ranks_the_one_before_goes_on_to_learn_and_to_label(policy, host_tokens) -> None:
+    """Otherwise half of what it finds at its return has no label, and every turn is a first one."""
+    trees = [LiveTree(96, policy, host_tokens=host_tokens) for _ in range(2)]
+    asked = list(prompts(1, 200))
+    for number, (tokens, time, _) in enumerate(asked):
+        for tree in trees:
+            tree.serve(tokens, time, **chained(tokens))
+        if number % 40 == 20:
+            trees[0].core.exchange.apply(to("canopy-lru"), "test")
+            assert not trees[0].core.live.device_policy.learns
+        if number % 40 == 39:
+            trees[0].core.exchange.apply(to(policy), "test")
+            assert trees[0].core.live.host_policy.model is trees[0].core.live.device_policy.model
+    away, stayed = (tree.core.live.device_policy for tree in trees)
+    assert away.learns
+    assert away.state() == stayed.state()
+    assert labels(trees[0], time) == labels(trees[1], time)
+
+
+def test_a_tree_that_began_with_lru_is_labelled_from_its_first_policy_on() -> None:
+    tree = LiveTree(96, "canopy-lru")
+    for number, (tokens, time, _) in enumerate(prompts(1, 60)):
+        if number in (20, 40):
+            tree.core.exchange.apply(to("wa" if number == 20 else "canopy-lru"), "test")
+        tree.serve(tokens, time, **chained(tokens))
+    assert tree.core.live.running == "canopy-lru"
+    assert labels(tree, time) != {"default"}
+
+
+def labels(tree, time):
+    """Those of what the request at ``time`` used."""
+    used = (node.canopy for node in tree.core._node_arena.values())
+    return {leaf.category for leaf in used if leaf.last_access == time}
 
 
 def test_what_was_learnt_by_other_categories_is_not_read():

@@ -13,7 +13,7 @@ from sglang_canopy.config.policy_change import PolicyChange
 from sglang_canopy.config.tiers import PolicyChoice
 from sglang_canopy.policy.base import Policy
 from sglang_canopy.policy.registry import options_of
-from sglang_canopy.radix.live import live_cache
+from sglang_canopy.radix.live import LiveCache, live_cache
 from sglang_canopy.radix.tree import Tree
 from sglang_canopy.reuse import saved_curves
 from sglang_canopy.whatif.meter import Meter
@@ -51,8 +51,10 @@ class Exchange:
     def apply(self, change: PolicyChange, why: str) -> None:
         """Let the policies of ``change`` rank both tiers from now on.
 
-        One that learns starts from what the meter's arm of its name has learnt, or from what it
-        knew itself when it last ran. Raises ``CanopyError`` for a bad configuration.
+        While the new one does not learn, the one before goes on to learn and to label, so that
+        whoever comes back finds its labels on what was cached meanwhile. Any other that learns
+        starts from what the meter's arm of its name has learnt, or from what it knew itself when it
+        last ran. Raises ``CanopyError`` for a bad configuration.
         """
         self._exchange(change, why)
         self._wanted = None
@@ -82,11 +84,10 @@ class Exchange:
             tiers = dataclasses.replace(tiers, disk=live.started)  # the disk's is not exchanged
         new = live_cache(change.device.name, change.device.config, tiers, lambda _: None)
         old = live.device_policy
-        device, host = new.device_policy, new.host_policy
         before, after = live.running, change.device.name
-        self._teach(device, after)
+        device, host, learners = self._taught(new, after)
         self._retire(before, old)
-        live.device_policy, live.host_policy, live.learners = device, host, new.learners
+        live.device_policy, live.host_policy, live.learners = device, host, learners
         live.running, live.tiers = after, dataclasses.replace(live.tiers, host=change.host)
         tree.evictable_device_leaves.rank_by(device)
         tree.evictable_host_leaves.rank_by(host)
@@ -97,6 +98,21 @@ class Exchange:
         self.changes.append(Changed(tree.clock.now, before, after, why))
         del self.changes[:-MAX_CHANGES]
         logger.info("canopy: policy %s instead of %s (%s)", after, before, why)
+
+    def _taught(self, new: LiveCache, name: str) -> tuple[Policy, Policy, tuple[Policy, ...]]:
+        """Who ranks the device and the host, and who learns."""
+        device, host, learners = new.device_policy, new.host_policy, new.learners
+        before = self.tree.live.learners
+        if not (device.learns or host.learns):
+            same = tuple(_going_on(one, before) or one for one in learners)  # the disk's
+            return device, host, same or tuple(map(_learning, before))
+        known = _going_on(device, before) if device.learns else None
+        if known is None:
+            self._teach(device, name)
+            return device, host, learners
+        twins = type(host) is type(device) and not host.learns
+        others = tuple(policy for policy in learners if policy is not device)
+        return known, known.twin() if twins else host, (known, *others)
 
     def _retire(self, name: str, policy: Policy) -> None:
         state = policy.state()
@@ -111,3 +127,18 @@ class Exchange:
             # It may have been learnt with other options.
             with contextlib.suppress(saved_curves.OtherLabels):
                 policy.restore(state)
+
+
+def _going_on(policy: Policy, learners: tuple[Policy, ...]) -> Policy | None:
+    """One that goes on with what ``policy``'s equal among ``learners`` learns."""
+    for one in learners:
+        if type(one) is type(policy) and one.config == policy.config:
+            return _learning(one)
+    return None
+
+
+def _learning(policy: Policy) -> Policy:
+    """One without leaves that goes on with what ``policy`` learns."""
+    fresh = policy.twin()
+    fresh.learns = True
+    return fresh
