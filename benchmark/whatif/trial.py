@@ -38,10 +38,10 @@ from sglang_canopy.whatif.shadow_cache import ShadowCache
 sys.path.insert(0, str(Path(__file__).parent))
 from meter import hashed, trace
 
-TRIALS, TURNS = 500, 10
+TRIALS, TURNS = 500, 3
 CASES = (("conversation", 0.1), ("synthetic", 0.1), ("agentic-60", 0.1))
 """Traces of `meter.py`, and the cache as a share of what an endless one would hold."""
-SLICES_S = (15.0, 60.0)
+SLICES_S = (60.0, 300.0)
 USABLE = 0.95
 """Share of its cache that a server ranks: running requests hold the rest. The meter's shadow caches, beside
 which slices are set, have all of it, so that the two differ as a server and its shadow do."""
@@ -135,8 +135,9 @@ def placebo(lru: Run, shadows: tuple[Run, ...], slice_s: float, draw: random.Ran
             beside = np.mean([shadow.ratio(begin_s, end_s) or 0.0 for shadow in shadows])
             found[which] = None if ratio is None else ratio - float(beside)
             at = (at + slice_s) % (last - slice_s)
-        if None not in found.values():
-            differences.append(100 * (found[0] - found[1]))
+        one, other = found[0], found[1]
+        if one is not None and other is not None:
+            differences.append(100 * (one - other))
         if len(differences) > 1:
             so_far = standing(differences)
             if so_far.verdict is not None:
