@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from types import SimpleNamespace
 
 import pytest
@@ -197,3 +198,56 @@ def test_a_restart_begins_with_a_new_meter_that_checks_more(engine) -> None:
     fresh = Watch(QualityMeter(0.01, 0.4), None)
     taken = [fresh.meter.take(None) for _ in range(10)]
     assert taken == [None] * 9 + [SERVED]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1500)
+def test_shuffled_kv_of_real_text_is_acted_on_and_clean_text_is_not(
+    smollm2, data_dir, monkeypatch
+) -> None:
+    """Three documents of HotpotQA a prompt, in any order; the server's own settings."""
+    from comparators.questions import read
+    from comparators.weights import load
+    from transformers import AutoTokenizer
+
+    data = data_dir / "rag" / "hotpotqa_100.json"
+    if not data.exists():
+        pytest.skip(f"{data} is not here")
+    model, tokenizer = load(smollm2), AutoTokenizer.from_pretrained(smollm2)
+    monkeypatch.setattr(engines.model_view, "served_model", lambda runner: model)
+    runner = SimpleNamespace(attn_backend=SimpleNamespace(canopy_plan=None))
+    engine = ChunkEngine(runner, Options(memory_mb=512))
+    draw, found = random.Random(5), read(data, 8)
+    tokens = [tokenizer.encode(e.documents[i])[:70] for e in found for i in range(2)]
+    system = tokenizer.encode("Answer from the documents that follow.\n\n")
+
+    def one(numbers):
+        bounds, ids = [], list(system)
+        for i in numbers:
+            bounds += [len(ids), len(ids) + len(tokens[i])]
+            ids += tokens[i]
+        question = tokenizer.encode(f"\n\nQuestion: {draw.choice(found).question}\nAnswer:")
+        asked = torch.tensor([*ids, *question])
+        req = prompt(asked, params={"canopy_chunks": bounds})
+        req.origin_input_ids = asked.tolist()
+        return req
+
+    for i in range(len(tokens)):
+        learn(engine, one([i]))
+
+    def until(step: int, most: int) -> int:
+        for count in range(1, most + 1):
+            serve(engine, one(draw.sample(range(len(tokens)), 3)))
+            idle(engine)
+            if engine.watch.meter.step(None) == step:
+                return count
+        return most + 1
+
+    assert until(RAISED, 20) == 21
+    print("clean:", quality(engine))
+    shuffle(engine)
+    raised = until(RAISED, 160)
+    stopped = raised + until(STOPPED, 300 - raised)
+    print("raised and stopped after", raised, stopped, quality(engine))
+    assert raised <= 160
+    assert stopped <= 300
