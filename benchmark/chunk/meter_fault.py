@@ -31,6 +31,7 @@ import gc, os, threading, time
 def wait():
     while not os.path.exists(os.environ["SEEDED_FAULT"]):
         time.sleep(0.2)
+    gc.unfreeze()  # SGLang freezes what is there after its warm-up, which hides it
     for one in gc.get_objects():
         if type(one).__name__ == "ChunkStore":
             for tier in one._tiers:
@@ -81,6 +82,8 @@ def main() -> None:
                 rows.add({"phase": "clean", "prompts": 0, **burst(server.url, lib, args)})
             fault.touch()
             time.sleep(1)
+            if "seeded fault in" not in server.log_text():
+                raise SystemExit("the server found no documents to shuffle")
             while prompts < MOST and not rows[-1]["tenants_stopped"]:
                 prompts += BURST
                 rows.add({"phase": "fault", "prompts": prompts, **burst(server.url, lib, args)})
