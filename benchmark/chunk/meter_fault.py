@@ -81,9 +81,11 @@ def main() -> None:
             while time.monotonic() - began < 60 * args.minutes:
                 rows.add({"phase": "clean", "prompts": 0, **burst(server.url, lib, args)})
             fault.touch()
-            time.sleep(1)
-            if "seeded fault in" not in server.log_text():
-                raise SystemExit("the server found no documents to shuffle")
+            deadline = time.monotonic() + 60
+            while "seeded fault in" not in server.log_text():
+                if time.monotonic() > deadline:
+                    raise SystemExit("the server found no documents to shuffle")
+                time.sleep(0.2)
             while prompts < MOST and not rows[-1]["tenants_stopped"]:
                 prompts += BURST
                 rows.add({"phase": "fault", "prompts": prompts, **burst(server.url, lib, args)})
