@@ -17,7 +17,7 @@ from support.prompts import token_ids
 PAGE = 16
 KV_TOKENS = 1536
 PATIENCE_S = 60.0
-RETURN_S = 200.0
+RETURN_S = 600.0
 TENANTS = [f"team{number}" for number in range(8)]
 CHANGES: tuple[dict[str, Any], ...] = (
     {"device": "canopy-lru"},
@@ -102,8 +102,9 @@ def test_under_load_every_answer_is_that_of_the_server_that_never_switched(clien
     assert peer.pop("peer") == "tp1"
     assert peer == rank["agreement"]  # the same leaves went, in the same order
     assert rank["agreement"]["victims"] > 20
-    after = [one["after"] for one in rank["policy_changes"]]
-    assert after == ["canopy-lru", "wa", "threshold-lru", "wa"]
+    changes = rank["policy_changes"]
+    posted = [one["after"] for one in changes if one["why"].startswith("POST")]  # not the floor's
+    assert posted == ["canopy-lru", "wa", "threshold-lru", "wa"]
     assert "Traceback" not in client.server.log_text()
 
 
@@ -135,7 +136,7 @@ def test_a_better_lru_comes_back_by_itself(client) -> None:
     assert rank["running"] == "canopy-lru"
     last = rank["policy_changes"][-1]
     assert (last["before"], last["after"]) == ("threshold-lru", "canopy-lru")
-    assert "canopy-lru hits more" in last["why"]
+    assert last["why"] == "threshold-lru is behind canopy-lru"
     rank = once(lambda: agreed(client))
     (peer,) = rank["peers"]
     assert peer["victims_digest"] == rank["agreement"]["victims_digest"]
