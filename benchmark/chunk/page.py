@@ -7,11 +7,10 @@ from collections.abc import Callable
 from statistics import mean
 from typing import Any
 
+from canopy_chunks.meter import TIE_NATS
 from result_tables import ROOT, table
 
 FILE = ROOT / "benchmark/chunk/results/free_decoding.jsonl"
-TIE_NATS = 0.5
-"""As the quality meter has it."""
 QUESTIONS = {"musique_100": "MuSiQue", "hotpotqa_100": "HotpotQA"}
 LENGTHS = {"n1k": "1k", "n2k": "2k", "n4k": "4k", "n8k": "8k"}
 Rows = list[dict[str, Any]]

@@ -11,14 +11,12 @@ from canopy_chunks.cache import dense_cache
 from canopy_chunks.chunk import FusedPrompt, Placed
 from canopy_chunks.device_copy import to_device
 from canopy_chunks.fusion import fused_prefill
+from canopy_chunks.meter import TIE_NATS
 from canopy_chunks.model import Model
 from canopy_chunks.quality import greedy_steps
 from canopy_chunks.selectors import make_selector
 
 ANSWER_TOKENS = 16
-TIE_NATS = 0.5
-"""By how much full recompute may prefer its own token where the answers first differ, for them to count
-as equal: such a token is nearly as likely (0.6 times)."""
 PIECE_TOKENS = 64
 """Tokens computed before looking whether a request has come."""
 

@@ -24,6 +24,9 @@ FIRST_CHECKS = 8
 """Checks after which a tenant is not new."""
 MAX_TENANTS = 1024
 LOWEST_RAISED = 0.3
+TIE_NATS = 0.5
+"""By how much full recompute may prefer its own token where the answers first differ, for them to count
+as equal: such a token is nearly as likely (0.6 times)."""
 
 
 def raised(ratio: float) -> float:

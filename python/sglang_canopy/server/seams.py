@@ -133,7 +133,7 @@ SEAMS = (
             "truncation_align_size",
             "has_chunked_req",
         ),
-        "the same: beside a prompt in the middle of its chunks whole requests are let in alone",
+        "one prompt of a batch is left unfinished: beside it only whole ones are let in",
     ),
     Seam(
         _SRT + "managers.scheduler.Scheduler.process_batch_result",

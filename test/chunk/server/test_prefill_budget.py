@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +12,7 @@ pytest.importorskip("torch")
 
 from canopy_chunks.server import scheduler
 from sglang_canopy.server import queue
+from support.bare_adder import bare_adder
 
 
 class Stock:
@@ -124,50 +124,20 @@ class Request(SimpleNamespace):
         return False
 
 
-def sglangs_adder(room: int, page: int):
+def hooked_adder(room: int, page: int):
     """SGLang's own adder, as it is hooked in a server, over an empty pool."""
-    policy = pytest.importorskip("sglang.srt.managers.schedule_policy")
-    from sglang.srt.mem_cache.prefill_budget import PrefillBudget
+    stock, policy = bare_adder(page)
 
-    class Adder(policy.PrefillAdder):
+    class Hooked(stock):
         def __init__(self) -> None:
-            self.tree_cache = SimpleNamespace(
-                supports_mamba=lambda: False, evictable_size=lambda: 0, disable=False,
-                lock=lambda node: None,
-            )  # fmt: skip
-            allocator = SimpleNamespace(page_size=page, available_size=lambda: 1 << 20)
-            self.memory_budget = PrefillBudget(allocator, self.tree_cache)
-            self.new_token_ratio, self.page_size = 0.5, page
-            self.per_req_token_overhead, self.prefill_tile_block_m = page, 64
-            self.rem_input_tokens, self.rem_chunk_tokens = 1 << 16, room
-            self.rem_mamba_slots = self.dllm_config = self.chunked_req_limit = None
-            self.prefill_max_requests = self.prefill_delayer_single_pass = None
-            self.kv_shard_scratch_spec = self.new_chunked_req = None
-            self.exact_chunk_fill, self.kv_shard_granule = False, 0
-            self.can_run_list, self.mamba_chunk_grid = [], 1
-            self.log_hit_tokens = self.log_input_tokens = self.log_replay_tokens = 0
-
-        @contextlib.contextmanager
-        def _lock_node(self, node):
-            yield
-
-        def _mamba_gap_budget_for_req(self, *_, **__):
-            return 0
-
-        def _request_slot_reserve_for_req(self, *_, **__):
-            return 0
-
-        def _replay_len(self, *_):
-            return 0
-
-        def _account_prefill_cache_admission(self, *_):
-            pass
+            super().__init__(1 << 20, room)
+            self.tree_cache.lock = lambda node: None
 
         def _select_prefill_admission(self, req, **more):
             original = policy.PrefillAdder._select_prefill_admission
             return queue.admission_selected(original, self, req, **more)
 
-    return Adder, policy.AddReqResult
+    return Hooked, policy.AddReqResult
 
 
 @settings(max_examples=300, deadline=None)
@@ -184,7 +154,7 @@ def sglangs_adder(room: int, page: int):
 def test_one_prompt_of_a_batch_is_cut_short_and_sglang_knows_which(
     room, page, prompts, ratio, resumed
 ) -> None:
-    stock, result = sglangs_adder(room, page)
+    stock, result = hooked_adder(room, page)
     kind = scheduler.prefill_adder_class(stock)
     spans = [((min(a, n), min(a + m, n)),) for n, a, m in prompts]
 

@@ -17,6 +17,7 @@ from canopy_lab.sim.system.reservation import (
     Reservation,
 )
 from canopy_lab.sim.system.run import _SystemRun, simulate_system
+from support.bare_adder import bare_adder
 from support.systems import profile, request
 
 
@@ -130,31 +131,13 @@ def job_of(number: int, prompt: int, output: int, beyond: int) -> SimulatedReque
 
 
 def admitted_by_sglang(running, waiting, ratio, fixed, page, device) -> list[int]:
-    policy = pytest.importorskip("sglang.srt.managers.schedule_policy")
-    from sglang.srt.mem_cache.prefill_budget import PrefillBudget
-
-    class Adder(policy.PrefillAdder):
-        """Its budgets and its verdicts, without the cache's own side."""
-
-        def __init__(self, used: int) -> None:
-            cache = SimpleNamespace(
-                supports_mamba=lambda: False, evictable_size=lambda: 0, disable=False,
-            )  # fmt: skip
-            allocator = SimpleNamespace(page_size=page, available_size=lambda: device - used)
-            self.memory_budget = PrefillBudget(allocator, cache)
-            self.new_token_ratio, self.page_size = ratio, page
-            self.per_req_token_overhead = page
-            self.rem_input_tokens, self.rem_chunk_tokens = 16384, 8192
-            self.rem_mamba_slots = self.dllm_config = None
-            self.exact_chunk_fill = False
-            self.can_run_list = []
-            self.log_hit_tokens = self.log_input_tokens = self.log_replay_tokens = 0
+    kind, policy = bare_adder(page)
 
     def params(output, beyond):
         return SimpleNamespace(max_new_tokens=output + beyond, ignore_eos=fixed)
 
     used = sum(prompt + min(made, output) for (prompt, output, _), made in running)
-    adder = Adder(used)
+    adder = kind(device - used, 8192, ratio)
     for (_, output, beyond), made in running:
         req = SimpleNamespace(
             sampling_params=params(output, beyond), output_ids=[0] * min(made, output)
