@@ -25,7 +25,6 @@ from canopy_chunks.encode_queue import EncodeQueue, QueuedChunk
 from canopy_chunks.engine import prefill
 from canopy_chunks.model import Model
 from canopy_chunks.store import ChunkStore
-from sglang_canopy.errors import CanopyError
 
 PIECE_TOKENS = 64
 """Tokens encoded before looking whether a request has come."""
@@ -34,12 +33,10 @@ PIECE_TOKENS = 64
 def stand_in_tokens(tokenizer: Any) -> tuple[int, ...]:
     """Tokens of the documents that stand where a chunk's predecessors will (encoding ``mixed``).
 
-    Raises CanopyError without a tokenizer.
+    None without a tokenizer, since they are text: ``mixed`` is then ``prefix``.
     """
     if tokenizer is None:
-        raise CanopyError(
-            "encode mixed needs a tokenizer; drop --skip-tokenizer-init, or use prefix"
-        )
+        return ()
     return stand_in(functools.partial(tokenizer.encode, add_special_tokens=False))
 
 

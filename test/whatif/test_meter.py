@@ -228,6 +228,19 @@ def test_lru_ranks_while_the_policy_is_behind_it_and_no_longer():
     assert meter.keeper == "threshold-lru"
 
 
+def test_a_policy_with_other_options_is_compared_as_it_runs():
+    meter = Meter(MeterSetup((LRU, "threshold-lru"), (1.0,)), Memory(12 * BLOCK), LRU)
+    meter.runs("threshold-lru", make_policy("threshold-lru", LONG["threshold-lru"]))
+    for request in hot_and_new(800):
+        meter.ended(request, 0)
+    running, lru = (ever(meter, name, NOW) for name in ("threshold-lru", LRU))
+    assert (running, lru) == (0.0, pytest.approx(0.4, abs=0.01))
+    before = meter.caches.blocks()
+    meter.runs(LRU, make_policy(LRU))
+    meter.runs("threshold-lru", make_policy("threshold-lru", LONG["threshold-lru"]))
+    assert before == meter.caches.blocks()  # the same options: no shadow cache was lost
+
+
 def test_another_policy_that_is_asked_for_begins_anew():
     meter = Meter(MeterSetup((LRU,), (1.0,), configs=LONG), Memory(12 * BLOCK), "threshold-lru")
     for request in hot_and_new(800):

@@ -49,9 +49,10 @@ class Options:
         "question", "How the recomputed tokens are chosen.", choices=SELECTORS
     )
     encode: str = declare_key(
-        "prefix",
+        "mixed",
         "What a document is encoded behind: the system text (prefix), or, where it does not come "
-        "first, the system text and stand-in documents (mixed).",
+        "first, the system text and stand-in documents (mixed; prefix on a server without a "
+        "tokenizer).",
         choices=ENCODINGS,
     )
     device_mb: int = _mebibytes(0, "Device memory for documents.")

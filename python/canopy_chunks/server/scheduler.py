@@ -54,7 +54,7 @@ def build(
         "canopy: documents are reused: selector %s, ratios %s, encoding %s, model %s",
         options.selector,
         sorted(ratios_in_use(options, engine.ratios)),
-        options.encode,
+        "mixed" if engine.stand_in else "prefix",
         engine.model.identity[:12],
     )
 

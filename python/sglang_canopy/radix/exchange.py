@@ -94,7 +94,7 @@ class Exchange:
         for node in tree._node_arena.values():
             node.canopy.policy = None
         if live.meter is not None:
-            live.meter.runs(after, keep_floor)
+            live.meter.runs(after, device, keep_floor)
         self.changes.append(Changed(tree.clock.now, before, after, why))
         del self.changes[:-MAX_CHANGES]
         logger.info("canopy: policy %s instead of %s (%s)", after, before, why)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from sglang_canopy.policy.base import Policy
-from sglang_canopy.policy.registry import live_names, make_policy
+from sglang_canopy.policy.registry import live_names, make_policy, options_of
 from sglang_canopy.records import Request
 from sglang_canopy.whatif.account import Account
 from sglang_canopy.whatif.floor import Floor
@@ -104,15 +104,26 @@ class Meter:
         self._seen = 0
         self._origins = Origins()
         self._account = Account(setup.memory_s)
+        self._configs = dict(setup.configs)
         self._teachers: dict[str, Policy] = {}
         self.caches = SampledCaches(setup.one_in)
         self._run(running)
 
-    def runs(self, running: str, keep_floor: bool = False) -> None:
-        """From now on the server runs another policy. ``keep_floor``: for as long as the policy
-        that ran, or LRU, is behind (``keeper``)."""
+    def runs(self, running: str, policy: Policy | None = None, keep_floor: bool = False) -> None:
+        """From now on the server runs another policy. ``policy``: the one that ranks; arms of its
+        name get its options. ``keep_floor``: for as long as the policy that ran, or LRU, is behind
+        (``keeper``)."""
         self._account.begin()
+        if policy is not None:
+            self._follow(running, policy)
         self._run(running, keep_floor)
+
+    def _follow(self, name: str, policy: Policy) -> None:
+        options, known = options_of(policy), self._teachers.get(name)
+        if known is None or options_of(known) != options:
+            self._configs[name] = options
+            self._teachers.pop(name, None)
+            self.caches.remove([q for q in self._questions if q.policy == name])
 
     @property
     def keeper(self) -> str:
@@ -235,7 +246,7 @@ class Meter:
     def _teacher(self, name: str) -> Policy:
         teacher = self._teachers.get(name)
         if teacher is None:
-            teacher = make_policy(name, self.setup.configs.get(name, {}))
+            teacher = make_policy(name, self._configs.get(name, {}))
             self._teachers[name] = teacher
         return teacher
 

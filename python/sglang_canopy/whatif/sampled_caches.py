@@ -10,7 +10,7 @@ requests and their stamps decide what is sampled, so that all tensor-parallel ra
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -104,6 +104,12 @@ class SampledCaches:
         self._arms[name] = arm
         self._largest = max(one.tokens for one in self._arms.values())
         self._caches.pop(name, None)
+
+    def remove(self, names: Iterable[Hashable]) -> None:
+        """Forget these caches, where they are."""
+        for name in names:
+            self._arms.pop(name, None)
+            self._caches.pop(name, None)
 
     def samples(self, block: int) -> bool:
         """Whether a block, by its id, is in the sample."""

@@ -20,7 +20,6 @@ from canopy_chunks.server import engine as engines  # noqa: E402
 from canopy_chunks.server import library  # noqa: E402
 from canopy_chunks.server.engine import ChunkEngine  # noqa: E402
 from canopy_chunks.server.options import LEARN_PREFIX_TOKENS, Options  # noqa: E402
-from sglang_canopy.errors import CanopyError  # noqa: E402
 
 SYSTEM, LENGTH, TAIL = 10, 40, 8
 
@@ -76,7 +75,7 @@ def tiers(engine: ChunkEngine, req) -> list[str | None]:
 
 
 def test_documents_are_found_in_another_order(make, llama, ids) -> None:
-    engine = make()
+    engine = make(encode="prefix")
     learn(engine, request(*prompt(ids)))
     turned = request(*prompt(ids, (2, 0, 1)))
     assert tiers(engine, turned) == ["host"] * 3
@@ -97,10 +96,11 @@ def test_a_document_registered_by_itself_is_found_behind_any_system_text(make, i
     assert tiers(engine, request(*prompt(ids, (0,)))) == ["host"]
 
 
-def test_stand_ins_need_a_tokenizer(make) -> None:
-    runner = make().runner
-    with pytest.raises(CanopyError, match="needs a tokenizer"):
-        ChunkEngine(runner, Options(encode="mixed"), None)
+def test_without_a_tokenizer_documents_stand_behind_the_prefix_alone(make, ids) -> None:
+    engine = ChunkEngine(make().runner, Options(memory_mb=64), None)
+    state, plain = (e.new_request(request(*prompt(ids))) for e in (engine, make(encode="prefix")))
+    assert state.keys == plain.keys
+    assert state.encode_prefixes == plain.encode_prefixes
 
 
 def test_only_a_first_document_is_taken_from_an_ordinary_prefill(
@@ -245,7 +245,7 @@ def test_a_damaged_file_is_deleted_and_its_chunk_encoded_again(make, ids, tmp_pa
 
 
 def test_a_prefill_pays_for_its_share_and_a_later_forward_does_the_work(make, ids) -> None:
-    engine = make(learn_share=0.1)
+    engine = make(learn_share=0.1, encode="prefix")
     req = request(*prompt(ids))
     state = engine.new_request(req)
     state.fused = True
