@@ -204,6 +204,13 @@ CHAT = {
     "auto": "`auto`",
     "shortest": "`shortest-prefill-first`",
 }
+TAIL = {
+    "lru": "SGLang's defaults",
+    "again": "the same, the placebo",
+    "canopy-lru": "`canopy-lru`",
+    "canopy-tlru": "`canopy-tlru`",
+    "tlru": "SGLang's `tlru`",
+}
 
 
 def served_chat() -> str:
@@ -211,20 +218,34 @@ def served_chat() -> str:
     lines = []
     for at in load("benchmark/latency/results/served/chat-stepped.json")["loads"]:
         for arm, label in CHAT.items():
-            found, cells = at["figures"][arm], []
-            for key in ("mean", "p99", "max"):
-                if arm == "lru":
-                    cells.append(f"{found[key]:.2f} s")
-                else:
-                    value, low, high = (signed(100 * v, 0) for v in at["changes"][arm][key])
-                    cells.append(f"{value} [{low}, {high}]")
-            cells.append(f"{100 * found['hits']:.0f} %")
-            lines.append([f"{100 * at['load']:.0f} %", label, str(at["waiting"][arm]), *cells])
+            first = [f"{100 * at['load']:.0f} %", label, str(at["waiting"][arm])]
+            lines.append([*first, *arm_cells(at, arm, ("mean", "p99", "max"))])
     return table(["load", "", "wait", "mean TTFT", "P99", "slowest", "hits"], lines)
+
+
+def served_tail() -> str:
+    """The same for policies that aim at the tail."""
+    (at,) = load("benchmark/latency/results/served/tail-stepped.json")["loads"]
+    keys = ("mean", "p50", "p95", "p99")
+    lines = [[label, *arm_cells(at, arm, keys)] for arm, label in TAIL.items()]
+    return table(["", "mean TTFT", "P50", "P95", "P99", "hits"], lines)
+
+
+def arm_cells(at: Any, arm: str, keys: tuple[str, ...]) -> list[str]:
+    """Seconds of the first arm, changes in per cent with intervals of another; then its hits."""
+    found, cells = at["figures"][arm], []
+    for key in keys:
+        if arm == "lru":
+            cells.append(f"{found[key]:.2f} s")
+        else:
+            value, low, high = (signed(100 * v, 0) for v in at["changes"][arm][key])
+            cells.append(f"{value} [{low}, {high}]")
+    return [*cells, f"{100 * found['hits']:.0f} %"]
 
 
 PARTS = {
     "served-chat": served_chat,
+    "served-tail": served_tail,
     "cliff": cliff,
     "served-agents": served_agents,
     "eviction": eviction,
