@@ -231,6 +231,18 @@ def served_tail() -> str:
     return table(["", "mean TTFT", "P50", "P95", "P99", "hits"], lines)
 
 
+def served_tail_hits() -> str:
+    """The shape of T-LRU's figures, as the paper has it."""
+    (at,) = load("benchmark/latency/results/served/tail-stepped.json")["loads"]
+    p95, median = (at["changes"]["canopy-tlru"][key][0] for key in ("p95", "p50"))
+    shape = "The shape is the paper's" if p95 < 0 < median else "The shape is not the paper's"
+    hits = [f"{100 * at['figures'][arm]['hits']:.0f} %" for arm in ("lru", "canopy-tlru")]
+    return (
+        f"{shape}: P95 {signed(100 * p95, 0)} %, median {signed(100 * median, 0)} %, hits {hits[0]} "
+        f"without and {hits[1]} with it."
+    )
+
+
 def arm_cells(at: Any, arm: str, keys: tuple[str, ...]) -> list[str]:
     """Seconds of the first arm, changes in per cent with intervals of another; then its hits."""
     found, cells = at["figures"][arm], []
@@ -246,6 +258,7 @@ def arm_cells(at: Any, arm: str, keys: tuple[str, ...]) -> list[str]:
 PARTS = {
     "served-chat": served_chat,
     "served-tail": served_tail,
+    "served-tail-hits": served_tail_hits,
     "cliff": cliff,
     "served-agents": served_agents,
     "eviction": eviction,
