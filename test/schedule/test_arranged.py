@@ -6,6 +6,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import pytest
+
 from sglang_canopy.schedule.arranged import Arranged
 from sglang_canopy.schedule.bounded_shortest import BoundedShortest
 from sglang_canopy.schedule.prefill_cost import Prefill, PrefillCost
@@ -22,6 +24,7 @@ class Job:
     """A number for each block; equal ones after an equal prefix are the same block."""
     done: int = 0
     """Tokens that were computed."""
+    urgent: int = 0
 
     @property
     def tokens(self) -> int:
@@ -50,7 +53,7 @@ class Scheduler:
         return None
 
     def urgency(self, job: Job) -> int:
-        return 0
+        return job.urgent
 
     def prefill(self, job: Job, again: bool) -> Prefill:
         cached = self.found(job)
@@ -169,3 +172,16 @@ def test_whoever_costs_more_than_was_known_leaves_room_for_the_prompt_under_way(
     for _ in range(3):
         scheduler.step()
     assert len(scheduler.queue) < waiting
+
+
+@pytest.mark.parametrize("urgent", [0, 1])
+def test_who_is_less_urgent_takes_nothing_of_an_urgent_ones_steps(urgent) -> None:
+    scheduler = Scheduler()
+    long = Job(tuple(range(20)), urgent=urgent)
+    scheduler.queue = [long]
+    scheduler.step()
+    scheduler.queue += [Job((100 + n, 200 + n)) for n in range(3)]
+    scheduler.step()
+    assert scheduler.chunk is long
+    assert len(scheduler.queue) == (3 if urgent else 2)
+    assert long.done == (2 * STEP if urgent else STEP + STEP - 2 * BLOCK)

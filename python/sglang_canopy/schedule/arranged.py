@@ -170,8 +170,8 @@ class Arranged(Generic[T]):
         self, chunk_tokens: int, step_tokens: int, page: int, fits: Callable[[T], bool]
     ) -> tuple[list[T], list[T]]:
         """Who shares a step with the prompt in the middle of its chunks, of which ``chunk_tokens``
-        are left: shorter ones, for at most half of the step, or for what it does not need itself.
-        And who should not be let in now, since a budget has no more for them after that. ``fits``:
+        are left: shorter ones that are as urgent, for at most half of the step, or for what it does
+        not need itself. And who should not be let in now, since a budget has no more for them after that. ``fits``:
         whether there is room for one beside those for whom it was asked before."""
         room = step_tokens - min(max(page, step_tokens // 2), chunk_tokens)
 
@@ -187,7 +187,12 @@ class Arranged(Generic[T]):
             room -= pages
             return True
 
-        head = [one for one in self._last[:SHARERS] if one.number not in self._held]
+        chunk = self.order.chunk
+        head = [
+            one
+            for one in self._last[:SHARERS]
+            if one.number not in self._held and (chunk is None or one.urgency >= chunk.urgency)
+        ]
         found = self.order.may_go(head, shares)
         if not found:
             return [], []
