@@ -33,7 +33,7 @@ PIECE_TOKENS = 64
 def stand_in_tokens(tokenizer: Any) -> tuple[int, ...]:
     """Tokens of the documents that stand where a chunk's predecessors will (encoding ``mixed``).
 
-    None without a tokenizer, since they are text: ``mixed`` is then ``prefix``.
+    Empty without a tokenizer, since they are text: ``mixed`` is then ``prefix``.
     """
     if tokenizer is None:
         return ()

@@ -23,7 +23,7 @@ def bare_adder(page: int):
             self.memory_budget = PrefillBudget(allocator, self.tree_cache)
             self.new_token_ratio, self.page_size = ratio, page
             self.per_req_token_overhead, self.prefill_tile_block_m = page, 64
-            self.rem_input_tokens, self.rem_chunk_tokens = 1 << 16, window
+            self.rem_input_tokens, self.rem_chunk_tokens = 16384, window
             self.rem_mamba_slots = self.dllm_config = self.chunked_req_limit = None
             self.prefill_max_requests = self.prefill_delayer_single_pass = None
             self.kv_shard_scratch_spec = self.new_chunked_req = None

@@ -171,8 +171,8 @@ class Arranged(Generic[T]):
     ) -> tuple[list[T], list[T]]:
         """Who shares a step with the prompt in the middle of its chunks, of which ``chunk_tokens``
         are left: shorter ones that are as urgent, for at most half of the step, or for what it does
-        not need itself. And who should not be let in now, since a budget has no more for them after that. ``fits``:
-        whether there is room for one beside those for whom it was asked before."""
+        not need itself. And who should not be let in now, since a budget has no more for them after
+        that. ``fits``: whether there is room for one beside those for whom it was asked before."""
         room = step_tokens - min(max(page, step_tokens // 2), chunk_tokens)
 
         def shares(waiting: Waiting) -> bool:

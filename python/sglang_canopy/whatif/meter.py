@@ -104,7 +104,6 @@ class Meter:
         self._seen = 0
         self._origins = Origins()
         self._account = Account(setup.memory_s)
-        self._configs = dict(setup.configs)
         self._teachers: dict[str, Policy] = {}
         self.caches = SampledCaches(setup.one_in)
         self._run(running)
@@ -121,8 +120,7 @@ class Meter:
     def _follow(self, name: str, policy: Policy) -> None:
         options, known = options_of(policy), self._teachers.get(name)
         if known is None or options_of(known) != options:
-            self._configs[name] = options
-            self._teachers.pop(name, None)
+            self._teachers[name] = make_policy(name, options)
             self.caches.remove([q for q in self._questions if q.policy == name])
 
     @property
@@ -246,7 +244,7 @@ class Meter:
     def _teacher(self, name: str) -> Policy:
         teacher = self._teachers.get(name)
         if teacher is None:
-            teacher = make_policy(name, self._configs.get(name, {}))
+            teacher = make_policy(name, self.setup.configs.get(name, {}))
             self._teachers[name] = teacher
         return teacher
 
