@@ -95,6 +95,40 @@ def test_text_prompts_share_blocks_too(tmp_path: Path) -> None:
     assert first.input_tokens == 46
 
 
+def test_a_servers_log_may_mix_token_ids_with_text_and_adapters(tmp_path: Path) -> None:
+    """Prompts of ``/v1/completions`` and ``/generate`` are logged as their texts."""
+    ids, text = list(range(200)), "hello " * 200
+    log = tmp_path / "log"
+    rows = [
+        finished("a", 1.0, ids),
+        finished("b", 2.0, None, text=text),
+        finished("c", 3.0, None, text=text + "and more"),
+        finished("d", 4.0, ids, lora_path="sql", lora_id="0a"),
+        finished("e", 5.0, [*ids, 7]),
+    ]
+    log.write_text("\n".join(rows))
+    a, b, c, d, e = read_as_server(log)
+    assert a.blocks == e.blocks
+    assert b.blocks == c.blocks
+    assert b.input_tokens == 300
+    assert len(b.blocks) == 300 // 64
+    assert len(d.blocks) == 200 // 64
+    assert not {*a.blocks} & {*d.blocks}
+
+
+@pytest.mark.parametrize("field", ["cache_salt", "extra_key", "lora_path"])
+@pytest.mark.parametrize("how", ["ids", "text"])
+def test_what_a_server_keeps_apart_shares_no_block(tmp_path: Path, field: str, how: str) -> None:
+    prompt = {"ids": list(range(40))} if how == "ids" else {"ids": None, "text": "hello " * 60}
+    log = tmp_path / "log"
+    rows = [
+        finished(str(i), 1.0 + i, **prompt, **said) for i, said in enumerate([{}, {field: "x"}])
+    ]
+    log.write_text("\n".join(rows))
+    anyone, tenant = open_trace(log, "sglang")
+    assert not {*anyone.blocks} & {*tenant.blocks}
+
+
 @pytest.mark.parametrize(
     ("line", "why"),
     [

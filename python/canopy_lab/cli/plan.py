@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Iterable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from canopy_lab.report.plan_text import plan_text
 from canopy_lab.sim.compact import CompactTrace
 from canopy_lab.trace.open import open_trace
 from canopy_lab.trace.record import TraceRequest
-from canopy_lab.trace.sglang_log import read_as_server
+from canopy_lab.trace.sglang_log import logs_tokens, read_as_server
 from sglang_canopy.config.plan_file import write_plan
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.ttl.table import SERVER_HASH, TRACE_HASH
@@ -96,13 +97,11 @@ def read(command: PlanCommand) -> tuple[CompactTrace, str]:
     """
     args, ids = command.reading, TRACE_HASH
     source: Iterable[TraceRequest]
-    if command.format == "sglang" and _logs_tokens(command):
+    if command.format == "sglang" and find_spec("xxhash") and logs_tokens(args.trace):
         ids = SERVER_HASH
-        source = read_as_server(
-            command.reading.trace, block_tokens=args.block_tokens, skip_bad=args.skip_bad
-        )
+        source = read_as_server(args.trace, block_tokens=args.block_tokens, skip_bad=args.skip_bad)
     else:
-        source = open_trace(command.reading.trace, command.format, skip_bad=args.skip_bad)
+        source = open_trace(args.trace, command.format, skip_bad=args.skip_bad)
     if args.last_hours is not None:
         source = last_hours(source, args.last_hours)
     if args.requests:
@@ -111,18 +110,6 @@ def read(command: PlanCommand) -> tuple[CompactTrace, str]:
     if not len(trace):
         raise CanopyError(f"{command.reading.trace!r} has no requests; give a trace that has")
     return trace, ids
-
-
-def _logs_tokens(command: PlanCommand) -> bool:
-    """Whether a server's log has token ids, so that its own block ids can be made."""
-    args = command.reading
-    try:
-        log = read_as_server(
-            command.reading.trace, block_tokens=args.block_tokens, skip_bad=args.skip_bad
-        )
-        return next(log, None) is not None
-    except CanopyError:
-        return False  # prompts as text: the plain reader estimates their lengths
 
 
 def remarks(command: PlanCommand, work: PlanInputs) -> list[str]:

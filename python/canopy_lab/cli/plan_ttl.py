@@ -19,10 +19,11 @@ from canopy_lab.sim.model import PRESETS, load_model_shape
 from canopy_lab.sim.ttl import path_snapshot
 from canopy_lab.trace.open import format_names, open_trace
 from canopy_lab.trace.record import TraceRequest
-from canopy_lab.trace.sglang_log import read_as_server
+from canopy_lab.trace.sglang_log import logs_tokens, read_as_server
 from sglang_canopy import declared
 from sglang_canopy.config.plan_file import ServerPlan, write_plan
 from sglang_canopy.declared import declare
+from sglang_canopy.errors import CanopyError
 from sglang_canopy.ttl.learn import BOTH, CATEGORIES, GROUPS, Learning, Learnt, in_hindsight, learn
 from sglang_canopy.ttl.path_log import PathSnapshot
 from sglang_canopy.ttl.table import SERVER_HASH, TRACE_HASH
@@ -100,6 +101,11 @@ def run(args: Options) -> int:
 
 def _records(args: Options) -> Iterator[TraceRequest]:
     if args.format == "sglang":
+        if not logs_tokens(args.trace):
+            raise CanopyError(
+                f"{args.trace!r} logs no prompt by its token ids, only its text, so it names no "
+                "subtree that a server knows; give a log of chat requests, or of input_ids"
+            )
         return read_as_server(args.trace, block_tokens=args.block_tokens, skip_bad=args.skip_bad)
     return open_trace(args.trace, args.format, skip_bad=args.skip_bad)
 

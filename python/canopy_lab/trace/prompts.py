@@ -85,9 +85,10 @@ class Cutter:
         return chained(raw, BLOCK_TOKENS * BYTES_A_TOKEN), -(-len(raw) // BYTES_A_TOKEN)
 
 
-def chained(raw: bytes, block_bytes: int) -> tuple[int, ...]:
-    """Ids (63 bits) of the blocks of ``raw``, the last one partial: equal id, equal prefix."""
-    ids, before = [], b""
+def chained(raw: bytes, block_bytes: int, salt: bytes = b"") -> tuple[int, ...]:
+    """Ids (63 bits) of the blocks of ``raw``, the last one partial: equal id, equal prefix and
+    ``salt`` (64 bytes at most)."""
+    ids, before = [], salt
     for at in range(0, len(raw), block_bytes):
         before = blake2b(raw[at : at + block_bytes], digest_size=8, key=before).digest()
         ids.append(int.from_bytes(before, "little") >> 1)

@@ -7,8 +7,9 @@ yielded in order of arrival once its end is known, so memory is that of the requ
 plus, where clients name no conversation, the inference's O(distinct blocks).
 
 Prompts are token ids in the log (chat, or ``input_ids``), hashed here into chained blocks of 16
-tokens. A prompt logged as text only is cut into blocks of 64 characters and its length is
-estimated as 4 characters a token: equal texts still mean equal blocks.
+tokens. A prompt logged as text only (``/v1/completions``, ``text``) is cut into blocks of 64
+characters and its length is estimated as 4 characters a token: equal texts still mean equal blocks.
+Prompts of two tenants or adapters share no block, as they share no KV.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -67,14 +69,30 @@ def read_as_server(
 
     Those of ``radix/live_request.py``: whole blocks only, of ``block_tokens`` (the server's own setting
     of that name), chained xxh3 seeded by the request's salts. A plan made from these names
-    subtrees that the server knows. Raises ``CanopyError``, also for a prompt logged as text
-    only, where no id can be made, and for one of a LoRA adapter, whose salt the log lacks.
+    subtrees that the server knows. A prompt logged as text only, or of a LoRA adapter, whose salt
+    the log lacks, gets ids that no server makes: it counts as traffic, and a TTL of its subtree
+    would wait for nobody. Raises ``CanopyError``.
     """
     source = lines.existing(path)
     tolerance = lines.Tolerance(source, skip_bad)
     cut = partial(_server_blocks, block_tokens=block_tokens)
     yield from _read(source, _Reader(source, tolerance, cut, block_tokens))
     tolerance.report()
+
+
+def logs_tokens(path: Path | str) -> bool:
+    """Whether a prompt of the log has ids that a server makes: token ids, of no adapter."""
+    for _, text in lines.read_lines(lines.existing(path)):
+        begin = text.find(b'{"timestamp"')
+        if begin < 0 or b'"event": "request.finished"' not in text:
+            continue
+        try:
+            given = _mapping(lines.parse_object(text[begin:]), "obj")
+            if _token_ids(given) and not _adapter(given):
+                return True
+        except lines.BadLine:
+            continue
+    return False
 
 
 def pool_tokens(path: Path | str) -> int | None:
@@ -108,6 +126,11 @@ def _read(path: Path, reader: _Reader) -> Iterator[TraceRequest]:
             tolerance.bad(line, str(error))
         yield from reader.ready()
     yield from reader.rest()
+    if reader.texts:
+        lines.log.warning(
+            "%s: %d prompts were logged as text, so their lengths are estimated (%d characters a token)",
+            path, reader.texts, CHARACTERS_A_TOKEN,
+        )  # fmt: skip
     if reader.seen == 0:
         raise CanopyError(
             f"{str(path)!r} holds no request in JSON; start the server with {HOW_TO_LOG}"
@@ -124,7 +147,7 @@ class _Reader:
     ) -> None:
         self.path, self.tolerance = path, tolerance
         self._cut, self._block_tokens = cut or _blocks, block_tokens
-        self.seen = 0
+        self.seen = self.texts = 0
         self._flying: OrderedDict[str, _Flight] = OrderedDict()
         self._start: datetime.datetime | None = None
         self._last_s = 0.0
@@ -184,6 +207,7 @@ class _Reader:
         given = _mapping(end, "obj")
         meta = _mapping(_mapping(end, "out"), "meta_info")
         blocks, tokens = self._cut(given)
+        self.texts += not _token_ids(given)
         custom = _mapping(_mapping(given, "sampling_params"), "custom_params")
         conversation, turn, _ = self._index.add(blocks, tokens, self._block_tokens)
         named = custom.get("canopy_conversation") or given.get("session_id")
@@ -231,17 +255,32 @@ def _is_warm_up(given: Mapping[str, Any]) -> bool:
     return bool(texts) and all(t == WARM_UP_TEXT for t in texts) and not _token_ids(given)
 
 
-def _blocks(given: Mapping[str, Any]) -> tuple[tuple[int, ...], int]:
+def _blocks(
+    given: Mapping[str, Any], block_tokens: int = BLOCK_TOKENS
+) -> tuple[tuple[int, ...], int]:
     """Chained block ids of a logged prompt, and its length in tokens."""
     ids, text = _token_ids(given), given.get("text")
     if ids:
-        raw = array("q", ids).tobytes()
-        return chained(raw, BLOCK_TOKENS * array("q").itemsize), len(ids)
-    if isinstance(text, str) and text:
-        raw = text.encode("utf-32-le")
+        raw, token_bytes, tokens = array("q", ids).tobytes(), array("q").itemsize, len(ids)
+    elif isinstance(text, str) and text:
+        raw, token_bytes = text.encode("utf-32-le"), CHARACTERS_A_TOKEN * 4
         tokens = -(-len(text) // CHARACTERS_A_TOKEN)
-        return chained(raw, BLOCK_TOKENS * CHARACTERS_A_TOKEN * 4), tokens
-    raise lines.BadLine(f"the prompt was not logged; start the server with {HOW_TO_LOG}")
+    else:
+        raise lines.BadLine(f"the prompt was not logged; start the server with {HOW_TO_LOG}")
+    return chained(raw, block_tokens * token_bytes, _salt(given)), tokens
+
+
+def _salt(given: Mapping[str, Any]) -> bytes:
+    """Differs for prompts that share no KV; empty without tenant and adapter."""
+    said = [given.get(name) or "" for name in ("extra_key", "cache_salt")]
+    adapter = _adapter(given) or ""
+    if not any([adapter, *said]):
+        return b""
+    return blake2b(repr((adapter, *said)).encode(errors="surrogatepass"), digest_size=8).digest()
+
+
+def _adapter(given: Mapping[str, Any]) -> Any:
+    return given.get("lora_id") or given.get("lora_path")
 
 
 def _token_ids(given: Mapping[str, Any]) -> list[int]:
@@ -267,16 +306,15 @@ def _server_blocks(given: Mapping[str, Any], block_tokens: int) -> tuple[tuple[i
             "run: pip install xxhash"
         ) from None
     ids = _token_ids(given)
-    if not ids:
-        raise lines.BadLine("the prompt's token ids were not logged, only its text")
-    if given.get("lora_id") or given.get("lora_path"):
-        raise lines.BadLine("a request of a LoRA adapter: the log does not hold its salt")
+    if not ids or _adapter(given):
+        blocks, tokens = _blocks(given, block_tokens)
+        return blocks[: tokens // block_tokens], tokens
     namespace = namespace_of(given.get("extra_key"), given.get("cache_salt"))
     data = memoryview(array("q", ids)).cast("B")
     width = array("q").itemsize * block_tokens
     chain = xxhash.xxh3_64_intdigest(namespace)
-    blocks = []
+    made = []
     for start in range(0, len(data) - width + 1, width):
         chain = xxhash.xxh3_64_intdigest(data[start : start + width], seed=chain)
-        blocks.append(chain)
-    return tuple(blocks), len(ids)
+        made.append(chain)
+    return tuple(made), len(ids)
