@@ -82,11 +82,11 @@ def task(texts: Sequence[str], draw: random.Random) -> Iterator[Messages]:
     """The prompts of one task; the caller appends each answer to the list before it goes on."""
     messages = [{"role": "system", "content": SYSTEM}]
     ask = f"Task {draw.randrange(10**6)}: explain this, then improve it.\n\n"
-    said = ask + piece(texts, TASK_CHARS, draw)
+    text = ask + piece(texts, TASK_CHARS, draw)
     for _ in range(draw.randint(LEAST_TURNS, MOST_TURNS)):
-        messages.append({"role": "user", "content": said})
+        messages.append({"role": "user", "content": text})
         yield messages
-        said = "Output of your command:\n" + piece(texts, TOOL_CHARS, draw)
+        text = "Output of your command:\n" + piece(texts, TOOL_CHARS, draw)
 
 
 def question(texts: Sequence[str], draw: random.Random) -> Messages:
@@ -144,8 +144,8 @@ class Traffic:
             for messages in task(self.texts, draw):
                 if time.monotonic() >= self._until:
                     break
-                said = self._ask("agent", messages)
-                messages.append({"role": "assistant", "content": said})
+                text = self._ask("agent", messages)
+                messages.append({"role": "assistant", "content": text})
                 self._pause(draw.uniform(*THINK_S))
 
     def _reader(self, draw: random.Random) -> None:
@@ -159,7 +159,7 @@ class Traffic:
 
     def _ask(self, who: str, messages: Messages) -> str:
         sent = time.monotonic()
-        first, said, usage = None, "", None
+        first, text, usage = None, "", None
         stream = self.client.chat.completions.create(
             model=self.model,
             messages=messages,
@@ -171,7 +171,7 @@ class Traffic:
         for chunk in stream:
             usage = chunk.usage or usage
             for choice in chunk.choices:
-                said += choice.delta.content or ""
+                text += choice.delta.content or ""
                 if first is None and (choice.delta.content or choice.finish_reason):
                     first = time.monotonic()
         if first is not None and first < self._until and usage is not None:
@@ -179,7 +179,7 @@ class Traffic:
             cached = (details.cached_tokens or 0) if details else 0
             with self._lock:
                 self.answers.append(Answer(who, first - sent, usage.prompt_tokens, cached))
-        return said
+        return text
 
 
 @dataclass(frozen=True, slots=True)

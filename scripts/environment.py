@@ -41,10 +41,10 @@ def say(text: str) -> None:
     print(f"canopy: {text}", file=sys.stderr, flush=True)
 
 
-def device(asked: str = "auto") -> str:
+def device(requested: str = "auto") -> str:
     """`cpu` or `cuda`; for `auto`, whichever nvidia-smi suggests."""
-    if asked != "auto":
-        return asked
+    if requested != "auto":
+        return requested
     if shutil.which("nvidia-smi") is None:
         return "cpu"
     answer = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)

@@ -45,7 +45,7 @@ class Moved:
     """What differs in one release, as ``FILE: NAME``."""
 
     release: str
-    known: int
+    functions_known: int
     changed: list[str] = field(default_factory=list)
     gone: list[str] = field(default_factory=list)
     arguments: list[str] = field(default_factory=list)
@@ -57,12 +57,12 @@ class Moved:
         differ = [*self.gone, *self.changed]
         new = f"; arguments to review: {', '.join(self.arguments)}" if self.arguments else ""
         if not differ:
-            return f"{head}none of {self.known} functions moved{new}"
+            return f"{head}none of {self.functions_known} functions moved{new}"
         files = sorted({one.partition(":")[0] for one in differ})
         names = [one.partition(": ")[2] for one in differ]
         more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
         return (
-            f"{head}{len(self.changed)} of {self.known} functions changed and {len(self.gone)} are "
+            f"{head}{len(self.changed)} of {self.functions_known} functions changed and {len(self.gone)} are "
             f"gone, in {len(files)} files: {', '.join(names[:SHOWN])}{more}{new}"
         )
 
@@ -80,11 +80,11 @@ def moved(wheel: Path) -> Moved:
             for file, entry in table.items():
                 path = f"sglang/{file}"
                 tree = ast.parse(archive.read(path) if path in inside else "")
-                for function, known in entry["names"].items():
+                for function, digest in entry["names"].items():
                     found = digests.digest_of(tree, function)
                     if found is None:
                         result.gone.append(f"{file}: {function}")
-                    elif found != known:
+                    elif found != digest:
                         result.changed.append(f"{file}: {function}")
             result.arguments = sorted(unreviewed(_server_arguments(archive)))
     except (OSError, zipfile.BadZipFile, SyntaxError) as error:
@@ -106,14 +106,14 @@ def _server_arguments(archive: zipfile.ZipFile) -> set[str]:
 
 def download(release: str | None, into: Path) -> Path:
     """The wheel of ``release``, or of the newest one, from pip's package index."""
-    asked = "sglang" if release is None else f"sglang=={release}"
-    command = [sys.executable, "-m", "pip", "download", asked, "--no-deps"]
+    requirement = "sglang" if release is None else f"sglang=={release}"
+    command = [sys.executable, "-m", "pip", "download", requirement, "--no-deps"]
     command += ["--only-binary", ":all:", "--quiet", "--dest", str(into)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     wheels = sorted(into.glob("sglang-*.whl"))
     if done.returncode or not wheels:
-        said = done.stderr.strip().splitlines() or ["pip downloaded no wheel"]
-        raise NoRelease(f"{asked}: {said[-1]}")
+        output = done.stderr.strip().splitlines() or ["pip downloaded no wheel"]
+        raise NoRelease(f"{requirement}: {output[-1]}")
     return wheels[0]
 
 

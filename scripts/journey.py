@@ -48,12 +48,12 @@ class Walk:
     """What each step took, in seconds, and what it printed."""
 
     seconds: dict[str, float] = field(default_factory=dict)
-    said: dict[str, str] = field(default_factory=dict)
+    outputs: dict[str, str] = field(default_factory=dict)
     began: float = field(default_factory=time.monotonic)
 
-    def done(self, step: str, said: str) -> None:
+    def done(self, step: str, output: str) -> None:
         self.seconds[step] = round(time.monotonic() - self.began, 1)
-        self.said[step] = said
+        self.outputs[step] = output
         self.began = time.monotonic()
 
 
@@ -66,11 +66,11 @@ def on_this_log(command: str, log: Path, *more: str) -> list[str]:
 
 def walk(model: Path, log: Path, folder: Path, slice_s: float, pictures: Path | None) -> Walk:
     """All steps in ``folder``; the server is stopped at the end."""
-    asked, made = ("--capacity-tokens", str(POOL_TOKENS), "--jobs", "1"), Walk()
-    made.done("advise", run([*CANOPY, *on_this_log(ADVISE, log, *asked)], folder))
+    capacity, made = ("--capacity-tokens", str(POOL_TOKENS), "--jobs", "1"), Walk()
+    made.done("advise", run([*CANOPY, *on_this_log(ADVISE, log, *capacity)], folder))
     doctor = shlex.split(DOCTOR.replace("MODEL", str(model)))[1:]
     made.done("doctor", run([*CANOPY, *doctor], folder))
-    words = on_this_log(START, log, *asked)
+    words = on_this_log(START, log, *capacity)
     server = start(words[: words.index("--start") + 1], model, folder)
     stopped = threading.Event()
     try:
@@ -97,9 +97,9 @@ def until_the_meter_knows(url: str) -> str:
     """What the server's page says first, once there are requests enough."""
     while True:
         with urllib.request.urlopen(f"{url}/canopy/status", timeout=60) as answer:
-            said: str = json.load(answer)["next_step"]
-        if not said.startswith("Nothing to decide yet"):
-            return said
+            sentence: str = json.load(answer)["next_step"]
+        if not sentence.startswith("Nothing to decide yet"):
+            return sentence
         time.sleep(1)
 
 
@@ -147,15 +147,15 @@ def look(url: str, folder: Path, pictures: Path | None) -> str:
     words = [*CANOPY, *shlex.split(LOOK)[1:], "--no-browser", "--url", url]
     with subprocess.Popen(words, cwd=folder, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        said = process.stdout.readline()
+        printed = process.stdout.readline()
         try:
             if pictures is not None:
-                picture(said.split()[0], pictures / "start-here-page.png", folder)
+                picture(printed.split()[0], pictures / "start-here-page.png", folder)
             else:
-                assert urllib.request.urlopen(said.split()[0], timeout=60).status == 200
+                assert urllib.request.urlopen(printed.split()[0], timeout=60).status == 200
         finally:
             process.terminate()
-    return said
+    return printed
 
 
 def picture(url: str, out: Path, folder: Path) -> None:
@@ -185,7 +185,7 @@ def main() -> int:
         walked = walk(
             folder / "tiny", log, folder, arguments.slice, pictures and pictures.resolve()
         )
-    trial = walked.said["trial"].splitlines()
+    trial = walked.outputs["trial"].splitlines()
     found = {"slice_s": arguments.slice, "seconds": walked.seconds, "trial": trial}
     arguments.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(found, indent=1))

@@ -110,8 +110,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         into = arguments.into or Path(folder) / "canopy"
         copy_with(release, into)
-        again = [sys.executable, "scripts/live_tests.py", release or "pinned", "--here"]
-        return subprocess.run(again, cwd=into, check=False).returncode
+        command = [sys.executable, "scripts/live_tests.py", release or "pinned", "--here"]
+        return subprocess.run(command, cwd=into, check=False).returncode
 
 
 if __name__ == "__main__":

@@ -142,7 +142,7 @@ def compare(
                 if policy == SGLANGS:
                     continue
                 print(f"\n{side_by_side(outcomes, args.seconds)}\n", flush=True)
-                print(f"What auto did: {said(server.url)}\n", flush=True)
+                print(f"What auto did: {what_auto_did(server.url)}\n", flush=True)
                 if not args.once:
                     stay(server, name)
     except CanopyError as error:
@@ -241,7 +241,7 @@ def post(url: str, body: dict) -> None:
     urllib.request.urlopen(request, timeout=120).close()
 
 
-def said(url: str) -> str:
+def what_auto_did(url: str) -> str:
     """What the server says that `auto` does, and why."""
     import json
     import urllib.request

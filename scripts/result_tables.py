@@ -79,8 +79,8 @@ class Row:
     def statements(self) -> str:
         """What the paper says; where some of it holds, what does not is marked."""
         some = any(claim.holds for claim in self.claims)
-        said = (f"(not) {c.says}" if some and not c.holds else c.says for c in self.claims)
-        return self.shows or "; ".join(said)
+        verdicts = (f"(not) {c.says}" if some and not c.holds else c.says for c in self.claims)
+        return self.shows or "; ".join(verdicts)
 
 
 def near(ours: float, theirs: float, within: float = 0.25) -> bool:

@@ -160,8 +160,10 @@ def main() -> int:
         digests.TABLE.write_text(text, encoding="utf-8")
         print(f"{digests.TABLE}: {sum(len(e['names']) for e in table.values())} functions")
         return 0
-    known = digests.read_table()
-    different = sorted(file for file in known.keys() | table if known.get(file) != table.get(file))
+    recorded = digests.read_table()
+    different = sorted(
+        file for file in recorded.keys() | table if recorded.get(file) != table.get(file)
+    )
     for file in different:
         print(f"{file}: the table is out of date; run python scripts/sglang_digests.py")
     return 1 if different else 0

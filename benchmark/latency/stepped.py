@@ -110,9 +110,9 @@ class Engine:
             self.clock.skipped += IDLE_S
 
     def _tell_time(self, now: float) -> None:
-        from sglang_canopy.server.session_gate import TIME_KEY, time_told
+        from sglang_canopy.server.session_gate import TIME_KEY, take_time
 
-        time_told(self._scheduler, [f"{TIME_KEY}{now!r}"])
+        take_time(self._scheduler, [f"{TIME_KEY}{now!r}"])
 
     def _of_policies(self, part: str) -> Any:
         """What the gate or the meter of this arm counts, if it has one."""

@@ -30,20 +30,20 @@ def prompts(count: int) -> list[list[int]]:
 
 
 def main() -> None:
-    asked = prompts(arguments().requests)
+    sent = prompts(arguments().requests)
     talk.flush()
     begin = time.perf_counter()
     with ThreadPoolExecutor(16) as pool:
-        answers = list(pool.map(lambda ids: talk.generate(ids, 8), asked))
+        answers = list(pool.map(lambda ids: talk.generate(ids, 8), sent))
     took = time.perf_counter() - begin
     waits = sorted(a.seconds for a in answers)
     result(
         "churn",
-        requests=len(asked),
+        requests=len(sent),
         seconds=round(took, 1),
         mean_s=round(statistics.mean(waits), 3),
         p95_s=round(waits[int(0.95 * len(waits))], 3),
-        hit=round(sum(a.cached for a in answers) / sum(map(len, asked)), 3),
+        hit=round(sum(a.cached for a in answers) / sum(map(len, sent)), 3),
     )
 
 

@@ -72,11 +72,11 @@ def library(tokens: int) -> Library:
     return Library(source, talk.draw(source, SYSTEM_TOKENS), documents)
 
 
-def exact(known: Library, repeats: int = 10) -> None:
+def exact(docs: Library, repeats: int = 10) -> None:
     """Ratio 1 beside off: the same answers; then fused prompts beside short plain ones."""
     equal, off = 0, []
     for _ in range(repeats):
-        ids, fields = known.some(3)
+        ids, fields = docs.some(3)
         talk.flush()
         fused = talk.generate(ids, 8, {**fields, "canopy_recompute_ratio": 1.0}, top=20)
         talk.flush()
@@ -85,48 +85,48 @@ def exact(known: Library, repeats: int = 10) -> None:
         both = fused.top.keys() & plain.top.keys()
         off.append(max((abs(fused.top[t] - plain.top[t]) for t in both), default=float("inf")))
     result("exact at ratio 1", equal=equal, of=repeats, largest_logprob_difference=max(off))
-    asked = [
-        (*known.some(3),) if i % 2 else (talk.draw(known.source, 30 + i), None) for i in range(40)
+    sent = [
+        (*docs.some(3),) if i % 2 else (talk.draw(docs.source, 30 + i), None) for i in range(40)
     ]
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda one: talk.generate(one[0], 16, one[1]), asked))
+        list(pool.map(lambda one: talk.generate(one[0], 16, one[1]), sent))
 
 
-def speed(known: Library, longest: int, repeats: int = 6) -> None:
+def speed(docs: Library, longest: int, repeats: int = 6) -> None:
     """Fused prefill beside SGLang's own, each from an empty prefix cache; the first is left out."""
     for count in COUNTS:
         if count * TOKENS > longest:
             break
         plain, fused = [], []
         for _ in range(repeats):
-            ids, fields = known.some(count)
+            ids, fields = docs.some(count)
             talk.flush()
             plain.append(talk.generate(ids, 1, OFF))
             talk.flush()
             fused.append(talk.generate(ids, 1, fields))
         ms = [1000 * statistics.median(a.seconds for a in way[1:]) for way in (plain, fused)]
-        said = fused[-1].documents
+        report = fused[-1].documents
         result(
             "documents",
             tokens=len(ids),
             plain_ms=round(ms[0], 1),
             fused_ms=round(ms[1], 1),
             times=round(ms[0] / ms[1], 2),
-            **{name: said.get(name) for name in ("plan_ms", "computed", "reused", "why")},
+            **{name: report.get(name) for name in ("plan_ms", "computed", "reused", "why")},
         )
 
 
 def main() -> None:
     given = arguments()
-    known = library(given.tokens)
-    known.learn()
-    ids, fields = known.some(3)
+    docs = library(given.tokens)
+    docs.learn()
+    ids, fields = docs.some(3)
     talk.generate(ids, 1, fields)  # what is compiled at first
     talk.generate(ids, 4, OFF)
     if given.what == "exact":
-        exact(known)
+        exact(docs)
     else:
-        speed(known, given.tokens)
+        speed(docs, given.tokens)
     state = talk.documents_state()
     result("documents' counters", **{name: state.get(name) for name in SHOWN})
 

@@ -29,13 +29,13 @@ def memory_of_process() -> int:
 
 def main() -> None:
     arguments()
-    asked = (3 << 29) + 4096
+    size = (3 << 29) + 4096
     torch.zeros(1, device="cuda")
     before = memory_of_process()
-    memory = HostMemory(SHAPE, torch.bfloat16, asked, pin=True)
+    memory = HostMemory(SHAPE, torch.bfloat16, size, pin=True)
     result(
         "pinned",
-        asked_mib=asked >> 20,
+        asked_mib=size >> 20,
         held_mib=(memory_of_process() - before) >> 20,
         is_pinned=memory.k.is_pinned() and memory.v.is_pinned(),
     )

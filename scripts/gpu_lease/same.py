@@ -36,18 +36,18 @@ def compared(cold: list[talk.Answer], other: list[talk.Answer]) -> dict[str, int
 def main() -> None:
     arguments()
     source = random.Random(7)
-    asked = prompts(source)
+    sent = prompts(source)
     others = [talk.draw(source, 2500) for _ in range(60)]  # more than the pool holds
     answer = lambda ids: talk.generate(ids, ANSWER_TOKENS)  # noqa: E731
     talk.flush()
-    cold, hot = [answer(p) for p in asked], [answer(p) for p in asked]
+    cold, hot = [answer(p) for p in sent], [answer(p) for p in sent]
     with ThreadPoolExecutor(12) as pool:
-        crowd = list(pool.map(answer, asked))
+        crowd = list(pool.map(answer, sent))
         list(pool.map(lambda ids: talk.generate(ids, 2), others))
-    again = [answer(p) for p in asked]
-    ways = {"hot": hot, "crowd": crowd, "after_eviction": again}
+    evicted = [answer(p) for p in sent]
+    ways = {"hot": hot, "crowd": crowd, "after_eviction": evicted}
     found = {name: compared(cold, answers) for name, answers in ways.items()}
-    result("same", of=len(asked), cold_cached=sum(a.cached for a in cold), **found)
+    result("same", of=len(sent), cold_cached=sum(a.cached for a in cold), **found)
 
 
 if __name__ == "__main__":

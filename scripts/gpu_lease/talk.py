@@ -60,13 +60,13 @@ def generate(
     answer = json.loads(post("/generate", body))
     seconds = time.perf_counter() - begin
     about = answer["meta_info"]
-    said = about.get("canopy_chunks") or {}
+    report = about.get("canopy_chunks") or {}
     first = about["output_top_logprobs"][0] if top else []
     return Answer(
         seconds,
         answer["output_ids"],
         about.get("cached_tokens", 0),
-        said[0] if isinstance(said, list) else said,
+        report[0] if isinstance(report, list) else report,
         {token: value for value, token, *_ in first},
     )
 

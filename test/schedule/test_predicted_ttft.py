@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 
 from sglang_canopy.schedule.bounded_shortest import BoundedShortest
-from sglang_canopy.schedule.predicted_ttft import FADE_S, FEWEST, LEARNT_FROM, Ahead, PredictedTtft
+from sglang_canopy.schedule.predicted_ttft import (
+    FADE_S,
+    FEWEST,
+    LEARNT_FROM,
+    PredictedTtft,
+    WorkBefore,
+)
 from sglang_canopy.schedule.prefill_cost import Prefill, PrefillCost
 
 
@@ -18,23 +24,23 @@ def queue(factor: float = 1.0, own: float = 10.0, least_s: float = 2.0) -> Bound
 
 def test_alone_it_takes_its_own_prefill() -> None:
     line = queue()
-    assert PredictedTtft().seconds(line.ahead(line.add(Prefill(7)))) == 7.0
-    assert PredictedTtft().seconds(queue().ahead_of(7.0)) == 7.0
+    assert PredictedTtft().seconds(line.work_before(line.add(Prefill(7)))) == 7.0
+    assert PredictedTtft().seconds(queue().work_before_new(7.0)) == 7.0
 
 
 def test_what_is_shorter_goes_before_and_what_is_longer_does_not() -> None:
     line = queue()
     for tokens in (3, 50, 5):
         line.add(Prefill(tokens))
-    assert line.ahead(line.add(Prefill(10))).before_s == 8.0
-    assert line.ahead_of(10.0).before_s == 18.0
+    assert line.work_before(line.add(Prefill(10))).before_s == 8.0
+    assert line.work_before_new(10.0).before_s == 18.0
 
 
 def test_an_older_one_whose_budget_is_used_up_goes_before() -> None:
     line = queue(factor=1.0, own=0.0, least_s=2.0)
     line.add(Prefill(50))
-    assert line.ahead(line.add(Prefill(10))).before_s == 50.0
-    assert line.ahead(line.add(Prefill(1))).before_s == 0.0
+    assert line.work_before(line.add(Prefill(10))).before_s == 50.0
+    assert line.work_before(line.add(Prefill(1))).before_s == 0.0
 
 
 def test_each_other_tenants_turn_takes_as_long_as_ones_own() -> None:
@@ -43,9 +49,9 @@ def test_each_other_tenants_turn_takes_as_long_as_ones_own() -> None:
         line.let_in([line.add(Prefill(1), name)])
     for tokens in (4, 90):
         line.add(Prefill(tokens), "a")
-    assert line.ahead(line.add(Prefill(20), "b")).before_s == 20.0
+    assert line.work_before(line.add(Prefill(20), "b")).before_s == 20.0
     line.add(Prefill(3), "a", urgency=1)
-    assert line.ahead(line.add(Prefill(5), "b")).before_s == 8.0
+    assert line.work_before(line.add(Prefill(5), "b")).before_s == 8.0
 
 
 def test_a_prompt_in_its_chunks_goes_before_or_shares() -> None:
@@ -53,17 +59,17 @@ def test_a_prompt_in_its_chunks_goes_before_or_shares() -> None:
     long = line.add(Prefill(200))
     line.let_in([long])
     line.chunked(long, 100.0)
-    assert line.ahead(line.add(Prefill(150))).before_s == 100.0
-    assert line.ahead(line.add(Prefill(10))).before_s == 10.0
+    assert line.work_before(line.add(Prefill(150))).before_s == 100.0
+    assert line.work_before(line.add(Prefill(10))).before_s == 10.0
 
 
 def test_shorter_ones_that_come_meanwhile_count_up_to_the_budget() -> None:
-    model, ahead = PredictedTtft(), Ahead(cost_s=10.0, before_s=30.0, budget_s=20.0)
+    model, ahead = PredictedTtft(), WorkBefore(cost_s=10.0, before_s=30.0, budget_s=20.0)
     assert model.seconds(ahead) == 40.0
     for second in range(1, 600):
         model.arrived(0.25, float(second))
     assert model.seconds(ahead) == pytest.approx(10.0 + 30.0 / (1.0 - 0.25), rel=0.02)
-    assert model.seconds(Ahead(0.1, 30.0, 20.0)) == pytest.approx(30.1)  # none is shorter
+    assert model.seconds(WorkBefore(0.1, 30.0, 20.0)) == pytest.approx(30.1)  # none is shorter
     for tenth in range(6000, 9000):
         model.arrived(0.2, tenth / 10)
     assert model.seconds(ahead) == 60.0
@@ -72,13 +78,13 @@ def test_shorter_ones_that_come_meanwhile_count_up_to_the_budget() -> None:
 
 
 def test_what_the_engine_takes_beside_is_learnt_and_errors_are_summed() -> None:
-    model, ahead = PredictedTtft(), Ahead(2.0, 2.0, 0.0)
+    model, ahead = PredictedTtft(), WorkBefore(2.0, 2.0, 0.0)
     for _ in range(2 * LEARNT_FROM):
         model.first_token(ahead, model.seconds(ahead), 6.0)
     assert model.seconds(ahead) == pytest.approx(6.0)
     assert (model.requests, model.came_s) == (2 * LEARNT_FROM, 12.0 * LEARNT_FROM)
     assert model.error_s == pytest.approx(2.0 * FEWEST)  # of the first ones
     for number in range(LEARNT_FROM):
-        one = Ahead(1.0 + number % 7, 0.0, 0.0)
+        one = WorkBefore(1.0 + number % 7, 0.0, 0.0)
         model.first_token(one, model.seconds(one), 0.5 + 3.0 * one.cost_s)
-    assert model.seconds(Ahead(10.0, 0.0, 0.0)) == pytest.approx(30.5)
+    assert model.seconds(WorkBefore(10.0, 0.0, 0.0)) == pytest.approx(30.5)

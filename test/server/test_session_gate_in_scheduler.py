@@ -19,7 +19,7 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.records import Request
 from sglang_canopy.server import arguments, gate_http
 from sglang_canopy.server.gate_http import Refusals, request_aborted
-from sglang_canopy.server.session_gate import RETRY_AFTER, TIME_KEY, ServerGate, gate_of, time_told
+from sglang_canopy.server.session_gate import RETRY_AFTER, TIME_KEY, ServerGate, gate_of, take_time
 
 
 class PolicyRequest(Request):
@@ -237,10 +237,10 @@ def test_sessions_fade_by_the_time_that_schedulers_are_told() -> None:
     scheduler.end("r0")
     scheduler.add(Req("r1", "s1", 90, 1.0))
     assert scheduler.shown() == []
-    assert not time_told(scheduler, ["canopy_hints:[]"])
-    assert time_told(scheduler, [f"{TIME_KEY}nan", f"{TIME_KEY}not a time", f"{TIME_KEY}-5"])
+    assert not take_time(scheduler, ["canopy_hints:[]"])
+    assert take_time(scheduler, [f"{TIME_KEY}nan", f"{TIME_KEY}not a time", f"{TIME_KEY}-5"])
     assert scheduler.shown() == []
-    assert time_told(scheduler, [f"{TIME_KEY}200.0"])
+    assert take_time(scheduler, [f"{TIME_KEY}200.0"])
     assert scheduler.shown() == ["r1"]
 
 
@@ -269,7 +269,7 @@ def test_two_ranks_that_are_told_the_same_decide_the_same(mode: str, always: boo
             elif kind == "abort" and scheduler.waiting_queue:
                 scheduler.waiting_queue.pop(draw.randrange(len(scheduler.waiting_queue)))
             elif kind == "time":
-                time_told(scheduler, [f"{TIME_KEY}{time!r}"])
+                take_time(scheduler, [f"{TIME_KEY}{time!r}"])
     assert seen[0] == seen[1]
     assert ranks[0].gate.gate.agreement() == ranks[1].gate.gate.agreement()
     assert ranks[0].gate.gate.agreement()["gate_admitted"] > 10

@@ -17,7 +17,7 @@ from typing import Any
 from sglang_canopy import thread_time
 from sglang_canopy.admission.gate import SessionGate
 from sglang_canopy.admission.settings import GateSettings
-from sglang_canopy.server.session_gate import TIME_KEY, ServerGate, time_told
+from sglang_canopy.server.session_gate import TIME_KEY, ServerGate, take_time
 from support.bound_ledger import BoundLedger
 from support.host_reads import CANOPY, SGLANG, HostReads
 from support.prompts import continuing_prompts, token_ids
@@ -143,7 +143,7 @@ def fuzz(engine: InProcess, seed: int = 0) -> dict[str, Any]:
             del req
         for _ in range(draw.randrange(3)):
             engine.step()
-        time_told(engine.scheduler, [f"{TIME_KEY}{time.monotonic()!r}"])
+        take_time(engine.scheduler, [f"{TIME_KEY}{time.monotonic()!r}"])
         for which, req in [pair for pair in under_way if pair[1].finished()]:
             under_way.remove((which, req))
             if req.finished_reason.to_json()["type"] == "length":
@@ -153,7 +153,7 @@ def fuzz(engine: InProcess, seed: int = 0) -> dict[str, Any]:
     for number in range(MOST_STEPS):
         engine.step()
         # No one comes any more: sessions that might return are over at some time.
-        time_told(engine.scheduler, [f"{TIME_KEY}{time.monotonic() + number!r}"])
+        take_time(engine.scheduler, [f"{TIME_KEY}{time.monotonic() + number!r}"])
         if all(req.finished() for req in left):
             break
     unserved = sum(not req.finished() for req in left)
@@ -193,7 +193,7 @@ def reads(engine: InProcess, seed: int = 0) -> dict[str, Any]:
             del came[3]
             for number in range(MOST_STEPS):
                 engine.step()
-                time_told(engine.scheduler, [f"{TIME_KEY}{time.monotonic() + number!r}"])
+                take_time(engine.scheduler, [f"{TIME_KEY}{time.monotonic() + number!r}"])
                 if all(req.finished() for req in came):
                     break
             answered += sum(req.finished() for req in came)

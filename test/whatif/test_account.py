@@ -39,10 +39,10 @@ def test_all_blocks_say_what_is_so():
     account = Account(math.inf)
     truth = fill(account, 1, seed=1)
     assert account.served_ratio == pytest.approx(0.25)
-    assert account.ahead("arm") == pytest.approx(truth)
+    assert account.lead("arm") == pytest.approx(truth)
     assert account.sampling_error("arm") == 0.0
     assert account.error("arm") > 0.0
-    assert account.ahead("nobody") == pytest.approx(-0.25)
+    assert account.lead("nobody") == pytest.approx(-0.25)
 
 
 @pytest.mark.parametrize("one_in", [2, 8, 32])
@@ -51,7 +51,7 @@ def test_a_sample_is_right_on_average_and_as_far_off_as_it_says(one_in):
     for seed in range(20):
         account = Account(math.inf)
         truth = fill(account, one_in, seed)
-        off.append(account.ahead("arm") - truth)
+        off.append(account.lead("arm") - truth)
         said.append(account.sampling_error("arm"))
     spread = math.sqrt(sum(one**2 for one in off) / 20)
     assert abs(sum(off) / 20) < spread
@@ -68,7 +68,7 @@ def test_a_prefix_that_everybody_hits_says_nothing_whether_it_is_sampled_or_not(
             had, asked = hot, len(blocks) * 2 * BLOCK
             sample = Sample(blocks, asked, {"arm": had + 2}, {"arm": (had + 2) * 2 * BLOCK})
             account.sample(sample, had, had, BLOCK, 2)
-        said.append(account.ahead("arm"))
+        said.append(account.lead("arm"))
     assert said[0] == pytest.approx(said[1]) == pytest.approx(0.1)
 
 

@@ -18,7 +18,7 @@ from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.records import Request
 from sglang_canopy.whatif.meter import LRU, NOW, Memory, Meter, MeterSetup, Question
 from sglang_canopy.whatif.origins import Origins
-from sglang_canopy.whatif.sampled_caches import HEARD_WORK, MOST_WORK_PER_S
+from sglang_canopy.whatif.sampled_caches import MOST_WORK_PER_S, OBSERVE_WORK
 from sglang_canopy.whatif.total import added_up, in_words
 
 BLOCK = 16
@@ -135,7 +135,7 @@ def test_the_work_of_a_minute_is_bounded_whatever_comes():
         meter.ended(request, 0)
         seen.append(meter.caches.seen)
     assert meter.caches.one_in > 1
-    heard = HEARD_WORK * 100
+    heard = OBSERVE_WORK * 100
     last_minutes = (seen[-1] - seen[-18_000]) / 180
     assert last_minutes * 4 + heard <= MOST_WORK_PER_S
 
@@ -150,7 +150,7 @@ def test_the_first_busy_seconds_say_how_many_requests_a_second_there_are():
         )
         step += 1
     assert 10 < step / 100 < 60  # thinned out before the first minute was over
-    assert meter.caches.heard_per_s == pytest.approx(100, rel=0.01)
+    assert meter.caches.requests_per_s == pytest.approx(100, rel=0.01)
 
 
 def test_what_the_server_really_hits_is_the_ground_of_every_estimate():

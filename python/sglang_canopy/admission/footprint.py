@@ -67,8 +67,8 @@ class Footprints:
     def need(self, session: Session) -> float:
         """What a session that is not active would add."""
         uses = self._uses
-        known = bisect_left(session.path, True, key=lambda block: block not in uses)
-        return max(0, session.tokens - known * self.block_tokens) + self._growth(session)
+        in_use = bisect_left(session.path, True, key=lambda block: block not in uses)
+        return max(0, session.tokens - in_use * self.block_tokens) + self._growth(session)
 
     def enter(self, session: Session, now: float) -> None:
         """``session`` is active from now on."""
@@ -126,9 +126,11 @@ class Footprints:
         if not self.model.version:
             return self.mean_output
         category = session.category.current
-        again = 1.0 - category.curve[BINS - 1]
+        continues = 1.0 - category.curve[BINS - 1]
         most = self.turns_ahead
-        turns = most if again >= 1.0 else again * (1.0 - again**most) / (1.0 - again)
+        turns = (
+            most if continues >= 1.0 else continues * (1.0 - continues**most) / (1.0 - continues)
+        )
         return self.mean_output + turns * (mean_growth(category) + self.mean_output)
 
     def _charge(self, session: Session, has: float, growth: float) -> None:

@@ -102,8 +102,8 @@ class Session:
         if self._last is not None:
             self._last.result()
 
-    def _hint(self, **said: Any) -> None:
-        body = {**self._tenant, "conversation": self.name, **said}
+    def _hint(self, **fields: Any) -> None:
+        body = {**self._tenant, "conversation": self.name, **fields}
         self._last = _SENDER.submit(_post, f"{self.url}/canopy/hint", body, self._headers)
 
 

@@ -33,10 +33,10 @@ class ToolTimes:
         """The pause after an answer that calls ``tools``: that of the slowest. ``None`` where one of
         them has not been seen."""
         with self._lock:
-            known = [self._pauses.get(tool) for tool in set(tools)]
-            if not known or None in known:
+            recorded = [self._pauses.get(tool) for tool in set(tools)]
+            if not recorded or None in recorded:
                 return None
-            return max(statistics.median(pauses) for pauses in known if pauses)
+            return max(statistics.median(pauses) for pauses in recorded if pauses)
 
 
 TOOL_TIMES = ToolTimes()

@@ -24,8 +24,8 @@ WRITE_POLICY, WRITTEN = "--hicache-write-policy", "write_back"
 
 def arguments(argv: Sequence[str]) -> list[str]:
     """What ``auto`` adds to SGLang's own arguments: a host tier that holds nothing twice."""
-    asked = value(argv, "--radix-eviction-policy") == AUTO
-    if asked and typed(argv, "--enable-hierarchical-cache") and not typed(argv, WRITE_POLICY):
+    is_auto = value(argv, "--radix-eviction-policy") == AUTO
+    if is_auto and typed(argv, "--enable-hierarchical-cache") and not typed(argv, WRITE_POLICY):
         return [WRITE_POLICY, WRITTEN]
     return []
 

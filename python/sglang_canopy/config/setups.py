@@ -58,10 +58,10 @@ class Setup:
         """What is known of ``part``."""
         sample = SimpleNamespace(**{self.option: self.value})
         why = refused(part, sample)
-        known: Cell | None = getattr(self, part)
+        cell: Cell | None = getattr(self, part)
         if why is not None:
             return Cell(REFUSED, why=why.partition(";")[0])
-        return known or Cell(UNTESTED, why="nobody has tried it")
+        return cell or Cell(UNTESTED, why="nobody has tried it")
 
 
 def refused(part: str, configured: Any) -> str | None:

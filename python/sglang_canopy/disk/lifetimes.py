@@ -116,7 +116,7 @@ class Lifetimes:
                     break
                 self._keep_at_least(row, until)
                 self._index_writer.mark_used((row,))
-                if not self.pin_if_asked(row, state.clock()):
+                if not self.pin_if_requested(row, state.clock()):
                     break
                 pinned += 1
         return pinned
@@ -134,7 +134,7 @@ class Lifetimes:
         until = state.evictable.pinned_until(row)
         index.expires[row] = expires if until is None else max(expires, until)
 
-    def pin_if_asked(self, row: int, now: float) -> bool:
+    def pin_if_requested(self, row: int, now: float) -> bool:
         """Pin the row where its ``keep_until`` asks for it. The lock is held."""
         state, index = self._state, self._state.index
         until = index.keep_until[row]
@@ -158,7 +158,7 @@ class Lifetimes:
             if until is not None:
                 self._keep_at_least(row, until)
                 self.set_expiry(row)
-            self.pin_if_asked(row, now)
+            self.pin_if_requested(row, now)
 
     def _keep_at_least(self, row: int, until: float) -> None:
         """At least until then: a pin that was asked for may last longer."""

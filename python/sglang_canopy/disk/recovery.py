@@ -168,7 +168,7 @@ class Recovery:
         self._restore_uses(loaded.rows)
         for at in loaded.rows:
             self._lifetimes.set_expiry(at)
-            self._lifetimes.pin_if_asked(at, now)
+            self._lifetimes.pin_if_requested(at, now)
         for at in loaded.rows:
             state.evictable.refresh(at, now)
         state.counters.dropped_at_start += bad

@@ -182,7 +182,7 @@ class PageWriter:
         index.written[row] = now
         index.put(row, on_store_clock(state.clock, page.meta, now))
         self._lifetimes.set_expiry(row)
-        self._lifetimes.pin_if_asked(row, now)
+        self._lifetimes.pin_if_requested(row, now)
         self._index_writer.mark_changed(row)
         state.counters.written += 1
         state.counters.written_bytes += state.content.page_bytes

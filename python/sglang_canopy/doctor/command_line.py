@@ -33,7 +33,7 @@ _LAUNCHERS = (
     ("python", "-m", "sglang.launch_server"),
     ("python3", "-m", "sglang.launch_server"),
 )
-_ASKED = {
+_FLAG_OF = {
     refusals.POLICIES: "--radix-eviction",
     refusals.CHUNKS: "--canopy-chunks",
     refusals.GATE: "--canopy-session-gate",
@@ -113,15 +113,15 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         raise CanopyError(str(stop.code) if not lines else lines[-1]) from None
 
 
-def asked_for(given: argparse.Namespace) -> list[str]:
+def requested_features(given: argparse.Namespace) -> list[str]:
     """The features, of those in ``refusals``, that a command line asks for."""
-    asked = {
+    requested = {
         refusals.POLICIES: given.radix_eviction_policy in (AUTO, *live_names()),
-        refusals.CHUNKS: documents.is_asked_for(given),
+        refusals.CHUNKS: documents.is_requested(given),
         refusals.GATE: _gated(getattr(given, "canopy_session_gate", None)),
         refusals.DISK: getattr(given, "hicache_storage_backend", None) == "canopy",
     }
-    return [feature for feature, wanted in asked.items() if wanted]
+    return [feature for feature, wanted in requested.items() if wanted]
 
 
 def _gated(typed: str | None) -> bool:
@@ -134,9 +134,9 @@ def _gated(typed: str | None) -> bool:
 def refused(given: argparse.Namespace) -> list[Finding]:
     """Everything of the table of refusals that applies, not only the first."""
     found = []
-    for feature in asked_for(given):
+    for feature in requested_features(given):
         for why in refusals.all_unsupported(feature, given):
-            found.append(Finding(REFUSED, f"{_ASKED[feature]}: {why}"))
+            found.append(Finding(REFUSED, f"{_FLAG_OF[feature]}: {why}"))
     return found
 
 
@@ -164,14 +164,14 @@ def stopped(words: Sequence[str]) -> Finding | None:
 
 def parts_of(given: argparse.Namespace) -> tuple[str, ...]:
     """Which parts of Canopy a command line uses, of ``setups.PARTS``."""
-    asked = asked_for(given)
-    ours = refusals.POLICIES in asked
+    requested = requested_features(given)
+    ours = refusals.POLICIES in requested
     host = bool(getattr(given, "enable_hierarchical_cache", False))
     used = {
         "device": ours,
         "host": ours and host,
         "disk": host and getattr(given, "hicache_storage_backend", None) == "canopy",
-        "chunks": refusals.CHUNKS in asked,
+        "chunks": refusals.CHUNKS in requested,
     }
     return tuple(part for part in PARTS if used[part])
 

@@ -107,16 +107,20 @@ def tools(environment: Mapping[str, str] = os.environ) -> list[Finding]:
     return found
 
 
-def host_memory(asked_bytes: float) -> list[Finding]:
-    """Whether a host tier of ``asked_bytes`` in all ranks (0: not said) fits into what SGLang would
+def host_memory(requested_bytes: float) -> list[Finding]:
+    """Whether a host tier of ``requested_bytes`` in all ranks (0: not said) fits into what SGLang would
     take: it leaves some free memory alone, and ends where too little is left."""
     from sglang.srt.mem_cache.host_memory import available_host_memory_bytes
     from sglang.srt.mem_cache.pool_host.base import HICACHE_HOST_MEMORY_RESERVE_BYTES as KEPT
 
     available = available_host_memory_bytes(allow_cgroup_fallback=True)
-    if available - KEPT > asked_bytes:
+    if available - KEPT > requested_bytes:
         return []
-    wanted = f"--hicache-size asks for {asked_bytes / GB:.1f} GB" if asked_bytes else "none is left"
+    wanted = (
+        f"--hicache-size asks for {requested_bytes / GB:.1f} GB"
+        if requested_bytes
+        else "none is left"
+    )
     return [
         Finding(
             FAULT,

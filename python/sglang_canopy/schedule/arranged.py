@@ -43,8 +43,8 @@ class Requests(Protocol[T_in]):
     def urgency(self, request: T_in) -> int:
         """Higher goes first, always."""
 
-    def prefill(self, request: T_in, again: bool) -> Prefill:
-        """What is to be computed of it. ``again``: look it up, whatever is known from before."""
+    def prefill(self, request: T_in, look_up: bool) -> Prefill:
+        """What is to be computed of it. ``look_up``: look it up, whatever is known from before."""
 
     def path(self, request: T_in) -> tuple[Path, int]:
         """Its prompt's whole blocks, and how many tokens one has."""

@@ -26,7 +26,7 @@ from typing import Any
 from sglang_canopy.schedule.fair_shares import PUBLIC, FairShares, Turn, first
 from sglang_canopy.schedule.line import Line, Waiting, go, number_of
 from sglang_canopy.schedule.passing import Passing
-from sglang_canopy.schedule.predicted_ttft import Ahead
+from sglang_canopy.schedule.predicted_ttft import WorkBefore
 from sglang_canopy.schedule.prefill_cost import Cost, Prefill, PrefillCost
 
 MAX_WAIT_FACTOR = 1.0
@@ -148,19 +148,23 @@ class BoundedShortest:
             if waiting is not None:
                 self._line(waiting).let_pass(waiting)
 
-    def ahead(self, waiting: Waiting) -> Ahead:
+    def work_before(self, waiting: Waiting) -> WorkBefore:
         """What ``waiting``, which is in the queue, has before it."""
         lines = self._lines[waiting.urgency]
         mine = lines[waiting.turn].before(waiting.cost, waiting.number)
-        return self._ahead(waiting.cost, waiting.urgency, waiting.turn, mine, self.left(waiting))
+        return self._work_before(
+            waiting.cost, waiting.urgency, waiting.turn, mine, self.left(waiting)
+        )
 
-    def ahead_of(self, cost: float) -> Ahead:
+    def work_before_new(self, cost: float) -> WorkBefore:
         """What a request of such a cost, and that names no tenant, would have before it."""
         line = self._lines.get(0, {}).get(PUBLIC)
         mine = 0.0 if line is None else line.before(cost, sys.maxsize)
-        return self._ahead(cost, 0, PUBLIC, mine, self._budget(line, cost))
+        return self._work_before(cost, 0, PUBLIC, mine, self._budget(line, cost))
 
-    def _ahead(self, cost: float, urgency: int, turn: Turn, mine: float, budget: float) -> Ahead:
+    def _work_before(
+        self, cost: float, urgency: int, turn: Turn, mine: float, budget: float
+    ) -> WorkBefore:
         before = mine
         for other_urgency, lines in self._lines.items():
             for other, line in lines.items():
@@ -171,7 +175,7 @@ class BoundedShortest:
         if self.chunk is not None:  # which keeps half of the steps that shorter ones share
             shares = cost < self._rest_s
             before += min(self._rest_s, before + cost) if shares else self._rest_s
-        return Ahead(cost, before, max(budget, 0.0))
+        return WorkBefore(cost, before, max(budget, 0.0))
 
     def left(self, waiting: Waiting) -> float:
         """Seconds of younger work that may still be let in before ``waiting``."""

@@ -19,7 +19,7 @@ LEARNT_FROM = 256
 """Requests that the line is learnt from: the last ones."""
 FEWEST = 8
 MOST_LOAD = 0.99
-ASKED_TOKENS = (512, 4096, 32768)
+EXAMPLE_TOKENS = (512, 4096, 32768)
 """To compute, of requests whose TTFT is always told, for a router."""
 _SIZES = 64
 """Of costs, by powers of two: from microseconds to more than anything costs."""
@@ -27,7 +27,7 @@ _LEAST_S = 1e-6
 
 
 @dataclass(slots=True, frozen=True)
-class Ahead:
+class WorkBefore:
     """What a request finds in the queue, in seconds of prefill."""
 
     cost_s: float
@@ -61,26 +61,26 @@ class PredictedTtft:
         self._faded_at = now
         self._work[_size(cost_s)] += cost_s
 
-    def seconds(self, ahead: Ahead) -> float:
+    def seconds(self, work: WorkBefore) -> float:
         """Until the first token of one that finds this."""
         start, slope = self._line
-        return start + slope * self._prefill_s(ahead)
+        return start + slope * self._prefill_s(work)
 
-    def first_token(self, ahead: Ahead, predicted_s: float, came_s: float) -> None:
+    def first_token(self, work: WorkBefore, predicted_s: float, came_s: float) -> None:
         """One for which ``predicted_s`` was said had its first token after ``came_s``."""
         self.requests += 1
         self.predicted_s += predicted_s
         self.came_s += came_s
         self.error_s += abs(predicted_s - came_s)
-        self._came.append((self._prefill_s(ahead), came_s))
+        self._came.append((self._prefill_s(work), came_s))
         if len(self._came) >= FEWEST:
             self._line = _fitted(*zip(*self._came, strict=True))
 
-    def _prefill_s(self, ahead: Ahead) -> float:
-        shorter_s = sum(self._work[: _size(ahead.cost_s)]) * self._line[1]
+    def _prefill_s(self, work: WorkBefore) -> float:
+        shorter_s = sum(self._work[: _size(work.cost_s)]) * self._line[1]
         load = min(shorter_s / FADE_S, MOST_LOAD)
-        passed = min(ahead.before_s * load / (1.0 - load), ahead.budget_s)
-        return ahead.before_s + passed + ahead.cost_s
+        passed = min(work.before_s * load / (1.0 - load), work.budget_s)
+        return work.before_s + passed + work.cost_s
 
 
 def _fitted(prefill: Sequence[float], came: Sequence[float]) -> tuple[float, float]:

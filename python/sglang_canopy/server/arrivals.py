@@ -11,7 +11,7 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.request.hints import KEY, unpack
 from sglang_canopy.server import documents, queue
 from sglang_canopy.server.explain_http import KEY as EXPLAIN_KEY
-from sglang_canopy.server.session_gate import gate_of, time_told
+from sglang_canopy.server.session_gate import gate_of, take_time
 from sglang_canopy.tenant import keep_adapters_apart
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ def request_queued(scheduler: Any, req: Any, *_: Any, **__: Any) -> None:
 def internal_state_set(original: Any, scheduler: Any, recv_req: Any) -> Any:
     """Around ``Scheduler.set_internal_state``: hints that ``routes`` sent, commands over chunks, or
     SGLang's own. One hook for all, since SGLang warns of two around one function."""
-    if time_told(scheduler, recv_req.server_args):
+    if take_time(scheduler, recv_req.server_args):
         return _answer(True)
     questions = [key for key in recv_req.server_args if key.startswith(EXPLAIN_KEY)]
     if questions:

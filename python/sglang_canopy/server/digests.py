@@ -35,7 +35,7 @@ def changed(root: Path, table: Mapping[str, Any]) -> list[str]:
     its source cannot be compared, which is logged.
     """
     found = []
-    for file, known in table.items():
+    for file, recorded in table.items():
         path = root / file
         try:
             source = path.read_bytes()
@@ -43,14 +43,14 @@ def changed(root: Path, table: Mapping[str, Any]) -> list[str]:
             if path.with_suffix(".pyc").exists():
                 logger.warning("sglang-canopy: no source of %s: not compared", file)
                 continue
-            found += [f"{_module(file)}.{name}" for name in known["names"]]
+            found += [f"{_module(file)}.{name}" for name in recorded["names"]]
             continue
-        if hashlib.sha256(source).hexdigest()[:_LENGTH] == known["file"]:
+        if hashlib.sha256(source).hexdigest()[:_LENGTH] == recorded["file"]:
             continue
         tree = ast.parse(source)
         found += [
             f"{_module(file)}.{name}"
-            for name, digest in known["names"].items()
+            for name, digest in recorded["names"].items()
             if digest_of(tree, name) != digest
         ]
     return found

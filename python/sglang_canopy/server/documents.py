@@ -36,7 +36,7 @@ class DocumentFlags:
     )
 
 
-def is_asked_for(args: Any) -> bool:
+def is_requested(args: Any) -> bool:
     """Whether parsed arguments turn documents on."""
     return getattr(args, "canopy_chunks", None) not in (None, OFF)
 
@@ -49,7 +49,7 @@ def _add_flags(_result: Any, parser: Any, *_: Any) -> None:
 def _keep_options(result: Any, _cls: Any, args: Any, *_: Any, **__: Any) -> None:
     """After ``ServerArgs.from_cli_args``: check the keys and keep them with the arguments."""
     setattr(result, ATTRIBUTE, None)
-    if not is_asked_for(args):
+    if not is_requested(args):
         return
     from canopy_chunks.server import options
 

@@ -71,12 +71,12 @@ def _add(usage: Any, cached: Sequence[int]) -> None:
     reports = [tokens.report for tokens in cached if isinstance(tokens, CachedTokens)]
     if not reports:
         return
-    said: dict[str, Any] = {
+    reuse: dict[str, Any] = {
         f"{name}_tokens": sum(one.get(name, 0) for one in reports)
         for name in ("reused", "recomputed")
     }
     if reasons := sorted({one["why"] or "unknown" for one in reports if not one.get("fused")}):
-        said["why"] = "; ".join(reasons)
+        reuse["why"] = "; ".join(reasons)
     found = usage.prompt_tokens_details
-    known = {"cached_tokens": sum(cached)} if found is None else found.model_dump()
-    usage.prompt_tokens_details = _details_class()(**{**known, FIELD: said})
+    details = {"cached_tokens": sum(cached)} if found is None else found.model_dump()
+    usage.prompt_tokens_details = _details_class()(**{**details, FIELD: reuse})

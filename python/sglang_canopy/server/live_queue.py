@@ -258,8 +258,8 @@ class _Requests:
     def tenant(self, req: Any) -> str | None:
         return self._queue.request_of(req).tenant
 
-    def prefill(self, req: Any, again: bool) -> Prefill:
-        if again:
+    def prefill(self, req: Any, look_up: bool) -> Prefill:
+        if look_up:
             self._queue.look_up(req)
         tokens = len(req.origin_input_ids) + len(req.output_ids)
         cached = min(req.num_matched_prefix_tokens, tokens - 1)

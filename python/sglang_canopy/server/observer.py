@@ -37,13 +37,13 @@ def meter_of(
         0 if pool is None else int(pool.size),
         exclusive=server_args.hicache_write_policy == "write_back",
     )
-    asked = MeterSetup(
+    setup = MeterSetup(
         options.policies,
         options.capacity,
         options.one_in,
         {} if policy is None else {running: registry.options_of(policy)},
     )
-    return Meter(asked, memory, running)
+    return Meter(setup, memory, running)
 
 
 def keeps_floor(server_args: Any) -> bool:

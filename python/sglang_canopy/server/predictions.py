@@ -11,10 +11,10 @@ from weakref import WeakKeyDictionary
 
 from sglang_canopy.schedule.bounded_shortest import BoundedShortest
 from sglang_canopy.schedule.line import Waiting
-from sglang_canopy.schedule.predicted_ttft import ASKED_TOKENS, Ahead, PredictedTtft
+from sglang_canopy.schedule.predicted_ttft import EXAMPLE_TOKENS, PredictedTtft, WorkBefore
 from sglang_canopy.schedule.prefill_cost import Prefill
 
-TOLD_EVERY_S = 1.0
+REFRESH_EVERY_S = 1.0
 
 
 class Predictions:
@@ -26,17 +26,19 @@ class Predictions:
         self.model = PredictedTtft()
         self._queued: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
         """When those came of whom nothing is said yet."""
-        self._said: WeakKeyDictionary[Any, tuple[float, Ahead, float]] = WeakKeyDictionary()
+        self._predicted: WeakKeyDictionary[Any, tuple[float, WorkBefore, float]] = (
+            WeakKeyDictionary()
+        )
         """When a request came, what it found, and the TTFT that was predicted."""
-        self._told_at = 0.0
-        self._told: dict[int, Ahead] = {}
+        self._refreshed_at = 0.0
+        self._examples: dict[int, WorkBefore] = {}
 
     def __len__(self) -> int:
-        return len(self._said) + len(self._queued)
+        return len(self._predicted) + len(self._queued)
 
     def queued(self, req: Any, now: float) -> None:
         """Before it is in the queue; again for one that was sent back."""
-        if not req.output_ids and req not in self._said:
+        if not req.output_ids and req not in self._predicted:
             self._queued[req] = now
 
     def passing(self, queue: Iterable[Any], now: float) -> None:
@@ -51,13 +53,13 @@ class Predictions:
     def arranged(self, waiting: Mapping[int, Waiting], now: float) -> None:
         """The queue is in order."""
         for req in [req for req in self._queued if id(req) in waiting]:
-            came, ahead = self._queued.pop(req), self._order.ahead(waiting[id(req)])
-            self.model.arrived(ahead.cost_s, came)
-            self._said[req] = (came, ahead, self.model.seconds(ahead))
-        if now - self._told_at >= TOLD_EVERY_S:
-            self._told_at = now
-            self._told = {
-                tokens: self._order.ahead_of(self._cost(tokens)) for tokens in ASKED_TOKENS
+            came, work = self._queued.pop(req), self._order.work_before(waiting[id(req)])
+            self.model.arrived(work.cost_s, came)
+            self._predicted[req] = (came, work, self.model.seconds(work))
+        if now - self._refreshed_at >= REFRESH_EVERY_S:
+            self._refreshed_at = now
+            self._examples = {
+                tokens: self._order.work_before_new(self._cost(tokens)) for tokens in EXAMPLE_TOKENS
             }
 
     def _cost(self, tokens: int) -> float:
@@ -65,23 +67,23 @@ class Predictions:
 
     def of(self, req: Any) -> float | None:
         """What was predicted for ``req``, until it has its first token."""
-        said = self._said.get(req)
-        return None if said is None else said[2]
+        predicted = self._predicted.get(req)
+        return None if predicted is None else predicted[2]
 
     def first_token(self, req: Any, now: float) -> None:
         """``req``'s prompt is computed."""
-        said = self._said.pop(req, None)
-        if said is not None:
-            came, ahead, predicted_s = said
-            self.model.first_token(ahead, predicted_s, now - came)
+        predicted = self._predicted.pop(req, None)
+        if predicted is not None:
+            came, work, predicted_s = predicted
+            self.model.first_token(work, predicted_s, now - came)
 
     def status(self, waiting: int) -> dict[str, Any]:
         """``now_s``: of a request that comes now with so many tokens to compute, where so many
         wait."""
-        model, told = self.model, self._told if waiting else {}
-        alone = {tokens: Ahead(self._cost(tokens), 0.0, 0.0) for tokens in ASKED_TOKENS}
+        model, examples = self.model, self._examples if waiting else {}
+        alone = {tokens: WorkBefore(self._cost(tokens), 0.0, 0.0) for tokens in EXAMPLE_TOKENS}
         return {
-            "now_s": {str(size): model.seconds(ahead) for size, ahead in (alone | told).items()},
+            "now_s": {str(size): model.seconds(work) for size, work in (alone | examples).items()},
             "requests": model.requests,
             "predicted_s": model.predicted_s,
             "came_s": model.came_s,

@@ -150,7 +150,7 @@ _OWN_KEYS = {
 """How keys begin that only Canopy's own routes may send to the schedulers."""
 
 
-async def internal_state_asked(
+async def guard_internal_state(
     original: Any, manager: Any, obj: Any, *args: Any, **kwargs: Any
 ) -> Any:
     """Around ``TokenizerControlMixin.set_internal_state``, which is a route of SGLang's as well:

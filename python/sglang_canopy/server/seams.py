@@ -203,7 +203,7 @@ SEAMS = (
     Seam(
         _SRT + "managers.tokenizer_control_mixin.TokenizerControlMixin.set_internal_state",
         "around",
-        routes.internal_state_asked,
+        routes.guard_internal_state,
         ("self", "obj"),
         "hints and commands come by Canopy's own routes alone",
     ),

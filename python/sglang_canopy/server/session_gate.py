@@ -115,15 +115,15 @@ def gate_of(scheduler: Any) -> ServerGate | None:
     return getattr(scheduler, _ATTRIBUTE)
 
 
-def time_told(scheduler: Any, messages: Iterable[str]) -> bool:
+def take_time(scheduler: Any, messages: Iterable[str]) -> bool:
     """Whether one of ``messages`` says what time it is; the gate is told."""
-    told = [key for key in messages if str(key).startswith(TIME_KEY)]
-    gate = gate_of(scheduler) if told else None
+    times = [key for key in messages if str(key).startswith(TIME_KEY)]
+    gate = gate_of(scheduler) if times else None
     if gate is not None:
-        for key in told:
+        for key in times:
             with contextlib.suppress(ValueError):
                 gate.time_is(scheduler, float(key.removeprefix(TIME_KEY)))
-    return bool(told)
+    return bool(times)
 
 
 def queue_limited(original: Any, scheduler: Any, req: Any) -> bool:

@@ -75,9 +75,9 @@ class Holdings:
                     tokens[DEVICE] += len(key) if data.value is not None else 0
                     tokens[HOST] += len(key) if data.host_value is not None else 0
             pause()
-        asked = self._pages_on_disk()
-        if asked is not None:
-            found, page = asked(), self._cache.tree_core.page_size
+        count = self._pages_on_disk()
+        if count is not None:
+            found, page = count(), self._cache.tree_core.page_size
             for name, pages in found["categories"].items():
                 category.setdefault(category_of(name), [0, 0, 0])[DISK] += pages * page
             for name, pages in found["tenants"].items():

@@ -44,8 +44,8 @@ def heeded(model: Any) -> list[dict[str, Any]]:
     counts = model.hints.heeded()
     rows = product(("over", "return"), (CLIENT, GATEWAY, INFERRED), (True, False))
     return [
-        {"said": said, "source": source, "heeded": acts, "tenants": counts[said, source, acts]}
-        for said, source, acts in rows
+        {"said": hint, "source": source, "heeded": acts, "tenants": counts[hint, source, acts]}
+        for hint, source, acts in rows
     ]
 
 

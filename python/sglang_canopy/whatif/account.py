@@ -35,16 +35,16 @@ class Account:
 
     def begin(self) -> None:
         """Forget everything."""
-        self._asked = self._hit = self._served_missed = 0.0
+        self._prompt_tokens = self._hit = self._served_missed = 0.0
         self._sampled = self._missed = self._control = self._left_out = 0.0
         self._saved: dict[Hashable, float] = defaultdict(float)
         self._squares: dict[Hashable, float] = defaultdict(float)
         self._groups: dict[Hashable, list[float]] = defaultdict(lambda: [0.0] * GROUPS)
 
-    def serve(self, now: float, asked: int, hit: int, missed: int) -> None:
-        """A request of ``asked`` prompt tokens hit ``hit``; of its blocks' it missed ``missed``."""
+    def serve(self, now: float, prompt_tokens: int, hit: int, missed: int) -> None:
+        """A request of ``prompt_tokens`` prompt tokens hit ``hit``; of its blocks' it missed ``missed``."""
         weight = self._weigh(now)
-        self._asked += weight * asked
+        self._prompt_tokens += weight * prompt_tokens
         self._hit += weight * hit
         self._served_missed += weight * missed
 
@@ -54,12 +54,12 @@ class Account:
         """What the last request would have hit. ``control`` and ``served``: how many leading ones
         of its sampled blocks the control and the server had; ``block_tokens``: of one block."""
         weight, stands_for = self._weight, block_tokens * one_in
-        asked, blocks = sample.asked_tokens, sample.blocks
-        self._sampled += weight * asked
+        prompt_tokens, blocks = sample.prompt_tokens, sample.blocks
+        self._sampled += weight * prompt_tokens
         self._left_out = max(self._left_out, 1.0 - 1.0 / one_in)
-        had = min(control * stands_for, asked)
+        had = min(control * stands_for, prompt_tokens)
         self._control += weight * had
-        missed = max(0, asked - served * stands_for)
+        missed = max(0, prompt_tokens - served * stands_for)
         self._missed += weight * missed
         for name, saved in sample.saved_tokens.items():
             self._saved[name] += weight * saved
@@ -69,19 +69,19 @@ class Account:
                 more = weight * (stands_for if hit > control else -stands_for)
                 self._note(name, blocks[min(hit, control) : max(hit, control)], more)
         if missed and one_in > 1:
-            of_prompt = -(-asked // stands_for)
+            of_prompt = -(-prompt_tokens // stands_for)
             self._note(_MISSED, blocks[served:of_prompt], weight * stands_for)
 
     @property
     def served_ratio(self) -> float:
         """Share of the prompt tokens that the server hit."""
-        return self._hit / (self._asked or 1.0)
+        return self._hit / (self._prompt_tokens or 1.0)
 
     def sampled_ratio(self, name: Hashable) -> float:
         """Share that a shadow cache hits of the sampled tokens."""
         return self._saved[name] / (self._sampled or 1.0)
 
-    def ahead(self, name: Hashable) -> float:
+    def lead(self, name: Hashable) -> float:
         """By how much a shadow cache hits a larger share of the prompt tokens than the control."""
         return (self._saved[name] - self._control) * self._per_token()
 
@@ -103,7 +103,7 @@ class Account:
     def _per_token(self) -> float:
         """What one sampled token more is in the share of all prompt tokens."""
         share = self._served_missed / self._missed if self._missed else 1.0
-        return share / (self._asked or 1.0)
+        return share / (self._prompt_tokens or 1.0)
 
     def _note(self, name: Hashable, blocks: Sequence[int], tokens: float) -> None:
         groups = self._groups[name]
@@ -122,7 +122,7 @@ class Account:
         return self._weight
 
     def _rescale(self, by: float) -> None:
-        self._asked *= by
+        self._prompt_tokens *= by
         self._hit *= by
         self._served_missed *= by
         self._sampled *= by

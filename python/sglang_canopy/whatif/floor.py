@@ -21,7 +21,7 @@ CREDIT = 2.0
 class Floor:
     """One policy held against LRU, in tokens. ``capacity_tokens``: of the cache that they share."""
 
-    __slots__ = ("_ahead", "_asked", "_credit", "_slack", "behind", "falls")
+    __slots__ = ("_credit", "_lead", "_prompt_tokens", "_slack", "behind", "falls")
 
     def __init__(self, capacity_tokens: int) -> None:
         self.behind = False
@@ -29,27 +29,27 @@ class Floor:
         self.falls = 0
         self._slack = SLACK * capacity_tokens
         self._credit = CREDIT * capacity_tokens
-        self._ahead = self._asked = 0.0
+        self._lead = self._prompt_tokens = 0.0
 
-    def compare(self, policy: int, lru: int, asked: int, doubt: float = 0.0) -> None:
+    def compare(self, policy: int, lru: int, prompt_tokens: int, doubt: float = 0.0) -> None:
         """One request asked for so many tokens, and each of the two had so many.
 
         ``doubt``: share of what was asked by which the two may differ for sampling alone.
         """
-        self._ahead += policy - lru
-        self._asked += asked
+        self._lead += policy - lru
+        self._prompt_tokens += prompt_tokens
         if self.behind:
-            enough = 2.0 * self._slack * 2.0**self.falls + (SHARE + doubt) * self._asked
-            if self._ahead > enough:
+            enough = 2.0 * self._slack * 2.0**self.falls + (SHARE + doubt) * self._prompt_tokens
+            if self._lead > enough:
                 self._turn(behind=False)
-            elif self._ahead < -self._credit:
-                self._ahead, self._asked = -self._credit, 0.0
-        elif self._ahead < -self._slack - (SHARE + doubt) * self._asked:
+            elif self._lead < -self._credit:
+                self._lead, self._prompt_tokens = -self._credit, 0.0
+        elif self._lead < -self._slack - (SHARE + doubt) * self._prompt_tokens:
             self.falls += 1
             self._turn(behind=True)
-        elif self._ahead > self._credit:
-            self._ahead, self._asked = self._credit, 0.0
+        elif self._lead > self._credit:
+            self._lead, self._prompt_tokens = self._credit, 0.0
 
     def _turn(self, behind: bool) -> None:
         self.behind = behind
-        self._ahead = self._asked = 0.0
+        self._lead = self._prompt_tokens = 0.0

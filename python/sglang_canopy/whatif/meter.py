@@ -118,8 +118,8 @@ class Meter:
         self._run(running, keep_floor)
 
     def _follow(self, name: str, policy: Policy) -> None:
-        options, known = options_of(policy), self._teachers.get(name)
-        if known is None or options_of(known) != options:
+        options, teacher = options_of(policy), self._teachers.get(name)
+        if teacher is None or options_of(teacher) != options:
             self._teachers[name] = make_policy(name, options)
             self.caches.remove([q for q in self._questions if q.policy == name])
 
@@ -169,14 +169,14 @@ class Meter:
     def _hold(self, sample: Sample) -> None:
         """Hold the policy that was asked for against LRU."""
         saved, wanted = sample.saved_tokens, Question(self._wanted, NOW)
-        self.sums["sampled_tokens"] += sample.asked_tokens
+        self.sums["sampled_tokens"] += sample.prompt_tokens
         for name, tokens in saved.items():
             if isinstance(name, Question) and name.capacity == NOW:
                 self.shadow_tokens[name.policy] = self.shadow_tokens.get(name.policy, 0) + tokens
         if _LRU_NOW in saved and wanted in saved:
             other = wanted if self._floor.behind else _LRU_NOW
             doubt = 2.0 * self._account.sampling_error(other) if self.caches.one_in > 1 else 0.0
-            self._floor.compare(saved[wanted], saved[_LRU_NOW], sample.asked_tokens, doubt)
+            self._floor.compare(saved[wanted], saved[_LRU_NOW], sample.prompt_tokens, doubt)
 
     def rows(self) -> list[dict[str, Any]]:
         """Each arm's estimated hit ratio, and the running policy's own, which is measured."""
@@ -186,7 +186,7 @@ class Meter:
                 "policy": name.policy,
                 "capacity": name.capacity,
                 "tokens": self._tokens[name.capacity],
-                "hit_ratio": round(_share(account.served_ratio + account.ahead(name)), 5),
+                "hit_ratio": round(_share(account.served_ratio + account.lead(name)), 5),
                 "sampled_hit_ratio": round(account.sampled_ratio(name), 5),
                 "standard_error": round(account.error(name), 5),
                 "sampling_error": round(account.sampling_error(name), 5),
@@ -252,7 +252,7 @@ class Meter:
         """Learn from a request, and serve what of it is in the sample in the shadow caches."""
         caches = self.caches
         picked = caches.pick(request)
-        if picked is None and (not request.path or caches.heard_per_s > LEARN_FROM_ALL_PER_S):
+        if picked is None and (not request.path or caches.requests_per_s > LEARN_FROM_ALL_PER_S):
             return None
         origin = self._origins.of(request.path, request.prompt_tokens, request.block_tokens)
         copy = as_sampled(request, origin)
@@ -268,12 +268,12 @@ def _labelled(teachers: Iterable[Policy], request: Request) -> str:
     """Let every policy learn from a request that has ended; the label of the first that refines it."""
     label = None
     path = request.path
-    asked = -(-request.prompt_tokens // request.block_tokens)
+    prompt_blocks = -(-request.prompt_tokens // request.block_tokens)
     for teacher in teachers:
         if type(teacher).arrive is Policy.arrive:
             continue
         request.label = None
-        request.path = path[:asked]
+        request.path = path[:prompt_blocks]
         request.label = teacher.arrive(request)
         request.path = path
         given = teacher.finish(request)

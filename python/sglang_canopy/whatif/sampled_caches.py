@@ -22,7 +22,7 @@ MOST_WORK_PER_S = 150.0
 """Above this average over a minute, half of the sample goes. A unit is one request in one shadow
 cache, some 60 us on a slow core: below 1 % of a thread."""
 
-HEARD_WORK = 0.8
+OBSERVE_WORK = 0.8
 """What a request costs of which no block is in the sample: its blocks are hashed and looked at."""
 
 LEAST_WORK_PER_S = 12.0
@@ -51,7 +51,7 @@ class Picked(NamedTuple):
     """What of a request is in the sample."""
 
     blocks: tuple[int, ...]
-    asked_tokens: int
+    prompt_tokens: int
     """Prompt tokens that the sampled blocks stand for."""
 
 
@@ -59,7 +59,7 @@ class Sample(NamedTuple):
     """One request in every shadow cache."""
 
     blocks: tuple[int, ...]
-    asked_tokens: int
+    prompt_tokens: int
     hit_blocks: dict[Hashable, int]
     """How many leading ones of ``blocks`` each cache had."""
     saved_tokens: dict[Hashable, int]
@@ -85,7 +85,7 @@ class SampledCaches:
         self.one_in = one_in or 1
         self.seen = 0
         """Requests with a block in the sample."""
-        self.heard_per_s = 0.0
+        self.requests_per_s = 0.0
         """Requests a second, in the minute before this one."""
         self._arms: dict[Hashable, Arm] = {}
         self._caches: dict[Hashable, ShadowCache] = {}
@@ -94,7 +94,7 @@ class SampledCaches:
         self._thins = one_in is None
         self._most_work_per_s = most_work_per_s
         self._counted_from = -math.inf
-        self._heard, self._visits, self._heard_blocks = 0, 0, 0
+        self._requests, self._visits, self._request_blocks = 0, 0, 0
 
     def add(self, name: Hashable, arm: Arm) -> None:
         """Another cache, empty. One of the same name and size is left as it is."""
@@ -129,22 +129,24 @@ class SampledCaches:
         if n == 1:
             return Picked(tuple(path), covered_tokens(request))
         blocks = self.sampled(path[:of_prompt])
-        asked = len(blocks) * tokens
+        tokens_of_prompt = len(blocks) * tokens
         if of_prompt <= len(path) and blocks and blocks[-1] == path[of_prompt - 1]:
-            asked -= of_prompt * tokens - request.prompt_tokens  # the last is not full of prompt
+            tokens_of_prompt -= (
+                of_prompt * tokens - request.prompt_tokens
+            )  # the last is not full of prompt
         blocks += self.sampled(path[of_prompt:])
-        return Picked(tuple(blocks), n * asked) if blocks else None
+        return Picked(tuple(blocks), n * tokens_of_prompt) if blocks else None
 
     def serve(self, copy: Request, picked: Picked) -> Sample:
         """Serve what was picked of a request in every cache. ``copy`` (``as_sampled``) is used up."""
         copy.path = picked.blocks
         copy.block_tokens *= self.one_in
-        asked = picked.asked_tokens
+        tokens_of_prompt = picked.prompt_tokens
         hits = {name: self._cache(name, copy).access(copy) for name in self._arms}
-        saved = {name: min(hit * copy.block_tokens, asked) for name, hit in hits.items()}
+        saved = {name: min(hit * copy.block_tokens, tokens_of_prompt) for name, hit in hits.items()}
         self.seen += 1
         self._visits += len(self._arms)
-        return Sample(picked.blocks, asked, hits, saved)
+        return Sample(picked.blocks, tokens_of_prompt, hits, saved)
 
     def has_evicted(self, name: Hashable) -> bool:
         """Whether a cache has been full; before, every order hits the same."""
@@ -176,12 +178,12 @@ class SampledCaches:
     def _thin_out(self, request: Request) -> None:
         """Halve the sample when there is more work, or the caches have more blocks, than allowed."""
         now = request.time
-        if not self._heard:
+        if not self._requests:
             self._counted_from = now
-        self._heard += 1
-        self._heard_blocks += len(request.path)
+        self._requests += 1
+        self._request_blocks += len(request.path)
         span = max(_SAMPLE_S, now - self._counted_from)
-        most = max(LEAST_WORK_PER_S, self._most_work_per_s - HEARD_WORK * self._heard / span)
+        most = max(LEAST_WORK_PER_S, self._most_work_per_s - OBSERVE_WORK * self._requests / span)
         large = self._largest > self.one_in * MOST_BLOCKS * request.block_tokens
         dense = self._visits > most * span
         if self._thins and (dense or large):
@@ -190,15 +192,15 @@ class SampledCaches:
                 cache.thin_out(self._arms[name].make(), self.one_in, self.samples)
         elif now - self._counted_from < _SAMPLE_S:
             return
-        self.heard_per_s = self._heard / max(_BURST_S, now - self._counted_from)
-        self._heard = self._visits = self._heard_blocks = 0
+        self.requests_per_s = self._requests / max(_BURST_S, now - self._counted_from)
+        self._requests = self._visits = self._request_blocks = 0
 
     def _enough(self, now: float) -> int:
         """Of how many blocks one must be sampled, a power of 2, so that requests as those of this
         minute are as little work as allowed. Halving alone would take minutes: a prompt of L blocks
         is served with probability 1 - (1 - 1/N)^L."""
-        per_s = self._heard / max(_BURST_S, now - self._counted_from)
-        most = max(LEAST_WORK_PER_S, self._most_work_per_s - HEARD_WORK * per_s)
+        per_s = self._requests / max(_BURST_S, now - self._counted_from)
+        most = max(LEAST_WORK_PER_S, self._most_work_per_s - OBSERVE_WORK * per_s)
         share = min(0.99, most / (per_s * len(self._arms)))
-        blocks = self._heard_blocks / self._heard
+        blocks = self._request_blocks / self._requests
         return int(2 ** math.floor(math.log2(max(1.0, blocks / -math.log(1.0 - share)))))

@@ -52,12 +52,12 @@ def in_words(meter: Mapping[str, Any]) -> str:
     """One sentence: what runs, and what each other arm would hit."""
     if meter["undecided"]:
         return f"{meter['running']} runs; {meter['undecided']}"
-    said = [f"{meter['running']} hits {100 * meter['hit_ratio']:.1f} %"]
+    parts = [f"{meter['running']} hits {100 * meter['hit_ratio']:.1f} %"]
     for arm in meter["arms"]:
         if not arm["running"]:
             where = "" if arm["capacity"] == "now" else f" with {arm['capacity']}"
-            said.append(f"{arm['policy']}{where} would hit {percent(arm)}")
-    return ", ".join(said)
+            parts.append(f"{arm['policy']}{where} would hit {percent(arm)}")
+    return ", ".join(parts)
 
 
 def percent(arm: Mapping[str, Any]) -> str:

@@ -184,9 +184,9 @@ def _resources(ptx: str, arch: int) -> tuple[int, int]:
             text=True,
             check=True,
         )
-    said = done.stderr + done.stdout
-    registers = int(re.search(r"Used (\d+) registers", said).group(1))
-    spills = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", said)
+    output = done.stderr + done.stdout
+    registers = int(re.search(r"Used (\d+) registers", output).group(1))
+    spills = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", output)
     return registers, int(spills.group(1)) + int(spills.group(2))
 
 

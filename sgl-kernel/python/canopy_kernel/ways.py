@@ -60,10 +60,12 @@ def triton_is_faster(
 ) -> bool:
     """Whether Triton alone beat ``way`` at the measured prompt that is nearest, in the logarithms of
     length and share, to the batch's: ``counts`` rows of requests of ``lengths`` keys."""
-    known = [m for m in measured if m.chip == chip and {way, "triton"} <= m.ms.keys()]
-    if not known or not sum(counts):
+    usable = [m for m in measured if m.chip == chip and {way, "triton"} <= m.ms.keys()]
+    if not usable or not sum(counts):
         return False
     keys = sum(m * n for m, n in zip(counts, lengths)) / sum(counts)  # as a row sees it
     share = sum(counts) / sum(lengths)
-    near = min(known, key=lambda m: abs(math.log(m.tokens / keys)) + abs(math.log(m.share / share)))
+    near = min(
+        usable, key=lambda m: abs(math.log(m.tokens / keys)) + abs(math.log(m.share / share))
+    )
     return near.ms["triton"] < near.ms[way]

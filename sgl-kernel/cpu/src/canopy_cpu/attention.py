@@ -226,13 +226,13 @@ class NewTokensAttnBackend(TorchNativeAttnBackend):
 
         Rows of tokens outside every window may be anybody's by now; the mask hides them.
         """
-        known = self._window_rows
-        if known is None or known[0] is not given.req_pool_indices:
+        cached = self._window_rows
+        if cached is None or cached[0] is not given.req_pool_indices:
             rows = given.req_to_token[given.req_pool_indices, : int(given.seq_lens.max())]
             rows = self.token_to_kv_pool.translate_loc_from_full_to_swa(rows.long())
-            known = self._window_rows = given.req_pool_indices, rows.clamp_(min=0)
-        line = torch.arange(len(known[1]), device=known[1].device)
-        return {**vars(given), "req_to_token": known[1], "req_pool_indices": line}
+            cached = self._window_rows = given.req_pool_indices, rows.clamp_(min=0)
+        line = torch.arange(len(cached[1]), device=cached[1].device)
+        return {**vars(given), "req_to_token": cached[1], "req_pool_indices": line}
 
     def _run_sdpa_forward_extend(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Fill `output` [new tokens, heads, head size]; the arguments are upstream's."""

@@ -65,7 +65,7 @@ def verify_tree_greedy_cpu(
     with the nodes' numbers in the batch, ``accept_token_num`` [requests] with how many drafts that
     is, ``predicts`` [requests * n] with the model's token after each accepted node.
     """
-    said, tokens, numbers, children, siblings = (
+    drafted, tokens, numbers, children, siblings = (
         one.tolist()
         for one in (
             target_predict.flatten(),
@@ -80,14 +80,14 @@ def verify_tree_greedy_cpu(
         accepted = [number[0]]
         node = children[request][0]
         while node != -1 and len(accepted) < most:
-            if tokens[request][node] == said[accepted[-1]]:
+            if tokens[request][node] == drafted[accepted[-1]]:
                 accepted.append(number[node])
                 node = children[request][node]
             else:
                 node = siblings[request][node]
         for place, which in enumerate(accepted):
             accept_index[request, place] = which
-            predicts[which] = said[which]
+            predicts[which] = drafted[which]
         accept_token_num[request] = len(accepted) - 1
 
 
