@@ -103,7 +103,12 @@ def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def _cell(text: str) -> str:
-    return " ".join(text.replace("``", "`").split()).replace("|", "\\|") or "-"
+    return _words(text).replace("|", "\\|") or "-"
+
+
+def _words(text: str) -> str:
+    """On one line, with Markdown's backquotes."""
+    return " ".join(text.replace("``", "`").split())
 
 
 def attribute_docs(cls: type) -> dict[str, str]:
@@ -120,13 +125,17 @@ def attribute_docs(cls: type) -> dict[str, str]:
 
 def options_table(cls: type, without: Collection[str] = ()) -> str:
     """Each key of a configuration dataclass, with its meaning and default."""
+    return table(["key", "meaning (default)"], options_rows(cls, without))
+
+
+def options_rows(cls: type, without: Collection[str] = ()) -> list[list[str]]:
+    """The rows of that table."""
     docs = attribute_docs(cls) | {f.name: _declared(option) for f, option in declared.declared(cls)}
-    rows = [
+    return [
         [f"`{f.name}`", _with_default(docs[f.name], _default(f))]
         for f in dataclasses.fields(cls)
         if f.init and f.name not in without
     ]
-    return table(["key", "meaning (default)"], rows)
 
 
 def _with_default(meaning: str, default: str) -> str:
@@ -153,20 +162,27 @@ def _default(f: dataclasses.Field) -> str:
 
 
 def policy_options() -> str:
-    """A heading and a table for every policy that has options."""
+    """A heading and a table for every policy that a server has; one table for the simulator's."""
     names = [*registry.policy_names(), *hindsight.hindsight_names()]
     parts, without = [], []
+    simulated: dict[tuple[str, str], list[str]] = {}
     shown: dict[type, str] = {}
     for name in names:
         cls = policy_config(name)
         if not dataclasses.fields(cls):
             without.append(f"`{name}`")
-            continue
-        above = next((base for base in cls.__mro__[1:] if base in shown), None)
-        inherited = {f.name for f in dataclasses.fields(above)} if above else set()
-        more = f"All keys of `{shown[above]}`, and:\n\n" if above else ""
-        parts.append(f"### `{name}`\n\n{more}{options_table(cls, inherited)}")
-        shown[cls] = name
+        elif name in registry.served_names():
+            above = next((base for base in cls.__mro__[1:] if base in shown), None)
+            inherited = {f.name for f in dataclasses.fields(above)} if above else set()
+            more = f"All keys of `{shown[above]}`, and:\n\n" if above else ""
+            parts.append(f"### `{name}`\n\n{more}{options_table(cls, inherited)}")
+            shown[cls] = name
+        else:
+            for row in options_rows(cls):
+                simulated.setdefault((row[0], row[1]), []).append(f"`{name}`")
+    rows = [[", ".join(of), key, meaning] for (key, meaning), of in simulated.items()]
+    made = table(["policy", "key", "meaning (default)"], rows)
+    parts.append(f"### In the simulator only\n\n{made}")
     parts.append(f"### Without options\n\n{', '.join(without)}.\n")
     return "\n".join(parts)
 
@@ -245,17 +261,16 @@ def refused() -> str:
 
 
 def setups_table() -> str:
-    """How far each set-up was tried with each part, and by which tests; what is only refused is in
-    the table of refusals."""
-    rows = []
+    """How far each set-up was tried with each part; what is only refused is in the table of
+    refusals."""
+    rows: dict[tuple[str, ...], list[str]] = {}
     for one in setups.SETUPS:
         cells = [one.cell(part) for part in setups.PARTS]
-        tests = [cell.test.partition("::")[0] for cell in cells if cell.test is not None]
-        if not tests and any(cell.state == setups.REFUSED for cell in cells):
-            continue
-        named = ", ".join(dict.fromkeys(f"`{test}`" for test in tests))
-        rows.append([one.name, *(cell.state.split()[0] for cell in cells), named])
-    return table(["set-up", *setups.PARTS, "tests in `test/`"], rows)
+        if any(cell.test for cell in cells) or all(cell.state != setups.REFUSED for cell in cells):
+            states = tuple(cell.state.split()[0] for cell in cells)
+            rows.setdefault(states, []).append(one.name)
+    names = [[", ".join(of), *states] for states, of in rows.items()]
+    return table(["set-up", *setups.PARTS], names)
 
 
 COMMON = ("--format", "--skip-bad", "--jobs", "--api-key", "--json", "--url", "--seed")
@@ -263,9 +278,11 @@ COMMON = ("--format", "--skip-bad", "--jobs", "--api-key", "--json", "--url", "-
 
 
 def commands() -> str:
-    """Every subcommand of ``canopy`` with its options."""
+    """Every subcommand of ``canopy`` with its options, but ``doctor``, which the page describes."""
     parts = []
     for name, summary in cli.COMMANDS.items():
+        if name == "doctor":
+            continue
         module = importlib.import_module(cli.module_of(name))
         rows: list[list[str]] = []
         for r in (r for group in module.OPTIONS for r in declared.rows(group)):
@@ -275,8 +292,8 @@ def commands() -> str:
             elif r["flag"] not in COMMON:
                 rows.append([flag, _meaning(r)])
         text = summary[0].upper() + summary[1:]
-        made = table(["option", "meaning (default)"], rows)
-        parts.append(f"## `canopy {name}`\n\n{text}.\n\n{made}")
+        made = "\n".join(f"- {flag}: {_words(meaning)}" for flag, meaning in rows)
+        parts.append(f"## `canopy {name}`\n\n{text}.\n\n{made}\n")
     return "\n".join(parts)
 
 
