@@ -6,7 +6,7 @@ import functools
 from statistics import mean
 from typing import Any
 
-from result_tables import load, signed, table
+from result_tables import listed, load, signed, table
 
 CAPACITIES = (0.02, 0.05, 0.1, 0.2)
 TRACES = {"conversation": "conversation", "synthetic": "Mooncake synthetic", "agentic": "agents"}
@@ -187,7 +187,7 @@ def victims() -> str:
     lines = [
         [f"{r['leaves']:,}: `{r['core']}`", *(f"{r[key]:,.1f}" for key in _CALLS)]
         for r in rows("victim_cost")
-        if r["leaves"] != 20_000
+        if r["leaves"] == 50_000
     ]
     return table(["leaves, us", *(f"`{key}`" for key in _CALLS)], lines, numbers=True)
 
@@ -240,15 +240,15 @@ def states() -> str:
 
 
 def state_shares() -> str:
-    """The same by bytes of states for each byte of KV."""
-    arms = list(STATES)[:3]
+    """Tokens found under SGLang's order by bytes of states for each byte of KV."""
     known = {(r["trace"], r["gib"], r["arm"], r.get("share")): r["hit"] for r in rows("states")}
-    lines = [
-        [f"{trace}, {gib} GiB, {share}", *(f"{known[trace, gib, arm, share]:.1f}" for arm in arms)]
+    shares = (0.05, 0.2, 0.9)
+    texts = [
+        listed((known[trace, gib, "SGLang", share] for share in shares), "{:.1f}")
+        + f" % ({trace}, {gib} GiB)"
         for trace, gib in (("agentic-1", 20), ("conversation", 160))
-        for share in (0.05, 0.2, 0.9)
     ]
-    return table(["states for a byte of KV", *(STATES[arm] for arm in arms)], lines, numbers=True)
+    return f"with {listed(shares)} bytes of states for a byte of KV SGLang finds {'; '.join(texts)}"
 
 
 PARTS = {
