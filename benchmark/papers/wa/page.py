@@ -201,19 +201,21 @@ def _points(policies: dict[str, Any], policy: str, ratio: str) -> float:
 
 def pauses() -> str:
     """Where the hits of `wa` are others than LRU's."""
-    texts = []
-    for name, case in set_ups():
+    shares = []
+    for _, case in set_ups():
         hits = case["hits_by_pause"]
         lru, ours = hits["LRU"], hits[OURS]
         total = sum(lru.values())
-        early, late = (
-            sum(ours[p] - lru[p] for p in pauses) / total
-            for pauses in (("under 1 min", "1 to 2 min"), ("over 2 min",))
+        shares.append(
+            [
+                100 * sum(ours[p] - lru[p] for p in pauses) / total
+                for pauses in (("under 1 min", "1 to 2 min"), ("over 2 min",))
+            ]
         )
-        texts.append(f"{signed(100 * early)} and {signed(100 * late)} % ({name})")
+    early, late = (f"{signed(min(of))} to {signed(max(of))} %" for of in zip(*shares, strict=True))
     return (
-        "Without a queue, HBM alone, the default hits of turns that return within two minutes, and of "
-        f"later ones, so many tokens more than LRU, of all that LRU hits: {listed(texts)}."
+        f"Without a queue, HBM alone, the default changes LRU's hits by {early} in turns that return "
+        f"within two minutes, and by {late} in later ones."
     )
 
 
