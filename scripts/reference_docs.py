@@ -97,9 +97,9 @@ PLAN_MEANINGS = {
 
 def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     """A Markdown table."""
-    lines = [header, ["---"] * len(list(header)), *rows]
-    cells = [[_cell(text) for text in line] for line in lines]
-    return "\n".join("| " + " | ".join(line) + " |" for line in cells) + "\n"
+    lines = [[_cell(text) for text in line] for line in [header, *rows]]
+    first, *others = ("| " + " | ".join(line) + " |" for line in lines)
+    return "\n".join([first, "|" + "---|" * len(lines[0]), *others]) + "\n"
 
 
 def entries(rows: Iterable[Iterable[str]]) -> str:
