@@ -97,13 +97,24 @@ PLAN_MEANINGS = {
 
 def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     """A Markdown table."""
-    lines = [header, ["---"] * len(list(header)), *rows]
-    cells = [[_cell(text) for text in line] for line in lines]
-    return "\n".join("| " + " | ".join(line) + " |" for line in cells) + "\n"
+    lines = [[_cell(text) for text in line] for line in [header, *rows]]
+    first, *others = ("| " + " | ".join(line) + " |" for line in lines)
+    return "\n".join([first, "|" + "---|" * len(lines[0]), *others]) + "\n"
+
+
+def entries(rows: Iterable[Iterable[str]]) -> str:
+    """A Markdown list: what each row's first cell means, the other cell says."""
+    lines = [[_words(text) for text in row] for row in rows]
+    return "\n".join(f"- {name}: {meaning}" for name, meaning in lines) + "\n"
 
 
 def _cell(text: str) -> str:
-    return " ".join(text.replace("``", "`").split()).replace("|", "\\|") or "-"
+    return _words(text).replace("|", "\\|") or "-"
+
+
+def _words(text: str) -> str:
+    """On one line, with Markdown's backquotes."""
+    return " ".join(text.replace("``", "`").split())
 
 
 def attribute_docs(cls: type) -> dict[str, str]:
@@ -118,15 +129,19 @@ def attribute_docs(cls: type) -> dict[str, str]:
     return docs
 
 
-def options_table(cls: type, without: Collection[str] = ()) -> str:
+def options(cls: type, without: Collection[str] = ()) -> str:
     """Each key of a configuration dataclass, with its meaning and default."""
+    return entries(options_rows(cls, without))
+
+
+def options_rows(cls: type, without: Collection[str] = ()) -> list[list[str]]:
+    """Key and meaning of each."""
     docs = attribute_docs(cls) | {f.name: _declared(option) for f, option in declared.declared(cls)}
-    rows = [
+    return [
         [f"`{f.name}`", _with_default(docs[f.name], _default(f))]
         for f in dataclasses.fields(cls)
         if f.init and f.name not in without
     ]
-    return table(["key", "meaning (default)"], rows)
 
 
 def _with_default(meaning: str, default: str) -> str:
@@ -139,6 +154,11 @@ def _declared(option: declared.Declared) -> str:
 
 
 def _with_allowed(meaning: str, allowed: str) -> str:
+    """What a value may be, unless the meaning names every choice already."""
+    choices = allowed[7:].split(", ") if allowed.startswith("one of ") else []
+    named = [re.search(rf"(?<![\w-]){re.escape(one)}(?![\w-])", meaning) for one in choices]
+    if choices and all(named):
+        return meaning
     return f"{meaning} {allowed[:1].upper()}{allowed[1:]}." if allowed else meaning
 
 
@@ -153,20 +173,26 @@ def _default(f: dataclasses.Field) -> str:
 
 
 def policy_options() -> str:
-    """A heading and a table for every policy that has options."""
+    """A heading and a list for every policy that a server has; one list for the simulator's."""
     names = [*registry.policy_names(), *hindsight.hindsight_names()]
     parts, without = [], []
+    simulated: dict[tuple[str, str], list[str]] = {}
     shown: dict[type, str] = {}
     for name in names:
         cls = policy_config(name)
         if not dataclasses.fields(cls):
             without.append(f"`{name}`")
-            continue
-        above = next((base for base in cls.__mro__[1:] if base in shown), None)
-        inherited = {f.name for f in dataclasses.fields(above)} if above else set()
-        more = f"All keys of `{shown[above]}`, and:\n\n" if above else ""
-        parts.append(f"### `{name}`\n\n{more}{options_table(cls, inherited)}")
-        shown[cls] = name
+        elif name in registry.served_names():
+            above = next((base for base in cls.__mro__[1:] if base in shown), None)
+            inherited = {f.name for f in dataclasses.fields(above)} if above else set()
+            more = f"All keys of `{shown[above]}`, and:\n\n" if above else ""
+            parts.append(f"### `{name}`\n\n{more}{options(cls, inherited)}")
+            shown[cls] = name
+        else:
+            for row in options_rows(cls):
+                simulated.setdefault((row[0], row[1]), []).append(f"`{name}`")
+    rows = [[f"{', '.join(of)} {key}", meaning] for (key, meaning), of in simulated.items()]
+    parts.append(f"### In the simulator only\n\nPolicy, key and meaning:\n\n{entries(rows)}")
     parts.append(f"### Without options\n\n{', '.join(without)}.\n")
     return "\n".join(parts)
 
@@ -194,15 +220,14 @@ def _full_meaning(row: Mapping[str, str]) -> str:
 
 def keys_table(cls: type) -> str:
     """The keys that a flag takes."""
-    rows = [[f"`{r['flag']}`", _full_meaning(r)] for r in declared.rows(cls)]
-    return table(["key", "meaning (default)"], rows)
+    return entries([f"`{r['flag']}`", _full_meaning(r)] for r in declared.rows(cls))
 
 
 def canopy_flags(hidden: bool) -> str:
     """The flags of ``--help``, or those that it leaves out."""
     short = [f"`{flags.SHORT} NAME`", flags.short_help()]
     rows = declared_flags(*flags.KINDS, hidden=hidden)
-    return table(["option", "meaning (default)"], rows if hidden else [short, *rows])
+    return entries(rows if hidden else [short, *rows])
 
 
 FEATURES = {
@@ -245,17 +270,16 @@ def refused() -> str:
 
 
 def setups_table() -> str:
-    """How far each set-up was tried with each part, and by which tests; what is only refused is in
-    the table of refusals."""
-    rows = []
+    """How far each set-up was tried with each part; what is only refused is in the table of
+    refusals."""
+    rows: dict[tuple[str, ...], list[str]] = {}
     for one in setups.SETUPS:
         cells = [one.cell(part) for part in setups.PARTS]
-        tests = [cell.test.partition("::")[0] for cell in cells if cell.test is not None]
-        if not tests and any(cell.state == setups.REFUSED for cell in cells):
-            continue
-        named = ", ".join(dict.fromkeys(f"`{test}`" for test in tests))
-        rows.append([one.name, *(cell.state.split()[0] for cell in cells), named])
-    return table(["set-up", *setups.PARTS, "tests in `test/`"], rows)
+        if any(cell.test for cell in cells) or all(cell.state != setups.REFUSED for cell in cells):
+            states = tuple(cell.state.split()[0] for cell in cells)
+            rows.setdefault(states, []).append(one.name)
+    names = [[", ".join(of), *states] for states, of in rows.items()]
+    return table(["set-up", *setups.PARTS], names)
 
 
 COMMON = ("--format", "--skip-bad", "--jobs", "--api-key", "--json", "--url", "--seed")
@@ -263,9 +287,11 @@ COMMON = ("--format", "--skip-bad", "--jobs", "--api-key", "--json", "--url", "-
 
 
 def commands() -> str:
-    """Every subcommand of ``canopy`` with its options."""
+    """Every subcommand of ``canopy`` with its options, but ``doctor``, which the page describes."""
     parts = []
     for name, summary in cli.COMMANDS.items():
+        if name == "doctor":
+            continue
         module = importlib.import_module(cli.module_of(name))
         rows: list[list[str]] = []
         for r in (r for group in module.OPTIONS for r in declared.rows(group)):
@@ -275,8 +301,7 @@ def commands() -> str:
             elif r["flag"] not in COMMON:
                 rows.append([flag, _meaning(r)])
         text = summary[0].upper() + summary[1:]
-        made = table(["option", "meaning (default)"], rows)
-        parts.append(f"## `canopy {name}`\n\n{text}.\n\n{made}")
+        parts.append(f"## `canopy {name}`\n\n{text}.\n\n{entries(rows)}")
     return "\n".join(parts)
 
 
@@ -329,7 +354,7 @@ def metrics_table() -> str:
     for m in series.METRICS:
         labels = f"{{{','.join(m.labels)}}}" if m.labels else ""
         rows.append([f"`{series.PREFIX}{m.name}{labels}`", m.meaning])
-    return table(["metric{labels}", "meaning"], rows)
+    return entries(rows)
 
 
 def plan_keys() -> str:
@@ -337,7 +362,7 @@ def plan_keys() -> str:
         ["`version`", "1; the only key you must give"],
         *([f"`{f.name}`", PLAN_MEANINGS[f.name]] for f in dataclasses.fields(ServerPlan)),
     ]
-    return table(["key", "meaning"], rows)
+    return entries(rows)
 
 
 def routes() -> str:
@@ -364,25 +389,25 @@ def routes() -> str:
 
 
 PARTS: dict[str, Callable[[], str]] = {
-    "tree-settings": lambda: options_table(TreeSettings),
+    "tree-settings": lambda: options(TreeSettings),
     "policy-options": policy_options,
     "server-flags": lambda: canopy_flags(hidden=False),
     "advanced-flags": lambda: canopy_flags(hidden=True),
     "gate-keys": lambda: keys_table(GateSettings),
     "meter-keys": lambda: keys_table(MeterOptions),
     "disk-keys": lambda: keys_table(DiskOptions),
-    "storage-keys": lambda: options_table(StorageSettings),
+    "storage-keys": lambda: options(StorageSettings),
     "refused": refused,
     "setups": setups_table,
-    "chunk-keys": lambda: options_table(chunk_options.Options),
+    "chunk-keys": lambda: options(chunk_options.Options),
     "commands": commands,
     "request-fields": request_fields,
     "chunk-request-fields": chunk_request_fields,
     "identity-sources": identity_sources,
     "metrics": metrics_table,
     "plan-keys": plan_keys,
-    "ttl-table": lambda: options_table(TTLTable),
-    "ttl-group": lambda: options_table(Group),
+    "ttl-table": lambda: options(TTLTable),
+    "ttl-group": lambda: options(Group),
     "routes": routes,
     "rooms": house.rooms_table,
 }

@@ -115,8 +115,9 @@ def tally(rows: Iterable[Row]) -> dict[str, int]:
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], numbers: bool = False) -> str:
     """A Markdown table; ``numbers``: all columns but the first are set flush right."""
-    rule = ["---", *(["---:" if numbers else "---"] * (len(header) - 1))]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in [header, rule, *rows])
+    rule = f"|---|{('---:|' if numbers else '---|') * (len(header) - 1)}"
+    first, *others = ("| " + " | ".join(cells) + " |" for cells in [header, *rows])
+    return "\n".join([first, rule, *others])
 
 
 def signed(value: float, digits: int = 1) -> str:

@@ -12,7 +12,9 @@ from result_tables import ROOT, table
 
 FILE = ROOT / "benchmark/chunk/results/free_decoding.jsonl"
 QUESTIONS = {"musique_100": "MuSiQue", "hotpotqa_100": "HotpotQA"}
-LENGTHS = {"n1k": "1k", "n2k": "2k", "n4k": "4k", "n8k": "8k"}
+LENGTHS = ("n1k", "n2k", "n4k", "n8k")
+SHOWN = (0.10, 0.15)
+"""Ratios of the table of questions: 0.05, of which the page has the sentence, is in the file."""
 Rows = list[dict[str, Any]]
 
 
@@ -33,11 +35,11 @@ def by_way(rows: Rows) -> dict[tuple[float, str], Rows]:
     return {key: [r for r in rows if (r["ratio"], r["way"]) == key] for key in keys}
 
 
-def same(rows: Rows) -> str:
+def same(rows: Rows) -> list[str]:
     """Answers that are full recompute's; with those that leave it at a near tie."""
     equal = sum(r["margin"] is None for r in rows)
     near = sum(r["margin"] is not None and r["margin"] <= TIE_NATS for r in rows)
-    return f"{equal}, {equal + near}"
+    return [str(equal), str(equal + near)]
 
 
 def kept(rows: Rows) -> str:
@@ -46,33 +48,32 @@ def kept(rows: Rows) -> str:
     return f"{sum(r['kept'] for r in right)} of {len(right)}"
 
 
-def kl(rows: Rows) -> str:
+def kl(rows: Rows) -> list[str]:
     """Mean and worst."""
-    return f"{mean(r['kl'] for r in rows):.3f}, {max(r['kl'] for r in rows):.2f}"
+    return [f"{mean(r['kl'] for r in rows):.3f}", f"{max(r['kl'] for r in rows):.2f}"]
 
 
 def questions() -> str:
     """Answers as full recompute's, and KL, by set."""
     lines, rows = [], decoded()
-    of = {name: sum(r["set"] == name for r in rows) // len(by_way(rows)) for name in QUESTIONS}
-    for (ratio, way), found in by_way(rows).items():
-        cells = [f"{ratio:.2f}", f"`{way}`"]
-        for name in QUESTIONS:
-            mine = [r for r in found if r["set"] == name]
-            cells += [same(mine), kl(mine)]
-        lines.append(cells)
-    heads = [x for n in QUESTIONS for x in (f"{QUESTIONS[n]}: as full, of {of[n]}", "KL")]
-    return table(["r", "encoding", *heads], lines, numbers=True)
+    (of,) = {sum(r["set"] == name for r in rows) // len(by_way(rows)) for name in QUESTIONS}
+    for name, title in QUESTIONS.items():
+        for (ratio, way), found in by_way(rows).items():
+            if ratio in SHOWN:
+                mine = [r for r in found if r["set"] == name]
+                lines.append([f"{title}, {ratio:.2f}: `{way}`", *same(mine), *kl(mine)])
+    heads = (f"as full, of {of}", "or near", "KL", "worst")
+    return table(["r", *heads], lines, numbers=True)
 
 
 def needles() -> str:
-    """Right answers kept, by length of the prompt."""
-    lines, rows = [], [r for r in decoded() if r["set"] in LENGTHS and r["right"]]
-    for (ratio, way), found in by_way(rows).items():
-        cells = [f"{ratio:.2f}", f"`{way}`"]
-        cells += [kept([r for r in found if r["set"] == name]) for name in LENGTHS]
-        lines.append([*cells, kept(found), kl(found)])
-    return table(["r", "encoding", *LENGTHS.values(), "all", "KL"], lines, numbers=True)
+    """Right answers kept, prompts of all lengths together."""
+    rows = [r for r in decoded() if r["set"] in LENGTHS and r["right"]]
+    lines = [
+        [f"{ratio:.2f}: `{way}`", kept(found), *kl(found)]
+        for (ratio, way), found in by_way(rows).items()
+    ]
+    return table(["r", "found", "KL", "worst"], lines, numbers=True)
 
 
 PARTS: dict[str, Callable[[], str]] = {"questions": questions, "needles": needles}

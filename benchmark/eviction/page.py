@@ -6,7 +6,7 @@ import functools
 from statistics import mean
 from typing import Any
 
-from result_tables import load, signed, table
+from result_tables import listed, load, signed, table
 
 CAPACITIES = (0.02, 0.05, 0.1, 0.2)
 TRACES = {"conversation": "conversation", "synthetic": "Mooncake synthetic", "agentic": "agents"}
@@ -39,8 +39,6 @@ def claims() -> str:
         "wa, random labels": "`wa`, random labels",
         "wa, type-turn": "`wa`, type and turn only",
         "wa, exponential, type-turn": "the paper's formula",
-        "s3fifo": "`s3fifo`",
-        "gdfs": "`gdfs`",
         "hindsight": "hindsight",
     }
     lines = [
@@ -50,6 +48,20 @@ def claims() -> str:
         if hits(trace, policy)
     ]
     return table(["block hits, %", *(f"{c:.0%}" for c in CAPACITIES)], lines, numbers=True)
+
+
+def classics() -> str:
+    """S3-FIFO and GDFS over the same traces and capacities, in points over LRU."""
+    texts = []
+    for policy, name in (("s3fifo", "S3-FIFO"), ("gdfs", "GDFS")):
+        points = [
+            value - hits(trace, "lru")[capacity]
+            for trace in TRACES
+            for capacity, value in hits(trace, policy).items()
+            if capacity in CAPACITIES
+        ]
+        texts.append(f"{name} {signed(min(points))} to {signed(max(points))}")
+    return f"Points over LRU in the same cells: {'; '.join(texts)}."
 
 
 def tail() -> str:
@@ -101,7 +113,7 @@ def baseline(trace: str, policy: str) -> float:
 
 def hints() -> str:
     """Hits by share of clients that give hints and how many are true."""
-    shares = (0.0, 0.25, 0.5, 1.0)
+    shares = (0.0, 0.5, 1.0)
     lines = [
         [
             f"{trace}, {accuracy:.0%} true",
@@ -175,7 +187,7 @@ def victims() -> str:
     lines = [
         [f"{r['leaves']:,}: `{r['core']}`", *(f"{r[key]:,.1f}" for key in _CALLS)]
         for r in rows("victim_cost")
-        if r["leaves"] != 20_000
+        if r["leaves"] == 50_000
     ]
     return table(["leaves, us", *(f"`{key}`" for key in _CALLS)], lines, numbers=True)
 
@@ -228,15 +240,15 @@ def states() -> str:
 
 
 def state_shares() -> str:
-    """The same by bytes of states for each byte of KV."""
-    arms = list(STATES)[:3]
+    """Tokens found under SGLang's order by bytes of states for each byte of KV."""
     known = {(r["trace"], r["gib"], r["arm"], r.get("share")): r["hit"] for r in rows("states")}
-    lines = [
-        [f"{trace}, {gib} GiB, {share}", *(f"{known[trace, gib, arm, share]:.1f}" for arm in arms)]
+    shares = (0.05, 0.2, 0.9)
+    texts = [
+        listed((known[trace, gib, "SGLang", share] for share in shares), "{:.1f}")
+        + f" % ({trace}, {gib} GiB)"
         for trace, gib in (("agentic-1", 20), ("conversation", 160))
-        for share in (0.05, 0.2, 0.9)
     ]
-    return table(["states for a byte of KV", *(STATES[arm] for arm in arms)], lines, numbers=True)
+    return f"with {listed(shares)} bytes of states for a byte of KV SGLang finds {'; '.join(texts)}"
 
 
 PARTS = {
@@ -246,6 +258,7 @@ PARTS = {
     "long-prompts": long_prompts,
     "short": short,
     "claims": claims,
+    "classics": classics,
     "tail": tail,
     "hints": hints,
     "signals": signals,

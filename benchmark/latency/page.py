@@ -110,7 +110,6 @@ CLIFF = {
     "footprint": "LRU and the gate",
     "Together": "**`auto`**",
     "host 2x, write_back": "LRU, host of twice the device, `write_back`",
-    "host 2x, write_back, footprint": "the same and the gate",
 }
 
 

@@ -164,8 +164,7 @@ def quality() -> list[Row]:
         Row(
             "Figure 8",
             shows="throughput 3.9 to 6.2 times full recompute's",
-            here=f"{load:.1f} times: a queue of one server saturates at one over its service time, and the "
-            "arrivals here are simulated; [served points](../chunks-serving.md#request-rate) are few",
+            here=f"{load:.1f} times, arrivals simulated; [served points](../chunks-serving.md#request-rate) are few",
             where="`figure-8`",
             follows="Figure 7's factor by definition",
         ),
@@ -199,7 +198,7 @@ def quality() -> list[Row]:
             f"KL behind BOS, low minus random: {difference('frequency', 'random')}; low minus "
             f"high: {difference('frequency', 'high-frequency')}",
             KEYS,
-            because="worse than random tokens and than high ones, behind BOS as behind nothing",
+            because="they are worse than both, behind BOS as behind nothing",
         ),
     ]
 

@@ -39,9 +39,8 @@ def best_cells(key: str, base: str = "lru") -> str:
     texts = []
     for name, metric in (("P90", "p90_ms"), ("P95", "p95_ms"), ("P99", "p99_ms")):
         cell = best(key, metric, base)
-        where = f"{cell['capacity']:.0%} of the blocks, {cell['threshold']:,.0f} tokens"
-        texts.append(f"{name} {signed(-cell[metric])} % ({where})")
-    return "; ".join(texts)
+        texts.append(f"{name} {signed(-cell[metric])} % ({cell['threshold']:,.0f} tokens)")
+    return f"at best {', '.join(texts)}"
 
 
 def over_slo(key: str, threshold: float) -> list[float]:
