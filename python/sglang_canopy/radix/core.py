@@ -26,7 +26,6 @@ from sglang_canopy.radix.match_end import can_end_after
 from sglang_canopy.radix.offset_walk import OffsetWalkCore
 from sglang_canopy.radix.protected import ProtectedPaths
 from sglang_canopy.radix.requests import Requests
-from sglang_canopy.radix.scoped import Scoped
 from sglang_canopy.radix.traffic import Traffic
 from sglang_canopy.radix.ttl_groups import LiveGroups
 
@@ -62,9 +61,10 @@ class CanopyTreeCore(OffsetWalkCore):
         self.conversations = Conversations(self)
         self.exchange = Exchange(self)
         self.requests = Requests(self, self.conversations, self.exchange)
-        self.inserting: Scoped[LiveRequest] = Scoped()
+        # The cache sets these two around SGLang's own methods, which have no argument for them.
+        self.inserting: LiveRequest | None = None
         """The request whose KV is being inserted."""
-        self.shortfall: Scoped[Callable[[], int]] = Scoped()
+        self.shortfall: Callable[[], int] | None = None
         """Tokens that the allocation lacks for which SGLang walks over victims."""
         super().__init__(params, components)
 
@@ -110,7 +110,7 @@ class CanopyTreeCore(OffsetWalkCore):
         above = parent.canopy
         node.canopy.offset = above.offset + above.length
         node.canopy.length = len(key)
-        self.traffic.computed(len(key), self.inserting.value)
+        self.traffic.computed(len(key), self.inserting)
         return node
 
     def _split_node(self, key: Any, child: UnifiedTreeNode, split_len: int) -> Any:
@@ -166,7 +166,7 @@ class CanopyTreeCore(OffsetWalkCore):
     def _unevict_node_on_insert(self, node: UnifiedTreeNode, *args: Any, **kwargs: Any) -> None:
         super()._unevict_node_on_insert(node, *args, **kwargs)
         node.canopy.device_since = self.clock.now
-        self.traffic.computed(len(node.key), self.inserting.value)
+        self.traffic.computed(len(node.key), self.inserting)
 
     def commit_backup(self, node_id: int, *args: Any, **kwargs: Any) -> None:
         super().commit_backup(node_id, *args, **kwargs)
