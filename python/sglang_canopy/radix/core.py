@@ -153,9 +153,11 @@ class CanopyTreeCore(OffsetWalkCore):
             (self.evictable_device_leaves, device),
             (self.evictable_host_leaves, host),
         ):
+            if evictable == (node in leaves):
+                continue
             if evictable:
                 leaves.add(node)
-            elif node in leaves:
+            else:
                 leaves.discard(node)
 
     def _usable(self, leaf: UnifiedTreeNode) -> bool:
@@ -262,6 +264,8 @@ class CanopyTreeCore(OffsetWalkCore):
             choice = leaves.next_victim(self.clock.now)
             if choice is None:
                 break
+            # First, so that the policy does not rank a tail anew that goes at once.
+            leaves.discard(choice[0])
             node = self.cut(*choice, need - tracker[BASE_COMPONENT_TYPE], actions)
             self._delete_unbacked_device_leaf(node, tracker, frees, {}, actions)
         assert not actions, actions  # only copies between tiers leave work behind
