@@ -98,9 +98,8 @@ class CanopyTreeCore(OffsetWalkCore):
     # ---- nodes come, are split, and go ----
 
     def _new_node(self, priority: int = 0) -> UnifiedTreeNode:
-        node = UnifiedTreeCore._new_node(self, priority)
-        node.canopy = leaf = NodeLeaf(node)
-        leaf.device_since = leaf.host_since = self.clock.now
+        node, now = UnifiedTreeCore._new_node(self, priority), self.clock.now
+        node.canopy = NodeLeaf(node=node, device_since=now, host_since=now)
         return node
 
     def _add_new_node(
