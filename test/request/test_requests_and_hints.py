@@ -10,10 +10,16 @@ from hypothesis import strategies as st
 
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.records import Leaf, Request
-from sglang_canopy.request.fields import FIELDS, MAX_TURN, client_fields
 from sglang_canopy.request.hints import pack
 from sglang_canopy.request.sent import infer_from_chat
-from sglang_canopy.request.stamp import STAMP_KEY, apply_stamp, make_stamp
+from sglang_canopy.request.stamp import (
+    FIELDS,
+    MAX_TURN,
+    STAMP_KEY,
+    apply_stamp,
+    client_fields,
+    make_stamp,
+)
 from sglang_canopy.server import arrivals, entry
 from support.live_tree import LiveTree, check, fake_req
 

@@ -14,12 +14,11 @@ from typing import Any
 from sglang_canopy.config.server_options import RequestOptions, options_of
 from sglang_canopy.request import owner
 from sglang_canopy.request.client_hints import rule_of
-from sglang_canopy.request.fields import FIELDS, client_fields
 from sglang_canopy.request.identity import Identities
 from sglang_canopy.request.owner import RequireTenant, settle
 from sglang_canopy.request.prompt import check_prompts
 from sglang_canopy.request.sent import body_of, headers_of, infer_from_chat, metadata_fields
-from sglang_canopy.request.stamp import MARKER_KEY, STAMP_KEY, make_stamp
+from sglang_canopy.request.stamp import FIELDS, MARKER_KEY, STAMP_KEY, client_fields, make_stamp
 from sglang_canopy.reuse.ttft import TtftFit
 from sglang_canopy.server.gate_http import see_to_time
 from sglang_canopy.telemetry.ttft_hour import TtftHour
