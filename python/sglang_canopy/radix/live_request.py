@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, cast
 
 import xxhash
 
-from sglang_canopy.records import Request
-from sglang_canopy.request.stamp import apply_stamp, read_marker, read_stamp
+from sglang_canopy.records import CLIENT, Request
+from sglang_canopy.request.stamp import read_marker, read_stamp
 from sglang_canopy.tenant import namespace_of, tenant_of_req
 
 if TYPE_CHECKING:
@@ -77,21 +77,32 @@ def live_request(req: Req, now: float, block_tokens: int) -> LiveRequest:
     """
     params = req.sampling_params.custom_params
     stamp = read_stamp(params)
-    request = LiveRequest(time=now + UNSTAMPED_S)
-    if stamp:
-        apply_stamp(request, stamp)
-        request.stop_hint = stamp.get("stop")
-        request.epoch = stamp.get("epoch", 0.0)
-        keep_s = stamp.get("keep_s")
-        request.keep_until = None if keep_s is None else request.time + keep_s
-        request.ttl_s, request.pin_s = stamp.get("ttl_s"), stamp.get("pin_s")
-        request.tool_marker = read_marker(params)
-        request.parent, request.linear = stamp.get("parent"), stamp.get("linear", False)
-    request.tenant = tenant_of_req(req)
-    request.block_tokens = block_tokens
-    request.prompt_tokens = len(req.origin_input_ids)
-    request.hash = xxhash.xxh3_64_intdigest(namespace_of(req.extra_key, req.cache_salt))
-    request.path = []
+    time, keep_s = stamp.get("time", now + UNSTAMPED_S), stamp.get("keep_s")
+    request = LiveRequest(
+        time=time,
+        tenant=tenant_of_req(req),
+        category=stamp.get("category", "default"),
+        turn=stamp.get("turn", 1),
+        conversation=stamp.get("conversation"),
+        linear=stamp.get("linear", False),
+        parent=stamp.get("parent"),
+        stop_hint=stamp.get("stop"),
+        tool_marker=read_marker(params) if stamp else [],
+        source=stamp.get("source", CLIENT),
+        over=stamp.get("over", False),
+        return_in_s=stamp.get("return_in_s"),
+        keep_until=None if keep_s is None else time + keep_s,
+        ttl_s=stamp.get("ttl_s"),
+        pin_s=stamp.get("pin_s"),
+        slo_ms=stamp.get("slo_ms"),
+        epoch=stamp.get("epoch", 0.0),
+        block_tokens=block_tokens,
+        prompt_tokens=len(req.origin_input_ids),
+        path=[],
+        hash=xxhash.xxh3_64_intdigest(namespace_of(req.extra_key, req.cache_salt)),
+    )
+    if "alpha" in stamp and "beta" in stamp:
+        request.ttft_model = (stamp["alpha"], stamp["beta"])
     extend_path(request, req.origin_input_ids)
     return request
 

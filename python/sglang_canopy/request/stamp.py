@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.records import CLIENT, GATEWAY, Request
+from sglang_canopy.records import CLIENT, GATEWAY
 from sglang_canopy.request import document_names
 
 STAMP_KEY = "canopy"
@@ -195,23 +195,6 @@ def read_marker(custom_params: Any) -> list[int]:
     if not isinstance(found, list) or any(type(token) is not int for token in found):
         return []
     return found[:MAX_MARKER]
-
-
-def apply_stamp(request: Request, stamp: Mapping[str, Any]) -> None:
-    """Write a stamp into a policy request. ``stamp``: of ``make_stamp``, or ``read_stamp``.
-
-    A stamp without a time leaves the request's as it is.
-    """
-    request.time = stamp.get("time", request.time)
-    request.category = stamp.get("category", request.category)
-    request.turn = stamp.get("turn", 1)
-    request.conversation = stamp.get("conversation")
-    request.over = stamp.get("over", False)
-    request.return_in_s = stamp.get("return_in_s")
-    request.source = stamp.get("source", CLIENT)
-    request.slo_ms = stamp.get("slo_ms")
-    if "alpha" in stamp and "beta" in stamp:
-        request.ttft_model = (stamp["alpha"], stamp["beta"])
 
 
 def _short(value: Any) -> str:
