@@ -263,8 +263,8 @@ class CanopyTreeCore(OffsetWalkCore):
             choice = leaves.next_victim(self.clock.now)
             if choice is None:
                 break
-            # First, so that the policy does not rank a tail anew that goes at once.
-            leaves.discard(choice[0])
+            # Not ranked any more, the cut does not make the policy rank anew what goes at once.
+            leaves.readmit(choice[0])
             node = self.cut(*choice, need - tracker[BASE_COMPONENT_TYPE], actions)
             self._delete_unbacked_device_leaf(node, tracker, frees, {}, actions)
         assert not actions, actions  # only copies between tiers leave work behind
