@@ -38,8 +38,7 @@ from sglang_canopy.config.tiers import DiskOptions, TreeSettings
 from sglang_canopy.config.whatif import MeterOptions
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy import registry
-from sglang_canopy.request import document_names, identity
-from sglang_canopy.request import fields as request
+from sglang_canopy.request import document_names, identity, stamp
 from sglang_canopy.server import documents, flags, seams
 from sglang_canopy.storage.settings import StorageSettings
 from sglang_canopy.telemetry import series
@@ -315,7 +314,7 @@ def request_fields() -> str:
     """Key, allowed values and meaning of what a client may write into ``custom_params``."""
     rows = [
         [f"`{key}`", _allowed(check), REQUEST_MEANINGS[key]]
-        for key, (_, check) in request.FIELDS.items()
+        for key, (_, check) in stamp.FIELDS.items()
     ]
     return table(["key", "value", "meaning"], rows)
 

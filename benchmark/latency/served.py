@@ -57,7 +57,7 @@ from canopy_lab.bench.schedule import ReplayRequest, Schedule
 from canopy_lab.trace import open_trace
 from canopy_lab.trace.materialise import Materialiser, Planned, middle_tokens
 from sglang_canopy.request import replay_clock
-from sglang_canopy.request.fields import FORCE_OUTPUT
+from sglang_canopy.request.stamp import FORCE_OUTPUT
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "traces"))
 from make_overlay import main as make_overlay

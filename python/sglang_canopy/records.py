@@ -92,19 +92,16 @@ class LeafRecord:
     slo_ms: float | None = None
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Leaf(LeafRecord):
     """A run of cached tokens that a policy can rank. Trees subclass it or hold one a node.
 
     The tree writes every field but ``slot``, which belongs to the policy.
     """
 
-    __slots__ = ("awaited_until", "slot")
-
-    def __init__(self, offset: int = 0, length: int = 0) -> None:
-        super().__init__(offset, length)
-        self.awaited_until: float | None = None
-        """Until when it is protected for a request that waits to use it."""
-        self.slot: Any = None
+    awaited_until: float | None = None
+    """Until when it is protected for a request that waits to use it."""
+    slot: Any = None
 
     def stamp(self, request: Request) -> None:
         """Record that ``request`` used this node (call while the node is not admitted)."""

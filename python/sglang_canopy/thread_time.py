@@ -34,11 +34,6 @@ class SeamClock:
         self.thread_s = 0.0
         """What the thread had taken in all, at the last of them."""
 
-    def due(self) -> bool:
-        """Whether this call is to be timed."""
-        self.calls += 1
-        return (self.calls - 1) % _every == 0
-
     def add(self, seconds: float, thread_s: float) -> None:
         """A timed call has ended."""
         self.timed += 1
@@ -54,6 +49,7 @@ class SeamClock:
 
 _clocks: dict[str, SeamClock] = {}
 _every = max(1, int(os.environ.get(VARIABLE) or EVERY))
+"""The first call of each hook is timed, and then one in so many."""
 
 
 def report() -> dict[str, Any]:
@@ -76,7 +72,8 @@ def timed(name: str, hook: Callable[..., Any], around: bool) -> Callable[..., An
 
     @functools.wraps(hook)
     def alone(*args: Any, **kwargs: Any) -> Any:
-        if not clock.due():
+        clock.calls += 1
+        if (clock.calls - 1) % _every:
             return hook(*args, **kwargs)
         begin = time.thread_time()
         try:
@@ -87,7 +84,8 @@ def timed(name: str, hook: Callable[..., Any], around: bool) -> Callable[..., An
 
     @functools.wraps(hook)
     def with_original(original: Any, *args: Any, **kwargs: Any) -> Any:
-        if not clock.due():
+        clock.calls += 1
+        if (clock.calls - 1) % _every:
             return hook(original, *args, **kwargs)
         theirs = 0.0
 

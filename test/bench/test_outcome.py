@@ -93,7 +93,7 @@ def test_labels_are_names_the_server_accepts() -> None:
     assert said[1] == {
         "canopy_category": "kind_1", "canopy_turn": 2, "canopy_conversation": "c1", "canopy_stop": "end",
     }  # fmt: skip
-    request = pytest.importorskip("sglang_canopy.request.fields")
+    request = pytest.importorskip("sglang_canopy.request.stamp")
     assert request.client_fields(said[1])["category"] == "kind_1"
 
 
@@ -120,7 +120,7 @@ def test_hints_say_what_the_replayed_requests_do() -> None:
     options.add_hints(made, said, share=1.0, seed=0, pace=0.5)
     assert said == [{"canopy_return_in_s": 20.0}, {"canopy_over": True}, {"canopy_over": True}]
     for one in said:
-        pytest.importorskip("sglang_canopy.request.fields").client_fields(one)
+        pytest.importorskip("sglang_canopy.request.stamp").client_fields(one)
     some: list[dict[str, Any]] = [{} for _ in range(400)]
     options.add_hints(planned(400), some, share=0.25, seed=0, pace=1.0)
     assert 60 < sum(map(bool, some)) < 140

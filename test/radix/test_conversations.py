@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_canopy.radix.under_way import PER_TENANT
+from sglang_canopy.radix.conversations import CHILDREN_PER_TENANT
 from support.live_tree import LiveTree, check, fake_req
 
 
@@ -187,7 +187,7 @@ def test_the_children_of_one_tenant_that_are_remembered_are_bounded() -> None:
     for n in range(500):
         begin(tree, [1, 2], 1.0, "loud", conversation=f"child-{n}", parent="parent")
     begin(tree, [1, 2], 1.0, "quiet", conversation="child", parent="parent")
-    assert len(tree.core.conversations.under_way) <= PER_TENANT + 1
+    assert len(tree.core.conversations.under_way) <= CHILDREN_PER_TENANT + 1
     ask(tree, [5], 90.0)
     assert kept(tree) >= set(TURN_1)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 from array import array
-from contextlib import nullcontext
 
 import pytest
 from hybrid.tree import HybridTree as SimulatedTree
@@ -64,8 +63,9 @@ def serve(tree: HybridTree, tokens: list[int], request: LiveRequest | None) -> i
         value = tree.steps._alloc(tree.allocator, end)
         params = InsertParams(key=RadixKey(array("q", tokens[:end])), value=value)
         params.mamba_value = tree.pool.mamba_allocator.alloc(1)
-        with nullcontext() if request is None else core.inserting.to(request):
-            result = cache.insert(params)
+        core.inserting = request
+        result = cache.insert(params)
+        core.inserting = None
         if result.mamba_exist:
             tree.pool.mamba_allocator.free(params.mamba_value)
     if lock is not None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from sglang_canopy.policy.registry import live_names
-from support.live_tree import LiveTree, check
+from support.live_tree import LiveTree, check, fake_req
 
 ONE_TOKEN = {"quantum_tokens": 1}
 
@@ -73,6 +76,24 @@ def test_inserting_a_path_twice_counts_one_use() -> None:
     tree.insert([1, 2, 3, 4, 5, 6], request)
     leaf = next(n.canopy for n in tree.core._node_arena.values() if n.canopy.length == 4)
     assert leaf.hits == 1
+
+
+@pytest.mark.parametrize("name", ["checkpoint_into_tree", "advance_unpublished_req"])
+def test_after_a_failed_insert_nobodys_request_is_being_inserted(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree, seen = LiveTree(64), []
+
+    def fails(cache: Any, req: Any, **_: Any) -> None:
+        seen.append(cache.tree_core.inserting)
+        raise KeyError
+
+    monkeypatch.setattr(UnifiedRadixCache, name, fails)
+    req = fake_req([1, 2, 3, 4], [])
+    with pytest.raises(KeyError):
+        getattr(tree.cache, name)(req)
+    assert seen == [req.canopy]
+    assert tree.core.inserting is None
 
 
 @pytest.mark.parametrize("write_policy", ["write_through", "write_back"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sglang_canopy.request.fields import client_fields
+from sglang_canopy.request.stamp import client_fields
 
 ASK = {"model": "m", "messages": [{"role": "user", "content": "Which leaf goes first?"}]}
 ENVELOPE = {

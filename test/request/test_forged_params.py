@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from sglang_canopy.config.server_options import ATTRIBUTE, RequestOptions, ServerOptions
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.request.fields import FIELDS, client_fields
-from sglang_canopy.request.stamp import MARKER_KEY, STAMP_KEY
+from sglang_canopy.request.stamp import FIELDS, MARKER_KEY, STAMP_KEY, client_fields
 from sglang_canopy.server import forced_output
 from support.live_tree import LiveTree, check, fake_req
 

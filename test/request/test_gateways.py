@@ -17,8 +17,10 @@ from starlette.requests import Request as HttpRequest
 from canopy_lab.cli import hint
 from canopy_lab.cli.main import main
 from sglang_canopy.errors import CanopyError
+from sglang_canopy.request import owner
 from sglang_canopy.request.identity import Identities, sources_of
-from sglang_canopy.request.owner import METADATA, RequireTenant, settle
+from sglang_canopy.request.owner import METADATA, RequireTenant
+from sglang_canopy.request.sent import body_of, headers_of
 from sglang_canopy.request.stamp import STAMP_KEY
 from sglang_canopy.server import entry
 from support.gateways import Worker, post, running
@@ -137,6 +139,10 @@ def asked(**fields: Any) -> SimpleNamespace:
 
 
 BOTH = "metadata,headers"
+
+
+def settle(obj: SimpleNamespace, request: HttpRequest, carriers: str = "none") -> None:
+    owner.settle(obj, headers_of(request), body_of(request), carriers)
 
 
 def test_metadata_and_headers_name_the_tenant_of_a_request() -> None:

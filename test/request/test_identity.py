@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from starlette.requests import Request as HttpRequest
 
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.records import Request
+from sglang_canopy.radix.live_request import live_request
 from sglang_canopy.request import identity
 from sglang_canopy.request.identity import Identities, Responses, sources_of
 from sglang_canopy.request.sent import body_of
-from sglang_canopy.request.stamp import STAMP_KEY, apply_stamp, make_stamp, read_stamp
+from sglang_canopy.request.stamp import STAMP_KEY, make_stamp, read_stamp
 from sglang_canopy.server import entry
+from support.stamped_req import stamped_req
 
 EVERY = Identities(sources_of("all"))
 
@@ -203,4 +204,5 @@ def test_whatever_is_sent_the_stamp_survives_the_way_to_the_scheduler(body, sess
     fields = EVERY.fields(body, headers, "resp_1")
     stamp = make_stamp({}, fields, 5.0)
     assert read_stamp({STAMP_KEY: stamp}) == stamp
-    apply_stamp(Request(time=0.0), stamp)
+    request = live_request(stamped_req(stamp), 0.0, 16)
+    assert (request.time, request.conversation) == (5.0, fields.get("conversation"))

@@ -9,13 +9,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.records import Leaf, Request
-from sglang_canopy.request.fields import FIELDS, MAX_TURN, client_fields
+from sglang_canopy.radix.live_request import live_request
+from sglang_canopy.records import Leaf
 from sglang_canopy.request.hints import pack
 from sglang_canopy.request.sent import infer_from_chat
-from sglang_canopy.request.stamp import STAMP_KEY, apply_stamp, make_stamp
+from sglang_canopy.request.stamp import (
+    FIELDS,
+    MAX_TURN,
+    STAMP_KEY,
+    client_fields,
+    make_stamp,
+)
 from sglang_canopy.server import arrivals, entry
 from support.live_tree import LiveTree, check, fake_req
+from support.stamped_req import stamped_req
 
 
 def message(role: str, content: object = "hi") -> SimpleNamespace:
@@ -71,8 +78,7 @@ def test_checking_never_raises_anything_but_a_refusal(params: dict) -> None:
         said = client_fields(params)
     except CanopyError:
         return
-    request = Request(time=0)
-    apply_stamp(request, make_stamp({}, said, 5.0))
+    request = live_request(stamped_req(make_stamp({}, said, 5.0)), 0.0, 16)
     assert request.time == 5.0
     assert 1 <= request.turn <= MAX_TURN
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from array import array
-from contextlib import nullcontext
 from typing import Any
 from unittest import mock
 
@@ -139,8 +138,9 @@ class HybridTree(KitTree):
         if self.has_mamba:
             params.mamba_value = self.pool.mamba_allocator.alloc(1)
             assert params.mamba_value is not None
-        with self.core.inserting.to(request) if own else nullcontext():
-            result = self.cache.insert(params)
+        self.core.inserting = request
+        result = self.cache.insert(params)
+        self.core.inserting = None
         if self.has_mamba and result.mamba_exist:
             self.pool.mamba_allocator.free(params.mamba_value)
         self.settle()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import itertools
 from array import array
-from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -150,8 +149,11 @@ class LiveTree:
         held = self.core.collect_full_device_indices(hit.last_device_node, self.core.root_node.id)
         params = InsertParams(key=key, value=torch.cat([held, fresh]), prev_prefix_len=len(held))
         own = isinstance(self.core, CanopyTreeCore)  # or SGLang's, for comparison
-        with self.core.inserting.to(request) if own else nullcontext():
-            result = self.cache.insert(params)
+        if own:
+            self.core.inserting = request
+        result = self.cache.insert(params)
+        if own:
+            self.core.inserting = None
         self.cache.unlock(lock)
         self.settle()
         return result

@@ -30,7 +30,7 @@ from canopy_lab.trace.materialise import Materialiser, middle_tokens, usable_tok
 from sglang_canopy import SGLANG_VERSION, __version__
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.request import replay_clock
-from sglang_canopy.request.fields import FORCE_OUTPUT
+from sglang_canopy.request.stamp import FORCE_OUTPUT
 
 _TIMEOUT_S = 6 * 3600
 _LINE_BYTES = 64 << 20

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
@@ -38,13 +37,19 @@ class CanopyRadixCache(UnifiedRadixCache):
 
     def checkpoint_into_tree(self, req: Any, **options: Any) -> None:
         core = self.tree_core
-        with core.inserting.to(core.requests.of(req)):
+        core.inserting = core.requests.of(req)
+        try:
             super().checkpoint_into_tree(req, **options)
+        finally:
+            core.inserting = None
 
     def advance_unpublished_req(self, req: Any) -> None:
         core = self.tree_core
-        with core.inserting.to(core.requests.of(req)):
+        core.inserting = core.requests.of(req)
+        try:
             super().advance_unpublished_req(req)
+        finally:
+            core.inserting = None
 
     @of_the_tree
     def _evict_components(
@@ -63,16 +68,17 @@ class CanopyRadixCache(UnifiedRadixCache):
             or allocation_reclaim_satisfied is not None
         ):
             # SGLang's walk for an allocation asks for everything and stops at its target.
-            shortfall: AbstractContextManager[None] = nullcontext()
             if _FULL in targets and targets[_FULL][0] is _FULL:
-                shortfall = self.tree_core.shortfall.to(lambda: self._shortfall(targets))
-            with shortfall:
+                self.tree_core.shortfall = lambda: self._shortfall(targets)
+            try:
                 super()._evict_components(
                     request_by_type,
                     tracker,
                     available_size_targets,
                     allocation_reclaim_satisfied=allocation_reclaim_satisfied,
                 )
+            finally:
+                self.tree_core.shortfall = None
             return
         need = request_by_type[_FULL]
         if _FULL in targets:

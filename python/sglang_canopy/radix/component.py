@@ -37,7 +37,7 @@ class CanopyFullComponent(FullComponent):
     def commit_insert_component_data(
         self, node: UnifiedTreeNode, is_new_leaf: bool, params: Any, result: Any, cache_actions: Any
     ) -> None:
-        self.tree_core.requests.used(node, self.tree_core.inserting.value)
+        self.tree_core.requests.used(node, self.tree_core.inserting)
 
     def finalize_match_result_in_tree_core(
         self, result: Any, params: Any, value_chunks: Any, best_value_len: int
@@ -70,8 +70,8 @@ class CanopyFullComponent(FullComponent):
         need = self._evict_device_request_cnt - tracker[self.component_type]
         if need <= 0:
             return None
-        if core.shortfall.value is not None:
-            need = min(need, max(core.shortfall.value(), 1))
+        if core.shortfall is not None:
+            need = min(need, max(core.shortfall(), 1))
         choice = leaves.next_victim(core.clock.now)
         if choice is None:
             return None

@@ -3,12 +3,12 @@ of conversations under way, and for what a conversation has left behind."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections import Counter
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sglang_canopy.radix.tree import Tree
-from sglang_canopy.radix.under_way import UnderWay
 from sglang_canopy.records import CLIENT, INFERRED, Leaf
 
 if TYPE_CHECKING:
@@ -19,6 +19,12 @@ if TYPE_CHECKING:
 PARENT_KEPT_S = 60.0
 """How long after each request and answer of a child its parent's path is kept on the device, within
 the tenant's budget of keeps."""
+RENEWED_EVERY_S = 15.0
+"""How often that is done again while the child's request is under way: an answer may take minutes."""
+CHILD_AT_MOST_S = 600.0
+"""A request that has not ended by then was aborted, or nobody should wait for it."""
+CHILDREN_PER_TENANT, CHILDREN_IN_ALL = 64, 1024
+"""Requests that are remembered; the others' parents are kept from arrival and answer alone."""
 _GENERATIONS = 8
 """Of conversations that wait for each other."""
 _ROOM = 64
@@ -241,3 +247,50 @@ class Conversations:
             self._count -= surplus
             if not largest:
                 self._ends = {tenant: ends for tenant, ends in self._ends.items() if ends}
+
+
+class UnderWay:
+    """The requests of children between arrival and answer. Time is the requests' clock."""
+
+    def __init__(self) -> None:
+        self._began: dict[int, tuple[str | None, str, float]] = {}
+        """By a request's number, in order of arrival: tenant, parent, time."""
+        self._of: Counter[str | None] = Counter()
+        self._named = 0.0
+
+    def __len__(self) -> int:
+        return len(self._began)
+
+    def began(self, request: LiveRequest) -> None:
+        """A child's request has arrived."""
+        tenant, parent = request.tenant, request.parent
+        if (
+            parent is None
+            or len(self) >= CHILDREN_IN_ALL
+            or self._of[tenant] >= CHILDREN_PER_TENANT
+        ):
+            return
+        self._began[request.number] = tenant, parent, request.time
+        self._of[tenant] += 1
+
+    def ended(self, number: int) -> None:
+        """It is answered."""
+        tenant, _, _ = self._began.pop(number, (None, "", 0.0))
+        if tenant in self._of:
+            self._of[tenant] -= 1
+            if not self._of[tenant]:
+                del self._of[tenant]
+
+    def waiting(self, now: float) -> Iterator[tuple[str | None, str]]:
+        """Tenant and name of whoever waits, every ``RENEWED_EVERY_S`` seconds; nobody in between."""
+        if now - self._named < RENEWED_EVERY_S:
+            return
+        self._named = now
+        for number in [n for n, (_, _, at) in self._began.items() if now - at > CHILD_AT_MOST_S]:
+            self.ended(number)
+        yield from dict.fromkeys((tenant, parent) for tenant, parent, _ in self._began.values())
+
+    def clear(self) -> None:
+        """The tree is being emptied."""
+        self._began.clear()
+        self._of.clear()

@@ -26,7 +26,6 @@ from sglang_canopy.radix.match_end import can_end_after
 from sglang_canopy.radix.offset_walk import OffsetWalkCore
 from sglang_canopy.radix.protected import ProtectedPaths
 from sglang_canopy.radix.requests import Requests
-from sglang_canopy.radix.scoped import Scoped
 from sglang_canopy.radix.traffic import Traffic
 from sglang_canopy.radix.ttl_groups import LiveGroups
 
@@ -62,9 +61,10 @@ class CanopyTreeCore(OffsetWalkCore):
         self.conversations = Conversations(self)
         self.exchange = Exchange(self)
         self.requests = Requests(self, self.conversations, self.exchange)
-        self.inserting: Scoped[LiveRequest] = Scoped()
+        # The cache sets these two around SGLang's own methods, which have no argument for them.
+        self.inserting: LiveRequest | None = None
         """The request whose KV is being inserted."""
-        self.shortfall: Scoped[Callable[[], int]] = Scoped()
+        self.shortfall: Callable[[], int] | None = None
         """Tokens that the allocation lacks for which SGLang walks over victims."""
         super().__init__(params, components)
 
@@ -98,9 +98,8 @@ class CanopyTreeCore(OffsetWalkCore):
     # ---- nodes come, are split, and go ----
 
     def _new_node(self, priority: int = 0) -> UnifiedTreeNode:
-        node = UnifiedTreeCore._new_node(self, priority)
-        node.canopy = leaf = NodeLeaf(node)
-        leaf.device_since = leaf.host_since = self.clock.now
+        node, now = UnifiedTreeCore._new_node(self, priority), self.clock.now
+        node.canopy = NodeLeaf(node=node, device_since=now, host_since=now)
         return node
 
     def _add_new_node(
@@ -110,7 +109,7 @@ class CanopyTreeCore(OffsetWalkCore):
         above = parent.canopy
         node.canopy.offset = above.offset + above.length
         node.canopy.length = len(key)
-        self.traffic.computed(len(key), self.inserting.value)
+        self.traffic.computed(len(key), self.inserting)
         return node
 
     def _split_node(self, key: Any, child: UnifiedTreeNode, split_len: int) -> Any:
@@ -153,9 +152,11 @@ class CanopyTreeCore(OffsetWalkCore):
             (self.evictable_device_leaves, device),
             (self.evictable_host_leaves, host),
         ):
+            if evictable == (node in leaves):
+                continue
             if evictable:
                 leaves.add(node)
-            elif node in leaves:
+            else:
                 leaves.discard(node)
 
     def _usable(self, leaf: UnifiedTreeNode) -> bool:
@@ -166,7 +167,7 @@ class CanopyTreeCore(OffsetWalkCore):
     def _unevict_node_on_insert(self, node: UnifiedTreeNode, *args: Any, **kwargs: Any) -> None:
         super()._unevict_node_on_insert(node, *args, **kwargs)
         node.canopy.device_since = self.clock.now
-        self.traffic.computed(len(node.key), self.inserting.value)
+        self.traffic.computed(len(node.key), self.inserting)
 
     def commit_backup(self, node_id: int, *args: Any, **kwargs: Any) -> None:
         super().commit_backup(node_id, *args, **kwargs)
@@ -262,6 +263,8 @@ class CanopyTreeCore(OffsetWalkCore):
             choice = leaves.next_victim(self.clock.now)
             if choice is None:
                 break
+            # Not ranked any more, the cut does not make the policy rank anew what goes at once.
+            leaves.readmit(choice[0])
             node = self.cut(*choice, need - tracker[BASE_COMPONENT_TYPE], actions)
             self._delete_unbacked_device_leaf(node, tracker, frees, {}, actions)
         assert not actions, actions  # only copies between tiers leave work behind

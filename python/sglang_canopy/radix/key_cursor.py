@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 TOKEN_BYTES = 8
 """Bytes of a token id in a key's array."""
-_AT_ONCE = 1 << 15
-"""Bytes compared at once: enough to be quick, little enough for keys that soon differ."""
+_AT_ONCE = 1 << 12
+"""Tokens compared at once: enough to be quick, little enough for keys that soon differ."""
 
 
 class CappedKey(RadixKey):
@@ -36,41 +36,22 @@ class CappedKey(RadixKey):
 class KeyCursor:
     """Walks ``key`` down a tree: ``child``, then ``advance`` or ``advance_whole``.
 
-    ``key``, or its first ``length`` tokens, are whole pages. Use it in a ``with`` block: while it is
-    open the key's array cannot grow.
+    ``key``, or its first ``length`` tokens, are whole pages.
     """
 
-    __slots__ = (
-        "_bytes",
-        "_end",
-        "_key",
-        "_last",
-        "_page_size",
-        "_pairs",
-        "_tokens",
-        "offset",
-        "whole",
-    )
+    __slots__ = ("_end", "_ids", "_key", "_last", "_page_size", "_pairs", "offset", "whole")
 
     def __init__(self, key: RadixKey, page_size: int, length: int | None = None) -> None:
         self._key = key
+        self._ids: array[int] = key.token_ids
         self._page_size = page_size
         self._end = len(key) if length is None else length
         self._pairs = int(key.is_bigram)  # n pairs are of n + 1 tokens
-        self._last = (self._end + self._pairs) * TOKEN_BYTES if self._end else 0
+        self._last = self._end + self._pairs if self._end else 0
         self.offset = 0
         """Tokens (pairs, in a key of pairs) behind the cursor."""
         self.whole = True
         """Whether ``advance`` went behind all of its node's tokens."""
-
-    def __enter__(self) -> KeyCursor:
-        self._tokens = memoryview(self._key.token_ids)
-        self._bytes = self._tokens.cast("B")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bytes.release()
-        self._tokens.release()
 
     def child(self, node: UnifiedTreeNode) -> UnifiedTreeNode | None:
         """The child of ``node`` that may go on like the key does; ``None`` if there is none.
@@ -89,17 +70,16 @@ class KeyCursor:
     def advance_whole(self, node: UnifiedTreeNode) -> bool:
         """Go behind ``node``'s tokens, if all of them come next."""
         raw = _raw(node.key)
-        begin = self.offset * TOKEN_BYTES
         length = len(raw)
-        end = begin + length * TOKEN_BYTES
+        end = self.offset + length
         if end > self._last:
             return False
-        if end - begin <= _AT_ONCE:
-            if not self._bytes[begin:end].tobytes().startswith(raw):
+        if length <= _AT_ONCE:
+            if self._ids[self.offset : end] != raw:
                 return False
         elif self._common(raw) < length:
             return False
-        self.offset += length - self._pairs
+        self.offset = end - self._pairs
         return True
 
     def advance(self, node: UnifiedTreeNode) -> int:
@@ -113,17 +93,14 @@ class KeyCursor:
 
     def _common(self, raw: array[int]) -> int:
         """How many token ids ``raw`` and the rest of the key begin with in common."""
-        size = min(len(raw) * TOKEN_BYTES, self._last - self.offset * TOKEN_BYTES)
-        mine = self._bytes[self.offset * TOKEN_BYTES :]
-        with memoryview(raw) as tokens, tokens.cast("B") as other:
-            for at in range(0, size, _AT_ONCE):
-                to = min(at + _AT_ONCE, size)
-                if mine[at:to].tobytes() != other[at:to].tobytes():
-                    differ = np.frombuffer(mine[at:to], np.int64) != np.frombuffer(
-                        other[at:to], np.int64
-                    )
-                    return at // TOKEN_BYTES + int(differ.argmax())
-        return size // TOKEN_BYTES
+        size = min(len(raw), self._last - self.offset)
+        for at in range(0, size, _AT_ONCE):
+            to = min(at + _AT_ONCE, size)
+            mine, other = self._ids[self.offset + at : self.offset + to], raw[at:to]
+            if mine != other:
+                differ = np.frombuffer(mine, np.int64) != np.frombuffer(other, np.int64)
+                return at + int(differ.argmax())
+        return size
 
 
 def _raw(key: RadixKey) -> array[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sglang_canopy.policy.base import Policy
@@ -15,54 +16,36 @@ if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class NodeLeaf(Leaf):
     """The policy's view of one SGLang tree node; kept as ``node.canopy``."""
 
-    __slots__ = (
-        "device_since",
-        "disk_round",
-        "disk_written_at",
-        "eviction_reason",
-        "host_group",
-        "host_since",
-        "node",
-        "on_disk",
-        "pin_until",
-        "policy",
-        "reported_at",
-        "request_number",
-        "state",
-        "ttl_s",
-    )
-
-    def __init__(self, node: UnifiedTreeNode) -> None:
-        Leaf.__init__(self)
-        self.node = node
-        self.device_since = 0.0
-        """The requests' clock when these tokens entered the device; ``host_since`` likewise."""
-        self.host_since = 0.0
-        self.eviction_reason = CAPACITY
-        """Why this node is being evicted (``counters.REASONS``); set by whoever chooses it."""
-        self.policy: Policy | None = None
-        """Whose ``slot`` it is: the policy of the tier that last ranked this node."""
-        self.request_number = -1
-        """Number of the last request counted in ``hits``."""
-        self.state: State | None = None
-        """The recurrent state at this node's end on the device, where their order is ours."""
-        self.ttl_s: float | None = None
-        """Seconds below the device that a request asked for; ``None``: the group's."""
-        self.pin_until: float | None = None
-        """Until when a request asked to keep the disk copy."""
-        self.host_group = RESIDUAL
-        """Like ``group``, in the host tier's table."""
-        self.on_disk = False
-        """Whether these pages were written to the disk tier, or came from it."""
-        self.disk_round = 0
-        """The round (``disk_retry``) in which these pages were last written there, or read."""
-        self.disk_written_at = float("-inf")
-        """The requests' clock when they were last written there; ``-inf`` where not known."""
-        self.reported_at = float("-inf")
-        """The requests' clock when a use was last reported to the disk tier."""
+    node: UnifiedTreeNode = field(kw_only=True)
+    device_since: float = 0.0
+    """The requests' clock when these tokens entered the device; ``host_since`` likewise."""
+    host_since: float = 0.0
+    eviction_reason: int = CAPACITY
+    """Why this node is being evicted (``counters.REASONS``); set by whoever chooses it."""
+    policy: Policy | None = None
+    """Whose ``slot`` it is: the policy of the tier that last ranked this node."""
+    request_number: int = -1
+    """Number of the last request counted in ``hits``."""
+    state: State | None = None
+    """The recurrent state at this node's end on the device, where their order is ours."""
+    ttl_s: float | None = None
+    """Seconds below the device that a request asked for; ``None``: the group's."""
+    pin_until: float | None = None
+    """Until when a request asked to keep the disk copy."""
+    host_group: int = RESIDUAL
+    """Like ``group``, in the host tier's table."""
+    on_disk: bool = False
+    """Whether these pages were written to the disk tier, or came from it."""
+    disk_round: int = 0
+    """The round (``disk_retry``) in which these pages were last written there, or read."""
+    disk_written_at: float = float("-inf")
+    """The requests' clock when they were last written there; ``-inf`` where not known."""
+    reported_at: float = float("-inf")
+    """The requests' clock when a use was last reported to the disk tier."""
 
     def inherit(self, other: Leaf) -> None:
         Leaf.inherit(self, other)

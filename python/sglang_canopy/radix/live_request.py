@@ -9,12 +9,13 @@ from __future__ import annotations
 import itertools
 from array import array
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, cast
 
 import xxhash
 
-from sglang_canopy.records import Request
-from sglang_canopy.request.stamp import apply_stamp, read_marker, read_stamp
+from sglang_canopy.records import CLIENT, Request
+from sglang_canopy.request.stamp import read_marker, read_stamp
 from sglang_canopy.tenant import namespace_of, tenant_of_req
 
 if TYPE_CHECKING:
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 UNSTAMPED_S = 0.001
 """Seconds by which a request without a stamp comes after the last one: its order is right, and the
 same on every rank, though no time passes."""
-
-_numbers = itertools.count()
 
 
 class RequestClock:
@@ -45,44 +44,29 @@ class RequestClock:
         return self.now
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class LiveRequest(Request):
     """A ``Request`` with a serial number, so that a node counts each request once."""
 
-    __slots__ = (
-        "done",
-        "epoch",
-        "hash",
-        "left",
-        "linear",
-        "number",
-        "parent",
-        "pin_s",
-        "stop_hint",
-        "tool_marker",
-        "ttl_s",
-    )
-
-    def __init__(self, **fields: Any) -> None:
-        super().__init__(**fields)
-        self.number = next(_numbers)
-        self.done = False
-        self.hash = 0
-        """Of the path so far, tenant included; the next block's hash is chained to it."""
-        self.stop_hint: str | None = None
-        self.tool_marker: list[int] = []
-        self.epoch = 0.0
-        """Seconds since 1970 when the requests' clock was 0."""
-        self.ttl_s: float | None = None
-        """How long the request asks its path to be kept below the device, in seconds."""
-        self.pin_s: float | None = None
-        """How long it asks its path to be pinned on disk, in seconds."""
-        self.parent: str | None = None
-        """The conversation that waits for this one, of the same tenant."""
-        self.linear = False
-        """Whether its conversation's name is one conversation's: each request goes on from the one
-        before, or leaves it."""
-        self.left: UnifiedTreeNode | None = None
-        """Where the conversation ended when this request came."""
+    number: int = field(default_factory=itertools.count().__next__)
+    done: bool = False
+    hash: int = 0
+    """Of the path so far, tenant included; the next block's hash is chained to it."""
+    stop_hint: str | None = None
+    tool_marker: list[int] = field(default_factory=list)
+    epoch: float = 0.0
+    """Seconds since 1970 when the requests' clock was 0."""
+    ttl_s: float | None = None
+    """How long the request asks its path to be kept below the device, in seconds."""
+    pin_s: float | None = None
+    """How long it asks its path to be pinned on disk, in seconds."""
+    parent: str | None = None
+    """The conversation that waits for this one, of the same tenant."""
+    linear: bool = False
+    """Whether its conversation's name is one conversation's: each request goes on from the one
+    before, or leaves it."""
+    left: UnifiedTreeNode | None = None
+    """Where the conversation ended when this request came."""
 
 
 def live_request(req: Req, now: float, block_tokens: int) -> LiveRequest:
@@ -93,21 +77,32 @@ def live_request(req: Req, now: float, block_tokens: int) -> LiveRequest:
     """
     params = req.sampling_params.custom_params
     stamp = read_stamp(params)
-    request = LiveRequest(time=now + UNSTAMPED_S)
-    if stamp:
-        apply_stamp(request, stamp)
-        request.stop_hint = stamp.get("stop")
-        request.epoch = stamp.get("epoch", 0.0)
-        keep_s = stamp.get("keep_s")
-        request.keep_until = None if keep_s is None else request.time + keep_s
-        request.ttl_s, request.pin_s = stamp.get("ttl_s"), stamp.get("pin_s")
-        request.tool_marker = read_marker(params)
-        request.parent, request.linear = stamp.get("parent"), stamp.get("linear", False)
-    request.tenant = tenant_of_req(req)
-    request.block_tokens = block_tokens
-    request.prompt_tokens = len(req.origin_input_ids)
-    request.hash = xxhash.xxh3_64_intdigest(namespace_of(req.extra_key, req.cache_salt))
-    request.path = []
+    time, keep_s = stamp.get("time", now + UNSTAMPED_S), stamp.get("keep_s")
+    request = LiveRequest(
+        time=time,
+        tenant=tenant_of_req(req),
+        category=stamp.get("category", "default"),
+        turn=stamp.get("turn", 1),
+        conversation=stamp.get("conversation"),
+        linear=stamp.get("linear", False),
+        parent=stamp.get("parent"),
+        stop_hint=stamp.get("stop"),
+        tool_marker=read_marker(params) if stamp else [],
+        source=stamp.get("source", CLIENT),
+        over=stamp.get("over", False),
+        return_in_s=stamp.get("return_in_s"),
+        keep_until=None if keep_s is None else time + keep_s,
+        ttl_s=stamp.get("ttl_s"),
+        pin_s=stamp.get("pin_s"),
+        slo_ms=stamp.get("slo_ms"),
+        epoch=stamp.get("epoch", 0.0),
+        block_tokens=block_tokens,
+        prompt_tokens=len(req.origin_input_ids),
+        path=[],
+        hash=xxhash.xxh3_64_intdigest(namespace_of(req.extra_key, req.cache_salt)),
+    )
+    if "alpha" in stamp and "beta" in stamp:
+        request.ttft_model = (stamp["alpha"], stamp["beta"])
     extend_path(request, req.origin_input_ids)
     return request
 

@@ -52,26 +52,26 @@ class OffsetWalkCore(UnifiedTreeCore):
         root = node = best = on_device = self.root_node
         device_tokens = matched = 0
         action = None
-        with KeyCursor(key, self.page_size) as cursor:
-            while (child := cursor.child(node)) is not None:
+        cursor = KeyCursor(key, self.page_size)
+        while (child := cursor.child(node)) is not None:
+            data = child.component_data[BASE_COMPONENT_TYPE]
+            if data.value is None and data.host_value is None:
+                break
+            length = cursor.advance(child)
+            if not length:
+                break
+            matched += length
+            if not cursor.whole:
+                child, action = self._split_node(child.key, child, length)
                 data = child.component_data[BASE_COMPONENT_TYPE]
-                if data.value is None and data.host_value is None:
-                    break
-                length = cursor.advance(child)
-                if not length:
-                    break
-                matched += length
-                if not cursor.whole:
-                    child, action = self._split_node(child.key, child, length)
-                    data = child.component_data[BASE_COMPONENT_TYPE]
-                node = child
-                if data.value is not None:
-                    best = on_device = node
-                    device_tokens += length
-                elif self.enable_hicache:
-                    best = node
-                if not cursor.whole:
-                    break
+            node = child
+            if data.value is not None:
+                best = on_device = node
+                device_tokens += length
+            elif self.enable_hicache:
+                best = node
+            if not cursor.whole:
+                break
         _accessed(best)
         result = MatchResult(
             device_tokens,
@@ -95,7 +95,11 @@ class OffsetWalkCore(UnifiedTreeCore):
         if params.value is None or not self._walks(key):
             return super().begin_insert(params)
         key, params.value = key.maybe_to_bigram_view(self.is_eagle, params.value)
-        if params.rotation_base is None and self._copies_nothing():
+        # Copies to a lower tier are made between two nodes: the insert waits for them.
+        copies = self.enable_external_cache_linker or (
+            self.enable_hicache and not self.is_write_back
+        )
+        if params.rotation_base is None and not copies:
             length = len(key) // self.page_size * self.page_size
             if length:
                 return self._insert_at_once(params, length)
@@ -108,12 +112,6 @@ class OffsetWalkCore(UnifiedTreeCore):
         actions, self._at_once = self._at_once, []
         return [*actions, *super().end_insert()]
 
-    def _copies_nothing(self) -> bool:
-        """Whether an insert has no copies to a lower tier to wait for between two nodes."""
-        return not self.enable_external_cache_linker and (
-            self.is_write_back or not self.enable_hicache
-        )
-
     def _insert_at_once(self, params: InsertParams, length: int) -> InsertStepResult:
         """SGLang's insert of the key's first ``length`` tokens in one step."""
         assert self._ongoing_insert_walk_state is None, "an insert within an insert"
@@ -124,28 +122,28 @@ class OffsetWalkCore(UnifiedTreeCore):
         node, total = self.root_node, 0
         node.last_access_time = get_and_increase_time_counter()
         node.priority = max(node.priority, priority)
-        with KeyCursor(key, self.page_size, length) as cursor:
-            while (child := cursor.child(node)) is not None:
-                if not cursor.advance(child):
-                    break
-                before, total = total, cursor.offset
-                child.last_access_time = get_and_increase_time_counter()
-                if not cursor.whole:
-                    child, action = self._split_node(child.key, child, total - before)
-                    if action is not None:
-                        actions.append(action)
-                node = child
-                if node.priority < priority:
-                    node.priority = priority
-                if node.component_data[BASE_COMPONENT_TYPE].value is None:
-                    self._unevict_node_on_insert(
-                        node, value[before:total], session_id=params.session_id
-                    )
-                    result.record_adopted_range(BASE_COMPONENT_TYPE, before, total)
-                elif total > own_from:  # the tree has what the request computed again
-                    actions.append(FreeDeviceKV([value[max(before, own_from) : total]]))
-                if total > inserted and not self.is_write_back:
-                    node.hit_count += 1
+        cursor = KeyCursor(key, self.page_size, length)
+        while (child := cursor.child(node)) is not None:
+            if not cursor.advance(child):
+                break
+            before, total = total, cursor.offset
+            child.last_access_time = get_and_increase_time_counter()
+            if not cursor.whole:
+                child, action = self._split_node(child.key, child, total - before)
+                if action is not None:
+                    actions.append(action)
+            node = child
+            if node.priority < priority:
+                node.priority = priority
+            if node.component_data[BASE_COMPONENT_TYPE].value is None:
+                self._unevict_node_on_insert(
+                    node, value[before:total], session_id=params.session_id
+                )
+                result.record_adopted_range(BASE_COMPONENT_TYPE, before, total)
+            elif total > own_from:  # the tree has what the request computed again
+                actions.append(FreeDeviceKV([value[max(before, own_from) : total]]))
+            if total > inserted and not self.is_write_back:
+                node.hit_count += 1
         new = total < length
         if new:
             # SGLang copies a key to cut it to pages, and keeps one of single tokens as it is.
@@ -179,23 +177,23 @@ class OffsetWalkCore(UnifiedTreeCore):
         actions, node = state.pending_actions, state.node
         start = total = state.total_prefix_length
         backup = False
-        with KeyCursor(key, self.page_size) as cursor:
-            while not backup and (child := cursor.child(node)) is not None:
-                if child.component_data[BASE_COMPONENT_TYPE].value is None:
-                    break
-                if not cursor.advance_whole(child):
-                    break
-                node = child
-                node.last_access_time = get_and_increase_time_counter()
-                if node.priority < priority:
-                    node.priority = priority
-                before, total = total, start + cursor.offset
-                if total > own_from:  # the tree has what the request computed again
-                    duplicate = slice(max(before, own_from) - start, total - start)
-                    actions.append(FreeDeviceKV([state.value[duplicate]]))
-                if total > inserted and self._inc_hit_count_and_check(node):
-                    actions.append(self._build_backup_kv_action(node))
-                    backup = True
+        cursor = KeyCursor(key, self.page_size)
+        while not backup and (child := cursor.child(node)) is not None:
+            if child.component_data[BASE_COMPONENT_TYPE].value is None:
+                break
+            if not cursor.advance_whole(child):
+                break
+            node = child
+            node.last_access_time = get_and_increase_time_counter()
+            if node.priority < priority:
+                node.priority = priority
+            before, total = total, start + cursor.offset
+            if total > own_from:  # the tree has what the request computed again
+                duplicate = slice(max(before, own_from) - start, total - start)
+                actions.append(FreeDeviceKV([state.value[duplicate]]))
+            if total > inserted and self._inc_hit_count_and_check(node):
+                actions.append(self._build_backup_kv_action(node))
+                backup = True
         if total > start:
             state.node, state.total_prefix_length = node, total
             state.value = state.value[total - start :]

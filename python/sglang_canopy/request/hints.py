@@ -15,7 +15,7 @@ from typing import Any
 
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.records import CLIENT, GATEWAY
-from sglang_canopy.request.fields import client_fields
+from sglang_canopy.request.stamp import client_fields
 from sglang_canopy.tenant import tenant_of
 
 MAX_WAITING = 1024

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.request.sent import body_of, headers_of
 from sglang_canopy.tenant import tenants_of_prompts
 
 FLAG = "--canopy-require-tenant"
@@ -52,15 +51,19 @@ def tenant_fields(request: Any, body: Mapping[str, Any] | None = None) -> dict[s
     return found
 
 
-def settle(obj: Any, request: Any, carriers: str = NO_CARRIERS) -> None:
+def settle(
+    obj: Any,
+    headers: Mapping[str, str] | None,
+    body: Mapping[str, Any],
+    carriers: str = NO_CARRIERS,
+) -> None:
     """Write the tenant that the body, or one of the ``carriers``, names into a generation request.
 
     ``obj``: SGLang's internal request, with those fields of the body that SGLang reads on its route:
-    on ``/v1/messages`` neither. ``request``: the HTTP request; ``None`` for a call from inside the
-    process. Raises ``CanopyError`` where a field is given twice and differently. A second call
-    changes nothing.
+    on ``/v1/messages`` neither. ``headers`` and ``body``: of the HTTP request; no headers for a call
+    from inside the process. Raises ``CanopyError`` where a field is given twice and differently. A
+    second call changes nothing.
     """
-    headers, body = headers_of(request), body_of(request)
     if headers is None:
         return
     metadata = body.get("metadata") if IN_METADATA in carriers else None

@@ -1,17 +1,21 @@
-"""What travels with a request to the scheduler: one small dict, ``custom_params["canopy"]``.
+"""What a request says about itself, and what of it travels to the scheduler.
 
-It is made once, where the request enters: what the client said, what was inferred, and the time of
-arrival, so that every tensor-parallel rank sees the same one. No client may write it itself.
+A client writes flat keys into ``custom_params`` (a field that SGLang's OpenAI bodies and
+``/generate`` both have); whatever it leaves out is inferred (``sent.py``). Where the request enters,
+this becomes one small dict, the *stamp*, with the time of arrival, so that every tensor-parallel
+rank sees the same one. No client may write it itself.
 """
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sglang_canopy.records import CLIENT, GATEWAY, Request
-from sglang_canopy.request.fields import FIELDS, flag, number
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.records import CLIENT, GATEWAY
+from sglang_canopy.request import document_names
 
 STAMP_KEY = "canopy"
 """The key of ``custom_params`` that carries the stamp to the scheduler."""
@@ -25,6 +29,134 @@ MAX_MARKER = 64
 EPOCH_S = time.time() - time.monotonic()
 """Seconds since 1970 when this process's monotonic clock was 0: stamps carry it, because the disk
 tier outlives the clock."""
+
+MAX_NAME = 128
+MAX_TURN = 1_000_000
+MAX_KEEP_S = 3600.0
+MAX_RETURN_S = 7 * 24 * 3600.0
+MAX_TTL_S = 30 * 24 * 3600.0
+MAX_PIN_S = 24 * 3600.0
+
+_NAME = re.compile(r"[\w.:/@+-]+", re.ASCII)
+_STOPS = ("tool", "end", "length")
+
+
+def _name(value: Any) -> str:
+    if not isinstance(value, str) or not 0 < len(value) <= MAX_NAME or not _NAME.fullmatch(value):
+        raise ValueError(f"a string of 1 to {MAX_NAME} letters, digits or _ . : / @ + -")
+    return value
+
+
+def _identity(value: Any) -> str:
+    if not isinstance(value, str) or not 0 < len(value) <= MAX_NAME or not value.isprintable():
+        raise ValueError(f"a string of 1 to {MAX_NAME} printable characters")
+    return value
+
+
+def _turn(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_TURN:
+        raise ValueError(f"a whole number from 1 to {MAX_TURN}")
+    return value
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("true or false")
+    return value
+
+
+def _stop(value: Any) -> str:
+    if value not in _STOPS:
+        raise ValueError(f"one of {', '.join(_STOPS)}")
+    return value
+
+
+def _source(value: Any) -> str:
+    if value not in (CLIENT, GATEWAY):
+        raise ValueError(f"{CLIENT} or {GATEWAY}")
+    return str(value)
+
+
+def _number(low: float, high: float, what: str) -> Callable[[Any], float]:
+    """A check for numbers, ``what`` being their unit. It raises ``ValueError``."""
+
+    def check(value: Any) -> float:
+        ok = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not ok or not low <= value <= high:  # false for NaN, and for integers beyond any float
+            raise ValueError(f"{what} from {low:g} to {high:g}")
+        return float(value)
+
+    return check
+
+
+FIELDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "canopy_category": ("category", _name),
+    "canopy_turn": ("turn", _turn),
+    "canopy_conversation": ("conversation", _identity),
+    "canopy_parent": ("parent", _identity),
+    "canopy_stop": ("stop", _stop),
+    "canopy_over": ("over", _flag),
+    "canopy_return_in_s": ("return_in_s", _number(0, MAX_RETURN_S, "seconds")),
+    "canopy_keep_s": ("keep_s", _number(0, MAX_KEEP_S, "seconds")),
+    "canopy_slo_ms": ("slo_ms", _number(1, 1e7, "milliseconds")),
+    "canopy_ttl_s": ("ttl_s", _number(0, MAX_TTL_S, "seconds")),
+    "canopy_pin_s": ("pin_s", _number(0, MAX_PIN_S, "seconds")),
+}
+"""Every key a client may write: name on the wire -> (field, check)."""
+
+_FAR_S = 1e10
+_STAMP: dict[str, Callable[[Any], Any]] = {
+    **dict(FIELDS.values()),
+    "source": _source,
+    "linear": _flag,
+    "time": _number(0.0, _FAR_S, "seconds"),
+    "epoch": _number(-_FAR_S, _FAR_S, "seconds"),
+    "alpha": _number(0.0, _FAR_S, "seconds a token"),
+    "beta": _number(-_FAR_S, _FAR_S, "seconds"),
+}
+"""Every field that the entry may stamp, and what it may be."""
+
+FORCE_OUTPUT = "canopy_force_output"
+"""With ``--canopy-enable-forced-output``: a flat list of token ids that the answer consists of."""
+
+_FOREIGN = (
+    *(FORCE_OUTPUT, "canopy_replay_clock"),
+    *document_names.FIELDS,
+)
+"""Keys of other parts of Canopy, checked where they are used."""
+
+
+def client_fields(custom_params: Any) -> dict[str, Any]:
+    """The Canopy fields of a request's ``custom_params``, checked.
+
+    Raises ``CanopyError`` (a ``ValueError``, which SGLang answers with status 400) naming the
+    key, the value (shortened) and what is allowed. Keys not starting with ``canopy`` are not
+    ours and are left alone.
+    """
+    if custom_params is None:
+        return {}
+    if not isinstance(custom_params, Mapping):
+        raise CanopyError(
+            f"custom_params must be a JSON object, got {_short(custom_params)}; "
+            'for example {"canopy_category": "chat"}'
+        )
+    fields = {}
+    for key, value in custom_params.items():
+        if not isinstance(key, str) or not key.startswith("canopy") or key in _FOREIGN:
+            continue
+        if key not in FIELDS:
+            raise CanopyError(
+                f"custom_params has an unknown key {_short(key)}; "
+                f"Canopy's keys are: {', '.join(FIELDS)}"
+            )
+        field, check = FIELDS[key]
+        try:
+            fields[field] = check(value)
+        except ValueError as allowed:
+            raise CanopyError(
+                f"custom_params key {key!r} must be {allowed}, got {_short(value)}"
+            ) from None
+    return fields
 
 
 def make_stamp(
@@ -44,7 +176,17 @@ def read_stamp(custom_params: Any) -> dict[str, Any]:
     """The stamp of a request, as far as it is one: fields that ``make_stamp`` cannot have made are
     left out. Never raises; every tensor-parallel rank leaves out the same."""
     stamp = custom_params.get(STAMP_KEY) if isinstance(custom_params, Mapping) else None
-    return _sound(stamp, _STAMP) if isinstance(stamp, Mapping) else {}
+    sound: dict[str, Any] = {}
+    if not isinstance(stamp, Mapping):
+        return sound
+    for name, value in stamp.items():
+        check = None if value is None else _STAMP.get(name)
+        if check is not None:
+            try:
+                sound[name] = check(value)
+            except ValueError:
+                continue
+    return sound
 
 
 def read_marker(custom_params: Any) -> list[int]:
@@ -55,50 +197,6 @@ def read_marker(custom_params: Any) -> list[int]:
     return found[:MAX_MARKER]
 
 
-def apply_stamp(request: Request, stamp: Mapping[str, Any]) -> None:
-    """Write a stamp into a policy request. ``stamp``: of ``make_stamp``, or ``read_stamp``.
-
-    A stamp without a time leaves the request's as it is.
-    """
-    request.time = stamp.get("time", request.time)
-    request.category = stamp.get("category", request.category)
-    request.turn = stamp.get("turn", 1)
-    request.conversation = stamp.get("conversation")
-    request.over = stamp.get("over", False)
-    request.return_in_s = stamp.get("return_in_s")
-    request.source = stamp.get("source", CLIENT)
-    request.slo_ms = stamp.get("slo_ms")
-    if "alpha" in stamp and "beta" in stamp:
-        request.ttft_model = (stamp["alpha"], stamp["beta"])
-
-
-def _source(value: Any) -> str:
-    if value not in (CLIENT, GATEWAY):
-        raise ValueError(f"{CLIENT} or {GATEWAY}")
-    return str(value)
-
-
-_FAR_S = 1e10
-_TIME = number(0.0, _FAR_S, "seconds")
-_STAMP: dict[str, Callable[[Any], Any]] = {
-    **dict(FIELDS.values()),
-    "source": _source,
-    "linear": flag,
-    "time": _TIME,
-    "epoch": number(-_FAR_S, _FAR_S, "seconds"),
-    "alpha": number(0.0, _FAR_S, "seconds a token"),
-    "beta": number(-_FAR_S, _FAR_S, "seconds"),
-}
-"""Every field that the entry may stamp, and what it may be."""
-
-
-def _sound(given: Mapping[Any, Any], checks: Mapping[str, Callable[[Any], Any]]) -> dict[str, Any]:
-    sound = {}
-    for name, value in given.items():
-        check = None if value is None else checks.get(name)
-        if check is not None:
-            try:
-                sound[name] = check(value)
-            except ValueError:
-                continue
-    return sound
+def _short(value: Any) -> str:
+    text = repr(value) if not isinstance(value, str) else repr(value[:60])
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -9,7 +9,7 @@ Each refinement has a parent without it, so that a curve with few samples leans 
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -31,11 +31,20 @@ def _names(feature: str, edges: tuple[int, ...], unit: str = "") -> tuple[str, .
     return (*below, f"{feature}>={edges[-1]}{unit}")
 
 
+def _count_names(feature: str, edges: tuple[int, ...]) -> tuple[str, ...]:
+    """The names of a count's buckets, at ``bisect_left(edges, count)``."""
+    lows = (1, *(edge + 1 for edge in edges))
+    within = (f"{low}" if low == edge else f"{low}-{edge}" for low, edge in zip(lows, edges))
+    return (*(f"{feature}{counts}" for counts in within), f"{feature}{lows[-1]}+")
+
+
 _STOPS = ("tool", "end", "length")
 _TURN_EDGES = (1, 2, 4)
+_TURN_NAMES = _count_names("turn", _TURN_EDGES)
 _PAPERS_TURNS = 16
 """Turns from here on are one category, so that there are tens of them (Section 4.2)."""
 _USE_EDGES = (2, 4, 8, 16)
+_USE_NAMES = _count_names("uses", _USE_EDGES)
 _ADDED_EDGES = (512, 4096)
 _ADDED_NAMES = _names("added", _ADDED_EDGES)
 _OUTPUT_EDGES = (64, 256, 512, 1024, 2048)
@@ -104,15 +113,6 @@ class Category:
         return category
 
 
-def _count_bucket(value: int, edges: tuple[int, ...]) -> str:
-    low = 1
-    for edge in edges:
-        if value <= edge:
-            return str(low) if low >= edge else f"{low}-{edge}"
-        low = edge + 1
-    return f"{low}+"
-
-
 def features(
     category: str,
     stop: str | None,
@@ -135,7 +135,7 @@ def features(
             names = (*names, _OWN_GAP_NAMES[bisect_right(_OWN_GAP_EDGES_S, own_gap_s)])
         return names
     stop_name = stop if stop in _STOPS else "-"
-    names = name, stop_name, "turn" + _count_bucket(max(1, turn), _TURN_EDGES), output
+    names = name, stop_name, _TURN_NAMES[bisect_left(_TURN_EDGES, turn)], output
     if added_tokens is None:
         return names
     return (*names, _ADDED_NAMES[bisect_right(_ADDED_EDGES, added_tokens)])
@@ -150,7 +150,7 @@ def type_turn_features(category: str, turn: int) -> tuple[str, ...]:
 def shared_features(uses: int, average_gap_s: float) -> tuple[str, ...]:
     """The same for a prefix that several conversations run through."""
     gap = _SHARED_GAP_NAMES[bisect_right(_SHARED_GAP_EDGES_S, average_gap_s)]
-    return SHARED, gap, "uses" + _count_bucket(max(2, uses), _USE_EDGES)
+    return SHARED, gap, _USE_NAMES[bisect_left(_USE_EDGES, uses)]
 
 
 class Categories:

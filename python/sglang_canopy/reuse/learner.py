@@ -90,8 +90,8 @@ class ReuseModel:
         self.hints.count_overdue(now)
         if matched and not self.type_turn:
             self._sample_junctions(request, matched, departs=before is None)
-        tip = self._tip_of(request, before, matched)
         full = full_blocks(path, request.prompt_tokens, request.block_tokens)
+        tip = self._tip_of(request, before, matched, full)
         shadow.learn(now, path[matched:])
         if full > matched or (before is not None and full > 0):
             # A prompt that ends inside somebody else's prefix has no tip of its own.
@@ -170,7 +170,9 @@ class ReuseModel:
         fit(self.categories, self.shadow, now, self.min_samples, self.exponential, share)
         self.version += 1
 
-    def _tip_of(self, request: Request, before: Tip | None, matched: int) -> Tip:
+    def _tip_of(self, request: Request, before: Tip | None, matched: int, full: int) -> Tip:
+        """Where ``request``'s path ends. ``full``: blocks that its prompt fills; ``matched``: blocks that
+        were seen before."""
         tip = Tip(request.time, self.categories.root, request.tenant)
         tip.history = request.prompt_tokens
         tip.blocks = len(request.path)
@@ -184,7 +186,6 @@ class ReuseModel:
             tip.seen[0] = request.time
             tip.origin = before.origin
         elif request.path:
-            full = full_blocks(request.path, request.prompt_tokens, request.block_tokens)
             tip.origin = request.path[max(0, full - 1)]
         request.turn = tip.turn
         tip.category = self._categorise(tip, request)

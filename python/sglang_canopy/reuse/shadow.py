@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 from sglang_canopy.records import Request
 from sglang_canopy.reuse.categories import Category
@@ -23,68 +24,46 @@ MAX_TENANTS = 64
 """And tenants: those that were here last."""
 
 
+@dataclass(slots=True, eq=False)
 class Tip:
     """Where one request's path ends (or two paths part), and what became of it."""
 
-    __slots__ = (
-        "added",
-        "blocks",
-        "born",
-        "category",
-        "counted",
-        "counted_over",
-        "first",
-        "gap_s",
-        "growth",
-        "hinted_over",
-        "hinted_s",
-        "history",
-        "keys",
-        "open",
-        "origin",
-        "own_gap_s",
-        "return_at",
-        "seen",
-        "speaker",
-        "tenant",
-        "turn",
-    )
+    born: float
+    category: Category
+    tenant: str | None = None
+    origin: int = 0
+    """The last full block of the conversation's first prompt: the same for all of its tips."""
+    turn: int = 1
+    """Requests seen on this path, this one included."""
+    own_gap_s: float | None = None
+    """Moving average of this conversation's own gaps."""
+    added: int = 0
+    """Tokens of its prompt that were new to its path."""
+    history: int = 0
+    """Prompt and output tokens."""
+    blocks: int = 0
+    """Blocks of the path on arrival."""
+    keys: tuple[int, ...] = ()
+    open: bool = True
+    """Nobody has continued it yet."""
+    gap_s: float = 0.0
+    growth: int = -1
+    """New tokens of the prompt that continued it; -1 where none was sampled."""
+    seen: list[float] = field(init=False)
+    """One time, shared by all tips of a conversation (or of a junction): when it was last seen."""
+    first: float = field(init=False)
+    """Of a junction: when its prefix was first seen."""
+    speaker: Hashable = field(init=False)
+    """Whose word its hints are (``hint_trust.speaker``)."""
+    return_at: float | None = None
+    hinted_s: float = 0.0
+    """Seconds after ``born`` at which it returns, as somebody said."""
+    hinted_over: bool = False
+    counted: HintRecord | None = None
+    counted_over: HintRecord | None = None
 
-    def __init__(self, born: float, category: Category, tenant: str | None = None) -> None:
-        self.born = born
-        self.category = category
-        self.tenant = tenant
-        self.origin = 0
-        """The last full block of the conversation's first prompt: the same for all of its tips."""
-        self.turn = 1
-        """Requests seen on this path, this one included."""
-        self.own_gap_s: float | None = None
-        """Moving average of this conversation's own gaps."""
-        self.added = 0
-        """Tokens of its prompt that were new to its path."""
-        self.history = 0
-        """Prompt and output tokens."""
-        self.blocks = 0
-        """Blocks of the path on arrival."""
-        self.keys: tuple[int, ...] = ()
-        self.open = True
-        """Nobody has continued it yet."""
-        self.gap_s = 0.0
-        self.growth = -1
-        """New tokens of the prompt that continued it; -1 where none was sampled."""
-        self.seen = [born]
-        """One time, shared by all tips of a conversation (or of a junction): when it was last
-        seen."""
-        self.first = born
-        """Of a junction: when its prefix was first seen."""
-        self.speaker: Hashable = tenant
-        """Whose word its hints are (``hint_trust.speaker``)."""
-        self.return_at: float | None = None
-        self.hinted_s = 0.0
-        """Seconds after ``born`` at which it returns, as somebody said."""
-        self.hinted_over = False
-        self.counted: HintRecord | None = None
-        self.counted_over: HintRecord | None = None
+    def __post_init__(self) -> None:
+        self.seen, self.first, self.speaker = [self.born], self.born, self.tenant
 
 
 class LastTips:
@@ -111,14 +90,12 @@ class LastTips:
         return self._tips.get(conversation[0], {}).get(conversation[1])
 
 
+@dataclass(slots=True, eq=False)
 class NewBlocks:
     """The blocks that one request brought in."""
 
-    __slots__ = ("blocks", "born")
-
-    def __init__(self, born: float, blocks: Sequence[int]) -> None:
-        self.born = born
-        self.blocks = blocks
+    born: float
+    blocks: Sequence[int]
 
 
 def full_blocks(path: Sequence[int], tokens: int, block_tokens: int) -> int:

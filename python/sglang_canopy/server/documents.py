@@ -16,6 +16,7 @@ from sglang_canopy.declared import declare
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.request import owner
 from sglang_canopy.request.document_names import BOUNDS, COMMAND
+from sglang_canopy.request.sent import body_of, headers_of
 from sglang_canopy.server import documents_usage
 
 OFF = "off"
@@ -176,7 +177,8 @@ def _prepare(manager: Any, obj: Any, request: Any = None, *_: Any, **__: Any) ->
         from canopy_chunks.server.http import entry
 
         carriers = server_options.options_of(manager.server_args).requests.carriers
-        owner.settle(obj, request, carriers)  # documents are the tenant's, wherever it is named
+        # Documents are the tenant's, wherever it is named.
+        owner.settle(obj, headers_of(request), body_of(request), carriers)
         entry.prepare(manager, obj, on)
 
 

@@ -14,12 +14,11 @@ from typing import Any
 from sglang_canopy.config.server_options import RequestOptions, options_of
 from sglang_canopy.request import owner
 from sglang_canopy.request.client_hints import rule_of
-from sglang_canopy.request.fields import FIELDS, client_fields
 from sglang_canopy.request.identity import Identities
 from sglang_canopy.request.owner import RequireTenant, settle
 from sglang_canopy.request.prompt import check_prompts
 from sglang_canopy.request.sent import body_of, headers_of, infer_from_chat, metadata_fields
-from sglang_canopy.request.stamp import MARKER_KEY, STAMP_KEY, make_stamp
+from sglang_canopy.request.stamp import FIELDS, MARKER_KEY, STAMP_KEY, client_fields, make_stamp
 from sglang_canopy.reuse.ttft import TtftFit
 from sglang_canopy.server.gate_http import see_to_time
 from sglang_canopy.telemetry.ttft_hour import TtftHour
@@ -101,7 +100,7 @@ def stamp(obj: Any, inferred: dict[str, Any], request: Any = None) -> None:
         obj.sampling_params = {}
     params = obj.sampling_params
     headers, body = headers_of(request), body_of(request)
-    settle(obj, request, current.carriers)
+    settle(obj, headers, body, current.carriers)
     warning = current.require_tenant.check(obj, headers)
     if warning is not None:
         logger.warning("canopy: %s", warning)
@@ -109,22 +108,12 @@ def stamp(obj: Any, inferred: dict[str, Any], request: Any = None) -> None:
     if isinstance(params, list):
         for one in params:
             if isinstance(one, dict):
-                custom = _with(one.get("custom_params"), metadata)
-                one["custom_params"] = _stamped(custom, inferred, {}, headers)
+                _write_stamp(one, metadata, inferred, {}, headers)
     elif isinstance(params, dict):
-        identity = _identity(obj, body, headers)
-        custom = _with(params.get("custom_params"), metadata)
-        params["custom_params"] = _stamped(custom, inferred, identity, headers)
+        _write_stamp(params, metadata, inferred, _identity(obj, body, headers), headers)
 
 
 _CHECKS = {key: check for key, (_, check) in FIELDS.items()}
-
-
-def _with(custom: Any, metadata: dict[str, Any]) -> Any:
-    """``custom_params`` with our keys of ``metadata``; the former win."""
-    if metadata and isinstance(custom, Mapping):
-        return {**metadata, **custom}
-    return custom or metadata or None
 
 
 def _identity(
@@ -140,14 +129,21 @@ def _identity(
     )
 
 
-def _stamped(
-    custom: Any,
-    inferred: dict[str, Any],
-    identity: dict[str, Any],
+def _write_stamp(
+    params: dict[str, Any],
+    metadata: Mapping[str, Any],
+    inferred: Mapping[str, Any],
+    identity: Mapping[str, Any],
     headers: Mapping[str, str] | None,
-) -> dict[str, Any]:
-    """``custom_params`` with the stamp in it. ``identity``: the conversation that other clients'
-    fields name, which counts where ours do not."""
+) -> None:
+    """Check the ``custom_params`` of ``params``, and put the stamp among them.
+
+    ``metadata``: our keys of the body's, over which those of ``custom_params`` win. ``identity``: the
+    conversation that other clients' fields name, which counts where ours do not.
+    """
+    custom = params.get("custom_params") or {}
+    if isinstance(custom, Mapping):
+        custom = {**metadata, **custom}
     fields = client_fields(custom)
     if "conversation" not in fields:
         fields = {**identity, **fields}
@@ -156,7 +152,7 @@ def _stamped(
     line = current.ttft_fit.line()
     if line is not None:
         made["alpha"], made["beta"] = line
-    return {**(custom or {}), STAMP_KEY: made}
+    params["custom_params"] = {**custom, STAMP_KEY: made}
 
 
 def first_token(result: Any, state: Any, recv_obj: Any, i: int) -> None:

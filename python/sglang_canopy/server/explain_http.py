@@ -11,8 +11,8 @@ from typing import Any
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.radix.counters import TIERS
 from sglang_canopy.request import access
-from sglang_canopy.request.fields import FIELDS
 from sglang_canopy.request.owner import tenant_fields
+from sglang_canopy.request.stamp import FIELDS
 from sglang_canopy.telemetry import status_file
 from sglang_canopy.tenant import tenant_of
 

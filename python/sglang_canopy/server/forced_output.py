@@ -22,8 +22,7 @@ from typing import Any, NamedTuple
 from sglang_canopy.config.server_options import options_of
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.request import replay_clock
-from sglang_canopy.request.fields import FORCE_OUTPUT
-from sglang_canopy.request.stamp import STAMP_KEY
+from sglang_canopy.request.stamp import FORCE_OUTPUT, STAMP_KEY
 
 logger = logging.getLogger(__name__)
 

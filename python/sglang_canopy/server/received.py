@@ -16,8 +16,7 @@ from sglang_canopy.config.server_options import options_of
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import live_names
 from sglang_canopy.request.client_hints import rule_of
-from sglang_canopy.request.fields import client_fields
-from sglang_canopy.request.stamp import MARKER_KEY, STAMP_KEY, make_stamp
+from sglang_canopy.request.stamp import MARKER_KEY, STAMP_KEY, client_fields, make_stamp
 
 logger = logging.getLogger(__name__)
 

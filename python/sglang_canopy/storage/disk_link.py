@@ -78,7 +78,8 @@ class DiskLink:
 
     def _ours(self) -> Any:
         """The storage backend, if it takes metadata with its pages."""
-        backend = self.attachment.backend
+        controller = getattr(self.attachment.cache, "cache_controller", None)
+        backend = getattr(controller, "storage_backend", None)
         return backend if getattr(backend, "pages", None) is PAGES else None
 
     def unwritten_ancestors(self, node: UnifiedTreeNode) -> list[UnifiedTreeNode]:
@@ -116,7 +117,7 @@ class DiskLink:
         leaf = node.canopy
         if not node.hash_value:
             return
-        self.retry.node_used(node)
+        self.retry.node_used(node, self._ours())
         if self.tree.clock.now - leaf.reported_at >= REPORT_INTERVAL_S:
             self._report(node)
             if leaf.hits > 1:

@@ -50,11 +50,6 @@ class Attachment:
     epoch: float = 0.0
     """Seconds since 1970 when the requests' clock was 0."""
 
-    @property
-    def backend(self) -> Any:
-        """SGLang's storage backend, whose ever it is; ``None`` without one."""
-        return getattr(getattr(self.cache, "cache_controller", None), "storage_backend", None)
-
 
 class DiskRetry:
     """Runs on the scheduler's thread, between the tree's own operations."""
@@ -83,12 +78,13 @@ class DiskRetry:
         leaf.on_disk, leaf.disk_round = True, self.round
         leaf.disk_written_at = float("-inf")
 
-    def node_used(self, node: UnifiedTreeNode) -> None:
+    def node_used(self, node: UnifiedTreeNode, backend: Any) -> None:
+        """A finished request used ``node``. ``backend``: that which stores its pages."""
         if len(self._waiting) >= MAX_WAITING:
             return
         if self._from_earlier_round(node):
             self._waiting[node] = False
-        elif self._needs_renewal(node):
+        elif self._needs_renewal(node, backend):
             self._waiting[node] = True
 
     def request_arrived(self) -> None:
@@ -111,9 +107,8 @@ class DiskRetry:
         """Whether the node's pages were last written in an earlier round."""
         return node.canopy.on_disk and node.canopy.disk_round < self.round
 
-    def _needs_renewal(self, node: UnifiedTreeNode) -> bool:
+    def _needs_renewal(self, node: UnifiedTreeNode, backend: Any) -> bool:
         """Whether half of the time is over for which the store keeps these pages."""
-        backend = self.attachment.backend
         if not hasattr(backend, "pinned_s") or not node.canopy.on_disk:
             return False
         set_offsets(node)

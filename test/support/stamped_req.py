@@ -1,0 +1,16 @@
+"""What the scheduler has of a request that was stamped, as far as its policy request is made of it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from sglang_canopy.request.stamp import STAMP_KEY
+
+
+def stamped_req(stamp: dict[str, Any]) -> Any:
+    """SGLang's ``Req`` with this stamp, and without a token."""
+    params = SimpleNamespace(custom_params={STAMP_KEY: stamp})
+    return SimpleNamespace(
+        sampling_params=params, origin_input_ids=[], extra_key=None, cache_salt=None
+    )
