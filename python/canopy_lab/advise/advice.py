@@ -110,6 +110,11 @@ class _Capacity:
         size = f"{self.tokens:,.0f} tokens"
         if self.origin == "log":
             return f"{size} (max_total_num_tokens in the log)"
+        if self.origin == "ranks":
+            return (
+                f"{size} (max_total_num_tokens of all DP ranks in the log, as if each conversation "
+                "stayed on one of them)"
+            )
         if self.origin == "curve":
             return (
                 f"{size} (assumed, the largest at which LRU has lost {LOST_POINTS:.0f} points of what "

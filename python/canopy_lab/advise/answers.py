@@ -57,7 +57,7 @@ class Advice:
     kv_bytes_per_token: int
     capacity_tokens: float
     capacity_from: str
-    """``given``, ``log`` (of the server), or ``curve``: where LRU has lost ``LOST_POINTS``."""
+    """``given``, ``log`` (of the server), ``ranks`` (the sum of its DP ranks), or ``curve``: where LRU has lost ``LOST_POINTS``."""
     repeats: float
     """Share of the prompt tokens that an endless cache would hit."""
     distinct_tokens: float

@@ -133,9 +133,11 @@ def _advise(
     sample: Sample,
     profile: EngineProfile,
     below: list[Below],
-    logged: int | None,
+    logged: tuple[int, int] | None,
 ) -> Advice:
-    given = args.capacity_tokens
+    capacity, origin = args.capacity_tokens, "given"
+    if capacity is None and logged is not None:
+        capacity, origin = logged[0], "log" if logged[1] == 1 else "ranks"
     with tqdm(desc="simulating", unit="run", disable=None) as bar:
 
         def resize(total: int) -> None:
@@ -145,8 +147,8 @@ def _advise(
         return advise(
             sample,
             profile,
-            capacity_tokens=logged if given is None else given,
-            capacity_from="log" if given is None else "given",
+            capacity_tokens=capacity,
+            capacity_from=origin,
             below=below,
             servers=args.servers,
             jobs=args.jobs,

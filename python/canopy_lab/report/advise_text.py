@@ -107,7 +107,11 @@ def about_capacity(advice: Advice) -> str:
     """Where the capacity comes from."""
     size = bytes_text(advice.capacity_tokens * advice.kv_bytes_per_token)
     if advice.capacity_from != "curve":
-        where = ", as the server's log says" if advice.capacity_from == "log" else ""
+        where = {
+            "log": ", as the server's log says",
+            "ranks": ", the sum of the DP ranks in the server's log: hits are those of a router that "
+            "keeps each conversation on one rank",
+        }.get(advice.capacity_from, "")
         return f"Capacity: {advice.capacity_tokens:,.0f} tokens, {size} of KV{where}."
     return (
         f"Capacity: {advice.capacity_tokens:,.0f} tokens ({size}) are assumed: the largest at "

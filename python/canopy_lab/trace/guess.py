@@ -7,6 +7,7 @@ from itertools import islice
 from pathlib import Path
 
 from canopy_lab.trace import azure, lines, openai_log
+from canopy_lab.trace.sglang_prompt import is_event
 from sglang_canopy.errors import CanopyError
 
 _LOOK_AT = 10_000
@@ -22,7 +23,7 @@ def guess_format(path: Path | str) -> str:
         text = raw.strip()
         if text.startswith(",".join(azure.COLUMNS).encode()):
             return "azure"
-        if b"server_args=" in text or (b'{"timestamp"' in text and b'"event": "request.' in text):
+        if b"server_args=" in text or is_event(text):
             return "sglang"
         if b"Received request" in text or (b"Request " in text and b" details: prompt" in text):
             return "vllm"

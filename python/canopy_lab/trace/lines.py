@@ -12,7 +12,7 @@ import io
 import json
 import logging
 import lzma
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -140,7 +140,7 @@ def parse_object(text: bytes | str) -> dict[str, Any]:
     return value
 
 
-def number(record: dict[str, Any], key: str) -> float:
+def number(record: Mapping[str, Any], key: str) -> float:
     """A finite number of ``record``, 0 or more. Raises ``BadLine``."""
     value = record.get(key)
     if type(value) not in (int, float) or not 0 <= value < float("inf"):  # type: ignore[operator]
@@ -148,7 +148,7 @@ def number(record: dict[str, Any], key: str) -> float:
     return float(value)  # type: ignore[arg-type]
 
 
-def count(record: dict[str, Any], key: str, least: int = 0) -> int:
+def count(record: Mapping[str, Any], key: str, least: int = 0) -> int:
     """A whole number of ``record``, ``least`` or more. Raises ``BadLine``."""
     value = record.get(key)
     if type(value) is not int or value < least:
@@ -158,7 +158,7 @@ def count(record: dict[str, Any], key: str, least: int = 0) -> int:
     return value
 
 
-def block_ids(record: dict[str, Any], key: str = "hash_ids") -> tuple[int, ...]:
+def block_ids(record: Mapping[str, Any], key: str = "hash_ids") -> tuple[int, ...]:
     """The block ids of ``record``. Raises ``BadLine``."""
     value = record.get(key)
     if type(value) is not list or not set(map(type, value)) <= {int}:
@@ -166,7 +166,7 @@ def block_ids(record: dict[str, Any], key: str = "hash_ids") -> tuple[int, ...]:
     return tuple(value)
 
 
-def _shown(record: dict[str, Any], key: str) -> str:
+def _shown(record: Mapping[str, Any], key: str) -> str:
     if key not in record:
         return f"nothing (the line has: {', '.join(sorted(map(str, record)))[:200]})"
     text = json.dumps(record[key])
