@@ -19,6 +19,7 @@ def guess_format(path: Path | str) -> str:
     path = lines.existing(path)
     if path.is_dir() or ".tar" in path.suffixes or path.suffix == ".tgz":
         return "agentic"
+    text = b""
     for _, raw in islice(lines.read_lines(path), _LOOK_AT):
         text = raw.strip()
         if text.startswith(",".join(azure.COLUMNS).encode()):
@@ -31,6 +32,8 @@ def guess_format(path: Path | str) -> str:
             found = _json_format(text)
             if found:
                 return found
+    if not text:
+        raise CanopyError(f"{str(path)!r} is empty; give a log that has requests")
     raise CanopyError(
         f"cannot tell the format of {str(path)!r} from its first {_LOOK_AT} lines; say --format"
     )

@@ -52,7 +52,7 @@ def prompts(path: Path, tolerance: lines.Tolerance) -> Iterator[LoggedPrompt]:
             entry = lines.parse_object(item) if isinstance(item, bytes) else _checked(item)
             prompt = parse(entry, line)
         except lines.BadLine as error:
-            tolerance.bad(line, str(error))
+            tolerance.bad(line, error)
             continue
         if prompt is not None:
             yield prompt

@@ -130,7 +130,7 @@ def _read(path: Path, reader: _Reader) -> Iterator[TraceRequest]:
         try:
             reader.take(line, text)
         except lines.BadLine as error:
-            reader.tolerance.bad(line, str(error))
+            reader.tolerance.bad(line, error)
         yield from reader.ready()
     yield from reader.ready(0)
     reader.report()
