@@ -22,7 +22,7 @@ from typing import Any
 
 from canopy_lab.trace import lines
 from canopy_lab.trace.infer import ConversationIndex
-from canopy_lab.trace.prompts import ORDER_WINDOW, changed, with_conversation
+from canopy_lab.trace.prompts import ORDER_WINDOW, changed, clients_name, with_conversation
 from canopy_lab.trace.record import TraceRequest
 from canopy_lab.trace.sglang_prompt import (
     HOW_TO_LOG,
@@ -220,7 +220,7 @@ class _Reader:
             self._cut.block_tokens,
             category=str(custom.get("canopy_category") or "default"),
             turn=turn if type(turn) is int and turn > 0 else 0,
-            conversation=str(named) if named else None,
+            conversation=clients_name(named) if named else None,
             stop=str(stop) if stop else _STOPS.get(str(reason)),
             line=line,
         )

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from canopy_lab.trace import lines
-from canopy_lab.trace.prompts import chained
+from canopy_lab.trace.prompts import chained, salt_of
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.tenant import namespace_of
 
@@ -162,10 +162,7 @@ def _marked(text: str, names: list[str]) -> str:
 def _salt(given: Mapping[str, Any], seen: list[str] | None = None) -> bytes:
     """Differs for prompts that share no KV; empty without tenant, adapter and image."""
     said = [given.get(name) or "" for name in ("extra_key", "cache_salt")]
-    parts = (_adapter(given) or "", *said, *(seen or ()))
-    if not any(parts):
-        return b""
-    return blake2b(repr(parts).encode(errors="surrogatepass"), digest_size=8).digest()
+    return salt_of(_adapter(given) or "", *said, *(seen or ()))
 
 
 def _adapter(given: Mapping[str, Any]) -> Any:
