@@ -78,6 +78,8 @@ class Advice:
     """Mean prompts that fit into the simulated cache, scaled down with the sample."""
     placebo_points: float
     """Gain of ``wa`` with shuffled labels over the baseline, at the capacity."""
+    too_long: float
+    """Share of the prompts that the capacity does not hold."""
 
     def as_json(self) -> dict[str, Any]:
         """Plain data."""

@@ -94,6 +94,8 @@ def about_log(advice: Advice) -> list[str]:
         if s["token_scale"] != 1.0:
             text += f". The log's server counted {s['token_scale']:.2f} tokens for each, and capacities are converted by that"  # fmt: skip
         lines.append(text + ".")
+    if not s["span_s"] and s["requests_in_log"] > 1:
+        lines.append("The requests all have the same time: waits and figures an hour mean nothing.")
     if s["merged"] > 1:
         lines.append(f"Blocks are merged by {s['merged']}, to {s['block_tokens']} tokens.")
     if not s["has_content"]:
@@ -112,11 +114,20 @@ def about_capacity(advice: Advice) -> str:
             "ranks": ", the sum of the DP ranks in the server's log: hits are those of a router that "
             "keeps each conversation on one rank",
         }.get(advice.capacity_from, "")
-        return f"Capacity: {advice.capacity_tokens:,.0f} tokens, {size} of KV{where}."
+        return f"Capacity: {advice.capacity_tokens:,.0f} tokens, {size} of KV{where}.{_too_long(advice)}"
     return (
         f"Capacity: {advice.capacity_tokens:,.0f} tokens ({size}) are assumed: the largest at "
         f"which LRU has lost {LOST_POINTS:.0f} points. Yours is max_total_num_tokens in SGLang's log; give it as "
         "--capacity-tokens, summed over replicas if a router keeps conversations together."
+    )
+
+
+def _too_long(advice: Advice) -> str:
+    if not advice.too_long:
+        return ""
+    return (
+        f" {percent(advice.too_long)} of the prompts are longer than that: no such server can take them, "
+        "so check --capacity-tokens."
     )
 
 
