@@ -115,12 +115,12 @@ def pool_tokens(path: Path | str) -> tuple[int, int] | None:
 
 
 def last_flush(path: Path | str) -> int:
-    """The line on which a scheduler last said that it had emptied its cache (``/flush_cache``, an
-    update of the weights); 0 where none did. Nothing runs then: later lines are of later requests.
-    Raises ``CanopyError``."""
+    """The line on which a server last began, or a scheduler last said that it had emptied its cache
+    (``/flush_cache``, an update of the weights); 0 where none did. Nothing runs then: later lines are
+    of later requests. Raises ``CanopyError``."""
     found = 0
     for line, text in lines.read_lines(lines.existing(path)):
-        if _FLUSHED in text and not is_event(text):
+        if (_FLUSHED in text or _STARTS in text) and not is_event(text):
             found = line
     return found
 
