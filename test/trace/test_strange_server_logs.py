@@ -181,3 +181,22 @@ def test_a_name_of_a_client_is_no_inferred_one(tmp_path: Path) -> None:
     rows = [finished("a", 1, PROMPT), finished("b", 2, [9] * 99, session_id="0")]
     one, two = read(tmp_path / "log", *rows)
     assert one.conversation != two.conversation
+
+
+@pytest.mark.parametrize(
+    "strange", [{"cache_salt": 5}, {"extra_key": ["a"]}, {"lora_path": {"a": 1}}]
+)
+def test_salts_of_any_kind_keep_prompts_apart(tmp_path: Path, strange: dict[str, Any]) -> None:
+    log = tmp_path / "log"
+    log.write_text("\n".join([finished("a", 1, PROMPT), finished("b", 2, PROMPT, **strange)]))
+    for found in (open_trace(log, "sglang"), read_as_server(log)):
+        one, two = found
+        assert not {*one.blocks} & {*two.blocks}
+
+
+def test_a_number_that_is_no_token_is_a_broken_line(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text(finished("a", 1, [1, 2**70]) + "\n")
+    for read_it in (lambda: open_trace(log, "sglang"), lambda: read_as_server(log)):
+        with pytest.raises(CanopyError, match="line 1: the prompt's token ids"):
+            list(read_it())

@@ -34,6 +34,8 @@ _LOOK_AT = 10_000
 """Lines that are asked how many characters a token has."""
 _CUT = 1024
 """``request_logger.py`` leaves so many characters at both ends of a text at levels below 3."""
+_LARGEST = 1 << 63
+"""Of the integers that a token id may be."""
 _MEDIA = ("image_data", "video_data", "audio_data")
 _PLACE = re.compile(r"(?:<[^<>]{0,40}(?:image|img|vision|video|audio)[^<>]{0,40}>)+", re.I)
 """Where an image stands in a prompt, as the chat templates of many models write it."""
@@ -116,9 +118,11 @@ def token_ids(given: Mapping[str, Any]) -> list[int]:
     ids = given.get("input_ids")
     if not isinstance(ids, list):
         return []
-    if not set(map(type, ids)) <= {int}:
+    if not set(map(type, ids)) <= {int} or (
+        ids and not -_LARGEST <= min(ids) <= max(ids) < _LARGEST
+    ):
         raise lines.BadLine(
-            f"the prompt's token ids are shortened or nested; start the server with {HOW_TO_LOG}"
+            f"the prompt's token ids are shortened or nested, or no ids; start the server with {HOW_TO_LOG}"
             " and send one prompt a request"
         )
     return ids
@@ -126,7 +130,9 @@ def token_ids(given: Mapping[str, Any]) -> list[int]:
 
 def has_server_ids(given: Mapping[str, Any]) -> bool:
     """Whether the log has all that a server makes its block ids of. Raises ``BadLine``."""
-    return bool(token_ids(given)) and not _adapter(given) and not media(given)
+    salts = [given.get(name) for name in ("extra_key", "cache_salt")]
+    plain = all(salt is None or isinstance(salt, str) for salt in salts)
+    return bool(token_ids(given)) and plain and not _adapter(given) and not media(given)
 
 
 def media(given: Mapping[str, Any]) -> list[str]:

@@ -72,13 +72,16 @@ def _prompt(found: re.Match[str], clock: _Clock, line: int) -> LoggedPrompt:
     adapter = _ADAPTER.search(found["rest"])
     prompt.apart = (adapter[1],) if adapter else ()
     ids = _IDS.search(found["rest"])
-    if ids is not None and ids[1] != "[]":
-        prompt.token_ids = [int(i) for i in ids[1][1:-1].split(",")]
-    elif found["prompt"] != "None":
-        prompt.text = ast.literal_eval(found["prompt"])
-    else:
-        raise lines.BadLine(f"neither the prompt nor its token ids were logged; use {HOW_TO_LOG}")
-    return prompt
+    try:
+        if ids is not None and ids[1] != "[]":
+            prompt.token_ids = [int(i) for i in ids[1][1:-1].split(",")]
+            return prompt
+        if found["prompt"] != "None":
+            prompt.text = ast.literal_eval(found["prompt"])
+            return prompt
+    except (ValueError, SyntaxError) as error:
+        raise lines.BadLine(f"its prompt cannot be read ({error})") from None
+    raise lines.BadLine(f"neither the prompt nor its token ids were logged; use {HOW_TO_LOG}")
 
 
 class _Clock:
