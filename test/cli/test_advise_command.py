@@ -108,6 +108,7 @@ def test_without_a_capacity_the_headline_names_where_lru_has_lost_five_points(tm
         (["advise", "LOG", "--out", "/no/such/page.html"], "its folder does not exist"),
         (["advise", "LOG", "--tokenizer", "/no/such"], "give a tokenizer.json"),
         (["advise", "LOG", "--format", "mooncake", "--tokenizer", "t"], "--tokenizer is for logs"),
+        (["advise", "LOG", "--start"], "--start must be followed by the server's command"),
         (["advise", "LOG", "--jobs", "0"], "--jobs must be at least 1"),
         (["advise", "LOG", "--sample-requests", "0"], "--sample-requests must be at least 1"),
     ],

@@ -76,6 +76,10 @@ class Options(LogOptions):
 
     def __post_init__(self) -> None:
         declared.check(self)
+        if self.start == ():
+            raise CanopyError(
+                "--start must be followed by the server's command, such as sglang serve MODEL"
+            )
 
 
 OPTIONS = (Options,)

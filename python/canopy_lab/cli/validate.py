@@ -30,7 +30,7 @@ FEW_REQUESTS = 30
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    log: str = declare(None, "LOG", f"the server's log, of {HOW} {REPORT}")
+    log: str = declare(None, "LOG", f"the server's log, written with {HOW} {REPORT}")
     plan: str = declare(
         None, "--plan", "the plan file that the server runs", metavar="FILE", required=True
     )
@@ -38,15 +38,13 @@ class Options:
         None, "--profile", "engine profile that the plan was made with", metavar="NAME",
         required=True,
     )  # fmt: skip
-    last_hours: float = declare(1.0, "--last-hours", "of the log", metavar="H")
-    device_tokens: int | None = declare(
-        None,
-        "--device-tokens",
-        "KV pool",
-        metavar="N",
-        low=1,
-        shown_default="the plan's, else the log's",
+    last_hours: float = declare(
+        1.0, "--last-hours", "how much of the end of the log to compare", metavar="H"
     )
+    device_tokens: int | None = declare(
+        None, "--device-tokens", "KV pool of the server, in tokens", metavar="N", low=1,
+        shown_default="the plan's, else the log's",
+    )  # fmt: skip
     disk_mib_s: float | None = declare(
         None, "--disk-mib-s", "the disk's bandwidth, if not the profile's", metavar="X",
         parse=above_zero,

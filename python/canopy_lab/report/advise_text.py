@@ -169,9 +169,15 @@ def about_profile(advice: Advice) -> str:
     return (
         f"Times are those of {advice.profile} ({advice.profile_source}). TTFT alone is the mean of each "
         "request by itself, the least that hits save. GPU-s saved/h are seconds of prefill saved in an "
-        "hour of this log. Prefill under LRU keeps one such GPU busy for "
-        f"{percent(advice.prefill_busy)} of the time."
+        f"hour of this log. Prefill under LRU {_busy(advice.prefill_busy)}."
     )
+
+
+def _busy(share: float) -> str:
+    """What it takes of a GPU's time, or how many GPUs."""
+    if share <= 1:
+        return f"keeps one such GPU busy for {percent(share)} of the time"
+    return f"is the work of {share:.1f} such GPUs"
 
 
 def about_queue(advice: Advice) -> str:
