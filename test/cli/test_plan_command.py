@@ -270,6 +270,18 @@ def test_gpus_are_compared_at_their_prices(plan, capsys):
     assert plan("--compare", "llama-3.1-8b-h100=free", base=QUICK)[0] == 2
 
 
+def test_gpus_are_compared_on_the_same_requests(plan, trace, capsys):
+    """One that refuses the longest prompts would else look cheaper than one that serves them."""
+    long = {"timestamp": 10**6, "input_length": 400_000, "output_length": 9, "hash_ids": [*range(10**6, 10**6 + 700)]}  # fmt: skip
+    trace.write_text(trace.read_text() + json.dumps(long) + "\n")
+    profiles = "llama-3.1-8b-h100=4,qwen2.5-7b-h100=4"
+    status, report = plan("--compare", profiles, base=QUICK)
+    assert status == 0
+    assert report["about"]["requests"] == 120
+    said = capsys.readouterr().out
+    assert "1 of 121 requests need more than the smallest of these devices holds" in said
+
+
 def test_what_happens_at_twice_the_traffic(plan, capsys):
     more = ("--scale-traffic", "2", "--slo", "p99_ttft<600s", "--device-tokens", "30000")
     status, report = plan(*more, base=[q for q in QUICK if q != "--no-checks"])

@@ -200,3 +200,9 @@ def test_a_number_that_is_no_token_is_a_broken_line(tmp_path: Path) -> None:
     for read_it in (lambda: open_trace(log, "sglang"), lambda: read_as_server(log)):
         with pytest.raises(CanopyError, match="line 1: the prompt's token ids"):
             list(read_it())
+
+
+def test_a_session_that_logs_only_what_it_adds_is_pointed_out(tmp_path: Path, caplog: Any) -> None:
+    """With ``session_params`` SGLang puts the prompt together from the turns before."""
+    read(tmp_path / "log", finished("a", 1, PROMPT, session_params={"id": "s", "rid": "r"}))
+    assert "1 prompts of sessions logged without what they continue" in caplog.text

@@ -13,18 +13,19 @@ from typing import Any
 
 from tqdm import tqdm
 
-from canopy_lab.cli.plan_command import PlanCommand, advised, check
+from canopy_lab.cli.plan_command import PlanCommand, advised, check, for_profile
 from canopy_lab.cli.plan_options import Choosing, EngineOptions, Reading, Searching, Writing
-from canopy_lab.cli.plan_questions import compare
 from canopy_lab.cli.validate import read_validation
 from canopy_lab.cli.values import write
 from canopy_lab.plan.cache import default_folder
+from canopy_lab.plan.choice import label_of
 from canopy_lab.plan.planner import CapacityPlan, make_plan, to_json
 from canopy_lab.plan.server_plan import server_plan
 from canopy_lab.plan.slots import last_hours
 from canopy_lab.plan.worker import PlanInputs, at_load
 from canopy_lab.report.plan_html import write_figures, write_page
-from canopy_lab.report.plan_text import plan_text
+from canopy_lab.report.plan_text import HEAD, cells, plan_text
+from canopy_lab.report.table import text_table
 from canopy_lab.sim.compact import CompactTrace
 from canopy_lab.sim.system.reservation import CLIP_OUTPUT_TOKENS
 from canopy_lab.trace.open import open_trace
@@ -43,12 +44,42 @@ def run(*options: Any) -> int:
     """Plan, print, write what was asked for. ``options``: an object of each of ``OPTIONS``."""
     command = check(*options)
     if command.searching.compare:
-        return compare(command, read, plan_of, write_outputs)
+        return _compare(command)
     plan, work, about = plan_of(command, *read(command))
     print(plan_text(plan, work.prices.currency))
     for line in [about["policy"], *remarks(command, work, about)]:
         print(line)
     write_outputs(command, plan, work, about)
+    return 0
+
+
+def _compare(asked: PlanCommand) -> int:
+    """``--compare``: a plan for each profile, their choices side by side; files are the best's."""
+    commands = [for_profile(asked, name, usd) for name, usd in asked.searching.compare]
+    (trace, ids), rows = read(asked), []
+    fitting = trace
+    for command in commands:
+        fitting = _fitting(command, fitting)
+    if len(fitting) < len(trace):
+        print(
+            f"{len(trace) - len(fitting)} of {len(trace)} requests need more than the smallest of these "
+            "devices holds and are left out."
+        )
+    made = [(command, *plan_of(command, fitting, ids)) for command in commands]
+    for command, found, _, _ in made:
+        right = "yes" if found.choice.feasible else "no"
+        row, profile = found.choice.row, command.profile
+        rows.append([profile.name, profile.source, label_of(row), *cells(row), right])
+    print(text_table(("profile", "its times", *HEAD, "meets"), rows))
+    able = [one for one in made if one[1].choice.feasible]
+    if not able:
+        print("None meets the limits.")
+        return 0
+    wanted = able[0][1].request.minimise
+    sign = -1 if wanted.maximise else 1
+    command, found, work, about = min(able, key=lambda m: sign * m[1].choice.row[wanted.key])
+    print(f"Best by {wanted.name}: {command.profile.name}, {label_of(found.choice.row)}")
+    write_outputs(command, found, work, about)
     return 0
 
 

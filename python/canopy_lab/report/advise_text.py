@@ -202,9 +202,8 @@ def about_uncertainty(advice: Advice) -> str:
     )
 
 
-def about_tiers(advice: Advice) -> str:
+def about_tiers() -> str:
     """How the tiers are estimated."""
-    del advice
     return (
         "A lower tier holds copies of what is above it, so its size is what counts. Hits from it are "
         "charged with their transfer; queues on the link are not simulated (canopy simulate system, "

@@ -38,8 +38,8 @@ _WRAPPERS = (
     *("standard_logging_object", "body", "request", "proxy_server_request", "kwargs"),
     *("payload", "model_parameters", "modelParameters", "metadata", "custom_params", "extra_body"),
 )
-_APART = ("lora_path", "extra_key", "cache_salt")
-"""What keeps the KV of two prompts apart, beside the model."""
+_APART = ("model", "lora_path", "extra_key", "cache_salt")
+"""What keeps the KV of two prompts apart."""
 _OTHER_TYPES = (
     *("SPAN", "EVENT", "TRACE", "AGENT", "TOOL", "CHAIN", "RETRIEVER", "EVALUATOR"),
     *("EMBEDDING", "GUARDRAIL"),
@@ -68,7 +68,7 @@ def prompts(path: Path, tolerance: lines.Tolerance) -> Iterator[LoggedPrompt]:
         except lines.BadLine as error:
             tolerance.bad(line, error)
             continue
-        models |= dict.fromkeys(prompt.model for prompt in found if prompt.model)
+        models |= dict.fromkeys(prompt.apart[0] for prompt in found if prompt.apart[0])
         yield from found
     if len(models) > 1:
         lines.log.warning(
@@ -107,8 +107,7 @@ def _prompt(
     prompt.conversation = None if named is None else clients_name(named)
     user = _first(places, USERS)
     prompt.user = None if user is None else str(user)
-    prompt.model = str(_first(places, ("model",)) or "")
-    prompt.apart = (prompt.model, *(str(_first(places, (name,)) or "") for name in _APART))
+    prompt.apart = tuple(str(_first(places, (name,)) or "") for name in _APART)
     category, turn = _first(places, ("canopy_category",)), _first(places, ("canopy_turn",))
     prompt.category = str(category) if category else prompt.category
     prompt.turn = turn if type(turn) is int and turn > 0 else prompt.turn

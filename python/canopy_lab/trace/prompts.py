@@ -50,7 +50,6 @@ class LoggedPrompt:
     output_tokens: int = 0
     logged_tokens: int | None = None
     """Prompt tokens as the log's server counted them."""
-    model: str = ""
     apart: tuple[str, ...] = ()
     """Prompts that differ in it share no KV: model, adapter, tenant."""
 
