@@ -143,6 +143,7 @@ def test_failed_calls_are_no_traffic() -> None:
     assert parse({**litellm(0, FIRST), "status": "failure"}) == []
     assert parse({**langfuse(0, FIRST), "type": "EVENT"}) == []
     assert parse({**langfuse(0, FIRST), "type": "CHAIN"}) == []
+    assert parse({**plain(0, FIRST), "type": "agent"})  # a gateway's own word
 
 
 @pytest.mark.parametrize(

@@ -40,11 +40,11 @@ _WRAPPERS = (
 )
 _APART = ("model", "lora_path", "extra_key", "cache_salt")
 """What keeps the KV of two prompts apart."""
-_OTHER_TYPES = (
-    *("SPAN", "EVENT", "TRACE", "AGENT", "TOOL", "CHAIN", "RETRIEVER", "EVALUATOR"),
-    *("EMBEDDING", "GUARDRAIL"),
-)
-"""Langfuse's observations that are no generation of a model; chains repeat their model's input."""
+_NO_CALLS = ("SPAN", "EVENT", "TRACE")
+_OTHER_OBSERVATIONS = (
+    "AGENT", "TOOL", "CHAIN", "RETRIEVER", "EVALUATOR", "EMBEDDING", "GUARDRAIL"
+)  # fmt: skip
+"""Langfuse's that are no generation of a model; chains repeat their model's input."""
 _OTHER_CALLS = ("embedding", "image", "transcription", "speech", "moderation", "rerank")
 """In LiteLLM's ``call_type``."""
 _DATA_CHARACTERS = 256
@@ -81,7 +81,8 @@ def parse(entry: Mapping[str, Any], line: int = 0) -> list[LoggedPrompt]:
     """The prompts of one entry of a log; none for what is not a served call. Raises ``BadLine``."""
     if entry.get("status") in ("failure", "error") or entry.get("level") == "ERROR":
         return []
-    if str(entry.get("type")).upper() in _OTHER_TYPES:
+    kind, observed = str(entry.get("type")).upper(), "trace_id" in entry or "traceId" in entry
+    if kind in _NO_CALLS or (observed and kind in _OTHER_OBSERVATIONS):
         return []
     if any(word in str(entry.get("call_type")) for word in _OTHER_CALLS):
         return []
