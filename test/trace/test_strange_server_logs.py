@@ -206,3 +206,11 @@ def test_a_session_that_logs_only_what_it_adds_is_pointed_out(tmp_path: Path, ca
     """With ``session_params`` SGLang puts the prompt together from the turns before."""
     read(tmp_path / "log", finished("a", 1, PROMPT, session_params={"id": "s", "rid": "r"}))
     assert "1 prompts of sessions logged without what they continue" in caplog.text
+
+
+def test_a_name_that_a_client_uses_again_is_another_request(tmp_path: Path) -> None:
+    rows = [event("received", "slow", 1, obj={})]
+    for at in (2, 4):
+        rows += [event("received", "mine", at, obj={}), finished("mine", at + 1, PROMPT)]
+    rows.append(finished("slow", 9, PROMPT))
+    assert [r.time_s for r in read(tmp_path / "log", *rows)] == [0, 1, 3]

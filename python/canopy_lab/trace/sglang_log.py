@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections import Counter, OrderedDict
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,8 +59,10 @@ _SET_BACK_S = 60.0
 class _Flight:
     """A request that was received; ``request`` is ``None`` until it is finished."""
 
+    rid: str
     time_s: float
     request: TraceRequest | None = None
+    left_out: bool = False
 
 
 def read(path: Path, tolerance: lines.Tolerance) -> Iterator[TraceRequest]:
@@ -142,7 +144,9 @@ class _Reader:
         self._seen = 0
         self._noted: Counter[str] = Counter()
         """How many requests each warning is about."""
-        self._flying: OrderedDict[str, _Flight] = OrderedDict()
+        self._arrived: deque[_Flight] = deque()
+        """In the order of the log, finished or not; a client may use a name again."""
+        self._running: dict[str, _Flight] = {}
         self._lost: set[str] = set()
         """Those given up while they were in flight."""
         self._clock = _Clock(path)
@@ -164,38 +168,44 @@ class _Reader:
             if event["event"] == _FINISHED:
                 self._end(rid, event, line)
             elif not _asks_for_several(event):
-                self._flying[rid] = _Flight(self._clock.seconds(event, line))
+                self._arrive(_Flight(rid, self._clock.seconds(event, line)))
+
+    def _arrive(self, flight: _Flight) -> _Flight:
+        self._arrived.append(flight)
+        self._running[flight.rid] = flight
+        return flight
 
     def _end(self, rid: str, event: Mapping[str, Any], line: int) -> None:
         given, meta = inner(event, "obj"), inner(event, "out", "meta_info")
         ended_s = self._clock.seconds(event, line)
         self._lost.discard(rid)
-        if _is_warm_up(given) or _was_refused(meta):
-            self._flying.pop(rid, None)
-            return
-        flight = self._flying.get(rid)
+        flight = self._running.get(rid)
         if flight is None:
             # The log begins after this one was received.
             waited = meta.get("e2e_latency")
-            flight = _Flight(ended_s - (waited if isinstance(waited, (int, float)) else 0.0))
-        try:
+            waited_s = waited if isinstance(waited, (int, float)) else 0.0
+            flight = self._arrive(_Flight(rid, ended_s - waited_s))
+        del self._running[rid]
+        flight.left_out = True  # unless it can be read
+        if not _is_warm_up(given) and not _was_refused(meta):
             flight.request = self._request(given, meta, line)
-        except lines.BadLine:
-            self._flying.pop(rid, None)
-            raise
-        self._flying[rid] = flight
+            flight.left_out = False
 
     def ready(self, most: int | None = None) -> Iterator[TraceRequest]:
         """What can be yielded: the oldest requests, up to the first still running, which is given up
         where more than ``most`` (``ORDER_WINDOW``) came after it."""
         most = ORDER_WINDOW if most is None else most
-        while self._flying:
-            rid, flight = next(iter(self._flying.items()))
-            if flight.request is None and len(self._flying) <= most:
+        while self._arrived:
+            flight = self._arrived[0]
+            if flight.request is None and not flight.left_out and len(self._arrived) <= most:
                 return
-            del self._flying[rid]
+            self._arrived.popleft()
+            if flight.left_out:
+                continue
             if flight.request is None:
-                self._lost.add(rid)
+                self._lost.add(flight.rid)
+                if self._running.get(flight.rid) is flight:
+                    del self._running[flight.rid]
                 continue
             # Requests without a received event may come late; a trace never goes back.
             self._last_s = max(self._last_s, flight.time_s)
