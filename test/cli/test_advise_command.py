@@ -77,6 +77,15 @@ def test_the_capacity_is_the_one_in_the_servers_log(tmp_path, capsys):
     assert "4,096 tokens (max_total_num_tokens in the log)" in capsys.readouterr().out
 
 
+def test_the_pools_of_dp_ranks_are_one_capacity_and_it_says_so(tmp_path, capsys):
+    log = served_log(tmp_path, None)
+    ranks = [f"[2026-01-02 03:04:01 DP{n}] max_total_num_tokens=2048, c\n" for n in range(2)]
+    log.write_text("".join(ranks) + log.read_text())
+    got = plain_advice(tmp_path, log)
+    assert (got["capacity_tokens"], got["capacity_from"]) == (4096, "ranks")
+    assert "4,096 tokens (max_total_num_tokens of all DP ranks" in capsys.readouterr().out
+
+
 def test_without_a_capacity_the_headline_names_where_lru_has_lost_five_points(tmp_path, capsys):
     got = plain_advice(tmp_path, served_log(tmp_path, None))
     said = capsys.readouterr().out.splitlines()
@@ -99,6 +108,7 @@ def test_without_a_capacity_the_headline_names_where_lru_has_lost_five_points(tm
         (["advise", "LOG", "--out", "/no/such/page.html"], "its folder does not exist"),
         (["advise", "LOG", "--tokenizer", "/no/such"], "give a tokenizer.json"),
         (["advise", "LOG", "--format", "mooncake", "--tokenizer", "t"], "--tokenizer is for logs"),
+        (["advise", "LOG", "--start"], "--start must be followed by the server's command"),
         (["advise", "LOG", "--jobs", "0"], "--jobs must be at least 1"),
         (["advise", "LOG", "--sample-requests", "0"], "--sample-requests must be at least 1"),
     ],

@@ -222,6 +222,25 @@ def test_a_trace_that_cannot_be_planned_for(plan, trace, capsys, content, messag
     assert message in capsys.readouterr().err
 
 
+def test_prompts_that_the_device_cannot_hold_are_left_out_and_counted(plan, trace, capsys):
+    """A server of this size refuses them; a plan for the others is what was asked for."""
+    long = {"timestamp": 10**6, "input_length": 29_950, "output_length": 9, "hash_ids": [*range(10**6, 10**6 + 59)]}  # fmt: skip
+    trace.write_text(trace.read_text() + json.dumps(long) + "\n")
+    status, report = plan("--no-checks")
+    assert status == 0
+    assert (report["about"]["requests"], report["about"]["too_long"]) == (120, 1)
+    said = capsys.readouterr().out
+    assert "1 of 121 requests need more than the 30000 tokens of the device's KV pool" in said
+    assert "few requests" in said
+
+
+def test_a_trace_of_one_moment_says_so(plan, trace, capsys):
+    rows = [json.loads(line) for line in trace.read_text().splitlines()]
+    trace.write_text("".join(json.dumps({**row, "timestamp": 5}) + "\n" for row in rows))
+    assert plan("--no-checks")[0] == 0
+    assert "all have the same time" in capsys.readouterr().out
+
+
 def test_no_trace(trace, capsys):
     with pytest.raises(SystemExit):
         main(["plan"])
@@ -231,7 +250,7 @@ def test_no_trace(trace, capsys):
     empty = trace.with_name("empty.jsonl")
     empty.write_text("")
     assert main(["plan", str(empty)]) == 2
-    assert "cannot tell the format of" in capsys.readouterr().err
+    assert "is empty; give a log that has requests" in capsys.readouterr().err
 
 
 QUICK = ("--dram-levels", "2", "--disks", "none", "--page-size", "1", "--no-checks", "--jobs", "1")
@@ -249,6 +268,18 @@ def test_gpus_are_compared_at_their_prices(plan, capsys):
     assert "Best by cost: llama-3.1-8b-h100" in said
     assert report["about"]["profile"] == "llama-3.1-8b-h100"
     assert plan("--compare", "llama-3.1-8b-h100=free", base=QUICK)[0] == 2
+
+
+def test_gpus_are_compared_on_the_same_requests(plan, trace, capsys):
+    """One that refuses the longest prompts would else look cheaper than one that serves them."""
+    long = {"timestamp": 10**6, "input_length": 400_000, "output_length": 9, "hash_ids": [*range(10**6, 10**6 + 700)]}  # fmt: skip
+    trace.write_text(trace.read_text() + json.dumps(long) + "\n")
+    profiles = "llama-3.1-8b-h100=4,qwen2.5-7b-h100=4"
+    status, report = plan("--compare", profiles, base=QUICK)
+    assert status == 0
+    assert report["about"]["requests"] == 120
+    said = capsys.readouterr().out
+    assert "1 of 121 requests need more than the smallest of these devices holds" in said
 
 
 def test_what_happens_at_twice_the_traffic(plan, capsys):

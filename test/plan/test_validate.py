@@ -103,7 +103,9 @@ def test_the_command_prints_and_writes_what_a_plan_then_prints(served, tmp_path,
     command = ["validate", str(served), "--plan", str(plan), "--profile", PROFILE.name]
     assert main([*command, "--json", str(out), "--recalibrate", str(profile)]) == 0
     said = capsys.readouterr().out
-    assert "p99 ttft" in said
+    assert "p99 ttft, s " in said
+    assert "throughput, tokens/s " in said
+    assert "few requests" not in said
     assert "Step times x 1.5" in said
     errors = json.loads(out.read_text())["errors"]
     assert errors["mean_ttft_s"] < -0.2
@@ -149,6 +151,24 @@ def test_a_prompt_that_speaks_of_a_flush_is_none(tmp_path):
     assert last_flush(log) == 0
     log.write_text("INFO\n[2026-11-22 00:00:20 TP0] Cache flushed successfully!\nINFO\n")
     assert last_flush(log) == 2
+
+
+def test_a_start_empties_the_cache_as_a_flush_does(tmp_path):
+    log = tmp_path / "server.log"
+    start = "[2026-11-22 00:00:20] server_args=ServerArgs(model_path='m')\n"
+    log.write_text(start + line("received", 1.0, {"rid": "1", "obj": {}}) + start + "INFO\n")
+    assert last_flush(log) == 3
+
+
+def test_the_pool_of_the_log_is_the_servers(served, tmp_path, capsys):
+    plan = tmp_path / "plan.json"
+    write_plan(plan, ServerPlan(radix_eviction="canopy-lru"))
+    command = ["validate", str(served), "--plan", str(plan), "--profile", PROFILE.name]
+    assert main(command) == 2
+    assert "give --device-tokens" in capsys.readouterr().err
+    served.write_text("[2026-11-22 00:00:01 TP0] max_total_num_tokens=12000, c\n" + served.read_text())  # fmt: skip
+    assert main(command) == 0
+    assert "mean ttft" in capsys.readouterr().out
 
 
 def test_a_log_without_times_says_how_to_get_them(tmp_path, capsys):

@@ -113,6 +113,18 @@ def test_metadata_comes_back_with_a_node_from_the_host(write_policy: str) -> Non
     check(tree)
 
 
+def test_asking_whether_the_server_is_well_is_no_traffic() -> None:
+    """Probes ask every few seconds: they are nobody's requests, and no policy learns from them."""
+    tree = LiveTree(64, "wa", config=ONE_TOKEN)
+    (learner,) = tree.core.live.learners
+    for rid, requests in (("HEALTH_CHECK_1f", 0), ("1f", 1)):
+        req = fake_req(list(range(200)), [1], rid=rid)
+        assert tree.core.requests.of(req) is tree.core.requests.of(req)
+        tree.core.requests.ended(req)
+        assert sum(row.requests for row in tree.core.live.counters.rows()) == requests
+        assert learner.model.stats()["samples"] == requests
+
+
 def test_tenants_with_different_salts_share_nothing() -> None:
     tree = LiveTree(64)
     tree.insert([1, 2, 3, 4], salt="a")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from canopy_lab.advise.sample import conversation_key
 from canopy_lab.trace.guess import guess_format
 from canopy_lab.trace.lines import Tolerance
 from canopy_lab.trace.open import open_prompts, open_trace
@@ -127,8 +128,7 @@ def test_answers_that_end_out_of_order_are_put_in_order(tmp_path: Path) -> None:
     ],
 )
 def test_times_are_seconds_milliseconds_or_dates(given: Any, seconds: float) -> None:
-    prompt = parse(plain(given, FIRST))
-    assert prompt is not None
+    (prompt,) = parse(plain(given, FIRST))
     assert prompt.time_s == pytest.approx(seconds)
 
 
@@ -136,12 +136,14 @@ def test_categories_are_those_that_a_server_infers() -> None:
     tools = plain(0, [*SECOND, {"role": "tool", "content": "12"}]) | {"tools": [{"a": 1}]}
     image = plain(0, [{"role": "user", "content": [{"type": "text", "text": "see"}, {"type": "image_url", "image_url": {"url": "x"}}]}])  # fmt: skip
     found = [parse(entry) for entry in (plain(0, FIRST), tools, image)]
-    assert [p.category for p in found if p] == ["chat", "chat-tools-after-tool", "chat-image"]
+    assert [p.category for (p,) in found] == ["chat", "chat-tools-after-tool", "chat-image"]
 
 
 def test_failed_calls_are_no_traffic() -> None:
-    assert parse({**litellm(0, FIRST), "status": "failure"}) is None
-    assert parse({**langfuse(0, FIRST), "type": "EVENT"}) is None
+    assert parse({**litellm(0, FIRST), "status": "failure"}) == []
+    assert parse({**langfuse(0, FIRST), "type": "EVENT"}) == []
+    assert parse({**langfuse(0, FIRST), "type": "CHAIN"}) == []
+    assert parse({**plain(0, FIRST), "type": "agent"})  # a gateway's own word
 
 
 @pytest.mark.parametrize(
@@ -158,3 +160,106 @@ def test_a_broken_line_says_what_is_wrong(row: dict[str, Any], says: str, tmp_pa
     with pytest.raises(CanopyError, match=f"line 1: .*{says}"):
         list(open_trace(path, "openai"))
     assert list(open_trace(path, "openai", skip_bad=1)) == []
+
+
+def test_an_image_is_no_text_of_its_bytes(tmp_path: Path) -> None:
+    """A picture in a data URL has a million characters; a model has some hundred tokens for it."""
+
+    def asked(picture: str) -> dict[str, Any]:
+        url = {"url": f"data:image/png;base64,{picture * 50_000}"}
+        parts = [
+            {"type": "text", "text": "What is it? " * 20},
+            {"type": "image_url", "image_url": url},
+        ]
+        return plain(0, [{"role": "user", "content": parts}])
+
+    path = write(tmp_path / "log.jsonl", [asked("cat"), asked("cat"), asked("dog")])
+    one, same, other = open_trace(path, "openai")
+    assert one.input_tokens < 200
+    assert one.blocks == same.blocks
+    assert one.blocks[:3] == other.blocks[:3]
+    assert one.blocks[-1] != other.blocks[-1]
+
+
+def test_several_prompts_of_one_call_are_several_requests(tmp_path: Path) -> None:
+    """``/v1/completions`` and ``/v1/embeddings`` take lists."""
+    rows = [
+        {"time": 1, "prompt": ["first " * 40, "second " * 40]},
+        {"time": 2, "input": [[1] * 40, [2] * 30]},
+        {"time": 3, "prompt": "third " * 40},
+    ]
+    found = list(open_trace(write(tmp_path / "log.jsonl", rows), "openai"))
+    assert [r.time_s for r in found] == [0, 0, 1, 1, 2]
+    assert [r.input_tokens for r in found[2:4]] == [40, 30]
+
+
+@pytest.mark.parametrize("field", ["model", "cache_salt", "lora_path"])
+def test_what_no_server_shares_shares_no_block(tmp_path: Path, field: str) -> None:
+    """A gateway logs the calls of all its models: their KV is not the same."""
+    rows = [plain(at, FIRST) | {field: name} for at, name in enumerate(["a", "a", "b"])]
+    one, same, other = open_trace(write(tmp_path / "log.jsonl", rows), "openai")
+    assert one.blocks == same.blocks
+    assert not {*one.blocks} & {*other.blocks}
+
+
+def test_several_models_are_named(tmp_path: Path, caplog: Any) -> None:
+    rows = [plain(at, FIRST) | {"model": name} for at, name in enumerate(["a", "a", "b"])]
+    path = write(tmp_path / "log.jsonl", rows)
+    list(open_trace(path, "openai"))
+    assert "2 models (a, b)" in caplog.text
+
+
+def test_names_with_slashes_are_conversations_of_their_own(tmp_path: Path) -> None:
+    """Clients name sessions as paths; only in agents' traces is the first part a parent."""
+    rows = [plain(at, FIRST) | {"session_id": f"team/{at}"} for at in range(3)]
+    found = list(open_trace(write(tmp_path / "log.jsonl", rows), "openai"))
+    assert len({conversation_key(r) for r in found}) == 3
+
+
+@pytest.mark.parametrize(
+    "call_type", ["aembedding", "embedding", "image_generation", "atranscription", "arerank"]
+)
+def test_calls_of_no_language_model_are_left_out(call_type: str) -> None:
+    assert parse(litellm(0, FIRST) | {"call_type": call_type}) == []
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"messages": [{"role": "user", "content": None}]},
+        {
+            "messages": [
+                {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f"}}]}
+            ]
+        },
+        {"messages": [{"role": "user", "content": [None, 5, "text"]}]},
+        {"messages": [{"role": "user", "content": {"text": "x"}}]},
+        {"messages": [{"role": "user", "content": "x", "tool_calls": 5}]},
+        {
+            "input": [
+                {
+                    "type": "message",
+                    "role": "user",
+                    "content": [{"type": "input_text", "text": "x"}],
+                }
+            ]
+        },
+        {"messages": "a plain text"},
+        {"messages": FIRST, "usage": "much", "response": [1], "metadata": []},
+        {"messages": FIRST, "session_id": {"a": 1}, "user": ["x"]},
+        {"prompt": ""},
+        {"prompt": []},
+        {"input": [2**70]},
+        {"time": -5, "prompt": "x"},
+        {"time": True, "prompt": "x"},
+        {"time": {"a": 1}, "prompt": "x"},
+        {"time": "1e999", "prompt": "x"},
+        {"time": "nan", "prompt": "x"},
+        {"time": "9999-99-99", "prompt": "x"},
+    ],
+)
+def test_whatever_a_line_holds_it_is_read_or_called_broken(
+    given: dict[str, Any], tmp_path: Path
+) -> None:
+    path = write(tmp_path / "log.jsonl", [{"time": 1, **given}, plain(2, FIRST)])
+    assert 1 <= len(list(open_trace(path, "openai", skip_bad=1))) <= 2

@@ -293,3 +293,9 @@ def test_kinds_of_content_must_be_words(tmp_path: Path) -> None:
     document["requests"][0]["input_types"] = ["text", 3]  # type: ignore[index]
     with pytest.raises(CanopyError, match="'input_types' must be a list of strings"):
         read(write(tmp_path / "c.json", document), "agentic")
+
+
+def test_azures_times_may_have_a_zone_or_none(tmp_path: Path) -> None:
+    rows = ["2023-11-16 18:17:03.9799600,10,1", "2023-11-16 18:17:04.9799600+00:00,10,1"]
+    path = write(tmp_path / "t.csv", "TIMESTAMP,ContextTokens,GeneratedTokens", *rows)
+    assert [r.time_s for r in read(path, "azure")] == [0, 1]

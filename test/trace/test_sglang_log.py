@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
-from typing import Any
 
 import pytest
+from server_events import event, finished
 
 from canopy_lab.trace import open_trace
 from canopy_lab.trace.guess import guess_format
 from canopy_lab.trace.sglang_log import read_as_server
 from sglang_canopy.errors import CanopyError
-
-
-def event(kind: str, rid: str, second: float, **more: Any) -> str:
-    stamp = f"2026-01-02T03:04:{second:09.6f}"
-    body = json.dumps({"timestamp": stamp, "event": f"request.{kind}", "rid": rid, **more})
-    return f"[2026-01-02 03:04:05] {body}"
-
-
-def finished(rid: str, second: float, ids: list[Any] | None, **more: Any) -> str:
-    meta = {"completion_tokens": 4, "e2e_latency": 1.0, "finish_reason": {"type": "stop"}}
-    obj = {"input_ids": ids, "text": None, "sampling_params": {}, **more}
-    return event("finished", rid, second, obj=obj, out={"meta_info": meta})
 
 
 def test_requests_come_in_order_of_arrival_and_share_blocks(tmp_path: Path) -> None:

@@ -57,3 +57,23 @@ def test_a_log_without_prompts_says_how_to_log_them(tmp_path: Path) -> None:
     )
     with pytest.raises(CanopyError, match="VLLM_LOGGING_LEVEL=DEBUG"):
         list(open_trace(path, "vllm"))
+
+
+def test_prompts_of_an_adapter_share_no_block_with_the_models_own(tmp_path: Path) -> None:
+    path = tmp_path / "server.log"
+    adapted = old("09-10 19:10:45", "b", TEXT).replace(
+        "lora_request: None", "lora_request: LoRARequest(lora_name='sql', lora_int_id=1)"
+    )
+    path.write_text("\n".join([old("09-10 19:10:44", "a", TEXT), adapted]))
+    plain, other = open_trace(path, "vllm")
+    assert not {*plain.blocks} & {*other.blocks}
+
+
+@pytest.mark.parametrize(
+    "given", [("'It", "'\0It"), ("prompt_token_ids: None", "prompt_token_ids: [1, 2 3]")]
+)
+def test_a_line_that_was_damaged_is_a_broken_line(tmp_path: Path, given: tuple[str, str]) -> None:
+    path = tmp_path / "server.log"
+    path.write_text(old("09-10 19:10:44", "a", "It is").replace(*given))
+    with pytest.raises(CanopyError, match="line 1: "):
+        list(open_trace(path, "vllm"))

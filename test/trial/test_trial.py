@@ -82,6 +82,19 @@ def test_a_server_without_requests_is_not_waited_for_for_ever() -> None:
         list(pairs(server, "wa", "canopy-lru", 60, lambda seconds: None))
 
 
+def test_a_server_that_starts_anew_ends_it() -> None:
+    """Its counters begin at 0: the hits of a slice would be less than none."""
+    server = FakeServer({"wa": 0.5, "canopy-lru": 0.4})
+
+    def wait(seconds: float) -> None:
+        server.wait(seconds)
+        if server.now == 240:  # within the part of a slice that counts
+            server.prompts, server.found = 5.0, 4.0
+
+    with pytest.raises(CanopyError, match="was restarted"):
+        list(pairs(server, "wa", "canopy-lru", 60, wait))
+
+
 @pytest.fixture
 def command(monkeypatch, capsys):
     """Runs ``canopy trial`` on a made-up server: its status, what it said."""
@@ -110,6 +123,19 @@ def test_without_a_gain_the_server_is_as_before(command, hits) -> None:
     status, said = command(server)
     assert (status, server.running) == (1, "canopy-lru")
     assert said.rstrip().endswith("canopy-lru ranks again.")
+
+
+def test_what_ranked_before_ranks_again_whoever_was_tried(command) -> None:
+    server = FakeServer({"wa": 0.4, "canopy-lru": 0.4, "threshold-lru": 0.4}, noise=0.001)
+    server.running = "threshold-lru"
+    status, said = command(server)
+    assert (status, server.running) == (1, "threshold-lru")
+    assert said.rstrip().endswith("threshold-lru ranks again.")
+    worse = FakeServer({"wa": 0.3, "canopy-lru": 0.4}, noise=0.001)
+    worse.running = "wa"
+    status, said = command(worse)
+    assert (status, worse.running) == (1, "canopy-lru")
+    assert said.rstrip().endswith("canopy-lru ranks now.")
 
 
 def test_a_trial_that_fails_goes_back_first(command) -> None:

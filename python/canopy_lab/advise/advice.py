@@ -23,7 +23,7 @@ from canopy_lab.advise.arms import (
     hit_ratio,
     run_arms,
 )
-from canopy_lab.advise.bootstrap import bootstrap
+from canopy_lab.advise.bootstrap import bootstrap, clusters
 from canopy_lab.advise.costs import DISK_BYTES_PER_S, Cost, Coster
 from canopy_lab.advise.decide import Decision, Gain, decide
 from canopy_lab.advise.queue import servers_for
@@ -39,8 +39,8 @@ of the prompt tokens less than an endless cache; half of what repeats where that
 OTHER_CAPACITIES = (0.25, 0.5, 2.0, 4.0)
 """Multiples of the capacity at which policies are compared as well."""
 CURVE_POINTS = 200
-WINDOWS = 50
-LEAST_CLUSTERS = 30
+LEAST_REQUESTS = 30
+"""A shorter log says nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +110,11 @@ class _Capacity:
         size = f"{self.tokens:,.0f} tokens"
         if self.origin == "log":
             return f"{size} (max_total_num_tokens in the log)"
+        if self.origin == "ranks":
+            return (
+                f"{size} (max_total_num_tokens of all DP ranks in the log, as if each conversation "
+                "stayed on one of them)"
+            )
         if self.origin == "curve":
             return (
                 f"{size} (assumed, the largest at which LRU has lost {LOST_POINTS:.0f} points of what "
@@ -133,7 +138,7 @@ class _Adviser:
         self.capacity, self.asked = capacity, capacity.tokens
         self.below, self.servers, self.seed = below, servers, seed
         self.tokens = np.array([r.input_tokens for r in sample.requests], np.int64)
-        self.clusters, self.cluster_kind = _clusters(sample)
+        self.clusters, self.cluster_kind = clusters(sample)
         self.at = sample.blocks_of(self.asked)
         # Whole nodes weigh more in a cache that is scaled down, and their sizes are not.
         self.base = SGLANG_LRU if sample.one_in == 1 else replace(SGLANG_LRU, whole_nodes=False)
@@ -191,6 +196,7 @@ class _Adviser:
             cluster_kind=self.cluster_kind,
             scaled_prompts=self.at * self.sample.block_tokens / max(float(self.tokens.mean()), 1.0),
             placebo_points=self._gain(PLACEBO, self.at).points,
+            too_long=float((self.tokens * self.sample.token_scale > self.asked).mean()),
         )
 
     def policy(self, jobs: int | None) -> tuple[Arm, Decision]:
@@ -238,16 +244,25 @@ class _Adviser:
             capacity=str(self.capacity),
             has_content=self.sample.has_content,
             more=self._more(base),
+            few=len(self.tokens) if len(self.tokens) < LEAST_REQUESTS else 0,
         )
 
     def _more(self, base: float) -> str:
-        """What the largest tier asked about would add, where that is much."""
-        best = max(self.below, key=lambda b: b.gigabytes, default=None)
-        if best is None:
+        """What the tiers asked about would add, where that is much: the smallest that adds as much as
+        any."""
+        sizes = sorted(self.below, key=lambda b: b.gigabytes)
+        added = [
+            100 * (hit_ratio(self.results[self.base, self._tier_blocks(b)], self.tokens) - base)
+            for b in sizes
+        ]
+        if max(added, default=0.0) < 1.0:
             return ""
-        hits = hit_ratio(self.results[self.base, self._tier_blocks(best)], self.tokens)
-        points = 100 * (hits - base)
-        return f" {best.label} would add {points:.1f} points." if points >= 1.0 else ""
+        points, best = next((p, b) for p, b in zip(added, sizes) if p > max(added) - 0.1)
+        hosts = [b.label for b in self.below if not b.disk]
+        label = best.label
+        if best.disk:
+            label = f"{hosts[-1]} {label}" if hosts else f"A{label.removeprefix('and a')}"
+        return f" {label} would add {points:.1f} points."
 
     def _row(self, arm: Arm, base: Cost, kind: str) -> Row:
         cost = self.coster.cost(self.results[arm, self.at])
@@ -331,21 +346,3 @@ def _kind(arm: Arm) -> str:
 def _arrivals_s(sample: Sample) -> NDArray[np.float64]:
     """When the sample's requests come, as close together as the log's do."""
     return np.array(spread_stamps([r.time_s for r in sample.requests])) / sample.one_in
-
-
-def _clusters(sample: Sample) -> tuple[NDArray[np.int64], str]:
-    """Who is drawn together: conversations with their sub-agents, or windows of time."""
-    names: dict[str, int] = {}
-    found = [
-        -1
-        if r.conversation is None
-        else names.setdefault(r.conversation.split("/", 1)[0], len(names))
-        for r in sample.requests
-    ]
-    numbers = np.array(found, np.int64)
-    if len(names) >= LEAST_CLUSTERS and numbers.min() >= 0:
-        return numbers, "conversations"
-    times = np.array([r.time_s for r in sample.requests])
-    width = max(float(times[-1] - times[0]) / WINDOWS, 1e-9)
-    window = np.minimum(((times - times[0]) / width).astype(np.int64), WINDOWS - 1)
-    return np.unique(window, return_inverse=True)[1], "windows of time"

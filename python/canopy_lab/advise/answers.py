@@ -57,7 +57,7 @@ class Advice:
     kv_bytes_per_token: int
     capacity_tokens: float
     capacity_from: str
-    """``given``, ``log`` (of the server), or ``curve``: where LRU has lost ``LOST_POINTS``."""
+    """``given``, ``log`` (of the server), ``ranks`` (the sum of its DP ranks), or ``curve``: where LRU has lost ``LOST_POINTS``."""
     repeats: float
     """Share of the prompt tokens that an endless cache would hit."""
     distinct_tokens: float
@@ -78,6 +78,8 @@ class Advice:
     """Mean prompts that fit into the simulated cache, scaled down with the sample."""
     placebo_points: float
     """Gain of ``wa`` with shuffled labels over the baseline, at the capacity."""
+    too_long: float
+    """Share of the prompts that the capacity does not hold."""
 
     def as_json(self) -> dict[str, Any]:
         """Plain data."""

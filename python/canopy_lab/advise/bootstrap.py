@@ -4,7 +4,35 @@ from __future__ import annotations
 
 import numpy as np
 
+from canopy_lab.advise.sample import Sample
+
 RESAMPLES = 1000
+WINDOWS = 50
+LEAST_CLUSTERS = 30
+LEAST_WINDOWS = 10
+
+
+def clusters(sample: Sample) -> tuple[np.ndarray, str]:
+    """The cluster of each request, from 0 on, and what they are: conversations with their sub-agents,
+    or windows of time where these are few, or runs of requests where most came in a few windows."""
+    names: dict[str, int] = {}
+    found = [
+        -1
+        if r.conversation is None
+        else names.setdefault(r.conversation.split("/", 1)[0], len(names))
+        for r in sample.requests
+    ]
+    numbers = np.array(found, np.int64)
+    if len(names) >= LEAST_CLUSTERS and numbers.min() >= 0:
+        return numbers, "conversations"
+    times = np.array([r.time_s for r in sample.requests])
+    width = max(float(times[-1] - times[0]) / WINDOWS, 1e-9)
+    window = np.minimum(((times - times[0]) / width).astype(np.int64), WINDOWS - 1)
+    used, window = np.unique(window, return_inverse=True)
+    if len(used) >= LEAST_WINDOWS:
+        return window, "windows of time"
+    count = len(numbers)
+    return np.arange(count) * min(WINDOWS, count) // count, "runs of requests"
 
 
 def bootstrap(

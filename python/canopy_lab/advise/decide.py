@@ -45,17 +45,23 @@ def decide(
     capacity: str,
     has_content: bool = True,
     more: str = "",
+    few: int = 0,
 ) -> Decision:
     """Decide from hit ratios (0 to 1): of the baseline, of an endless cache, of hindsight.
 
     ``candidates`` go from the simplest on; ``capacity`` is how a reader would say it; ``more``
-    goes on after a sentence that keeps LRU: what a larger cache would add.
+    goes on after a sentence that keeps LRU: what a larger cache would add; ``few`` are the requests of
+    a log that is too short.
     """
     lru = f"{100 * baseline:.1f} %"
     if not has_content:
         return _keep(
             "Keep LRU: this log does not say which prompts share a prefix, so nothing in it can be "
             "cached and no gain can be shown."
+        )
+    if few:
+        return _keep(
+            f"Keep LRU for now: the log has only {few} requests, too few to tell; give a longer one."
         )
     if 100 * repeats < REPEATS_POINTS:
         return _keep(

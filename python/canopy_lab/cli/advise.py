@@ -76,6 +76,10 @@ class Options(LogOptions):
 
     def __post_init__(self) -> None:
         declared.check(self)
+        if self.start == ():
+            raise CanopyError(
+                "--start must be followed by the server's command, such as sglang serve MODEL"
+            )
 
 
 OPTIONS = (Options,)
@@ -133,9 +137,11 @@ def _advise(
     sample: Sample,
     profile: EngineProfile,
     below: list[Below],
-    logged: int | None,
+    logged: tuple[int, int] | None,
 ) -> Advice:
-    given = args.capacity_tokens
+    capacity, origin = args.capacity_tokens, "given"
+    if capacity is None and logged is not None:
+        capacity, origin = logged[0], "log" if logged[1] == 1 else "ranks"
     with tqdm(desc="simulating", unit="run", disable=None) as bar:
 
         def resize(total: int) -> None:
@@ -145,8 +151,8 @@ def _advise(
         return advise(
             sample,
             profile,
-            capacity_tokens=logged if given is None else given,
-            capacity_from="log" if given is None else "given",
+            capacity_tokens=capacity,
+            capacity_from=origin,
             below=below,
             servers=args.servers,
             jobs=args.jobs,

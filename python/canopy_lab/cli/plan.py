@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import datetime
 import json
+import math
 from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
-from canopy_lab.cli.plan_command import PlanCommand, advised, check
+from canopy_lab.cli.plan_command import PlanCommand, advised, check, for_profile
 from canopy_lab.cli.plan_options import Choosing, EngineOptions, Reading, Searching, Writing
-from canopy_lab.cli.plan_questions import compare
 from canopy_lab.cli.validate import read_validation
 from canopy_lab.cli.values import write
 from canopy_lab.plan.cache import default_folder
+from canopy_lab.plan.choice import label_of
 from canopy_lab.plan.planner import CapacityPlan, make_plan, to_json
 from canopy_lab.plan.server_plan import server_plan
 from canopy_lab.plan.slots import last_hours
 from canopy_lab.plan.worker import PlanInputs, at_load
 from canopy_lab.report.plan_html import write_figures, write_page
-from canopy_lab.report.plan_text import plan_text
+from canopy_lab.report.plan_text import HEAD, cells, plan_text
+from canopy_lab.report.table import text_table
 from canopy_lab.sim.compact import CompactTrace
+from canopy_lab.sim.system.reservation import CLIP_OUTPUT_TOKENS
 from canopy_lab.trace.open import open_trace
 from canopy_lab.trace.record import TraceRequest
 from canopy_lab.trace.sglang_log import logs_tokens, read_as_server
@@ -31,6 +35,8 @@ from sglang_canopy.config.plan_file import write_plan
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.ttl.table import SERVER_HASH, TRACE_HASH
 
+FEW_REQUESTS = 500
+"""Of fewer a P99 is the time of a handful."""
 OPTIONS = (Reading, Choosing, EngineOptions, Searching, Writing)
 
 
@@ -38,12 +44,42 @@ def run(*options: Any) -> int:
     """Plan, print, write what was asked for. ``options``: an object of each of ``OPTIONS``."""
     command = check(*options)
     if command.searching.compare:
-        return compare(command, read, plan_of, write_outputs)
+        return _compare(command)
     plan, work, about = plan_of(command, *read(command))
     print(plan_text(plan, work.prices.currency))
-    for line in [about["policy"], *remarks(command, work)]:
+    for line in [about["policy"], *remarks(command, work, about)]:
         print(line)
     write_outputs(command, plan, work, about)
+    return 0
+
+
+def _compare(asked: PlanCommand) -> int:
+    """``--compare``: a plan for each profile, their choices side by side; files are the best's."""
+    commands = [for_profile(asked, name, usd) for name, usd in asked.searching.compare]
+    (trace, ids), rows = read(asked), []
+    fitting = trace
+    for command in commands:
+        fitting = _fitting(command, fitting)
+    if len(fitting) < len(trace):
+        print(
+            f"{len(trace) - len(fitting)} of {len(trace)} requests need more than the smallest of these "
+            "devices holds and are left out."
+        )
+    made = [(command, *plan_of(command, fitting, ids)) for command in commands]
+    for command, found, _, _ in made:
+        right = "yes" if found.choice.feasible else "no"
+        row, profile = found.choice.row, command.profile
+        rows.append([profile.name, profile.source, label_of(row), *cells(row), right])
+    print(text_table(("profile", "its times", *HEAD, "meets"), rows))
+    able = [one for one in made if one[1].choice.feasible]
+    if not able:
+        print("None meets the limits.")
+        return 0
+    wanted = able[0][1].request.minimise
+    sign = -1 if wanted.maximise else 1
+    command, found, work, about = min(able, key=lambda m: sign * m[1].choice.row[wanted.key])
+    print(f"Best by {wanted.name}: {command.profile.name}, {label_of(found.choice.row)}")
+    write_outputs(command, found, work, about)
     return 0
 
 
@@ -51,6 +87,7 @@ def plan_of(
     command: PlanCommand, trace: CompactTrace, ids: str
 ) -> tuple[CapacityPlan, PlanInputs, dict[str, Any]]:
     """Plan for what ``read`` gave, or a part of it."""
+    asked, trace = len(trace), _fitting(command, trace)
     command, why = advised(command, trace)
     how, validation = command.searching, command.writing.validation
     work = PlanInputs(trace, command.engine, command.prices, command.policy_configs, ids)
@@ -73,6 +110,7 @@ def plan_of(
         "trace": command.reading.trace,
         "format": command.format,
         "requests": len(work.trace),
+        **({"too_long": asked - len(trace)} if len(trace) < asked else {}),
         "load": command.reading.load,
         "profile": command.profile.name,
         "profile_source": command.profile.source,
@@ -112,13 +150,45 @@ def read(command: PlanCommand) -> tuple[CompactTrace, str]:
     return trace, ids
 
 
-def remarks(command: PlanCommand, work: PlanInputs) -> list[str]:
+def _fitting(command: PlanCommand, trace: CompactTrace) -> CompactTrace:
+    """The requests that a device of this plan can hold, with what it keeps free for their answers: it
+    refuses the others. Raises ``CanopyError`` where most do not fit."""
+    page, room = max(command.request.page_sizes), command.engine.device_tokens
+    fits = [
+        max(r.input_tokens, 1) + min(max(r.output_tokens, 1), CLIP_OUTPUT_TOKENS) + page < room
+        for r in trace
+    ]
+    if sum(fits) < len(fits) / 2:
+        raise CanopyError(
+            f"{len(fits) - sum(fits)} of {len(fits)} requests need more device memory (prompt and "
+            f"output) than there is, device_tokens is {room}; give more as --device-tokens"
+        )
+    return trace if all(fits) else CompactTrace(compress(trace, fits))
+
+
+def remarks(command: PlanCommand, work: PlanInputs, about: Mapping[str, Any]) -> list[str]:
     """Caveats to print with the plan."""
     lines = [
         "",
         f"{len(work.trace)} requests on {command.profile.name} ({command.profile.source}); device pool "
         f"{command.engine.device_tokens} tokens; routing {command.engine.routing}.",
     ]
+    count, left_out = len(work.trace), about.get("too_long", 0)
+    if left_out:
+        lines.append(
+            f"{left_out} of {count + left_out} requests need more than the "
+            f"{command.engine.device_tokens} tokens of the device's KV pool and are left out: this "
+            "server would refuse them."
+        )
+    if count < FEW_REQUESTS:
+        lines.append(
+            f"These are few requests: a P99 is the time of the slowest {math.ceil(count / 100)}. "
+            "Plan from a longer trace."
+        )
+    if count > 1 and work.trace[0].time_s == work.trace[count - 1].time_s:
+        lines.append(
+            "The requests all have the same time: this is a plan for one burst, at any load."
+        )
     if not command.engine.pool_known:
         lines.append(
             "The device's KV pool was assumed, and the plan file does not set it: give "

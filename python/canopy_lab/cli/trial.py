@@ -36,7 +36,8 @@ OPTIONS = (Options,)
 
 
 def run(args: Options) -> int:
-    """Returns 0 where the policy won and stays, else 1: the other one ranks again.
+    """Returns 0 where the policy won and stays, else 1: what ranked before ranks again, or the other one
+    where that has won.
 
     Raises ``CanopyError``, and goes back first, where the server stops taking part.
     """
@@ -49,7 +50,7 @@ def run(args: Options) -> int:
         "Ctrl-C goes back.",
         flush=True,
     )
-    verdict = None
+    before, verdict = server.counts().running, None
     try:
         for number, pair in enumerate(
             pairs(server, args.policy, args.against, args.slice, time.sleep), start=1
@@ -57,12 +58,13 @@ def run(args: Options) -> int:
             print(_line(number, pair, args), flush=True)
             verdict = None if pair.so_far is None else pair.so_far.verdict
     finally:
-        won = verdict == stopping.BETTER
+        won = {stopping.BETTER: args.policy, stopping.WORSE: args.against}
+        ranks = won.get(verdict or "", before)
         with contextlib.nullcontext() if verdict else contextlib.suppress(CanopyError):
-            server.exchange(args.policy if won else args.against)
+            server.exchange(ranks)
     assert pair.so_far is not None
-    print("\n".join(_end(args, pair.so_far)))
-    return 0 if won else 1
+    print("\n".join(_end(args, pair.so_far, ranks, "again" if ranks == before else "now")))
+    return 0 if verdict == stopping.BETTER else 1
 
 
 def _meter_agrees(status: dict[str, Any], args: Options) -> bool:
@@ -108,7 +110,7 @@ def _interval(far: stopping.Standing) -> str:
     return f"{far.low:+.1f} to {far.high:+.1f}"
 
 
-def _end(args: Options, far: stopping.Standing) -> list[str]:
+def _end(args: Options, far: stopping.Standing, ranks: str, since: str) -> list[str]:
     said = f"{far.points:+.1f} points of the prompt tokens ({_interval(far)}), {far.pairs} pairs."
     back = f'curl -X POST {args.url}/canopy/policy -d \'{{"device": "{args.against}"}}\''
     if far.verdict == stopping.BETTER:
@@ -122,4 +124,4 @@ def _end(args: Options, far: stopping.Standing) -> list[str]:
         stopping.SAME: f"no difference of {stopping.WORTH_POINTS:g} points",
         stopping.UNSURE: "not sure after the last look; longer slices tell more",
     }[far.verdict or stopping.UNSURE]
-    return [f"{why[0].upper()}{why[1:]}: {said} {args.against} ranks again."]
+    return [f"{why[0].upper()}{why[1:]}: {said} {ranks} ranks {since}."]

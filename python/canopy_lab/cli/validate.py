@@ -10,7 +10,7 @@ from pathlib import Path
 from canopy_lab.cli.values import above_zero, out_file, write
 from canopy_lab.plan.prices import MIB
 from canopy_lab.plan.slots import last_hours
-from canopy_lab.plan.validate import HITS, METRICS, Validation, recalibrate, validate
+from canopy_lab.plan.validate import HITS, METRICS, TTFTS, Validation, recalibrate, validate
 from canopy_lab.plan.validate import system_of_plan as system
 from canopy_lab.report.table import text_table
 from canopy_lab.sim.compact import CompactTrace
@@ -18,18 +18,19 @@ from canopy_lab.sim.system.config import SystemConfig
 from canopy_lab.sim.system.engine_profile import Bandwidth, EngineProfile, load_profile
 from canopy_lab.trace.record import TraceRequest
 from canopy_lab.trace.served_log import HOW, REPORT, read_served
-from canopy_lab.trace.sglang_log import last_flush, read_as_server
+from canopy_lab.trace.sglang_log import last_flush, pool_tokens, read_as_server
 from sglang_canopy import declared
 from sglang_canopy.config.plan_file import ServerPlan, read_plan
 from sglang_canopy.declared import declare
 from sglang_canopy.errors import CanopyError
 
 FORMAT = "canopy-validation"
+FEW_REQUESTS = 30
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    log: str = declare(None, "LOG", f"the server's log, of {HOW} {REPORT}")
+    log: str = declare(None, "LOG", f"the server's log, written with {HOW} {REPORT}")
     plan: str = declare(
         None, "--plan", "the plan file that the server runs", metavar="FILE", required=True
     )
@@ -37,10 +38,13 @@ class Options:
         None, "--profile", "engine profile that the plan was made with", metavar="NAME",
         required=True,
     )  # fmt: skip
-    last_hours: float = declare(1.0, "--last-hours", "of the log", metavar="H")
-    device_tokens: int | None = declare(
-        None, "--device-tokens", "KV pool", metavar="N", low=1, shown_default="the plan's"
+    last_hours: float = declare(
+        1.0, "--last-hours", "how much of the end of the log to compare", metavar="H"
     )
+    device_tokens: int | None = declare(
+        None, "--device-tokens", "KV pool of the server, in tokens", metavar="N", low=1,
+        shown_default="the plan's, else the log's",
+    )  # fmt: skip
     disk_mib_s: float | None = declare(
         None, "--disk-mib-s", "the disk's bandwidth, if not the profile's", metavar="X",
         parse=above_zero,
@@ -65,13 +69,15 @@ OPTIONS = (Options,)
 def run(args: Options) -> None:
     """Compare, print, write."""
     plan, profile = read_plan(args.plan), load_profile(args.profile)
-    config = _system(plan, profile, args.device_tokens, args.disk_mib_s)
+    config = _system(plan, profile, args)
     source = _requests(args.log, plan, args.skip_bad)
     trace = CompactTrace(last_hours(source, args.last_hours))
     served = read_served(args.log)
     found = validate(trace, served, config, profile)
     print(f"{found.requests} requests of the last {args.last_hours:g} h, {profile.name}:")
     print(table(found))
+    if found.requests < FEW_REQUESTS:
+        print("These are few requests, and one alone may decide: validate more of the log.")
     document = {"format": FORMAT, "version": 1, "log": args.log, "profile": profile.name}
     document |= found.to_json()
     if args.recalibrate:
@@ -88,17 +94,22 @@ def _requests(log: str, plan: ServerPlan, skip_bad: int = 0) -> Iterator[TraceRe
     """Those since the cache was last emptied: it is empty then, as the simulation's is at first."""
     flushed = last_flush(log)
     if flushed:
-        print(f"{log}: the cache was flushed (line {flushed}); what came before is left out")
+        print(
+            f"{log}: the cache was flushed or the server started (line {flushed}); what came before is left out"
+        )
     for request in read_as_server(log, block_tokens=_block(plan), skip_bad=skip_bad):
         if request.line > flushed:
             yield request
 
 
-def _system(
-    plan: ServerPlan, profile: EngineProfile, device_tokens: int | None, disk_mib_s: float | None
-) -> SystemConfig:
-    speed = None if disk_mib_s is None else Bandwidth(disk_mib_s * MIB, disk_mib_s * MIB)
-    return system(plan, profile, device_tokens=device_tokens, disk=speed)
+def _system(plan: ServerPlan, profile: EngineProfile, args: Options) -> SystemConfig:
+    speed, tokens = args.disk_mib_s, args.device_tokens
+    disk = None if speed is None else Bandwidth(speed * MIB, speed * MIB)
+    if tokens is None and not (plan.server and plan.server.max_total_tokens):
+        logged = pool_tokens(args.log)
+        # Of several DP ranks each has a cache of its own.
+        tokens = logged[0] if logged and logged[1] == 1 else None
+    return system(plan, profile, device_tokens=tokens, disk=disk)
 
 
 def read_validation(path: str) -> str:
@@ -109,8 +120,7 @@ def read_validation(path: str) -> str:
             raise ValueError(document["format"])
         errors = document["errors"]
         parts = [
-            f"{name.removesuffix('_s').replace('_', ' ')} {100 * errors[name]:+.1f} "
-            f"{'points' if name in HITS else '%'}"
+            f"{_label(name)[0]} {100 * errors[name]:+.1f} {'points' if name in HITS else '%'}"
             for name in ("mean_ttft_s", "p99_ttft_s", "throughput_tokens_per_s", "token_hit_ratio")
             if name in errors
         ]
@@ -119,6 +129,15 @@ def read_validation(path: str) -> str:
         raise CanopyError(
             f"{path!r} is not what canopy validate --json writes ({error!r:.80})"
         ) from None
+
+
+def _label(name: str) -> tuple[str, str]:
+    """A metric in words, and its unit."""
+    if name in HITS:
+        return name.replace("_", " "), ""
+    if name in TTFTS:
+        return name.removesuffix("_s").replace("_", " "), "s"
+    return "throughput", "tokens/s"
 
 
 def table(found: Validation) -> str:
@@ -130,7 +149,7 @@ def table(found: Validation) -> str:
         scale, unit, digits = (100, " %", 2) if name in HITS else (1, "", 4)
         off = f"{100 * found.error(name):+.1f} {'points' if name in HITS else '%'}"
         rows.append(
-            [name.removesuffix("_s").replace("_", " "),
+            [", ".join(filter(None, _label(name))),
              *(f"{scale * of[name]:.{digits}f}{unit}" for of in (found.predicted, found.seen)), off]
         )  # fmt: skip
     return text_table(("", "predicted", "seen", "error"), rows)

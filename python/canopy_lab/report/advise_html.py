@@ -59,7 +59,7 @@ def page(advice: Advice, name: str, plan: str) -> str:
                 "heading": "What host memory and a disk would add",
                 "text": [],
                 "figure": None,
-                "table": HtmlTable(words.TIER_HEAD, tiers, notes=[words.about_tiers(advice)]),
+                "table": HtmlTable(words.TIER_HEAD, tiers, notes=[words.about_tiers()]),
             }
         )
     return render(

@@ -94,6 +94,8 @@ def about_log(advice: Advice) -> list[str]:
         if s["token_scale"] != 1.0:
             text += f". The log's server counted {s['token_scale']:.2f} tokens for each, and capacities are converted by that"  # fmt: skip
         lines.append(text + ".")
+    if not s["span_s"] and s["requests_in_log"] > 1:
+        lines.append("The requests all have the same time: waits and figures an hour mean nothing.")
     if s["merged"] > 1:
         lines.append(f"Blocks are merged by {s['merged']}, to {s['block_tokens']} tokens.")
     if not s["has_content"]:
@@ -107,12 +109,25 @@ def about_capacity(advice: Advice) -> str:
     """Where the capacity comes from."""
     size = bytes_text(advice.capacity_tokens * advice.kv_bytes_per_token)
     if advice.capacity_from != "curve":
-        where = ", as the server's log says" if advice.capacity_from == "log" else ""
-        return f"Capacity: {advice.capacity_tokens:,.0f} tokens, {size} of KV{where}."
+        where = {
+            "log": ", as the server's log says",
+            "ranks": ", the sum of the DP ranks in the server's log: hits are those of a router that "
+            "keeps each conversation on one rank",
+        }.get(advice.capacity_from, "")
+        return f"Capacity: {advice.capacity_tokens:,.0f} tokens, {size} of KV{where}.{_too_long(advice)}"
     return (
         f"Capacity: {advice.capacity_tokens:,.0f} tokens ({size}) are assumed: the largest at "
         f"which LRU has lost {LOST_POINTS:.0f} points. Yours is max_total_num_tokens in SGLang's log; give it as "
         "--capacity-tokens, summed over replicas if a router keeps conversations together."
+    )
+
+
+def _too_long(advice: Advice) -> str:
+    if not advice.too_long:
+        return ""
+    return (
+        f" {percent(advice.too_long)} of the prompts are longer than that: no such server can take them, "
+        "so check --capacity-tokens."
     )
 
 
@@ -154,9 +169,15 @@ def about_profile(advice: Advice) -> str:
     return (
         f"Times are those of {advice.profile} ({advice.profile_source}). TTFT alone is the mean of each "
         "request by itself, the least that hits save. GPU-s saved/h are seconds of prefill saved in an "
-        "hour of this log. Prefill under LRU keeps one such GPU busy for "
-        f"{percent(advice.prefill_busy)} of the time."
+        f"hour of this log. Prefill under LRU {_busy(advice.prefill_busy)}."
     )
+
+
+def _busy(share: float) -> str:
+    """What it takes of a GPU's time, or how many GPUs."""
+    if share <= 1:
+        return f"keeps one such GPU busy for {percent(share)} of the time"
+    return f"is the work of {share:.1f} such GPUs"
 
 
 def about_queue(advice: Advice) -> str:
@@ -181,9 +202,8 @@ def about_uncertainty(advice: Advice) -> str:
     )
 
 
-def about_tiers(advice: Advice) -> str:
+def about_tiers() -> str:
     """How the tiers are estimated."""
-    del advice
     return (
         "A lower tier holds copies of what is above it, so its size is what counts. Hits from it are "
         "charged with their transfer; queues on the link are not simulated (canopy simulate system, "

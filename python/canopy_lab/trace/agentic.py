@@ -73,7 +73,7 @@ def read(path: Path, tolerance: lines.Tolerance) -> Iterator[TraceRequest]:
             request = _parse_flat(record, line)
             clock.check(request.time_s)
         except lines.BadLine as error:
-            tolerance.bad(line, str(error))
+            tolerance.bad(line, error)
             continue
         yield request
 

@@ -53,9 +53,10 @@ def _instant(text: str) -> datetime.datetime:
     # Seven digits of a second: one more than datetime takes.
     short = re.sub(r"(\.\d{6})\d+", r"\1", text)
     try:
-        return datetime.datetime.fromisoformat(short)
+        when = datetime.datetime.fromisoformat(short)
     except ValueError:
         raise lines.BadLine(f"TIMESTAMP must be a date and time, got {text!r}") from None
+    return when if when.tzinfo else when.replace(tzinfo=datetime.timezone.utc)
 
 
 def _tokens(text: str, name: str) -> int:

@@ -7,6 +7,7 @@ from itertools import islice
 from pathlib import Path
 
 from canopy_lab.trace import azure, lines, openai_log
+from canopy_lab.trace.sglang_prompt import is_event
 from sglang_canopy.errors import CanopyError
 
 _LOOK_AT = 10_000
@@ -18,11 +19,12 @@ def guess_format(path: Path | str) -> str:
     path = lines.existing(path)
     if path.is_dir() or ".tar" in path.suffixes or path.suffix == ".tgz":
         return "agentic"
+    text = b""
     for _, raw in islice(lines.read_lines(path), _LOOK_AT):
         text = raw.strip()
         if text.startswith(",".join(azure.COLUMNS).encode()):
             return "azure"
-        if b"server_args=" in text or (b'{"timestamp"' in text and b'"event": "request.' in text):
+        if b"server_args=" in text or is_event(text):
             return "sglang"
         if b"Received request" in text or (b"Request " in text and b" details: prompt" in text):
             return "vllm"
@@ -30,6 +32,8 @@ def guess_format(path: Path | str) -> str:
             found = _json_format(text)
             if found:
                 return found
+    if not text:
+        raise CanopyError(f"{str(path)!r} is empty; give a log that has requests")
     raise CanopyError(
         f"cannot tell the format of {str(path)!r} from its first {_LOOK_AT} lines; say --format"
     )

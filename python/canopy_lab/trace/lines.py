@@ -6,13 +6,15 @@ line (for an archive: of one conversation).
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import gzip
 import io
 import json
 import logging
 import lzma
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -26,6 +28,10 @@ Parsed = TypeVar("Parsed")
 
 class BadLine(Exception):
     """One line cannot be used. The message is what is wrong with it, without its number."""
+
+
+class CutOff(BadLine):
+    """The last line of a file that is still being written."""
 
 
 class Tolerance:
@@ -43,8 +49,14 @@ class Tolerance:
         self.skipped = 0
         self.first = ""
 
-    def bad(self, line: int, why: str, where: str = "") -> None:
-        """Count one broken line, or raise ``CanopyError`` when no more are allowed."""
+    def bad(self, line: int, why: BadLine | str, where: str = "") -> None:
+        """Count one broken line, or raise ``CanopyError`` when no more are allowed.
+
+        A last line that is cut off is left out with a warning.
+        """
+        if isinstance(why, CutOff):
+            log.warning("%s, line %d: %s", self.path, line, why)
+            return
         at = f"{self.path}{f' ({where})' if where else ''}, line {line}: {why}"
         self.skipped += 1
         self.first = self.first or at
@@ -85,9 +97,22 @@ def open_binary(path: Path) -> Iterator[IO[bytes]]:
                 raw = _open_zst(path, stack)
             else:
                 raw = stack.enter_context(path.open("rb"))
+            _skip_mark(raw, path)
             yield raw
-    except (OSError, EOFError, lzma.LZMAError) as error:
+    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
         raise CanopyError(f"cannot read trace {str(path)!r}: {error}") from None
+
+
+def _skip_mark(raw: Any, path: Path) -> None:
+    """Leave out a byte order mark. Raises ``CanopyError`` for UTF-16."""
+    begin = raw.peek(3)[:3]
+    if begin.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise CanopyError(
+            f"{str(path)!r} is UTF-16, and logs are read as UTF-8; convert it: "
+            "iconv -f UTF-16 -t UTF-8"
+        )
+    if begin == codecs.BOM_UTF8:
+        raw.read(len(begin))
 
 
 def _open_zst(path: Path, stack: contextlib.ExitStack) -> Any:
@@ -97,11 +122,43 @@ def _open_zst(path: Path, stack: contextlib.ExitStack) -> Any:
         raise CanopyError(
             f"{str(path)!r} is zstd-compressed: pip install zstandard, or recompress with gzip or xz"
         ) from None
-    raw = stack.enter_context(path.open("rb"))
-    return io.BufferedReader(
-        stack.enter_context(zstandard.ZstdDecompressor().stream_reader(raw)),
-        buffer_size=1 << 18,
+    decompressor = zstandard.ZstdDecompressor()
+    frames = _ZstdFrames(
+        stack.enter_context(path.open("rb")), decompressor.decompressobj, zstandard.ZstdError
     )
+    return io.BufferedReader(frames, buffer_size=1 << 18)
+
+
+class _ZstdFrames(io.RawIOBase):
+    """All frames of a zstd file. zstandard's own reader ends after the first, and where a file is cut
+    off without a word; here both read as they do from gzip and xz."""
+
+    def __init__(self, raw: IO[bytes], frame: Callable[[], Any], error: type[Exception]) -> None:
+        self._raw, self._new_frame, self._error = raw, frame, error
+        self._frame: Any = None
+        self._packed = self._plain = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, into: Any) -> int:
+        while not self._plain:
+            if self._frame is not None and self._frame.eof:
+                self._packed, self._frame = self._frame.unused_data, None
+            self._packed = self._packed or self._raw.read(1 << 16)
+            if not self._packed:
+                if self._frame is not None:
+                    raise EOFError("compressed file ended before its last frame did")
+                return 0
+            self._frame = self._frame or self._new_frame()
+            try:
+                self._plain = self._frame.decompress(self._packed)
+            except self._error as error:
+                raise OSError(str(error)) from None
+            self._packed = b""
+        size = min(len(into), len(self._plain))
+        into[:size], self._plain = self._plain[:size], self._plain[size:]
+        return size
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -123,7 +180,7 @@ def each(
         try:
             parsed = parse(number, text)
         except BadLine as error:
-            tolerance.bad(number, str(error))
+            tolerance.bad(number, error)
             continue
         if parsed is not None:
             yield parsed
@@ -133,14 +190,16 @@ def parse_object(text: bytes | str) -> dict[str, Any]:
     """One JSON object. Raises ``BadLine``."""
     try:
         value = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
+        if isinstance(text, bytes) and not text.endswith(b"\n"):
+            raise CutOff("it is cut off, and left out; the file is still being written") from None
         raise BadLine(f"not JSON ({error})") from None
     if not isinstance(value, dict):
         raise BadLine(f"must be a JSON object, got {type(value).__name__}")
     return value
 
 
-def number(record: dict[str, Any], key: str) -> float:
+def number(record: Mapping[str, Any], key: str) -> float:
     """A finite number of ``record``, 0 or more. Raises ``BadLine``."""
     value = record.get(key)
     if type(value) not in (int, float) or not 0 <= value < float("inf"):  # type: ignore[operator]
@@ -148,7 +207,7 @@ def number(record: dict[str, Any], key: str) -> float:
     return float(value)  # type: ignore[arg-type]
 
 
-def count(record: dict[str, Any], key: str, least: int = 0) -> int:
+def count(record: Mapping[str, Any], key: str, least: int = 0) -> int:
     """A whole number of ``record``, ``least`` or more. Raises ``BadLine``."""
     value = record.get(key)
     if type(value) is not int or value < least:
@@ -158,7 +217,7 @@ def count(record: dict[str, Any], key: str, least: int = 0) -> int:
     return value
 
 
-def block_ids(record: dict[str, Any], key: str = "hash_ids") -> tuple[int, ...]:
+def block_ids(record: Mapping[str, Any], key: str = "hash_ids") -> tuple[int, ...]:
     """The block ids of ``record``. Raises ``BadLine``."""
     value = record.get(key)
     if type(value) is not list or not set(map(type, value)) <= {int}:
@@ -166,7 +225,7 @@ def block_ids(record: dict[str, Any], key: str = "hash_ids") -> tuple[int, ...]:
     return tuple(value)
 
 
-def _shown(record: dict[str, Any], key: str) -> str:
+def _shown(record: Mapping[str, Any], key: str) -> str:
     if key not in record:
         return f"nothing (the line has: {', '.join(sorted(map(str, record)))[:200]})"
     text = json.dumps(record[key])

@@ -16,11 +16,12 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Iterator, Mapping
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 from canopy_lab.trace import lines
-from canopy_lab.trace.prompts import LoggedPrompt
+from canopy_lab.trace.prompts import LoggedPrompt, clients_name
 from sglang_canopy.errors import CanopyError
 
 TIMES = (
@@ -37,6 +38,17 @@ _WRAPPERS = (
     *("standard_logging_object", "body", "request", "proxy_server_request", "kwargs"),
     *("payload", "model_parameters", "modelParameters", "metadata", "custom_params", "extra_body"),
 )
+_APART = ("model", "lora_path", "extra_key", "cache_salt")
+"""What keeps the KV of two prompts apart."""
+_NO_CALLS = ("SPAN", "EVENT", "TRACE")
+_OTHER_OBSERVATIONS = (
+    "AGENT", "TOOL", "CHAIN", "RETRIEVER", "EVALUATOR", "EMBEDDING", "GUARDRAIL"
+)  # fmt: skip
+"""Langfuse's that are no generation of a model; chains repeat their model's input."""
+_OTHER_CALLS = ("embedding", "image", "transcription", "speech", "moderation", "rerank")
+"""In LiteLLM's ``call_type``."""
+_DATA_CHARACTERS = 256
+"""A longer string without a blank in a part that is no text: a picture's bytes, not words."""
 _STOPS = {"tool_calls": "tool", "function_call": "tool", "stop": "end", "length": "length"}
 _LONGEST_LIST = 1 << 30
 """Bytes of a file that is one JSON list: it has to be read at once."""
@@ -45,39 +57,64 @@ _LONGEST_LIST = 1 << 30
 def prompts(path: Path, tolerance: lines.Tolerance) -> Iterator[LoggedPrompt]:
     """Yield the prompts of ``path`` in the order of the file.
 
-    Left out without a word: calls that failed, and what is no call of a model (Langfuse's spans).
+    Left out without a word: calls that failed, and what is no call of a language model (embeddings,
+    Langfuse's spans).
     """
+    models: dict[str, None] = {}
     for line, item in _objects(path):
         try:
             entry = lines.parse_object(item) if isinstance(item, bytes) else _checked(item)
-            prompt = parse(entry, line)
+            found = parse(entry, line)
         except lines.BadLine as error:
-            tolerance.bad(line, str(error))
+            tolerance.bad(line, error)
             continue
-        if prompt is not None:
-            yield prompt
+        models |= dict.fromkeys(prompt.apart[0] for prompt in found if prompt.apart[0])
+        yield from found
+    if len(models) > 1:
+        lines.log.warning(
+            "%s: it has calls of %d models (%s), which share no KV but here one cache; give a log of "
+            "what one server runs", path, len(models), ", ".join(list(models)[:5]),
+        )  # fmt: skip
 
 
-def parse(entry: Mapping[str, Any], line: int = 0) -> LoggedPrompt | None:
-    """One entry of a log; ``None`` for what is not a served call. Raises ``BadLine``."""
+def parse(entry: Mapping[str, Any], line: int = 0) -> list[LoggedPrompt]:
+    """The prompts of one entry of a log; none for what is not a served call. Raises ``BadLine``."""
     if entry.get("status") in ("failure", "error") or entry.get("level") == "ERROR":
-        return None
-    if str(entry.get("type", "GENERATION")).upper() in ("SPAN", "EVENT", "TRACE"):
-        return None
+        return []
+    kind, observed = str(entry.get("type")).upper(), "trace_id" in entry or "traceId" in entry
+    if kind in _NO_CALLS or (observed and kind in _OTHER_OBSERVATIONS):
+        return []
+    if any(word in str(entry.get("call_type")) for word in _OTHER_CALLS):
+        return []
     places = _places(entry)
     when = _first(places, TIMES)
     if when is None:
         raise lines.BadLine(f"it has no time; name it one of: {', '.join(TIMES)}")
-    prompt = LoggedPrompt(_seconds(when), line)
-    _fill_prompt(prompt, places)
+    time_s = _seconds(when)
+    places, asked = _asked(places)
+    return [_prompt(LoggedPrompt(time_s, line), one, entry, places, len(asked)) for one in asked]
+
+
+def _prompt(
+    prompt: LoggedPrompt,
+    given: Any,
+    entry: Mapping[str, Any],
+    places: list[Mapping[str, Any]],
+    calls: int,
+) -> LoggedPrompt:
+    """``prompt``, filled; ``given`` is one of ``calls`` of its entry."""
+    _fill_prompt(prompt, given, places)
     named = _first(places, CONVERSATIONS)
-    prompt.conversation = None if named is None else str(named)
+    prompt.conversation = None if named is None else clients_name(named)
     user = _first(places, USERS)
     prompt.user = None if user is None else str(user)
+    prompt.apart = tuple(str(_first(places, (name,)) or "") for name in _APART)
     category, turn = _first(places, ("canopy_category",)), _first(places, ("canopy_turn",))
     prompt.category = str(category) if category else prompt.category
     prompt.turn = turn if type(turn) is int and turn > 0 else prompt.turn
     _fill_answer(prompt, entry, places)
+    if calls > 1:
+        prompt.output_tokens, prompt.logged_tokens = prompt.output_tokens // calls, None
     return prompt
 
 
@@ -125,17 +162,23 @@ def _first(places: list[Mapping[str, Any]], names: tuple[str, ...]) -> Any:
     return None
 
 
-def _fill_prompt(prompt: LoggedPrompt, places: list[Mapping[str, Any]]) -> None:
+def _asked(
+    places: list[Mapping[str, Any]],
+) -> tuple[list[Mapping[str, Any]], list[Any]]:
+    """Where to look for the rest, and the inputs of a call: several for a list of texts or of ids."""
     given = _decoded(_first(places, INPUTS))
     if isinstance(given, dict):  # Langfuse: {"messages": [...], "tools": [...]}
         places = [given, *places]
         given = _decoded(_first([given], INPUTS))
-    if isinstance(given, list) and given and set(map(type, given)) <= {int}:
+    several = isinstance(given, list) and bool(given) and set(map(type, given)) <= {str, list}
+    return places, given if several else [given]
+
+
+def _fill_prompt(prompt: LoggedPrompt, given: Any, places: list[Mapping[str, Any]]) -> None:
+    if isinstance(given, list) and given and all(type(i) is int and 0 <= i < 1 << 63 for i in given):  # fmt: skip
         prompt.token_ids = given
     elif isinstance(given, list) and given and all(isinstance(part, dict) for part in given):
         _fill_messages(prompt, given, places)
-    elif isinstance(given, list) and len(given) == 1 and isinstance(given[0], str):
-        prompt.text = given[0]
     elif isinstance(given, str):
         prompt.text = given
     else:
@@ -176,11 +219,25 @@ def _text(message: Mapping[str, Any]) -> tuple[str, bool]:
             parts.append(part)
         elif isinstance(part, dict):
             words = part.get("text", part.get("content"))
-            parts.append(words if isinstance(words, str) else json.dumps(part, sort_keys=True))
+            shown = words if isinstance(words, str) else json.dumps(_short(part), sort_keys=True)
+            parts.append(shown)
             image = image or "image" in str(part.get("type", ""))
-    for call in message.get("tool_calls") or ():
+    calls = message.get("tool_calls")
+    for call in calls if isinstance(calls, list) else ():
         parts.append(json.dumps(call.get("function", call) if isinstance(call, dict) else call))
     return "\n".join(parts), image
+
+
+def _short(value: Any) -> Any:
+    """``value`` with a digest in place of a picture's or a sound's bytes."""
+    if isinstance(value, dict):
+        return {key: _short(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_short(inner) for inner in value]
+    if not isinstance(value, str) or len(value) <= _DATA_CHARACTERS:
+        return value
+    words = not value.isascii() or len(value.split(maxsplit=1)) > 1
+    return value if words else blake2b(value.encode(), digest_size=8).hexdigest()
 
 
 def _fill_answer(

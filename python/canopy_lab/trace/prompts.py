@@ -50,6 +50,8 @@ class LoggedPrompt:
     output_tokens: int = 0
     logged_tokens: int | None = None
     """Prompt tokens as the log's server counted them."""
+    apart: tuple[str, ...] = ()
+    """Prompts that differ in it share no KV: model, adapter, tenant."""
 
     def size(self) -> int:
         """Tokens by the count of bytes, or of ids."""
@@ -76,13 +78,26 @@ class Cutter:
         )
 
     def __call__(self, prompt: LoggedPrompt) -> tuple[tuple[int, ...], int]:
-        ids = prompt.token_ids
+        ids, salt = prompt.token_ids, salt_of(*prompt.apart)
         if ids is None and self._tokenizer is not None:
             ids = self._tokenizer.encode(prompt.text, add_special_tokens=False).ids
         if ids is not None:
-            return chained(array("q", ids).tobytes(), BLOCK_TOKENS * _ID), len(ids)
+            return chained(array("q", ids).tobytes(), BLOCK_TOKENS * _ID, salt), len(ids)
         raw = prompt.text.encode("utf-8", "surrogatepass")
-        return chained(raw, BLOCK_TOKENS * BYTES_A_TOKEN), -(-len(raw) // BYTES_A_TOKEN)
+        return chained(raw, BLOCK_TOKENS * BYTES_A_TOKEN, salt), -(-len(raw) // BYTES_A_TOKEN)
+
+
+def clients_name(given: Any) -> str:
+    """A conversation's name of a client, which may be a path: in a trace, what stands before a slash
+    is an agent's parent."""
+    return str(given).replace("/", "|")
+
+
+def salt_of(*apart: Any) -> bytes:
+    """Differs for prompts that share no KV because they differ in ``apart``; empty where all are."""
+    if not any(apart):
+        return b""
+    return blake2b(repr(apart).encode(errors="surrogatepass"), digest_size=8).digest()
 
 
 def chained(raw: bytes, block_bytes: int, salt: bytes = b"") -> tuple[int, ...]:

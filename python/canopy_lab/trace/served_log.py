@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from canopy_lab.trace import lines
+from canopy_lab.trace.sglang_prompt import event_of, inner
 from sglang_canopy.errors import CanopyError
 
 HOW = "--log-requests --log-requests-level 3 --log-requests-format json --enable-metrics"
@@ -40,17 +41,12 @@ def read_served(path: Path | str) -> dict[int, ServedRequest]:
     source = lines.existing(path)
     found: dict[int, ServedRequest] = {}
     for number, text in lines.read_lines(source):
-        begin = text.find(b'{"timestamp"')
-        if begin < 0 or b'"event": "request.finished"' not in text:
-            continue
         try:
-            event = lines.parse_object(text[begin:])
+            event = event_of(text, ("request.finished",))
         except lines.BadLine:
             continue
-        out = event.get("out")
-        meta = out.get("meta_info") if isinstance(out, dict) else None
-        if isinstance(meta, dict):
-            found[number] = _served(meta)
+        if event is not None:
+            found[number] = _served(inner(event, "out", "meta_info"))
     if not any(r.ttft_s is not None for r in found.values()):
         raise CanopyError(
             f"{str(path)!r} does not say when first tokens were there; start the server with {HOW}"

@@ -6,60 +6,69 @@ log are ignored. A request appears twice, when it is received and when it is fin
 yielded in order of arrival once its end is known, so memory is that of the requests in flight
 plus, where clients name no conversation, the inference's O(distinct blocks).
 
-Prompts are token ids in the log (chat, or ``input_ids``), hashed here into chained blocks of 16
-tokens. A prompt logged as text only (``/v1/completions``, ``text``) is cut into blocks of 64
-characters and its length is estimated as 4 characters a token: equal texts still mean equal blocks.
-Prompts of two tenants or adapters share no block, as they share no KV.
+Left out: what SGLang asks itself (its warm-up, health checks), and requests that it refused or that
+were aborted before their first token. ``sglang_prompt.py`` cuts the prompts.
 """
 
 from __future__ import annotations
 
 import datetime
 import re
-from array import array
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 from canopy_lab.trace import lines
 from canopy_lab.trace.infer import ConversationIndex
-from canopy_lab.trace.prompts import chained
+from canopy_lab.trace.prompts import ORDER_WINDOW, changed, clients_name, with_conversation
 from canopy_lab.trace.record import TraceRequest
+from canopy_lab.trace.sglang_prompt import (
+    HOW_TO_LOG,
+    SERVER_BLOCK_TOKENS,
+    PromptCutter,
+    characters_a_token,
+    event_of,
+    has_server_ids,
+    inner,
+    is_event,
+    media,
+    token_ids,
+)
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.tenant import namespace_of
-
-BLOCK_TOKENS = 16
-CHARACTERS_A_TOKEN = 4
-SERVER_BLOCK_TOKENS = 64
-"""A server's ``block_tokens`` where its configuration does not name another."""
-HOW_TO_LOG = "--log-requests --log-requests-level 3 --log-requests-format json"
 
 WARM_UP_TEXT = "The capital city of France is"
 """What SGLang asks itself before it takes requests (``http_server.py``, ``_execute_server_warmup``)."""
+_HEALTH_CHECK = "HEALTH_CHECK"
+"""How the names of SGLang's own health checks begin (``constants.py``)."""
+_RECEIVED, _FINISHED = "request.received", "request.finished"
 
 _POOL = re.compile(rb"\bmax_total_num_tokens=(\d{1,15})\b")
+_RANK = re.compile(rb"^\[[^\]]* DP(\d{1,5})\b")
+_STARTS = b"server_args=ServerArgs("
 _FLUSHED = b"Cache flushed successfully!"
 """``scheduler.py``, ``flush_cache``."""
 
 _STOPS = {"length": "length", "stop": "end", "tool_calls": "tool"}
+_SET_BACK_S = 60.0
+"""A clock that falls by more was set back; by less, the lines of several processes are mixed."""
 
 
 @dataclass(slots=True)
 class _Flight:
-    """A request that was received; ``end`` is its finished event, once there."""
+    """A request that was received; ``request`` is ``None`` until it is finished."""
 
+    rid: str
     time_s: float
-    line: int
-    end: dict[str, Any] | None = None
+    request: TraceRequest | None = None
+    left_out: bool = False
 
 
 def read(path: Path, tolerance: lines.Tolerance) -> Iterator[TraceRequest]:
     """Yield the finished requests of ``path`` in order of arrival."""
-    yield from _read(path, _Reader(path, tolerance))
+    cut = PromptCutter(characters_a_token=characters_a_token(path))
+    return _read(path, _Reader(path, tolerance, cut))
 
 
 def read_as_server(
@@ -69,252 +78,234 @@ def read_as_server(
 
     Those of ``radix/live_request.py``: whole blocks only, of ``block_tokens`` (the server's own setting
     of that name), chained xxh3 seeded by the request's salts. A plan made from these names
-    subtrees that the server knows. A prompt logged as text only, or of a LoRA adapter, whose salt
-    the log lacks, gets ids that no server makes: it counts as traffic, and a TTL of its subtree
-    would wait for nobody. Raises ``CanopyError``.
+    subtrees that the server knows. A prompt logged as text only, with images, or of a LoRA adapter,
+    whose salt the log lacks, gets ids that no server makes: it counts as traffic, and a TTL of its
+    subtree would wait for nobody. Raises ``CanopyError``.
     """
     source = lines.existing(path)
     tolerance = lines.Tolerance(source, skip_bad)
-    cut = partial(_server_blocks, block_tokens=block_tokens)
-    yield from _read(source, _Reader(source, tolerance, cut, block_tokens))
+    cut = PromptCutter(block_tokens, characters_a_token(source), as_server=True)
+    yield from _read(source, _Reader(source, tolerance, cut))
     tolerance.report()
 
 
 def logs_tokens(path: Path | str) -> bool:
     """Whether a prompt of the log has ids that a server makes: token ids, of no adapter."""
     for _, text in lines.read_lines(lines.existing(path)):
-        begin = text.find(b'{"timestamp"')
-        if begin < 0 or b'"event": "request.finished"' not in text:
-            continue
         try:
-            given = _mapping(lines.parse_object(text[begin:]), "obj")
-            if _token_ids(given) and not _adapter(given):
+            event = event_of(text, (_FINISHED,))
+            if event is not None and has_server_ids(inner(event, "obj")):
                 return True
         except lines.BadLine:
             continue
     return False
 
 
-def pool_tokens(path: Path | str) -> int | None:
-    """The device's KV pool in tokens, as the scheduler says it when it starts; the last one of a
-    log of several starts. ``None`` where the log does not say."""
-    found = None
+def pool_tokens(path: Path | str) -> tuple[int, int] | None:
+    """The device's KV pool in tokens, as the scheduler says it when it starts, and of how many DP
+    ranks it is the sum; those of the last of several starts. ``None`` where the log does not say."""
+    pools: dict[bytes, int] = {}
     for _, text in lines.read_lines(lines.existing(path)):
-        said = None if b'{"timestamp"' in text else _POOL.search(text)
+        if is_event(text):
+            continue
+        if _STARTS in text:
+            pools = {}
+        said, rank = _POOL.search(text), _RANK.search(text)
         if said is not None:
-            found = int(said[1])
-    return found
+            pools[rank[1] if rank else b""] = int(said[1])
+    return (sum(pools.values()), len(pools)) if pools else None
 
 
 def last_flush(path: Path | str) -> int:
-    """The line on which a scheduler last said that it had emptied its cache (``/flush_cache``, an
-    update of the weights); 0 where none did. Nothing runs then: later lines are of later requests.
-    Raises ``CanopyError``."""
+    """The line on which a server last began, or a scheduler last said that it had emptied its cache
+    (``/flush_cache``, an update of the weights); 0 where none did. Nothing runs then: later lines are
+    of later requests. Raises ``CanopyError``."""
     found = 0
     for line, text in lines.read_lines(lines.existing(path)):
-        if _FLUSHED in text and b'{"timestamp"' not in text:
+        if (_FLUSHED in text or _STARTS in text) and not is_event(text):
             found = line
     return found
 
 
 def _read(path: Path, reader: _Reader) -> Iterator[TraceRequest]:
-    tolerance = reader.tolerance
     for line, text in lines.read_lines(path):
         try:
             reader.take(line, text)
         except lines.BadLine as error:
-            tolerance.bad(line, str(error))
+            reader.tolerance.bad(line, error)
         yield from reader.ready()
-    yield from reader.rest()
-    if reader.texts:
-        lines.log.warning(
-            "%s: %d prompts were logged as text, so their lengths are estimated (%d characters a token)",
-            path, reader.texts, CHARACTERS_A_TOKEN,
-        )  # fmt: skip
-    if reader.seen == 0:
-        raise CanopyError(
-            f"{str(path)!r} holds no request in JSON; start the server with {HOW_TO_LOG}"
-        )
+    yield from reader.ready(0)
+    reader.report()
 
 
 class _Reader:
-    def __init__(
-        self,
-        path: Path,
-        tolerance: lines.Tolerance,
-        cut: Callable[[Mapping[str, Any]], tuple[tuple[int, ...], int]] | None = None,
-        block_tokens: int = BLOCK_TOKENS,
-    ) -> None:
-        self.path, self.tolerance = path, tolerance
-        self._cut, self._block_tokens = cut or _blocks, block_tokens
-        self.seen = self.texts = 0
-        self._flying: OrderedDict[str, _Flight] = OrderedDict()
-        self._start: datetime.datetime | None = None
+    def __init__(self, path: Path, tolerance: lines.Tolerance, cut: PromptCutter) -> None:
+        self.path, self.tolerance, self._cut = path, tolerance, cut
+        self._seen = 0
+        self._noted: Counter[str] = Counter()
+        """How many requests each warning is about."""
+        self._arrived: deque[_Flight] = deque()
+        """In the order of the log, finished or not; a client may use a name again."""
+        self._running: dict[str, _Flight] = {}
+        self._lost: set[str] = set()
+        """Those given up while they were in flight."""
+        self._clock = _Clock(path)
         self._last_s = 0.0
         self._index = ConversationIndex()
 
     def take(self, line: int, text: bytes) -> None:
-        begin = text.find(b'{"timestamp"')
-        if begin < 0 or b'"event": "request.' not in text:
-            if b"Receive: obj=" in text:
+        """One line of the log. Raises ``BadLine``."""
+        event = event_of(text, (_RECEIVED, _FINISHED))
+        if event is None:
+            if b"Receive: obj=" in text and not is_event(text):
                 raise lines.BadLine(f"the log is in text form; start the server with {HOW_TO_LOG}")
             return
-        event = lines.parse_object(text[begin:])
-        if event.get("event") == "request.received":
-            self.seen += 1
-            for rid in _ids(event):
-                self._flying[rid] = _Flight(self._time(event), line)
-        elif event.get("event") == "request.finished":
-            self.seen += 1
-            for rid in _ids(event):
-                flight = self._flying.get(rid)
-                if flight is None:
-                    # The log begins after this one was received.
-                    meta = _mapping(_mapping(event, "out"), "meta_info")
-                    waited = meta.get("e2e_latency")
-                    waited = waited if isinstance(waited, (int, float)) else 0.0
-                    flight = self._flying[rid] = _Flight(self._time(event) - waited, line)
-                flight.end, flight.line = event, line
+        self._seen += 1
+        names = event.get("rid")
+        for rid in map(str, names if isinstance(names, list) else [names]):
+            if rid.startswith(_HEALTH_CHECK):
+                continue
+            if event["event"] == _FINISHED:
+                self._end(rid, event, line)
+            elif not _asks_for_several(event):
+                self._arrive(_Flight(rid, self._clock.seconds(event, line)))
 
-    def ready(self) -> Iterator[TraceRequest]:
-        """What can be yielded: the oldest requests, up to the first still running."""
-        while self._flying and next(iter(self._flying.values())).end is not None:
-            _, flight = self._flying.popitem(last=False)
-            yield from self._finish(flight)
+    def _arrive(self, flight: _Flight) -> _Flight:
+        self._arrived.append(flight)
+        self._running[flight.rid] = flight
+        return flight
 
-    def rest(self) -> Iterator[TraceRequest]:
-        """At the end of the log: the finished ones among those still running."""
-        lost = 0
-        for flight in self._flying.values():
-            if flight.end is None:
-                lost += 1
-            else:
-                yield from self._finish(flight)
-        self._flying.clear()
-        if lost:
-            lines.log.warning("%s: %d requests never finished, left out", self.path, lost)
+    def _end(self, rid: str, event: Mapping[str, Any], line: int) -> None:
+        given, meta = inner(event, "obj"), inner(event, "out", "meta_info")
+        ended_s = self._clock.seconds(event, line)
+        self._lost.discard(rid)
+        flight = self._running.get(rid)
+        if flight is None:
+            # The log begins after this one was received.
+            waited = meta.get("e2e_latency")
+            waited_s = waited if isinstance(waited, (int, float)) else 0.0
+            flight = self._arrive(_Flight(rid, ended_s - waited_s))
+        del self._running[rid]
+        flight.left_out = True  # unless it can be read
+        if not _is_warm_up(given) and not _was_refused(meta):
+            flight.request = self._request(given, meta, line)
+            flight.left_out = False
 
-    def _finish(self, flight: _Flight) -> Iterator[TraceRequest]:
-        assert flight.end is not None
-        if _is_warm_up(_mapping(flight.end, "obj")):
-            return
-        try:
-            yield self._request(flight, flight.end)
-        except lines.BadLine as error:
-            self.tolerance.bad(flight.line, str(error))
+    def ready(self, most: int | None = None) -> Iterator[TraceRequest]:
+        """What can be yielded: the oldest requests, up to the first still running, which is given up
+        where more than ``most`` (``ORDER_WINDOW``) came after it."""
+        most = ORDER_WINDOW if most is None else most
+        while self._arrived:
+            flight = self._arrived[0]
+            if flight.request is None and not flight.left_out and len(self._arrived) <= most:
+                return
+            self._arrived.popleft()
+            if flight.left_out:
+                continue
+            if flight.request is None:
+                self._lost.add(flight.rid)
+                if self._running.get(flight.rid) is flight:
+                    del self._running[flight.rid]
+                continue
+            # Requests without a received event may come late; a trace never goes back.
+            self._last_s = max(self._last_s, flight.time_s)
+            yield with_conversation(changed(flight.request, time_s=self._last_s), self._index)
 
-    def _request(self, flight: _Flight, end: dict[str, Any]) -> TraceRequest:
-        given = _mapping(end, "obj")
-        meta = _mapping(_mapping(end, "out"), "meta_info")
+    def _request(
+        self, given: Mapping[str, Any], meta: Mapping[str, Any], line: int
+    ) -> TraceRequest:
+        """Its time is not known yet, nor what has to be inferred. Raises ``BadLine``."""
         blocks, tokens = self._cut(given)
-        self.texts += not _token_ids(given)
-        custom = _mapping(_mapping(given, "sampling_params"), "custom_params")
-        conversation, turn, _ = self._index.add(blocks, tokens, self._block_tokens)
+        self._note(given)
+        custom = inner(given, "sampling_params", "custom_params")
         named = custom.get("canopy_conversation") or given.get("session_id")
-        said_turn, stop = custom.get("canopy_turn"), custom.get("canopy_stop")
-        reason = _mapping(meta, "finish_reason").get("type")
-        # Requests without a received event may come late; a trace never goes back.
-        self._last_s = max(self._last_s, flight.time_s)
+        turn, stop = custom.get("canopy_turn"), custom.get("canopy_stop")
+        reason = inner(meta, "finish_reason").get("type")
         return TraceRequest(
-            self._last_s,
+            0.0,
             tokens,
-            lines.count(dict(meta), "completion_tokens"),
+            # An embedding has none.
+            lines.count(meta, "completion_tokens") if "completion_tokens" in meta else 0,
             blocks,
-            self._block_tokens,
+            self._cut.block_tokens,
             category=str(custom.get("canopy_category") or "default"),
-            turn=said_turn if type(said_turn) is int and said_turn > 0 else turn,
-            conversation=str(named) if named else str(conversation),
+            turn=turn if type(turn) is int and turn > 0 else 0,
+            conversation=clients_name(named) if named else None,
             stop=str(stop) if stop else _STOPS.get(str(reason)),
-            line=flight.line,
+            line=line,
         )
 
-    def _time(self, event: Mapping[str, Any]) -> float:
+    def _note(self, given: Mapping[str, Any]) -> None:
+        a_token = f"{self._cut.characters_a_token:.3g} characters a token"
+        if not token_ids(given):
+            self._noted[f"logged as text, so their lengths are estimated ({a_token})"] += 1
+        if media(given):
+            self._noted["with images, video or sound, whose tokens are not counted"] += 1
+        if given.get("session_params"):
+            self._noted["of sessions logged without what they continue, so they look shorter"] += 1
+
+    def report(self) -> None:
+        """Say what was left out or guessed. Raises ``CanopyError`` where the log has no request."""
+        if self._seen == 0:
+            raise CanopyError(
+                f"{str(self.path)!r} holds no request in JSON; start the server with {HOW_TO_LOG}"
+            )
+        for what, count in self._noted.items():
+            lines.log.warning("%s: %d prompts %s", self.path, count, what)
+        if self._lost:
+            lines.log.warning(
+                "%s: %d requests never finished, left out", self.path, len(self._lost)
+            )
+
+
+class _Clock:
+    """Seconds since the first stamp. Where the clock was set back, time goes on from there."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._start: datetime.datetime | None = None
+        self._last_s = self._added_s = 0.0
+
+    def seconds(self, event: Mapping[str, Any], line: int) -> float:
+        """Of an event. Raises ``BadLine``."""
         stamp = event.get("timestamp")
         try:
             when = datetime.datetime.fromisoformat(str(stamp))
         except ValueError:
-            raise lines.BadLine(f"'timestamp' must be a date and time, got {stamp!r}") from None
+            raise lines.BadLine(f"'timestamp' must be a date and time, got {stamp!r:.60}") from None
+        when = when if when.tzinfo else when.replace(tzinfo=datetime.timezone.utc)
         self._start = self._start or when
-        return (when - self._start).total_seconds()
-
-
-def _ids(event: Mapping[str, Any]) -> list[str]:
-    rid = event.get("rid")
-    return [str(r) for r in rid] if isinstance(rid, list) else [str(rid)]
-
-
-def _mapping(of: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    value = of.get(key)
-    return value if isinstance(value, dict) else {}
+        now_s = (when - self._start).total_seconds() + self._added_s
+        if now_s < self._last_s - _SET_BACK_S:
+            lines.log.warning(
+                "%s, line %d: the clock goes back by %.0f s; put files of one log together in order "
+                "of time (a clock that was set back does no harm)",
+                self._path, line, self._last_s - now_s,
+            )  # fmt: skip
+            self._added_s += self._last_s - now_s
+            now_s = self._last_s
+        self._last_s = max(self._last_s, now_s)
+        return now_s
 
 
 def _is_warm_up(given: Mapping[str, Any]) -> bool:
     """Whether the server sent this request to itself at its start."""
     text = given.get("text")
     texts = text if isinstance(text, list) else [text]
-    return bool(texts) and all(t == WARM_UP_TEXT for t in texts) and not _token_ids(given)
+    return bool(texts) and all(t == WARM_UP_TEXT for t in texts) and not token_ids(given)
 
 
-def _blocks(
-    given: Mapping[str, Any], block_tokens: int = BLOCK_TOKENS
-) -> tuple[tuple[int, ...], int]:
-    """Chained block ids of a logged prompt, and its length in tokens."""
-    ids, text = _token_ids(given), given.get("text")
-    if ids:
-        raw, token_bytes, tokens = array("q", ids).tobytes(), array("q").itemsize, len(ids)
-    elif isinstance(text, str) and text:
-        raw, token_bytes = text.encode("utf-32-le"), CHARACTERS_A_TOKEN * 4
-        tokens = -(-len(text) // CHARACTERS_A_TOKEN)
-    else:
-        raise lines.BadLine(f"the prompt was not logged; start the server with {HOW_TO_LOG}")
-    return chained(raw, block_tokens * token_bytes, _salt(given)), tokens
+def _was_refused(meta: Mapping[str, Any]) -> bool:
+    """Whether nothing of the prompt was computed: a full queue, too long, or aborted while it waited."""
+    reason = inner(meta, "finish_reason")
+    return reason.get("type") == "abort" and (
+        reason.get("status_code") is not None or not meta.get("completion_tokens")
+    )
 
 
-def _salt(given: Mapping[str, Any]) -> bytes:
-    """Differs for prompts that share no KV; empty without tenant and adapter."""
-    said = [given.get(name) or "" for name in ("extra_key", "cache_salt")]
-    adapter = _adapter(given) or ""
-    if not any([adapter, *said]):
-        return b""
-    return blake2b(repr((adapter, *said)).encode(errors="surrogatepass"), digest_size=8).digest()
-
-
-def _adapter(given: Mapping[str, Any]) -> Any:
-    return given.get("lora_id") or given.get("lora_path")
-
-
-def _token_ids(given: Mapping[str, Any]) -> list[int]:
-    """Token ids of a logged prompt; empty where it is logged as text."""
-    ids = given.get("input_ids")
-    if not isinstance(ids, list):
-        return []
-    if not set(map(type, ids)) <= {int}:
-        raise lines.BadLine(
-            f"the prompt's token ids are shortened or nested; start the server with {HOW_TO_LOG}"
-            " and send one prompt a request"
-        )
-    return ids
-
-
-def _server_blocks(given: Mapping[str, Any], block_tokens: int) -> tuple[tuple[int, ...], int]:
-    """The same as the server hashes it: ``radix/live_request.py``, ``live_request`` and ``_extend``."""
-    try:
-        import xxhash
-    except ImportError:
-        raise CanopyError(
-            "the ids of a server are made with xxhash, which is not installed; "
-            "run: pip install xxhash"
-        ) from None
-    ids = _token_ids(given)
-    if not ids or _adapter(given):
-        blocks, tokens = _blocks(given, block_tokens)
-        return blocks[: tokens // block_tokens], tokens
-    namespace = namespace_of(given.get("extra_key"), given.get("cache_salt"))
-    data = memoryview(array("q", ids)).cast("B")
-    width = array("q").itemsize * block_tokens
-    chain = xxhash.xxh3_64_intdigest(namespace)
-    made = []
-    for start in range(0, len(data) - width + 1, width):
-        chain = xxhash.xxh3_64_intdigest(data[start : start + width], seed=chain)
-        made.append(chain)
-    return tuple(made), len(ids)
+def _asks_for_several(event: Mapping[str, Any]) -> bool:
+    """Whether each answer will end under a name of its own, and this name never does."""
+    params = inner(event, "obj").get("sampling_params")
+    each = params if isinstance(params, list) else [params]
+    asked = [one.get("n") for one in each if isinstance(one, dict)]
+    return any(type(n) is int and n > 1 for n in asked)

@@ -27,6 +27,7 @@ _PROMPT = re.compile(
     re.S,
 )
 _IDS = re.compile(r"prompt_token_ids: (\[[\d, ]*\])")
+_ADAPTER = re.compile(r"lora_name='([^']*)'")
 _ANSWER = re.compile(
     r"Generated response (?P<id>\S+?)(?: \(.*?\))?: output: .*output_token_ids: (?P<ids>None|\[[\d, ]*\])"
     r".*finish_reason: (?P<why>\w+)",
@@ -68,14 +69,19 @@ def prompts(path: Path, tolerance: lines.Tolerance) -> Iterator[LoggedPrompt]:
 
 def _prompt(found: re.Match[str], clock: _Clock, line: int) -> LoggedPrompt:
     prompt = LoggedPrompt(clock.seconds(found["when"]), line)
+    adapter = _ADAPTER.search(found["rest"])
+    prompt.apart = (adapter[1],) if adapter else ()
     ids = _IDS.search(found["rest"])
-    if ids is not None and ids[1] != "[]":
-        prompt.token_ids = [int(i) for i in ids[1][1:-1].split(",")]
-    elif found["prompt"] != "None":
-        prompt.text = ast.literal_eval(found["prompt"])
-    else:
-        raise lines.BadLine(f"neither the prompt nor its token ids were logged; use {HOW_TO_LOG}")
-    return prompt
+    try:
+        if ids is not None and ids[1] != "[]":
+            prompt.token_ids = [int(i) for i in ids[1][1:-1].split(",")]
+            return prompt
+        if found["prompt"] != "None":
+            prompt.text = ast.literal_eval(found["prompt"])
+            return prompt
+    except (ValueError, SyntaxError) as error:
+        raise lines.BadLine(f"its prompt cannot be read ({error})") from None
+    raise lines.BadLine(f"neither the prompt nor its token ids were logged; use {HOW_TO_LOG}")
 
 
 class _Clock:

@@ -78,8 +78,8 @@ def pairs(
 ) -> Iterator[Pair]:
     """Pair after pair, until one's ``so_far`` has a verdict. ``wait`` takes seconds.
 
-    Raises ``CanopyError`` where the server ranks by another policy than it was asked for, or has no
-    requests.
+    Raises ``CanopyError`` where the server ranks by another policy than it was asked for, is restarted,
+    or has no requests.
     """
     draw, differences = random.Random(seed), list[float]()
     shadows = server.counts().shadow_tokens
@@ -115,6 +115,8 @@ def _slice(
                 f"the server ranks by {after.running} in place of {policy}; start it with "
                 "--canopy-whatif auto,floor=off for a trial, and let nobody else exchange policies"
             )
+        if after.prompt_tokens < before.prompt_tokens:
+            raise CanopyError("the server was restarted during the trial; begin it again")
         if after.prompt_tokens > before.prompt_tokens:
             asked = after.prompt_tokens - before.prompt_tokens
             sampled = after.sampled_tokens - before.sampled_tokens

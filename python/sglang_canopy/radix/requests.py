@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sglang.srt.constants import HEALTH_CHECK_RID_PREFIX
+
 from sglang_canopy.radix.conversations import Conversations
 from sglang_canopy.radix.exchange import Exchange
 from sglang_canopy.radix.leaf import set_offsets
@@ -29,12 +31,18 @@ class Requests:
         )
 
     def of(self, req: Req) -> LiveRequest:
-        """``req``'s policy request; made, and announced to the policies, on first use."""
+        """``req``'s policy request; made, and announced to the policies, on first use.
+
+        Not announced where it only asks whether the server is well: probes come every few seconds,
+        and are no traffic.
+        """
         request: LiveRequest | None = getattr(req, "canopy", None)
         if request is None:
             request = live_request(req, self.tree.clock.now, self.live.settings.block_tokens)
             req.canopy = request
-            self.arrive(request)
+            request.done = str(req.rid).startswith(HEALTH_CHECK_RID_PREFIX)
+            if not request.done:
+                self.arrive(request)
         return request
 
     def ended(self, req: Req) -> None:

@@ -1,0 +1,196 @@
+"""Prompts of SGLang's request log, cut into chained blocks.
+
+Token ids are cut by count. A prompt logged as text only (``/v1/completions``, chats with images) is cut
+by characters: equal texts still mean equal blocks, and its length is an estimate, by the characters a
+token of the log's own counts (``characters_a_token``). Prompts of two tenants or adapters share no
+block, as they share no KV; prompts with different images share what comes before the first that differs.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from canopy_lab.trace import lines
+from canopy_lab.trace.prompts import chained, salt_of
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.tenant import namespace_of
+
+BLOCK_TOKENS = 16
+SERVER_BLOCK_TOKENS = 64
+"""A server's ``block_tokens`` where its configuration does not name another."""
+HOW_TO_LOG = "--log-requests --log-requests-level 3 --log-requests-format json"
+
+_EVENT = re.compile(rb'"event": ?"(request\.[a-z.]+)"')
+_CHARACTERS_A_TOKEN = 4.0
+_LOOK_AT = 10_000
+"""Lines that are asked how many characters a token has."""
+_CUT = 1024
+"""``request_logger.py`` leaves so many characters at both ends of a text at levels below 3."""
+_LARGEST = 1 << 63
+"""Of the integers that a token id may be."""
+_MEDIA = ("image_data", "video_data", "audio_data")
+_PLACE = re.compile(r"(?:<[^<>]{0,40}(?:image|img|vision|video|audio)[^<>]{0,40}>)+", re.I)
+"""Where an image stands in a prompt, as the chat templates of many models write it."""
+
+
+def is_event(text: bytes) -> bool:
+    """Whether a line holds a request, so that its words are a client's and not the server's."""
+    return _EVENT.search(text) is not None
+
+
+def event_of(text: bytes, kinds: tuple[str, ...]) -> dict[str, Any] | None:
+    """The event of a line (``request.finished``, ...) if it is of one of ``kinds``. Raises ``BadLine``."""
+    found = _EVENT.search(text)
+    if found is None or found[1].decode() not in kinds:
+        return None
+    return lines.parse_object(text[max(text.find(b"{"), 0) :])
+
+
+def inner(of: Mapping[str, Any], *keys: str) -> dict[str, Any]:
+    """``of[key]``, and so on through ``keys``; empty where one of them is no object."""
+    value: Any = of
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value if isinstance(value, dict) else {}
+
+
+def characters_a_token(path: Path) -> float:
+    """Characters for each token of the prompts that are logged as text, as the server counted both.
+
+    In sixteenths, so that a block is of whole characters; 4 where the log does not say.
+    """
+    characters = tokens = 0
+    for _, line in islice(lines.read_lines(path), _LOOK_AT):
+        if b'"input_ids": null' not in line and b'"input_ids":null' not in line:
+            continue
+        try:
+            event = event_of(line, ("request.finished",)) or {}
+        except lines.BadLine:
+            continue
+        given, counted = inner(event, "obj"), inner(event, "out", "meta_info").get("prompt_tokens")
+        text = given.get("text")
+        if isinstance(text, str) and type(counted) is int and counted > 1 and not media(given):
+            characters, tokens = characters + len(text), tokens + counted
+    found = characters / tokens if tokens else _CHARACTERS_A_TOKEN
+    return max(1, round(BLOCK_TOKENS * found)) / BLOCK_TOKENS
+
+
+@dataclass(frozen=True, slots=True)
+class PromptCutter:
+    """Cuts a request's ``obj`` into blocks of ``block_tokens``, a multiple of 16.
+
+    ``as_server``: with the ids that a server itself makes of tokens and salts.
+    """
+
+    block_tokens: int = BLOCK_TOKENS
+    characters_a_token: float = _CHARACTERS_A_TOKEN
+    as_server: bool = False
+
+    def __call__(self, given: Mapping[str, Any]) -> tuple[tuple[int, ...], int]:
+        """Chained block ids, and the prompt's length in tokens. Raises ``BadLine``."""
+        if self.as_server and has_server_ids(given):
+            return _server_blocks(given, self.block_tokens)
+        blocks, tokens = self._blocks(given)
+        return blocks[: tokens // self.block_tokens] if self.as_server else blocks, tokens
+
+    def _blocks(self, given: Mapping[str, Any]) -> tuple[tuple[int, ...], int]:
+        ids, seen = token_ids(given), media(given)
+        if ids:
+            # Where an image stands among ids is not known: all of it counts as behind the first.
+            raw, width = array("q", ids).tobytes(), self.block_tokens * array("q").itemsize
+            return chained(raw, width, _salt(given, seen[:1])), len(ids)
+        text = _marked(_text(given), seen)
+        width = round(self.block_tokens * self.characters_a_token) * 4
+        tokens = -(-len(text) // self.characters_a_token)
+        return chained(text.encode("utf-32-le", "surrogatepass"), width, _salt(given)), int(tokens)
+
+
+def token_ids(given: Mapping[str, Any]) -> list[int]:
+    """Token ids of a logged prompt; empty where it is logged as text. Raises ``BadLine``."""
+    ids = given.get("input_ids")
+    if not isinstance(ids, list):
+        return []
+    if not set(map(type, ids)) <= {int} or (
+        ids and not -_LARGEST <= min(ids) <= max(ids) < _LARGEST
+    ):
+        raise lines.BadLine(
+            f"the prompt's token ids are shortened or nested, or no ids; start the server with {HOW_TO_LOG}"
+            " and send one prompt a request"
+        )
+    return ids
+
+
+def has_server_ids(given: Mapping[str, Any]) -> bool:
+    """Whether the log has all that a server makes its block ids of. Raises ``BadLine``."""
+    salts = [given.get(name) for name in ("extra_key", "cache_salt")]
+    plain = all(salt is None or isinstance(salt, str) for salt in salts)
+    return bool(token_ids(given)) and plain and not _adapter(given) and not media(given)
+
+
+def media(given: Mapping[str, Any]) -> list[str]:
+    """A name for each image, video and sound of a request, 16 characters: equal name, equal content."""
+    found: list[Any] = []
+    for field in _MEDIA:
+        value = given.get(field)
+        found += value if isinstance(value, list) else [value] if value else []
+    return [
+        blake2b(json.dumps(one, sort_keys=True).encode(), digest_size=8).hexdigest()
+        for one in found
+    ]
+
+
+def _text(given: Mapping[str, Any]) -> str:
+    text = given.get("text")
+    if not isinstance(text, str) or not text:
+        raise lines.BadLine(f"the prompt was not logged; start the server with {HOW_TO_LOG}")
+    if len(text) == 2 * _CUT + 3 and text[_CUT:-_CUT] == "...":
+        raise lines.BadLine(f"the prompt's text is shortened; start the server with {HOW_TO_LOG}")
+    return text
+
+
+def _marked(text: str, names: list[str]) -> str:
+    """``text`` with each image's name where it stands, or before all where no place is found."""
+    if not names:
+        return text
+    left = iter(names)
+    marked = _PLACE.sub(lambda place: place[0] + next(left, ""), text)
+    return "".join(left) + marked
+
+
+def _salt(given: Mapping[str, Any], seen: list[str] | None = None) -> bytes:
+    """Differs for prompts that share no KV; empty without tenant, adapter and image."""
+    said = [given.get(name) or "" for name in ("extra_key", "cache_salt")]
+    return salt_of(_adapter(given) or "", *said, *(seen or ()))
+
+
+def _adapter(given: Mapping[str, Any]) -> Any:
+    return given.get("lora_id") or given.get("lora_path")
+
+
+def _server_blocks(given: Mapping[str, Any], block_tokens: int) -> tuple[tuple[int, ...], int]:
+    """As the server hashes them: ``radix/live_request.py``, ``live_request`` and ``_extend``."""
+    try:
+        import xxhash
+    except ImportError:
+        raise CanopyError(
+            "the ids of a server are made with xxhash, which is not installed; "
+            "run: pip install xxhash"
+        ) from None
+    ids = token_ids(given)
+    namespace = namespace_of(given.get("extra_key"), given.get("cache_salt"))
+    data = memoryview(array("q", ids)).cast("B")
+    width = array("q").itemsize * block_tokens
+    chain = xxhash.xxh3_64_intdigest(namespace)
+    made = []
+    for start in range(0, len(data) - width + 1, width):
+        chain = xxhash.xxh3_64_intdigest(data[start : start + width], seed=chain)
+        made.append(chain)
+    return tuple(made), len(ids)

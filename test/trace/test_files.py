@@ -1,0 +1,98 @@
+"""The files that logs come in, whole and broken."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from canopy_lab.trace import open_trace
+from canopy_lab.trace.guess import guess_format
+from sglang_canopy.errors import CanopyError
+
+
+def rows(count: int) -> list[bytes]:
+    return [json.dumps({"time": at, "prompt": f"p{at} " * 40}).encode() + b"\n" for at in range(count)]  # fmt: skip
+
+
+def test_every_frame_of_a_zstd_file_is_read(tmp_path: Path) -> None:
+    """Rotated logs are put together by appending: gzip and xz read on by themselves."""
+    zstandard = pytest.importorskip("zstandard")
+    path = tmp_path / "log.jsonl.zst"
+    path.write_bytes(b"".join(zstandard.ZstdCompressor().compress(row) for row in rows(3)))
+    assert len(list(open_trace(path, "openai"))) == 3
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".xz", ".zst"])
+@pytest.mark.parametrize("how", ["none of it", "broken inside", "cut off"])
+def test_a_broken_archive_is_one_sentence(tmp_path: Path, suffix: str, how: str) -> None:
+    raw = b"".join(rows(500))
+    if suffix == ".zst":
+        packed = pytest.importorskip("zstandard").ZstdCompressor().compress(raw)
+    else:
+        packed = gzip.compress(raw) if suffix == ".gz" else __import__("lzma").compress(raw)
+    half = len(packed) // 2
+    bad = {
+        "none of it": b"no archive at all, but text",
+        "broken inside": packed[:half] + bytes(64) + packed[half + 64 :],
+        "cut off": packed[:half],
+    }[how]
+    path = tmp_path / f"log.jsonl{suffix}"
+    path.write_bytes(bad)
+    with pytest.raises(CanopyError, match=r"cannot read trace|not JSON"):
+        list(open_trace(path, "openai"))
+
+
+@pytest.mark.parametrize("format", ["openai", "sglang"])
+def test_a_last_line_that_is_still_being_written_is_left_out(
+    tmp_path: Path, format: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    end = {"obj": {"input_ids": [1] * 40}, "out": {"meta_info": {"completion_tokens": 1}}}
+    stamp = {"timestamp": "2026-01-02T03:04:05", "event": "request.finished", "rid": "a"}
+    line = rows(1)[0] if format == "openai" else json.dumps({**stamp, **end}).encode() + b"\n"
+    path = tmp_path / "log"
+    path.write_bytes(line + line[: len(line) - 20])
+    assert len(list(open_trace(path, format))) == 1
+    assert "line 2: it is cut off" in caplog.text
+    path.write_bytes(line + line[: len(line) - 20] + b"\n")
+    with pytest.raises(CanopyError, match="line 2: not JSON"):
+        list(open_trace(path, format))
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + rows(1)[0].replace(b"\n", b"\r\n"))
+    assert guess_format(path) == "openai"
+    assert len(list(open_trace(path, "openai"))) == 1
+
+
+@pytest.mark.parametrize("format", [None, "openai", "sglang", "vllm", "azure"])
+def test_utf_16_is_named(tmp_path: Path, format: str | None) -> None:
+    """What ``>`` writes in an older PowerShell."""
+    path = tmp_path / "log.jsonl"
+    path.write_text(rows(1)[0].decode(), encoding="utf-16")
+    with pytest.raises(CanopyError, match=r"UTF-16.*iconv -f UTF-16 -t UTF-8"):
+        list(open_trace(path, format or guess_format(path)))
+
+
+@pytest.mark.parametrize("format", ["openai", "sglang", "vllm", "mooncake", "azure", "bailian"])
+def test_an_empty_file_holds_no_requests(tmp_path: Path, format: str) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"")
+    with pytest.raises(CanopyError, match="empty"):
+        guess_format(path)
+    if format in ("sglang", "vllm"):
+        with pytest.raises(CanopyError, match="holds no"):
+            list(open_trace(path, format))
+    else:
+        assert list(open_trace(path, format)) == []
+
+
+def test_what_is_nested_without_end_is_a_broken_line(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(b'{"time": 1, "prompt": ' + b"[" * 200_000 + b"\n" + rows(1)[0])
+    with pytest.raises(CanopyError, match="line 1: not JSON"):
+        list(open_trace(path, "openai"))
+    assert len(list(open_trace(path, "openai", skip_bad=1))) == 1
