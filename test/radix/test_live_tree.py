@@ -122,7 +122,7 @@ def test_asking_whether_the_server_is_well_is_no_traffic() -> None:
         assert tree.core.requests.of(req) is tree.core.requests.of(req)
         tree.core.requests.ended(req)
         assert sum(row.requests for row in tree.core.live.counters.rows()) == requests
-        assert learner.model.stats()["samples"] == requests
+        assert bool(learner.model.stats()["block_hashes"]) == bool(requests)
 
 
 def test_tenants_with_different_salts_share_nothing() -> None:
