@@ -92,7 +92,10 @@ class ChunkStore:
         self.directory = None
         if directory is not None:
             self.directory = Path(directory) / identity[:16]
-            self.directory.mkdir(parents=True, exist_ok=True)
+            try:
+                self.directory.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise CanopyError(f"directory {directory!s} cannot be used: {error}") from None
             self._find_files(keep)
 
     def key(self, ids: Sequence[int], prefix: Sequence[int] = (), salt: str = "") -> str:
@@ -276,7 +279,7 @@ class ChunkStore:
         del tier.entries[entry.key]
         tier.used_bytes -= entry.size
         if isinstance(entry.chunk, disk.DiskChunk):
-            entry.chunk.path.unlink(missing_ok=True)
+            _unlink(entry.chunk.path)
 
     def _size(self, tier: Tier, chunk: StoredChunk) -> int:
         return chunk.nbytes if tier.name != "disk" else disk.file_size(chunk)
@@ -294,7 +297,7 @@ class ChunkStore:
             except (OSError, CanopyError) as error:
                 # Ranks must hold the same chunks: reading finds that this one is not there.
                 logger.warning("canopy: a chunk could not be written to disk: %s", error)
-                path.unlink(missing_ok=True)
+                _unlink(path)
                 return disk.lost_chunk(path, chunk)
         if tier.name == "host" and self.memory is not None:
             held = self.memory.hold(chunk)
@@ -325,17 +328,34 @@ class ChunkStore:
         assert self.directory is not None
         index = next((i for i, t in enumerate(self._tiers) if t.name == "disk"), None)
         for path in sorted(self.directory.glob("*.tmp")):
-            path.unlink()
+            _unlink(path)
         if index is None:
             return
         found: dict[str, disk.DiskChunk] = {}
-        for path in sorted(self.directory.glob("*.chunk"), key=lambda p: p.stat().st_mtime):
+        for path in sorted(self.directory.glob("*.chunk"), key=_modified):
             try:
                 found[path.stem] = disk.open_chunk(path)
-            except CanopyError:
-                path.unlink()
+            except CanopyError as error:
+                logger.warning("canopy: %s", error)
+                _unlink(path)
         kept = keep(list(found))
         for key in found.keys() - set(kept):
-            found[key].path.unlink()
+            _unlink(found[key].path)
         for key in kept:
             self._insert(index, key, found[key], 0.0)
+
+
+def _modified(path: Path) -> float:
+    """When a file was written, in seconds; 0 where it is gone."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _unlink(path: Path) -> None:
+    """Delete a file, if that can be done: a folder that has become read-only stops no server."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        logger.warning("canopy: a chunk file could not be deleted: %s", error)
