@@ -6,7 +6,9 @@ gone. A chunk is in one tier at a time. Nothing here ever reaches the exact pref
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -92,10 +94,10 @@ class ChunkStore:
         self.directory = None
         if directory is not None:
             self.directory = Path(directory) / identity[:16]
-            try:
-                self.directory.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise CanopyError(f"directory {directory!s} cannot be used: {error}") from None
+            if not can_hold_files(self.directory):
+                raise CanopyError(
+                    f"directory {directory!s} cannot be used: it must be a folder that this process may write to"
+                )
             self._find_files(keep)
 
     def key(self, ids: Sequence[int], prefix: Sequence[int] = (), salt: str = "") -> str:
@@ -167,6 +169,16 @@ class ChunkStore:
                     self._remove(tier, tier.entries[key])
                     return True
             return False
+
+    def delete_files(self) -> None:
+        """Forget the chunks on disk, and delete their folder: nothing is stored here any more."""
+        with self._lock:
+            for tier in self._tiers:
+                for entry in list(tier.entries.values()) if tier.name == "disk" else ():
+                    self._remove(tier, entry)
+        if self.directory is not None:
+            with contextlib.suppress(OSError):
+                self.directory.rmdir()
 
     def delete_damaged(self, keys: Iterable[str]) -> None:
         """Forget those chunks on disk whose files cannot be read."""
@@ -343,6 +355,16 @@ class ChunkStore:
             _unlink(found[key].path)
         for key in kept:
             self._insert(index, key, found[key], 0.0)
+
+
+def can_hold_files(folder: str | Path) -> bool:
+    """Whether there is such a folder, made now perhaps, and files may be written there."""
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        logger.warning("canopy: %s", error)
+        return False
+    return os.access(folder, os.W_OK | os.X_OK)
 
 
 def _modified(path: Path) -> float:

@@ -19,7 +19,7 @@ from canopy_chunks.selectors import Offline, make_selector
 from canopy_chunks.server import model_view
 from canopy_chunks.server.options import Options
 from canopy_chunks.server.request import ChunkRequest, ResolvedChunk
-from canopy_chunks.store import ChunkStore
+from canopy_chunks.store import ChunkStore, can_hold_files
 from canopy_chunks.versions import DocumentVersions
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,9 @@ class Library:
 
     def __init__(self, model: Model, options: Options, earlier: Library | None = None) -> None:
         self.model, self.options = model, options
-        self.store = make_store(model, options)
+        if earlier is not None:  # new weights at every step would fill the disk
+            earlier.store.delete_files()
+        self.store: ChunkStore = make_store(model, options, must_have_disk=earlier is None)
         versions: DocumentVersions | None = earlier.versions if earlier is not None else None
         self.versions: DocumentVersions = DocumentVersions(
             self.store, options.tenant_share, versions
@@ -199,13 +201,23 @@ def reusable_tokens(chunks: Sequence[ResolvedChunk], prefix: int, total: int) ->
     return usable if usable and usable >= MIN_STORED_SHARE * (total - prefix) else 0
 
 
-def make_store(model: Model, options: Options) -> ChunkStore:
-    """The tiers that a server was given. On ranks that must agree each has a folder of its own."""
-    ranked = model.ranks is not None
+def make_store(model: Model, options: Options, must_have_disk: bool = True) -> ChunkStore:
+    """The tiers that a server was given. On ranks that must agree each has a folder of its own.
+
+    Raises CanopyError where a folder cannot be used; without ``must_have_disk`` there is no disk then.
+    """
+    ranked, sizes, folder = model.ranks is not None, options.capacity_bytes(), options.directory
+    if ranked:
+        folder = model_view.folder_of_rank(folder)
+    if folder is not None and not must_have_disk:
+        usable = can_hold_files(folder)
+        if not (model_view.true_on_all([usable])[0] if ranked else usable):
+            logger.warning("canopy: %s cannot be used; documents are kept in memory alone", folder)
+            folder, sizes = None, {"device": 0, **sizes, "disk": 0}
     return ChunkStore(
         model.identity,
-        options.capacity_bytes(),
-        model_view.folder_of_rank(options.directory) if ranked else options.directory,
+        sizes,
+        folder,
         device=str(model.device),
         keep=model_view.kept_by_all if ranked else list,
         memory=_host_memory(model, options),
