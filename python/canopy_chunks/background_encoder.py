@@ -51,7 +51,7 @@ class _EncodeJob:
 class BackgroundEncoder:
     """Chunks that wait to be encoded, and the one that is.
 
-    ``score(chunk)`` is called before a chunk is stored, ``on_stored(key, ids, tenant)`` after.
+    ``score(chunk)`` is called before a chunk is stored, ``on_stored(key, document, tenant)`` after.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class BackgroundEncoder:
         model: Model,
         store: ChunkStore,
         score: Callable[[Chunk], None] = lambda chunk: None,
-        on_stored: Callable[[str, Sequence[int], str | None], None] = lambda key, ids, tenant: None,
+        on_stored: Callable[[str, str, str | None], None] = lambda key, document, tenant: None,
     ) -> None:
         self.model, self.store, self.score, self.on_stored = model, store, score, on_stored
         self.queue = EncodeQueue()
@@ -93,9 +93,10 @@ class BackgroundEncoder:
     ) -> None:
         """Store a chunk that was encoded, here or by an ordinary prefill."""
         self.score(chunk)
+        chunk.document = document_name(chunk.ids, tenant)
         self.store.put(chunk, salt, now)
         self.encoded_chunks += 1
-        self.on_stored(key, chunk.ids, tenant)
+        self.on_stored(key, chunk.document, tenant)
 
     def stats(self) -> dict[str, int]:
         """Chunks and tokens that wait, that were encoded, and that were forgotten."""

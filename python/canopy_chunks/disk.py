@@ -1,7 +1,7 @@
 """A chunk in a file: one record a layer and token, so that any set of tokens can be read alone.
 
-    8 bytes  magic, 8 bytes header length, JSON header (tokens, shape, dtype, scores, checksum of
-             the checksums), padding to 4096
+    8 bytes  magic, 8 bytes header length, JSON header (tokens, document, shape, dtype, scores,
+             checksum of the checksums), padding to 4096
     checksums  [layers, n] uint64
     records    [layers, n, 2, kv_heads, d]: K before RoPE, then V
 
@@ -38,7 +38,7 @@ from canopy_chunks.chunk import Chunk
 from canopy_chunks.host_memory import HostChunk
 from sglang_canopy.errors import CanopyError
 
-MAGIC = b"CANOPYC1"
+MAGIC = b"CANOPYC2"
 ALIGN = 4096
 MOST_GAP = 4
 """Unwanted pages between wanted ones that are read with them: a second request of the disk takes as
@@ -97,6 +97,7 @@ class DiskChunk:
     ids: tuple[int, ...]
     prefix: tuple[int, ...]
     scores: dict[str, torch.Tensor]
+    document: str
     kv_heads: int
     head_dim: int
     dtype: torch.dtype
@@ -207,7 +208,7 @@ class DiskChunk:
         every = torch.arange(len(self))
         both = [self.rows(layer, every) for layer in range(self.layers)]
         k, v = (torch.stack([b[i] for b in both]) for i in range(2))
-        return Chunk(self.ids, k, v, self.prefix, dict(self.scores))
+        return Chunk(self.ids, k, v, self.prefix, dict(self.scores), self.document)
 
 
 def write(path: Path, chunk: Chunk | HostChunk) -> int:
@@ -242,6 +243,7 @@ def _encode_header(chunk: Chunk | HostChunk, sums_crc: int) -> bytes:
         {
             "ids": list(chunk.ids),
             "prefix": list(chunk.prefix),
+            "document": chunk.document,
             "shape": [layers, n, heads, dim],
             "dtype": str(chunk.raw_k.dtype).removeprefix("torch."),
             "scores": {k: v.tolist() for k, v in chunk.scores.items()},
@@ -257,7 +259,7 @@ def lost_chunk(path: Path, chunk: Chunk | HostChunk) -> DiskChunk:
     layers, n, heads, dim = chunk.raw_k.shape
     sums, start = np.zeros((layers, n), np.uint64), len(_encode_header(chunk, 0)) + 8 * layers * n
     return DiskChunk(
-        path, chunk.ids, chunk.prefix, {}, heads, dim, chunk.raw_k.dtype, sums, start
+        path, chunk.ids, chunk.prefix, {}, chunk.document, heads, dim, chunk.raw_k.dtype, sums, start
     )  # fmt: skip
 
 
@@ -284,7 +286,7 @@ def open_chunk(path: Path) -> DiskChunk:
         raise CanopyError(f"chunk file {path.name} has damaged checksums: delete it")
     scores = {k: torch.tensor(v) for k, v in head["scores"].items()}
     found = DiskChunk(
-        path, tuple(head["ids"]), tuple(head["prefix"]), scores, heads, dim,
+        path, tuple(head["ids"]), tuple(head["prefix"]), scores, head["document"], heads, dim,
         getattr(torch, head["dtype"]), np.frombuffer(sums, np.uint64).reshape(layers, n), start,
     )  # fmt: skip
     if size != file_size(found):

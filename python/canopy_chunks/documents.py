@@ -20,7 +20,7 @@ from sglang_canopy.request.document_names import BOUNDS
 DOCUMENT = "document"
 """In place of a model's identity: the name of a document is a digest of its tokens and its tenant."""
 MAX_DOCUMENTS = 1 << 16
-"""Documents that may be registered, and whose stored versions are remembered."""
+"""Documents that may be registered."""
 MOST_MARKED_TOKENS = 1 << 22
 """Tokens that the marks of one HTTP request may stand for: 80 bytes of text stand for a whole document."""
 MARK = re.compile(r"\[\[canopy:([0-9a-f]{64})\]\]")

@@ -89,6 +89,7 @@ class ChunkStore:
             for t in TIERS
             if capacity_bytes.get(t)
         ]
+        self._documents: dict[str, set[str]] = {}
         self.hits = dict.fromkeys(TIERS, 0)
         self.misses = self.dropped = 0
         self.directory = None
@@ -132,6 +133,11 @@ class ChunkStore:
         """As :meth:`get`, without counting it or keeping the chunk from being evicted."""
         with self._lock:
             return next((t.entries[key].chunk for t in self._tiers if key in t.entries), None)
+
+    def of_document(self, name: str) -> list[str]:
+        """The keys of all chunks that are stored of a document, behind whatever text."""
+        with self._lock:
+            return sorted(self._documents.get(name, ()))
 
     @property
     def capacity_bytes(self) -> int:
@@ -237,6 +243,8 @@ class ChunkStore:
             free = sum(e.pins == 0 for e in tier.entries.values())
             admitted = sum(1 for _ in tier.policy.leaves())
             assert admitted == free, f"{tier.name}: {admitted} evictable, {free} without pins"
+        named = {key for keys in self._documents.values() for key in keys}
+        assert named == seen, f"{len(named)} chunks of documents, {len(seen)} stored"
 
     def _touch(self, key: str, now: float) -> Tier | None:
         for tier in self._tiers:
@@ -268,6 +276,7 @@ class ChunkStore:
             entry = Entry(key, self._settle(tier, key, chunk), size)
             tier.entries[key] = entry
             tier.used_bytes += size
+            self._documents.setdefault(chunk.document, set()).add(key)
             self._stamp(tier, entry, now)
             return
         self.dropped += 1
@@ -290,6 +299,10 @@ class ChunkStore:
         tier.policy.drop(entry)
         del tier.entries[entry.key]
         tier.used_bytes -= entry.size
+        of_document = self._documents[entry.chunk.document]
+        of_document.discard(entry.key)
+        if not of_document:
+            del self._documents[entry.chunk.document]
         if isinstance(entry.chunk, disk.DiskChunk):
             _unlink(entry.chunk.path)
 
@@ -317,8 +330,9 @@ class ChunkStore:
                 return held
         place = self.device if tier.name == "device" else "cpu"
         return Chunk(
-            chunk.ids, chunk.raw_k.to(place), chunk.v.to(place), chunk.prefix, chunk.scores
-        )
+            chunk.ids, chunk.raw_k.to(place), chunk.v.to(place), chunk.prefix, chunk.scores,
+            chunk.document,
+        )  # fmt: skip
 
     def _pin(self, key: str, step: int) -> bool:
         with self._lock:

@@ -11,6 +11,7 @@ from canopy_chunks.agreed_reads import AgreedReads
 from canopy_chunks.background_encoder import BackgroundEncoder
 from canopy_chunks.chunk import Chunk, Placed
 from canopy_chunks.disk import DiskChunk
+from canopy_chunks.document_pins import DocumentPins
 from canopy_chunks.encode import capture
 from canopy_chunks.host_memory import HostMemory
 from canopy_chunks.model import Model
@@ -20,7 +21,6 @@ from canopy_chunks.server import model_view
 from canopy_chunks.server.options import Options
 from canopy_chunks.server.request import ChunkRequest, ResolvedChunk
 from canopy_chunks.store import ChunkStore, can_hold_files
-from canopy_chunks.versions import DocumentVersions
 
 logger = logging.getLogger(__name__)
 
@@ -39,12 +39,10 @@ class Library:
         if earlier is not None:  # new weights at every step would fill the disk
             earlier.store.delete_files()
         self.store: ChunkStore = make_store(model, options, must_have_disk=earlier is None)
-        versions: DocumentVersions | None = earlier.versions if earlier is not None else None
-        self.versions: DocumentVersions = DocumentVersions(
-            self.store, options.tenant_share, versions
-        )
+        pins: DocumentPins | None = earlier.pins if earlier is not None else None
+        self.pins: DocumentPins = DocumentPins(self.store, options.tenant_share, pins)
         score = functools.partial(score_chunk, options.selector)
-        self.encoder = BackgroundEncoder(model, self.store, score, self.versions.stored)
+        self.encoder = BackgroundEncoder(model, self.store, score, self.pins.stored)
         self.reads: ReadAhead = (
             ReadAhead(options.read_ahead_mb << 20) if earlier is None else earlier.reads
         )
@@ -138,8 +136,8 @@ class Library:
             document = ids[start:end]
             for key, prefix in zip(keys, prefixes):
                 if self.store.where(key) is not None:
-                    self.versions.found_stored(key, document, request.tenant)
-                elif not request.fused and tuple(ids[:start]) == prefix:
+                    continue
+                if not request.fused and tuple(ids[:start]) == prefix:
                     chunk = capture(self.model, cache(), document, start, prefix)
                     self.encoder.store_chunk(
                         key, chunk, request.salt, request.tenant, request.time_s
@@ -179,18 +177,20 @@ class Library:
 
         False where nothing of it is stored, nothing was pinned, or the tenant's pins are full.
         """
-        if verb == "delete":
-            self.encoder.forget(name, tenant)
-            return self.versions.delete(name, tenant)
-        do = self.versions.pin if verb == "pin" else self.versions.unpin
-        return do(name, tenant)
+        if verb == "pin":
+            return self.pins.pin(name, tenant)
+        unpinned = self.pins.unpin(name, tenant)
+        if verb == "unpin":
+            return unpinned
+        self.encoder.forget(name, tenant)
+        return sum(self.store.delete(key) for key in self.pins.keys(name, tenant)) > 0
 
     def stats(self) -> dict[str, Any]:
         """Counters since the start; tokens, bytes."""
         return {
             **self.encoder.stats(),
-            "pinned_bytes": sum(self.versions.pinned_bytes().values()),
-            "pinned_chunks": len(self.versions.pinned_chunks),
+            "pinned_bytes": sum(self.pins.pinned_bytes().values()),
+            "pinned_chunks": len(self.pins.chunks),
             "read_ahead": self.reads.stats(),
         }
 
