@@ -101,6 +101,7 @@ class ChunkEngine:
     def new_request(self, req: Any) -> ChunkRequest | None:
         """The chunk state of a new request; ``None`` where it names no chunks."""
         params = custom_params(req)
+        self.time_s = max(self.time_s, read_stamp(params).get("time", 0.0))
         if BOUNDS not in params:
             return None
         try:
@@ -111,7 +112,6 @@ class ChunkEngine:
         if requested.off:
             self.not_fused["off"] += 1
             return None
-        self.time_s = max(self.time_s, read_stamp(params).get("time", 0.0))
         request = chunk_request(
             list(req.origin_input_ids), requested, self.options, self.stand_in, self.library.store,
             salt=namespace_of(req.extra_key, req.cache_salt).hex(),

@@ -36,7 +36,7 @@ def forward(
     and hold more than a window. Whatever fails while planning is logged and counted, and the
     request is computed whole: nothing of a half-made plan is left in its slots.
     """
-    engine.watch.interrupt()
+    engine.watch.interrupt(engine.time_s)
     if engine.library.encode_credit >= 1.0:
         engine.library.spend_encoding(engine.time_s, 1 if batch.forward_mode.is_decode() else None)
     if not batch.forward_mode.is_extend_without_speculative() or not any(
