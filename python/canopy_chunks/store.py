@@ -7,6 +7,7 @@ gone. A chunk is in one tier at a time. Nothing here ever reaches the exact pref
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import threading
@@ -26,6 +27,7 @@ from sglang_canopy.records import Leaf, Request
 logger = logging.getLogger(__name__)
 
 TIERS = ("device", "host", "disk")
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 StoredChunk = Chunk | HostChunk | disk.DiskChunk
@@ -56,8 +58,9 @@ class ChunkStore:
     """Chunks of one model. Thread-safe; times are the requests' own stamps, in seconds.
 
     capacity_bytes: by tier name; a tier that is not named holds nothing. ``directory`` is needed
-    for disk; files of the same model left there by an earlier run are found again, of which those
-    stay that ``keep`` returns of their keys, in that order (ranks must hold the same).
+    for disk; files of the same model left there by an earlier run are found again. keep: for ranks,
+    which must hold the same chunks: which of these files' keys stay, in their order. What cannot be
+    written is stored then all the same, and missed when it is read.
     memory: where the host tier's chunks lie; each in a tensor of its own without it.
     Raises CanopyError for an unknown tier or policy.
     """
@@ -70,7 +73,7 @@ class ChunkStore:
         policy: str = "lru",
         policy_config: Mapping[str, Any] | None = None,
         device: str = "cpu",
-        keep: Callable[[list[str]], list[str]] = lambda found: found,
+        keep: Callable[[list[str]], list[str]] | None = None,
         memory: HostMemory | None = None,
     ) -> None:
         unknown = set(capacity_bytes) - set(TIERS)
@@ -82,7 +85,7 @@ class ChunkStore:
         if capacity_bytes.get("disk") and directory is None:
             raise CanopyError("a disk tier for chunks needs a directory; name one")
         self.identity, self.device = identity, device
-        self.memory = memory
+        self.memory, self._keep = memory, keep
         self._lock = threading.RLock()
         self._tiers = [
             Tier(t, capacity_bytes[t], make_policy(policy, policy_config))
@@ -99,7 +102,7 @@ class ChunkStore:
                 raise CanopyError(
                     f"directory {directory!s} cannot be used: it must be a folder that this process may write to"
                 )
-            self._find_files(keep)
+            self._find_files()
 
     def key(self, ids: Sequence[int], prefix: Sequence[int] = (), salt: str = "") -> str:
         """The content address of these tokens behind this prefix for this tenant."""
@@ -273,7 +276,10 @@ class ChunkStore:
                 continue
             while tier.used_bytes + size > tier.capacity_bytes:
                 self._evict(index, now)
-            entry = Entry(key, self._settle(tier, key, chunk), size)
+            settled = self._settle(tier, key, chunk)
+            if settled is None:
+                break
+            entry = Entry(key, settled, size)
             tier.entries[key] = entry
             tier.used_bytes += size
             self._documents.setdefault(chunk.document, set()).add(key)
@@ -309,8 +315,8 @@ class ChunkStore:
     def _size(self, tier: Tier, chunk: StoredChunk) -> int:
         return chunk.nbytes if tier.name != "disk" else disk.file_size(chunk)
 
-    def _settle(self, tier: Tier, key: str, chunk: StoredChunk) -> StoredChunk:
-        """The chunk as this tier keeps it."""
+    def _settle(self, tier: Tier, key: str, chunk: StoredChunk) -> StoredChunk | None:
+        """The chunk as this tier keeps it; ``None`` where it cannot be written."""
         if isinstance(chunk, disk.DiskChunk):
             return chunk
         if tier.name == "disk":
@@ -320,10 +326,13 @@ class ChunkStore:
                 disk.write(path, chunk)
                 return disk.open_chunk(path)
             except (OSError, CanopyError) as error:
-                # Ranks must hold the same chunks: reading finds that this one is not there.
                 logger.warning("canopy: a chunk could not be written to disk: %s", error)
                 _unlink(path)
-                return disk.lost_chunk(path, chunk)
+                if self._keep is not None:
+                    return disk.lost_chunk(path, chunk)
+                if isinstance(error, OSError) and error.errno in _FULL:
+                    tier.capacity_bytes = tier.used_bytes  # from now on old files make room
+                return None
         if tier.name == "host" and self.memory is not None:
             held = self.memory.hold(chunk)
             if held is not None:
@@ -349,8 +358,8 @@ class ChunkStore:
                 return True
             return False
 
-    def _find_files(self, keep: Callable[[list[str]], list[str]]) -> None:
-        """Take over whole files of an earlier run that ``keep`` keeps; delete the others."""
+    def _find_files(self) -> None:
+        """Take over whole files of an earlier run, for ranks those that all keep; delete the others."""
         assert self.directory is not None
         index = next((i for i, t in enumerate(self._tiers) if t.name == "disk"), None)
         for path in sorted(self.directory.glob("*.tmp")):
@@ -364,7 +373,7 @@ class ChunkStore:
             except CanopyError as error:
                 logger.warning("canopy: %s", error)
                 _unlink(path)
-        kept = keep(list(found))
+        kept = list(found) if self._keep is None else self._keep(list(found))
         for key in found.keys() - set(kept):
             _unlink(found[key].path)
         for key in kept:

@@ -87,3 +87,23 @@ def test_a_directory_that_cannot_be_is_explained(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(CanopyError, match=r"directory .*file.* cannot be used"):
         ChunkStore("m", {"disk": 1 << 20}, tmp_path / "file" / "folder")
+
+
+def test_a_full_disk_keeps_the_newest_of_what_fits(tmp_path, monkeypatch):
+    """Less room than ``disk_mb``: what cannot be written is not stored, and old files make room."""
+    store = ChunkStore("m", {"disk": 1 << 20}, tmp_path)
+    real, room = disk.write, 3
+
+    def write(path, chunk):
+        if len(list(tmp_path.rglob("*.chunk"))) == room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(path, chunk)
+
+    monkeypatch.setattr(disk, "write", write)
+    keys = [store.put(make(10 * i), now=float(i)) for i in range(4)]
+    assert [store.where(key) for key in keys] == ["disk"] * 3 + [None]
+    again = store.put(make(30), now=4.0)
+    assert [store.where(key) for key in keys] == [None, "disk", "disk", "disk"]
+    assert len(store.look(again).load()) == 4
+    assert store.dropped == 2
+    store.check()

@@ -117,6 +117,7 @@ class ChunkEngine:
             salt=namespace_of(req.extra_key, req.cache_salt).hex(),
         )  # fmt: skip
         request.tenant, request.time_s = tenant_of_req(req), self.time_s
+        request.deletions = self.library.deletions
         return request
 
     def may_fuse(self, req: Any, request: ChunkRequest) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from canopy_chunks.background_encoder import BackgroundEncoder
 from canopy_chunks.chunk import Chunk, Placed
 from canopy_chunks.disk import DiskChunk
 from canopy_chunks.document_pins import DocumentPins
+from canopy_chunks.documents import document_name
 from canopy_chunks.encode import capture
 from canopy_chunks.host_memory import HostMemory
 from canopy_chunks.model import Model
@@ -26,6 +28,9 @@ logger = logging.getLogger(__name__)
 
 MIN_STORED_SHARE = 0.2
 """A prompt is fused if at least this share of what is not cached exactly is in stored chunks."""
+
+MOST_DELETED = 1 << 12
+"""Documents that were deleted last, which requests that are under way do not bring back."""
 
 
 class Library:
@@ -48,7 +53,9 @@ class Library:
         )
         self.agreed = AgreedReads(self.reads, model_view.true_on_all)
         self.encode_credit = 0.0
-        self.failures = 0
+        self.failures = self.deletions = 0
+        self._deleted: OrderedDict[str, int] = OrderedDict()
+        """Names of documents that were deleted last, and how many had been until then."""
 
     @property
     def ranked(self) -> bool:
@@ -134,6 +141,8 @@ class Library:
             request.bounds, request.keys, request.encode_prefixes
         ):
             document = ids[start:end]
+            if self._is_deleted(document, request):
+                continue
             for key, prefix in zip(keys, prefixes):
                 if self.store.where(key) is not None:
                     continue
@@ -144,6 +153,13 @@ class Library:
                     )
                 else:
                     self.encoder.enqueue(document, prefix, request.salt, request.tenant)
+
+    def _is_deleted(self, document: Sequence[int], request: ChunkRequest) -> bool:
+        """Whether a document was deleted while the request that has it was under way."""
+        if request.deletions == self.deletions:
+            return False
+        name = document_name(document, request.tenant)
+        return self._deleted.get(name, 0) > request.deletions
 
     def earn_encoding(self, tokens: int) -> None:
         """Under load: a prefill of so many tokens pays for a share of them to be encoded, later."""
@@ -183,6 +199,11 @@ class Library:
         if verb == "unpin":
             return unpinned
         self.encoder.forget(name, tenant)
+        self.deletions += 1
+        self._deleted[name] = self.deletions
+        self._deleted.move_to_end(name)
+        if len(self._deleted) > MOST_DELETED:
+            self._deleted.popitem(last=False)
         return sum(self.store.delete(key) for key in self.pins.keys(name, tenant)) > 0
 
     def stats(self) -> dict[str, Any]:
@@ -219,7 +240,7 @@ def make_store(model: Model, options: Options, must_have_disk: bool = True) -> C
         sizes,
         folder,
         device=str(model.device),
-        keep=model_view.kept_by_all if ranked else list,
+        keep=model_view.kept_by_all if ranked else None,
         memory=_host_memory(model, options),
     )
 

@@ -446,3 +446,21 @@ def test_a_tenant_with_very_many_documents_can_still_delete_the_oldest(make, ids
     for document in documents:
         assert engine.library.command("delete", document_name(document, None), None)
     assert not len(engine.library.store)
+
+
+def test_a_request_under_way_brings_back_no_document_that_was_deleted(make, ids) -> None:
+    engine = make()
+    store, document = engine.library.store, ids[SYSTEM : SYSTEM + LENGTH].tolist()
+    name = document_name(document, None)
+    under_way = [behind(n, document) for n in (2, 3)]
+    states = [engine.new_request(req) for req in under_way]
+    engine.library.command("delete", name, None)
+    engine.library.command("delete", document_name(document, "a"), "a")
+    for req, state in zip(under_way, states):
+        state.fused = True
+        engine.encode_missing(req, state, torch.arange(len(req.origin_input_ids)))
+    learn(engine, behind(2, document, "b"))
+    assert not store.of_document(name)
+    assert store.of_document(document_name(document, "b")), "another tenant's"
+    learn(engine, behind(2, document))
+    assert store.of_document(name), "it was sent again since"
