@@ -1,4 +1,4 @@
-"""The chunk store: content-addressed, in up to three tiers, bounded, evicted by the tree's policies.
+"""The chunk store: content-addressed, in up to three tiers, bounded, the least recently used leave first.
 
 What leaves the device goes to the host, what leaves the host goes to disk, what leaves disk is
 gone. A chunk is in one tier at a time. Nothing here ever reaches the exact prefix tree.
@@ -62,7 +62,7 @@ class ChunkStore:
     which must hold the same chunks: which of these files' keys stay, in their order. What cannot be
     written is stored then all the same, and missed when it is read.
     memory: where the host tier's chunks lie; each in a tensor of its own without it.
-    Raises CanopyError for an unknown tier or policy.
+    Raises CanopyError for an unknown tier, and a directory that cannot be used.
     """
 
     def __init__(
@@ -70,8 +70,6 @@ class ChunkStore:
         identity: str,
         capacity_bytes: Mapping[str, int],
         directory: str | Path | None = None,
-        policy: str = "lru",
-        policy_config: Mapping[str, Any] | None = None,
         device: str = "cpu",
         keep: Callable[[list[str]], list[str]] | None = None,
         memory: HostMemory | None = None,
@@ -88,9 +86,7 @@ class ChunkStore:
         self.memory, self._keep = memory, keep
         self._lock = threading.RLock()
         self._tiers = [
-            Tier(t, capacity_bytes[t], make_policy(policy, policy_config))
-            for t in TIERS
-            if capacity_bytes.get(t)
+            Tier(t, capacity_bytes[t], make_policy("lru")) for t in TIERS if capacity_bytes.get(t)
         ]
         self._documents: dict[str, set[str]] = {}
         self.hits = dict.fromkeys(TIERS, 0)
@@ -118,24 +114,30 @@ class ChunkStore:
         """Store a chunk in the first tier that can hold it; the same content again is a touch."""
         key = self.key(chunk.ids, chunk.prefix, salt)
         with self._lock:
-            if self._touch(key, now) is None:
+            found = self._find(key)
+            if found is None:
                 self._insert(0, key, chunk, now)
+            else:
+                self._stamp(*found, now)
         return key
 
     def get(self, key: str, now: float = 0.0) -> StoredChunk | None:
         """The chunk of a key, or None. On disk it stays there: ``rows`` reads what is asked for."""
         with self._lock:
-            tier = self._touch(key, now)
-            if tier is None:
+            found = self._find(key)
+            if found is None:
                 self.misses += 1
                 return None
+            tier, entry = found
+            self._stamp(tier, entry, now)
             self.hits[tier.name] += 1
-            return tier.entries[key].chunk
+            return entry.chunk
 
     def look(self, key: str) -> StoredChunk | None:
         """As :meth:`get`, without counting it or keeping the chunk from being evicted."""
         with self._lock:
-            return next((t.entries[key].chunk for t in self._tiers if key in t.entries), None)
+            found = self._find(key)
+            return None if found is None else found[1].chunk
 
     def of_document(self, name: str) -> list[str]:
         """The keys of all chunks that are stored of a document, behind whatever text."""
@@ -150,17 +152,20 @@ class ChunkStore:
     def size(self, key: str) -> int:
         """Bytes of a stored chunk, 0 if it is not stored."""
         with self._lock:
-            return next((t.entries[key].size for t in self._tiers if key in t.entries), 0)
+            found = self._find(key)
+            return 0 if found is None else found[1].size
 
     def pins(self, key: str) -> int:
         """How often a stored chunk is pinned, 0 if it is not stored."""
         with self._lock:
-            return next((t.entries[key].pins for t in self._tiers if key in t.entries), 0)
+            found = self._find(key)
+            return 0 if found is None else found[1].pins
 
     def where(self, key: str) -> str | None:
         """The name of the tier that holds a key."""
         with self._lock:
-            return next((t.name for t in self._tiers if key in t.entries), None)
+            found = self._find(key)
+            return None if found is None else found[0].name
 
     def pin(self, key: str) -> bool:
         """Keep a chunk where it is until as many ``unpin``. False if it is not stored."""
@@ -173,11 +178,10 @@ class ChunkStore:
     def delete(self, key: str) -> bool:
         """Forget a chunk in whatever tier. False if it was not there."""
         with self._lock:
-            for tier in self._tiers:
-                if key in tier.entries:
-                    self._remove(tier, tier.entries[key])
-                    return True
-            return False
+            found = self._find(key)
+            if found is not None:
+                self._remove(*found)
+            return found is not None
 
     def delete_files(self) -> None:
         """Forget the chunks on disk, and delete their folder: nothing is stored here any more."""
@@ -249,13 +253,8 @@ class ChunkStore:
         named = {key for keys in self._documents.values() for key in keys}
         assert named == seen, f"{len(named)} chunks of documents, {len(seen)} stored"
 
-    def _touch(self, key: str, now: float) -> Tier | None:
-        for tier in self._tiers:
-            entry = tier.entries.get(key)
-            if entry is not None:
-                self._stamp(tier, entry, now)
-                return tier
-        return None
+    def _find(self, key: str) -> tuple[Tier, Entry] | None:
+        return next(((t, t.entries[key]) for t in self._tiers if key in t.entries), None)
 
     def _stamp(self, tier: Tier, entry: Entry, now: float) -> None:
         tier.policy.drop(entry)
@@ -345,18 +344,17 @@ class ChunkStore:
 
     def _pin(self, key: str, step: int) -> bool:
         with self._lock:
-            for tier in self._tiers:
-                entry = tier.entries.get(key)
-                if entry is None:
-                    continue
-                if entry.pins + step < 0:
-                    raise CanopyError(f"chunk {key[:12]} is not pinned; unpin it once a pin")
-                entry.pins += step
-                tier.policy.drop(entry)
-                if entry.pins == 0:
-                    tier.policy.admit(entry, entry.last_access)
-                return True
-            return False
+            found = self._find(key)
+            if found is None:
+                return False
+            tier, entry = found
+            if entry.pins + step < 0:
+                raise CanopyError(f"chunk {key[:12]} is not pinned; unpin it once a pin")
+            entry.pins += step
+            tier.policy.drop(entry)
+            if entry.pins == 0:
+                tier.policy.admit(entry, entry.last_access)
+            return True
 
     def _find_files(self) -> None:
         """Take over whole files of an earlier run, for ranks those that all keep; delete the others."""

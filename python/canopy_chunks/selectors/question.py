@@ -209,7 +209,6 @@ class Question(Selector):
 
     name = "question"
     reads_cache = True
-    skips_exact = True
 
     def choose(self, context: Context) -> SelectedTokens:
         prompt = context.prompt
