@@ -207,6 +207,18 @@ class ChunkEngine:
         self.counts["reused_tokens"] += report["reused"]
         self.counts["recomputed_tokens"] += report["recomputed"]
 
+    def correct_report(self, request: ChunkRequest, computed: int) -> None:
+        """So many tokens that a request's plan was to reuse are computed after all."""
+        for name, change in (
+            ("reused", -computed),
+            ("recomputed", computed),
+            ("computed", computed),
+        ):
+            if name in request.report:
+                request.report[name] += change
+        self.counts["reused_tokens"] -= computed
+        self.counts["recomputed_tokens"] += computed
+
     def write_reused(self, plan: ReusePlan, row: torch.Tensor, first: int, end: int) -> None:
         """Write the KV of positions ``first..end`` of the plan's chunks that is reused into the row's
         slots."""

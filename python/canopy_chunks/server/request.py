@@ -75,6 +75,14 @@ class ReusePlan:
         """``[n]`` bool on the host; waits for a device that chose (:class:`ChosenTokens`)."""
         return self.chosen.mask()
 
+    def compute_from(self, first: int) -> int:
+        """Compute every token from position ``first`` on; how many of them were to be reused."""
+        computed = self.computed.clone()
+        reused = int((~computed[first:]).sum())
+        computed[first:] = True
+        self.chosen = ChosenTokens(computed)
+        return reused
+
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class ChunkRequest:
