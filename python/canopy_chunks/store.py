@@ -6,10 +6,7 @@ gone. A chunk is in one tier at a time. Nothing here ever reaches the exact pref
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import logging
-import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +15,7 @@ from typing import Any
 
 from canopy_chunks import disk
 from canopy_chunks.chunk import Chunk, chunk_key, chunk_keys
+from canopy_chunks.chunk_folder import ChunkFolder
 from canopy_chunks.host_memory import HostChunk, HostMemory
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.base import Policy
@@ -27,7 +25,6 @@ from sglang_canopy.records import Leaf, Request
 logger = logging.getLogger(__name__)
 
 TIERS = ("device", "host", "disk")
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 StoredChunk = Chunk | HostChunk | disk.DiskChunk
@@ -58,9 +55,8 @@ class ChunkStore:
     """Chunks of one model. Thread-safe; times are the requests' own stamps, in seconds.
 
     capacity_bytes: by tier name; a tier that is not named holds nothing. ``directory`` is needed
-    for disk; files of the same model left there by an earlier run are found again. keep: for ranks,
-    which must hold the same chunks: which of these files' keys stay, in their order. What cannot be
-    written is stored then all the same, and missed when it is read.
+    for disk; files of the same model left there by an earlier run are found again; ``keep``: see
+    :class:`ChunkFolder`.
     memory: where the host tier's chunks lie; each in a tensor of its own without it.
     Raises CanopyError for an unknown tier, and a directory that cannot be used.
     """
@@ -83,7 +79,7 @@ class ChunkStore:
         if capacity_bytes.get("disk") and directory is None:
             raise CanopyError("a disk tier for chunks needs a directory; name one")
         self.identity, self.device = identity, device
-        self.memory, self._keep = memory, keep
+        self.memory = memory
         self._lock = threading.RLock()
         self._tiers = [
             Tier(t, capacity_bytes[t], make_policy("lru")) for t in TIERS if capacity_bytes.get(t)
@@ -91,14 +87,12 @@ class ChunkStore:
         self._documents: dict[str, set[str]] = {}
         self.hits = dict.fromkeys(TIERS, 0)
         self.misses = self.dropped = 0
-        self.directory = None
+        self.folder = None
         if directory is not None:
-            self.directory = Path(directory) / identity[:16]
-            if not can_hold_files(self.directory):
-                raise CanopyError(
-                    f"directory {directory!s} cannot be used: it must be a folder that this process may write to"
-                )
-            self._find_files()
+            self.folder = ChunkFolder(Path(directory) / identity[:16], keep)
+            if self._tiers[-1:] and self._tiers[-1].name == "disk":
+                for key, chunk in self.folder.found().items():
+                    self._insert(len(self._tiers) - 1, key, chunk, 0.0)
 
     def key(self, ids: Sequence[int], prefix: Sequence[int] = (), salt: str = "") -> str:
         """The content address of these tokens behind this prefix for this tenant."""
@@ -189,9 +183,8 @@ class ChunkStore:
             for tier in self._tiers:
                 for entry in list(tier.entries.values()) if tier.name == "disk" else ():
                     self._remove(tier, entry)
-        if self.directory is not None:
-            with contextlib.suppress(OSError):
-                self.directory.rmdir()
+        if self.folder is not None:
+            self.folder.remove()
 
     def delete_damaged(self, keys: Iterable[str]) -> None:
         """Forget those chunks on disk whose files cannot be read."""
@@ -308,8 +301,8 @@ class ChunkStore:
         of_document.discard(entry.key)
         if not of_document:
             del self._documents[entry.chunk.document]
-        if isinstance(entry.chunk, disk.DiskChunk):
-            _unlink(entry.chunk.path)
+        if isinstance(entry.chunk, disk.DiskChunk) and self.folder is not None:
+            self.folder.delete(entry.chunk)
 
     def _size(self, tier: Tier, chunk: StoredChunk) -> int:
         return chunk.nbytes if tier.name != "disk" else disk.file_size(chunk)
@@ -319,19 +312,11 @@ class ChunkStore:
         if isinstance(chunk, disk.DiskChunk):
             return chunk
         if tier.name == "disk":
-            assert self.directory is not None
-            path = self.directory / f"{key}.chunk"
-            try:
-                disk.write(path, chunk)
-                return disk.open_chunk(path)
-            except (OSError, CanopyError) as error:
-                logger.warning("canopy: a chunk could not be written to disk: %s", error)
-                _unlink(path)
-                if self._keep is not None:
-                    return disk.lost_chunk(path, chunk)
-                if isinstance(error, OSError) and error.errno in _FULL:
-                    tier.capacity_bytes = tier.used_bytes  # from now on old files make room
-                return None
+            assert self.folder is not None
+            written = self.folder.write(key, chunk)
+            if self.folder.full:
+                tier.capacity_bytes = tier.used_bytes  # from now on old files make room
+            return written
         if tier.name == "host" and self.memory is not None:
             held = self.memory.hold(chunk)
             if held is not None:
@@ -355,50 +340,3 @@ class ChunkStore:
             if entry.pins == 0:
                 tier.policy.admit(entry, entry.last_access)
             return True
-
-    def _find_files(self) -> None:
-        """Take over whole files of an earlier run, for ranks those that all keep; delete the others."""
-        assert self.directory is not None
-        index = next((i for i, t in enumerate(self._tiers) if t.name == "disk"), None)
-        for path in sorted(self.directory.glob("*.tmp")):
-            _unlink(path)
-        if index is None:
-            return
-        found: dict[str, disk.DiskChunk] = {}
-        for path in sorted(self.directory.glob("*.chunk"), key=_modified):
-            try:
-                found[path.stem] = disk.open_chunk(path)
-            except CanopyError as error:
-                logger.warning("canopy: %s", error)
-                _unlink(path)
-        kept = list(found) if self._keep is None else self._keep(list(found))
-        for key in found.keys() - set(kept):
-            _unlink(found[key].path)
-        for key in kept:
-            self._insert(index, key, found[key], 0.0)
-
-
-def can_hold_files(folder: str | Path) -> bool:
-    """Whether there is such a folder, made now perhaps, and files may be written there."""
-    try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        logger.warning("canopy: %s", error)
-        return False
-    return os.access(folder, os.W_OK | os.X_OK)
-
-
-def _modified(path: Path) -> float:
-    """When a file was written, in seconds; 0 where it is gone."""
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
-
-
-def _unlink(path: Path) -> None:
-    """Delete a file, if that can be done: a folder that has become read-only stops no server."""
-    try:
-        path.unlink(missing_ok=True)
-    except OSError as error:
-        logger.warning("canopy: a chunk file could not be deleted: %s", error)

@@ -76,9 +76,9 @@ def test_a_folder_that_has_become_read_only_stops_nothing(tmp_path, read_only):
 def test_what_is_no_file_is_passed_over_at_start(tmp_path):
     store = ChunkStore("m", {"disk": 1 << 20}, tmp_path)
     key = store.put(make(3))
-    (store.directory / "folder.chunk").mkdir()
-    (store.directory / "folder.tmp").mkdir()
-    (store.directory / "gone.chunk").symlink_to(tmp_path / "nowhere")
+    (store.folder.path / "folder.chunk").mkdir()
+    (store.folder.path / "folder.tmp").mkdir()
+    (store.folder.path / "gone.chunk").symlink_to(tmp_path / "nowhere")
     again = ChunkStore("m", {"disk": 1 << 20}, tmp_path)
     assert [one for one, *_ in again.listing()] == [key]
 

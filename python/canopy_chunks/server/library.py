@@ -11,6 +11,7 @@ from typing import Any
 from canopy_chunks.agreed_reads import AgreedReads
 from canopy_chunks.background_encoder import BackgroundEncoder
 from canopy_chunks.chunk import Chunk, Placed
+from canopy_chunks.chunk_folder import can_hold_files
 from canopy_chunks.disk import DiskChunk
 from canopy_chunks.document_pins import DocumentPins
 from canopy_chunks.documents import document_name
@@ -22,7 +23,7 @@ from canopy_chunks.selectors import Offline, make_selector
 from canopy_chunks.server import model_view
 from canopy_chunks.server.options import Options
 from canopy_chunks.server.request import ChunkRequest, ResolvedChunk
-from canopy_chunks.store import ChunkStore, can_hold_files
+from canopy_chunks.store import ChunkStore
 
 logger = logging.getLogger(__name__)
 
