@@ -115,19 +115,18 @@ class Documents:
             )
 
 
-def check_marks(
-    prompts: Iterable[tuple[Any, str | None]], documents: Documents, most: int = MOST_MARKED_TOKENS
-) -> None:
-    """Raise CanopyError where the marks of ``(text, tenant)`` prompts stand for more than ``most``
-    tokens, or for no document of their tenant."""
+def check_marks(prompts: Iterable[tuple[Any, str | None]], documents: Documents) -> None:
+    """Raise CanopyError where the marks of ``(text, tenant)`` prompts stand for more than
+    ``MOST_MARKED_TOKENS``, or for no document of their tenant."""
     tokens = 0
     for text, tenant in prompts:
         for name in MARK.findall(text) if isinstance(text, str) else ():
             tokens += len(documents.get(name, tenant).ids)
-            if tokens > most:
+            if tokens > MOST_MARKED_TOKENS:
                 raise CanopyError(
-                    f"the documents that this request has by mark are too long: at most {most:,} "
-                    "tokens are allowed in a request; send fewer prompts, or fewer marks, in one"
+                    "the documents that this request has by mark are too long: at most "
+                    f"{MOST_MARKED_TOKENS:,} tokens are allowed in a request; send fewer prompts, or "
+                    "fewer marks, in one"
                 )
 
 
