@@ -28,8 +28,8 @@ class AgreedReads:
     true_on_all: which of a list's statements hold on every rank; collective, one all-reduce.
     """
 
-    def __init__(self, ahead: ReadAhead, true_on_all: Callable[[list[bool]], list[bool]]) -> None:
-        self._ahead, self._true_on_all = ahead, true_on_all
+    def __init__(self, reads: ReadAhead, true_on_all: Callable[[list[bool]], list[bool]]) -> None:
+        self._reads, self._true_on_all = reads, true_on_all
         self._read: dict[str, Chunk] = {}
 
     def read(self, store: ChunkStore, wanted: Callable[[], Sequence[str]]) -> None:
@@ -61,7 +61,7 @@ class AgreedReads:
         chunk = store.look(key)
         assert isinstance(chunk, DiskChunk), f"{key} is not on disk"
         try:
-            return self._ahead.take(key) or chunk.load()
+            return self._reads.take(key) or chunk.load()
         except (CanopyError, OSError) as error:
             logger.warning("canopy: %s", error)
             return None

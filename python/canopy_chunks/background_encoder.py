@@ -51,7 +51,7 @@ class _EncodeJob:
 class BackgroundEncoder:
     """Chunks that wait to be encoded, and the one that is.
 
-    ``score(chunk)`` is called before a chunk is stored, ``on_stored(key, ids, tenant)`` after.
+    ``score(chunk)`` is called before a chunk is stored, ``on_stored(key, document, tenant)`` after.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class BackgroundEncoder:
         model: Model,
         store: ChunkStore,
         score: Callable[[Chunk], None] = lambda chunk: None,
-        on_stored: Callable[[str, Sequence[int], str | None], None] = lambda key, ids, tenant: None,
+        on_stored: Callable[[str, str, str | None], None] = lambda key, document, tenant: None,
     ) -> None:
         self.model, self.store, self.score, self.on_stored = model, store, score, on_stored
         self.queue = EncodeQueue()
@@ -93,9 +93,10 @@ class BackgroundEncoder:
     ) -> None:
         """Store a chunk that was encoded, here or by an ordinary prefill."""
         self.score(chunk)
+        chunk.document = document_name(chunk.ids, tenant)
         self.store.put(chunk, salt, now)
         self.encoded_chunks += 1
-        self.on_stored(key, chunk.ids, tenant)
+        self.on_stored(key, chunk.document, tenant)
 
     def stats(self) -> dict[str, int]:
         """Chunks and tokens that wait, that were encoded, and that were forgotten."""
@@ -138,8 +139,8 @@ class BackgroundEncoder:
         done = 0
         if self._prefix is not None and self._prefix[0] == queued.prefix:
             done = len(queued.prefix)
-            for mine, known in zip(cache.k + cache.v, self._prefix[1].k + self._prefix[1].v):
-                mine[:done] = known
+            for mine, computed in zip(cache.k + cache.v, self._prefix[1].k + self._prefix[1].v):
+                mine[:done] = computed
         return _EncodeJob(key, queued, cache, done)
 
     def _finish(self, job: _EncodeJob, now: float) -> None:
@@ -148,6 +149,6 @@ class BackgroundEncoder:
         self.store_chunk(job.key, chunk, job.chunk.salt, job.chunk.tenant, now)
         if start and (self._prefix is None or self._prefix[0] != job.chunk.prefix):
             prefix = dense_cache(self.model, start)
-            for mine, known in zip(prefix.k + prefix.v, job.cache.k + job.cache.v):
-                mine.copy_(known[:start])
+            for mine, computed in zip(prefix.k + prefix.v, job.cache.k + job.cache.v):
+                mine.copy_(computed[:start])
             self._prefix = (job.chunk.prefix, prefix)

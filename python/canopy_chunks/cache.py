@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from canopy_chunks.device_copy import is_host
 from canopy_chunks.model import Model
 from canopy_kernel import attention, halves, pages
+
+Made = TypeVar("Made")
 
 
 @dataclass(slots=True)
@@ -76,31 +79,28 @@ class KVCache:
             transfer.arrive(layer)
 
     def _slots_of(self, positions: torch.Tensor) -> torch.Tensor:
-        """As :meth:`_plan`: an operation a prompt, not at each layer."""
-        for known, slots in self._places:
-            if known is positions:
-                return slots
-        slots = self.slots[positions]
-        self._places = [*self._places[-1:], (positions, slots)]
-        return slots
+        return _once(self._places, positions, lambda: self.slots[positions])
 
     def _rows(self, positions: torch.Tensor) -> attention.Rows:
-        """As :meth:`_plan`: the prefix sums go to a device once, not at each layer."""
-        for known, rows in self._batches:
-            if known is positions:
-                return rows
-        rows = attention.Rows.one(positions, self.slots)
-        self._batches = [*self._batches[-1:], (positions, rows)]
-        return rows
+        """Their prefix sums go to a device once."""
+        return _once(self._batches, positions, lambda: attention.Rows.one(positions, self.slots))
 
     def _plan(self, q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor) -> list[halves.Step]:
-        """Made once for all layers. A probe has two sets of rows, so the last two are kept."""
-        for known, steps in self._plans:
-            if known is positions:
-                return steps
-        made = halves.plan(positions, q.shape[1] // k.shape[1], q.dtype)
-        self._plans = [*self._plans[-1:], (positions, made)]
-        return made
+        group = q.shape[1] // k.shape[1]
+        return _once(self._plans, positions, lambda: halves.plan(positions, group, q.dtype))
+
+
+def _once(
+    made_before: list[tuple[torch.Tensor, Made]], positions: torch.Tensor, make: Callable[[], Made]
+) -> Made:
+    """What ``make`` gives for these positions, made once for all layers. A probe has two sets of rows, so
+    the last two are kept."""
+    for one, found in made_before:
+        if one is positions:
+            return found
+    made = make()
+    made_before[:] = [*made_before[-1:], (positions, made)]
+    return made
 
 
 def dense_cache(model: Model, tokens: int) -> KVCache:

@@ -10,16 +10,14 @@ from canopy_chunks.device_copy import HostCopy, is_host, to_device
 class ChosenTokens:
     """The tokens of a prompt to compute: certain ones, and those that a selector picked.
 
-    certain: ``[n]`` bool on the host; picked: sorted positions that are not among them, on the
-    model's device; outside: how many of these lie in no chunk. Reading these would hold up the
-    scheduler until the device has caught up; how many there are is known without. They travel to
-    the host meanwhile, and :meth:`mask` waits for them where it must.
+    certain: ``[n]`` bool on the host; picked: sorted positions in chunks that are not among them, on
+    the model's device. Reading these would hold up the scheduler until the device has caught up; how
+    many there are is known without. They travel to the host meanwhile, and :meth:`mask` waits for them
+    where it must.
     """
 
-    def __init__(
-        self, certain: torch.Tensor, picked: torch.Tensor | None = None, outside: int = 0
-    ) -> None:
-        self._mask, self._outside = certain, outside
+    def __init__(self, certain: torch.Tensor, picked: torch.Tensor | None = None) -> None:
+        self._mask = certain
         self._picked: torch.Tensor | None = None
         self._copy: HostCopy | None = None
         if picked is None:
@@ -43,13 +41,16 @@ class ChosenTokens:
     @property
     def count(self) -> int:
         """How many tokens are computed."""
-        picked = 0 if self._copy is None else self._copy.tensor.numel()
-        return int(self._mask.sum()) + picked
+        return int(self._mask.sum()) + self._waiting
 
     def count_in(self, inside: torch.Tensor) -> int:
         """How many of them lie ``inside [n]`` (bool, on the host): in a chunk."""
-        picked = 0 if self._copy is None else self._copy.tensor.numel() - self._outside
-        return int((self._mask & inside).sum()) + picked
+        return int((self._mask & inside).sum()) + self._waiting
+
+    @property
+    def _waiting(self) -> int:
+        """How many were picked that the host does not have yet."""
+        return 0 if self._copy is None else self._copy.tensor.numel()
 
     def rows(self) -> torch.Tensor:
         """Their sorted positions, on the device that chose them. Nothing is waited for."""

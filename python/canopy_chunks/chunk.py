@@ -29,7 +29,8 @@ class Chunk:
 
     ids: the tokens; raw_k: ``[layers, n, kv_heads, d]`` keys before RoPE; v: the same shape;
     prefix: the tokens it was encoded behind (``()``: none);
-    scores: offline selectors' scores by name, ``[n]`` or ``[layers, n]`` fp32.
+    scores: offline selectors' scores by name, ``[n]`` or ``[layers, n]`` fp32; document: the name of
+    the tenant's document that it is of (``""``: of none).
     """
 
     ids: tuple[int, ...]
@@ -37,6 +38,7 @@ class Chunk:
     v: torch.Tensor
     prefix: tuple[int, ...] = ()
     scores: MutableMapping[str, torch.Tensor] = field(default_factory=Scores)
+    document: str = ""
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +20,9 @@ from sglang_canopy.request.document_names import BOUNDS
 DOCUMENT = "document"
 """In place of a model's identity: the name of a document is a digest of its tokens and its tenant."""
 MAX_DOCUMENTS = 1 << 16
-"""Documents that may be registered, and whose stored versions are remembered."""
+"""Documents that may be registered."""
+MOST_MARKED_TOKENS = 1 << 22
+"""Tokens that the marks of one HTTP request may stand for: 80 bytes of text stand for a whole document."""
 MARK = re.compile(r"\[\[canopy:([0-9a-f]{64})\]\]")
 """Where a registered document stands in a prompt: ``[[canopy:ID]]``."""
 
@@ -111,6 +113,21 @@ class Documents:
                 f"the tenants of this server have registered all that is allowed, {self.most} "
                 f"documents or {self.most_tokens} tokens; delete some"
             )
+
+
+def check_marks(prompts: Iterable[tuple[Any, str | None]], documents: Documents) -> None:
+    """Raise CanopyError where the marks of ``(text, tenant)`` prompts stand for more than
+    ``MOST_MARKED_TOKENS``, or for no document of their tenant."""
+    tokens = 0
+    for text, tenant in prompts:
+        for name in MARK.findall(text) if isinstance(text, str) else ():
+            tokens += len(documents.get(name, tenant).ids)
+            if tokens > MOST_MARKED_TOKENS:
+                raise CanopyError(
+                    "the documents that this request has by mark are too long: at most "
+                    f"{MOST_MARKED_TOKENS:,} tokens are allowed in a request; send fewer prompts, or "
+                    "fewer marks, in one"
+                )
 
 
 def split_documents(

@@ -30,14 +30,14 @@ class ChunkFields:
     documents_in_parts: bool = False
 
 
-def parse_fields(custom_params: Any, max_chunks: int = MAX_CHUNKS) -> ChunkFields:
+def parse_fields(custom_params: Any) -> ChunkFields:
     """The chunk fields of ``custom_params``. Raises CanopyError naming the key and what is allowed."""
     if not isinstance(custom_params, Mapping):
         return ChunkFields()
     given = custom_params.get(BOUNDS)
     off = given == "off"
     return ChunkFields(
-        bounds=None if given is None or off else check_bounds(given, max_chunks),
+        bounds=None if given is None or off else check_bounds(given),
         off=off,
         ratio=_ratio(custom_params.get(RATIO)),
         selector=_selector(custom_params.get(SELECTOR)),
@@ -45,7 +45,7 @@ def parse_fields(custom_params: Any, max_chunks: int = MAX_CHUNKS) -> ChunkField
     )
 
 
-def check_bounds(given: Any, max_chunks: int = MAX_CHUNKS) -> tuple[tuple[int, int], ...]:
+def check_bounds(given: Any) -> tuple[tuple[int, int], ...]:
     """Pairs ``(start, end)`` of a flat list, in order, apart, none empty. Raises CanopyError."""
     if not isinstance(given, Sequence) or isinstance(given, str):
         _refuse(BOUNDS, 'a flat list of token positions [start, end, ...], or "off"', given)
@@ -53,9 +53,9 @@ def check_bounds(given: Any, max_chunks: int = MAX_CHUNKS) -> tuple[tuple[int, i
         _refuse(BOUNDS, "a list of whole numbers", given)
     if len(given) % 2:
         _refuse(BOUNDS, f"pairs of start and end, got {len(given)} numbers", given)
-    if len(given) // 2 > max_chunks:
+    if len(given) // 2 > MAX_CHUNKS:
         raise CanopyError(
-            f"custom_params key {BOUNDS!r} has {len(given) // 2} chunks; at most {max_chunks} are "
+            f"custom_params key {BOUNDS!r} has {len(given) // 2} chunks; at most {MAX_CHUNKS} are "
             "allowed in a request: join the small ones"
         )
     pairs = tuple(zip(given[::2], given[1::2]))

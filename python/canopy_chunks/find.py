@@ -1,9 +1,11 @@
 """Registered documents in prompts without marks: found by their tokens.
 
 A rolling hash of every ``WINDOW`` tokens of a prompt (Karp and Rabin 1987, modulo 2^64) is looked up among
-those of one window of each of the tenant's documents, and what is found is compared token by token. A
-tokenizer joins characters across a document's ends, so its first and last ``SEAM`` tokens may differ by
-what stands beside it. They are computed with the prompt: what is reused is the same at every place.
+those of the tenant's documents' beginnings; where one is, the hashes of whole documents are, by their
+length. What is found is compared token by token, once: however alike documents are, a prompt does not
+hold up the server. A tokenizer joins characters across a document's ends, so its first and last ``SEAM``
+tokens may differ by what stands beside it. They are computed with the prompt: what is reused is the same
+at every place.
 """
 
 from __future__ import annotations
@@ -27,15 +29,18 @@ def inner(ids: Ids) -> Ids:
     return ids[SEAM:-SEAM]
 
 
-def window_hashes(ids: Sequence[int]) -> np.ndarray:
-    """``[n - WINDOW + 1]`` uint64: of every run of ``WINDOW`` tokens of ``ids [n]``."""
-    count = len(ids) - WINDOW + 1
-    if count <= 0:
-        return np.empty(0, np.uint64)
-    powers = _powers(_BASE, len(ids))
-    summed = np.cumsum((np.asarray(ids, np.uint64) + np.uint64(1)) * powers, dtype=np.uint64)
-    summed = np.concatenate([np.zeros(1, np.uint64), summed])
-    return (summed[WINDOW:] - summed[:count]) * _powers(_INVERSE, count)
+class _Hashes:
+    """Rolling hashes of the runs of ``ids [n]``: of tokens ``x``, the sum of ``(x[i] + 1) * BASE**i``."""
+
+    def __init__(self, ids: Sequence[int]) -> None:
+        powers = _powers(_BASE, len(ids))
+        summed = np.cumsum((np.asarray(ids, np.uint64) + np.uint64(1)) * powers, dtype=np.uint64)
+        self._sums = np.concatenate([np.zeros(1, np.uint64), summed])
+        self._inverse = _powers(_INVERSE, len(ids))
+
+    def of(self, at: np.ndarray, length: int) -> np.ndarray:
+        """``[m]`` uint64: of the runs of ``length`` tokens from positions ``at [m]`` on."""
+        return (self._sums[at + length] - self._sums[at]) * self._inverse[at]
 
 
 def _powers(base: int, count: int) -> np.ndarray:
@@ -43,11 +48,34 @@ def _powers(base: int, count: int) -> np.ndarray:
 
 
 @dataclass(slots=True)
-class _Table:
-    """One tenant's documents by the hash of their window behind the seam; the hashes, sorted."""
+class _Registered:
+    """What is looked for: the hashes of its beginning and of all of it, and the ends of the documents
+    that it is the inside of."""
 
-    documents: dict[int, list[Ids]] = field(default_factory=dict)
-    hashes: np.ndarray | None = None
+    beginning: int
+    whole: int
+    ends: set[Ids] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class _Table:
+    """One tenant's documents by what is reused of them; their hashes, those of the whole by length."""
+
+    documents: dict[Ids, _Registered] = field(default_factory=dict)
+    beginnings: np.ndarray | None = None
+    wholes: dict[int, np.ndarray] = field(default_factory=dict)
+
+    def prepare(self) -> np.ndarray:
+        """The beginnings' hashes; they and ``wholes`` are made anew after a change."""
+        if self.beginnings is None:
+            by_length: dict[int, list[int]] = {}
+            for ids, one in self.documents.items():
+                by_length.setdefault(len(ids), []).append(one.whole)
+            self.wholes = {n: np.array(by_length[n], np.uint64) for n in sorted(by_length)}
+            self.beginnings = np.array(
+                [one.beginning for one in self.documents.values()], np.uint64
+            )
+        return self.beginnings
 
 
 class Finder:
@@ -61,44 +89,54 @@ class Finder:
         if len(ids) < LEAST or len(inner(ids)) < least:
             return False
         table = self._tables.setdefault(tenant, _Table())
-        known = table.documents.setdefault(_hash_of(ids), [])
-        if ids not in known:
-            known.append(ids)
-            table.hashes = None
+        reused = inner(ids)
+        if reused not in table.documents:
+            hashes, start = _Hashes(reused), np.zeros(1, np.int64)
+            beginning, whole = (int(hashes.of(start, n)[0]) for n in (WINDOW, len(reused)))
+            table.documents[reused] = _Registered(beginning, whole)
+            table.beginnings = None
+        table.documents[reused].ends.add(_ends(ids))
         return True
 
     def remove(self, ids: Ids, tenant: str | None) -> None:
         """Look for it no more."""
         table = self._tables.get(tenant)
-        if table is None or len(ids) < LEAST:
+        registered = table.documents.get(inner(ids)) if table is not None else None
+        if table is None or registered is None:
             return
-        known = table.documents.get(_hash_of(ids), [])
-        if ids in known:
-            known.remove(ids)
-            table.hashes = None
-            if not known:
-                del table.documents[_hash_of(ids)]
-            if not table.documents:
-                del self._tables[tenant]
+        registered.ends.discard(_ends(ids))
+        if not registered.ends:
+            del table.documents[inner(ids)]
+            table.beginnings = None
+        if not table.documents:
+            del self._tables[tenant]
 
     def find(self, ids: Sequence[int], tenant: str | None, most: int) -> list[int]:
-        """Flat bounds of what is reused of a prompt, in order and apart, ``most`` documents at most."""
+        """Flat bounds of what is reused of a prompt, in order and apart, ``most`` documents at most.
+        Of several that begin at one place it is the longest."""
         table = self._tables.get(tenant)
-        if table is None:
+        if table is None or len(ids) < WINDOW:
             return []
-        if table.hashes is None:
-            table.hashes = np.sort(np.fromiter(table.documents, np.uint64))
-        hashes = window_hashes(ids)
+        beginnings, hashes = table.prepare(), _Hashes(ids)
+        every = np.arange(len(ids) - WINDOW + 1)
+        at = every[np.isin(hashes.of(every, WINDOW), beginnings)]
+        lengths = np.zeros_like(at)
+        for length, wholes in (
+            table.wholes.items() if at.size else ()
+        ):  # ascending: the longest stays
+            fits = np.flatnonzero(at <= len(ids) - length)
+            lengths[fits[np.isin(hashes.of(at[fits], length), wholes)]] = length
         bounds: list[int] = []
-        for at in np.flatnonzero(np.isin(hashes, table.hashes)).tolist():
-            if len(bounds) == 2 * most or at < (bounds[-1] if bounds else 0):
+        for start, length in zip(at[lengths > 0].tolist(), lengths[lengths > 0].tolist()):
+            if len(bounds) == 2 * most:
+                break
+            if start < (bounds[-1] if bounds else 0):
                 continue
-            documents = map(inner, table.documents[int(hashes[at])])
-            ends = [at + len(one) for one in documents if tuple(ids[at : at + len(one)]) == one]
-            if ends:
-                bounds += [at, max(ends)]
+            if tuple(ids[start : start + length]) in table.documents:
+                bounds += [start, start + length]
         return bounds
 
 
-def _hash_of(ids: Ids) -> int:
-    return int(window_hashes(ids[SEAM : SEAM + WINDOW])[0])
+def _ends(ids: Ids) -> Ids:
+    """What of a document is not reused."""
+    return ids[:SEAM] + ids[-SEAM:]

@@ -53,7 +53,6 @@ def fused_prefill(
     Tokens outside chunks and the prompt's last token are always computed. At ratio 1 this is a
     plain prefill.
     """
-    model.check_length(len(prompt))
     timing, start = Timing(), time.perf_counter()
     inside = prompt.in_chunk()
     inside[len(prompt) - 1] = False

@@ -7,8 +7,8 @@ chunk would need a launch each, and pinning is slow and rounds sizes up.
 
 from __future__ import annotations
 
-import threading
 import weakref
+from collections import deque
 from collections.abc import Iterable, MutableMapping
 from dataclasses import dataclass, field
 
@@ -42,13 +42,15 @@ class HostMemory:
         self.k, self.v = (make(size, dtype=dtype) for _ in range(2))
         self.stream = torch.cuda.Stream() if pin else None
         self._free: list[Span] = [(0, self.slots)] if self.slots else []
-        self._lock = threading.Lock()  # chunks go wherever their last reference does
+        self._returned: deque[list[Span]] = deque()
+        """Of chunks that are gone. They go on any thread, and at any point of this class's own code: the
+        garbage collector runs where it likes. So they only leave their spans here, and wait for nothing."""
 
     @property
     def free_slots(self) -> int:
-        """Slots that no chunk holds."""
-        with self._lock:
-            return sum(end - start for start, end in self._free)
+        """Slots that no chunk holds. For the scheduler's thread, as :meth:`hold`."""
+        self._take_back()
+        return sum(end - start for start, end in self._free)
 
     def finish(self) -> None:
         """What a device is given from here on runs after all that is on ``stream``."""
@@ -63,8 +65,8 @@ class HostMemory:
         spans = self._take(len(chunk))
         if spans is None:
             return None
-        held = HostChunk(chunk.ids, chunk.prefix, chunk.scores, self, spans)
-        weakref.finalize(held, self._give_back, spans)
+        held = HostChunk(chunk.ids, chunk.prefix, chunk.scores, chunk.document, self, spans)
+        weakref.finalize(held, self._returned.append, spans)
         if self.stream is None:
             self._write(chunk, spans)
         else:
@@ -94,30 +96,34 @@ class HostMemory:
 
     def _take(self, count: int) -> list[Span] | None:
         """``count`` slots in as few spans as a first fit gives; ``None`` if that many are not free."""
-        with self._lock:
-            if count > sum(end - start for start, end in self._free):
-                return None
-            whole = next((i for i, (a, b) in enumerate(self._free) if b - a >= count), 0)
-            taken: list[Span] = []
-            while count:
-                start, end = self._free.pop(whole if whole < len(self._free) else 0)
-                step = min(count, end - start)
-                taken.append((start, start + step))
-                if step < end - start:
-                    self._free.insert(whole, (start + step, end))
-                count -= step
-            return taken
+        if count > self.free_slots:
+            return None
+        whole = next((i for i, (a, b) in enumerate(self._free) if b - a >= count), 0)
+        taken: list[Span] = []
+        while count:
+            start, end = self._free.pop(whole if whole < len(self._free) else 0)
+            step = min(count, end - start)
+            taken.append((start, start + step))
+            if step < end - start:
+                self._free.insert(whole, (start + step, end))
+            count -= step
+        return taken
 
-    def _give_back(self, spans: Iterable[Span]) -> None:
-        with self._lock:
-            merged: list[Span] = []
-            for start, end in sorted([*self._free, *spans]):
-                assert not merged or start >= merged[-1][1], "a slot was given back twice"
-                if merged and start == merged[-1][1]:
-                    merged[-1] = (merged[-1][0], end)
-                else:
-                    merged.append((start, end))
-            self._free = merged
+    def _take_back(self) -> None:
+        """Join the spans that were given back to the free ones."""
+        if not self._returned:
+            return
+        free = list(self._free)
+        while self._returned:
+            free += self._returned.popleft()
+        merged: list[Span] = []
+        for start, end in sorted(free):
+            assert not merged or start >= merged[-1][1], "a slot was given back twice"
+            if merged and start == merged[-1][1]:
+                merged[-1] = (merged[-1][0], end)
+            else:
+                merged.append((start, end))
+        self._free = merged
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -130,6 +136,7 @@ class HostChunk:
     ids: tuple[int, ...]
     prefix: tuple[int, ...]
     scores: MutableMapping[str, torch.Tensor]
+    document: str
     memory: HostMemory
     spans: list[Span]
     written: torch.cuda.Event = field(init=False)

@@ -22,6 +22,8 @@ IN_DOUBT = 10
 as usual."""
 FIRST_CHECKS = 8
 """Checks after which a tenant is not new."""
+LEAST_GAIN = 0.1
+"""What an equal answer counts towards coming back, however few may differ."""
 MAX_TENANTS = 1024
 LOWEST_RAISED = 0.3
 TIE_NATS = 0.5
@@ -97,7 +99,7 @@ class QualityMeter:
         if at == one.step:
             one.above = max(0.0, one.above + differs - self.allowed)
         elif at == one.step - 1:
-            one.below = max(0.0, one.below + self.allowed - differs)
+            one.below = max(0.0, one.below + max(self.allowed, LEAST_GAIN) - differs)
         if one.above >= ALARM:
             return self._go(one, one.step + 1)
         return self._go(one, one.step - 1) if one.below >= ALARM else None

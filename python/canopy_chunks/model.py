@@ -13,12 +13,11 @@ from typing import Protocol
 import torch
 
 from canopy_chunks.rope import Rope
-from sglang_canopy.errors import CanopyError
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Sizes of a decoder. ``window`` is the sliding window in tokens, or None."""
+    """Sizes of a decoder."""
 
     layers: int
     heads: int
@@ -27,7 +26,6 @@ class Shape:
     hidden: int
     vocab: int
     eps: float
-    window: int | None = None
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -99,11 +97,3 @@ class Model(abc.ABC):
     def whole(self, part: torch.Tensor) -> torch.Tensor:
         """A sum over heads or inner width, of which this rank has ``part``."""
         return part if self.ranks is None else self.ranks.sum(part)
-
-    def check_length(self, tokens: int) -> None:
-        """Refuse a prompt that a sliding window would cut: its attention is not ours."""
-        if self.shape.window is not None and tokens > self.shape.window:
-            raise CanopyError(
-                f"a prompt of {tokens} tokens is longer than this model's sliding window of "
-                f"{self.shape.window}; chunk reuse holds only inside it: shorten the prompt."
-            )

@@ -15,7 +15,7 @@ from canopy_chunks.device_copy import is_host, to_device
 from canopy_chunks.model import Model
 from canopy_chunks.read_ahead import Stored, read_layers_ahead
 from canopy_chunks.rope import rotate_into
-from canopy_chunks.suffix import ChunkSuffix
+from canopy_chunks.suffix import base_and_skip
 from canopy_chunks.transfer import base_of, send
 from canopy_kernel import pages
 from canopy_kernel.rope_scatter import LayersScatter, one_layer
@@ -129,9 +129,7 @@ def _place_from_device(model: Model, parts: Sequence[_Part], cache: KVCache) -> 
     """One launch for all chunks and layers, each chunk's rows from where they lie."""
     keys, values = [], []
     for p, inside, _ in parts:
-        base, skip = (
-            (p.chunk.base, p.chunk.skip) if isinstance(p.chunk, ChunkSuffix) else (p.chunk, 0)
-        )
+        base, skip = base_and_skip(p.chunk)
         first, last = skip + int(inside[0]), skip + int(inside[-1]) + 1
         keys.append(base.raw_k[:, first:last])
         values.append(base.v[:, first:last])
@@ -162,7 +160,7 @@ def _where(
 
 def lies_on(chunk: Stored, device: torch.device) -> bool:
     """Whether a chunk's KV is in the memory of ``device``."""
-    base = chunk.base if isinstance(chunk, ChunkSuffix) else chunk
+    base, _ = base_and_skip(chunk)
     return isinstance(base, Chunk) and base.raw_k.device == device
 
 

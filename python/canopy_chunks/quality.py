@@ -96,13 +96,13 @@ def encode_case(
 ) -> list[Chunk]:
     """The documents as chunks, each behind ``behind(case, how, place)``. What stands before
     documents is run once for all calls with the same ``encoders``."""
-    known = {} if encoders is None else encoders
+    encoder_of = {} if encoders is None else encoders
     chunks = []
     for place, document in enumerate(case.documents):
         before = behind(case, how, place)
-        if before not in known:
-            known[before] = Encoder(model, before)
-        chunks.append(known[before].encode(document))
+        if before not in encoder_of:
+            encoder_of[before] = Encoder(model, before)
+        chunks.append(encoder_of[before].encode(document))
     return chunks
 
 

@@ -17,7 +17,7 @@ import torch
 from canopy_chunks.chunk import Chunk
 from canopy_chunks.disk import DiskChunk
 from canopy_chunks.host_memory import HostChunk
-from canopy_chunks.suffix import ChunkSuffix
+from canopy_chunks.suffix import ChunkSuffix, base_and_skip
 from sglang_canopy.errors import CanopyError
 
 LAYERS_AHEAD = 4
@@ -157,4 +157,4 @@ def read_layers_ahead(
 
 
 def _is_on_disk(chunk: Stored) -> bool:
-    return isinstance(chunk.base if isinstance(chunk, ChunkSuffix) else chunk, DiskChunk)
+    return isinstance(base_and_skip(chunk)[0], DiskChunk)

@@ -93,9 +93,9 @@ def undo_checked(x: torch.Tensor, rope: Rope, positions: torch.Tensor) -> torch.
     raw = rope.undo(x, positions)
     if x.device.type != "cpu":
         return raw
-    again = rope.apply(raw, positions)
+    rotated = rope.apply(raw, positions)
     limit = 1e-5 * max(1.0, float(x.abs().max())) if x.numel() else 0.0
-    error = float((again - x.float()).abs().max()) if x.numel() else 0.0
+    error = float((rotated - x.float()).abs().max()) if x.numel() else 0.0
     if not error <= limit:
         raise RuntimeError(f"undoing RoPE ({rope.variant}) is off by {error:.2e} > {limit:.2e}")
     return raw
@@ -105,8 +105,8 @@ def prove_rotation(rope: Any, head_dim: int, device: torch.device, positions: in
     """Check once, waiting, that a table of ``device`` is undone exactly. Raises RuntimeError."""
     at = torch.arange(positions)
     x = torch.linspace(-1.0, 1.0, positions * head_dim).view(positions, 1, head_dim)
-    again = rope.undo(rope.apply(x.to(device), at), at).cpu()
-    error = float((again - x).abs().max())
+    rotated = rope.undo(rope.apply(x.to(device), at), at).cpu()
+    error = float((rotated - x).abs().max())
     if not error <= 1e-4:
         raise RuntimeError(f"undoing RoPE is off by {error:.2e} of values up to 1")
 

@@ -1,4 +1,4 @@
-"""The chunk store: content-addressed, in up to three tiers, bounded, evicted by the tree's policies.
+"""The chunk store: content-addressed, in up to three tiers, bounded, the least recently used leave first.
 
 What leaves the device goes to the host, what leaves the host goes to disk, what leaves disk is
 gone. A chunk is in one tier at a time. Nothing here ever reaches the exact prefix tree.
@@ -15,6 +15,7 @@ from typing import Any
 
 from canopy_chunks import disk
 from canopy_chunks.chunk import Chunk, chunk_key, chunk_keys
+from canopy_chunks.chunk_folder import ChunkFolder
 from canopy_chunks.host_memory import HostChunk, HostMemory
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.base import Policy
@@ -54,10 +55,10 @@ class ChunkStore:
     """Chunks of one model. Thread-safe; times are the requests' own stamps, in seconds.
 
     capacity_bytes: by tier name; a tier that is not named holds nothing. ``directory`` is needed
-    for disk; files of the same model left there by an earlier run are found again, of which those
-    stay that ``keep`` returns of their keys, in that order (ranks must hold the same).
+    for disk; files of the same model left there by an earlier run are found again; ``keep``: see
+    :class:`ChunkFolder`.
     memory: where the host tier's chunks lie; each in a tensor of its own without it.
-    Raises CanopyError for an unknown tier or policy.
+    Raises CanopyError for an unknown tier, and a directory that cannot be used.
     """
 
     def __init__(
@@ -65,10 +66,8 @@ class ChunkStore:
         identity: str,
         capacity_bytes: Mapping[str, int],
         directory: str | Path | None = None,
-        policy: str = "lru",
-        policy_config: Mapping[str, Any] | None = None,
         device: str = "cpu",
-        keep: Callable[[list[str]], list[str]] = lambda found: found,
+        keep: Callable[[list[str]], list[str]] | None = None,
         memory: HostMemory | None = None,
     ) -> None:
         unknown = set(capacity_bytes) - set(TIERS)
@@ -83,17 +82,17 @@ class ChunkStore:
         self.memory = memory
         self._lock = threading.RLock()
         self._tiers = [
-            Tier(t, capacity_bytes[t], make_policy(policy, policy_config))
-            for t in TIERS
-            if capacity_bytes.get(t)
+            Tier(t, capacity_bytes[t], make_policy("lru")) for t in TIERS if capacity_bytes.get(t)
         ]
+        self._documents: dict[str, set[str]] = {}
         self.hits = dict.fromkeys(TIERS, 0)
         self.misses = self.dropped = 0
-        self.directory = None
+        self.folder = None
         if directory is not None:
-            self.directory = Path(directory) / identity[:16]
-            self.directory.mkdir(parents=True, exist_ok=True)
-            self._find_files(keep)
+            self.folder = ChunkFolder(Path(directory) / identity[:16], keep)
+            if self._tiers[-1:] and self._tiers[-1].name == "disk":
+                for key, chunk in self.folder.found().items():
+                    self._insert(len(self._tiers) - 1, key, chunk, 0.0)
 
     def key(self, ids: Sequence[int], prefix: Sequence[int] = (), salt: str = "") -> str:
         """The content address of these tokens behind this prefix for this tenant."""
@@ -109,24 +108,35 @@ class ChunkStore:
         """Store a chunk in the first tier that can hold it; the same content again is a touch."""
         key = self.key(chunk.ids, chunk.prefix, salt)
         with self._lock:
-            if self._touch(key, now) is None:
+            found = self._find(key)
+            if found is None:
                 self._insert(0, key, chunk, now)
+            else:
+                self._stamp(*found, now)
         return key
 
     def get(self, key: str, now: float = 0.0) -> StoredChunk | None:
         """The chunk of a key, or None. On disk it stays there: ``rows`` reads what is asked for."""
         with self._lock:
-            tier = self._touch(key, now)
-            if tier is None:
+            found = self._find(key)
+            if found is None:
                 self.misses += 1
                 return None
+            tier, entry = found
+            self._stamp(tier, entry, now)
             self.hits[tier.name] += 1
-            return tier.entries[key].chunk
+            return entry.chunk
 
     def look(self, key: str) -> StoredChunk | None:
         """As :meth:`get`, without counting it or keeping the chunk from being evicted."""
         with self._lock:
-            return next((t.entries[key].chunk for t in self._tiers if key in t.entries), None)
+            found = self._find(key)
+            return None if found is None else found[1].chunk
+
+    def of_document(self, name: str) -> list[str]:
+        """The keys of all chunks that are stored of a document, behind whatever text."""
+        with self._lock:
+            return sorted(self._documents.get(name, ()))
 
     @property
     def capacity_bytes(self) -> int:
@@ -136,17 +146,20 @@ class ChunkStore:
     def size(self, key: str) -> int:
         """Bytes of a stored chunk, 0 if it is not stored."""
         with self._lock:
-            return next((t.entries[key].size for t in self._tiers if key in t.entries), 0)
+            found = self._find(key)
+            return 0 if found is None else found[1].size
 
     def pins(self, key: str) -> int:
         """How often a stored chunk is pinned, 0 if it is not stored."""
         with self._lock:
-            return next((t.entries[key].pins for t in self._tiers if key in t.entries), 0)
+            found = self._find(key)
+            return 0 if found is None else found[1].pins
 
     def where(self, key: str) -> str | None:
         """The name of the tier that holds a key."""
         with self._lock:
-            return next((t.name for t in self._tiers if key in t.entries), None)
+            found = self._find(key)
+            return None if found is None else found[0].name
 
     def pin(self, key: str) -> bool:
         """Keep a chunk where it is until as many ``unpin``. False if it is not stored."""
@@ -159,11 +172,19 @@ class ChunkStore:
     def delete(self, key: str) -> bool:
         """Forget a chunk in whatever tier. False if it was not there."""
         with self._lock:
+            found = self._find(key)
+            if found is not None:
+                self._remove(*found)
+            return found is not None
+
+    def delete_files(self) -> None:
+        """Forget the chunks on disk, and delete their folder: nothing is stored here any more."""
+        with self._lock:
             for tier in self._tiers:
-                if key in tier.entries:
-                    self._remove(tier, tier.entries[key])
-                    return True
-            return False
+                for entry in list(tier.entries.values()) if tier.name == "disk" else ():
+                    self._remove(tier, entry)
+        if self.folder is not None:
+            self.folder.remove()
 
     def delete_damaged(self, keys: Iterable[str]) -> None:
         """Forget those chunks on disk whose files cannot be read."""
@@ -222,14 +243,11 @@ class ChunkStore:
             free = sum(e.pins == 0 for e in tier.entries.values())
             admitted = sum(1 for _ in tier.policy.leaves())
             assert admitted == free, f"{tier.name}: {admitted} evictable, {free} without pins"
+        named = {key for keys in self._documents.values() for key in keys}
+        assert named == seen, f"{len(named)} chunks of documents, {len(seen)} stored"
 
-    def _touch(self, key: str, now: float) -> Tier | None:
-        for tier in self._tiers:
-            entry = tier.entries.get(key)
-            if entry is not None:
-                self._stamp(tier, entry, now)
-                return tier
-        return None
+    def _find(self, key: str) -> tuple[Tier, Entry] | None:
+        return next(((t, t.entries[key]) for t in self._tiers if key in t.entries), None)
 
     def _stamp(self, tier: Tier, entry: Entry, now: float) -> None:
         tier.policy.drop(entry)
@@ -250,9 +268,13 @@ class ChunkStore:
                 continue
             while tier.used_bytes + size > tier.capacity_bytes:
                 self._evict(index, now)
-            entry = Entry(key, self._settle(tier, key, chunk), size)
+            settled = self._settle(tier, key, chunk)
+            if settled is None:
+                break
+            entry = Entry(key, settled, size)
             tier.entries[key] = entry
             tier.used_bytes += size
+            self._documents.setdefault(chunk.document, set()).add(key)
             self._stamp(tier, entry, now)
             return
         self.dropped += 1
@@ -275,67 +297,46 @@ class ChunkStore:
         tier.policy.drop(entry)
         del tier.entries[entry.key]
         tier.used_bytes -= entry.size
-        if isinstance(entry.chunk, disk.DiskChunk):
-            entry.chunk.path.unlink(missing_ok=True)
+        of_document = self._documents[entry.chunk.document]
+        of_document.discard(entry.key)
+        if not of_document:
+            del self._documents[entry.chunk.document]
+        if isinstance(entry.chunk, disk.DiskChunk) and self.folder is not None:
+            self.folder.delete(entry.chunk)
 
     def _size(self, tier: Tier, chunk: StoredChunk) -> int:
         return chunk.nbytes if tier.name != "disk" else disk.file_size(chunk)
 
-    def _settle(self, tier: Tier, key: str, chunk: StoredChunk) -> StoredChunk:
-        """The chunk as this tier keeps it."""
+    def _settle(self, tier: Tier, key: str, chunk: StoredChunk) -> StoredChunk | None:
+        """The chunk as this tier keeps it; ``None`` where it cannot be written."""
         if isinstance(chunk, disk.DiskChunk):
             return chunk
         if tier.name == "disk":
-            assert self.directory is not None
-            path = self.directory / f"{key}.chunk"
-            try:
-                disk.write(path, chunk)
-                return disk.open_chunk(path)
-            except (OSError, CanopyError) as error:
-                # Ranks must hold the same chunks: reading finds that this one is not there.
-                logger.warning("canopy: a chunk could not be written to disk: %s", error)
-                path.unlink(missing_ok=True)
-                return disk.lost_chunk(path, chunk)
+            assert self.folder is not None
+            written = self.folder.write(key, chunk)
+            if self.folder.full:
+                tier.capacity_bytes = tier.used_bytes  # from now on old files make room
+            return written
         if tier.name == "host" and self.memory is not None:
             held = self.memory.hold(chunk)
             if held is not None:
                 return held
         place = self.device if tier.name == "device" else "cpu"
         return Chunk(
-            chunk.ids, chunk.raw_k.to(place), chunk.v.to(place), chunk.prefix, chunk.scores
-        )
+            chunk.ids, chunk.raw_k.to(place), chunk.v.to(place), chunk.prefix, chunk.scores,
+            chunk.document,
+        )  # fmt: skip
 
     def _pin(self, key: str, step: int) -> bool:
         with self._lock:
-            for tier in self._tiers:
-                entry = tier.entries.get(key)
-                if entry is None:
-                    continue
-                if entry.pins + step < 0:
-                    raise CanopyError(f"chunk {key[:12]} is not pinned; unpin it once a pin")
-                entry.pins += step
-                tier.policy.drop(entry)
-                if entry.pins == 0:
-                    tier.policy.admit(entry, entry.last_access)
-                return True
-            return False
-
-    def _find_files(self, keep: Callable[[list[str]], list[str]]) -> None:
-        """Take over whole files of an earlier run that ``keep`` keeps; delete the others."""
-        assert self.directory is not None
-        index = next((i for i, t in enumerate(self._tiers) if t.name == "disk"), None)
-        for path in sorted(self.directory.glob("*.tmp")):
-            path.unlink()
-        if index is None:
-            return
-        found: dict[str, disk.DiskChunk] = {}
-        for path in sorted(self.directory.glob("*.chunk"), key=lambda p: p.stat().st_mtime):
-            try:
-                found[path.stem] = disk.open_chunk(path)
-            except CanopyError:
-                path.unlink()
-        kept = keep(list(found))
-        for key in found.keys() - set(kept):
-            found[key].path.unlink()
-        for key in kept:
-            self._insert(index, key, found[key], 0.0)
+            found = self._find(key)
+            if found is None:
+                return False
+            tier, entry = found
+            if entry.pins + step < 0:
+                raise CanopyError(f"chunk {key[:12]} is not pinned; unpin it once a pin")
+            entry.pins += step
+            tier.policy.drop(entry)
+            if entry.pins == 0:
+                tier.policy.admit(entry, entry.last_access)
+            return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -54,3 +55,8 @@ class ChunkSuffix:
         """Of a chunk on disk: these tokens' records will be read."""
         assert isinstance(self.base, DiskChunk), "only files are read ahead"
         self.base.expect(layer, tokens + self.skip)
+
+
+def base_and_skip(chunk: Any) -> tuple[Any, int]:
+    """The stored chunk that this is, or is the rest of, and where in it that begins."""
+    return (chunk.base, chunk.skip) if isinstance(chunk, ChunkSuffix) else (chunk, 0)

@@ -20,7 +20,7 @@ from canopy_chunks.chunk import Placed
 from canopy_chunks.device_copy import to_device
 from canopy_chunks.host_memory import HostChunk, HostMemory
 from canopy_chunks.model import Model
-from canopy_chunks.suffix import ChunkSuffix
+from canopy_chunks.suffix import base_and_skip
 from canopy_kernel.rope_scatter import LayersScatter
 
 LAUNCH_BYTES, MOST_LAUNCHES = 4 << 20, 8
@@ -104,5 +104,5 @@ def launches(layers: int, size: int) -> list[tuple[int, int]]:
 
 def base_of(chunk: Any) -> tuple[HostChunk | None, int]:
     """The chunk in the host's memory that this is, or is the rest of, and where it begins there."""
-    base, skip = (chunk.base, chunk.skip) if isinstance(chunk, ChunkSuffix) else (chunk, 0)
+    base, skip = base_and_skip(chunk)
     return (base, skip) if isinstance(base, HostChunk) else (None, 0)

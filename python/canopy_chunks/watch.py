@@ -26,7 +26,7 @@ KEPT_S = 600.0
 SHOWN_TENANTS = 32
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Waiting:
     """A prompt that is to be checked at a step; ratio: what the server's own would be; pieces: how
     many of its check were begun."""
@@ -76,23 +76,27 @@ class Watch:
         else:
             self.waiting.append(_Waiting(tuple(ids), request, step, ratio))
 
-    def interrupt(self) -> None:
+    def interrupt(self, now: float) -> None:
         """A batch is to be computed: the check under way is given up, to be begun again or forgotten."""
-        if self._steps is None:
-            return
-        self._steps = None
-        one = self.waiting.popleft()
-        if one.pieces < MAX_TIMES * pieces_of(len(one.ids)):
-            self.waiting.append(one)
-        else:
-            self.dropped["interrupted"] += 1
+        if self._steps is not None:
+            self._steps = None
+            one = self.waiting.popleft()
+            if one.pieces < MAX_TIMES * pieces_of(len(one.ids)):
+                self.waiting.append(one)
+            else:
+                self.dropped["interrupted"] += 1
+        self._drop_old(now)
 
     def run_piece(self, library: Any, now: float) -> None:
         """One piece of the check that is under way, or the start of the next."""
+        if self._steps is None:
+            self._drop_old(now)
+        if not self.waiting:
+            return
         one = self.waiting[0]
         try:
             if self._steps is None:
-                self._steps = self._begin(library, one, now)
+                self._steps = self._begin(library, one)
             if self._steps is not None:
                 one.pieces += 1
                 next(self._steps)
@@ -115,11 +119,14 @@ class Watch:
         shown = self.meter.of_tenants(SHOWN_TENANTS)
         return {shown_tenant(name) or "": found for name, found in shown.items()}
 
-    def _begin(self, library: Any, one: _Waiting, now: float) -> Generator[None, None, bool] | None:
-        request = one.request
-        if now - request.time_s > KEPT_S:
+    def _drop_old(self, now: float) -> None:
+        """Forget prompts that waited too long; none is under way. A busy server has no other time for it."""
+        for one in [one for one in self.waiting if now - one.request.time_s > KEPT_S]:
+            self.waiting.remove(one)
             self.dropped["too old"] += 1
-            return None
+
+    def _begin(self, library: Any, one: _Waiting) -> Generator[None, None, bool] | None:
+        request = one.request
         placed = library.placed_for_check(request, len(one.ids))
         if not placed:
             self.dropped["no longer stored"] += 1

@@ -126,11 +126,11 @@ def test_a_restart_finds_whole_files_and_deletes_the_rest(tmp_path):
     store = ChunkStore("m", {"disk": 10**6}, tmp_path)
     chunk = make(5)
     key = store.put(chunk)
-    (store.directory / "bad.chunk").write_bytes(b"half a file")
-    (store.directory / "left.1.tmp").write_bytes(b"")
+    (store.folder.path / "bad.chunk").write_bytes(b"half a file")
+    (store.folder.path / "left.1.tmp").write_bytes(b"")
     again = ChunkStore("m", {"disk": 10**6}, tmp_path)
     assert torch.equal(again.get(key).load().v, chunk.v)
-    assert [p.name for p in store.directory.iterdir()] == [f"{key}.chunk"]
+    assert [p.name for p in store.folder.path.iterdir()] == [f"{key}.chunk"]
     assert ChunkStore("other", {"disk": 10**6}, tmp_path).get(key) is None
 
 

@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-pytest.importorskip("numpy")
+np = pytest.importorskip("numpy")
 
-from canopy_chunks.find import LEAST, SEAM, WINDOW, Finder, window_hashes
+from canopy_chunks.find import LEAST, SEAM, WINDOW, Finder, _Hashes  # noqa: E402
 
 MOST = 256
 
@@ -94,8 +94,43 @@ def test_at_most_so_many_are_found(finder) -> None:
     assert finder.find(ids, None, 3) == bounds[:6]
 
 
-def test_the_hash_of_a_window_does_not_depend_on_where_it_stands() -> None:
+def test_the_hash_of_a_run_does_not_depend_on_where_it_stands() -> None:
     run = tokens(WINDOW, 3)
-    alone = window_hashes(run)
-    assert window_hashes([*tokens(5000, 4), *run])[-1] == alone[0]
-    assert len(set(window_hashes(tokens(5000, 4)).tolist())) == 5000 - WINDOW + 1
+    alone = _Hashes(run).of(np.array([0]), WINDOW)
+    every = np.arange(5001)
+    assert _Hashes([*tokens(5000, 4), *run]).of(every, WINDOW)[-1] == alone[0]
+    among = _Hashes(tokens(5000, 4)).of(every[: 5000 - WINDOW + 1], WINDOW)
+    assert len(set(among.tolist())) == 5000 - WINDOW + 1
+
+
+class Counted(list):
+    """Ids that count how often a run of them is looked at."""
+
+    looked = 0
+
+    def __getitem__(self, at):
+        self.looked += isinstance(at, slice)
+        return list.__getitem__(self, at)
+
+
+def test_documents_that_begin_alike_are_not_compared_one_by_one() -> None:
+    """A tenant could hold up the server: a prompt of one token again and again, and documents like it."""
+    finder, ids = Finder(), Counted([5] * 2000)
+    for i in range(300):
+        finder.add((*[5] * (LEAST + i % 7), 1000 + i, *tokens(SEAM, i)), None)
+    assert finder.find(ids, None, MOST) == []
+    finder.add((5,) * 100, None)
+    found = finder.find(ids, None, MOST)
+    assert found == [x for at in range(0, 2000 - 95, 96) for x in (at, at + 96)]
+    assert ids.looked <= len(ids)
+
+
+def test_documents_with_the_same_middle_are_found_until_the_last_is_deleted() -> None:
+    finder, middle = Finder(), tokens(LEAST, 7)
+    both = [(*tokens(SEAM, i), *middle, *tokens(SEAM, 10 + i)) for i in range(2)]
+    for one in (*both, both[0]):
+        finder.add(one, None)
+    for one in both:
+        assert finder.find(middle, None, MOST) == [0, LEAST]
+        finder.remove(one, None)
+    assert finder.find(middle, None, MOST) == []

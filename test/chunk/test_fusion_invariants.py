@@ -180,7 +180,7 @@ def test_a_prompt_longer_than_a_sliding_window_is_refused(ids):
     from support.chunk_models import build
 
     model = from_transformers(build("llama"))
-    short = dataclasses.replace(model, shape=dataclasses.replace(model.shape, window=100))
+    short = dataclasses.replace(model, window=100)
     with pytest.raises(CanopyError, match="sliding window of 100"):
         plain(short, ids)
 

@@ -113,3 +113,10 @@ def test_the_tenants_furthest_from_being_served_as_usual_are_shown_first() -> No
     assert list(shown) == ["faulty"]
     assert shown["faulty"]["step"] == "stopped"
     assert meter.stats()["tenants_stopped"] == 1
+
+
+def test_where_no_answer_may_differ_reuse_comes_back_too() -> None:
+    meter = QualityMeter(SHARE, 0.0)
+    steps = serve(meter, TO_STOPPED, lambda at: True)
+    assert steps[-1] == STOPPED
+    assert serve(meter, 1500, lambda at: False)[-1] == SERVED

@@ -6,12 +6,23 @@ import math
 
 import torch
 
+from canopy_chunks.chunk import FusedPrompt
 from canopy_chunks.device_copy import to_device
-from canopy_chunks.selectors.base import Context, SelectedTokens, Selector, best, join, over_chunks
+from canopy_chunks.selectors.base import Context, SelectedTokens, Selector, best, join
 from canopy_chunks.selectors.question import question_scores
 
 HEADS = 0.25
 """Share of the budget for first tokens in ``head+last-token`` and ``head+question``."""
+
+
+def over_chunks(prompt: FusedPrompt, score: torch.Tensor, count: int) -> torch.Tensor:
+    """The ``count`` best positions of all chunks together by ``score [prompt]``.
+
+    Not the prompt's last token, which is computed whatever it is in.
+    """
+    inside = prompt.in_chunk()
+    inside[len(prompt) - 1] = False
+    return best(score, inside, count)
 
 
 class Query(Selector):
@@ -39,7 +50,6 @@ class LastToken(Selector):
 
     name = "last-token"
     reads_cache = True
-    skips_exact = True
 
     def choose(self, context: Context) -> SelectedTokens:
         return with_heads(
@@ -52,7 +62,6 @@ class HeadLastToken(Selector):
 
     name = "head+last-token"
     reads_cache = True
-    skips_exact = True
 
     def choose(self, context: Context) -> SelectedTokens:
         return with_heads(
@@ -65,7 +74,6 @@ class HeadQuestion(Selector):
 
     name = "head+question"
     reads_cache = True
-    skips_exact = True
 
     def choose(self, context: Context) -> SelectedTokens:
         score = question_scores(context, last_weight=0.5)

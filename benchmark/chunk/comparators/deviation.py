@@ -21,7 +21,6 @@ class Deviation(Selector):
     """High-KV-deviation tokens, with gradual filtering over layers 1 and 2."""
 
     name = "hkvd"
-    skips_exact = True
     reads_cache = True
 
     def choose(self, context: Context) -> SelectedTokens:
@@ -51,7 +50,7 @@ class Oracle(Selector):
     def choose(self, context: Context) -> SelectedTokens:
         from canopy_chunks.cache import dense_cache
         from canopy_chunks.engine import prefill
-        from canopy_chunks.selectors.base import over_chunks
+        from comparators.attended import over_chunks
 
         model, prompt = context.model, context.prompt
         exact = dense_cache(model, len(prompt))

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from canopy_chunks.model import Attention, Model, Ranks, Shape
 from canopy_chunks.rope import Rope, rotate
+from sglang_canopy.errors import CanopyError
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,8 @@ class Layer:
 
 @dataclass(frozen=True)
 class PlainModel(Model):
-    """Weights, rotation and identity of a decoder. With ``ranks``, ``embed`` is of all of them."""
+    """Weights, rotation and identity of a decoder. With ``ranks``, ``embed`` is of all of them; window:
+    the sliding window in tokens, or None."""
 
     shape: Shape
     layers: tuple[Layer, ...]
@@ -42,6 +44,7 @@ class PlainModel(Model):
     rope: Rope
     identity: str
     ranks: Ranks | None = None
+    window: int | None = None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -54,6 +57,7 @@ class PlainModel(Model):
     def forward(
         self, ids: torch.Tensor, positions: torch.Tensor, attention: Attention
     ) -> torch.Tensor:
+        self._check_length(positions)
         eps, table = self.shape.eps, self.rope.table(positions)
         hidden = F.embedding(ids, self.embed)
         for i, layer in enumerate(self.layers):
@@ -69,6 +73,14 @@ class PlainModel(Model):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         out = F.linear(hidden, self.head)
         return (out if self.ranks is None else self.ranks.gather(out)).float()
+
+    def _check_length(self, positions: torch.Tensor) -> None:
+        """Refuse a prompt that a sliding window would cut: its attention is not ours."""
+        if self.window is not None and (tokens := int(positions[-1]) + 1) > self.window:
+            raise CanopyError(
+                f"a prompt of {tokens} tokens is longer than this model's sliding window of "
+                f"{self.window}; chunk reuse holds only inside it: shorten the prompt."
+            )
 
     def _project(
         self, layer: Layer, hidden: torch.Tensor, table: torch.Tensor

@@ -16,7 +16,8 @@ import torch
 
 from canopy_chunks import engine
 from canopy_chunks.device_copy import to_device
-from canopy_chunks.selectors.base import Context, SelectedTokens, Selector, over_chunks
+from canopy_chunks.selectors.base import Context, SelectedTokens, Selector
+from comparators.attended import over_chunks
 
 
 class ProphetKV(Selector):

@@ -56,7 +56,6 @@ def from_transformers(
         hidden=config.hidden_size,
         vocab=config.vocab_size,
         eps=config.rms_norm_eps,
-        window=window,
     )
 
     def get(name: str) -> torch.Tensor:
@@ -94,7 +93,8 @@ def from_transformers(
     rope = rope or from_config(config)
     rope = Rope(rope.inv_freq.to(device), rope.scaling, rope.variant)
     head = embed if tied else get("lm_head.weight")
-    return PlainModel(shape, tuple(layers), embed, get("model.norm.weight"), head, rope, identity)
+    norm = get("model.norm.weight")
+    return PlainModel(shape, tuple(layers), embed, norm, head, rope, identity, window=window)
 
 
 def random_model(

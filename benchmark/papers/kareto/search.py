@@ -114,7 +114,7 @@ class Points:
             space,
             OBJECTIVES,
             lambda batch: [self.of(c) for c in batch],
-            known=lambda c, rows: least_cost(c, rows, prices),
+            certain_of=lambda c, rows: least_cost(c, rows, prices),
             options=request.options,
         )
         return list(found.rows.values())

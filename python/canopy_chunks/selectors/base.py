@@ -50,13 +50,11 @@ class SelectedTokens:
 class Selector(abc.ABC):
     """One way to choose tokens.
 
-    reads_cache: it looks at the reused KV where it lies in the prompt; skips_exact: it gives no
-    budget to a first chunk that is exact, which a cached prefix may be.
+    reads_cache: it looks at the reused KV where it lies in the prompt.
     """
 
     name: ClassVar[str]
     reads_cache: ClassVar[bool] = False
-    skips_exact: ClassVar[bool] = False
 
     @abc.abstractmethod
     def choose(self, context: Context) -> SelectedTokens:
@@ -110,13 +108,3 @@ def best(score: torch.Tensor, allowed: torch.Tensor, count: int) -> torch.Tensor
     hidden = to_device(~allowed, score.device)
     count = max(0, min(count, int(allowed.sum())))
     return top(score.masked_fill(hidden, float("-inf")), count)
-
-
-def over_chunks(prompt: FusedPrompt, score: torch.Tensor, count: int) -> torch.Tensor:
-    """The ``count`` best positions of all chunks together by ``score [prompt]``.
-
-    Not the prompt's last token, which is computed whatever it is in.
-    """
-    inside = prompt.in_chunk()
-    inside[len(prompt) - 1] = False
-    return best(score, inside, count)

@@ -134,8 +134,8 @@ class _Probe:
             if layer not in self.layers:
                 return None
             keys = self.cache.read_keys(layer, every).float().permute(1, 2, 0)
-            asked = q[self.before :].float().transpose(0, 1).reshape(len(keys), -1, q.shape[-1])
-            weight = torch.baddbmm(bias, asked, keys, alpha=q.shape[-1] ** -0.5).softmax(-1)
+            queries = q[self.before :].float().transpose(0, 1).reshape(len(keys), -1, q.shape[-1])
+            weight = torch.baddbmm(bias, queries, keys, alpha=q.shape[-1] ** -0.5).softmax(-1)
             self.score.addmv_(weight.flatten(0, 1).T, share)
             return None
 
@@ -209,7 +209,6 @@ class Question(Selector):
 
     name = "question"
     reads_cache = True
-    skips_exact = True
 
     def choose(self, context: Context) -> SelectedTokens:
         prompt = context.prompt

@@ -82,8 +82,10 @@ def pack_rows(
         for each in (counts, lengths)
     )
     sizes = (tuple(counts), tuple(lengths))  # host numbers: a launch waits for nothing
-    known = torch.cat(list(chosen)) if all(map(is_host, chosen)) else None
-    rows = Rows(positions, starts, torch.cat(slots).long(), keys, max(counts), *sizes, known)
+    host_positions = torch.cat(list(chosen)) if all(map(is_host, chosen)) else None
+    rows = Rows(
+        positions, starts, torch.cat(slots).long(), keys, max(counts), *sizes, host_positions
+    )
     assert packed.seq_lens is batch.seq_lens
     assert packed is not batch
     return packed, FusedAttention(rows, arrivals=tuple(arrivals))

@@ -101,6 +101,7 @@ class ChunkEngine:
     def new_request(self, req: Any) -> ChunkRequest | None:
         """The chunk state of a new request; ``None`` where it names no chunks."""
         params = custom_params(req)
+        self.time_s = max(self.time_s, read_stamp(params).get("time", 0.0))
         if BOUNDS not in params:
             return None
         try:
@@ -111,12 +112,12 @@ class ChunkEngine:
         if requested.off:
             self.not_fused["off"] += 1
             return None
-        self.time_s = max(self.time_s, read_stamp(params).get("time", 0.0))
         request = chunk_request(
             list(req.origin_input_ids), requested, self.options, self.stand_in, self.library.store,
             salt=namespace_of(req.extra_key, req.cache_salt).hex(),
         )  # fmt: skip
         request.tenant, request.time_s = tenant_of_req(req), self.time_s
+        request.deletions = self.library.deletions
         return request
 
     def may_fuse(self, req: Any, request: ChunkRequest) -> bool:
@@ -205,6 +206,18 @@ class ChunkEngine:
         self.counts["fused_requests"] += 1
         self.counts["reused_tokens"] += report["reused"]
         self.counts["recomputed_tokens"] += report["recomputed"]
+
+    def correct_report(self, request: ChunkRequest, computed: int) -> None:
+        """So many tokens that a request's plan was to reuse are computed after all."""
+        for name, change in (
+            ("reused", -computed),
+            ("recomputed", computed),
+            ("computed", computed),
+        ):
+            if name in request.report:
+                request.report[name] += change
+        self.counts["reused_tokens"] -= computed
+        self.counts["recomputed_tokens"] += computed
 
     def write_reused(self, plan: ReusePlan, row: torch.Tensor, first: int, end: int) -> None:
         """Write the KV of positions ``first..end`` of the plan's chunks that is reused into the row's

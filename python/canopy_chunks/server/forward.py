@@ -36,7 +36,7 @@ def forward(
     and hold more than a window. Whatever fails while planning is logged and counted, and the
     request is computed whole: nothing of a half-made plan is left in its slots.
     """
-    engine.watch.interrupt()
+    engine.watch.interrupt(engine.time_s)
     if engine.library.encode_credit >= 1.0:
         engine.library.spend_encoding(engine.time_s, 1 if batch.forward_mode.is_decode() else None)
     if not batch.forward_mode.is_extend_without_speculative() or not any(
@@ -107,7 +107,7 @@ def _packed_runs(engine: ChunkEngine, batch: Any) -> list[Run]:
     except Exception:
         logger.exception("canopy: a fused batch could not be made; it runs normally")
         for i in planned:
-            _fall_back(engine, batch.reqs[i])
+            _fall_back(engine, batch, i)
         return _pack_whole(engine, batch)
     for i in planned:
         _mark_fused(batch.reqs[i])
@@ -183,7 +183,7 @@ def _choose_rows(engine: ChunkEngine, batch: Any) -> tuple[list[torch.Tensor], l
     if tried and engine.library.ranked:
         failed = union_of_ranks(failed)
     for i in failed:
-        _fall_back(engine, batch.reqs[i])
+        _fall_back(engine, batch, i)
         chosen[i] = _window_positions(batch, i)
     return chosen, [i for i in planned if i not in failed]
 
@@ -254,13 +254,15 @@ def _mark_fused(req: Any) -> None:
         request.exact_tokens = placed.start if before is None else min(before, placed.start)
 
 
-def _fall_back(engine: ChunkEngine, req: Any) -> None:
+def _fall_back(engine: ChunkEngine, batch: Any, index: int) -> None:
     """Planning failed: from here on every token of the request is computed.
 
     A request that never ran with reused KV is exact, and may enter the exact tree.
     """
-    request = chunk_request_of(req)
+    request = chunk_request_of(batch.reqs[index])
     assert request is not None
+    if request.plan is not None and not request.reported:
+        engine.correct_report(request, request.plan.compute_from(int(batch.prefix_lens[index])))
     memory = engine.library.store.memory
     if memory is not None:  # what is under way would overwrite what is computed
         memory.finish()

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import functools
 import logging
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from canopy_chunks.agreed_reads import AgreedReads
 from canopy_chunks.background_encoder import BackgroundEncoder
 from canopy_chunks.chunk import Chunk, Placed
+from canopy_chunks.chunk_folder import can_hold_files
 from canopy_chunks.disk import DiskChunk
+from canopy_chunks.document_pins import DocumentPins
+from canopy_chunks.documents import document_name
 from canopy_chunks.encode import capture
 from canopy_chunks.host_memory import HostMemory
 from canopy_chunks.model import Model
@@ -20,12 +24,14 @@ from canopy_chunks.server import model_view
 from canopy_chunks.server.options import Options
 from canopy_chunks.server.request import ChunkRequest, ResolvedChunk
 from canopy_chunks.store import ChunkStore
-from canopy_chunks.versions import DocumentVersions
 
 logger = logging.getLogger(__name__)
 
 MIN_STORED_SHARE = 0.2
 """A prompt is fused if at least this share of what is not cached exactly is in stored chunks."""
+
+MOST_DELETED = 1 << 12
+"""Documents that were deleted last, which requests that are under way do not bring back."""
 
 
 class Library:
@@ -36,19 +42,21 @@ class Library:
 
     def __init__(self, model: Model, options: Options, earlier: Library | None = None) -> None:
         self.model, self.options = model, options
-        self.store = make_store(model, options)
-        versions: DocumentVersions | None = earlier.versions if earlier is not None else None
-        self.versions: DocumentVersions = DocumentVersions(
-            self.store, options.tenant_share, versions
-        )
+        if earlier is not None:  # new weights at every step would fill the disk
+            earlier.store.delete_files()
+        self.store: ChunkStore = make_store(model, options, must_have_disk=earlier is None)
+        pins: DocumentPins | None = earlier.pins if earlier is not None else None
+        self.pins: DocumentPins = DocumentPins(self.store, options.tenant_share, pins)
         score = functools.partial(score_chunk, options.selector)
-        self.encoder = BackgroundEncoder(model, self.store, score, self.versions.stored)
+        self.encoder = BackgroundEncoder(model, self.store, score, self.pins.stored)
         self.reads: ReadAhead = (
             ReadAhead(options.read_ahead_mb << 20) if earlier is None else earlier.reads
         )
         self.agreed = AgreedReads(self.reads, model_view.true_on_all)
         self.encode_credit = 0.0
-        self.failures = 0
+        self.failures = self.deletions = 0
+        self._deleted: OrderedDict[str, int] = OrderedDict()
+        """Names of documents that were deleted last, and how many had been until then."""
 
     @property
     def ranked(self) -> bool:
@@ -134,16 +142,25 @@ class Library:
             request.bounds, request.keys, request.encode_prefixes
         ):
             document = ids[start:end]
+            if self._is_deleted(document, request):
+                continue
             for key, prefix in zip(keys, prefixes):
                 if self.store.where(key) is not None:
-                    self.versions.found_stored(key, document, request.tenant)
-                elif not request.fused and tuple(ids[:start]) == prefix:
+                    continue
+                if not request.fused and tuple(ids[:start]) == prefix:
                     chunk = capture(self.model, cache(), document, start, prefix)
                     self.encoder.store_chunk(
                         key, chunk, request.salt, request.tenant, request.time_s
                     )
                 else:
                     self.encoder.enqueue(document, prefix, request.salt, request.tenant)
+
+    def _is_deleted(self, document: Sequence[int], request: ChunkRequest) -> bool:
+        """Whether a document was deleted while the request that has it was under way."""
+        if request.deletions == self.deletions:
+            return False
+        name = document_name(document, request.tenant)
+        return self._deleted.get(name, 0) > request.deletions
 
     def earn_encoding(self, tokens: int) -> None:
         """Under load: a prefill of so many tokens pays for a share of them to be encoded, later."""
@@ -177,18 +194,25 @@ class Library:
 
         False where nothing of it is stored, nothing was pinned, or the tenant's pins are full.
         """
-        if verb == "delete":
-            self.encoder.forget(name, tenant)
-            return self.versions.delete(name, tenant)
-        do = self.versions.pin if verb == "pin" else self.versions.unpin
-        return do(name, tenant)
+        if verb == "pin":
+            return self.pins.pin(name, tenant)
+        unpinned = self.pins.unpin(name, tenant)
+        if verb == "unpin":
+            return unpinned
+        self.encoder.forget(name, tenant)
+        self.deletions += 1
+        self._deleted[name] = self.deletions
+        self._deleted.move_to_end(name)
+        if len(self._deleted) > MOST_DELETED:
+            self._deleted.popitem(last=False)
+        return sum(self.store.delete(key) for key in self.pins.keys(name, tenant)) > 0
 
     def stats(self) -> dict[str, Any]:
         """Counters since the start; tokens, bytes."""
         return {
             **self.encoder.stats(),
-            "pinned_bytes": sum(self.versions.pinned_bytes().values()),
-            "pinned_chunks": len(self.versions.pinned_chunks),
+            "pinned_bytes": sum(self.pins.pinned_bytes().values()),
+            "pinned_chunks": len(self.pins.chunks),
             "read_ahead": self.reads.stats(),
         }
 
@@ -199,15 +223,25 @@ def reusable_tokens(chunks: Sequence[ResolvedChunk], prefix: int, total: int) ->
     return usable if usable and usable >= MIN_STORED_SHARE * (total - prefix) else 0
 
 
-def make_store(model: Model, options: Options) -> ChunkStore:
-    """The tiers that a server was given. On ranks that must agree each has a folder of its own."""
-    ranked = model.ranks is not None
+def make_store(model: Model, options: Options, must_have_disk: bool = True) -> ChunkStore:
+    """The tiers that a server was given. On ranks that must agree each has a folder of its own.
+
+    Raises CanopyError where a folder cannot be used; without ``must_have_disk`` there is no disk then.
+    """
+    ranked, sizes, folder = model.ranks is not None, options.capacity_bytes(), options.directory
+    if ranked:
+        folder = model_view.folder_of_rank(folder)
+    if folder is not None and not must_have_disk:
+        usable = can_hold_files(folder)
+        if not (model_view.true_on_all([usable])[0] if ranked else usable):
+            logger.warning("canopy: %s cannot be used; documents are kept in memory alone", folder)
+            folder, sizes = None, {"device": 0, **sizes, "disk": 0}
     return ChunkStore(
         model.identity,
-        options.capacity_bytes(),
-        model_view.folder_of_rank(options.directory) if ranked else options.directory,
+        sizes,
+        folder,
         device=str(model.device),
-        keep=model_view.kept_by_all if ranked else list,
+        keep=model_view.kept_by_all if ranked else None,
         memory=_host_memory(model, options),
     )
 

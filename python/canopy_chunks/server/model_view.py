@@ -265,7 +265,8 @@ def kept_by_all(mine: list[str]) -> list[str]:
     if group.world_size == 1:
         return mine
     first, *others = group.all_gather_object(mine)
-    return [one for one in first if all(one in theirs for theirs in map(set, others))]
+    everywhere = set(first).intersection(*others)
+    return [one for one in first if one in everywhere]
 
 
 def true_on_all(mine: list[bool]) -> list[bool]:

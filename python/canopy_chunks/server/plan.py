@@ -20,7 +20,7 @@ from canopy_chunks.model import Model
 from canopy_chunks.placement import copy_positions, place_chunks
 from canopy_chunks.selectors import Context, Offline, Selector
 from canopy_chunks.server.model_view import row_cache
-from canopy_chunks.suffix import ChunkSuffix
+from canopy_chunks.suffix import base_and_skip
 from canopy_chunks.transfer import Transfer
 
 
@@ -106,7 +106,7 @@ def _choose_offline(
     model: Model, slots: PromptSlots, selector: Offline, ratio: float
 ) -> torch.Tensor:
     for p in slots.placed:
-        selector.scores(p.chunk.base if isinstance(p.chunk, ChunkSuffix) else p.chunk)
+        selector.scores(base_and_skip(p.chunk)[0])
     context = Context(model, slots.prompt, None, ratio)  # type: ignore[arg-type]
     return selector.choose(context).tokens
 

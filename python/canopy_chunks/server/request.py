@@ -75,6 +75,14 @@ class ReusePlan:
         """``[n]`` bool on the host; waits for a device that chose (:class:`ChosenTokens`)."""
         return self.chosen.mask()
 
+    def compute_from(self, first: int) -> int:
+        """Compute every token from position ``first`` on; how many of them were to be reused."""
+        computed = self.computed.clone()
+        reused = int((~computed[first:]).sum())
+        computed[first:] = True
+        self.chosen = ChosenTokens(computed)
+        return reused
+
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class ChunkRequest:
@@ -82,7 +90,8 @@ class ChunkRequest:
 
     keys: each chunk's addresses, the best for its place first; encode_prefixes: what it is to be
     encoded behind, one for each of its first addresses; salt: of the addresses, what SGLang keeps KV
-    apart by; ratio: as the request asks, or None; tenant: whose documents these are; checked: eligibility was looked at; reason: why it runs normally, or None; fused:
+    apart by; ratio: as the request asks, or None; tenant: whose documents these are; deletions: how many
+    documents were deleted before it was made; checked: eligibility was looked at; reason: why it runs normally, or None; fused:
     reused KV has been in this request's slots (never unset); exact_tokens: before the first that
     was ever reused; publish_tokens: these, once they are computed and may enter the exact tree (0:
     not yet); published_tokens: how many were let into the tree; initial: the first
@@ -99,6 +108,7 @@ class ChunkRequest:
     ratio: float | None = None
     tenant: str | None = None
     time_s: float = 0.0
+    deletions: int = 0
     checked: bool = False
     reason: str | None = None
     fused: bool = False

@@ -78,8 +78,8 @@ def advise(
     curve = lru_curve(sample.requests)
     if capacity_tokens is None:
         capacity_tokens, capacity_from = lossy_capacity(sample, curve), "curve"
-    asked = _Capacity(float(capacity_tokens), capacity_from)
-    return _Adviser(sample, profile, curve, asked, tuple(below), servers, seed).run(
+    capacity = _Capacity(float(capacity_tokens), capacity_from)
+    return _Adviser(sample, profile, curve, capacity, tuple(below), servers, seed).run(
         jobs, resize, progress
     )
 
@@ -89,8 +89,8 @@ def advised_policy(
 ) -> tuple[Arm, Decision]:
     """What ``advise`` would recommend, without the rest of its page. Keeping SGLang's LRU is the
     arm ``lru``."""
-    asked = _Capacity(float(capacity_tokens), "given")
-    adviser = _Adviser(sample, profile, lru_curve(sample.requests), asked, (), None, 1)
+    capacity = _Capacity(float(capacity_tokens), "given")
+    adviser = _Adviser(sample, profile, lru_curve(sample.requests), capacity, (), None, 1)
     return adviser.policy(jobs)
 
 
@@ -135,11 +135,11 @@ class _Adviser:
         seed: int,
     ) -> None:
         self.sample, self.profile, self.curve = sample, profile, curve
-        self.capacity, self.asked = capacity, capacity.tokens
+        self.capacity, self.capacity_tokens = capacity, capacity.tokens
         self.below, self.servers, self.seed = below, servers, seed
         self.tokens = np.array([r.input_tokens for r in sample.requests], np.int64)
         self.clusters, self.cluster_kind = clusters(sample)
-        self.at = sample.blocks_of(self.asked)
+        self.at = sample.blocks_of(self.capacity_tokens)
         # Whole nodes weigh more in a cache that is scaled down, and their sizes are not.
         self.base = SGLANG_LRU if sample.one_in == 1 else replace(SGLANG_LRU, whole_nodes=False)
         self.coster = Coster(profile, self.tokens, sample.token_scale, _arrivals_s(sample))
@@ -151,7 +151,7 @@ class _Adviser:
     ) -> Advice:
         repeats = self.curve.token_hits_at[-1] / max(self.curve.tokens, 1)
         compared = (self.base, LRU, WA, BOUND)
-        others = [self.sample.blocks_of(self.asked * f) for f in OTHER_CAPACITIES]
+        others = [self.sample.blocks_of(self.capacity_tokens * f) for f in OTHER_CAPACITIES]
         here = (self.base, *CANDIDATES, PLACEBO, *HINTED, BOUND)
         first: list[Run] = [(arm, self.at) for arm in here]
         first += [(arm, c) for arm in compared for c in others]
@@ -174,14 +174,14 @@ class _Adviser:
         busy = float(computed.mean()) * self._per_second()
         self.coster.servers = servers_for(busy) if self.servers is None else self.servers
         base = self.coster.cost(self.results[self.base, self.at])
-        known = asdict(self.sample) | {"requests": len(self.sample.requests)}
+        about = asdict(self.sample) | {"requests": len(self.sample.requests)}
         return Advice(
             decision=decision,
-            sample=known,
+            sample=about,
             profile=self.profile.name,
             profile_source=self.profile.source,
             kv_bytes_per_token=self.profile.kv_bytes_per_token,
-            capacity_tokens=self.asked,
+            capacity_tokens=self.capacity_tokens,
             capacity_from=self.capacity.origin,
             repeats=float(repeats),
             distinct_tokens=self.sample.tokens_of(self.sample.distinct_blocks),
@@ -196,7 +196,7 @@ class _Adviser:
             cluster_kind=self.cluster_kind,
             scaled_prompts=self.at * self.sample.block_tokens / max(float(self.tokens.mean()), 1.0),
             placebo_points=self._gain(PLACEBO, self.at).points,
-            too_long=float((self.tokens * self.sample.token_scale > self.asked).mean()),
+            too_long=float((self.tokens * self.sample.token_scale > self.capacity_tokens).mean()),
         )
 
     def policy(self, jobs: int | None) -> tuple[Arm, Decision]:
@@ -276,7 +276,7 @@ class _Adviser:
 
     def _tier_blocks(self, below: Below) -> int:
         tokens = below.gigabytes * 1e9 / self.profile.kv_bytes_per_token
-        return self.sample.blocks_of(max(tokens, self.asked))
+        return self.sample.blocks_of(max(tokens, self.capacity_tokens))
 
     def _tiers(self, advised: Arm, base: Cost) -> list[Tier]:
         made = [self._tier("device alone", self.at, advised, [], base)]

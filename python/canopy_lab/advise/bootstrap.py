@@ -45,11 +45,11 @@ def bootstrap(
     """
     count = int(cluster.max()) + 1
     gained = np.bincount(cluster, won, count)
-    asked = np.bincount(cluster, tokens, count)
-    point = 100.0 * float(gained.sum()) / max(float(asked.sum()), 1.0)
+    prompt_tokens = np.bincount(cluster, tokens, count)
+    point = 100.0 * float(gained.sum()) / max(float(prompt_tokens.sum()), 1.0)
     draws = np.empty(RESAMPLES)
     for i in range(RESAMPLES):
         weight = np.bincount(rng.integers(0, count, count), minlength=count)
-        draws[i] = 100.0 * float(weight @ gained) / max(float(weight @ asked), 1.0)
+        draws[i] = 100.0 * float(weight @ gained) / max(float(weight @ prompt_tokens), 1.0)
     low, high = np.quantile(draws, (0.025, 0.975))
     return float(point), float(low), float(high)

@@ -247,8 +247,8 @@ def _from_text(
                 # Enough to thin out by. A conversation may be asked again from its beginning.
                 digest = blake2b(prompt.opening.encode("utf-8", "surrogatepass"), digest_size=8)
                 prompt.conversation = digest.hexdigest()
-            known = prompt.conversation is not None
-            if known and not kept.wants(_key(str(prompt.conversation).split("/", 1)[0])):
+            is_named = prompt.conversation is not None
+            if is_named and not kept.wants(_key(str(prompt.conversation).split("/", 1)[0])):
                 made.tokens_in_log += prompt.size()
                 continue
             row = record(prompt, cutter)

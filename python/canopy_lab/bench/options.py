@@ -206,13 +206,13 @@ def build_jobs(
             + "; see --scale-lengths and --max-request-tokens"
         )
     made = Materialiser(fitting, vocabulary, args.scale_lengths, seed=args.seed)
-    said = labels(made.planned, args.placebo, args.seed)
+    hints = labels(made.planned, args.placebo, args.seed)
     if args.hints:
         pace = 1.0 if args.trace_clock else args.time_scale
-        add_hints(made.planned, said, args.hints, args.seed, pace)
+        add_hints(made.planned, hints, args.hints, args.seed, pace)
     if args.no_labels:
-        said = [{} for _ in said]
-    return [ReplayRequest(p, s) for p, s in zip(made.planned, said, strict=True)], made, left_out
+        hints = [{} for _ in hints]
+    return [ReplayRequest(p, s) for p, s in zip(made.planned, hints, strict=True)], made, left_out
 
 
 def labels(planned: Sequence[Planned], placebo: bool, seed: int) -> list[dict[str, Any]]:
@@ -233,7 +233,7 @@ def labels(planned: Sequence[Planned], placebo: bool, seed: int) -> list[dict[st
 
 
 def add_hints(
-    planned: Sequence[Planned], said: list[dict[str, Any]], share: float, seed: int, pace: float
+    planned: Sequence[Planned], hints: list[dict[str, Any]], share: float, seed: int, pace: float
 ) -> None:
     """Give ``share`` of the requests hints about the future of their conversation.
 
@@ -242,7 +242,7 @@ def add_hints(
     """
     following = {p.previous: p for p in planned if p.previous is not None}
     draw = random.Random(seed)
-    for one, labelled in zip(planned, said, strict=True):
+    for one, labelled in zip(planned, hints, strict=True):
         if draw.random() >= share or one.request.conversation is None:
             continue
         after = following.get(one.ordinal)
@@ -254,15 +254,15 @@ def add_hints(
 
 
 def _label(request: TraceRequest) -> dict[str, Any]:
-    said: dict[str, Any] = {
+    hints: dict[str, Any] = {
         "canopy_category": _UNNAMED.sub("_", request.category)[:_LONGEST_NAME] or "default",
         "canopy_turn": request.turn,
     }
     if request.conversation is not None:
-        said["canopy_conversation"] = request.conversation[:_LONGEST_NAME]
+        hints["canopy_conversation"] = request.conversation[:_LONGEST_NAME]
     if request.stop is not None:
-        said["canopy_stop"] = request.stop
-    return said
+        hints["canopy_stop"] = request.stop
+    return hints
 
 
 def rates(text: str) -> list[float]:

@@ -86,23 +86,25 @@ def group(jobs: Iterable[ReplayRequest]) -> dict[str, Any]:
     """Hits and latencies of some jobs, all of which succeeded."""
     jobs = list(jobs)
     prompt = sum(map(_prompt_tokens, jobs))
-    said = [job for job in jobs if job.reply.cached_tokens is not None]
-    cached = sum(job.reply.cached_tokens for job in said)
-    tiers = {t: sum(job.reply.by_tier.get(t, 0) for job in said) for t in TIERS}
+    reporting = [job for job in jobs if job.reply.cached_tokens is not None]
+    cached = sum(job.reply.cached_tokens for job in reporting)
+    tiers = {t: sum(job.reply.by_tier.get(t, 0) for job in reporting) for t in TIERS}
     queues = [j.reply.server_queue_s for j in jobs if j.reply.server_queue_s is not None]
     made: dict[str, Any] = {
         "requests": len(jobs),
         "prompt_tokens": prompt,
-        "cached_tokens": cached if said else None,
-        "hit_rate": cached / prompt if said and prompt else None,
-        "cached_tokens_by_tier": tiers if said else None,
-        "hit_rate_by_tier": {t: n / prompt for t, n in tiers.items()} if said and prompt else None,
+        "cached_tokens": cached if reporting else None,
+        "hit_rate": cached / prompt if reporting and prompt else None,
+        "cached_tokens_by_tier": tiers if reporting else None,
+        "hit_rate_by_tier": {t: n / prompt for t, n in tiers.items()}
+        if reporting and prompt
+        else None,
         "output_tokens": sum(job.reply.output_tokens for job in jobs),
         "ttft_ms": _latencies(j.reply.first_s - j.reply.sent_s for j in jobs),
         "queued_ttft_ms": _latencies(j.reply.first_s - j.due_s for j in jobs),
         "e2e_ms": _latencies(j.reply.done_s - j.reply.sent_s for j in jobs),
         "uncached_tokens": _spread(
-            [_prompt_tokens(j) - j.reply.cached_tokens for j in said] if said else []
+            [_prompt_tokens(j) - j.reply.cached_tokens for j in reporting] if reporting else []
         ),
     }
     if queues:

@@ -145,8 +145,8 @@ class Replay:
         if self._left_out:
             print(f"Left out {self._left_out} requests of more than {most} tokens.")
         self._vocabulary = vocabulary
-        known = set(vocabulary.tolist())
-        self._ends_with = next(token for token in itertools.count() if token not in known)
+        stated = set(vocabulary.tolist())
+        self._ends_with = next(token for token in itertools.count() if token not in stated)
         self._tokens_to_text = getattr(tokenizer, "decode", None)
         row = self._upstream.DatasetRow
         return [
@@ -171,8 +171,8 @@ class Replay:
             self._server.get(key)
             for key in ("max_total_num_tokens", "max_req_input_len", "context_length")
         ]
-        known = [n for n in limits if isinstance(n, int) and n > 0]
-        return min(known) if known else None
+        stated = [n for n in limits if isinstance(n, int) and n > 0]
+        return min(stated) if stated else None
 
     async def _arrivals(self, rows: list[Any], _rate: float, *_: Any) -> AsyncIterator[Any]:
         assert self._schedule is not None
@@ -239,19 +239,19 @@ class Replay:
         if args.trace_clock:
             custom[replay_clock.KEY] = [self._number, round(job.planned.request.time_s, 6)]
         wanted: list[int] = []
-        asked, ends_with = job.planned.output_tokens, None
+        max_tokens, ends_with = job.planned.output_tokens, None
         if self._forced:
             custom[FORCE_OUTPUT] = wanted = self._made.output(job.planned)
             if args.max_new_tokens is not None and wanted:
                 # Its KV is never computed: the next turn finds as much as without it.
                 ends_with = self._ends_with
                 wanted[-1] = ends_with
-                asked = max(args.max_new_tokens, asked)
+                max_tokens = max(args.max_new_tokens, max_tokens)
         job.reply = await self._send(
             request_func_input.api_url,
             request_func_input.model,
             self._made.prompt(job.planned),
-            asked,
+            max_tokens,
             custom,
             {"extra_request_body": request_func_input.extra_request_body},
             ends_with,

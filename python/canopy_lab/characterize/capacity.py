@@ -40,9 +40,9 @@ def capacity(seen: Observation, lru: LRUCurve, block_bytes: int) -> Capacity:
     """Answer from the observation and the pass that gives every LRU capacity."""
     start, end = float(seen.time_s[0]), float(seen.time_s[-1])
     times = np.linspace(start, end, POINTS)
-    again = seen.uses > 1
-    born = np.sort(seen.first_s[again])
-    dead = np.sort(seen.last_s[again])
+    reused = seen.uses > 1
+    born = np.sort(seen.first_s[reused])
+    dead = np.sort(seen.last_s[reused])
     live = np.searchsorted(born, times, "right") - np.searchsorted(dead, times, "right")
     sizes, ratio = lru_points(lru)
     return Capacity(

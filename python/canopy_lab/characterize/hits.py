@@ -58,9 +58,9 @@ def ideal_hits(seen: Observation, windows: int = 24) -> IdealHits:
     start = float(seen.time_s[0])
     width = max(seen.span_s / windows, 1e-9)
     which = np.minimum(((seen.time_s - start) / width).astype(int), windows - 1)
-    asked = np.bincount(which, blocks, windows)
+    requested = np.bincount(which, blocks, windows)
     won = np.bincount(which, hits, windows)
-    over_time = np.divide(won, asked, out=np.full(windows, np.nan), where=asked > 0)
+    over_time = np.divide(won, requested, out=np.full(windows, np.nan), where=requested > 0)
     return IdealHits(
         block_hit_ratio=_ratio(hits.sum(), blocks.sum()),
         token_hit_ratio=_ratio(hit_tokens.sum(), seen.input_tokens.sum()),

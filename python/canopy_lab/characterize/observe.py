@@ -267,13 +267,13 @@ class _Pass:
 
     def _placed(self, r: TraceRequest, rows: list[int], run: int) -> np.ndarray:
         """Rows of all blocks of ``r``, new ones appended to the columns."""
-        known = len(self.row)
+        rows_before = len(self.row)
         for i in range(run, len(rows)):
             if rows[i] >= 0:
                 self.stranded += 1
             else:
                 rows[i] = self.row.setdefault(r.blocks[i], len(self.row))
-        fresh = len(self.row) - known
+        fresh = len(self.row) - rows_before
         self.first_s.extend(fresh, r.time_s)
         for column in (self.last_request, self.uses, self.places):
             column.extend(fresh, 0)

@@ -117,9 +117,9 @@ def tally(seen: Observation, start_s: float, end_s: float) -> _Tally:
     end_s = min(end_s, float(seen.time_s[-1]))
     last = end_s >= float(seen.time_s[-1])
     used, reused = seen.time_s[seen.reused_from], seen.time_s[seen.reused_by]
-    known = (used >= start_s) & ((reused < end_s) | last)
+    is_settled = (used >= start_s) & ((reused < end_s) | last)
     # Used before the end and again after it: at the end nobody knew.
-    later = (used >= start_s) & (used < end_s) & ~known
+    later = (used >= start_s) & (used < end_s) & ~is_settled
     at_end = (seen.last_s >= start_s) & ((seen.last_s < end_s) | last)
     cells, category = len(seen.labels) * TOP_TURN, seen.category
 
@@ -133,9 +133,11 @@ def tally(seen: Observation, start_s: float, end_s: float) -> _Tally:
     waiting = count(from_[later], end_s - used[later], seen.reused_blocks[later])
     waiting = waiting + count(seen.last_request[at_end], end_s - seen.last_s[at_end], None)
     return _Tally(
-        count(from_[known], age_s[known], seen.reused_blocks[known]),
+        count(from_[is_settled], age_s[is_settled], seen.reused_blocks[is_settled]),
         waiting,
-        np.bincount(category[from_[known]], age_s[known] * seen.reused_blocks[known], cells),
+        np.bincount(
+            category[from_[is_settled]], age_s[is_settled] * seen.reused_blocks[is_settled], cells
+        ),
     )
 
 

@@ -75,12 +75,12 @@ def turns(seen: Observation, windows: int = 12) -> Turns | None:
     rows = []
     for one in names[np.argsort(-counts, kind="stable")][:MOST_CATEGORIES]:
         mine = settled & (category == one)
-        asked = np.bincount(which[mine], minlength=windows)
+        ended = np.bincount(which[mine], minlength=windows)
         came = np.bincount(which[mine], follows[mine], windows)
-        enough = asked >= LEAST_REQUESTS
+        enough = ended >= LEAST_REQUESTS
         if not enough.any():
             continue
-        by_window = np.divide(came, asked, out=np.full(windows, np.nan), where=enough)
+        by_window = np.divide(came, ended, out=np.full(windows, np.nan), where=enough)
         rows.append(
             NextTurn(
                 seen.category_name(int(one)),

@@ -101,10 +101,10 @@ def send(url: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> str |
 
 def _body(args: Options) -> dict[str, Any]:
     given = {"over": args.over or None, "return_in_s": args.return_in_s, "keep_s": args.keep_s}
-    said = {key: value for key, value in given.items() if value is not None}
-    if not said:
+    fields = {key: value for key, value in given.items() if value is not None}
+    if not fields:
         raise CanopyError("say something: --over, --return-in-s or --keep-s")
-    body = {"conversation": args.conversation, **said}
+    body = {"conversation": args.conversation, **fields}
     client_fields({f"canopy_{key}": value for key, value in body.items()})
     return body
 

@@ -53,10 +53,10 @@ def run(*options: Any) -> int:
     return 0
 
 
-def _compare(asked: PlanCommand) -> int:
+def _compare(given: PlanCommand) -> int:
     """``--compare``: a plan for each profile, their choices side by side; files are the best's."""
-    commands = [for_profile(asked, name, usd) for name, usd in asked.searching.compare]
-    (trace, ids), rows = read(asked), []
+    commands = [for_profile(given, name, usd) for name, usd in given.searching.compare]
+    (trace, ids), rows = read(given), []
     fitting = trace
     for command in commands:
         fitting = _fitting(command, fitting)
@@ -87,7 +87,7 @@ def plan_of(
     command: PlanCommand, trace: CompactTrace, ids: str
 ) -> tuple[CapacityPlan, PlanInputs, dict[str, Any]]:
     """Plan for what ``read`` gave, or a part of it."""
-    asked, trace = len(trace), _fitting(command, trace)
+    total, trace = len(trace), _fitting(command, trace)
     command, why = advised(command, trace)
     how, validation = command.searching, command.writing.validation
     work = PlanInputs(trace, command.engine, command.prices, command.policy_configs, ids)
@@ -110,7 +110,7 @@ def plan_of(
         "trace": command.reading.trace,
         "format": command.format,
         "requests": len(work.trace),
-        **({"too_long": asked - len(trace)} if len(trace) < asked else {}),
+        **({"too_long": total - len(trace)} if len(trace) < total else {}),
         "load": command.reading.load,
         "profile": command.profile.name,
         "profile_source": command.profile.source,

@@ -122,21 +122,21 @@ def _prices(name: str, profile: EngineProfile, gpus: int | None) -> Prices:
 
 def _engine(given: EngineOptions, profile: EngineProfile) -> Engine:
     tokens, noted = given.device_tokens, profile.notes.get("device_tokens")
-    known = tokens is not None or type(noted) is int
+    pool_known = tokens is not None or type(noted) is int
     if tokens is None:
         assumed = round(DEVICE_GIB * GIB / profile.kv_bytes_per_token)
         tokens = noted if type(noted) is int else assumed
     chosen = ("page_size", "chunked_prefill_size", "schedule_policy")
     taken = [n for n in ServerSettings.__slots__ if n not in chosen]
     settings = ServerSettings(**{name: getattr(given, name, None) for name in taken})
-    return Engine(profile, tokens, given.routing, settings, known)
+    return Engine(profile, tokens, given.routing, settings, pool_known)
 
 
 def advised(command: PlanCommand, trace: CompactTrace) -> tuple[PlanCommand, str]:
     """``command`` for the policy that it names, else for the one that ``advise`` finds at the
     devices' pools; and the reason in words."""
-    asked = command.choosing.policy
-    name, config = asked.name, asked.config
+    policy = command.choosing.policy
+    name, config = policy.name, policy.config
     flag, why = name, f"Policy: {name}, as you asked."
     if name is None:
         pool = command.engine.device_tokens * min(command.request.instances)

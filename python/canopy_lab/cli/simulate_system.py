@@ -184,19 +184,19 @@ class Question:
 OPTIONS = (Machines, Settings, Traffic, Question)
 
 
-def run(machines: Machines, settings: Settings, traffic: Traffic, asked: Question) -> None:
+def run(machines: Machines, settings: Settings, traffic: Traffic, question: Question) -> None:
     """Simulate, print, write what was asked for."""
     profile = load_profile(machines.profile, machines.model)
     config = _system(machines, settings, traffic, profile)
-    if asked.loads is not None:
-        _loads(traffic, asked, config, profile)
+    if question.loads is not None:
+        _loads(traffic, question, config, profile)
         return
     workload = _workload(traffic)
     arrivals = _arrivals(traffic, workload)
     result = simulate_system(workload, config, profile, seed=traffic.seed, arrivals=arrivals)
     print(summary(result, f"{profile.name} ({profile.source})"))
-    if asked.json:
-        asked.json.write_text(json.dumps(result.to_json(), indent=1) + "\n")
+    if question.json:
+        question.json.write_text(json.dumps(result.to_json(), indent=1) + "\n")
 
 
 def _system(
@@ -234,9 +234,11 @@ def _workload(traffic: Traffic) -> Workload:
     return Workload(requests, seed=traffic.seed)
 
 
-def _loads(traffic: Traffic, asked: Question, config: SystemConfig, profile: EngineProfile) -> None:
+def _loads(
+    traffic: Traffic, question: Question, config: SystemConfig, profile: EngineProfile
+) -> None:
     """Several loads instead of one run."""
-    assert asked.loads is not None
+    assert question.loads is not None
     if traffic.sessions_per_hour is not None:
         raise CanopyError("--sessions-per-hour is for one run; leave out it or --loads")
     system = LoadedSystem(
@@ -245,20 +247,20 @@ def _loads(traffic: Traffic, asked: Question, config: SystemConfig, profile: Eng
         profile,
         loop="closed" if traffic.closed_loop else "turns-wait" if traffic.turns_wait else "open",
         think_cap_s=traffic.think_cap_s,
-        warm_up_share=asked.warm_up_share,
+        warm_up_share=question.warm_up_share,
     )
     made = run_loads(
         system,
-        asked.loads,
-        range(traffic.seed, traffic.seed + asked.seeds),
+        question.loads,
+        range(traffic.seed, traffic.seed + question.seeds),
         unit="sessions/h" if traffic.closed_loop else "requests/s",
-        saturation=asked.saturation,
-        slo=asked.slo,
+        saturation=question.saturation,
+        slo=question.slo,
     )
     print(f"profile      {profile.name} ({profile.source})")
     print(made.text())
-    if asked.json:
-        asked.json.write_text(json.dumps(made.to_json(), indent=1) + "\n")
+    if question.json:
+        question.json.write_text(json.dumps(made.to_json(), indent=1) + "\n")
 
 
 def _arrivals(traffic: Traffic, workload: Workload) -> Arrivals:
@@ -298,10 +300,15 @@ def summary(result: SystemResult, profile: str) -> str:
     )
 
 
-def _speed(read: float | None, write: float | None, known: Bandwidth | None) -> tuple[float, float]:
+def _speed(
+    read: float | None, write: float | None, of_profile: Bandwidth | None
+) -> tuple[float, float]:
     """Bytes/s of reads and writes."""
     if read is not None:
         return read * 1e9, (read if write is None else write) * 1e9
-    if known is None:
+    if of_profile is None:
         raise CanopyError("the profile has no bandwidth for a disk; give --disk-read-gb-per-s")
-    return known.read_bytes_per_s, known.write_bytes_per_s if write is None else write * 1e9
+    return (
+        of_profile.read_bytes_per_s,
+        of_profile.write_bytes_per_s if write is None else write * 1e9,
+    )

@@ -141,10 +141,10 @@ def run_loads(
     runs = {load: [system.at(load * top, seed) for seed in seeds] for load in loads}
     found: tuple[float, ...] = ()
     if slo is not None:
-        known = {
+        held = {
             (run.rate, run.seed): slo.met(run.latency) for each in runs.values() for run in each
         }
         found = tuple(
-            system.goodput(slo, [load * top for load in loads], seed, known) for seed in seeds
+            system.goodput(slo, [load * top for load in loads], seed, held) for seed in seeds
         )
     return Loads(top, unit, runs, slo, found)

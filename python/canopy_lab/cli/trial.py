@@ -79,10 +79,10 @@ def _meter_agrees(status: dict[str, Any], args: Options) -> bool:
         why = f"{meter['undecided']}; try again later"
     elif arm is not None and meter["running"] == args.against:
         points, error = 100 * (arm["hit_ratio"] - meter["hit_ratio"]), 200 * arm["standard_error"]
-        said = f"{args.policy} would find {points:+.1f} ± {error:.1f} points"
-        print(f"The meter: {said}.")
+        result = f"{args.policy} would find {points:+.1f} ± {error:.1f} points"
+        print(f"The meter: {result}.")
         if points + error < stopping.WORTH_POINTS:
-            why = f"{said}, too little to try"
+            why = f"{result}, too little to try"
     if why is not None:
         print(f"Nothing to try on {args.url}: {why}.")
     return why is None
@@ -111,12 +111,12 @@ def _interval(far: stopping.Standing) -> str:
 
 
 def _end(args: Options, far: stopping.Standing, ranks: str, since: str) -> list[str]:
-    said = f"{far.points:+.1f} points of the prompt tokens ({_interval(far)}), {far.pairs} pairs."
+    result = f"{far.points:+.1f} points of the prompt tokens ({_interval(far)}), {far.pairs} pairs."
     back = f'curl -X POST {args.url}/canopy/policy -d \'{{"device": "{args.against}"}}\''
     if far.verdict == stopping.BETTER:
         flag = "auto" if args.policy == "wa" else args.policy
         return [
-            f"{args.policy} is better than {args.against}: {said} It ranks now.",
+            f"{args.policy} is better than {args.against}: {result} It ranks now.",
             f"For good: restart with --radix-eviction {flag}. Back: {back}",
         ]
     why = {
@@ -124,4 +124,4 @@ def _end(args: Options, far: stopping.Standing, ranks: str, since: str) -> list[
         stopping.SAME: f"no difference of {stopping.WORTH_POINTS:g} points",
         stopping.UNSURE: "not sure after the last look; longer slices tell more",
     }[far.verdict or stopping.UNSURE]
-    return [f"{why[0].upper()}{why[1:]}: {said} {ranks} ranks {since}."]
+    return [f"{why[0].upper()}{why[1:]}: {result} {ranks} ranks {since}."]

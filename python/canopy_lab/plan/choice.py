@@ -72,8 +72,8 @@ def parse_constraint(text: str) -> Constraint:
         raise CanopyError(f"--slo {text!r}: {error}") from None
     units = _UNITS[found.unit]
     if (unit or "") not in units:
-        known = ", ".join(repr(u) for u in units if u)
-        raise CanopyError(f"--slo {text!r}: unit {unit!r} is not one of {known}")
+        allowed = ", ".join(repr(u) for u in units if u)
+        raise CanopyError(f"--slo {text!r}: unit {unit!r} is not one of {allowed}")
     try:
         limit = float(number) * units[unit or ""]
     except ValueError:

@@ -94,7 +94,7 @@ class Evaluator:
             self._results[key] = simulated(self.work, task)[0]
         return self._results[key]
 
-    def known(self, configuration: Configuration, rows: Sequence[Row]) -> Mapping[str, float]:
+    def certain_of(self, configuration: Configuration, rows: Sequence[Row]) -> Mapping[str, float]:
         """What the search may know without simulating."""
         return least_cost(configuration, rows, self.work.prices, self._kv_bytes)
 

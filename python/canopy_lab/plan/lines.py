@@ -13,7 +13,7 @@ from canopy_lab.plan.sizes import between
 from canopy_lab.plan.space import SIZES, Configuration, Space, slice_of
 
 Rows = Mapping[Configuration, Row]
-Known = Callable[[Configuration, Sequence[Row]], Mapping[str, float]]
+Certain = Callable[[Configuration, Sequence[Row]], Mapping[str, float]]
 """What is certain of a configuration without evaluating it: lower bounds by row key, given the
 rows of its evaluated neighbours."""
 
@@ -71,7 +71,7 @@ def midpoints(
     objectives: Objectives,
     scale: Scale,
     space: Space,
-    known: Known | None,
+    certain_of: Certain | None,
 ) -> list[Midpoint]:
     """What lies in the middle of the lines' gaps and could add to the front."""
     points = objectives.matrix(rows.values())
@@ -83,7 +83,7 @@ def midpoints(
             point = _with(line, middle)
             if point in rows:
                 continue
-            bound = _bound(point, [rows[end] for end in ends], objectives, known)
+            bound = _bound(point, [rows[end] for end in ends], objectives, certain_of)
             gain = scale.hypervolume(np.vstack([front, bound])) - volume
             if gain <= 1e-9 * max(volume, 1e-12):
                 continue
@@ -149,12 +149,12 @@ def _least(line: Line, space: Space) -> float:
 
 
 def _bound(
-    point: Configuration, ends: Sequence[Row], objectives: Objectives, known: Known | None
+    point: Configuration, ends: Sequence[Row], objectives: Objectives, certain_of: Certain | None
 ) -> np.ndarray:
     """The best that ``point`` could be, knowing its neighbours and its price."""
     bound = objectives.matrix(ends).min(axis=0)
-    if known is not None:
-        certain = known(point, ends)
+    if certain_of is not None:
+        certain = certain_of(point, ends)
         for at, m in enumerate(objectives.metrics):
             if m.key in certain:
                 bound[at] = -certain[m.key] if m.maximise else certain[m.key]

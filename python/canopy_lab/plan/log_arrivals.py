@@ -38,9 +38,9 @@ class AsAnswered:
             if found is not None:
                 self._following.setdefault(found, []).append(index)
                 waits.add(index)
-            said = served.get(record.line)
-            if said is not None and said.e2e_s is not None:
-                heapq.heappush(under_way, (now + said.e2e_s, index))
+            answer = served.get(record.line)
+            if answer is not None and answer.e2e_s is not None:
+                heapq.heappush(under_way, (now + answer.e2e_s, index))
         self._first = [(t, i) for i, t in enumerate(self._times) if i not in waits]
 
     def begin(self) -> Sequence[tuple[float, int]]:

@@ -55,9 +55,9 @@ def metric(name: str) -> Metric:
     name = name.strip()
     if name in METRICS:
         return METRICS[name]
-    for known in METRICS.values():
-        if known.key == name:
-            return known
+    for one in METRICS.values():
+        if one.key == name:
+            return one
     close = get_close_matches(name, METRICS, n=1, cutoff=0.5)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     raise CanopyError(f"unknown metric {name!r}; choose from: {', '.join(METRICS)}{hint}")

@@ -199,7 +199,7 @@ def make_plan(
                 found = sampled_search(space, target, on_part, evaluate, [fixed], say)
         else:
             found = search(
-                space, objectives, evaluate, known=evaluate.known, options=request.options,
+                space, objectives, evaluate, certain_of=evaluate.certain_of, options=request.options,
                 progress=say,
             )  # fmt: skip
         baseline = found.rows.get(fixed) or evaluate([fixed])[0]

@@ -63,7 +63,7 @@ def sampled_search(
     ``PREDICTED_ROW``, corrected by what was.
     """
     rough = search(
-        space, target.objectives, on_window, known=on_window.known, options=target.options,
+        space, target.objectives, on_window, certain_of=on_window.certain_of, options=target.options,
         progress=progress,
     )  # fmt: skip
     window = dict(rough.rows)
@@ -112,7 +112,7 @@ def _corrected(found: Screened) -> dict[Configuration, Row]:
 def _sold(c: Configuration, evaluate: Evaluator) -> bool:
     """Whether its disk can be bought in that size."""
     try:
-        evaluate.known(c, [{"makespan_s": 0.0}])
+        evaluate.certain_of(c, [{"makespan_s": 0.0}])
     except CanopyError:
         return False
     return True

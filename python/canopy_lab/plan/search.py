@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from canopy_lab.plan.lines import Known, Midpoint, lines_of, midpoints
+from canopy_lab.plan.lines import Certain, Midpoint, lines_of, midpoints
 from canopy_lab.plan.objective import Objectives, Row, Scale
 from canopy_lab.plan.space import CHOICES, Configuration, Space, applies, plural, slice_of
 from sglang_canopy.errors import CanopyError
@@ -75,7 +75,7 @@ def search(
     objectives: Objectives,
     evaluate: Evaluate,
     *,
-    known: Known | None = None,
+    certain_of: Certain | None = None,
     options: SearchOptions | None = None,
     progress: Callable[[str, int], None] | None = None,
 ) -> SearchResult:
@@ -84,7 +84,7 @@ def search(
     ``evaluate`` gets batches of new configurations, and may do each batch in parallel.
     """
     options = options or SearchOptions()
-    run = _Search(space, objectives, evaluate, known, options, progress)
+    run = _Search(space, objectives, evaluate, certain_of, options, progress)
     run.coarse()
     run.expand()
     if any(len(getattr(space, plural(name))) > 1 for name in CHOICES):
@@ -104,12 +104,12 @@ class _Search:
         space: Space,
         objectives: Objectives,
         evaluate: Evaluate,
-        known: Known | None,
+        certain_of: Certain | None,
         options: SearchOptions,
         progress: Callable[[str, int], None] | None,
     ) -> None:
         self.space, self.objectives, self.options = space, objectives, options
-        self._evaluate, self._known, self._progress = evaluate, known, progress
+        self._evaluate, self._certain_of, self._progress = evaluate, certain_of, progress
         self.found = SearchResult(budget=options.evaluations)
         self._first = space.first_slices()
         self._slices: set[Configuration] = set()
@@ -241,7 +241,7 @@ class _Search:
     def _midpoints(self) -> list[Midpoint]:
         lines = lines_of(self.found.rows, self.space, self._slices)
         return midpoints(
-            lines, self.found.rows, self.objectives, self._scale(), self.space, self._known
+            lines, self.found.rows, self.objectives, self._scale(), self.space, self._certain_of
         )
 
     def _left(self, found: Sequence[Midpoint]) -> float:

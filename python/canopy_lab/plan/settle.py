@@ -93,14 +93,14 @@ def _may_win(
     """Whether a size beside the choice could be better: what it costs at least is known."""
     if not _sold(c, evaluate):
         return False
-    certain = evaluate.known(c, [choice.row]).get(minimise.key)
+    certain = evaluate.certain_of(c, [choice.row]).get(minimise.key)
     return not choice.feasible or certain is None or certain < choice.row[minimise.key]
 
 
 def _sold(c: Configuration, evaluate: Evaluator) -> bool:
     """Whether its disk can be bought in that size."""
     try:
-        evaluate.known(c, [{"makespan_s": 0.0}])
+        evaluate.certain_of(c, [{"makespan_s": 0.0}])
     except CanopyError:
         return False
     return True

@@ -143,8 +143,8 @@ def validate(
     ``served`` is by the requests' ``line``. Raises ``CanopyError`` if too little was served.
     """
     first, last = (round(share * len(trace)) for share in part)
-    known = [served.get(r.line) for r in trace]
-    ttft = np.array([s.ttft_s if s and s.ttft_s is not None else math.nan for s in known])
+    answers = [served.get(r.line) for r in trace]
+    ttft = np.array([s.ttft_s if s and s.ttft_s is not None else math.nan for s in answers])
     there = np.isfinite(ttft)
     there[:first] = there[last:] = False
     if there.sum() < 2:
@@ -155,17 +155,17 @@ def validate(
     workload = Workload(trace, keep_stamps=True)
     result = simulate_system(workload, config, profile, arrivals=AsAnswered(workload, served))
     prompts = np.array([max(r.input_tokens, 1) for r in trace])
-    cached = np.array([s.cached_tokens if s else 0 for s in known])
+    cached = np.array([s.cached_tokens if s else 0 for s in answers])
     seen = _ttfts(ttft[there])
     predicted = _ttfts(result.ttft_s[there])
     seen["token_hit_ratio"] = float(cached[there].sum() / prompts[there].sum())
     predicted["token_hit_ratio"] = float(result.cached_tokens[there].sum() / prompts[there].sum())
     tokens = sum(r.input_tokens + max(r.output_tokens, 1) for r in trace)
-    ends = [r.time_s + s.e2e_s for r, s in zip(trace, known) if s and s.e2e_s is not None]
+    ends = [r.time_s + s.e2e_s for r, s in zip(trace, answers) if s and s.e2e_s is not None]
     if ends:
         seen["throughput_tokens_per_s"] = tokens / max(max(ends) - trace[0].time_s, 1e-9)
         predicted["throughput_tokens_per_s"] = result.throughput_tokens_per_s
-    tiers = [s.cached_by_tier for s in known if s is not None and s.cached_by_tier is not None]
+    tiers = [s.cached_by_tier for s in answers if s is not None and s.cached_by_tier is not None]
     for tier in TIERS if tiers else ():
         seen[f"{tier}_hit_ratio"] = sum(t[tier] for t in tiers) / int(prompts.sum())
         predicted[f"{tier}_hit_ratio"] = result.token_hit_ratio_by_tier[tier]
@@ -213,10 +213,10 @@ def _ttfts(seconds: np.ndarray) -> dict[str, float]:
     return dict(zip(TTFTS, (float(seconds.mean()), *map(float, quantiles))))
 
 
-def _order(plan: ServerPlan, asked: str) -> str:
+def _order(plan: ServerPlan, policy: str) -> str:
     """Of the queue. ``auto`` keeps one of SGLang's that was asked for."""
-    default = asked == SGLANG_DEFAULTS.schedule_policy
-    return BOUNDED_SHORTEST if default and plan.radix_eviction == AUTO else asked
+    default = policy == SGLANG_DEFAULTS.schedule_policy
+    return BOUNDED_SHORTEST if default and plan.radix_eviction == AUTO else policy
 
 
 def _simulated(policy: str | None) -> str:

@@ -157,9 +157,9 @@ class Measurer:
         for _ in range(self.limits.repeats):
             prompts = [self.tokens(each) for _ in range(_TOGETHER)]
             times.append(self.server.generate(prompts, 1)[0])
-        known = arrival + linear[lengths.index(each * _TOGETHER)]
-        known += _TOGETHER * attention[lengths.index(each)][0]
-        return max(0.0, (statistics.median(times) - known) / (_TOGETHER - 1))
+        expected_s = arrival + linear[lengths.index(each * _TOGETHER)]
+        expected_s += _TOGETHER * attention[lengths.index(each)][0]
+        return max(0.0, (statistics.median(times) - expected_s) / (_TOGETHER - 1))
 
 
 def _split(

@@ -87,8 +87,8 @@ def _dram(plan: CapacityPlan, currency: str) -> Figure:
         c = configuration_of(row)
         if c.instances == plan.space.instances[0] and c.ttl == plan.space.ttls[0]:
             line = lines.setdefault(_disk(c), {})
-            known = line.setdefault(c.dram_gib, row)
-            line[c.dram_gib] = min(known, row, key=lambda r: float(r["mean_ttft_s"]))
+            best = line.setdefault(c.dram_gib, row)
+            line[c.dram_gib] = min(best, row, key=lambda r: float(r["mean_ttft_s"]))
     chosen = _disk(configuration_of(plan.choice.row))
     shown = sorted(lines.items(), key=lambda kv: (kv[0] != chosen, -len(kv[1]), kv[0]))[:6]
     for (name, line), colour in zip(shown, _COLOURS):

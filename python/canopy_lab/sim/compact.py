@@ -38,7 +38,7 @@ class CompactTrace(Sequence[TraceRequest]):
         """The run that begins with a block. Of the blocks themselves none is kept but in runs."""
         for record in trace:
             path = record.blocks
-            run, at = self._known(path, first)
+            run, at = self._stored(path, first)
             if at < len(path):
                 self._runs.append(path[at:])
                 self._parents.append(run)
@@ -50,7 +50,7 @@ class CompactTrace(Sequence[TraceRequest]):
             self._rows.append(tuple(_interned(value) for value in row))
             self._run_of.append(run)
 
-    def _known(self, path: tuple[int, ...], first: Mapping[int, int]) -> tuple[int, int]:
+    def _stored(self, path: tuple[int, ...], first: Mapping[int, int]) -> tuple[int, int]:
         """How many blocks of ``path`` are stored, and the run that the last of them is in."""
         run, at = -1, 0
         while at < len(path):

@@ -153,14 +153,14 @@ class StackDistances:
         previous, last = _previous_access(sequence)
         self._ids = sequence[np.sort(last)]
         at = np.arange(before, len(sequence))
-        known = previous[at]
+        earlier = previous[at]
         # Accessed since: every position between, less those that repeat one between.
-        distance = at - known - 1 - _greater_before(previous)[at]
+        distance = at - earlier - 1 - _greater_before(previous)[at]
         # All of a request is looked up at once: leave out its own deeper blocks. They are
         # as many as precede the access in its request, each counted once as "since".
         first = np.repeat(np.cumsum(lengths) - lengths, lengths)
         distance -= np.arange(len(ids)) - first
-        distance[known < 0] = COLD
+        distance[earlier < 0] = COLD
         result = np.empty_like(distance)
         result[order] = distance
         return result

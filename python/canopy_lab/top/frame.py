@@ -146,13 +146,15 @@ def _tiers(status: Mapping[str, Any]) -> Table:
     )
     for name, tier in status["tiers"].items():
         used, room = tier["used_bytes"], tier["capacity_bytes"]
-        known = used is not None and room
+        is_reported = used is not None and room
         table.add_row(
             Text(name, style=_COLOURS.get(name, "")),
             plain(status["policies"].get(name, "-"), 20),
-            _bar(used / room, _COLOURS.get(name, "")) if known else Text("not known", style="dim"),
-            size(used) + "B" if known else "-",
-            size(room) + "B" if known else "-",
+            _bar(used / room, _COLOURS.get(name, ""))
+            if is_reported
+            else Text("not known", style="dim"),
+            size(used) + "B" if is_reported else "-",
+            size(room) + "B" if is_reported else "-",
             size(tier["entered_tokens"]),
             *(_count(tier["evicted_tokens"].get(reason, 0)) for reason in reasons),
             _count(tier["demoted_tokens"]),

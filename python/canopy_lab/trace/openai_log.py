@@ -91,8 +91,10 @@ def parse(entry: Mapping[str, Any], line: int = 0) -> list[LoggedPrompt]:
     if when is None:
         raise lines.BadLine(f"it has no time; name it one of: {', '.join(TIMES)}")
     time_s = _seconds(when)
-    places, asked = _asked(places)
-    return [_prompt(LoggedPrompt(time_s, line), one, entry, places, len(asked)) for one in asked]
+    places, prompts = _prompts_of(places)
+    return [
+        _prompt(LoggedPrompt(time_s, line), one, entry, places, len(prompts)) for one in prompts
+    ]
 
 
 def _prompt(
@@ -162,7 +164,7 @@ def _first(places: list[Mapping[str, Any]], names: tuple[str, ...]) -> Any:
     return None
 
 
-def _asked(
+def _prompts_of(
     places: list[Mapping[str, Any]],
 ) -> tuple[list[Mapping[str, Any]], list[Any]]:
     """Where to look for the rest, and the inputs of a call: several for a list of texts or of ids."""
@@ -255,8 +257,8 @@ def _fill_answer(
     choices = answer.get("choices")
     if isinstance(choices, list) and choices and isinstance(choices[0], dict):
         prompt.stop = _STOPS.get(str(choices[0].get("finish_reason")))
-    said = _first(places, ("canopy_stop", "finish_reason"))
-    prompt.stop = _STOPS.get(str(said), prompt.stop)
+    reason = _first(places, ("canopy_stop", "finish_reason"))
+    prompt.stop = _STOPS.get(str(reason), prompt.stop)
 
 
 def _count(places: list[Mapping[str, Any]], names: tuple[str, ...]) -> int | None:

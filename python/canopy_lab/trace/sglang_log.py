@@ -110,9 +110,9 @@ def pool_tokens(path: Path | str) -> tuple[int, int] | None:
             continue
         if _STARTS in text:
             pools = {}
-        said, rank = _POOL.search(text), _RANK.search(text)
-        if said is not None:
-            pools[rank[1] if rank else b""] = int(said[1])
+        pool, rank = _POOL.search(text), _RANK.search(text)
+        if pool is not None:
+            pools[rank[1] if rank else b""] = int(pool[1])
     return (sum(pools.values()), len(pools)) if pools else None
 
 
@@ -307,5 +307,5 @@ def _asks_for_several(event: Mapping[str, Any]) -> bool:
     """Whether each answer will end under a name of its own, and this name never does."""
     params = inner(event, "obj").get("sampling_params")
     each = params if isinstance(params, list) else [params]
-    asked = [one.get("n") for one in each if isinstance(one, dict)]
-    return any(type(n) is int and n > 1 for n in asked)
+    counts = [one.get("n") for one in each if isinstance(one, dict)]
+    return any(type(n) is int and n > 1 for n in counts)

@@ -167,8 +167,8 @@ def _marked(text: str, names: list[str]) -> str:
 
 def _salt(given: Mapping[str, Any], seen: list[str] | None = None) -> bytes:
     """Differs for prompts that share no KV; empty without tenant, adapter and image."""
-    said = [given.get(name) or "" for name in ("extra_key", "cache_salt")]
-    return salt_of(_adapter(given) or "", *said, *(seen or ()))
+    salts = [given.get(name) or "" for name in ("extra_key", "cache_salt")]
+    return salt_of(_adapter(given) or "", *salts, *(seen or ()))
 
 
 def _adapter(given: Mapping[str, Any]) -> Any:

@@ -56,7 +56,7 @@ class RunningServer:
             with urllib.request.urlopen(request, timeout=TIMEOUT_S):
                 pass
         except urllib.error.HTTPError as error:
-            said = error.read(4096).decode(errors="replace")
-            raise CanopyError(f"{self.url} does not exchange its policy: {said:.300}") from None
+            answer = error.read(4096).decode(errors="replace")
+            raise CanopyError(f"{self.url} does not exchange its policy: {answer:.300}") from None
         except OSError as error:
             raise CanopyError(f"no answer from {self.url} ({error}); give --url") from None

@@ -118,11 +118,11 @@ def _slice(
         if after.prompt_tokens < before.prompt_tokens:
             raise CanopyError("the server was restarted during the trial; begin it again")
         if after.prompt_tokens > before.prompt_tokens:
-            asked = after.prompt_tokens - before.prompt_tokens
+            prompt_tokens = after.prompt_tokens - before.prompt_tokens
             sampled = after.sampled_tokens - before.sampled_tokens
             shadows = [after.shadow_tokens[b] - before.shadow_tokens[b] for b in beside]
             return Slice(
-                _share(after.hit_tokens - before.hit_tokens, asked),
+                _share(after.hit_tokens - before.hit_tokens, prompt_tokens),
                 _share(sum(shadows), sampled * len(beside)),
             )
     raise CanopyError("no request ended for a long while; a trial needs traffic, or longer slices")

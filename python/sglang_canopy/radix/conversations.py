@@ -81,8 +81,8 @@ class Conversations:
             return
         request.left = end.node
         if request.over:  # its client may end a session with a small request of another prompt
-            said = {"tenant": request.tenant, "conversation": request.conversation}
-            self.apply_hint({**said, "time": request.time, "source": request.source, "over": True})
+            hint = {"tenant": request.tenant, "conversation": request.conversation}
+            self.apply_hint({**hint, "time": request.time, "source": request.source, "over": True})
             return
         if end.left_by(request.path):  # type: ignore[arg-type]
             for policy in self.tree.live.learners:

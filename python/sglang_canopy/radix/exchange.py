@@ -106,13 +106,13 @@ class Exchange:
         if not (device.learns or host.learns):
             same = tuple(_going_on(one, before) or one for one in learners)  # the disk's
             return device, host, same or tuple(map(_learning, before))
-        known = _going_on(device, before) if device.learns else None
-        if known is None:
+        kept = _going_on(device, before) if device.learns else None
+        if kept is None:
             self._teach(device, name)
             return device, host, learners
         twins = type(host) is type(device) and not host.learns
         others = tuple(policy for policy in learners if policy is not device)
-        return known, known.twin() if twins else host, (known, *others)
+        return kept, kept.twin() if twins else host, (kept, *others)
 
     def _retire(self, name: str, policy: Policy) -> None:
         state = policy.state()

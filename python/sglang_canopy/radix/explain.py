@@ -30,7 +30,7 @@ LOOKED_AHEAD_S = 0.02
 """... and for how much of the thread's time. All tenants that are asked about share it."""
 
 
-def asked(key: str) -> tuple[str, dict[str, Any]] | None:
+def question_of(key: str) -> tuple[str, dict[str, Any]] | None:
     """The name under which an answer is wanted, and what is asked: ``conversation``, and
     ``tenant``, absent for all tenants. ``None`` for a message that asks nothing."""
     try:
@@ -151,15 +151,15 @@ def _turn(
         if node.component_data[BASE_COMPONENT_TYPE].value is not None
     }
     rate = core.traffic.decisions.rate(DEVICE, core.clock.now)
-    ahead = 0
+    before = 0
     free = core.live.free_tokens()
     for node, tokens in order if on_device else ():
         if node in on_device:
-            seconds = (ahead + free) / rate if rate > 0 else math.inf
+            seconds = (before + free) / rate if rate > 0 else math.inf
             return {
-                "tokens_before": ahead,
+                "tokens_before": before,
                 "free_tokens": free,
                 "seconds": None if math.isinf(seconds) else round(seconds, 1),
             }
-        ahead += tokens
-    return {"tokens_before": None, "looked_at_tokens": ahead, "free_tokens": free, "seconds": None}
+        before += tokens
+    return {"tokens_before": None, "looked_at_tokens": before, "free_tokens": free, "seconds": None}

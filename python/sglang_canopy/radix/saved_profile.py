@@ -94,7 +94,7 @@ class Profile:
         self.path = Path(path)
         self._lock: int | None = None
         self._saved_at = float("-inf")
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
         self._writing = threading.Lock()
         self.writer: threading.Thread | None = None
         """The thread that writes, so that the scheduler's waits for no disk."""
@@ -157,6 +157,6 @@ class Profile:
             self._say_once("cannot save the policy's profile to %s: %s", self.path, error)
 
     def _say_once(self, message: str, *arguments: Any) -> None:
-        if message not in self._said:
-            self._said.add(message)
+        if message not in self._logged:
+            self._logged.add(message)
             logger.warning(message, *arguments)

@@ -309,7 +309,7 @@ class Categories:
         fewest uses."""
         if now is None or self._names[tenant] >= max(1, self.cap // 32):
             return False
-        asked = self._requested.ask(name, now)
+        requests = self._requested.ask(name, now)
         others = [
             category
             for category in self._table.values()
@@ -318,7 +318,7 @@ class Categories:
             and not self._is_fixed(category)
         ]
         least = min(others, key=lambda c: (c.uses, _last_use(c)), default=None)
-        if least is None or asked <= least.uses:
+        if least is None or requests <= least.uses:
             return False
         self._forget_tree(least)
         return True

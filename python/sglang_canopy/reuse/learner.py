@@ -177,8 +177,8 @@ class ReuseModel:
         tip.history = request.prompt_tokens
         tip.blocks = len(request.path)
         tip.turn = max(1, request.turn)
-        known = matched * request.block_tokens if before is None else before.history
-        tip.added = max(0, request.prompt_tokens - known)
+        held_before = matched * request.block_tokens if before is None else before.history
+        tip.added = max(0, request.prompt_tokens - held_before)
         if before is not None:
             tip.turn = max(tip.turn, before.turn + 1)
             tip.own_gap_s = _moving_average(before.own_gap_s, request.time - before.born)

@@ -59,10 +59,10 @@ def internal_state_set(original: Any, scheduler: Any, recv_req: Any) -> Any:
 
 
 def _explain(scheduler: Any, key: str) -> bool:
-    from sglang_canopy.radix.explain import asked, explain
+    from sglang_canopy.radix.explain import explain, question_of
     from sglang_canopy.telemetry import reporter
 
-    core, question = _core(scheduler), asked(key)
+    core, question = _core(scheduler), question_of(key)
     if core is None or question is None:
         return False
     name, body = question

@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from canopy_chunks import background_encoder, versions  # noqa: E402
+from canopy_chunks import background_encoder  # noqa: E402
 from canopy_chunks.cache import KVCache, dense_cache  # noqa: E402
 from canopy_chunks.chunk import FusedPrompt  # noqa: E402
 from canopy_chunks.documents import document_name  # noqa: E402
@@ -161,8 +161,7 @@ def test_versions_that_were_evicted_are_not_remembered(make, ids) -> None:
         learn(engine, request([i] * SYSTEM + document + [1], [SYSTEM, SYSTEM + LENGTH]))
         for key, *_ in engine.library.store.listing()[:-1]:
             engine.library.store.delete(key)
-    (versions,) = engine.library.versions.tenants[None].versions.values()
-    assert len(versions) <= 2
+    assert len(engine.library.store.of_document(document_name(document, None))) <= 2
 
 
 def test_every_version_of_a_pinned_document_is_pinned(make, ids) -> None:
@@ -344,15 +343,15 @@ def test_an_extra_key_a_salt_and_an_adapter_keep_kv_apart(make, ids) -> None:
     assert [state.tenant for state in states] == [None, "a/", "a", "a/a", "a/"]
 
 
-def test_names_remembered_for_a_tenant_are_bounded(make, ids, monkeypatch) -> None:
-    monkeypatch.setattr(versions, "MAX_DOCUMENTS", 20)
+def test_names_of_documents_that_are_gone_are_not_remembered(make, ids) -> None:
     engine = make()
+    store = engine.library.store
     for tenant in ("a", "b"):
-        for i in range(5):
-            engine.library.versions.stored(f"{tenant}{i}", [i] * 20, tenant)
-    held = {t: len(one.versions) for t, one in engine.library.versions.tenants.items()}
-    assert held == {"a": 2, "b": 2}  # a tenth each
-    assert engine.library.versions.names == 4
+        learn(engine, request(*prompt(ids), salt=tenant))
+    assert len(store._documents) == 2 * 3
+    for key, *_ in store.listing():
+        store.delete(key)
+    assert not store._documents
 
 
 def test_a_command_that_is_none_is_ignored(make) -> None:
@@ -417,3 +416,51 @@ def test_one_document_behind_the_system_text_is_plain_serving(make, llama, ids, 
     plain = llama.logits(prefill(llama, whole, dense_cache(llama, len(whole))))[-1]
     assert got.rows.tolist() == [*range(SYSTEM), *range(SYSTEM + LENGTH, len(whole))]
     assert (got.logits - plain).abs().max() < 1e-4
+
+
+def behind(system: int, document, salt: str | None = None):
+    """A request of one document behind a system text of its own."""
+    return request([system] * SYSTEM + document + [1], [SYSTEM, SYSTEM + LENGTH], salt)
+
+
+def test_a_document_is_deleted_in_every_version_of_an_earlier_run(make, ids, tmp_path) -> None:
+    options = {"disk_mb": 64, "directory": str(tmp_path)}
+    first = make(**options)
+    first.library.store._tiers[0].capacity_bytes = 0  # nothing fits in memory
+    document = ids[SYSTEM : SYSTEM + LENGTH].tolist()
+    for system in (2, 3, 4):
+        learn(first, behind(system, document))
+    learn(first, behind(2, document, "other tenant"))
+    second = make(**options)
+    assert second.library.command("delete", document_name(document, None), None)
+    assert [tiers(second, behind(n, document)) for n in (2, 3, 4)] == [[None]] * 3
+    assert tiers(second, behind(2, document, "other tenant")) == ["disk"]
+    assert len(list(tmp_path.rglob("*.chunk"))) == 1
+
+
+def test_a_tenant_with_very_many_documents_can_still_delete_the_oldest(make, ids) -> None:
+    engine = make()
+    documents = [[i, *ids[: LENGTH - 1].tolist()] for i in range(8)]
+    for document in documents:
+        learn(engine, behind(2, document))
+    for document in documents:
+        assert engine.library.command("delete", document_name(document, None), None)
+    assert not len(engine.library.store)
+
+
+def test_a_request_under_way_brings_back_no_document_that_was_deleted(make, ids) -> None:
+    engine = make()
+    store, document = engine.library.store, ids[SYSTEM : SYSTEM + LENGTH].tolist()
+    name = document_name(document, None)
+    under_way = [behind(n, document) for n in (2, 3)]
+    states = [engine.new_request(req) for req in under_way]
+    engine.library.command("delete", name, None)
+    engine.library.command("delete", document_name(document, "a"), "a")
+    for req, state in zip(under_way, states):
+        state.fused = True
+        engine.encode_missing(req, state, torch.arange(len(req.origin_input_ids)))
+    learn(engine, behind(2, document, "b"))
+    assert not store.of_document(name)
+    assert store.of_document(document_name(document, "b")), "another tenant's"
+    learn(engine, behind(2, document))
+    assert store.of_document(name), "it was sent again since"

@@ -138,7 +138,7 @@ def test_another_variant_of_what_a_rank_lacks_is_agreed_on_too(llama, tmp_path) 
 def test_a_chunk_that_could_not_be_written_is_missed_when_it_is_read(llama, tmp_path, monkeypatch):
     from canopy_chunks.encode import encode
 
-    store = ChunkStore("model", {"disk": 1 << 24}, tmp_path)
+    store = ChunkStore("model", {"disk": 1 << 24}, tmp_path, keep=list)
     real = disk.write
 
     def full(path, chunk):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 
 import pytest
 
@@ -135,3 +136,21 @@ def test_a_chunk_that_is_deleted_while_a_plan_holds_it_stays_whole() -> None:
     gc.collect()
     assert memory.free_slots == 10
     store.check()
+
+
+def test_a_chunk_that_goes_while_slots_are_taken_holds_up_nobody() -> None:
+    """The garbage collector runs wherever memory is taken, and gives back slots in the same thread."""
+    memory = HostMemory(SHAPE, torch.float32, 10 * TOKEN_BYTES)
+    going, made = [memory.hold(chunk_of(1, 5))], []
+
+    class Free(list):
+        def __iter__(self):
+            going.clear()
+            return list.__iter__(self)
+
+    memory._free = Free(memory._free)
+    thread = threading.Thread(target=lambda: made.append(memory.hold(chunk_of(2, 3))), daemon=True)
+    thread.start()
+    thread.join(20)
+    assert [len(one) for one in made] == [3]
+    assert memory.free_slots == 7

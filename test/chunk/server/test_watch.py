@@ -16,6 +16,7 @@ from canopy_chunks.server.engine import ChunkEngine  # noqa: E402
 from canopy_chunks.server.options import Options  # noqa: E402
 from canopy_chunks.server.request import DIFFERED  # noqa: E402
 from canopy_chunks.watch import KEPT_S, MAX_TIMES, MAX_WAITING, Watch  # noqa: E402
+from sglang_canopy.request.stamp import STAMP_KEY  # noqa: E402
 
 SYSTEM, LENGTH, TAIL = 40, 120, 8
 
@@ -132,7 +133,7 @@ def test_a_check_between_the_prompts_of_a_client_is_done_in_its_next_pause(engin
     serve(engine, prompt(ids))
     for _ in range(20):
         engine.work_when_idle()
-        engine.watch.interrupt()
+        engine.watch.interrupt(engine.time_s)
     idle(engine)
     assert quality(engine)["checked"] == 1
 
@@ -145,11 +146,11 @@ def test_a_check_that_is_given_up_again_and_again_is_forgotten(engine, ids) -> N
         for _ in range(10):
             engine.work_when_idle()
             pieces += 1
-        engine.watch.interrupt()
+        engine.watch.interrupt(engine.time_s)
     whole = pieces_of(SYSTEM + LENGTH + TAIL)
     assert MAX_TIMES * whole <= pieces < MAX_TIMES * whole + 10
     assert quality(engine)["dropped"] == {"interrupted": 1}
-    engine.watch.interrupt()  # nothing is under way
+    engine.watch.interrupt(engine.time_s)  # nothing is under way
 
 
 def test_a_text_is_kept_no_longer_than_its_check(engine, ids) -> None:
@@ -163,6 +164,18 @@ def test_a_text_is_kept_no_longer_than_its_check(engine, ids) -> None:
     assert not engine.watch.waiting
     assert quality(engine)["dropped"] == {"too old": 1}
     assert quality(engine)["checked"] == 1
+
+
+def test_a_busy_server_keeps_no_text_longer_either(engine, ids) -> None:
+    """It has no idle time in which a check could find that its prompt is too old."""
+    learn(engine, prompt(ids))
+    serve(engine, prompt(ids))
+    later = prompt(ids)
+    later.sampling_params.custom_params = {STAMP_KEY: {"time": KEPT_S + 1}}
+    assert engine.new_request(later) is None, "nothing of it concerns documents"
+    engine.watch.interrupt(engine.time_s)
+    assert not engine.watch.waiting
+    assert quality(engine)["dropped"] == {"too old": 1}
 
 
 def test_few_prompts_wait_and_one_a_tenant(engine, ids) -> None:

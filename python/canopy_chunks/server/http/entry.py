@@ -14,6 +14,7 @@ from canopy_chunks import fields
 from canopy_chunks.documents import (
     MARK,
     Documents,
+    check_marks,
     split_at_signs,
     split_documents,
     tokenise,
@@ -52,6 +53,7 @@ def prepare(manager: Any, obj: Any, options: Options) -> None:
     params = obj.sampling_params
     custom = params.get("custom_params") if isinstance(params, dict) else None
     tenant = _tenant(obj)
+    check_marks([(obj.text, tenant)], documents)
     text, ids, custom = _prepare_prompt(manager, options, obj.text, obj.input_ids, custom, tenant)
     if text is None and obj.text is not None:
         obj.text, obj.input_ids = None, ids
@@ -65,7 +67,13 @@ def _prepare_batch(manager: Any, obj: Any, options: Options) -> None:
     count = len(texts if texts is not None else lists)
     params = obj.sampling_params
     many = params if isinstance(params, list) else [dict(params or {}) for _ in range(count)]
+    if len(many) != count or not all(isinstance(one, dict) for one in many):
+        raise CanopyError(
+            f"sampling_params must be one object, or a list of one for each of {count} prompts"
+        )
     keys, salts = (_for_each(obj, name, count) for name in ("extra_key", "cache_salt"))
+    tenants = [tenant_of(*pair) for pair in zip(keys, salts)]
+    check_marks(zip(texts or (), tenants), documents)
     changed, new_ids = False, []
     for i in range(count):
         custom = many[i].get("custom_params")
@@ -75,7 +83,7 @@ def _prepare_batch(manager: Any, obj: Any, options: Options) -> None:
             texts[i] if texts is not None else None,
             lists[i] if lists is not None else None,
             custom,
-            tenant_of(keys[i], salts[i]),
+            tenants[i],
         )
         changed |= text is None and texts is not None
         new_ids.append(ids)
@@ -159,6 +167,7 @@ def convert_chat(
     adapted, processed = original(serving, request, raw_request)
     text = _rendered(manager.tokenizer, adapted)
     if signs is None:
+        check_marks([(text, _tenant(adapted))], documents)
         pieces = split_documents(text, separator, documents, _tenant(adapted))
     elif signs[0] in text:
         pieces = split_at_signs(text, *signs)

@@ -124,18 +124,18 @@ class DiskChannel:
         self.advance(now)
         if transfer.end_s < math.inf:
             return transfer.end_s
-        ahead = 0.0
+        before = 0.0
         for other in self._queues[0]:
-            ahead += other.left
+            before += other.left
             if other is transfer:
                 break
         rate, write_rate = self._rates
         if not self._spec.shared_channel:
-            return now + ahead / rate
+            return now + before / rate
         both = sum(t.left for t in self._queues[1]) / (write_rate / 2)
-        if ahead / (rate / 2) <= both:
-            return now + ahead / (rate / 2)
-        return now + both + (ahead - both * rate / 2) / rate
+        if before / (rate / 2) <= both:
+            return now + before / (rate / 2)
+        return now + both + (before - both * rate / 2) / rate
 
     def advance(self, now: float) -> None:
         """Work off what ends by ``now``."""

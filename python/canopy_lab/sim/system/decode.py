@@ -80,8 +80,8 @@ class RunningBatch:
             room = (tree.free + tree.evictable) // len(self.jobs)
         if gone:
             made = sum([self._made(entry) for entry in self.jobs])
-            asked = sum([job.max_new for _, _, job in self.jobs])
-            self.ratio.retracted(made, asked, len(self.jobs))
+            limits = sum([job.max_new for _, _, job in self.jobs])
+            self.ratio.retracted(made, limits, len(self.jobs))
         self._plan_segment(now, max(1, min(self.jobs[0][0] - self._steps, room)))
         return gone
 

@@ -161,17 +161,17 @@ class Footprint:
     ) -> None:
         capacity = capacity_tokens(device_tokens, host_tokens, exclusive=exclusive)
         self.gate = admission.SessionGate(GateSettings(**config), capacity)
-        self._known: set[int] = set()
+        self._arrived: set[int] = set()
 
     def enter(self, turn: Turn, now: float) -> bool:
-        if turn.number not in self._known:
-            self._known.add(turn.number)
+        if turn.number not in self._arrived:
+            self._arrived.add(turn.number)
             self.gate.arrive(turn.number, turn.request)
         self.gate.advance(now)
         return not self.gate.holds(turn.number)
 
     def ended(self, turn: Turn, tokens: int, now: float) -> None:
-        self._known.discard(turn.number)
+        self._arrived.discard(turn.number)
         self.gate.finish(turn.number, turn.request)
         self.gate.advance(now)
 

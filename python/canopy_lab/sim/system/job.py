@@ -15,7 +15,6 @@ class SimulatedRequest:
     __slots__ = (
         "anchor",
         "arrival",
-        "asked",
         "clipped",
         "device_hit",
         "disk_hit",
@@ -35,6 +34,7 @@ class SimulatedRequest:
         "on_disk",
         "output",
         "path",
+        "prefetched",
         "private",
         "prompt",
         "request",
@@ -76,7 +76,7 @@ class SimulatedRequest:
         self.on_disk = -1
         """Blocks of its path that are on the disk or on their way; -1 before the first look."""
         self.fetch: Transfer | None = None
-        self.asked = 0
+        self.prefetched = 0
         """Tokens that its prefetch under way asks for."""
         self.anchor: TierNode | None = None
         """Where what its prefetch under way brings will be attached."""

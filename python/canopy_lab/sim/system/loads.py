@@ -113,16 +113,16 @@ class LoadedSystem:
         slo: SLO,
         rates: Sequence[float],
         seed: int = 0,
-        known: Mapping[tuple[float, int], bool] | None = None,
+        held_before: Mapping[tuple[float, int], bool] | None = None,
     ) -> float:
         """The highest rate that meets ``slo``, searched between ``rates``; 0 if none does.
 
-        ``known`` says of ``(rate, seed)`` that were run already whether they met it.
+        ``held_before`` says of ``(rate, seed)`` that were run already whether they met it.
         """
 
         def met(rate: float) -> bool:
-            said = None if known is None else known.get((rate, seed))
-            return slo.met(self.at(rate, seed).latency) if said is None else said
+            held = None if held_before is None else held_before.get((rate, seed))
+            return slo.met(self.at(rate, seed).latency) if held is None else held
 
         return goodput(met, rates)
 

@@ -83,8 +83,8 @@ class Prefetcher:
             if room < max(1, self.config.prefetch_threshold_tokens):
                 continue
             tree.host_used += room
-            job.asked = job.prompt - 1 - here
-            self.occupied += job.asked
+            job.prefetched = job.prompt - 1 - here
+            self.occupied += job.prefetched
             job.fetched_from = found.blocks
             job.anchor = found.node
             tree.pin(found.node)
@@ -111,7 +111,7 @@ class Prefetcher:
             if now < job.fetch_deadline:
                 return False
         job.fetch = None
-        self.occupied -= job.asked
+        self.occupied -= job.prefetched
         anchor, job.anchor = job.anchor, None
         tree.host_used -= tokens
         if not done:

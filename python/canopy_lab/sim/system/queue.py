@@ -41,7 +41,7 @@ class Queue:
         self._order = order
         self._gate = gate
         self._prefixes = prefixes
-        self._asked = False
+        self._was_asked = False
         self.jobs: list[SimulatedRequest] = []
         self.at_door: list[SimulatedRequest] = []
         """Jobs that the gate has not let in, longest there first."""
@@ -104,7 +104,7 @@ class Queue:
     def sort(self, now: float, computing: Sequence[SimulatedRequest] = ()) -> None:
         """Put the waiting jobs in order for a step that may let somebody in. ``computing``: who
         is in the middle of its chunks."""
-        self.now, self._asked = now, False
+        self.now, self._was_asked = now, False
         if self.jobs:
             self._oldest_sessions_first()
             if isinstance(self._order, BoundedShortestFirst):
@@ -113,7 +113,7 @@ class Queue:
                 self.jobs = list(self._order.defer(computing))
             else:
                 self.jobs = list(self._order.order(self.jobs, self))
-        self._prefixes.before_step(self.jobs, self._asked)
+        self._prefixes.before_step(self.jobs, self._was_asked)
 
     def share(self, rest: int, page: int, step_tokens: int) -> int | None:
         """How many tokens of the step a prompt takes of which ``rest`` are left; ``None``: as many
@@ -145,7 +145,7 @@ class Queue:
 
     def cached(self, job: SimulatedRequest) -> Cached:
         """``QueueView.cached``."""
-        self._asked = True
+        self._was_asked = True
         tree, page = self._tree, self._page
         found = tree.match(job.path_of_prompt(tree.block_tokens))
         self._prefixes.looked_up(job, found.node)

@@ -231,7 +231,7 @@ class BoundedShortestFirst:
     def urgency(self, job: SimulatedRequest) -> int:
         return 0
 
-    def prefill(self, job: SimulatedRequest, again: bool) -> Prefill:
+    def prefill(self, job: SimulatedRequest, look_up: bool) -> Prefill:
         assert self._view is not None
         found = self._view.cached(job)
         cached = found.device + found.host

@@ -41,11 +41,11 @@ class NewTokenRatio:
         if self.current > self._least:
             self.current = max(self.current - steps * self._decay, self._least)
 
-    def retracted(self, made_tokens: int, asked_tokens: int, jobs: int) -> None:
+    def retracted(self, made_tokens: int, limit_tokens: int, jobs: int) -> None:
         """Requests were sent back. The ``jobs`` that are left have generated and were allowed so
         many tokens in all."""
         expected = made_tokens + RETRACT_DECODE_STEPS * jobs
-        self.current = min(1.0, expected / (asked_tokens + 1))
+        self.current = min(1.0, expected / (limit_tokens + 1))
 
     def reset(self) -> None:
         """Nothing runs and nobody waits."""

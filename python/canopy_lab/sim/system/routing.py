@@ -84,7 +84,7 @@ class Router:
         self._instances = instances
         self._next = 0
         self._draw = random.Random(seed)
-        self._known = KnownPrefixes()
+        self._prefixes = KnownPrefixes()
 
     def choose(self, path: Sequence[int]) -> int:
         """The number of the instance that gets the request for these blocks."""
@@ -105,10 +105,10 @@ class Router:
         chosen = requests.index(fewest)
         balanced = most - fewest <= IMBALANCE_REQUESTS or most <= fewest * IMBALANCE_RATIO
         if balanced and path:
-            blocks, where = self._known.longest(path)
+            blocks, where = self._prefixes.longest(path)
             if blocks > MATCH_SHARE * len(path):
                 chosen = where
-        self._known.sent(path, chosen)
+        self._prefixes.sent(path, chosen)
         return chosen
 
     def _least(self, loads: Sequence[float]) -> int:

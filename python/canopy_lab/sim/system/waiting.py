@@ -89,23 +89,23 @@ class ProtectedByPlace(Protected):
     def __init__(self, tree: TierNodes) -> None:
         super().__init__(tree)
         self._steps = 0
-        self._known: set[SimulatedRequest] = set()
+        self._matched: set[SimulatedRequest] = set()
 
     def before_step(self, waiting: Sequence[SimulatedRequest], matched: bool) -> None:
         if not waiting:
-            self._known.clear()
+            self._matched.clear()
             return
         refresh = self._steps % REFRESH_EVERY == 0
         self._steps += 1
         if refresh:
-            self._known = set(waiting)
+            self._matched = set(waiting)
             self.tree.protect_anew(
                 [(self.path_end(job), job.request.tenant) for job in waiting[:REFRESH_AT_MOST]]
             )
             return
         for job in reversed(waiting):  # whoever came since is at the end, or was looked up
-            if job not in self._known:
-                self._known.add(job)
+            if job not in self._matched:
+                self._matched.add(job)
                 self.tree.protect(self.path_end(job), job.request.tenant)
 
     def path_end(self, job: SimulatedRequest) -> TierNode:

@@ -114,11 +114,11 @@ class Workload:
             record = self.trace[index]
             if record.conversation is None:
                 continue
-            known = later.get(record.conversation)
+            next_turn = later.get(record.conversation)
             later[record.conversation] = index, record
-            if known is None:
+            if next_turn is None:
                 continue
-            at, following = known
+            at, following = next_turn
             self.next_turn[index] = at
             if index in self._after:
                 continue

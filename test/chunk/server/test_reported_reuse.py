@@ -1,0 +1,49 @@
+"""What an answer says of its documents is what was done with them, also where that is not the plan."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from test_encoder_and_packing import batch_of  # noqa: E402
+from test_engine import LENGTH, SYSTEM  # noqa: E402
+from test_no_host_waits import chunks, run, served, step_of  # noqa: E402, F401
+from test_windows import Worker  # noqa: E402
+
+from sglang_canopy.errors import CanopyError  # noqa: E402
+
+WINDOW = 60
+
+
+@pytest.mark.parametrize("selector", ["question", "frequency"])
+def test_what_a_later_window_could_not_reuse_is_not_reported(
+    llama,
+    ids,
+    chunks,  # noqa: F811
+    monkeypatch,
+    selector,
+) -> None:
+    engine = served(llama, monkeypatch, lambda x: x, selector=selector)
+    monkeypatch.setattr(engine, "encode_missing", lambda *_: None)
+    req, first, row = step_of(engine, ids, chunks, lambda x: x, window=WINDOW)
+    (rows,) = run(engine, first, monkeypatch)
+    reused, total = WINDOW - len(rows), len(req.origin_input_ids)
+    assert 0 < reused <= WINDOW - SYSTEM
+
+    def damaged(*_):
+        raise CanopyError("damaged")
+
+    monkeypatch.setattr(engine, "write_reused", damaged)
+    last = batch_of([(WINDOW, total)])
+    last.out_cache_loc = row[WINDOW:].clone()
+    last.reqs, last.forward_mode, last.hicache_consumer_index = [req], first.forward_mode, -1
+    Worker(engine, monkeypatch).forward(last)
+    req.canopy_chunks.finish_report()  # as before its KV is released
+    (report,) = req.customized_info["canopy_chunks"]
+    assert report["fused"]
+    assert report["reused"] == report["reused_host"] == reused
+    assert report["recomputed"] == 3 * LENGTH - reused
+    assert report["computed"] == total - reused
+    assert engine.counts["reused_tokens"] == report["reused"]
+    assert engine.counts["recomputed_tokens"] == report["recomputed"]
