@@ -120,10 +120,10 @@ class Finder:
         beginnings, hashes = table.prepare(), _Hashes(ids)
         every = np.arange(len(ids) - WINDOW + 1)
         at = every[np.isin(hashes.of(every, WINDOW), beginnings)]
+        if not at.size:
+            return []
         lengths = np.zeros_like(at)
-        for length, wholes in (
-            table.wholes.items() if at.size else ()
-        ):  # ascending: the longest stays
+        for length, wholes in table.wholes.items():  # ascending: the longest stays
             fits = np.flatnonzero(at <= len(ids) - length)
             lengths[fits[np.isin(hashes.of(at[fits], length), wholes)]] = length
         bounds: list[int] = []

@@ -47,14 +47,16 @@ class Cache:
         self.batches.append(list(configurations))
         return [self.row(c) for c in configurations]
 
-    def known(self, configuration, rows):
+    def certain_of(self, configuration, rows):
         return {"cost": self.cost(configuration)}
 
 
 def share_of_grid(model, space=SPACE, finer=GRID, **options):
     """(hypervolume against the finer grid's, evaluations against the grid's, result)."""
     grid = dict(zip(finer.grid(), model(finer.grid())))
-    found = search(space, OBJECTIVES, model, known=model.known, options=SearchOptions(**options))
+    found = search(
+        space, OBJECTIVES, model, certain_of=model.certain_of, options=SearchOptions(**options)
+    )
     points = OBJECTIVES.matrix([*grid.values(), *found.rows.values()])
     scale = Scale.of(points)
     volume, whole = (
@@ -174,12 +176,12 @@ def test_equal_searches_evaluate_the_same_in_the_same_order():
 
 def test_nothing_is_evaluated_twice():
     model = Cache()
-    search(SPACE, OBJECTIVES, model, known=model.known)
+    search(SPACE, OBJECTIVES, model, certain_of=model.certain_of)
     asked = [c for batch in model.batches for c in batch]
     assert len(asked) == len(set(asked))
 
 
-def test_without_known_costs_the_search_still_ends_within_its_budget():
+def test_without_certain_costs_the_search_still_ends_within_its_budget():
     model = Cache()
     found = search(SPACE, OBJECTIVES, model)
     assert 0 < len(found.rows) <= found.budget

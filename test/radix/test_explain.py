@@ -8,7 +8,7 @@ import random
 import pytest
 
 from canopy_lab.top.explained import lines
-from sglang_canopy.radix.explain import KEY, LOOKED_AHEAD_LEAVES, asked, explain
+from sglang_canopy.radix.explain import KEY, LOOKED_AHEAD_LEAVES, explain
 from sglang_canopy.radix.traffic import MOST, Decision, Decisions
 from sglang_canopy.reuse.survival import still_returns
 from sglang_canopy.tenant import shown_tenant
@@ -146,7 +146,7 @@ def test_what_is_left_of_a_survival_curve():
 
 @pytest.mark.parametrize("bad", ["[", "{}", '{"answer": "../x", "conversation": "a"}', "[1]"])
 def test_a_forged_question_is_none(bad):
-    assert asked(KEY + bad) is None
+    assert question_of(KEY + bad) is None
 
 
 def test_however_many_leaves_there_are_only_so_many_are_looked_at(monkeypatch):
