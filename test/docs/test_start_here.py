@@ -52,7 +52,7 @@ def test_the_whole_journey_on_a_real_server(tiny_model, tmp_path) -> None:
     """Advice starts the server; doctor passes it; meter, trial, page and the way back answer."""
     log = agents(tmp_path / "agents.jsonl")
     walked = journey.walk(tiny_model, log, tmp_path, slice_s=2, pictures=None)
-    said = walked.said
+    said = walked.outputs
     assert "Use auto (wa ranks)" in said["advise"]
     assert "refused" not in said["doctor"].lower() or "nothing is refused" in said["doctor"].lower()
     assert re.search("^(pair 6|Nothing to try)", said["trial"], re.M), said["trial"]
