@@ -222,9 +222,8 @@ def write(path: Path, chunk: Chunk | HostChunk) -> int:
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
     mode = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     try:
-        with os.fdopen(
-            os.open(temporary, mode, 0o600), "wb"
-        ) as f:  # a tenant's text can be read off
+        # For its owner alone: a tenant's text can be read off it.
+        with os.fdopen(os.open(temporary, mode, 0o600), "wb") as f:
             f.write(header)
             f.write(sums.tobytes())
             f.write(records.tobytes())
