@@ -1,8 +1,8 @@
-"""What Canopy's hooks take of the scheduler's thread: processor time, by the function hooked.
+"""Measure the CPU time that Canopy's hooks take in the scheduler's thread.
 
-Reading a thread's clock is a system call, so one call in ``EVERY`` is timed and stands for all of
-them; ``CANOPY_TIME_EVERY=1`` times each. What a hook lets SGLang's own function do is SGLang's time.
-Rows under ``TREE`` are whole calls of our tree, with what SGLang's tree would do in them too.
+Reading the thread clock is a system call, so only one call in ``EVERY`` is timed and the total is
+extrapolated; ``CANOPY_TIME_EVERY=1`` times every call. SGLang functions called from a hook do not
+count. Rows under ``TREE`` are whole calls of our tree, including the work SGLang's tree would do.
 """
 
 from __future__ import annotations
@@ -18,43 +18,41 @@ M = TypeVar("M", bound=Callable[..., Any])
 VARIABLE = "CANOPY_TIME_EVERY"
 EVERY = 17
 TREE = "radix."
-"""How the names of our tree's own methods begin."""
+"""Prefix of the rows of our tree's methods."""
 
 
 class SeamClock:
-    """The calls of one hook."""
+    """Call count and CPU time of one hook."""
 
     __slots__ = ("calls", "longest_s", "seconds", "thread_s", "timed")
 
     def __init__(self) -> None:
         self.calls = self.timed = 0
         self.seconds = 0.0
-        """Of the calls that were timed."""
+        """Total of the timed calls."""
         self.longest_s = 0.0
         self.thread_s = 0.0
-        """What the thread had taken in all, at the last of them."""
+        """CPU time of the thread at the latest timed call."""
 
     def add(self, seconds: float, thread_s: float) -> None:
-        """A timed call has ended."""
         self.timed += 1
         self.seconds += seconds
         self.longest_s = max(self.longest_s, seconds)
         self.thread_s = thread_s
 
     def row(self) -> dict[str, Any]:
-        """``seconds`` stands for all calls, ``longest_s`` is of those that were timed."""
+        """Return the totals; ``seconds`` is extrapolated to all calls."""
         seconds = self.seconds * self.calls / max(self.timed, 1)
         return {"calls": self.calls, "seconds": seconds, "longest_s": self.longest_s}
 
 
 _clocks: dict[str, SeamClock] = {}
 _every = max(1, int(os.environ.get(VARIABLE) or EVERY))
-"""The first call of each hook is timed, and then one in so many."""
+"""Sampling interval; the first call of each hook is always timed."""
 
 
 def report() -> dict[str, Any]:
-    """``seams``, a row for each hook that has run in this process, and ``thread_s``, the processor
-    time of the thread in which they run."""
+    """Return one row per hook called in this process (``seams``) and the thread's CPU time."""
     clocks = dict(_clocks)
     return {
         "thread_s": max((clock.thread_s for clock in clocks.values()), default=0.0),
@@ -64,9 +62,9 @@ def report() -> dict[str, Any]:
 
 @functools.cache
 def timed(name: str, hook: Callable[..., Any], around: bool) -> Callable[..., Any]:
-    """``hook`` with its time counted under ``name``; the same object for the same hook.
+    """Wrap ``hook`` to count its CPU time under ``name``; the same hook gives the same object.
 
-    ``around``: its first argument is SGLang's function, whose time is left out.
+    ``around``: the first argument is SGLang's function, whose time is subtracted.
     """
     clock = _clocks.setdefault(name, SeamClock())
 
@@ -108,6 +106,6 @@ def timed(name: str, hook: Callable[..., Any], around: bool) -> Callable[..., An
 
 
 def of_the_tree(method: M) -> M:
-    """A decorator: ``method`` of our tree with its time counted under its name."""
+    """Decorate a method of our tree to count its time under its name."""
     counted: Any = timed(TREE + method.__name__.strip("_"), method, around=False)
     return counted  # type: ignore[no-any-return]

@@ -300,9 +300,9 @@ def test_what_is_remembered_of_tenants_is_bounded() -> None:
         line.add(Prefill(1 + number % 7), f"t{number}")
         serve(line)
     shares = line.shares
-    assert len(shares._served) <= REMEMBERED
-    assert len(shares._own) <= OWN_TURNS + 1
-    assert len(shares._work) <= 2 * OWN_TURNS + 1
+    assert len(shares._served_s) <= REMEMBERED
+    assert len(shares._own_turns) <= OWN_TURNS + 1
+    assert len(shares._next_start) <= 2 * OWN_TURNS + 1
     assert line._lines == {}
 
 

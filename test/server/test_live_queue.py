@@ -101,7 +101,7 @@ def test_who_was_passed_and_left_is_known(tree: LiveTree) -> None:
     again = arranged(tree, left)
     assert set(again) == set(left)
     assert len(live.order) == len(left) == len(live._arranged)
-    assert sum(live.order.shares._served.values()) == pytest.approx(
+    assert sum(live.order.shares._served_s.values()) == pytest.approx(
         live.cost.seconds(live._requests.prefill(admitted, False))
     )
     # One that was retracted is back, with its place.
@@ -271,7 +271,7 @@ def test_one_that_left_the_queue_without_being_let_in_leaves_nothing(tree: LiveT
     gc.collect()
     assert gone() is None
     assert len(live.predictions) == 1  # of the one that is there
-    assert live.order.shares._served.keys() == {None}
+    assert live.order.shares._served_s.keys() == {None}
     chosen(tree, [], 0)
     assert (len(live._arranged), len(live.order), live._computing) == (0, 0, {})
 

@@ -1,5 +1,8 @@
-"""Where each conversation ends in the tree: for hints that come after its requests, for the parents
-of conversations under way, and for what a conversation has left behind."""
+"""Track the last node of each conversation.
+
+Used to apply late hints, to keep the parents of running conversations, and to detect abandoned
+branches.
+"""
 
 from __future__ import annotations
 
@@ -17,44 +20,44 @@ if TYPE_CHECKING:
     from sglang_canopy.radix.live_request import LiveRequest
 
 PARENT_KEPT_S = 60.0
-"""How long after each request and answer of a child its parent's path is kept on the device, within
-the tenant's budget of keeps."""
+"""Seconds that a parent's path stays on the device after each request or answer of a child, within
+the tenant's keep budget."""
 RENEWED_EVERY_S = 15.0
-"""How often that is done again while the child's request is under way: an answer may take minutes."""
+"""Interval at which the keep is renewed during a long answer of the child."""
 CHILD_AT_MOST_S = 600.0
-"""A request that has not ended by then was aborted, or nobody should wait for it."""
+"""Age at which a child's request is presumed aborted or no longer awaited."""
 CHILDREN_PER_TENANT, CHILDREN_IN_ALL = 64, 1024
-"""Requests that are remembered; the others' parents are kept from arrival and answer alone."""
-_GENERATIONS = 8
-"""Of conversations that wait for each other."""
-_ROOM = 64
+"""Limits on tracked child requests; beyond them, parents are kept on arrival and answer only."""
+_MAX_ANCESTORS = 8
+"""Maximum length of a chain of waiting parents."""
+_SPARE_ENDS = 64
 
 
 @dataclass(slots=True)
 class End:
-    """Where the last request of a conversation ends."""
+    """End of a conversation's latest request."""
 
     node: UnifiedTreeNode
     first: int | None
-    """Hash of the first block of its prompt; ``None`` where that is shorter than a block."""
+    """Hash of the prompt's first block; ``None`` if the prompt is shorter than a block."""
     blocks: int
     last: int | None
-    """How many full blocks its prompt has, and the hash of the last."""
+    """Number of whole blocks in the prompt, and the hash of the last block."""
     parent: str | None = None
-    """The conversation that waits for this one."""
+    """Conversation that waits for this one."""
 
     def left_by(self, path: list[int]) -> bool:
-        """Whether a prompt of these blocks begins as this one did, but does not go on from it."""
+        """Return whether a prompt shares this one's first block but does not extend it."""
         if self.first is None or not path or path[0] != self.first:
             return False
         return len(path) < self.blocks or path[self.blocks - 1] != self.last
 
 
 class Conversations:
-    """The ends of all conversations that are named, by tenant. One conversation a name and tenant.
+    """Ends of all named conversations, by tenant and name.
 
-    Bounded by the size of the tree: entries of removed nodes go first, then the oldest of the
-    tenant that has most.
+    Bounded by the size of the tree: entries of removed nodes are dropped first, then the oldest
+    of the tenant with the most entries.
     """
 
     def __init__(self, tree: Tree) -> None:
@@ -67,7 +70,7 @@ class Conversations:
         return self._count
 
     def arrived(self, request: LiveRequest) -> None:
-        """``request`` comes in, and its policies have heard of it."""
+        """Handle a new request, after the policies have received it."""
         for tenant, parent in self.under_way.waiting(request.time):
             self._keep_parents(tenant, parent, request.time)
         if request.parent is not None:
@@ -80,7 +83,7 @@ class Conversations:
         if end is None:
             return
         request.left = end.node
-        if request.over:  # its client may end a session with a small request of another prompt
+        if request.over:  # clients may end a session with a short, unrelated prompt
             hint = {"tenant": request.tenant, "conversation": request.conversation}
             self.apply_hint({**hint, "time": request.time, "source": request.source, "over": True})
             return
@@ -90,7 +93,7 @@ class Conversations:
                 policy.hinted(who, INFERRED, request.time, True, None)
 
     def remember(self, request: LiveRequest, node: UnifiedTreeNode) -> None:
-        """``request``'s path ends in ``node``."""
+        """Record that the path of ``request`` ends at ``node``."""
         if request.conversation is None:
             return
         if request.done:
@@ -98,10 +101,10 @@ class Conversations:
                 self.under_way.ended(request.number)
                 self._keep_parents(request.tenant, request.parent, self.tree.clock.now)
             if request.left is not None:
-                self._end_branch(request, node)
+                self._retire_branch(request, node)
         full = request.prompt_tokens // request.block_tokens
         path = request.path[:full]
-        self._put(
+        self._store(
             request.tenant,
             request.conversation,
             End(
@@ -114,7 +117,7 @@ class Conversations:
         )
 
     def gone(self, node: UnifiedTreeNode) -> None:
-        """``node`` leaves the tree: where a conversation ended in it, it ends above."""
+        """Move conversations that end at ``node``, which is being removed, to its parent."""
         leaf = node.canopy
         mine = self._ends.get(leaf.tenant, {})
         end = mine.get(leaf.conversation)
@@ -127,20 +130,19 @@ class Conversations:
             end.node = node.parent
 
     def deepest(self, tenant: str | None, conversation: Any) -> UnifiedTreeNode | None:
-        """Where a tenant's conversation ends in the tree; ``None`` where nothing of it is there."""
+        """Return the last node of a conversation; ``None`` if it is not cached."""
         end = self._end(tenant, conversation)
         return None if end is None else end.node
 
     def tenants_of(self, conversation: Any) -> list[Any]:
-        """Whoever has a conversation of this name in the tree."""
         return [tenant for tenant, ends in self._ends.items() if conversation in ends]
 
     def apply_hint(self, hint: dict[str, Any]) -> None:
-        """Apply what a client says of a conversation to what is cached of it already.
+        """Apply a client's hint to the cached nodes of a conversation.
 
-        ``hint`` has ``tenant``, ``conversation``, ``time``, ``source`` and one or more of ``over``,
-        ``return_in_s``, ``keep_s``. The policies hear of it, and learn whether it came true; what is
-        not cached is not ranked.
+        ``hint`` has ``tenant``, ``conversation``, ``time``, ``source``, and at least one of
+        ``over``, ``return_in_s``, ``keep_s``. Policies receive it even if nothing is cached, to
+        learn how reliable hints are.
         """
         tree = self.tree
         source = hint.get("source", CLIENT)
@@ -170,7 +172,6 @@ class Conversations:
             node = node.parent
 
     def clear(self) -> None:
-        """The tree is being emptied."""
         self._ends.clear()
         self._count = 0
         self.under_way.clear()
@@ -178,9 +179,9 @@ class Conversations:
     # ---- parents and branches ----
 
     def _keep_parents(self, tenant: str | None, parent: str | None, now: float) -> None:
-        """While a conversation runs, the one that waits for it is kept, and who waits for that."""
+        """Keep the conversation that waits for a running one, and its ancestors in turn."""
         seen: set[str] = set()
-        while parent is not None and parent not in seen and len(seen) < _GENERATIONS:
+        while parent is not None and parent not in seen and len(seen) < _MAX_ANCESTORS:
             seen.add(parent)
             end = self._end(tenant, parent)
             if end is None:
@@ -188,9 +189,12 @@ class Conversations:
             self.tree.protected.keep(end.node, now + PARENT_KEPT_S, tenant)
             parent = end.parent
 
-    def _end_branch(self, request: LiveRequest, node: UnifiedTreeNode) -> None:
-        """What of the conversation's last path is not on its new one is over, unless the two have
-        nothing in common: then it is another conversation of that name."""
+    def _retire_branch(self, request: LiveRequest, node: UnifiedTreeNode) -> None:
+        """Mark as over the nodes of the previous path that the new path has abandoned.
+
+        Paths without a common node belong to different conversations of the same name; no node is
+        marked then.
+        """
         tree, left = self.tree, request.left
         request.left = None
         assert left is not None
@@ -219,17 +223,17 @@ class Conversations:
         end = self._ends.get(tenant, {}).get(conversation)
         return end if end is not None and self.tree.contains(end.node) else None
 
-    def _put(self, tenant: str | None, conversation: Hashable, end: End) -> None:
+    def _store(self, tenant: str | None, conversation: Hashable, end: End) -> None:
         mine = self._ends.setdefault(tenant, {})
         self._count -= mine.pop(conversation, None) is not None
         mine[conversation] = end
         self._count += 1
-        most = 2 * len(self.tree._node_arena) + _ROOM
+        most = 2 * len(self.tree._node_arena) + _SPARE_ENDS
         if self._count > most:
-            self._purge(most - _ROOM // 2)
+            self._purge(most - _SPARE_ENDS // 2)
 
     def _purge(self, most: int) -> None:
-        """Forget the ends of removed nodes, then the oldest of whoever has most."""
+        """Drop the ends of removed nodes, then the oldest ends of the largest tenant."""
         for tenant, ends in list(self._ends.items()):
             alive = {name: end for name, end in ends.items() if self.tree.contains(end.node)}
             if alive:
@@ -250,47 +254,45 @@ class Conversations:
 
 
 class UnderWay:
-    """The requests of children between arrival and answer. Time is the requests' clock."""
+    """Running requests of child conversations. Times are on the requests' clock."""
 
     def __init__(self) -> None:
-        self._began: dict[int, tuple[str | None, str, float]] = {}
-        """By a request's number, in order of arrival: tenant, parent, time."""
-        self._of: Counter[str | None] = Counter()
-        self._named = 0.0
+        self._running: dict[int, tuple[str | None, str, float]] = {}
+        """Request number -> (tenant, parent, arrival), in order of arrival."""
+        self._children: Counter[str | None] = Counter()
+        self._renewed_at = 0.0
 
     def __len__(self) -> int:
-        return len(self._began)
+        return len(self._running)
 
     def began(self, request: LiveRequest) -> None:
-        """A child's request has arrived."""
+        """Track a child's request, within the limits."""
         tenant, parent = request.tenant, request.parent
         if (
             parent is None
             or len(self) >= CHILDREN_IN_ALL
-            or self._of[tenant] >= CHILDREN_PER_TENANT
+            or self._children[tenant] >= CHILDREN_PER_TENANT
         ):
             return
-        self._began[request.number] = tenant, parent, request.time
-        self._of[tenant] += 1
+        self._running[request.number] = tenant, parent, request.time
+        self._children[tenant] += 1
 
     def ended(self, number: int) -> None:
-        """It is answered."""
-        tenant, _, _ = self._began.pop(number, (None, "", 0.0))
-        if tenant in self._of:
-            self._of[tenant] -= 1
-            if not self._of[tenant]:
-                del self._of[tenant]
+        tenant, _, _ = self._running.pop(number, (None, "", 0.0))
+        if tenant in self._children:
+            self._children[tenant] -= 1
+            if not self._children[tenant]:
+                del self._children[tenant]
 
     def waiting(self, now: float) -> Iterator[tuple[str | None, str]]:
-        """Tenant and name of whoever waits, every ``RENEWED_EVERY_S`` seconds; nobody in between."""
-        if now - self._named < RENEWED_EVERY_S:
+        """Yield (tenant, name) of each waiting parent, once per ``RENEWED_EVERY_S``."""
+        if now - self._renewed_at < RENEWED_EVERY_S:
             return
-        self._named = now
-        for number in [n for n, (_, _, at) in self._began.items() if now - at > CHILD_AT_MOST_S]:
+        self._renewed_at = now
+        for number in [n for n, (_, _, at) in self._running.items() if now - at > CHILD_AT_MOST_S]:
             self.ended(number)
-        yield from dict.fromkeys((tenant, parent) for tenant, parent, _ in self._began.values())
+        yield from dict.fromkeys((tenant, parent) for tenant, parent, _ in self._running.values())
 
     def clear(self) -> None:
-        """The tree is being emptied."""
-        self._began.clear()
-        self._of.clear()
+        self._running.clear()
+        self._children.clear()

@@ -1,1 +1,1 @@
-"""The order of the waiting queue: what a request costs in seconds, whose turn it is, who is next."""
+"""Order of the waiting queue: prefill cost, fair shares between tenants, bounded shortest-first."""

@@ -1,19 +1,20 @@
-"""Who is next: the shortest, as long as nobody is passed by more than its budget.
+"""Bounded shortest-first order: admit the cheapest request that every overtaking budget allows.
 
-Cost is predicted seconds of prefill and of loading (``prefill_cost.py``). Shortest first has the
-least mean wait of all orders, and starves long requests. So each request gets a budget when it
-comes: B = kappa w + lambda c + beta seconds of younger work may be let in before it, where w is the
-older work that it finds, c its own cost, kappa = max_wait_factor - 1, lambda ``OWN`` and beta
-``LEAST_S``. Nobody is let in past somebody whose budget it would overdraw, and the oldest may always
-go. The prompt in the middle of its chunks has its budget as well, for those who share its steps.
+Cost is predicted seconds of prefill and KV loading (``prefill_cost.py``). Shortest-first minimises
+the mean wait but starves long requests, so each request gets an overtaking budget on arrival:
 
-The bound: no more than (1 + kappa) w + (1 + lambda) c + beta seconds of its turn's work are let in up
-to and with a request, whatever comes later. What is let in before it is older (at most w), its own
-(c), or younger, and all that is younger was charged to B. Beside that are the rest of the step that
-it ends in, what retractions compute again, steps of decoding, and a higher priority, which always
-goes first.
+    B = kappa w + lambda c + beta    seconds of younger work that may be admitted before it
 
-A turn is a tenant's (``fair_shares.py``); budgets count within one turn and one priority.
+where w is the older work waiting at its arrival, c its own cost, kappa = ``max_wait_factor`` - 1,
+lambda = ``OWN`` and beta = ``LEAST_S``. A request may not overdraw the budget of an older request;
+the oldest may always go. A chunked prefill keeps its budget for requests that share its steps.
+
+Bound: regardless of later arrivals, at most (1 + kappa) w + (1 + lambda) c + beta seconds of its
+turn's work are admitted up to and including a request, because work admitted before it is either
+older (at most w) or charged to B. The bound excludes the rest of its last step, recomputation after
+retractions, decode steps and higher priorities.
+
+Budgets count within one turn (a tenant's share, ``fair_shares.py``) and one priority.
 """
 
 from __future__ import annotations
@@ -30,18 +31,20 @@ from sglang_canopy.schedule.predicted_ttft import WorkBefore
 from sglang_canopy.schedule.prefill_cost import Cost, Prefill, PrefillCost
 
 MAX_WAIT_FACTOR = 1.0
-"""1 + kappa, unless said otherwise."""
+"""1 + kappa."""
 OWN = 10.0
-"""lambda: a request may be passed for so many times as long as it takes itself."""
+"""lambda: the budget grows by this multiple of the request's own cost."""
 LEAST_S = 2.0
-"""beta."""
+"""beta, in seconds."""
 PLACES = 128
-"""Places at the head of the queue that are worked out; a pass rarely lets in more."""
+"""Positions at the head of the queue that are sorted; a pass rarely admits more."""
 
 
 class BoundedShortest:
-    """The queue. ``cost`` says what a request costs; with a ``max_wait_factor`` of infinity nobody is
-    held up for another, with 1, ``own`` and ``least_s`` 0 it is first come, first served."""
+    """Queue in bounded shortest-first order.
+
+    ``max_wait_factor=inf`` is pure shortest-first; 1, with ``own`` and ``least_s`` 0, is FCFS.
+    """
 
     def __init__(
         self,
@@ -57,20 +60,19 @@ class BoundedShortest:
         self.shares = FairShares()
         self._numbers = itertools.count()
         self._lines: dict[int, dict[Turn, Line]] = {}
-        """By urgency and turn; none is empty but for that of the chunk."""
+        """Priority -> turn -> line. Empty lines are dropped, except the chunked prefill's."""
         self.chunk: Waiting | None = None
-        """In the middle of its chunks."""
-        self._rest_s = 0.0
-        """What the rest of it costs."""
+        """The chunked prefill in progress."""
+        self._chunk_remaining_s = 0.0
         self.let_in_by = {"shortest": 0, "budget": 0}
-        """Requests that were let in: as the shortest of their turn, or since a shorter one would
-        have overdrawn a budget, or could not be taken."""
+        """Admissions by reason. "budget": a cheaper request was passed over because it would have
+        overdrawn a budget or did not fit."""
 
     def __len__(self) -> int:
         return sum(len(line.requests) for turns in self._lines.values() for line in turns.values())
 
     def __iter__(self) -> Iterator[Waiting]:
-        """In order of arrival."""
+        """Iterate in order of arrival."""
         lines = [line.requests for turns in self._lines.values() for line in turns.values()]
         return iter(sorted(itertools.chain(*map(dict.values, lines)), key=number_of))
 
@@ -81,7 +83,6 @@ class BoundedShortest:
         urgency: int = 0,
         about: Any = None,
     ) -> Waiting:
-        """A request comes in."""
         turn, cost = self.shares.turn_of(tenant), self.cost.seconds(prefill)
         waiting = Waiting(next(self._numbers), tenant, turn, urgency, prefill, cost)
         waiting.about = about
@@ -91,40 +92,40 @@ class BoundedShortest:
         return waiting
 
     def _budget(self, line: Line | None, cost: float) -> float:
-        """Of a request that comes to ``line`` now."""
+        """Return the overtaking budget, in seconds, of a new request."""
         before_s = 0.0
         if line is not None:
-            before_s = line.work + (self._rest_s if line.chunk is not None else 0.0)
-        # No infinity times zero: nothing before it is nothing to wait for.
+            before_s = line.work + (self._chunk_remaining_s if line.chunk is not None else 0.0)
+        # Avoid inf * 0: with no older work, kappa is irrelevant.
         for_others = (self.max_wait_factor - 1.0) * before_s if before_s else 0.0
         return for_others + self.own * cost + self.least_s
 
     def back(self, waiting: Waiting, prefill: Prefill) -> None:
-        """A request that was let in waits again: with its place, and what is left of its budget."""
+        """Requeue a retracted request at its old position, with the rest of its budget."""
         waiting.prefill = prefill
         waiting.cost = self.cost.seconds(prefill)
         self._line(waiting).add(waiting, youngest=False)
 
     def update(self, waiting: Waiting, prefill: Prefill) -> None:
-        """What is cached of ``waiting`` has changed."""
+        """Update the cost of ``waiting`` after a new prefix match."""
         self._line(waiting).update(waiting, prefill, self.cost.seconds(prefill))
 
     def reprice(self) -> None:
-        """The cost model has changed."""
+        """Recompute all costs after a change of the cost model."""
         for turns in self._lines.values():
             for line in turns.values():
                 line.reprice(self.cost)
 
     def remove(self, waiting: Waiting) -> bool:
-        """``waiting`` leaves the queue uncomputed. False if it was not in it."""
+        """Remove an aborted request; return False if it was not queued."""
         line = self._lines.get(waiting.urgency, {}).get(waiting.turn)
         if line is None or not line.remove(waiting):
             return False
-        self._tidy(waiting, line)
+        self._drop_if_empty(waiting, line)
         return True
 
     def let_in(self, admitted: Iterable[Waiting]) -> None:
-        """These are out of the queue and computed now, in this order."""
+        """Admit requests in this order, charging budgets and fair shares."""
         for waiting in admitted:
             line = self._lines.get(waiting.urgency, {}).get(waiting.turn)
             if line is None or waiting.number not in line.requests:
@@ -132,24 +133,23 @@ class BoundedShortest:
             shortest = line.by_cost[0][2] is waiting
             self.let_in_by["shortest" if shortest else "budget"] += 1
             line.let_in(waiting)
-            self._tidy(waiting, line)
+            self._drop_if_empty(waiting, line)
             self.shares.charge(waiting.tenant, waiting.turn, waiting.cost)
 
     def chunked(self, waiting: Waiting | None, rest_s: float) -> None:
-        """Who is in the middle of its chunks, and what the rest of it costs. Whoever shares its
-        steps passes it."""
+        """Set the chunked prefill and its remaining cost, in seconds; ``None`` ends it."""
         before, self.chunk = self.chunk, waiting
-        self._rest_s = rest_s
+        self._chunk_remaining_s = rest_s
         if waiting is not before:
             if before is not None:
                 line = self._line(before)
                 line.let_pass(None)
-                self._tidy(before, line)
+                self._drop_if_empty(before, line)
             if waiting is not None:
                 self._line(waiting).let_pass(waiting)
 
     def work_before(self, waiting: Waiting) -> WorkBefore:
-        """What ``waiting``, which is in the queue, has before it."""
+        """Return the work ahead of a queued request."""
         lines = self._lines[waiting.urgency]
         mine = lines[waiting.turn].before(waiting.cost, waiting.number)
         return self._work_before(
@@ -157,7 +157,7 @@ class BoundedShortest:
         )
 
     def work_before_new(self, cost: float) -> WorkBefore:
-        """What a request of such a cost, and that names no tenant, would have before it."""
+        """Return the work ahead of a hypothetical request of this cost and no tenant."""
         line = self._lines.get(0, {}).get(PUBLIC)
         mine = 0.0 if line is None else line.before(cost, sys.maxsize)
         return self._work_before(cost, 0, PUBLIC, mine, self._budget(line, cost))
@@ -171,21 +171,25 @@ class BoundedShortest:
                 if other_urgency > urgency:
                     before += line.work
                 elif other_urgency == urgency and other != turn:
-                    before += min(line.work, mine + cost)  # turns get equal seconds
-        if self.chunk is not None:  # which keeps half of the steps that shorter ones share
-            shares = cost < self._rest_s
-            before += min(self._rest_s, before + cost) if shares else self._rest_s
+                    before += min(line.work, mine + cost)  # turns share the engine equally
+        if self.chunk is not None:  # shorter requests share its steps half and half
+            shares = cost < self._chunk_remaining_s
+            before += (
+                min(self._chunk_remaining_s, before + cost) if shares else self._chunk_remaining_s
+            )
         return WorkBefore(cost, before, max(budget, 0.0))
 
     def left(self, waiting: Waiting) -> float:
-        """Seconds of younger work that may still be let in before ``waiting``."""
+        """Seconds of younger work that may still be admitted before ``waiting``."""
         return self._line(waiting).passing.allowance(waiting.place)
 
     def may_go(
         self, candidates: Iterable[Waiting], fits: Callable[[Waiting], bool]
     ) -> list[Waiting]:
-        """Of ``candidates``, in this order, those that ``fits`` lets in and that overdraw nobody's
-        budget, while whoever is not among them goes on waiting."""
+        """Select candidates, in order, that ``fits`` accepts and that overdraw no budget.
+
+        Candidates not selected count as still waiting.
+        """
         trials: dict[int, Passing] = {}
         found = []
         for waiting in candidates:
@@ -199,19 +203,21 @@ class BoundedShortest:
         return found
 
     def may_not_pass(self, order: Iterable[Waiting], tokens: int) -> list[Waiting]:
-        """Of ``order``, first to be let in first, who would overdraw the budget of somebody that is
-        not in it, or is the prompt in the middle of its chunks. Looked at are those who fill
-        ``tokens``."""
+        """Return requests that would overdraw a budget if admitted in this order.
+
+        Budgets of requests outside ``order``, and of the chunked prefill, count. Only the head of
+        ``order`` is checked, up to ``tokens`` uncached tokens.
+        """
         lines = [line for turns in self._lines.values() for line in turns.values()]
         if all(line.passing.least_allowance() >= line.work for line in lines):
             return []
-        looked_at: list[Waiting] = []
+        checked: list[Waiting] = []
 
         def head() -> Iterator[Waiting]:
             for waiting in order:
                 if tokens <= 0:
                     return
-                looked_at.append(waiting)
+                checked.append(waiting)
                 yield waiting
 
         def computes(waiting: Waiting) -> bool:
@@ -220,13 +226,13 @@ class BoundedShortest:
             return True
 
         may = {one.number for one in self.may_go(head(), computes)}
-        return [one for one in looked_at if one.number not in may]
+        return [one for one in checked if one.number not in may]
 
     def order(self, places: int = PLACES, gone: Sequence[Waiting] = ()) -> list[Waiting]:
-        """The queue without ``gone``, which are let in before it; first to be let in first.
+        """Return the queue in admission order, assuming ``gone`` is admitted first.
 
-        Only the first ``places`` are worked out; behind them, in each urgency, everyone is in
-        order of arrival. Changes nothing: what is let in is told by ``let_in``.
+        Only the first ``places`` are sorted; the rest of each priority is in order of arrival. Does
+        not change the queue: call ``let_in`` to admit.
         """
         queue: list[Waiting] = []
         starts: dict[Turn, float] = {}
@@ -263,8 +269,7 @@ class BoundedShortest:
             line = turns[waiting.turn] = Line()
         return line
 
-    def _tidy(self, waiting: Waiting, line: Line) -> None:
-        """Drop ``line``, ``waiting``'s, if nobody is in it."""
+    def _drop_if_empty(self, waiting: Waiting, line: Line) -> None:
         if not line.requests and line.chunk is None:
             turns = self._lines[waiting.urgency]
             del turns[waiting.turn]

@@ -1,4 +1,4 @@
-"""The waiting requests of one turn and one urgency: by cost, and with what may still pass each."""
+"""Queue of the requests of one turn and one priority."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from sglang_canopy.schedule.passing import Passing
 from sglang_canopy.schedule.prefill_cost import Cost, Prefill
 
 TIGHT_PLACES = 32
-"""Requests that are worked out once budgets decide."""
+"""Requests sorted per call once budgets restrict the order."""
 
 
 @dataclass(slots=True, eq=False)
 class Waiting:
-    """A request in the queue. Times in seconds."""
+    """A waiting request. Times in seconds."""
 
     number: int
-    """Order of arrival."""
+    """Order of arrival, unique."""
     tenant: str | None
     turn: Turn
-    """Under which it is served: its tenant's when it came."""
+    """The turn it is charged to, fixed on arrival."""
     urgency: int
-    """Higher goes first, always (SGLang's priority)."""
+    """SGLang's priority; higher values are always admitted first."""
     prefill: Prefill
     cost: float
     left: float = math.inf
-    """Of its budget, while it is not in a line."""
+    """Unused budget, in seconds, valid only while outside a line."""
     place: int = -1
-    """In ``places``."""
+    """Index in ``places``."""
     places: Passing | None = None
-    """Its line's when it was given its place, which is its own as long as the line has no others."""
+    """The line's ``Passing`` when ``place`` was assigned; after a rebuild ``place`` is stale."""
     about: Any = None
-    """The caller's own."""
+    """The scheduler's request."""
 
     @property
     def rank(self) -> tuple[float, int]:
@@ -44,24 +44,24 @@ class Waiting:
 
 
 class Line:
-    """The requests of one turn and one urgency."""
+    """Requests sorted by cost, with their overtaking budgets."""
 
     __slots__ = ("at", "by_cost", "chunk", "passing", "requests", "work")
 
     def __init__(self) -> None:
         self.requests: dict[int, Waiting] = {}
-        """By number."""
+        """Keyed by arrival number."""
         self.by_cost: list[tuple[float, int, Waiting]] = []
         self.passing = Passing()
         self.at: list[int] = []
-        """Numbers by place."""
+        """Arrival numbers by place."""
         self.chunk: Waiting | None = None
-        """In the middle of its chunks: others may pass it for what is left of its budget."""
+        """The chunked prefill, which sharers of its steps may overtake within its budget."""
         self.work = 0.0
-        """Seconds that all requests cost."""
+        """Total cost, in seconds."""
 
     def add(self, waiting: Waiting, youngest: bool) -> None:
-        """One that came, or one that came back, which may be older than others."""
+        """Add a new request, or requeue a retracted one (``youngest=False``)."""
         self.requests[waiting.number] = waiting
         insort(self.by_cost, (*waiting.rank, waiting))
         self.work += waiting.cost
@@ -70,10 +70,10 @@ class Line:
             waiting.place = self.passing.append(waiting.cost, waiting.left)
             self.at.append(waiting.number)
         else:
-            self._enter(waiting, waiting.cost)
+            self._restore(waiting, waiting.cost)
 
-    def _enter(self, waiting: Waiting, cost: float) -> None:
-        """One that is older than others has a place between them."""
+    def _restore(self, waiting: Waiting, cost: float) -> None:
+        """Insert a request that is not the youngest at its place by age."""
         if waiting.places is self.passing:
             self.passing.set_cost(waiting.place, cost)
             self.passing.set_allowance(waiting.place, waiting.left)
@@ -81,22 +81,21 @@ class Line:
             self._rebuild(waiting)
 
     def remove(self, waiting: Waiting) -> bool:
-        """Take one out; false if it was not in."""
+        """Return False if the request was not queued."""
         if self.requests.pop(waiting.number, None) is None:
             return False
-        self._leave(waiting)
+        self._suspend_budget(waiting)
         self.passing.set_cost(waiting.place, math.inf)
         del self.by_cost[bisect_left(self.by_cost, waiting.rank)]
         self.work = self.work - waiting.cost if self.requests else 0.0
         return True
 
-    def _leave(self, waiting: Waiting) -> None:
-        """It holds up nobody from now on; what is left of its budget is noted."""
+    def _suspend_budget(self, waiting: Waiting) -> None:
+        """Save the unused budget and stop enforcing it."""
         waiting.left = self.passing.allowance(waiting.place)
         self.passing.set_allowance(waiting.place, math.inf)
 
     def update(self, waiting: Waiting, prefill: Prefill, cost: float) -> None:
-        """What is cached of one has changed."""
         waiting.prefill = prefill
         if cost != waiting.cost:
             del self.by_cost[bisect_left(self.by_cost, waiting.rank)]
@@ -106,21 +105,23 @@ class Line:
             self.passing.set_cost(waiting.place, cost)
 
     def let_in(self, waiting: Waiting) -> None:
-        """One of the line is computed from now on."""
+        """Admit a request, charging the budgets of all older requests."""
         self.passing.pass_by(waiting.place, waiting.cost)
         self.remove(waiting)
 
     def let_pass(self, chunk: Waiting | None) -> None:
-        """``chunk``, of this line, is in the middle of its chunks; ``None``: nobody is."""
+        """Set the chunked prefill, whose budget stays enforced; ``None`` clears it."""
         if self.chunk is not None:
-            self._leave(self.chunk)
+            self._suspend_budget(self.chunk)
         self.chunk = chunk
         if chunk is not None:
-            self._enter(chunk, math.inf)
+            self._restore(chunk, math.inf)
 
     def before(self, cost: float, number: int) -> float:
-        """Seconds of work here that would be let in before a request of such a cost and number if
-        nobody came any more: of shorter ones, and of older ones that it may not pass."""
+        """Return the seconds of queued work ahead of a request with this cost and arrival number.
+
+        Counts shorter requests, and older requests whose budgets it would overdraw.
+        """
         shorter = bisect_left(self.by_cost, (cost, number))  # type: ignore[type-var]
         found = sum(row[0] for row in self.by_cost[:shorter])
         if self.passing.least_allowance() < cost:
@@ -130,9 +131,11 @@ class Line:
         return found
 
     def walk(self, gone: Sequence[Waiting] = ()) -> Iterator[Waiting]:
-        """Who is let in, one after another; then the others in order of arrival. ``gone`` are let
-        in before. Changes nothing."""
-        spare, taken = self._after(gone).least_allowance(), {one.number for one in gone}
+        """Yield requests in admission order, assuming ``gone`` is admitted first.
+
+        Does not change the line. The tail, beyond ``TIGHT_PLACES``, is in order of arrival.
+        """
+        spare, taken = self._allowances_after(gone).least_allowance(), {one.number for one in gone}
         head = list(gone)
         for cost, number, waiting in self.by_cost:
             if number in taken:
@@ -144,14 +147,13 @@ class Line:
             taken.add(number)
             yield waiting
         if len(taken) < len(self.requests):
-            for waiting in self._tight(head):
+            for waiting in self._walk_within_budgets(head):
                 taken.add(waiting.number)
                 yield waiting
             for number in sorted(self.requests.keys() - taken):
                 yield self.requests[number]
 
-    def _after(self, gone: Sequence[Waiting]) -> Passing:
-        """The allowances once ``gone`` are let in."""
+    def _allowances_after(self, gone: Sequence[Waiting]) -> Passing:
         if not gone:
             return self.passing
         trial = self.passing.copy()
@@ -159,11 +161,11 @@ class Line:
             go(trial, waiting)
         return trial
 
-    def _tight(self, gone: Iterable[Waiting]) -> Iterator[Waiting]:
-        """The next ones after ``gone``, where budgets decide."""
+    def _walk_within_budgets(self, gone: Iterable[Waiting]) -> Iterator[Waiting]:
+        """Yield the next requests after ``gone`` when budgets restrict the order."""
         trial, chosen = self.passing, list(gone)
         for _ in range(TIGHT_PLACES):
-            if chosen and trial is self.passing:  # most lines are asked for their first one alone
+            if chosen and trial is self.passing:  # copy late: most callers take only the first
                 trial = self.passing.copy()
             for waiting in chosen:
                 go(trial, waiting)
@@ -174,7 +176,6 @@ class Line:
             yield chosen[0]
 
     def reprice(self, cost: Cost) -> None:
-        """The cost model has changed."""
         for waiting in self.requests.values():
             waiting.cost = cost.seconds(waiting.prefill)
         self.by_cost = sorted((*one.rank, one) for one in self.requests.values())
@@ -182,7 +183,7 @@ class Line:
         self._rebuild()
 
     def _rebuild(self, new: Waiting | None = None) -> None:
-        """Everyone gets a new place, and ``new`` its first one."""
+        """Reassign all places, including one for ``new``."""
         here = [] if self.chunk is None else [self.chunk]
         members = sorted([*self.requests.values(), *here], key=number_of)
         left = [one.left if one is new else self.passing.allowance(one.place) for one in members]

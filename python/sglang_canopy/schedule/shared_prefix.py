@@ -1,9 +1,9 @@
-"""Who should wait a step: a request whose prefix somebody before it is about to compute.
+"""Defer a request by a step if an earlier request is about to compute its prefix.
 
-Two requests that are let in together and share what is not cached both compute it. SGLang's cache
-aware orders sort the second one last (``_compute_prefix_matches``); here it is left out of the step,
-until what it shares is in the tree, and keeps its place. Only who comes after the other one in the
-queue is left out, and only for as much as a step of its own costs.
+Two requests admitted together both compute an uncached prefix that they share. SGLang's cache-aware
+policies sort the second request last (``_compute_prefix_matches``); this module omits it from the
+step until the prefix is in the tree, and keeps its position. A request is deferred only for an
+earlier request, and only if the shared part costs more than an extra step.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any
 from sglang_canopy.schedule.line import Waiting
 
 PLACES = 16
-"""Places at the head of the queue that are looked at: few more are let in at once."""
+"""Positions at the head of the queue that are checked; a step rarely admits more."""
 
 Path = Sequence[Hashable]
-"""A prompt's whole blocks; equal ones at one place mean equal prefixes of one tenant."""
+"""Hashes of a prompt's whole blocks, each covering the tenant and the prefix up to it."""
 
 
 def deferred(
@@ -27,10 +27,11 @@ def deferred(
     block_tokens: int,
     least_tokens: float,
 ) -> dict[int, int | None]:
-    """Of ``order``, first to be let in first: who should wait -> for whom, by number; ``None`` is
-    one of ``begun``, requests that were let in and are not in the tree yet.
+    """Map the number of each request to defer to the number of the request it waits for.
 
-    No one waits for less than ``least_tokens`` that are not cached.
+    ``order`` is in admission order. The value is ``None`` if the prefix belongs to ``begun``:
+    admitted requests whose prompts are not in the tree yet. A shared uncached prefix shorter than
+    ``least_tokens`` defers no request.
     """
     blocks = max(1, -int(-least_tokens // block_tokens))
     first: dict[Hashable, int] = {}

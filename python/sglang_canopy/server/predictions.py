@@ -1,6 +1,6 @@
-"""What is predicted of the requests that come to a server's queue, and what came.
+"""Predict TTFT for requests in a server's queue, and compare with the observed TTFT.
 
-Times are this rank's own, and nothing is decided with them: predictions are for metrics alone.
+For metrics only: times come from this rank's clock, so no decision may depend on them.
 """
 
 from __future__ import annotations
@@ -18,42 +18,43 @@ REFRESH_EVERY_S = 1.0
 
 
 class Predictions:
-    """Of one queue. Nothing here keeps a request alive. All calls but ``status`` are on the
-    scheduler's thread."""
+    """Predictions for one queue, holding only weak references to requests.
+
+    Only ``status`` may be called outside the scheduler's thread.
+    """
 
     def __init__(self, order: BoundedShortest) -> None:
         self._order = order
         self.model = PredictedTtft()
-        self._queued: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
-        """When those came of whom nothing is said yet."""
+        self._unpredicted: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
+        """Arrival time of each request without a prediction."""
         self._predicted: WeakKeyDictionary[Any, tuple[float, WorkBefore, float]] = (
             WeakKeyDictionary()
         )
-        """When a request came, what it found, and the TTFT that was predicted."""
+        """Arrival time, work found on arrival, and predicted TTFT."""
         self._refreshed_at = 0.0
         self._examples: dict[int, WorkBefore] = {}
 
     def __len__(self) -> int:
-        return len(self._predicted) + len(self._queued)
+        return len(self._predicted) + len(self._unpredicted)
 
     def queued(self, req: Any, now: float) -> None:
-        """Before it is in the queue; again for one that was sent back."""
+        """Register a request before it joins the queue; no effect after a retraction."""
         if not req.output_ids and req not in self._predicted:
-            self._queued[req] = now
+            self._unpredicted[req] = now
 
     def passing(self, queue: Iterable[Any], now: float) -> None:
-        """A pass begins. Whoever came and is not in ``queue`` is held by a gate, whose time is not
-        the queue's."""
-        if self._queued:
+        """Begin a pass: restart the clock of requests that a gate holds back from ``queue``."""
+        if self._unpredicted:
             here = {id(req) for req in queue}
-            for req in list(self._queued):
+            for req in list(self._unpredicted):
                 if id(req) not in here:
-                    self._queued[req] = now
+                    self._unpredicted[req] = now
 
     def arranged(self, waiting: Mapping[int, Waiting], now: float) -> None:
-        """The queue is in order."""
-        for req in [req for req in self._queued if id(req) in waiting]:
-            came, work = self._queued.pop(req), self._order.work_before(waiting[id(req)])
+        """Predict the TTFT of new requests in the sorted queue."""
+        for req in [req for req in self._unpredicted if id(req) in waiting]:
+            came, work = self._unpredicted.pop(req), self._order.work_before(waiting[id(req)])
             self.model.arrived(work.cost_s, came)
             self._predicted[req] = (came, work, self.model.seconds(work))
         if now - self._refreshed_at >= REFRESH_EVERY_S:
@@ -66,20 +67,19 @@ class Predictions:
         return self._order.cost.seconds(Prefill(tokens))
 
     def of(self, req: Any) -> float | None:
-        """What was predicted for ``req``, until it has its first token."""
+        """Return the TTFT predicted for ``req``, or ``None`` after its first token."""
         predicted = self._predicted.get(req)
         return None if predicted is None else predicted[2]
 
     def first_token(self, req: Any, now: float) -> None:
-        """``req``'s prompt is computed."""
         predicted = self._predicted.pop(req, None)
         if predicted is not None:
             came, work, predicted_s = predicted
             self.model.first_token(work, predicted_s, now - came)
 
     def status(self, waiting: int) -> dict[str, Any]:
-        """``now_s``: of a request that comes now with so many tokens to compute, where so many
-        wait."""
+        """Return predictions and errors. ``now_s``: predicted TTFT by prompt size, for a queue of
+        ``waiting`` requests."""
         model, examples = self.model, self._examples if waiting else {}
         alone = {tokens: WorkBefore(self._cost(tokens), 0.0, 0.0) for tokens in EXAMPLE_TOKENS}
         return {

@@ -1,1 +1,1 @@
-"""The what-if meter: what other policies and capacities would hit on a running server's requests."""
+"""What-if meter: estimated hits of other policies and capacities on a running server's requests."""

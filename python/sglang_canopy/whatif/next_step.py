@@ -1,4 +1,4 @@
-"""What to do next with a server's policies, in one sentence: for its page and ``canopy top``."""
+"""Recommend the next step in one sentence, for a server's page and ``canopy top``."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ from collections.abc import Mapping
 from typing import Any
 
 WORTH_POINTS = 0.5
-"""Least gain, in points of the prompt tokens, for which a policy is worth a trial."""
+"""Minimum gain, in points of the prompt tokens, to recommend a trial of a policy."""
 WORTH_MEMORY_POINTS = 2.0
-"""The same for more memory, which costs money."""
+"""Minimum gain to recommend more memory, which costs money."""
 
 
 def next_step(
     meter: Mapping[str, Any] | None, policy: str, *, ours: bool, auto: bool = False
 ) -> str:
-    """The sentence. ``meter``: what all meters say together (``total.added_up``); ``policy``: the
-    one that runs; ``ours``: whether it is Canopy's; ``auto``: whether the server was started with
-    ``--radix-eviction auto``, which exchanges policies by itself."""
+    """Return the recommendation.
+
+    ``meter``: combined statistics (``total.added_up``); ``policy``: the running policy; ``ours``:
+    True for a Canopy policy; ``auto``: True under ``--radix-eviction auto``, which switches
+    policies itself.
+    """
     if meter is None:
         flag = "--canopy-whatif auto" if ours else "--canopy-observe"
         return (
@@ -35,11 +38,13 @@ def next_step(
                 f"auto,floor=off, then run: canopy trial --policy {best}"
             )
         return f"{found} than {policy}: run canopy trial --policy {best}"
-    return f"Keep {'auto' if auto else policy}: no policy tried would find more.{_memory(meter)}"
+    return (
+        f"Keep {'auto' if auto else policy}: no policy tried would find more.{_memory_gain(meter)}"
+    )
 
 
 def _best(meter: Mapping[str, Any]) -> tuple[str | None, float, float]:
-    """The other policy that would hit most now: its name, points more, and two standard errors."""
+    """Return the best other policy at this capacity: name, points gained, two standard errors."""
     here = [a for a in meter["arms"] if a["capacity"] == "now" and not a["running"]]
     if not here:
         return None, 0.0, 0.0
@@ -48,8 +53,8 @@ def _best(meter: Mapping[str, Any]) -> tuple[str | None, float, float]:
     return arm["policy"], points, 200 * arm["standard_error"]
 
 
-def _memory(meter: Mapping[str, Any]) -> str:
-    """What a larger tier would find under the same policy, where that is much."""
+def _memory_gain(meter: Mapping[str, Any]) -> str:
+    """Describe the gain of the best larger tier under the same policy, if worthwhile."""
     same = [a for a in meter["arms"] if a["policy"] == meter["running"] and not a["running"]]
     if not same:
         return ""

@@ -1,4 +1,4 @@
-"""Which conversation a path belongs to, by the path alone: the same number for all of its turns."""
+"""Identify the conversation of a request by its path alone."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from collections.abc import Sequence
 from sglang_canopy.reuse.shadow import full_blocks
 
 MOST = 200_000
-"""Conversations remembered, those used last."""
+"""Limit of remembered conversations; the least recently used are dropped."""
 
 
 class Origins:
-    """Where each conversation's last prompt ends, and the number that names it.
+    """Conversation numbers by the last block of each conversation's latest prompt.
 
-    A path that runs through that end goes on with the conversation. Client names of conversations
-    are not asked for: few clients give one.
+    A path that contains this block continues the conversation. Conversation names from clients are
+    ignored because few clients send one.
     """
 
     def __init__(self, most: int = MOST) -> None:
-        self._ends: dict[int, int] = {}
-        self._most = most
+        self._conversation_by_end: dict[int, int] = {}
+        self._limit = most
 
     def of(self, path: Sequence[int], prompt_tokens: int, block_tokens: int) -> int:
-        """The number of the conversation that a request continues or begins.
+        """Return the number of the conversation that a request continues or begins.
 
         ``path``: chained block hashes of the prompt, or of prompt and output.
         """
@@ -30,7 +30,7 @@ class Origins:
         if not full:
             return path[0] if path else 0
         end = path[full - 1]
-        ends = self._ends
+        ends = self._conversation_by_end
         origin = end
         for depth in range(full - 1, -1, -1):
             found = ends.pop(path[depth], None)
@@ -38,9 +38,9 @@ class Origins:
                 origin = found
                 break
         ends[end] = origin
-        if len(ends) > self._most:
+        if len(ends) > self._limit:
             del ends[next(iter(ends))]
         return origin
 
     def __len__(self) -> int:
-        return len(self._ends)
+        return len(self._conversation_by_end)

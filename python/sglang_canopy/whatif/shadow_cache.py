@@ -1,4 +1,4 @@
-"""A small cache that was never there: what another ranking would have hit on the same requests."""
+"""Simulated cache of sampled blocks, to estimate the hits of another policy on live requests."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from sglang_canopy.records import Request
 
 
 class ShadowCache:
-    """A tree of block ids under ``policy``, fed with sampled blocks of the live cache's requests.
+    """Tree of block ids under ``policy``, fed with sampled blocks of live requests.
 
-    ``capacity_tokens``: of the real cache. Each sampled block stands for ``one_in`` blocks: it
-    counts as so many times ``block_tokens`` tokens, so that room, lengths and offsets are those of
-    the real cache (SHARDS, Waldspurger et al., FAST 2015, scales the capacity instead). Nothing is
-    learnt here: requests carry the labels that somebody else gave them.
+    ``capacity_tokens``: size of the modelled cache. Each sampled block represents ``one_in`` blocks
+    and counts ``one_in * block_tokens`` tokens, so capacity, lengths and offsets match the modelled
+    cache (SHARDS, Waldspurger et al., FAST 2015, scales the capacity instead). The cache does not
+    learn: requests arrive with labels from the meter.
     """
 
     def __init__(
@@ -34,12 +34,10 @@ class ShadowCache:
 
     @property
     def has_evicted(self) -> bool:
-        """Whether it has ever been full."""
         return self._evicted_before or self.tree.evictions > 0
 
     def access(self, request: Request) -> int:
-        """Serve a request that has ended, its path thinned out as the cache is; returns how many
-        leading blocks of it were here."""
+        """Serve a finished request with a sampled path; return the leading blocks that hit."""
         tree = self.tree
         if request.time > tree.now:
             tree.now = request.time
@@ -48,9 +46,9 @@ class ShadowCache:
         return hit
 
     def thin_out(self, policy: Policy, one_in: int, sampled: Callable[[int], bool]) -> None:
-        """Hold the ``sampled`` blocks alone, one in ``one_in``, in the same order of use.
+        """Keep only the ``sampled`` blocks, one in ``one_in``, in their order of use.
 
-        ``policy``: a fresh one of the same kind, which ranks from now on.
+        ``policy``: a fresh policy of the same kind, to rank from now on.
         """
         self._evicted_before = self.has_evicted
         old, self.tree = self.tree, self._empty(policy, one_in)
@@ -62,7 +60,7 @@ class ShadowCache:
             parent = placed[node.parent]
             blocks = tuple(block for block in node.blocks if sampled(block))
             if not blocks:
-                placed[node] = parent  # what is below it hangs there now
+                placed[node] = parent  # attach its children to the parent
                 continue
             offset = parent.offset + parent.length
             new = Node(parent, blocks, offset, len(blocks) * tree.block_tokens)
@@ -77,7 +75,7 @@ class ShadowCache:
             tree.evict(tree.used_blocks - tree.capacity_blocks)
 
     def __len__(self) -> int:
-        """Sampled blocks held."""
+        """Return the number of sampled blocks held."""
         return self.tree.used_blocks
 
     def _empty(self, policy: Policy, one_in: int) -> RadixTree:
@@ -87,5 +85,5 @@ class ShadowCache:
 
 
 def as_sampled(request: Request, conversation: Hashable) -> Request:
-    """``request`` for shadow caches: a copy that names its conversation, which asks to keep nothing."""
+    """Copy ``request`` for shadow caches, with its inferred conversation and without keep hints."""
     return request.copy(path=tuple(request.path), conversation=conversation, keep_until=None)

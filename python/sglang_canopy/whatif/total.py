@@ -1,4 +1,4 @@
-"""What the meters of several replicas say together."""
+"""Combine the meters of several replicas."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Any
 
 
 def added_up(meters: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """One meter's ``stats`` for all, each replica weighing by its sampled requests; ``None``
-    without any. Estimates of a replica that has sampled nothing count for nothing."""
+    """Combine the ``stats`` of several meters, weighted by sampled requests; ``None`` if empty."""
     if not meters:
         return None
     weights = [meter["sampled_requests"] for meter in meters]
@@ -49,7 +48,7 @@ def added_up(meters: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
 
 
 def in_words(meter: Mapping[str, Any]) -> str:
-    """One sentence: what runs, and what each other arm would hit."""
+    """Describe the running policy's hits and those estimated for each other arm."""
     if meter["undecided"]:
         return f"{meter['running']} runs; {meter['undecided']}"
     parts = [f"{meter['running']} hits {100 * meter['hit_ratio']:.1f} %"]
@@ -61,5 +60,5 @@ def in_words(meter: Mapping[str, Any]) -> str:
 
 
 def percent(arm: Mapping[str, Any]) -> str:
-    """An arm's hits and two standard errors of them."""
+    """Format an arm's hit ratio with two standard errors."""
     return f"{100 * arm['hit_ratio']:.1f} ± {200 * arm['standard_error']:.1f} %"
