@@ -28,7 +28,7 @@ from pathlib import Path
 
 from canopy_lab.report.table import text_table
 from sglang_canopy import SGLANG_VERSION
-from sglang_canopy.server import digests
+from sglang_canopy.server.start import digests
 from sglang_canopy.storage.server_arguments import unreviewed
 
 ROOT = Path(__file__).resolve().parent.parent

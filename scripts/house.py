@@ -23,6 +23,9 @@ PACKAGES: dict[str, str] = {
 OPEN = {"declared", "errors", "private_file", "records", "tenant", "thread_time", "__init__"}
 """Files at the top of ``sglang_canopy``, which import nothing but each other and are open to every room."""
 
+SPLIT = {"server", "live"}
+"""Folders of several rooms. So is all of ``canopy_chunks``."""
+
 ROOMS: dict[str, set[str]] = {
     "policy": {"reuse"},
     "reuse": set(),
@@ -30,82 +33,73 @@ ROOMS: dict[str, set[str]] = {
     "whatif": {"policy", "reuse"},
     "schedule": set(),
     "admission": {"reuse"},
-    "disk": {"policy", "ttl"},
+    "wire": set(),
+    "request": {"wire"},
     "config": {"admission", "policy", "request", "schedule", "ttl"},
-    "request": set(),
+    "disk": {"policy", "ttl"},
+    "radix": {"admission", "config", "policy", "reuse", "ttl", "whatif", "wire"},
+    "storage": {"disk", "policy", "radix", "ttl", "wire"},
+    "telemetry": {"admission", "policy", "radix", "reuse", "ttl", "whatif", "wire"},
+    "server": set(),
+    "server/documents": {"canopy_chunks/server", "config", "request", "telemetry", "wire"},
+    "server/http": {
+        *("admission", "config", "policy", "radix", "request"),
+        *("reuse", "telemetry", "whatif", "wire"),
+    },
+    "server/scheduler": {
+        *("admission", "config", "policy", "radix", "request", "reuse", "schedule"),
+        *("server/documents", "storage", "telemetry", "whatif", "wire"),
+    },
+    "server/start": {
+        *("admission", "config", "policy", "radix", "request", "storage"),
+        *("server/documents", "server/http", "server/scheduler"),
+    },
+    "doctor": {"admission", "config", "policy", "server/documents", "server/start", "storage"},
     "clients": set(),
+    "canopy_chunks": set(),
+    "canopy_chunks/text": {"canopy_chunks", "wire"},
+    "canopy_chunks/store": {"canopy_chunks", "canopy_chunks/text", "policy"},
+    "canopy_chunks/fuse": {"canopy_chunks/store", "canopy_chunks/text"},
+    "canopy_chunks/quality": {"canopy_chunks/fuse", "canopy_chunks/store", "canopy_chunks/text"},
+    "canopy_chunks/calibration": set(),
+    "canopy_chunks/server": {
+        *("canopy_chunks", "canopy_chunks/calibration", "canopy_chunks/fuse"),
+        *("canopy_chunks/quality", "canopy_chunks/store", "canopy_chunks/text"),
+        *("config", "request", "wire"),
+    },
+    "report": set(),
     "trace": set(),
     "latency": set(),
-    "sim": {"admission", "latency", "policy", "reuse", "schedule", "trace", "ttl"},
-    "characterize": {"policy", "reuse", "sim", "trace"},
-    "advise": {"characterize", "config", "policy", "sim", "trace"},
-    "plan": {"config", "policy", "sim", "trace", "ttl"},
-    "report": {"advise", "characterize", "plan", "sim"},
-    "top": {"policy"},
-    "trial": {"top"},
-    "radix": {"admission", "config", "policy", "request", "reuse", "ttl", "whatif"},
-    "storage": {"disk", "policy", "radix", "request", "ttl"},
-    "telemetry": {"admission", "policy", "radix", "reuse", "ttl", "whatif"},
-    "ui": set(),
-    "canopy_chunks": {"policy", "request"},
-    "canopy_chunks/server": {"canopy_chunks", "config", "request"},
-    "bench": {"latency", "request", "trace"},
-    "profiling": set(),
-    "server": {
-        *(
-            "admission",
-            "canopy_chunks/server",
-            "config",
-            "policy",
-            "radix",
-            "request",
-        ),
-        *("reuse", "schedule", "storage", "telemetry", "ui", "whatif"),
-    },
-    "doctor": {"admission", "config", "policy", "server", "storage"},
+    "sim": {"admission", "latency", "policy", "report", "reuse", "schedule", "trace", "ttl"},
+    "characterize": {"policy", "report", "reuse", "sim", "trace"},
+    "advise": {"characterize", "config", "policy", "report", "sim", "trace"},
+    "plan": {"config", "policy", "report", "sim", "trace", "ttl"},
+    "live": set(),
+    "live/replay": {"latency", "trace", "wire"},
+    "live/profile": set(),
+    "live/top": {"policy"},
+    "live/trial": {"live/top"},
     "cli": {
-        *(
-            "advise",
-            "characterize",
-            "canopy_chunks",
-            "config",
-            "doctor",
-            "latency",
-            "plan",
-        ),
-        *("policy", "profiling", "report", "request", "sim", "top", "trace", "trial", "ttl"),
+        *("advise", "canopy_chunks/calibration", "characterize", "config", "doctor", "latency"),
+        *("live/profile", "live/top", "live/trial", "plan", "policy", "report", "request"),
+        *("sim", "trace", "ttl", "wire"),
     },
-    "bench_serving": {"bench"},
+    "bench_serving": {"live/replay"},
 }
-"""Room -> the rooms it may import. Directions only: no two rooms import each other."""
+"""Room -> the rooms it may import. Directions only: no two rooms import each other. What the HTTP
+process and the schedulers tell each other goes through ``wire``: neither imports the other."""
 
 LABORATORY = (
     *("policy", "reuse", "ttl", "disk", "trace", "sim", "characterize", "plan", "report"),
-    *(
-        "advise",
-        "admission",
-        "clients",
-        "config",
-        "latency",
-        "request",
-        "schedule",
-        "top",
-        "whatif",
-    ),
+    *("advise", "admission", "clients", "config", "latency", "live/profile", "live/top"),
+    *("live/trial", "request", "schedule", "whatif", "wire"),
 )
 """Rooms that need neither torch nor sglang."""
 
 SGLANG = {
-    *(
-        "radix",
-        "storage",
-        "telemetry",
-        "server",
-        "bench",
-        "bench_serving",
-        "canopy_chunks/server",
-    ),
-    *("request", "doctor"),
+    *("radix", "storage", "telemetry"),
+    *("server/start", "server/http", "server/scheduler", "server/documents"),
+    *("live/replay", "bench_serving", "canopy_chunks/server", "request", "doctor"),
 }
 """Rooms that may import sglang; ``request`` inside functions only."""
 
@@ -118,7 +112,9 @@ def room_of(path: Path) -> str:
     """The room that a file is in; the file's own name at the top of its package."""
     package, *parts = path.relative_to(PYTHON).parts
     if package == "canopy_chunks":
-        return f"{package}/server" if parts[0] == "server" else package
+        return package if len(parts) == 1 else f"{package}/{parts[0]}"
+    if parts[0] in SPLIT and len(parts) > 2:
+        return "/".join(parts[:2])
     return parts[0].removesuffix(".py")
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LIGHT = (
-    "test/server/test_plugin.py",
+    "test/server/start/test_plugin.py",
     "test/radix/test_sglang_kit.py",
     "test/radix/test_parity.py",
     "test/radix/test_offset_walk.py",

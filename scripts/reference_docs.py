@@ -26,23 +26,26 @@ from pathlib import Path
 from typing import Any
 
 import house
-from canopy_chunks import fields as chunk_fields
 from canopy_chunks.server import options as chunk_options
+from canopy_chunks.text import fields as chunk_fields
 from canopy_lab.cli import main as cli
 from canopy_lab.sim import hindsight
 from sglang_canopy import declared
 from sglang_canopy.admission.settings import GateSettings
-from sglang_canopy.config import refusals, setups
+from sglang_canopy.config import refusals
 from sglang_canopy.config.plan_file import ServerPlan
 from sglang_canopy.config.tiers import DiskOptions, TreeSettings
 from sglang_canopy.config.whatif import MeterOptions
+from sglang_canopy.doctor import setups
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy import registry
-from sglang_canopy.request import document_names, identity, stamp
-from sglang_canopy.server import documents, flags, seams
+from sglang_canopy.request import identity
+from sglang_canopy.server.documents import hooks as documents
+from sglang_canopy.server.start import flags, seams
 from sglang_canopy.storage.settings import StorageSettings
 from sglang_canopy.telemetry import series
 from sglang_canopy.ttl.table import Group, TTLTable
+from sglang_canopy.wire import document_names, stamp
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "docs" / "reference"

@@ -1,6 +1,6 @@
 """Write the digests of SGLang's functions that Canopy builds on. Run it when the pin moves.
 
-    python scripts/sglang_digests.py            # writes python/sglang_canopy/server/sglang_digests.json
+    python scripts/sglang_digests.py            # writes python/sglang_canopy/server/start/sglang_digests.json
     python scripts/sglang_digests.py --check    # exit status 1, and names, where it is out of date
 
 What is in the table: every method that a class of ours overrides, every function that we hook or
@@ -30,7 +30,7 @@ import canopy_chunks
 import canopy_cpu as cpu
 import canopy_lab
 import sglang_canopy
-from sglang_canopy.server import digests, seams
+from sglang_canopy.server.start import digests, seams
 
 ROOT = Path(sglang.__path__[0])
 OURS = [Path(package.__path__[0]) for package in (sglang_canopy, canopy_lab, canopy_chunks, cpu)]

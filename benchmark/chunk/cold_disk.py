@@ -21,8 +21,8 @@ from pathlib import Path
 
 import torch
 
-from canopy_chunks import disk, read_ahead
-from canopy_chunks.chunk import Chunk
+from canopy_chunks.store import disk, read_ahead
+from canopy_chunks.store.chunk import Chunk
 
 SHAPES = {
     "SmolLM2-135M, fp32": (30, 3, 64, torch.float32),

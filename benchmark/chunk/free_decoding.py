@@ -26,7 +26,7 @@ from comparators import questions
 from comparators.quality import encode_case, measure, refer
 from comparators.weights import load
 
-from canopy_chunks.quality import Case, holds, tokenise
+from canopy_chunks.quality.answers import Case, holds, tokenise
 
 ANSWER_TOKENS = 16
 DEFAULT_RATIO = 0.15

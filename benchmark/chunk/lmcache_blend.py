@@ -27,12 +27,12 @@ from comparators.weights import load
 from lmcache.v1.compute.blend.blender import LMCBlender
 from lmcache.v1.compute.blend.metadata import LMCBlendCommonMetadata, LMCBlendMetadata
 
-from canopy_chunks import engine
-from canopy_chunks.cache import KVCache, dense_cache
-from canopy_chunks.chunk import FusedPrompt
-from canopy_chunks.encode import Encoder
-from canopy_chunks.placement import place_chunks
-from canopy_chunks.quality import Case, prompt_of_case, tokenise
+from canopy_chunks.fuse import rows as engine
+from canopy_chunks.fuse.cache import KVCache, dense_cache
+from canopy_chunks.fuse.encode import Encoder
+from canopy_chunks.fuse.placement import place_chunks
+from canopy_chunks.quality.answers import Case, prompt_of_case, tokenise
+from canopy_chunks.store.chunk import FusedPrompt
 
 CHECK_LAYER = 1
 """LMCache's default ``blend_check_layers``."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from statistics import mean
 from typing import Any
 
-from canopy_chunks.meter import TIE_NATS
+from canopy_chunks.quality.tenant_meter import TIE_NATS
 from result_tables import ROOT, table
 
 FILE = ROOT / "benchmark/chunk/results/free_decoding.jsonl"

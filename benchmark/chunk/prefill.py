@@ -18,13 +18,13 @@ import torch
 from comparators import CLASSES, make_selector
 from comparators.weights import load
 
-from canopy_chunks import engine
-from canopy_chunks.cache import dense_cache
-from canopy_chunks.chunk import Chunk, FusedPrompt, Placed
-from canopy_chunks.encode import encode
-from canopy_chunks.fusion import fused_prefill
-from canopy_chunks.model import Model
-from canopy_chunks.selectors import Offline
+from canopy_chunks.fuse import rows as engine
+from canopy_chunks.fuse.cache import dense_cache
+from canopy_chunks.fuse.encode import encode
+from canopy_chunks.fuse.fusion import fused_prefill
+from canopy_chunks.fuse.model import Model
+from canopy_chunks.fuse.selectors import Offline
+from canopy_chunks.store.chunk import Chunk, FusedPrompt, Placed
 
 PREFIX, QUESTION = 32, 32
 

@@ -37,7 +37,7 @@ from tokenizers import Tokenizer
 from sglang_canopy.clients.http import http_client
 from sglang_canopy.clients.session import Session
 from sglang_canopy.clients.tool_times import ToolTimes
-from sglang_canopy.request.stamp import FORCE_OUTPUT
+from sglang_canopy.wire.stamp import FORCE_OUTPUT
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
 from launch_server import Server, cpu_arguments, free_port, serving

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from canopy_lab.report.sweep import BOUND, by_cell, mean
 from canopy_lab.sim.hindsight import hindsight_names
 from canopy_lab.sim.stack import lru_curve
+from canopy_lab.sim.sweep_table import BOUND, by_cell, mean
 from canopy_lab.trace.open import open_trace
 
 _COLOURS = (

@@ -12,7 +12,7 @@ from paths import ON_A_CPU, SOURCES
 from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
 from tracer import Tracer
 
-from sglang_canopy.server import entry
+from sglang_canopy.server.http import entry
 from support.live_tree import LiveTree, fake_req
 
 POOL_TOKENS, PROMPT_TOKENS, ANSWER = 768, 150, [5, 6]

@@ -27,13 +27,13 @@ from attention_times import (
 from comparators.weights import random_model
 from device_timing import Bench, against_peaks, ceilings, table
 
-from canopy_chunks import engine
-from canopy_chunks.cache import dense_cache
-from canopy_chunks.chunk import Chunk, FusedPrompt, Placed
-from canopy_chunks.fusion import fused_prefill
-from canopy_chunks.model import Shape
-from canopy_chunks.selectors import make_selector
-from canopy_chunks.selectors.frequency import layer_scores
+from canopy_chunks.fuse import rows as engine
+from canopy_chunks.fuse.cache import dense_cache
+from canopy_chunks.fuse.fusion import fused_prefill
+from canopy_chunks.fuse.selectors import make_selector
+from canopy_chunks.fuse.selectors.frequency import layer_scores
+from canopy_chunks.store.chunk import Chunk, FusedPrompt, Placed
+from canopy_chunks.store.shape import Shape
 from canopy_kernel import attention, decomposition, floors, fuse, lowpass, pages, rope_scatter
 
 LLAMA_8B = Shape(32, 32, 8, 128, 4096, 128256, 1e-5)

@@ -23,8 +23,8 @@ from sglang.srt.managers.schedule_policy import SchedulePolicy
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 from sglang_canopy.config.queue import BOUNDED_SHORTEST, SGLANG, QueueFlags
-from sglang_canopy.server import queue
-from sglang_canopy.server.live_queue import LiveQueue
+from sglang_canopy.server.scheduler import queue
+from sglang_canopy.server.scheduler.live_queue import LiveQueue
 from support.live_tree import LiveTree
 
 PASSES = 100

@@ -51,13 +51,13 @@ import aiohttp
 from paired import TIME, Result, compared, figures, ratio, table
 from slices import balanced, due_times, rate_of, turn
 
-from canopy_lab.bench import client
-from canopy_lab.bench.options import closed_loop, labels
-from canopy_lab.bench.schedule import ReplayRequest, Schedule
+from canopy_lab.live.replay import client
+from canopy_lab.live.replay.options import closed_loop, labels
+from canopy_lab.live.replay.schedule import ReplayRequest, Schedule
 from canopy_lab.trace import open_trace
 from canopy_lab.trace.materialise import Materialiser, Planned, middle_tokens
-from sglang_canopy.request import replay_clock
-from sglang_canopy.request.stamp import FORCE_OUTPUT
+from sglang_canopy.wire import replay_clock
+from sglang_canopy.wire.stamp import FORCE_OUTPUT
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "traces"))
 from make_overlay import main as make_overlay

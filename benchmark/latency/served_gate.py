@@ -45,8 +45,8 @@ from served import Arm, about, arm_of, send, send_all, start
 from served_simulated import config_of, scaled
 from slices import turn
 
-from canopy_lab.bench.options import closed_loop, labels, session_offsets_s
-from canopy_lab.bench.schedule import ReplayRequest, Schedule
+from canopy_lab.live.replay.options import closed_loop, labels, session_offsets_s
+from canopy_lab.live.replay.schedule import ReplayRequest, Schedule
 from canopy_lab.sim.system import Workload, load_profile, simulate_system
 from canopy_lab.trace.materialise import Materialiser, Planned, middle_tokens
 from canopy_lab.trace.record import TraceRequest

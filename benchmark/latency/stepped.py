@@ -110,7 +110,8 @@ class Engine:
             self.clock.skipped += IDLE_S
 
     def _tell_time(self, now: float) -> None:
-        from sglang_canopy.server.session_gate import TIME_KEY, take_time
+        from sglang_canopy.server.scheduler.session_gate import take_time
+        from sglang_canopy.wire.keys import TIME as TIME_KEY
 
         take_time(self._scheduler, [f"{TIME_KEY}{now!r}"])
 

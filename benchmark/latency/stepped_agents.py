@@ -27,7 +27,7 @@ from served_gate import links_of, plan, table
 from slices import turn
 from stepped import TICK_S, Arm, Engine
 
-from canopy_lab.bench.options import session_offsets_s
+from canopy_lab.live.replay.options import session_offsets_s
 from canopy_lab.trace.materialise import Materialiser, Planned
 
 

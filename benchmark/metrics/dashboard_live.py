@@ -29,6 +29,7 @@ from typing import Any
 
 import yaml
 from dashboard_page import page
+
 from live import photograph, send_traffic, small_server
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -141,7 +141,7 @@ def busiest(url: str) -> str:
 
 
 def live(seconds: float, svg: Path | None, page: Path | None = None) -> dict[str, Any]:
-    from canopy_lab.top.source import fetch
+    from canopy_lab.live.top.source import fetch
 
     with (
         tempfile.TemporaryDirectory(prefix="canopy-metrics-") as scratch,

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from canopy_lab.cli.profile import measure
-from canopy_lab.profiling.client import ProfiledServer
+from canopy_lab.live.profile.client import ProfiledServer
 from canopy_lab.sim.system import (
     EngineProfile,
     SystemConfig,

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from canopy_lab.bench import report
+from canopy_lab.live.replay import report
 from canopy_lab.trace import open_trace
 from canopy_lab.trace.materialise import Materialiser, middle_tokens
 from sglang_canopy.bench_serving import replay

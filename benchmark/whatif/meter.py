@@ -144,7 +144,7 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
 
 def cost(rate: float, span_s: float = 300.0) -> dict[str, Any]:
     """What watching costs at ``rate`` requests a second, with 300,000 tokens of KV."""
-    from sglang_canopy.server.observer import Observer
+    from sglang_canopy.server.scheduler.observer import Observer
 
     draw, talks = random.Random(1), {}
     meter = Meter(MeterSetup(), Memory(300_000, 600_000), "lru")

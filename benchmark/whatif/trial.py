@@ -25,10 +25,10 @@ from pathlib import Path
 
 import numpy as np
 
+from canopy_lab.live.trial.stopping import BETTER, LOOKS, WORSE, Standing, standing
+from canopy_lab.live.trial.turns import SETTLES, Counts, pairs
 from canopy_lab.sim.driver import simulate
 from canopy_lab.sim.requests import to_requests
-from canopy_lab.trial.stopping import BETTER, LOOKS, WORSE, Standing, standing
-from canopy_lab.trial.turns import SETTLES, Counts, pairs
 from sglang_canopy.policy.base import Policy
 from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.records import Request

@@ -1,7 +1,7 @@
 """Canopy: a workload-aware, tiered radix cache for SGLang.
 
 Importing this package imports neither torch nor sglang: the policies, the traces and the
-simulator work without a server. ``server/seams.py`` lists what is hooked in SGLang.
+simulator work without a server. ``server/start/seams.py`` lists what is hooked in SGLang.
 """
 
 __version__ = "0.1.0"

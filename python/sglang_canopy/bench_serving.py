@@ -2,7 +2,7 @@
 
 Every option and dataset of the original works as it did. Added are the datasets ``bailian``,
 ``mooncake`` (in the place of the original's, which keeps no block lengths), ``agentic``,
-``azure`` and ``sglang-log``, the options of ``bench/options.py`` and the backend ``openai``.
+``azure`` and ``sglang-log``, the options of ``live/replay/options.py`` and the backend ``openai``.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from canopy_lab.bench import client, options, report
-from canopy_lab.bench.rates import replay_all
-from canopy_lab.bench.upstream import replaced
+from canopy_lab.live.replay import client, options, report
+from canopy_lab.live.replay.rates import replay_all
+from canopy_lab.live.replay.upstream import replaced
 from sglang_canopy.errors import CanopyError
 
 

@@ -9,8 +9,8 @@ import torch
 import triton
 from result import result
 
-from canopy_chunks.host_memory import HostMemory
-from canopy_chunks.model import Shape
+from canopy_chunks.store.host_memory import HostMemory
+from canopy_chunks.store.shape import Shape
 from canopy_kernel.rope_scatter import rope_scatter_triton
 
 SHAPE = Shape(2, 32, 8, 128, 4096, 49152, 1e-5)

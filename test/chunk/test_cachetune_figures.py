@@ -11,12 +11,12 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
 
-from canopy_chunks import engine  # noqa: E402
-from canopy_chunks.cache import dense_cache  # noqa: E402
-from canopy_chunks.chunk import FusedPrompt, Placed  # noqa: E402
-from canopy_chunks.encode import encode  # noqa: E402
-from canopy_chunks.fusion import fused_prefill  # noqa: E402
-from canopy_chunks.selectors import make_selector  # noqa: E402
+from canopy_chunks.fuse import rows as engine  # noqa: E402
+from canopy_chunks.fuse.cache import dense_cache  # noqa: E402
+from canopy_chunks.fuse.encode import encode  # noqa: E402
+from canopy_chunks.fuse.fusion import fused_prefill  # noqa: E402
+from canopy_chunks.fuse.selectors import make_selector  # noqa: E402
+from canopy_chunks.store.chunk import FusedPrompt, Placed  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +44,7 @@ def test_behind_bos_is_behind_the_prompts_first_token():
     import cachetune  # noqa: F401 (it puts the comparators on the path)
     from comparators.quality import behind
 
-    from canopy_chunks.quality import Case
+    from canopy_chunks.quality.answers import Case
 
     case = Case([7, 8, 9], [[1]], [2], ("x",), "t", [5])
     assert [behind(case, how) for how in ("bos", "alone", "prefix")] == [(7,), (), (7, 8, 9)]

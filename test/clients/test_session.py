@@ -10,8 +10,8 @@ import pytest
 
 from sglang_canopy.clients.session import Session, current
 from sglang_canopy.clients.tool_times import MAX_TOOLS, PAUSES, ToolTimes
-from sglang_canopy.request.hints import hint_of
-from sglang_canopy.request.stamp import client_fields
+from sglang_canopy.wire.hints import hint_of
+from sglang_canopy.wire.stamp import client_fields
 from support.chat_endpoint import Sent, calls, chat_endpoint, says
 
 openai = pytest.importorskip("openai")

@@ -16,7 +16,7 @@ from sglang_canopy.config.tiers import TierFlags, TierOptions
 from sglang_canopy.declared import from_args
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.radix.live import live_cache
-from sglang_canopy.server import flags as options
+from sglang_canopy.server.start import flags as options
 from sglang_canopy.tenant import tenant_digest
 from sglang_canopy.ttl.table import Group, TTLTable
 

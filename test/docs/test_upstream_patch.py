@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("sglang")
 import sglang
 
-from sglang_canopy.server import digests, seams
+from sglang_canopy.server.start import digests, seams
 
 ROOT = Path(__file__).resolve().parents[2]
 PATCH = ROOT / "docs" / "upstream.patch"

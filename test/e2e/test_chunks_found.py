@@ -7,7 +7,7 @@ import urllib.request
 
 import pytest
 
-from canopy_chunks.find import SEAM
+from canopy_chunks.text.find import SEAM
 from support.chunk_client import (
     DOCUMENT,
     on,

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 import agents
-from canopy_lab.profiling.client import wait_until
+from canopy_lab.live.profile.client import wait_until
 from canopy_lab.sim.system import load_profile
 from canopy_lab.trace.served_log import read_served
 from environment import ROOT

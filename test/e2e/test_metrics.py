@@ -18,9 +18,9 @@ from typing import Any
 import psutil
 import pytest
 
-from canopy_lab.top.source import fetch
+from canopy_lab.live.top.source import fetch
 from sglang_canopy.telemetry.series import METRICS, PREFIX
-from sglang_canopy.telemetry.status_file import FOLDER_VARIABLE
+from sglang_canopy.wire.status_file import FOLDER_VARIABLE
 
 PAGE = 16
 PROMPT = 320

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from canopy_lab.cli.main import main
-from canopy_lab.profiling.client import wait_until
+from canopy_lab.live.profile.client import wait_until
 from canopy_lab.sim.system import load_profile
 from canopy_lab.trace.served_log import read_served
 from sglang_canopy.config.plan_file import read_plan

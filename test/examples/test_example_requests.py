@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from sglang_canopy.request.hints import hint_of
-from sglang_canopy.request.stamp import client_fields
+from sglang_canopy.wire.hints import hint_of
+from sglang_canopy.wire.stamp import client_fields
 from support.example_files import load
 
 pytest.importorskip("openai")

@@ -14,7 +14,7 @@ from sglang.srt.managers.schedule_batch import Req
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 from sglang_canopy.radix.counters import MAX_ADAPTERS, OTHER, Counters
-from sglang_canopy.server import arrivals
+from sglang_canopy.server.scheduler import arrivals
 from sglang_canopy.telemetry.metrics import Metrics
 from sglang_canopy.telemetry.status import Status
 from sglang_canopy.tenant import keep_adapters_apart, tenant_of, tenant_of_req

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from canopy_lab.top.explained import lines
+from canopy_lab.live.top.explained import lines
 from sglang_canopy.radix.explain import KEY, LOOKED_AHEAD_LEAVES, explain, question_of
 from sglang_canopy.radix.traffic import MOST, Decision, Decisions
 from sglang_canopy.reuse.survival import still_returns

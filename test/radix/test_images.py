@@ -11,7 +11,7 @@ from sglang.srt.managers.mm_utils import (
 )
 from sglang.srt.managers.schedule_batch import Modality, MultimodalDataItem, MultimodalInputs
 
-from sglang_canopy.server import arrivals
+from sglang_canopy.server.scheduler import arrivals
 from support.live_tree import LiveTree, fake_req
 
 IMAGE = 7

@@ -14,9 +14,9 @@ import pytest
 
 from sglang_canopy.config.server_options import ATTRIBUTE, RequestOptions, ServerOptions
 from sglang_canopy.request.client_hints import GATEWAY_HEADER, SECRET_VARIABLE
-from sglang_canopy.request.hints import Waiting, unpack
-from sglang_canopy.server.arrivals import internal_state_set
+from sglang_canopy.server.scheduler.arrivals import internal_state_set
 from sglang_canopy.tenant import tenant_of
+from sglang_canopy.wire.hints import Waiting, unpack
 
 USER, ADMIN = "a user's key", "the administrator's key"
 READS = (("GET", "/canopy/status"), ("GET", "/canopy/chunks"), ("GET", "/canopy/explain"))
@@ -85,7 +85,7 @@ Serve = Callable[..., contextlib.AbstractContextManager[Http]]
 
 @pytest.fixture(autouse=True)
 def no_hints_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    from sglang_canopy.server import routes
+    from sglang_canopy.server.http import routes
 
     monkeypatch.setattr(routes, "hints", Waiting())
 
@@ -100,7 +100,8 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
 
     from canopy_chunks.server import options
     from canopy_chunks.server.http import routes as chunk_routes
-    from sglang_canopy.server import documents, entry, routes
+    from sglang_canopy.server.documents import hooks as documents
+    from sglang_canopy.server.http import entry, routes
 
     @contextlib.contextmanager
     def start(
@@ -297,7 +298,7 @@ def test_a_hint_whose_body_names_another_tenant_than_the_gateway_is_refused(serv
 
 def test_a_request_that_is_refused_takes_no_hints_with_it(serve: Serve) -> None:
     """Validation refuses requests after they were stamped; hints are no part of the stamp."""
-    from sglang_canopy.server import entry, routes
+    from sglang_canopy.server.http import entry, routes
 
     for i in range(5):
         routes.hints.add({"conversation": f"c{i}", "over": True}, 1.0)
@@ -361,7 +362,7 @@ def test_neither_status_nor_an_error_shows_a_secret(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(SECRET_VARIABLE, SECRET)
-    from sglang_canopy.server import entry
+    from sglang_canopy.server.http import entry
 
     with serve(admin_api_key=ADMIN, hints="trusted") as http:
         shown = http("GET", "/canopy/status", ADMIN)[1]
@@ -389,7 +390,7 @@ def tree(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def served_by(http: Http, tree: Any) -> None:
     """Let ``tree`` act on what the routes send, as a scheduler that has reported once."""
-    from sglang_canopy.telemetry import status_file
+    from sglang_canopy.wire import status_file
 
     http.manager.scheduler = SimpleNamespace(tree_cache=tree.cache)
     status_file.write(0, {"running": tree.core.live.running})
@@ -398,7 +399,7 @@ def served_by(http: Http, tree: Any) -> None:
 def test_a_tenant_is_told_of_its_own_conversations_alone(
     serve: Serve, tree: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sglang_canopy.server import explain_http
+    from sglang_canopy.server.http import explain as explain_http
 
     monkeypatch.setattr(explain_http, "EVERY_S", 0.0)
     ask = ("GET", "/canopy/explain?conversation=c")
@@ -424,7 +425,7 @@ def test_a_tenant_is_told_of_its_own_conversations_alone(
 def test_answers_to_users_are_limited_in_number(
     serve: Serve, tree: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sglang_canopy.server import explain_http
+    from sglang_canopy.server.http import explain as explain_http
 
     monkeypatch.setattr(explain_http, "EVERY_S", 3600.0)
     ask = ("GET", "/canopy/explain?conversation=c")

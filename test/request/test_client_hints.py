@@ -21,8 +21,8 @@ from sglang_canopy.request.client_hints import (
     gateway_secret,
     rule_of,
 )
-from sglang_canopy.request.stamp import STAMP_KEY
-from sglang_canopy.server import entry
+from sglang_canopy.server.http import entry
+from sglang_canopy.wire.stamp import STAMP_KEY
 
 SECRET, ADMIN = "0123456789abcdef", "admin"
 ASKED = {

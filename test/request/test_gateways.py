@@ -21,8 +21,8 @@ from sglang_canopy.request import owner
 from sglang_canopy.request.identity import Identities, sources_of
 from sglang_canopy.request.owner import METADATA, RequireTenant
 from sglang_canopy.request.sent import body_of, headers_of
-from sglang_canopy.request.stamp import STAMP_KEY
-from sglang_canopy.server import entry
+from sglang_canopy.server.http import entry
+from sglang_canopy.wire.stamp import STAMP_KEY
 from support.gateways import Worker, post, running
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "clients.md"

@@ -17,8 +17,8 @@ from sglang_canopy.radix.live_request import live_request
 from sglang_canopy.request import identity
 from sglang_canopy.request.identity import Identities, Responses, sources_of
 from sglang_canopy.request.sent import body_of
-from sglang_canopy.request.stamp import STAMP_KEY, make_stamp, read_stamp
-from sglang_canopy.server import entry
+from sglang_canopy.server.http import entry
+from sglang_canopy.wire.stamp import STAMP_KEY, make_stamp, read_stamp
 from support.stamped_req import stamped_req
 
 EVERY = Identities(sources_of("all"))

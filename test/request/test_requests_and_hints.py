@@ -11,16 +11,17 @@ from hypothesis import strategies as st
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.radix.live_request import live_request
 from sglang_canopy.records import Leaf
-from sglang_canopy.request.hints import pack
 from sglang_canopy.request.sent import infer_from_chat
-from sglang_canopy.request.stamp import (
+from sglang_canopy.server.http import entry
+from sglang_canopy.server.scheduler import arrivals
+from sglang_canopy.wire.hints import pack
+from sglang_canopy.wire.stamp import (
     FIELDS,
     MAX_TURN,
     STAMP_KEY,
     client_fields,
     make_stamp,
 )
-from sglang_canopy.server import arrivals, entry
 from support.live_tree import LiveTree, check, fake_req
 from support.stamped_req import stamped_req
 

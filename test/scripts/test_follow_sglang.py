@@ -13,7 +13,7 @@ pytest.importorskip("sglang")
 import sglang
 
 import follow_sglang
-from sglang_canopy.server import digests
+from sglang_canopy.server.start import digests
 
 CORE = "srt/mem_cache/unified_cache/unified_tree_core.py"
 
@@ -48,7 +48,7 @@ def test_the_same_functions_under_another_number_are_none(wheel, capsys) -> None
 
 def test_a_file_stands_on_a_method_where_it_names_the_class_too() -> None:
     """Many files call something ``forward``."""
-    assert follow_sglang._standing_on("RadixAttention.forward") == ["server/seams.py"]
+    assert follow_sglang._standing_on("RadixAttention.forward") == ["start/seams.py"]
 
 
 def test_a_changed_function_is_named_in_one_line(wheel, capsys) -> None:

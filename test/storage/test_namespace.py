@@ -15,7 +15,7 @@ from sglang.srt.runtime_context import get_context, get_parallel
 from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
 
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.server import plugin
+from sglang_canopy.server.start import plugin
 from sglang_canopy.storage import weights
 from sglang_canopy.storage.backend import CanopyStorage
 from sglang_canopy.storage.namespace import namespace_of

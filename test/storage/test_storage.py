@@ -13,10 +13,9 @@ from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory
 from sglang_canopy.disk.page import PageMeta
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.records import Request
-from sglang_canopy.server.flags import DYNAMIC_BACKEND
 from sglang_canopy.storage.backend import CanopyStorage
 from sglang_canopy.storage.page_table import PAGES, PageTable
-from sglang_canopy.storage.settings import StorageSettings
+from sglang_canopy.storage.settings import DYNAMIC_BACKEND, StorageSettings
 from sglang_canopy.ttl.table import Group, TTLTable
 from support.store_pool import host_pool, keys, storage_config, token_indices
 

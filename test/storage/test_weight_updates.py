@@ -21,7 +21,7 @@ from sglang.srt.managers.scheduler_components.weight_updater import SchedulerWei
 from sglang.srt.plugins.hook_registry import HookRegistry
 from sglang.srt.runtime_context import get_parallel
 
-from sglang_canopy.server import plugin
+from sglang_canopy.server.start import plugin
 from sglang_canopy.storage import weights
 from sglang_canopy.storage.weights import Weights
 from support.disk_tree import DiskTree

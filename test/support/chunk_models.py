@@ -10,8 +10,8 @@ import transformers
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmark" / "chunk"))
 
-from canopy_chunks.cache import KVCache
-from canopy_chunks.model import Model
+from canopy_chunks.fuse.cache import KVCache
+from canopy_chunks.fuse.model import Model
 from canopy_kernel import pages
 
 FAMILIES = {

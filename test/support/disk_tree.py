@@ -13,8 +13,8 @@ from sglang.srt.mem_cache.utils import get_storage_hash_str
 from sglang.srt.runtime_context import get_parallel
 
 from sglang_canopy.disk.store import DiskStore
-from sglang_canopy.server.flags import DYNAMIC_BACKEND
 from sglang_canopy.storage.page_table import PAGES
+from sglang_canopy.storage.settings import DYNAMIC_BACKEND
 from support.live_tree import LiveTree
 
 _RANKS = ("tp_rank", "pp_rank", "attn_tp_rank", "attn_cp_rank", "attn_dp_rank", "attn_dcp_rank")

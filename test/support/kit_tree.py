@@ -29,8 +29,8 @@ from sglang.test.kits.unified_radix_cache.unified_tree_core_inspector import (
 
 from sglang_canopy.radix.cache import CanopyRadixCache
 from sglang_canopy.radix.core import CanopyTreeCore
-from sglang_canopy.server.cache_factory import install_core, prepare
-from sglang_canopy.server.flags import DYNAMIC_BACKEND
+from sglang_canopy.server.scheduler.cache_factory import install_core, prepare
+from sglang_canopy.storage.settings import DYNAMIC_BACKEND
 from support.disk_tree import _RANKS
 
 FULL = ComponentType.FULL

@@ -17,7 +17,8 @@ from typing import Any
 from sglang_canopy import thread_time
 from sglang_canopy.admission.gate import SessionGate
 from sglang_canopy.admission.settings import GateSettings
-from sglang_canopy.server.session_gate import TIME_KEY, ServerGate, take_time
+from sglang_canopy.server.scheduler.session_gate import ServerGate, take_time
+from sglang_canopy.wire.keys import TIME as TIME_KEY
 from support.bound_ledger import BoundLedger
 from support.host_reads import CANOPY, SGLANG, HostReads
 from support.prompts import continuing_prompts, token_ids

@@ -29,7 +29,7 @@ from sglang_canopy.radix.cache import CanopyRadixCache
 from sglang_canopy.radix.core import CanopyTreeCore
 from sglang_canopy.radix.live_request import LiveRequest
 from sglang_canopy.records import Request
-from sglang_canopy.server.cache_factory import install_core, prepare
+from sglang_canopy.server.scheduler.cache_factory import install_core, prepare
 
 _rids = itertools.count()
 

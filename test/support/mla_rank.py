@@ -28,7 +28,7 @@ from sglang.srt.runtime_context import get_parallel
 from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
 
 import canopy_cpu as cpu
-from sglang_canopy.server.flags import DYNAMIC_BACKEND
+from sglang_canopy.storage.settings import DYNAMIC_BACKEND
 
 RANKS = 2
 PAGE, PAGES, WAIT_S = 4, 6, 60

@@ -23,8 +23,8 @@ from sglang_canopy.config.queue import BOUNDED_SHORTEST, QueueFlags
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.radix.live import live_cache
 from sglang_canopy.schedule.prefill_cost import REFIT_BATCHES
-from sglang_canopy.server.cache_factory import first_ranks_profile
-from sglang_canopy.server.live_queue import LiveQueue
+from sglang_canopy.server.scheduler.cache_factory import first_ranks_profile
+from sglang_canopy.server.scheduler.live_queue import LiveQueue
 from support.disk_tree import DiskTree
 from support.live_tree import LiveTree, fake_req
 from support.two_ranks import answer

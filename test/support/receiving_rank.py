@@ -33,11 +33,11 @@ from sglang.srt.utils import point_to_point_pyobj
 from sglang_canopy.config.policy_change import change_of
 from sglang_canopy.config.queue import BOUNDED_SHORTEST, QueueFlags
 from sglang_canopy.config.tiers import TierOptions
-from sglang_canopy.request.hints import hint_of, pack
 from sglang_canopy.schedule.prefill_cost import REFIT_BATCHES
-from sglang_canopy.server import plugin
-from sglang_canopy.server.arrivals import internal_state_set
-from sglang_canopy.server.live_queue import LiveQueue
+from sglang_canopy.server.scheduler.arrivals import internal_state_set
+from sglang_canopy.server.scheduler.live_queue import LiveQueue
+from sglang_canopy.server.start import plugin
+from sglang_canopy.wire.hints import hint_of, pack
 from support.live_tree import LiveTree, fake_req
 from support.receiver import receiver_of, tokenized
 from support.two_ranks import answer

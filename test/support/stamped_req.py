@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from sglang_canopy.request.stamp import STAMP_KEY
+from sglang_canopy.wire.stamp import STAMP_KEY
 
 
 def stamped_req(stamp: dict[str, Any]) -> Any:

@@ -32,7 +32,7 @@ def tell(engine: InProcess, key: str) -> bool:
 def exchanged(engine: InProcess) -> dict[str, Any]:
     """Every request alone, then all of them with exchanges between the steps."""
     from sglang_canopy.config.policy_change import change_of
-    from sglang_canopy.server.observer import observer_of
+    from sglang_canopy.server.scheduler.observer import observer_of
 
     asked = continuing_prompts(REQUESTS, seed=3, most_shared=600)
     alone = []

@@ -29,13 +29,13 @@ from sglang_canopy.radix.counters import (
     TTL,
     Counters,
 )
-from sglang_canopy.telemetry import status_file
 from sglang_canopy.telemetry.history import POINT_S, History
 from sglang_canopy.telemetry.metrics import MAX_SERIES, Metrics
 from sglang_canopy.telemetry.reporter import Reporter
 from sglang_canopy.telemetry.series import METRICS
 from sglang_canopy.telemetry.status import Status
 from sglang_canopy.ttl.table import Group, TTLTable
+from sglang_canopy.wire import status_file
 from support.disk_tree import DiskTree
 from support.live_tree import LiveTree, check, fake_req
 

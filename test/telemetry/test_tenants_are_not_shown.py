@@ -18,11 +18,11 @@ from prometheus_client import CollectorRegistry, generate_latest
 from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
-from sglang_canopy.server.access_log import WithoutQuery
-from sglang_canopy.telemetry import status_file
+from sglang_canopy.server.http.access_log import WithoutQuery
 from sglang_canopy.telemetry.metrics import Metrics
 from sglang_canopy.telemetry.reporter import Reporter
 from sglang_canopy.tenant import SHOWN_KEY_VARIABLE, new_shown_key, shown_tenant, tenant_of
+from sglang_canopy.wire import status_file
 from support.disk_tree import DiskTree
 from support.live_tree import LiveTree, fake_req
 

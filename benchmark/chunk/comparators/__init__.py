@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from canopy_chunks.selectors import SELECTORS as SERVED
-from canopy_chunks.selectors.base import Selector
+from canopy_chunks.fuse.selectors import SELECTORS as SERVED
+from canopy_chunks.fuse.selectors.base import Selector
 from comparators.attended import HeadLastToken, HeadQuery, HeadQuestion, LastToken, Query
 from comparators.deviation import Deviation, Oracle
 from comparators.offline import Epic, FirstTokens, HighFrequency, Random, ValueNorm

@@ -1,4 +1,4 @@
-"""Other ways to weigh what the question attends to, beside :class:`canopy_chunks.selectors.Question`."""
+"""Other ways to weigh what the question attends to, beside :class:`canopy_chunks.fuse.selectors.Question`."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import math
 
 import torch
 
-from canopy_chunks.chunk import FusedPrompt
-from canopy_chunks.device_copy import to_device
-from canopy_chunks.selectors.base import Context, SelectedTokens, Selector, best, join
-from canopy_chunks.selectors.question import question_scores
+from canopy_chunks.fuse.selectors.base import Context, SelectedTokens, Selector, best, join
+from canopy_chunks.fuse.selectors.question import question_scores
+from canopy_chunks.store.chunk import FusedPrompt
+from canopy_chunks.store.device_copy import to_device
 
 HEADS = 0.25
 """Share of the budget for first tokens in ``head+last-token`` and ``head+question``."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import torch
 
-from canopy_chunks.device_copy import to_device
-from canopy_chunks.selectors.base import Context, SelectedTokens, Selector, top
+from canopy_chunks.fuse.selectors.base import Context, SelectedTokens, Selector, top
+from canopy_chunks.store.device_copy import to_device
 
 WIDER = 1.5
 """Rows kept at layer 1, times the budget."""
@@ -48,8 +48,8 @@ class Oracle(Selector):
     reads_cache = True
 
     def choose(self, context: Context) -> SelectedTokens:
-        from canopy_chunks.cache import dense_cache
-        from canopy_chunks.engine import prefill
+        from canopy_chunks.fuse.cache import dense_cache
+        from canopy_chunks.fuse.rows import prefill
         from comparators.attended import over_chunks
 
         model, prompt = context.model, context.prompt

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from canopy_chunks import tasks
-from canopy_chunks.encode import Encoder
-from canopy_chunks.quality import Case, holds, tokenise
+from canopy_chunks.fuse.encode import Encoder
+from canopy_chunks.quality import tasks
+from canopy_chunks.quality.answers import Case, holds, tokenise
 from comparators import SELECTORS, make_selector, questions
 from comparators.quality import (
     FORCED,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from canopy_chunks.chunk import Chunk
-from canopy_chunks.selectors.base import Context, Offline, SelectedTokens, join
-from canopy_chunks.selectors.frequency import Frequency
+from canopy_chunks.fuse.selectors.base import Context, Offline, SelectedTokens, join
+from canopy_chunks.fuse.selectors.frequency import Frequency
+from canopy_chunks.store.chunk import Chunk
 
 EPIC_TOKENS = 16
 """Tokens of a chunk that the baseline EPIC recomputes (CacheTune, section 5.1, item 5)."""

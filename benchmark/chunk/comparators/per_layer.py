@@ -6,9 +6,9 @@ import math
 
 import torch
 
-from canopy_chunks.chunk import Chunk
-from canopy_chunks.selectors.base import Context, SelectedTokens, top
-from canopy_chunks.selectors.frequency import Frequency, layer_scores
+from canopy_chunks.fuse.selectors.base import Context, SelectedTokens, top
+from canopy_chunks.fuse.selectors.frequency import Frequency, layer_scores
+from canopy_chunks.store.chunk import Chunk
 
 SLOPE = 0.5
 """Budgets fall linearly from (1 + SLOPE) to (1 - SLOPE) times the mean over the layers."""

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from canopy_chunks.model import Attention, Model, Ranks, Shape
-from canopy_chunks.rope import Rope, rotate
+from canopy_chunks.fuse.model import Attention, Model, Ranks
+from canopy_chunks.fuse.rope import Rope, rotate
+from canopy_chunks.store.shape import Shape
 from sglang_canopy.errors import CanopyError
 
 

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import torch
 
-from canopy_chunks import engine
-from canopy_chunks.device_copy import to_device
-from canopy_chunks.selectors.base import Context, SelectedTokens, Selector
+from canopy_chunks.fuse import rows as engine
+from canopy_chunks.fuse.selectors.base import Context, SelectedTokens, Selector
+from canopy_chunks.store.device_copy import to_device
 from comparators.attended import over_chunks
 
 

@@ -11,14 +11,15 @@ from typing import Any
 
 import torch
 
-from canopy_chunks import engine, quality
-from canopy_chunks.cache import KVCache, dense_cache
-from canopy_chunks.chunk import Chunk
-from canopy_chunks.encode import Encoder
-from canopy_chunks.fusion import fused_prefill
-from canopy_chunks.model import Model
-from canopy_chunks.quality import Case, greedy, normalise, prompt_of_case
-from canopy_chunks.selectors import Offline
+from canopy_chunks.fuse import rows as engine
+from canopy_chunks.fuse.cache import KVCache, dense_cache
+from canopy_chunks.fuse.encode import Encoder
+from canopy_chunks.fuse.fusion import fused_prefill
+from canopy_chunks.fuse.model import Model
+from canopy_chunks.fuse.selectors import Offline
+from canopy_chunks.quality import answers as quality
+from canopy_chunks.quality.answers import Case, greedy, normalise, prompt_of_case
+from canopy_chunks.store.chunk import Chunk
 from comparators import make_selector
 
 ENCODINGS = ("prefix", "mixed", "standin", "bos", "alone")
@@ -72,7 +73,7 @@ def behind(case: Case, how: str, place: int = 0) -> tuple[int, ...]:
 def encode_case(
     model: Model, case: Case, how: str, encoders: dict[tuple[int, ...], Encoder] | None = None
 ) -> list[Chunk]:
-    """``canopy_chunks.quality.encode_case``, with this file's encodings too."""
+    """``canopy_chunks.quality.answers.encode_case``, with this file's encodings too."""
     return quality.encode_case(model, case, how, encoders, behind)
 
 

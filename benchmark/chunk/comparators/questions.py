@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from canopy_chunks.tasks import Example
+from canopy_chunks.quality.tasks import Example
 from sglang_canopy.errors import CanopyError
 
 

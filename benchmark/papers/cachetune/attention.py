@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from canopy_chunks import engine
-from canopy_chunks.cache import KVCache
-from canopy_chunks.model import Model
+from canopy_chunks.fuse import rows as engine
+from canopy_chunks.fuse.cache import KVCache
+from canopy_chunks.fuse.model import Model
 
 BINS = 96
 """Columns of a heat map: context positions side by side."""

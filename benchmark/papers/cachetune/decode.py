@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import torch
 
-from canopy_chunks import engine
-from canopy_chunks.cache import KVCache
-from canopy_chunks.model import Model
+from canopy_chunks.fuse import rows as engine
+from canopy_chunks.fuse.cache import KVCache
+from canopy_chunks.fuse.model import Model
 
 
 @dataclass

@@ -15,14 +15,14 @@ from comparators.weights import load
 from cachetune.arms import Arm
 from cachetune.attention import attention, columns
 from cachetune.decode import side_by_side
-from canopy_chunks import engine
-from canopy_chunks.cache import KVCache, dense_cache
-from canopy_chunks.encode import Encoder
-from canopy_chunks.fusion import fused_prefill
-from canopy_chunks.model import Model
-from canopy_chunks.quality import Case, prompt_of_case, tokenise
-from canopy_chunks.selectors import Offline
-from canopy_chunks.tasks import Example
+from canopy_chunks.fuse import rows as engine
+from canopy_chunks.fuse.cache import KVCache, dense_cache
+from canopy_chunks.fuse.encode import Encoder
+from canopy_chunks.fuse.fusion import fused_prefill
+from canopy_chunks.fuse.model import Model
+from canopy_chunks.fuse.selectors import Offline
+from canopy_chunks.quality.answers import Case, prompt_of_case, tokenise
+from canopy_chunks.quality.tasks import Example
 
 MODEL = ROOT / ".canopy" / "models" / "smollm2-135m-instruct"
 CHUNK_TOKENS = 160

@@ -255,7 +255,7 @@ def speed() -> list[Row]:
                 ),
             ),
             f"{listed(same, '{:.0%}')} are those of 0.5",
-            "`figure-2` `python/canopy_chunks/selectors/frequency.py` `test/chunk/test_selectors.py`",
+            "`figure-2` `python/canopy_chunks/fuse/selectors/frequency.py` `test/chunk/fuse/test_selectors.py`",
             because="counted over chunks of 160 tokens of this model",
         ),
         Row(
@@ -271,7 +271,7 @@ def speed() -> list[Row]:
                 f"{pool}: mean error {percent(e['with t_o'], 0)}, without {percent(e['without'], 0)}"
                 for pool, e in error.items()
             ),
-            "`figure-4` `test/chunk/test_calibration.py`",
+            "`figure-4` `test/chunk/calibration/test_calibration.py`",
             because="there part of the overhead hides behind the transfer",
         ),
         Row(
@@ -298,44 +298,44 @@ def code() -> list[Row]:
             "Figure 1",
             shows="ways to restore attention between chunks",
             here="[the selectors](../../reference/documents.md#selectors)",
-            where="`python/canopy_chunks/selectors`",
+            where="`python/canopy_chunks/fuse/selectors`",
         ),
         Row(
             "Figure 5",
             shows="offline scores, sparse transfer, fusion",
             here="scores lie with the chunk; only what is reused is read, rotated and written",
-            where="`python/canopy_chunks/fusion.py` `python/canopy_chunks/placement.py`",
+            where="`python/canopy_chunks/fuse/fusion.py` `python/canopy_chunks/fuse/placement.py`",
         ),
         Row(
             "Figure 6",
             shows="the pipeline: transfer a layer ahead, recompute, deferred RoPE, scatter",
             here="overlaps on a CPU and changes no logit; the CUDA streams have not run",
-            where="`python/canopy_chunks/transfer.py` `test/chunk/test_cachetune_figures.py`",
+            where="`python/canopy_chunks/fuse/transfer.py` `test/chunk/test_cachetune_figures.py`",
             impossible="a CUDA device; `scripts/gpu_lease.sh` runs them on one",
         ),
         Row(
             "Equation 1",
             shows="K and V are linear in the hidden state",
             here="sparse rows, equal to transformers' on four architectures",
-            where="`python/canopy_chunks/engine.py` `test/chunk/test_fusion_invariants.py`",
+            where="`python/canopy_chunks/fuse/rows.py` `test/chunk/fuse/test_fusion_invariants.py`",
         ),
         Row(
             "Equation 2, Equation 3, Equation 4, Equation 5, Equation 6",
             shows="FFT along the tokens, the lowest bins kept, norms of what is reconstructed",
             here="as printed",
-            where=f"{lowpass} `python/canopy_chunks/selectors/frequency.py`",
+            where=f"{lowpass} `python/canopy_chunks/fuse/selectors/frequency.py`",
         ),
         Row(
             "Equation 8",
             shows="keys stored before RoPE, rotated to their places",
             here="checked by rotating back; exact at r = 0 behind the true prefix",
-            where="`python/canopy_chunks/rope.py` `test/chunk/test_fusion_invariants.py`",
+            where="`python/canopy_chunks/fuse/rope.py` `test/chunk/fuse/test_fusion_invariants.py`",
         ),
         Row(
             "Equation 9, Equation 11",
             shows="a layer takes the slower of recompute and transfer; the crossover r0",
             here="`CostProfile`; no ratio is faster (property test)",
-            where=f"{search} `test/chunk/test_calibration.py`",
+            where=f"{search} `test/chunk/calibration/test_calibration.py`",
         ),
         Row(
             "Equation 12, Equation 13",

@@ -18,13 +18,14 @@ from pathlib import Path
 import torch
 
 from cachetune.measure import loaded
-from canopy_chunks import disk, engine
-from canopy_chunks.cache import KVCache, dense_cache
 from canopy_chunks.calibration.search import CostProfile
-from canopy_chunks.chunk import FusedPrompt, Placed
-from canopy_chunks.encode import Encoder
-from canopy_chunks.rope import rotate
-from canopy_chunks.selectors import Context, make_selector
+from canopy_chunks.fuse import rows as engine
+from canopy_chunks.fuse.cache import KVCache, dense_cache
+from canopy_chunks.fuse.encode import Encoder
+from canopy_chunks.fuse.rope import rotate
+from canopy_chunks.fuse.selectors import Context, make_selector
+from canopy_chunks.store import disk
+from canopy_chunks.store.chunk import FusedPrompt, Placed
 
 SELECTOR = "frequency"
 QUESTION = 40

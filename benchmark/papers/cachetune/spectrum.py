@@ -12,12 +12,12 @@ from cachetune import pictures
 from cachetune.arms import RATIO
 from cachetune.measure import case_of, loaded
 from cachetune.questions import questions
-from canopy_chunks.cache import dense_cache
-from canopy_chunks.chunk import Chunk
-from canopy_chunks.encode import Encoder, capture
-from canopy_chunks.engine import prefill
-from canopy_chunks.selectors.base import top
-from canopy_chunks.selectors.frequency import Frequency, layer_scores
+from canopy_chunks.fuse.cache import dense_cache
+from canopy_chunks.fuse.encode import Encoder, capture
+from canopy_chunks.fuse.rows import prefill
+from canopy_chunks.fuse.selectors.base import top
+from canopy_chunks.fuse.selectors.frequency import Frequency, layer_scores
+from canopy_chunks.store.chunk import Chunk
 
 QUESTIONS = 3
 BANDS = 20

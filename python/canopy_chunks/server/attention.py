@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from canopy_chunks.device_copy import is_host
+from canopy_chunks.store.device_copy import is_host
 from canopy_kernel import attention, decomposition, pages, stock_kernels, triton_attention, ways
 
 logger = logging.getLogger(__name__)

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from canopy_chunks.device_copy import is_host, to_device
 from canopy_chunks.server.attention import FusedAttention
+from canopy_chunks.store.device_copy import is_host, to_device
 from canopy_kernel.attention import Rows
 
 

@@ -9,15 +9,15 @@ from typing import Any
 
 import torch
 
-from canopy_chunks.background_encoder import stand_in_tokens
-from canopy_chunks.cache import KVCache
 from canopy_chunks.calibration.saved import Setting
-from canopy_chunks.choice import ChosenTokens
-from canopy_chunks.chunk import Placed
-from canopy_chunks.fields import parse_fields
-from canopy_chunks.meter import QualityMeter
-from canopy_chunks.placement import place_chunks
-from canopy_chunks.selectors import make_selector
+from canopy_chunks.fuse.background_encoder import stand_in_tokens
+from canopy_chunks.fuse.cache import KVCache
+from canopy_chunks.fuse.choice import ChosenTokens
+from canopy_chunks.fuse.placement import place_chunks
+from canopy_chunks.fuse.selectors import make_selector
+from canopy_chunks.fuse.transfer import base_of, send
+from canopy_chunks.quality.tenant_meter import QualityMeter
+from canopy_chunks.quality.watch import Watch
 from canopy_chunks.server import model_view
 from canopy_chunks.server.attention import fuses
 from canopy_chunks.server.library import Library, reusable_tokens
@@ -38,12 +38,12 @@ from canopy_chunks.server.request import (
     normal_report,
     reused_by_tier,
 )
-from canopy_chunks.transfer import base_of, send
-from canopy_chunks.watch import Watch
+from canopy_chunks.store.chunk import Placed
+from canopy_chunks.text.fields import parse_fields
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.request.document_names import BOUNDS
-from sglang_canopy.request.stamp import read_stamp
 from sglang_canopy.tenant import namespace_of, tenant_of_req
+from sglang_canopy.wire.document_names import BOUNDS
+from sglang_canopy.wire.stamp import read_stamp
 
 
 class ChunkEngine:

@@ -8,22 +8,22 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from canopy_chunks.agreed_reads import AgreedReads
-from canopy_chunks.background_encoder import BackgroundEncoder
-from canopy_chunks.chunk import Chunk, Placed
-from canopy_chunks.chunk_folder import can_hold_files
-from canopy_chunks.disk import DiskChunk
-from canopy_chunks.document_pins import DocumentPins
-from canopy_chunks.documents import document_name
-from canopy_chunks.encode import capture
-from canopy_chunks.host_memory import HostMemory
-from canopy_chunks.model import Model
-from canopy_chunks.read_ahead import ReadAhead
-from canopy_chunks.selectors import Offline, make_selector
+from canopy_chunks.fuse.background_encoder import BackgroundEncoder
+from canopy_chunks.fuse.encode import capture
+from canopy_chunks.fuse.model import Model
+from canopy_chunks.fuse.selectors import Offline, make_selector
 from canopy_chunks.server import model_view
 from canopy_chunks.server.options import Options
 from canopy_chunks.server.request import ChunkRequest, ResolvedChunk
-from canopy_chunks.store import ChunkStore
+from canopy_chunks.store.agreed_reads import AgreedReads
+from canopy_chunks.store.chunk import Chunk, Placed
+from canopy_chunks.store.chunk_folder import can_hold_files
+from canopy_chunks.store.disk import DiskChunk
+from canopy_chunks.store.document_pins import DocumentPins
+from canopy_chunks.store.host_memory import HostMemory
+from canopy_chunks.store.read_ahead import ReadAhead
+from canopy_chunks.store.store import ChunkStore
+from canopy_chunks.text.documents import document_name
 
 logger = logging.getLogger(__name__)
 

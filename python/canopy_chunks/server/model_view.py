@@ -19,11 +19,12 @@ from typing import Any, TypeVar
 
 import torch
 
-from canopy_chunks.cache import KVCache
-from canopy_chunks.device_copy import is_host, to_device
-from canopy_chunks.model import Model, Shape
-from canopy_chunks.rope import from_config, prove_rotation, rotate, unrotate
+from canopy_chunks.fuse.cache import KVCache
+from canopy_chunks.fuse.model import Model
+from canopy_chunks.fuse.rope import from_config, prove_rotation, rotate, unrotate
 from canopy_chunks.server.served_model import ServedModel
+from canopy_chunks.store.device_copy import is_host, to_device
+from canopy_chunks.store.shape import Shape
 from canopy_kernel import halves, pages
 from sglang_canopy.errors import CanopyError
 
@@ -220,7 +221,7 @@ def check_layout(runner: Any, shape: Shape) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TensorRanks:
-    """The model's :class:`~canopy_chunks.model.Ranks`, by SGLang's own collectives.
+    """The model's :class:`~canopy_chunks.fuse.model.Ranks`, by SGLang's own collectives.
 
     vocab: words of all ranks.
     """

@@ -13,15 +13,15 @@ from typing import Any
 
 import torch
 
-from canopy_chunks.cache import KVCache, dense_cache
-from canopy_chunks.choice import ChosenTokens
-from canopy_chunks.chunk import FusedPrompt, Placed
-from canopy_chunks.model import Model
-from canopy_chunks.placement import copy_positions, place_chunks
-from canopy_chunks.selectors import Context, Offline, Selector
+from canopy_chunks.fuse.cache import KVCache, dense_cache
+from canopy_chunks.fuse.choice import ChosenTokens
+from canopy_chunks.fuse.model import Model
+from canopy_chunks.fuse.placement import copy_positions, place_chunks
+from canopy_chunks.fuse.selectors import Context, Offline, Selector
+from canopy_chunks.fuse.transfer import Transfer
 from canopy_chunks.server.model_view import row_cache
-from canopy_chunks.suffix import base_and_skip
-from canopy_chunks.transfer import Transfer
+from canopy_chunks.store.chunk import FusedPrompt, Placed
+from canopy_chunks.store.suffix import base_and_skip
 
 
 @dataclass(frozen=True, slots=True)

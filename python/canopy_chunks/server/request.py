@@ -10,16 +10,16 @@ from typing import Any
 
 import torch
 
-from canopy_chunks.choice import ChosenTokens
-from canopy_chunks.chunk import Chunk, Placed
-from canopy_chunks.disk import DiskChunk
-from canopy_chunks.fields import ChunkFields
-from canopy_chunks.host_memory import HostChunk
+from canopy_chunks.fuse.choice import ChosenTokens
+from canopy_chunks.fuse.transfer import Transfer
 from canopy_chunks.server.options import LEARN_PREFIX_TOKENS, Options
-from canopy_chunks.store import ChunkStore
-from canopy_chunks.suffix import ChunkSuffix
-from canopy_chunks.transfer import Transfer
-from canopy_chunks.variants import Place, Tokens
+from canopy_chunks.store.chunk import Chunk, Placed
+from canopy_chunks.store.disk import DiskChunk
+from canopy_chunks.store.host_memory import HostChunk
+from canopy_chunks.store.store import ChunkStore
+from canopy_chunks.store.suffix import ChunkSuffix
+from canopy_chunks.text.fields import ChunkFields
+from canopy_chunks.text.variants import Place, Tokens
 
 TOO_FEW_STORED, PLANNING_FAILED = "too few of its documents are stored", "planning failed"
 DIFFERED = "its tenant's answers differed too often from full recompute"

@@ -1,6 +1,6 @@
 """Chunk reuse around SGLang's scheduler: start, new requests, admission, idle time, commands.
 
-``sglang_canopy.server.documents`` calls these only where documents are reused.
+``sglang_canopy.server.documents.hooks`` calls these only where documents are reused.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Any
 import torch
 
 from canopy_chunks.calibration.saved import Setting, calibrated_ratios
-from canopy_chunks.gate import Method, check_quality
+from canopy_chunks.fuse.working_memory import working_memory
+from canopy_chunks.quality.start_gate import Method, check_quality
 from canopy_chunks.server import attention
 from canopy_chunks.server.engine import ChunkEngine
 from canopy_chunks.server.library import reusable_tokens
 from canopy_chunks.server.model_view import check_layout, first_ranks, served_shape
 from canopy_chunks.server.options import DEFAULT_RATIO, Options
 from canopy_chunks.server.request import ChunkRequest, chunk_request_of
-from canopy_chunks.working_memory import working_memory
 from sglang_canopy.errors import CanopyError
 
 logger = logging.getLogger(__name__)

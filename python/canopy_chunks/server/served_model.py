@@ -13,8 +13,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from canopy_chunks.model import Attention, Model, Ranks, Shape
-from canopy_chunks.rope import Rope
+from canopy_chunks.fuse.model import Attention, Model, Ranks
+from canopy_chunks.fuse.rope import Rope
+from canopy_chunks.store.shape import Shape
 
 
 @dataclass(frozen=True)

@@ -87,8 +87,8 @@ OPTIONS = (Options,)
 
 def run(args: Options) -> int:
     """Read, simulate, write the page, print the summary."""
-    from canopy_lab.report.advise_html import write_page
-    from canopy_lab.report.advise_text import summary
+    from canopy_lab.advise.page import write_page
+    from canopy_lab.advise.text import summary
 
     profile = load_profile(args.profile)
     below = [

@@ -9,7 +9,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from canopy_lab.characterize.report import ReadProgress, characterize
-from canopy_lab.report.characterize_text import summary
+from canopy_lab.characterize.text import summary
 from canopy_lab.trace.open import format_names
 from sglang_canopy import declared
 from sglang_canopy.declared import declare
@@ -42,7 +42,7 @@ OPTIONS = (Options,)
 
 def run(args: Options) -> int:
     """Write the report. Returns the exit status."""
-    from canopy_lab.report.characterize_html import write_report
+    from canopy_lab.characterize.page import write_report
 
     try:
         args.out.mkdir(parents=True, exist_ok=True)

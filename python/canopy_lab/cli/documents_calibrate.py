@@ -53,7 +53,7 @@ def run(args: Options) -> int:
     """Time a server's first tokens at ratios from a given floor on, and save the fastest."""
     from canopy_chunks.calibration.saved import Calibrations, Setting
     from canopy_chunks.calibration.served import ServedPrompts, calibrate_server
-    from canopy_lab.profiling.client import ProfiledServer
+    from canopy_lab.live.profile.client import ProfiledServer
 
     server = ProfiledServer(args.url)
     about = server.state(STATE).get("setting")
@@ -84,7 +84,7 @@ def run(args: Options) -> int:
 
 
 def _asking(server: Any) -> Any:
-    from sglang_canopy.request.document_names import BOUNDS, RATIO
+    from sglang_canopy.wire.document_names import BOUNDS, RATIO
 
     def ask(ids: Any, bounds: Any, ratio: float | None) -> tuple[float, dict[str, Any]]:
         params = {BOUNDS: list(bounds), **({} if ratio is None else {RATIO: ratio})}
@@ -96,7 +96,7 @@ def _asking(server: Any) -> Any:
 
 
 def _settling(server: Any) -> Any:
-    from canopy_lab.profiling.client import wait_until
+    from canopy_lab.live.profile.client import wait_until
 
     def settled() -> None:
         if not wait_until(lambda: not server.state(STATE).get("waiting_chunks"), MOST_S, 0.5):

@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 
 from canopy_lab.cli.shared import ServerOptions
-from canopy_lab.top.explained import fetch, lines
+from canopy_lab.live.top.explained import fetch, lines
 from sglang_canopy.declared import declare
 
 

@@ -22,7 +22,7 @@ from sglang_canopy.declared import declare
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.request.client_hints import GATEWAY_HEADER, gateway_secret
 from sglang_canopy.request.owner import HEADERS
-from sglang_canopy.request.stamp import client_fields
+from sglang_canopy.wire.stamp import client_fields
 
 TIMEOUT_S = 10.0
 MAX_WORKERS = 1024

@@ -19,12 +19,12 @@ from canopy_lab.cli.validate import read_validation
 from canopy_lab.cli.values import write
 from canopy_lab.plan.cache import default_folder
 from canopy_lab.plan.choice import label_of
+from canopy_lab.plan.page import write_figures, write_page
 from canopy_lab.plan.planner import CapacityPlan, make_plan, to_json
 from canopy_lab.plan.server_plan import server_plan
 from canopy_lab.plan.slots import last_hours
+from canopy_lab.plan.text import HEAD, cells, plan_text
 from canopy_lab.plan.worker import PlanInputs, at_load
-from canopy_lab.report.plan_html import write_figures, write_page
-from canopy_lab.report.plan_text import HEAD, cells, plan_text
 from canopy_lab.report.table import text_table
 from canopy_lab.sim.compact import CompactTrace
 from canopy_lab.sim.system.reservation import CLIP_OUTPUT_TOKENS

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from canopy_lab.cli.values import out_file
-from canopy_lab.profiling.client import ProfiledServer
-from canopy_lab.profiling.measure import Limits, Measurer
-from canopy_lab.profiling.tiers import measure_tiers
+from canopy_lab.live.profile.client import ProfiledServer
+from canopy_lab.live.profile.measure import Limits, Measurer
+from canopy_lab.live.profile.tiers import measure_tiers
 from canopy_lab.sim.model import load_model_shape
 from canopy_lab.sim.system.engine_profile import MEASURED, Bandwidth, EngineProfile
 from sglang_canopy import declared

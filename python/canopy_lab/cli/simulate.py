@@ -14,10 +14,10 @@ from tqdm import tqdm
 
 from canopy_lab.cli.shared import TraceOptions
 from canopy_lab.cli.values import listed, out_file
-from canopy_lab.report.sweep import sweep_notes, sweep_table
 from canopy_lab.sim.compact import CompactTrace
 from canopy_lab.sim.requests import Hints
 from canopy_lab.sim.sweep import PolicyArm, SweepPlan, run_sweep
+from canopy_lab.sim.sweep_table import sweep_notes, sweep_table
 from canopy_lab.trace.open import open_trace
 from sglang_canopy import declared
 from sglang_canopy.declared import declare

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from canopy_lab.cli.shared import ServerOptions
-from canopy_lab.top.source import fetch_all
+from canopy_lab.live.top.source import fetch_all
 from sglang_canopy import declared
 from sglang_canopy.declared import declare
 from sglang_canopy.errors import CanopyError
@@ -52,7 +52,7 @@ def run(args: Options) -> int:
         return 0
     from rich.console import Console
 
-    from canopy_lab.top.frame import frame
+    from canopy_lab.live.top.frame import frame
 
     if args.svg is not None:
         with open(os.devnull, "w") as nowhere:
@@ -78,7 +78,7 @@ def run(args: Options) -> int:
 def _live(args: Options, urls: list[str], console: Any, status: dict[str, Any]) -> int:
     from rich.live import Live
 
-    from canopy_lab.top.frame import frame
+    from canopy_lab.live.top.frame import frame
 
     answered = time.monotonic()
     with Live(frame(status), console=console, screen=True, auto_refresh=False) as live:

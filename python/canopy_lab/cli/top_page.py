@@ -6,7 +6,7 @@ import webbrowser
 from dataclasses import dataclass
 
 from canopy_lab.cli.shared import ServerOptions
-from canopy_lab.top.page_proxy import proxy
+from canopy_lab.live.top.page_proxy import proxy
 from sglang_canopy.declared import declare
 from sglang_canopy.errors import CanopyError
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from canopy_lab.cli.shared import ServerOptions
-from canopy_lab.trial import stopping
-from canopy_lab.trial.server import RunningServer
-from canopy_lab.trial.turns import Pair, Slice, pairs
+from canopy_lab.live.trial import stopping
+from canopy_lab.live.trial.server import RunningServer
+from canopy_lab.live.trial.turns import Pair, Slice, pairs
 from sglang_canopy import declared
 from sglang_canopy.declared import declare
 from sglang_canopy.errors import CanopyError

@@ -1,1 +1,1 @@
-"""Tables, figures and HTML pages of the results."""
+"""Parts of pages: tables, axes, formatted numbers and the HTML frame."""

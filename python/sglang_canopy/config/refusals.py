@@ -26,7 +26,7 @@ _WITHOUT = {
 }
 _BYPASSES = "takes requests past the place where Canopy stamps them"
 _NO_TICK = "takes requests where nobody tells the session gate the time"
-HTTP_APPS = ("sglang.srt.entrypoints.http_server:app", "sglang_canopy.server.http_worker:app")
+HTTP_APPS = ("sglang.srt.entrypoints.http_server:app", "sglang_canopy.server.start.http_worker:app")
 """SGLang's own HTTP application, and the one that Canopy has its workers import."""
 _DISAGGREGATED = "--disaggregation-mode {} is not verified"
 _TRUE = ("1", "true", "yes", "y")

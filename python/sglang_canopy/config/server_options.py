@@ -1,6 +1,6 @@
 """All that Canopy's flags ask of a server, as one object on SGLang's ``ServerArgs``.
 
-``server/arguments.py`` makes it from the command line; SGLang hands its arguments to every process
+``server/start/arguments.py`` makes it from the command line; SGLang hands its arguments to every process
 and rank. Secrets are not in it: SGLang logs its arguments and shows them to clients.
 """
 

@@ -13,12 +13,12 @@ from typing import Any
 
 from sglang_canopy.admission.settings import OFF, GateSettings
 from sglang_canopy.config import refusals
-from sglang_canopy.config.setups import PARTS, untested
 from sglang_canopy.declared import keyed
 from sglang_canopy.doctor.finding import REFUSED, UNTESTED, Finding
+from sglang_canopy.doctor.setups import PARTS, untested
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import AUTO, live_names
-from sglang_canopy.server import documents
+from sglang_canopy.server.documents import hooks as documents
 
 HIDDEN = "***"
 _SECRET = re.compile(r"key|token$|secret|password|credential|quota|salt", re.IGNORECASE)
@@ -97,7 +97,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     from sglang.srt.plugins import load_plugins
     from sglang.srt.server_args import ServerArgs
 
-    from sglang_canopy.server import arguments, plugin
+    from sglang_canopy.server.start import arguments, plugin
 
     plugin.load()
     load_plugins()

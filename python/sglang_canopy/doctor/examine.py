@@ -99,7 +99,7 @@ def _places(given: argparse.Namespace) -> list[Finding]:
     if given.enable_hierarchical_cache and given.device != "cpu":  # there Canopy asks for less
         found += machine.host_memory(given.hicache_size * given.tp_size * machine.GB)
     if "disk" in command_line.parts_of(given):
-        from sglang_canopy.server.flags import given_extra
+        from sglang_canopy.server.start.flags import given_extra
         from sglang_canopy.storage.settings import StorageSettings
 
         try:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, cast
 import xxhash
 
 from sglang_canopy.records import CLIENT, Request
-from sglang_canopy.request.stamp import read_marker, read_stamp
 from sglang_canopy.tenant import namespace_of, tenant_of_req
+from sglang_canopy.wire.stamp import read_marker, read_stamp
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req

@@ -1,1 +1,1 @@
-"""What a request says about itself, and how it travels to the scheduler."""
+"""Identify the sender of a request, and read and authorise its hints."""

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.request.stamp import MAX_NAME, MAX_TURN
+from sglang_canopy.wire.stamp import MAX_NAME, MAX_TURN
 
 FLAG = "--canopy-identity-sources"
 SESSIONS, ALL, NONE = "sessions", "all", "none"

@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sglang_canopy.request.stamp import MAX_TURN
+from sglang_canopy.wire.stamp import MAX_TURN
 
 
 def headers_of(request: Any) -> Mapping[str, str] | None:

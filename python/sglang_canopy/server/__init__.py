@@ -1,1 +1,1 @@
-"""SGLang's start-up, and the way of a request into the server."""
+"""Canopy's code in each process of a server."""

@@ -14,7 +14,7 @@ from sglang_canopy.disk.page import PageMeta
 from sglang_canopy.radix.leaf import NodeLeaf
 from sglang_canopy.radix.live_request import LiveRequest
 from sglang_canopy.records import Request, copy_record
-from sglang_canopy.request.stamp import MAX_KEEP_S
+from sglang_canopy.wire.stamp import MAX_KEEP_S
 
 node_fields = operator.attrgetter(*(f.name for f in dataclasses.fields(PageMeta)[2:]))
 """What all pages of a node have in common: every field after ``offset`` and ``tokens``."""

@@ -15,6 +15,17 @@ from sglang_canopy.policy.base import Policy
 from sglang_canopy.policy.registry import check_served, make_policy
 from sglang_canopy.ttl.table import TTLTable
 
+BACKEND = "canopy"
+"""Our name for ``--hicache-storage-backend``."""
+
+DYNAMIC_BACKEND = {
+    "backend_name": BACKEND,
+    "module_path": "sglang_canopy.storage.backend",
+    "class_name": "CanopyStorage",
+    "interface_v1": 1,
+}
+"""How SGLang is told of our backend: it loads it by module and class."""
+
 FLAG = "--hicache-storage-backend-extra-config"
 PATH_VARIABLE = "CANOPY_DISK_PATH"
 CAPACITY_VARIABLE = "CANOPY_DISK_CAPACITY_GB"

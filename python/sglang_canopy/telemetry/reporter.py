@@ -12,11 +12,12 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from sglang_canopy.telemetry import documents_series, status_file
+from sglang_canopy.telemetry import documents_series
 from sglang_canopy.telemetry.auto_line import AutoLine
 from sglang_canopy.telemetry.metrics import Metrics
 from sglang_canopy.telemetry.status import Status, agreement
 from sglang_canopy.whatif.meter import Meter
+from sglang_canopy.wire import status_file
 
 if TYPE_CHECKING:
     from sglang_canopy.radix.cache import CanopyRadixCache

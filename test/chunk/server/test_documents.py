@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from canopy_chunks.documents import (
+from canopy_chunks.text.documents import (
     Documents,
     split_at_signs,
     split_documents,

@@ -8,12 +8,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from canopy_chunks import encode_queue  # noqa: E402
-from canopy_chunks.background_encoder import BackgroundEncoder  # noqa: E402
-from canopy_chunks.documents import document_name  # noqa: E402
-from canopy_chunks.encode import encode  # noqa: E402
+from canopy_chunks.fuse import encode_queue  # noqa: E402
+from canopy_chunks.fuse.background_encoder import BackgroundEncoder  # noqa: E402
+from canopy_chunks.fuse.encode import encode  # noqa: E402
 from canopy_chunks.server.batch import logit_rows, pack_rows  # noqa: E402
-from canopy_chunks.store import ChunkStore  # noqa: E402
+from canopy_chunks.store.store import ChunkStore  # noqa: E402
+from canopy_chunks.text.documents import document_name  # noqa: E402
 
 
 @pytest.fixture

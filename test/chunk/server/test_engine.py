@@ -8,18 +8,18 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from canopy_chunks import background_encoder  # noqa: E402
-from canopy_chunks.cache import KVCache, dense_cache  # noqa: E402
-from canopy_chunks.chunk import FusedPrompt  # noqa: E402
-from canopy_chunks.documents import document_name  # noqa: E402
-from canopy_chunks.encode import encode  # noqa: E402
-from canopy_chunks.engine import prefill  # noqa: E402
-from canopy_chunks.fusion import fused_prefill  # noqa: E402
-from canopy_chunks.selectors import make_selector  # noqa: E402
+from canopy_chunks.fuse import background_encoder  # noqa: E402
+from canopy_chunks.fuse.cache import KVCache, dense_cache  # noqa: E402
+from canopy_chunks.fuse.encode import encode  # noqa: E402
+from canopy_chunks.fuse.fusion import fused_prefill  # noqa: E402
+from canopy_chunks.fuse.rows import prefill  # noqa: E402
+from canopy_chunks.fuse.selectors import make_selector  # noqa: E402
 from canopy_chunks.server import engine as engines  # noqa: E402
 from canopy_chunks.server import library  # noqa: E402
 from canopy_chunks.server.engine import ChunkEngine  # noqa: E402
 from canopy_chunks.server.options import LEARN_PREFIX_TOKENS, Options  # noqa: E402
+from canopy_chunks.store.chunk import FusedPrompt  # noqa: E402
+from canopy_chunks.text.documents import document_name  # noqa: E402
 
 SYSTEM, LENGTH, TAIL = 10, 40, 8
 
@@ -274,7 +274,7 @@ def test_a_chunk_that_cannot_be_encoded_is_dropped_and_counted(make, ids, monkey
 
 
 def test_reused_kv_is_kept_out_of_the_exact_tree_by_an_assertion(make, ids) -> None:
-    from sglang_canopy.server.documents import _check_insert
+    from sglang_canopy.server.documents.hooks import _check_insert
 
     engine = make()
     req = request(*prompt(ids), rid="r")

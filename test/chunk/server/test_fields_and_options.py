@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from canopy_chunks import fields
 from canopy_chunks.server import options
+from canopy_chunks.text import fields
 from sglang_canopy.config.refusals import CHUNKS, unsupported
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.server import documents
+from sglang_canopy.server.documents import hooks as documents
 
 
 def test_a_request_without_chunk_fields_asks_for_nothing() -> None:

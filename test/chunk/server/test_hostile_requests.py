@@ -8,9 +8,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-from canopy_chunks.documents import MOST_MARKED_TOKENS
 from canopy_chunks.server.http import entry
 from canopy_chunks.server.options import Options
+from canopy_chunks.text.documents import MOST_MARKED_TOKENS
 from sglang_canopy.errors import CanopyError
 
 DOCUMENT = 10_000

@@ -17,15 +17,16 @@ from test_engine import LENGTH, SYSTEM, Tokenizer, prompt, request  # noqa: E402
 from test_windows import Worker  # noqa: E402
 from torch.utils._pytree import tree_map  # noqa: E402
 
-from canopy_chunks.chunk import Chunk  # noqa: E402
-from canopy_chunks.encode import encode  # noqa: E402
-from canopy_chunks.model import Model, Shape  # noqa: E402
-from canopy_chunks.selectors import frequency  # noqa: E402
+from canopy_chunks.fuse.encode import encode  # noqa: E402
+from canopy_chunks.fuse.model import Model  # noqa: E402
+from canopy_chunks.fuse.selectors import frequency  # noqa: E402
 from canopy_chunks.server import engine as engines  # noqa: E402
 from canopy_chunks.server import forward as forwards  # noqa: E402
 from canopy_chunks.server.engine import ChunkEngine  # noqa: E402
 from canopy_chunks.server.model_view import ServerRope  # noqa: E402
 from canopy_chunks.server.options import Options  # noqa: E402
+from canopy_chunks.store.chunk import Chunk  # noqa: E402
+from canopy_chunks.store.shape import Shape  # noqa: E402
 from canopy_kernel import attention, rope_scatter  # noqa: E402
 from support.separate_device import DEVICE, HostSync, SeparateDevice, There, inside  # noqa: E402
 

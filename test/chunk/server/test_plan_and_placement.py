@@ -10,20 +10,21 @@ torch = pytest.importorskip("torch")
 
 from test_engine import SYSTEM, learn, make, request  # noqa: E402, F401
 
-from canopy_chunks import disk, engine  # noqa: E402
-from canopy_chunks.cache import KVCache, dense_cache  # noqa: E402
-from canopy_chunks.chunk import FusedPrompt, Placed  # noqa: E402
-from canopy_chunks.encode import encode  # noqa: E402
-from canopy_chunks.fusion import fused_prefill  # noqa: E402
-from canopy_chunks.placement import place_chunks  # noqa: E402
-from canopy_chunks.selectors import make_selector  # noqa: E402
+from canopy_chunks.fuse import rows as engine  # noqa: E402
+from canopy_chunks.fuse.cache import KVCache, dense_cache  # noqa: E402
+from canopy_chunks.fuse.encode import encode  # noqa: E402
+from canopy_chunks.fuse.fusion import fused_prefill  # noqa: E402
+from canopy_chunks.fuse.placement import place_chunks  # noqa: E402
+from canopy_chunks.fuse.selectors import make_selector  # noqa: E402
 from canopy_chunks.server.model_view import check_layout, pool_views, row_cache  # noqa: E402
 from canopy_chunks.server.plan import (  # noqa: E402
     PromptSlots,
     choose_tokens,
     replan,
 )
-from canopy_chunks.suffix import ChunkSuffix  # noqa: E402
+from canopy_chunks.store import disk  # noqa: E402
+from canopy_chunks.store.chunk import FusedPrompt, Placed  # noqa: E402
+from canopy_chunks.store.suffix import ChunkSuffix  # noqa: E402
 from sglang_canopy.errors import CanopyError  # noqa: E402
 
 PREFIX, CHUNK, TAIL = 12, 50, 9

@@ -16,7 +16,7 @@ import json, sys
 from pathlib import Path
 from support.scheduler_worker import InProcess
 from canopy_chunks.server import model_view
-from canopy_chunks.working_memory import working_memory
+from canopy_chunks.fuse.working_memory import working_memory
 
 flags = "--canopy-chunks memory_mb=100,prompt_tokens=512".split()
 scheduler = InProcess(Path(sys.argv[1]), flags, kv_tokens=4096).scheduler

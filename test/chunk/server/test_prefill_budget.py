@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 pytest.importorskip("torch")
 
 from canopy_chunks.server import scheduler
-from sglang_canopy.server import queue
+from sglang_canopy.server.scheduler import queue
 from support.bare_adder import bare_adder
 
 

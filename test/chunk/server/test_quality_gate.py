@@ -9,10 +9,10 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from canopy_chunks import gate  # noqa: E402
 from canopy_chunks.calibration.saved import Calibration, Calibrations, Setting  # noqa: E402
 from canopy_chunks.calibration.search import CostProfile  # noqa: E402
-from canopy_chunks.gate import Kept, Method, check_quality  # noqa: E402
+from canopy_chunks.quality import start_gate as gate  # noqa: E402
+from canopy_chunks.quality.start_gate import Kept, Method, check_quality  # noqa: E402
 from canopy_chunks.server import scheduler  # noqa: E402
 from canopy_chunks.server.options import DEFAULT_RATIO, Options  # noqa: E402
 from sglang_canopy.errors import CanopyError  # noqa: E402

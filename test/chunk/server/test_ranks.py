@@ -13,14 +13,14 @@ import torch.distributed as dist  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from comparators.weights import from_transformers  # noqa: E402
 
-from canopy_chunks.cache import dense_cache  # noqa: E402
-from canopy_chunks.check import answers_differ  # noqa: E402
-from canopy_chunks.chunk import FusedPrompt, Placed  # noqa: E402
-from canopy_chunks.encode import encode  # noqa: E402
-from canopy_chunks.fields import check_selector  # noqa: E402
-from canopy_chunks.fusion import fused_prefill  # noqa: E402
-from canopy_chunks.selectors import make_selector  # noqa: E402
+from canopy_chunks.fuse.cache import dense_cache  # noqa: E402
+from canopy_chunks.fuse.encode import encode  # noqa: E402
+from canopy_chunks.fuse.fusion import fused_prefill  # noqa: E402
+from canopy_chunks.fuse.selectors import make_selector  # noqa: E402
+from canopy_chunks.quality.check import answers_differ  # noqa: E402
 from canopy_chunks.server.options import Options, check_server  # noqa: E402
+from canopy_chunks.store.chunk import FusedPrompt, Placed  # noqa: E402
+from canopy_chunks.text.fields import check_selector  # noqa: E402
 from sglang_canopy.errors import CanopyError  # noqa: E402
 from support.chunk_models import build  # noqa: E402
 from support.gloo_ranks import on_ranks  # noqa: E402

@@ -16,13 +16,13 @@ from test_engine import LENGTH, SYSTEM, learn, prompt, request, tiers  # noqa: E
 from test_no_host_waits import served  # noqa: E402
 from test_ranks import RANKS, split  # noqa: E402
 
-from canopy_chunks import disk  # noqa: E402
-from canopy_chunks.agreed_reads import AgreedReads  # noqa: E402
-from canopy_chunks.documents import document_name  # noqa: E402
-from canopy_chunks.read_ahead import ReadAhead  # noqa: E402
 from canopy_chunks.server import forward as forwards  # noqa: E402
 from canopy_chunks.server import model_view  # noqa: E402
-from canopy_chunks.store import ChunkStore  # noqa: E402
+from canopy_chunks.store import disk  # noqa: E402
+from canopy_chunks.store.agreed_reads import AgreedReads  # noqa: E402
+from canopy_chunks.store.read_ahead import ReadAhead  # noqa: E402
+from canopy_chunks.store.store import ChunkStore  # noqa: E402
+from canopy_chunks.text.documents import document_name  # noqa: E402
 from sglang_canopy.errors import CanopyError  # noqa: E402
 from support.chunk_models import build  # noqa: E402
 from support.gloo_ranks import on_ranks  # noqa: E402
@@ -118,7 +118,7 @@ def test_ranks_compute_the_same_whatever_one_of_them_cannot_read(tmp_path) -> No
 
 
 def test_another_variant_of_what_a_rank_lacks_is_agreed_on_too(llama, tmp_path) -> None:
-    from canopy_chunks.encode import encode
+    from canopy_chunks.fuse.encode import encode
 
     store, ids = ChunkStore("model", {"disk": 1 << 24}, tmp_path), ids_of().tolist()
     variants = [store.put(encode(llama, ids[:40], ids[40:48])), store.put(encode(llama, ids[:40]))]
@@ -136,7 +136,7 @@ def test_another_variant_of_what_a_rank_lacks_is_agreed_on_too(llama, tmp_path) 
 
 
 def test_a_chunk_that_could_not_be_written_is_missed_when_it_is_read(llama, tmp_path, monkeypatch):
-    from canopy_chunks.encode import encode
+    from canopy_chunks.fuse.encode import encode
 
     store = ChunkStore("model", {"disk": 1 << 24}, tmp_path, keep=list)
     real = disk.write

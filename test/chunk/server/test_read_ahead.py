@@ -14,12 +14,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from canopy_chunks import disk, read_ahead  # noqa: E402
-from canopy_chunks.chunk import Chunk  # noqa: E402
-from canopy_chunks.encode import encode  # noqa: E402
-from canopy_chunks.read_ahead import ReadAhead, read_layers_ahead  # noqa: E402
+from canopy_chunks.fuse.encode import encode  # noqa: E402
 from canopy_chunks.server.request import ChunkRequest  # noqa: E402
-from canopy_chunks.suffix import ChunkSuffix  # noqa: E402
+from canopy_chunks.store import disk, read_ahead  # noqa: E402
+from canopy_chunks.store.chunk import Chunk  # noqa: E402
+from canopy_chunks.store.read_ahead import ReadAhead, read_layers_ahead  # noqa: E402
+from canopy_chunks.store.suffix import ChunkSuffix  # noqa: E402
 from sglang_canopy.errors import CanopyError  # noqa: E402
 
 LENGTH = 30

@@ -27,8 +27,8 @@ from pathlib import Path
 from support.scheduler_worker import InProcess
 from support import chunk_models  # finds comparators
 from comparators.weights import load
-from canopy_chunks import engine
-from canopy_chunks.cache import dense_cache
+from canopy_chunks.fuse import rows as engine
+from canopy_chunks.fuse.cache import dense_cache
 from canopy_chunks.server import model_view
 
 folder = Path(sys.argv[1])
@@ -55,8 +55,8 @@ OTHER = """
 import json, sys, torch, transformers
 from pathlib import Path
 from support.scheduler_worker import InProcess
-from canopy_chunks import engine
-from canopy_chunks.cache import dense_cache
+from canopy_chunks.fuse import rows as engine
+from canopy_chunks.fuse.cache import dense_cache
 from canopy_chunks.server import model_view
 
 flags = "--canopy-chunks memory_mb=16,prompt_tokens=512".split()

@@ -14,12 +14,12 @@ from hypothesis import strategies as st  # noqa: E402
 from test_engine import LENGTH, SYSTEM  # noqa: E402
 from test_no_host_waits import kernels_on, moved, run, served, step_of  # noqa: E402
 
-from canopy_chunks.chunk import Chunk  # noqa: E402
-from canopy_chunks.encode import encode  # noqa: E402
-from canopy_chunks.host_memory import HostMemory  # noqa: E402
-from canopy_chunks.model import Shape  # noqa: E402
+from canopy_chunks.fuse.encode import encode  # noqa: E402
 from canopy_chunks.server.library import score_chunk  # noqa: E402
-from canopy_chunks.store import ChunkStore  # noqa: E402
+from canopy_chunks.store.chunk import Chunk  # noqa: E402
+from canopy_chunks.store.host_memory import HostMemory  # noqa: E402
+from canopy_chunks.store.shape import Shape  # noqa: E402
+from canopy_chunks.store.store import ChunkStore  # noqa: E402
 from canopy_kernel import rope_scatter  # noqa: E402
 from support.separate_device import SeparateDevice, inside  # noqa: E402
 

@@ -9,14 +9,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from canopy_chunks.check import pieces_of  # noqa: E402
-from canopy_chunks.meter import RAISED, SERVED, STOPPED, QualityMeter  # noqa: E402
+from canopy_chunks.quality.check import pieces_of  # noqa: E402
+from canopy_chunks.quality.tenant_meter import RAISED, SERVED, STOPPED, QualityMeter  # noqa: E402
+from canopy_chunks.quality.watch import KEPT_S, MAX_TIMES, MAX_WAITING, Watch  # noqa: E402
 from canopy_chunks.server import engine as engines  # noqa: E402
 from canopy_chunks.server.engine import ChunkEngine  # noqa: E402
 from canopy_chunks.server.options import Options  # noqa: E402
 from canopy_chunks.server.request import DIFFERED  # noqa: E402
-from canopy_chunks.watch import KEPT_S, MAX_TIMES, MAX_WAITING, Watch  # noqa: E402
-from sglang_canopy.request.stamp import STAMP_KEY  # noqa: E402
+from sglang_canopy.wire.stamp import STAMP_KEY  # noqa: E402
 
 SYSTEM, LENGTH, TAIL = 40, 120, 8
 
@@ -199,7 +199,7 @@ def test_a_check_that_fails_is_counted_and_the_next_one_runs(engine, ids, monkey
     learn(engine, prompt(ids))
     serve(engine, prompt(ids))
     with monkeypatch.context() as broken:
-        broken.setattr("canopy_chunks.watch.answers_differ", None)
+        broken.setattr("canopy_chunks.quality.watch.answers_differ", None)
         idle(engine)
     serve(engine, prompt(ids))
     idle(engine)

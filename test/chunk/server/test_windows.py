@@ -13,7 +13,7 @@ from hypothesis import strategies as st  # noqa: E402
 from test_encoder_and_packing import batch_of  # noqa: E402
 from test_engine import SYSTEM, learn, make, prompt, request  # noqa: E402, F401
 
-from canopy_chunks.choice import ChosenTokens  # noqa: E402
+from canopy_chunks.fuse.choice import ChosenTokens  # noqa: E402
 from canopy_chunks.server import forward as forwards  # noqa: E402
 from canopy_chunks.server import model_view  # noqa: E402
 from canopy_chunks.server.batch import split_into_windows  # noqa: E402

@@ -13,15 +13,15 @@ torch = pytest.importorskip("torch")
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils._pytree import tree_leaves  # noqa: E402
 
-from canopy_chunks.background_encoder import BackgroundEncoder  # noqa: E402
-from canopy_chunks.chunk import Chunk, Placed  # noqa: E402
-from canopy_chunks.selectors import make_selector, question  # noqa: E402
+from canopy_chunks.fuse.background_encoder import BackgroundEncoder  # noqa: E402
+from canopy_chunks.fuse.selectors import make_selector, question  # noqa: E402
+from canopy_chunks.fuse.working_memory import working_memory  # noqa: E402
 from canopy_chunks.server import scheduler  # noqa: E402
 from canopy_chunks.server.options import AUTOMATIC_PROMPT_TOKENS, Options  # noqa: E402
 from canopy_chunks.server.plan import PromptSlots, choose_tokens  # noqa: E402
 from canopy_chunks.server.request import ineligible_reason  # noqa: E402
-from canopy_chunks.store import ChunkStore  # noqa: E402
-from canopy_chunks.working_memory import working_memory  # noqa: E402
+from canopy_chunks.store.chunk import Chunk, Placed  # noqa: E402
+from canopy_chunks.store.store import ChunkStore  # noqa: E402
 
 TOKENS, WINDOW, CHUNK, TAIL = 6000, 1000, 500, 100
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sglang_canopy.request.document_names import BOUNDS, COMMAND
+from sglang_canopy.wire.document_names import BOUNDS, COMMAND
 
 
 async def generate(

@@ -10,8 +10,9 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-from canopy_chunks import fields
-from canopy_chunks.documents import (
+from canopy_chunks.server.options import Options
+from canopy_chunks.text import fields
+from canopy_chunks.text.documents import (
     MARK,
     Documents,
     check_marks,
@@ -20,12 +21,11 @@ from canopy_chunks.documents import (
     tokenise,
     with_bounds,
 )
-from canopy_chunks.find import Finder
-from canopy_chunks.listed import FIELD, listed_texts
-from canopy_chunks.server.options import Options
+from canopy_chunks.text.find import Finder
+from canopy_chunks.text.listed import FIELD, listed_texts
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.request.document_names import BOUNDS, DOCUMENTS
 from sglang_canopy.tenant import tenant_of
+from sglang_canopy.wire.document_names import BOUNDS, DOCUMENTS
 
 documents = Documents()
 """What was registered at ``/canopy/chunks``, of this process."""

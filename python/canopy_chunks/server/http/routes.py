@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from canopy_chunks.documents import Document, document_name
-from canopy_chunks.find import inner
 from canopy_chunks.server.http import calls, entry
 from canopy_chunks.server.options import Options
+from canopy_chunks.text.documents import Document, document_name
+from canopy_chunks.text.find import inner
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.request import access
 from sglang_canopy.request.owner import tenant_fields

@@ -11,9 +11,9 @@ import secrets
 import time
 from typing import Any
 
-from canopy_chunks.documents import document_name
 from canopy_chunks.server.http import calls
 from canopy_chunks.server.options import Options
+from canopy_chunks.text.documents import document_name
 from sglang_canopy.tenant import tenant_of
 
 logger = logging.getLogger(__name__)

@@ -1,0 +1,1 @@
+"""Turn stored KV into a prefill: encode, select tokens, rotate and place."""

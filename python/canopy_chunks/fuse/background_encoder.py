@@ -1,0 +1,154 @@
+"""Encoding chunks for their next use, a piece at a time, when the server has nothing better to do.
+
+A chunk that came in an ordinary prompt was computed behind other documents and perhaps behind
+private text; its KV there must not go into another user's prompt. So it is encoded again: behind
+the tokens that precede the first chunk (the system prompt), or alone. That costs a prefill of the
+chunk, once; it is done in pieces of ``PIECE_TOKENS`` tokens while the server is idle, and under load
+within a share of the tokens the requests themselves need.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from canopy_chunks.fuse.cache import KVCache, dense_cache
+from canopy_chunks.fuse.encode import capture, stand_in
+from canopy_chunks.fuse.encode_queue import EncodeQueue, QueuedChunk
+from canopy_chunks.fuse.model import Model
+from canopy_chunks.fuse.rows import prefill
+from canopy_chunks.store.chunk import Chunk
+from canopy_chunks.store.device_copy import to_device
+from canopy_chunks.store.store import ChunkStore
+from canopy_chunks.text.documents import document_name
+
+PIECE_TOKENS = 64
+"""Tokens encoded before looking whether a request has come."""
+
+
+def stand_in_tokens(tokenizer: Any) -> tuple[int, ...]:
+    """Tokens of the documents that stand where a chunk's predecessors will (encoding ``mixed``).
+
+    Empty without a tokenizer, since they are text: ``mixed`` is then ``prefix``.
+    """
+    if tokenizer is None:
+        return ()
+    return stand_in(functools.partial(tokenizer.encode, add_special_tokens=False))
+
+
+@dataclass(slots=True)
+class _EncodeJob:
+    key: str
+    chunk: QueuedChunk
+    cache: KVCache
+    done: int
+
+
+class BackgroundEncoder:
+    """Chunks that wait to be encoded, and the one that is.
+
+    ``score(chunk)`` is called before a chunk is stored, ``on_stored(key, document, tenant)`` after.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        store: ChunkStore,
+        score: Callable[[Chunk], None] = lambda chunk: None,
+        on_stored: Callable[[str, str, str | None], None] = lambda key, document, tenant: None,
+    ) -> None:
+        self.model, self.store, self.score, self.on_stored = model, store, score, on_stored
+        self.queue = EncodeQueue()
+        self.encoded_tokens = self.encoded_chunks = 0
+        self._job: _EncodeJob | None = None
+        self._prefix: tuple[tuple[int, ...], KVCache] | None = None
+
+    def enqueue(
+        self, ids: Sequence[int], prefix: Sequence[int], salt: str, tenant: str | None = None
+    ) -> None:
+        """Queue a chunk to be encoded. Does nothing for one that is queued or stored already."""
+        key = self.store.key(ids, prefix, salt)
+        busy = self._job is not None and self._job.key == key
+        if busy or (key, tenant) in self.queue or self.store.where(key) is not None:
+            return
+        name = document_name(ids, tenant)
+        self.queue.add(key, QueuedChunk(tuple(ids), tuple(prefix), salt, tenant, name))
+
+    def forget(self, name: str, tenant: str | None) -> None:
+        """Take a document out of the queue (it was deleted)."""
+        self.queue.remove(name, tenant)
+        if self._job is not None and self._job.chunk.name == name:
+            self._job = None
+
+    def abandon(self) -> None:
+        """Give up the chunk that is being encoded."""
+        self._job = None
+
+    def store_chunk(
+        self, key: str, chunk: Chunk, salt: str, tenant: str | None, now: float
+    ) -> None:
+        """Store a chunk that was encoded, here or by an ordinary prefill."""
+        self.score(chunk)
+        chunk.document = document_name(chunk.ids, tenant)
+        self.store.put(chunk, salt, now)
+        self.encoded_chunks += 1
+        self.on_stored(key, chunk.document, tenant)
+
+    def stats(self) -> dict[str, int]:
+        """Chunks and tokens that wait, that were encoded, and that were forgotten."""
+        return {
+            "waiting_chunks": len(self.queue) + int(self.busy and not self.queue),
+            "waiting_tokens": self.queue.tokens,
+            "encoded_chunks": self.encoded_chunks,
+            "encoded_tokens": self.encoded_tokens,
+            "forgotten_chunks": self.queue.forgotten,
+        }
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is left to encode."""
+        return self._job is not None or bool(self.queue)
+
+    def step(self, now: float) -> int:
+        """Encode one piece; returns its tokens (0: nothing to do). ``now`` stamps a new chunk."""
+        job = self._job or self._next()
+        if job is None:
+            return 0
+        self._job = job
+        whole = (*job.chunk.prefix, *job.chunk.ids)
+        piece = whole[job.done : job.done + PIECE_TOKENS]
+        ids = to_device(torch.tensor(piece, dtype=torch.long), self.model.device)
+        prefill(self.model, ids, job.cache, start=job.done)
+        job.done += len(piece)
+        self.encoded_tokens += len(piece)
+        if job.done == len(whole):
+            self._job = None
+            self._finish(job, now)
+        return len(piece)
+
+    def _next(self) -> _EncodeJob | None:
+        found = self.queue.next()
+        if found is None:
+            return None
+        key, queued = found
+        cache = dense_cache(self.model, len(queued.prefix) + len(queued.ids))
+        done = 0
+        if self._prefix is not None and self._prefix[0] == queued.prefix:
+            done = len(queued.prefix)
+            for mine, computed in zip(cache.k + cache.v, self._prefix[1].k + self._prefix[1].v):
+                mine[:done] = computed
+        return _EncodeJob(key, queued, cache, done)
+
+    def _finish(self, job: _EncodeJob, now: float) -> None:
+        start = len(job.chunk.prefix)
+        chunk = capture(self.model, job.cache, job.chunk.ids, start, job.chunk.prefix)
+        self.store_chunk(job.key, chunk, job.chunk.salt, job.chunk.tenant, now)
+        if start and (self._prefix is None or self._prefix[0] != job.chunk.prefix):
+            prefix = dense_cache(self.model, start)
+            for mine, computed in zip(prefix.k + prefix.v, job.cache.k + job.cache.v):
+                mine.copy_(computed[:start])
+            self._prefix = (job.chunk.prefix, prefix)

@@ -1,0 +1,113 @@
+"""The KV of one prompt while it is being fused: paged pools a layer, and the prompt's slots."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+
+from canopy_chunks.fuse.model import Model
+from canopy_chunks.store.device_copy import is_host
+from canopy_kernel import attention, halves, pages
+
+Made = TypeVar("Made")
+
+
+@dataclass(slots=True)
+class KVCache:
+    """One request's row of a paged pool.
+
+    k, v: a view ``[pages, page_size, kv_heads, head_dim]`` a layer (keys rotated);
+    slots: ``[n]`` pool slot of each position; in_order: slots are 0..n-1 of pages of one token,
+    so that a CPU reads keys in place.
+    """
+
+    k: list[torch.Tensor]
+    v: list[torch.Tensor]
+    slots: torch.Tensor
+    in_order: bool = False
+    backend: str = "auto"
+    arrivals: list[Any] = field(default_factory=list)
+    """Transfers under way into it (``transfer.Transfer``): a layer is not touched before its rows."""
+    _plans: list[tuple[torch.Tensor, list[halves.Step]]] = field(default_factory=list)
+    _batches: list[tuple[torch.Tensor, attention.Rows]] = field(default_factory=list)
+    _places: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return self.slots.numel()
+
+    def upto(self, tokens: int) -> KVCache:
+        """Its first positions, with what they hold."""
+        return KVCache(self.k, self.v, self.slots[:tokens], self.in_order, self.backend)
+
+    def read(self, layer: int, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """K (rotated) and V ``[n, kv_heads, head_dim]`` at ``positions``."""
+        slots = self._slots_of(positions)
+        return self.read_keys(layer, positions), pages.read(self.v[layer], slots)
+
+    def read_keys(self, layer: int, positions: torch.Tensor) -> torch.Tensor:
+        """As :meth:`read`, K alone."""
+        self.arrive(layer)
+        return pages.read(self.k[layer], self._slots_of(positions))
+
+    def write(self, layer: int, positions: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Put K (rotated) and V rows at ``positions``."""
+        self.arrive(layer)
+        slots = self._slots_of(positions)
+        pages.write(self.k[layer], slots, k)
+        pages.write(self.v[layer], slots, v)
+
+    def attend(
+        self, layer: int, q: torch.Tensor, positions: torch.Tensor, scale: float
+    ) -> torch.Tensor:
+        """Position-causal attention of sorted rows ``q [m, heads, d]`` over the whole row."""
+        self.arrive(layer)
+        k, v = self.k[layer], self.v[layer]
+        if self.in_order and self.backend in ("auto", "blocked") and is_host(q):
+            n = len(self)
+            k, v = k[:n, 0], v[:n, 0]
+            if q.shape[0] == n:
+                return halves.causal(q, k, v, scale)
+            return halves.attend(q, k, v, self._plan(q, k, positions), scale)
+        return attention.sparse_prefill(q, k, v, self._rows(positions), scale, self.backend)
+
+    def arrive(self, layer: int) -> None:
+        """What is queued from here on finds this layer's reused rows in place."""
+        for transfer in self.arrivals:
+            transfer.arrive(layer)
+
+    def _slots_of(self, positions: torch.Tensor) -> torch.Tensor:
+        return _once(self._places, positions, lambda: self.slots[positions])
+
+    def _rows(self, positions: torch.Tensor) -> attention.Rows:
+        """Their prefix sums go to a device once."""
+        return _once(self._batches, positions, lambda: attention.Rows.one(positions, self.slots))
+
+    def _plan(self, q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor) -> list[halves.Step]:
+        group = q.shape[1] // k.shape[1]
+        return _once(self._plans, positions, lambda: halves.plan(positions, group, q.dtype))
+
+
+def _once(
+    made_before: list[tuple[torch.Tensor, Made]], positions: torch.Tensor, make: Callable[[], Made]
+) -> Made:
+    """What ``make`` gives for these positions, made once for all layers. A probe has two sets of rows, so
+    the last two are kept."""
+    for one, found in made_before:
+        if one is positions:
+            return found
+    made = make()
+    made_before[:] = [*made_before[-1:], (positions, made)]
+    return made
+
+
+def dense_cache(model: Model, tokens: int) -> KVCache:
+    """A cache of its own for ``tokens`` positions: what a CPU, a test or an evaluation uses."""
+    s = model.shape
+    size = (s.layers, tokens, 1, s.kv_heads, s.head_dim)
+    k = torch.zeros(size, dtype=model.dtype, device=model.device)
+    v = torch.zeros(size, dtype=model.dtype, device=model.device)
+    slots = torch.arange(tokens, device=model.device)
+    return KVCache(list(k), list(v), slots, in_order=True)

@@ -1,0 +1,115 @@
+"""Fused prefill: reuse the chunks' KV, recompute the chosen tokens, and say where the time went."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from canopy_chunks.fuse import rows as engine
+from canopy_chunks.fuse.cache import KVCache
+from canopy_chunks.fuse.model import Model
+from canopy_chunks.fuse.placement import place_chunks
+from canopy_chunks.fuse.selectors.base import Context, SelectedTokens, Selector
+from canopy_chunks.store.chunk import FusedPrompt
+
+HEAD_TOKENS = 32
+"""A shorter head is run with the probe and again: one more pass over the weights costs more."""
+
+
+@dataclass(slots=True)
+class Timing:
+    """Seconds of one fused prefill. ``place`` reads, rotates and writes the reused KV."""
+
+    select: float = 0.0
+    place: float = 0.0
+    recompute: float = 0.0
+
+    @property
+    def total(self) -> float:
+        return self.select + self.place + self.recompute
+
+
+@dataclass(slots=True)
+class Fused:
+    """The last token's logits ``[vocab]``, the rows computed at layer 0, and the timing."""
+
+    logits: torch.Tensor
+    rows: torch.Tensor
+    timing: Timing = field(default_factory=Timing)
+
+
+@torch.no_grad()
+def fused_prefill(
+    model: Model,
+    prompt: FusedPrompt,
+    cache: KVCache,
+    selector: Selector,
+    ratio: float,
+) -> Fused:
+    """Prefill a prompt with ``ratio`` of its chunk tokens recomputed, the rest reused.
+
+    Tokens outside chunks and the prompt's last token are always computed. At ratio 1 this is a
+    plain prefill.
+    """
+    timing, start = Timing(), time.perf_counter()
+    inside = prompt.in_chunk()
+    inside[len(prompt) - 1] = False
+    ready = 0
+    context = Context(model, prompt, cache, ratio)
+    if selector.reads_cache and 0 < ratio < 1:
+        place_chunks(model, prompt.placed, cache, inside)
+        timing.place = _lap(model, start)
+        ready = _run_head(model, prompt, cache)
+        timing.recompute = _lap(model, start) - timing.place
+        choice = selector.choose(replace(context, ready=ready))
+        timing.select = _lap(model, start) - timing.place - timing.recompute
+    else:
+        choice = (
+            selector.choose(context)
+            if 0 < ratio < 1
+            else SelectedTokens(
+                inside.nonzero()[:, 0] if ratio >= 1 else torch.empty(0, dtype=torch.long)
+            )
+        )
+        timing.select = _lap(model, start)
+        reused = inside.clone()
+        if choice.narrow is None and choice.replaced is None:
+            reused[choice.tokens.cpu()] = False
+        place_chunks(model, prompt.placed, cache, reused)
+        timing.place = _lap(model, start) - timing.select
+    needed = ~inside
+    needed[choice.tokens.cpu()] = True
+    every = needed.nonzero()[:, 0].to(model.device)
+    rows = every[ready:]
+    hidden, _ = engine.run_rows(
+        model,
+        prompt.ids[rows],
+        rows,
+        cache,
+        narrow=choice.narrow,
+        replaced=choice.replaced,
+    )
+    out = model.logits(hidden[-1:])[0]
+    timing.recompute = _lap(model, start) - timing.select - timing.place
+    return Fused(out, every, timing)
+
+
+def _run_head(model: Model, prompt: FusedPrompt, cache: KVCache) -> int:
+    """Compute what stands before the first chunk, once and for all; returns how many tokens.
+
+    No chunk precedes it, so its KV is exact: a selector that probes need not run it again. Returns
+    0 where it is too short to be worth it.
+    """
+    count = prompt.placed[0].start if prompt.placed else 0
+    if count < HEAD_TOKENS:
+        return 0
+    engine.prefill(model, prompt.ids[:count], cache)
+    return count
+
+
+def _lap(model: Model, start: float) -> float:
+    if model.device.type == "cuda":
+        torch.cuda.synchronize(model.device)
+    return time.perf_counter() - start

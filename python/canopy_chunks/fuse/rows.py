@@ -1,0 +1,126 @@
+"""The forward pass of sparse rows at their true positions, over whatever KV the cache holds.
+
+Every other token's KV is taken from the cache as it is. With all rows it is a plain prefill.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+
+from canopy_chunks.fuse.cache import KVCache
+from canopy_chunks.fuse.model import Enough, Model
+
+Result = TypeVar("Result")
+
+Narrow = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], "torch.Tensor | None"]
+"""``(layer, positions [m], k [m, kv_heads, d] rotated, v)`` -> indices of the rows to keep from this
+layer on (sorted), or None for all. Called before K and V are written: a row that is dropped leaves
+the cache's own KV in place here and in every deeper layer. A server's model keeps all its rows."""
+
+Replaced = Callable[[int, torch.Tensor], "torch.Tensor | None"]
+"""``(layer, positions [m])`` -> indices of the rows whose K and V of this layer replace what the
+cache holds there, or None for all. The other rows run on all the same."""
+
+Watch = Callable[[int, torch.Tensor, torch.Tensor], "torch.Tensor | None"]
+"""``(layer, q [m, heads, d] rotated, positions [m])``, after this layer's K and V are written. May
+return the rows' attention ``[m, heads, d]`` if it has worked that out itself; None if not."""
+
+
+def finish(steps: Generator[None, None, Result]) -> Result:
+    """What ``steps`` return, with nothing between them."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            return done.value  # type: ignore[no-any-return]
+
+
+@dataclass(slots=True)
+class RowsAttention:
+    """A :class:`~.model.Attention`: writes the rows' K and V into ``cache`` (at each layer, those of
+    the rows that ``replaced`` names), then attends by position. Ends the forward when layer ``last``
+    has been watched: what follows in it would not be looked at."""
+
+    cache: KVCache
+    positions: torch.Tensor
+    scale: float
+    narrow: Narrow | None = None
+    watch: Watch | None = None
+    arrive: Callable[[int], None] | None = None
+    replaced: Replaced | None = None
+    last: int | None = None
+    kept: torch.Tensor | None = None
+
+    def __call__(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> torch.Tensor:
+        """The attention of one layer's rows."""
+        if self.arrive is not None:  # the reused KV of this layer is in place when this returns
+            self.arrive(layer)
+        if self.narrow is not None:
+            self.kept = keep = self.narrow(layer, self.positions, k, v)
+            if keep is not None:
+                self.positions = self.positions[keep]
+                q, k, v = q[keep], k[keep], v[keep]
+        some = self.replaced(layer, self.positions) if self.replaced is not None else None
+        if some is None:
+            self.cache.write(layer, self.positions, k, v)
+        else:
+            self.cache.write(layer, self.positions[some], k[some], v[some])
+        attended = self.watch(layer, q, self.positions) if self.watch is not None else None
+        if layer == self.last:
+            raise Enough
+        if attended is None:
+            attended = self.cache.attend(layer, q, self.positions, self.scale)
+        return attended
+
+
+@torch.no_grad()
+def run_rows(
+    model: Model,
+    ids: torch.Tensor,
+    positions: torch.Tensor,
+    cache: KVCache,
+    narrow: Narrow | None = None,
+    watch: Watch | None = None,
+    arrive: Callable[[int], None] | None = None,
+    replaced: Replaced | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Run rows ``ids [m]`` at sorted ``positions [m]`` through all layers.
+
+    Returns the rows' hidden state ``[m', hidden]`` after the last norm, and their positions ``[m']``
+    (fewer than m when ``narrow`` dropped some).
+    """
+    scale = model.shape.head_dim**-0.5
+    rows = RowsAttention(cache, positions, scale, narrow, watch, arrive, replaced)
+    hidden = model.forward(ids, positions, rows)
+    return hidden, rows.positions
+
+
+@torch.no_grad()
+def probe_rows(
+    model: Model,
+    ids: torch.Tensor,
+    positions: torch.Tensor,
+    cache: KVCache,
+    last: int,
+    watch: Watch | None = None,
+) -> None:
+    """As :func:`run_rows`, up to the attention of layer ``last``, which is the last to be watched."""
+    scale = model.shape.head_dim**-0.5
+    try:
+        model.forward(
+            ids, positions, RowsAttention(cache, positions, scale, watch=watch, last=last)
+        )
+    except Enough:
+        return
+
+
+def prefill(model: Model, ids: torch.Tensor, cache: KVCache, start: int = 0) -> torch.Tensor:
+    """Plain prefill of ``ids [m]`` from position ``start``. Returns the last hidden states."""
+    positions = torch.arange(start, start + ids.numel(), device=ids.device)
+    return run_rows(model, ids, positions, cache)[0]

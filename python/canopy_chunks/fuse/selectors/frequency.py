@@ -1,0 +1,38 @@
+"""Low- and high-frequency energy of K and V (CacheTune, equations 2 to 7)."""
+
+from __future__ import annotations
+
+import torch
+
+from canopy_chunks.fuse.selectors.base import Offline
+from canopy_chunks.store.chunk import Chunk
+from canopy_kernel.lowpass import lowpass_energy
+
+ALPHA = 0.5
+"""Share of the one-sided spectrum that counts as low (the paper's value)."""
+
+
+def layer_scores(chunk: Chunk, high: bool = False, alpha: float = ALPHA) -> torch.Tensor:
+    """``[layers, n]``: energy of each token, each layer normalised by its sum (equations 2 to 6)."""
+    energy = lowpass_energy(chunk.raw_k.flatten(2), chunk.v.flatten(2), alpha, high)
+    return energy / (energy.sum(dim=1, keepdim=True) + 1e-12)
+
+
+class Frequency(Offline):
+    """Low-frequency energy, averaged over layers, one set for all layers.
+
+    ``alpha`` is the share of the spectrum that counts as low.
+    """
+
+    name = "frequency"
+    high = False
+
+    def __init__(self, alpha: float = ALPHA) -> None:
+        self.alpha = alpha
+
+    @property
+    def stored_as(self) -> str:
+        return self.name if self.alpha == ALPHA else f"{self.name} {self.alpha:g}"
+
+    def score(self, chunk: Chunk) -> torch.Tensor:
+        return layer_scores(chunk, self.high, self.alpha).mean(dim=0)

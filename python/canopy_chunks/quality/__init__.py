@@ -1,0 +1,1 @@
+"""Check answers from reused KV: at the start, by tenant, and while serving."""

@@ -1,0 +1,161 @@
+"""Questions over documents as tokens, and the answers that full recompute and fused prefill give."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from canopy_chunks.fuse import rows as engine
+from canopy_chunks.fuse.cache import KVCache
+from canopy_chunks.fuse.encode import Encoder, stand_in
+from canopy_chunks.fuse.model import Model
+from canopy_chunks.quality.tasks import SYSTEM, Example
+from canopy_chunks.store.chunk import Chunk, FusedPrompt, Placed
+from canopy_chunks.text.variants import Place
+
+
+@dataclass(slots=True)
+class Case:
+    """One example as tokens: a system prefix, one run a document, and the question.
+
+    stand_in: documents that are not in the prompt, to encode chunks behind.
+    """
+
+    prefix: list[int]
+    documents: list[list[int]]
+    question: list[int]
+    answers: tuple[str, ...]
+    task: str
+    stand_in: list[int] = field(default_factory=list)
+
+    @property
+    def ids(self) -> list[int]:
+        return [*self.prefix, *(t for d in self.documents for t in d), *self.question]
+
+
+def tokenise(
+    tokenizer: Any,
+    example: Example,
+    chunks: int,
+    chunk_tokens: int,
+) -> Case:
+    """Piecewise, so that a document always gives the same ids.
+
+    Documents are cut to ``chunk_tokens``, the empty line between them included: it is what tells
+    a document's end, and without it the error of reuse nearly doubles (docs/research/chunks.md).
+    Without a chat template the prompt is plain text.
+    """
+
+    def ids(text: str) -> list[int]:
+        return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    if getattr(tokenizer, "chat_template", None):
+        mark = "\u241e"
+        messages = [
+            {"role": "system", "content": SYSTEM},
+            {"role": "user", "content": mark},
+        ]
+        try:
+            text = tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True
+            )
+        except Exception:  # templates without a system role raise their own error class
+            messages = [{"role": "user", "content": f"{SYSTEM}\n\n{mark}"}]
+            text = tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True
+            )
+        before, after = text.split(mark)
+    else:
+        before, after = f"{SYSTEM}\n\n", "\nAnswer:"
+    gap = ids("\n\n")
+    room = max(0, chunk_tokens - len(gap))
+    documents = [ids(d)[:room] + gap for d in example.documents[:chunks]]
+    question = ids(f"Question: {example.question}{after}{example.lead}")
+    return Case(
+        ids(before), documents, question, example.answers, example.task, list(stand_in(ids))
+    )
+
+
+def behind(case: Case, how: str, place: int = 0) -> tuple[int, ...]:
+    """What the document at a place of a case is encoded behind; ``how`` is one of ``ENCODINGS``."""
+    where = Place(how, place == 0, tuple(case.prefix), tuple(case.stand_in), True)
+    return where.acceptable()[0]
+
+
+def encode_case(
+    model: Model,
+    case: Case,
+    how: str,
+    encoders: dict[tuple[int, ...], Encoder] | None = None,
+    behind: Callable[[Case, str, int], tuple[int, ...]] = behind,
+) -> list[Chunk]:
+    """The documents as chunks, each behind ``behind(case, how, place)``. What stands before
+    documents is run once for all calls with the same ``encoders``."""
+    encoder_of = {} if encoders is None else encoders
+    chunks = []
+    for place, document in enumerate(case.documents):
+        before = behind(case, how, place)
+        if before not in encoder_of:
+            encoder_of[before] = Encoder(model, before)
+        chunks.append(encoder_of[before].encode(document))
+    return chunks
+
+
+def prompt_of_case(case: Case, chunks: Sequence[Chunk], device: torch.device) -> FusedPrompt:
+    """The prompt of a case with its chunks where its documents are."""
+    at, placed = len(case.prefix), []
+    for chunk in chunks:
+        placed.append(Placed(chunk, at))
+        at += len(chunk)
+    return FusedPrompt(torch.tensor(case.ids, device=device), tuple(placed))
+
+
+def greedy(
+    model: Model, cache: KVCache, n: int, begun: Sequence[int], count: int, end: int | None
+) -> list[int]:
+    """:func:`greedy_steps` to their end."""
+    return engine.finish(greedy_steps(model, cache, n, begun, count, end))
+
+
+@torch.no_grad()
+def greedy_steps(
+    model: Model,
+    cache: KVCache,
+    n: int,
+    begun: Sequence[int],
+    count: int,
+    end: int | None,
+    rows: list[torch.Tensor] | None = None,
+) -> Generator[None, None, list[int]]:
+    """At most ``count`` greedy tokens from what was ``begun``, up to ``end``; yields before each.
+
+    The cache holds n prompt tokens and what follows them but the last; it is filled as it goes.
+    rows: the logits ``[vocab]`` of each token that is not yet begun are added to it.
+    """
+    tokens = list(begun[:count])
+    while len(tokens) < count and end not in tokens:
+        yield
+        at = n + len(tokens) - 1
+        last = torch.tensor(tokens[-1:], device=model.device)
+        row = model.logits(engine.prefill(model, last, cache.upto(at + 1), at))
+        tokens.append(int(row.argmax()))
+        if rows is not None:
+            rows.append(row[0])
+    return tokens
+
+
+def normalise(text: str) -> str:
+    """Lower case, no punctuation or articles, single spaces: as SQuAD's scorer."""
+    text = "".join(c for c in text.lower() if c not in set(string.punctuation))
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
+
+
+def holds(text: str, answers: Iterable[str]) -> bool:
+    """Whether a text contains any of the answers."""
+    words = f" {normalise(text)} "
+    return any(f" {normalise(a)} " in words for a in answers if normalise(a))

@@ -1,0 +1,68 @@
+"""One prompt, decoded freely after full recompute and after reuse: do the answers differ?"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+
+import torch
+
+from canopy_chunks.fuse import rows as engine
+from canopy_chunks.fuse.cache import dense_cache
+from canopy_chunks.fuse.fusion import fused_prefill
+from canopy_chunks.fuse.model import Model
+from canopy_chunks.fuse.selectors import make_selector
+from canopy_chunks.quality.answers import greedy_steps
+from canopy_chunks.quality.tenant_meter import TIE_NATS
+from canopy_chunks.store.chunk import FusedPrompt, Placed
+from canopy_chunks.store.device_copy import to_device
+
+ANSWER_TOKENS = 16
+PIECE_TOKENS = 64
+"""Tokens computed before looking whether a request has come."""
+
+
+def pieces_of(n: int) -> int:
+    """The most pieces of a check of ``n`` prompt tokens."""
+    return -(-n // PIECE_TOKENS) + 1 + 2 * (ANSWER_TOKENS - 1)
+
+
+@torch.no_grad()
+def answers_differ(
+    model: Model,
+    ids: Sequence[int],
+    placed: tuple[Placed, ...],
+    selector: str,
+    ratio: float,
+    end: int | None,
+) -> Generator[None, None, bool]:
+    """Whether the first ``ANSWER_TOKENS`` greedy tokens, up to ``end``, are others, and not by a near tie.
+
+    It computes in a cache of its own of one prompt, yields between pieces (of which the fused prefill
+    is one) and may be dropped there.
+    Ranks of a split model take the same steps.
+    """
+    n = len(ids)
+    tokens = to_device(torch.tensor(ids, dtype=torch.long), model.device)
+    cache = dense_cache(model, n + ANSWER_TOKENS)
+    for first in range(0, n, PIECE_TOKENS):
+        piece = tokens[first : first + PIECE_TOKENS]
+        hidden = engine.prefill(model, piece, cache.upto(first + piece.numel()), first)
+        yield
+    rows = [model.logits(hidden[-1:])[0]]
+    begun = [int(rows[0].argmax())]
+    full = yield from greedy_steps(model, cache, n, begun, ANSWER_TOKENS, end, rows)
+    prompt = FusedPrompt(tokens, placed)
+    choose = make_selector(selector)
+    fused = fused_prefill(model, prompt, cache.upto(n), choose, ratio)
+    yield
+    first_token = [int(fused.logits.argmax())]
+    reused = yield from greedy_steps(model, cache, n, first_token, ANSWER_TOKENS, end)
+    return differ(full, reused, rows)
+
+
+def differ(full: Sequence[int], reused: Sequence[int], rows: Sequence[torch.Tensor]) -> bool:
+    """Whether two answers differ by more than a near tie; rows: the logits that ``full`` was chosen by."""
+    for want, got, row in zip(full, reused, rows):
+        if want != got:
+            return float(row[want] - row[got]) > TIE_NATS
+    return False

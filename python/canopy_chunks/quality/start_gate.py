@@ -1,0 +1,147 @@
+"""The quality gate: reuse is tried on questions with known answers at start, and refused below a floor.
+
+The questions are made-up facts in filler documents. Each is answered twice by the server's own weights,
+freely decoded: after full recompute and after a fused prefill with the server's selector, encoding
+and every ratio that it may serve with. How near the next tokens' probabilities are is not
+asked: an answer may be fluent, near, and wrong.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from canopy_chunks.fuse import rows as engine
+from canopy_chunks.fuse.cache import dense_cache
+from canopy_chunks.fuse.encode import Encoder
+from canopy_chunks.fuse.fusion import fused_prefill
+from canopy_chunks.fuse.model import Model
+from canopy_chunks.fuse.selectors import Offline, make_selector
+from canopy_chunks.quality.answers import (
+    Case,
+    encode_case,
+    greedy,
+    holds,
+    prompt_of_case,
+    tokenise,
+)
+from canopy_chunks.quality.tasks import SYNTHETIC, default_filler, synthetic
+from sglang_canopy.errors import CanopyError
+
+logger = logging.getLogger(__name__)
+
+QUESTIONS = 12
+ANSWER_TOKENS = 16
+DOCUMENTS, DOCUMENT_TOKENS = 6, 160
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """How a server reuses documents: who chooses the recomputed tokens, what documents are encoded
+    behind."""
+
+    selector: str
+    encode: str
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Of ``right`` answers that full recompute gets right, ``kept`` are right after reuse too."""
+
+    right: int
+    kept: int
+
+    @property
+    def share(self) -> float | None:
+        """None where full recompute gets none right: then nothing was measured."""
+        return self.kept / self.right if self.right else None
+
+
+def check_quality(
+    model: Model, tokenizer: Any, method: Method, ratios: Iterable[float], min_kept: float | None
+) -> dict[float, Kept]:
+    """What every ratio keeps; empty where there is no floor. Raises CanopyError, with the figures,
+    where one keeps less than ``min_kept``."""
+    if min_kept is None:
+        return {}
+    if tokenizer is None:
+        raise CanopyError("the quality gate needs a tokenizer; drop --skip-tokenizer-init")
+    found = measure_kept(model, tokenizer, method, sorted(set(ratios)))
+    for ratio, one in found.items():
+        logger.info(
+            "canopy: quality gate at ratio %s: %d of %d right answers kept", ratio, *_figures(one)
+        )
+    missed = [r for r, one in found.items() if one.share is None or one.share < min_kept]
+    if missed:
+        figures = "; ".join(f"ratio {r}: {_in_words(found[r])}" for r in missed)
+        raise CanopyError(
+            f"the quality gate refuses to reuse documents: min_kept is {min_kept}, and at {figures}. "
+            "Raise the ratio, use another model, or lower min_kept"
+        )
+    return found
+
+
+def measure_kept(
+    model: Model,
+    tokenizer: Any,
+    method: Method,
+    ratios: Iterable[float],
+    questions: int = QUESTIONS,
+) -> dict[float, Kept]:
+    """Answers kept, by ratio."""
+    ratios, each = list(ratios), -(-questions // len(SYNTHETIC))
+    counted = {ratio: [0, 0] for ratio in ratios}
+    encoders: dict[tuple[int, ...], Encoder] = {}
+    for example in synthetic(SYNTHETIC, each, default_filler())[:questions]:
+        case = tokenise(tokenizer, example, DOCUMENTS, DOCUMENT_TOKENS)
+        if not holds(full_answer(model, tokenizer, case), case.answers):
+            continue
+        chunks = encode_case(model, case, method.encode, encoders)
+        for ratio in ratios:
+            text = fused_answer(model, tokenizer, case, chunks, method, ratio)
+            counted[ratio][0] += 1
+            counted[ratio][1] += holds(text, case.answers)
+    return {ratio: Kept(*both) for ratio, both in counted.items()}
+
+
+def full_answer(model: Model, tokenizer: Any, case: Case) -> str:
+    """The greedy answer after a plain prefill."""
+    ids = torch.tensor(case.ids, device=model.device)
+    cache = dense_cache(model, ids.numel() + ANSWER_TOKENS)
+    hidden = engine.prefill(model, ids, cache.upto(ids.numel()))
+    first = model.logits(hidden[-1:])[0]
+    return _decoded(model, tokenizer, cache, ids.numel(), first)
+
+
+def fused_answer(
+    model: Model, tokenizer: Any, case: Case, chunks: list[Any], method: Method, ratio: float
+) -> str:
+    """The greedy answer after a fused prefill at a ratio."""
+    prompt, selector = prompt_of_case(case, chunks, model.device), make_selector(method.selector)
+    if isinstance(selector, Offline):
+        for chunk in chunks:
+            selector.scores(chunk)
+    n = len(prompt)
+    cache = dense_cache(model, n + ANSWER_TOKENS)
+    fused = fused_prefill(model, prompt, cache.upto(n), selector, ratio)
+    return _decoded(model, tokenizer, cache, n, fused.logits)
+
+
+def _decoded(model: Model, tokenizer: Any, cache: Any, n: int, first: torch.Tensor) -> str:
+    end = tokenizer.eos_token_id
+    tokens = greedy(model, cache, n, [int(first.argmax())], ANSWER_TOKENS, end)
+    return tokenizer.decode(tokens[: tokens.index(end)] if end in tokens else tokens)
+
+
+def _figures(one: Kept) -> tuple[int, int]:
+    return one.kept, one.right
+
+
+def _in_words(one: Kept) -> str:
+    if not one.right:
+        return "no answer is right even without reuse"
+    return f"{one.kept} of {one.right} right answers are kept"

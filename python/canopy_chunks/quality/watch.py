@@ -1,0 +1,149 @@
+"""The quality meter in a server: which prompts wait to be checked, and the check that is under way.
+
+A check runs while the server is idle, a piece at a time; when a request is computed it is dropped, with
+its memory, and begun again later, until ``MAX_TIMES`` the pieces of a whole one were computed. So it needs
+no memory of its own: the encoder, whose share it uses, is done by then. A prompt's tokens are kept until
+its check is over, and at most ``KEPT_S``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, deque
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from canopy_chunks.quality.check import answers_differ, pieces_of
+from canopy_chunks.quality.tenant_meter import RAISED, STOPPED, QualityMeter, raised
+from sglang_canopy.tenant import shown_tenant
+
+logger = logging.getLogger(__name__)
+
+MAX_WAITING = 16
+MAX_TIMES = 4
+KEPT_S = 600.0
+SHOWN_TENANTS = 32
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """A prompt that is to be checked at a step; ratio: what the server's own would be; pieces: how
+    many of its check were begun."""
+
+    ids: Sequence[int]
+    request: Any
+    step: int
+    ratio: float
+    pieces: int = 0
+
+
+class Watch:
+    """Checks of one scheduler process. end: the token that ends an answer, if it is
+    known.
+
+    Every rank of a split model offers the same prompts and takes the same steps. Requests have the
+    fields of ``server.request.ChunkRequest``, the library is ``server.library.Library``.
+    """
+
+    def __init__(self, meter: QualityMeter, end: int | None) -> None:
+        self.meter, self.end = meter, end
+        self.waiting: deque[_Waiting] = deque()
+        self.dropped: Counter[str] = Counter()
+        self._steps: Generator[None, None, bool] | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a check waits or is under way."""
+        return bool(self.waiting)
+
+    def stopped(self, tenant: str | None) -> bool:
+        """Whether a tenant's reuse is stopped."""
+        return self.meter.step(tenant) == STOPPED
+
+    def ratio(self, tenant: str | None, ratio: float) -> float:
+        """What a tenant gets for the server's ratio."""
+        return raised(ratio) if self.meter.step(tenant) >= RAISED else ratio
+
+    def offer(self, ids: Sequence[int], request: Any, ratio: float) -> None:
+        """A prompt at the server's own ``ratio`` was fused, or would have been: it may be checked."""
+        step = self.meter.take(request.tenant)
+        if step is None:
+            return
+        held = any(one.request.tenant == request.tenant for one in self.waiting)
+        if held or len(self.waiting) == MAX_WAITING:
+            self.dropped["too many wait"] += 1
+        else:
+            self.waiting.append(_Waiting(tuple(ids), request, step, ratio))
+
+    def interrupt(self, now: float) -> None:
+        """A batch is to be computed: the check under way is given up, to be begun again or forgotten."""
+        if self._steps is not None:
+            self._steps = None
+            one = self.waiting.popleft()
+            if one.pieces < MAX_TIMES * pieces_of(len(one.ids)):
+                self.waiting.append(one)
+            else:
+                self.dropped["interrupted"] += 1
+        self._drop_old(now)
+
+    def run_piece(self, library: Any, now: float) -> None:
+        """One piece of the check that is under way, or the start of the next."""
+        if self._steps is None:
+            self._drop_old(now)
+        if not self.waiting:
+            return
+        one = self.waiting[0]
+        try:
+            if self._steps is None:
+                self._steps = self._begin(library, one)
+            if self._steps is not None:
+                one.pieces += 1
+                next(self._steps)
+                return
+        except StopIteration as done:
+            self._decide(library, one, done.value)
+        except Exception:
+            logger.exception("canopy: a prompt's answers could not be compared; that is skipped")
+            self.dropped["failed"] += 1
+        self._steps = None
+        self.waiting.popleft()
+
+    def stats(self) -> dict[str, Any]:
+        """What was checked and found, for any thread."""
+        waiting = {"waiting": len(self.waiting), "dropped": dict(self.dropped)}
+        return {**self.meter.stats(), **waiting}
+
+    def of_tenants(self) -> dict[str, dict[str, Any]]:
+        """The same by tenant, as they are shown everywhere: for those who may read the status."""
+        shown = self.meter.of_tenants(SHOWN_TENANTS)
+        return {shown_tenant(name) or "": found for name, found in shown.items()}
+
+    def _drop_old(self, now: float) -> None:
+        """Forget prompts that waited too long; none is under way. A busy server has no other time for it."""
+        for one in [one for one in self.waiting if now - one.request.time_s > KEPT_S]:
+            self.waiting.remove(one)
+            self.dropped["too old"] += 1
+
+    def _begin(self, library: Any, one: _Waiting) -> Generator[None, None, bool] | None:
+        request = one.request
+        placed = library.placed_for_check(request, len(one.ids))
+        if not placed:
+            self.dropped["no longer stored"] += 1
+            return None
+        ratio = raised(one.ratio) if one.step == RAISED else one.ratio
+        return answers_differ(library.model, one.ids, placed, request.selector, ratio, self.end)
+
+    def _decide(self, library: Any, one: _Waiting, differs: bool) -> None:
+        """Count a check. Where reuse is stopped, documents that still differ are encoded again: what
+        is stored of them may be at fault."""
+        tenant = one.request.tenant
+        step = self.meter.checked_one(tenant, one.step, differs)
+        if step is not None:
+            logger.warning(
+                "canopy: reuse of documents of tenant %s is now %s, as answers with it differ from "
+                "full recompute %s",
+                shown_tenant(tenant), step, "too often" if differs else "seldom again",
+            )  # fmt: skip
+        if differs and self.stopped(tenant):
+            library.forget(one.request)

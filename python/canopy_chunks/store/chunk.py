@@ -1,0 +1,116 @@
+"""A chunk: some tokens, what they were encoded behind, and their KV with keys before RoPE."""
+
+from __future__ import annotations
+
+from collections import UserDict
+from collections.abc import MutableMapping
+from dataclasses import dataclass, field
+
+import torch
+
+from canopy_chunks.store.device_copy import HostCopy
+
+
+class Scores(UserDict):  # type: ignore[type-arg]
+    """Scores by name, on the host: those that a device made are on their way until they are read."""
+
+    def __setitem__(self, name: str, score: torch.Tensor) -> None:
+        self.data[name] = HostCopy.of(score)
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self.data[name].get()  # type: ignore[no-any-return]
+
+
+@dataclass(slots=True)
+class Chunk:
+    """KV of one run of tokens, free of position.
+
+    ids: the tokens; raw_k: ``[layers, n, kv_heads, d]`` keys before RoPE; v: the same shape;
+    prefix: the tokens it was encoded behind (``()``: none);
+    scores: offline selectors' scores by name, ``[n]`` or ``[layers, n]`` fp32; document: the name of
+    the tenant's document that it is of (``""``: of none).
+    """
+
+    ids: tuple[int, ...]
+    raw_k: torch.Tensor
+    v: torch.Tensor
+    prefix: tuple[int, ...] = ()
+    scores: MutableMapping[str, torch.Tensor] = field(default_factory=Scores)
+    document: str = ""
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of K and V."""
+        return self.raw_k.nbytes + self.v.nbytes
+
+    def rows(self, layer: int, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """K (before RoPE) and V ``[m, kv_heads, d]`` of one layer's ``tokens [m]``: no others move.
+
+        tokens are sorted, distinct and on the host; of a run of them nothing is copied.
+        """
+        first = int(tokens[0]) if tokens.numel() else 0
+        if tokens.numel() and int(tokens[-1]) + 1 - first == tokens.numel():
+            run = slice(first, first + tokens.numel())
+            return self.raw_k[layer][run], self.v[layer][run]
+        return self.raw_k[layer][tokens], self.v[layer][tokens]
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A chunk in a prompt, from position ``start``."""
+
+    chunk: Chunk
+    start: int
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.chunk)
+
+
+@dataclass(frozen=True, slots=True)
+class FusedPrompt:
+    """Tokens ``ids [n]`` and the chunks known among them, in order and apart from each other.
+
+    The last token is always computed (it gives the logits), whatever chunk it is in.
+    """
+
+    ids: torch.Tensor
+    placed: tuple[Placed, ...]
+
+    def __post_init__(self) -> None:
+        end = 0
+        for p in self.placed:
+            assert p.start >= end, f"chunks overlap or are out of order at {p.start} < {end}"
+            end = p.end
+        assert end <= len(self), f"chunks end at {end}, the prompt at {len(self)}"
+
+    def __len__(self) -> int:
+        return self.ids.numel()
+
+    @property
+    def reusable(self) -> int:
+        """Tokens that lie in chunks."""
+        return sum(len(p.chunk) for p in self.placed)
+
+    @property
+    def first_is_exact(self) -> bool:
+        """Whether the first chunk was encoded behind the very tokens that precede it."""
+        if not self.placed:
+            return False
+        first = self.placed[0]
+        return tuple(self.ids[: first.start].tolist()) == first.chunk.prefix
+
+    def in_chunk(self) -> torch.Tensor:
+        """``[n]`` bool: True where a chunk holds the token's KV."""
+        mask = torch.zeros(len(self), dtype=torch.bool)
+        for p in self.placed:
+            mask[p.start : p.end] = True
+        return mask
+
+    def tail(self) -> torch.Tensor:
+        """Positions after the last chunk: the question. At least the last token."""
+        end = max((p.end for p in self.placed if len(p.chunk)), default=0)
+        return torch.arange(min(end, len(self) - 1), len(self))

@@ -1,0 +1,79 @@
+"""Pins of documents: every chunk that is stored of one, behind whatever text, is pinned alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from canopy_chunks import TENANT_SHARE
+from canopy_chunks.store.store import ChunkStore
+from canopy_chunks.text.documents import document_name
+
+PINNED_SHARE = 0.25
+"""Share of the store's bytes that all tenants' pins together may hold, or one tenant's if larger."""
+
+
+class DocumentPins:
+    """Which documents are pinned, by name (the id that ``/canopy/chunks`` answers with) and tenant.
+
+    A tenant may pin ``share`` of the store's bytes. Nothing here depends on a clock, so every rank of a
+    split model pins alike. earlier: pins of other weights, whose documents will be stored anew.
+    """
+
+    def __init__(
+        self, store: ChunkStore, share: float = TENANT_SHARE, earlier: DocumentPins | None = None
+    ) -> None:
+        self.store, self.share = store, share
+        self.documents: set[tuple[str, str | None]] = (
+            set() if earlier is None else earlier.documents
+        )
+        self.chunks: dict[str, tuple[str | None, int]] = {}
+
+    def stored(self, key: str, name: str, tenant: str | None) -> None:
+        """A chunk was stored: a pinned document's is pinned, as far as its tenant's share goes."""
+        if (name, tenant) in self.documents:
+            self._pin([key], tenant)
+
+    def keys(self, name: str, tenant: str | None) -> list[str]:
+        """What is stored of a tenant's document; of another's nothing."""
+        keys = self.store.of_document(name)
+        chunk = self.store.look(keys[0]) if keys else None
+        return keys if chunk is not None and document_name(chunk.ids, tenant) == name else []
+
+    def pin(self, name: str, tenant: str | None) -> bool:
+        """Pin a document. False where nothing of it is stored, or its tenant's pins are full."""
+        keys = self.keys(name, tenant)
+        if not keys or not self._pin(keys, tenant):
+            return False
+        self.documents.add((name, tenant))
+        return True
+
+    def unpin(self, name: str, tenant: str | None) -> bool:
+        """Undo :meth:`pin`. False where nothing was pinned."""
+        self.documents.discard((name, tenant))
+        held = [key for key in self.keys(name, tenant) if self.chunks.pop(key, None)]
+        for key in held:
+            if self.store.pins(key):
+                self.store.unpin(key)
+        return bool(held)
+
+    def pinned_bytes(self) -> dict[str | None, int]:
+        """Bytes of pinned chunks by tenant."""
+        self.chunks = {key: one for key, one in self.chunks.items() if self.store.pins(key)}
+        found: dict[str | None, int] = {}
+        for tenant, size in self.chunks.values():
+            found[tenant] = found.get(tenant, 0) + size
+        return found
+
+    def _pin(self, keys: Sequence[str], tenant: str | None) -> bool:
+        """Pin all of these stored chunks, or none where that is more than the tenant's share."""
+        pinned = self.pinned_bytes()
+        new = {key: self.store.size(key) for key in keys if key not in self.chunks}
+        size, capacity = sum(new.values()), self.store.capacity_bytes
+        if pinned.get(tenant, 0) + size > self.share * capacity:
+            return False
+        if sum(pinned.values()) + size > max(self.share, PINNED_SHARE) * capacity:
+            return False
+        for key, one in new.items():
+            if self.store.pin(key):
+                self.chunks[key] = tenant, one
+        return True

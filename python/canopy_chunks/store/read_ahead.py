@@ -1,0 +1,160 @@
+"""Chunks on disk are read before they are needed.
+
+Whole ones into memory while their request waits to be scheduled (:class:`ReadAhead`), the others one
+layer ahead of where they go (:func:`read_layers_ahead`). Neither changes what is computed.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from canopy_chunks.store.chunk import Chunk
+from canopy_chunks.store.disk import DiskChunk
+from canopy_chunks.store.host_memory import HostChunk
+from canopy_chunks.store.suffix import ChunkSuffix, base_and_skip
+from sglang_canopy.errors import CanopyError
+
+LAYERS_AHEAD = 4
+"""Layers whose records the disk is asked for before they are needed: the depth of its queue."""
+
+LayerRows = list[tuple[torch.Tensor, torch.Tensor]]
+
+Stored = Chunk | HostChunk | DiskChunk | ChunkSuffix
+"""A chunk as the store has it: in memory, in a file, or the rest of one."""
+
+
+@dataclass(slots=True)
+class _PendingRead:
+    """A chunk that is read, or was: its bytes, the requests that wait for it."""
+
+    size: int
+    waiters: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
+    future: Future[Chunk | None] = field(default_factory=Future)
+
+    def read(self, chunk: DiskChunk) -> Chunk | None:
+        """On the reader's thread: the chunk in memory; None where nobody waits any more."""
+        return chunk.load() if self.waiters else None
+
+
+class ReadAhead:
+    """Reads the chunks of waiting requests into memory, in the order they came.
+
+    At most ``capacity_bytes`` at a time; what comes on top is read when it is needed. A chunk is
+    dropped as soon as no request waits for it: planned ones release it, and those that were aborted
+    do by being gone. One thread of its own; every method is the scheduler's.
+    """
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self.capacity_bytes, self.used_bytes = capacity_bytes, 0
+        self.requested = self.taken = self.left_out = 0
+        self.pending: dict[str, _PendingRead] = {}
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="canopy-chunk-reader")
+
+    def request(self, key: str, chunk: DiskChunk, waiter: Any) -> None:
+        """Have a chunk read for ``waiter``, the request that will use it (held weakly)."""
+        one = self.pending.get(key)
+        if one is None:
+            self.drop_unneeded()
+            if self.used_bytes + chunk.nbytes > self.capacity_bytes:
+                self.left_out += 1
+                return
+            one = _PendingRead(chunk.nbytes)
+        one.waiters.add(waiter)  # before it is read: what nobody waits for is not
+        if key not in self.pending:
+            self.pending[key] = one
+            self.used_bytes += one.size
+            self.requested += 1
+            one.future = self._thread.submit(one.read, chunk)
+
+    def take(self, key: str) -> Chunk | None:
+        """The chunk if it was read or is being read; ``None``: read it from its file.
+
+        A damaged file is ``None`` too: reading the file then raises what is wrong with it.
+        """
+        one = self.pending.get(key)
+        if one is None or one.future.cancel():  # not begun: reading rows alone is less
+            return None
+        try:
+            chunk = one.future.result()
+        except CanopyError:
+            return None
+        self.taken += chunk is not None
+        return chunk
+
+    def release(self, waiter: Any) -> None:
+        """A request needs nothing any more: it was planned, or it runs normally."""
+        for one in self.pending.values():
+            one.waiters.discard(waiter)
+        self.drop_unneeded()
+
+    def drop_unneeded(self) -> None:
+        """Drop what nobody waits for."""
+        for key in [key for key, one in self.pending.items() if not one.waiters]:
+            one = self.pending.pop(key)
+            one.future.cancel()
+            self.used_bytes -= one.size
+
+    def clear(self) -> None:
+        """Nothing waits any more: drop everything."""
+        for one in self.pending.values():
+            one.waiters.clear()
+        self.drop_unneeded()
+
+    def stats(self) -> dict[str, int]:
+        """Chunks asked for, taken and left out for want of room since the start; bytes held now."""
+        self.drop_unneeded()
+        return {
+            "asked": self.requested,
+            "taken": self.taken,
+            "left_out": self.left_out,
+            "used_bytes": self.used_bytes,
+        }
+
+
+def read_layers_ahead(
+    parts: Sequence[tuple[Stored, torch.Tensor]], layers: int
+) -> Iterator[LayerRows]:
+    """K (before RoPE) and V of the tokens of each ``(chunk, tokens)``, a list a layer.
+
+    Of chunks on disk the next layer is read and checked while the caller has this one, and the disk
+    is asked for those up to ``LAYERS_AHEAD``. Raises CanopyError for a damaged file.
+    """
+    on_disk = [_is_on_disk(chunk) for chunk, _ in parts]
+
+    def rows(layer: int, of_disk: bool) -> list[tuple[torch.Tensor, torch.Tensor] | None]:
+        return [
+            chunk.rows(layer, tokens) if disk == of_disk else None
+            for (chunk, tokens), disk in zip(parts, on_disk)
+        ]
+
+    if not any(on_disk):
+        for layer in range(layers):
+            yield [both for both in rows(layer, False) if both is not None]
+        return
+
+    def expect(layer: int) -> None:
+        for (chunk, tokens), disk in zip(parts, on_disk):
+            if disk and layer < layers:
+                chunk.expect(layer, tokens)  # type: ignore[union-attr]
+
+    for layer in range(1 + LAYERS_AHEAD):
+        expect(layer)
+    with ThreadPoolExecutor(1, thread_name_prefix="canopy-layers-ahead") as thread:
+        pending = thread.submit(rows, 0, True)
+        for layer in range(layers):
+            read = pending.result()
+            if layer + 1 < layers:
+                pending = thread.submit(rows, layer + 1, True)
+            expect(layer + 1 + LAYERS_AHEAD)
+            both = (one or other for one, other in zip(read, rows(layer, False)))
+            yield [one for one in both if one is not None]
+
+
+def _is_on_disk(chunk: Stored) -> bool:
+    return isinstance(base_and_skip(chunk)[0], DiskChunk)

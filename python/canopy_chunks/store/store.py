@@ -1,0 +1,343 @@
+"""The chunk store: content-addressed, in up to three tiers, bounded, the least recently used leave first.
+
+What leaves the device goes to the host, what leaves the host goes to disk, what leaves disk is
+gone. A chunk is in one tier at a time. Nothing here ever reaches the exact prefix tree.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from canopy_chunks.store import disk
+from canopy_chunks.store.chunk import Chunk
+from canopy_chunks.store.chunk_folder import ChunkFolder
+from canopy_chunks.store.host_memory import HostChunk, HostMemory
+from canopy_chunks.text.key import chunk_key, chunk_keys
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.policy.base import Policy
+from sglang_canopy.policy.registry import make_policy
+from sglang_canopy.records import Leaf, Request
+
+logger = logging.getLogger(__name__)
+
+TIERS = ("device", "host", "disk")
+
+
+StoredChunk = Chunk | HostChunk | disk.DiskChunk
+
+
+class Entry(Leaf):
+    """A stored chunk as an eviction policy sees it: a leaf without a parent."""
+
+    __slots__ = ("chunk", "key", "pins", "size")
+
+    def __init__(self, key: str, chunk: StoredChunk, size: int) -> None:
+        super().__init__(0, max(1, len(chunk)))
+        self.key, self.chunk, self.size, self.pins = key, chunk, size, 0
+
+
+@dataclass(slots=True)
+class Tier:
+    """One tier: its bound in bytes, its policy, what it holds by key."""
+
+    name: str
+    capacity_bytes: int
+    policy: Policy
+    entries: dict[str, Entry] = field(default_factory=dict)
+    used_bytes: int = 0
+
+
+class ChunkStore:
+    """Chunks of one model. Thread-safe; times are the requests' own stamps, in seconds.
+
+    capacity_bytes: by tier name; a tier that is not named holds nothing. ``directory`` is needed
+    for disk; files of the same model left there by an earlier run are found again; ``keep``: see
+    :class:`ChunkFolder`.
+    memory: where the host tier's chunks lie; each in a tensor of its own without it.
+    Raises CanopyError for an unknown tier, and a directory that cannot be used.
+    """
+
+    def __init__(
+        self,
+        identity: str,
+        capacity_bytes: Mapping[str, int],
+        directory: str | Path | None = None,
+        device: str = "cpu",
+        keep: Callable[[list[str]], list[str]] | None = None,
+        memory: HostMemory | None = None,
+    ) -> None:
+        unknown = set(capacity_bytes) - set(TIERS)
+        if unknown or not capacity_bytes:
+            raise CanopyError(
+                f"chunk tiers {sorted(unknown) or 'are empty'}: allowed are {', '.join(TIERS)}, "
+                f"with a capacity in bytes each"
+            )
+        if capacity_bytes.get("disk") and directory is None:
+            raise CanopyError("a disk tier for chunks needs a directory; name one")
+        self.identity, self.device = identity, device
+        self.memory = memory
+        self._lock = threading.RLock()
+        self._tiers = [
+            Tier(t, capacity_bytes[t], make_policy("lru")) for t in TIERS if capacity_bytes.get(t)
+        ]
+        self._documents: dict[str, set[str]] = {}
+        self.hits = dict.fromkeys(TIERS, 0)
+        self.misses = self.dropped = 0
+        self.folder = None
+        if directory is not None:
+            self.folder = ChunkFolder(Path(directory) / identity[:16], keep)
+            if self._tiers[-1:] and self._tiers[-1].name == "disk":
+                for key, chunk in self.folder.found().items():
+                    self._insert(len(self._tiers) - 1, key, chunk, 0.0)
+
+    def key(self, ids: Sequence[int], prefix: Sequence[int] = (), salt: str = "") -> str:
+        """The content address of these tokens behind this prefix for this tenant."""
+        return chunk_key(ids, self.identity, prefix, salt)
+
+    def keys(
+        self, ids: Sequence[int], prefixes: Sequence[Sequence[int]], salt: str = ""
+    ) -> tuple[str, ...]:
+        """As :meth:`key`, behind each of several prefixes."""
+        return chunk_keys(ids, self.identity, prefixes, salt)
+
+    def put(self, chunk: Chunk, salt: str = "", now: float = 0.0) -> str:
+        """Store a chunk in the first tier that can hold it; the same content again is a touch."""
+        key = self.key(chunk.ids, chunk.prefix, salt)
+        with self._lock:
+            found = self._find(key)
+            if found is None:
+                self._insert(0, key, chunk, now)
+            else:
+                self._stamp(*found, now)
+        return key
+
+    def get(self, key: str, now: float = 0.0) -> StoredChunk | None:
+        """The chunk of a key, or None. On disk it stays there: ``rows`` reads what is asked for."""
+        with self._lock:
+            found = self._find(key)
+            if found is None:
+                self.misses += 1
+                return None
+            tier, entry = found
+            self._stamp(tier, entry, now)
+            self.hits[tier.name] += 1
+            return entry.chunk
+
+    def look(self, key: str) -> StoredChunk | None:
+        """As :meth:`get`, without counting it or keeping the chunk from being evicted."""
+        with self._lock:
+            found = self._find(key)
+            return None if found is None else found[1].chunk
+
+    def of_document(self, name: str) -> list[str]:
+        """The keys of all chunks that are stored of a document, behind whatever text."""
+        with self._lock:
+            return sorted(self._documents.get(name, ()))
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Bytes that all tiers together may hold."""
+        return sum(tier.capacity_bytes for tier in self._tiers)
+
+    def size(self, key: str) -> int:
+        """Bytes of a stored chunk, 0 if it is not stored."""
+        with self._lock:
+            found = self._find(key)
+            return 0 if found is None else found[1].size
+
+    def pins(self, key: str) -> int:
+        """How often a stored chunk is pinned, 0 if it is not stored."""
+        with self._lock:
+            found = self._find(key)
+            return 0 if found is None else found[1].pins
+
+    def where(self, key: str) -> str | None:
+        """The name of the tier that holds a key."""
+        with self._lock:
+            found = self._find(key)
+            return None if found is None else found[0].name
+
+    def pin(self, key: str) -> bool:
+        """Keep a chunk where it is until as many ``unpin``. False if it is not stored."""
+        return self._pin(key, 1)
+
+    def unpin(self, key: str) -> bool:
+        """Undo one ``pin``."""
+        return self._pin(key, -1)
+
+    def delete(self, key: str) -> bool:
+        """Forget a chunk in whatever tier. False if it was not there."""
+        with self._lock:
+            found = self._find(key)
+            if found is not None:
+                self._remove(*found)
+            return found is not None
+
+    def delete_files(self) -> None:
+        """Forget the chunks on disk, and delete their folder: nothing is stored here any more."""
+        with self._lock:
+            for tier in self._tiers:
+                for entry in list(tier.entries.values()) if tier.name == "disk" else ():
+                    self._remove(tier, entry)
+        if self.folder is not None:
+            self.folder.remove()
+
+    def delete_damaged(self, keys: Iterable[str]) -> None:
+        """Forget those chunks on disk whose files cannot be read."""
+        for key in keys:
+            chunk = self.look(key)
+            if not isinstance(chunk, disk.DiskChunk):
+                continue
+            try:
+                chunk.load()
+            except (CanopyError, OSError) as error:
+                logger.warning("canopy: %s", error)
+                self.delete(key)
+
+    def listing(self) -> list[tuple[str, str, int, int]]:
+        """``(key, tier, tokens, pins)`` of every stored chunk."""
+        with self._lock:
+            return [
+                (key, tier.name, len(entry.chunk), entry.pins)
+                for tier in self._tiers
+                for key, entry in tier.entries.items()
+            ]
+
+    def __len__(self) -> int:
+        with self._lock:
+            return sum(len(t.entries) for t in self._tiers)
+
+    def stats(self) -> dict[str, Any]:
+        """Counters, and chunks and bytes by tier."""
+        with self._lock:
+            tiers = {
+                t.name: {
+                    "chunks": len(t.entries),
+                    "used_bytes": t.used_bytes,
+                    "capacity_bytes": t.capacity_bytes,
+                }
+                for t in self._tiers
+            }
+            return {
+                "hits": dict(self.hits),
+                "misses": self.misses,
+                "dropped": self.dropped,
+                "tiers": tiers,
+            }
+
+    def check(self) -> None:
+        """Recount everything. Raises AssertionError where a number is off."""
+        seen: set[str] = set()
+        for tier in self._tiers:
+            total = sum(e.size for e in tier.entries.values())
+            assert total == tier.used_bytes, (
+                f"{tier.name}: {total} bytes, counted {tier.used_bytes}"
+            )
+            assert total <= tier.capacity_bytes, f"{tier.name}: {total} > {tier.capacity_bytes}"
+            assert not seen & set(tier.entries), "a chunk is in two tiers"
+            seen |= set(tier.entries)
+            free = sum(e.pins == 0 for e in tier.entries.values())
+            admitted = sum(1 for _ in tier.policy.leaves())
+            assert admitted == free, f"{tier.name}: {admitted} evictable, {free} without pins"
+        named = {key for keys in self._documents.values() for key in keys}
+        assert named == seen, f"{len(named)} chunks of documents, {len(seen)} stored"
+
+    def _find(self, key: str) -> tuple[Tier, Entry] | None:
+        return next(((t, t.entries[key]) for t in self._tiers if key in t.entries), None)
+
+    def _stamp(self, tier: Tier, entry: Entry, now: float) -> None:
+        tier.policy.drop(entry)
+        request = Request(time=now, category="chunk", prompt_tokens=entry.length)
+        request.label = tier.policy.arrive(request)
+        request.label = tier.policy.finish(request)
+        entry.stamp(request)
+        if not entry.pins:
+            tier.policy.admit(entry, now)
+
+    def _insert(self, first: int, key: str, chunk: StoredChunk, now: float) -> None:
+        """Put a chunk into the first tier from ``first`` on that can make room for it."""
+        for index in range(first, len(self._tiers)):
+            tier = self._tiers[index]
+            size = self._size(tier, chunk)
+            pinned = sum(e.size for e in tier.entries.values() if e.pins)
+            if size > tier.capacity_bytes - pinned:
+                continue
+            while tier.used_bytes + size > tier.capacity_bytes:
+                self._evict(index, now)
+            settled = self._settle(tier, key, chunk)
+            if settled is None:
+                break
+            entry = Entry(key, settled, size)
+            tier.entries[key] = entry
+            tier.used_bytes += size
+            self._documents.setdefault(chunk.document, set()).add(key)
+            self._stamp(tier, entry, now)
+            return
+        self.dropped += 1
+
+    def _evict(self, index: int, now: float) -> None:
+        tier = self._tiers[index]
+        victim = tier.policy.victim(now)
+        assert victim is not None, f"{tier.name} is full and has no victim"
+        entry = victim.leaf
+        assert isinstance(entry, Entry)
+        chunk = entry.chunk
+        self._remove(tier, entry)
+        tier.policy.evicted(entry, entry.length)
+        if index + 1 < len(self._tiers):
+            self._insert(index + 1, entry.key, chunk, entry.last_access)
+        else:
+            self.dropped += 1
+
+    def _remove(self, tier: Tier, entry: Entry) -> None:
+        tier.policy.drop(entry)
+        del tier.entries[entry.key]
+        tier.used_bytes -= entry.size
+        of_document = self._documents[entry.chunk.document]
+        of_document.discard(entry.key)
+        if not of_document:
+            del self._documents[entry.chunk.document]
+        if isinstance(entry.chunk, disk.DiskChunk) and self.folder is not None:
+            self.folder.delete(entry.chunk)
+
+    def _size(self, tier: Tier, chunk: StoredChunk) -> int:
+        return chunk.nbytes if tier.name != "disk" else disk.file_size(chunk)
+
+    def _settle(self, tier: Tier, key: str, chunk: StoredChunk) -> StoredChunk | None:
+        """The chunk as this tier keeps it; ``None`` where it cannot be written."""
+        if isinstance(chunk, disk.DiskChunk):
+            return chunk
+        if tier.name == "disk":
+            assert self.folder is not None
+            written = self.folder.write(key, chunk)
+            if self.folder.full:
+                tier.capacity_bytes = tier.used_bytes  # from now on old files make room
+            return written
+        if tier.name == "host" and self.memory is not None:
+            held = self.memory.hold(chunk)
+            if held is not None:
+                return held
+        place = self.device if tier.name == "device" else "cpu"
+        return Chunk(
+            chunk.ids, chunk.raw_k.to(place), chunk.v.to(place), chunk.prefix, chunk.scores,
+            chunk.document,
+        )  # fmt: skip
+
+    def _pin(self, key: str, step: int) -> bool:
+        with self._lock:
+            found = self._find(key)
+            if found is None:
+                return False
+            tier, entry = found
+            if entry.pins + step < 0:
+                raise CanopyError(f"chunk {key[:12]} is not pinned; unpin it once a pin")
+            entry.pins += step
+            tier.policy.drop(entry)
+            if entry.pins == 0:
+                tier.policy.admit(entry, entry.last_access)
+            return True

@@ -1,0 +1,62 @@
+"""The rest of a stored chunk, where a prefix hit ends inside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from canopy_chunks.store.chunk import Chunk
+from canopy_chunks.store.disk import DiskChunk
+from canopy_chunks.store.host_memory import HostChunk
+
+
+@dataclass(slots=True, frozen=True)
+class ChunkSuffix:
+    """Stands in for a ``Chunk``: tokens ``skip`` and on of ``base``, nothing copied."""
+
+    base: Chunk | HostChunk | DiskChunk
+    skip: int
+
+    def __len__(self) -> int:
+        return len(self.base) - self.skip
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        return self.base.ids[self.skip :]
+
+    @property
+    def prefix(self) -> tuple[int, ...]:
+        """What the suffix stands behind: the chunk's prefix and its tokens before the suffix."""
+        return self.base.prefix + self.base.ids[: self.skip]
+
+    @property
+    def scores(self) -> dict[str, torch.Tensor]:
+        return {name: s[..., self.skip :] for name, s in self.base.scores.items()}
+
+    @property
+    def raw_k(self) -> torch.Tensor:
+        return self.base.raw_k[:, self.skip :]
+
+    @property
+    def v(self) -> torch.Tensor:
+        return self.base.v[:, self.skip :]
+
+    @property
+    def nbytes(self) -> int:
+        return self.base.nbytes * len(self) // max(1, len(self.base))
+
+    def rows(self, layer: int, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """K before RoPE and V of these tokens of the suffix."""
+        return self.base.rows(layer, tokens + self.skip)
+
+    def expect(self, layer: int, tokens: torch.Tensor) -> None:
+        """Of a chunk on disk: these tokens' records will be read."""
+        assert isinstance(self.base, DiskChunk), "only files are read ahead"
+        self.base.expect(layer, tokens + self.skip)
+
+
+def base_and_skip(chunk: Any) -> tuple[Any, int]:
+    """The stored chunk that this is, or is the rest of, and where in it that begins."""
+    return (chunk.base, chunk.skip) if isinstance(chunk, ChunkSuffix) else (chunk, 0)

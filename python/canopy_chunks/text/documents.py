@@ -1,0 +1,232 @@
+"""Documents of a prompt: found in its text, tokenised piece by piece, and registered ahead of time.
+
+A document is tokenised by itself, so that it has the same ids wherever it comes. The whole prompt
+tokenised at once may differ at the seams: a tokenizer joins characters across them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from canopy_chunks import TENANT_SHARE
+from canopy_chunks.text.key import chunk_key
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.wire.document_names import BOUNDS
+
+DOCUMENT = "document"
+"""In place of a model's identity: the name of a document is a digest of its tokens and its tenant."""
+MAX_DOCUMENTS = 1 << 16
+"""Documents that may be registered."""
+MOST_MARKED_TOKENS = 1 << 22
+"""Tokens that the marks of one HTTP request may stand for: 80 bytes of text stand for a whole document."""
+MARK = re.compile(r"\[\[canopy:([0-9a-f]{64})\]\]")
+"""Where a registered document stands in a prompt: ``[[canopy:ID]]``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A run of a prompt: text or ids, and whether it is a document."""
+
+    text: str = ""
+    ids: tuple[int, ...] | None = None
+    document: bool = False
+
+
+@dataclass(slots=True)
+class Document:
+    """A registered document: its ids, the tenant it belongs to, whether it is pinned."""
+
+    ids: tuple[int, ...]
+    tenant: str | None
+    pinned: bool = False
+
+
+def document_name(ids: Sequence[int], tenant: str | None) -> str:
+    """A document's id. Of the same text two tenants have two, which say nothing of each other."""
+    return chunk_key(ids, DOCUMENT, (), tenant or "")
+
+
+@dataclass(slots=True)
+class Documents:
+    """What was registered, by id. Lives in the HTTP process.
+
+    At most ``most_tokens`` in ``most`` documents, and of both ``share`` for a tenant.
+    """
+
+    most_tokens: int = 1 << 22
+    most: int = MAX_DOCUMENTS
+    share: float = TENANT_SHARE
+    by_tenant: dict[str | None, dict[str, Document]] = field(default_factory=dict)
+    tokens: Counter[str | None] = field(default_factory=Counter)
+
+    def add(self, ids: Sequence[int], tenant: str | None) -> str:
+        """Register a document; the same one again is the same id.
+
+        Raises CanopyError when the tenant has its share, or the server is full.
+        """
+        name, own = document_name(ids, tenant), self.by_tenant.get(tenant, {})
+        if name not in own:
+            self._check_room(len(ids), len(own), self.tokens[tenant])
+            self.by_tenant.setdefault(tenant, own)[name] = Document(tuple(ids), tenant)
+            self.tokens[tenant] += len(ids)
+        return name
+
+    def of(self, tenant: str | None) -> dict[str, Document]:
+        """A tenant's documents by id."""
+        return dict(self.by_tenant.get(tenant, {}))
+
+    def get(self, name: str, tenant: str | None) -> Document:
+        """The document of an id, for its own tenant. Raises CanopyError for any other."""
+        found = self.by_tenant.get(tenant, {}).get(name)
+        if found is None:
+            raise CanopyError(
+                f"there is no document {name[:12]}... here: it was deleted, never registered, or "
+                "belongs to another extra_key or cache_salt; POST /canopy/chunks registers one"
+            )
+        return found
+
+    def remove(self, name: str, tenant: str | None) -> Document:
+        """Forget a document. Raises CanopyError as :meth:`get`."""
+        found = self.get(name, tenant)
+        own = self.by_tenant[tenant]
+        del own[name]
+        self.tokens[tenant] -= len(found.ids)
+        if not own:
+            del self.by_tenant[tenant], self.tokens[tenant]
+        return found
+
+    def _check_room(self, tokens: int, own: int, own_tokens: int) -> None:
+        most, most_tokens = int(self.share * self.most), int(self.share * self.most_tokens)
+        if own_tokens + tokens > most_tokens or own + 1 > most:
+            raise CanopyError(
+                f"this tenant has registered {own} documents with {own_tokens} tokens and this one "
+                f"has {tokens}; allowed are {most} with {most_tokens} tokens: delete some, or "
+                "start the server with a larger tenant_share of --canopy-chunks"
+            )
+        registered = sum(map(len, self.by_tenant.values()))
+        if self.tokens.total() + tokens > self.most_tokens or registered + 1 > self.most:
+            raise CanopyError(  # not how many the others have
+                f"the tenants of this server have registered all that is allowed, {self.most} "
+                f"documents or {self.most_tokens} tokens; delete some"
+            )
+
+
+def check_marks(prompts: Iterable[tuple[Any, str | None]], documents: Documents) -> None:
+    """Raise CanopyError where the marks of ``(text, tenant)`` prompts stand for more than
+    ``MOST_MARKED_TOKENS``, or for no document of their tenant."""
+    tokens = 0
+    for text, tenant in prompts:
+        for name in MARK.findall(text) if isinstance(text, str) else ():
+            tokens += len(documents.get(name, tenant).ids)
+            if tokens > MOST_MARKED_TOKENS:
+                raise CanopyError(
+                    "the documents that this request has by mark are too long: at most "
+                    f"{MOST_MARKED_TOKENS:,} tokens are allowed in a request; send fewer prompts, or "
+                    "fewer marks, in one"
+                )
+
+
+def split_documents(
+    text: str, separator: str | None, documents: Documents, tenant: str | None
+) -> list[Piece]:
+    """A prompt's pieces: what stands between two separators is a document, and so is a mark.
+
+    Without two separators and without a mark there is one piece, the text. Empty documents are
+    left out. Separators stay in the text, outside the documents.
+    """
+    pieces: list[Piece] = []
+    parts = text.split(separator) if separator else [text]
+    for i, part in enumerate(parts):
+        if i and separator:
+            pieces.append(Piece(separator))
+        pieces += _split_at_marks(part, documents, tenant, inner=0 < i < len(parts) - 1)
+    return pieces
+
+
+def _split_at_marks(
+    text: str, documents: Documents, tenant: str | None, inner: bool
+) -> list[Piece]:
+    if not MARK.search(text):
+        return [Piece(text, document=inner)] if text else []
+    pieces, at = [], 0
+    for found in MARK.finditer(text):
+        if found.start() > at:
+            pieces.append(Piece(text[at : found.start()]))
+        ids = documents.get(found.group(1), tenant).ids
+        pieces.append(Piece(ids=ids, document=True))
+        at = found.end()
+    if at < len(text):
+        pieces.append(Piece(text[at:]))
+    return pieces
+
+
+def split_at_signs(text: str, opening: str, closing: str) -> list[Piece]:
+    """The pieces of a rendered chat whose documents stand between the opening and closing signs of one request."""
+    pieces: list[Piece] = []
+    head, *rest = text.split(opening)
+    if head:
+        pieces.append(Piece(head))
+    for part in rest:
+        document, mark, after = part.partition(closing)
+        if not mark:
+            raise CanopyError("the chat template cut a document in two; send it by separator")
+        if document:
+            pieces.append(Piece(document, document=True))
+        if after:
+            pieces.append(Piece(after))
+    return pieces
+
+
+def tokenise(
+    tokenizer: Any, pieces: Sequence[Piece], specials: bool = True
+) -> tuple[list[int], list[int]]:
+    """Ids of the whole prompt, and the flat bounds of its documents.
+
+    Neighbouring pieces that are not documents are one text. The first text gets what the tokenizer
+    puts before a prompt (a BOS), unless ``specials`` is off since a chat template wrote it already;
+    documents never do. A document directly behind another keeps its own bounds.
+    """
+    ids: list[int] = []
+    bounds: list[int] = []
+    at_start = specials
+    for piece in _joined(pieces):
+        if piece.ids is not None:
+            new = list(piece.ids)
+        else:
+            new = list(tokenizer.encode(piece.text, add_special_tokens=at_start))
+        if at_start and piece.document:
+            begin = tokenizer.encode("", add_special_tokens=True)
+            ids += begin
+            new = list(piece.ids or tokenizer.encode(piece.text, add_special_tokens=False))
+        at_start = False
+        if piece.document and new:
+            bounds += [len(ids), len(ids) + len(new)]
+        ids += new
+    return ids, bounds
+
+
+def _joined(pieces: Sequence[Piece]) -> list[Piece]:
+    joined: list[Piece] = []
+    for piece in pieces:
+        last = joined[-1] if joined else None
+        if last is not None and not last.document and not piece.document:
+            joined[-1] = Piece(last.text + piece.text)
+        else:
+            joined.append(piece)
+    return joined
+
+
+def with_bounds(custom: Any, bounds: Sequence[int]) -> dict[str, Any]:
+    """``custom_params`` with the bounds that the server found. The client may not give both."""
+    custom = dict(custom or {})
+    if BOUNDS in custom:
+        raise CanopyError(
+            f"custom_params key {BOUNDS!r} gives bounds, and the prompt has separators or "
+            "documents too; use one of them"
+        )
+    custom[BOUNDS] = list(bounds)
+    return custom

@@ -1,0 +1,122 @@
+"""The chunk fields of a request's ``custom_params``: parsed and checked.
+
+Everything here is answered with status 400 where it is wrong, in the HTTP process, before the
+scheduler sees the request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from canopy_chunks import SELECTORS, SPLIT_SELECTORS
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.wire.document_names import BOUNDS, DOCUMENTS, RATIO, SELECTOR
+
+MAX_CHUNKS = 256
+"""Chunks a request may name."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkFields:
+    """One request's chunk fields. ``bounds`` is ``None`` where it gives none, ``off`` where it declines
+    chunk reuse; ``documents_in_parts``: text parts of its messages are documents."""
+
+    bounds: tuple[tuple[int, int], ...] | None = None
+    off: bool = False
+    ratio: float | None = None
+    selector: str | None = None
+    documents_in_parts: bool = False
+
+
+def parse_fields(custom_params: Any) -> ChunkFields:
+    """The chunk fields of ``custom_params``. Raises CanopyError naming the key and what is allowed."""
+    if not isinstance(custom_params, Mapping):
+        return ChunkFields()
+    given = custom_params.get(BOUNDS)
+    off = given == "off"
+    return ChunkFields(
+        bounds=None if given is None or off else check_bounds(given),
+        off=off,
+        ratio=_ratio(custom_params.get(RATIO)),
+        selector=_selector(custom_params.get(SELECTOR)),
+        documents_in_parts=_parts(custom_params.get(DOCUMENTS)),
+    )
+
+
+def check_bounds(given: Any) -> tuple[tuple[int, int], ...]:
+    """Pairs ``(start, end)`` of a flat list, in order, apart, none empty. Raises CanopyError."""
+    if not isinstance(given, Sequence) or isinstance(given, str):
+        _refuse(BOUNDS, 'a flat list of token positions [start, end, ...], or "off"', given)
+    if any(isinstance(x, bool) or not isinstance(x, int) for x in given):
+        _refuse(BOUNDS, "a list of whole numbers", given)
+    if len(given) % 2:
+        _refuse(BOUNDS, f"pairs of start and end, got {len(given)} numbers", given)
+    if len(given) // 2 > MAX_CHUNKS:
+        raise CanopyError(
+            f"custom_params key {BOUNDS!r} has {len(given) // 2} chunks; at most {MAX_CHUNKS} are "
+            "allowed in a request: join the small ones"
+        )
+    pairs = tuple(zip(given[::2], given[1::2]))
+    before = 0
+    for start, end in pairs:
+        if start < 0 or end < 0:
+            _refuse(BOUNDS, "positions from 0 on", [start, end])
+        if start == end:
+            raise CanopyError(
+                f"custom_params key {BOUNDS!r} has an empty chunk at {start}; leave it out"
+            )
+        if start > end:
+            _refuse(BOUNDS, "pairs with start before end", [start, end])
+        if start < before:
+            raise CanopyError(
+                f"custom_params key {BOUNDS!r}: the chunk from {start} overlaps the one that ends "
+                f"at {before}; chunks come in order and apart"
+            )
+        before = end
+    return pairs
+
+
+def check_inside(bounds: Sequence[tuple[int, int]], tokens: int) -> None:
+    """Raise CanopyError where a chunk runs past the end of a prompt of ``tokens``."""
+    if bounds and bounds[-1][1] > tokens:
+        raise CanopyError(
+            f"custom_params key {BOUNDS!r}: a chunk ends at {bounds[-1][1]}, the prompt has "
+            f"{tokens} tokens"
+        )
+
+
+def check_selector(selector: str | None, tp_size: int) -> None:
+    """Raise CanopyError for a selector that ranks of a split model would not agree about."""
+    if selector is not None and tp_size > 1 and selector not in SPLIT_SELECTORS:
+        _refuse(SELECTOR, f"one of {', '.join(SPLIT_SELECTORS)} with --tp-size {tp_size}", selector)
+
+
+def _ratio(value: Any) -> float | None:
+    if value is None:
+        return None
+    ok = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not ok or not 0.0 <= value <= 1.0:
+        _refuse(RATIO, "a number from 0 (reuse all) to 1 (recompute all)", value)
+    return float(value)
+
+
+def _selector(value: Any) -> str | None:
+    if value is not None and value not in SELECTORS:
+        _refuse(SELECTOR, f"one of {', '.join(SELECTORS)}", value)
+    return value
+
+
+def _parts(value: Any) -> bool:
+    if value not in (None, "parts"):
+        _refuse(
+            DOCUMENTS, '"parts": every text part of a message but its last is a document', value
+        )
+    return value == "parts"
+
+
+def _refuse(key: str, allowed: str, value: Any) -> None:
+    text = repr(value)
+    shown = text if len(text) <= 60 else text[:57] + "..."
+    raise CanopyError(f"custom_params key {key!r} must be {allowed}, got {shown}")

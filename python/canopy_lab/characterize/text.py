@@ -1,0 +1,122 @@
+"""The answers of a characterisation in sentences, for the page and for the terminal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from canopy_lab.characterize.report import TraceReport
+from canopy_lab.report.units import count, percent, seconds, size
+
+
+def findings(report: TraceReport) -> dict[str, str]:
+    """One or two sentences for each question the trace could answer."""
+    answers: dict[str, str] = {}
+    o = report.overview
+    answers["overview"] = (
+        f"{count(o.requests)} requests in {seconds(o.span_s)}, {o.requests_per_s:.2f} a second "
+        f"({o.busiest_minute_per_s:.2f} in the busiest minute). Prompts of {count(o.input_mean)} "
+        f"tokens on average, half of them below {count(o.input_p50)}; outputs of "
+        f"{count(o.output_mean)}."
+    )
+    if report.hits:
+        h = report.hits
+        answers["hits"] = (
+            f"A cache that never forgot would hit {percent(h.block_hit_ratio, 1)} of the blocks "
+            f"({percent(h.token_hit_ratio, 1)} of the prompt tokens); "
+            f"{percent(h.requests_with_a_hit)} of the requests would hit something."
+        )
+        if h.turns:
+            first, later = h.turns
+            answers["hits"] += (
+                f" Later turns are {percent(later.requests)} of the requests and bring "
+                f"{percent(later.hits)} of the hits; first turns bring {percent(first.hits)}."
+            )
+        if h.stranded >= 0.001:
+            answers["hits"] += (
+                f" Another {percent(h.stranded, 1)} of the blocks were seen before but behind a "
+                "miss, where a prefix cache cannot use them."
+            )
+    if report.skew:
+        s = report.skew
+        answers["skew"] = (
+            f"The busiest tenth of the blocks has {percent(s.block_reuses.top_tenth)} of the reuses."
+        )
+        if s.user_hits is not None and s.cross_user_hits is not None:
+            answers["skew"] += (
+                f" {percent(s.user_hits.owners_of_90)} of the users have 90 % of the hits; "
+                f"{percent(s.cross_user_hits, 1)} of the hits are on another user's blocks."
+            )
+        if s.conversation_hits is not None and s.cross_conversation_hits is not None:
+            answers["skew"] += (
+                f" {percent(s.cross_conversation_hits)} of the hits are on blocks that another "
+                "conversation used last (shared prompts)."
+            )
+    if report.turns:
+        t = report.turns
+        answers["turns"] = (
+            f"{percent(t.first_turn_share)} of the requests are first turns; the turn number is "
+            f"{t.p50:.0f} in the middle, {t.p90:.0f} at the 90th percentile, {t.longest} at most. "
+            f"Between two turns lie {seconds(t.pause_p50_s)} (half) to {seconds(t.pause_p90_s)} "
+            "(nine tenths)."
+        )
+        answers["next_turn"] = (
+            f"After a first turn another one comes with probability {t.first_next:.2f}, after a "
+            f"later one with {t.later_next:.2f}. From one window to the next a category's "
+            f"probability moves by {t.drift:.2f} on average: "
+            + (
+                "steady enough to learn from the recent past."
+                if t.drift < 0.1
+                else "it has to be learnt again and again."
+            )
+        )
+    if report.reuse:
+        a = report.reuse.all
+        answers["reuse"] = (
+            f"Of the reuses, half come within {seconds(a.p50_s)} of the last use, 80 % within "
+            f"{seconds(a.p80_s)}, 90 % within {seconds(a.p90_s)}."
+        )
+    if report.locality:
+        p = report.locality
+        answers["locality"] = (
+            f"Storing and looking up only the first half of every prompt would hit "
+            f"{percent(p.first_half, 1)} of the blocks, only the last half "
+            f"{percent(p.last_half, 1)}, only the first tenth {percent(p.first_tenth, 1)}."
+        )
+    if report.lifespan:
+        f = report.lifespan
+        answers["lifespan"] = (
+            f"{percent(f.used_once)} of the blocks are never used again. From first to last use, "
+            f"90 % of the blocks live at most {seconds(f.p90_s)}, 99 % at most "
+            f"{seconds(f.p99_s)}, the longest {seconds(f.longest_s)}."
+        )
+    if report.footprint:
+        every = report.footprint.rows[0]
+        answers["footprint"] = (
+            f"With {report.footprint.model} a token of KV takes "
+            f"{size(report.footprint.bytes_per_token)}, so a request leaves "
+            f"{size(every.p50_bytes)} behind (half of them less), {size(every.p99_bytes)} at the "
+            "99th percentile."
+        )
+    if report.capacity:
+        c = report.capacity
+        need = dict(c.lru_for_share)
+        answers["capacity"] = (
+            f"All distinct blocks take {size(c.distinct_blocks * c.block_bytes)}. LRU has 90 % of "
+            f"the ideal hits with {size(need[0.9] * c.block_bytes)} "
+            f"({percent(need[0.9] / c.distinct_blocks, 1)} of them); a cache that knew the future "
+            f"would need {size(c.live_peak * c.block_bytes)} at its fullest."
+        )
+    return answers
+
+
+def summary(report: TraceReport, out: Path) -> str:
+    """What the terminal says when the report is written."""
+    answers = findings(report)
+    lines = [
+        f"{report.overview.path}",
+        *(f"  {name.replace('_', ' ')}: {sentence}" for name, sentence in answers.items()),
+        *(f"  note: {note}" for note in report.notes),
+        *(f"  not answered, {name}: {why}" for name, why in report.absent.items()),
+    ]
+    lines.append(f"report: {out / 'report.html'}")
+    return "\n".join(lines)

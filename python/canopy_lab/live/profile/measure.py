@@ -1,0 +1,205 @@
+"""Measure a live server's prefill and decode costs over HTTP, for ``canopy profile``.
+
+Only ``/generate`` with token ids is used. Prompts are made of random ids, so that nothing is cached
+but what a measurement puts there. Every figure is the median of a few answers; the server should
+serve nobody else meanwhile.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from scipy.optimize import isotonic_regression
+
+from canopy_lab.live.profile.client import ProfiledServer
+from sglang_canopy.errors import CanopyError
+
+_LENGTHS = (1, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+_CONTEXTS = (0, 256, 1024, 4096, 16384, 65536)
+_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+_DECODE_TOKENS = 16
+_TOGETHER = 8
+"""Requests of one prefill step by which the cost of a request in a batch is measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What to measure up to, in tokens and requests."""
+
+    prompt_tokens: int
+    context_tokens: int
+    batch: int
+    repeats: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Surfaces:
+    """Seconds, by the axes beside them."""
+
+    arrival_s: float
+    prefill_request_s: float
+    prefill_tokens: tuple[int, ...]
+    prefill_linear_s: tuple[float, ...]
+    attention_context_tokens: tuple[int, ...]
+    attention_s: tuple[tuple[float, ...], ...]
+    decode_batch: tuple[int, ...]
+    decode_context_tokens: tuple[int, ...]
+    decode_step_s: tuple[tuple[float, ...], ...]
+
+
+class Measurer:
+    """Measures one server. ``say`` is called with what is measured next."""
+
+    def __init__(
+        self, server: ProfiledServer, limits: Limits, seed: int, say: Callable[[str], None]
+    ) -> None:
+        self.server = server
+        self.limits = limits
+        self._draw = random.Random(seed)
+        self._say = say
+
+    def surfaces(self) -> Surfaces:
+        """All costs of prefill and decode. Raises ``CanopyError`` where a figure makes no sense."""
+        limits = self.limits
+        self.server.generate([self.tokens(8)], 4)
+        lengths = tuple(n for n in _LENGTHS if n <= limits.prompt_tokens)
+        contexts = tuple(n for n in _CONTEXTS if n <= limits.context_tokens)
+        batches, decode_contexts, decode = self._decode(contexts)
+        whole: list[list[float]] = []
+        for new in lengths:
+            self._say(f"prefill of {new} tokens")
+            whole.append([self._prefill(new, context) for context in contexts])
+        # One token computed is one token computed, whether the step is called prefill or decode.
+        arrival = max(0.0, whole[0][0] - decode[0][0])
+        linear, attention = _split(lengths, contexts, whole, arrival)
+        self._say(f"prefill of {_TOGETHER} requests at once")
+        return Surfaces(
+            arrival_s=arrival,
+            prefill_request_s=self._together(lengths, linear, attention, arrival),
+            prefill_tokens=lengths,
+            prefill_linear_s=linear,
+            attention_context_tokens=contexts,
+            attention_s=attention,
+            decode_batch=batches,
+            decode_context_tokens=decode_contexts,
+            decode_step_s=decode,
+        )
+
+    def tokens(self, count: int) -> list[int]:
+        """Random token ids."""
+        low, high = self.server.token_range
+        return [self._draw.randrange(low, high) for _ in range(count)]
+
+    def _prefill(self, new: int, context: int) -> float:
+        """Seconds to answer a prompt of ``new`` tokens after ``context`` cached ones."""
+        prefix = self.tokens(context)
+        if prefix:
+            self.server.generate([prefix], 1)
+        times = []
+        for _ in range(self.limits.repeats):
+            seconds, cached = self.server.generate([prefix + self.tokens(new)], 1)
+            # A server caches whole pages.
+            if cached < context - self.server.page_tokens:
+                raise CanopyError(
+                    f"a prefix of {context} tokens was not cached ({cached} were): is the server "
+                    "serving others, or its radix cache off? Profile an idle server, or give a "
+                    "smaller --max-context"
+                )
+            times.append(seconds)
+        return statistics.median(times)
+
+    def _decode(
+        self, contexts: tuple[int, ...]
+    ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[tuple[float, ...], ...]]:
+        limits, pool = self.limits, self.server.pool_tokens
+        lengths = tuple(max(c, 16) for c in contexts)
+        batches = [b for b in _BATCHES if b <= limits.batch]
+        rows: list[tuple[float, ...]] = []
+        for batch in batches:
+            row: list[float] = []
+            for context in lengths:
+                if batch * (context + 2 * _DECODE_TOKENS) > pool * 0.9 and row:
+                    # No room to measure it: go on with the slope there is.
+                    row.append(_continued(lengths, row, rows, context))
+                    continue
+                self._say(f"decode of {batch} x {context} tokens")
+                row.append(self._decode_step(batch, context))
+            rows.append(tuple(row))
+        columns = [_rising(list(column)) for column in zip(*rows, strict=True)]
+        smooth = tuple(tuple(_rising(list(row))) for row in zip(*columns, strict=True))
+        return tuple(batches), lengths, smooth
+
+    def _decode_step(self, batch: int, context: int) -> float:
+        prompts = [self.tokens(context) for _ in range(batch)]
+        self.server.generate(prompts, 1)
+        times = []
+        for _ in range(self.limits.repeats):
+            one, _ = self.server.generate(prompts, 1)
+            many, _ = self.server.generate(prompts, 1 + _DECODE_TOKENS)
+            times.append((many - one) / _DECODE_TOKENS)
+        return max(statistics.median(times), 1e-6)
+
+    def _together(
+        self,
+        lengths: tuple[int, ...],
+        linear: tuple[float, ...],
+        attention: tuple[tuple[float, ...], ...],
+        arrival: float,
+    ) -> float:
+        """What each further request adds to a prefill step beyond its tokens."""
+        each = next((n for n in (64, 16, 1) if n in lengths and n * _TOGETHER in lengths), None)
+        if each is None:
+            return 0.0
+        times = []
+        for _ in range(self.limits.repeats):
+            prompts = [self.tokens(each) for _ in range(_TOGETHER)]
+            times.append(self.server.generate(prompts, 1)[0])
+        expected_s = arrival + linear[lengths.index(each * _TOGETHER)]
+        expected_s += _TOGETHER * attention[lengths.index(each)][0]
+        return max(0.0, (statistics.median(times) - expected_s) / (_TOGETHER - 1))
+
+
+def _split(
+    lengths: tuple[int, ...],
+    contexts: tuple[int, ...],
+    whole: list[list[float]],
+    arrival: float,
+) -> tuple[tuple[float, ...], tuple[tuple[float, ...], ...]]:
+    """Answer times into what is linear in new tokens and what is attention.
+
+    The slope over the context says what a pair of query and key costs; the pairs among the new
+    tokens themselves cost as much.
+    """
+    steps = [_rising([max(seconds - arrival, 1e-6) for seconds in row]) for row in whole]
+    own = []
+    for new, row in zip(lengths, steps, strict=True):
+        pair = (row[-1] - row[0]) / (contexts[-1] * new) if len(contexts) > 1 else 0.0
+        own.append(min(pair * new * (new + 1) / 2, 0.9 * row[0]))
+    linear = _rising([row[0] - mine for row, mine in zip(steps, own, strict=True)])
+    attention = [
+        tuple(max(mine, 1e-9) + step - row[0] for step in row)
+        for row, mine in zip(steps, own, strict=True)
+    ]
+    return tuple(linear), tuple(attention)
+
+
+def _rising(values: list[float]) -> list[float]:
+    """The closest values that never fall: more work takes no less time, whatever was measured."""
+    return [float(v) for v in isotonic_regression(values).x]
+
+
+def _continued(
+    lengths: tuple[int, ...], row: list[float], above: list[tuple[float, ...]], context: int
+) -> float:
+    """A decode step that was not measured: the slope before it, or that of the batch above."""
+    i = len(row)
+    if i >= 2:
+        slope = (row[-1] - row[-2]) / (lengths[i - 1] - lengths[i - 2])
+    elif above:
+        slope = (above[-1][i] - above[-1][i - 1]) / (lengths[i] - lengths[i - 1]) * 2
+    else:
+        slope = 0.0
+    return row[-1] + max(slope, 0.0) * (context - lengths[i - 1])

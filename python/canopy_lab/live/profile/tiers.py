@@ -1,0 +1,99 @@
+"""Bandwidth of host memory and disk, from how much longer a hit there takes than one on the device."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import Any
+
+from canopy_lab.live.profile.client import wait_until
+from canopy_lab.live.profile.measure import Measurer
+
+_SHARE = 0.4
+"""Of the device pool that one measured prompt takes."""
+_MOST_TOKENS = 4096
+_WRITTEN_S = 60.0
+
+
+def measure_tiers(measurer: Measurer, kv_bytes: int) -> dict[str, dict[str, Any]]:
+    """``{"host": ..., "disk": ...}`` with ``read_bytes_per_s``, ``write_bytes_per_s``; a tier that
+    the server lacks, or whose hit did not happen, is left out."""
+    facts, found = measurer.server.facts, {}
+    if not facts.get("enable_hierarchical_cache"):
+        return {}
+    size = int(min(measurer.server.pool_tokens * _SHARE, _MOST_TOKENS))
+    host = _host(measurer, size, kv_bytes)
+    if host:
+        found["host"] = host
+    if facts.get("hicache_storage_backend"):
+        disk = _disk(measurer, size, kv_bytes)
+        if disk:
+            found["disk"] = disk
+    return found
+
+
+def _host(measurer: Measurer, size: int, kv_bytes: int) -> dict[str, Any] | None:
+    server = measurer.server
+    reads, writes = [], []
+    for _ in range(measurer.limits.repeats):
+        prompt = measurer.tokens(size)
+        server.generate([prompt], 1)
+        device, _ = server.generate([prompt + measurer.tokens(16)], 1)
+        # Push it off the device.
+        for _ in range(int(server.pool_tokens / size) + 1):
+            server.generate([measurer.tokens(size)], 1)
+        seconds, _ = server.generate([prompt + measurer.tokens(16)], 1)
+        from_host = server.cached_by_tier.get("host", 0)
+        if from_host < size / 2:
+            return None
+        reads.append(max(seconds - device, 1e-4) / from_host)
+    moved, took = _metric_pair(measurer)
+    per_token = statistics.median(reads)
+    if moved and took:
+        writes.append(moved / took)
+    read = kv_bytes / per_token
+    return {
+        "read_bytes_per_s": read,
+        # Without the server's own figure a copy is taken to be as fast in both directions.
+        "write_bytes_per_s": writes[0] if writes else read,
+    }
+
+
+def _metric_pair(measurer: Measurer) -> tuple[float | None, float | None]:
+    server = measurer.server
+    return (
+        server.metric("sglang:hicache_backup_num_bytes_total"),
+        server.metric("sglang:hicache_backup_duration_seconds_sum"),
+    )
+
+
+def _disk(measurer: Measurer, size: int, kv_bytes: int) -> dict[str, Any] | None:
+    server = measurer.server
+    counter = "sglang:backuped_tokens_total"
+    reads, writes = [], []
+    for _ in range(measurer.limits.repeats):
+        prompt = measurer.tokens(size)
+        before = server.metric(counter) or 0.0
+        server.generate([prompt], 1)
+        begin = time.perf_counter()
+        target = before + size // server.page_tokens * server.page_tokens
+
+        def written(target: float = target) -> bool:
+            return (server.metric(counter) or 0.0) >= target
+
+        if wait_until(written, _WRITTEN_S):
+            writes.append(max(time.perf_counter() - begin, 1e-4) / size)
+        device, _ = server.generate([prompt + measurer.tokens(16)], 1)
+        server.flush()
+        seconds, _ = server.generate([prompt + measurer.tokens(16)], 1)
+        from_disk = server.cached_by_tier.get("storage", 0)
+        if from_disk < size / 2:
+            # Under best_effort an idle server does not wait for its storage.
+            return None
+        reads.append(max(seconds - device, 1e-4) / from_disk)
+    if not writes:
+        return None
+    return {
+        "read_bytes_per_s": kv_bytes / statistics.median(reads),
+        "write_bytes_per_s": kv_bytes / statistics.median(writes),
+    }

@@ -1,0 +1,145 @@
+"""Summarise a replay as one JSON object."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from canopy_lab.latency.report import WARM_UP_SHARE, LatencyReport, latency_report
+from canopy_lab.latency.slo import SLO
+from canopy_lab.live.replay.client import TIERS
+from canopy_lab.live.replay.schedule import ReplayRequest
+from canopy_lab.trace.sessions import session_links
+
+PERCENTILES = (50, 90, 95, 99)
+LAST_TURN = 5
+"""Turns from here on are one group."""
+
+
+def summarise(
+    jobs: Sequence[ReplayRequest],
+    duration_s: float,
+    *,
+    warm_up_share: float = WARM_UP_SHARE,
+    slo: SLO | None = None,
+) -> dict[str, Any]:
+    """Hit rates, latencies, throughput and errors.
+
+    ``hit_rate`` is cached prompt tokens over prompt tokens of the requests that succeeded;
+    ``ttft_ms`` runs from sending to the first token; ``queued_ttft_ms`` from when the request
+    was due (trace time, and previous turn answered), so it has the wait for a free connection
+    under ``--max-concurrency`` in it. ``latency`` is all from when requests were due, without the
+    warm-up: ``latency/report.py``. ``meets_slo`` is ``None`` without one; a run with an error
+    does not meet any.
+    """
+    good = [job for job in jobs if job.reply is not None and job.reply.ok]
+    bad = [job for job in jobs if job.reply is None or not job.reply.ok]
+    output = sum(job.reply.output_tokens for job in good)
+    latency = _latency(jobs, good, warm_up_share)
+    met = None
+    if slo is not None:
+        met = latency is not None and not bad and slo.met(latency)
+    return {
+        "requests": len(jobs),
+        "completed": len(good),
+        "errors": {
+            "count": len(bad),
+            "kinds": dict(Counter(_reason(job) for job in bad).most_common(10)),
+        },
+        "duration_s": duration_s,
+        "throughput": {
+            "requests_per_s": len(good) / duration_s,
+            "input_tokens_per_s": sum(map(_prompt_tokens, good)) / duration_s,
+            "output_tokens_per_s": output / duration_s,
+        },
+        "latency": None if latency is None else latency.to_json(),
+        "slo": None if slo is None else slo.text,
+        "meets_slo": met,
+        "overall": group(good),
+        "by_category": _grouped(good, lambda j: j.planned.request.category),
+        "by_turn": _grouped(good, _turn_group),
+        "by_stop": _grouped(good, lambda j: j.planned.request.stop or "not said"),
+    }
+
+
+def _latency(
+    jobs: Sequence[ReplayRequest], good: Sequence[ReplayRequest], warm_up_share: float
+) -> LatencyReport | None:
+    if not good:
+        return None
+    first = session_links([job.planned.request for job in jobs]).first
+    session = {id(job): number for job, number in zip(jobs, first, strict=True)}
+    return latency_report(
+        [job.due_s for job in good],
+        [job.reply.first_s - job.due_s for job in good],
+        [job.reply.done_s for job in good],
+        [_prompt_tokens(job) for job in good],
+        [session[id(job)] for job in good],
+        warm_up_share=warm_up_share,
+    )
+
+
+def group(jobs: Iterable[ReplayRequest]) -> dict[str, Any]:
+    """Hits and latencies of some jobs, all of which succeeded."""
+    jobs = list(jobs)
+    prompt = sum(map(_prompt_tokens, jobs))
+    reporting = [job for job in jobs if job.reply.cached_tokens is not None]
+    cached = sum(job.reply.cached_tokens for job in reporting)
+    tiers = {t: sum(job.reply.by_tier.get(t, 0) for job in reporting) for t in TIERS}
+    queues = [j.reply.server_queue_s for j in jobs if j.reply.server_queue_s is not None]
+    made: dict[str, Any] = {
+        "requests": len(jobs),
+        "prompt_tokens": prompt,
+        "cached_tokens": cached if reporting else None,
+        "hit_rate": cached / prompt if reporting and prompt else None,
+        "cached_tokens_by_tier": tiers if reporting else None,
+        "hit_rate_by_tier": {t: n / prompt for t, n in tiers.items()}
+        if reporting and prompt
+        else None,
+        "output_tokens": sum(job.reply.output_tokens for job in jobs),
+        "ttft_ms": _latencies(j.reply.first_s - j.reply.sent_s for j in jobs),
+        "queued_ttft_ms": _latencies(j.reply.first_s - j.due_s for j in jobs),
+        "e2e_ms": _latencies(j.reply.done_s - j.reply.sent_s for j in jobs),
+        "uncached_tokens": _spread(
+            [_prompt_tokens(j) - j.reply.cached_tokens for j in reporting] if reporting else []
+        ),
+    }
+    if queues:
+        made["server_queue_ms"] = _latencies(queues)
+    return made
+
+
+def _grouped(jobs: Iterable[ReplayRequest], key: Callable[[ReplayRequest], str]) -> dict[str, Any]:
+    groups: dict[str, list[ReplayRequest]] = defaultdict(list)
+    for job in jobs:
+        groups[key(job)].append(job)
+    return {name: group(groups[name]) for name in sorted(groups)}
+
+
+def _turn_group(job: ReplayRequest) -> str:
+    turn = job.planned.request.turn
+    return str(turn) if turn < LAST_TURN else f"{LAST_TURN}+"
+
+
+def _prompt_tokens(job: ReplayRequest) -> int:
+    return job.reply.prompt_tokens or job.planned.prompt_tokens
+
+
+def _reason(job: ReplayRequest) -> str:
+    return "not sent" if job.reply is None else job.reply.error[:200]
+
+
+def _latencies(seconds: Iterable[float]) -> dict[str, float] | None:
+    return _spread([s * 1000 for s in seconds])
+
+
+def _spread(values: Sequence[float]) -> dict[str, float] | None:
+    if not values:
+        return None
+    made = {"mean": float(np.mean(values))}
+    for p in PERCENTILES:
+        made[f"p{p}"] = float(np.percentile(values, p))
+    return made

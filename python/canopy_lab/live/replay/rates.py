@@ -1,0 +1,54 @@
+"""One trace at several rates: a replay each, and the highest rate that meets a target."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from canopy_lab.live.replay import options
+from canopy_lab.live.replay.run import Replay
+
+
+def replay_all(upstream: Any, args: argparse.Namespace) -> dict[str, Any]:
+    """The result of a replay, or with ``--rates`` of all of them: the last one's, and ``rates``.
+
+    The lowest rate goes first; SGLang's and vLLM's caches are emptied before each.
+    Raises ``CanopyError``.
+    """
+    if args.rates is None:
+        return Replay(upstream, args)()
+    options.check(args)
+    results = []
+    for rate in options.rates(args.rates):
+        given = argparse.Namespace(**vars(args))
+        given.flush_cache = args.flush_cache or args.backend.startswith(("sglang", "vllm"))
+        results.append(Replay(upstream, given, rate)())
+    made = {**results[-1], "rates": [shortened(result) for result in results]}
+    if args.slo is not None:
+        made["goodput_rate"] = goodput_rate(made["rates"])
+    if args.output_file:
+        Path(args.output_file).write_text(json.dumps(made, indent=1) + "\n")
+    return made
+
+
+def shortened(result: Mapping[str, Any]) -> dict[str, Any]:
+    """What is kept of each rate."""
+    kept = ("completed", "errors", "duration_s", "throughput", "latency", "slo", "meets_slo")
+    return {
+        "rate": result["options"]["rate"],
+        **{key: result[key] for key in kept},
+        "overall": result["overall"],
+    }
+
+
+def goodput_rate(rows: Sequence[Mapping[str, Any]]) -> float:
+    """The highest rate up to which every one met the target; 0 if the lowest did not."""
+    best = 0.0
+    for row in sorted(rows, key=lambda row: row["rate"]):
+        if not row["meets_slo"]:
+            break
+        best = row["rate"]
+    return best

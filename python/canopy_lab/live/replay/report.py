@@ -1,0 +1,138 @@
+"""Compare replays: hit rate and TTFT by category, one column per run.
+
+python -m canopy_lab.live.replay.report lru.json wa.json placebo.json --by turn
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sglang_canopy.errors import CanopyError
+
+GROUPINGS = ("category", "turn", "stop")
+
+
+def results_table(results: Sequence[dict[str, Any]], by: Sequence[str] = ()) -> str:
+    """A Markdown table. ``by`` names groupings; by default those with more than one group."""
+    if not by:
+        by = [g for g in GROUPINGS if any(len(r[f"by_{g}"]) > 1 for r in results)]
+    head = ["requests", "prompt tokens"]
+    head += [f"hit rate, {r['label']}" for r in results]
+    head += [f"TTFT mean / P95 ms, {r['label']}" for r in results]
+    rows = [["", *head], ["---"] + ["---:"] * len(head)]
+    rows.append(["**all**", *_cells([r["overall"] for r in results])])
+    for grouping in by:
+        names = sorted({name for r in results for name in r[f"by_{grouping}"]})
+        for name in names:
+            found = [r[f"by_{grouping}"].get(name) for r in results]
+            rows.append([f"{grouping} {name}", *_cells(found)])
+    return "\n".join([_aligned(rows), "", *(_footnote(r) for r in results)])
+
+
+def latency_table(results: Sequence[dict[str, Any]]) -> str:
+    """A Markdown table of TTFT from when requests were due: a row for each run and each of its
+    ``--rates``, with sessions, and the mean of the shortest and the longest tenth of the prompts.
+
+    Empty for results written before there was a ``latency``.
+    """
+    rows = [
+        ["from when due", "TTFT mean s", "P50", "P95", "P99", "max", "shortest tenth", "longest tenth",
+         "sessions/h", "session P99 s", "SLO"]
+    ]  # fmt: skip
+    rows.append(["---"] + ["---:"] * (len(rows[0]) - 1))
+    notes = []
+    for result in results:
+        for one in result.get("rates") or [result]:
+            latency = one.get("latency")
+            if latency is None:
+                continue
+            rate = "" if "rate" not in one else f", {one['rate']:g}"
+            ttft, deciles = latency["ttft_s"], latency["deciles"]
+            numbers = [ttft[n] for n in ("mean", "p50", "p95", "p99", "max")]
+            numbers += [deciles[i]["ttft_s"]["mean"] for i in (0, -1)]
+            met = {None: "-", True: "met", False: "missed"}[one["meets_slo"]]
+            rows.append(
+                [result["label"] + rate, *(f"{n:.3f}" for n in numbers),
+                 f"{latency['sessions_per_hour']:.1f}", f"{latency['session_s']['p99']:.1f}", met]
+            )  # fmt: skip
+        if "goodput_rate" in result:
+            unit = "sessions/h" if result["options"]["closed_loop"] else "requests/s"
+            notes.append(f"{result['label']}: goodput {result['goodput_rate']:g} {unit} with "
+                         f"{result['slo']}")  # fmt: skip
+    if len(rows) == 2:
+        return ""
+    return "\n".join([_aligned(rows), *(["", *notes] if notes else [])])
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return "\n".join(
+        "| " + " | ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) + " |"
+        for row in rows
+    )
+
+
+def _cells(groups: Sequence[dict[str, Any] | None]) -> list[str]:
+    some = next(g for g in groups if g is not None)
+    cells = [str(some["requests"]), str(some["prompt_tokens"])]
+    for group in groups:
+        rate = None if group is None else group["hit_rate"]
+        cells.append("-" if rate is None else f"{rate:.1%}")
+    for group in groups:
+        ttft = None if group is None else group["ttft_ms"]
+        cells.append("-" if ttft is None else f"{ttft['mean']:.0f} / {ttft['p95']:.0f}")
+    return cells
+
+
+def _footnote(result: dict[str, Any]) -> str:
+    overall = result["overall"]
+    tiers = overall["hit_rate_by_tier"] or {}
+    parts = [f"{t} {rate:.1%}" for t, rate in tiers.items() if rate]
+    queued = overall["queued_ttft_ms"] or {}
+    return (
+        f"{result['label']}: {result['completed']} of {result['requests']} requests in "
+        f"{result['duration_s']:.0f} s"
+        + (f"; hits from {', '.join(parts)}" if parts else "")
+        + (f"; queued TTFT P50 {queued['p50']:.0f} P99 {queued['p99']:.0f} ms" if queued else "")
+        + ("" if result["outputs_forced"] else "; outputs not forced")
+        + ("; placebo labels" if result["options"]["placebo"] else "")
+    )
+
+
+def load(path: str) -> dict[str, Any]:
+    """A result that the benchmark wrote. Raises ``CanopyError``."""
+    try:
+        result = json.loads(Path(path).read_text())
+    except (OSError, ValueError) as error:
+        raise CanopyError(f"cannot read result {path!r}: {error}") from None
+    if not isinstance(result, dict) or "overall" not in result:
+        raise CanopyError(f"{path!r} is no result of python -m sglang_canopy.bench_serving")
+    return result
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line. Returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m canopy_lab.live.replay.report", description=__doc__
+    )
+    parser.add_argument("results", nargs="+", metavar="RESULT.json")
+    parser.add_argument("--by", action="append", choices=GROUPINGS, help="default: all that differ")
+    args = parser.parse_args(argv)
+    try:
+        results = [load(path) for path in args.results]
+        print(results_table(results, args.by or ()))
+        print()
+        print(latency_table(results))
+    except CanopyError as error:
+        print(f"report: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

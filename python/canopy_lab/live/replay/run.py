@@ -1,0 +1,381 @@
+"""Run a replay inside ``sglang.benchmark.serving``, with its flow and metrics and our requests.
+
+Nothing of the benchmark is copied. For the time of one run, a few names of its module are
+replaced: the dataset it loads, the order and the times at which it takes requests from it, the
+function that sends one, and the tokenizer where there is none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+
+from canopy_lab.latency.slo import parse_slo
+from canopy_lab.live.replay import client, options, outcome
+from canopy_lab.live.replay.schedule import ReplayRequest, Schedule
+from canopy_lab.live.replay.upstream import replaced
+from canopy_lab.trace.materialise import Materialiser, middle_tokens, usable_tokens
+from sglang_canopy import SGLANG_VERSION, __version__
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.wire import replay_clock
+from sglang_canopy.wire.stamp import FORCE_OUTPUT
+
+_TIMEOUT_S = 6 * 3600
+_LINE_BYTES = 64 << 20
+_SERVER_FACTS = (
+    "version",
+    "model_path",
+    "radix_eviction_policy",
+    "radix_eviction_policy_config",
+    "max_total_num_tokens",
+    "context_length",
+    "page_size",
+    "enable_hierarchical_cache",
+    "hicache_storage_backend",
+    "schedule_policy",
+    "chunked_prefill_size",
+    "max_running_requests",
+    "device",
+)
+
+
+class Replay:
+    """A replay with the options of one command line. ``upstream`` is the benchmark's module.
+
+    ``rate`` is one of ``--rates``.
+    """
+
+    def __init__(self, upstream: Any, args: argparse.Namespace, rate: float | None = None) -> None:
+        options.check(args)
+        if args.backend not in client.DIALECTS:
+            raise CanopyError(
+                f"--backend {args.backend} cannot replay a trace: prompts are token ids, which "
+                f"only these take: {', '.join(client.DIALECTS)}"
+            )
+        self.args = args
+        self.dialect = client.DIALECTS[args.backend]
+        self._upstream = upstream
+        self._rate = rate
+        # Tells one replay's clock from another's on a server that sees several.
+        self._number = time.time_ns() // 1000
+        self._duration_s = 0.0
+        self._forced = False
+        self._jobs: list[ReplayRequest] = []
+        self._made: Materialiser | None = None
+        self._left_out = 0
+        self._session: aiohttp.ClientSession | None = None
+        self._schedule: Schedule | None = None
+        self._server: Mapping[str, Any] = {}
+
+    def __call__(self) -> dict[str, Any]:
+        """Run it. Returns the result, after writing it to ``--output-file`` if that was given.
+
+        Raises ``CanopyError`` when no request succeeded.
+        """
+        args, upstream = self.args, self._upstream
+        args.canopy_dataset = args.dataset_name
+        with (
+            tempfile.TemporaryDirectory() as scratch,
+            replaced(
+                upstream,
+                get_dataset=self._load,
+                get_request=self._arrivals,
+                benchmark=self._wrapped(upstream.benchmark),
+                check_chat_template=lambda _model: True,
+                get_tokenizer=self._tokenizer(upstream.get_tokenizer),
+                ASYNC_REQUEST_FUNCS={**upstream.ASYNC_REQUEST_FUNCS, args.backend: self._request},
+            ),
+        ):
+            given = vars(args) | {"dataset_name": f"canopy-{args.dataset_name}"}
+            inner = argparse.Namespace(**given)
+            inner.output_file = str(Path(scratch) / "upstream.jsonl")
+            # A warm-up request would leave the trace's first prompt in the cache.
+            inner.warmup_requests = 0
+            try:
+                upstreams = upstream.run_benchmark(inner)
+            except CanopyError:
+                raise
+            except (ValueError, IndexError):
+                # The benchmark's percentiles fail on a run without one success.
+                if not self._jobs or any(job.reply and job.reply.ok for job in self._jobs):
+                    raise
+                upstreams = {}
+        result = self._result(upstreams)
+        if args.output_file and self._rate is None:
+            Path(args.output_file).write_text(json.dumps(result, indent=1) + "\n")
+        if result["completed"] == 0:
+            kinds = result["errors"]["kinds"]
+            raise CanopyError(f"none of {len(self._jobs)} requests succeeded: {next(iter(kinds))}")
+        return result
+
+    def _tokenizer(self, original: Any) -> Any:
+        def get(name: str) -> Any:
+            if self.args.vocab_size is not None:
+                return _NoTokenizer()
+            try:
+                return original(name)
+            except Exception as error:
+                raise CanopyError(
+                    f"no tokenizer at {name!r} ({type(error).__name__}); give --tokenizer PATH, "
+                    "or --vocab-size N to do without one"
+                ) from None
+
+        return get
+
+    def _load(self, args: argparse.Namespace, tokenizer: Any, _model_id: Any = None) -> list[Any]:
+        if self.args.vocab_size is not None:
+            vocabulary = middle_tokens(self.args.vocab_size)
+        else:
+            vocabulary = usable_tokens(tokenizer)
+        self._server = self._ask_server(args)
+        most = self.args.max_request_tokens or self._holds()
+        self._jobs, self._made, self._left_out = options.build_jobs(self.args, vocabulary, most)
+        if self._left_out:
+            print(f"Left out {self._left_out} requests of more than {most} tokens.")
+        self._vocabulary = vocabulary
+        stated = set(vocabulary.tolist())
+        self._ends_with = next(token for token in itertools.count() if token not in stated)
+        self._tokens_to_text = getattr(tokenizer, "decode", None)
+        row = self._upstream.DatasetRow
+        return [
+            row(job, job.planned.prompt_tokens, job.planned.output_tokens) for job in self._jobs
+        ]
+
+    def _ask_server(self, args: argparse.Namespace) -> Mapping[str, Any]:
+        if not args.backend.startswith("sglang"):
+            return {}
+        upstream = self._upstream
+        base = upstream.resolve_base_url(args.base_url, args.host, args.port)
+        try:
+            answer = upstream.requests.get(
+                base + "/server_info", headers=upstream.get_auth_headers(), timeout=10
+            )
+            return answer.json() if answer.status_code == 200 else {}
+        except (upstream.requests.RequestException, ValueError):
+            return {}
+
+    def _holds(self) -> int | None:
+        limits = [
+            self._server.get(key)
+            for key in ("max_total_num_tokens", "max_req_input_len", "context_length")
+        ]
+        stated = [n for n in limits if isinstance(n, int) and n > 0]
+        return min(stated) if stated else None
+
+    async def _arrivals(self, rows: list[Any], _rate: float, *_: Any) -> AsyncIterator[Any]:
+        assert self._schedule is not None
+        by_job = {id(row.prompt): row for row in rows}
+        async for job in self._schedule.arrivals():
+            yield by_job[id(job)]
+
+    def _wrapped(self, original: Any) -> Any:
+        async def benchmark(**given: Any) -> Any:
+            self._schedule = self._make_schedule()
+            timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
+            connector = aiohttp.TCPConnector(limit=0)
+            async with aiohttp.ClientSession(
+                timeout=timeout, connector=connector, read_bufsize=_LINE_BYTES
+            ) as self._session:
+                await self._probe(given)
+                return await original(**given)
+
+        return benchmark
+
+    def _make_schedule(self) -> Schedule:
+        args, jobs, loop = self.args, self._jobs, None
+        if args.closed_loop:
+            loop = options.closed_loop(jobs, args.time_scale, args.think_cap_s)
+        if loop is not None and self._rate is not None:
+            offsets = options.session_offsets_s(loop, self._rate, args.seed)
+        else:
+            offsets = options.offsets_s(
+                jobs, args.time_scale, args.request_rate, args.seed, self._rate
+            )
+        return Schedule(jobs, offsets, args.max_concurrency, loop)
+
+    async def _probe(self, given: Mapping[str, Any]) -> None:
+        """One small request before the clock starts: it works, and outputs are forced or not."""
+        prompt, wanted = self._vocabulary[:8].tolist(), self._vocabulary[-8:].tolist()
+        custom = {FORCE_OUTPUT: wanted}
+        reply = await self._send(given["api_url"], given["model_id"], prompt, 8, custom, given)
+        if not reply.ok:
+            raise CanopyError(f"the endpoint {given['api_url']} does not answer: {reply.error}")
+        if self.dialect.native:
+            self._forced = reply.output_ids == wanted
+        elif self.dialect.custom_params and self._tokens_to_text:
+            self._forced = reply.text.strip() == self._tokens_to_text(wanted).strip()
+        for option in ("trace_clock", "max_new_tokens"):
+            if self._forced or not getattr(self.args, option):
+                continue
+            raise CanopyError(
+                f"--{option.replace('_', '-')} needs an SGLang server with sglang-canopy started with "
+                "--canopy-enable-forced-output"
+            )
+        if not self._forced:
+            print(
+                "Outputs are not forced: the server does not obey custom_params."
+                f"{FORCE_OUTPUT} (--canopy-enable-forced-output). A turn hits the prompt of "
+                "the turn before it, not what that generated."
+            )
+
+    async def _request(self, request_func_input: Any, pbar: Any = None) -> Any:
+        assert self._made is not None
+        assert self._schedule is not None
+        args = self.args
+        job: ReplayRequest = request_func_input.prompt
+        custom = dict(job.labels)
+        if args.trace_clock:
+            custom[replay_clock.KEY] = [self._number, round(job.planned.request.time_s, 6)]
+        wanted: list[int] = []
+        max_tokens, ends_with = job.planned.output_tokens, None
+        if self._forced:
+            custom[FORCE_OUTPUT] = wanted = self._made.output(job.planned)
+            if args.max_new_tokens is not None and wanted:
+                # Its KV is never computed: the next turn finds as much as without it.
+                ends_with = self._ends_with
+                wanted[-1] = ends_with
+                max_tokens = max(args.max_new_tokens, max_tokens)
+        job.reply = await self._send(
+            request_func_input.api_url,
+            request_func_input.model,
+            self._made.prompt(job.planned),
+            max_tokens,
+            custom,
+            {"extra_request_body": request_func_input.extra_request_body},
+            ends_with,
+        )
+        if job.reply.ok and self._forced and self.dialect.native and job.reply.output_ids != wanted:
+            job.reply.error = "the response is not the forced output"
+        self._schedule.answered(job)
+        if pbar is not None:
+            pbar.update(1)
+        return self._as_upstream(job)
+
+    async def _send(
+        self,
+        url: str,
+        model: str,
+        prompt: list[int],
+        output_tokens: int,
+        custom: Mapping[str, Any],
+        given: Mapping[str, Any],
+        ends_with: int | None = None,
+    ) -> client.Reply:
+        assert self._session is not None
+        payload = client.body(
+            self.dialect,
+            model,
+            prompt,
+            output_tokens,
+            custom,
+            given.get("extra_request_body") or {},
+            stream=not self.args.disable_stream,
+            ends_with=ends_with,
+        )
+        headers = self._upstream.get_request_headers()
+        return await client.send(self._session, url, self.dialect, payload, headers)
+
+    def _as_upstream(self, job: ReplayRequest) -> Any:
+        reply: client.Reply = job.reply
+        made = self._upstream.RequestFuncOutput(
+            generated_text=reply.text,
+            success=reply.ok,
+            latency=reply.done_s - reply.sent_s,
+            ttft=(reply.first_s or reply.done_s) - reply.sent_s,
+            itl=reply.gaps_s,
+            prompt_len=reply.prompt_tokens or job.planned.prompt_tokens,
+            error=reply.error,
+            output_len=reply.output_tokens,
+            start_time=reply.sent_s,
+        )
+        made.cached_tokens = reply.cached_tokens or 0
+        made.cached_tokens_details = reply.by_tier or None
+        if reply.ok:
+            self._duration_s = max(self._duration_s, reply.done_s)
+        return made
+
+    def _result(self, upstreams: Mapping[str, Any]) -> dict[str, Any]:
+        started = [job.due_s for job in self._jobs if job.reply is not None]
+        duration_s = max(self._duration_s - min(started, default=0.0), 1e-9)
+        args = self.args
+        made: dict[str, Any] = {
+            "label": args.tag or self._server.get("radix_eviction_policy") or args.backend,
+            "dataset": {"name": args.canopy_dataset, "path": str(args.dataset_path)},
+            "options": {
+                "num_prompts": args.num_prompts,
+                "time_scale": args.time_scale,
+                "trace_clock": args.trace_clock,
+                "max_new_tokens": args.max_new_tokens,
+                "request_rate": None if np.isinf(args.request_rate) else args.request_rate,
+                "scale_lengths": str(args.scale_lengths),
+                "max_concurrency": args.max_concurrency,
+                "closed_loop": args.closed_loop,
+                "think_cap_s": args.think_cap_s if args.closed_loop else None,
+                "rate": self._rate,
+                "warm_up_share": args.warm_up_share,
+                "placebo": args.placebo,
+                "hints": args.hints,
+                "labels": not args.no_labels and self.dialect.custom_params,
+                "seed": args.seed,
+                "backend": args.backend,
+                "model": args.model,
+                "command": [sys.executable, *sys.argv],
+            },
+            "outputs_forced": self._forced,
+            "output_pinned": self.dialect.pins_output,
+            "left_out_too_long": self._left_out,
+            "versions": {
+                "sglang_canopy": __version__,
+                "sglang": SGLANG_VERSION,
+                "python": platform.python_version(),
+            },
+            "server": {k: self._server[k] for k in _SERVER_FACTS if k in self._server},
+            **outcome.summarise(
+                self._jobs,
+                duration_s,
+                warm_up_share=args.warm_up_share,
+                slo=None if args.slo is None else parse_slo(args.slo),
+            ),
+            "upstream": {
+                k: v for k, v in upstreams.items() if k != "server_info" and not isinstance(v, list)
+            },
+        }
+        if args.output_details:
+            made["details"] = [_detail(job) for job in self._jobs]
+        return made
+
+
+class _NoTokenizer:
+    """Stands in where ids are all that is known; the benchmark counts text with it."""
+
+    def encode(self, text: str, **_: Any) -> list[str]:
+        return text.split()
+
+
+def _detail(job: ReplayRequest) -> dict[str, Any]:
+    made: dict[str, Any] = {
+        "line": job.planned.request.line,
+        "category": job.planned.request.category,
+        "turn": job.planned.request.turn,
+        "conversation": job.planned.request.conversation,
+        "stop": job.planned.request.stop,
+        "due_s": job.due_s,
+    }
+    if job.reply is not None:
+        reply = asdict(job.reply)
+        for long in ("output_ids", "text", "gaps_s"):
+            del reply[long]
+        made.update(reply)
+    return made

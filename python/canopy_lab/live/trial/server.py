@@ -1,0 +1,62 @@
+"""A running server, as a trial asks it."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from typing import Any
+
+from canopy_lab.live.top.source import fetch
+from canopy_lab.live.trial.turns import Counts
+from sglang_canopy.errors import CanopyError
+
+TIMEOUT_S = 30.0
+
+
+class RunningServer:
+    """The server at ``url``. Every call raises ``CanopyError`` in one line."""
+
+    def __init__(self, url: str, api_key: str | None) -> None:
+        self.url, self.api_key = url.rstrip("/"), api_key
+
+    def status(self) -> dict[str, Any]:
+        """What it says of itself, its replicas added up; its policies are Canopy's."""
+        status = fetch(self.url, self.api_key)
+        if not status.get("ranks"):
+            raise CanopyError(
+                f"{self.url} runs {status['policy']}, SGLang's own, which cannot be exchanged; restart it "
+                "with --radix-eviction canopy-lru --canopy-whatif auto,floor=off"
+            )
+        return status
+
+    def counts(self) -> Counts:
+        """By the meter, where there is one: of the same requests on both sides."""
+        status = self.status()
+        running, meter = status["ranks"][0]["running"], status.get("whatif")
+        if meter is not None:
+            sums = meter["sums"]
+            return Counts(
+                sums["prompt_tokens"], sums["hit_tokens"], running,
+                sums["sampled_tokens"], meter["shadow_tokens"],
+            )  # fmt: skip
+        hits = sum(tier["hit_tokens"] for tier in status["tiers"].values())
+        return Counts(status["prompt_tokens"], hits, running)
+
+    def exchange(self, policy: str) -> None:
+        """``POST /canopy/policy``."""
+        request = urllib.request.Request(
+            f"{self.url}/canopy/policy",
+            data=json.dumps({"device": policy}).encode(),
+            headers={"Content-Type": "application/json"},
+        )
+        if self.api_key:
+            request.add_header("Authorization", f"Bearer {self.api_key}")
+        try:
+            with urllib.request.urlopen(request, timeout=TIMEOUT_S):
+                pass
+        except urllib.error.HTTPError as error:
+            answer = error.read(4096).decode(errors="replace")
+            raise CanopyError(f"{self.url} does not exchange its policy: {answer:.300}") from None
+        except OSError as error:
+            raise CanopyError(f"no answer from {self.url} ({error}); give --url") from None

@@ -1,0 +1,132 @@
+"""The turns of a trial: which policy runs when, and what each slice hit."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from canopy_lab.live.trial.stopping import Standing, standing
+from sglang_canopy.errors import CanopyError
+
+SETTLES = 0.5
+"""Share of a slice that is left out: what is cached then was chosen by the other policy."""
+MOST_EMPTY = 10
+"""Slices in a row without a request, after which a trial is given up."""
+
+
+class Counts(NamedTuple):
+    """A server's, since its start."""
+
+    prompt_tokens: int
+    hit_tokens: int
+    running: str
+    """The policy that ranks."""
+    sampled_tokens: int = 0
+    """Prompt tokens of which its meter knows what its shadow caches hit; 0 without a meter."""
+    shadow_tokens: Mapping[str, int] = {}
+    """What they hit of these, by policy."""
+
+
+class TrialServer(Protocol):
+    """What a trial needs of a server."""
+
+    def counts(self) -> Counts: ...
+
+    def exchange(self, policy: str) -> None:
+        """Let ``policy`` rank from now on."""
+
+
+class Slice(NamedTuple):
+    """Shares (0 to 1) of the prompt tokens of one slice."""
+
+    hit: float
+    shadow: float
+    """What the shadow caches under both policies hit of the same requests, on average; 0 without a
+    meter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two slices that followed each other, and what all pairs say so far.
+
+    What is compared is what each hit *more than the shadow caches* did: what requests hit under
+    either policy is in the shadows of both slices, and their luck drops out (a control variate). The
+    two shadows' average is as fair to one policy as to the other; under LRU's alone the luck of what
+    only the other one hits would stay.
+    """
+
+    policy: Slice
+    against: Slice
+    so_far: Standing | None
+    """``None`` after the first pair."""
+
+    @property
+    def points(self) -> float:
+        ours, theirs = (one.hit - one.shadow for one in (self.policy, self.against))
+        return 100 * (ours - theirs)
+
+
+def pairs(
+    server: TrialServer,
+    policy: str,
+    against: str,
+    slice_s: float,
+    wait: Callable[[float], object],
+    seed: int = 0,
+) -> Iterator[Pair]:
+    """Pair after pair, until one's ``so_far`` has a verdict. ``wait`` takes seconds.
+
+    Raises ``CanopyError`` where the server ranks by another policy than it was asked for, is restarted,
+    or has no requests.
+    """
+    draw, differences = random.Random(seed), list[float]()
+    shadows = server.counts().shadow_tokens
+    beside = [name for name in dict.fromkeys((policy, against)) if name in shadows]
+    while True:
+        turn = [(True, policy), (False, against)]
+        draw.shuffle(turn)
+        found = {first: _slice(server, name, beside, slice_s, wait) for first, name in turn}
+        pair = Pair(found[True], found[False], None)
+        differences.append(pair.points)
+        if len(differences) > 1:
+            pair = Pair(found[True], found[False], standing(differences))
+        yield pair
+        if pair.so_far is not None and pair.so_far.verdict is not None:
+            return
+
+
+def _slice(
+    server: TrialServer,
+    policy: str,
+    beside: Sequence[str],
+    slice_s: float,
+    wait: Callable[[float], object],
+) -> Slice:
+    server.exchange(policy)
+    wait(SETTLES * slice_s)
+    before = server.counts()
+    for _ in range(MOST_EMPTY):
+        wait((1 - SETTLES) * slice_s)
+        after = server.counts()
+        if after.running != policy:
+            raise CanopyError(
+                f"the server ranks by {after.running} in place of {policy}; start it with "
+                "--canopy-whatif auto,floor=off for a trial, and let nobody else exchange policies"
+            )
+        if after.prompt_tokens < before.prompt_tokens:
+            raise CanopyError("the server was restarted during the trial; begin it again")
+        if after.prompt_tokens > before.prompt_tokens:
+            prompt_tokens = after.prompt_tokens - before.prompt_tokens
+            sampled = after.sampled_tokens - before.sampled_tokens
+            shadows = [after.shadow_tokens[b] - before.shadow_tokens[b] for b in beside]
+            return Slice(
+                _share(after.hit_tokens - before.hit_tokens, prompt_tokens),
+                _share(sum(shadows), sampled * len(beside)),
+            )
+    raise CanopyError("no request ended for a long while; a trial needs traffic, or longer slices")
+
+
+def _share(part: int, whole: int) -> float:
+    return part / whole if whole else 0.0

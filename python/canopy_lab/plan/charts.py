@@ -1,0 +1,159 @@
+"""The figures of a plan: each pair of objectives, and what DRAM wins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import combinations
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter
+
+from canopy_lab.plan.choice import configuration_of
+from canopy_lab.plan.objective import Metric, Objectives, Row
+from canopy_lab.plan.planner import CapacityPlan
+from canopy_lab.plan.space import Configuration
+from canopy_lab.report.axes import (
+    BLUE,
+    FAINT,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    PINK,
+    SKY,
+    name_axes,
+    new_figure,
+    title,
+)
+
+_NAMES = {
+    "mean_ttft": "mean TTFT",
+    "p50_ttft": "median TTFT",
+    "p90_ttft": "P90 TTFT",
+    "p99_ttft": "P99 TTFT",
+    "mean_tpot": "mean time a token",
+    "mean_e2e": "mean time a request",
+    "throughput": "throughput",
+    "token_hit_ratio": "token hit ratio",
+    "cost": "cost of the trace",
+    "cost_per_hour": "cost an hour",
+}
+_COLOURS = (BLUE, GREEN, PINK, SKY, "#E69F00", "#7a4fa3")
+
+
+def charts(plan: CapacityPlan, currency: str) -> Iterator[tuple[str, str, Figure]]:
+    """(name, what it shows, figure)."""
+    yield "front", "The front, two objectives at a time", _pairs(plan, currency)
+    yield "dram", "What DRAM wins", _dram(plan, currency)
+
+
+def _pairs(plan: CapacityPlan, currency: str) -> Figure:
+    metrics = Objectives.of(plan.request.objectives).metrics
+    pairs = list(combinations(metrics, 2))[:3]
+    figure, axes = new_figure(columns=len(pairs), height=3.9)
+    for panel, (x, y) in zip(axes.flat, pairs):
+        _scatter(panel, plan, x, y, currency)
+    figure.legend(
+        handles=_legend(plan), loc="outside lower center", ncols=4, frameon=False, fontsize=8
+    )
+    return figure
+
+
+def _scatter(axes: Axes, plan: CapacityPlan, x: Metric, y: Metric, currency: str) -> None:
+    rows = list(plan.found.rows.values())
+    axes.scatter(*_xy(rows, x, y), s=9, color=FAINT, edgecolor=GREY, linewidth=0.4, zorder=2)
+    colours = _classes(plan)
+    for name, colour in colours.items():
+        group = [row for row in plan.front if (row["disk"] or "no disk") == name]
+        axes.scatter(*_xy(group, x, y), s=22, color=colour, zorder=3)
+    axes.scatter(*_xy([plan.baseline], x, y), s=55, marker="s", color=INK, zorder=4)
+    axes.scatter(*_xy([plan.choice.row], x, y), s=130, marker="*", color=ORANGE, zorder=5)
+    name_axes(axes, _axis(x, currency), _axis(y, currency))
+    axes.locator_params(nbins=4)
+    axes.ticklabel_format(useOffset=False)
+    title(axes, f"{_better(y)} and {_better(x, across=True)} is better")
+
+
+def _dram(plan: CapacityPlan, currency: str) -> Figure:
+    """Mean TTFT and hits against DRAM: a line for the chosen disk and the five others with most sizes
+    of DRAM, and of several rows of one size the one with the least mean TTFT."""
+    del currency
+    figure, axes = new_figure(columns=2, height=3.6)
+    lines: dict[str, dict[float, Row]] = {}
+    for row in plan.found.rows.values():
+        c = configuration_of(row)
+        if c.instances == plan.space.instances[0] and c.ttl == plan.space.ttls[0]:
+            line = lines.setdefault(_disk(c), {})
+            best = line.setdefault(c.dram_gib, row)
+            line[c.dram_gib] = min(best, row, key=lambda r: float(r["mean_ttft_s"]))
+    chosen = _disk(configuration_of(plan.choice.row))
+    shown = sorted(lines.items(), key=lambda kv: (kv[0] != chosen, -len(kv[1]), kv[0]))[:6]
+    for (name, line), colour in zip(shown, _COLOURS):
+        rows = [line[size] for size in sorted(line)]
+        sizes = [max(row["dram_gib"], plan.space.dram_gib[1] / 2) for row in rows]
+        for panel, metric, factor in zip(axes.flat, ("mean_ttft_s", "token_hit_ratio"), (1, 100)):
+            panel.plot(
+                sizes, [factor * row[metric] for row in rows],
+                marker="o", ms=3.5, lw=1.3, color=colour, label=name,
+            )  # fmt: skip
+    for panel, y in zip(axes.flat, ("mean TTFT, s", "token hit ratio, %")):
+        panel.set_xscale("log", base=2)
+        panel.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+        name_axes(panel, "DRAM of an instance, GiB (leftmost: none)", y)
+        panel.set_ylim(0, 1.06 * panel.dataLim.y1)
+    title(axes.flat[0], "Where a larger DRAM stops paying")
+    axes.flat[1].legend(frameon=False, fontsize=7.5)
+    return figure
+
+
+def _disk(c: Configuration) -> str:
+    return f"{c.disk_gib:g} GiB {c.disk}" if c.disk else "no disk"
+
+
+def _classes(plan: CapacityPlan) -> dict[str, str]:
+    names = ["no disk", *plan.space.disks]
+    present = {row["disk"] or "no disk" for row in plan.front}
+    return {n: _COLOURS[i % len(_COLOURS)] for i, n in enumerate(names) if n in present}
+
+
+def _legend(plan: CapacityPlan) -> list[Line2D]:
+    def dot(colour: str, marker: str, size: float, label: str) -> Line2D:
+        return Line2D([], [], ls="", marker=marker, ms=size, color=colour, label=label)
+
+    return [
+        *(dot(colour, "o", 5, f"front: {name}") for name, colour in _classes(plan).items()),
+        dot(FAINT, "o", 4, "evaluated, dominated"),
+        dot(INK, "s", 6, "fixed baseline"),
+        dot(ORANGE, "*", 10, "chosen"),
+    ]
+
+
+def _value(row: Row, of: Metric) -> float:
+    value = float(row[of.key])
+    if of.unit == "tokens/s":
+        return value / 1000
+    return 100 * value if of.unit == "share" else value
+
+
+def _xy(rows: list[Row], x: Metric, y: Metric) -> tuple[np.ndarray, np.ndarray]:
+    return np.array([_value(r, x) for r in rows]), np.array([_value(r, y) for r in rows])
+
+
+def _axis(of: Metric, currency: str) -> str:
+    units = {
+        "s": "s",
+        "tokens/s": "thousand tokens/s",
+        "money": currency,
+        "money/h": f"{currency}/h",
+        "share": "%",
+    }
+    return f"{_NAMES[of.name]}, {units[of.unit]}"
+
+
+def _better(of: Metric, across: bool = False) -> str:
+    if across:
+        return "right" if of.maximise else "left"
+    return "Up" if of.maximise else "Down"

@@ -1,0 +1,86 @@
+"""Shared style of the characterisation figures: palette, grids and axes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullLocator, PercentFormatter
+
+from canopy_lab.report.units import seconds
+
+# Okabe and Ito's palette: told apart by people of every colour vision, and in grey.
+BLUE, ORANGE, GREEN, PINK, SKY, GREY = (
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#56B4E9",
+    "#6B6B6B",
+)
+INK, FAINT = "#222222", "#D9D9D9"
+_TIMES = (0.001, 0.01, 0.1, 1, 10, 60, 600, 3600, 6 * 3600, 86400)
+
+
+def new_figure(
+    columns: int = 1, rows: int = 1, height: float = 3.4, widths: Sequence[float] | None = None
+) -> tuple[Figure, np.ndarray]:
+    figure = Figure(figsize=(8.6, height * rows), dpi=150)
+    figure.set_layout_engine("constrained", w_pad=0.12, h_pad=0.08)
+    axes = figure.subplots(rows, columns, squeeze=False, gridspec_kw={"width_ratios": widths})
+    for one in axes.flat:
+        clean(one)
+    return figure, axes
+
+
+def clean(axes: Axes) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(GREY)
+    axes.tick_params(colors=INK, labelsize=8)
+    axes.grid(True, color=FAINT, linewidth=0.6)
+    axes.set_axisbelow(True)
+
+
+def title(axes: Axes, text: str) -> None:
+    axes.set_title(text, fontsize=9.5, color=INK, loc="left", fontweight="bold")
+
+
+def name_axes(axes: Axes, x: str, y: str) -> None:
+    axes.set_xlabel(x, fontsize=8.5, color=INK)
+    axes.set_ylabel(y, fontsize=8.5, color=INK)
+
+
+def percent_axis(axis: Axis) -> None:
+    axis.set_major_formatter(PercentFormatter(1.0, decimals=0, symbol=" %"))
+
+
+def time_axis(axes: Axes, longest: float, shortest: float = 0.1) -> None:
+    """A logarithmic x axis of times a person would say."""
+    axes.set_xscale("log")
+    ticks = [t for t in _TIMES if shortest <= t <= longest * 1.01]
+    axes.set_xticks(ticks, [seconds(t) for t in ticks])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xlim(shortest, longest)
+
+
+def clock_axis(axes: Axes, start: float, end: float) -> None:
+    """A linear x axis of the trace's own time, in minutes or hours."""
+    unit, name = (3600.0, "hours") if end - start > 3 * 3600 else (60.0, "minutes")
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{(v - start) / unit:g}"))
+    step = next(
+        s
+        for s in (1, 2, 5, 10, 15, 20, 30, 60, 120, 240, 1440)
+        if (end - start) / unit / s <= 8 or s == 1440
+    )
+    axes.set_xticks(np.arange(start, end + 1e-9, step * unit))
+    axes.set_xlabel(f"time in the trace ({name})", fontsize=8.5, color=INK)
+
+
+def round_step(value: float) -> float:
+    """1, 2 or 5 times a power of ten, at least ``value``."""
+    power = 10.0 ** math.floor(math.log10(max(value, 1e-9)))
+    return next(m * power for m in (1, 2, 5, 10) if m * power >= value)

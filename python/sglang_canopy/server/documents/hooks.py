@@ -1,0 +1,293 @@
+"""Reuse of documents: the one file of a server that names ``canopy_chunks``, with every hook of it.
+
+Nothing of that package is imported unless ``--canopy-chunks`` is on. The one place that decides whether
+it is, and whether a request is concerned: what the hooks call does not ask again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from sglang_canopy import declared
+from sglang_canopy.config import server_options
+from sglang_canopy.declared import declare
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.request import owner
+from sglang_canopy.request.sent import body_of, headers_of
+from sglang_canopy.server.documents import usage as documents_usage
+from sglang_canopy.wire.document_names import BOUNDS, COMMAND
+
+OFF = "off"
+ATTRIBUTE = "_canopy_chunks"
+"""Where the options are noted on ``ServerArgs`` (``None``: documents are not reused)."""
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentFlags:
+    """The one flag of documents; its keys are ``canopy_chunks.server.options.Options``."""
+
+    chunks: str = declare(
+        OFF,
+        "--canopy-chunks",
+        "Reuse the KV of documents wherever they come in a prompt: 'on', KEY=VALUE,... or a JSON "
+        "object. Approximate: docs/guide/documents.md.",
+        metavar="on | KEY=VALUE,...",
+    )
+
+
+def is_requested(args: Any) -> bool:
+    """Whether parsed arguments turn documents on."""
+    return getattr(args, "canopy_chunks", None) not in (None, OFF)
+
+
+def _add_flags(_result: Any, parser: Any, *_: Any) -> None:
+    if "--canopy-chunks" not in parser._option_string_actions:
+        declared.add_flags(parser.add_argument_group("canopy documents"), DocumentFlags)
+
+
+def _keep_options(result: Any, _cls: Any, args: Any, *_: Any, **__: Any) -> None:
+    """After ``ServerArgs.from_cli_args``: check the keys and keep them with the arguments."""
+    setattr(result, ATTRIBUTE, None)
+    if not is_requested(args):
+        return
+    from canopy_chunks.server import options
+
+    try:
+        given = options.PARSE(args.canopy_chunks)
+        if given.reuse == OFF:
+            return
+        options.check_server(result, given)
+    except CanopyError as error:
+        raise SystemExit(f"sglang-canopy: --canopy-chunks: {error}") from None
+    setattr(result, ATTRIBUTE, given)
+
+
+def options_of(server_args: Any) -> Any:
+    """The options of a server, or ``None`` where documents are not reused."""
+    return getattr(server_args, ATTRIBUTE, None)
+
+
+def engine_of(scheduler: Any) -> Any:
+    """The ``ChunkEngine`` of a scheduler, or ``None`` where documents are not reused or it still starts."""
+    return _engine_of_runner(getattr(getattr(scheduler, "tp_worker", None), "model_runner", None))
+
+
+def _engine_of_runner(runner: Any) -> Any:
+    return getattr(runner, "canopy_chunks", None)
+
+
+def _scheduler_side() -> Any:
+    from canopy_chunks.server import scheduler
+
+    return scheduler
+
+
+def _build(original: Any, scheduler: Any, server_args: Any, *args: Any, **kwargs: Any) -> Any:
+    on = options_of(server_args)
+    if on is None:
+        return original(scheduler, server_args, *args, **kwargs)
+    _scheduler_side().build(original, scheduler, server_args, on, *args, **kwargs)
+    from sglang_canopy.telemetry import reporter
+
+    reporter.start_documents(engine_of(scheduler).status, server_args.enable_metrics)
+    return None
+
+
+def _pool_budget(original: Any, configurator: Any, budget_bytes: int, **kwargs: Any) -> Any:
+    on = options_of(configurator.server_args)
+    if on is None:
+        return original(configurator, budget_bytes, **kwargs)
+    return _scheduler_side().pool_budget(original, configurator, budget_bytes, on, **kwargs)
+
+
+def _request_created(req: Any, scheduler: Any, *_: Any, **__: Any) -> None:
+    if (engine := engine_of(scheduler)) is not None:
+        _scheduler_side().request_created(engine, req)
+
+
+def _adder_class(found: Any, scheduler: Any, *_: Any, **__: Any) -> Any:
+    engine = engine_of(scheduler)
+    if engine is None:
+        return None
+    made = _scheduler_side().prefill_adder_class(found)
+    made.canopy_engine = engine
+    return made
+
+
+def _idle(scheduler: Any, *_: Any, **__: Any) -> None:
+    if (engine := engine_of(scheduler)) is not None:
+        _scheduler_side().work_when_idle(engine, scheduler)
+
+
+def _flushed(success: Any, scheduler: Any, *_: Any, **__: Any) -> None:
+    if (engine := engine_of(scheduler)) is not None:
+        _scheduler_side().flushed(engine, success)
+
+
+def _internal_state(result: Any, scheduler: Any, *_: Any, **__: Any) -> None:
+    if (engine := engine_of(scheduler)) is not None:
+        _scheduler_side().add_internal_state(engine, result)
+
+
+def run_commands(original: Any, scheduler: Any, recv_req: Any) -> Any:
+    """Called by the one hook around ``Scheduler.set_internal_state``, ``server/scheduler/arrivals.py``."""
+    engine = engine_of(scheduler)
+    if engine is None:
+        return original(scheduler, recv_req)
+    keys = [key for key in recv_req.server_args if key.startswith(COMMAND)]
+    if not keys:
+        return original(scheduler, recv_req)
+    return _scheduler_side().run_commands(engine, [key.removeprefix(COMMAND) for key in keys])
+
+
+def _forward(original: Any, worker: Any, batch: Any = None, *args: Any, **kwargs: Any) -> Any:
+    engine = _engine_of_runner(worker.model_runner)
+    if engine is None or batch is None:
+        return original(worker, batch, *args, **kwargs)
+    from canopy_chunks.server import forward
+
+    return forward.forward(original, worker, engine, batch, *args, **kwargs)
+
+
+def _positions(forward_batch: Any, cls: Any, batch: Any, runner: Any, *_: Any, **__: Any) -> None:
+    if _engine_of_runner(runner) is not None:
+        from canopy_chunks.server import forward
+
+        forward.set_positions(forward_batch, runner)
+
+
+def _check_insert(cache: Any, req: Any, *_: Any, up_to: int, **__: Any) -> None:
+    if (request := getattr(req, "canopy_chunks", None)) is not None:
+        _scheduler_side().check_insert(request, req, up_to)
+
+
+def _publish(req: Any, tree_cache: Any, *_: Any, **__: Any) -> None:
+    if (request := getattr(req, "canopy_chunks", None)) is not None:
+        _scheduler_side().publish_exact_tokens(request, req, tree_cache)
+
+
+def _request_level(original: Any, streamer: Any, key: str) -> bool:
+    return key == BOUNDS or original(streamer, key)
+
+
+def _prepare(manager: Any, obj: Any, request: Any = None, *_: Any, **__: Any) -> None:
+    if (on := options_of(manager.server_args)) is not None:
+        from canopy_chunks.server.http import entry
+
+        carriers = server_options.options_of(manager.server_args).requests.carriers
+        # Documents are the tenant's, wherever it is named.
+        owner.settle(obj, headers_of(request), body_of(request), carriers)
+        entry.prepare(manager, obj, on)
+
+
+def _report_documents(answers: Any, manager: Any, *_: Any, **__: Any) -> Any:
+    """After ``TokenizerManager.generate_request``: ``None`` leaves what it answers as it is."""
+    on = options_of(manager.server_args)
+    return None if on is None else documents_usage.with_reports(answers)
+
+
+def _response_usage(usage: Any, responses: Any, n_choices: int = 1, *_: Any, **__: Any) -> None:
+    documents_usage.of_answers(usage, responses, n_choices)
+
+
+def _streaming_usage(
+    usage: Any, *_: Any, cached_tokens: Any = None, n_choices: int = 1, **__: Any
+) -> None:
+    documents_usage.of_stream(usage, cached_tokens or {}, n_choices)
+
+
+def _convert_chat(original: Any, serving: Any, request: Any, raw_request: Any = None) -> Any:
+    on = options_of(serving.tokenizer_manager.server_args)
+    if on is None:
+        return original(serving, request, raw_request)
+    from canopy_chunks.server.http import entry
+
+    return entry.convert_chat(original, serving, request, on, raw_request)
+
+
+def _add_routes(server_args: Any, *_: Any, **__: Any) -> None:
+    if (on := options_of(server_args)) is not None:
+        from canopy_chunks.server.http import routes, warm_up
+
+        routes.add_routes(server_args, on)
+        warm_up.register(on)
+
+
+_SRT = "sglang.srt."
+_USAGE_OF = _SRT + "entrypoints.openai.usage_processor.UsageProcessor."
+_COMMON = _SRT + "mem_cache.common."
+_SCHEDULER = _SRT + "managers.scheduler.Scheduler."
+
+HOOKS: tuple[tuple[str, str, Callable[..., Any], tuple[str, ...]], ...] = (
+    (_SRT + "server_args.ServerArgs.add_cli_args", "after", _add_flags, ("parser",)),
+    (_SRT + "server_args.ServerArgs.from_cli_args", "after", _keep_options, ("cls", "args")),
+    (_SRT + "entrypoints.http_server.launch_server", "before", _add_routes, ("server_args",)),
+    (_SCHEDULER + "__init__", "around", _build, ("self", "server_args")),
+    (
+        _SRT + "mem_cache.kv_cache_configurator.KVCacheConfigurator.config_from_budget",
+        "around",
+        _pool_budget,
+        ("self", "budget_bytes"),
+    ),
+    (_SCHEDULER + "_create_generation_req", "after", _request_created, ("self", "recv_req")),
+    (_SCHEDULER + "get_prefill_adder_class", "after", _adder_class, ("self",)),
+    (_SCHEDULER + "on_idle", "before", _idle, ("self",)),
+    (_SCHEDULER + "flush_cache", "after", _flushed, ("self",)),
+    (_SCHEDULER + "get_internal_state", "after", _internal_state, ("self", "recv_req")),
+    (
+        _SRT + "managers.tp_worker.TpModelWorker.forward_batch_generation",
+        "around",
+        _forward,
+        ("self", "batch"),
+    ),
+    (
+        _SRT + "model_executor.forward_batch_info.ForwardBatch.init_new",
+        "after",
+        _positions,
+        ("cls", "batch", "model_runner"),
+    ),
+    (
+        _SRT + "mem_cache.unified_radix_cache.UnifiedRadixCache.checkpoint_into_tree",
+        "before",
+        _check_insert,
+        ("self", "req"),
+    ),
+    (_COMMON + "checkpoint_kv_cache", "before", _publish, ("req", "tree_cache")),
+    (_COMMON + "release_kv_cache", "before", _publish, ("req", "tree_cache")),
+    (
+        _SRT
+        + "managers.scheduler_components.output_streamer.SchedulerOutputStreamer"
+        + ".is_request_level_customized_info_key",
+        "around",
+        _request_level,
+        ("self", "key"),
+    ),
+    (
+        _SRT + "managers.tokenizer_manager.TokenizerManager.generate_request",
+        "before",
+        _prepare,
+        ("self", "obj", "request"),
+    ),
+    (
+        _SRT + "managers.tokenizer_manager.TokenizerManager.generate_request",
+        "after",
+        _report_documents,
+        ("self", "obj", "request"),
+    ),
+    (_USAGE_OF + "calculate_response_usage", "after", _response_usage, ("responses", "n_choices")),
+    (
+        _USAGE_OF + "calculate_streaming_usage",
+        "after",
+        _streaming_usage,
+        ("prompt_tokens", "reasoning_tokens", "completion_tokens", "cached_tokens", "n_choices"),
+    ),
+    (
+        _SRT + "entrypoints.openai.serving_chat.OpenAIServingChat._convert_to_internal_request",
+        "around",
+        _convert_chat,
+        ("self", "request", "raw_request"),
+    ),
+)
+"""``(target, kind of hook, hook, leading parameters)``."""

@@ -1,0 +1,82 @@
+"""What became of a prompt's documents, in the ``usage`` of OpenAI's routes, streams too.
+
+SGLang counts a stream's usage from numbers alone, so the number of cached tokens carries the report.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from sglang_canopy.wire.document_names import BOUNDS
+
+FIELD = "canopy_documents"
+"""Beside ``cached_tokens`` in ``usage.prompt_tokens_details``."""
+
+
+class CachedTokens(int):
+    """``cached_tokens`` of a prompt, and what its report says of its documents."""
+
+    report: dict[str, Any]
+
+
+@functools.cache
+def _details_class() -> Any:
+    """SGLang's ``PromptTokensDetails``, which answers show :data:`FIELD` of: pydantic drops what a class
+    does not name, in all the classes that were built around it."""
+    from sglang.srt.entrypoints.openai import protocol
+
+    protocol.PromptTokensDetails.model_config["extra"] = "allow"
+    for name in (
+        *("PromptTokensDetails", "UsageInfo", "ChatCompletionResponse", "CompletionResponse"),
+        *("ChatCompletionStreamResponse", "CompletionStreamResponse"),
+    ):
+        getattr(protocol, name).model_rebuild(force=True)
+    return protocol.PromptTokensDetails
+
+
+async def with_reports(answers: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    """``answers`` with each prompt's report on its ``cached_tokens``, from the first part that has one."""
+    reports: dict[int, dict[str, Any]] = {}
+    async with aclosing(answers) as parts:  # type: ignore[type-var]
+        async for part in parts:
+            for i, one in enumerate(part if isinstance(part, list) else [part]):
+                _carry(one, one.get("index", i), reports)
+            yield part
+
+
+def _carry(one: dict[str, Any], index: int, reports: dict[int, dict[str, Any]]) -> None:
+    meta = one.get("meta_info") or {}
+    if meta.get(BOUNDS):
+        reports[index] = meta[BOUNDS][0]
+    if index in reports and "cached_tokens" in meta:
+        meta["cached_tokens"] = CachedTokens(meta["cached_tokens"])
+        meta["cached_tokens"].report = reports[index]
+
+
+def of_answers(usage: Any, answers: Sequence[dict[str, Any]], n_choices: int) -> None:
+    """After ``UsageProcessor.calculate_response_usage``. A prompt counts once, not for each choice."""
+    _add(usage, [one["meta_info"].get("cached_tokens", 0) for one in answers[::n_choices]])
+
+
+def of_stream(usage: Any, cached_tokens: dict[int, int], n_choices: int) -> None:
+    """After ``UsageProcessor.calculate_streaming_usage``."""
+    _add(usage, [tokens for i, tokens in sorted(cached_tokens.items()) if i % n_choices == 0])
+
+
+def _add(usage: Any, cached: Sequence[int]) -> None:
+    """Add the field where a prompt has a report, and ``cached_tokens`` where SGLang is not to report."""
+    reports = [tokens.report for tokens in cached if isinstance(tokens, CachedTokens)]
+    if not reports:
+        return
+    reuse: dict[str, Any] = {
+        f"{name}_tokens": sum(one.get(name, 0) for one in reports)
+        for name in ("reused", "recomputed")
+    }
+    if reasons := sorted({one["why"] or "unknown" for one in reports if not one.get("fused")}):
+        reuse["why"] = "; ".join(reasons)
+    found = usage.prompt_tokens_details
+    details = {"cached_tokens": sum(cached)} if found is None else found.model_dump()
+    usage.prompt_tokens_details = _details_class()(**{**details, FIELD: reuse})

@@ -1,0 +1,1 @@
+"""Runs in the HTTP process: checks and stamps requests, and serves Canopy's own routes."""

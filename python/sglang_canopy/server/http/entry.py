@@ -1,0 +1,192 @@
+"""Where a request enters the server: what the client said is checked, the rest inferred.
+
+Runs in the HTTP process. The hooks around SGLang's request conversion call these functions;
+a ``CanopyError`` is a ``ValueError``, which SGLang answers with status 400.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from sglang_canopy.config.server_options import RequestOptions, options_of
+from sglang_canopy.request import owner
+from sglang_canopy.request.client_hints import rule_of
+from sglang_canopy.request.identity import Identities
+from sglang_canopy.request.owner import RequireTenant, settle
+from sglang_canopy.request.prompt import check_prompts
+from sglang_canopy.request.sent import body_of, headers_of, infer_from_chat, metadata_fields
+from sglang_canopy.reuse.ttft import TtftFit
+from sglang_canopy.server.http.session_gate import see_to_time
+from sglang_canopy.telemetry.ttft_hour import TtftHour
+from sglang_canopy.tenant import tenant_of
+from sglang_canopy.wire.stamp import (
+    FIELDS,
+    MARKER_KEY,
+    STAMP_KEY,
+    client_fields,
+    make_stamp,
+)
+
+logger = logging.getLogger(__name__)
+
+
+class Entry:
+    """What one HTTP process goes by when requests enter, and what it has measured of them.
+
+    ``admin_api_key``: SGLang's. Raises ``CanopyError`` where nobody is trusted with hints.
+    """
+
+    def __init__(self, options: RequestOptions, admin_api_key: str | None = None) -> None:
+        self.hint_rule = rule_of(options.client_hints, admin_api_key)
+        self.identities = Identities(options.identity_sources)
+        self.require_tenant = RequireTenant(options.require_tenant)
+        self.carriers = options.carriers
+        self.ttft_fit = TtftFit()
+        """TTFT ~ alpha * uncached tokens + beta over the requests this process served."""
+        self.ttft_hour = TtftHour(time.time)
+        """What their clients waited for the first token, over the last hour."""
+
+
+current = Entry(RequestOptions())
+"""This process's; ``set_up`` makes it the one that the server was started with."""
+
+
+def set_up(server_args: Any) -> Entry:
+    """Take the server's options, before it answers."""
+    global current
+    current = Entry(options_of(server_args).requests, server_args.admin_api_key)
+    return current
+
+
+def chat_converted(
+    result: Any, self: Any, request: Any, raw_request: Any = None, *_: Any, **__: Any
+) -> None:
+    """After ``OpenAIServingChat._convert_to_internal_request``."""
+    adapted, _processed = result
+    stamp(adapted, infer_from_chat(request), raw_request)
+    if getattr(request, "tools", None):
+        marker = _tool_marker(self, request)
+        if marker:
+            adapted.sampling_params["custom_params"][MARKER_KEY] = marker
+
+
+def completion_converted(
+    result: Any, _self: Any, _request: Any, raw_request: Any = None, *_: Any, **__: Any
+) -> None:
+    """After ``OpenAIServingCompletion._convert_to_internal_request``."""
+    stamp(result[0], {"category": "completion"}, raw_request)
+
+
+def generation_begins(
+    original: Any, self: Any, obj: Any, request: Any = None, *args: Any, **kwargs: Any
+) -> Any:
+    """Around ``TokenizerManager.generate_request``: every route comes through here."""
+    if hasattr(obj, "sampling_params"):  # requests for embeddings have none
+        check_prompts(obj, self.model_config.vocab_size)
+        stamp(obj, {"category": "generate"}, request)
+    if options_of(self.server_args).gate is not None:
+        see_to_time(self)
+    return original(self, obj, request, *args, **kwargs)
+
+
+def stamp(obj: Any, inferred: dict[str, Any], request: Any = None) -> None:
+    """Check and stamp the sampling parameters of one request, or of a batch of them.
+
+    ``request``: the HTTP request that it came with, if any. A request that is stamped already (by
+    the route it came through) is left as it is. Hints that its headers do not entitle to are left
+    out.
+    """
+    if getattr(obj, "canopy_stamped", False):
+        return
+    obj.canopy_stamped = True
+    if obj.sampling_params is None:
+        obj.sampling_params = {}
+    params = obj.sampling_params
+    headers, body = headers_of(request), body_of(request)
+    settle(obj, headers, body, current.carriers)
+    warning = current.require_tenant.check(obj, headers)
+    if warning is not None:
+        logger.warning("canopy: %s", warning)
+    metadata = metadata_fields(body, _CHECKS) if owner.IN_METADATA in current.carriers else {}
+    if isinstance(params, list):
+        for one in params:
+            if isinstance(one, dict):
+                _write_stamp(one, metadata, inferred, {}, headers)
+    elif isinstance(params, dict):
+        _write_stamp(params, metadata, inferred, _identity(obj, body, headers), headers)
+
+
+_CHECKS = {key: check for key, (_, check) in FIELDS.items()}
+
+
+def _identity(
+    obj: Any, body: Mapping[str, Any], headers: Mapping[str, str] | None
+) -> dict[str, Any]:
+    """Which conversation a request says that it belongs to, beside our own fields."""
+    rid, extra_key, salt = (getattr(obj, n, None) for n in ("rid", "extra_key", "cache_salt"))
+    if not (isinstance(extra_key, str | None) and isinstance(salt, str | None)):
+        return {}  # a batch of several tenants
+    own = {"session_id": getattr(obj, "session_id", None), "rid": rid}  # of calls without a body
+    return current.identities.fields(
+        {**own, **body}, headers or {}, rid, tenant_of(extra_key, salt)
+    )
+
+
+def _write_stamp(
+    params: dict[str, Any],
+    metadata: Mapping[str, Any],
+    inferred: Mapping[str, Any],
+    identity: Mapping[str, Any],
+    headers: Mapping[str, str] | None,
+) -> None:
+    """Check the ``custom_params`` of ``params``, and put the stamp among them.
+
+    ``metadata``: our keys of the body's, over which those of ``custom_params`` win. ``identity``: the
+    conversation that other clients' fields name, which counts where ours do not.
+    """
+    custom = params.get("custom_params") or {}
+    if isinstance(custom, Mapping):
+        custom = {**metadata, **custom}
+    fields = client_fields(custom)
+    if "conversation" not in fields:
+        fields = {**identity, **fields}
+    fields = current.hint_rule.allowed(fields, headers)
+    made = make_stamp(inferred, fields, time.monotonic(), current.hint_rule.source(headers))
+    line = current.ttft_fit.line()
+    if line is not None:
+        made["alpha"], made["beta"] = line
+    params["custom_params"] = {**custom, STAMP_KEY: made}
+
+
+def first_token(result: Any, state: Any, recv_obj: Any, i: int) -> None:
+    """After ``TokenizerManager._get_scheduler_first_token_time``, once a request.
+
+    Feeds the TTFT line with the request's prefill time in the scheduler, queueing left out; and the
+    last hour's times with what the client waited, queueing included. ``result``: when the token
+    was there, if that is before now.
+    """
+    created = state.time_stats.created_time
+    if created > 0.0:
+        current.ttft_hour.add((result or time.perf_counter()) - created)
+    if recv_obj.time_stats is None:
+        return
+    times = recv_obj.time_stats[i]
+    seconds = times.prefill_finished_time - times.forward_entry_time
+    if times.forward_entry_time > 0.0 and seconds > 0.0:
+        current.ttft_fit.add(recv_obj.prompt_tokens[i] - recv_obj.cached_tokens[i], seconds)
+
+
+def _tool_marker(serving: Any, request: Any) -> list[int]:
+    """Token ids with which the model opens a tool call, if its parser has such a marker."""
+    parser = getattr(serving, "tool_call_parser", None)
+    tokenizer = serving.tokenizer_manager.tokenizer
+    if not parser or tokenizer is None:
+        return []
+    from sglang.srt.function_call.function_call_parser import FunctionCallParser
+
+    detector = FunctionCallParser(request.tools, parser).detector
+    text = (getattr(detector, "bot_token", "") or "").strip()
+    return tokenizer.encode(text, add_special_tokens=False) if text else []

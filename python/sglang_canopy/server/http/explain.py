@@ -1,0 +1,63 @@
+"""``GET /canopy/explain``: from the HTTP process to the schedulers and back."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.radix.counters import TIERS
+from sglang_canopy.request import access
+from sglang_canopy.request.owner import tenant_fields
+from sglang_canopy.tenant import tenant_of
+from sglang_canopy.wire import status_file
+from sglang_canopy.wire.keys import EXPLAIN as KEY
+from sglang_canopy.wire.stamp import FIELDS
+
+EVERY_S = 0.5
+"""Least time between two answers to those who are not the administrator: each looks at the order of
+eviction, in the scheduler's thread."""
+
+Send = Callable[[str], Awaitable[list[Any]]]
+
+
+class Explaining:
+    """The route's handler. ``send`` sends one message to every scheduler."""
+
+    def __init__(self, send: Send, admin_api_key: str | None) -> None:
+        self._send = send
+        self._admin_api_key = admin_api_key
+        self._next = 0.0
+
+    async def __call__(self, request: Any) -> dict[str, Any]:
+        """The answer to one request: a conversation of the tenant that asks, or of any tenant for
+        an administrator who names none."""
+        named = tenant_fields(request)
+        body: dict[str, Any] = {"conversation": _conversation(request)}
+        admin = access.has_admin_key(request.headers, self._admin_api_key)
+        if not admin or any(named.values()):
+            body["tenant"] = tenant_of(named["extra_key"], named["cache_salt"])
+        if not admin:
+            now = time.monotonic()
+            if now < self._next:
+                raise access.Refused(429, f"one answer every {EVERY_S:g} s; try again then")
+            self._next = now + EVERY_S
+        if not status_file.read_all():
+            raise access.Refused(
+                409, "this server runs a policy of SGLang's own, of which nothing is known"
+            )
+        body["answer"] = answer = secrets.token_hex(8)
+        await self._send(KEY + json.dumps(body))
+        return {"tiers": list(TIERS), "replicas": status_file.take(answer)}
+
+
+def _conversation(request: Any) -> str:
+    given = request.query_params.get("conversation")
+    try:
+        checked: str = FIELDS["canopy_conversation"][1](given)
+    except ValueError as error:
+        raise CanopyError(f"give ?conversation=ID: {error}") from None
+    return checked

@@ -1,0 +1,204 @@
+"""``/canopy/hint``, ``/canopy/policy`` and ``/canopy/status``, and how schedulers are told."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from typing import Any
+
+from sglang_canopy import __version__
+from sglang_canopy.admission.settings import REJECT
+from sglang_canopy.config.policy_change import KEY as POLICY_KEY
+from sglang_canopy.config.policy_change import MAX_BYTES as MAX_CHANGE_BYTES
+from sglang_canopy.config.policy_change import change_of
+from sglang_canopy.config.server_options import options_of
+from sglang_canopy.policy.registry import live_names
+from sglang_canopy.request import access, client_hints
+from sglang_canopy.request.owner import tenant_fields
+from sglang_canopy.server.http import entry, tokenizer_workers
+from sglang_canopy.server.http.access_log import hide_queries
+from sglang_canopy.server.http.explain import Explaining
+from sglang_canopy.server.http.page import add_page
+from sglang_canopy.server.http.session_gate import Refusals
+from sglang_canopy.tenant import new_shown_key
+from sglang_canopy.whatif.next_step import next_step
+from sglang_canopy.whatif.total import added_up, in_words
+from sglang_canopy.wire import status_file
+from sglang_canopy.wire.document_names import COMMAND
+from sglang_canopy.wire.hints import KEY, TooManyHints, Waiting, deliver
+from sglang_canopy.wire.keys import EXPLAIN as EXPLAIN_KEY
+from sglang_canopy.wire.keys import TIME as TIME_KEY
+
+logger = logging.getLogger(__name__)
+
+MAX_HINT_BYTES = 4096
+
+hints = Waiting()
+"""Hints of ``POST /canopy/hint`` that wait to be sent to the schedulers."""
+
+_delivery: asyncio.Task[None] | None = None
+
+_status_folder: Any = None
+"""Where the schedulers show what they count; it goes when this process ends."""
+
+
+def add_routes(server_args: Any, *_: Any, **__: Any) -> None:
+    """Before ``launch_server``: Canopy's own routes, beside SGLang's."""
+    global _status_folder
+    _status_folder = status_file.make_folder()
+    new_shown_key()
+    tokenizer_workers.use_our_application(server_args)
+    _add(server_args)
+
+
+def add_worker_routes(server_args: Any) -> None:
+    """The same in a tokenizer worker, which inherits the folder and the key of shown tenants.
+
+    SGLang checks no keys in its workers: here its own check is added for the administrator's, or
+    Canopy's routes would be open to all.
+    """
+    from sglang.srt.entrypoints.http_server import app
+
+    if server_args.admin_api_key:
+        from sglang.srt.utils.auth import add_api_key_middleware
+
+        add_api_key_middleware(app, api_key=None, admin_api_key=server_args.admin_api_key)
+    _add(server_args)
+
+
+def _add(server_args: Any) -> None:
+    from sglang.srt.entrypoints.http_server import app
+
+    hide_queries()
+    entered = entry.set_up(server_args)
+    gate = options_of(server_args).gate
+    if gate is not None and gate.held == REJECT:
+        app.add_middleware(Refusals)
+    started = time.monotonic()
+
+    async def status(_request: Any) -> dict[str, Any]:
+        ranks = status_file.read_all()
+        watched = status_file.read_all(status_file.OBSERVED)
+        meters = [rank["whatif"] for rank in (*ranks, *watched) if rank.get("whatif")]
+        whatif = added_up(meters)
+        policy = ranks[0]["running"] if ranks else server_args.radix_eviction_policy
+        auto = ranks[0].get("auto") if ranks else None
+        return {
+            "version": __version__,
+            "next_step": next_step(
+                whatif, policy, ours=policy in live_names(), auto=auto is not None
+            ),
+            "policy": policy,
+            "policy_config": server_args.radix_eviction_policy_config or {},
+            "ttft_model": entered.ttft_fit.stats(),
+            "ttft_hour": entered.ttft_hour.points(),
+            "client_hints": entered.hint_rule.mode,
+            "hints_waiting": len(hints),
+            "uptime_s": time.monotonic() - started,
+            "process": os.getpid(),
+            "auto": auto,
+            "whatif": whatif,
+            "whatif_in_words": None if whatif is None else in_words(whatif),
+            "documents": next(iter(status_file.read_all(status_file.DOCUMENTS)), None),
+            "ranks": ranks,
+        }
+
+    access.add_change_route(app, "POST", "/canopy/hint", _hint, entered.hint_rule.from_gateway)
+    access.add_change_route(app, "POST", "/canopy/policy", _policy)
+    add_page(app, server_args.admin_api_key)
+    explaining = Explaining(_send, server_args.admin_api_key)
+    access.add_read_route(app, "GET", "/canopy/explain", explaining, server_args.admin_api_key)
+    access.add_read_route(app, "GET", "/canopy/status", status, server_args.admin_api_key)
+
+
+async def _policy(request: Any) -> dict[str, Any]:
+    """``POST /canopy/policy``: other policies on every scheduler, at the same point on all ranks."""
+    if not status_file.read_all():
+        raise access.Refused(
+            409,
+            "this server runs a policy of SGLang's own, which cannot be exchanged; start it with "
+            "--radix-eviction canopy-lru, which is SGLang's order on Canopy's tree",
+        )
+    change = change_of(await access.read_json(request, MAX_CHANGE_BYTES, "a change of policy"))
+    answers = await _send(change.message())
+    if not all(answer.updated for answer in answers):
+        raise access.Refused(500, "a scheduler could not exchange its policy; see its log")
+    return {"device": change.device.name, "replicas": len(answers)}
+
+
+async def _send(key: str) -> list[Any]:
+    """Send one message to every scheduler; the answers, one a replica."""
+    from sglang.srt.entrypoints import http_server
+    from sglang.srt.managers.io_struct import SetInternalStateReq
+
+    manager = http_server._global_state.tokenizer_manager
+    manager.auto_create_handle_loop()
+    request = SetInternalStateReq(server_args={key: 1})
+    answers: list[Any] = await manager.set_internal_state_communicator(request)
+    return answers
+
+
+_OWN_KEYS = {
+    KEY: "/canopy/hint",
+    COMMAND: "/canopy/chunks",
+    TIME_KEY: "/canopy/status",
+    POLICY_KEY: "/canopy/policy",
+    EXPLAIN_KEY: "/canopy/explain",
+}
+"""How keys begin that only Canopy's own routes may send to the schedulers."""
+
+
+async def guard_internal_state(
+    original: Any, manager: Any, obj: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Around ``TokenizerControlMixin.set_internal_state``, which is a route of SGLang's as well:
+    hints and commands come by Canopy's routes alone, which look at who gives them."""
+    for key in obj.server_args:
+        for own, route in _OWN_KEYS.items():
+            if str(key).startswith(own):
+                from fastapi import HTTPException
+
+                raise HTTPException(403, f"server_args key {own!r} is Canopy's own; use {route}")
+    return await original(manager, obj, *args, **kwargs)
+
+
+async def _hint(request: Any) -> dict[str, Any]:
+    """``POST /canopy/hint``: take one hint and see that it is sent."""
+    rule = entry.current.hint_rule
+    if not rule.heeded(request.headers):
+        raise access.Refused(
+            403,
+            f"this server runs with {client_hints.FLAG} {rule.mode}: hints are taken "
+            + ("from nobody" if rule.mode == client_hints.OFF else _FROM_WHOM),
+        )
+    body = await access.read_json(request, MAX_HINT_BYTES, "a hint")
+    if isinstance(body, dict):
+        body |= tenant_fields(request, body)
+    try:
+        hints.add(body, time.monotonic(), rule.source(request.headers))
+    except TooManyHints as error:
+        raise access.Refused(429, str(error)) from None
+    _see_to_delivery()
+    return {"waiting": len(hints)}
+
+
+_FROM_WHOM = (
+    "with the administrator's key, or from a gateway that sends its secret as "
+    + client_hints.GATEWAY_HEADER
+)
+
+
+def _see_to_delivery() -> None:
+    """Send waiting hints, now or behind those that are under way. Runs in the event loop."""
+    global _delivery
+    if _delivery is None or _delivery.done():
+        _delivery = asyncio.get_running_loop().create_task(_deliver())
+
+
+async def _deliver() -> None:
+    try:
+        await deliver(hints, _send)
+    except Exception:
+        logger.exception("canopy: hints could not be sent; they go with the next one")

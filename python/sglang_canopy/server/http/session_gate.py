@@ -1,0 +1,131 @@
+"""The session gate in the HTTP process: status 429 with Retry-After, and the time for schedulers.
+
+A scheduler refuses a request in SGLang's message for aborts. SGLang answers it with the status in
+that message, without headers, and a request for a stream with status 200 and an error in the
+stream. ``Refusals`` adds the header, and answers streams that were refused before their first
+token like other requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
+from http import HTTPStatus
+from typing import Any
+
+from sglang_canopy.wire.keys import RETRY_AFTER
+from sglang_canopy.wire.keys import TIME as TIME_KEY
+
+logger = logging.getLogger(__name__)
+
+TICK_S = 1.0
+"""How often schedulers are told the time while requests are under way."""
+
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+_refusal: ContextVar[dict[str, Any] | None] = ContextVar("canopy_refusal", default=None)
+"""What became of the HTTP request that this task answers: empty, or why it was refused."""
+
+
+def request_aborted(_manager: Any, out: dict[str, Any], *_: Any, **__: Any) -> None:
+    """Before ``TokenizerManager._handle_abort_finish_reason``: note a refusal of the gate."""
+    reason = out["meta_info"]["finish_reason"]
+    answer = _refusal.get()
+    if answer is not None and isinstance(reason, dict) and RETRY_AFTER in reason:
+        answer |= reason
+
+
+class Refusals:
+    """ASGI middleware: refusals of the gate with status 429 and Retry-After."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        refusal: dict[str, Any] = {}
+        token = _refusal.set(refusal)
+        try:
+            await self.app(scope, receive, _Answer(refusal, send))
+        finally:
+            _refusal.reset(token)
+
+
+class _Answer:
+    """One HTTP answer. Its head waits for the first part of its body: only then it is known
+    whether the request was refused."""
+
+    def __init__(self, refusal: dict[str, Any], send: Send) -> None:
+        self.refusal = refusal
+        self.send = send
+        self.head: dict[str, Any] | None = None
+        self.replaced = False
+
+    async def __call__(self, message: dict[str, Any]) -> None:
+        if self.replaced:
+            return
+        if message["type"] == "http.response.start":
+            self.head = message
+            return
+        if self.head is not None:
+            head, self.head = self.head, None
+            if self.refusal:
+                if head["status"] != HTTPStatus.TOO_MANY_REQUESTS:
+                    self.replaced = True
+                    await self._refuse()
+                    return
+                head = {**head, "headers": [*head["headers"], self._retry_after()]}
+            await self.send(head)
+        await self.send(message)
+
+    def _retry_after(self) -> tuple[bytes, bytes]:
+        return b"retry-after", str(self.refusal[RETRY_AFTER]).encode()
+
+    async def _refuse(self) -> None:
+        status = HTTPStatus.TOO_MANY_REQUESTS
+        body = {
+            "object": "error",
+            "message": self.refusal["message"],
+            "type": str(status.value),
+            "param": None,
+            "code": status.value,
+        }
+        raw = json.dumps(body).encode()
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(raw)).encode()),
+            self._retry_after(),
+        ]
+        start = {"type": "http.response.start", "status": status.value, "headers": headers}
+        await self.send(start)
+        await self.send({"type": "http.response.body", "body": raw})
+
+
+_ticking: asyncio.Task[None] | None = None
+
+
+def see_to_time(manager: Any) -> None:
+    """Tell the schedulers the time once a second while ``manager`` (SGLang's tokenizer manager)
+    has requests under way. Call in its event loop, with each request."""
+    global _ticking
+    if _ticking is None or _ticking.done() or _ticking.get_loop() is not asyncio.get_running_loop():
+        _ticking = asyncio.get_running_loop().create_task(_tell_time(manager))
+
+
+async def _tell_time(manager: Any) -> None:
+    from sglang.srt.managers.io_struct import SetInternalStateReq
+
+    under_way = True
+    while under_way:
+        await asyncio.sleep(TICK_S)
+        under_way = bool(manager.rid_to_state)
+        key = f"{TIME_KEY}{time.monotonic()!r}"
+        try:
+            await manager.set_internal_state_communicator(SetInternalStateReq(server_args={key: 1}))
+        except Exception:
+            logger.exception("canopy: schedulers could not be told the time")

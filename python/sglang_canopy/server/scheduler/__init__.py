@@ -1,0 +1,1 @@
+"""Runs in each rank's scheduler: builds the cache, receives requests, orders and admits them."""

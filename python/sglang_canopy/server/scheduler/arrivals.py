@@ -1,0 +1,107 @@
+"""Where requests and hints arrive in a scheduler: the tree is told of them."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from sglang_canopy.config.policy_change import KEY as POLICY_KEY
+from sglang_canopy.config.policy_change import unpacked
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.server.documents import hooks as documents
+from sglang_canopy.server.scheduler import queue
+from sglang_canopy.server.scheduler.session_gate import gate_of, take_time
+from sglang_canopy.tenant import keep_adapters_apart
+from sglang_canopy.wire.hints import KEY, unpack
+from sglang_canopy.wire.keys import EXPLAIN as EXPLAIN_KEY
+
+logger = logging.getLogger(__name__)
+
+
+def request_created(req: Any, scheduler: Any, recv_req: Any, *_: Any, **__: Any) -> None:
+    """After ``Scheduler._create_generation_req``."""
+    if scheduler.enable_lora and _core(scheduler) is not None:
+        keep_adapters_apart(req)
+        req.canopy_adapter = recv_req.lora_name
+    # Images become tokens of their own a little later: until then all images look alike.
+    if recv_req.mm_inputs is None:
+        _announce(scheduler, req)
+
+
+def request_queued(scheduler: Any, req: Any, *_: Any, **__: Any) -> None:
+    """Before ``Scheduler._add_request_to_queue``."""
+    if req.multimodal_inputs is not None:
+        _announce(scheduler, req)
+    queue.request_queued(scheduler, req)
+
+
+def internal_state_set(original: Any, scheduler: Any, recv_req: Any) -> Any:
+    """Around ``Scheduler.set_internal_state``: hints that ``routes`` sent, commands over chunks, or
+    SGLang's own. One hook for all, since SGLang warns of two around one function."""
+    if take_time(scheduler, recv_req.server_args):
+        return _answer(True)
+    questions = [key for key in recv_req.server_args if key.startswith(EXPLAIN_KEY)]
+    if questions:
+        return _answer(_explain(scheduler, questions[-1]))
+    changes = [key for key in recv_req.server_args if key.startswith(POLICY_KEY)]
+    if changes:
+        return _answer(_exchange(scheduler, changes[-1]))
+    packed = [key for key in recv_req.server_args if key.startswith(KEY)]
+    if not packed:
+        return documents.run_commands(original, scheduler, recv_req)
+    core, gate = _core(scheduler), gate_of(scheduler)
+    if core is not None:
+        for key in packed:
+            for hint in unpack(key):
+                core.conversations.apply_hint(hint)
+                if gate is not None and hint.get("over"):
+                    gate.gate.hint_over(hint["tenant"], hint["conversation"])
+    return _answer(core is not None)
+
+
+def _explain(scheduler: Any, key: str) -> bool:
+    from sglang_canopy.radix.explain import explain, question_of
+    from sglang_canopy.telemetry import reporter
+
+    core, question = _core(scheduler), question_of(key)
+    if core is None or question is None:
+        return False
+    name, body = question
+    try:
+        reporter.answer(name, explain(core, body))
+    except OSError:
+        logger.warning("canopy: no answer could be written", exc_info=True)
+        return False
+    return True
+
+
+def _exchange(scheduler: Any, key: str) -> bool:
+    core, change = _core(scheduler), unpacked(key)
+    if core is None or change is None:
+        return False
+    try:
+        core.exchange.apply(change, "POST /canopy/policy")
+    except CanopyError:  # it was checked where it came in
+        logger.exception("canopy: the policy stays as it is")
+        return False
+    return True
+
+
+def _answer(updated: bool) -> Any:
+    from sglang.srt.managers.io_struct import SetInternalStateReqOutput
+
+    return SetInternalStateReqOutput(updated=updated)
+
+
+def _announce(scheduler: Any, req: Any) -> None:
+    core = _core(scheduler)
+    if core is not None:
+        core.requests.of(req)
+
+
+def _core(scheduler: Any) -> Any:
+    """The scheduler's tree, if a policy of Canopy's is on it."""
+    from sglang_canopy.radix.core import CanopyTreeCore
+
+    core = getattr(scheduler.tree_cache, "tree_core", None)
+    return core if isinstance(core, CanopyTreeCore) else None

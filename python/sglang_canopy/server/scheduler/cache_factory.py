@@ -1,0 +1,149 @@
+"""How SGLang's cache registry gets a tree with Canopy in it."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from sglang.srt.mem_cache.registry import create_unified_radix_cache
+from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+from sglang.srt.mem_cache.unified_cache.tree_core_registry import (
+    register_tree_core_backend,
+    registered_tree_core_backends,
+)
+from sglang.srt.runtime_context import get_parallel
+
+from sglang_canopy.admission.capacity import capacity_tokens
+from sglang_canopy.admission.gate import SessionGate
+from sglang_canopy.config.refusals import DISK, POLICIES, unsupported
+from sglang_canopy.config.server_options import options_of
+from sglang_canopy.config.tiers import TierOptions
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.radix.cache import CanopyRadixCache
+from sglang_canopy.radix.component import CanopyFullComponent
+from sglang_canopy.radix.core import BACKEND, CanopyTreeCore
+from sglang_canopy.radix.live import ReadProfile, live_cache
+from sglang_canopy.radix.saved_profile import Profile, from_first_rank
+from sglang_canopy.radix.state_component import CanopyMambaComponent
+from sglang_canopy.reuse import saved_curves
+from sglang_canopy.server.scheduler.live_queue import LiveQueue
+from sglang_canopy.server.scheduler.observer import keeps_floor, meter_of
+from sglang_canopy.server.scheduler.queue import refuse_unsupported
+from sglang_canopy.storage.disk_link import DiskLink
+from sglang_canopy.storage.settings import BACKEND as OUR_BACKEND
+from sglang_canopy.telemetry import reporter
+
+if TYPE_CHECKING:
+    from sglang.srt.mem_cache.base_prefix_cache import BasePrefixCache
+    from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+    from sglang.srt.mem_cache.registry import TreeCacheBuildContext
+
+
+def install_core() -> None:
+    """Register the tree core with SGLang (once a process)."""
+    if BACKEND not in registered_tree_core_backends():
+        register_tree_core_backend(BACKEND, CanopyTreeCore)
+
+
+def prepare(
+    params: CacheInitParams,
+    tiers: TierOptions | None = None,
+    read_profile: ReadProfile = saved_curves.read,
+) -> CacheInitParams:
+    """Point SGLang's construction parameters at Canopy's core and component, in place."""
+    params.canopy = live_cache(
+        params.eviction_policy, params.eviction_policy_config, tiers, read_profile
+    )
+    params.canopy.make_disk_tier = DiskLink
+    params.tree_core_backend = BACKEND
+    params.component_registry_override = {
+        **(params.component_registry_override or {}),
+        ComponentType.FULL: CanopyFullComponent,
+    }
+    if params.canopy.states is not None:
+        params.component_registry_override[ComponentType.MAMBA] = CanopyMambaComponent
+    # NOTE: SGLang's core builds one of its own strategies by name; ours never asks it.
+    params.eviction_policy, params.eviction_policy_config = "lru", None
+    return params
+
+
+def build(ctx: TreeCacheBuildContext) -> BasePrefixCache:
+    """The cache for one scheduler, or ``CanopyError`` for a set-up that is not supported."""
+    refusal = unsupported(POLICIES, ctx.server_args, ctx) or _unsupported_tiers(ctx)
+    if refusal:
+        raise CanopyError(f"--radix-eviction {ctx.params.eviction_policy}: {refusal}")
+    if ctx.server_args.hicache_storage_backend == OUR_BACKEND:
+        raise CanopyError(
+            "--hicache-storage-backend canopy is read from the command line only, and this server "
+            "was started without one; start it with python -m sglang.launch_server, or leave the "
+            "disk tier out"
+        )
+    refuse_unsupported(options_of(ctx.server_args).queue, ctx.server_args, ctx)
+    install_core()
+    prepare(ctx.params, options_of(ctx.server_args).tiers, first_ranks_profile)
+    live = ctx.params.canopy
+    if live.profile_path is not None and _is_first_rank():
+        live.profile = Profile(live.profile_path)
+        _claim(live.profile)
+        atexit.register(lambda: live.profile.save(live.device_policy))
+    if ctx.server_args.hicache_storage_backend == "mooncake":
+        from sglang_canopy.storage import mooncake
+
+        mooncake.install(live.tiers.ttl)
+    cache = create_unified_radix_cache(ctx, cache_class=CanopyRadixCache)
+    step = ctx.server_args.chunked_prefill_size or 0
+    cache.canopy_queue = LiveQueue(
+        cache,
+        options_of(ctx.server_args).queue,
+        step if step > 0 else ctx.server_args.max_prefill_tokens,
+    )
+    live.gate = session_gate(ctx.server_args, cache)
+    live.meter = meter_of(ctx.server_args, cache, live.running, live.device_policy)
+    live.keeps_floor = keeps_floor(ctx.server_args)
+    reporter.start(cache, ctx.params.enable_metrics, options_of(ctx.server_args).auto)
+    return cache
+
+
+def _unsupported_tiers(ctx: TreeCacheBuildContext) -> str | None:
+    """Why the memory of this model, or what is below it, cannot be managed here."""
+    if getattr(ctx, "is_hybrid_swa", False) and getattr(ctx, "full_tokens_per_layer", None) == 0:
+        return (
+            "a model whose layers all have sliding windows has a cache of its own in SGLang; "
+            "use --radix-eviction lru"
+        )
+    if ctx.server_args.hicache_storage_backend is None:
+        return None
+    return unsupported(DISK, ctx)  # what the model alone refuses, whichever storage it is
+
+
+def session_gate(server_args: Any, cache: CanopyRadixCache) -> SessionGate | None:
+    """The gate for a scheduler with this cache, if its server has one."""
+    settings = options_of(server_args).gate
+    if settings is None:
+        return None
+    controller = cache.cache_controller
+    capacity = capacity_tokens(
+        cache.token_to_kv_pool_allocator.size,
+        0 if controller is None else controller.mem_pool_host.size,
+        exclusive=server_args.hicache_write_policy == "write_back",
+    )
+    return SessionGate(settings, capacity)
+
+
+def first_ranks_profile(path: str) -> Any:
+    """A profile as the first of this scheduler's ranks reads it. Collective, see there."""
+    world = get_parallel().world_group
+    return from_first_rank(path, None if world is None else world.cpu_group)
+
+
+def _is_first_rank() -> bool:
+    """Whether this is the first rank of the server, its data-parallel replicas included."""
+    parallel = get_parallel()
+    return not (parallel.tp_rank or parallel.pp_rank or parallel.dp_rank)
+
+
+def _claim(mine: Profile) -> None:
+    """Say at the start, not at the first save, if another server saves to this profile."""
+    with contextlib.suppress(OSError):  # said when it is saved
+        mine.claim()

@@ -1,0 +1,173 @@
+"""Make a server generate the trace's tokens instead of the model's (ATC 2025 paper, section 4.3).
+
+A replay wants the next turn of a conversation to contain what this turn generated, but a model
+fed with made-up tokens generates something else. A server started with
+``--canopy-enable-forced-output`` obeys ``custom_params["canopy_force_output"]``, a list of token
+ids: whatever the model would sample, output token i is the list's token i, while the list lasts.
+Time and memory are those of real decoding; only the choice of the token is replaced.
+
+Nothing is unpickled and no code travels: the list goes the way of every sampling parameter, and
+one hook writes it over the sampled ids. Every tensor-parallel rank has the same list, so all
+ranks agree.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from sglang_canopy.config.server_options import options_of
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.wire import replay_clock
+from sglang_canopy.wire.stamp import FORCE_OUTPUT, STAMP_KEY
+
+logger = logging.getLogger(__name__)
+
+KEY = FORCE_OUTPUT
+
+_ANY_TOKEN = 1 << 31
+
+
+class Forced(NamedTuple):
+    """One running request's output, as given."""
+
+    prompt_tokens: int
+    tokens: Sequence[int]
+
+
+def check(custom_params: Any, vocab_size: int) -> list[int] | None:
+    """The forced tokens of a request, or ``None``. Raises ``CanopyError`` (answered with 400)."""
+    if not isinstance(custom_params, Mapping) or KEY not in custom_params:
+        return None
+    tokens = custom_params[KEY]
+    whole = isinstance(tokens, list) and set(map(type, tokens)) <= {int}
+    if not whole or (tokens and not (min(tokens) >= 0 and max(tokens) < vocab_size)):
+        raise CanopyError(
+            f"custom_params key {KEY!r} must be a list of token ids from 0 to {vocab_size - 1}"
+        )
+    return tokens
+
+
+def replacements(
+    table: Mapping[str, Forced], rids: Sequence[str], seq_lens: Sequence[int]
+) -> Iterator[tuple[int, int]]:
+    """``(row, token id)`` for every row of a batch whose next token is given.
+
+    ``seq_lens`` are the tokens of each row whose KV exists after this forward pass, so the token
+    sampled now is output number ``seq_len - prompt_tokens``. It is negative in the middle of a
+    chunked prefill, where the sample is thrown away.
+    """
+    for row, (rid, length) in enumerate(zip(rids, seq_lens, strict=False)):
+        forced = table.get(rid)
+        if forced is not None:
+            i = int(length) - forced.prompt_tokens
+            if 0 <= i < len(forced.tokens):
+                yield row, forced.tokens[i]
+
+
+class _Requests(Mapping[str, Forced]):
+    """The running requests that have a forced output; one leaves with its ``Req``."""
+
+    def __init__(self) -> None:
+        self._reqs: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+
+    def add(self, req: Any) -> None:
+        self._reqs[req.rid] = req
+
+    def __getitem__(self, rid: str) -> Forced:
+        req = self._reqs[rid]
+        return Forced(len(req.origin_input_ids), req.sampling_params.custom_params[KEY])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._reqs)
+
+    def __len__(self) -> int:
+        return len(self._reqs)
+
+
+running = _Requests()
+
+
+def request_created(req: Any, scheduler: Any, *_: Any, **__: Any) -> None:
+    """After ``Scheduler._create_generation_req``: remember a request that has forced output."""
+    params = getattr(req, "sampling_params", None)
+    given = getattr(params, "custom_params", None)
+    if isinstance(given, Mapping) and KEY in given:
+        if options_of(scheduler.server_args).requests.forced_output:
+            with contextlib.suppress(CanopyError):  # the entry refused it, if it went through one
+                check(given, _ANY_TOKEN)
+                running.add(req)
+        else:
+            logger.warning(
+                "a request gives %s, which this server ignores: it was started without "
+                "--canopy-enable-forced-output",
+                KEY,
+            )
+
+
+def verified(_result: None, params: Any, vocab_size: int) -> None:
+    """After ``SamplingParams.verify``: what cannot be obeyed is a client's mistake.
+
+    It is also where the trace's clock takes the place of the server's: the arrival was stamped
+    by then, and did not yet leave for the scheduler.
+    """
+    check(params.custom_params, vocab_size)
+    replayed = replay_clock.check(params.custom_params)
+    if replayed is not None and _enabled_here():
+        stamp = params.custom_params.get(STAMP_KEY)
+        if stamp is not None:
+            stamp["time"] = replay_clock.clock.stamp(*replayed, now_s=stamp["time"])
+
+
+def _enabled_here() -> bool:
+    from sglang.srt.runtime_context import get_server_args
+
+    return options_of(get_server_args()).requests.forced_output
+
+
+def sampled(next_token_ids: Any, _runner: Any, _logits: Any, batch: Any) -> Any:
+    """After ``ModelRunner.sample``: write the given tokens over the sampled ones."""
+    if not running:
+        return None
+    lengths = batch.seq_lens_cpu if batch.seq_lens_cpu is not None else batch.seq_lens
+    found = list(replacements(running, batch.rids, lengths.tolist()))
+    if not found:
+        return None
+    import torch
+
+    rows, tokens = zip(*found, strict=True)
+    return next_token_ids.index_copy(
+        0,
+        torch.tensor(rows, device=next_token_ids.device),
+        torch.tensor(tokens, dtype=next_token_ids.dtype, device=next_token_ids.device),
+    )
+
+
+_SRT = "sglang.srt."
+
+HOOKS: tuple[tuple[str, Callable[..., Any], tuple[str, ...]], ...] = (
+    (
+        _SRT + "managers.scheduler.Scheduler._create_generation_req",
+        request_created,
+        ("self", "recv_req"),
+    ),
+    (_SRT + "sampling.sampling_params.SamplingParams.verify", verified, ("self", "vocab_size")),
+    (
+        _SRT + "model_executor.model_runner.ModelRunner.sample",
+        sampled,
+        ("self", "logits_output", "forward_batch"),
+    ),
+)
+"""``(target, after hook, leading parameters)``, for the plugin's table of seams."""
+
+
+def install(registry: Any) -> None:
+    """Register the hooks with SGLang's ``HookRegistry``. They act only on a server whose
+    ``ServerArgs`` has ``ENABLED`` set."""
+    from sglang.srt.plugins.hook_registry import HookType
+
+    for target, hook, _ in HOOKS:
+        registry.register(target, hook, HookType.AFTER)

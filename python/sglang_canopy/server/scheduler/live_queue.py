@@ -1,0 +1,297 @@
+"""One scheduler's waiting queue: what each request costs, who is next, and what is protected.
+
+Everything decided here is equal on all ranks: it is made of the order of arrival, the tree, and a
+cost model whose figures are the first rank's. Timings differ by rank; those of the other ranks are
+never used.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS
+from sglang.srt.mem_cache.common import match_kv_cache
+from sglang.srt.mem_cache.unified_cache.components import BASE_COMPONENT_TYPE
+
+from sglang_canopy.config.queue import BOUNDED_SHORTEST, SGLANG, QueueFlags
+from sglang_canopy.schedule.arranged import Arranged
+from sglang_canopy.schedule.bounded_shortest import BoundedShortest
+from sglang_canopy.schedule.prefill_cost import REFIT_BATCHES, STEP_TOKENS, Prefill, PrefillCost
+from sglang_canopy.schedule.shared_prefix import Path
+from sglang_canopy.server.scheduler.predictions import Predictions
+from sglang_canopy.server.scheduler.under_way import under_way
+from sglang_canopy.storage.agreement import is_first_rank
+
+if TYPE_CHECKING:
+    from sglang_canopy.radix.cache import CanopyRadixCache
+
+PROTECT_PASSES = 32
+"""Passes between two renewals of what is protected (SGLang's own for its LRU)."""
+PROTECTED = 128
+"""Requests at the head of the queue whose prefixes are protected (SGLang's number too)."""
+
+
+class LiveQueue:
+    """The waiting queue of a scheduler with ``cache``. All calls are on the scheduler's thread."""
+
+    def __init__(
+        self, cache: CanopyRadixCache, options: QueueFlags, step_tokens: int = STEP_TOKENS
+    ) -> None:
+        """``step_tokens``: of the largest prefill step."""
+        self.orders = options.queue_order == BOUNDED_SHORTEST
+        self.cost = PrefillCost(step_tokens)
+        self.order = BoundedShortest(self.cost, options.max_wait_factor)
+        self.predictions = Predictions(self.order)
+        self._protects = options.protect_waiting == "on"
+        self._cache = cache
+        self._core = cache.tree_core
+        self.request_of = self._core.requests.of
+        self._requests = _Requests(self)
+        self._arranged = Arranged(self.order, self._requests)
+        self._choosing = False
+        self._left_out: list[Any] = []
+        """Of the step that is being chosen: who waits for what another one computes, and who would
+        overdraw somebody's budget meanwhile."""
+        self.deferrals = 0
+        self._chunked: Any = None
+        """Who is in the middle of its chunks, while a batch is chosen."""
+        self._computing: dict[int, Any] = {}
+        """Let in, and the tree does not have their prompts yet; by ``id``."""
+        self._passes = 0
+        self._done_at = 0.0
+        self._batches = 0
+
+    def status(self) -> dict[str, Any]:
+        """For operators; may be called from another thread. ``None`` where SGLang's order says."""
+        base, token, pair, loaded = self.cost.coefficients
+        return {
+            "order": BOUNDED_SHORTEST if self.orders else SGLANG,
+            "waiting_requests": len(self._arranged) if self.orders else None,
+            "let_in": dict(self.order.let_in_by) if self.orders else None,
+            "deferrals": self.deferrals if self.orders else None,
+            "fitted_batches": self.cost.batches if self.orders else None,
+            "seconds": {
+                "batch": base,
+                "token": token,
+                "token_pair": pair,
+                "loaded_token": loaded,
+            }
+            if self.orders
+            else None,
+            "step_tokens": self.cost.step_tokens if self.orders else None,
+            "predicted_ttft": self.predictions.status(len(self._arranged)) if self.orders else None,
+        }
+
+    # ---- what a request costs ----
+
+    def look_up(self, req: Any) -> None:
+        """Find what is cached of ``req``, which protects it in the tree."""
+        match_kv_cache(req, self._cache)
+
+    def queued(self, req: Any) -> None:
+        """``req`` is about to wait."""
+        self.look_up(req)
+        if self.orders:
+            self.predictions.queued(req, time.monotonic())
+
+    def computed(self, batch: Any) -> None:
+        """``batch``'s results are there: note what it took, and agree on the cost model at times.
+
+        Collective every ``REFIT_BATCHES`` prefill batches.
+        """
+        # One batch may be launched while the one before it still runs.
+        now, since = time.monotonic(), max(self._done_at, batch.launch_ts or 0.0)
+        self._done_at = now
+        if not batch.forward_mode.is_extend() or not batch.extend_lens:
+            return
+        parts = []
+        for req, new, cached in zip(batch.reqs, batch.extend_lens, batch.prefix_lens, strict=False):
+            parts.append(Prefill(new, cached, _loaded(req, cached)))
+            if cached + new >= len(req.origin_input_ids):
+                self._computing.pop(id(req), None)
+                self.predictions.first_token(req, now)
+        self.cost.add(parts, now - since)
+        self._batches += 1
+        if self._batches % REFIT_BATCHES == 0:
+            self._agree()
+
+    def _agree(self) -> None:
+        """Adopt what the first rank has fitted. Collective."""
+        if not torch.distributed.is_initialized():  # a cache without a server
+            self.cost.refit()
+            self.order.reprice()
+            return
+        sent = torch.zeros(4, dtype=torch.float64)
+        if is_first_rank(self._cache):
+            sent[:] = torch.tensor(self.cost.fitted() or (0.0, 0.0, 0.0, 0.0), dtype=torch.float64)
+        # Of the first rank's figures, none below 0, and everybody else's zeros.
+        self._cache._all_reduce(sent, torch.distributed.ReduceOp.MAX)
+        base, token, pair, load = sent.tolist()
+        self.cost.adopt((base, token, pair, load))
+        self.order.reprice()
+
+    # ---- who is next ----
+
+    def arrange(self, queue: list[Any], urgency: Callable[[Any], int]) -> None:
+        """Put ``queue`` into the order in which requests are to be let in, in place."""
+        self._requests.urgency = urgency
+        queue[:] = self._arranged.arrange(queue, self._chunked)
+        self.predictions.arranged(self._arranged.waiting, time.monotonic())
+
+    def choose(self, scheduler: Any, running: Any, choose: Callable[[], Any]) -> Any:
+        """Choose a batch, without those who wait for what another one is about to compute.
+        ``running``: the batch that decodes."""
+        self.predictions.passing(scheduler.waiting_queue, time.monotonic())
+        self._forget(scheduler, running)
+        self._chunked = scheduler.chunked_req
+        self._choosing = True
+        try:
+            chosen = choose()
+        finally:
+            self._choosing = False
+            self._chunked = None
+            left_out, self._left_out = self._left_out, []
+            scheduler.waiting_queue.extend(left_out)
+        batch, still_running = chosen
+        if batch is not None:
+            entered = self._arranged.let_in(batch.reqs)
+            self._computing.update({id(req): req for req in entered})
+        elif left_out and still_running.is_empty():
+            self._arranged.nothing_to_do()
+        return chosen
+
+    def _forget(self, scheduler: Any, running: Any) -> None:
+        """Whom SGLang does not have any longer."""
+        arranged = self._arranged
+        if len(scheduler.waiting_queue) < len(arranged):
+            arranged.keep(scheduler.waiting_queue)
+        if arranged.may_come_back:
+            here = {id(req) for req in under_way(scheduler, running) if not req.finished()}
+            gone = arranged.may_come_back - here
+            # But for those that were sent back to the queue.
+            arranged.over(gone - {id(req) for req in scheduler.waiting_queue})
+            self._computing = {key: req for key, req in self._computing.items() if key not in gone}
+
+    def chunk_limit(
+        self, chunked: Any, queue: list[Any], step_tokens: int, page: int
+    ) -> int | None:
+        """Tokens that ``chunked`` takes of the next step, and ``queue`` with those first who share
+        the step with it; ``None``: as many as it can, since nobody does."""
+        left, held = self._room(chunked), set[Any]()
+
+        def fits(req: Any) -> bool:
+            nonlocal left
+            found = self._not_held(req, held)
+            needed = _to_compute(req) + _to_generate(req) + page
+            needed += sum(len(node.key) for node in found)
+            if needed > left:
+                return False
+            left -= needed
+            held.update(found)
+            return True
+
+        tokens = len(chunked.full_untruncated_fill_ids) - chunked.prefix_len
+        sharing, later = self._arranged.sharing(tokens, step_tokens, page, fits)
+        if not sharing:
+            return None
+        self._leave_out(queue, later)
+        taken = sum(-(-_to_compute(req) // page) * page for req in sharing)
+        return max(page, (step_tokens - taken) // page * page)
+
+    def _room(self, chunked: Any) -> int:
+        """Tokens of memory beside what ``chunked`` still needs."""
+        free = self._cache.token_to_kv_pool_allocator.available_size()
+        free += self._cache.evictable_size()
+        rest = len(chunked.full_untruncated_fill_ids) - chunked.prefix_len
+        return int(free - rest - _to_generate(chunked))
+
+    def _not_held(self, req: Any, held: set[Any]) -> list[Any]:
+        """Of the nodes that ``req`` finds, those that nobody holds, nor would hold with ``held``:
+        they can be evicted, or are on the host alone, until it is let in."""
+        node, found = self._core.node_by_id(req.best_match_node), []
+        while node is not self._core.root_node and node not in held:
+            if node.component_data[BASE_COMPONENT_TYPE].lock_ref:
+                break
+            found.append(node)
+            node = node.parent
+        return found
+
+    def leave_out(self, queue: list[Any]) -> None:
+        """Take those out of ``queue``, which is in order, that should not be let in now."""
+        if not self._choosing:
+            return
+        self._leave_out(queue, self._arranged.deferred(self._computing.values()))
+        self.deferrals += len(self._left_out)
+
+    def _leave_out(self, queue: list[Any], later: list[Any]) -> None:
+        """``queue`` as it is arranged now, without those."""
+        gone = {id(req) for req in later}
+        self._left_out = later
+        queue[:] = [req for req in self._arranged.arranged() if id(req) not in gone]
+
+    # ---- what is protected ----
+
+    def protect(self, queue: list[Any]) -> None:
+        """Renew the protection of what ``queue``'s first requests will use, at times."""
+        if not self._protects or not queue:
+            return
+        self._passes += 1
+        if self._passes % PROTECT_PASSES != 1:
+            return
+        paths = []
+        for req in queue[:PROTECTED]:
+            self.look_up(req)
+            paths.append((self._core.node_by_id(req.best_match_node), self.request_of(req)))
+        self._core.protected.of_queue(paths)
+
+
+class _Requests:
+    """SGLang's ``Req`` as the queue sees it. Reads what ``LiveQueue.look_up`` has left on it."""
+
+    def __init__(self, queue: LiveQueue) -> None:
+        self._queue = queue
+        self.urgency: Callable[[Any], int] = lambda _req: 0
+
+    def tenant(self, req: Any) -> str | None:
+        return self._queue.request_of(req).tenant
+
+    def prefill(self, req: Any, look_up: bool) -> Prefill:
+        if look_up:
+            self._queue.look_up(req)
+        tokens = len(req.origin_input_ids) + len(req.output_ids)
+        cached = min(req.num_matched_prefix_tokens, tokens - 1)
+        return Prefill(tokens - cached, cached, max(cached - req.prefix_len, 0))
+
+    def path(self, req: Any) -> tuple[Path, int]:
+        request = self._queue.request_of(req)
+        return request.path, request.block_tokens
+
+    def rest(self, req: Any) -> Prefill:
+        return Prefill(len(req.full_untruncated_fill_ids) - req.prefix_len, req.prefix_len)
+
+    def step_tokens_worth(self) -> float:
+        return self._queue.cost.step_tokens_worth()
+
+    def step_tokens(self) -> int:
+        return self._queue.cost.step_tokens
+
+
+def _to_compute(req: Any) -> int:
+    tokens = len(req.origin_input_ids) + len(req.output_ids)
+    return max(1, tokens - req.num_matched_prefix_tokens)
+
+
+def _to_generate(req: Any) -> int:
+    """Tokens that SGLang keeps room for."""
+    left = req.sampling_params.max_new_tokens - len(req.output_ids)
+    return min(max(left, 0), CLIP_MAX_NEW_TOKENS)
+
+
+def _loaded(req: Any, cached: int) -> int:
+    """Tokens of ``req`` that were loaded from the host for this batch."""
+    # The chunks after a prompt's first one begin beyond what was found.
+    first = cached <= req.num_matched_prefix_tokens
+    return min(req.host_loaded_length, cached) if first else 0

@@ -1,0 +1,133 @@
+"""Hooks on SGLang's scheduler around its waiting queue, and the options they act on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from sglang_canopy.config.queue import BOUNDED_SHORTEST, FLAG, QueueFlags
+from sglang_canopy.config.refusals import QUEUE, unsupported
+from sglang_canopy.declared import from_args, option_of
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.server.scheduler import observer
+
+if TYPE_CHECKING:
+    from sglang_canopy.server.scheduler.live_queue import LiveQueue
+
+
+def checked(server_args: Any, args: Any, ours: bool, unless_given: Mapping[str, Any]) -> QueueFlags:
+    """The options, checked against the rest of the command line. Raises ``CanopyError``.
+
+    ``ours``: whether the device's policy is one of Canopy's. ``unless_given``: fields of what was
+    not typed.
+    """
+    given = from_args(QueueFlags, args)
+    options = QueueFlags(**{**unless_given, **given})
+    if given and not ours:
+        flag = option_of(QueueFlags, next(iter(given))).flag
+        raise CanopyError(f"{flag} needs --radix-eviction with a policy of Canopy's, such as wa")
+    if options.queue_order == BOUNDED_SHORTEST:
+        if server_args.schedule_policy != "fcfs":
+            raise CanopyError(
+                f"{FLAG} {BOUNDED_SHORTEST} takes the place of --schedule-policy "
+                f"{server_args.schedule_policy}; drop one"
+            )
+        refuse_unsupported(options, server_args)
+    return options
+
+
+def refuse_unsupported(options: QueueFlags, *configured: Any) -> None:
+    """Raise ``CanopyError`` where this server cannot have the order that ``options`` ask for."""
+    if options.queue_order == BOUNDED_SHORTEST:
+        refusal = unsupported(QUEUE, *configured)
+        if refusal:
+            raise CanopyError(f"{FLAG} {BOUNDED_SHORTEST}: {refusal}")
+
+
+def priorities_calculated(
+    original: Any,
+    policy: Any,
+    waiting_queue: list[Any],
+    running_batch: Any = None,
+    processed_tokens: int = 0,
+) -> None:
+    """Around ``SchedulePolicy.calc_priority``, once a scheduling pass."""
+    queue = _queue(policy.tree_cache)
+    if queue is None or not queue.orders:
+        original(policy, waiting_queue, running_batch, processed_tokens)
+    else:
+        queue.arrange(waiting_queue, _urgency(policy))
+    if queue is not None:
+        queue.protect(waiting_queue)
+        if queue.orders:
+            queue.leave_out(waiting_queue)
+
+
+def chunk_limited(
+    original: Any,
+    policy: Any,
+    chunked_req: Any,
+    waiting_queue: list[Any],
+    budget: int,
+    page_size: int,
+) -> int | None:
+    """Around ``SchedulePolicy.shortest_prefill_chunk_limit``, in a pass with a prompt in the middle
+    of its chunks."""
+    queue = _queue(policy.tree_cache)
+    if queue is None or not queue.orders or budget < 2 * page_size:
+        return original(policy, chunked_req, waiting_queue, budget, page_size)
+    return queue.chunk_limit(chunked_req, waiting_queue, budget, page_size)
+
+
+def admission_selected(
+    original: Any, adder: Any, req: Any, *args: Any, has_chunked_req: bool = False, **kwargs: Any
+) -> Any:
+    """Around ``PrefillAdder._select_prefill_admission``: SGLang follows one unfinished prompt, and
+    takes the last one of a batch for it. An earlier one would be taken for whole, and answered from
+    a part of its prompt. SGLang relies on the room that is left: less than a page. Sharing steps
+    and reusing documents leave more, so that a second one is refused here."""
+    found = original(adder, req, *args, has_chunked_req=has_chunked_req, **kwargs)
+    unfinished = has_chunked_req or adder.new_chunked_req is not None
+    if not unfinished or not getattr(found, "is_chunked", False):
+        return found
+    from sglang.srt.managers.schedule_policy import AddReqResult
+
+    return AddReqResult.OTHER
+
+
+def prefill_chosen(scheduler: Any, running: Any, choose: Callable[[], Any]) -> Any:
+    """Around the choice of a prefill batch, inside whatever else is around it. ``running``: the
+    batch that decodes."""
+    queue = _queue(scheduler.tree_cache)
+    if queue is None or not queue.orders:
+        return choose()
+    return queue.choose(scheduler, running, choose)
+
+
+def request_queued(scheduler: Any, req: Any) -> None:
+    """Before ``Scheduler._add_request_to_queue``, once the tree has heard of the request."""
+    queue = _queue(scheduler.tree_cache)
+    if queue is not None and (scheduler.waiting_queue or queue.orders):
+        queue.queued(req)
+
+
+def batch_computed(_result: Any, scheduler: Any, batch: Any, *_: Any, **__: Any) -> None:
+    """After ``Scheduler.process_batch_result``."""
+    queue = _queue(scheduler.tree_cache)
+    if queue is not None and queue.orders:
+        queue.computed(batch)
+    observed = observer.observer_of(scheduler)
+    if observed is not None:
+        observed.computed(batch)
+
+
+def _urgency(policy: Any) -> Any:
+    """From a request to its priority, higher being more urgent."""
+    if not policy.enable_priority_scheduling:
+        return lambda _req: 0
+    sign = -policy.priority_sign
+    return lambda req: sign * (req.priority or 0)
+
+
+def _queue(cache: Any) -> LiveQueue | None:
+    return getattr(cache, "canopy_queue", None)

@@ -1,0 +1,85 @@
+"""Stamps for requests that pass by the HTTP entry: made where a scheduler receives them.
+
+SGLang's gRPC servers for routers, and workers attached to an ``Engine`` from other programs, send
+requests straight to the scheduler. One rank receives a request and SGLang hands it on to all others
+of its replica: what is stamped there, all of them read.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from sglang_canopy.config.server_options import options_of
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.policy.registry import live_names
+from sglang_canopy.request.client_hints import rule_of
+from sglang_canopy.wire.stamp import MARKER_KEY, STAMP_KEY, client_fields, make_stamp
+
+logger = logging.getLogger(__name__)
+
+_warned = False
+
+
+def requests_received(result: Any, receiver: Any, *_: Any, **__: Any) -> None:
+    """After ``SchedulerRequestReceiver._pull_raw_reqs``: stamp what has no stamp of ours."""
+    if not result:
+        return
+    server_args = receiver.server_args
+    if server_args.radix_eviction_policy not in live_names():
+        return
+    from sglang.srt.runtime_context import get_parallel
+
+    if get_parallel().pp_rank:
+        return  # the first stage has stamped them
+    # Where clients reach the scheduler without our entry, a stamp is what a client wrote.
+    forged = bool(server_args.grpc_mode or server_args.smg_grpc_mode)
+    for params in _sampling(result):
+        custom = params.custom_params
+        if forged or not isinstance(custom, dict) or STAMP_KEY not in custom:
+            params.custom_params = _stamped(custom, server_args)
+
+
+def _sampling(received: list[Any]) -> Iterator[Any]:
+    """The sampling parameters of every request for text."""
+    from sglang.srt.managers.io_struct import (
+        BatchTokenizedGenerateReqInput,
+        TokenizedGenerateReqInput,
+    )
+
+    for one in received:
+        if isinstance(one, TokenizedGenerateReqInput):
+            yield one.sampling_params
+        elif isinstance(one, BatchTokenizedGenerateReqInput):
+            yield from (each.sampling_params for each in one)
+
+
+def _stamped(custom: Any, server_args: Any) -> dict[str, Any]:
+    """``custom``, a client's, with a stamp. Fields that are wrong are left out: nobody is there to
+    be told, as the request is accepted already."""
+    given = {key: _whole(value) for key, value in custom.items()} if custom else {}
+    for own in (STAMP_KEY, MARKER_KEY):
+        given.pop(own, None)
+    try:
+        fields = client_fields(given)
+    except CanopyError as error:
+        _warn(error)
+        fields = {}
+    requests = options_of(server_args).requests
+    rule = rule_of(requests.client_hints, server_args.admin_api_key)
+    stamp = make_stamp({"category": "generate"}, rule.allowed(fields, None), time.monotonic())
+    return {**given, STAMP_KEY: stamp}
+
+
+def _whole(value: Any) -> Any:
+    """gRPC carries every number as a float."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _warn(error: CanopyError) -> None:
+    global _warned
+    if not _warned:
+        _warned = True
+        logger.warning("canopy: fields of a request left out (said once): %s", error)

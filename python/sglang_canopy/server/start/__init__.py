@@ -1,0 +1,1 @@
+"""Run before a process serves: flags, hooks, and the check that every hook is installed."""

@@ -1,0 +1,142 @@
+"""Hooks on SGLang's command line: our flags go in, are expanded, and are checked."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from sglang_canopy import declared
+from sglang_canopy.admission.settings import GateSettings
+from sglang_canopy.config import auto
+from sglang_canopy.config.plan_arguments import arguments_of_plan
+from sglang_canopy.config.refusals import GATE, POLICIES, unsupported
+from sglang_canopy.config.server_options import (
+    ATTRIBUTE,
+    GATE_FLAG,
+    RequestOptions,
+    ServerOptions,
+)
+from sglang_canopy.config.tiers import PLAN_FLAG
+from sglang_canopy.config.whatif import MeterOptions, WhatifFlags, meter_options
+from sglang_canopy.declared import from_args
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.policy.registry import AUTO, live_names
+from sglang_canopy.request import client_hints
+from sglang_canopy.server.scheduler import queue
+from sglang_canopy.server.start import flags
+from sglang_canopy.server.start.self_check import stop
+
+HELP = "Workload-aware caching (sglang-canopy). More flags: docs/reference/flags.md."
+
+
+def add_flags(_result: Any, parser: argparse.ArgumentParser, *_: Any) -> None:
+    """After ``ServerArgs.add_cli_args``: our flags in SGLang's parser, once, and in no other."""
+    options = {name: action for action in parser._actions for name in action.option_strings}
+    policy = options.get("--radix-eviction-policy")
+    if policy is None or flags.SHORT in options:
+        return
+    group = parser.add_argument_group("canopy", HELP)
+    group.add_argument(
+        flags.SHORT,
+        dest="radix_eviction_policy",
+        default=argparse.SUPPRESS,
+        choices=policy.choices,
+        help=flags.short_help(),
+    )
+    flags.add_flags(group, options)
+
+
+def expand(argv: list[str]) -> Any:
+    """Before ``prepare_server_args``: ``--radix-eviction X`` counts as an explicit choice of
+    policy, like the long form.
+
+    A plan file stands for arguments of SGLang's too; those that are given win over it.
+    """
+    short, long = flags.SHORT, "--radix-eviction-policy"
+    spelt = [long + a[len(short) :] if a == short or a.startswith(short + "=") else a for a in argv]
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument(PLAN_FLAG, dest="plan")
+    plan = parser.parse_known_args(spelt)[0].plan
+    if plan is not None:
+        try:
+            added, overruled = arguments_of_plan(plan, spelt)
+        except CanopyError as error:
+            stop(str(error))
+        for line in overruled:
+            print(f"sglang-canopy: {PLAN_FLAG}: not taken: {line}", file=sys.stderr)
+        spelt += added
+    return (spelt + auto.arguments(spelt),), {}
+
+
+def check(server_args: Any, args: Any) -> None:
+    """After ``ServerArgs.from_cli_args``: check what was typed and keep it on ``server_args``."""
+    try:
+        parts = _parts_of_auto(server_args)
+        ours = server_args.radix_eviction_policy in live_names()
+        unless_given = {} if parts is None else parts.requests
+        requests = RequestOptions(**{**unless_given, **from_args(RequestOptions, args)})
+        _check_requests(server_args, requests)
+        if ours:
+            _check_policy(server_args)
+        options = ServerOptions(
+            requests=requests,
+            tiers=flags.apply(server_args, args, ours),
+            queue=queue.checked(server_args, args, ours, {} if parts is None else parts.queue),
+            meter=_meter(args, ours, parts is not None),
+            auto=None if parts is None else parts.left_out,
+        )
+        _check_gate(server_args, options.gate, ours)
+    except CanopyError as error:
+        stop(str(error))
+    setattr(server_args, ATTRIBUTE, options)
+
+
+def _parts_of_auto(server_args: Any) -> auto.Parts | None:
+    """What ``auto`` sets; from here on the server's policy is the one that it stands for."""
+    if server_args.radix_eviction_policy != AUTO:
+        return None
+    server_args.radix_eviction_policy = auto.POLICY
+    return auto.parts(server_args)
+
+
+def _meter(args: Any, ours: bool, by_auto: bool) -> MeterOptions | None:
+    options = meter_options(declared.read(WhatifFlags, args), ours)
+    return MeterOptions() if options is None and by_auto else options
+
+
+def _check_requests(server_args: Any, requests: RequestOptions) -> None:
+    if requests.forced_output and server_args.speculative_algorithm:
+        raise CanopyError(
+            "--canopy-enable-forced-output: speculative decoding samples several tokens at once; "
+            "drop one"
+        )
+    client_hints.rule_of(requests.client_hints, server_args.admin_api_key)
+
+
+def _check_gate(server_args: Any, gate: GateSettings | None, ours: bool) -> None:
+    if gate is None:
+        return
+    if not ours:
+        raise CanopyError(
+            f"{GATE_FLAG} needs {flags.SHORT} with a policy of Canopy's, such as canopy-lru"
+        )
+    refusal = unsupported(GATE, server_args)
+    if refusal:
+        raise CanopyError(f"{GATE_FLAG} {gate.mode}: {refusal}")
+
+
+def _check_policy(server_args: Any) -> None:
+    name, config = server_args.radix_eviction_policy, server_args.radix_eviction_policy_config
+    refusal = unsupported(POLICIES, server_args)
+    if refusal:
+        raise CanopyError(f"{flags.SHORT} {name}: {refusal}")
+    from sglang_canopy.radix.live import live_cache
+    from sglang_canopy.radix.saved_profile import peek
+
+    # The profile is the first machine's: the others need no copy of it.
+    read = (lambda _: None) if server_args.node_rank else peek
+    try:
+        live_cache(name, config, read_profile=read)
+    except CanopyError as error:
+        raise CanopyError(f"--radix-eviction-policy-config: {error}") from None

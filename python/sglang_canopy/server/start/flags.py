@@ -1,0 +1,169 @@
+"""The server's flags, and the way of those of the tiers to where each is needed.
+
+Runs once, in the launching process. The result is noted on ``ServerArgs`` and travels to every
+rank with it; what the disk tier needs goes to it as SGLang's own extra configuration.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from sglang_canopy import declared
+from sglang_canopy.config.queue import QueueFlags
+from sglang_canopy.config.refusals import DISK, unsupported
+from sglang_canopy.config.server_options import RequestOptions
+from sglang_canopy.config.tiers import (
+    DISK_FLAG,
+    OTHERS,
+    PolicyChoice,
+    TierFlags,
+    TierOptions,
+    split_config,
+    tier_options,
+)
+from sglang_canopy.config.whatif import WhatifFlags
+from sglang_canopy.declared import from_args, option_of
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.policy.registry import live_names
+from sglang_canopy.storage.settings import BACKEND, DYNAMIC_BACKEND, StorageSettings
+from sglang_canopy.tenant import tenant_digest
+
+logger = logging.getLogger(__name__)
+
+
+_IN_MEMORY = ("host_eviction",)
+_ON_DISK = ("disk_eviction", "disk")
+
+SHORT = "--radix-eviction"
+KINDS = (WhatifFlags, TierFlags, RequestOptions, QueueFlags)
+"""Every class of flags, those of ``--help`` first."""
+
+
+def short_help() -> str:
+    """What ``SHORT`` is."""
+    names = ", ".join(live_names())
+    return f"Short for {SHORT}-policy. Canopy adds {names}, and auto, which is wa and more."
+
+
+def add_flags(group: argparse._ArgumentGroup, options: Mapping[str, argparse.Action]) -> None:
+    """Put our flags into SGLang's parser, and our backend among its choices."""
+    for kind in KINDS:
+        declared.add_flags(group, kind)
+    backend = options.get("--hicache-storage-backend")
+    if backend is not None and backend.choices is not None and BACKEND not in backend.choices:
+        backend.choices = [*backend.choices, BACKEND]
+
+
+def apply(server_args: Any, args: Any, ours: bool) -> TierOptions:
+    """Check the options against the rest of the command line and put them where they act.
+
+    ``ours``: whether the device's policy is one of Canopy's. Raises ``CanopyError``.
+    """
+    given = from_args(TierFlags, args)
+    block_tokens = 64
+    if ours:
+        settings, _ = split_config(
+            server_args.radix_eviction_policy, server_args.radix_eviction_policy_config
+        )
+        block_tokens = settings.block_tokens
+    tiers = tier_options(TierFlags(**given), block_tokens)
+    storage = server_args.hicache_storage_backend == BACKEND
+    _check(server_args, given, tiers, ours, storage)
+    if tiers.host_bytes and not (server_args.hicache_size or server_args.hicache_ratio):
+        # SGLang's flag takes whole gigabytes, its pools any number of them.
+        server_args.hicache_size = tiers.host_bytes / 1e9
+    if storage:
+        server_args.hicache_storage_backend_extra_config = json.dumps(
+            _extra_config(server_args, tiers, ours)
+        )
+        server_args.hicache_storage_backend = "dynamic"
+    return tiers
+
+
+def _check(
+    server_args: Any, given: Mapping[str, Any], tiers: TierOptions, ours: bool, storage: bool
+) -> None:
+    for field in given:
+        flag = option_of(TierFlags, field).flag
+        if field in _IN_MEMORY and not ours:
+            raise CanopyError(
+                f"{flag} needs --radix-eviction with a policy of Canopy's, such as wa"
+            )
+        if field in _IN_MEMORY and not server_args.enable_hierarchical_cache:
+            raise CanopyError(f"{flag} needs a host tier; add --enable-hierarchical-cache")
+        if field in _ON_DISK and not storage:
+            raise CanopyError(
+                f"{flag} needs our disk tier; add --enable-hierarchical-cache "
+                "--hicache-storage-backend canopy"
+            )
+    if tiers.ttl_window_s is not None and not ours:
+        raise CanopyError(
+            f"{DISK_FLAG}: ttl_window_min needs --radix-eviction with a policy of Canopy's"
+        )
+    if storage and not server_args.enable_hierarchical_cache:
+        raise CanopyError(
+            "--hicache-storage-backend canopy needs a host tier; add --enable-hierarchical-cache"
+        )
+    if storage:
+        refusal = unsupported(DISK, server_args)
+        if refusal:
+            raise CanopyError(f"--hicache-storage-backend canopy: {refusal}")
+    unused = [name for name in ("ttl", "host_ttl") if getattr(tiers, name) is not None]
+    if unused and not server_args.enable_hierarchical_cache:
+        logger.warning("the plan's %s act on tiers that this server lacks", " and ".join(unused))
+
+
+def _extra_config(server_args: Any, tiers: TierOptions, ours: bool) -> dict[str, Any]:
+    """The user's extra configuration, with what our options say where it says nothing."""
+    extra = given_extra(server_args.hicache_storage_backend_extra_config)
+    choice = tiers.disk
+    if choice is None and ours:
+        name, config = server_args.radix_eviction_policy, server_args.radix_eviction_policy_config
+        _, options = split_config(name, config)
+        options.pop("profile", None)
+        choice = PolicyChoice(name, options)
+    if choice is not None:
+        if "policy" not in extra:
+            extra["policy_config"] = extra.get("policy_config", dict(choice.config))
+        extra.setdefault("policy", choice.name)
+    if tiers.ttl is not None:
+        extra.setdefault("ttl", tiers.ttl.to_json())
+    if tiers.quotas:
+        # Any user may read the server's arguments, and a tenant's name is a secret.
+        extra.setdefault("quota_bytes", {_hidden(t): size for t, size in tiers.quotas.items()})
+    if tiers.disk_bytes is not None and "capacity_gb" not in extra:
+        extra.setdefault("capacity_bytes", tiers.disk_bytes)
+    if tiers.disk_path is not None:
+        extra.setdefault("path", tiers.disk_path)
+    if not ours:
+        # Our tree says what page each page follows; for another's, SGLang has to.
+        extra.setdefault("hicache_storage_pass_prefix_keys", True)
+    StorageSettings.from_extra(extra)  # a mistake is found here, not when the model is loaded
+    return {**extra, **DYNAMIC_BACKEND}
+
+
+def _hidden(tenant: str) -> str:
+    return tenant if tenant == OTHERS or tenant.startswith("#") else tenant_digest(tenant)
+
+
+def given_extra(text: str | None) -> dict[str, Any]:
+    """SGLang's extra configuration of the storage, JSON or ``@FILE.json``, as an object."""
+    flag = "--hicache-storage-backend-extra-config"
+    if not text:
+        return {}
+    if text.startswith("@") and not text.endswith(".json"):
+        raise CanopyError(f"{flag}: with the backend 'canopy', give JSON or a file @NAME.json")
+    try:
+        if text.startswith("@"):
+            with open(text[1:], encoding="utf-8") as file:
+                text = file.read()
+        given = json.loads(text)
+    except (OSError, ValueError) as error:
+        raise CanopyError(f"{flag}: {error}") from None
+    if not isinstance(given, dict):
+        raise CanopyError(f"{flag} must be a JSON object, got {text:.60}")
+    return given

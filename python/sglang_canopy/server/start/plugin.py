@@ -1,0 +1,87 @@
+"""What SGLang calls when it starts: the entry points of the plugin.
+
+SGLang runs ``load`` in every process that serves (entry point ``sglang.srt.plugins``). It
+registers the hooks in ``seams.SEAMS``; ``self_check`` then proves that each is in place.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.policy.registry import AUTO, live_names
+from sglang_canopy.server.start.seams import SEAMS
+from sglang_canopy.server.start.self_check import check_signature, check_version, stop
+
+_loaded = False
+
+
+def load() -> None:
+    """Register every hook (entry point ``sglang.srt.plugins``). Idempotent."""
+    global _loaded
+    if _loaded:
+        return
+    _loaded = True
+    try:
+        check_version()
+        for seam in SEAMS:
+            check_signature(seam)
+        _register_policies()
+        for seam in SEAMS:
+            seam.register()
+        _support_cpu()
+    except SystemExit:
+        raise
+    except Exception as error:
+        stop(f"could not load ({type(error).__name__}: {error})")
+
+
+def load_for_help() -> None:
+    """Put Canopy's options into ``sglang serve --help`` (entry point ``sglang.srt.platforms``).
+
+    That command prints its help before it loads general plugins, but resolves the platform
+    first. Brings no platform, and does nothing in any other process.
+    """
+    if not {"-h", "--help"} & set(sys.argv):
+        return
+    _register_policies()
+    # NOTE: SGLang's argument module is only half imported here, so its parser cannot be hooked.
+    parse = argparse.ArgumentParser.parse_args
+
+    def parse_with_flags(parser: Any, *args: Any, **kwargs: Any) -> Any:
+        for seam in SEAMS:
+            if seam.target.endswith("ServerArgs.add_cli_args"):
+                seam.hook(None, parser)
+        return parse(parser, *args, **kwargs)
+
+    argparse.ArgumentParser.parse_args = parse_with_flags  # type: ignore[method-assign, assignment]
+
+
+def _support_cpu() -> None:
+    """Where torch finds no CUDA (or ROCm) device, SGLang serves with what ``canopy_cpu`` adds."""
+    import torch
+
+    if torch.cuda.is_available():
+        return
+    try:
+        import canopy_cpu
+    except ModuleNotFoundError:
+        raise CanopyError(
+            "torch finds no CUDA device, and SGLang serves on a CPU only with canopy-sgl-kernel-cpu: "
+            "`pip install --no-deps ./sgl-kernel/cpu`"
+        ) from None
+    canopy_cpu.install()
+
+
+def _register_policies() -> None:
+    """Make our policies choices of ``--radix-eviction-policy``."""
+    from sglang.srt.arg_groups.choices import (
+        RADIX_EVICTION_POLICY_CHOICES,
+        add_radix_eviction_policy_choices,
+    )
+
+    add_radix_eviction_policy_choices(
+        [n for n in (AUTO, *live_names()) if n not in RADIX_EVICTION_POLICY_CHOICES]
+    )

@@ -1,0 +1,255 @@
+"""Every function of SGLang that Canopy hooks, in one table, and what else it relies on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.policy.registry import AUTO, live_names
+from sglang_canopy.server.documents import hooks as documents
+from sglang_canopy.server.http import entry, routes
+from sglang_canopy.server.http import session_gate as gate_http
+from sglang_canopy.server.scheduler import (
+    arrivals,
+    forced_output,
+    queue,
+    received,
+    session_gate,
+)
+from sglang_canopy.server.start import arguments
+from sglang_canopy.server.start.seam import Seam
+from sglang_canopy.server.start.self_check import check_in_place, stop
+from sglang_canopy.storage import weights
+
+_SRT = "sglang.srt."
+
+
+def _check_arguments(result: Any, _cls: Any, args: Any) -> None:
+    check_in_place(SEAMS)
+    arguments.check(result, args)
+
+
+def _build_cache(original: Any, ctx: Any) -> Any:
+    check_in_place(SEAMS)
+    if ctx.params.eviction_policy == AUTO:
+        stop(
+            "radix_eviction_policy 'auto' is read from a command line, and this server was started "
+            "without one; give 'wa' here, or start it with python -m sglang.launch_server"
+        )
+    if ctx.disable_radix_cache or ctx.params.eviction_policy not in live_names():
+        return original(ctx)
+    from sglang_canopy.server.scheduler.cache_factory import build
+
+    try:
+        return build(ctx)
+    except CanopyError as error:
+        stop(str(error))
+
+
+SEAMS = (
+    Seam(
+        _SRT + "server_args.ServerArgs.add_cli_args",
+        "after",
+        arguments.add_flags,
+        ("parser",),
+        "Canopy's flags",
+    ),
+    Seam(
+        _SRT + "server_args.prepare_server_args",
+        "before",
+        arguments.expand,
+        ("argv",),
+        "`--radix-eviction`, and the arguments that a plan file stands for",
+    ),
+    Seam(
+        _SRT + "server_args.ServerArgs.from_cli_args",
+        "after",
+        _check_arguments,
+        ("cls", "args"),
+        "flags are checked, and so is that every hook is in place",
+    ),
+    Seam(
+        _SRT + "entrypoints.http_server.launch_server",
+        "before",
+        routes.add_routes,
+        ("server_args",),
+        "`/canopy/hint` and `/canopy/status`",
+    ),
+    Seam(
+        _SRT + "mem_cache.registry.default_radix_cache_factory",
+        "around",
+        _build_cache,
+        ("ctx",),
+        "our cache, where the policy is ours; the same checks again",
+    ),
+    Seam(
+        _SRT
+        + "managers.scheduler_components.request_receiver.SchedulerRequestReceiver._pull_raw_reqs",
+        "after",
+        received.requests_received,
+        ("self",),
+        "requests that came past the HTTP entry are stamped on the rank that receives them",
+    ),
+    Seam(
+        _SRT + "managers.scheduler.Scheduler._create_generation_req",
+        "after",
+        arrivals.request_created,
+        ("self", "recv_req"),
+        "a request is announced to the policies, in order of arrival",
+    ),
+    Seam(
+        _SRT + "managers.scheduler.Scheduler._add_request_to_queue",
+        "before",
+        arrivals.request_queued,
+        ("self", "req"),
+        "the same for a request with images, once they have become tokens; what is cached of a "
+        "request that will wait is protected",
+    ),
+    Seam(
+        _SRT + "managers.schedule_policy.SchedulePolicy.calc_priority",
+        "around",
+        queue.priorities_calculated,
+        ("self", "waiting_queue", "running_batch", "processed_tokens"),
+        "`--canopy-queue-order`; what is protected of the queue is renewed",
+    ),
+    Seam(
+        _SRT + "managers.schedule_policy.SchedulePolicy.shortest_prefill_chunk_limit",
+        "around",
+        queue.chunk_limited,
+        ("self", "chunked_req", "waiting_queue", "budget", "page_size"),
+        "the same: shorter requests share the steps of a long prompt",
+    ),
+    Seam(
+        _SRT + "managers.schedule_policy.PrefillAdder._select_prefill_admission",
+        "around",
+        queue.admission_selected,
+        (
+            "self",
+            "req",
+            "total_tokens",
+            "host_hit_length",
+            "swa_host_hit_length",
+            "truncation_align_size",
+            "has_chunked_req",
+        ),
+        "one prompt of a batch is left unfinished: beside it only whole ones are let in",
+    ),
+    Seam(
+        _SRT + "managers.scheduler.Scheduler.process_batch_result",
+        "after",
+        queue.batch_computed,
+        ("self", "batch", "result"),
+        "what a prefill costs, for the queue's order; `--canopy-observe` hears of what has ended",
+    ),
+    Seam(
+        _SRT + "managers.scheduler.Scheduler._abort_on_queued_limit",
+        "around",
+        session_gate.queue_limited,
+        ("self", "recv_req"),
+        "`--canopy-session-gate`: the gate hears of a request, and may refuse it",
+    ),
+    Seam(
+        _SRT + "managers.scheduler.Scheduler._get_new_batch_prefill_raw",
+        "around",
+        session_gate.prefill_chosen,
+        ("self", "prefill_delayer_single_pass", "running_batch"),
+        "the same: batches are chosen among the requests that it lets through",
+    ),
+    Seam(
+        _SRT + "managers.tokenizer_manager.TokenizerManager._handle_abort_finish_reason",
+        "before",
+        gate_http.request_aborted,
+        ("self", "out", "state", "is_stream"),
+        "the same: refusals get a `Retry-After` header",
+    ),
+    Seam(
+        _SRT + "entrypoints.openai.serving_chat.OpenAIServingChat._convert_to_internal_request",
+        "after",
+        entry.chat_converted,
+        ("self", "request", "raw_request"),
+        "a chat request's fields are checked, the rest is inferred, and its arrival is stamped",
+    ),
+    Seam(
+        _SRT
+        + "entrypoints.openai.serving_completions.OpenAIServingCompletion"
+        + "._convert_to_internal_request",
+        "after",
+        entry.completion_converted,
+        ("self", "request", "raw_request"),
+        "the same for completions",
+    ),
+    Seam(
+        _SRT + "managers.tokenizer_manager.TokenizerManager.generate_request",
+        "around",
+        entry.generation_begins,
+        ("self", "obj", "request"),
+        "the same for every other route",
+    ),
+    Seam(
+        _SRT + "managers.tokenizer_manager.TokenizerManager._get_scheduler_first_token_time",
+        "after",
+        entry.first_token,
+        ("state", "recv_obj", "i"),
+        "TTFT as a line over uncached tokens",
+    ),
+    Seam(
+        _SRT + "managers.scheduler.Scheduler.set_internal_state",
+        "around",
+        arrivals.internal_state_set,
+        ("self", "recv_req"),
+        "hints of `/canopy/hint` and commands over documents reach every scheduler",
+    ),
+    Seam(
+        _SRT + "managers.tokenizer_control_mixin.TokenizerControlMixin.set_internal_state",
+        "around",
+        routes.guard_internal_state,
+        ("self", "obj"),
+        "hints and commands come by Canopy's own routes alone",
+    ),
+    *(
+        Seam(*hook, purpose="KV on disk is keyed by the weights that computed it")
+        for hook in weights.HOOKS
+    ),
+    *(
+        Seam(target, "after", hook, names, "`--canopy-enable-forced-output`, for replayed traces")
+        for target, hook, names in forced_output.HOOKS
+    ),
+    *(
+        Seam(*hook, purpose="reuse of documents; passes through without `--canopy-chunks`")
+        for hook in documents.HOOKS
+    ),
+)
+"""Every function of SGLang that Canopy hooks, in one table."""
+
+RELIED_ON = (
+    _SRT + "managers.schedule_policy.PrefillAdder.add_one_req",
+    _SRT + "managers.scheduler.Scheduler._add_request_to_queue",
+    _SRT + "managers.scheduler.Scheduler.on_idle",
+    _SRT + "managers.tokenizer_manager.TokenizerManager._handle_abort_req",
+    _SRT + "mem_cache.storage.backend_factory.StorageBackendFactory.create_backend",
+    _SRT + "mem_cache.cache_init_params.CacheInitParams",
+    _SRT + "mem_cache.registry.TreeCacheBuildContext",
+    _SRT + "managers.scheduler.Scheduler._prefetch_kvcache",
+    _SRT + "mem_cache.radix_cache.RadixKey.match_at",
+    _SRT + "layers.radix_attention.RadixAttention.forward",
+    _SRT + "models.llama.LlamaModel.forward",
+    _SRT + "models.qwen2.Qwen2Model.forward",
+    _SRT + "mem_cache.unified_cache.components.base.TreeComponent"
+    ".update_component_on_insert_overlap",
+    _SRT + "mem_cache.unified_cache.components.full.FullComponent.create_match_validator",
+    _SRT + "mem_cache.unified_cache.unified_tree_core.UnifiedTreeCore._finish_insert_walk_node",
+    _SRT + "mem_cache.unified_cache.unified_tree_core.UnifiedTreeCore._insert_commit_step",
+    _SRT + "mem_cache.unified_cache.unified_tree_core.UnifiedTreeCore._insert_overlap_step",
+    _SRT + "mem_cache.unified_cache.unified_tree_core.UnifiedTreeCore._insert_tail_step",
+    _SRT + "mem_cache.unified_cache.unified_tree_core.UnifiedTreeCore._match_post_processor",
+    _SRT + "mem_cache.unified_cache.unified_tree_core.UnifiedTreeCore._should_backup_after_insert",
+    _SRT + "mem_cache.unified_cache.unified_tree_core.UnifiedTreeCore._touch_node",
+    _SRT + "mem_cache.unified_radix_cache.UnifiedRadixCache.checkpoint_into_tree",
+    _SRT + "mem_cache.unified_radix_cache.UnifiedRadixCache._all_reduce_attn_groups",
+    _SRT + "mem_cache.unified_radix_cache.UnifiedRadixCache._handle_prefetch_result",
+    _SRT + "plugins.hook_registry.HookRegistry.register",
+    _SRT + "plugins.hook_registry.HookRegistry.apply_hooks",
+    _SRT + "plugins.load_plugins",
+)
+"""What Canopy builds on beside its hooks, and beside what ``scripts/sglang_digests.py`` finds in our
+source: methods that our classes override, functions that we import, private methods that we call."""

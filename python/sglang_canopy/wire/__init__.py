@@ -1,0 +1,1 @@
+"""Data sent between processes: stamps, hints, field names and status files."""

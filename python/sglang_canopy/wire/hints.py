@@ -1,0 +1,170 @@
+"""Hints about a conversation that come by themselves, not with one of its requests.
+
+``POST /canopy/hint`` leaves a hint here. It goes at once to the schedulers of every data-parallel
+replica, in SGLang's own message for changes of internal state, which reaches all ranks of a
+replica at the same point between two requests. While such a message is under way, further hints
+wait, and leave together with the next.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.records import CLIENT, GATEWAY
+from sglang_canopy.tenant import tenant_of
+from sglang_canopy.wire.stamp import client_fields
+
+MAX_WAITING = 1024
+MAX_WAITING_OF_TENANT = 128
+MAX_SENT = 64
+"""Hints in one message."""
+KEY = "canopy_hints:"
+"""How a message's key begins in ``SetInternalStateReq.server_args``; JSON follows."""
+
+_HINTS = ("over", "return_in_s", "keep_s")
+_TENANT = ("extra_key", "cache_salt")
+
+Hint = dict[str, Any]
+"""``tenant``, ``conversation``, ``time`` (seconds on the requests' clock), ``source`` (of
+``records.py``) and one or more of ``over``, ``return_in_s``, ``keep_s``."""
+
+
+class TooManyHints(CanopyError):
+    """No room for another waiting hint."""
+
+
+class Waiting:
+    """Hints not sent yet, the last word on each conversation. Bounded, by tenant and in all."""
+
+    def __init__(self) -> None:
+        self._by_tenant: dict[str | None, dict[str, Hint]] = {}
+        self._count = 0
+
+    def add(self, body: Any, now: float, source: str = CLIENT) -> None:
+        """Take one hint: ``{"conversation": ..., "over": true}`` and the like, of ``source``.
+
+        Raises ``CanopyError`` for a body that says nothing or something else, ``TooManyHints``
+        where too many wait.
+        """
+        hint = hint_of(body, now, source)
+        tenant = hint["tenant"]
+        if hint["conversation"] not in self._by_tenant.get(tenant, ()):
+            self._make_room(tenant)
+            self._count += 1
+        self._by_tenant.setdefault(tenant, {})[hint["conversation"]] = hint
+
+    def take(self) -> list[Hint]:
+        """Up to ``MAX_SENT`` hints, a tenant's oldest first, the tenants in turn."""
+        taken: list[Hint] = []
+        while self._by_tenant and len(taken) < MAX_SENT:
+            for tenant in list(self._by_tenant)[: MAX_SENT - len(taken)]:
+                waiting = self._by_tenant.pop(tenant)
+                taken.append(waiting.pop(next(iter(waiting))))
+                if waiting:
+                    self._by_tenant[tenant] = waiting  # at the end: the others come first
+        self._count -= len(taken)
+        return taken
+
+    def give_back(self, hints: Sequence[Hint]) -> None:
+        """Let hints wait again that were not sent, unless something newer was said since."""
+        for hint in hints:
+            waiting = self._by_tenant.setdefault(hint["tenant"], {})
+            if hint["conversation"] not in waiting and self._count < MAX_WAITING:
+                waiting[hint["conversation"]] = hint
+                self._count += 1
+        self._by_tenant = {
+            tenant: waiting for tenant, waiting in self._by_tenant.items() if waiting
+        }
+
+    def __len__(self) -> int:
+        return self._count
+
+    def _make_room(self, tenant: str | None) -> None:
+        """Raise ``TooManyHints``, or take a place from the tenant with the most hints."""
+        mine = len(self._by_tenant.get(tenant, ()))
+        if mine >= MAX_WAITING_OF_TENANT:
+            raise TooManyHints(
+                f"{mine} hints of this tenant wait already, the most there may be; try again when "
+                "they have been sent"
+            )
+        if self._count < MAX_WAITING:
+            return
+        largest = max(self._by_tenant, key=lambda name: len(self._by_tenant[name]))
+        waiting = self._by_tenant[largest]
+        if len(waiting) <= mine + 1:
+            raise TooManyHints(
+                f"{self._count} hints wait already, the most there may be; try again when they "
+                "have been sent"
+            )
+        del waiting[next(iter(waiting))]
+        self._count -= 1
+
+
+async def deliver(waiting: Waiting, send: Callable[[str], Awaitable[Any]]) -> None:
+    """Send what waits until nothing does. What ``send`` raises is raised, and nothing is lost."""
+    while waiting:
+        hints = waiting.take()
+        try:
+            await send(pack(hints))
+        except BaseException:
+            waiting.give_back(hints)
+            raise
+
+
+def hint_of(body: Any, now: float, source: str = CLIENT) -> Hint:
+    """The hint that a body states. Raises ``CanopyError`` naming what is wrong."""
+    if not isinstance(body, Mapping):
+        raise CanopyError('a hint is a JSON object, such as {"conversation": "c1", "over": true}')
+    unknown = sorted(body.keys() - {"conversation", *_TENANT, *_HINTS})
+    if unknown:
+        raise CanopyError(
+            f"unknown key {unknown[0][:60]!r} in a hint; allowed: conversation, "
+            f"{', '.join(_TENANT)}, {', '.join(_HINTS)}"
+        )
+    for key in _TENANT:
+        if not isinstance(body.get(key), str | None):
+            raise CanopyError(f"{key} must be a string, as in the requests of the conversation")
+    given = client_fields({f"canopy_{k}": v for k, v in body.items() if k not in _TENANT})
+    if "conversation" not in given or len(given) == 1:
+        raise CanopyError(f"a hint needs a conversation and one of: {', '.join(_HINTS)}")
+    return {
+        **given,
+        "tenant": tenant_of(body.get("extra_key"), body.get("cache_salt")),
+        "time": now,
+        "source": source,
+    }
+
+
+def pack(hints: Sequence[Hint]) -> str:
+    """The key that carries hints to the schedulers."""
+    return KEY + json.dumps(hints)
+
+
+def unpack(key: str) -> list[Hint]:
+    """The hints that ``pack`` put into ``key``. Whatever else is in it is left out: the message has
+    an HTTP route of SGLang's as well, and nothing in it may end a scheduler."""
+    try:
+        found = json.loads(key.removeprefix(KEY))
+    except (ValueError, RecursionError):
+        return []
+    return [hint for hint in found if _is_hint(hint)] if isinstance(found, list) else []
+
+
+def _is_hint(hint: Any) -> bool:
+    if not isinstance(hint, dict) or not isinstance(hint.get("tenant"), str | None):
+        return False
+    time = hint.get("time")
+    if not isinstance(time, float) or not math.isfinite(time):
+        return False
+    if hint.get("source") not in (CLIENT, GATEWAY):
+        return False
+    given = {k: v for k, v in hint.items() if k not in ("tenant", "time", "source")}
+    try:
+        checked = client_fields({f"canopy_{k}": v for k, v in given.items()})
+    except CanopyError:
+        return False
+    return "conversation" in checked and checked.keys() == given.keys()

@@ -1,0 +1,202 @@
+"""What a request says about itself, and what of it travels to the scheduler.
+
+A client writes flat keys into ``custom_params`` (a field that SGLang's OpenAI bodies and
+``/generate`` both have); whatever it leaves out is inferred (``sent.py``). Where the request enters,
+this becomes one small dict, the *stamp*, with the time of arrival, so that every tensor-parallel
+rank sees the same one. No client may write it itself.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.records import CLIENT, GATEWAY
+from sglang_canopy.wire import document_names
+
+STAMP_KEY = "canopy"
+"""The key of ``custom_params`` that carries the stamp to the scheduler."""
+
+MARKER_KEY = "canopy-tool-marker"
+"""Token ids that open a tool call in the model's output, where the request offers tools."""
+
+MAX_MARKER = 64
+"""Tokens of the marker that a request may carry."""
+
+EPOCH_S = time.time() - time.monotonic()
+"""Seconds since 1970 when this process's monotonic clock was 0: stamps carry it, because the disk
+tier outlives the clock."""
+
+MAX_NAME = 128
+MAX_TURN = 1_000_000
+MAX_KEEP_S = 3600.0
+MAX_RETURN_S = 7 * 24 * 3600.0
+MAX_TTL_S = 30 * 24 * 3600.0
+MAX_PIN_S = 24 * 3600.0
+
+_NAME = re.compile(r"[\w.:/@+-]+", re.ASCII)
+_STOPS = ("tool", "end", "length")
+
+
+def _name(value: Any) -> str:
+    if not isinstance(value, str) or not 0 < len(value) <= MAX_NAME or not _NAME.fullmatch(value):
+        raise ValueError(f"a string of 1 to {MAX_NAME} letters, digits or _ . : / @ + -")
+    return value
+
+
+def _identity(value: Any) -> str:
+    if not isinstance(value, str) or not 0 < len(value) <= MAX_NAME or not value.isprintable():
+        raise ValueError(f"a string of 1 to {MAX_NAME} printable characters")
+    return value
+
+
+def _turn(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_TURN:
+        raise ValueError(f"a whole number from 1 to {MAX_TURN}")
+    return value
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("true or false")
+    return value
+
+
+def _stop(value: Any) -> str:
+    if value not in _STOPS:
+        raise ValueError(f"one of {', '.join(_STOPS)}")
+    return value
+
+
+def _source(value: Any) -> str:
+    if value not in (CLIENT, GATEWAY):
+        raise ValueError(f"{CLIENT} or {GATEWAY}")
+    return str(value)
+
+
+def _number(low: float, high: float, what: str) -> Callable[[Any], float]:
+    """A check for numbers, ``what`` being their unit. It raises ``ValueError``."""
+
+    def check(value: Any) -> float:
+        ok = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not ok or not low <= value <= high:  # false for NaN, and for integers beyond any float
+            raise ValueError(f"{what} from {low:g} to {high:g}")
+        return float(value)
+
+    return check
+
+
+FIELDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "canopy_category": ("category", _name),
+    "canopy_turn": ("turn", _turn),
+    "canopy_conversation": ("conversation", _identity),
+    "canopy_parent": ("parent", _identity),
+    "canopy_stop": ("stop", _stop),
+    "canopy_over": ("over", _flag),
+    "canopy_return_in_s": ("return_in_s", _number(0, MAX_RETURN_S, "seconds")),
+    "canopy_keep_s": ("keep_s", _number(0, MAX_KEEP_S, "seconds")),
+    "canopy_slo_ms": ("slo_ms", _number(1, 1e7, "milliseconds")),
+    "canopy_ttl_s": ("ttl_s", _number(0, MAX_TTL_S, "seconds")),
+    "canopy_pin_s": ("pin_s", _number(0, MAX_PIN_S, "seconds")),
+}
+"""Every key a client may write: name on the wire -> (field, check)."""
+
+_FAR_S = 1e10
+_STAMP: dict[str, Callable[[Any], Any]] = {
+    **dict(FIELDS.values()),
+    "source": _source,
+    "linear": _flag,
+    "time": _number(0.0, _FAR_S, "seconds"),
+    "epoch": _number(-_FAR_S, _FAR_S, "seconds"),
+    "alpha": _number(0.0, _FAR_S, "seconds a token"),
+    "beta": _number(-_FAR_S, _FAR_S, "seconds"),
+}
+"""Every field that the entry may stamp, and what it may be."""
+
+FORCE_OUTPUT = "canopy_force_output"
+"""With ``--canopy-enable-forced-output``: a flat list of token ids that the answer consists of."""
+
+_FOREIGN = (
+    *(FORCE_OUTPUT, "canopy_replay_clock"),
+    *document_names.FIELDS,
+)
+"""Keys of other parts of Canopy, checked where they are used."""
+
+
+def client_fields(custom_params: Any) -> dict[str, Any]:
+    """The Canopy fields of a request's ``custom_params``, checked.
+
+    Raises ``CanopyError`` (a ``ValueError``, which SGLang answers with status 400) naming the
+    key, the value (shortened) and what is allowed. Keys not starting with ``canopy`` are not
+    ours and are left alone.
+    """
+    if custom_params is None:
+        return {}
+    if not isinstance(custom_params, Mapping):
+        raise CanopyError(
+            f"custom_params must be a JSON object, got {_short(custom_params)}; "
+            'for example {"canopy_category": "chat"}'
+        )
+    fields = {}
+    for key, value in custom_params.items():
+        if not isinstance(key, str) or not key.startswith("canopy") or key in _FOREIGN:
+            continue
+        if key not in FIELDS:
+            raise CanopyError(
+                f"custom_params has an unknown key {_short(key)}; "
+                f"Canopy's keys are: {', '.join(FIELDS)}"
+            )
+        field, check = FIELDS[key]
+        try:
+            fields[field] = check(value)
+        except ValueError as allowed:
+            raise CanopyError(
+                f"custom_params key {key!r} must be {allowed}, got {_short(value)}"
+            ) from None
+    return fields
+
+
+def make_stamp(
+    inferred: Mapping[str, Any],
+    fields: Mapping[str, Any],
+    time_s: float,
+    source: str = CLIENT,
+) -> dict[str, Any]:
+    """The dict that travels as ``custom_params["canopy"]``; the client's fields win.
+
+    ``source``: whose word its hints are.
+    """
+    return {**inferred, **fields, "source": source, "time": time_s, "epoch": EPOCH_S}
+
+
+def read_stamp(custom_params: Any) -> dict[str, Any]:
+    """The stamp of a request, as far as it is one: fields that ``make_stamp`` cannot have made are
+    left out. Never raises; every tensor-parallel rank leaves out the same."""
+    stamp = custom_params.get(STAMP_KEY) if isinstance(custom_params, Mapping) else None
+    sound: dict[str, Any] = {}
+    if not isinstance(stamp, Mapping):
+        return sound
+    for name, value in stamp.items():
+        check = None if value is None else _STAMP.get(name)
+        if check is not None:
+            try:
+                sound[name] = check(value)
+            except ValueError:
+                continue
+    return sound
+
+
+def read_marker(custom_params: Any) -> list[int]:
+    """The token ids under ``MARKER_KEY``; none where they are none."""
+    found = custom_params.get(MARKER_KEY) if isinstance(custom_params, Mapping) else None
+    if not isinstance(found, list) or any(type(token) is not int for token in found):
+        return []
+    return found[:MAX_MARKER]
+
+
+def _short(value: Any) -> str:
+    text = repr(value) if not isinstance(value, str) else repr(value[:60])
+    return text if len(text) <= 60 else text[:57] + "..."

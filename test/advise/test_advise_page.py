@@ -1,0 +1,90 @@
+"""The page of ``canopy advise``: whole in itself, in words, and drawn by a browser where one is."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+
+from canopy_lab.advise.advice import Below, advise
+from canopy_lab.advise.page import page, write_page
+from canopy_lab.advise.sample import Sample
+from canopy_lab.advise.text import duration, summary
+from canopy_lab.sim.system.engine_profile import load_profile
+from support.tiny_traces import ask
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "google-chrome", "chrome"))), None)
+
+
+@pytest.fixture(scope="module")
+def advice():
+    rows = []
+    for at in range(240):
+        talk = at % 12
+        rows.append(ask(float(at), range(talk * 100, talk * 100 + 3 + at // 12), talk=f"t{talk}", turn=1 + at // 12, block_tokens=64))  # fmt: skip
+    blocks = {b for r in rows for b in r.blocks}
+    sample = Sample(
+        rows, one_in=4, requests_in_log=960, tokens_in_log=10**6, span_s=239.0, block_tokens=64,
+        method="4 bytes of UTF-8 count as a token", token_scale=1.1, distinct_blocks=len(blocks),
+        log_blocks=4.0 * len(blocks),
+    )  # fmt: skip
+    profile = load_profile("llama-3.1-8b-h100")
+    below = [Below("8 GB of host memory", 8.0)]
+    return advise(sample, profile, capacity_tokens=20_000, below=below, jobs=1)
+
+
+def test_it_answers_every_question_and_loads_nothing(advice):
+    html = page(advice, "chats <1>.jsonl", "plan <2>.json")
+    for words in ("How much of the traffic repeats", "What each policy, and hints", "host memory",
+                  "hindsight bound", "labels shuffled", "95 % interval", "GPU-s saved/h",
+                  "one conversation in 4", "4 bytes of UTF-8", "1.10 tokens",
+                  "chats &lt;1&gt;.jsonl"):  # fmt: skip
+        assert words in html.replace("&nbsp;", " ")
+    assert not re.search(r"(?:src|href|srcset)=\"?https?:|<link|@import|url\(|<script", html)
+    # Each figure once for a light screen and once for a dark one.
+    assert html.count("prefers-color-scheme: dark") == 2
+    assert html.count("data:image/png;base64,") == 4
+
+
+def test_of_a_sample_the_baseline_evicts_by_need_and_the_page_says_how_small_the_cache_is(advice):
+    """Nodes are not scaled down with the cache: whole ones would weigh too much."""
+    rows = {row.gain.label: row.gain for row in advice.rows}
+    assert rows["lru, as in SGLang"].hit_ratio == rows["canopy-lru"].hit_ratio
+    said = summary(advice)
+    assert "evicting as much as is needed" in said
+    assert advice.scaled_prompts < 50
+    assert f"holds only {advice.scaled_prompts:.0f} mean prompts" in said
+
+
+def test_the_terminal_ends_with_the_recommendation(advice):
+    assert summary(advice).splitlines()[-1] == advice.decision.sentence
+    assert re.match(r"(Use|Keep) ", advice.decision.sentence)
+
+
+def test_durations_are_said_as_people_do():
+    assert [duration(s) for s in (45, 3437, 97459, 10**6)] == ["45 s", "57.3 min", "27.1 h", "11.6 days"]  # fmt: skip
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium to draw the page with")
+@pytest.mark.parametrize("dark", [False, True])
+def test_a_browser_draws_it_light_and_dark(advice, dark, tmp_path):
+    from matplotlib.image import imread
+
+    html, shot = tmp_path / "advice.html", tmp_path / "shot.png"
+    write_page(html, advice, "chats.jsonl")
+    scheme = ["--force-dark-mode", "--blink-settings=preferredColorScheme=0"] if dark else []
+    command = [
+        CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", *scheme,
+        "--window-size=1100,900", f"--user-data-dir={tmp_path / 'profile'}",
+        f"--screenshot={shot}", html.as_uri(),
+    ]  # fmt: skip
+    subprocess.run(command, capture_output=True, check=True, timeout=200)
+    picture = imread(shot)[:, :, :3]
+    ground = picture[5, 5].mean()
+    assert ground < 0.2 if dark else ground > 0.95
+    # A figure is where one should be: its lines have the colours of the theme.
+    colours = {tuple(np.round(c * 255).astype(int)) for c in picture[::3, ::3].reshape(-1, 3)}
+    assert (0x56, 0xB4, 0xE9) in colours if dark else (0x00, 0x72, 0xB2) in colours

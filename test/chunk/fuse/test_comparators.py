@@ -1,0 +1,173 @@
+"""What CacheTune's baselines and controls choose (benchmark/chunk/comparators)."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from comparators import SELECTORS, make_selector  # noqa: E402
+from test_selectors import check_budget, flat_chunk, prompt  # noqa: E402
+
+from canopy_chunks.fuse import cache as caches  # noqa: E402
+from canopy_chunks.fuse.encode import encode  # noqa: E402
+from canopy_chunks.fuse.fusion import fused_prefill  # noqa: E402
+from canopy_chunks.fuse.selectors import Context  # noqa: E402
+from canopy_chunks.store.chunk import FusedPrompt, Placed  # noqa: E402
+
+SPENDS_MORE = ("hkvd", "frequency-per-layer", "frequency-nested", "epic")
+"""Those with a rule of their own, each tested below."""
+
+
+@pytest.mark.parametrize("name", [n for n in SELECTORS if n not in SPENDS_MORE])
+@pytest.mark.parametrize("ratio", [0.01, 0.15, 0.6])
+def test_nobody_spends_more_than_the_budget_or_outside_chunks(llama, ids, name, ratio):
+    check_budget(llama, ids, make_selector(name), ratio)
+
+
+def test_first_k_takes_the_head_of_every_chunk(llama, ids):
+    p = prompt(llama, ids)
+    context = Context(llama, p, caches.dense_cache(llama, len(p)), 0.05)
+    assert make_selector("first-k").choose(context).tokens.tolist() == [20, 21, 22, 80, 81, 82]
+
+
+@pytest.mark.parametrize("ratio", [0.01, 0.15, 0.6])
+def test_epic_takes_the_first_16_tokens_of_each_chunk_whatever_the_ratio(llama, ids, ratio):
+    short = Placed(encode(llama, ids[180:190].tolist()), 180)
+    p = prompt(llama, ids)
+    p = FusedPrompt(p.ids, (*p.placed, short))
+    fused = fused_prefill(llama, p, caches.dense_cache(llama, len(p)), make_selector("epic"), ratio)
+    chosen = fused.rows[p.in_chunk()[fused.rows]].tolist()
+    assert chosen == [*range(20, 36), *range(80, 96), *range(180, 190)]
+
+
+def test_per_layer_sets_replace_at_each_layer_what_equation_7_names_and_nothing_else(llama, ids):
+    from canopy_chunks.fuse.placement import place_chunks
+
+    p, ratio = prompt(llama, ids, behind=False), 0.2
+    reused = caches.dense_cache(llama, len(p))
+    place_chunks(llama, p.placed, reused, p.in_chunk())
+    fused_cache = caches.dense_cache(llama, len(p))
+    fused = fused_prefill(llama, p, fused_cache, make_selector("frequency-per-layer"), ratio)
+    inside, sets = p.in_chunk(), []
+    for layer in range(llama.shape.layers):
+        named = set()
+        for placed in p.placed:  # equations 2 to 7, with numpy's transform
+            energy = 0.0
+            for x in (placed.chunk.raw_k[layer], placed.chunk.v[layer]):
+                spectrum = numpy.fft.rfft(x.flatten(1).numpy(), axis=0)
+                spectrum[int(0.5 * spectrum.shape[0]) :] = 0
+                low = numpy.fft.irfft(spectrum, n=len(placed.chunk), axis=0)
+                energy = energy + 0.5 * numpy.linalg.norm(low, axis=1)
+            count = int(ratio * len(placed.chunk))
+            named |= {placed.start + int(i) for i in numpy.argsort(-energy)[:count]}
+        sets.append(named)
+        if layer:  # layer 0 knows no context: recomputed and reused are the same there
+            changed = (fused_cache.v[layer] - reused.v[layer]).flatten(1).abs().amax(1) > 0
+            assert set((changed & inside).nonzero()[:, 0].tolist()) == named, layer
+    assert len(set(map(frozenset, sets))) > 1
+    assert set(fused.rows[inside[fused.rows]].tolist()) == set().union(*sets)
+
+
+def test_equal_sets_of_all_layers_are_one_set_for_all(llama, ids, monkeypatch):
+    from comparators import per_layer
+
+    from canopy_chunks.fuse.selectors import frequency
+
+    one = frequency.layer_scores
+
+    def same(chunk, high=False, alpha=0.5):
+        return one(chunk, high, alpha).mean(0, keepdim=True).expand(llama.shape.layers, -1)
+
+    monkeypatch.setattr(frequency, "layer_scores", same)
+    monkeypatch.setattr(per_layer, "layer_scores", same)
+    found = []
+    for name in ("frequency", "frequency-per-layer"):
+        p = prompt(llama, ids, behind=False)
+        cache = caches.dense_cache(llama, len(p))
+        found.append(fused_prefill(llama, p, cache, make_selector(name), 0.15))
+    assert torch.equal(found[0].rows, found[1].rows)
+    assert torch.allclose(found[0].logits, found[1].logits, atol=1e-4)
+
+
+def test_prophetkv_takes_what_the_question_attends_to_in_all_layers(llama, ids):
+    """Against a plain softmax in float64 over the context's keys, head by head."""
+    from comparators.prophetkv import context_attention
+
+    from canopy_chunks.fuse import rows as engine
+    from canopy_chunks.fuse.placement import place_chunks
+
+    p = prompt(llama, ids)
+    cache = caches.dense_cache(llama, len(p))
+    place_chunks(llama, p.placed, cache, p.in_chunk())
+    found = context_attention(Context(llama, p, cache, 0.2))
+    end, rows = 140, (~p.in_chunk()).nonzero()[:, 0]
+    total, shape = numpy.zeros(len(p)), llama.shape
+
+    def watch(layer, q, positions):
+        keys = cache.read(layer, torch.arange(end))[0].double().numpy()
+        asked = q[positions >= end].double().numpy()
+        for head in range(shape.heads):
+            dots = asked[:, head] @ keys[:, head * shape.kv_heads // shape.heads].T
+            weight = numpy.exp(dots * shape.head_dim**-0.5)
+            weight /= weight.sum(1, keepdims=True)
+            total[:end] += weight.mean(0) / shape.heads / shape.layers
+
+    engine.run_rows(llama, p.ids[rows], rows, cache, watch=watch)
+    assert float(found.sum()) == pytest.approx(1.0, abs=1e-5)
+    assert numpy.allclose(found.numpy(), total, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["hkvd", "frequency-nested"])
+def test_narrowing_selectors_keep_the_budget_on_average_and_sets_nested(llama, ids, name):
+    from canopy_chunks.fuse import rows as engine
+    from canopy_chunks.fuse.placement import place_chunks
+
+    p = prompt(llama, ids)
+    cache = caches.dense_cache(llama, len(p))
+    place_chunks(llama, p.placed, cache, p.in_chunk())
+    choice = make_selector(name).choose(Context(llama, p, cache, 0.2))
+    inside = p.in_chunk()
+    needed = ~inside
+    needed[choice.tokens] = True
+    rows = needed.nonzero()[:, 0]
+    seen = []
+    engine.run_rows(
+        llama,
+        p.ids[rows],
+        rows,
+        cache,
+        choice.narrow,
+        lambda _, q, at: seen.append(set(at.tolist())),
+    )
+    assert all(b <= a for a, b in itertools.pairwise(seen))
+    counts = [len(s) - int((~inside).sum()) for s in seen]
+    if name == "hkvd":
+        assert counts == [120, 36, 24, 24]
+    else:
+        assert sum(counts) / len(counts) == pytest.approx(24, abs=1)
+
+
+def test_the_same_chunk_gets_the_same_random_tokens_everywhere():
+    a, b = flat_chunk(), flat_chunk()
+    b.raw_k.zero_()
+    assert torch.equal(make_selector("random").scores(a), make_selector("random").scores(b))
+
+
+def test_the_oracle_finds_the_tokens_that_were_spoilt(llama, ids):
+    p = prompt(llama, ids)
+    from canopy_chunks.fuse.encode import capture
+    from canopy_chunks.fuse.rows import prefill
+
+    exact = caches.dense_cache(llama, len(p))
+    prefill(llama, p.ids, exact)
+    chunk = capture(llama, exact, ids[20:80].tolist(), 20)
+    chunk.v[:, 33] += 5
+    spoilt = FusedPrompt(ids, (Placed(chunk, 20),))
+    fused = fused_prefill(
+        llama, spoilt, caches.dense_cache(llama, len(p)), make_selector("oracle"), 0.02
+    )
+    assert 53 in fused.rows.tolist()

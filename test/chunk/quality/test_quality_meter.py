@@ -1,0 +1,122 @@
+"""The quality meter's decisions: what a fault does, what luck does not, and whose reuse it concerns."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from canopy_chunks.quality.tenant_meter import (
+    MAX_TENANTS,
+    RAISED,
+    SERVED,
+    STOPPED,
+    QualityMeter,
+    raised,
+)
+
+SHARE, ALLOWED = 0.01, 0.4
+TO_RAISED, TO_STOPPED = 160, 300
+"""Prompts of a tenant that was served well after which a fault in every answer is acted on."""
+
+
+def serve(meter: QualityMeter, prompts: int, differs, tenant: str | None = None) -> list[int]:
+    """Fused prompts, whose checks are done at once; the tenant's step after each."""
+    steps = []
+    for _ in range(prompts):
+        at = meter.take(tenant)
+        if at is not None:
+            meter.checked_one(tenant, at, differs(at))
+        steps.append(meter.step(tenant))
+    return steps
+
+
+def served_well() -> QualityMeter:
+    meter = QualityMeter(SHARE, ALLOWED)
+    assert set(serve(meter, 2000, lambda at: False)) == {SERVED}
+    return meter
+
+
+def test_a_fault_raises_the_ratio_and_then_stops_reuse_within_so_many_prompts() -> None:
+    steps = serve(served_well(), TO_STOPPED, lambda at: True)
+    assert RAISED in steps[:TO_RAISED]
+    assert STOPPED in steps
+    assert steps == sorted(steps)
+
+
+def test_it_comes_back_when_the_fault_is_gone() -> None:
+    meter = served_well()
+    serve(meter, TO_STOPPED, lambda at: True)
+    steps = serve(meter, 320, lambda at: False)
+    assert steps[0] == STOPPED
+    assert RAISED in steps
+    assert steps[-1] == SERVED
+
+
+def test_a_ratio_that_is_too_low_is_raised_and_stays_so() -> None:
+    steps = serve(served_well(), 3000, lambda at: at == SERVED)
+    assert STOPPED not in steps
+    assert set(steps[TO_RAISED:]) == {RAISED}
+
+
+def test_answers_that_differ_as_seldom_as_is_allowed_change_nothing() -> None:
+    draw = random.Random(1)
+    assert set(serve(served_well(), 50_000, lambda at: draw.random() < 0.2)) == {SERVED}
+
+
+def test_few_prompts_are_checked_of_a_tenant_that_is_served_well() -> None:
+    meter = served_well()
+    before = meter.checked
+    serve(meter, 10_000, lambda at: False)
+    assert meter.checked - before == 100
+
+
+def test_a_new_tenant_is_checked_more_often() -> None:
+    meter = QualityMeter(SHARE, ALLOWED)
+    assert RAISED in serve(meter, 70, lambda at: True)
+
+
+def test_a_tenant_cannot_stop_anothers_reuse() -> None:
+    meter = served_well()
+    for i in range(3 * MAX_TENANTS):
+        serve(meter, 20, lambda at: True, f"tenant {i}")
+        serve(meter, 1, lambda at: False)
+    serve(meter, TO_STOPPED, lambda at: True, "another")
+    assert meter.step("another") == STOPPED
+    assert meter.step(None) == SERVED
+    assert len(meter.tenants) == MAX_TENANTS
+
+
+def test_a_stopped_tenant_is_not_forgotten_for_new_ones() -> None:
+    meter = QualityMeter(SHARE, ALLOWED)
+    serve(meter, TO_STOPPED, lambda at: True, "faulty")
+    for i in range(2 * MAX_TENANTS):
+        meter.take(f"tenant {i}")
+    assert meter.step("faulty") == STOPPED
+
+
+def test_nothing_is_checked_with_a_share_of_nothing() -> None:
+    meter = QualityMeter(0.0, ALLOWED)
+    assert all(meter.take(None) is None for _ in range(1000))
+    assert not meter.tenants
+
+
+@pytest.mark.parametrize(("ratio", "up"), [(0.0, 0.3), (0.1, 0.3), (0.2, 0.4), (0.6, 1.0), (1, 1)])
+def test_a_raised_ratio_is_twice_the_servers_or_three_tenths(ratio, up) -> None:
+    assert raised(ratio) == up
+
+
+def test_the_tenants_furthest_from_being_served_as_usual_are_shown_first() -> None:
+    meter = served_well()
+    serve(meter, TO_STOPPED, lambda at: True, "faulty")
+    shown = meter.of_tenants(1)
+    assert list(shown) == ["faulty"]
+    assert shown["faulty"]["step"] == "stopped"
+    assert meter.stats()["tenants_stopped"] == 1
+
+
+def test_where_no_answer_may_differ_reuse_comes_back_too() -> None:
+    meter = QualityMeter(SHARE, 0.0)
+    steps = serve(meter, TO_STOPPED, lambda at: True)
+    assert steps[-1] == STOPPED
+    assert serve(meter, 1500, lambda at: False)[-1] == SERVED

@@ -1,0 +1,143 @@
+"""The host's memory beside a device that runs late: nobody reads what is not there yet."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.utils._pytree import tree_map  # noqa: E402
+
+from canopy_chunks.fuse import transfer  # noqa: E402
+from canopy_chunks.fuse.cache import KVCache  # noqa: E402
+from canopy_chunks.fuse.rope import Rope  # noqa: E402
+from canopy_chunks.store import host_memory  # noqa: E402
+from canopy_chunks.store.chunk import Chunk, Placed  # noqa: E402
+from canopy_chunks.store.host_memory import HostMemory  # noqa: E402
+from canopy_chunks.store.shape import Shape  # noqa: E402
+from canopy_kernel.rope_scatter import LayersScatter  # noqa: E402
+from support.late_streams import ORDERS, Stream, Streams  # noqa: E402
+from support.separate_device import SeparateDevice, inside  # noqa: E402
+
+LAYERS, TOKENS, HEADS, DIM = 3, 5, 2, 4
+SHAPE = Shape(LAYERS, 4, HEADS, DIM, 8, 10, 1e-6)
+CAPACITY = TOKENS * SHAPE.kv_bytes_per_token * 4
+
+
+@pytest.fixture(params=ORDERS)
+def machine(request, monkeypatch):
+    """``streams``, a ``device`` whose copies and kernels are queued on them, and a ``memory``."""
+    streams, device = Streams(request.param), SeparateDevice()
+    streams.install(monkeypatch)
+    device.later = streams.later
+    monkeypatch.setattr(host_memory, "pinned", lambda size, dtype: torch.zeros(size, dtype=dtype))
+    monkeypatch.setattr(transfer, "launches", lambda layers, size: [(0, 1), (1, layers)])
+
+    def run(work, first=0, end=LAYERS):
+        numbers = {
+            f.name: tree_map(inside, getattr(work, f.name)) for f in dataclasses.fields(work)
+        }
+        streams.later(lambda: LayersScatter(**numbers).reference(first, end))
+
+    monkeypatch.setattr(LayersScatter, "run", run)
+    memory = HostMemory(SHAPE, torch.float32, CAPACITY, pin=True)
+    with device:
+        yield SimpleNamespace(streams=streams, device=device, memory=memory)
+
+
+def computed(machine, number: float) -> Chunk:
+    """A chunk on the device whose numbers are queued, and not there yet."""
+    size = (LAYERS, TOKENS, HEADS, DIM)
+    k, v = torch.zeros(size), torch.zeros(size)
+    machine.streams.later(lambda: (k.fill_(number), v.fill_(-number)))
+    return Chunk((1,) * TOKENS, machine.device.put(k), machine.device.put(v))
+
+
+def on_host(number: float) -> Chunk:
+    size = (LAYERS, TOKENS, HEADS, DIM)
+    return Chunk((1,) * TOKENS, torch.full(size, number), torch.full(size, -number))
+
+
+def sent(machine, held):
+    """A transfer of all of ``held`` into a pool of the device, and the pool."""
+    put = machine.device.put
+    pools = [[put(torch.zeros(TOKENS, 1, HEADS, DIM)) for _ in range(LAYERS)] for _ in range(2)]
+    cache = KVCache(*pools, put(torch.arange(TOKENS)))
+    rope = Rope(put(torch.zeros(DIM // 2)))  # keys are turned by nothing
+    model = SimpleNamespace(rope=rope, shape=SHAPE)
+    every = put(torch.arange(TOKENS))
+    return transfer.send(model, [Placed(held, 0)], cache, every), pools
+
+
+def seen_by_layers(machine, under_way, pools) -> list[float]:
+    """What a forward reads of V at each layer, when the device has run all that it was given."""
+    found = []
+    for layer in range(LAYERS):
+        under_way.arrive(layer)
+        v = inside(pools[1][layer])
+        machine.streams.later(lambda v=v: found.append(float(v.mean())))
+    machine.streams.compute.synchronize()
+    return found
+
+
+def check_copy_to_the_host(machine) -> None:
+    held = machine.memory.hold(computed(machine, 3.0))
+    k, v = held.rows(1, torch.arange(TOKENS))
+    assert (k == 3).all()
+    assert (v == -3).all()
+
+
+def check_transfer(machine) -> None:
+    held = machine.memory.hold(computed(machine, 3.0))
+    assert seen_by_layers(machine, *sent(machine, held)) == [-3.0] * LAYERS
+
+
+def check_slots_of_another(machine, other) -> None:
+    """A chunk is forgotten when its transfer is queued, and another takes its slots."""
+    held = machine.memory.hold(computed(machine, 3.0))
+    under_way, pools = sent(machine, held)
+    under_way.chunks = ()
+    del held
+    assert machine.memory.free_slots == TOKENS
+    later = machine.memory.hold(other(machine))
+    assert seen_by_layers(machine, under_way, pools) == [-3.0] * LAYERS
+    assert (later.v == -4).all()
+
+
+CHECKS = {
+    "a copy to the host": check_copy_to_the_host,
+    "a transfer": check_transfer,
+    "slots for a chunk of the device": lambda m: check_slots_of_another(
+        m, lambda m: computed(m, 4.0)
+    ),
+    "slots for a chunk of the host": lambda m: check_slots_of_another(m, lambda m: on_host(4.0)),
+}
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_nobody_reads_what_is_not_there_yet(machine, name) -> None:
+    CHECKS[name](machine)
+
+
+WAITS = {
+    "the host for its copy": (host_memory.HostChunk, "_wait", "a copy to the host", "late"),
+    "a layer for its rows": (transfer.Transfer, "arrive", "a transfer", "late"),
+    "a copy for the compute": (Stream, "wait_stream", "a copy to the host", "early"),
+    "a copy of the host for the device": (
+        HostMemory, "_wait_for_reads", "slots for a chunk of the host", "late",
+    ),
+}  # fmt: skip
+"""What waits: where it does so, and the check and the order in which leaving it out shows."""
+
+
+@pytest.mark.parametrize("name", WAITS)
+def test_a_wait_that_is_left_out_is_seen(machine, name, monkeypatch) -> None:
+    where, method, check, order = WAITS[name]
+    if machine.streams.early != (order == "early"):
+        pytest.skip("shows in the other order")
+    monkeypatch.setattr(where, method, lambda *about: None)
+    with pytest.raises(AssertionError):
+        CHECKS[check](machine)

@@ -1,0 +1,76 @@
+"""Costs read off a server whose costs are known: they come back out of the answers."""
+
+from __future__ import annotations
+
+import pytest
+
+from canopy_lab.live.profile.client import ProfiledServer
+from canopy_lab.live.profile.measure import Limits, Measurer
+from sglang_canopy.errors import CanopyError
+
+ARRIVAL, STEP, TOKEN, PAIR, REQUEST, DECODE = 0.005, 0.01, 1e-4, 1e-7, 0.002, 0.001
+
+
+class KnownServer:
+    """Answers as fast as its formula says, and caches prefixes as a radix tree does."""
+
+    pool_tokens, page_tokens, token_range = 100_000, 1, (0, 1 << 30)
+
+    def __init__(self, caches: bool = True) -> None:
+        self._known: set[tuple[int, ...]] = set()
+        self._caches = caches
+
+    def generate(self, prompts: list[list[int]], tokens: int) -> tuple[float, int]:
+        total = attention = cached = context = 0.0
+        for prompt in prompts:
+            known = self._longest(prompt) if self._caches else 0
+            new = len(prompt) - known
+            total, cached, context = total + new, cached + known, context + len(prompt)
+            attention += PAIR * (new * known + new * (new + 1) / 2)
+            self._known.add(tuple(prompt))
+        seconds = ARRIVAL + STEP + TOKEN * total + attention + REQUEST * (len(prompts) - 1)
+        step = STEP + TOKEN + DECODE * (len(prompts) - 1) + PAIR * context
+        return seconds + (tokens - 1) * step, int(cached)
+
+    def _longest(self, prompt: list[int]) -> int:
+        fits = [len(k) for k in self._known if tuple(prompt[: len(k)]) == k]
+        return min(max(fits, default=0), len(prompt) - 1)
+
+
+def measured(server, **limits):
+    given = {"prompt_tokens": 1024, "context_tokens": 4096, "batch": 4, "repeats": 1, **limits}
+    return Measurer(server, Limits(**given), 0, lambda _: None).surfaces()
+
+
+def test_known_costs_come_back():
+    costs = measured(KnownServer())
+    assert costs.arrival_s == pytest.approx(ARRIVAL, abs=1e-4)
+    for tokens, linear in zip(costs.prefill_tokens, costs.prefill_linear_s, strict=True):
+        assert linear == pytest.approx(STEP + TOKEN * tokens, rel=0.02)
+    for new, row in zip(costs.prefill_tokens, costs.attention_s, strict=True):
+        for context, seconds in zip(costs.attention_context_tokens, row, strict=True):
+            pairs = new * context + new * (new + 1) / 2
+            assert seconds == pytest.approx(PAIR * pairs, rel=0.05, abs=2e-5)
+    assert costs.prefill_request_s == pytest.approx(REQUEST, rel=0.05)
+    assert costs.decode_batch == (1, 2, 4)
+    assert costs.decode_step_s[2][0] == pytest.approx(STEP + TOKEN + 3 * DECODE, rel=0.05)
+
+
+def test_a_server_that_does_not_cache_is_told_so():
+    with pytest.raises(CanopyError, match="was not cached"):
+        measured(KnownServer(caches=False))
+
+
+def test_a_batch_that_does_not_fit_is_continued_from_what_does():
+    server = KnownServer()
+    server.pool_tokens = 6000
+    costs = measured(server)
+    assert costs.decode_step_s[2][-1] > costs.decode_step_s[2][-2] > 0
+
+
+def test_nobody_at_the_address_is_one_line():
+    with pytest.raises(CanopyError, match="is the server up") as caught:
+        ProfiledServer("http://127.0.0.1:9")
+    assert "\n" not in str(caught.value)
+    with pytest.raises(CanopyError, match="http://HOST:PORT"):
+        ProfiledServer("ftp://somewhere")

@@ -1,0 +1,139 @@
+"""Bodies of requests, and streams read back."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+aiohttp = pytest.importorskip("aiohttp")
+
+from aiohttp import web  # noqa: E402
+
+from canopy_lab.live.replay import client  # noqa: E402
+from canopy_lab.live.replay.client import DIALECTS, Reply, body  # noqa: E402
+
+
+def answer_to(dialect: str, events: Sequence[Any], status: int = 200) -> Reply:
+    """What the client makes of a server that streams ``events``."""
+
+    async def main() -> Reply:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            if status != 200:
+                return web.Response(status=status, text="queue is full")
+            response = web.StreamResponse()
+            await response.prepare(request)
+            for event in events:
+                text = event if isinstance(event, str) else json.dumps(event)
+                await response.write(f"data: {text}\n\n".encode())
+            return response
+
+        app = web.Application()
+        app.router.add_post("/x", handle)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        port = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
+        try:
+            async with aiohttp.ClientSession() as session:
+                url = f"http://127.0.0.1:{port}/x"
+                return await client.send(session, url, DIALECTS[dialect], {}, {})
+        finally:
+            await runner.cleanup()
+
+    return asyncio.run(main())
+
+
+def native(tokens: list[int], **meta: Any) -> dict[str, Any]:
+    return {"text": "t" * len(tokens), "output_ids": tokens,
+            "meta_info": {"completion_tokens": len(tokens), "prompt_tokens": 9, **meta}}  # fmt: skip
+
+
+def test_sglangs_stream_gives_ids_tiers_and_the_servers_queue() -> None:
+    details = {"device": 3, "host": 2, "storage": 1, "storage_backend": "file"}
+    last = native([4, 5, 6], cached_tokens=6, cached_tokens_details=details, queue_time=0.25)
+    reply = answer_to("sglang", [native([4]), native([4, 5]), last, "[DONE]"])
+    assert reply.ok
+    assert (reply.output_ids, reply.output_tokens, reply.prompt_tokens) == ([4, 5, 6], 3, 9)
+    assert (reply.cached_tokens, reply.by_tier) == (6, {"device": 3, "host": 2, "storage": 1})
+    assert reply.server_queue_s == 0.25
+    assert reply.first_s is not None
+    assert reply.sent_s <= reply.first_s <= reply.done_s
+    assert len(reply.gaps_s) == 2
+
+
+def test_openais_stream_ends_with_the_usage_and_an_empty_list_of_choices() -> None:
+    usage = {
+        "prompt_tokens": 9,
+        "completion_tokens": 5,
+        "prompt_tokens_details": {"cached_tokens": 4},
+    }
+    events = [
+        {"choices": [{"text": "a"}], "usage": None},
+        {"choices": [{"text": "b"}]},
+        {"choices": [], "sglext": {"cached_tokens_details": {"device": 4, "host": 0}}},
+        {"choices": [], "usage": usage},
+        "[DONE]",
+    ]
+    reply = answer_to("sglang-oai", events)
+    assert (reply.text, reply.output_tokens, reply.prompt_tokens) == ("ab", 5, 9)
+    assert (reply.cached_tokens, reply.by_tier["device"]) == (4, 4)
+    assert len(reply.gaps_s) == 1
+
+
+def test_a_server_that_says_nothing_about_its_cache_is_not_a_server_without_hits() -> None:
+    reply = answer_to("openai", [{"choices": [{"text": "a"}]}])
+    assert reply.ok
+    assert reply.cached_tokens is None
+
+
+@pytest.mark.parametrize(
+    ("events", "status", "why"),
+    [
+        ([], 503, "503: queue is full"),
+        ([{"error": {"message": "too long"}}], 200, "too long"),
+        ([], 200, "no token"),
+        ([native([1], finish_reason={"type": "abort", "message": "retracted"})], 200, "retracted"),
+        (["{"], 200, "JSONDecodeError"),
+    ],
+)
+def test_failures_are_replies_with_a_reason(events: list[Any], status: int, why: str) -> None:
+    reply = answer_to("sglang", events, status)
+    assert not reply.ok
+    assert why in reply.error
+
+
+def test_bodies_pin_the_output_and_carry_labels_only_where_understood() -> None:
+    labels = {"canopy_turn": 2}
+    one = body(DIALECTS["sglang"], "m", [1, 2], 7, labels, {"sampling_params": {"top_p": 0.5}})
+    assert one["input_ids"] == [1, 2]
+    assert one["sampling_params"] == {
+        "temperature": 0, "max_new_tokens": 7, "ignore_eos": True, "custom_params": labels, "top_p": 0.5,
+    }  # fmt: skip
+    two = body(DIALECTS["sglang-oai"], "m", [1, 2], 7, labels, {"user": "u"})
+    assert (two["prompt"], two["custom_params"], two["ignore_eos"], two["user"]) == (
+        [1, 2],
+        labels,
+        True,
+        "u",
+    )
+    three = body(DIALECTS["vllm"], "m", [1, 2], 7, labels, {})
+    assert "custom_params" not in three
+    assert (three["min_tokens"], three["ignore_eos"]) == (7, True)
+    ends = body(DIALECTS["sglang"], "m", [1, 2], 7, {}, {}, ends_with=3)["sampling_params"]
+    assert (ends["max_new_tokens"], ends["ignore_eos"], ends["stop_token_ids"]) == (7, False, [3])
+    ends = body(DIALECTS["sglang-oai"], "m", [1, 2], 7, {}, {}, ends_with=3)
+    assert (ends["max_tokens"], ends.get("ignore_eos"), ends["stop_token_ids"]) == (7, None, [3])
+    plain = body(DIALECTS["openai"], "m", [1, 2], 7, labels, {})
+    assert set(plain) == {
+        "model",
+        "prompt",
+        "max_tokens",
+        "temperature",
+        "stream",
+        "stream_options",
+    }

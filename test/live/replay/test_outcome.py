@@ -1,0 +1,126 @@
+"""Hit rates and latencies out of replies, and tables out of results."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("aiohttp")
+
+from canopy_lab.live.replay import options, report
+from canopy_lab.live.replay.client import Reply
+from canopy_lab.live.replay.outcome import summarise
+from canopy_lab.live.replay.schedule import ReplayRequest
+from canopy_lab.trace import TraceRequest
+from canopy_lab.trace.materialise import Planned
+
+
+def job(
+    category: str, prompt: int, cached: int | None, ttft: float = 0.1, turn: int = 1, **reply: Any
+) -> ReplayRequest:
+    request = TraceRequest(0.0, prompt, 2, (), 1, category=category, turn=turn, conversation="c")
+    tiers = {} if cached is None else {"device": cached, "host": 0, "storage": 0}
+    made = Reply(10.0, first_s=10.0 + ttft, done_s=11.0, output_tokens=2, cached_tokens=cached)
+    made.by_tier = tiers
+    for name, value in reply.items():
+        setattr(made, name, value)
+    return ReplayRequest(Planned(request, 0, prompt, 2, None), {}, due_s=9.5, reply=made)
+
+
+def test_hit_rates_weigh_tokens_and_leave_failures_out() -> None:
+    jobs = [job("a", 100, 50), job("b", 300, 0), job("a", 999, 999, error="503: busy")]
+    made = summarise(jobs, duration_s=2.0)
+    assert made["overall"]["hit_rate"] == 50 / 400
+    assert made["by_category"]["a"]["hit_rate"] == 0.5
+    assert made["overall"]["hit_rate_by_tier"] == {"device": 0.125, "host": 0.0, "storage": 0.0}
+    assert (made["completed"], made["errors"]) == (2, {"count": 1, "kinds": {"503: busy": 1}})
+    assert made["throughput"]["output_tokens_per_s"] == 2.0
+
+
+def test_queued_ttft_begins_when_the_request_was_due() -> None:
+    made = summarise([job("a", 10, 0, ttft=0.2)], 1.0)["overall"]
+    assert made["ttft_ms"]["mean"] == pytest.approx(200)
+    assert made["queued_ttft_ms"]["p99"] == pytest.approx(700)
+
+
+def test_an_endpoint_that_does_not_report_hits_has_no_hit_rate() -> None:
+    made = summarise([job("a", 10, None)], 1.0)["overall"]
+    assert made["hit_rate"] is None
+    assert made["hit_rate_by_tier"] is None
+
+
+def test_all_failed_is_still_a_summary() -> None:
+    made = summarise([job("a", 10, 0, error="x")], 1.0)
+    assert made["completed"] == 0
+    assert made["overall"]["ttft_ms"] is None
+
+
+def result(label: str, hits: int) -> dict[str, Any]:
+    jobs = [job("a", 100, hits), job("b", 100, 0, turn=7)]
+    return {"label": label, "outputs_forced": True, "options": {"placebo": False},
+            "duration_s": 1.0, **summarise(jobs, 1.0)}  # fmt: skip
+
+
+def test_results_stand_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for label, hits in (("lru", 10), ("wa", 30)):
+        (tmp_path / label).write_text(json.dumps(result(label, hits)))
+    assert report.main([str(tmp_path / "lru"), str(tmp_path / "wa"), "--by", "category"]) == 0
+    rows = [
+        [c.strip() for c in line.split("|")[1:-1]] for line in capsys.readouterr().out.splitlines()
+    ]
+    assert rows[0][3:5] == ["hit rate, lru", "hit rate, wa"]
+    assert rows[2][:5] == ["**all**", "2", "200", "5.0%", "15.0%"]
+    assert rows[3][:5] == ["category a", "1", "100", "10.0%", "30.0%"]
+    assert report.main([str(tmp_path / "missing")]) == 2
+
+
+def planned(n: int) -> list[Planned]:
+    return [
+        Planned(
+            TraceRequest(0.0, 1, 1, (), 1, f"kind {i % 3}", i + 1, f"c{i}", ("tool", "end")[i % 2]),
+            i, 1, 1, None,
+        )
+        for i in range(n)
+    ]  # fmt: skip
+
+
+def test_labels_are_names_the_server_accepts() -> None:
+    said = options.labels(planned(2), placebo=False, seed=0)
+    assert said[1] == {
+        "canopy_category": "kind_1", "canopy_turn": 2, "canopy_conversation": "c1", "canopy_stop": "end",
+    }  # fmt: skip
+    request = pytest.importorskip("sglang_canopy.wire.stamp")
+    assert request.client_fields(said[1])["category"] == "kind_1"
+
+
+def test_a_placebo_moves_labels_but_neither_makes_nor_loses_any() -> None:
+    true = options.labels(planned(60), placebo=False, seed=1)
+    placebo = options.labels(planned(60), placebo=True, seed=1)
+    keys = ("canopy_category", "canopy_turn", "canopy_stop")
+
+    def triples(said: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+        return [tuple(s[k] for k in keys) for s in said]
+
+    assert sorted(triples(true)) == sorted(triples(placebo))
+    assert triples(true) != triples(placebo)
+    assert [s["canopy_conversation"] for s in true] == [s["canopy_conversation"] for s in placebo]
+    assert placebo == options.labels(planned(60), placebo=True, seed=1)
+
+
+def test_hints_say_what_the_replayed_requests_do() -> None:
+    made = planned(3)
+    for p, time_s in zip(made, (10.0, 12.0, 50.0)):
+        p.request = replace(p.request, time_s=time_s)
+    made[2].previous = 0
+    said: list[dict[str, Any]] = [{}, {}, {}]
+    options.add_hints(made, said, share=1.0, seed=0, pace=0.5)
+    assert said == [{"canopy_return_in_s": 20.0}, {"canopy_over": True}, {"canopy_over": True}]
+    for one in said:
+        pytest.importorskip("sglang_canopy.wire.stamp").client_fields(one)
+    some: list[dict[str, Any]] = [{} for _ in range(400)]
+    options.add_hints(planned(400), some, share=0.25, seed=0, pace=1.0)
+    assert 60 < sum(map(bool, some)) < 140

@@ -1,0 +1,145 @@
+"""When requests of a replay are sent, on a clock that only the test moves."""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from canopy_lab.live.replay.schedule import ReplayRequest, Schedule
+from canopy_lab.trace import TraceRequest
+from canopy_lab.trace.materialise import Planned
+from canopy_lab.trace.sessions import SessionLinks
+
+
+class _Instant(selectors.DefaultSelector):
+    """Instead of waiting, moves the loop's clock."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        if timeout:
+            # At least a step that a float shows.
+            self.now += max(timeout, 1e-9)
+        return super().select(0)
+
+
+def on_a_virtual_clock(main: Callable[[], Any]) -> Any:
+    selector = _Instant()
+    loop = asyncio.SelectorEventLoop(selector)
+    loop.time = lambda: selector.now  # type: ignore[method-assign]
+    try:
+        return loop.run_until_complete(main())
+    finally:
+        loop.close()
+
+
+def jobs(previous: list[int | None]) -> list[ReplayRequest]:
+    request = TraceRequest(0.0, 1, 1, (), 1)
+    return [ReplayRequest(Planned(request, i, 1, 1, p), {}) for i, p in enumerate(previous)]
+
+
+def send(
+    previous: list[int | None],
+    offsets: list[float],
+    takes_s: list[float],
+    limit: int | None = None,
+    loop: SessionLinks | None = None,
+) -> list[tuple[int, float, float]]:
+    """``(ordinal, due, yielded)`` of a replay where request i is answered after ``takes_s[i]``."""
+
+    async def main() -> list[tuple[int, float, float]]:
+        made = jobs(previous)
+        schedule = Schedule(made, offsets, limit, loop)
+        clock = asyncio.get_running_loop().time
+        seen, running = [], []
+
+        async def answer(job: ReplayRequest) -> None:
+            await asyncio.sleep(takes_s[job.planned.ordinal])
+            schedule.answered(job)
+
+        async for job in schedule.arrivals():
+            seen.append((job.planned.ordinal, job.due_s, clock()))
+            running.append(asyncio.create_task(answer(job)))
+        await asyncio.gather(*running)
+        return seen
+
+    return on_a_virtual_clock(main)
+
+
+def test_requests_come_at_their_times() -> None:
+    seen = send([None, None, None], [0.0, 2.0, 5.0], [100.0, 100.0, 100.0])
+    assert [(i, due) for i, due, _ in seen] == [(0, 0.0), (1, 2.0), (2, 5.0)]
+    assert [round(at, 6) for _, _, at in seen] == [0.0, 2.0, 5.0]
+
+
+def test_a_turn_waits_for_the_answer_to_the_turn_before() -> None:
+    # The trace has turn 2 at 3 s, but turn 1 is answered at 10 s only.
+    seen = send([None, 0, None], [0.0, 3.0, 4.0], [10.0, 1.0, 1.0])
+    assert [(i, round(due, 6)) for i, due, _ in seen] == [(0, 0.0), (2, 4.0), (1, 10.0)]
+
+
+def test_in_a_closed_loop_a_turn_follows_the_answer_and_the_time_to_think() -> None:
+    # 1 follows 0 in its conversation; 2, a sub-agent's first, follows 0 as well; 3 begins at 50 s.
+    loop = SessionLinks([0, 0, 0, 3], [-1, 0, 0, -1], [0.0, 2.0, 5.0, 0.0])
+    seen = send([None, 0, None, None], [0.0, 99.0, 0.0, 50.0], [10.0, 1.0, 1.0, 1.0], loop=loop)
+    due = {i: round(due, 6) for i, due, _ in seen}
+    assert due == {0: 0.0, 1: 12.0, 2: 15.0, 3: 50.0}
+
+
+def test_a_turn_waits_at_the_client_from_when_it_is_due() -> None:
+    seen = send([None, None], [0.0, 1.0], [10.0, 1.0], limit=1)
+    assert [(round(due, 6), round(at, 6)) for _, due, at in seen] == [(0.0, 0.0), (1.0, 10.0)]
+
+
+def test_a_quick_answer_does_not_bring_the_next_turn_forward() -> None:
+    seen = send([None, 0], [0.0, 7.0], [0.5, 0.5])
+    assert [(i, round(due, 6)) for i, due, _ in seen] == [(0, 0.0), (1, 7.0)]
+
+
+def test_a_replay_without_pauses_keeps_the_order_of_the_trace() -> None:
+    # Turn 2 of the first conversation comes third in the trace, and is sent third.
+    seen = send([None, None, 0, None, None, 1], [0.0] * 6, [2.0, 3.0, 1.0, 1.0, 1.0, 1.0], limit=1)
+    assert [i for i, _, _ in seen] == [0, 1, 2, 3, 4, 5]
+    assert [round(at) for _, _, at in seen] == [0, 2, 5, 6, 7, 8]
+    assert [round(due) for _, due, _ in seen] == [0, 0, 2, 0, 0, 5]
+
+
+def test_no_more_than_the_limit_is_out_at_a_time() -> None:
+    seen = send([None] * 6, [0.0] * 6, [3.0] * 6, limit=2)
+    assert [round(at) for _, _, at in seen] == [0, 0, 3, 3, 6, 6]
+
+
+def test_a_previous_request_that_is_not_replayed_is_not_waited_for() -> None:
+    made = jobs([None, None])
+    made[1].planned.previous = 77
+
+    async def main() -> list[int]:
+        return [j.planned.ordinal async for j in Schedule(made, [0.0, 1.0]).arrivals()]
+
+    assert on_a_virtual_clock(main) == [0, 1]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_every_request_is_sent_once_and_never_too_early(data: st.DataObject) -> None:
+    n = data.draw(st.integers(1, 15))
+    previous = [data.draw(st.none() | st.integers(0, i - 1)) if i else None for i in range(n)]
+    times = st.floats(0, 100, allow_nan=False)
+    offsets = sorted(data.draw(st.lists(times, min_size=n, max_size=n)))
+    takes_s = data.draw(st.lists(times, min_size=n, max_size=n))
+    seen = send(previous, offsets, takes_s)
+    assert sorted(i for i, _, _ in seen) == list(range(n))
+    at = {i: t for i, _, t in seen}
+    for i in range(n):
+        earliest = offsets[i]
+        if previous[i] is not None:
+            earliest = max(earliest, at[previous[i]] + takes_s[previous[i]])
+        assert at[i] >= earliest - 2e-6
+        assert at[i] <= earliest + 1e-3

@@ -1,0 +1,89 @@
+"""What became of documents is in the usage that SGLang's own classes send, whole and streamed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+pytest.importorskip("sglang")
+from sglang.srt.entrypoints.openai import protocol
+from sglang.srt.entrypoints.openai.usage_processor import UsageProcessor
+
+from sglang_canopy.server.documents import usage as documents_usage
+
+FUSED = {"fused": True, "reused": 111, "recomputed": 20}
+NORMAL = {"fused": False, "why": "too few of its documents are stored"}
+
+
+def answer(report=None, cached=7, index=0):
+    meta = {"prompt_tokens": 200, "completion_tokens": 2, "cached_tokens": cached}
+    return {"index": index, "meta_info": meta | ({"canopy_chunks": [report]} if report else {})}
+
+
+def passed(*parts):
+    """What comes out where the manager answers ``parts``."""
+
+    async def answers():
+        for part in parts:
+            yield part
+
+    async def collect():
+        return [part async for part in documents_usage.with_reports(answers())]
+
+    return asyncio.run(collect())
+
+
+def sent(usage):
+    """The usage as a client of a chat gets it."""
+    whole = protocol.ChatCompletionResponse(id="a", model="m", choices=[], usage=usage)
+    return json.loads(whole.model_dump_json())["usage"]
+
+
+def of_answers(answers, n_choices=1, report=False):
+    usage = UsageProcessor.calculate_response_usage(answers, n_choices, enable_cache_report=report)
+    documents_usage.of_answers(usage, answers, n_choices)
+    return usage
+
+
+@pytest.mark.parametrize("report", [False, True])
+def test_reused_tokens_stand_beside_the_cached_ones(report) -> None:
+    [answers] = passed([answer(FUSED)])
+    assert sent(of_answers(answers, report=report))["prompt_tokens_details"] == {
+        "cached_tokens": 7,
+        "canopy_documents": {"reused_tokens": 111, "recomputed_tokens": 20},
+    }
+
+
+def test_a_client_is_told_why_nothing_was_reused() -> None:
+    [answers] = passed([answer(NORMAL)])
+    told = sent(of_answers(answers))["prompt_tokens_details"]["canopy_documents"]
+    assert told == {"reused_tokens": 0, "recomputed_tokens": 0, "why": NORMAL["why"]}
+
+
+def test_a_prompt_without_documents_has_sglangs_own_usage() -> None:
+    [answers] = passed([answer()])
+    assert sent(of_answers(answers))["prompt_tokens_details"] is None
+
+
+def test_a_prompt_counts_once_and_not_for_each_of_its_choices() -> None:
+    [answers] = passed([answer(FUSED), answer(FUSED), answer(NORMAL), answer(NORMAL)])
+    told = sent(of_answers(answers, n_choices=2))["prompt_tokens_details"]
+    assert told["cached_tokens"] == 14
+    assert told["canopy_documents"]["reused_tokens"] == 111
+    assert told["canopy_documents"]["why"] == NORMAL["why"]
+
+
+@pytest.mark.parametrize("kind", ["ChatCompletionStreamResponse", "CompletionStreamResponse"])
+def test_a_streams_last_part_says_what_its_first_one_reported(kind) -> None:
+    parts = passed(answer(FUSED), answer(), answer())
+    cached: dict[int, int] = {}
+    for part in parts:  # as SGLang's streams note them
+        cached[part["index"]] = part["meta_info"]["cached_tokens"]
+    usage = UsageProcessor.calculate_streaming_usage({0: 200}, {0: 0}, {0: 3}, cached, 1)
+    documents_usage.of_stream(usage, cached, 1)
+    last = getattr(protocol, kind)(id="a", created=1, model="m", choices=[], usage=usage)
+    details = json.loads(last.model_dump_json(exclude_none=True))["usage"]["prompt_tokens_details"]
+    assert details["cached_tokens"] == 7
+    assert details["canopy_documents"]["reused_tokens"] == 111

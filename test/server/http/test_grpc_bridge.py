@@ -1,0 +1,70 @@
+"""SGLang's own gRPC server calls the tokenizer manager as HTTP does: its requests are stamped."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from sglang.srt.entrypoints.grpc_bridge import RuntimeHandle
+
+from sglang_canopy.server.http import entry
+from sglang_canopy.wire.stamp import read_stamp
+
+PATIENCE_S = 60.0
+
+
+class Manager:
+    """What the bridge needs of a tokenizer manager; requests end where SGLang would send them on."""
+
+    def __init__(self) -> None:
+        self.event_loop = asyncio.new_event_loop()
+        self.server_args = SimpleNamespace()
+        self.model_config = SimpleNamespace(vocab_size=100)
+        self.arrived: list[Any] = []
+        around = functools.partial(entry.generation_begins, type(self)._take)
+        self.generate_request = functools.partial(around, self)
+        threading.Thread(target=self.event_loop.run_forever, daemon=True).start()
+
+    def auto_create_handle_loop(self) -> None:
+        pass
+
+    async def _take(self, obj: Any, request: Any = None) -> Any:
+        self.arrived.append(obj)
+        yield {"text": "", "meta_info": {"finish_reason": {"type": "length"}}}
+
+
+def asked(**given: Any) -> tuple[list[Any], list[Any]]:
+    """What arrives of one request over gRPC, and what its client is told."""
+    manager, told, done = Manager(), [], threading.Event()
+
+    def callback(payload: Any, **more: Any) -> Any:
+        told.append((payload, more))
+        if more.get("finished"):
+            done.set()
+        return SimpleNamespace(name="Ok")
+
+    handle = RuntimeHandle(manager, None, SimpleNamespace())
+    handle.submit_request(req_type="generate", req_dict=given, chunk_callback=callback)
+    assert done.wait(PATIENCE_S), told
+    manager.event_loop.call_soon_threadsafe(manager.event_loop.stop)
+    return manager.arrived, told
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_over_grpc_is_stamped(stream: bool) -> None:
+    params = {"max_new_tokens": 1, "custom_params": {"canopy_category": "agent", "canopy_turn": 2}}
+    (obj,), _ = asked(input_ids=[1, 2, 3], sampling_params=params, stream=stream)
+    stamp = read_stamp(obj.sampling_params["custom_params"])
+    assert (stamp["category"], stamp["turn"]) == ("agent", 2)
+    assert stamp["time"] > 0.0
+
+
+def test_a_wrong_field_is_an_error_to_its_client_and_goes_no_further() -> None:
+    params = {"custom_params": {"canopy_turn": -1}}
+    arrived, told = asked(input_ids=[1], sampling_params=params)
+    assert not arrived
+    assert "canopy_turn" in repr(told)

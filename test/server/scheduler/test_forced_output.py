@@ -1,0 +1,111 @@
+"""Which sampled tokens are replaced by which, and what a client may not ask."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import pytest
+
+from sglang_canopy.config.server_options import RequestOptions, ServerOptions
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.server.scheduler import forced_output
+from sglang_canopy.server.scheduler.forced_output import Forced, check, replacements
+from sglang_canopy.wire import replay_clock
+from sglang_canopy.wire.replay_clock import ReplayClock
+
+TABLE = {"a": Forced(10, [100, 101, 102]), "b": Forced(4, [7])}
+
+
+def test_the_first_token_comes_with_the_prefill_and_the_next_with_each_decode() -> None:
+    for length, token in ((10, 100), (11, 101), (12, 102)):
+        assert list(replacements(TABLE, ["x", "a"], [50, length])) == [(1, token)]
+
+
+def test_the_middle_of_a_chunked_prefill_and_a_spent_list_are_left_alone() -> None:
+    assert list(replacements(TABLE, ["a", "b"], [8, 5])) == []
+    assert list(replacements(TABLE, ["a", "b"], [13, 4])) == [(1, 7)]
+
+
+@pytest.mark.parametrize("bad", ["abc", [1, "2"], [True], [-1], [50], {"a": 1}, 7])
+def test_a_list_that_cannot_be_obeyed_is_refused(bad: Any) -> None:
+    with pytest.raises(CanopyError, match="token ids from 0 to 49"):
+        check({forced_output.KEY: bad}, vocab_size=50)
+
+
+def test_what_is_not_asked_is_not_checked() -> None:
+    assert check(None, 50) is None
+    assert check({"canopy_turn": 1}, 50) is None
+    assert check({forced_output.KEY: []}, 50) == []
+
+
+class Req:
+    def __init__(self, rid: str, custom: dict[str, Any]) -> None:
+        self.rid, self.origin_input_ids = rid, [1, 2, 3]
+        self.sampling_params = types.SimpleNamespace(custom_params=custom)
+
+
+def test_a_server_without_the_flag_remembers_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    req = Req("r", {forced_output.KEY: [5]})
+    scheduler = types.SimpleNamespace(server_args=types.SimpleNamespace())
+    forced_output.request_created(req, scheduler)
+    assert len(forced_output.running) == 0
+    assert "--canopy-enable-forced-output" in caplog.text
+
+
+def test_a_finished_request_is_forgotten_with_its_object() -> None:
+    scheduler = types.SimpleNamespace(
+        server_args=types.SimpleNamespace(
+            _canopy_options=ServerOptions(RequestOptions(forced_output=True))
+        )
+    )
+    req = Req("r", {forced_output.KEY: [5]})
+    forced_output.request_created(req, scheduler)
+    assert forced_output.running["r"] == Forced(3, [5])
+    del req
+    assert len(forced_output.running) == 0
+
+
+def test_sampled_tokens_are_written_over() -> None:
+    torch = pytest.importorskip("torch")
+    scheduler = types.SimpleNamespace(
+        server_args=types.SimpleNamespace(
+            _canopy_options=ServerOptions(RequestOptions(forced_output=True))
+        )
+    )
+    req = Req("r", {forced_output.KEY: [5, 6]})
+    forced_output.request_created(req, scheduler)
+    batch = types.SimpleNamespace(
+        rids=["other", "r"], seq_lens_cpu=torch.tensor([9, 4]), seq_lens=None
+    )
+    sampled = torch.tensor([11, 12], dtype=torch.int32)
+    result = forced_output.sampled(sampled, None, None, batch)
+    assert result.tolist() == [11, 6]
+    assert result.dtype == torch.int32
+
+
+def test_every_hook_names_a_function_that_takes_these_parameters() -> None:
+    pytest.importorskip("sglang")
+    import inspect
+    import pkgutil
+
+    for target, _, parameters in forced_output.HOOKS:
+        function = inspect.unwrap(pkgutil.resolve_name(target))
+        assert tuple(inspect.signature(function).parameters)[: len(parameters)] == parameters
+
+
+def test_a_replays_clock_starts_where_the_server_is_and_never_goes_back() -> None:
+    clock = ReplayClock()
+    assert clock.stamp(1, 10.0, now_s=500.0) == 500.0
+    assert clock.stamp(1, 70.0, now_s=501.0) == 560.0
+    assert clock.stamp(1, 69.0, now_s=502.0) == 559.0
+    # A second run begins behind the first one's last stamp, not at the server's time.
+    assert clock.stamp(2, 0.0, now_s=510.0) == 560.0
+
+
+@pytest.mark.parametrize(
+    "bad", [3.0, [1], [1, -2], [-1, 2], ["1", 2], [1, 2, 3], [1, float("nan")]]
+)
+def test_a_malformed_replay_clock_is_refused(bad: Any) -> None:
+    with pytest.raises(CanopyError, match=r"\[run, seconds\]"):
+        replay_clock.check({replay_clock.KEY: bad})

@@ -1,0 +1,97 @@
+"""Clients that hang up, ask again and use names twice, at SGLang's own scheduler."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.worker import worked
+
+PATIENCE_S = 900
+COMMON = (
+    *("--radix-eviction", "wa", "--page-size", "64", "--chunked-prefill-size", "256"),
+    *("--max-running-requests", "2"),
+)
+OURS = ("--canopy-queue-order", "bounded-shortest")
+HOST = (
+    *("--enable-hierarchical-cache", "--hicache-ratio", "3", "--max-total-tokens", "2560"),
+    *("--hicache-write-policy", "write_back"),
+)
+PRIORITIES = ("--enable-priority-scheduling", "--default-priority-value", "0")
+GATE = ("--canopy-session-gate", "auto")
+TIMED = (
+    *("scheduler.Scheduler._create_generation_req", "scheduler.Scheduler._add_request_to_queue"),
+    "scheduler.Scheduler._get_new_batch_prefill_raw",
+    *("schedule_policy.SchedulePolicy.calc_priority", "scheduler.Scheduler.process_batch_result"),
+    *("radix.match_prefix", "radix.begin_insert", "radix.evict_components"),
+)
+"""Some of what runs in the scheduler's thread."""
+
+
+def scenario(model: Path, name: str, *arguments: str) -> dict[str, Any]:
+    return worked("leaving_worker", model, name, *COMMON, *arguments, patience_s=PATIENCE_S)
+
+
+@pytest.mark.timeout(PATIENCE_S)
+def test_who_gave_up_and_asks_again_is_answered_while_others_come(tiny_model) -> None:
+    found = scenario(tiny_model, "retry", *OURS)
+    assert found["answered"], found
+
+
+@pytest.mark.timeout(PATIENCE_S)
+def test_between_arrival_and_answer_nothing_of_ours_reads_a_tensor(tiny_model) -> None:
+    """On a GPU it would be waited for. SGLang reads its results, which says that reads are seen."""
+    found = scenario(tiny_model, "reads", *OURS, *GATE, *PRIORITIES, *HOST)
+    ranks = {"sglang_canopy.server.scheduler.live_queue:_agree"}  # costs, in a tensor of the host
+    assert found["ours"].keys() <= ranks, found["ours"]
+    assert any("batch_result_processor" in by for by in found["sglangs"])
+    assert found["answered"] == 26
+    assert found["loads"] > 0
+    for name in TIMED:
+        assert found["seams"][name]["calls"] > 0, name
+
+
+@pytest.mark.long
+@pytest.mark.timeout(PATIENCE_S)
+def test_a_name_that_is_used_again_is_another_request(tiny_model) -> None:
+    found = scenario(tiny_model, "same_name", *OURS)
+    assert found == {"answered": True, "equal": True}
+
+
+@pytest.mark.timeout(PATIENCE_S)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        pytest.param((*OURS, *GATE, *PRIORITIES), id="ours-gate-priorities"),
+        pytest.param(OURS, id="ours", marks=pytest.mark.long),
+        pytest.param(
+            (*OURS, *PRIORITIES, "--max-queued-requests", "3"),
+            id="ours-limit",
+            marks=pytest.mark.long,
+        ),
+        pytest.param((), id="fcfs", marks=pytest.mark.long),
+        pytest.param(("--schedule-policy", "hrrn"), id="hrrn", marks=pytest.mark.long),
+        pytest.param(GATE, id="fcfs-gate", marks=pytest.mark.long),
+        pytest.param(("--schedule-policy", "hrrn", *GATE), id="hrrn-gate", marks=pytest.mark.long),
+        pytest.param((*OURS, *GATE), id="ours-gate", marks=pytest.mark.long),
+    ],
+)
+def test_whoever_leaves_the_others_get_their_answers_and_nothing_is_held(
+    tiny_model, arguments
+) -> None:
+    found = scenario(tiny_model, "fuzz", *arguments)
+    seams = found.pop("seams")
+    print(found)
+    for name in TIMED:
+        assert seams[name]["calls"] > 0, name
+    for none in ("wrong", "unserved", "requests", "waiting", "in_queue", "in_gate", "locked"):
+        assert found[none] == 0, found
+    assert found["slots"] == 0, found
+    if GATE[0] in arguments:
+        assert found["delayed_sessions"] > 0, found
+    if arguments[:2] == OURS:
+        assert found["over_bound"] == 0, found
+        assert found["fullest_percent"] > 0, found
+    assert min(found[some] for some in ("answered", "aborts", "retries", "repeated_names")) > 10

@@ -1,0 +1,372 @@
+"""The waiting queue of a scheduler on a real cache: order, protection, what it costs to compute."""
+
+from __future__ import annotations
+
+import gc
+import random
+import time
+import weakref
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from sglang.srt.managers.schedule_batch import Req
+from sglang.srt.managers.schedule_policy import SchedulePolicy
+from sglang.srt.sampling.sampling_params import SamplingParams
+
+from sglang_canopy.config.queue import BOUNDED_SHORTEST, QueueFlags
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.schedule.prefill_cost import REFIT_BATCHES
+from sglang_canopy.server.scheduler import queue
+from sglang_canopy.server.scheduler.live_queue import PROTECTED, LiveQueue
+from support.live_tree import FakeReq, LiveTree
+from support.two_ranks import two_ranks
+
+PAGE = 4
+
+
+def tokens(count: int, seed: int) -> list[int]:
+    draw = random.Random(seed)
+    return [draw.randrange(1, 2_000) for _ in range(count)]
+
+
+def made(tree: LiveTree, ids: list[int], at: float, **fields: Any) -> Req:
+    """A request as the scheduler makes it, announced to the tree."""
+    params = SamplingParams(max_new_tokens=4, custom_params={"canopy": {"time": at}})
+    req = Req(f"r{at}-{len(ids)}-{ids[0]}", "", array("q", ids), params, **fields)
+    tree.core.requests.of(req)
+    return req
+
+
+def policy_of(tree: LiveTree, priorities: bool = False, low_first: bool = False) -> SchedulePolicy:
+    return SchedulePolicy("fcfs", tree.cache, False, priorities, low_first)
+
+
+def arranged(tree: LiveTree, waiting: list[Req], policy: Any = None) -> list[Req]:
+    waiting = list(waiting)
+    queue.priorities_calculated(
+        SchedulePolicy.calc_priority, policy or policy_of(tree), waiting, None, 0
+    )
+    return waiting
+
+
+@pytest.fixture
+def tree() -> LiveTree:
+    tree = LiveTree(4096, "wa", page_size=PAGE)
+    tree.cache.canopy_queue = LiveQueue(tree.cache, QueueFlags(queue_order=BOUNDED_SHORTEST))
+    return tree
+
+
+def test_by_default_the_order_is_sglangs(tree: LiveTree) -> None:
+    tree.cache.canopy_queue = LiveQueue(tree.cache, QueueFlags())
+    waiting = [made(tree, tokens(n, n), 1.0 + n / 1e3) for n in (900, 20, 300)]
+    assert arranged(tree, waiting) == waiting
+
+
+def test_the_status_says_what_orders_and_who_waits(tree: LiveTree) -> None:
+    arranged(tree, [made(tree, tokens(n, n), 1.0 + n / 1e3) for n in (900, 20, 300)])
+    shown = tree.cache.canopy_queue.status()
+    assert (shown["order"], shown["waiting_requests"]) == (BOUNDED_SHORTEST, 3)
+    assert shown["let_in"] == {"shortest": 0, "budget": 0}
+    assert shown["predicted_ttft"]["now_s"].keys() == {"512", "4096", "32768"}
+    plain = LiveQueue(tree.cache, QueueFlags()).status()
+    assert plain["predicted_ttft"] is None
+    assert plain["order"] == "sglang"
+    assert plain["let_in"] is None
+
+
+def test_what_is_cached_costs_less(tree: LiveTree) -> None:
+    shared = tokens(800, seed=1)
+    tree.serve(shared, 0.5)
+    long, short = made(tree, tokens(400, 2), 1.0), made(tree, [*shared, *tokens(40, 3)], 1.0)
+    scheduler = SimpleNamespace(tree_cache=tree.cache, waiting_queue=[long])
+    for req in (long, short):
+        queue.request_queued(scheduler, req)
+    made(tree, [7], 2.0)  # time passes with the requests
+    assert arranged(tree, [long, short]) == [short, long]
+
+
+def test_who_was_passed_and_left_is_known(tree: LiveTree) -> None:
+    live = tree.cache.canopy_queue
+    waiting = [made(tree, tokens(100 + n, n), 1.0 + n / 100) for n in range(20)]
+    made(tree, [7], 5.0)
+    order = arranged(tree, waiting)
+    aborted, admitted = order[3], order[0]
+    left = [req for req in waiting if req not in (aborted, admitted)]
+    scheduler = scheduler_with([*left, admitted])
+    live.choose(scheduler, None, lambda: (batch([admitted], [100], [0], 0.0), None))
+    again = arranged(tree, left)
+    assert set(again) == set(left)
+    assert len(live.order) == len(left) == len(live._arranged)
+    assert sum(live.order.shares._served_s.values()) == pytest.approx(
+        live.cost.seconds(live._requests.prefill(admitted, False))
+    )
+    # One that was retracted is back, with its place.
+    assert set(arranged(tree, [*left, admitted])) == {*left, admitted}
+    assert next(iter(live.order)).about in (admitted, waiting[0])
+    assert arranged(tree, []) == []
+    assert len(live.order) == 0
+
+
+@pytest.mark.parametrize("low_first", [False, True])
+def test_sglangs_priorities_go_first(tree: LiveTree, low_first: bool) -> None:
+    waiting = [
+        made(tree, tokens(400 if n % 2 else 20, n), 1.0 + n / 100, priority=n % 2)
+        for n in range(10)
+    ]
+    made(tree, [7], 9.0)
+    order = arranged(tree, waiting, policy_of(tree, priorities=True, low_first=low_first))
+    found = [req.priority for req in order]
+    assert found == sorted(found, reverse=not low_first)
+
+
+def test_tenants_alternate(tree: LiveTree) -> None:
+    waiting = [made(tree, tokens(10, n), 1.0 + n / 1e3) for n in range(30)]
+    waiting += [made(tree, tokens(200, 100 + n), 1.1 + n / 1e3, cache_salt="t") for n in range(3)]
+    made(tree, [7], 9.0)
+    assert waiting.index(next(r for r in arranged(tree, waiting) if r.cache_salt)) == 30
+    place = [req.cache_salt for req in arranged(tree, waiting)].index("t")
+    assert place <= 1
+
+
+def awaited(tree: LiveTree, ids: list[int]) -> bool:
+    """Whether the deepest cached node of ``ids`` is protected for a waiting request."""
+    return any(
+        leaf.awaited_until is not None and leaf.node.key.raw_token_ids()[0] == ids[0]
+        for leaf in tree.core.protected.waiting
+    )
+
+
+@pytest.mark.parametrize("order", ["sglang", BOUNDED_SHORTEST])
+def test_a_prefix_is_protected_from_arrival_on(tree: LiveTree, order: str) -> None:
+    tree.cache.canopy_queue = LiveQueue(tree.cache, QueueFlags(queue_order=order))
+    prefix = tokens(400, seed=1)
+    tree.serve(prefix, 0.1)
+    for n in range(8):
+        tree.serve(tokens(400, 10 + n), 0.2 + n / 10)
+    head, tail = made(tree, tokens(50, 2), 2.0), made(tree, [*prefix, 5], 2.1)
+    scheduler = SimpleNamespace(tree_cache=tree.cache, waiting_queue=[head])
+    queue.request_queued(scheduler, tail)
+    assert awaited(tree, prefix)
+    tree.evict(2000)
+    assert tree.match(prefix) == 400
+
+
+def test_the_budget_goes_to_those_who_are_served_next(tree: LiveTree) -> None:
+    """Those far behind came first and took it all; the next pass gives it to the head."""
+    tree.cache.canopy_queue = LiveQueue(tree.cache, QueueFlags())
+    prefixes = [tokens(400, seed) for seed in range(1, 10)]
+    for n, prefix in enumerate(prefixes):
+        tree.serve(prefix, 0.1 + n / 100)
+    waiting = [made(tree, [*prefix, 5], 2.0 + n / 100) for n, prefix in enumerate(prefixes)]
+    scheduler = SimpleNamespace(tree_cache=tree.cache, waiting_queue=waiting[:1])
+    for req in reversed(waiting):
+        queue.request_queued(scheduler, req)
+    assert awaited(tree, prefixes[-1])
+    assert not awaited(tree, prefixes[0])
+    arranged(tree, waiting)
+    assert awaited(tree, prefixes[0])
+    assert not awaited(tree, prefixes[-1])
+    assert (
+        tree.core.protected.waiting.budget.tokens
+        <= tree.core.protected.waiting.budget.tenant_tokens
+    )
+
+
+def test_what_nobody_waits_for_any_longer_is_not_protected(tree: LiveTree) -> None:
+    prefix = tokens(400, seed=1)
+    tree.serve(prefix, 0.1)
+    gone, stays = made(tree, [*prefix, 5], 2.0), made(tree, tokens(30, 3), 2.0)
+    queue.request_queued(SimpleNamespace(tree_cache=tree.cache, waiting_queue=[stays]), gone)
+    assert awaited(tree, prefix)
+    arranged(tree, [stays])
+    assert list(tree.core.protected.waiting) == []
+    assert tree.core.protected.waiting.budget.tokens == 0
+
+
+def test_lookups_of_a_pass_are_bounded(tree: LiveTree, monkeypatch: pytest.MonkeyPatch) -> None:
+    live = tree.cache.canopy_queue
+    waiting = [made(tree, tokens(30, n), 1.0 + n / 1e4) for n in range(1_000)]
+    arranged(tree, waiting)
+    seen: list[Req] = []
+    monkeypatch.setattr(live, "look_up", seen.append)
+    most, rounds = 0, set()
+    for _ in range(300):
+        seen.clear()
+        waiting = arranged(tree, waiting)
+        most = max(most, len(seen))
+        rounds |= {req.rid for req in seen}
+    assert most <= PROTECTED + 12
+    assert len(rounds) > 900  # everyone in turn
+
+
+def scheduler_with(waiting: list[Req], running: Sequence[Req] = (), **more: Any) -> Any:
+    return SimpleNamespace(
+        waiting_queue=list(waiting),
+        running_batch=SimpleNamespace(reqs=list(running)),
+        last_batch=None,
+        chunked_req=None,
+        **more,
+    )
+
+
+def chosen(
+    tree: LiveTree, waiting: list[Req], let_in: int, running: Sequence[Req] = ()
+) -> tuple[Any, list[Req]]:
+    """A pass in which the first ``let_in`` of those shown are let in, while ``running`` are under
+    way; who they are."""
+    scheduler = scheduler_with(waiting, running, tree_cache=tree.cache)
+    found: list[Req] = []
+
+    def choose() -> tuple[Any, Any]:
+        queue.priorities_calculated(
+            SchedulePolicy.calc_priority, policy_of(tree), scheduler.waiting_queue, None, 0
+        )
+        found[:] = scheduler.waiting_queue[:let_in]
+        scheduler.waiting_queue = scheduler.waiting_queue[let_in:]
+        entered = SimpleNamespace(reqs=list(found)) if found else None
+        return entered, SimpleNamespace(is_empty=lambda: True)
+
+    queue.prefill_chosen(scheduler, scheduler.running_batch, choose)
+    return scheduler, found
+
+
+def branches(tree: LiveTree, count: int = 3) -> list[Req]:
+    shared = tokens(400, 1)
+    return [made(tree, [*shared, *tokens(40, 2 + n)], 1.0 + n / 1e3) for n in range(count)]
+
+
+def test_branches_wait_until_the_first_has_computed_what_they_share(tree: LiveTree) -> None:
+    live, waiting = tree.cache.canopy_queue, branches(tree)
+    scheduler, found = chosen(tree, waiting, 3)
+    assert found == waiting[:1]
+    assert set(scheduler.waiting_queue) == set(waiting[1:])  # nobody is lost
+    assert live.status()["deferrals"] == 2
+    # Still computed: they go on waiting, and the engine has something to do.
+    assert chosen(tree, scheduler.waiting_queue, 3, running=found)[1] == []
+    tree.serve(list(waiting[0].origin_input_ids), 2.0)
+    live.computed(batch(waiting[:1], [440], [0], time.monotonic() - 1.0))
+    assert set(chosen(tree, scheduler.waiting_queue, 3, running=found)[1]) == set(waiting[1:])
+
+
+def test_one_that_was_aborted_is_waited_for_no_longer(tree: LiveTree) -> None:
+    waiting = branches(tree, 2)
+    scheduler, found = chosen(tree, waiting, 1)
+    assert chosen(tree, scheduler.waiting_queue, 1, running=found)[1] == []
+    assert chosen(tree, scheduler.waiting_queue, 1)[1] == waiting[1:]
+
+
+def test_one_that_left_the_queue_without_being_let_in_leaves_nothing(tree: LiveTree) -> None:
+    """SGLang takes an aborted request out of its queue and marks nothing on it."""
+    live, waiting = tree.cache.canopy_queue, branches(tree, 2)
+    for req in waiting:
+        live.queued(req)
+    arranged(tree, waiting)
+    assert None not in map(live.predictions.of, waiting)
+    gone = weakref.ref(waiting.pop(0))
+    assert chosen(tree, waiting, 1)[1] == waiting
+    gc.collect()
+    assert gone() is None
+    assert len(live.predictions) == 1  # of the one that is there
+    assert live.order.shares._served_s.keys() == {None}
+    chosen(tree, [], 0)
+    assert (len(live._arranged), len(live.order), live._computing) == (0, 0, {})
+
+
+def test_the_time_at_a_gate_is_not_the_queues(tree: LiveTree) -> None:
+    live, waiting = tree.cache.canopy_queue, branches(tree, 2)
+    at = time.monotonic() - 100.0
+    for req in waiting:
+        live.predictions.queued(req, at)
+    chosen(tree, waiting[:1], 1)  # a gate holds the other one
+    chosen(tree, waiting[1:], 0)
+    for req in waiting:
+        live.predictions.first_token(req, time.monotonic())
+    assert live.predictions.model.requests == 2
+    assert 100.0 <= live.predictions.model.came_s < 150.0
+
+
+def test_where_nothing_else_is_to_be_computed_nobody_is_left_out_twice(tree: LiveTree) -> None:
+    waiting = branches(tree, 2)
+    assert chosen(tree, waiting, 0)[1] == []
+    assert len(chosen(tree, waiting, 2)[1]) == 2
+
+
+def test_sglangs_own_order_leaves_nobody_out(tree: LiveTree) -> None:
+    tree.cache.canopy_queue = LiveQueue(tree.cache, QueueFlags())
+    waiting = branches(tree)
+    assert chosen(tree, waiting, 3)[1] == waiting
+
+
+def test_the_status_says_what_it_ranks_by(tree: LiveTree) -> None:
+    """Seconds of a step, and how many tokens share it."""
+    live = LiveQueue(tree.cache, QueueFlags(queue_order=BOUNDED_SHORTEST), step_tokens=128)
+    live.cost.adopt((0.09, 2e-3, 3e-7, 4e-8))
+    shown = live.status()
+    assert shown["step_tokens"] == 128
+    assert shown["seconds"] == {
+        "batch": 0.09, "token": 2e-3, "token_pair": 3e-7, "loaded_token": 4e-8
+    }  # fmt: skip
+
+
+def test_the_cost_model_learns_from_batches(tree: LiveTree) -> None:
+    live, clock = tree.cache.canopy_queue, 100.0
+    for n in range(REFIT_BATCHES):
+        new, cached = [50 + 37 * n % 400, 10], [n * 13 % 300, 0]
+        reqs = [fake()] * 2
+        live.computed(batch(reqs, new, cached, clock))
+    base, token, pair, load = live.cost.coefficients
+    assert (base, token, pair) != (0.0, 1e-4, 0.0)
+    assert load == 0.0
+
+
+def fake() -> Any:
+    return FakeReq(origin_input_ids=[1], host_loaded_length=0, num_matched_prefix_tokens=999)
+
+
+def batch(
+    reqs: list[Any], new: list[int], cached: list[int], launched: float, decodes: bool = False
+) -> Any:
+    mode = SimpleNamespace(is_extend=lambda: not decodes, is_decode=lambda: decodes)
+    return SimpleNamespace(
+        reqs=reqs, extend_lens=new, prefix_lens=cached, launch_ts=launched, forward_mode=mode
+    )
+
+
+def test_two_ranks_adopt_the_first_ones_figures_and_decide_equally(tmp_path: Path) -> None:
+    with two_ranks(tmp_path) as run:
+        first, second = run("queue_orders", tmp_path)
+    assert first["fitted"] != second["fitted"]  # each timed its own
+    assert first["used"] == second["used"] == first["fitted"]
+    assert first["orders"] == second["orders"]
+    assert first["deferrals"] == second["deferrals"] > 10
+    assert len(first["orders"]) > 10
+
+
+@pytest.mark.parametrize(
+    ("given", "server", "ours", "message"),
+    [
+        ({"canopy_queue_order": BOUNDED_SHORTEST}, {}, False, "needs --radix-eviction"),
+        (
+            {"canopy_queue_order": BOUNDED_SHORTEST},
+            {"schedule_policy": "lpm"},
+            True,
+            "lpm; drop one",
+        ),
+        ({"canopy_queue_order": BOUNDED_SHORTEST}, {"pp_size": 2}, True, "--pp-size"),
+        ({"canopy_max_wait_factor": 3.0}, {}, True, "needs --canopy-queue-order"),
+        (
+            {"canopy_max_wait_factor": 0.5, "canopy_queue_order": BOUNDED_SHORTEST},
+            {},
+            True,
+            "from 1 to",
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_refused(given, server, ours, message) -> None:
+    server_args = SimpleNamespace(**{"schedule_policy": "fcfs", "pp_size": 1, **server})
+    with pytest.raises(CanopyError, match=message):
+        queue.checked(server_args, SimpleNamespace(**given), ours, {})

@@ -1,0 +1,164 @@
+"""What a live policy learnt comes back at the next start."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.private_file import SET_ASIDE
+from sglang_canopy.radix.live import live_cache
+from sglang_canopy.radix.saved_profile import EVERY_S, Profile, read_or_set_aside
+from sglang_canopy.server.http import entry
+from sglang_canopy.server.start.arguments import _check_policy
+from sglang_canopy.telemetry.ttft_hour import TtftHour
+from support.live_tree import LiveTree
+
+
+def learn(tree: LiveTree, until: int) -> None:
+    for i in range(until):
+        tokens = [i % 5] * (20 + i)
+        tree.serve(tokens, time=2.0 * i, category="chat", path=list(range(i % 5, 400, 5))[: i + 1])
+
+
+def test_a_saved_profile_gives_the_next_run_its_curves(tmp_path: Path) -> None:
+    path = tmp_path / "wa.json"
+    first = LiveTree(4096, "wa", {"profile": str(path)})
+    first.core.live.profile = Profile(str(path))
+    learn(first, 60)
+    first.core.live.profile.writer.join()
+    assert path.exists()
+    first.core.live.profile.save(first.core.live.device_policy)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert {p.name for p in tmp_path.iterdir()} == {"wa.json", ".wa.json.lock"}
+    again = LiveTree(4096, "wa", {"profile": str(path)})
+    learnt = again.core.live.device_policy.state()["categories"]
+    assert learnt.keys() == json.loads(path.read_text())["categories"].keys()
+    assert learnt
+
+
+def test_it_is_saved_now_and_then_not_at_every_request(tmp_path: Path) -> None:
+    saved = []
+
+    class Policy:
+        def state(self) -> dict[str, int]:
+            saved.append(1)
+            return {"version": 1}
+
+    profile = Profile(str(tmp_path / "p.json"))
+    for now in (0.0, 1.0, EVERY_S - 1, EVERY_S + 1, EVERY_S + 2):
+        profile.save_sometimes(Policy(), now)  # type: ignore[arg-type]
+        profile.writer.join()
+    assert len(saved) == 2
+
+
+def test_a_disk_that_will_not_take_it_does_not_stop_serving(tmp_path: Path, caplog) -> None:
+    tree = LiveTree(4096, "wa")
+    tree.core.live.profile = Profile(str(tmp_path / "gone" / "p.json"))
+    learn(tree, 40)
+    assert caplog.text.count("cannot save") <= 1
+
+
+class Learnt:
+    """What a policy has learnt, as far as saving it goes."""
+
+    def __init__(self, who: str) -> None:
+        self.who = who
+
+    def state(self) -> dict[str, str]:
+        return {"who": self.who}
+
+
+def test_of_two_servers_on_one_profile_the_first_saves_and_the_second_takes_over(
+    tmp_path: Path, caplog
+) -> None:
+    path = tmp_path / "wa.json"
+    first, second = Profile(str(path)), Profile(str(path))
+    assert (first.claim(), second.claim()) == (True, False)
+    assert caplog.text.count("another server saves") == 1
+    for _ in range(3):
+        second.save(Learnt("second"))  # type: ignore[arg-type]
+    assert not path.exists()
+    first.save(Learnt("first"))  # type: ignore[arg-type]
+    second.save(Learnt("second"))  # type: ignore[arg-type]
+    assert json.loads(path.read_text()) == {"who": "first"}
+    first.release()  # or its process ends, however it does
+    second.save(Learnt("second"))  # type: ignore[arg-type]
+    assert json.loads(path.read_text()) == {"who": "second"}
+    assert caplog.text.count("another server saves") == 1
+
+
+def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
+    mine, path = tmp_path / "mine", tmp_path / "wa.json"
+    mine.write_text("keep")
+    (tmp_path / ".wa.json.lock").symlink_to(mine)
+    Profile(str(path)).save(Learnt("a"))  # type: ignore[arg-type]
+    assert mine.read_text() == "keep"
+    assert not path.exists()
+
+
+def test_the_ttft_line_is_fed_by_first_tokens() -> None:
+    before = entry.current.ttft_fit.stats()["requests"]
+    times = SimpleNamespace(forward_entry_time=1.0, prefill_finished_time=1.5)
+    out = SimpleNamespace(time_stats=[times], prompt_tokens=[100], cached_tokens=[40])
+    state = SimpleNamespace(time_stats=SimpleNamespace(created_time=0.0))
+    entry.first_token(None, state, out, 0)
+    entry.first_token(None, state, SimpleNamespace(time_stats=None), 0)
+    assert entry.current.ttft_fit.stats()["requests"] == before + 1
+
+
+def test_what_clients_waited_is_counted_from_the_requests_creation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hour = TtftHour(lambda: 1e9)
+    monkeypatch.setattr(entry.current, "ttft_hour", hour)
+    state = SimpleNamespace(time_stats=SimpleNamespace(created_time=10.0))
+    monkeypatch.setattr(entry.time, "perf_counter", lambda: 14.0)
+    for token_at in (12.0, None):  # the second is known now alone
+        entry.first_token(token_at, state, SimpleNamespace(time_stats=None), 0)
+    (point,) = hour.points()
+    assert (point["requests"], point["p50_s"], point["p99_s"]) == (
+        2,
+        pytest.approx(2.0, rel=0.06),
+        pytest.approx(4.0, rel=0.06),
+    )
+
+
+DAMAGED = {
+    "empty": b"",
+    "cut off": b'{"version": 1, "categories": {"de',
+    "binary": bytes(range(256)),
+    "of another version": b'{"version": 2, "categories": {}}',
+    "no counts": b'{"version": 1, "categories": {"default": {}}}',
+}
+
+
+@pytest.mark.parametrize("what", DAMAGED)
+def test_a_damaged_profile_is_set_aside_and_learnt_anew(tmp_path: Path, what: str, caplog) -> None:
+    path = tmp_path / "wa.json"
+    path.write_bytes(DAMAGED[what])
+    _check_policy(_arguments(path))  # what the launcher does
+    live = live_cache("wa", {"profile": str(path)}, read_profile=read_or_set_aside)
+    assert not live.device_policy.state()["categories"]
+    assert (tmp_path / "wa.json.bad").read_bytes() == DAMAGED[what]
+    assert SET_ASIDE["wa.json"] >= 1
+    assert caplog.text.count("cannot be used") == 1
+    Profile(str(path)).save(Learnt("anew"))  # type: ignore[arg-type]
+    assert json.loads(path.read_text()) == {"who": "anew"}
+
+
+def test_a_profile_that_cannot_be_one_is_a_users_mistake(tmp_path: Path) -> None:
+    with pytest.raises(CanopyError, match="profile"):
+        _check_policy(_arguments(tmp_path / "no" / "such" / "folder.json"))
+
+
+def _arguments(path: Path) -> SimpleNamespace:
+    return SimpleNamespace(
+        radix_eviction_policy="wa",
+        radix_eviction_policy_config={"profile": str(path)},
+        node_rank=0,
+    )

@@ -1,0 +1,133 @@
+"""Requests that reach a scheduler past the HTTP entry, through SGLang's own receiver and sockets."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import zmq
+from sglang.srt import runtime_context
+from sglang.srt.managers.io_struct import BatchTokenizedGenerateReqInput, sock_send
+from sglang.srt.plugins.hook_registry import HookRegistry
+from sglang.srt.runtime_context import get_parallel
+from sglang.srt.server_args import ServerArgs
+
+from sglang_canopy.config.server_options import ATTRIBUTE, RequestOptions, ServerOptions
+from sglang_canopy.request import client_hints
+from sglang_canopy.server.scheduler.received import requests_received
+from sglang_canopy.server.start import plugin
+from sglang_canopy.wire.stamp import read_stamp
+from support.receiver import receiver_of, tokenized
+
+RANKS = ("tp_rank", "pp_rank", "attn_tp_rank", "attn_cp_rank", "attn_dp_rank")
+HIDDEN = {
+    "canopy": {"time": 9e9, "category": "forged"},
+    "canopy-tool-marker": [1],
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def hooks() -> None:
+    plugin.load()
+    HookRegistry.apply_hooks()
+
+
+def received(*sent: Any, attn_dp_rank: int = 0, **arguments: Any) -> list[dict[str, Any]]:
+    """What the rank that pulls requests hands on of each, as ``custom_params``."""
+    hints = arguments.pop("client_hints", client_hints.ON)
+    given = {"model_path": "dummy", "device": "cpu", "radix_eviction_policy": "wa", **arguments}
+    server_args = ServerArgs(**given)
+    requests = RequestOptions(client_hints=hints)
+    setattr(server_args, ATTRIBUTE, ServerOptions(requests))
+    context = zmq.Context()
+    try:
+        receiver, push = receiver_of(server_args, context)
+        for one in sent:
+            sock_send(push, one)
+        with get_parallel().override(**dict.fromkeys(RANKS, 0) | {"attn_dp_rank": attn_dp_rank}):
+            got = receiver._pull_raw_reqs()
+        found = []
+        for one in got:
+            batch = one if isinstance(one, BatchTokenizedGenerateReqInput) else [one]
+            found += [each.sampling_params.custom_params for each in batch]
+        return found
+    finally:
+        context.destroy(linger=0)
+
+
+def test_a_request_without_a_stamp_gets_one() -> None:
+    (first,), (second,) = received(tokenized()), received(tokenized({"canopy_turn": 2}))
+    assert read_stamp(first)["category"] == "generate"
+    assert read_stamp(second)["turn"] == 2
+    assert 0.0 < first["canopy"]["time"] <= second["canopy"]["time"]
+
+
+def test_a_stamp_of_the_http_entry_stays() -> None:
+    (custom,) = received(tokenized({"canopy": {"time": 5.0, "category": "chat"}}))
+    assert custom == {"canopy": {"time": 5.0, "category": "chat"}}
+
+
+@pytest.mark.parametrize("mode", ["smg_grpc_mode", "grpc_mode"])
+def test_a_grpc_client_cannot_write_a_stamp(mode: str) -> None:
+    (custom,) = received(tokenized(HIDDEN), **{mode: True})
+    stamp = read_stamp(custom)
+    assert stamp["category"] == "generate"
+    assert stamp["time"] < 9e9
+    assert "canopy-tool-marker" not in custom
+
+
+def test_grpc_carries_numbers_as_floats_and_fields_as_they_are() -> None:
+    fields = {"canopy_category": "agent", "canopy_turn": 3.0, "canopy_return_in_s": 1.5}
+    (custom,) = received(tokenized(fields), smg_grpc_mode=True)
+    stamp = read_stamp(custom)
+    assert (stamp["category"], stamp["turn"], stamp["return_in_s"]) == ("agent", 3, 1.5)
+
+
+def test_wrong_fields_are_left_out_and_the_request_goes_on() -> None:
+    (custom,) = received(tokenized({"canopy_turn": -1.0, "other": "kept"}), smg_grpc_mode=True)
+    assert custom["other"] == "kept"
+    assert "turn" not in custom["canopy"]
+
+
+def test_hints_count_only_where_everybody_is_heeded() -> None:
+    (custom,) = received(
+        tokenized({"canopy_turn": 2, "canopy_keep_s": 60}),
+        smg_grpc_mode=True,
+        client_hints=client_hints.OFF,
+    )
+    assert "keep_s" not in custom["canopy"]
+    assert custom["canopy"]["turn"] == 2
+
+
+def test_every_request_of_a_batch_is_stamped() -> None:
+    batch = BatchTokenizedGenerateReqInput(batch=[tokenized(), tokenized()])
+    assert all("canopy" in custom for custom in received(batch, smg_grpc_mode=True))
+
+
+def test_under_sglangs_own_policies_nothing_is_touched() -> None:
+    assert received(tokenized(), radix_eviction_policy="lru") == [None]
+
+
+@pytest.fixture
+def any_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another test of this process may have built groups of one rank, against which SGLang would
+    hold the ranks that are set here."""
+    monkeypatch.setattr(runtime_context, "_validate_parallel", lambda *_: None)
+
+
+@pytest.mark.usefixtures("any_rank")
+def test_each_leader_of_data_parallel_attention_stamps_its_own() -> None:
+    (custom,) = received(tokenized(), attn_dp_rank=1)
+    assert read_stamp(custom)["category"] == "generate"
+
+
+@pytest.mark.usefixtures("any_rank")
+def test_a_later_pipeline_stage_keeps_the_first_ones_stamps() -> None:
+    one = tokenized({"canopy": {"time": 5.0}})
+    given = ServerArgs(
+        model_path="dummy", device="cpu", radix_eviction_policy="wa", smg_grpc_mode=True
+    )
+    with get_parallel().override(**dict.fromkeys(RANKS, 0) | {"pp_rank": 1}):
+        requests_received([one], SimpleNamespace(server_args=given))
+    assert one.sampling_params.custom_params == {"canopy": {"time": 5.0}}

@@ -1,0 +1,372 @@
+"""The session gate in a scheduler and before HTTP clients: what each of them is shown."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sglang_canopy import declared
+from sglang_canopy.admission.gate import SessionGate
+from sglang_canopy.admission.settings import QUEUE, REJECT, GateSettings
+from sglang_canopy.config.refusals import GATE, unsupported
+from sglang_canopy.config.server_options import RequestOptions, ServerOptions
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.records import Request
+from sglang_canopy.server.http import session_gate as gate_http
+from sglang_canopy.server.http.session_gate import Refusals, request_aborted
+from sglang_canopy.server.scheduler.session_gate import ServerGate, gate_of, take_time
+from sglang_canopy.server.start import arguments
+from sglang_canopy.wire.keys import RETRY_AFTER
+from sglang_canopy.wire.keys import TIME as TIME_KEY
+
+
+class PolicyRequest(Request):
+    """As ``LiveRequest``: it knows whether it is done."""
+
+    done = False
+
+
+class Req:
+    """What the gate reads of SGLang's ``Req``."""
+
+    def __init__(self, rid: str, session: str, tokens: int, time: float) -> None:
+        self.rid = rid
+        self.to_finish = None
+        self.canopy = PolicyRequest(
+            time=time,
+            path=tuple(hash((session, i)) for i in range(tokens // 10)),
+            block_tokens=10,
+            prompt_tokens=tokens,
+            conversation=session,
+        )
+        self._finished = False
+
+    def finished(self) -> bool:
+        return self._finished
+
+    def end(self, done: bool = True, found: float = 0.0) -> None:
+        """Answered with a tool call, or not ``done``; ``found``: of the prompt, in the cache."""
+        self.canopy.stop = "tool"
+        self.canopy.cached_tokens = round(found * self.canopy.prompt_tokens)
+        self._finished = True
+        self.canopy.done = done
+
+
+class Scheduler:
+    """A scheduler's queue and batches; a batch takes all that it is shown."""
+
+    def __init__(self, mode: str = QUEUE, capacity: int = 100, always: bool = True) -> None:
+        gate = SessionGate(GateSettings(held=mode, always=always, few=1.5), capacity)
+        self.tree_cache = SimpleNamespace(
+            tree_core=SimpleNamespace(live=SimpleNamespace(gate=gate))
+        )
+        self.waiting_queue: list[Req] = []
+        self.running_batch = SimpleNamespace(reqs=[])
+        self.last_batch = None
+        self.chunked_req = None
+        found = gate_of(self)
+        assert isinstance(found, ServerGate)
+        self.gate = found
+
+    def add(self, req: Req) -> float | None:
+        retry_s = self.gate.request_comes(self, req)
+        if retry_s is None:
+            self.waiting_queue.append(req)
+        return retry_s
+
+    def shown(self) -> list[str]:
+        """What a batch could be chosen of; nothing is taken."""
+        return self.step(take=0)
+
+    def step(self, take: int = 1000) -> list[str]:
+        def choose() -> list[str]:
+            names = [req.rid for req in self.waiting_queue]
+            self.running_batch.reqs += self.waiting_queue[:take]
+            self.waiting_queue = self.waiting_queue[take:]
+            return names
+
+        return self.gate.with_admitted(self, (self.running_batch,), choose)
+
+    def end(self, rid: str) -> None:
+        for req in self.running_batch.reqs:
+            if req.rid == rid:
+                req.end()
+        self.running_batch.reqs = [r for r in self.running_batch.reqs if r.rid != rid]
+
+    @property
+    def queue(self) -> list[str]:
+        return [req.rid for req in self.waiting_queue]
+
+
+def test_held_requests_are_not_shown_and_keep_their_places() -> None:
+    scheduler = Scheduler()
+    for i, tokens in enumerate((90, 90, 10, 90)):
+        scheduler.add(Req(f"r{i}", f"s{i}", tokens, float(i)))
+    assert scheduler.shown() == ["r0", "r2"]
+    assert scheduler.queue == ["r0", "r1", "r2", "r3"]
+    assert scheduler.step(take=1) == ["r0", "r2"]
+    assert scheduler.queue == ["r1", "r2", "r3"]
+
+
+def test_the_oldest_session_comes_first_while_others_wait() -> None:
+    scheduler = Scheduler()
+    for i in range(3):
+        scheduler.add(Req(f"r{i}", f"s{i}", 30, float(i)))
+    assert len(scheduler.step()) == 3
+    for i in range(3):
+        scheduler.end(f"r{i}")
+    scheduler.add(Req("young", "s2", 30, 5.0))
+    scheduler.add(Req("old", "s0", 30, 6.0))
+    assert scheduler.shown() == ["young", "old"], "nobody waits: the queue is as it was"
+    scheduler.add(Req("new", "s9", 90, 7.0))
+    assert scheduler.shown() == ["old", "young"]
+    assert scheduler.queue == ["young", "old", "new"]
+
+
+def test_unarmed_the_scheduler_sees_its_own_queue() -> None:
+    scheduler = Scheduler(always=False)
+    for i in range(5):
+        scheduler.add(Req(f"r{i}", f"s{i}", 90, float(i)))
+    before = scheduler.waiting_queue
+    seen: list[Any] = []
+    scheduler.gate.with_admitted(scheduler, (), lambda: seen.append(scheduler.waiting_queue))
+    assert seen[0] is before
+
+
+def test_a_session_that_is_paused_waits_in_sglangs_queue_until_the_rest_fits() -> None:
+    scheduler = Scheduler(always=False)
+    for turn in range(2):
+        for i in range(3):
+            scheduler.add(Req(f"r{i}{turn}", f"s{i}", 40, float(turn)))
+        scheduler.step()
+        for i in (2, 1, 0):
+            scheduler.end(f"r{i}{turn}")
+            scheduler.gate.settle(scheduler)
+    assert scheduler.gate.gate.stats()["pauses"] == 1
+    scheduler.add(Req("paused", "s2", 40, 10.0))
+    scheduler.add(Req("under way", "s0", 40, 10.0))
+    assert scheduler.shown() == ["under way"]
+    assert scheduler.queue == ["paused", "under way"]
+    scheduler.gate.gate.hint_over(None, "s1")
+    assert scheduler.shown() == ["under way", "paused"]
+
+
+def test_requests_that_left_sglangs_queue_are_given_up() -> None:
+    scheduler = Scheduler()
+    scheduler.add(Req("r0", "s0", 90, 0.0))
+    scheduler.step()
+    scheduler.add(Req("r1", "s1", 90, 1.0))
+    scheduler.add(Req("r2", "s2", 90, 2.0))
+    assert scheduler.shown() == []
+    scheduler.waiting_queue.pop(0)  # as an abort or a time limit does
+    scheduler.running_batch.reqs[0].end(done=False)
+    scheduler.running_batch.reqs = []
+    assert scheduler.shown() == ["r2"]
+    assert scheduler.gate.gate.stats()["active_sessions"] == 1
+
+
+def test_a_request_put_back_keeps_its_place_in_the_gate() -> None:
+    scheduler = Scheduler()
+    first = Req("r0", "s0", 90, 0.0)
+    scheduler.add(first)
+    scheduler.step()
+    scheduler.add(Req("r1", "s1", 90, 1.0))
+    scheduler.running_batch.reqs = []
+    scheduler.add(first)  # retracted
+    assert scheduler.shown() == ["r0"]
+
+
+def test_a_name_that_is_used_again_is_another_request() -> None:
+    """Clients choose names: the first one of this name is under way when the second one comes."""
+    scheduler = Scheduler()
+    scheduler.add(Req("job", "s0", 90, 0.0))
+    scheduler.step()
+    scheduler.add(Req("job", "s1", 90, 1.0))
+    assert scheduler.shown() == []
+    scheduler.waiting_queue.pop()  # its client hangs up
+    scheduler.gate.settle(scheduler)
+    assert scheduler.gate.gate.stats()["active_sessions"] == 1
+    assert not scheduler.gate.gate.pressed
+
+
+def test_whoever_comes_while_a_batch_is_chosen_pushes_nobody_out() -> None:
+    """SGLang's grammars become ready there, with requests that join the queue."""
+    scheduler = Scheduler()
+    scheduler.add(Req("r0", "s0", 90, 0.0))
+    scheduler.step()
+    scheduler.add(Req("held", "s1", 90, 1.0))
+    late = Req("late", "s2", 90, 2.0)
+    scheduler.gate.with_admitted(scheduler, (), lambda: scheduler.add(late))
+    assert scheduler.queue == ["held", "late"]
+    assert scheduler.shown() == []
+
+
+def test_what_carries_only_an_error_or_a_health_check_is_let_through() -> None:
+    scheduler = Scheduler()
+    scheduler.add(Req("r0", "s0", 100, 0.0))
+    broken = Req("r1", "s1", 100, 1.0)
+    broken.to_finish = object()  # type: ignore[assignment]
+    scheduler.add(broken)
+    from sglang.srt.managers.utils import HEALTH_CHECK_RID_PREFIX
+
+    scheduler.add(Req(f"{HEALTH_CHECK_RID_PREFIX}_1", "s2", 100, 2.0))
+    assert len(scheduler.shown()) == 3
+
+
+def test_refused_requests_are_told_when_to_come_back_and_leave_nothing() -> None:
+    scheduler = Scheduler(REJECT)
+    assert scheduler.add(Req("r0", "s0", 90, 0.0)) is None
+    retry_s = scheduler.add(Req("r1", "s1", 90, 1.0))
+    assert retry_s is not None
+    assert 1 <= retry_s <= 120
+    assert scheduler.queue == ["r0"]
+    assert scheduler.step() == ["r0"]
+    scheduler.end("r0")
+    scheduler.gate.gate.hint_over(None, "s0")
+    scheduler.gate.settle(scheduler)
+    scheduler.gate.gate.hint_over(None, "s0")
+    assert scheduler.add(Req("r1b", "s1", 90, 2.0)) is None
+
+
+def test_sessions_fade_by_the_time_that_schedulers_are_told() -> None:
+    scheduler = Scheduler()
+    scheduler.add(Req("r0", "s0", 90, 0.0))
+    scheduler.step()
+    scheduler.end("r0")
+    scheduler.add(Req("r1", "s1", 90, 1.0))
+    assert scheduler.shown() == []
+    assert not take_time(scheduler, ["canopy_hints:[]"])
+    assert take_time(scheduler, [f"{TIME_KEY}nan", f"{TIME_KEY}not a time", f"{TIME_KEY}-5"])
+    assert scheduler.shown() == []
+    assert take_time(scheduler, [f"{TIME_KEY}200.0"])
+    assert scheduler.shown() == ["r1"]
+
+
+@pytest.mark.parametrize("always", [True, False])
+@pytest.mark.parametrize("mode", [QUEUE, REJECT])
+def test_two_ranks_that_are_told_the_same_decide_the_same(mode: str, always: bool) -> None:
+    ranks = Scheduler(mode, always=always), Scheduler(mode, always=always)
+    seen: list[list[Any]] = [[], []]
+    for scheduler, log in zip(ranks, seen, strict=True):
+        draw = random.Random(7)
+        time, count = 0.0, 0
+        for _ in range(1000):
+            time += draw.uniform(0.0, 1.0)
+            kind = draw.choice(
+                ["new", "return", "return", "step", "step", "end", "end", "abort", "time"]
+            )
+            if kind in ("new", "return"):
+                number = 100 + count if kind == "new" else draw.randrange(8)
+                session = f"s{number}"
+                count += 1
+                log.append(scheduler.add(Req(f"r{count}", session, draw.randrange(10, 60), time)))
+            elif kind == "step":
+                log.append(scheduler.step(draw.randrange(3)))
+            elif kind == "end" and scheduler.running_batch.reqs:
+                scheduler.end(draw.choice(scheduler.running_batch.reqs).rid)
+            elif kind == "abort" and scheduler.waiting_queue:
+                scheduler.waiting_queue.pop(draw.randrange(len(scheduler.waiting_queue)))
+            elif kind == "time":
+                take_time(scheduler, [f"{TIME_KEY}{time!r}"])
+    assert seen[0] == seen[1]
+    assert ranks[0].gate.gate.agreement() == ranks[1].gate.gate.agreement()
+    assert ranks[0].gate.gate.agreement()["gate_admitted"] > 10
+    assert ranks[0].gate.gate.agreement()["gate_pauses"] > 5 or always
+
+
+# ---- HTTP ----
+
+
+def answered(app: Any) -> tuple[int, dict[bytes, bytes], bytes]:
+    """Status, headers and body that a client gets of ``app``."""
+    sent: list[dict[str, Any]] = []
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    asyncio.run(Refusals(app)({"type": "http"}, None, send))
+    head, *parts = sent
+    return head["status"], dict(head["headers"]), b"".join(part["body"] for part in parts)
+
+
+def app_that(refuses: bool, status: int, *parts: bytes) -> Any:
+    reason = {"type": "abort", "status_code": 429, "message": "No room", RETRY_AFTER: 7}
+    if not refuses:
+        reason = {"type": "stop"}
+
+    async def app(_scope: Any, _receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": status, "headers": []})
+
+        async def generate() -> None:
+            request_aborted(None, {"meta_info": {"finish_reason": reason}})
+
+        await asyncio.create_task(generate())  # as SGLang does for a batch
+        for part in parts:
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+    return app
+
+
+def test_a_refusal_gets_the_header_and_keeps_its_body() -> None:
+    status, headers, body = answered(app_that(True, 429, b"refused"))
+    assert (status, headers, body) == (429, {b"retry-after": b"7"}, b"refused")
+
+
+def test_a_stream_that_is_refused_is_no_stream() -> None:
+    status, headers, body = answered(app_that(True, 200, b"data: error\n\n"))
+    assert status == 429
+    assert headers[b"retry-after"] == b"7"
+    assert int(headers[b"content-length"]) == len(body)
+    assert b"No room" in body
+    assert b"data:" not in body
+
+
+def test_every_other_answer_passes_as_it_is() -> None:
+    assert answered(app_that(False, 200, b"one", b"two")) == (200, {}, b"onetwo")
+    assert answered(app_that(False, 429, b"busy")) == (429, {}, b"busy")
+    assert answered(app_that(False, 200)) == (200, {}, b"")
+    assert gate_http._refusal.get() is None
+
+
+# ---- options ----
+
+
+def gate(*typed: str) -> GateSettings | None:
+    parser = argparse.ArgumentParser()
+    declared.add_flags(parser.add_argument_group(), RequestOptions)
+    return ServerOptions(declared.read(RequestOptions, parser.parse_args(typed))).gate
+
+
+def test_the_gate_is_off_unless_asked_for() -> None:
+    assert gate() is None
+    assert gate("--canopy-session-gate", "off") is None
+    assert gate("--canopy-session-gate", "auto,held=reject") == GateSettings(held=REJECT)
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("often", "one of off, auto"),
+        ("auto,held=often", "one of queue, reject"),
+        ("auto,colour=1", "unknown key 'colour'"),
+    ],
+)
+def test_options_that_cannot_be_meant_are_refused(typed: str, said: str) -> None:
+    with pytest.raises(CanopyError, match=f"--canopy-session-gate {typed}: .*{said}"):
+        gate("--canopy-session-gate", typed)
+
+
+def test_the_gate_needs_a_policy_of_ours_and_a_scheduler_that_it_knows() -> None:
+    server_args = SimpleNamespace(pp_size=1)
+    with pytest.raises(CanopyError, match="canopy-lru"):
+        arguments._check_gate(server_args, GateSettings(), ours=False)
+    server_args.pp_size = 2
+    with pytest.raises(CanopyError, match="--pp-size 2"):
+        arguments._check_gate(server_args, GateSettings(), ours=True)
+    assert unsupported(GATE, SimpleNamespace(pp_size=1), environment={}) is None

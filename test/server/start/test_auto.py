@@ -1,0 +1,159 @@
+"""``--radix-eviction auto`` sets every part that the user has not set and that the server can have."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from sglang_canopy.server.start import arguments, seams
+from sglang_canopy.telemetry.auto_line import EVERY_S, AutoLine, in_words
+
+HOST = ("--enable-hierarchical-cache",)
+LINES = {
+    "alone": (),
+    "order by hand": ("--schedule-policy", "lpm"),
+    "gate off": ("--canopy-session-gate", "off"),
+    "gate refuses": ("--canopy-session-gate", "auto,held=reject"),
+    "workers": ("--tokenizer-worker-num", "2"),
+    "order off": ("--canopy-queue-order", "sglang"),
+    "wait": ("--canopy-max-wait-factor", "3"),
+    "stages": ("--pp-size", "2"),
+    "meter by hand": ("--canopy-whatif", "wa,floor=off"),
+    "host": HOST,
+    "host by hand": (*HOST, "--hicache-write-policy", "write_through"),
+}
+_READ = """
+import json, sys
+from sglang.srt.plugins import load_plugins
+load_plugins()
+from sglang.srt.server_args import prepare_server_args
+read = {}
+for name, argv in json.loads(sys.argv[1]).items():
+    a = prepare_server_args(argv)
+    o = a._canopy_options
+    read[name] = {
+        "policy": a.radix_eviction_policy, "order": o.queue.queue_order,
+        "gate": o.gate and o.gate.held, "factor": o.queue.max_wait_factor, "floor": o.meter and o.meter.floor,
+        "left_out": dict(o.auto) if o.auto is not None else None, "write": a.hicache_write_policy,
+    }
+print("READ" + json.dumps(read))
+"""
+
+
+@pytest.fixture(scope="module")
+def read(tiny_model: Path):
+    """What a server understands of each command line."""
+    common = ["--model-path", str(tiny_model), "--device", "cpu"]
+    lines = {name: [*common, "--radix-eviction", "auto", *more] for name, more in LINES.items()}
+    lines["wa"] = [*common, "--radix-eviction", "wa", *HOST]
+    done = subprocess.run(
+        [sys.executable, "-c", _READ, json.dumps(lines)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout.rpartition("READ")[2])
+
+
+def test_every_part_is_on_and_the_policy_is_one_that_ranks(read) -> None:
+    alone = read["alone"]
+    assert (alone["policy"], alone["order"]) == ("wa", "bounded-shortest")
+    assert (alone["gate"], alone["floor"], alone["left_out"]) == ("queue", "on", {})
+
+
+def test_what_the_user_sets_is_left_as_it_is(read) -> None:
+    assert read["order off"]["order"] == "sglang"
+    assert read["wait"]["factor"] == 3.0
+    assert (read["gate off"]["gate"], read["gate refuses"]["gate"]) == (None, "reject")
+    assert read["meter by hand"]["floor"] == "off"
+    assert read["order by hand"]["order"] == "sglang"
+    assert read["order by hand"]["left_out"]["order"] == "--schedule-policy lpm was given"
+
+
+def test_what_the_server_cannot_have_is_left_out_with_the_reason(read) -> None:
+    assert read["stages"]["order"] == "sglang"
+    assert "--pp-size 2" in read["stages"]["left_out"]["order"]
+    assert read["workers"]["gate"] is None
+    assert "--tokenizer-worker-num 2" in read["workers"]["left_out"]["gate"]
+
+
+def test_a_host_tier_holds_nothing_twice_unless_the_user_says_how_it_is_written(read) -> None:
+    assert read["host"]["write"] == "write_back"
+    assert read["host by hand"]["write"] == "write_through"
+    assert read["wa"] == {
+        "policy": "wa",
+        "order": "sglang",
+        "gate": None,
+        "factor": read["alone"]["factor"],
+        "floor": None,
+        "left_out": None,
+        "write": "write_through",
+    }
+
+
+def test_a_plan_file_may_ask_for_it(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.json"
+    plan.write_text(json.dumps({"version": 1, "radix_eviction": "auto"}))
+    words = arguments.expand(["--canopy-plan", str(plan), *HOST])[0][0]
+    assert words[-2:] == ["--hicache-write-policy", "write_back"]
+
+
+def test_without_a_command_line_it_is_refused_with_the_way_out(monkeypatch) -> None:
+    monkeypatch.setattr(seams, "check_in_place", lambda _: None)
+    ctx = SimpleNamespace(params=SimpleNamespace(eviction_policy="auto"))
+    with pytest.raises(SystemExit, match="give 'wa' here"):
+        seams._build_cache(None, ctx)
+
+
+# ---- what it says ----
+
+METER = {
+    "running": "canopy-lru",
+    "hit_ratio": 0.4,
+    "undecided": None,
+    "arms": [
+        {"policy": "canopy-lru", "capacity": "now", "hit_ratio": 0.4, "running": True},
+        {
+            "policy": "wa",
+            "capacity": "now",
+            "hit_ratio": 0.39,
+            "standard_error": 0.004,
+            "running": False,
+        },
+    ],
+    "floor": {"policy": "wa", "behind": True, "falls": 1},
+}
+QUEUE = {
+    "order": "bounded-shortest",
+    "waiting_requests": 7,
+    "let_in": {"shortest": 30, "budget": 2},
+}
+GATE = {"armed": True, "thrash_share": 0.123, "waiting_sessions": 3, "paused_sessions": 2}
+STATUS = {"running": "canopy-lru", "whatif": METER, "queue": QUEUE, "session_gate": GATE}
+
+
+def test_it_says_who_ranks_who_is_next_and_why() -> None:
+    line = in_words(STATUS, {})
+    assert "canopy-lru hits 40.0 %, wa would hit 39.0 ± 0.8 %" in line
+    assert "in place of wa, which is behind it" in line
+    assert "bounded-shortest: 7 wait, let in 30 as shortest, 2 as budget" in line
+    assert "gate armed: agents compute 12 % again" in line
+    assert "3 sessions wait, 2 are paused" in line
+    assert "no session gate (why)" in in_words(STATUS, {"gate": "why"})
+    assert "SGLang's order of the queue (why)" in in_words(STATUS, {"order": "why"})
+
+
+def test_the_log_has_it_once_a_minute_and_every_status_has_it(caplog) -> None:
+    said, caplog_at = AutoLine({}), caplog.at_level("INFO")
+    with caplog_at:
+        for second in range(2 * int(EVERY_S)):
+            status = dict(STATUS)
+            said.add_to(status, 1000.0 + second)
+            assert status["auto"].startswith("canopy-lru hits")
+    assert len([r for r in caplog.records if "canopy auto:" in r.message]) == 2

@@ -1,0 +1,61 @@
+"""The application that tokenizer workers import: made in a process of its own, as uvicorn does."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = """
+import json, multiprocessing, sys
+
+def worker():
+    import importlib
+    from sglang_canopy.server.http.tokenizer_workers import OURS
+    module, _, name = OURS.partition(":")
+    app = getattr(importlib.import_module(module), name)
+    from sglang.srt.managers.tokenizer_manager import TokenizerManager
+    from sglang_canopy.server.http import entry
+    from sglang_canopy.server.start import seams
+    stamped = [s for s in seams.SEAMS if s.target.endswith("TokenizerManager.generate_request")]
+    print("FOUND " + json.dumps({
+        "routes": sorted({getattr(r, "path", "") for r in app.router.routes}),
+        "stamps": all(s.is_in_place() for s in stamped) and bool(stamped),
+        "hints": entry.current.hint_rule.mode,
+        "middleware": len(app.user_middleware),
+    }), flush=True)
+
+if __name__ == "__main__":
+    import os
+    from sglang.srt.managers.multi_tokenizer_mixin import write_to_shared_memory
+    from sglang.srt.server_args import ServerArgs
+    given = ServerArgs(model_path="dummy", device="cpu", tokenizer_worker_num=2,
+                       radix_eviction_policy="wa", admin_api_key=sys.argv[1] or None)
+    from sglang_canopy.config.server_options import RequestOptions, ServerOptions
+    given._canopy_options = ServerOptions(RequestOptions(client_hints="off"))
+    kept = write_to_shared_memory((None, given, {}), f"multi_tokenizer_args_{os.getpid()}")
+    child = multiprocessing.get_context("spawn").Process(target=worker)
+    child.start()
+    child.join()
+    kept.unlink()
+    sys.exit(child.exitcode)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_a_worker_has_our_hooks_and_routes(tmp_path: Path) -> None:
+    script = tmp_path / "main.py"
+    script.write_text(SCRIPT)
+    command = [sys.executable, str(script), "key"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=800, check=False)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("FOUND ")]
+    assert lines, done.stdout[-1000:] + done.stderr[-3000:]
+    found = json.loads(lines[0].removeprefix("FOUND "))
+    assert {"/canopy/hint", "/canopy/status"} <= set(found["routes"])
+    assert found["stamps"]
+    assert found["hints"] == "off"
+    assert found["middleware"] >= 1, "nobody checks the administrator's key"

@@ -1,0 +1,291 @@
+"""Start-up: the self-check finds what is missing, unsupported set-ups are refused by name."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from sglang_canopy.config.refusals import (
+    CHUNKS,
+    GATE,
+    HTTP_APPS,
+    POLICIES,
+    QUEUE,
+    REFUSALS,
+    unsupported,
+)
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.radix.live import live_cache
+from sglang_canopy.server.start import arguments, self_check
+from sglang_canopy.server.start.seams import SEAMS
+from support.live_tree import LiveTree, check
+
+
+def supported(**changes: object) -> SimpleNamespace:
+    return SimpleNamespace(**{"disaggregation_mode": "null", **changes})
+
+
+def test_every_seam_exists_in_the_pinned_sglang() -> None:
+    for seam in SEAMS:
+        self_check.check_signature(seam)
+
+
+def test_a_missing_function_stops_the_process_with_its_name() -> None:
+    seam = dataclasses.replace(SEAMS[0], target="sglang.srt.server_args.ServerArgs.gone")
+    with pytest.raises(SystemExit, match=r"ServerArgs\.gone"):
+        self_check.check_signature(seam)
+
+
+def test_a_changed_signature_stops_the_process_with_both_signatures() -> None:
+    seam = dataclasses.replace(SEAMS[0], parameters=("parser", "extra"))
+    with pytest.raises(SystemExit, match=r"expected \(parser, extra"):
+        self_check.check_signature(seam)
+
+
+def test_a_hook_that_did_not_apply_stops_the_process() -> None:
+    stray = dataclasses.replace(SEAMS[0], hook=lambda *_: None)
+    with pytest.raises(SystemExit, match="did not apply"):
+        self_check.check_in_place((stray,))
+
+
+def test_another_version_of_sglang_stops_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(self_check.importlib.metadata, "version", lambda _: "0.5.99")
+    with pytest.raises(SystemExit, match=r"0\.5\.99.*pip install"):
+        self_check.check_version()
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("enable_session_radix_cache", True),
+        ("radix_cache_backend", "other"),
+        ("enable_lmcache", True),
+        ("enable_flexkv", True),
+        ("enable_unified_cache_external_linker", True),
+        ("enable_streaming_session", True),
+        ("disaggregation_mode", "decode"),
+        ("use_ray", True),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name_on_every_way_in(
+    option: str, value: object
+) -> None:
+    from sglang_canopy.server.scheduler.cache_factory import build
+
+    refusal = unsupported(POLICIES, supported(**{option: value}), environment={})
+    assert refusal is not None
+    assert "--radix-eviction lru" in refusal
+    params = SimpleNamespace(eviction_policy="wa")
+    ctx = SimpleNamespace(server_args=supported(**{option: value}), params=params)
+    with pytest.raises(CanopyError) as stop:  # sglang.Engine reads no command line
+        build(ctx)  # type: ignore[arg-type]
+    assert refusal in str(stop.value)
+
+
+@pytest.mark.parametrize("name", ["SGLANG_RUST_SERVER", "SGLANG_HTTP_SERVER_APP_PATH"])
+def test_a_way_in_that_a_variable_opens_is_refused_by_name(name: str) -> None:
+    refusal = unsupported(POLICIES, supported(), environment={name: "1"})
+    assert refusal is not None
+    assert "--radix-eviction lru" in refusal
+    assert unsupported(POLICIES, supported(), environment={"SGLANG_RUST_SERVER": "0"}) is None
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("tokenizer_worker_num", 2), ("smg_grpc_mode", True), ("grpc_port", 1)]
+)
+def test_the_session_gate_is_refused_where_policies_are_not(option: str, value: object) -> None:
+    given = supported(**{option: value})
+    assert unsupported(POLICIES, given, environment={}) is None
+    refusal = unsupported(GATE, given, environment={})
+    assert refusal is not None
+    assert "--canopy-session-gate" in refusal
+
+
+@pytest.mark.parametrize(
+    ("workers", "given", "then"),
+    [(1, None, None), (2, None, HTTP_APPS[1]), (2, HTTP_APPS[0], HTTP_APPS[1]), (2, "a:b", "a:b")],
+)
+def test_workers_import_our_application_unless_the_operator_names_one(
+    monkeypatch: pytest.MonkeyPatch, workers: int, given: str | None, then: str | None
+) -> None:
+    from sglang_canopy.server.http import tokenizer_workers
+
+    monkeypatch.setenv(tokenizer_workers.VARIABLE, "")  # so that it is put back
+    monkeypatch.delenv(tokenizer_workers.VARIABLE)
+    if given is not None:
+        monkeypatch.setenv(tokenizer_workers.VARIABLE, given)
+    tokenizer_workers.use_our_application(supported(tokenizer_worker_num=workers))
+    assert os.environ.get(tokenizer_workers.VARIABLE) == then
+    refused = unsupported(POLICIES, supported()) is not None
+    assert refused == (then not in (None, *HTTP_APPS))
+
+
+def test_our_disk_tier_asked_for_without_a_command_line_is_refused_with_the_way_out() -> None:
+    from sglang_canopy.server.scheduler.cache_factory import build
+
+    server_args = supported(hicache_storage_backend="canopy")
+    ctx = SimpleNamespace(is_hybrid_swa=False, is_hybrid_ssm=False, server_args=server_args)
+    with pytest.raises(CanopyError, match=r"launch_server"):
+        build(ctx)  # type: ignore[arg-type]
+
+
+def test_every_option_that_is_looked_at_exists_in_the_pinned_sglang() -> None:
+    import msgspec
+    from sglang.srt.environ import envs
+    from sglang.srt.mem_cache.registry import TreeCacheBuildContext
+    from sglang.srt.server_args import ServerArgs
+
+    known = {field.name for field in msgspec.structs.fields(ServerArgs)}
+    known |= {field.name for field in dataclasses.fields(TreeCacheBuildContext)}
+    looked_at = {refusal.option for refusal in REFUSALS if refusal.option}
+    assert looked_at | {"hicache_storage_backend"} <= known
+    variables = {refusal.variable for refusal in REFUSALS if refusal.variable}
+    assert "SGLANG_RUST_SERVER" in variables
+    assert all(hasattr(envs, name) for name in variables)
+
+
+def test_the_queues_order_is_refused_with_pipeline_stages_on_every_way_in() -> None:
+    from sglang_canopy.config.queue import BOUNDED_SHORTEST, QueueFlags
+    from sglang_canopy.config.server_options import ATTRIBUTE, ServerOptions
+    from sglang_canopy.server.scheduler.cache_factory import build
+
+    flags = QueueFlags(queue_order=BOUNDED_SHORTEST)
+    server_args = supported(
+        pp_size=2, hicache_storage_backend=None, **{ATTRIBUTE: ServerOptions(queue=flags)}
+    )
+    params = SimpleNamespace(eviction_policy="wa")
+    with pytest.raises(CanopyError, match="--canopy-queue-order bounded-shortest: --pp-size 2"):
+        build(SimpleNamespace(server_args=server_args, params=params))  # type: ignore[arg-type]
+
+
+def test_a_plain_set_up_is_supported() -> None:
+    for feature in (POLICIES, CHUNKS, GATE, QUEUE):
+        assert unsupported(feature, supported(), environment={}) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "what"), [("is_hybrid_swa", "sliding windows"), ("is_hybrid_ssm", "Mamba")]
+)
+def test_storage_below_windows_and_states_is_refused_by_name(kind: str, what: str) -> None:
+    from sglang_canopy.server.scheduler.cache_factory import build
+
+    kinds = {"is_hybrid_swa": False, "is_hybrid_ssm": False, kind: True}
+    params = SimpleNamespace(eviction_policy="wa")
+    for storage in ("dynamic", "mooncake", "file"):
+        context = {"server_args": supported(hicache_storage_backend=storage), "params": params}
+        with pytest.raises(CanopyError, match=f"{what}.*--hicache-storage-backend"):
+            build(SimpleNamespace(**kinds, **context))  # type: ignore[arg-type]
+
+
+def test_the_decode_side_is_told_where_policies_belong() -> None:
+    why = unsupported(POLICIES, supported(disaggregation_mode="decode"), environment={})
+    assert "--radix-eviction to the servers of that side" in why
+    assert why.endswith("; use --radix-eviction lru")
+
+
+def test_a_model_of_sliding_windows_alone_is_refused() -> None:
+    from sglang_canopy.server.scheduler.cache_factory import build
+
+    params = SimpleNamespace(eviction_policy="wa")
+    ctx = SimpleNamespace(
+        is_hybrid_swa=True, full_tokens_per_layer=0, server_args=supported(), params=params
+    )
+    with pytest.raises(CanopyError, match="layers all have sliding windows"):
+        build(ctx)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"colour": 1}, "unknown key 'colour'"),
+        ({"min_samples": "x"}, "'min_samples' must be int"),
+        ({"quantum_tokens": 0}, "at least 1"),
+        ({"quantum_tokens": 1.5}, "'quantum_tokens' must be int"),
+        ({"model": "magic"}, "model"),
+        ({"profile": "no/such/file.json"}, "profile"),
+        ([1], "JSON object"),
+    ],
+)
+def test_a_bad_configuration_names_the_policy_the_key_and_what_is_allowed(
+    config: object, says: str
+) -> None:
+    with pytest.raises(CanopyError) as refusal:
+        live_cache("wa", config)  # type: ignore[arg-type]
+    assert says in str(refusal.value)
+
+
+def test_optional_caching_is_for_the_simulator_only() -> None:
+    with pytest.raises(CanopyError, match="canopy simulate"):
+        live_cache("canopy-tlru", {"caching": "optional"})
+
+
+def test_the_alias_counts_as_an_explicit_choice() -> None:
+    args, _ = arguments.expand(["--radix-eviction", "wa", "--radix-eviction=lru", "--x"])
+    assert args[0] == ["--radix-eviction-policy", "wa", "--radix-eviction-policy=lru", "--x"]
+
+
+def test_flags_are_added_once_and_only_to_sglangs_parser() -> None:
+    foreign = argparse.ArgumentParser()
+    arguments.add_flags(None, foreign)
+    assert "--radix-eviction" not in foreign.format_help()
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--radix-eviction-policy", choices=["lru", "wa"])
+    arguments.add_flags(None, parser)
+    arguments.add_flags(None, parser)
+    assert parser.parse_args(["--radix-eviction", "wa"]).radix_eviction_policy == "wa"
+
+
+def test_help_shows_what_most_need_and_where_the_rest_is() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--radix-eviction-policy", choices=["lru", "wa"])
+    arguments.add_flags(None, parser)
+    shown = parser.format_help()
+    for flag in ("--canopy-observe", "--canopy-plan", "--canopy-host-eviction"):
+        assert flag in shown
+    for flag in ("--canopy-session-gate", "--canopy-client-hints", "--canopy-disk "):
+        assert flag not in shown
+    assert "docs/reference/flags.md" in shown
+    typed = parser.parse_args(["--canopy-session-gate", "auto,held=reject"])
+    assert typed.canopy_session_gate == "auto,held=reject"
+
+
+@pytest.mark.parametrize("policy", ["lru", "lfu", "fifo", "mru", "filo", "priority", "slru"])
+def test_sglangs_own_policies_work_unchanged_beside_canopy(policy: str) -> None:
+    tree = LiveTree(32, policy, core="python")
+    for i in range(12):
+        tree.insert([i] * 6)
+    assert tree.cache.evictable_size() <= 32
+    assert type(tree.core).__name__ == "UnifiedTreeCore"
+
+
+def test_every_policy_survives_a_small_workload_with_a_host_tier() -> None:
+    tree = LiveTree(64, "wa", {"quantum_tokens": 4}, page_size=4, host_tokens=96)
+    for i in range(60):
+        tree.serve([i % 7] * 8 + [i] * (i % 5), time=float(i), category=f"c{i % 3}")
+        check(tree)
+
+
+def test_host_memory_as_a_buffer_only_is_taken_above_our_disk_tier(tiny_model: Path) -> None:
+    """The command line as a server reads it; test/radix/test_sglang_kit.py runs such a tree."""
+    argv = ["--model-path", str(tiny_model), "--device", "cpu", "--radix-eviction", "wa"]
+    argv += ["--enable-hierarchical-cache", "--hicache-host-memory-mode", "buffer_only"]
+    argv += ["--hicache-storage-backend", "canopy"]
+    code = (
+        "import sys; from sglang.srt.plugins import load_plugins; load_plugins();"
+        "from sglang.srt.server_args import prepare_server_args;"
+        "a = prepare_server_args(sys.argv[1:]);"
+        "print(a.hicache_host_memory_mode, a.hicache_storage_backend, "
+        "a._canopy_options.requests.client_hints, a._canopy_options.requests.forced_output)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *argv], capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.split()[-4:] == ["buffer_only", "dynamic", "on", "False"]

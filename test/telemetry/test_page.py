@@ -1,0 +1,300 @@
+"""The page: its files are whole and its own, its proxy passes on reads alone, a browser shows it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from canopy_lab.live.top.page_proxy import proxy
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.telemetry import page
+from sglang_canopy.telemetry.hour import POINT_S, POINTS, Hour
+
+STATIC = Path(page.__file__).parent / "static"
+CATEGORY = "<img src=x onerror=alert(1)>"
+TIER = {
+    "capacity_bytes": 4e6,
+    "used_bytes": 3e6,
+    "hit_tokens_last_minute": 300,
+    "entered_tokens": 900,
+    "evicted_tokens": {"capacity": 70, "ttl": 5},
+}
+CHUNKS = {
+    "documents": [{"id": "a"}],
+    "server": {
+        "fused_requests": 12,
+        "reused_tokens": 4321,
+        "recomputed_tokens": 700,
+        "not_fused": {"lora": 3},
+        "fallbacks": 0,
+        "waiting_chunks": 2,
+        "quality": {
+            "checked": 40,
+            "differed": 3,
+            "tenants_raised": 1,
+            "tenants_stopped": 0,
+        },
+        "store": {"hits": 5, "tiers": {"memory": {"used_bytes": 9000}}},
+    },
+}
+ARM = {"tokens": 1000, "sampled_hit_ratio": 0.4, "standard_error": 0.004}
+RANK: dict[str, Any] = {
+    "kv_bytes_per_token": 1000.0,
+    "policies": {"device": "wa", "host": "wa"},
+    "prompt_tokens_last_minute": 1000,
+    "tiers": {"device": TIER, "host": TIER},
+    "hour": [
+        {
+            "time": 1.8e9 + 60 * n,
+            "prompt_tokens": 1000,
+            "hit_tokens": {"device": 300 + 9 * n, "host": 100},
+            "evicted_tokens": {"capacity": 50 + n, "ttl": n % 7, "trim": 0, "quota": 0},
+        }
+        for n in range(60)
+    ],
+    "categories": [
+        {
+            "category": CATEGORY,
+            "requests": 7,
+            "prompt_tokens": 1000,
+            "miss_tokens": 600,
+            "held_tokens": {"device": 640, "host": 320, "disk": 98_765},
+        }
+    ],
+    "tenants": [{"tenant": None, "device": 640, "host": 320}],
+    "curves": {"chat": [(0.0, 1.0), (10.0, 0.6), (100.0, 0.3), (1000.0, 0.25)]},
+    "groups": [
+        {
+            "tier": "host",
+            "group": "0",
+            "name": "system prompt",
+            "ttl_s": 7200.0,
+            "held_tokens": {"device": 555, "host": 777},
+        }
+    ],
+}
+STATUS: dict[str, Any] = {
+    "version": "9.9",
+    "next_step": "Keep wa: no policy tried would find more.",
+    "policy": "wa",
+    "uptime_s": 600.0,
+    "ttft_model": {
+        "requests": 40,
+        "alpha_ms_per_1k_tokens": 123.4,
+        "beta_ms": 20.0,
+        "mean_residual_ms": None,
+    },
+    "ttft_hour": [
+        {"time": 1.8e9 + 60 * n, "requests": 9, "p50_s": 0.2, "p99_s": 0.4 + n % 3}
+        for n in range(60)
+    ],
+    "ranks": [RANK],
+    "whatif": {
+        "running": "wa",
+        "hit_ratio": 0.47,
+        "arms": [
+            {**ARM, "policy": "wa", "capacity": "now", "hit_ratio": 0.47, "running": True},
+            {**ARM, "policy": "wa", "capacity": "host x2", "hit_ratio": 0.58, "running": False},
+            {**ARM, "policy": "canopy-lru", "capacity": "now", "hit_ratio": 0.41, "running": False},
+        ],
+        "one_block_in": 4,
+        "sampled_requests": 4200,
+    },
+}
+
+
+@contextlib.contextmanager
+def serving(server: ThreadingHTTPServer) -> Iterator[str]:
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def canopy(key: str | None = None) -> ThreadingHTTPServer:
+    """The page as a server of Canopy's has it, over a made-up status."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            name = self.path.partition("?")[0].removeprefix("/canopy/")
+            if key is not None and self.headers.get("Authorization") != f"Bearer {key}":
+                return self.answer(401, b'{"error": "Unauthorized"}', "application/json")
+            if name == "status":
+                return self.answer(200, json.dumps(STATUS).encode(), "application/json")
+            if name == "chunks":
+                return self.answer(200, json.dumps(CHUNKS).encode(), "application/json")
+            content, kind = page.file("index.html" if name == "ui" else name)
+            return self.answer(200, content, kind, page.HEADERS)
+
+        def answer(self, code: int, body: bytes, kind: str, more: Any = ()) -> None:
+            self.send_response(code)
+            for header, value in {"Content-Type": kind, **dict(more)}.items():
+                self.send_header(header, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None: ...
+
+    return ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+
+
+def fetched(url: str, **headers: str) -> tuple[int, bytes, Any]:
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers)) as answer:
+            return answer.status, answer.read(), answer.headers
+    except urllib.error.HTTPError as error:
+        return error.code, error.read(), error.headers
+
+
+# ---- the files ----
+
+
+def test_what_is_vendored_is_what_it_was() -> None:
+    (library,) = json.loads((STATIC / "vendored.json").read_text()).values()
+    for name, digest in library["files"].items():
+        assert "sha256:" + hashlib.sha256((STATIC / name).read_bytes()).hexdigest() == digest
+    assert "MIT License" in (STATIC / "uPlot.LICENSE").read_text()
+    assert f"v{library['version']}" in (STATIC / "uPlot.iife.min.js").read_text()[:300]
+
+
+def test_the_page_loads_nothing_from_elsewhere_and_builds_no_markup_from_text() -> None:
+    for name in ("index.html", "page.js", "page.css"):
+        text = (STATIC / name).read_text()
+        assert not re.search(r"https?://|//cdn|@import", text), name
+        assert not re.search(r"innerHTML|insertAdjacentHTML|document\.write|eval\(", text), name
+    assert "default-src 'none'" in page.HEADERS["Content-Security-Policy"]
+
+
+def test_only_files_of_the_page_are_served() -> None:
+    for name in page.FILES:
+        assert page.file(name)[0]
+    with pytest.raises(CanopyError, match="no file"):
+        page.file("../page.py")
+
+
+# ---- with a key ----
+
+
+def test_the_proxy_adds_the_key_and_passes_on_reads_under_canopy_alone() -> None:
+    with serving(canopy("secret")) as url, serving(proxy(url, "secret")) as here:
+        assert fetched(url + "/canopy/ui")[0] == 401
+        code, body, headers = fetched(here + "/canopy/ui")
+        assert (code, headers["Content-Security-Policy"][:19]) == (200, "default-src 'none';")
+        assert b"<title>Canopy</title>" in body
+        assert json.loads(fetched(here + "/canopy/status")[1])["version"] == "9.9"
+        assert fetched(here + "/flush_cache")[0] == 404
+        # A page elsewhere that has its own name point here is not answered.
+        assert fetched(here + "/canopy/status", Host="evil.example")[0] == 404
+    with serving(canopy("secret")) as url, serving(proxy(url, "wrong")) as here:
+        assert fetched(here + "/canopy/status")[0] == 401
+
+
+# ---- the hour ----
+
+
+def test_the_hour_is_of_whole_minutes_and_the_one_that_runs() -> None:
+    hour = Hour()
+    for second in range(int(POINT_S) * (POINTS + 5) + 30):
+        hour.add(float(second), 1e9 + second, (second, {"device": second // 2}, {"capacity": 1}))
+    points = hour.points()
+    assert len(points) == POINTS + 1
+    assert {p["prompt_tokens"] for p in points[:-1]} == {60}
+    assert points[0]["hit_tokens"] == {"device": 30}
+    assert points[-1]["prompt_tokens"] == 29
+    assert points[-1]["evicted_tokens"] == {"capacity": 0}
+
+
+# ---- in a browser ----
+
+
+def shown(tmp_path: Path) -> str:
+    """The page's elements as a browser has them once they are filled."""
+    browser = shutil.which("chromium") or shutil.which("chromium-browser")
+    if browser is None:
+        pytest.skip("no chromium here; Debian has it as the package chromium")
+    flags = ("--headless", "--no-sandbox", "--disable-gpu", "--window-size=1280,1500")
+    more = (f"--user-data-dir={tmp_path}", "--virtual-time-budget=6000", "--dump-dom")
+    with serving(canopy()) as url:
+        done = subprocess.run(
+            [browser, *flags, *more, url + "/canopy/ui"],
+            capture_output=True,
+            text=True,
+            timeout=180,
+            check=True,
+        )
+    return done.stdout
+
+
+def hidden_parts(dom: str) -> set[str]:
+    return set(re.findall(r'<section[^>]* hidden="">\s*<h2>([^<]*)', dom))
+
+
+@pytest.mark.long
+def test_a_browser_shows_what_to_do_first_and_then_every_part(tmp_path: Path) -> None:
+    dom = shown(tmp_path)
+    for text in (
+        "Keep wa: no policy tried would find more.",
+        "41.0&nbsp;% ±&nbsp;0.8",
+        "−6.0 ±&nbsp;0.8",
+        "58.0&nbsp;% ±&nbsp;0.8",
+        "system prompt",
+        "60.0 %",
+        "4.32k",
+        "777",
+        "98.8k",
+        "2 h",
+        "4.00&nbsp;MB",
+        "9.00&nbsp;kB in memory",
+        "123 ms for each 1,000 new tokens",
+        "99 in 100 below",
+        "not reused: lora",
+    ):
+        assert text in dom, text
+    assert dom.index("Keep wa") < dom.index("<h2>")
+    assert dom.count('class="u-wrap"') == 4  # hits, times to first token, evictions, curves
+    assert hidden_parts(dom) == {"Held by tenant"}  # there is none but the public one
+    assert "&lt;img src=x onerror=alert(1)&gt;" in dom
+    assert "<img" not in dom
+    assert "no news" not in dom
+
+
+@pytest.mark.long
+def test_a_server_that_has_just_started_has_no_empty_charts(tmp_path: Path, monkeypatch) -> None:
+    young = {**RANK, "hour": RANK["hour"][:1]}
+    first = {"next_step": "wa would find more: run canopy trial --policy wa", "ranks": [young]}
+    monkeypatch.setattr(
+        f"{__name__}.STATUS", {**STATUS, **first, "ttft_hour": STATUS["ttft_hour"][:1]}
+    )
+    dom = shown(tmp_path)
+    assert dom.count('class="u-wrap"') == 1  # the curves
+    assert dom.count("a chart from the next minute on") == 3
+    assert 'canopy trial <span class="flag">--policy</span> wa' in dom  # not torn after its hyphens
+
+
+@pytest.mark.long
+def test_a_browser_leaves_out_what_is_off_or_empty(tmp_path: Path, monkeypatch) -> None:
+    quiet = {"policy": "lru", "next_step": "Nothing to decide yet.", "ranks": [], "whatif": None}
+    monkeypatch.setattr(f"{__name__}.STATUS", {**STATUS, **quiet})
+    monkeypatch.setattr(f"{__name__}.CHUNKS", {})
+    dom = shown(tmp_path)
+    assert "Nothing to decide yet." in dom
+    parts = set(re.findall(r"<section[^>]*>\s*<h2>([^<]*)", dom))
+    assert parts - hidden_parts(dom) == {"Time to first token"}
+    assert "no news" not in dom

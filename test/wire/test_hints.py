@@ -1,0 +1,169 @@
+"""Hints that come by themselves: what is taken, how many wait, how they reach every scheduler."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.tenant import tenant_of
+from sglang_canopy.wire.hints import (
+    KEY,
+    MAX_SENT,
+    MAX_WAITING,
+    MAX_WAITING_OF_TENANT,
+    TooManyHints,
+    Waiting,
+    deliver,
+    pack,
+    unpack,
+)
+
+
+def over(conversation: str, salt: str | None = None) -> dict:
+    return {"conversation": conversation, "over": True, "cache_salt": salt}
+
+
+def test_the_last_word_on_a_conversation_counts() -> None:
+    waiting = Waiting()
+    waiting.add({"conversation": "a", "over": True}, 1.0)
+    waiting.add({"conversation": "a", "return_in_s": 5}, 2.0)
+    assert waiting.take() == [
+        {"tenant": None, "conversation": "a", "return_in_s": 5.0, "time": 2.0, "source": "client"}
+    ]
+    assert not waiting.take()
+
+
+def test_a_hint_names_its_tenant_by_extra_key_and_salt_as_requests_do() -> None:
+    waiting = Waiting()
+    waiting.add({"conversation": "a", "over": True, "extra_key": "k", "cache_salt": "s"}, 1.0)
+    assert [hint["tenant"] for hint in waiting.take()] == [tenant_of("k", "s")]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        None,
+        [],
+        {},
+        {"conversation": "a"},
+        {"over": True},
+        {"conversation": "a", "turn": 1},
+        {"conversation": "a", "over": True, "cache_salt": ["s"]},
+        {"conversation": "a", "over": True, "extra_key": 1},
+        {"conversation": "a", "return_in_s": 10**400},
+        {"conversation": "\ud800", "over": True},
+        {"conversation": "a", "over": True, "\n" * 100: 1},
+    ],
+)
+def test_a_hint_that_says_nothing_or_something_else_is_refused(bad: object) -> None:
+    with pytest.raises(CanopyError):
+        Waiting().add(bad, 0.0)
+
+
+def test_a_tenant_that_floods_is_refused_and_others_are_not() -> None:
+    waiting = Waiting()
+    for i in range(MAX_WAITING_OF_TENANT):
+        waiting.add(over(f"c{i}", "flood"), 0.0)
+    with pytest.raises(TooManyHints, match="wait already"):
+        waiting.add(over("one more", "flood"), 0.0)
+    waiting.add(over("c0", "flood"), 1.0)  # a new word on an old conversation takes no room
+    waiting.add(over("c0", "honest"), 1.0)
+    assert len(waiting) == MAX_WAITING_OF_TENANT + 1
+
+
+def test_hints_of_all_tenants_are_bounded_and_the_largest_gives_way() -> None:
+    waiting = Waiting()
+    for tenant in range(MAX_WAITING // MAX_WAITING_OF_TENANT):
+        for i in range(MAX_WAITING_OF_TENANT):
+            waiting.add(over(f"c{i}", f"t{tenant}"), 0.0)
+    for i in range(2 * MAX_WAITING_OF_TENANT):
+        try:
+            waiting.add(over(f"c{i}", "late"), 1.0)
+        except TooManyHints:
+            break
+        assert len(waiting) == MAX_WAITING
+    taken = []
+    while waiting:
+        taken += waiting.take()
+    late = sum(hint["tenant"] == "late" for hint in taken)
+    assert 100 < late <= MAX_WAITING_OF_TENANT
+    assert len(taken) == MAX_WAITING
+
+
+def test_tenants_take_turns_in_what_is_sent() -> None:
+    waiting = Waiting()
+    for i in range(MAX_WAITING_OF_TENANT):
+        waiting.add(over(f"c{i}", "flood"), 0.0)
+    waiting.add(over("mine", "honest"), 0.0)
+    first = waiting.take()
+    assert len(first) == MAX_SENT
+    assert {hint["tenant"] for hint in first} == {"flood", "honest"}
+    assert len(waiting) == MAX_WAITING_OF_TENANT + 1 - MAX_SENT
+
+
+def test_hints_that_could_not_be_sent_wait_again_behind_newer_words() -> None:
+    waiting = Waiting()
+    for i in range(3):
+        waiting.add(over(f"c{i}"), 1.0)
+
+    async def fail(_key: str) -> None:
+        waiting.add({"conversation": "c1", "return_in_s": 9}, 2.0)
+        raise ConnectionError
+
+    with pytest.raises(ConnectionError):
+        asyncio.run(deliver(waiting, fail))
+    assert len(waiting) == 3
+    again = {hint["conversation"]: hint for hint in waiting.take()}
+    assert again.keys() == {"c0", "c1", "c2"}
+    assert again["c1"]["return_in_s"] == 9.0
+
+
+def test_everything_that_waits_is_sent_and_what_comes_meanwhile_too() -> None:
+    waiting, sent = Waiting(), []
+    for i in range(100):
+        waiting.add(over(f"c{i}"), 1.0)
+
+    async def send(key: str) -> None:
+        if not sent:
+            waiting.add(over("meanwhile"), 2.0)
+        sent.append(unpack(key))
+
+    asyncio.run(deliver(waiting, send))
+    assert [len(hints) for hints in sent] == [MAX_SENT, 37]
+    assert {hint["conversation"] for hints in sent for hint in hints} >= {"c0", "c99", "meanwhile"}
+    assert len(waiting) == 0
+
+
+def test_the_message_carries_hints_unchanged() -> None:
+    waiting = Waiting()
+    waiting.add({"conversation": "\u00e9", "keep_s": 3, "cache_salt": "\ud800"}, 1.5)
+    hints = waiting.take()
+    key = pack(hints)
+    assert key.isascii()
+    assert unpack(key) == hints
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.floats() | st.text(),
+        lambda inner: (
+            st.lists(inner)
+            | st.dictionaries(
+                st.sampled_from(["tenant", "conversation", "time", "over", "keep_s", "x"]), inner
+            )
+        ),
+    )
+)
+def test_nothing_in_a_forged_message_raises(forged: object) -> None:
+    for hint in unpack(pack(forged)):  # type: ignore[arg-type]
+        assert isinstance(hint["conversation"], str)
+        assert hint["time"] == hint["time"]
+
+
+@pytest.mark.parametrize("text", ["", "[", "[" * 100_000, "1", '[{"conversation": "a"}]'])
+def test_a_message_that_is_no_list_of_hints_holds_none(text: str) -> None:
+    assert unpack(KEY + text) == []
