@@ -1,4 +1,4 @@
-"""Lint, format, types, tests: what ./scripts/test.sh runs. Flags go to pytest."""
+"""Lint, format, types, tests: ./scripts/test.sh [--due [MINUTES] [PATH ...] | pytest flags]"""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import environment
+import long_tests
 from environment import ROOT, SetupError, say
 
 CHECKS = (
@@ -25,6 +26,8 @@ def main() -> int:
         environment.enter(kind)
         environment.install(kind, tests=True)
         prepare_model()
+        if sys.argv[1:2] == ["--due"]:
+            return long_tests.main(sys.argv[2:], ROOT)
     except SetupError as error:
         say(str(error))
         return 2
@@ -48,9 +51,9 @@ def check_and_test(flags: list[str]) -> int:
     workers = ["-n", str(min(2, os.cpu_count() or 1)), "--dist", "loadfile"]
     workers += ["--no-loadscope-reorder"]  # in test/conftest.py's order
     tests = [sys.executable, "-m", "pytest", *workers, *flags]
-    # SWIG types warn when the interpreter ends, which is after pytest's closing line.
-    quiet = {"PYTHONWARNINGS": "ignore:builtin type swigvarlink:DeprecationWarning"}
-    return subprocess.run(tests, cwd=ROOT, env={**os.environ, **quiet}, check=False).returncode
+    return subprocess.run(
+        tests, cwd=ROOT, env=long_tests.quiet_environment(), check=False
+    ).returncode
 
 
 def prepare_model() -> None:
