@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -33,6 +34,43 @@ def test_a_policy_that_is_never_worse_is_never_replaced(hits):
     for one, other in hits:
         floor.compare(max(one, other), min(one, other), ASKED)
         assert not floor.behind
+
+
+@pytest.mark.parametrize("doubt", [0.0, 0.02])
+def test_requests_without_a_difference_do_not_raise_what_may_be_lost(doubt):
+    def lost_before_lru_ranks(equal):
+        floor, lost = Floor(CAPACITY), 0
+        for _ in range(equal):
+            floor.compare(ASKED // 2, ASKED // 2, ASKED, doubt)
+        while not floor.behind:
+            floor.compare(ASKED // 2 - 10, ASKED // 2, ASKED, doubt)
+            lost += 10
+        return lost
+
+    assert lost_before_lru_ranks(200_000) <= 2.1 * lost_before_lru_ranks(0)
+
+
+def test_requests_without_a_difference_do_not_raise_what_must_be_gained():
+    def gained_before_the_policy_ranks(equal):
+        floor, gained = Floor(CAPACITY), 0
+        while not floor.behind:
+            floor.compare(0, ASKED, ASKED)
+        for _ in range(equal):
+            floor.compare(ASKED // 2, ASKED // 2, ASKED)
+        while floor.behind:
+            floor.compare(ASKED // 2 + 10, ASKED // 2, ASKED)
+            gained += 10
+        return gained
+
+    at_once = gained_before_the_policy_ranks(0)
+    assert gained_before_the_policy_ranks(200_000) <= at_once + 2 * SLACK * CAPACITY
+
+
+def test_a_loss_within_the_share_is_tolerated_for_ever():
+    floor = Floor(CAPACITY)
+    for request in range(200_000):
+        floor.compare(ASKED // 2, ASKED // 2 + (request % 21 == 0), ASKED)  # 0.048 points
+    assert not floor.behind
 
 
 def test_it_ranks_again_once_it_would_have_been_ahead_however_long_it_was_behind():

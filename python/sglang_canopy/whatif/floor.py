@@ -1,10 +1,14 @@
 """Limit how far a policy may fall behind LRU on the same requests.
 
 Shadow caches of both serve every request, so the loss is known and needs no significance test: the
-rule is a budget. The policy ranks until it trails LRU by more than ``SHARE`` of the prompt tokens
-plus ``SLACK`` of the cache; then LRU ranks. The policy ranks again once its shadow has gained four
+rule is a budget. The policy ranks until its balance, the tokens it hit more than LRU, falls below
+minus ``SLACK`` of the cache; then LRU ranks. The policy ranks again once its shadow has gained four
 times that slack, doubled after each further fall, so that two equally good policies do not
-alternate. Earlier gains count as credit. docs/research/whatif.md measures the three constants.
+alternate. Earlier gains count as credit, up to ``CREDIT``.
+
+A loss of ``SHARE`` of the prompt tokens is tolerated at any time, but not saved up: the tolerance
+refills the balance up to ``SLACK`` of the cache and no further. docs/research/whatif.md measures
+the three constants.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ CREDIT = 2.0
 class Floor:
     """Compare one policy with LRU, in tokens, for a cache of ``capacity_tokens``."""
 
-    __slots__ = ("_credit", "_lead", "_prompt_tokens", "_slack", "behind", "falls")
+    __slots__ = ("_balance", "_credit", "_slack", "behind", "falls")
 
     def __init__(self, capacity_tokens: int) -> None:
         self.behind = False
@@ -28,27 +32,29 @@ class Floor:
         self.falls = 0
         self._slack = SLACK * capacity_tokens
         self._credit = CREDIT * capacity_tokens
-        self._lead = self._prompt_tokens = 0.0
+        self._balance = 0.0
 
     def compare(self, policy: int, lru: int, prompt_tokens: int, doubt: float = 0.0) -> None:
         """Add one request: prompt tokens, and the tokens that each of the two hit.
 
         ``doubt``: tolerance for sampling error, as a share of the prompt tokens.
         """
-        self._lead += policy - lru
-        self._prompt_tokens += prompt_tokens
+        balance = self._balance + policy - lru
+        tolerated = (SHARE + doubt) * prompt_tokens
         if self.behind:
-            enough = 2.0 * self._slack * 2.0**self.falls + (SHARE + doubt) * self._prompt_tokens
-            if self._lead > enough:
+            if balance > -self._slack:
+                balance = max(balance - tolerated, -self._slack)
+            self._balance = max(balance, -self._credit)
+            if self._balance > 2.0 * self._slack * 2.0**self.falls:
                 self._switch(behind=False)
-            elif self._lead < -self._credit:
-                self._lead, self._prompt_tokens = -self._credit, 0.0
-        elif self._lead < -self._slack - (SHARE + doubt) * self._prompt_tokens:
+            return
+        if balance < self._slack:
+            balance = min(balance + tolerated, self._slack)
+        self._balance = min(balance, self._credit)
+        if self._balance < -self._slack:
             self.falls += 1
             self._switch(behind=True)
-        elif self._lead > self._credit:
-            self._lead, self._prompt_tokens = self._credit, 0.0
 
     def _switch(self, behind: bool) -> None:
         self.behind = behind
-        self._lead = self._prompt_tokens = 0.0
+        self._balance = 0.0
