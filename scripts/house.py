@@ -77,7 +77,7 @@ ROOMS: dict[str, set[str]] = {
     "live": set(),
     "live/replay": {"latency", "trace", "wire"},
     "live/profile": set(),
-    "live/top": {"policy"},
+    "live/top": {"policy", "report"},
     "live/trial": {"live/top"},
     "cli": {
         *("advise", "canopy_chunks/calibration", "characterize", "config", "doctor", "latency"),

@@ -1,12 +1,12 @@
 """A server with three tiers under mixed traffic: what `canopy top` shows of it, and what that costs.
 
-    python benchmark/metrics/live.py --svg docs/figures/top.svg
+    python benchmark/metrics/live.py
     python benchmark/metrics/live.py --page docs/figures/ui.png
     python benchmark/metrics/live.py --counters
 
 The first starts a server on CPU (two layers, random weights, policy `wa`, a device pool and a
 host pool far too small, our disk store with TTLs by category), sends it conversations, agents
-and one-off documents for `--seconds`, writes a frame of `canopy top` to FILE and prints what
+and one-off documents for `--seconds`, prints a status of `canopy top` and what
 the reporting thread took. The second has the what-if meter on, and a headless
 Chromium takes a picture of `/canopy/ui`. The third needs no server: it serves the same requests to two trees
 in one process, in turns, one of them without counting, and prints the microseconds a request.
@@ -140,7 +140,7 @@ def busiest(url: str) -> str:
     return "chat0-1"
 
 
-def live(seconds: float, svg: Path | None, page: Path | None = None) -> dict[str, Any]:
+def live(seconds: float, page: Path | None = None) -> dict[str, Any]:
     from canopy_lab.live.top.source import fetch
 
     with (
@@ -150,8 +150,6 @@ def live(seconds: float, svg: Path | None, page: Path | None = None) -> dict[str
         send_traffic(server.url, seconds)
         canopy = [sys.executable, "-m", "canopy_lab.cli.main", "top", "--url", server.url]
         subprocess.run([*canopy, "--once"], check=True)
-        if svg is not None:
-            subprocess.run([*canopy, "--svg", str(svg)], check=True)
         if page is not None:
             found = f"{server.url}/canopy/ui#conversation={busiest(server.url)}"
             photograph(found, page, Path(scratch) / "browser")
@@ -226,7 +224,6 @@ def counters(requests: int, rounds: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=75.0, help="of traffic (default 75)")
-    parser.add_argument("--svg", type=Path, help="where a frame of canopy top goes")
     parser.add_argument(
         "--page", type=Path, help="where a picture of /canopy/ui goes (PNG); the dark one beside it"
     )
@@ -234,11 +231,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=3000)
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
-    done = (
-        counters(args.requests, args.rounds)
-        if args.counters
-        else live(args.seconds, args.svg, args.page)
-    )
+    done = counters(args.requests, args.rounds) if args.counters else live(args.seconds, args.page)
     print(json.dumps(done, indent=1))
 
 
