@@ -179,6 +179,22 @@ def test_paused_sessions_wait_where_new_ones_are_refused() -> None:
     assert 1.0 <= gate.retry_after_s(new.ticket) <= 120.0
 
 
+def test_a_refused_session_does_not_enter_when_the_gate_disarms() -> None:
+    gate, _ = thrashing(held=REJECT)
+    new, waits = Client(gate, "new"), Client(gate, "waits")
+    new.send(11.0)
+    waits.send(11.0)
+    gate.refuse(new.ticket)
+    gate.advance(11.5)  # sessions wait, so what is lost from now on judges the gate
+    gate.arming.answered(lost=10 * CAPACITY, computed=10 * CAPACITY, working=1.0)
+    active = gate.stats()["active_sessions"]
+    gate.advance(12.0)
+    assert not gate.stats()["armed"]
+    assert not waits.held
+    assert gate.stats()["active_sessions"] == active + 1
+    assert gate.index.of_conversation(None, "new") is None
+
+
 def test_when_nobody_has_waited_for_a_while_everybody_passes_again() -> None:
     gate, clients = thrashing()
     for client in clients:

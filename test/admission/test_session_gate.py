@@ -287,6 +287,30 @@ def test_a_refused_session_keeps_its_place_for_a_while() -> None:
     assert not gate.holds(other)
 
 
+def test_room_is_kept_for_an_aged_session_that_was_refused() -> None:
+    gate = gate_of(100, age_s=30.0)
+    for name in "ab":
+        arrive(gate, Agent(name, 45), 0.0)
+    large, refused = Agent("large", 80), ""
+    for time in range(1, 41):  # its client tries again each second
+        refused, _ = arrive(gate, large, float(time))
+        gate.refuse(refused)
+    small, _ = arrive(gate, Agent("small", 10), 40.5)
+    assert gate.holds(small), "ten tokens are free, for the session that was refused"
+    gate.advance(1000.0)
+    assert not gate.holds(small), "the refused one did not come back"
+
+
+def test_a_conversation_that_ends_during_its_request_leaves_with_the_answer() -> None:
+    gate = gate_of(100)
+    ticket, request = arrive(gate, Agent("a", 90), 0.0)
+    gate.hint_over(None, "a")
+    assert gate.stats()["active_sessions"] == 1
+    gate.finish(ticket, request)
+    assert gate.stats()["active_sessions"] == 0
+    assert turn(gate, Agent("b", 90), 1.0)
+
+
 def test_what_is_kept_of_refused_sessions_is_bounded() -> None:
     gate = gate_of(100, max_absent=8)
     arrive(gate, Agent("a", 100, tenant="honest"), 0.0)

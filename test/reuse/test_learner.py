@@ -139,8 +139,11 @@ def test_samples_leave_with_the_window():
     serve(model, 0, [1])
     serve(model, 5, [1, 2])
     assert sum(events(model).values()) == 1.0
+    left = model.categories.get("default|-|turn1|out<64")
+    assert (left.gap_sum_s, sum(left.growth), left.growth_sum) == (5.0, 1.0, 1.0)
     serve(model, 500, [9])
     assert sum(events(model).values()) == 0.0
+    assert (left.gap_sum_s, sum(left.growth), left.growth_sum) == (0.0, 0.0, 0.0)
     assert len(model.shadow) == 1
     assert model.shadow.blocks == 1
 

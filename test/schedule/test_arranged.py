@@ -185,3 +185,17 @@ def test_who_is_less_urgent_takes_nothing_of_an_urgent_ones_steps(urgent) -> Non
     assert scheduler.chunk is long
     assert len(scheduler.queue) == (3 if urgent else 2)
     assert long.done == 2 * STEP - (0 if urgent else 2 * BLOCK)
+
+
+def test_requests_that_left_are_not_remembered_as_overtaken() -> None:
+    scheduler = Scheduler()
+    for number in range(20):
+        jobs = [Job((10 * number + at,) * 2) for at in range(3)]
+        first, second, third = scheduler.arranged.arrange(jobs)
+        scheduler.arranged.deferred([])
+        scheduler.arranged.let_in([third])  # the scheduler had no memory for the other two
+        assert len(scheduler.arranged._overtaken) == 2
+        scheduler.arranged.let_in([first])
+        scheduler.arranged.keep([])  # the second one is aborted
+        assert not scheduler.arranged._overtaken
+        scheduler.arranged.over([id(first), id(third)])

@@ -84,3 +84,21 @@ def test_old_requests_fade_whatever_the_weights_have_grown_to(seed, one_in):
     assert account.served_ratio == pytest.approx(0.8)
     account.serve(10_010.0, 100, 0, 0)
     assert account.served_ratio == pytest.approx(0.8 * math.exp(-1) / (1 + math.exp(-1)))
+
+
+def test_a_block_that_is_won_and_then_lost_again_adds_no_sampling_error():
+    """Won and lost tokens of one block cancel; the missed tokens are of other blocks."""
+    account, (first, *others) = Account(math.inf), [3 << 40, 5 << 40, 7 << 40, 11 << 40]
+
+    def one(blocks, served, control, arm):
+        account.serve(0.0, 2 * BLOCK, served * 2 * BLOCK, (1 - served) * 2 * BLOCK)
+        sample = Sample(blocks, 2 * BLOCK, {"arm": arm}, {"arm": arm * 2 * BLOCK})
+        account.sample(sample, control, served, BLOCK, 2)
+
+    one((first,), 1, 0, 1)
+    for block in others:
+        one((block,), 0, 0, 0)
+    assert account.sampling_error("arm") > 0.0
+    one((first,), 1, 1, 0)
+    assert account.sampling_error("arm") == 0.0
+    assert account.lead("arm") == 0.0

@@ -166,6 +166,19 @@ def test_what_the_server_really_hits_is_the_ground_of_every_estimate():
     assert more["hit_ratio"] == pytest.approx(gain, abs=1e-4) != 0.0
 
 
+def test_a_hit_inside_a_block_leaves_the_whole_block_missed():
+    """A shadow cache hits whole blocks, so the server's partial hits must not scale its lead down."""
+    leads = []
+    for part in (0, BLOCK - 1):
+        meter = Meter(MeterSetup((LRU,), (1.0, 4.0)), Memory(60 * BLOCK), LRU)
+        for _, request in turns(3):
+            meter.ended(request, part)
+        large = next(row for row in meter.rows() if row["capacity"] == "device x4")
+        leads.append(large["hit_ratio"] - meter.stats()["hit_ratio"])
+    assert leads[1] == pytest.approx(leads[0], abs=3e-5)
+    assert leads[0] > 0.05
+
+
 def test_a_policy_of_sglangs_without_an_equal_is_compared_with_what_the_sample_hit():
     meter = Meter(MeterSetup((LRU,), (1.0,)), Memory(60 * BLOCK), "priority")
     for _, request in turns(3):
