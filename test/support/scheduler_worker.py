@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+from support.overlapped import OVERLAP, Turns
 from support.prompts import continuing_prompts, token_ids
 
 KV_TOKENS = 4096
@@ -29,7 +30,7 @@ def prompts(count: int, seed: int) -> list[list[int]]:
 
 
 class InProcess:
-    """The scheduler, stepped by hand."""
+    """The scheduler, stepped by hand; with its overlapped loop if `OVERLAP` is among ``arguments``."""
 
     def __init__(self, model: Path, arguments: list[str], kv_tokens: int = KV_TOKENS) -> None:
         from sglang.srt.managers import scheduler as module
@@ -43,7 +44,10 @@ class InProcess:
         given = cpu_arguments(model, kv_tokens=kv_tokens, dtype="float32")
         if not (model / "model.safetensors").exists():
             given += ["--load-format", "dummy"]
-        given += ["--skip-tokenizer-init", *arguments]
+        overlap = OVERLAP in arguments
+        if overlap:
+            given.remove("--disable-overlap-schedule")
+        given += ["--skip-tokenizer-init", *(a for a in arguments if a != OVERLAP)]
         server_args = prepare_server_args(given)
         module.publish(
             server_args,
@@ -51,6 +55,7 @@ class InProcess:
             ranks=module.SpawnRanks(world_rank=0, dp_rank=None, gpu_id=0),
         )
         self.scheduler = module.Scheduler(server_args, PortArgs.init_new(server_args))
+        self.turns = Turns(self.scheduler) if overlap else None
         self._count = 0
 
     @property
@@ -106,7 +111,10 @@ class InProcess:
         self.scheduler.process_input_requests([AbortReq(rid=rid)])
 
     def step(self) -> None:
-        """One turn of SGLang's ``event_loop_normal``."""
+        """One turn of SGLang's ``event_loop_normal``, or of ``event_loop_overlap``."""
+        if self.turns is not None:
+            self.turns.turn()
+            return
         one = self.scheduler
         plan = one.get_next_batch_to_run(running_batch=one.running_batch, last_batch=one.last_batch)
         one.running_batch, batch = plan.running_batch, plan.batch_to_run

@@ -1,0 +1,209 @@
+"""A random life of SGLang's own scheduler in one process, its overlapped loop if asked.
+
+    cd test && python -m support.chaos_worker MODEL SEED STEPS ARGUMENT...
+
+Requests arrive alone and in samples, with hints that are true or not; some are aborted, retracted or
+paused; the cache is flushed and the policies are exchanged meanwhile. Prints one JSON object: counts, of
+which ``wrong`` are answers that differ from the prompt's answer when it was alone.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from sglang_canopy.config.policy_change import PolicyChange
+from sglang_canopy.config.tiers import PolicyChoice
+from sglang_canopy.wire.keys import TIME as TIME_KEY
+from support.leaving_worker import MOST_STEPS, what_is_held, with_armed_gate, with_tight_budgets
+from support.prompts import continuing_prompts
+from support.scheduler_worker import InProcess, end_with
+
+ANSWER = 6
+PROMPTS = 14
+MOST_WAITING = 12
+POLICIES = ("wa", "canopy-lru", "threshold-lru", "canopy-tlru", "etlru")
+CHECK_EVERY = 5
+COUNTS = (
+    *("came", "answered", "wrong", "aborts", "exchanges", "refused_exchanges", "pauses"),
+    *("retracted", "flushes", "samples", "hints"),
+)
+
+
+class Chaos:
+    """One life. Every choice comes from ``seed``; times are the machine's."""
+
+    def __init__(self, engine: InProcess, seed: int, vocabulary: int) -> None:
+        self.engine, self.scheduler = engine, engine.scheduler
+        self.core = engine.scheduler.tree_cache.tree_core
+        self.draw = random.Random(seed)
+        prompts = continuing_prompts(PROMPTS, seed, most_shared=600)
+        self.prompts = [[3 + token % (vocabulary - 3) for token in ids] for ids in prompts]
+        self.counts = dict.fromkeys(COUNTS, 0)
+        self.running: list[tuple[int, Any]] = []
+        """Number of the prompt, and SGLang's ``Req``."""
+        self.alone = []
+        for ids in self.prompts:
+            engine.serve([req := engine.feed(ids, ANSWER)])
+            self.alone.append(list(req.output_ids))
+
+    def live(self, steps: int) -> dict[str, Any]:
+        """Take ``steps`` random steps, then serve what is left; return counts and what is still held."""
+        gate, ledger = with_armed_gate(self.engine), with_tight_budgets(self.engine)
+        for number in range(steps):
+            self.one_step()
+            if number % CHECK_EVERY == 0:
+                check_books(self.core)
+        self.drain()
+        if ledger is not None:
+            ledger.close()
+            self.counts["over_bound"] = ledger.over
+        if gate is not None:
+            self.counts["delayed_sessions"] = gate.stats()["delayed_sessions"]
+        turns = self.engine.turns
+        return {
+            **self.counts,
+            **what_is_held(self.engine, []),
+            "turns_in_flight": 0 if turns is None else turns.in_flight,
+        }
+
+    def one_step(self) -> None:
+        draw = self.draw
+        if len(self.running) < MOST_WAITING and draw.random() < 0.5:
+            self.request()
+        if self.running and draw.random() < 0.15:
+            _, req = self.running.pop(draw.randrange(len(self.running)))
+            if not req.finished():
+                self.engine.abort(req.rid)
+                self.counts["aborts"] += 1
+        if draw.random() < 0.06:
+            self.exchange()
+        if draw.random() < 0.04:
+            self.pause()
+        if draw.random() < 0.1:
+            self.hint()
+        self.turns(draw.randrange(4))
+        if not self.running and draw.random() < 0.3:
+            self.turns(3)
+            self.counts["flushes"] += bool(self.scheduler.flush_cache())
+
+    def turns(self, count: int, ahead_s: float = 0.0) -> None:
+        for _ in range(count):
+            self.engine.step()
+        self.internal_state(f"{TIME_KEY}{time.monotonic() + ahead_s!r}")
+        for pair in [pair for pair in self.running if pair[1].finished()]:
+            self.running.remove(pair)
+            self.judge(*pair)
+
+    def judge(self, which: int, req: Any) -> None:
+        if req.finished_reason.to_json()["type"] == "length":
+            self.counts["answered"] += 1
+            self.counts["retracted"] += req.retraction_count
+            self.counts["wrong"] += list(req.output_ids) != self.alone[which]
+
+    def request(self) -> None:
+        """One request or three samples of it, its stamp drawn: what clients state may be false."""
+        draw, stamp = self.draw, {}
+        if draw.random() < 0.5:
+            stamp |= {"conversation": draw.choice("xyz"), "linear": draw.random() < 0.5}
+        for key, values in (
+            ("parent", "xyz"),
+            ("keep_s", (0.0, 1.0, 100.0)),
+            ("over", (True,)),
+            ("return_in_s", (0.0, 0.1, 50.0)),
+        ):
+            if draw.random() < 0.2:
+                stamp[key] = draw.choice(values)
+        at = time.monotonic() + draw.choice([0.0, 0.0, 0.0, -100.0, 30.0])
+        which, samples = draw.randrange(PROMPTS), draw.choice([1, 1, 1, 3])
+        self.counts["samples"] += samples > 1
+        more = {"extra_key": draw.choice([None, "a", "b"])}
+        if self.scheduler.enable_priority_scheduling:
+            more["priority"] = draw.randrange(3)
+        for _ in range(samples):
+            self.counts["came"] += 1
+            req = self.engine.feed(self.prompts[which], ANSWER, at=at, stamp=dict(stamp), **more)
+            if req is not None:
+                self.running.append((which, req))
+
+    def exchange(self) -> None:
+        """Exchange the policies as ``POST /canopy/policy`` does, by a message to the scheduler."""
+        draw = self.draw
+        host = draw.choice([None, PolicyChoice(draw.choice(POLICIES))])
+        change = PolicyChange(PolicyChoice(draw.choice(POLICIES)), host)
+        done = self.internal_state(change.message())
+        self.counts["exchanges" if done else "refused_exchanges"] += 1
+
+    def internal_state(self, key: str) -> bool:
+        from sglang.srt.managers.io_struct import SetInternalStateReq
+
+        return self.scheduler.set_internal_state(SetInternalStateReq(server_args={key: 1})).updated
+
+    def pause(self) -> None:
+        from sglang.srt.managers.io_struct import (
+            ContinueGenerationReqInput,
+            PauseGenerationReqInput,
+        )
+
+        mode = self.draw.choice(["retract", "in_place"])
+        self.scheduler.pause_generation(PauseGenerationReqInput(mode=mode))
+        self.counts["pauses"] += 1
+        if self.draw.random() < 0.5:
+            self.request()
+        if mode == "retract" and self.draw.random() < 0.5:
+            self.counts["flushes"] += bool(self.scheduler.flush_cache())
+        self.scheduler.continue_generation(ContinueGenerationReqInput())
+
+    def hint(self) -> None:
+        about = {"tenant": None, "conversation": self.draw.choice("xyz"), "source": "client"}
+        about |= {"time": self.core.clock.now}
+        about |= self.draw.choice([{"over": True}, {"return_in_s": 3.0}, {"keep_s": 10.0}])
+        self.core.conversations.apply_hint(about)
+        self.counts["hints"] += 1
+
+    def drain(self) -> None:
+        """Serve what is left. Time passes faster, so that the gate admits every session."""
+        for number in range(MOST_STEPS):
+            if not self.running:
+                break
+            self.turns(1, ahead_s=float(number))
+        self.counts["unserved"] = len(self.running)
+        self.running.clear()
+        self.turns(3)
+        check_books(self.core)
+
+
+def check_books(core: Any) -> None:
+    """Compare what the policies rank with what SGLang's tree may evict, in both tiers."""
+    nodes = [node for node in core._node_arena.values() if node is not core.root_node]
+    for leaves, may_go in (
+        (core.evictable_device_leaves, core._is_device_leaf),
+        (core.evictable_host_leaves, core._is_host_leaf),
+    ):
+        expected = {node for node in nodes if may_go(node)}
+        assert set(leaves) == expected, (len(leaves), len(expected))
+        ranked = [leaf.node for leaf in leaves.policy.leaves()]
+        parts = [set(ranked), set(leaves.pending), set(leaves.unusable)]
+        assert set().union(*parts) == expected
+        assert sum(map(len, parts)) == len(expected)
+    for node in nodes:
+        if node.canopy.length:
+            assert node.canopy.length == len(node.key)
+            assert node.canopy.offset == node.parent.canopy.offset + node.parent.canopy.length
+
+
+def main() -> None:
+    import torch
+
+    engine = InProcess(Path(sys.argv[1]), sys.argv[4:])
+    vocabulary = engine.scheduler.model_config.vocab_size
+    with torch.no_grad():
+        found = Chaos(engine, int(sys.argv[2]), vocabulary).live(int(sys.argv[3]))
+    end_with(found)
+
+
+if __name__ == "__main__":
+    main()
