@@ -191,7 +191,7 @@ def test_requests_that_left_are_not_remembered_as_overtaken() -> None:
     scheduler = Scheduler()
     for number in range(20):
         jobs = [Job((10 * number + at,) * 2) for at in range(3)]
-        first, second, third = scheduler.arranged.arrange(jobs)
+        first, _, third = scheduler.arranged.arrange(jobs)
         scheduler.arranged.deferred([])
         scheduler.arranged.let_in([third])  # the scheduler had no memory for the other two
         assert len(scheduler.arranged._overtaken) == 2
