@@ -241,7 +241,6 @@ def run(arguments: argparse.Namespace, folder: Path, logs: Path) -> dict[str, An
 _METADATA = (
     "disk_link.py",
     "radix/ttl_groups.py",
-    "ttl_window.py",
     "storage/page_table.py",
     "path_log.py",
 )
@@ -255,7 +254,7 @@ def overhead(arguments: argparse.Namespace, scratch: Path) -> dict[str, Any]:
         raise SystemExit("--overhead needs py-spy: pip install py-spy")
     asked = prompts(arguments.prompts, arguments.seed)
     setup, stacks = Setup(arguments, scratch / "disk", scratch), scratch / "stacks.txt"
-    with setup.server(*setup.tiers, "--canopy-disk", "ttl_window_min=10") as server:
+    with setup.server(*setup.tiers) as server:
         (scheduler,) = [
             child
             for child in psutil.Process(server.process.pid).children(recursive=True)

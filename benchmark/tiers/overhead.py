@@ -5,7 +5,7 @@
 One process, one thread does what a scheduler does with its cache: look up, read from disk, load
 back, make room, insert, for conversations over pools that are far too small, with the real disk
 store behind. Every call that only the tiers' metadata needs is timed: noting pages, telling of
-uses, groups, the TTL window, restoring what comes back. ``scheduler_us`` is all that the thread
+uses, groups, restoring what comes back. ``scheduler_us`` is all that the thread
 did for a request in the cache, metadata included; a model's forward passes come on top of it.
 """
 
@@ -31,7 +31,6 @@ from tqdm import tqdm  # noqa: E402
 
 from sglang_canopy.config.tiers import TierOptions  # noqa: E402
 from sglang_canopy.radix.ttl_groups import LiveGroups  # noqa: E402
-from sglang_canopy.radix.ttl_window import TtlWindow  # noqa: E402
 from sglang_canopy.storage.disk_link import DiskLink  # noqa: E402
 from sglang_canopy.ttl.table import Group, TTLTable  # noqa: E402
 from support.disk_tree import DiskTree  # noqa: E402
@@ -40,8 +39,6 @@ TIMED = (
     *((DiskLink, name) for name in ("request_arrived", "before_write", "node_used")),
     *((DiskLink, name) for name in ("request_finished", "pages_read", "unwritten_ancestors")),
     (LiveGroups, "assign"),
-    (TtlWindow, "request_arrived"),
-    (TtlWindow, "request_finished"),
 )
 
 
@@ -105,7 +102,7 @@ def measure(requests: int = 400, page: int = 64, seed: int = 1) -> dict[str, Any
             page_size=page,
             policy="wa",
             config={},
-            tiers=TierOptions(ttl=table, ttl_window_s=3600.0),
+            tiers=TierOptions(ttl=table),
             disk={"capacity_bytes": 4 << 30, "policy": "wa", "sweep_s": 1.0},
         )
         for number, request in enumerate(tqdm(asked, unit="request")):

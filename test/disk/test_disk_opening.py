@@ -9,9 +9,6 @@ import sys
 from pathlib import Path
 
 from sglang_canopy.disk.folder import MARK, remove_abandoned
-from sglang_canopy.policy.registry import make_policy
-from sglang_canopy.records import Request
-from sglang_canopy.ttl.table import TTLTable
 from support.disk_pages import PAGE, chain, get, put, store_at
 
 TESTS = Path(__file__).parents[1]
@@ -74,19 +71,6 @@ def test_a_start_that_fails_half_way_leaves_nothing_behind(tmp_path, monkeypatch
     assert again.open()
     assert get(again, chain("a", 4)) == [True] * 4
     again.verify(pages=True)
-
-
-def test_what_was_learnt_and_set_while_it_waited_holds(tmp_path) -> None:
-    first = store_at(tmp_path)
-    put(first, chain("a", 2))
-    second = store_at(tmp_path, policy=make_policy("wa"))
-    for event in (second.arrive, second.finish):
-        event(Request(time=1.0, path=(1, 2), block_tokens=4))
-    second.set_ttl(TTLTable(residual_ttl_s=50.0))
-    first.close()
-    assert second.open()
-    second.clock.now += 51
-    assert second.leading(chain("a", 2)) == 0
 
 
 def test_a_discarded_store_frees_its_disk_space_before_its_folder(tmp_path) -> None:

@@ -195,7 +195,7 @@ def test_no_key_is_ever_shown(secret, joined) -> None:
     for flag in ("--api-key", "--admin-api-key", "--ssl-key-password"):
         words += [f"{flag}={secret}"] if joined else [flag, secret]
     words += ["--extra", json.dumps({"a": [{"access_token": secret}], "quota_bytes": {secret: 1}})]
-    words += ["--canopy-disk", f'ttl_window_min=5,tenant_quota_gb={{"{secret}": 1, "*": 2}}']
+    words += ["--canopy-disk", f'tenant_quota_gb={{"{secret}": 1, "*": 2}}']
     words += ["--url", f"http://me:{secret}@host/", "--broken", "{" + secret]
     shown = " ".join(masked(words))
     assert secret not in shown

@@ -163,18 +163,6 @@ def test_each_node_is_in_the_group_of_the_deepest_root_on_its_path() -> None:
     assert leaf_at(tree, 1012).host_group == 1
 
 
-def test_nodes_keep_their_group_when_a_new_table_has_its_root() -> None:
-    table = TTLTable((Group(101, 60.0), Group(103, 30.0)), block_tokens=4)
-    tree = LiveTree(64, tiers=TierOptions(ttl=table))
-    tree.insert(tokens(1, 8), tree.request(0.0, path=[100, 101], block_tokens=4))
-    tree.insert(tokens(2, 8), tree.request(1.0, path=[103, 104], block_tokens=4))
-    later = TTLTable((Group(103, 5.0),), block_tokens=4)
-    tree.core.groups.replace_disk_table(later, tree.core._node_arena.values())
-    assert leaf_at(tree, 1000).group == RESIDUAL
-    assert leaf_at(tree, 2000).group == 0
-    assert tree.core.groups.disk is later
-
-
 @BOTH
 def test_two_ranks_with_host_times_evict_alike(write_policy: str) -> None:
     import random

@@ -246,26 +246,6 @@ def test_a_backend_that_is_not_ours_is_told_nothing(start) -> None:
     assert not PAGES.take_uses()
 
 
-def test_the_window_changes_the_ttls_of_tree_and_disk_at_one_request(start) -> None:
-    tree = start(config={**ONE_TOKEN, "block_tokens": 2}, tiers=TierOptions(ttl_window_s=60.0))
-    begun = None
-    for second in range(0, 150):
-        name = second % 3
-        request = tree.request(float(second), path=[name * 10 + i for i in range(3)])
-        request.block_tokens, request.prompt_tokens = 2, 6
-        tree.core.requests.finish(request)
-        request.done = True
-        tree.insert(tokens(name + 1, 6), request)
-        if tree.core.requests.ttl_window._work is not None and begun is None:
-            begun = second
-        if tree.core.requests.ttl_window.changes:
-            break
-    assert begun == 60
-    assert second == 90  # half a window later, however long the work took
-    assert tree.core.groups.disk is not None
-    assert tree.store.ttl == tree.core.groups.disk
-
-
 def test_a_flush_empties_memory_and_leaves_the_disk(start) -> None:
     tree = start()
     tree.serve(tokens(1, 8), 1.0)

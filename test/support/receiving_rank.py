@@ -32,7 +32,6 @@ from sglang.srt.utils import point_to_point_pyobj
 
 from sglang_canopy.config.policy_change import change_of
 from sglang_canopy.config.queue import BOUNDED_SHORTEST, QueueFlags
-from sglang_canopy.config.tiers import TierOptions
 from sglang_canopy.schedule.prefill_cost import REFIT_BATCHES
 from sglang_canopy.server.scheduler.arrivals import internal_state_set
 from sglang_canopy.server.scheduler.live_queue import LiveQueue
@@ -54,8 +53,7 @@ class Rank:
     """The receiver of one rank, its sockets, and a tree that serves what it receives."""
 
     def __init__(self, layout: str, rank: int, folder: Path) -> None:
-        tiers = TierOptions(ttl_window_s=20.0)
-        self.tree = LiveTree(POOL, "wa", config={"quantum_tokens": 1}, tiers=tiers)
+        self.tree = LiveTree(POOL, "wa", config={"quantum_tokens": 1})
         given = {"model_path": "dummy", "device": "cpu", "radix_eviction_policy": "wa"}
         server_args = ServerArgs(**given, **LAYOUTS[layout])
         placed = SpawnRanks(world_rank=rank, dp_rank=None, gpu_id=0)
@@ -70,9 +68,7 @@ class Rank:
         initialize_model_parallel(backend="gloo")
         parallel = get_parallel()
         self.pipeline = layout == "pipeline"
-        cache, core = self.tree.cache, self.tree.core
-        core.disk.capacity = lambda: (10**6, 64.0)  # type: ignore[method-assign]
-        core.disk.set_ttl = lambda table: self.found["ttl"].append(repr(table))  # type: ignore[method-assign]
+        cache = self.tree.cache
         cache.tp_group = get_dp_tp_group().cpu_group  # what SGLang's builder of caches gives
         cache.tp_world_size = torch.distributed.get_world_size(cache.tp_group)
         cache.attn_tp_group = parallel.attn_tp_group.cpu_group
@@ -80,7 +76,7 @@ class Rank:
         self.queue = LiveQueue(cache, QueueFlags(queue_order=BOUNDED_SHORTEST))
         self.receiver, self.socket = receiver_of(server_args, zmq.Context())
         self.found: dict[str, Any] = {
-            **{name: [] for name in ("times", "hits", "policies", "ttl")},
+            **{name: [] for name in ("times", "hits", "policies")},
             "hinted": 0,
         }
 

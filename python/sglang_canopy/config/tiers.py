@@ -17,7 +17,6 @@ from sglang_canopy.policy.registry import check_served, make_policy, parse_confi
 from sglang_canopy.policy.states import ORDERS, LeastRecentStates
 from sglang_canopy.ttl.table import TTLTable
 
-MAX_WINDOW_MIN = 7 * 24 * 60.0
 MAX_TENANTS = 4096
 PLAN_FLAG, DISK_FLAG = "--canopy-plan", "--canopy-disk"
 SGLANG_STATES = LeastRecentStates.name
@@ -102,8 +101,6 @@ class TierOptions:
     ttl: TTLTable | None = None
     """On the disk."""
     host_ttl: TTLTable | None = None
-    ttl_window_s: float | None = None
-    """Seconds between two re-allocations of the disk's TTLs from what was seen; ``None``: never."""
     quotas: Mapping[str, int] = field(default_factory=dict)
     """Bytes on disk a tenant (``cache_salt``) may hold; ``"*"`` is everyone not named."""
     host_bytes: int | None = None
@@ -136,12 +133,6 @@ def _quotas(text: str) -> Mapping[str, float]:
 class DiskOptions:
     """The keys of ``--canopy-disk``."""
 
-    ttl_window_min: float | None = declare_key(
-        None,
-        "Recompute the disk's TTLs every this many minutes, from the requests of that time.",
-        low=0.01,
-        high=MAX_WINDOW_MIN,
-    )
     tenant_quota_gb: Mapping[str, float] | None = declare_key(
         None,
         "GB on disk that one tenant may hold: a number for every tenant, or an object such as "
@@ -169,11 +160,6 @@ class DiskOptions:
     def quota_bytes(self) -> dict[str, int]:
         """Bytes by tenant."""
         return {tenant: int(size * 1e9) for tenant, size in (self.tenant_quota_gb or {}).items()}
-
-    @property
-    def ttl_window_s(self) -> float | None:
-        """The window in seconds."""
-        return None if self.ttl_window_min is None else 60.0 * self.ttl_window_min
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +223,6 @@ def tier_options(flags: TierFlags, block_tokens: int = 64) -> TierOptions:
         disk=_choice("disk", flags, plan),
         ttl=plan.ttl,
         host_ttl=plan.host_ttl,
-        ttl_window_s=disk.ttl_window_s,
         quotas=disk.quota_bytes,
         host_bytes=plan.host_bytes,
         disk_bytes=plan.disk_bytes,

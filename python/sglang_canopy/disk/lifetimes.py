@@ -17,7 +17,6 @@ from sglang_canopy.disk.index import as_number
 from sglang_canopy.disk.index_writer import IndexWriter
 from sglang_canopy.disk.page import FIELDS, LABELS, PageMeta
 from sglang_canopy.disk.state import StoreState
-from sglang_canopy.ttl.table import TTLTable
 
 _OF_THE_PAGE = {"offset", "length", "tenant", "created"}
 """What a use does not change."""
@@ -87,21 +86,6 @@ class Lifetimes:
         shared = array["shared"][rows] | other | meta.shared
         array["shared"][rows] = shared
         array["over"][rows] = meta.over & ~shared
-
-    def set_ttl(self, table: TTLTable) -> None:
-        """New TTLs for all pages. A page keeps its group where the new table has its root."""
-        state = self._state
-        with state.lock:
-            index, top = state.index, state.index.top
-            groups = index.array["group"][:top]
-            new = np.asarray((*table.groups_after(state.ttl), -1), np.int32)
-            groups[:] = np.where((groups >= 0) & (groups < len(new) - 1), new[groups], -1)
-            state.ttl = table
-            index.array["expires"][:top] = index.array["last_access"][:top] + self._ttls(top)
-            for row in index.free_rows():
-                index.expires[row] = math.inf
-            for row in list(state.evictable.pinned_rows()):
-                self.set_expiry(row)
 
     def pin(self, keys: Sequence[str], until: float) -> int:
         """Pin a run of pages; see ``DiskStore.pin``."""

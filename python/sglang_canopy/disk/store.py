@@ -201,10 +201,6 @@ class DiskStore:
 
     # ---- what stays ----
 
-    def set_ttl(self, table: TTLTable) -> None:
-        """New TTLs for all pages. A page keeps its group where the new table has its root."""
-        self._lifetimes.set_ttl(table)
-
     def pin(self, keys: Sequence[str], until: float) -> int:
         """Keep these pages and all before them until then, whatever the policy and TTLs say.
 

@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
     from sglang_canopy.radix.live_request import LiveRequest
-    from sglang_canopy.ttl.table import TTLTable
 
 
 class DiskTier(Protocol):
@@ -44,12 +43,6 @@ class DiskTier(Protocol):
     def pages_read(self, node_id: int | None, hashes: Sequence[str]) -> None:
         """Pages ``hashes`` were read; ``node_id`` is the deepest node that now holds them."""
 
-    def capacity(self) -> tuple[int, float] | None:
-        """Bytes the tier may hold and bytes a token takes there; ``None`` where not known."""
-
-    def set_ttl(self, table: TTLTable) -> None:
-        """From now on pages are kept for as long as ``table`` says."""
-
     def tree_reset(self) -> None:
         """The tree is being emptied. What is stored stays."""
 
@@ -77,10 +70,5 @@ class NoDiskTier:
         return []
 
     def pages_read(self, node_id: int | None, hashes: Sequence[str]) -> None: ...
-
-    def capacity(self) -> tuple[int, float] | None:
-        return None
-
-    def set_ttl(self, table: TTLTable) -> None: ...
 
     def tree_reset(self) -> None: ...

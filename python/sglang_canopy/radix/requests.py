@@ -11,7 +11,6 @@ from sglang_canopy.radix.exchange import Exchange
 from sglang_canopy.radix.leaf import set_offsets
 from sglang_canopy.radix.live_request import LiveRequest, complete, live_request
 from sglang_canopy.radix.tree import Tree
-from sglang_canopy.radix.ttl_window import TtlWindow
 from sglang_canopy.records import Request
 
 if TYPE_CHECKING:
@@ -25,10 +24,6 @@ class Requests:
     def __init__(self, tree: Tree, conversations: Conversations, exchange: Exchange) -> None:
         self.tree, self.live = tree, tree.live
         self.conversations, self.exchange = conversations, exchange
-        window_s = self.live.tiers.ttl_window_s
-        self.ttl_window = (
-            None if window_s is None else TtlWindow(window_s, self.live.settings.block_tokens)
-        )
 
     def of(self, req: Req) -> LiveRequest:
         """``req``'s policy request; made, and announced to the policies, on first use.
@@ -73,11 +68,6 @@ class Requests:
         if live.meter is not None:
             self.exchange.keep_the_floor(live.meter)
         tree.disk.request_arrived(request.epoch)
-        if self.ttl_window is not None:
-            table = self.ttl_window.request_arrived(tree.clock.now, tree.disk.capacity)
-            if table is not None:
-                tree.groups.replace_disk_table(table, tree._node_arena.values())
-                tree.disk.set_ttl(table)
         # Labels are the first's that learns.
         labels = [policy.arrive(request) for policy in live.learners]
         request.label = labels[0] if labels else None
@@ -87,8 +77,6 @@ class Requests:
         """The request's output and stop reason are known."""
         labels = [policy.finish(request) for policy in self.live.learners]
         request.label = labels[0] if labels else None
-        if self.ttl_window is not None:
-            self.ttl_window.request_finished(request)
         if self.live.profile is not None:
             self.live.profile.save_sometimes(self.live.device_policy, self.tree.clock.now)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from sglang_canopy.ttl.table import RESIDUAL, TTLTable
@@ -41,16 +40,6 @@ class LiveGroups:
             leaf.group = disk[min(block, len(disk) - 1)] if block >= 0 else RESIDUAL
         if host:
             leaf.host_group = host[min(block, len(host) - 1)] if block >= 0 else RESIDUAL
-
-    def replace_disk_table(self, table: TTLTable, nodes: Iterable[UnifiedTreeNode]) -> None:
-        """From now on the disk's TTLs are ``table``'s; nodes keep their group where it lives on."""
-        old, self.disk = self.disk, table
-        self._last_path = (None, 0, [], [])
-        after = () if old is None else table.groups_after(old)
-        for node in nodes:
-            group = node.canopy.group
-            if group is not None:
-                node.canopy.group = after[group] if 0 <= group < len(after) else RESIDUAL
 
 
 class HostExpiry:

@@ -33,7 +33,6 @@ from sglang_canopy.storage.namespace import namespace_of, weights_are_local
 from sglang_canopy.storage.page_table import PAGES, PageTable
 from sglang_canopy.storage.settings import StorageSettings
 from sglang_canopy.storage.sweeper import Sweeper
-from sglang_canopy.ttl.table import TTLTable
 
 logger = logging.getLogger(__name__)
 
@@ -174,12 +173,6 @@ class CanopyStorage(HiCacheStorage):
         return self._guarded(lambda: self._opened().read(keys, views), [False] * len(keys))
 
     # ---- what Canopy's own parts ask ----
-
-    def set_ttl(self, table: TTLTable) -> None:
-        """New TTLs, on any thread."""
-        if self.current is not None:
-            store = self.current.store
-            self._guarded(lambda: store.set_ttl(table), None)
 
     def status(self) -> dict[str, Any]:
         """The disk tier for ``/canopy/status``: pages and bytes since the start."""

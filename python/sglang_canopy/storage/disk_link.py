@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
     from sglang_canopy.radix.live_request import LiveRequest
-    from sglang_canopy.ttl.table import TTLTable
 
 REPORT_INTERVAL_S = 1.0
 """Uses of a node are reported to the disk tier at most once in so many seconds."""
@@ -64,17 +63,6 @@ class DiskLink:
     def tree_reset(self) -> None:
         self._unreported.clear()
         self.retry.clear()
-
-    def capacity(self) -> tuple[int, float] | None:
-        store = getattr(self._ours(), "store", None)
-        if store is None:
-            return None
-        return store.capacity_bytes, store.content.page_bytes / self.tree.page_size
-
-    def set_ttl(self, table: TTLTable) -> None:
-        backend = self._ours()
-        if backend is not None:
-            backend.set_ttl(table)
 
     def _ours(self) -> Any:
         """The storage backend, if it takes metadata with its pages."""

@@ -115,10 +115,6 @@ class CanopyMooncakeStore(MooncakeStore):
         self._warn_if_refused(results)
         return self._batch_postprocess(results, is_set_operate=True)
 
-    def set_ttl(self, table: TTLTable) -> None:
-        """New TTLs, for what is put from now on."""
-        self.ttl = table
-
     def _put_batch_zero_copy_impl(
         self,
         key_strs: list[str],

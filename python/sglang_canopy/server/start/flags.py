@@ -17,7 +17,6 @@ from sglang_canopy.config.queue import QueueFlags
 from sglang_canopy.config.refusals import DISK, unsupported
 from sglang_canopy.config.server_options import RequestOptions
 from sglang_canopy.config.tiers import (
-    DISK_FLAG,
     OTHERS,
     PolicyChoice,
     TierFlags,
@@ -100,10 +99,6 @@ def _check(
                 f"{flag} needs our disk tier; add --enable-hierarchical-cache "
                 "--hicache-storage-backend canopy"
             )
-    if tiers.ttl_window_s is not None and not ours:
-        raise CanopyError(
-            f"{DISK_FLAG}: ttl_window_min needs --radix-eviction with a policy of Canopy's"
-        )
     if storage and not server_args.enable_hierarchical_cache:
         raise CanopyError(
             "--hicache-storage-backend canopy needs a host tier; add --enable-hierarchical-cache"
