@@ -13,8 +13,9 @@ from sglang.srt.mem_cache.utils import get_storage_hash_str
 from sglang.srt.runtime_context import get_parallel
 
 from sglang_canopy.disk.store import DiskStore
+from sglang_canopy.server.start.attach import storage_attached
 from sglang_canopy.storage.page_table import PAGES
-from sglang_canopy.storage.settings import DYNAMIC_BACKEND
+from sglang_canopy.storage.settings import BACKEND, DYNAMIC_BACKEND
 from support.live_tree import LiveTree
 
 _RANKS = ("tp_rank", "pp_rank", "attn_tp_rank", "attn_cp_rank", "attn_dp_rank", "attn_dcp_rank")
@@ -49,6 +50,27 @@ class DiskTree(LiveTree):
     def store(self) -> DiskStore:
         return self.storage.store
 
+    def detach(self) -> None:
+        """What ``DELETE /hicache/storage-backend`` does on an idle server."""
+        self.settle()
+        ok, message = self.cache.detach_storage_backend()
+        assert ok, message
+
+    def attach(self, folder: Path, **extra: Any) -> str | None:
+        """What ``PUT /hicache/storage-backend`` does with ``canopy``; the error, if it fails."""
+        given = {"path": str(folder), "capacity_bytes": 10**7, "policy": "lru"}
+        given |= {"prefetch_threshold": 1, "sweep_s": 3600, **extra}
+        with get_parallel().override(**dict.fromkeys(_RANKS, 0)):
+            ok, message = storage_attached(
+                type(self.cache).attach_storage_backend,
+                self.cache,
+                storage_backend=BACKEND,
+                storage_backend_extra_config_json=json.dumps(given),
+                hicache_storage_prefetch_policy="wait_complete",
+            )
+        self.storage = self.cache.cache_controller.storage_backend
+        return None if ok else message
+
     def request(self, time: float = 0.0, **fields: Any):
         asks = {name: fields.pop(name) for name in ("ttl_s", "pin_s") if name in fields}
         request = self.made(time, **fields)
@@ -64,7 +86,7 @@ class DiskTree(LiveTree):
         cache = self.cache
         if cache.enable_storage:
             self._drain(n_backup=len(cache.ongoing_backup))
-            if self.passes_on:
+            if self.passes_on and self.storage is not None:
                 self.storage.current.pass_on()
 
     def serve(self, tokens: list[int], time: float, **fields: Any) -> int:

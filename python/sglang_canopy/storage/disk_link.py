@@ -35,6 +35,8 @@ class DiskLink:
         self.active = False
         """Whether the storage backend takes metadata; looked up at every arrival."""
         self.retry = DiskRetry(tree, self.attachment)
+        self._backend: Any = None
+        """The storage backend that the last request found."""
         self._unreported: dict[UnifiedTreeNode, None] = {}
         """Nodes used since their last report."""
         self._reported_at = float("-inf")
@@ -44,7 +46,10 @@ class DiskLink:
 
     def request_arrived(self, epoch: float) -> None:
         """Report the uses since the last time, at most once in ``REPORT_INTERVAL_S``."""
-        self.active = self._ours() is not None
+        backend = self._ours()
+        if backend is not None and backend is not self._backend:
+            self.retry.attached()
+        self._backend, self.active = backend, backend is not None
         self.attachment.epoch = epoch
         if self.active:
             self.retry.request_arrived()
@@ -94,6 +99,7 @@ class DiskLink:
             return
         if node.canopy.reported_at > float("-inf"):
             self._unreported.pop(node, None)  # its request is done: nothing to add later
+        self.retry.write_prefix(node)
         self._describe(node)
 
     def before_staged_write(self, node: UnifiedTreeNode) -> None:

@@ -1,8 +1,9 @@
-"""Pages that the disk tier refused, or lost, are written again when they are used.
+"""Pages that the disk tier refused, lost or was never offered are written when they are used.
 
-SGLang offers each node to the storage once. The disk tier refuses a page while it is full or
-broken, and every page whose prefix it does not have; so one refusal would keep all that is ever
-computed below a system prompt off the disk for as long as the prompt is in memory.
+SGLang offers each node to the storage once, when its host copy is made. The disk tier refuses a
+page while it is full or broken, and every page whose prefix it does not have. So one refusal, or a
+storage attached to a running server, would keep all pages below a prompt off the disk for as long
+as the prompt is in memory.
 
 Which pages a disk lacks differs by rank, and what is written must not: each write holds host
 memory until all ranks have acknowledged it. So the ranks agree now and then that something was
@@ -58,11 +59,19 @@ class DiskRetry:
         self.tree = tree
         self.attachment = attachment
         self.round = 0
+        self._attached_in_round = 0
+        """First round of the storage in use. Earlier rounds wrote to another one."""
         self._round_began_at = float("-inf")
         self._waiting: dict[UnifiedTreeNode, bool] = {}
         """Nodes to write again; true for those that the store has, to renew their time."""
         self._credit_bytes = 10.0 * RENEW_BYTES_S
         self._credited_at = 0.0
+
+    def attached(self) -> None:
+        """Another storage is in use: no node has been offered to it."""
+        self.round += 1
+        self._attached_in_round = self.round
+        self._waiting.clear()
 
     def is_written(self, leaf: NodeLeaf) -> bool:
         """Whether the disk tier has these pages, as far as is known."""
@@ -82,7 +91,7 @@ class DiskRetry:
         """A finished request used ``node``. ``backend``: that which stores its pages."""
         if len(self._waiting) >= MAX_WAITING:
             return
-        if self._from_earlier_round(node):
+        if self._lacks_write(node):
             self._waiting[node] = False
         elif self._needs_renewal(node, backend):
             self._waiting[node] = True
@@ -100,12 +109,35 @@ class DiskRetry:
         if self._waiting:
             self._rewrite_some()
 
+    def write_prefix(self, node: UnifiedTreeNode) -> None:
+        """Write host copies above ``node`` that the storage in use was never offered.
+
+        Shallowest first, so that the write of ``node``, which follows, has its prefix.
+        """
+        cache = self.attachment.cache
+        assert cache is not None
+        above: list[UnifiedTreeNode] = []
+        node = node.parent
+        while node is not self.tree.root_node and not self._offered(node.canopy):
+            above.append(node)
+            node = node.parent
+        for node in reversed(above):
+            if not node.backuped or node.write_through_pending_id is not None:
+                return
+            cache.write_backup_storage(node.id)
+
     def clear(self) -> None:
         self._waiting.clear()
 
-    def _from_earlier_round(self, node: UnifiedTreeNode) -> bool:
-        """Whether the node's pages were last written in an earlier round."""
-        return node.canopy.on_disk and node.canopy.disk_round < self.round
+    def _offered(self, leaf: NodeLeaf) -> bool:
+        """Whether the storage in use was offered these pages, or gave them."""
+        return leaf.on_disk and leaf.disk_round >= self._attached_in_round
+
+    def _lacks_write(self, node: UnifiedTreeNode) -> bool:
+        """Whether no write of this round covers the node, and SGLang will not start one."""
+        if not node.canopy.on_disk:
+            return bool(node.backuped)
+        return node.canopy.disk_round < self.round
 
     def _needs_renewal(self, node: UnifiedTreeNode, backend: Any) -> bool:
         """Whether half of the time is over for which the store keeps these pages."""

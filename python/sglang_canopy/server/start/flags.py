@@ -77,7 +77,9 @@ def apply(server_args: Any, args: Any, ours: bool) -> TierOptions:
         server_args.hicache_size = tiers.host_bytes / 1e9
     if storage:
         server_args.hicache_storage_backend_extra_config = json.dumps(
-            _extra_config(server_args, tiers, ours)
+            extra_config(
+                server_args, tiers, ours, server_args.hicache_storage_backend_extra_config
+            )
         )
         server_args.hicache_storage_backend = "dynamic"
     return tiers
@@ -112,9 +114,14 @@ def _check(
         logger.warning("the plan's %s act on tiers that this server lacks", " and ".join(unused))
 
 
-def _extra_config(server_args: Any, tiers: TierOptions, ours: bool) -> dict[str, Any]:
-    """The user's extra configuration, with what our options say where it says nothing."""
-    extra = given_extra(server_args.hicache_storage_backend_extra_config)
+def extra_config(
+    server_args: Any, tiers: TierOptions, ours: bool, given: str | None
+) -> dict[str, Any]:
+    """Complete the extra configuration ``given`` from our own options, and validate it.
+
+    Raises ``CanopyError`` for a mistake, before the model is loaded.
+    """
+    extra = given_extra(given)
     choice = tiers.disk
     if choice is None and ours:
         name, config = server_args.radix_eviction_policy, server_args.radix_eviction_policy_config
@@ -137,7 +144,7 @@ def _extra_config(server_args: Any, tiers: TierOptions, ours: bool) -> dict[str,
     if not ours:
         # Our tree says what page each page follows; for another's, SGLang has to.
         extra.setdefault("hicache_storage_pass_prefix_keys", True)
-    StorageSettings.from_extra(extra)  # a mistake is found here, not when the model is loaded
+    StorageSettings.from_extra(extra)
     return {**extra, **DYNAMIC_BACKEND}
 
 

@@ -17,6 +17,7 @@ from sglang_canopy.server.scheduler import (
     session_gate,
 )
 from sglang_canopy.server.start import arguments
+from sglang_canopy.server.start.attach import storage_attached
 from sglang_canopy.server.start.seam import Seam
 from sglang_canopy.server.start.self_check import check_in_place, stop
 from sglang_canopy.storage import weights
@@ -81,6 +82,13 @@ SEAMS = (
         _build_cache,
         ("ctx",),
         "our cache, where the policy is ours; the same checks again",
+    ),
+    Seam(
+        _SRT + "mem_cache.unified_radix_cache.UnifiedRadixCache.attach_storage_backend",
+        "around",
+        storage_attached,
+        ("self", "storage_backend", "storage_backend_extra_config_json"),
+        "our disk tier can be attached to a running server by its name",
     ),
     Seam(
         _SRT
