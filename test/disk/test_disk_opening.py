@@ -36,7 +36,7 @@ def test_a_busy_folder_is_taken_once_it_is_free_with_its_pages(tmp_path, caplog)
 def test_a_read_only_disk_is_used_once_it_can_be_written(tmp_path, monkeypatch) -> None:
     from sglang_canopy.disk import folder
 
-    def read_only(top):
+    def read_only(*_):
         raise OSError(30, "Read-only file system")
 
     with monkeypatch.context() as patch:

@@ -41,7 +41,8 @@ def test_a_disk_attached_by_name_serves_prompts_from_before_and_keeps_them(
                     return
                 except urllib.error.HTTPError as error:
                     text = error.read().decode()
-                    assert "not idle" in text and time.monotonic() < deadline, text
+                    assert "not idle" in text, text
+                    assert time.monotonic() < deadline, text
                     time.sleep(0.1)
 
         def storage_backend(method: str, body: dict | None = None) -> None:

@@ -23,7 +23,7 @@ def tree(tmp_path: Path, request: pytest.FixtureRequest):
     policy = getattr(request, "param", "write_through")
     tree = DiskTree(tmp_path / "first", tokens=64, host_tokens=256, write_policy=policy)
     tree.detach()
-    tree.serve(tokens(1, 16) + [1, 2], 1.0)
+    tree.serve([*tokens(1, 16), 1, 2], 1.0)
     yield tree
     tree.close()
 

@@ -27,6 +27,7 @@ FAULTS = (
     "index",
     "clock",
     "locked",
+    "gone",
     "internal",
 )
 """Every kind of fault that is answered by recomputation."""

@@ -8,8 +8,10 @@ import hashlib
 import os
 import shutil
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 
+from sglang_canopy.disk.fault_kinds import kind_of
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.private_file import BAD, replace_file, set_aside
 
@@ -31,26 +33,50 @@ class Unavailable(Exception):
 
 @dataclass(slots=True)
 class Claim:
-    """A namespace's own folder, locked for this process."""
+    """A namespace's own folder, locked for this process.
+
+    ``directory`` is its descriptor. Open and remove files relative to it: another folder may have
+    taken the path.
+    """
 
     path: Path
+    directory: int
     _lock: int
     temporary: bool = False
 
+    def gone(self) -> str | None:
+        """Return what was removed or replaced since the claim; ``None`` if nothing was."""
+        if not _is_file(self.path, None, self.directory):
+            return str(self.path)
+        if not _is_file(_LOCK, self.directory, self._lock):
+            return str(self.path / _LOCK)
+        return None
+
     def release(self) -> None:
-        with contextlib.suppress(OSError):
-            os.close(self._lock)
+        for fd in (self.directory, self._lock):
+            with contextlib.suppress(OSError):
+                os.close(fd)
 
     def remove_pages(self) -> None:
-        """Free the disk space, while nobody else can have the folder."""
-        if self.temporary:
-            shutil.rmtree(self.path, ignore_errors=True)
-            return
+        """Free the disk space. Call it before ``release``."""
         # NOTE: the lock's file stays: another server may be waiting for it.
-        for pattern in ("segment-*.kv", "index.sqlite*"):
-            for file in self.path.glob(pattern):
+        for name in os.listdir(self.directory):
+            if self.temporary or fnmatch(name, "segment-*.kv") or name.startswith("index.sqlite"):
                 with contextlib.suppress(OSError):
-                    file.unlink()
+                    os.unlink(name, dir_fd=self.directory)
+        if self.temporary and self.gone() == str(self.path / _LOCK):  # only its files are gone
+            with contextlib.suppress(OSError):
+                self.path.rmdir()
+
+
+def _is_file(path: str | Path, directory: int | None, fd: int) -> bool:
+    """Whether ``path``, relative to ``directory``, is the file that is open as ``fd``."""
+    try:
+        found = os.stat(path, dir_fd=directory, follow_symlinks=False)
+    except OSError:
+        return False
+    ours = os.fstat(fd)
+    return (found.st_dev, found.st_ino) == (ours.st_dev, ours.st_ino)
 
 
 def claim(folder: str | os.PathLike[str], namespace: str, *, temporary: bool = False) -> Claim:
@@ -61,19 +87,17 @@ def claim(folder: str | os.PathLike[str], namespace: str, *, temporary: bool = F
     """
     top = Path(folder)
     try:
-        _make_top(top)
         path = top / hashlib.sha256(namespace.encode()).hexdigest()[:24]
+        _make_top(top, path.name)
         path.mkdir(mode=0o700, exist_ok=True)
         _check_ours(path)
-        fd = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        held = _open_claim(path, temporary)
     except OSError as error:
-        from sglang_canopy.disk.journal import kind_of
-
-        raise Unavailable(kind_of(error), f"{top}: {error.strerror}") from error
+        raise _unavailable(top, error) from error
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(held._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        os.close(fd)
+        held.release()
         raise Unavailable(
             "locked",
             f"another server has {path}; end it, or give each server a folder of its own",
@@ -83,11 +107,24 @@ def claim(folder: str | os.PathLike[str], namespace: str, *, temporary: bool = F
         if temporary:
             (path / _TEMPORARY).touch(mode=0o600)
     except OSError as error:
-        os.close(fd)
-        from sglang_canopy.disk.journal import kind_of
+        held.release()
+        raise _unavailable(path, error) from error
+    return held
 
-        raise Unavailable(kind_of(error), f"{path}: {error.strerror}") from error
-    return Claim(path, fd, temporary)
+
+def _open_claim(path: Path, temporary: bool) -> Claim:
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        lock = os.open(_LOCK, flags, 0o600, dir_fd=directory)
+    except OSError:
+        os.close(directory)
+        raise
+    return Claim(path, directory, lock, temporary)
+
+
+def _unavailable(path: Path, error: OSError) -> Unavailable:
+    return Unavailable(kind_of(error), f"{path}: {error.strerror}")
 
 
 def remove_abandoned(folder: Path) -> list[Path]:
@@ -115,12 +152,13 @@ def other_namespaces(folder: Path, mine: Path) -> dict[Path, int]:
     return found
 
 
-def _make_top(top: Path) -> None:
+def _make_top(top: Path, mine: str) -> None:
+    """Make or accept the folder ``top``, which may hold the namespace's folder ``mine``."""
     if top.is_symlink() or (top.exists() and not top.is_dir()):
         raise CanopyError(f"disk store: {top} is not a folder; name a folder, or a new path")
     if not top.exists():
         top.mkdir(mode=0o700, parents=True)
-    names = set(os.listdir(top)) - {"lost+found"}
+    names = set(os.listdir(top)) - {"lost+found", mine}
     foreign = sorted(name for name in names if not name.startswith(f".{MARK}."))
     if foreign and not names & {MARK, MARK + BAD}:
         raise CanopyError(

@@ -6,7 +6,8 @@ import itertools
 import sqlite3
 from collections.abc import Iterable, Sequence
 
-from sglang_canopy.disk.journal import damaged, kind_of, record
+from sglang_canopy.disk.fault_kinds import damaged, kind_of
+from sglang_canopy.disk.journal import record
 from sglang_canopy.disk.state import StoreState
 
 _ENDS_A_COMMIT = 256

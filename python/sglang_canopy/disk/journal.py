@@ -9,14 +9,15 @@ that did not reach the disk has a wrong checksum and is absent.
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import os
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
+from sglang_canopy.disk.folder import Claim
 from sglang_canopy.disk.index import PageIndex
 from sglang_canopy.disk.page import FIELDS as PAGE_FIELDS
 from sglang_canopy.disk.page import Kind, PageMeta
@@ -93,18 +94,25 @@ def decode_meta(row: Row, roots: dict[int, int]) -> PageMeta | None:
 class Journal:
     """One connection. Thread-safe by its own lock, so commits keep nobody from looking up.
 
-    Every method raises ``sqlite3.Error``; ``damaged`` tells a broken file from a full disk.
+    ``claim``: the folder. Every method raises ``sqlite3.Error`` or ``OSError``; ``damaged`` tells
+    a broken file from a full disk.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, claim: Claim) -> None:
+        self.folder = claim.path
+        self._claim = claim
+        self._inode = 0
         self.lock = threading.RLock()
         self._connection: sqlite3.Connection | None = None
 
     def open(self) -> None:
         path = self.folder / FILE
         # SQLite gives the files beside it the modes of this one.
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        fd = os.open(FILE, flags, 0o600, dir_fd=self._claim.directory)
+        self._inode = os.fstat(fd).st_ino
+        os.close(fd)
+        self._check_folder()
         connection = sqlite3.connect(
             path, isolation_level=None, check_same_thread=False, timeout=5.0
         )
@@ -126,6 +134,20 @@ class Journal:
             connection.close()
             raise
         self._connection = connection
+
+    def gone(self) -> str | None:
+        """Return the index file's name if it was removed or replaced."""
+        try:
+            found = os.stat(FILE, dir_fd=self._claim.directory).st_ino
+        except OSError:
+            found = -1
+        return None if found == self._inode else FILE
+
+    def _check_folder(self) -> None:
+        """SQLite opens files by path: make sure that the path is still this folder's."""
+        gone = self._claim.gone()
+        if gone is not None:
+            raise OSError(errno.ESTALE, f"{gone} was removed or replaced")
 
     def rows(self) -> Iterator[Row]:
         """Every record, as ``FIELDS``. The caller validates them."""
@@ -171,11 +193,12 @@ class Journal:
         """Begin an empty index; one with ``damage`` is set aside."""
         with self.lock:
             self.close()
+            self._check_folder()
             if damage is not None:
                 set_aside(self.folder / FILE, damage)
             for suffix in ("", "-wal", "-shm", "-journal"):
                 with contextlib.suppress(FileNotFoundError):
-                    (self.folder / (FILE + suffix)).unlink()
+                    os.unlink(FILE + suffix, dir_fd=self._claim.directory)
             self.open()
 
     def close(self) -> None:
@@ -192,29 +215,3 @@ def _text(raw: bytes) -> str | bytes:
         return raw.decode()
     except UnicodeDecodeError:
         return raw
-
-
-def damaged(error: sqlite3.Error) -> bool:
-    """Whether the file itself is broken, rather than out of space, read-only or busy."""
-    if isinstance(error, sqlite3.OperationalError):
-        name = getattr(error, "sqlite_errorname", "") or ""
-        return name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_IOERR_SHORT_READ")) or (
-            "no such table" in str(error)
-        )
-    return isinstance(error, sqlite3.DatabaseError)
-
-
-def kind_of(error: OSError | sqlite3.Error) -> str:
-    """The fault's name in the counters."""
-    if isinstance(error, OSError):
-        import errno
-
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            return "full"
-        return "read-only" if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM) else "io"
-    name = getattr(error, "sqlite_errorname", "") or ""
-    if name.startswith("SQLITE_FULL"):
-        return "full"
-    if name.startswith(("SQLITE_READONLY", "SQLITE_CANTOPEN")):
-        return "read-only"
-    return "index" if damaged(error) else "io"

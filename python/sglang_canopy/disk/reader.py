@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from sglang_canopy.disk.content import PageBuffers, raw_key
 from sglang_canopy.disk.eviction import Eviction
+from sglang_canopy.disk.fault_kinds import kind_of
 from sglang_canopy.disk.index_writer import IndexWriter
-from sglang_canopy.disk.journal import kind_of
 from sglang_canopy.disk.lifetimes import Lifetimes
 from sglang_canopy.disk.state import StoreState
 
@@ -71,12 +71,15 @@ class PageReader:
         now = state.clock()
         with state.lock:
             batch = self._locate(raw, into)
-            units = [page.unit for page in batch]
-            state.units.begin_read(units)
-        errors = state.segments.read([(page.unit, page.target) for page in batch])
+            units, allocator = [page.unit for page in batch], state.units
+            opening, segments = state.opening, state.segments
+            allocator.begin_read(units)
+        errors = segments.read([(page.unit, page.target) for page in batch])
         good, error = self._count_good(batch, errors)
         with state.lock:
-            state.units.end_read(units)
+            allocator.end_read(units)
+            if opening != state.opening:  # the folder was given up meanwhile
+                return [i < good for i in range(len(keys))]
             self._record_reads(batch[:good], now)
             if good < len(batch):
                 self._drop_bad_page(batch[good], error, keys[good], now)

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from sglang_canopy.disk.eviction import Eviction
+from sglang_canopy.disk.fault_kinds import damaged, kind_of
 from sglang_canopy.disk.folder import Claim, Unavailable, claim
 from sglang_canopy.disk.index import NO_ROW
 from sglang_canopy.disk.index_writer import IndexWriter
-from sglang_canopy.disk.journal import Journal, Row, damaged, decode_meta, is_sound, kind_of
+from sglang_canopy.disk.journal import Journal, Row, decode_meta, is_sound
 from sglang_canopy.disk.lifetimes import Lifetimes
 from sglang_canopy.disk.segments import SegmentFiles
 from sglang_canopy.disk.state import StoreState
 from sglang_canopy.disk.units import UnitAllocator
+from sglang_canopy.errors import CanopyError
 
 
 @dataclass(slots=True)
@@ -47,6 +50,8 @@ class Recovery:
         temporary: bool,
     ) -> None:
         self.claim: Claim | None = None
+        self._opened = False
+        self._giving_up = threading.Lock()
         self._state = state
         self._index_writer = index_writer
         self._lifetimes = lifetimes
@@ -61,18 +66,41 @@ class Recovery:
         try:
             self.claim = claim(self._folder, self._namespace, temporary=self._temporary)
             self.path = self.claim.path
-            state.segments = SegmentFiles(self.path, state.content.page_bytes)
-            state.journal = Journal(self.path)
+            state.segments = SegmentFiles(self.claim.directory, state.content.page_bytes)
+            state.journal = Journal(self.claim)
             with state.lock:
                 self._load()
                 state.unavailable = None
+            self._opened = True
         except Unavailable as why:
             self._give_up(why.fault, why)
+        except CanopyError as mistake:
+            if not self._opened:
+                raise
+            self._give_up("gone", mistake)
         except (OSError, sqlite3.Error) as error:
             self._give_up(kind_of(error), error)
         else:
             self._index_writer.flush(everything=True)
         return state.unavailable is None
+
+    def check_folder(self, *, files: bool = False) -> None:
+        """Give up a folder that was removed or replaced; the next ``open`` takes a new one.
+
+        ``files``: look for removed files, too.
+        """
+        state, claim = self._state, self.claim
+        if state.unavailable is not None or claim is None:
+            return
+        gone = claim.gone()
+        if gone is None and files:
+            name = state.journal.gone() or state.segments.gone()
+            gone = None if name is None else str(claim.path / name)
+        if gone is None:
+            return
+        with self._giving_up:  # several threads write
+            if state.unavailable is None:
+                self._give_up("gone", f"{gone} was removed or replaced while in use")
 
     def close(self) -> None:
         """Write everything down and let the folder go."""

@@ -1,14 +1,17 @@
 """Units, each of one page, in a few large files: batched positional I/O on them.
 
-Neighbouring units of a batch become one ``pwritev`` or ``preadv``.
+Neighbouring units of a batch become one ``pwritev`` or ``preadv``. Files are opened relative to the
+folder's descriptor, so that a folder which has taken the path is never written to.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
-from collections.abc import Callable, Sequence
-from pathlib import Path
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from fnmatch import fnmatch
 
 SEGMENT_BYTES = 1 << 30
 _IOV_MAX = 1024
@@ -18,13 +21,19 @@ Extent = tuple[int, Sequence[memoryview]]
 
 
 class SegmentFiles:
-    """The files. Thread-safe as far as callers work on units of their own."""
+    """The files in ``directory``, a descriptor that the caller keeps open until ``close``.
 
-    def __init__(self, folder: Path, unit_bytes: int) -> None:
-        self.folder = folder
+    Thread-safe if concurrent calls work on different units.
+    """
+
+    def __init__(self, directory: int, unit_bytes: int) -> None:
         self.unit_bytes = unit_bytes
         self.per_segment = max(1, SEGMENT_BYTES // unit_bytes)
+        self._directory = directory
         self._files: dict[int, int] = {}
+        self._lock = threading.Lock()
+        self._transfers = 0
+        self._closed = False
 
     def write(self, extents: Sequence[Extent]) -> list[OSError | None]:
         """Write buffers into units; for each unit the error that kept it from being written."""
@@ -43,27 +52,56 @@ class SegmentFiles:
         except OSError:
             return False
 
+    def gone(self) -> str | None:
+        """Return the name of an open file that was removed; ``None`` if none was."""
+        with self._in_use() as usable:
+            for number, fd in list(self._files.items()) if usable else ():
+                if os.fstat(fd).st_nlink == 0:
+                    return _name(number)
+        return None
+
     def trim(self, top: int) -> int:
         """Cut everything from unit ``top`` on off the files. Returns the bytes cut."""
         cut = 0
-        for path in sorted(self.folder.glob("segment-*.kv")):
-            number = path.stem.removeprefix("segment-")
-            if not number.isdigit():
+        for name in sorted(os.listdir(self._directory)):
+            number = name.removeprefix("segment-").removesuffix(".kv")
+            if not fnmatch(name, "segment-*.kv") or not number.isdigit():
                 continue
             keep = min(max(0, top - int(number) * self.per_segment), self.per_segment)
             keep_bytes = keep * self.unit_bytes
-            size = path.stat().st_size
+            size = os.stat(name, dir_fd=self._directory).st_size
             if size <= keep_bytes:
                 continue
             cut += size - keep_bytes
             if keep == 0:
                 self._forget(int(number))
-                path.unlink()
+                os.unlink(name, dir_fd=self._directory)
             else:
                 os.ftruncate(self._open(int(number), create=False), keep_bytes)
         return cut
 
     def close(self) -> None:
+        """Close the files, once no transfer uses them: a descriptor's number is used again."""
+        with self._lock:
+            self._closed = True
+            if not self._transfers:
+                self._close_files()
+
+    @contextlib.contextmanager
+    def _in_use(self) -> Iterator[bool]:
+        """Keep the files open; false if they are closed already."""
+        with self._lock:
+            usable = not self._closed
+            self._transfers += usable
+        try:
+            yield usable
+        finally:
+            with self._lock:
+                self._transfers -= usable
+                if self._closed and not self._transfers:
+                    self._close_files()
+
+    def _close_files(self) -> None:
         for number in list(self._files):
             self._forget(number)
 
@@ -74,6 +112,18 @@ class SegmentFiles:
                 os.close(fd)
 
     def _transfer(
+        self,
+        extents: Sequence[Extent],
+        move: Callable[[int, list[memoryview], int], None],
+        *,
+        create: bool,
+    ) -> list[OSError | None]:
+        with self._in_use() as usable:
+            if usable:
+                return self._transfer_open(extents, move, create=create)
+        return [OSError(errno.EBADF, "the files are closed")] * len(extents)
+
+    def _transfer_open(
         self,
         extents: Sequence[Extent],
         move: Callable[[int, list[memoryview], int], None],
@@ -111,18 +161,25 @@ class SegmentFiles:
 
     def _place(self, unit: int, *, create: bool) -> tuple[int, int]:
         segment, index = divmod(unit, self.per_segment)
-        return self._open(segment, create=create), index * self.unit_bytes
+        fd = self._open(segment, create=create)
+        if create and os.fstat(fd).st_nlink == 0:
+            raise OSError(errno.ESTALE, f"{_name(segment)} was removed")
+        return fd, index * self.unit_bytes
 
     def _open(self, number: int, *, create: bool) -> int:
         fd = self._files.get(number)
         if fd is None:
             flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if create else 0)
-            fd = os.open(self.folder / f"segment-{number:05d}.kv", flags, 0o600)
+            fd = os.open(_name(number), flags, 0o600, dir_fd=self._directory)
             other = self._files.setdefault(number, fd)
             if other != fd:  # another thread was first
                 os.close(fd)
                 fd = other
         return fd
+
+
+def _name(number: int) -> str:
+    return f"segment-{number:05d}.kv"
 
 
 def _write_all(fd: int, buffers: list[memoryview], position: int) -> None:

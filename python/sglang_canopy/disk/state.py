@@ -38,6 +38,8 @@ class StoreState:
     segments: SegmentFiles = field(init=False)
     """This and ``journal`` are there once the folder was taken for the first time."""
     journal: Journal = field(init=False)
+    opening: int = 0
+    """Number of times that the index was begun. A batch of an earlier one is dropped."""
     _clock_jumps: int = 0
 
     def notice_clock_jumps(self) -> None:
@@ -49,5 +51,6 @@ class StoreState:
 
     def replace_index(self) -> None:
         """Begin with an empty index; its pages left ``evictable`` before."""
+        self.opening += 1
         self.index = PageIndex()
         self.evictable.index = self.index

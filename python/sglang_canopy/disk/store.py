@@ -186,6 +186,7 @@ class DiskStore:
         written is served all the same while the process lives). A page that is here already is
         not written again but counts as used.
         """
+        self._recovery.check_folder()
         return self._writer.write(keys, pages, metas, parents)
 
     def touch(self, keys: Sequence[str], meta: PageMeta) -> int:
@@ -212,8 +213,10 @@ class DiskStore:
     def sweep(self, now: float | None = None, limit: int = SWEEP_PAGES) -> int:
         """Remove expired pages, tails first; returns how many. Bounded work a call.
 
-        Also lets ended pins go and writes uses down. Call it about once a second.
+        Also lets ended pins go, writes uses down, and checks that the files are still in place.
+        Call it about once a second.
         """
+        self._recovery.check_folder(files=True)
         return self._eviction.sweep(now, limit)
 
     def flush(self, *, everything: bool = False) -> bool:

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 from sglang_canopy.disk.content import PageBuffers, raw_key
 from sglang_canopy.disk.eviction import Eviction
+from sglang_canopy.disk.fault_kinds import kind_of
 from sglang_canopy.disk.index import NO_ROW
 from sglang_canopy.disk.index_writer import IndexWriter
-from sglang_canopy.disk.journal import kind_of
 from sglang_canopy.disk.lifetimes import Lifetimes, on_store_clock
 from sglang_canopy.disk.page import PageMeta
 from sglang_canopy.disk.state import StoreState
@@ -40,6 +40,8 @@ class _PageWrite:
 class _Batch:
     """Pages that got a unit; no lock is held while their data is written."""
 
+    opening: int
+    """``StoreState.opening`` when the batch began."""
     placed: list[_PageWrite] = field(default_factory=list)
     keys: set[bytes] = field(default_factory=set)
     locked_parents: list[int] = field(default_factory=list)
@@ -84,12 +86,13 @@ class PageWriter:
         for i in absent:
             offered[i].views = content.views(pages[i])
         now = state.clock()
-        batch = _Batch()
         with state.lock:
+            batch = _Batch(state.opening)
+            segments = state.segments
             self._retry_growth()
             self._use_present(offered, now)
             here = [self._is_here_or_placed(page, batch, now) for page in offered]
-        errors = state.segments.write([(page.unit, page.views) for page in batch.placed])
+        errors = segments.write([(page.unit, page.views) for page in batch.placed])
         checksums = [content.checksum(page.key, page.views) for page in batch.placed]
         with state.lock:
             self._enter_batch(batch, errors, checksums, now)
@@ -154,6 +157,10 @@ class PageWriter:
     ) -> None:
         """The data is written, apart from ``errors``: put the pages into the index."""
         state = self._state
+        if batch.opening != state.opening:  # the folder was given up meanwhile
+            for page in batch.placed:
+                state.evictable.refund_tenant(page.meta.tenant)
+            return
         entered = []
         for page, checksum, error in zip(batch.placed, checksums, errors, strict=True):
             if error is None:

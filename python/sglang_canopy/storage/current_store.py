@@ -80,6 +80,7 @@ class CurrentStore:
                 self._replace()
         elif self.store.unavailable not in (None, "closed") and self.store.open():
             logger.info("Canopy disk tier: available now.")
+            self.table.add_refusal()  # what was written to an earlier folder may be lost
             self._log_opened()
 
     def write(self, keys: Sequence[str], views: Views, prefix_key: str | None) -> None:

@@ -77,9 +77,7 @@ def apply(server_args: Any, args: Any, ours: bool) -> TierOptions:
         server_args.hicache_size = tiers.host_bytes / 1e9
     if storage:
         server_args.hicache_storage_backend_extra_config = json.dumps(
-            extra_config(
-                server_args, tiers, ours, server_args.hicache_storage_backend_extra_config
-            )
+            extra_config(server_args, tiers, ours, server_args.hicache_storage_backend_extra_config)
         )
         server_args.hicache_storage_backend = "dynamic"
     return tiers
