@@ -70,10 +70,21 @@ ROOMS: dict[str, set[str]] = {
     "report": set(),
     "trace": set(),
     "latency": set(),
-    "sim": {"admission", "latency", "policy", "report", "reuse", "schedule", "trace", "ttl"},
+    "group_ttl": {"ttl"},
+    "sim": {
+        "admission",
+        "group_ttl",
+        "latency",
+        "policy",
+        "report",
+        "reuse",
+        "schedule",
+        "trace",
+        "ttl",
+    },
     "characterize": {"policy", "report", "reuse", "sim", "trace"},
     "advise": {"characterize", "config", "policy", "report", "sim", "trace"},
-    "plan": {"config", "policy", "report", "sim", "trace", "ttl"},
+    "plan": {"config", "group_ttl", "policy", "report", "sim", "trace", "ttl"},
     "live": set(),
     "live/replay": {"latency", "trace", "wire"},
     "live/profile": set(),
@@ -82,7 +93,7 @@ ROOMS: dict[str, set[str]] = {
     "cli": {
         *("advise", "canopy_chunks/calibration", "characterize", "config", "doctor", "latency"),
         *("live/profile", "live/top", "live/trial", "plan", "policy", "report", "request"),
-        *("sim", "trace", "ttl", "wire"),
+        *("group_ttl", "sim", "trace", "ttl", "wire"),
     },
     "bench_serving": {"live/replay"},
 }
@@ -90,7 +101,18 @@ ROOMS: dict[str, set[str]] = {
 process and the schedulers tell each other goes through ``wire``: neither imports the other."""
 
 LABORATORY = (
-    *("policy", "reuse", "ttl", "disk", "trace", "sim", "characterize", "plan", "report"),
+    *(
+        "group_ttl",
+        "policy",
+        "reuse",
+        "ttl",
+        "disk",
+        "trace",
+        "sim",
+        "characterize",
+        "plan",
+        "report",
+    ),
     *("advise", "admission", "clients", "config", "latency", "live/profile", "live/top"),
     *("live/trial", "request", "schedule", "whatif", "wire"),
 )

@@ -18,15 +18,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+from canopy_lab.group_ttl.allocate import allocate
+from canopy_lab.group_ttl.groups import GroupSelection, choose_groups
+from canopy_lab.group_ttl.learn import Learning, in_hindsight, learn
+from canopy_lab.group_ttl.path_log import PathLog
+from canopy_lab.group_ttl.path_segments import segments_of
+from canopy_lab.group_ttl.replay import fixed_ttls
 from canopy_lab.sim.ttl import observe, path_snapshot
 from canopy_lab.trace.open import open_trace
 from canopy_lab.trace.record import TraceRequest
-from sglang_canopy.ttl.allocate import allocate
-from sglang_canopy.ttl.groups import GroupSelection, choose_groups
-from sglang_canopy.ttl.learn import Learning, in_hindsight, learn
-from sglang_canopy.ttl.path_log import PathLog
-from sglang_canopy.ttl.path_segments import segments_of
-from sglang_canopy.ttl.replay import fixed_ttls
 from support.linear_bound import linear_bound
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "traces"))

@@ -27,12 +27,8 @@ import numpy as np
 from matplotlib.ticker import NullFormatter
 from tqdm import tqdm
 
-from canopy_lab.sim.model import PRESETS
-from canopy_lab.sim.ttl import path_snapshot, window_snapshots
-from canopy_lab.trace.open import open_trace
-from canopy_lab.trace.record import TraceRequest
-from sglang_canopy.ttl.histogram import GRID_S
-from sglang_canopy.ttl.learn import (
+from canopy_lab.group_ttl.histogram import GRID_S
+from canopy_lab.group_ttl.learn import (
     FIXED,
     GROUPS,
     Learning,
@@ -41,9 +37,13 @@ from sglang_canopy.ttl.learn import (
     in_hindsight,
     learn,
 )
-from sglang_canopy.ttl.path_log import PathSnapshot
-from sglang_canopy.ttl.path_segments import segments_of
-from sglang_canopy.ttl.replay import TTLOutcome, fixed_ttls, simulate_ttl
+from canopy_lab.group_ttl.path_log import PathSnapshot
+from canopy_lab.group_ttl.path_segments import segments_of
+from canopy_lab.group_ttl.replay import TTLOutcome, fixed_ttls, simulate_ttl
+from canopy_lab.sim.model import PRESETS
+from canopy_lab.sim.ttl import path_snapshot, window_snapshots
+from canopy_lab.trace.open import open_trace
+from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.ttl.table import TRACE_HASH, TTLTable
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "traces"))

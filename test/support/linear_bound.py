@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from scipy.optimize import linprog
 
-from sglang_canopy.ttl.histogram import Curves
+from canopy_lab.group_ttl.histogram import Curves
 
 
 def linear_bound(curves: Curves, budget: float) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from sglang_canopy.ttl.path_log import PathLog, PathSnapshot
+from canopy_lab.group_ttl.path_log import PathLog, PathSnapshot
 from sglang_canopy.ttl.table import TTLTable
 
 BLOCK = 16

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.optimize import minimize
 
-from sglang_canopy.ttl.path_log import PathSnapshot
-from sglang_canopy.ttl.path_segments import PathSegments, segments_of
+from canopy_lab.group_ttl.path_log import PathSnapshot
+from canopy_lab.group_ttl.path_segments import PathSegments, segments_of
 from sglang_canopy.ttl.table import TRACE_HASH, Group, TTLTable
 
 POINTS = 256

@@ -8,6 +8,10 @@ import matplotlib.pyplot as plt
 import numpy as np
 from artefact import Context
 
+from canopy_lab.group_ttl.histogram import GRID_S
+from canopy_lab.group_ttl.learn import Learning, at_equal_bytes, in_hindsight, learn
+from canopy_lab.group_ttl.path_segments import segments_of
+from canopy_lab.group_ttl.replay import fixed_ttls, simulate_ttl
 from canopy_lab.plan.prices import GIB
 from canopy_lab.sim.ttl import path_snapshot
 from kareto.algorithm2 import group_ttls
@@ -22,10 +26,6 @@ from kareto.setting import (
     profile,
     run,
 )
-from sglang_canopy.ttl.histogram import GRID_S
-from sglang_canopy.ttl.learn import Learning, at_equal_bytes, in_hindsight, learn
-from sglang_canopy.ttl.path_segments import segments_of
-from sglang_canopy.ttl.replay import fixed_ttls, simulate_ttl
 from sglang_canopy.ttl.table import TRACE_HASH, TTLTable
 
 TTLS_S = (10.0, 30.0, 60.0, 300.0)

@@ -213,7 +213,7 @@ def code() -> list[Row]:
             "SLSQP from several starts",
             here="to the letter for the comparison, hits interpolated between their steps; the product "
             "[allocates otherwise](../group-ttl.md)",
-            where="`benchmark/papers/kareto/algorithm2.py` `python/sglang_canopy/ttl/groups.py`",
+            where="`benchmark/papers/kareto/algorithm2.py` `python/canopy_lab/group_ttl/groups.py`",
         ),
         Row(
             "Algorithm 1",

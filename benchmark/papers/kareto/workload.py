@@ -11,11 +11,11 @@ import numpy as np
 from artefact import Context
 from scipy.stats import ks_2samp
 
+from canopy_lab.group_ttl.path_segments import PathSegments, segments_of
 from canopy_lab.plan.prices import GIB
 from canopy_lab.sim.stack import lru_curve
 from canopy_lab.sim.ttl import path_snapshot
 from kareto.setting import NAMES, TRACES, long_trace, profile
-from sglang_canopy.ttl.path_segments import PathSegments, segments_of
 
 SIZES_GIB = (62.5, 125.0, 250.0, 500.0, 1000.0, 2000.0, 4000.0, 8000.0)
 PHASE_S = 3600.0

@@ -14,6 +14,16 @@ from typing import Any
 from tqdm import tqdm
 
 from canopy_lab.cli.values import above_zero, out_file
+from canopy_lab.group_ttl.learn import (
+    BOTH,
+    CATEGORIES,
+    GROUPS,
+    Learning,
+    Learnt,
+    in_hindsight,
+    learn,
+)
+from canopy_lab.group_ttl.path_log import PathSnapshot
 from canopy_lab.report.table import bytes_text, text_table
 from canopy_lab.sim.model import PRESETS, load_model_shape
 from canopy_lab.sim.ttl import path_snapshot
@@ -24,8 +34,6 @@ from sglang_canopy import declared
 from sglang_canopy.config.plan_file import ServerPlan, write_plan
 from sglang_canopy.declared import declare
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.ttl.learn import BOTH, CATEGORIES, GROUPS, Learning, Learnt, in_hindsight, learn
-from sglang_canopy.ttl.path_log import PathSnapshot
 from sglang_canopy.ttl.table import SERVER_HASH, TRACE_HASH
 
 _SHOWN = 20

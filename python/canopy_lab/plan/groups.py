@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 
+from canopy_lab.group_ttl.learn import Learning
+from canopy_lab.group_ttl.window import TrafficWindow, WindowSnapshot
 from canopy_lab.trace.record import TraceRequest
-from sglang_canopy.ttl.learn import Learning
 from sglang_canopy.ttl.table import TRACE_HASH, TTLTable
-from sglang_canopy.ttl.window import TrafficWindow, WindowSnapshot
 
 SHORTEST_S = 60.0
 """A plan is made for no shorter than this."""

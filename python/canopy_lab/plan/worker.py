@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from canopy_lab.group_ttl.window import WindowSnapshot
 from canopy_lab.plan.groups import group_table, observe
 from canopy_lab.plan.prices import GIB, Prices
 from canopy_lab.plan.space import GROUP, Configuration
@@ -17,7 +18,6 @@ from canopy_lab.sim.system.run import simulate_system
 from canopy_lab.sim.system.workload import Workload
 from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.ttl.table import TRACE_HASH, TTLTable
-from sglang_canopy.ttl.window import WindowSnapshot
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,16 @@
-"""Convert traces for the TTL allocator, and simulate TTLs on them (``ttl/replay.py``)."""
+"""Convert traces for the TTL allocator, and simulate TTLs on them (``group_ttl/replay.py``)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from math import inf
 
+from canopy_lab.group_ttl.learn import Learning, Learnt, learn
+from canopy_lab.group_ttl.path_log import PathLog, PathSnapshot
+from canopy_lab.group_ttl.replay import TTLOutcome, fixed_ttls, simulate_ttl
 from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.reuse.categories import features
-from sglang_canopy.ttl.learn import Learning, Learnt, learn
-from sglang_canopy.ttl.path_log import PathLog, PathSnapshot
-from sglang_canopy.ttl.replay import TTLOutcome, fixed_ttls, simulate_ttl
 from sglang_canopy.ttl.table import TRACE_HASH, TTLTable
 
 __all__ = [

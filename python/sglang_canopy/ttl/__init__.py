@@ -1,1 +1,1 @@
-"""How long a tier keeps what: groups of prefix subtrees, their reuse, and the TTL of each."""
+"""TTLs of a tier, by group of prefix subtrees and by category."""

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from canopy_lab.group_ttl.path_log import PathSnapshot
+from canopy_lab.group_ttl.path_segments import PathSegments, segments_of
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.ttl.path_log import PathSnapshot
-from sglang_canopy.ttl.path_segments import PathSegments, segments_of
 from sglang_canopy.ttl.table import TTLTable
 
 Schedule = Sequence[tuple[float, TTLTable]]

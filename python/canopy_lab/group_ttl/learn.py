@@ -15,13 +15,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from canopy_lab.group_ttl.allocate import Allocation, allocate, check_budget, fixed_step
+from canopy_lab.group_ttl.groups import Groups, GroupSelection, choose_groups
+from canopy_lab.group_ttl.histogram import GRID_S
+from canopy_lab.group_ttl.path_log import PathSnapshot
+from canopy_lab.group_ttl.path_segments import segments_of
+from canopy_lab.group_ttl.replay import TTLOutcome, fixed_ttls, simulate_ttl
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.ttl.allocate import Allocation, allocate, check_budget, fixed_step
-from sglang_canopy.ttl.groups import Groups, GroupSelection, choose_groups
-from sglang_canopy.ttl.histogram import GRID_S
-from sglang_canopy.ttl.path_log import PathSnapshot
-from sglang_canopy.ttl.path_segments import segments_of
-from sglang_canopy.ttl.replay import TTLOutcome, fixed_ttls, simulate_ttl
 from sglang_canopy.ttl.table import SERVER_HASH, Group, TTLTable
 
 FIXED, GROUPS, CATEGORIES, BOTH = "fixed", "groups", "categories", "both"

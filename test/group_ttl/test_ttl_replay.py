@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from canopy_lab.group_ttl.path_log import PathLog
+from canopy_lab.group_ttl.path_segments import segments_of
+from canopy_lab.group_ttl.replay import fixed_ttls, simulate_ttl
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.ttl.path_log import PathLog
-from sglang_canopy.ttl.path_segments import segments_of
-from sglang_canopy.ttl.replay import fixed_ttls, simulate_ttl
 from sglang_canopy.ttl.table import Group, TTLTable
 from support.ttl_cases import BLOCK, Request, log_of, requests, slow_replay
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from canopy_lab.group_ttl.allocate import allocate, fixed_step, price_of
+from canopy_lab.group_ttl.histogram import GRID_S, Curves, Histograms, histograms
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.ttl.allocate import allocate, fixed_step, price_of
-from sglang_canopy.ttl.histogram import GRID_S, Curves, Histograms, histograms
 from support.linear_bound import linear_bound
 
 

@@ -8,14 +8,14 @@ import threading
 
 import pytest
 
+from canopy_lab.group_ttl.groups import GroupSelection, choose_groups
+from canopy_lab.group_ttl.learn import FIXED, GROUPS, Learning, in_hindsight, learn
+from canopy_lab.group_ttl.path_log import MAX_CATEGORIES, PathLog, PathSnapshot
+from canopy_lab.group_ttl.path_segments import segments_of
+from canopy_lab.group_ttl.replay import fixed_ttls, simulate_ttl
+from canopy_lab.group_ttl.window import TrafficWindow
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.ttl.groups import GroupSelection, choose_groups
-from sglang_canopy.ttl.learn import FIXED, GROUPS, Learning, in_hindsight, learn
-from sglang_canopy.ttl.path_log import MAX_CATEGORIES, PathLog, PathSnapshot
-from sglang_canopy.ttl.path_segments import segments_of
-from sglang_canopy.ttl.replay import fixed_ttls, simulate_ttl
 from sglang_canopy.ttl.table import RESIDUAL, SERVER_HASH
-from sglang_canopy.ttl.window import TrafficWindow
 
 QUICK, SLOW, UNIVERSAL = 100, 200, 1
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from canopy_lab.group_ttl.allocate import fixed_step, price_of
+from canopy_lab.group_ttl.histogram import Curves, Histograms, histograms
+from canopy_lab.group_ttl.path_segments import PathSegments
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.ttl.allocate import fixed_step, price_of
-from sglang_canopy.ttl.histogram import Curves, Histograms, histograms
-from sglang_canopy.ttl.path_segments import PathSegments
 from sglang_canopy.ttl.table import MAX_GROUPS
 
 Floats = NDArray[np.float64]

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sglang_canopy.ttl.learn import Learning, Learnt, learn
-from sglang_canopy.ttl.path_log import OTHER, PathLog, PathSnapshot
+from canopy_lab.group_ttl.learn import Learning, Learnt, learn
+from canopy_lab.group_ttl.path_log import OTHER, PathLog, PathSnapshot
 from sglang_canopy.ttl.table import SERVER_HASH, TTLTable
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sglang_canopy.ttl.path_log import PathSnapshot
+from canopy_lab.group_ttl.path_log import PathSnapshot
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 from scipy.interpolate import PchipInterpolator
 from scipy.optimize import minimize
 
+from canopy_lab.group_ttl.histogram import GRID_S, Curves
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.ttl.histogram import GRID_S, Curves
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

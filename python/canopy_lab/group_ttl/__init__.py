@@ -1,0 +1,1 @@
+"""Learn TTLs for prefix groups and categories from a trace (Kareto, Algorithm 2)."""
