@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from workloads import Workload, add_arguments, chosen, work_of
 
-from canopy_lab.plan.groups import group_table, observe
+from canopy_lab.plan.groups import observe
 from canopy_lab.plan.planner import footprint
 from canopy_lab.plan.prices import GIB
 from canopy_lab.plan.sizes import sizes
@@ -61,7 +61,7 @@ def judged(
     )
     kv = work.engine.profile.kv_bytes_per_token
     first, whole = (
-        group_table(observe(part, work.hash), configuration.disk_gib * GIB, kv)
+        observe(part, work.hash).table(configuration.disk_gib * GIB, kv)
         for part in (islice(trace, half), trace)
     )
     served = Served(trace)

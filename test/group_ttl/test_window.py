@@ -13,14 +13,13 @@ from canopy_lab.group_ttl.learn import FIXED, GROUPS, Learning, in_hindsight, le
 from canopy_lab.group_ttl.path_log import MAX_CATEGORIES, PathLog, PathSnapshot
 from canopy_lab.group_ttl.path_segments import segments_of
 from canopy_lab.group_ttl.replay import fixed_ttls, simulate_ttl
-from canopy_lab.group_ttl.window import TrafficWindow
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.ttl.table import RESIDUAL, SERVER_HASH
 
 QUICK, SLOW, UNIVERSAL = 100, 200, 1
 
 
-def two_tenants(window: PathLog | TrafficWindow, seconds: float, *, start: int = 0) -> None:
+def two_tenants(window: PathLog, seconds: float, *, start: int = 0) -> None:
     """Below one prompt of all: a tenant back every 2 s, one back every 45 s with more to keep,
     each with payloads that nobody asks for again."""
     fresh = iter(range(10_000 + start, 10**9))
@@ -59,9 +58,9 @@ def test_the_slow_tenant_gets_the_long_ttl_and_the_disk_no_more_bytes() -> None:
 
 
 def test_a_window_learns_the_same_for_the_next_hour() -> None:
-    window = TrafficWindow(window_s=3600.0, learning=Learning(kinds=(GROUPS,), like_ttl_s=30.0))
+    window = PathLog(window_s=3600.0)
     two_tenants(window, 3600.0)
-    learnt = window.snapshot().learn(1.0, 1.0)
+    learnt = learn(window.snapshot(), None, Learning(kinds=(GROUPS,), like_ttl_s=30.0))
     assert learnt.kind == GROUPS
     assert learnt.gains[GROUPS] > 0
     after = PathLog(block_tokens=64)
@@ -74,9 +73,9 @@ def test_a_window_learns_the_same_for_the_next_hour() -> None:
 
 
 def test_a_table_is_for_the_servers_ids_unless_said_otherwise() -> None:
-    window = TrafficWindow(block_tokens=16)
+    window = PathLog(block_tokens=16)
     two_tenants(window, 600.0)
-    table = window.table(1e9, 1000.0)
+    table = learn(window.snapshot(), 1e6).table
     assert (table.hash, table.block_tokens) == (SERVER_HASH, 16)
 
 
@@ -92,18 +91,18 @@ def test_noise_is_not_believed() -> None:
 
 
 def test_without_requests_everything_is_kept() -> None:
-    empty = TrafficWindow().table(1e9, 1.0)
+    empty = learn(PathLog().snapshot(), 1e9).table
     assert empty.group_of((1, 2)) == RESIDUAL
     assert empty.residual_ttl_s == math.inf
-    once = TrafficWindow()
+    once = PathLog()
     once.observe((1, 2), 5.0)
-    assert once.table(1e9, 1.0).residual_ttl_s == math.inf
+    assert learn(once.snapshot(), 1e9).table.residual_ttl_s == math.inf
 
 
 @pytest.mark.parametrize("budget", [0.0, -1.0, math.nan])
 def test_a_budget_that_is_not_positive_is_refused(budget: float) -> None:
     with pytest.raises(CanopyError, match="budget must be positive"):
-        TrafficWindow().table(budget, 1.0)
+        learn(PathLog().snapshot(), budget)
 
 
 def test_a_bad_setting_is_refused_by_name() -> None:
@@ -114,19 +113,20 @@ def test_a_bad_setting_is_refused_by_name() -> None:
     with pytest.raises(CanopyError, match="from 0 to 4096"):
         GroupSelection(groups=-1)
     with pytest.raises(CanopyError, match="window must be"):
-        TrafficWindow(window_s=0.0)
+        PathLog(window_s=0.0)
     with pytest.raises(CanopyError, match="max_blocks"):
-        TrafficWindow(max_blocks=0)
+        PathLog(max_blocks=0)
 
 
 def test_equal_windows_give_equal_tables_in_any_thread() -> None:
     snapshots = []
     for _ in range(2):
-        window = TrafficWindow(learning=Learning(kinds=(GROUPS,)))
+        window = PathLog()
         two_tenants(window, 1200.0)
         snapshots.append(window.snapshot())
-    tables = [snapshots[0].table(1e9, 1e5)]
-    worker = threading.Thread(target=lambda: tables.append(snapshots[1].table(1e9, 1e5)))
+    learning = Learning(kinds=(GROUPS,))
+    tables = [learn(snapshots[0], 1e4, learning)]
+    worker = threading.Thread(target=lambda: tables.append(learn(snapshots[1], 1e4, learning)))
     worker.start()
     worker.join()
     assert tables[0] == tables[1]

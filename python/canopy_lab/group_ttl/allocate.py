@@ -1,18 +1,18 @@
-"""Which TTL each group gets, under a budget of bytes on the disk.
+"""Allocate a TTL to each group under a budget of bytes on the disk.
 
 Equation 3 and Algorithm 2 of Kareto (arXiv 2603.08739, section 4.3), with two more candidates:
 
     maximise  sum H_g(t_g)   subject to  sum B_g(t_g) <= budget
 
-with H_g the hits and B_g the mean bytes of group g at TTL t_g. Each group starts from the TTL
-with the most hits per byte-second (its best return on investment); all are scaled by one factor
-to the budget; SLSQP improves that, and ``floor(sqrt(K))`` perturbed copies of it, on monotone
-cubics through the counts. Solutions are rounded to the grid, what they leave of the budget is
-spent by return, and the integer hit counts decide among them.
+with H_g the hits and B_g the mean bytes of group g at TTL t_g. Each group starts from the TTL with
+the most hits per byte-second (its best return on investment); all are scaled by one factor to the
+budget. SLSQP improves this start and ``floor(sqrt(K))`` perturbed copies on monotone cubics through
+the counts. Solutions are rounded to the grid, the rest of the budget is spent by return, and the
+solution with the most hits is used.
 
-Two more stand for election, so that the result is never below either: one TTL for all groups,
-and the Lagrangian solution (each group's best H - price * B), which lies on the concave envelope
-of the curves; SLSQP tries to improve that as well. Everything is in tokens; bytes are tokens times a constant.
+Two further candidates bound the result from below: one TTL for all groups, and the Lagrangian
+solution (each group's best H - price * B), on the concave envelope of the curves, which SLSQP also
+tries to improve. All quantities are in tokens; bytes are proportional.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ _SLACK = 1 + 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """A TTL for each group, in the order of the curves, and what they say it is worth."""
+    """A TTL for each group, in the order of the curves, with its hits and tokens."""
 
     steps: Ints
     """(G,) index into ``GRID_S``."""
     hits: float
-    """Tokens hit, in all."""
+    """Total tokens hit."""
     mean_tokens: float
-    """On the disk, in all."""
+    """Total tokens on the disk."""
     found_by: str
-    """``fixed``, ``lagrange``, ``roi`` or ``slsqp``: whose solution it is."""
+    """Source of the solution: ``fixed``, ``lagrange``, ``roi`` or ``slsqp``."""
     candidates: dict[str, float]
-    """Hits of the best solution of each kind."""
+    """Hits of the best solution from each source."""
 
     @property
     def ttl_s(self) -> Floats:
@@ -59,7 +59,7 @@ class Allocation:
 
 
 def allocate(curves: Curves, budget_tokens: float, *, seed: int = 0) -> Allocation:
-    """The best TTLs found for ``curves`` within ``budget_tokens`` of mean disk content.
+    """Return the best TTLs found for ``curves`` within ``budget_tokens`` of mean disk content.
 
     Deterministic given ``seed``. Raises ``CanopyError`` for a budget that is not positive.
     """
@@ -71,23 +71,20 @@ def allocate(curves: Curves, budget_tokens: float, *, seed: int = 0) -> Allocati
         hits, mean = _value(curves, steps)
         if mean <= budget_tokens * _SLACK and (name not in best or hits > best[name][0]):
             best[name] = (hits, mean, steps)
-    # Of equal hits the fewest bytes; then the first, which is the simplest.
+    # Break ties by bytes, then by simplicity: the first source is the simplest.
     found_by = max(best, key=lambda name: (best[name][0], -best[name][1]))
     hits, mean, steps = best[found_by]
     return Allocation(steps, hits, mean, found_by, {n: b[0] for n, b in best.items()})
 
 
 def fixed_step(curves: Curves, budget_tokens: float) -> int:
-    """Index into ``GRID_S`` of the largest single TTL within the budget."""
+    """Return the index into ``GRID_S`` of the largest single TTL within the budget."""
     total = curves.mean_tokens.sum(axis=0)
     return int(np.searchsorted(total, budget_tokens * _SLACK, side="right")) - 1
 
 
 def price_of(curves: Curves, budget_tokens: float) -> float:
-    """Hits that one more token of mean disk content buys at the budget, at best.
-
-    The Lagrange multiplier: every group kept at its best H - price * B spends the budget.
-    """
+    """Return the Lagrange multiplier of the budget: marginal hits per token of disk content."""
     low, high = 0.0, 1.0
     while _spent(curves, high) > budget_tokens:
         low, high = high, high * 4
@@ -101,7 +98,7 @@ def price_of(curves: Curves, budget_tokens: float) -> float:
 
 
 def check_budget(budget_tokens: float) -> None:
-    """Raise ``CanopyError`` unless it is a positive number."""
+    """Raise ``CanopyError`` unless the budget is positive."""
     if not 0 < budget_tokens < math.inf:
         raise CanopyError(
             f"the disk budget must be positive, got {budget_tokens:g} tokens; give more bytes"
@@ -142,7 +139,7 @@ def _spent(curves: Curves, price: float) -> float:
 
 
 def _roi(curves: Curves) -> Floats:
-    """Each group's TTL with the most hits per byte-second; 0 for one that never hits."""
+    """Return each group's TTL with the most hits per byte-second; 0 for a group without hits."""
     ratio = np.where(
         curves.mean_tokens > 0, curves.hits / np.maximum(curves.mean_tokens, 1e-12), 0.0
     )
@@ -150,7 +147,7 @@ def _roi(curves: Curves) -> Floats:
 
 
 def _scaled(curves: Curves, steps: Floats, budget: float) -> Floats:
-    """All TTLs times the one factor that spends the budget (a shift on the logarithmic grid)."""
+    """Scale all TTLs by the factor that spends the budget (a shift on the logarithmic grid)."""
     rows = np.arange(len(steps))
     live = steps > 0
     top = len(GRID_S) - 1
@@ -174,7 +171,7 @@ def _scaled(curves: Curves, steps: Floats, budget: float) -> Floats:
 
 
 def _fill(curves: Curves, steps: Ints, budget: float) -> Ints:
-    """Spend what is left, raise by raise, where a token on the disk buys most hits."""
+    """Spend the rest of the budget on the raises with the most hits per token on the disk."""
     steps = steps.copy()
     rows = np.arange(len(steps))
     columns = np.arange(len(GRID_S))

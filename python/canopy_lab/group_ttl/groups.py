@@ -1,9 +1,8 @@
-"""Which prefix subtrees become groups.
+"""Choose the prefix subtrees that become groups.
 
-Kareto (section 4.3, arXiv 2603.08739) takes the top K by reuse. A subtree above them all has
-the most reuse and tells nothing apart, so reuse alone only nominates: of the ``CANDIDATES``
-subtrees with the most reused tokens, those become groups whose own TTL is worth most against
-staying in the group around them, one after another.
+Kareto (section 4.3, arXiv 2603.08739) takes the top K by reuse. A common prefix of all requests has
+the most reuse but separates nothing, so here reuse only selects ``CANDIDATES``. Of these, groups
+are chosen greedily by the gain of a TTL of their own over the TTL of the enclosing group.
 """
 
 from __future__ import annotations
@@ -24,25 +23,24 @@ Ints = NDArray[np.int64]
 
 CANDIDATES = 1024
 MIN_REUSES = 4
-"""Requests that came back to a subtree, below which a subtree says nothing about itself."""
+"""Minimum number of repeated requests of a group."""
 _EVERYTHING = 0.5
-"""Share of the requests above which a subtree is no group."""
+"""Largest share of all requests that a group may have."""
 _EARLY = 0.02
-"""What was used in the first so much of a window is taken to be older than the window."""
+"""Subtrees first used in this share of the window are assumed to be older than the window."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupSelection:
-    """How groups are to be found in a window; see ``choose_groups``."""
+    """Options of ``choose_groups``."""
 
     groups: int = 64
     categories: bool = False
-    """Give each category of the requests outside all groups a TTL of its own."""
+    """Give each category outside all groups its own TTL."""
     prior_requests: float | None = None
-    """Of ``Histograms.expected``; ``None``: count, do not expect (a plan in hindsight)."""
+    """Prior of ``Histograms.expected``; ``None`` counts the window exactly (hindsight)."""
     lag_s: float = 0.0
-    """How old a subtree is before a table can list it: what it did until then is the residual
-    group's, whose TTL decides over everything new."""
+    """Age at which a table can list a subtree; earlier uses count for the residual group."""
     min_reuses: int = MIN_REUSES
 
     def __post_init__(self) -> None:
@@ -54,9 +52,9 @@ class GroupSelection:
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """Chosen roots, and what the allocator is to believe of them.
+    """Chosen roots, with histograms and curves for the allocator.
 
-    Rows of ``curves``: the roots, then the categories, the first of which is the residual group.
+    Rows of ``curves``: the roots, then the categories; the first category is the residual group.
     """
 
     roots: tuple[int, ...]
@@ -68,7 +66,7 @@ class Groups:
 def choose_groups(
     segments: PathSegments, budget_tokens: float, selection: GroupSelection
 ) -> Groups:
-    """Subtrees of the window to give TTLs of their own, on a disk of ``budget_tokens``."""
+    """Choose subtrees to give TTLs of their own, on a disk of ``budget_tokens``."""
     candidates = np.zeros(0, dtype=np.int64)
     if selection.groups and len(segments):
         candidates = _candidates(segments, selection.min_reuses)
@@ -85,7 +83,7 @@ def choose_groups(
 def group_curves(
     segments: PathSegments, roots: tuple[int, ...], selection: GroupSelection
 ) -> Groups:
-    """The histograms and curves of given groups, and of the residual group."""
+    """Return the histograms and curves of the given groups and the residual group."""
     count = len(roots)
     names = segments.categories if selection.categories else segments.categories[:1]
     group = segments.under(roots)[segments.use_segment]
@@ -103,7 +101,7 @@ def group_curves(
     everything = _histograms(segments, own, size)
     if selection.prior_requests is None:
         return Groups(roots, names, everything, everything.exact())
-    # What was too young to be listed is evidence of its group, but volume of the residual group.
+    # Uses before a subtree could be listed shape its group's curve, but count as residual volume.
     volume = _histograms(segments, np.where(is_listed | (group < 0), own, rest), size)
     believed = everything.expected(selection.prior_requests)
     residual = volume.expected(selection.prior_requests)
@@ -112,7 +110,7 @@ def group_curves(
     hits = believed.hits * share[:, None]
     mean = believed.mean_tokens * share[:, None]
     hits[count:], mean[count:] = residual.hits[count:], residual.mean_tokens[count:]
-    # A group without volume still gets a TTL: as if it had a thousandth of its own.
+    # A group without listed volume gets a thousandth of its weight, so that it gets a TTL.
     tiny = np.where(share[:count] > 0, 0.0, 1e-3)[:, None]
     hits[:count] += believed.hits[:count] * tiny
     mean[:count] += believed.mean_tokens[:count] * tiny
@@ -120,7 +118,7 @@ def group_curves(
 
 
 def _first_use_s(segments: PathSegments, roots: tuple[int, ...]) -> Floats:
-    """When each root was first used; ``-inf`` for one there since the window's beginning."""
+    """Return each root's first use; ``-inf`` if it may predate the window."""
     place = {int(block): s for s, block in enumerate(segments.first.tolist())}
     begins = np.searchsorted(segments.use_segment, [place[root] for root in roots])
     first = segments.times_s[segments.use_request[begins]]
@@ -129,7 +127,7 @@ def _first_use_s(segments: PathSegments, roots: tuple[int, ...]) -> Floats:
 
 
 def _counted(segments: PathSegments, group: Ints, groups: int) -> Histograms:
-    """Histograms by the group of each use (u,); -1 becomes one more row, the last."""
+    """Return histograms by the group (u,) of each use; group -1 is the last row."""
     return _histograms(segments, np.where(group < 0, groups, group), groups + 1)
 
 
@@ -156,7 +154,7 @@ def _curves_of(counted: Histograms, selection: GroupSelection) -> Curves:
 
 
 def _candidates(segments: PathSegments, min_reuses: int) -> Ints:
-    """Segments with the most reused tokens at and below them; parents before children."""
+    """Return the segments with the most reused tokens in their subtree; parents first."""
     reused = np.isfinite(segments.gaps_s)
     segment = segments.use_segment
     size = len(segments)
@@ -164,7 +162,7 @@ def _candidates(segments: PathSegments, min_reuses: int) -> Ints:
     reuses = np.bincount(segment[reused], minlength=size)
     tokens = np.bincount(segment[reused], weights=segments.tokens[segment[reused]], minlength=size)
     below = segments.subtree_sum(tokens)
-    # What most requests run through tells nothing apart, and would leave no residual group.
+    # A prefix of most requests separates nothing and would leave no residual group.
     through = np.bincount(segment, minlength=size)
     apart = through <= _EVERYTHING * len(segments.times_s)
     fit = np.flatnonzero((reuses >= min_reuses) & (below > 0) & apart)
@@ -173,7 +171,7 @@ def _candidates(segments: PathSegments, min_reuses: int) -> Ints:
 
 
 def _by_gain(curves: Curves, above: Ints, groups: int, budget_tokens: float) -> list[int]:
-    """Greedy: the candidate whose own TTL gains most at the price of a token on the disk."""
+    """Choose greedily by the gain of an own TTL, at the price of a token on the disk."""
     count = len(above)
     if not count:
         return []
@@ -199,7 +197,7 @@ def _by_gain(curves: Curves, above: Ints, groups: int, budget_tokens: float) -> 
         own = whole[best].copy()
         ttl = int(np.argmax(own))
         for c in range(best + 1, count):
-            # Those inside now compare with this group's TTL, unless in a group further in.
+            # Candidates inside this group now compare with its TTL, unless an inner group has them.
             if not taken[c] and above[c] >= 0 and (above[c] == best or step[above[c]] < 0):
                 step[c] = -1
         inside = step < 0

@@ -1,9 +1,9 @@
-"""What a group's reuse says of a TTL: hits won, and bytes it keeps on the disk for them.
+"""Hits and mean disk content of each prefix group as functions of its TTL.
 
-A use of a page and the time until its next use make one *interval*. With a TTL of t, an interval
-of at most t ends in a hit, and the page lies on the disk for min(interval, t). Counted per group,
-in tokens, on one grid of TTLs. After H_k and C_k of Kareto, section 4.3 (arXiv 2603.08739), which
-charges each block a whole TTL after its last use; here the window's end cuts that off.
+An *interval* is the time from a use of a page to its next use. With a TTL of t, an interval of at
+most t ends in a hit, and the page stays on disk for min(interval, t). Intervals are counted per
+group, in tokens, on one grid of TTLs. After H_k and C_k of Kareto, section 4.3 (arXiv 2603.08739),
+which charges each block a whole TTL after its last use; here the window's end limits that.
 """
 
 from __future__ import annotations
@@ -26,25 +26,28 @@ def _grid() -> Floats:
 
 
 GRID_S = _grid()
-"""TTLs that counts are exact at, in seconds: 0, then 1/16 s to a week, 9 % apart."""
+"""TTLs in seconds at which counts are exact: 0, then 1/16 s to a week in steps of 9 %."""
 
 
 @dataclass(frozen=True, slots=True)
 class Histograms:
-    """Intervals of G groups over T grid TTLs, in tokens. Bin i holds what lasted more than
-    ``GRID_S[i - 1]`` and at most ``GRID_S[i]``; longer ones are in the last."""
+    """Intervals of G groups over T grid TTLs, in tokens.
+
+    Bin i holds intervals above ``GRID_S[i - 1]`` and up to ``GRID_S[i]``; the last bin also holds
+    longer ones.
+    """
 
     reused: Ints
     """(G, T) tokens of intervals that ended in another use."""
     reused_token_s: Floats
-    """(G, T) token-seconds of the same."""
+    """(G, T) token-seconds of these intervals."""
     ended: Ints
-    """(G, T) tokens of intervals that the window's end cut off, by their length so far."""
+    """(G, T) tokens of intervals still open at the window's end, by length."""
     ended_token_s: Floats
     requests: Ints
-    """(G,) requests that used pages of the group: pages of one request are one observation."""
+    """(G,) requests that used pages of the group."""
     duration_s: float
-    """Of the window."""
+    """Length of the window."""
 
     def __len__(self) -> int:
         return len(self.requests)
@@ -61,21 +64,17 @@ class Histograms:
 
     @property
     def mean_tokens(self) -> Floats:
-        """(G, T) tokens on the disk, averaged over the window, with each TTL: B_g.
-
-        Exact for the window itself: nothing is charged for what happens after its end.
-        """
+        """(G, T) mean tokens on the disk over the window with each TTL: B_g."""
         count = self.reused + self.ended
         lasted = np.cumsum(self.reused_token_s + self.ended_token_s, axis=1)
         longer = count.sum(axis=1, keepdims=True) - np.cumsum(count, axis=1)
         return (lasted + longer * GRID_S) / max(self.duration_s, 1e-9)
 
     def expected(self, prior_requests: float = 0.0) -> Curves:
-        """Hits and mean tokens of a longer run of the same traffic, per window's duration.
+        """Return expected hits and mean tokens of further traffic, per window duration.
 
-        A cut-off interval says that it lasted at least so long, not that it ended: the survival
-        curve is Kaplan and Meier's. Groups of few requests lean on the curve of all, as if
-        they had seen ``prior_requests`` more of it.
+        Open intervals are right-censored, so the survival curve is a Kaplan-Meier estimate. Each
+        group is shrunk to the pooled curve with the weight of ``prior_requests`` requests.
         """
         total = self.reused + self.ended
         weight = total.sum(axis=1, keepdims=True)
@@ -83,7 +82,7 @@ class Histograms:
         pooled_risk = at_risk.sum(axis=0)
         pooled = self.reused.sum(axis=0) / np.maximum(pooled_risk, 1e-9)
         prior = prior_requests * weight / np.maximum(self.requests[:, None], 1)
-        # The prior wears off with age as the group's own intervals would.
+        # The prior declines with age as the pooled survival does.
         left = np.cumprod(np.append(1.0, 1 - pooled[:-1]))
         prior = prior * left
         risk = at_risk + prior
@@ -96,13 +95,13 @@ class Histograms:
         return Curves(hits, weight * mean_age / max(self.duration_s, 1e-9))
 
     def exact(self) -> Curves:
-        """Hits and mean tokens of this very window."""
+        """Return hits and mean tokens of the window itself."""
         return Curves(self.hits.astype(np.float64), self.mean_tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class Curves:
-    """(G, T) hits and mean tokens on the disk at the TTLs of ``GRID_S``; neither ever falls."""
+    """(G, T) hits and mean tokens on the disk at the TTLs of ``GRID_S``, both non-decreasing."""
 
     hits: Floats
     mean_tokens: Floats
@@ -120,9 +119,11 @@ def histograms(
     groups: int,
     duration_s: float,
 ) -> Histograms:
-    """Count intervals. Arrays of one entry an interval: its group (0 to ``groups`` - 1), the
-    request whose use begins it, seconds until the next use (``inf``: none in the window),
-    seconds until the window's end, tokens."""
+    """Count intervals by group and length.
+
+    The arrays have one entry per interval: group (0 to ``groups`` - 1), request that begins it,
+    seconds to the next use (``inf``: none in the window), seconds to the window's end, tokens.
+    """
     is_reused = np.isfinite(gaps_s)
     lasted = np.where(is_reused, gaps_s, cut_s)
     bins = np.minimum(np.searchsorted(GRID_S, lasted, side="left"), len(GRID_S) - 1)
@@ -135,7 +136,7 @@ def histograms(
 
     token_s = tokens * lasted
     return Histograms(
-        # Exact: token counts stay below 2**53.
+        # Token counts below 2**53 are exact as floats.
         count(is_reused, tokens).astype(np.int64),
         count(is_reused, token_s),
         count(~is_reused, tokens).astype(np.int64),

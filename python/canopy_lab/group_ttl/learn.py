@@ -1,11 +1,9 @@
-"""A TTL table for what comes next, from a window of what came.
+"""Learn a TTL table for future traffic from a window of past traffic.
 
-A plan that is best in hindsight fits noise: the groups it cut out will not be the best of the
-next hour. So curves are expected ones, of few requests shrunk to those of all; the residual
-group's TTL is learnt from what new subtrees did before they could have been listed; and a table
-is only used where it would have won: the window is cut in two, each kind of table is made from
-the first part and tried on the second, and one that does not beat a single TTL there at the
-same bytes is not used.
+The best table in hindsight overfits: its groups are not the best of the next hour. Therefore curves
+are expected values, shrunk to the pooled curve; the residual group's TTL is learnt from new subtrees
+before they could have been listed; and the window is split, each kind of table is fitted on the
+first part and used only if it beats a single TTL at the same bytes on the second.
 """
 
 from __future__ import annotations
@@ -29,24 +27,23 @@ FIXED, GROUPS, CATEGORIES, BOTH = "fixed", "groups", "categories", "both"
 
 @dataclass(frozen=True, slots=True)
 class Learning:
-    """How a table is learnt. Raises ``CanopyError`` for a value out of range."""
+    """Options of ``learn``. Raises ``CanopyError`` for a value out of range."""
 
     groups: int = 64
     kinds: tuple[str, ...] = (GROUPS, CATEGORIES, BOTH)
-    """Kinds of tables that may win against a single TTL."""
+    """Kinds of tables to compare with a single TTL."""
     prior_requests: float = 64.0
-    """Requests' worth of the common curve that each group's own leans on."""
+    """Weight of the pooled curve in each group's curve, in requests."""
     refresh_s: float = 600.0
-    """How long a table will be in force."""
+    """Seconds for which a table applies."""
     held_out: float = 1 / 3
-    """The last part of the window that tables are tried on; 0 uses the first kind untried."""
+    """Share of the window, at its end, used for the comparison; 0 uses the first kind directly."""
     margin: float = 0.001
-    """Hit ratio by which a table must win there."""
+    """Required gain in hit ratio on that share."""
     like_ttl_s: float | None = None
-    """Spend what this single TTL would, window by window, instead of a budget of bytes: the
-    disk then grows and shrinks with the load, as it does under one TTL."""
+    """If set, the budget is the mean disk content under this single TTL in each window."""
     min_requests: int = 8
-    """Requests that came back to a subtree, below which it is no group."""
+    """Minimum number of repeated requests of a group."""
 
     def __post_init__(self) -> None:
         for kind in self.kinds:
@@ -67,34 +64,34 @@ class Learning:
 
 @dataclass(frozen=True, slots=True)
 class GroupSummary:
-    """One group of a table, for people."""
+    """One group of a table, for display."""
 
     root: int | None
-    """``None``: outside all roots."""
+    """``None``: the residual group."""
     category: str | None
     ttl_s: float
     requests: int
-    """That used it, in the window."""
+    """Requests of the window that used it."""
     hits: float
-    """Tokens that are expected to be hit in as long a time as the window's."""
+    """Expected hit tokens per window duration."""
     mean_tokens: float
-    """Expected on the disk."""
+    """Expected tokens on the disk."""
 
 
 @dataclass(frozen=True, slots=True)
 class Learnt:
-    """A table, and what it was chosen by."""
+    """A table and the evidence for it."""
 
     table: TTLTable
     kind: str
     gains: dict[str, float]
-    """Hit ratio won over a single TTL at the same bytes, on the part held out, by kind."""
+    """Held-out gain in hit ratio over a single TTL at the same bytes, by kind."""
     hits: float = 0.0
-    """Tokens that are expected to be hit in as long a time as the window's."""
+    """Expected hit tokens per window duration."""
     mean_tokens: float = 0.0
-    """Expected on the disk."""
+    """Expected tokens on the disk."""
     rows: tuple[GroupSummary, ...] = ()
-    """Its groups, then its categories, the first of which stands for all others too."""
+    """Groups, then categories; the first category includes unlisted ones."""
 
 
 def learn(
@@ -103,11 +100,10 @@ def learn(
     learning: Learning | None = None,
     hash: str = SERVER_HASH,
 ) -> Learnt:
-    """The table for what follows ``log``, for a mean of ``budget_tokens`` on the disk; ``None``
-    with ``learning.like_ttl_s``, which overrides it.
+    """Return a table for the traffic after ``log``, with ``budget_tokens`` on the disk on average.
 
-    Without requests everything is kept for good, or for ``like_ttl_s``: there is nothing to go
-    by. Raises ``CanopyError`` for a budget that is not positive.
+    ``learning.like_ttl_s`` overrides the budget, which may then be ``None``. Without requests the
+    TTL is infinite, or ``like_ttl_s``. Raises ``CanopyError`` for a budget that is not positive.
     """
     learning = learning or Learning()
     if learning.like_ttl_s is None:
@@ -130,7 +126,7 @@ def in_hindsight(
     groups: int = 64,
     hash: str = SERVER_HASH,
 ) -> Learnt:
-    """The best table found for ``log`` itself: a bound for what groups can win, not a plan."""
+    """Return the best table found for ``log`` itself: an upper bound, not a plan."""
     check_budget(budget_tokens)
     found = choose_groups(segments_of(log), budget_tokens, GroupSelection(groups))
     allocation = allocate(found.curves, budget_tokens)
@@ -138,7 +134,7 @@ def in_hindsight(
 
 
 def at_equal_bytes(outcome: TTLOutcome, fixed: list[TTLOutcome]) -> float:
-    """Hit ratio that a single TTL has with as many bytes as ``outcome``, interpolated."""
+    """Return the interpolated hit ratio of a single TTL that uses as many bytes as ``outcome``."""
     order = sorted(fixed, key=lambda f: f.mean_tokens)
     return float(
         np.interp(

@@ -1,8 +1,8 @@
-"""The paths of a recent window, in memory that is bounded.
+"""Record the paths of recent requests in bounded memory.
 
-Ids on a path are chained: equal ids mean equal paths. So a path is stored once, as the *run* of
-blocks it adds to the path it continues, and a request is where on which run it ends. Noting one
-takes O(log depth) look-ups and a step a run, not one a block.
+Ids on a path are chained: equal ids mean equal paths. A path is stored once, as the *run* of blocks
+that it adds to the path it continues; a request is the run and depth at which it ends. Recording a
+request takes O(log depth) look-ups and one step per run.
 """
 
 from __future__ import annotations
@@ -19,43 +19,43 @@ from numpy.typing import NDArray
 from sglang_canopy.errors import CanopyError
 
 MAX_CATEGORIES = 64
-"""Category names told apart; the rest share one."""
+"""Distinct category names; the rest share ``OTHER``."""
 OTHER = "other"
 LABEL_PARTS = 3
-"""Of a policy's label (``chat|-|turn1|out<64``) so many are told apart."""
+"""Leading parts of a policy's label (``chat|-|turn1|out<64``) that distinguish categories."""
 
 MAX_FORGOTTEN = 8
-"""Requests one ``observe`` forgets at most, for having left the window."""
+"""Maximum number of expired requests that one ``observe`` drops."""
 
 
 @dataclass(frozen=True, slots=True)
 class PathSnapshot:
-    """A copy of a ``PathLog`` that nothing changes: n requests over r runs, oldest first."""
+    """Immutable copy of a ``PathLog``: n requests over r runs, oldest first."""
 
     block_tokens: int
     start_s: float
-    """Since when every request is in it, and ``end_s`` until when, on the requests' clock."""
+    """Start of the window, on the requests' clock; ``end_s`` is its end."""
     end_s: float
     times_s: NDArray[np.float64]
     run: NDArray[np.int64]
-    """The run in which each request's path ends, and ``blocks`` how deep it ends (0: no path)."""
+    """(n,) the run in which each path ends; ``blocks``: its depth there (0: no path)."""
     blocks: NDArray[np.int64]
     category: NDArray[np.int64]
     """Index into ``categories``."""
     categories: tuple[str, ...]
     run_parent: NDArray[np.int64]
-    """The run that each continues, -1 at the root; ``run_depth`` blocks into its path."""
+    """(r,) the run that each continues, -1 at the root, after ``run_depth`` blocks."""
     run_depth: NDArray[np.int64]
     run_missing: NDArray[np.int64]
-    """Tokens by which a run's last block is short of a whole one."""
+    """(r,) tokens missing from the run's last block."""
     run_blocks: tuple[tuple[int, ...], ...]
-    """Ids; empty for a run that was forgotten."""
+    """Block ids; empty for a dropped run."""
 
     def __len__(self) -> int:
         return len(self.times_s)
 
     def until(self, end_s: float) -> PathSnapshot:
-        """The same, as if taken at ``end_s``: without the requests after."""
+        """Return a copy without the requests after ``end_s``."""
         count = int(np.searchsorted(self.times_s, end_s, side="right"))
         return replace(
             self,
@@ -68,11 +68,11 @@ class PathSnapshot:
 
 
 class PathLog:
-    """Notes the requests of the last ``window_s`` seconds.
+    """Requests of the last ``window_s`` seconds.
 
-    At most ``max_requests`` of them and ``max_blocks`` distinct blocks: where a bound is
-    reached the oldest requests are forgotten first, so that what is left is a shorter window
-    and not a biased one. A path longer than ``max_blocks`` is cut.
+    Holds at most ``max_requests`` requests and ``max_blocks`` distinct blocks. A full log drops its
+    oldest requests, which shortens the window without biasing it. Longer paths are cut at
+    ``max_blocks``.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class PathLog:
         self._categories: dict[str, int] = {OTHER: 0}
         self._run_by_block: dict[int, int] = {}
         self._order: OrderedDict[int, float] = OrderedDict()
-        """Runs by last use, a parent after its children; the first is never a parent."""
+        """Runs by last use. Parents follow their children, so the first run has no children."""
         self._parent: list[int] = []
         self._depth: list[int] = []
         self._missing: list[int] = []
@@ -114,9 +114,9 @@ class PathLog:
     def observe(
         self, path: Sequence[int], time_s: float, tokens: int | None = None, category: str = OTHER
     ) -> None:
-        """A request of ``path`` (ids, shallowest first) and ``tokens`` came at ``time_s``.
+        """Record a request of ``path`` (ids, shallowest first), ``tokens`` long, at ``time_s``.
 
-        ``tokens`` is by default that of whole blocks. Time that runs backwards counts as now.
+        ``tokens`` defaults to whole blocks. A time before the previous one counts as equal to it.
         """
         now = self._now_s = max(self._now_s, time_s)
         if math.isnan(self._start_s):
@@ -132,7 +132,7 @@ class PathLog:
             run = parent[run]
 
     def snapshot(self) -> PathSnapshot:
-        """A copy, O(requests + runs) without a look at a block."""
+        """Return a copy, in O(requests + runs)."""
         log = np.array(self._log, dtype=np.float64).reshape(-1, 4)
         ints = log[:, 1:].astype(np.int64)
         start = self._start_s if self._log else 0.0
@@ -152,7 +152,7 @@ class PathLog:
         )
 
     def check(self) -> None:
-        """Recount everything (tests). Raises ``AssertionError``."""
+        """Verify all invariants, for tests. Raises ``AssertionError``."""
         used = set(self._order)
         assert used.isdisjoint(self._free)
         assert len(used) + len(self._free) == len(self._blocks)

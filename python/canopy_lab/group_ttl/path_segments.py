@@ -1,7 +1,7 @@
-"""A window's radix tree, and every use of every node of it, as arrays.
+"""The radix tree of a ``PathSnapshot`` and all uses of its nodes, as arrays.
 
-A *segment* is a run of blocks that the same requests use: no request of the window ends or
-turns off inside it. What holds for one of its pages holds for all of them.
+A *segment* is a run of blocks that the same requests use: no request ends or branches off inside
+it, so all its pages have the same uses.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class PathSegments:
-    """s segments in an order that has parents before children; n requests; u uses."""
+    """s segments, parents before children; n requests; u uses."""
 
     parent: Ints
     """(s,) -1 at the root."""
     first: NDArray[np.uint64]
-    """(s,) id of the first block: the id to list the subtree by."""
+    """(s,) id of the first block, which names the subtree."""
     depth: Ints
     """(s,) blocks of the path before the segment."""
     tokens: Ints
@@ -33,7 +33,7 @@ class PathSegments:
     leaf: Ints
     """(n,) the segment in which each request's path ends; -1 for an empty path."""
     times_s: Floats
-    """(n,) in order."""
+    """(n,) ascending."""
     category: Ints
     """(n,)"""
     categories: tuple[str, ...]
@@ -43,14 +43,14 @@ class PathSegments:
     """(u,) uses, by segment and then by time."""
     use_segment: Ints
     levels: tuple[tuple[Ints, Ints], ...]
-    """Uses again, a step up from the leaves each: (requests, positions in the use arrays)."""
+    """Uses by distance from the leaf: (requests, positions in the use arrays)."""
 
     def __len__(self) -> int:
         return len(self.parent)
 
     @property
     def gaps_s(self) -> Floats:
-        """(u,) seconds until the next use of the segment; ``inf`` where there is none."""
+        """(u,) seconds until the next use of the segment; ``inf`` for the last use."""
         times = self.times_s[self.use_request]
         gaps = np.full(len(times), np.inf)
         same = self.use_segment[1:] == self.use_segment[:-1]
@@ -58,9 +58,9 @@ class PathSegments:
         return gaps
 
     def under(self, roots: Iterable[int]) -> Ints:
-        """(s,) for each segment the index of the deepest of ``roots`` (ids) above, -1 without.
+        """Return (s,) the index of each segment's deepest ancestor in ``roots`` (ids), or -1.
 
-        A root must begin a segment (``segments_of(..., split_at=roots)``); others cover nothing.
+        Roots must begin a segment (``segments_of(..., split_at=roots)``); others are ignored.
         """
         index = {root: i for i, root in enumerate(roots)}
         found = np.full(len(self), -1, dtype=np.int64)
@@ -77,7 +77,7 @@ class PathSegments:
         return found
 
     def subtree_sum(self, values: NDArray) -> NDArray:
-        """(s,) ``values`` summed over each segment's subtree, itself included."""
+        """Return (s,) sums of ``values`` over each segment's subtree, including itself."""
         total, parent = values.tolist(), self.parent.tolist()
         for s in range(len(total) - 1, -1, -1):
             if parent[s] >= 0:
@@ -86,14 +86,14 @@ class PathSegments:
 
 
 def segments_of(log: PathSnapshot, split_at: Iterable[int] = ()) -> PathSegments:
-    """Cut the runs of ``log`` into segments; a block of ``split_at`` begins one of its own."""
+    """Cut the runs of ``log`` into segments; each block in ``split_at`` begins one."""
     used = _used_runs(log)
     run, end = _cuts(log, used, split_at)
     run_start = log.run_depth[run]
     first_in_run = np.append(True, run[1:] != run[:-1])[: len(run)]
     start = np.where(first_in_run, run_start, np.append(0, end[:-1])[: len(run)])
     parents = np.arange(len(run)) - 1
-    # The first of a run continues the segment of the parent run that ends where it begins.
+    # A run's first segment continues the parent run's segment that ends at the run's depth.
     at_root = first_in_run & (log.run_parent[run] < 0)
     turn = first_in_run & ~at_root
     keys = _key(run, end)
@@ -102,7 +102,7 @@ def segments_of(log: PathSnapshot, split_at: Iterable[int] = ()) -> PathSegments
     leaf = np.full(len(log), -1, dtype=np.int64)
     some = log.blocks > 0
     leaf[some] = np.searchsorted(keys, _key(log.run[some], log.blocks[some]))
-    # Parents begin nearer to the root than their children do.
+    # Parents start at a smaller depth than their children.
     order = np.argsort(start, kind="stable")
     place = np.empty_like(order)
     place[order] = np.arange(len(order))
@@ -136,7 +136,7 @@ def _used_runs(log: PathSnapshot) -> NDArray[np.bool_]:
 
 
 def _cuts(log: PathSnapshot, used: NDArray[np.bool_], split_at: Iterable[int]) -> tuple[Ints, Ints]:
-    """(run, depth) of the ends of all segments, sorted: where a request ends or turns off."""
+    """Return sorted (run, depth) of segment ends: points at which a request ends or branches."""
     some = log.blocks > 0
     children = np.flatnonzero(used & (log.run_parent >= 0))
     runs = [log.run[some], log.run_parent[children]]
@@ -145,7 +145,7 @@ def _cuts(log: PathSnapshot, used: NDArray[np.bool_], split_at: Iterable[int]) -
     if wanted:
         for r in np.flatnonzero(used).tolist():
             blocks = log.run_blocks[r]
-            # The first block begins a segment anyhow.
+            # The first block always begins a segment.
             if not wanted.isdisjoint(blocks[1:]):
                 at = [i for i, b in enumerate(blocks) if i and b in wanted]
                 runs.append(np.full(len(at), r, dtype=np.int64))

@@ -1,9 +1,8 @@
-"""A disk tier of TTLs and no capacity, over a window: what would be hit, and what it holds.
+"""Simulate a disk tier with TTLs and no capacity limit: hits and mean content.
 
-A use gives a page the time it stays: the largest TTL among the pages from it to the end of the
-request's path, so that no page outlives its prefix. A later use can only prolong that. TTLs are
-those of the table in force when the request comes. Exact, to the microsecond, and vectorised: no
-event loop.
+A use sets a page's expiry to the largest TTL from the page to the end of the request's path, so that
+no page outlives its prefix; later uses can only extend it. TTLs come from the table in force at the
+request. Vectorised, without an event loop; exact to the microsecond.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ Schedule = Sequence[tuple[float, TTLTable]]
 
 @dataclass(frozen=True, slots=True)
 class TTLOutcome:
-    """What a schedule of TTLs won on a trace, and what it kept on the disk for it."""
+    """Hits and mean disk content of a schedule of TTLs on a trace."""
 
     tokens: int
-    """Asked for, over all prompts."""
+    """Prompt tokens."""
     hits: int
-    """Of these, found on the disk."""
+    """Prompt tokens found on the disk."""
     mean_tokens: float
-    """On the disk, averaged over the time that was measured."""
+    """Mean tokens on the disk over the measured time."""
 
     @property
     def hit_ratio(self) -> float:
@@ -42,7 +41,7 @@ class TTLOutcome:
 def fixed_ttls(
     segments: PathSegments, ttls_s: Iterable[float], since_s: float = -np.inf
 ) -> list[TTLOutcome]:
-    """One TTL for everything, for each of ``ttls_s``, from one pass."""
+    """Return the outcome of each single TTL in ``ttls_s``, in one pass."""
     times = segments.times_s[segments.use_request]
     weights = segments.tokens[segments.use_segment]
     gaps = segments.gaps_s
@@ -65,7 +64,7 @@ def fixed_ttls(
 
 
 def simulate_ttl(log: PathSnapshot, schedule: Schedule, since_s: float = -np.inf) -> TTLOutcome:
-    """What ``schedule`` wins on ``log``; requests before ``since_s`` only fill the disk.
+    """Simulate ``schedule`` on ``log``; requests before ``since_s`` only fill the disk.
 
     Raises ``CanopyError`` for a schedule that is empty or not in order of time.
     """
@@ -79,7 +78,7 @@ def simulate_ttl(log: PathSnapshot, schedule: Schedule, since_s: float = -np.inf
 
 
 def _stay_s(segments: PathSegments, schedule: Schedule, in_force: NDArray[np.int64]) -> NDArray:
-    """(u,) for each use, the largest TTL from the page on to the end of the request's path."""
+    """Return (u,) the largest TTL from each used page to the end of the request's path."""
     stay = np.zeros(len(segments.use_request))
     horizon = segments.end_s - segments.start_s + 1.0
     own = np.stack(
@@ -113,8 +112,8 @@ def _outcome(segments: PathSegments, stay_s: NDArray, since_s: float) -> TTLOutc
     segment = segments.use_segment
     weights = segments.tokens[segment]
     begin = max(since_s, segments.start_s)
-    # A page goes at the latest of what its uses gave it: a running maximum within each segment.
-    # Whole microseconds, so that a segment's number can stand in front.
+    # A page expires at the latest time that its uses set: a running maximum within each segment.
+    # Times are whole microseconds, so that the segment number fits into the higher digits.
     origin = segments.start_s
     span = int((3 * (segments.end_s - origin) + 4) * 1e6)
     expiry = np.round((times - origin + stay_s) * 1e6).astype(np.int64)

@@ -4,45 +4,48 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass
 
-from canopy_lab.group_ttl.learn import Learning
-from canopy_lab.group_ttl.window import TrafficWindow, WindowSnapshot
+from canopy_lab.group_ttl.learn import Learning, learn
+from canopy_lab.group_ttl.path_log import PathLog, PathSnapshot
 from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.ttl.table import TRACE_HASH, TTLTable
 
 SHORTEST_S = 60.0
-"""A plan is made for no shorter than this."""
-
-
+"""Minimum time for which a plan is made."""
 MAX_BLOCKS = 1 << 24
-"""Distinct blocks that are looked at, some 2 GB. Of a longer trace the last requests count."""
+"""Distinct blocks kept, about 2 GB; a longer trace loses its oldest requests."""
 
 
-def observe(trace: Iterable[TraceRequest], hash: str = TRACE_HASH) -> WindowSnapshot:
-    """What a server's window would have learnt from the whole trace.
+@dataclass(frozen=True, slots=True)
+class ObservedTraffic:
+    """The requests of a trace, from which a table for any disk size can be learnt."""
 
-    ``hash`` says whose ids the blocks are: the trace's own, or a server's.
-    """
-    window: TrafficWindow | None = None
+    log: PathSnapshot
+    learning: Learning
+    hash: str
+
+    def table(self, budget_bytes: float, bytes_per_token: float) -> TTLTable:
+        """Return the table with the most expected hits within a mean disk content in bytes."""
+        return learn(self.log, budget_bytes / bytes_per_token, self.learning, self.hash).table
+
+
+def observe(trace: Iterable[TraceRequest], hash: str = TRACE_HASH) -> ObservedTraffic:
+    """Record a whole trace. ``hash``: origin of the block ids, the trace or a server."""
+    log: PathLog | None = None
     begin = end = 0.0
     for request in trace:
-        if window is None:
-            window = TrafficWindow(
-                window_s=math.inf,
+        if log is None:
+            log = PathLog(
                 block_tokens=request.block_tokens,
-                hash=hash,
+                window_s=math.inf,
                 max_requests=MAX_BLOCKS,
                 max_blocks=MAX_BLOCKS,
             )
             begin = request.time_s
         end = request.time_s
-        window.observe(request.blocks, request.time_s, request.input_tokens, request.category)
-    assert window is not None, "an empty trace is refused before"
-    # A plan is in force for about as long as what it was made from.
-    return replace(window.snapshot(), learning=Learning(refresh_s=max(end - begin, SHORTEST_S)))
-
-
-def group_table(window: WindowSnapshot, budget_bytes: float, bytes_per_token: float) -> TTLTable:
-    """The TTLs that win most hits within ``budget_bytes`` of disk."""
-    return window.table(budget_bytes, bytes_per_token)
+        log.observe(request.blocks, request.time_s, request.input_tokens, request.category)
+    assert log is not None, "an empty trace is refused before"
+    # A plan is used for about as long as the trace that it was made from.
+    learning = Learning(refresh_s=max(end - begin, SHORTEST_S))
+    return ObservedTraffic(log.snapshot(), learning, hash)

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from canopy_lab.group_ttl.window import WindowSnapshot
-from canopy_lab.plan.groups import group_table, observe
+from canopy_lab.plan.groups import ObservedTraffic, observe
 from canopy_lab.plan.prices import GIB, Prices
 from canopy_lab.plan.space import GROUP, Configuration
 from canopy_lab.plan.system import Engine, metrics_of, system_of
@@ -39,7 +38,7 @@ class PlanInputs:
     policy_configs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     hash: str = TRACE_HASH
     """Whose ids the trace's blocks are (``tier.ttl.HASHES``)."""
-    _windows: dict[float, WindowSnapshot] = field(default_factory=dict)
+    _observed: dict[float, ObservedTraffic] = field(default_factory=dict)
     _tables: dict[tuple[float, float], TTLTable] = field(default_factory=dict)
     _served: dict[float, Workload] = field(default_factory=dict)
 
@@ -56,10 +55,10 @@ class PlanInputs:
         """The group TTLs for so much disk, all instances together."""
         key = (disk_gib, load)
         if key not in self._tables:
-            if load not in self._windows:
-                self._windows[load] = observe(at_load(self.trace, load), self.hash)
-            self._tables[key] = group_table(
-                self._windows[load], disk_gib * GIB, self.engine.profile.kv_bytes_per_token
+            if load not in self._observed:
+                self._observed[load] = observe(at_load(self.trace, load), self.hash)
+            self._tables[key] = self._observed[load].table(
+                disk_gib * GIB, self.engine.profile.kv_bytes_per_token
             )
         return self._tables[key]
 
@@ -71,7 +70,7 @@ class PlanInputs:
 
     def observed(self, load: float = 1.0) -> int:
         """How many of the requests group TTLs were learnt from."""
-        window = self._windows.get(load)
+        window = self._observed.get(load)
         return len(self.trace) if window is None else len(window.log)
 
     def served(self, load: float = 1.0) -> Workload:

@@ -1,14 +1,13 @@
-"""How long a tier keeps what: one TTL a group, a group being the subtree below one prefix.
+"""The TTLs of a tier, by group; a group is the subtree below one prefix.
 
-Kareto, section 4.3 (arXiv 2603.08739): the prefix subtrees that are reused most are groups with
-TTLs of their own, everything else is the residual group. A page's group is that of the deepest
-listed root on its path.
+Kareto, section 4.3 (arXiv 2603.08739): the most reused prefix subtrees are groups with TTLs of their
+own; all other paths form the residual group. A page belongs to the deepest listed root on its path.
 
-Which TTL a page gets, the first that speaks:
+A page gets the first TTL that is defined:
 
 1. the request's own (``own_ttl_s``);
-2. its group's, where a listed root lies on its path;
-3. its category's, where the table lists the category;
+2. its group's, if a listed root is on its path;
+3. its category's, if the table lists the category;
 4. the residual group's.
 """
 
@@ -25,9 +24,9 @@ RESIDUAL = -1
 """The group of every path without a listed root."""
 
 SERVER_HASH = "xxh3-chained"
-"""Roots are the ids a server makes of token blocks (``radix/live_request.py``), salts included."""
+"""Roots are a server's ids of token blocks (``radix/live_request.py``), which include salts."""
 TRACE_HASH = "trace"
-"""Roots are block ids of a trace, which no server knows."""
+"""Roots are block ids of a trace, unknown to servers."""
 HASHES = (SERVER_HASH, TRACE_HASH)
 
 MAX_GROUPS = 4096
@@ -43,16 +42,16 @@ class Group:
     """One prefix subtree."""
 
     root: int
-    """Id of the block at whose end the subtree begins; the root's own pages are in the group."""
+    """Id of the subtree's first block, which belongs to the group."""
     ttl_s: float
-    """Seconds a page stays after its last use; ``inf`` never expires, 0 is not kept at all."""
+    """Seconds from the last use; ``inf`` never expires, 0 is not stored."""
     name: str = ""
-    """For people."""
+    """Display name."""
 
 
 @dataclass(frozen=True, slots=True)
 class TTLTable:
-    """The TTLs of one tier. Immutable, so that threads may share it.
+    """The TTLs of one tier. Immutable, so threads may share it.
 
     Raises ``CanopyError`` for a value out of range or a root listed twice.
     """
@@ -60,13 +59,13 @@ class TTLTable:
     groups: tuple[Group, ...] = ()
     """Prefix subtrees with a TTL of their own."""
     residual_ttl_s: float = math.inf
-    """Seconds for everything else."""
+    """TTL of all other paths."""
     block_tokens: int = 64
-    """Tokens of a block, whose id a ``root`` is."""
+    """Tokens per block."""
     hash: str = SERVER_HASH
-    """How block ids are made; ``trace``: by the trace, which a server refuses."""
+    """Origin of the block ids; servers refuse ``trace``."""
     categories: Mapping[str, float] = field(default_factory=dict)
-    """Category -> TTL in seconds, where no root lies on the path."""
+    """Category -> TTL in seconds, for paths without a listed root."""
     _index: dict[int, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -107,7 +106,7 @@ class TTLTable:
         object.__setattr__(self, "_index", index)
 
     def group_of(self, path: Sequence[int]) -> int:
-        """Index of the deepest listed root on ``path`` (ids, shallowest first), else RESIDUAL."""
+        """Return the index of the deepest listed root on ``path`` (ids, shallowest first)."""
         get = self._index.get
         if self._index:
             for block in reversed(path):
@@ -117,7 +116,7 @@ class TTLTable:
         return RESIDUAL
 
     def groups_along(self, path: Sequence[int]) -> list[int]:
-        """The group of each block of ``path``: a block above a root is not in its group."""
+        """Return the group of each block of ``path``."""
         get, group, along = self._index.get, RESIDUAL, []
         for block in path:
             group = get(block, group)
@@ -127,12 +126,10 @@ class TTLTable:
     def ttl_s(
         self, group: int, category: str | None = None, own_ttl_s: float | None = None
     ) -> float:
-        """Seconds a page of ``group`` stays after its last use.
+        """Return the seconds for which a page of ``group`` stays after its last use.
 
-        ``category`` is the page's; one that a policy refined (``api|end|turn1``) is also looked
-        for by its coarser names (``api|end``, ``api``). ``own_ttl_s`` is what the request asked
-        for. A group this table does not have counts as
-        residual: an older table's index does no harm.
+        A refined ``category`` (``api|end|turn1``) also matches its coarser names (``api|end``,
+        ``api``). ``own_ttl_s`` is the request's own TTL. An unknown group counts as residual.
         """
         if own_ttl_s is not None:
             return own_ttl_s
@@ -149,11 +146,11 @@ class TTLTable:
         return self.residual_ttl_s
 
     def groups_after(self, old: TTLTable) -> tuple[int, ...]:
-        """For each group of the table before this one, its index here; RESIDUAL if it is gone."""
+        """Return the new index of each group of the ``old`` table; RESIDUAL for removed groups."""
         return tuple(self._index.get(group.root, RESIDUAL) for group in old.groups)
 
     def to_json(self) -> dict[str, Any]:
-        """JSON-able; ``null`` is "no expiry", roots are hexadecimal (64 bits outgrow a double)."""
+        """Return a JSON object; ``null`` is "no expiry", roots are hexadecimal (64 bits)."""
         return {
             "groups": [
                 {"root": f"{g.root:#x}", "ttl_s": _finite(g.ttl_s), "name": g.name}
@@ -167,7 +164,7 @@ class TTLTable:
 
     @classmethod
     def from_json(cls, data: Any) -> TTLTable:
-        """The table that ``to_json`` wrote, or a person. Raises ``CanopyError``."""
+        """Parse a table. Raises ``CanopyError``."""
         _check_keys("TTL table", data, _KEYS)
         groups = data.get("groups", [])
         if not isinstance(groups, list):
