@@ -1,4 +1,4 @@
-"""The shortest that may go next: the tree against a plain list, whatever happens."""
+"""The cheapest member that may go next, and the work ahead of one, against plain lists."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_member_whose_allowance_is_used_up_is_passed_by_nobody() -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(st.integers(0, 70), st.randoms(use_true_random=False))
-def test_the_tree_says_what_a_list_says(members: int, draw: random.Random) -> None:
+def test_any_sequence_of_calls_equals_plain_lists(members: int, draw: random.Random) -> None:
     costs = [float(draw.randrange(1, 20)) for _ in range(members)]
     allowed = [float(draw.randrange(0, 60)) for _ in range(members)]
     passing = Passing(list(costs), list(allowed))
@@ -57,3 +57,9 @@ def test_the_tree_says_what_a_list_says(members: int, draw: random.Random) -> No
         assert passing.shortest() == shortest(costs, allowed)
         assert passing.least_allowance() == min(allowed, default=math.inf)
         assert [passing.allowance(place) for place in range(len(costs))] == allowed
+        cost, place = float(draw.randrange(1, 20)), draw.randrange(len(costs) + 1)
+        assert passing.work_before(cost, place) == sum(
+            one
+            for at, one in enumerate(costs)
+            if one < cost or (at < place and one < math.inf and (one == cost or allowed[at] < cost))
+        )

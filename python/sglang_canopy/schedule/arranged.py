@@ -9,6 +9,7 @@ Requests are identified by object, not by ``rid``: clients choose rids and may r
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Collection, Iterable, KeysView, Mapping, Sequence
 from itertools import islice
 from typing import Generic, Protocol, TypeVar
@@ -28,6 +29,8 @@ SHARERS = 128
 STEPS = 2
 """Steps' worth of tokens checked against the overtaking budgets. More than one, because a refreshed
 prefix match may be longer and let more requests into a step."""
+
+_request_of = operator.attrgetter("about")
 
 T = TypeVar("T")
 T_in = TypeVar("T_in", contravariant=True)
@@ -74,6 +77,10 @@ class Arranged(Generic[T]):
         self._next_lookup = 0
         self._overtaken: set[int] = set()
         """Numbers of requests skipped in favour of later ones; no request is deferred for them."""
+        self.entered: list[Waiting] = []
+        """Requests that the latest ``arrange`` saw for the first time, or again after a retraction."""
+        self.reordered = False
+        """Whether the order has changed since the latest ``arrange``."""
         self._deferred_for: dict[int, int | None] = {}
         """Number of each deferred request -> number of the request it waits for."""
 
@@ -87,12 +94,13 @@ class Arranged(Generic[T]):
     def arrange(self, queue: Sequence[T], chunked: T | None = None) -> list[T]:
         """Return ``queue`` in admission order. ``chunked``: the request that is being chunked."""
         waiting = self._waiting
-        self.keep(queue)
+        new = [request for request in queue if id(request) not in waiting]
+        if len(waiting) + len(new) > len(queue):
+            self.keep(queue)
         chunk = self._admitted.get(id(chunked))
         self.order.chunked(chunk, 0.0 if chunk is None else self._remaining_s(chunk))
-        for request in queue:
-            if id(request) not in waiting:
-                waiting[id(request)] = self._enqueue(request)
+        self.entered = [self._enqueue(request) for request in new]
+        self.reordered = False
         if len(queue) < 2:
             self._in_order = list(waiting.values())
             return list(queue)
@@ -102,18 +110,21 @@ class Arranged(Generic[T]):
 
     def arranged(self) -> list[T]:
         """Return the current order, including changes made by ``deferred`` and ``sharing``."""
-        return [one.about for one in self._in_order]
+        return list(map(_request_of, self._in_order))
 
     def _remaining_s(self, chunk: Waiting) -> float:
         return self.order.cost.seconds(self._requests.rest(chunk.about))
 
     def _enqueue(self, request: T) -> Waiting:
         about, prefill = self._requests, self._requests.prefill(request, False)
-        before = self._admitted.pop(id(request), None)
-        if before is not None:
-            self.order.back(before, prefill)
-            return before
-        return self.order.add(prefill, about.tenant(request), about.urgency(request), request)
+        waiting = self._admitted.pop(id(request), None)
+        if waiting is not None:
+            self.order.back(waiting, prefill)
+        else:
+            tenant, urgency = about.tenant(request), about.urgency(request)
+            waiting = self.order.add(prefill, tenant, urgency, request)
+        self._waiting[id(request)] = waiting
+        return waiting
 
     def keep(self, queue: Iterable[T]) -> None:
         """Drop requests that are no longer in ``queue``; they were aborted."""
@@ -123,15 +134,24 @@ class Arranged(Generic[T]):
 
     def let_in(self, requests: Iterable[T]) -> list[T]:
         """Record admitted requests; return the subset that was waiting here."""
-        before: list[int] = []
         admitted = self._waiting.keys() & {id(request) for request in requests}
-        for waiting in self._in_order if self._defers and admitted else ():
+        entered: list[Waiting] = []
+        before: list[int] = []
+        places = []
+        for place, waiting in enumerate(self._in_order):
+            if len(entered) == len(admitted):
+                break
             if id(waiting.about) not in admitted:
                 before.append(waiting.number)
-            else:
+                continue
+            entered.append(waiting)
+            places.append(place)
+            if self._defers:
                 self._overtaken.update(n for n in before if n not in self._deferred_for)
-                before.clear()
-        entered = self._pop(admitted)
+            before.clear()
+        for place in reversed(places):
+            del self._in_order[place]
+        self._forget(entered)
         self.order.let_in(entered)
         self._admitted.update((id(waiting.about), waiting) for waiting in entered)
         return [waiting.about for waiting in entered]
@@ -140,6 +160,10 @@ class Arranged(Generic[T]):
     def may_come_back(self) -> KeysView[int]:
         """Ids of admitted requests that are not known to have finished."""
         return self._admitted.keys()
+
+    def admitted(self, key: int) -> T:
+        """Return the admitted request with this ``id``."""
+        return self._admitted[key].about  # type: ignore[no-any-return]
 
     def over(self, gone: Iterable[int]) -> None:
         """Forget admitted requests that have finished, by ``id``."""
@@ -160,14 +184,12 @@ class Arranged(Generic[T]):
 
     def _extend_deferred(self) -> list[T]:
         """Defer requests that would overdraw a deferred one's budget; return all deferred."""
-        here = [one for one in self._in_order if one.number not in self._deferred_for]
+        held = self._deferred_for
+        here = (one for one in self._in_order if one.number not in held)
         over_budget = self.order.may_not_pass(here, STEPS * self._requests.step_tokens())
-        self._deferred_for.update((one.number, None) for one in over_budget)
-        return (
-            [one.about for one in self._in_order if one.number in self._deferred_for]
-            if self._deferred_for
-            else []
-        )
+        held.update((one.number, None) for one in over_budget)
+        found = (one.about for one in self._in_order if one.number in held)
+        return list(islice(found, len(held)))
 
     def sharing(
         self, chunk_tokens: int, step_tokens: int, page: int, fits: Callable[[T], bool]
@@ -204,6 +226,7 @@ class Arranged(Generic[T]):
         if not found:
             return [], []
         self._in_order = [*found, *self.order.order(gone=found)]
+        self.reordered = True
         return [one.about for one in found], self._extend_deferred()
 
     def _find_deferred(self, computing_paths: Sequence[Path]) -> dict[int, int | None]:
@@ -217,6 +240,7 @@ class Arranged(Generic[T]):
                 if one.number in held:  # the shared prefix may have been computed by now
                     self.order.update(one, self._requests.prefill(one.about, True))
             self._in_order = self.order.order()  # the new costs may change the order
+            self.reordered = True
             head = list(islice(self._in_order, PLACES))
             held = self._defer_in(head, computing_paths)
         return held
@@ -240,12 +264,15 @@ class Arranged(Generic[T]):
     def _pop(self, gone: Collection[int]) -> list[Waiting]:
         if not gone:
             return []
-        taken = [waiting for waiting in self._in_order if id(waiting.about) in gone]
-        self._in_order = [waiting for waiting in self._in_order if id(waiting.about) not in gone]
-        for waiting in taken:
+        taken = [one for one in self._in_order if id(one.about) in gone]
+        self._in_order = [one for one in self._in_order if id(one.about) not in gone]
+        self._forget(taken)
+        return taken
+
+    def _forget(self, gone: Iterable[Waiting]) -> None:
+        for waiting in gone:
             del self._waiting[id(waiting.about)]
             self._overtaken.discard(waiting.number)
-        return taken
 
     def _refresh(self) -> None:
         size = len(self._in_order)

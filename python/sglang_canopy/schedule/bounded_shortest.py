@@ -20,7 +20,6 @@ Budgets count within one turn (a tenant's share, ``fair_shares.py``) and one pri
 from __future__ import annotations
 
 import itertools
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -61,6 +60,8 @@ class BoundedShortest:
         self._numbers = itertools.count()
         self._lines: dict[int, dict[Turn, Line]] = {}
         """Priority -> turn -> line. Empty lines are dropped, except the chunked prefill's."""
+        self._by_arrival: dict[int, dict[int, Waiting]] = {}
+        """Priority -> number -> queued request, in order of arrival."""
         self.chunk: Waiting | None = None
         """The chunked prefill in progress."""
         self._chunk_remaining_s = 0.0
@@ -69,12 +70,13 @@ class BoundedShortest:
         overdrawn a budget or did not fit."""
 
     def __len__(self) -> int:
-        return sum(len(line.requests) for turns in self._lines.values() for line in turns.values())
+        return sum(map(len, self._by_arrival.values()))
 
     def __iter__(self) -> Iterator[Waiting]:
         """Iterate in order of arrival."""
-        lines = [line.requests for turns in self._lines.values() for line in turns.values()]
-        return iter(sorted(itertools.chain(*map(dict.values, lines)), key=number_of))
+        return iter(
+            sorted(itertools.chain(*map(dict.values, self._by_arrival.values())), key=number_of)
+        )
 
     def add(
         self,
@@ -89,6 +91,7 @@ class BoundedShortest:
         line = self._line(waiting)
         waiting.left = self._budget(line, cost)
         line.add(waiting, youngest=True)
+        self._by_arrival.setdefault(urgency, {})[waiting.number] = waiting
         return waiting
 
     def _budget(self, line: Line | None, cost: float) -> float:
@@ -105,6 +108,8 @@ class BoundedShortest:
         waiting.prefill = prefill
         waiting.cost = self.cost.seconds(prefill)
         self._line(waiting).add(waiting, youngest=False)
+        arrived = {waiting.number: waiting, **self._by_arrival.get(waiting.urgency, {})}
+        self._by_arrival[waiting.urgency] = dict(sorted(arrived.items()))
 
     def update(self, waiting: Waiting, prefill: Prefill) -> None:
         """Update the cost of ``waiting`` after a new prefix match."""
@@ -121,7 +126,7 @@ class BoundedShortest:
         line = self._lines.get(waiting.urgency, {}).get(waiting.turn)
         if line is None or not line.remove(waiting):
             return False
-        self._drop_if_empty(waiting, line)
+        self._left(waiting, line)
         return True
 
     def let_in(self, admitted: Iterable[Waiting]) -> None:
@@ -133,7 +138,7 @@ class BoundedShortest:
             shortest = line.by_cost[0][2] is waiting
             self.let_in_by["shortest" if shortest else "budget"] += 1
             line.let_in(waiting)
-            self._drop_if_empty(waiting, line)
+            self._left(waiting, line)
             self.shares.charge(waiting.tenant, waiting.turn, waiting.cost)
 
     def chunked(self, waiting: Waiting | None, rest_s: float) -> None:
@@ -151,7 +156,7 @@ class BoundedShortest:
     def work_before(self, waiting: Waiting) -> WorkBefore:
         """Return the work ahead of a queued request."""
         lines = self._lines[waiting.urgency]
-        mine = lines[waiting.turn].before(waiting.cost, waiting.number)
+        mine = lines[waiting.turn].before(waiting)
         return self._work_before(
             waiting.cost, waiting.urgency, waiting.turn, mine, self.left(waiting)
         )
@@ -159,7 +164,7 @@ class BoundedShortest:
     def work_before_new(self, cost: float) -> WorkBefore:
         """Return the work ahead of a hypothetical request of this cost and no tenant."""
         line = self._lines.get(0, {}).get(PUBLIC)
-        mine = 0.0 if line is None else line.before(cost, sys.maxsize)
+        mine = 0.0 if line is None else line.before_new(cost)
         return self._work_before(cost, 0, PUBLIC, mine, self._budget(line, cost))
 
     def _work_before(
@@ -258,8 +263,10 @@ class BoundedShortest:
                         del heads[turn], mine[turn]
                     else:
                         heads[turn] = following
-            behind = [w for line in turns.values() for w in line.requests.values()]
-            queue += sorted((w for w in behind if w.number not in taken), key=number_of)
+            behind = self._by_arrival.get(urgency, {}).copy()
+            for number in taken:
+                behind.pop(number, None)
+            queue += behind.values()
         return queue
 
     def _line(self, waiting: Waiting) -> Line:
@@ -268,6 +275,13 @@ class BoundedShortest:
         if line is None:
             line = turns[waiting.turn] = Line()
         return line
+
+    def _left(self, waiting: Waiting, line: Line) -> None:
+        arrived = self._by_arrival[waiting.urgency]
+        del arrived[waiting.number]
+        if not arrived:
+            del self._by_arrival[waiting.urgency]
+        self._drop_if_empty(waiting, line)
 
     def _drop_if_empty(self, waiting: Waiting, line: Line) -> None:
         if not line.requests and line.chunk is None:

@@ -117,18 +117,16 @@ class Line:
         if chunk is not None:
             self._restore(chunk, math.inf)
 
-    def before(self, cost: float, number: int) -> float:
-        """Return the seconds of queued work ahead of a request with this cost and arrival number.
+    def before(self, waiting: Waiting) -> float:
+        """Return the seconds of queued work ahead of a member.
 
         Counts shorter requests, and older requests whose budgets it would overdraw.
         """
-        shorter = bisect_left(self.by_cost, (cost, number))  # type: ignore[type-var]
-        found = sum(row[0] for row in self.by_cost[:shorter])
-        if self.passing.least_allowance() < cost:
-            for _, one_number, one in self.by_cost[shorter:]:
-                if one_number < number and self.passing.allowance(one.place) < cost:
-                    found += one.cost
-        return found
+        return self.passing.work_before(waiting.cost, waiting.place)
+
+    def before_new(self, cost: float) -> float:
+        """Return the seconds of queued work ahead of a hypothetical youngest request."""
+        return self.passing.work_before(cost, self.passing.members)
 
     def walk(self, gone: Sequence[Waiting] = ()) -> Iterator[Waiting]:
         """Yield requests in admission order, assuming ``gone`` is admitted first.
@@ -150,8 +148,11 @@ class Line:
             for waiting in self._walk_within_budgets(head):
                 taken.add(waiting.number)
                 yield waiting
-            for number in sorted(self.requests.keys() - taken):
-                yield self.requests[number]
+            yield from (
+                self.requests[number]
+                for number in self.at
+                if number in self.requests and number not in taken
+            )
 
     def _allowances_after(self, gone: Sequence[Waiting]) -> Passing:
         if not gone:

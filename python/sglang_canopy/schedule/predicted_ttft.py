@@ -55,9 +55,10 @@ class PredictedTtft:
 
     def arrived(self, cost_s: float, now: float) -> None:
         """Count an arrival towards the load."""
-        decay = math.exp(min(self._decayed_at - now, 0.0) / FADE_S)
-        self._arrived_s = [decay * work for work in self._arrived_s]
-        self._decayed_at = now
+        if now > self._decayed_at:
+            decay = math.exp((self._decayed_at - now) / FADE_S)
+            self._arrived_s = [decay * work for work in self._arrived_s]
+            self._decayed_at = now
         self._arrived_s[_bucket(cost_s)] += cost_s
 
     def seconds(self, work: WorkBefore) -> float:

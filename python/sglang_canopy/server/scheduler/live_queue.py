@@ -139,12 +139,11 @@ class LiveQueue:
         """Put ``queue`` into the order in which requests are to be let in, in place."""
         self._requests.urgency = urgency
         queue[:] = self._arranged.arrange(queue, self._chunked)
-        self.predictions.arranged(self._arranged.waiting, time.monotonic())
+        self.predictions.arranged(self._arranged.entered, time.monotonic())
 
     def choose(self, scheduler: Any, running: Any, choose: Callable[[], Any]) -> Any:
         """Choose a batch, without those who wait for what another one is about to compute.
         ``running``: the batch that decodes."""
-        self.predictions.passing(scheduler.waiting_queue, time.monotonic())
         self._forget(scheduler, running)
         self._chunked = scheduler.chunked_req
         self._choosing = True
@@ -164,15 +163,16 @@ class LiveQueue:
         return chosen
 
     def _forget(self, scheduler: Any, running: Any) -> None:
-        """Whom SGLang does not have any longer."""
+        """Drop requests that were aborted or have finished."""
         arranged = self._arranged
         if len(scheduler.waiting_queue) < len(arranged):
             arranged.keep(scheduler.waiting_queue)
-        if arranged.may_come_back:
-            here = {id(req) for req in under_way(scheduler, running) if not req.finished()}
-            gone = arranged.may_come_back - here
-            # But for those that were sent back to the queue.
-            arranged.over(gone - {id(req) for req in scheduler.waiting_queue})
+        here = {id(req) for req in under_way(scheduler, running) if not req.finished()}
+        gone = arranged.may_come_back - here
+        if not all(arranged.admitted(key).finished() for key in gone):
+            gone -= {id(req) for req in scheduler.waiting_queue}  # retracted
+        if gone:
+            arranged.over(gone)
             self._computing = {key: req for key, req in self._computing.items() if key not in gone}
 
     def chunk_limit(
@@ -227,10 +227,11 @@ class LiveQueue:
         self.deferrals += len(self._left_out)
 
     def _leave_out(self, queue: list[Any], later: list[Any]) -> None:
-        """``queue`` as it is arranged now, without those."""
-        gone = {id(req) for req in later}
+        """Set ``queue`` to the current order without ``later``."""
         self._left_out = later
-        queue[:] = [req for req in self._arranged.arranged() if id(req) not in gone]
+        if later or self._arranged.reordered:
+            gone = {id(req) for req in later}
+            queue[:] = [req for req in self._arranged.arranged() if id(req) not in gone]
 
     # ---- what is protected ----
 

@@ -5,7 +5,8 @@ For metrics only: times come from this rank's clock, so no decision may depend o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -15,6 +16,8 @@ from sglang_canopy.schedule.predicted_ttft import EXAMPLE_TOKENS, PredictedTtft,
 from sglang_canopy.schedule.prefill_cost import Prefill
 
 REFRESH_EVERY_S = 1.0
+MAX_PREDICTED = 32
+"""Limit of predictions per scheduling pass; the rest of a burst only counts towards the load."""
 
 
 class Predictions:
@@ -26,37 +29,44 @@ class Predictions:
     def __init__(self, order: BoundedShortest) -> None:
         self._order = order
         self.model = PredictedTtft()
-        self._unpredicted: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
-        """Arrival time of each request without a prediction."""
+        self._queued_at: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
+        """Arrival time of each request that no pass has ordered yet."""
         self._predicted: WeakKeyDictionary[Any, tuple[float, WorkBefore, float]] = (
             WeakKeyDictionary()
         )
         """Arrival time, work found on arrival, and predicted TTFT."""
+        self._ordered_at = -math.inf
+        """Time of the latest pass that ordered the queue."""
         self._refreshed_at = 0.0
         self._examples: dict[int, WorkBefore] = {}
 
     def __len__(self) -> int:
-        return len(self._predicted) + len(self._unpredicted)
+        return len(self._predicted) + len(self._queued_at)
 
     def queued(self, req: Any, now: float) -> None:
         """Register a request before it joins the queue; no effect after a retraction."""
         if not req.output_ids and req not in self._predicted:
-            self._unpredicted[req] = now
+            self._queued_at[req] = now
 
-    def passing(self, queue: Iterable[Any], now: float) -> None:
-        """Begin a pass: restart the clock of requests that a gate holds back from ``queue``."""
-        if self._unpredicted:
-            here = {id(req) for req in queue}
-            for req in list(self._unpredicted):
-                if id(req) not in here:
-                    self._unpredicted[req] = now
+    def arranged(self, entered: Sequence[Waiting], now: float) -> None:
+        """Predict the TTFT of the requests that entered the sorted queue in this pass.
 
-    def arranged(self, waiting: Mapping[int, Waiting], now: float) -> None:
-        """Predict the TTFT of new requests in the sorted queue."""
-        for req in [req for req in self._unpredicted if id(req) in waiting]:
-            came, work = self._unpredicted.pop(req), self._order.work_before(waiting[id(req)])
-            self.model.arrived(work.cost_s, came)
-            self._predicted[req] = (came, work, self.model.seconds(work))
+        A request that was queued before the previous pass entered late because the session gate
+        held it; its clock starts at that pass.
+        """
+        predicted = 0
+        for waiting in entered:
+            req = waiting.about
+            came = self._queued_at.pop(req, None)
+            if came is None:  # retracted
+                continue
+            self.model.arrived(waiting.cost, now)
+            if predicted < MAX_PREDICTED:
+                predicted += 1
+                work = self._order.work_before(waiting)
+                came = max(came, self._ordered_at)
+                self._predicted[req] = (came, work, self.model.seconds(work))
+        self._ordered_at = now
         if now - self._refreshed_at >= REFRESH_EVERY_S:
             self._refreshed_at = now
             self._examples = {
