@@ -133,8 +133,9 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 (
                     (
                         rate("canopy:evicted_tokens_total", extra='tier="device"')
-                        + " - "
-                        + rate("canopy:demoted_tokens_total", extra='tier="device"'),
+                        + " - ("
+                        + rate("canopy:demoted_tokens_total", extra='tier="device"')
+                        + " or vector(0))",
                         "lost",
                     ),
                 ),
@@ -173,6 +174,44 @@ ROWS: tuple[tuple[str, tuple[Panel, ...]], ...] = (
                 (
                     (total("canopy:gate_active_sessions"), "active"),
                     (total("canopy:gate_waiting_sessions"), "waiting"),
+                ),
+            ),
+        ),
+    ),
+    (
+        "What other policies would hit (with --canopy-whatif, --canopy-observe or auto)",
+        (
+            Panel(
+                "Estimated hit ratio, by policy",
+                "Share of the prompt tokens at the server's own capacity, over about an hour.",
+                (
+                    (
+                        f'avg by (policy) (canopy:whatif_hit_ratio{HERE[:-1]},capacity="now"}} >= 0)',
+                        "{{policy}}",
+                    ),
+                ),
+                "percentunit",
+                most=1,
+            ),
+            Panel(
+                "Estimated hit ratio, by capacity",
+                "What more memory would win.",
+                (
+                    (
+                        f"avg by (policy, capacity) (canopy:whatif_hit_ratio{HERE} >= 0)",
+                        "{{policy}}, {{capacity}}",
+                    ),
+                ),
+                "percentunit",
+                most=1,
+            ),
+            Panel(
+                "Verdict of the meter",
+                "Servers with enough requests for an estimate, and servers on which canopy-lru ranks "
+                "because their policy fell behind it.",
+                (
+                    (total("canopy:whatif_decided"), "decided"),
+                    (total("canopy:whatif_behind"), "behind canopy-lru"),
                 ),
             ),
         ),

@@ -108,6 +108,9 @@ def test_no_pod_runs_as_root_or_with_more_rights(pod, server) -> None:
     assert pod["securityContext"]["runAsNonRoot"]
     assert not server["securityContext"]["allowPrivilegeEscalation"]
     assert server["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert server["securityContext"]["readOnlyRootFilesystem"]
+    (home,) = (one["value"] for one in server["env"] if one["name"] == "HOME")
+    assert home in {one["mountPath"] for one in server["volumeMounts"]}
     assert pod["automountServiceAccountToken"] is False
 
 
@@ -153,6 +156,14 @@ def test_a_linter_finds_nothing_in_the_images(file) -> None:
         [linter, "--no-color", str(DEPLOY / file)], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout) == (0, "")
+
+
+@pytest.mark.parametrize("file", ["Dockerfile.cpu", "Dockerfile.cuda"])
+def test_an_image_ends_as_the_manifests_user(file, pod) -> None:
+    lines = (DEPLOY / file).read_text(encoding="utf-8").splitlines()
+    user = [line.split()[1] for line in lines if line.startswith("USER ")]
+    assert user[-1] == str(pod["securityContext"]["runAsUser"])
+    assert f"useradd --uid {user[-1]} " in " ".join(lines)
 
 
 def test_a_file_that_an_image_installs_from_is_there_and_pinned() -> None:

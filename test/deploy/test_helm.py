@@ -77,6 +77,13 @@ def test_the_server_knows_every_flag_and_refuses_none(values) -> None:
     assert ("--canopy-whatif=auto,floor=off" in words) == (eviction == "canopy-lru")
 
 
+@pytest.mark.parametrize(("gpus", "each"), [(0, 180), (1, 180), (4, 45)])
+def test_the_ranks_of_a_pod_share_its_volume(gpus, each) -> None:
+    documents = rendered("eviction=wa", "host.gigabytes=64", "disk.gigabytes=180", f"gpus={gpus}")
+    (config,) = (word for word in arguments(documents) if "extra-config" in word)
+    assert yaml.safe_load(config.partition("=")[2])["capacity_gb"] == each
+
+
 @pytest.mark.parametrize("value", ["disk.gigabytes=180", "host.gigabytes=8,disk.gigabytes=180"])
 def test_a_disk_that_nothing_would_use_is_a_mistake(value) -> None:
     done = helm("template", "canopy", str(CHART), "--set", value)

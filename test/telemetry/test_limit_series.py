@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
+from sglang_canopy.disk.counters import FAULTS
 from sglang_canopy.records import GATEWAY
 from sglang_canopy.reuse.hint_trust import HintRecords
 from sglang_canopy.reuse.learner import ReuseModel
@@ -80,7 +81,7 @@ def test_a_tenant_that_has_kept_all_it_may_is_at_its_limit(registry) -> None:
     tree.serve(list(range(limit)), 1.0, tenant="a", keep_until=60.0)
     reporter.report()
     assert value(registry, "tenants_at_limit", limit="keep") == 1
-    assert value(registry, "limit_refusals_total", limit="keep") is None
+    assert value(registry, "limit_refusals_total", limit="keep") == 0
     tree.serve(list(range(100, 105)), 2.0, tenant="a", keep_until=60.0)
     reporter.report()
     assert value(registry, "limit_refusals_total", limit="keep") == 1
@@ -111,4 +112,12 @@ def test_a_tenant_at_its_quota_on_disk_is_counted_and_not_named(registry, tmp_pa
     assert value(registry, "tenants_at_limit", limit="pin") == 0
     names = {label for metric in registry.collect() for s in metric.samples for label in s.labels}
     assert "tenant" not in names
+    tree.close()
+
+
+def test_counters_of_the_alerts_are_exported_before_they_count(registry, tmp_path) -> None:
+    tree = DiskTree(tmp_path / "disk")
+    Reporter(tree.cache, 0, Metrics(0, registry=registry)).report()
+    assert [value(registry, "disk_faults_total", kind=kind) for kind in FAULTS] == [0] * len(FAULTS)
+    assert value(registry, "rank_disagreements_total") == 0
     tree.close()

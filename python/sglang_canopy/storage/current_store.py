@@ -8,6 +8,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+from sglang_canopy.disk.counters import FAULTS
 from sglang_canopy.disk.folder import other_namespaces, remove_abandoned
 from sglang_canopy.disk.page import PageMeta
 from sglang_canopy.disk.store import DiskStore
@@ -213,5 +214,5 @@ def status_of(current: CurrentStore) -> dict[str, Any]:
         "residency_pages": stats["residency_s"],
         "residency_page_seconds": stats["page_seconds"],
         "hit_pages": stats["hits"],
-        "faults": stats["faults"],
+        "faults": {kind: stats["faults"].get(kind, 0) for kind in FAULTS},
     }

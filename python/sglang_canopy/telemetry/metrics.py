@@ -35,6 +35,13 @@ if TYPE_CHECKING:
 
 MAX_SERIES = 4 * MAX_CATEGORIES
 """Categories with series of their own while the process lives: a series cannot be taken back."""
+FROM_ZERO = {
+    "disk_faults_total",
+    "gate_admitted_sessions_total",
+    "limit_refusals_total",
+    "rank_disagreements_total",
+}
+"""Counters of the alerts, exported from the start: Prometheus sees no increase in a first value."""
 _Reported = dict[tuple[str, tuple[str, ...]], Any]
 """What a series was brought to already, by metric and labels."""
 
@@ -186,6 +193,8 @@ class Metrics:
         for labels in gone:
             self._set("whatif_hit_ratio", math.nan, *labels)
             self._arms.discard(labels)
+        self._set("whatif_decided", float(meter["undecided"] is None))
+        self._set("whatif_behind", float(meter["floor"]["behind"]))
         self._count("whatif_sampled_requests_total", meter["sampled_requests"])
         self._count("whatif_seconds_total", meter["spent_s"])
 
@@ -208,10 +217,14 @@ class Metrics:
     def _count(
         self, name: str, total: float, *labels: str, reported: _Reported | None = None
     ) -> None:
-        """Raise a counter by what ``total`` is above ``reported``. Series appear when they count."""
+        """Raise a counter by what ``total`` is above ``reported``.
+
+        Series appear when they count, those of ``FROM_ZERO`` at once.
+        """
         reported = self._reported if reported is None else reported
-        more = total - reported.get((name, labels), 0)
-        if more > 0:
+        before = reported.get((name, labels))
+        more = total - (before or 0)
+        if more > 0 or (before is None and name in FROM_ZERO):
             self._series_of(name, labels).inc(more)
             reported[name, labels] = total
 

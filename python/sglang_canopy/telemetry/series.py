@@ -143,6 +143,15 @@ CACHE = (
         "share of the prompt tokens that a policy would hit at a capacity; `NaN` for one that "
         "the meter has dropped",
     ),
+    Metric(
+        "whatif_decided", "gauge", (), "1 if the meter has seen enough for its estimates, else 0"
+    ),
+    Metric(
+        "whatif_behind",
+        "gauge",
+        (),
+        "1 while `canopy-lru` ranks because the policy fell behind it, else 0",
+    ),
     Metric("whatif_sampled_requests_total", "counter", (), "requests in the meter's sample"),
     Metric("whatif_seconds_total", "counter", (), "CPU time of the meter, scheduler's thread"),
     Metric(
