@@ -35,7 +35,7 @@ def chat_log(path: Path, rows: int, named: bool = False) -> Path:
             for k in range(turn + 1):
                 messages.append({"role": "user", "content": f"{talk}/{k} " * 40})
                 messages.append({"role": "assistant", "content": f"{k}! " * 40})
-            row = {"time": float(i), "messages": messages[:-1], "prompt_tokens": 10_000}
+            row = {"time": float(i), "messages": messages[:-1], "prompt_tokens": 1000}
             out.write(json.dumps(row | ({"session_id": f"s{talk}"} if named else {})) + "\n")
     return path
 
@@ -88,7 +88,7 @@ def test_a_scaled_cache_of_a_sample_hits_what_the_whole_one_does(named: bool, tm
     assert part.requests_in_log == whole.requests_in_log == 4000
     assert part.tokens_in_log == whole.tokens_in_log
     # The log's server counted otherwise, and capacities follow it.
-    assert whole.token_scale == pytest.approx(4000 * 10_000 / whole.tokens_in_log)
+    assert whole.token_scale == pytest.approx(4000 * 1000 / whole.tokens_in_log)
     for tokens in (2e6, 8e6, 2e7, 5e7):
         hits = []
         for sample in (whole, part):

@@ -208,7 +208,7 @@ def test_skip_bad_passes_over_that_many_and_says_so(
 def test_azure_and_agentic_name_what_is_broken(tmp_path: Path) -> None:
     head = "TIMESTAMP,ContextTokens,GeneratedTokens"
     cases = {
-        "head": (["a,b"], "line 1: the header must be"),
+        "head": (["a,b"], "line 1: the header must have"),
         "when": ([head, "yesterday,1,2"], "line 2: TIMESTAMP must be"),
         "cells": ([head, "2023-11-16 18:17:03.9,1"], "line 2: must have 3 cells"),
         "count": ([head, "2023-11-16 18:17:03.9,-1,2"], "line 2: ContextTokens must be"),
@@ -227,7 +227,17 @@ def test_what_is_not_there_or_not_known_is_said_at_once(tmp_path: Path) -> None:
         open_trace(tmp_path, "csv")
     with pytest.raises(CanopyError, match="no trace at"):
         open_trace(tmp_path / "missing", "mooncake")
-    names = {"bailian", "mooncake", "agentic", "azure", "sglang", "openai", "vllm"}
+    names = {
+        "bailian",
+        "mooncake",
+        "agentic",
+        "azure",
+        "sglang",
+        "openai",
+        "vllm",
+        "otel",
+        "sessions",
+    }
     assert set(format_names()) == names
 
 

@@ -205,7 +205,7 @@ def test_a_number_that_is_no_token_is_a_broken_line(tmp_path: Path) -> None:
 def test_a_session_that_logs_only_what_it_adds_is_pointed_out(tmp_path: Path, caplog: Any) -> None:
     """With ``session_params`` SGLang puts the prompt together from the turns before."""
     read(tmp_path / "log", finished("a", 1, PROMPT, session_params={"id": "s", "rid": "r"}))
-    assert "1 prompts of sessions logged without what they continue" in caplog.text
+    assert "1 continue a session that is not in the log" in caplog.text
 
 
 def test_a_name_that_a_client_uses_again_is_another_request(tmp_path: Path) -> None:

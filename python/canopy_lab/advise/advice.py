@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -174,7 +174,7 @@ class _Adviser:
         busy = float(computed.mean()) * self._per_second()
         self.coster.servers = servers_for(busy) if self.servers is None else self.servers
         base = self.coster.cost(self.results[self.base, self.at])
-        about = asdict(self.sample) | {"requests": len(self.sample.requests)}
+        about = self.sample.about()
         return Advice(
             decision=decision,
             sample=about,

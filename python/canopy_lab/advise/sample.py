@@ -10,23 +10,27 @@ several conversations of the sample share not at all, since those are in every s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from hashlib import blake2b
+from itertools import count
 from pathlib import Path
+from typing import Any
 
+from canopy_lab.advise.token_scale import TokenScale
 from canopy_lab.trace import lines
 from canopy_lab.trace.infer import ConversationIndex
-from canopy_lab.trace.open import TEXT_FORMATS, check_log, open_prompts, open_trace
+from canopy_lab.trace.open import TEXT_FORMATS, check_log, open_prompts, read_trace
 from canopy_lab.trace.prompts import (
     Cutter,
     LoggedPrompt,
+    by_time,
     changed,
     coarser,
-    in_order,
     record,
     with_conversation,
 )
 from canopy_lab.trace.record import TraceRequest
+from canopy_lab.trace.understood import Understood
 from sglang_canopy.errors import CanopyError
 
 MOST_REQUESTS = 20_000
@@ -36,6 +40,8 @@ COARSEST_SHARE = 1 / 32
 """Blocks may be merged up to this share of the mean prompt: what is cut off at its end is small."""
 COARSEST_TOKENS = (64, 1024)
 """Least and most of that length."""
+NO_CONTENT = ("azure",)
+"""Formats that do not say which prompts share a prefix."""
 _FULL = 1 << 32
 
 Progress = Callable[[int], object]
@@ -65,8 +71,20 @@ class Sample:
     """Of the sample."""
     log_blocks: float = 0.0
     """Estimate for the log, in the sample's blocks."""
+    conversations: int = 0
+    """Of the log; an estimate if it is sampled."""
     has_content: bool = True
     """Whether the format says which prompts share a prefix."""
+    understood: Understood = field(default_factory=Understood)
+    """What the reader left out, changed and counted."""
+
+    def about(self) -> dict[str, Any]:
+        """Return everything but the requests, of which their number."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return values | {
+            "requests": len(self.requests),
+            "understood": self.understood.as_dict(),
+        }
 
     @property
     def share(self) -> float:
@@ -83,27 +101,33 @@ class Sample:
 
 
 class Thinned:
-    """Rows kept by the hash of their conversation: ``most`` at most, and so many block accesses."""
+    """Keeps rows by the hash of their conversation: at most ``most`` rows and ``most_accesses`` blocks."""
 
     def __init__(self, most: int, most_accesses: int) -> None:
         self.most, self.most_accesses = most, most_accesses
         self.one_in = self.merged = 1
         self._below = _FULL
-        self._rows: dict[int, list[TraceRequest]] = {}
+        self._rows: dict[int, list[tuple[int, TraceRequest]]] = {}
+        self._number = count()
         self._count = self._accesses = self._tokens = 0
 
     def wants(self, key: int) -> bool:
         """Whether a conversation's hash is below the threshold of now."""
         return key < self._below
 
+    @property
+    def conversations(self) -> int:
+        """Conversations of the log, estimated from those kept."""
+        return len(self._rows) * self.one_in
+
     def add(self, key: int, row: TraceRequest) -> None:
         """Keep a row of a wanted conversation."""
         row = merged(row, self.merged)
-        self._rows.setdefault(key, []).append(row)
+        self._rows.setdefault(key, []).append((next(self._number), row))
         self._account(row, 1)
         while self._accesses > self.most_accesses and self._may_merge(row):
             self._merge()
-            row = self._rows[key][-1]
+            row = self._rows[key][-1][1]
         # One conversation may be more than was asked for: rather that than none.
         while (self._count > self.most or self._accesses > self.most_accesses) and len(
             self._rows
@@ -111,8 +135,9 @@ class Thinned:
             self._halve()
 
     def rows(self) -> list[TraceRequest]:
-        """What is kept, by time."""
-        return sorted((r for rows in self._rows.values() for r in rows), key=lambda r: r.time_s)
+        """The rows kept, by time; those of one time in the order in which they were added."""
+        kept = sorted((r.time_s, n, r) for rows in self._rows.values() for n, r in rows)
+        return [row for _, _, row in kept]
 
     def _account(self, row: TraceRequest, sign: int) -> None:
         self._count += sign
@@ -127,15 +152,15 @@ class Thinned:
     def _merge(self) -> None:
         self.merged *= 2
         for key, rows in self._rows.items():
-            self._rows[key] = [merged(row, 2) for row in rows]
-        self._accesses = sum(len(r.blocks) for rows in self._rows.values() for r in rows)
+            self._rows[key] = [(number, merged(row, 2)) for number, row in rows]
+        self._accesses = sum(len(r.blocks) for rows in self._rows.values() for _, r in rows)
 
     def _halve(self) -> None:
         """Keep one in twice as many conversations."""
         self._below //= 2
         self.one_in *= 2
         for key in [k for k in self._rows if k >= self._below]:
-            for row in self._rows.pop(key):
+            for _, row in self._rows.pop(key):
                 self._account(row, -1)
 
 
@@ -164,20 +189,27 @@ def read_sample(
     path = check_log(path, format, tokenizer)
     if most_requests < 1:
         raise CanopyError(f"the sample must be of 1 request or more, got {most_requests}")
-    made, kept = Sample(has_content=format != "azure"), Thinned(most_requests, most_accesses)
+    made, kept = Sample(has_content=format not in NO_CONTENT), Thinned(most_requests, most_accesses)
     tolerance = lines.Tolerance(path, skip_bad)
+    made.understood = tolerance.understood
     if format in TEXT_FORMATS:
-        cutter = Cutter(tokenizer)
+        cutter, scale = Cutter(tokenizer), TokenScale(tokenizer is not None)
         made.method = cutter.method
-        _take(_from_text(open_prompts(path, format, tolerance), cutter, kept, made, progress), kept)
+        prompts = open_prompts(path, format, tolerance)
+        _take(_from_text(prompts, cutter, kept, made, scale, tolerance, progress), kept)
+        made.token_scale = scale.found(tolerance.understood)
         tolerance.report()
     else:
-        trace = open_trace(path, format, skip_bad=skip_bad)
-        _take(_from_blocks(trace, made, progress), kept)
+        _take(_from_blocks(read_trace(path, format, tolerance), made, progress), kept)
     if not made.requests_in_log:
-        raise CanopyError(f"{str(path)!r} holds no requests; give a log that has")
+        raise CanopyError(_nothing_in(path, tolerance.understood))
     _finish(made, kept)
     return made
+
+
+def _nothing_in(path: Path, understood: Understood) -> str:
+    out = ", ".join(f"{n:,} {why}" for why, n in understood.left_out.most_common())
+    return f"{str(path)!r} holds no requests{f' ({out})' if out else ''}; give a log that has"
 
 
 def sample_of(trace: Iterable[TraceRequest], most_requests: int = MOST_REQUESTS) -> Sample:
@@ -231,39 +263,33 @@ def _from_text(
     cutter: Cutter,
     kept: Thinned,
     made: Sample,
+    scale: TokenScale,
+    tolerance: lines.Tolerance,
     progress: Progress,
 ) -> Iterator[TraceRequest]:
-    """Rows of the prompts; those whose conversation is known not to be kept are never cut."""
+    """Yield the prompts' rows; a prompt of a named conversation that is not kept is never cut."""
     first, last = float("inf"), float("-inf")
-    counted = [0, 0]
 
     def rows() -> Iterator[TraceRequest]:
         nonlocal first, last
         for prompt in prompts:
             made.requests_in_log += 1
+            tolerance.understood.requests += 1
             first, last = min(first, prompt.time_s), max(last, prompt.time_s)
             progress(1)
-            if prompt.conversation is None and prompt.opening is not None:
-                # Enough to thin out by. A conversation may be asked again from its beginning.
-                digest = blake2b(prompt.opening.encode("utf-8", "surrogatepass"), digest_size=8)
-                prompt.conversation = digest.hexdigest()
             is_named = prompt.conversation is not None
             if is_named and not kept.wants(_key(str(prompt.conversation).split("/", 1)[0])):
                 made.tokens_in_log += prompt.size()
                 continue
             row = record(prompt, cutter)
             made.tokens_in_log += row.input_tokens
-            if prompt.logged_tokens is not None and row.input_tokens:
-                counted[0] += prompt.logged_tokens
-                counted[1] += row.input_tokens
+            scale.add(prompt, row.input_tokens)
             yield row
 
     index = ConversationIndex()
-    for row in in_order(rows()):
+    for row in by_time(rows(), tolerance):
         yield with_conversation(row, index)
     made.span_s = max(last - first, 0.0)
-    if counted[1]:
-        made.token_scale = counted[0] / counted[1]
 
 
 def _finish(made: Sample, kept: Thinned) -> None:
@@ -278,6 +304,7 @@ def _finish(made: Sample, kept: Thinned) -> None:
         blocks = tuple([one.setdefault(block, block) for block in r.blocks])
         rows[at] = changed(r, time_s=r.time_s - start, blocks=blocks)
     made.requests, made.merged, made.one_in = rows, kept.merged, kept.one_in
+    made.conversations = kept.conversations
     made.block_tokens = rows[0].block_tokens
     owner: dict[int, str | int | None] = {}
     shared: set[int] = set()

@@ -71,12 +71,16 @@ def tier_cells(tier: Tier) -> list[str]:
 
 
 def about_log(advice: Advice) -> list[str]:
-    """What was read, and how."""
+    """What was read, and how; first of all what was left out or changed, if that is much."""
     s = advice.sample
     rate = s["requests_in_log"] / max(s["span_s"], 1.0)
+    about = "about " if s["one_in"] > 1 else ""
     lines = [
+        *(f"Note: {alarm}" for alarm in s["understood"]["alarms"]),
         f"{s['requests_in_log']:,} requests in {duration(s['span_s'])} ({rate:.3g} a second), "
-        f"{s['tokens_in_log'] / max(s['requests_in_log'], 1):,.0f} prompt tokens each on average."
+        f"{s['tokens_in_log'] / max(s['requests_in_log'], 1):,.0f} prompt tokens each on average, "
+        f"{about}{s['conversations']:,} conversations.",
+        *s["understood"]["details"],
     ]
     if s["one_in"] > 1:
         lines.append(

@@ -3,8 +3,9 @@
     TIMESTAMP,ContextTokens,GeneratedTokens
     2023-11-16 18:17:03.9799600,4808,10
 
-They say nothing about content, so every request gets blocks of its own: nothing is ever reused.
-Good for arrival times and lengths, and as the case where no policy can win anything.
+Columns may come in any order and beside others, such as ``NumImages``. The traces have no content, so
+every request gets blocks of its own: nothing is ever reused. They are good for arrival times and
+lengths, and as the case in which no policy can win anything.
 """
 
 from __future__ import annotations
@@ -21,21 +22,32 @@ BLOCK_TOKENS = 64
 COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 
+def columns(header: bytes) -> tuple[int, ...] | None:
+    """Places of ``COLUMNS`` in the header of a file; ``None`` if one is missing."""
+    names = header.decode("utf-8-sig", "replace").strip().split(",")
+    return tuple(map(names.index, COLUMNS)) if set(COLUMNS) <= set(names) else None
+
+
 def read(path: Path, tolerance: lines.Tolerance) -> Iterator[TraceRequest]:
     """Yield the requests of ``path``, in constant memory."""
     clock = lines.Clock()
     start: datetime.datetime | None = None
     next_block = 0
+    at: tuple[int, ...] = (0, 1, 2)
+    width = 3
 
     def parse(line: int, raw: bytes) -> TraceRequest | None:
-        nonlocal start, next_block
+        nonlocal start, next_block, at, width
         cells = raw.decode("utf-8-sig", "replace").strip().split(",")
         if line == 1:
-            if tuple(cells) != COLUMNS:
-                raise lines.BadLine(f"the header must be {','.join(COLUMNS)}, got {raw[:60]!r}")
+            found = columns(raw)
+            if found is None:
+                raise lines.BadLine(f"the header must have {','.join(COLUMNS)}, got {raw[:60]!r}")
+            at, width = found, len(cells)
             return None
-        if len(cells) != 3:
-            raise lines.BadLine(f"must have 3 cells ({', '.join(COLUMNS)}), got {len(cells)}")
+        if len(cells) != width:
+            raise lines.BadLine(f"must have {width} cells, as the header has, got {len(cells)}")
+        cells = [cells[i] for i in at]
         when = _instant(cells[0])
         tokens, output = (_tokens(c, n) for c, n in zip(cells[1:], COLUMNS[1:], strict=True))
         start = start or when

@@ -5,60 +5,95 @@ from __future__ import annotations
 import json
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
-from canopy_lab.trace import azure, lines, openai_log
+from canopy_lab.trace import azure, fields, lines, openai_log, unusable
+from canopy_lab.trace.entries import csv_columns
+from canopy_lab.trace.session_log import is_session
 from canopy_lab.trace.sglang_prompt import is_event
 from sglang_canopy.errors import CanopyError
 
 _LOOK_AT = 10_000
 """Lines; a server's log begins with others, and health checks may be many."""
+_LARGEST_DOCUMENT = 64 << 20
+"""Bytes of a JSON document of several lines that is read to tell what it is."""
 
 
 def guess_format(path: Path | str) -> str:
-    """A name that ``open_trace`` knows. Raises ``CanopyError`` where nothing fits."""
+    """A name that ``open_trace`` accepts. Raises ``CanopyError`` if nothing fits."""
     path = lines.existing(path)
-    if path.is_dir() or ".tar" in path.suffixes or path.suffix == ".tgz":
+    if path.is_dir():
+        return (
+            "agentic" if any(path.glob("*.json")) or not any(path.rglob("*.jsonl")) else "sessions"
+        )
+    if ".tar" in path.suffixes or path.suffix == ".tgz":
         return "agentic"
-    text = b""
-    for _, raw in islice(lines.read_lines(path), _LOOK_AT):
+    text, why = b"", None
+    for number, raw in islice(lines.read_lines(path), _LOOK_AT):
         text = raw.strip()
-        if text.startswith(",".join(azure.COLUMNS).encode()):
+        if azure.columns(text) is not None:
             return "azure"
-        if b"server_args=" in text or is_event(text):
+        if b"server_args=" in text or b"Receive: obj=" in text or is_event(text):
             return "sglang"
         if b"Received request" in text or (b"Request " in text and b" details: prompt" in text):
             return "vllm"
         if _begins_json(text):
-            found = _json_format(text)
+            entry = _first_entry(text, path)
+            found = None if entry is None else _json_format(entry)
             if found:
                 return found
+            why = why or (None if entry is None else unusable.why_entry(entry))
+        if text and number == 1 and set(csv_columns(path)) & {*openai_log.INPUTS, *fields.BODIES}:
+            return "openai"
+        why = why or unusable.why_line(text)
     if not text:
         raise CanopyError(f"{str(path)!r} is empty; give a log that has requests")
+    if why:
+        raise CanopyError(f"{str(path)!r} cannot be used: {why}")
     raise CanopyError(
         f"cannot tell the format of {str(path)!r} from its first {_LOOK_AT} lines; say --format"
     )
 
 
 def _begins_json(text: bytes) -> bool:
-    """An object, or a list of them; ``[2026-01-02 03:04:05]`` is a log's stamp."""
+    """Whether a line begins an object, or a list of them; ``[2026-01-02 03:04:05]`` is a log's stamp."""
     return text.startswith(b"{") or (
         text.startswith(b"[") and text[1:].lstrip()[:1] in (b"", b"{", b"]")
     )
 
 
-def _json_format(text: bytes) -> str | None:
-    if text.startswith(b"["):
-        return "openai"
+def _first_entry(text: bytes, path: Path) -> dict[str, Any] | None:
+    """The entry that begins with this line: the line, or the first one of the document or list."""
     try:
-        entry = json.loads(text)
+        value = json.loads(text)
     except ValueError:
-        # The first line of a document that goes on: an agentic conversation, if it is JSON at all.
-        return "agentic" if text == b"{" else None
+        if text not in (b"{", b"[") and not text.startswith(b"["):
+            return None
+        with lines.open_binary(path) as stream:
+            whole = stream.read(_LARGEST_DOCUMENT)
+        try:
+            value = json.loads(whole)
+        except ValueError:
+            # A list that is too long to be read here, or no JSON at all.
+            return {"messages": []} if text.startswith(b"[") else {"requests": [], "block_size": 0}
+    if isinstance(value, list):
+        value = value[0] if value else None
+    return value if isinstance(value, dict) else None
+
+
+def _json_format(entry: dict[str, Any]) -> str | None:
     if "hash_ids" in entry:
         if "chat_id" in entry:
             return "bailian"
         return "mooncake" if "input_length" in entry else "agentic"
     if "requests" in entry and "block_size" in entry:
         return "agentic"
-    names = (*openai_log.INPUTS, "body", "request", "standard_logging_object")
-    return "openai" if any(name in entry for name in names) else None
+    if is_session(entry):
+        return "sessions"
+    if unusable.why_entry(entry):
+        return None
+    names = (*openai_log.INPUTS, *fields.BODIES)
+    is_call = any(name in entry for name in names)
+    if "resourceSpans" in entry or ("attributes" in entry and not is_call):
+        return "otel"
+    return "openai" if is_call else None

@@ -15,9 +15,12 @@ import logging
 import lzma
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from hashlib import blake2b
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
+from canopy_lab.trace.container import unwrapped
+from canopy_lab.trace.understood import Understood
 from sglang_canopy.errors import CanopyError
 
 log = logging.getLogger("canopy_lab.trace")
@@ -35,7 +38,7 @@ class CutOff(BadLine):
 
 
 class Tolerance:
-    """How many broken lines of one file may be passed over, and how many were.
+    """Broken lines of one file that may be passed over, and the counts of what was understood.
 
     ``skip_bad`` is the number allowed; the first line beyond it raises ``CanopyError`` with
     the file, the line number and what is wrong.
@@ -48,26 +51,32 @@ class Tolerance:
         self.allowed = skip_bad
         self.skipped = 0
         self.first = ""
+        self.understood = Understood()
 
     def bad(self, line: int, why: BadLine | str, where: str = "") -> None:
-        """Count one broken line, or raise ``CanopyError`` when no more are allowed.
+        """Count one broken line. Raises ``CanopyError`` if no more are allowed.
 
         A last line that is cut off is left out with a warning.
         """
         if isinstance(why, CutOff):
             log.warning("%s, line %d: %s", self.path, line, why)
+            self.understood.left_out["cut off"] += 1
             return
         at = f"{self.path}{f' ({where})' if where else ''}, line {line}: {why}"
         self.skipped += 1
         self.first = self.first or at
         if self.skipped <= self.allowed:
+            self.understood.left_out["broken"] += 1
             return
         if self.allowed == 0:
             raise CanopyError(f"{at}; --skip-bad N goes on past N broken lines")
         raise CanopyError(f"{at}; that is one more than the {self.allowed} --skip-bad allows")
 
     def report(self) -> None:
-        """Say how many lines were passed over (nothing when none were)."""
+        """Log what was left out or changed, if that is a notable share, and the first broken line."""
+        alarms = self.understood.alarms()
+        if alarms:
+            log.warning("%s: %s", self.path, " ".join(alarms))
         if self.skipped:
             log.warning("%s: passed over %d broken, first: %s", self.path, self.skipped, self.first)
 
@@ -162,11 +171,13 @@ class _ZstdFrames(io.RawIOBase):
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield ``(1-based line number, line)`` of every line that is not blank."""
+    """Yield ``(1-based line number, line)`` of every line that is not blank.
+
+    Lines are those of the process: the wrapping of a container's log is removed
+    (``container.py``).
+    """
     with open_binary(path) as stream:
-        for number, line in enumerate(stream, 1):
-            if line.strip():
-                yield number, line
+        yield from unwrapped((n, line) for n, line in enumerate(stream, 1) if line.strip())
 
 
 def each(
@@ -222,7 +233,20 @@ def block_ids(record: Mapping[str, Any], key: str = "hash_ids") -> tuple[int, ..
     value = record.get(key)
     if type(value) is not list or not set(map(type, value)) <= {int}:
         raise BadLine(f"{key!r} must be a list of whole numbers, got {_shown(record, key)}")
+    if value and not 0 <= min(value) <= max(value) < _IDS:
+        return tuple(map(_folded, value))
     return tuple(value)
+
+
+_IDS = 1 << 63
+"""Block ids are below this, so that they fit a signed integer of 64 bits."""
+
+
+def _folded(block: int) -> int:
+    """An id of 63 bits for one that is negative or larger: a hash of its digits."""
+    if 0 <= block < _IDS:
+        return block
+    return int.from_bytes(blake2b(b"%d" % block, digest_size=8).digest(), "little") >> 1
 
 
 def _shown(record: Mapping[str, Any], key: str) -> str:

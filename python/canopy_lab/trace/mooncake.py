@@ -1,42 +1,147 @@
-"""Mooncake's open traces: JSON lines with 512-token blocks and times in milliseconds.
+"""Traces of block ids in Mooncake's form: JSON lines with times in milliseconds.
 
     {"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, 2353]}
 
-``hash_ids`` are prefix-chained and cover the prompt, its last partial block included. The file
-names no conversation and no turn: both are inferred from the chain (``infer.py``).
+``hash_ids`` are prefix-chained and cover the prompt; a last partial block may have one or not. Blocks
+have 512 tokens in Mooncake's own traces, and those of the model's KV cache in Dynamo's and AIPerf's;
+a field ``block_size`` says so, else the size is inferred from lengths and numbers of ids. Rows may
+name a ``session_id``, whose later rows may have a ``delay`` after the answer before them in place of a
+time. Without a session, conversation and turn are inferred from the chain (``infer.py``).
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from canopy_lab.trace import lines
 from canopy_lab.trace.infer import ConversationIndex
+from canopy_lab.trace.prompts import changed, clients_name, in_order
 from canopy_lab.trace.record import TraceRequest
 
 BLOCK_TOKENS = 512
+_SIZES = (BLOCK_TOKENS, 16, 32, 64, 128, 256, 1024, 2048, 4096, 8, 4, 2, 1)
+"""Block sizes in the order in which they are tried."""
+_LOOK_AT = 1000
+"""Rows that the block size is inferred from."""
+_FITS = 0.95
+_REMEMBERED = 1_000_000
+"""Sessions whose last time and turn are kept."""
 
 
 def read(path: Path, tolerance: lines.Tolerance) -> Iterator[TraceRequest]:
-    """Yield the requests of ``path``; memory O(distinct blocks), for the inference."""
+    """Yield the requests of ``path`` by time; memory O(distinct blocks), for the inference."""
     clock, index = lines.Clock(), ConversationIndex()
+    reader = _Reader(infer_block_tokens(path), tolerance)
+    if reader.block_tokens != BLOCK_TOKENS:
+        tolerance.understood.remarks[f"Blocks have {reader.block_tokens} tokens."] = None
+    rows = lines.each(path, tolerance, reader.parse)
+    # Only delays put rows out of order.
+    for row in in_order(rows) if _has_delays(path) else rows:
+        try:
+            clock.check(row.time_s)
+        except lines.BadLine as error:
+            tolerance.bad(row.line, error)
+            continue
+        if row.conversation is None:
+            talk, turn, _ = index.add(row.blocks, row.input_tokens, row.block_tokens)
+            row = changed(row, conversation=str(talk), turn=turn)
+        yield row
 
-    def parse(line: int, text: bytes) -> TraceRequest:
+
+def infer_block_tokens(path: Path) -> int:
+    """The block size that the first row names, else the one that fits the first rows; if none does,
+    ``BLOCK_TOKENS``."""
+    for record in islice(_head(path), 1):
+        if type(record.get("block_size")) is int and record["block_size"] > 0:
+            return int(record["block_size"])
+    pairs = [
+        (record["input_length"], len(record["hash_ids"]))
+        for record in _head(path)
+        if type(record.get("input_length")) is int and isinstance(record.get("hash_ids"), list)
+    ]
+    pairs = [(tokens, ids) for tokens, ids in pairs if ids]
+    # A last partial block has an id in most traces, so sizes are first tried with one.
+    for partial in (1, 0):
+        for size in _SIZES:
+            fits = sum(ids == (tokens + partial * (size - 1)) // size for tokens, ids in pairs)
+            if pairs and fits >= _FITS * len(pairs):
+                return size
+    return BLOCK_TOKENS
+
+
+def _head(path: Path) -> Iterator[dict[str, Any]]:
+    for _, text in islice(lines.read_lines(path), _LOOK_AT):
+        try:
+            yield lines.parse_object(text)
+        except lines.BadLine:
+            continue
+
+
+def _has_delays(path: Path) -> bool:
+    return any("delay" in record for record in _head(path))
+
+
+class _Reader:
+    def __init__(self, block_tokens: int, tolerance: lines.Tolerance) -> None:
+        self.block_tokens = block_tokens
+        self._understood = tolerance.understood
+        self._sessions: OrderedDict[str, tuple[float, int, int]] = OrderedDict()
+        """Of each session's last request: time, turn and first block."""
+
+    def parse(self, line: int, text: bytes) -> TraceRequest:
+        """One row. Raises ``BadLine``."""
         record = lines.parse_object(text)
         tokens = lines.count(record, "input_length")
         output = lines.count(record, "output_length")
         blocks = lines.block_ids(record)
-        if len(blocks) > -(-tokens // BLOCK_TOKENS):
+        size = self.block_tokens
+        if record.get("block_size") not in (None, size):
             raise lines.BadLine(
-                f"'hash_ids' has {len(blocks)} blocks of {BLOCK_TOKENS} tokens, "
-                f"more than {tokens} tokens fill"
+                f"its block_size is {record['block_size']!r:.40}, and that of the rows before it is {size}; "
+                "give a trace of one block size"
             )
-        time_s = clock.check(lines.number(record, "timestamp") / 1000)
-        conversation, turn, _ = index.add(blocks, tokens, BLOCK_TOKENS)
+        if len(blocks) > -(-tokens // size):
+            raise lines.BadLine(
+                f"'hash_ids' has {len(blocks)} blocks of {size} tokens, more than {tokens} tokens "
+                "fill; if its blocks have another size, name it as 'block_size' in each row"
+            )
+        if len(blocks) < tokens // size:
+            self._understood.changed[
+                f"have fewer ids than their tokens fill blocks of {size}, so their ends count as new"
+            ] += 1
+        named = record.get("session_id")
+        session = None if named in (None, "") else clients_name(named)
+        time_s, turn = self._time(record, session, blocks[0] if blocks else -1)
         return TraceRequest(
-            time_s, tokens, output, blocks, BLOCK_TOKENS,
-            turn=turn, conversation=str(conversation), line=line,
-        )  # fmt: skip
+            time_s, tokens, output, blocks, size, turn=turn, conversation=session, line=line
+        )
 
-    return lines.each(path, tolerance, parse)
+    def _time(self, record: dict[str, Any], session: str | None, first: int) -> tuple[float, int]:
+        """Seconds from the start of the trace, and the turn in its session (1 without one)."""
+        before, turn, began = self._sessions.get(session or "", (None, 0, first))
+        if first != began:
+            self._understood.changed[
+                "do not begin as the turn before them does; if rows hold only what a turn adds, their "
+                "prompts are longer than this"
+            ] += 1
+        if (
+            record.get("timestamp") is None
+            and record.get("delay") is not None
+            and before is not None
+        ):
+            time_s = before + lines.number(record, "delay") / 1000
+            self._understood.changed[
+                "have a delay in place of a time, and the answer before it counts as immediate"
+            ] += 1
+        else:
+            time_s = lines.number(record, "timestamp") / 1000
+        if session is not None:
+            self._sessions[session] = (time_s, turn + 1, first)
+            self._sessions.move_to_end(session)
+            if len(self._sessions) > _REMEMBERED:
+                self._sessions.popitem(last=False)
+        return time_s, turn + 1

@@ -18,13 +18,18 @@ _MODULES = {
     "azure": "azure",
     "sglang": "sglang_log",
 }
-_TEXT = {"openai": "openai_log", "vllm": "vllm_log"}
+_TEXT = {
+    "openai": "openai_log",
+    "vllm": "vllm_log",
+    "otel": "otel_log",
+    "sessions": "session_log",
+}
 """Formats that hold prompts as text: their modules have ``prompts``, the others ``read``."""
 TEXT_FORMATS = tuple(_TEXT)
 
 
 def format_names() -> tuple[str, ...]:
-    """The formats ``open_trace`` knows, as ``--format`` takes them."""
+    """The formats that ``open_trace`` reads, as ``--format`` takes them."""
     return (*_MODULES, *_TEXT)
 
 
@@ -33,16 +38,16 @@ def open_trace(path: Path | str, format: str, *, skip_bad: int = 0) -> Iterator[
 
     ``path`` may be compressed (``.gz``, ``.xz``, ``.zst``). The file is checked for existence
     at once; everything else happens while iterating. A line that cannot be used raises
-    ``CanopyError`` with the file, the line's number and what is wrong; ``skip_bad`` lets that
-    many pass, and says on the log at the end how many there were.
+    ``CanopyError`` with the file, the line's number and what is wrong; up to ``skip_bad`` such
+    lines are passed over. What was left out or changed is logged at the end.
     """
     _check(format)
     path = existing(path)
-    return _read(path, format, Tolerance(path, skip_bad))
+    return read_trace(path, format, Tolerance(path, skip_bad))
 
 
 def check_log(path: Path | str, format: str, tokenizer: str | None) -> Path:
-    """``path``, if it and the options fit. Raises ``CanopyError``."""
+    """Return ``path`` if it and the options fit. Raises ``CanopyError``."""
     _check(format)
     if tokenizer is not None and format not in _TEXT:
         raise CanopyError(
@@ -66,10 +71,14 @@ def _check(format: str) -> None:
         )
 
 
-def _read(path: Path, format: str, tolerance: Tolerance) -> Iterator[TraceRequest]:
+def read_trace(path: Path, format: str, tolerance: Tolerance) -> Iterator[TraceRequest]:
+    """Yield the requests by time and count in ``tolerance`` what was understood."""
     if format in _TEXT:
-        yield from to_trace(open_prompts(path, format, tolerance), tolerance, Cutter())
+        found = to_trace(open_prompts(path, format, tolerance), tolerance, Cutter())
     else:
         reader = importlib.import_module(f"canopy_lab.trace.{_MODULES[format]}").read
-        yield from reader(path, tolerance)
+        found = reader(path, tolerance)
+    for request in found:
+        tolerance.understood.requests += 1
+        yield request
     tolerance.report()

@@ -15,6 +15,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
 
+from canopy_lab.trace.chat import Part
 from canopy_lab.trace.infer import ConversationIndex
 from canopy_lab.trace.lines import BadLine, Clock, Tolerance
 from canopy_lab.trace.record import TraceRequest
@@ -38,9 +39,8 @@ class LoggedPrompt:
     text: str = ""
     token_ids: list[int] | None = None
     """Instead of ``text``, where the log has them."""
-    opening: str | None = None
-    """The part of ``text`` that all turns of its conversation share, and few others: up to the
-    first user's message. ``None`` where the log has no messages."""
+    parts: tuple[Part, ...] = ()
+    """The messages and tools whose texts make up ``text``; empty for a prompt without messages."""
     conversation: str | None = None
     user: str | None = None
     category: str = "default"
@@ -172,15 +172,25 @@ def to_trace(
     prompts: Iterable[LoggedPrompt], tolerance: Tolerance, cut: Cut
 ) -> Iterator[TraceRequest]:
     """Trace records of ``prompts``, by time, from 0 on. Out of order beyond the window: broken."""
-    index, start, clock = ConversationIndex(), None, Clock()
-    for request in in_order(record(prompt, cut) for prompt in prompts):
+    index = ConversationIndex()
+    for request in by_time((record(prompt, cut) for prompt in prompts), tolerance):
+        yield with_conversation(request, index)
+
+
+def by_time(requests: Iterable[TraceRequest], tolerance: Tolerance) -> Iterator[TraceRequest]:
+    """The requests by time, the first one at 0 if the log has dates.
+
+    A request that comes later than ``ORDER_WINDOW`` others is a broken line of ``tolerance``.
+    """
+    start, clock = None, Clock()
+    for request in in_order(requests):
         start = request.time_s if start is None else start
         try:
-            time_s = clock.check(max(request.time_s - start, 0.0) if start else request.time_s)
+            time_s = clock.check(request.time_s - start)
         except BadLine as error:
             tolerance.bad(request.line, str(error))
             continue
-        yield with_conversation(changed(request, time_s=time_s), index)
+        yield changed(request, time_s=time_s)
 
 
 def _load(path: Path) -> Any:

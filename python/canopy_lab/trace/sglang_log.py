@@ -51,6 +51,8 @@ _FLUSHED = b"Cache flushed successfully!"
 """``scheduler.py``, ``flush_cache``."""
 
 _STOPS = {"length": "length", "stop": "end", "tool_calls": "tool"}
+_LATEST = 16
+"""Lines among which an equal one is a second copy: each names its request and its time."""
 _SET_BACK_S = 60.0
 """A clock that falls by more was set back; by less, the lines of several processes are mixed."""
 
@@ -63,6 +65,7 @@ class _Flight:
     time_s: float
     request: TraceRequest | None = None
     left_out: bool = False
+    """Whether it ended and is no request of the trace."""
 
 
 def read(path: Path, tolerance: lines.Tolerance) -> Iterator[TraceRequest]:
@@ -142,10 +145,10 @@ class _Reader:
     def __init__(self, path: Path, tolerance: lines.Tolerance, cut: PromptCutter) -> None:
         self.path, self.tolerance, self._cut = path, tolerance, cut
         self._seen = 0
-        self._noted: Counter[str] = Counter()
-        """How many requests each warning is about."""
+        self._noted: Counter[str] = tolerance.understood.changed
         self._arrived: deque[_Flight] = deque()
         """In the order of the log, finished or not; a client may use a name again."""
+        self._latest: deque[bytes] = deque(maxlen=_LATEST)
         self._running: dict[str, _Flight] = {}
         self._lost: set[str] = set()
         """Those given up while they were in flight."""
@@ -160,11 +163,16 @@ class _Reader:
             if b"Receive: obj=" in text and not is_event(text):
                 raise lines.BadLine(f"the log is in text form; start the server with {HOW_TO_LOG}")
             return
+        if text in self._latest:
+            # Two handlers of the server's logger write every line twice.
+            self.tolerance.understood.left_out["logged twice"] += event["event"] == _FINISHED
+            return
+        self._latest.append(text)
         self._seen += 1
         names = event.get("rid")
         for rid in map(str, names if isinstance(names, list) else [names]):
             if rid.startswith(_HEALTH_CHECK):
-                continue
+                continue  # no request of a client, and often more of them than of all others
             if event["event"] == _FINISHED:
                 self._end(rid, event, line)
             elif not _asks_for_several(event):
@@ -187,7 +195,9 @@ class _Reader:
             flight = self._arrive(_Flight(rid, ended_s - waited_s))
         del self._running[rid]
         flight.left_out = True  # unless it can be read
-        if not _is_warm_up(given) and not _was_refused(meta):
+        if _was_refused(meta):
+            self.tolerance.understood.left_out["refused, or aborted before their first token"] += 1
+        elif not _is_warm_up(given):
             flight.request = self._request(given, meta, line)
             flight.left_out = False
 
@@ -238,36 +248,43 @@ class _Reader:
     def _note(self, given: Mapping[str, Any]) -> None:
         a_token = f"{self._cut.characters_a_token:.3g} characters a token"
         if not token_ids(given):
-            self._noted[f"logged as text, so their lengths are estimated ({a_token})"] += 1
+            self._noted[f"are logged as text, so their lengths are estimated ({a_token})"] += 1
         if media(given):
-            self._noted["with images, video or sound, whose tokens are not counted"] += 1
+            self._noted["have images, video or sound, whose tokens are not counted"] += 1
         if given.get("session_params"):
-            self._noted["of sessions logged without what they continue, so they look shorter"] += 1
+            self._noted["continue a session that is not in the log, so they look shorter"] += 1
 
     def report(self) -> None:
-        """Say what was left out or guessed. Raises ``CanopyError`` where the log has no request."""
+        """Count the requests that never finished. Raises ``CanopyError`` if the log has no request."""
         if self._seen == 0:
             raise CanopyError(
                 f"{str(self.path)!r} holds no request in JSON; start the server with {HOW_TO_LOG}"
             )
-        for what, count in self._noted.items():
-            lines.log.warning("%s: %d prompts %s", self.path, count, what)
+        self._clock.check_order()
         if self._lost:
-            lines.log.warning(
-                "%s: %d requests never finished, left out", self.path, len(self._lost)
-            )
+            self.tolerance.understood.left_out["never finished"] += len(self._lost)
 
 
 class _Clock:
-    """Seconds since the first stamp. Where the clock was set back, time goes on from there."""
+    """Seconds since the first stamp. If the clock was set back, time continues from there."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._before: datetime.datetime | None = None
+        self._up = self._down = 0
         self._start: datetime.datetime | None = None
         self._last_s = self._added_s = 0.0
 
+    def check_order(self) -> None:
+        """Raise ``CanopyError`` if most stamps fall: the log is newest first."""
+        if self._down > 3 and self._down > 4 * self._up:
+            raise CanopyError(
+                f"{str(self._path)!r} is newest first; reverse its lines (tac FILE > sorted.log) and "
+                "read that"
+            )
+
     def seconds(self, event: Mapping[str, Any], line: int) -> float:
-        """Of an event. Raises ``BadLine``."""
+        """Return the time of an event. Raises ``BadLine``."""
         stamp = event.get("timestamp")
         try:
             when = datetime.datetime.fromisoformat(str(stamp))
@@ -275,6 +292,14 @@ class _Clock:
             raise lines.BadLine(f"'timestamp' must be a date and time, got {stamp!r:.60}") from None
         when = when if when.tzinfo else when.replace(tzinfo=datetime.timezone.utc)
         self._start = self._start or when
+        if self._before is not None:
+            self._up, self._down = (
+                self._up + (when > self._before),
+                self._down + (when < self._before),
+            )
+            if self._up + self._down == ORDER_WINDOW:
+                self.check_order()
+        self._before = when
         now_s = (when - self._start).total_seconds() + self._added_s
         if now_s < self._last_s - _SET_BACK_S:
             lines.log.warning(

@@ -2,8 +2,8 @@
 
     INFO 09-10 19:10:44 [logger.py:41] Received request cmpl-1: prompt: 'Hello', params: ...
 
-Since vLLM 0.11.1 prompts are in the lines ``Request ID details: prompt: ...``, which want
-``VLLM_LOGGING_LEVEL=DEBUG``. Leave out ``--max-log-len``: it cuts prompts. Token ids are taken where
+Since vLLM 0.11.1 prompts are in the lines ``Request ID details: prompt: ...``, which need
+``VLLM_LOGGING_LEVEL=DEBUG``. Leave out ``--max-log-len``: it cuts prompts. Token ids are read if
 they are logged, else the text. With ``--enable-log-outputs`` the answers' lengths are known, too.
 """
 
@@ -34,12 +34,19 @@ _ANSWER = re.compile(
     re.S,
 )
 _STOPS = {"stop": "end", "length": "length", "tool_calls": "tool"}
+_LINE = re.compile(r"Received request \S+: |Request \S+ details: ")
+_UNREADABLE = "whose line is cut off or cannot be read"
+_CUT_SHARE = 0.2
+"""If more prompts than this are exactly as long as the longest, a limit has cut them."""
+_FEWEST_CUT = 3
 
 
 def prompts(path: Path, tolerance: lines.Tolerance) -> Iterator[LoggedPrompt]:
     """Yield the prompts of ``path``, each once its answer is known or ``ORDER_WINDOW`` later."""
     waiting: OrderedDict[str, LoggedPrompt] = OrderedDict()
-    clock, seen = _Clock(), 0
+    clock, seen, lengths = _Clock(), 0, _Lengths()
+    left_out = tolerance.understood.left_out
+    without = details = 0
     for line, raw in lines.read_lines(path):
         text = raw.decode("utf-8", "replace").rstrip()
         answer = _ANSWER.search(text)
@@ -52,17 +59,38 @@ def prompts(path: Path, tolerance: lines.Tolerance) -> Iterator[LoggedPrompt]:
             continue
         found = _PROMPT.search(text)
         if found is None:
+            started = _LINE.search(text)
+            if started is not None and text.startswith("prompt: ", started.end()):
+                left_out[_UNREADABLE] += 1
+            elif started is not None and started[0].startswith("Received"):
+                without += 1
             continue
         seen += 1
+        details += found["b"] is not None
+        # A collector that lost the end of a line joins it to the next one.
+        joined = len(_LINE.findall(text, 0, found.start("prompt"))) - 1
+        if joined > 0:
+            left_out[_UNREADABLE] += joined
         try:
             prompt = _prompt(found, clock, line)
         except lines.BadLine as error:
             tolerance.bad(line, str(error))
             continue
-        waiting[found["a"] or found["b"]] = prompt
+        lengths.add(prompt.text)
+        name = found["a"] or found["b"]
+        if name in waiting and waiting[name].text == prompt.text and waiting[name].token_ids == prompt.token_ids:  # fmt: skip
+            left_out["logged twice"] += 1
+            continue
+        waiting[name] = prompt
         if len(waiting) > ORDER_WINDOW // 2:
             yield waiting.popitem(last=False)[1]
     yield from waiting.values()
+    if without > details:
+        left_out[f"without a prompt (it needs {HOW_TO_LOG})"] += without - details
+    if lengths.count >= max(_FEWEST_CUT, _CUT_SHARE * seen) and lengths.is_limit:
+        tolerance.understood.changed[
+            f"are cut to {lengths.longest:,} characters: start vLLM without --max-log-len"
+        ] += lengths.count
     if not seen:
         raise CanopyError(f"{str(path)!r} holds no prompt; start vLLM with {HOW_TO_LOG}")
 
@@ -82,6 +110,29 @@ def _prompt(found: re.Match[str], clock: _Clock, line: int) -> LoggedPrompt:
     except (ValueError, SyntaxError) as error:
         raise lines.BadLine(f"its prompt cannot be read ({error})") from None
     raise lines.BadLine(f"neither the prompt nor its token ids were logged; use {HOW_TO_LOG}")
+
+
+class _Lengths:
+    """The longest prompt text, and how many prompts are exactly as long."""
+
+    def __init__(self) -> None:
+        self.longest = self.count = 0
+        self.texts: set[int] = set()
+        """Hashes of up to ``_FEWEST_CUT`` different ones: one text that repeats is not cut."""
+
+    @property
+    def is_limit(self) -> bool:
+        """Whether different prompts have this length, or it is a number that people choose."""
+        return len(self.texts) == _FEWEST_CUT or self.longest % 50 == 0 or self.longest % 64 == 0
+
+    def add(self, text: str) -> None:
+        """Take in the text of a prompt; empty if its token ids are known."""
+        if len(text) > self.longest:
+            self.longest, self.count, self.texts = len(text), 0, set()
+        if text and len(text) == self.longest:
+            self.count += 1
+            if len(self.texts) < _FEWEST_CUT:
+                self.texts.add(hash(text))
 
 
 class _Clock:

@@ -1,0 +1,93 @@
+"""Tell which entries of a gateway's log are calls that a model server computed, each counted once."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from hashlib import blake2b
+
+from canopy_lab.trace.fields import Place, first
+from canopy_lab.trace.prompts import LoggedPrompt
+
+FAILED = "failed calls"
+ANSWERED = "answered from the gateway's own cache"
+TWICE = "logged twice"
+NO_MODEL = "no calls of a language model"
+
+_NO_CALLS = ("SPAN", "EVENT", "TRACE")
+_OTHER_OBSERVATIONS = (
+    "AGENT", "TOOL", "CHAIN", "RETRIEVER", "EVALUATOR", "EMBEDDING", "GUARDRAIL"
+)  # fmt: skip
+"""Langfuse's that are no generation of a model; chains repeat their model's input."""
+_OTHER_CALLS = ("embedding", "image", "transcription", "speech", "moderation", "rerank")
+"""In LiteLLM's ``call_type``."""
+_STATUS_CODES = ("status_code", "statusCode", "response_status", "http_status", "httpStatus")
+_CLIENT_LEFT = 499
+_CACHE_HITS = ("cache_hit", "cacheHit", "cached", "cache_status", "cacheStatus")
+_HELICONE_CACHE = "cache_reference_id"
+_NO_UUID = "00000000-0000-0000-0000-000000000000"
+CALL_IDS = ("litellm_call_id", "request_id", "requestId", "response_id", "call_id", "id")
+_REMEMBERED = 100_000
+_SAME_CALL_S = 60.0
+"""Records of one call begin within this time; a later one with its name is a retry."""
+
+
+def not_served(entry: Place, among: list[Place]) -> str | None:
+    """Return why an entry is no call that a model server computed, or ``None``."""
+    kind, observed = str(entry.get("type")).upper(), "trace_id" in entry or "traceId" in entry
+    if kind in _NO_CALLS or (observed and kind in _OTHER_OBSERVATIONS):
+        return NO_MODEL
+    if any(word in str(entry.get("call_type")) for word in _OTHER_CALLS):
+        return NO_MODEL
+    if _failed(entry, among):
+        return FAILED
+    hit = first(among, _CACHE_HITS)
+    if hit is True or str(hit).lower() in ("true", "hit"):
+        return ANSWERED
+    if str(entry.get(_HELICONE_CACHE) or _NO_UUID) != _NO_UUID:
+        return ANSWERED
+    return None
+
+
+def _failed(entry: Place, among: list[Place]) -> bool:
+    if str(first(among, ("status",))).lower() in ("failure", "error", "failed"):
+        return True
+    if entry.get("level") == "ERROR":
+        return True
+    code = first([*among, *_answers(entry)], _STATUS_CODES)
+    if isinstance(code, str) and code.isdecimal():
+        code = int(code)
+    return type(code) is int and code >= 400 and code != _CLIENT_LEFT
+
+
+def _answers(entry: Place) -> list[Place]:
+    answer = entry.get("response")
+    return [answer] if isinstance(answer, dict) else []
+
+
+class Repeats:
+    """Finds entries that repeat a call: its name, its prompt and nearly its time.
+
+    A name that two different prompts have is no call's name (it may be a trace's), and tells
+    nothing. The ``_REMEMBERED`` names seen last are kept.
+    """
+
+    def __init__(self) -> None:
+        self._seen: OrderedDict[str, tuple[bytes, float] | None] = OrderedDict()
+
+    def is_repeat(self, entry: Place, prompt: LoggedPrompt) -> bool:
+        """Whether an earlier entry was of the same call."""
+        name = next((entry[n] for n in CALL_IDS if isinstance(entry.get(n), str) and entry[n]), "")
+        if not name:
+            return False
+        digest = blake2b(repr(prompt.token_ids).encode() if prompt.token_ids is not None
+                         else prompt.text.encode("utf-8", "surrogatepass"), digest_size=8).digest()  # fmt: skip
+        before = self._seen.get(name, ())
+        if before is None:
+            return False
+        if before and (before[0] != digest or abs(before[1] - prompt.time_s) > _SAME_CALL_S):
+            self._seen[name] = None if before[0] != digest else (digest, prompt.time_s)
+            return False
+        self._seen[name] = (digest, prompt.time_s)
+        while len(self._seen) > _REMEMBERED:
+            self._seen.popitem(last=False)
+        return bool(before)

@@ -1,0 +1,201 @@
+"""Turn the messages of any chat interface into the parts of a prompt.
+
+OpenAI's chat messages and Responses items, Anthropic's blocks, Gemini's and OpenTelemetry's parts.
+Tools come first, then the system prompt, then the messages, as in most chat templates. Nothing in a
+message is dropped: an item of an unknown kind becomes JSON. Names that change from call to call
+(``id``, ``cache_control``) are no part of a prompt.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+from canopy_lab.trace.fields import Place, decoded, first, first_full
+
+TOOLS = ("tools", "functions")
+SYSTEMS = ("system", "instructions", "systemInstruction", "system_instruction")
+_ROLES = {
+    "human": "user",
+    "ai": "assistant",
+    "model": "assistant",
+    "gpt": "assistant",
+    "developer": "system",
+    "function": "tool",
+}
+_CALLS = ("function_call", "custom_tool_call", "tool_use", "tool_call", "functionCall")
+_RESULTS = ("tool_result", "tool_call_response", "functionResponse", "function_call_output")
+_RESULT_TEXT = ("output", "content", "response", "result")
+_CHANGING = ("id", "status", "cache_control", "call_id", "tool_use_id", "tool_call_id", "type")
+_IMAGES = ("image", "inlineData", "inline_data")
+_MEDIA = (*_IMAGES, "audio", "video", "file", "document", "blob")
+_DATA_CHARACTERS = 256
+"""A longer string without a blank in a part that is no text: a picture's bytes, not words."""
+
+
+class Part(NamedTuple):
+    """A piece of a prompt; a prompt's text is that of its parts, joined."""
+
+    kind: str
+    """``tool`` (a definition), ``text``, ``call``, ``result``, ``image`` or ``media``."""
+    role: str
+    """``tools``, ``system``, ``user``, ``assistant``, ``tool``, or a name of the log's own."""
+    text: str
+
+
+class Chat(NamedTuple):
+    """A prompt made of messages."""
+
+    parts: tuple[Part, ...]
+    category: str
+    """As a server infers it from a body (``request/infer.py``)."""
+    turn: int
+
+    @property
+    def text(self) -> str:
+        """The whole prompt."""
+        return "".join(part.text for part in self.parts)
+
+
+def chat(messages: list[dict[str, Any]], among: list[Place]) -> Chat:
+    """A chat's parts. ``among``: the bodies that may hold its tools and its system prompt."""
+    parts = _tools(decoded(first(among, TOOLS)))
+    has_tools = bool(parts)
+    made = [_message(message) for message in messages]
+    parts += _system(first_full(among, SYSTEMS)[1], made)
+    roles = [role for role, _ in made]
+    turns = 1
+    for at, (role, inner) in enumerate(made):
+        # Items of one answer (text, then calls) are several entries in the Responses interface.
+        turns += role == "assistant" and roles[at - 1 : at] != ["assistant"]
+        parts += inner
+    category = "chat"
+    category += "-tools" * has_tools
+    category += "-json" * (first(among, ("response_format",)) is not None)
+    category += "-image" * any(part.kind == "image" for part in parts)
+    category += "-after-tool" * (roles[-1:] == ["tool"])
+    return Chat(tuple(parts), category, turns)
+
+
+def _tools(given: Any) -> list[Part]:
+    if not given:
+        return []
+    tools = given if isinstance(given, list) else [given]
+    return [Part("tool", "tools", f"{_json(tool)}\n") for tool in tools]
+
+
+def _system(given: Any, made: list[tuple[str, list[Part]]]) -> list[Part]:
+    """The system prompt of a body that has it beside its messages."""
+    if given is None:
+        return []
+    inner = given.get("parts", given.get("content")) if isinstance(given, dict) else given
+    found = _contents(given if inner is None else inner, "system")
+    parts = _headed("system", found)
+    # Some gateways log it in both places.
+    return [] if made and made[0] == ("system", parts) else parts
+
+
+def _message(message: Mapping[str, Any]) -> tuple[str, list[Part]]:
+    """Role and parts of one message, or of one item of the Responses interface."""
+    kind = str(message.get("type", ""))
+    if "role" not in message and kind not in ("", "message"):
+        return _item(message, kind)
+    named = str(message.get("role", ""))
+    role = _ROLES.get(named, named)
+    found = _contents(message.get("content", message.get("parts")), role)
+    reasoning = message.get("reasoning_content", message.get("reasoning"))
+    if isinstance(reasoning, str) and reasoning:
+        found.insert(0, Part("text", role, reasoning))
+    calls = message.get("tool_calls")
+    for call in calls if isinstance(calls, list) else ():
+        shown = call.get("function", call) if isinstance(call, dict) else call
+        found.append(Part("call", role, _json(shown)))
+    if isinstance(message.get("function_call"), dict):
+        found.append(Part("call", role, _json(message["function_call"])))
+    # Anthropic's and Gemini's results of tools are messages of the user.
+    if found and all(part.kind == "result" for part in found):
+        role = "tool"
+    return role, _headed(named or role, [part._replace(role=role) for part in found])
+
+
+def _item(item: Mapping[str, Any], kind: str) -> tuple[str, list[Part]]:
+    if kind.endswith("_output") or kind in _RESULTS:
+        return "tool", _headed("tool", [_result(item, "tool")])
+    if kind == "reasoning":
+        found = _contents(item.get("summary") or item.get("content"), "assistant")
+        if not found:
+            found = [Part("text", "assistant", _json(item))]
+        return "assistant", _headed("assistant", found)
+    role = "assistant" if kind.endswith("_call") else kind
+    return role, _headed(role, [Part("call", role, _json(item))])
+
+
+def _headed(name: str, parts: list[Part]) -> list[Part]:
+    """The parts of one message: its role goes before the first, a line feed after each."""
+    if not parts:
+        return [Part("text", _ROLES.get(name, name), f"<{name}>\n\n")]
+    ended = [part._replace(text=f"{part.text}\n") for part in parts]
+    ended[0] = ended[0]._replace(text=f"<{name}>\n{ended[0].text}")
+    return ended
+
+
+def _contents(content: Any, role: str) -> list[Part]:
+    found = []
+    for one in content if isinstance(content, list) else [content]:
+        if isinstance(one, str):
+            found.append(Part("text", role, one))
+        elif isinstance(one, dict):
+            found.append(_content(one, role))
+        elif one is not None:
+            found.append(Part("text", role, _json(one)))
+    return found
+
+
+def _content(part: Mapping[str, Any], role: str) -> Part:
+    """One block of a message's content."""
+    kind = str(part.get("type", ""))
+    for name in ("functionCall", "functionResponse"):
+        if isinstance(part.get(name), dict):
+            kind, part = name, part[name]
+    if kind in _CALLS:
+        return Part("call", role, _json(part))
+    if kind in _RESULTS:
+        return _result(part, role)
+    for name, words in (("image", _IMAGES), ("media", _MEDIA)):
+        if any(word in kind or word in part for word in words):
+            return Part(name, role, _json(part))
+    for name in ("text", "content", "thinking"):
+        if isinstance(part.get(name), str):
+            return Part("text", role, part[name])
+    return Part("text", role, _json(part))
+
+
+def _result(part: Mapping[str, Any], role: str) -> Part:
+    for name in _RESULT_TEXT:
+        if part.get(name) is not None:
+            inner = _contents(part[name], role)
+            kinds = {one.kind for one in inner} & {"image", "media"}
+            return Part(min(kinds, default="result"), role, "\n".join(one.text for one in inner))
+    return Part("result", role, _json(part))
+
+
+def _json(value: Any) -> str:
+    """``value`` as JSON, without the names that change and with digests for binary data."""
+    return value if isinstance(value, str) else json.dumps(_short(value, outer=True))
+
+
+def _short(value: Any, outer: bool = False) -> Any:
+    if isinstance(value, dict):
+        return {
+            key: _short(inner)
+            for key, inner in value.items()
+            if key != "cache_control" and not (outer and key in _CHANGING)
+        }
+    if isinstance(value, list):
+        return [_short(inner) for inner in value]
+    if not isinstance(value, str) or len(value) <= _DATA_CHARACTERS:
+        return value
+    words = not value.isascii() or len(value.split(maxsplit=1)) > 1
+    return value if words else blake2b(value.encode(), digest_size=8).hexdigest()

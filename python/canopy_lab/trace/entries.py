@@ -1,0 +1,130 @@
+"""Entries of a log of JSON lines, of one JSON list or of a table (CSV with a header).
+
+They come in the order of the file, or by time if it is newest first.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+from canopy_lab.trace import lines
+from canopy_lab.trace.backwards import read_lines_backwards
+from sglang_canopy.errors import CanopyError
+
+_LONGEST_LIST = 1 << 30
+"""Bytes of a file that is one JSON list: it has to be read at once."""
+_LONGEST_CELL = 64 << 20
+_ORDER_SAMPLE = 256
+"""Entries whose times decide whether a file is newest first."""
+
+TimeOf = Callable[[dict[str, Any]], float]
+"""Time of an entry. Raises ``BadLine``."""
+
+
+def entries(
+    path: Path, tolerance: lines.Tolerance, time_of: TimeOf
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield (line or ordinal, entry); an entry that is no JSON object is a broken line."""
+    for number, item in _items(path, tolerance, time_of):
+        try:
+            yield number, _entry(item)
+        except lines.BadLine as error:
+            tolerance.bad(number, error)
+
+
+def _items(path: Path, tolerance: lines.Tolerance, time_of: TimeOf) -> Iterator[tuple[int, Any]]:
+    with lines.open_binary(path) as stream:
+        begin = stream.read(64).lstrip()[:1]
+    if begin not in (b"[", b"{", b"") and csv_columns(path):
+        rows = _rows(path)
+        first = list(islice(rows, _ORDER_SAMPLE))
+        if _newest_first(_times(first, time_of)):
+            _remark_order(tolerance)
+            yield from reversed([*first, *rows])
+        else:
+            yield from chain(first, rows)
+        return
+    if begin != b"[":
+        found = lines.read_lines(path)
+        head = list(islice(found, _ORDER_SAMPLE))
+        if not _newest_first(_times(head, time_of)):
+            yield from chain(head, found)
+            return
+        _remark_order(tolerance)
+        yield from read_lines_backwards(path)
+        return
+    with lines.open_binary(path) as stream:
+        raw = stream.read(_LONGEST_LIST + 1)
+    if len(raw) > _LONGEST_LIST:
+        raise CanopyError(f"{str(path)!r} is one JSON list of more than 1 GiB; make lines of it: jq -c '.[]'")  # fmt: skip
+    try:
+        items = list(enumerate(json.loads(raw), 1))
+    except (ValueError, RecursionError) as error:
+        raise CanopyError(f"{str(path)!r} is not a JSON list ({error})") from None
+    if _newest_first(_times(items[:_ORDER_SAMPLE], time_of)):
+        _remark_order(tolerance)
+        items.reverse()
+    yield from items
+
+
+def csv_columns(path: Path) -> list[str]:
+    """Names in the header of a table; empty if the first line is no header."""
+    for _, text in islice(lines.read_lines(path), 1):
+        try:
+            names = next(csv.reader([text.decode("utf-8-sig", "replace")]), [])
+        except csv.Error:
+            return []
+        if len(names) > 1 and all(re.fullmatch(r"[A-Za-z_][\w.-]{0,60}", name) for name in names):
+            return names
+    return []
+
+
+def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Rows of a table as entries: empty cells are left out, whole numbers are numbers."""
+    csv.field_size_limit(_LONGEST_CELL)
+    with lines.open_binary(path) as stream:
+        text = io.TextIOWrapper(stream, "utf-8-sig", "replace", newline="")
+        reader = csv.DictReader(text)
+        for row in reader:
+            cells = {
+                k: v for k, v in row.items() if isinstance(k, str) and isinstance(v, str) and v
+            }
+            yield reader.line_num, {k: int(v) if v.isdecimal() else v for k, v in cells.items()}
+
+
+def _remark_order(tolerance: lines.Tolerance) -> None:
+    tolerance.understood.remarks["The file is newest first and was read from its end."] = None
+
+
+def _times(items: Iterable[tuple[int, Any]], time_of: TimeOf) -> Iterator[float]:
+    for _, item in items:
+        try:
+            yield time_of(_entry(item))
+        except lines.BadLine:
+            continue
+
+
+def _newest_first(times: Iterable[float]) -> bool:
+    """Whether nearly all of the times fall: answers that end out of order may rise in between."""
+    up = down = 0
+    before: float | None = None
+    for at in times:
+        if before is not None:
+            up, down = up + (at > before), down + (at < before)
+        before = at
+    return down > 3 and down > 4 * up
+
+
+def _entry(item: Any) -> dict[str, Any]:
+    if isinstance(item, bytes):
+        return lines.parse_object(item)
+    if not isinstance(item, dict):
+        raise lines.BadLine(f"must be a JSON object, got {type(item).__name__}")
+    return item

@@ -1,0 +1,97 @@
+"""Find fields in a log entry that wraps a request's body in other objects."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from canopy_lab.trace.lines import BadLine
+
+BODIES = (
+    *("standard_logging_object", "body", "request", "request_body", "requestBody"),
+    *("proxy_server_request", "kwargs", "payload", "optional_params"),
+    *("model_parameters", "modelParameters"),
+)
+"""Fields that hold a request's body, or a part of it."""
+_BESIDE = ("metadata", "custom_params", "extra_body", "request_properties", "properties")
+"""Fields whose objects say something about a request and hold no part of its prompt."""
+_MOST_PLACES = 16
+
+Place = Mapping[str, Any]
+
+
+def bodies(entry: Place) -> list[Place]:
+    """The entry and the objects in it that may hold a prompt, outermost first."""
+    return _within(entry, BODIES)
+
+
+def places(entry: Place) -> list[Place]:
+    """The entry and the objects in it that may describe a request, outermost first."""
+    return _within(entry, (*BODIES, *_BESIDE))
+
+
+def _within(entry: Place, names: tuple[str, ...]) -> list[Place]:
+    found, at = [entry], 0
+    while at < len(found) and len(found) < _MOST_PLACES:
+        for name in names:
+            inner = decoded(found[at].get(name))
+            if isinstance(inner, dict) and inner:
+                found.append(inner)
+        at += 1
+    return found
+
+
+def first(among: list[Place], names: tuple[str, ...]) -> Any:
+    """The first field of ``names`` that is set, in the outermost place that has one."""
+    for place in among:
+        for name in names:
+            value = place.get(name)
+            if value is not None and value != "":
+                return value
+    return None
+
+
+def first_full(among: list[Place], names: tuple[str, ...]) -> tuple[Place | None, Any]:
+    """The first field that holds more than an empty object or list, decoded, and its place."""
+    for place in among:
+        for name in names:
+            value = decoded(place.get(name))
+            if value is not None and value not in ("", {}, []):
+                return place, value
+    return None, None
+
+
+def decoded(value: Any) -> Any:
+    """``value``, parsed if an export has put JSON into a string."""
+    if isinstance(value, str) and value[:1] in ("[", "{"):
+        try:
+            return json.loads(value)
+        except (ValueError, RecursionError):
+            return value
+    return value
+
+
+def seconds(value: Any) -> float:
+    """Seconds since 1970 of a number (s, ms, us or ns, told by its size) or of a date and time.
+
+    Raises ``BadLine``.
+    """
+    if isinstance(value, str):
+        try:
+            value = float(value)
+        except ValueError:
+            try:
+                when = datetime.datetime.fromisoformat(value)
+            except ValueError:
+                raise BadLine(f"its time must be a number or a date, got {value[:40]!r}") from None
+            if when.tzinfo is None:
+                when = when.replace(tzinfo=datetime.timezone.utc)
+            return when.timestamp()
+    if type(value) not in (int, float) or not 0 <= value < float("inf"):
+        raise BadLine(f"its time must be a number of 0 or more or a date, got {value!r}")
+    for limit in (1e17, 1e14, 1e11):
+        if value >= limit:
+            return value / (limit / 1e8)
+    return float(value)

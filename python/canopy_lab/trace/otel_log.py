@@ -1,0 +1,177 @@
+"""OpenTelemetry spans of model calls, as collectors and tracing tools export them.
+
+One span a line (``attributes`` flat, nested, or in OTLP's list of keys and values), or OTLP JSON with
+``resourceSpans``. Four ways to name a prompt are read: the GenAI conventions (``gen_ai.input.messages``,
+``gen_ai.system_instructions``, ``gen_ai.tool.definitions``), OpenLLMetry (``gen_ai.prompt.0.content``),
+OpenInference (``llm.input_messages.0.message.content``) and Vercel's AI SDK (``ai.prompt.messages``).
+Token counts of all four include cached tokens.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from canopy_lab.trace import calls, fields, lines, usage
+from canopy_lab.trace.chat import chat
+from canopy_lab.trace.entries import entries
+from canopy_lab.trace.otel_messages import Attributes, messages_of, nested
+from canopy_lab.trace.prompts import LoggedPrompt, clients_name
+
+_TIMES = ("startTimeUnixNano", "start_time_unix_nano", "start_time", "startTime", "timestamp")
+_OTHER_OPERATIONS = ("embeddings", "execute_tool", "invoke_agent", "create_agent", "retrieval")
+_NO_MESSAGES = "without messages (turn on content capture: OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT=true)"
+_CONVERSATIONS = (
+    *("gen_ai.conversation.id", "session.id", "langfuse.session.id"),
+    *("traceloop.association.properties.session_id", "thread.id"),
+)
+_MODELS = ("gen_ai.request.model", "llm.model_name", "gen_ai.response.model", "ai.model.id")
+_USERS = ("user.id", "enduser.id", "langfuse.user.id")
+_PROMPT_TOKENS = (
+    *("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens"),
+    *("llm.token_count.prompt", "ai.usage.promptTokens"),
+)
+_OUTPUT_TOKENS = (
+    *("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens"),
+    *("llm.token_count.completion", "ai.usage.completionTokens"),
+)
+_REASONS = ("gen_ai.response.finish_reasons", "llm.finish_reason", "ai.response.finishReason")
+_REMEMBERED = 100_000
+"""Spans whose children may still come, and children whose parents may."""
+
+
+def prompts(path: Path, tolerance: lines.Tolerance) -> Iterator[LoggedPrompt]:
+    """Yield the prompts of ``path``; spans that are no model call, failed, or repeat a call that they
+    wrap are counted and left out."""
+    seen, nestings = tolerance.understood, _Nestings()
+    for line, entry in entries(path, tolerance, _entry_time):
+        for span in spans(entry):
+            try:
+                found = parse(span, line)
+            except lines.BadLine as error:
+                tolerance.bad(line, error)
+                continue
+            if isinstance(found, str):
+                seen.left_out[found] += 1
+            elif nestings.is_repeat(span, found):
+                seen.left_out[calls.TWICE] += 1
+            else:
+                seen.count_model(found.apart[0])
+                for part in found.parts:
+                    seen.role_bytes[part.role or "no role"] += len(part.text)
+                yield found
+
+
+def spans(entry: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The spans of an entry, which is one itself unless it is an OTLP export."""
+    if "resourceSpans" not in entry:
+        yield entry
+        return
+    for resource in _objects(entry, "resourceSpans"):
+        for scope in (*_objects(resource, "scopeSpans"), *_objects(resource, "instrumentationLibrarySpans")):  # fmt: skip
+            yield from _objects(scope, "spans")
+
+
+def _objects(of: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+    found = of.get(name)
+    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+
+
+def parse(span: Mapping[str, Any], line: int = 0) -> LoggedPrompt | str:
+    """The prompt of a span, or why it has none. Raises ``BadLine``."""
+    attributes = Attributes(span)
+    kind = str(attributes.first(("openinference.span.kind",)) or span.get("span_kind") or "LLM")
+    operation = str(attributes.first(("gen_ai.operation.name", "llm.request.type")) or "")
+    is_call = kind.upper() == "LLM" and operation not in (*_OTHER_OPERATIONS, "embedding")
+    vercel = str(attributes.first(("ai.operationId",)) or "")
+    if not is_call or (vercel and ".do" not in vercel):
+        return calls.NO_MODEL
+    found = messages_of(span, attributes)
+    if found is None and not (operation or attributes.first(_MODELS)):
+        return calls.NO_MODEL
+    if _failed(span, attributes):
+        return calls.FAILED
+    if found is None:
+        return _NO_MESSAGES
+    messages, body = found
+    prompt = LoggedPrompt(_time(span), line)
+    made = chat(messages, [body])
+    prompt.parts, prompt.text, prompt.category, prompt.turn = made.parts, made.text, made.category, made.turn  # fmt: skip
+    named = attributes.first(_CONVERSATIONS)
+    prompt.conversation = None if named is None else clients_name(named)
+    user = attributes.first(_USERS)
+    prompt.user = None if user is None else str(user)
+    prompt.apart = (str(attributes.first(_MODELS) or ""),)
+    prompt.logged_tokens = _count(attributes, _PROMPT_TOKENS)
+    prompt.output_tokens = _count(attributes, _OUTPUT_TOKENS) or 0
+    reason = fields.decoded(attributes.first(_REASONS))
+    prompt.stop = usage.STOPS.get(str(reason[0] if isinstance(reason, list) and reason else reason))
+    return prompt
+
+
+def _time(span: Mapping[str, Any]) -> float:
+    when = fields.first([span], _TIMES)
+    if when is None:
+        raise lines.BadLine(f"the span has no start; name it one of: {', '.join(_TIMES)}")
+    return fields.seconds(when)
+
+
+def _entry_time(entry: Mapping[str, Any]) -> float:
+    return _time(next(spans(entry), {}))
+
+
+def _failed(span: Mapping[str, Any], attributes: Attributes) -> bool:
+    status = span.get("status")
+    code = status.get("code", status.get("status_code")) if isinstance(status, dict) else status
+    code = span.get("status_code") if code is None else code
+    failed = code == 2 or "ERROR" in str(code).upper()
+    return failed or attributes.first(("error.type",)) is not None
+
+
+def _count(attributes: Attributes, names: tuple[str, ...]) -> int | None:
+    value = attributes.first(names)
+    try:
+        number = int(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if number > 0 else None
+
+
+class _Nestings:
+    """Finds spans that repeat the prompt of their parent or of their child: a gateway's and its
+    client's records of one call."""
+
+    def __init__(self) -> None:
+        self._spans: OrderedDict[tuple[str, str], bytes] = OrderedDict()
+        """Digest of a span's prompt, by trace and span, and by trace and parent."""
+
+    def is_repeat(self, span: Mapping[str, Any], prompt: LoggedPrompt) -> bool:
+        """Whether the parent or a child of ``span`` had this prompt."""
+        context = span.get("context")
+        where = [context, span] if isinstance(context, dict) else [span]
+        trace, own, parent = (
+            str(fields.first(where, names) or "")
+            for names in (
+                ("traceId", "trace_id"),
+                ("spanId", "span_id"),
+                ("parentSpanId", "parent_span_id", "parent_id"),
+            )
+        )
+        digest = blake2b(prompt.text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+        child, above = (trace, f"child of {own}"), (trace, parent)
+        if (own and self._spans.get(child) == digest) or (
+            parent and self._spans.get(above) == digest
+        ):
+            return True
+        self._spans[trace, own] = digest
+        if parent:
+            self._spans[trace, f"child of {parent}"] = digest
+        while len(self._spans) > _REMEMBERED:
+            self._spans.popitem(last=False)
+        return False
+
+
+__all__ = ["nested", "parse", "prompts", "spans"]

@@ -1,0 +1,193 @@
+"""Messages, tools and system prompt of an OpenTelemetry span, in any of the names they have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from canopy_lab.trace.fields import decoded
+from canopy_lab.trace.lines import BadLine
+
+_INPUTS = ("gen_ai.input.messages", "ai.prompt.messages")
+_ROLES_OF_EVENTS = {
+    "gen_ai.system.message": "system",
+    "gen_ai.user.message": "user",
+    "gen_ai.assistant.message": "assistant",
+    "gen_ai.tool.message": "tool",
+}
+_MOST_INDEX = 100_000
+
+
+class Attributes:
+    """A span's attributes, by their dotted names."""
+
+    def __init__(self, span: Mapping[str, Any]) -> None:
+        given = decoded(span.get("attributes"))
+        flat = _flat(given) if isinstance(given, (dict, list)) else {}
+        self.flat: dict[str, Any] = flat
+        self.tree = nested(flat)
+
+    def first(self, names: tuple[str, ...]) -> Any:
+        """The first of ``names`` that is set."""
+        return next((self.flat[n] for n in names if self.flat.get(n) not in (None, "")), None)
+
+    def under(self, name: str) -> Any:
+        """What is nested under a dotted name, as objects and lists; ``None`` without it."""
+        at: Any = self.tree
+        for word in name.split("."):
+            at = at.get(word) if isinstance(at, dict) else None
+        return decoded(at)
+
+
+def messages_of(
+    span: Mapping[str, Any], attributes: Attributes
+) -> tuple[list[dict[str, Any]], dict[str, Any]] | None:
+    """Messages and a body with ``tools`` and ``system``; ``None`` without messages.
+
+    Raises ``BadLine`` if an attribute was cut.
+    """
+    for given in (attributes, *_events(span)):
+        for name in _INPUTS:
+            value = given.under(name)
+            if isinstance(value, str):
+                raise BadLine(
+                    f"its {name} is cut or no JSON; set OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT higher"
+                )
+            if _is_messages(value):
+                tools = given.under("gen_ai.tool.definitions") or given.under("ai.prompt.tools")
+                return value, {"tools": tools, "system": given.under("gen_ai.system_instructions")}
+    for messages, tools in (_openllmetry(attributes), _openinference(attributes)):
+        if _is_messages(messages):
+            return messages, {"tools": tools}
+    spoken = [
+        {"role": _ROLES_OF_EVENTS[name], **event.tree}
+        for name, event in zip(_event_names(span), _events(span))
+        if name in _ROLES_OF_EVENTS
+    ]
+    if spoken:
+        return spoken, {}
+    whole = attributes.under("input.value")
+    if isinstance(whole, dict) and _is_messages(whole.get("messages")):
+        return whole["messages"], whole
+    return None
+
+
+def _is_messages(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(one, dict) for one in value)
+
+
+def _openllmetry(attributes: Attributes) -> tuple[Any, Any]:
+    messages = attributes.under("gen_ai.prompt")
+    if not _is_messages(messages):
+        return None, None
+    return [_with_contents(m) for m in messages], attributes.under("llm.request.functions")
+
+
+def _openinference(attributes: Attributes) -> tuple[Any, Any]:
+    found = attributes.under("llm.input_messages")
+    if not _is_messages(found):
+        return None, None
+    messages = [_with_contents(_inner(one, "message")) for one in found]
+    tools = attributes.under("llm.tools")
+    if _is_messages(tools):
+        tools = [_inner(_inner(tool, "tool"), "json_schema") for tool in tools]
+    return messages, tools
+
+
+def _with_contents(message: dict[str, Any]) -> dict[str, Any]:
+    """A message with its contents and calls in the places where OpenAI has them."""
+    made = {**message, "content": decoded(message.get("content"))}
+    if _is_messages(message.get("contents")):
+        made["content"] = [
+            _content(_inner(part, "message_content")) for part in message["contents"]
+        ]
+    if _is_messages(message.get("tool_calls")):
+        made["tool_calls"] = [_inner(call, "tool_call") for call in message["tool_calls"]]
+    return made
+
+
+def _content(part: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in part.items() if v is not None}
+
+
+def _inner(value: dict[str, Any], name: str) -> dict[str, Any]:
+    inner = decoded(value.get(name))
+    return inner if isinstance(inner, dict) else value
+
+
+def _event_names(span: Mapping[str, Any]) -> list[str]:
+    return [str(event.get("name")) for event in _event_list(span)]
+
+
+def _events(span: Mapping[str, Any]) -> list[Attributes]:
+    return [Attributes(event) for event in _event_list(span)]
+
+
+def _event_list(span: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    found = decoded(span.get("events"))
+    return [e for e in found if isinstance(e, dict)] if isinstance(found, list) else []
+
+
+def _flat(given: dict[str, Any] | list[Any], before: str = "") -> dict[str, Any]:
+    """Attributes by dotted names, from nested objects or from OTLP's keys and values."""
+    if isinstance(given, list):
+        pairs = {
+            str(one["key"]): _otlp(one.get("value"))
+            for one in given
+            if isinstance(one, dict) and "key" in one
+        }
+        return _flat(pairs)
+    found: dict[str, Any] = {}
+    for key, value in given.items():
+        name = f"{before}{key}"
+        if isinstance(value, dict):
+            found |= _flat(value, f"{name}.")
+        else:
+            found[name] = value
+    return found
+
+
+def _otlp(value: Any) -> Any:
+    """A value of OTLP JSON, which names its type."""
+    if not isinstance(value, dict) or len(value) != 1:
+        return value
+    ((kind, inner),) = value.items()
+    if kind == "arrayValue" and isinstance(inner, dict):
+        return [_otlp(one) for one in inner.get("values") or []]
+    if kind == "kvlistValue" and isinstance(inner, dict):
+        pairs = inner.get("values") or []
+        return {
+            p["key"]: _otlp(p.get("value")) for p in pairs if isinstance(p, dict) and "key" in p
+        }
+    if kind == "intValue":
+        return int(inner) if str(inner).lstrip("-").isdecimal() else inner
+    return inner
+
+
+def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Objects, and lists for numbered names: ``a.0.b`` is ``{"a": [{"b": ...}]}``.
+
+    A name that is both a value and a prefix keeps what comes below it.
+    """
+    root: dict[str, Any] = {}
+    for name in sorted(flat):
+        at, words = root, name.split(".")
+        for word in words[:-1]:
+            below = at.get(word)
+            if not isinstance(below, dict):
+                below = at[word] = {}
+            at = below
+        at.setdefault(words[-1], flat[name])
+    lists: dict[str, Any] = {key: _listed(value) for key, value in root.items()}
+    return lists
+
+
+def _listed(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_listed(inner) for inner in value]
+    if not isinstance(value, dict):
+        return value
+    made = {key: _listed(inner) for key, inner in value.items()}
+    if made and all(key.isdecimal() and int(key) < _MOST_INDEX for key in made):
+        return [made[key] for key in sorted(made, key=int)]
+    return made

@@ -1,0 +1,104 @@
+"""Counts of what a reader took from a log, and of what it left out, changed or did not read.
+
+A reader that drops or changes more than ``NOTABLE`` of a log says so before anything else.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+NOTABLE = 0.01
+"""Share of a log's entries, tokens or times."""
+_MOST_NAMES = 1000
+"""Distinct models and fields that are counted; the rest count as one."""
+_SHOWN = 5
+_PLAIN = ("requests",)
+
+
+@dataclass(slots=True)
+class Understood:
+    """What one reader understood. ``canopy advise`` prints it before any advice."""
+
+    requests: int = 0
+    left_out: Counter[str] = field(default_factory=Counter)
+    """Entries that are no request, by reason."""
+    changed: Counter[str] = field(default_factory=Counter)
+    """Requests that were read differently from how the log has them, by what was changed."""
+    models: Counter[str] = field(default_factory=Counter)
+    role_bytes: Counter[str] = field(default_factory=Counter)
+    """Bytes of prompts by role."""
+    unread_bytes: Counter[str] = field(default_factory=Counter)
+    """Bytes in fields of request bodies that the reader does not know, by field."""
+    remarks: dict[str, None] = field(default_factory=dict)
+    """Sentences about the whole log, such as the unit of its times."""
+
+    @property
+    def entries(self) -> int:
+        """Requests and everything that was left out."""
+        return self.requests + self.left_out.total()
+
+    def count_model(self, name: str) -> None:
+        """Count one request of the model ``name``."""
+        if name in self.models or len(self.models) < _MOST_NAMES:
+            self.models[name] += 1
+        else:
+            self.models["other models"] += 1
+
+    def count_unread(self, field_name: str, size: int) -> None:
+        """Count ``size`` bytes of a field that is not part of the prompt."""
+        if field_name in self.unread_bytes or len(self.unread_bytes) < _MOST_NAMES:
+            self.unread_bytes[field_name] += size
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the counts and the sentences as plain data."""
+        counts = {f.name: dict(getattr(self, f.name)) for f in fields(self) if f.name not in _PLAIN}
+        del counts["remarks"]
+        return {
+            "requests": self.requests,
+            **counts,
+            "alarms": self.alarms(),
+            "details": self.details(),
+        }
+
+    def alarms(self) -> list[str]:
+        """What a reader of the result must know first; empty if little was left out or changed."""
+        found = []
+        out = self.left_out.total()
+        if out > NOTABLE * max(self.entries, 1):
+            found.append(
+                f"{out:,} of {self.entries:,} entries ({out / self.entries:.1%}) are left out: "
+                f"{_counts(self.left_out)}."
+            )
+        notable = Counter(
+            {what: n for what, n in self.changed.items() if n > NOTABLE * max(self.requests, 1)}
+        )
+        if notable:
+            found.append(f"Of {self.requests:,} requests, {_counts(notable)}.")
+        read, unread = self.role_bytes.total(), self.unread_bytes.total()
+        if unread > NOTABLE * max(read + unread, 1):
+            found.append(
+                f"{unread / (read + unread):.1%} of the request bodies' text is in fields that are not "
+                f"read as part of the prompt: {', '.join(dict(self.unread_bytes.most_common(_SHOWN)))}."
+            )
+        return found
+
+    def details(self) -> list[str]:
+        """Models, roles, units, and what was left out if it is little."""
+        found = [*self.remarks]
+        if self.models:
+            names = [name or "unnamed" for name, _ in self.models.most_common(_SHOWN)]
+            more = ", ..." if len(self.models) > _SHOWN else ""
+            found.append(f"Models: {len(self.models)} ({', '.join(names)}{more}).")
+        total = self.role_bytes.total()
+        if total:
+            shares = (f"{role} {n / total:.0%}" for role, n in self.role_bytes.most_common())
+            found.append(f"Prompt text by role: {', '.join(shares)}.")
+        if self.left_out and self.left_out.total() <= NOTABLE * max(self.entries, 1):
+            found.append(f"Left out: {_counts(self.left_out)}.")
+        return found
+
+
+def _counts(counts: Counter[str]) -> str:
+    return ", ".join(f"{n:,} {what}" for what, n in counts.most_common())

@@ -1,0 +1,97 @@
+"""Token counts and stop reasons of logged answers.
+
+A count of the prompt includes its cached tokens in OpenAI's form (``prompt_tokens``) and excludes
+them in Anthropic's: ``input_tokens`` is what was computed, and ``cache_read_input_tokens`` and
+``cache_creation_input_tokens`` stand beside it. SGLang's ``/v1/messages`` and Langfuse's
+``usage_details`` count in the same way. ``prompt_tokens`` here always includes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from canopy_lab.trace.fields import Place, decoded, first
+
+STOPS = {
+    "tool_calls": "tool",
+    "function_call": "tool",
+    "tool_use": "tool",
+    "tool_call": "tool",
+    "stop": "end",
+    "end_turn": "end",
+    "stop_sequence": "end",
+    "length": "length",
+    "max_tokens": "length",
+}
+_USAGES = ("usage", "usageDetails", "usage_details", "usageMetadata")
+_WHOLE = ("prompt_tokens", "promptTokens", "promptTokenCount")
+_UNCACHED = ("input_tokens", "input")
+_CACHED = ("cache_read_input_tokens", "cache_creation_input_tokens")
+_OUTPUT = ("completion_tokens", "output_tokens", "output", "completionTokens", "candidatesTokenCount")  # fmt: skip
+
+
+def answer_of(entry: Place) -> Mapping[str, Any]:
+    """The answer's body in an entry; empty if the log has none."""
+    for name in ("response", "response_body", "responseBody"):
+        answer = decoded(entry.get(name))
+        if isinstance(answer, dict):
+            body = decoded(answer.get("body"))
+            return body if isinstance(body, dict) else answer
+    return {}
+
+
+def token_counts(entry: Place, among: list[Place]) -> tuple[int | None, int]:
+    """Prompt tokens, cached ones included, and output tokens; ``None`` and 0 if not logged."""
+    answer = answer_of(entry)
+    counts: list[Place] = []
+    for place in (answer, *among):
+        found = (decoded(place.get(name)) for name in _USAGES)
+        counts += [usage for usage in found if isinstance(usage, dict)]
+    counts += [*among, answer]
+    return prompt_tokens(counts), count(counts, _OUTPUT) or 0
+
+
+def prompt_tokens(counts: Iterable[Place]) -> int | None:
+    """Prompt tokens of the first place that counts them, cached ones included."""
+    for place in counts:
+        whole = count([place], _WHOLE)
+        if whole is not None:
+            return whole
+        bare = count([place], _UNCACHED)
+        cached = sum(_cached_beside(place).values())
+        if bare is not None or cached:
+            return (bare or 0) + cached
+    return None
+
+
+def _cached_beside(place: Place) -> dict[str, int]:
+    """Counts that stand beside ``input_tokens`` or Langfuse's ``input`` and are not part of them."""
+    return {
+        name: value
+        for name, value in place.items()
+        if type(value) is int
+        and value > 0
+        and (name in _CACHED or (name.startswith("input_") and name not in _UNCACHED))
+    }
+
+
+def count(counts: Iterable[Place], names: tuple[str, ...]) -> int | None:
+    """The first of ``names`` that holds a whole number above 0."""
+    for place in counts:
+        for name in names:
+            value = place.get(name)
+            if type(value) is int and value > 0:
+                return value
+    return None
+
+
+def stop_of(entry: Place, among: list[Place]) -> str | None:
+    """``tool``, ``end`` or ``length``; ``None`` if the log does not say."""
+    answer = answer_of(entry)
+    reason = answer.get("stop_reason")
+    choices = answer.get("choices")
+    if isinstance(choices, list) and choices and isinstance(choices[0], dict):
+        reason = choices[0].get("finish_reason")
+    named = first(among, ("canopy_stop", "finish_reason"))
+    return STOPS.get(str(named), STOPS.get(str(reason)))
