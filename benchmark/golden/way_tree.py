@@ -46,6 +46,7 @@ def serve(tree: LiveTree, number: int, tracer: Tracer) -> None:
         request = tree.core.requests.of(req)
     with tracer.staged("matched"):
         tree.match(tokens)
+        tree.core.requests.admit(req)
     with tracer.staged("finished"):
         tree.core.requests.ended(req)
     with tracer.staged("inserted"):

@@ -9,6 +9,9 @@ from typing import Any
 CLIENT, GATEWAY, INFERRED = "client", "gateway", "inferred"
 """Sources of hints. ``INFERRED``: the server's own, from how a conversation goes on."""
 
+ABORT = "abort"
+"""Stop reason of a request whose answer was cut off: it says nothing about when its client returns."""
+
 
 @dataclass(slots=True)
 class Request:
@@ -29,7 +32,7 @@ class Request:
     """1 for the first turn of a conversation."""
     conversation: Hashable | None = None
     stop: str | None = None
-    """Why the response stopped (``"tool"``, ``"end"``, ``"length"``); known at ``finish``."""
+    """Why the response stopped (``"tool"``, ``"end"``, ``"length"``, ``ABORT``); known at ``finish``."""
     tenant: str | None = None
     slo_ms: float | None = None
     """The request's own TTFT target; ``None`` means the policy's."""

@@ -418,12 +418,12 @@ class World:
         )
         assert gate.footprints.shared_blocks == sum(n > 1 for n in uses.values())
         assert gate.places.of_tenant == Counter(s.tenant for s in active)
-        assert all(s.ticket is None or s.ticket in self.open for s in active)
+        assert all(s.tickets <= self.open.keys() for s in active)
         assert set(gate._by_ticket) == set(self.open)
         paused = gate.places.paused
         assert not {s.number for s in active} & {*gate.line.sessions, *paused}
         assert not set(gate.line.sessions) & set(paused)
-        assert all(s.ticket is None and s.answered and not s.blocks for s in paused.values())
+        assert all(not s.under_way and s.answered and not s.blocks for s in paused.values())
         known = {*gate.line.sessions.values(), *active, *paused.values()}
         assert {s for s, _ in gate._by_ticket.values()} <= known
         assert {*gate.index._by_conversation.values()} <= known

@@ -246,7 +246,7 @@ def fake_req(
         "rid": next(_rids),
         "origin_input_ids": tokens,
         "output_ids": output,
-        "sampling_params": SimpleNamespace(custom_params=custom),
+        "sampling_params": SimpleNamespace(custom_params=custom, max_new_tokens=len(output)),
         "extra_key": None,
         "cache_salt": None,
         "cached_tokens": 0,
@@ -255,6 +255,7 @@ def fake_req(
         "cached_tokens_storage": 0,
         "session": None,
         "finished_reason": SimpleNamespace(),
+        "to_finish": None,
     }
     return FakeReq(**{**defaults, **more})
 

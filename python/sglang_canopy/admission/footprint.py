@@ -111,7 +111,7 @@ class Footprints:
 
     def return_probability(self, session: Session, now: float) -> float:
         """P(the session's next request comes within the horizon), 1 while one is under way."""
-        if session.ticket is not None:
+        if session.under_way:
             return 1.0
         silent = max(0.0, now - session.seen)
         if not self.model.version:
@@ -135,7 +135,7 @@ class Footprints:
 
     def _charge(self, session: Session, has: float, growth: float) -> None:
         more = has + growth - session.charge
-        working = 0.0 if session.ticket is None else has + growth
+        working = has + growth if session.under_way else 0.0
         self.working += working - session.working
         session.working = working
         self.growth += growth - session.growth

@@ -26,7 +26,7 @@ from sglang_canopy.admission.line import Line
 from sglang_canopy.admission.places import Places, of_largest_tenant
 from sglang_canopy.admission.session import Session
 from sglang_canopy.admission.settings import REJECT, GateSettings
-from sglang_canopy.records import Request
+from sglang_canopy.records import ABORT, Request
 from sglang_canopy.reuse.learner import ReuseModel
 
 _REFRESH_S, _REFRESH_AT_LEAST_S = 1.0, 30.0
@@ -59,6 +59,8 @@ class SessionGate:
         self.index = SessionIndex()
         self.counts = GateCounts()
         self._by_ticket: dict[Hashable, tuple[Session, Request]] = {}
+        self._samples: set[Hashable] = set()
+        """Tickets of ``join``."""
         self._numbers = 0
         self._exceeded = self._refreshed = -math.inf
         self._changed = False
@@ -105,24 +107,20 @@ class SessionGate:
         if self._changed or (self.line and self.now >= self.refresh_due_s):
             self._admit()
 
-    def arrive(self, ticket: Hashable, request: Request) -> None:
-        """A request came. ``ticket`` names it from now on."""
+    def arrive(self, ticket: Hashable, request: Request) -> Session:
+        """A request came. ``ticket`` names it from now on. Returns its session."""
         assert ticket not in self._by_ticket, f"request {ticket!r} is here already"
         self._pass_time(request.time)
         self.footprints.block_tokens = request.block_tokens
         session = self.index.find(request)
-        label = self.model.arrive(request)
-        category = self.model.categories.get(label)
         if session is None:
             self._numbers += 1
+            category = self.model.category_of_first_turn(request)
             session = Session(
                 self._numbers, request.tenant, request.conversation, self.now, category
             )
-        session.left = self._left(session, request)
-        session.ticket, session.category, session.seen = ticket, category, self.now
-        session.expires = None
-        self._by_ticket[ticket] = session, request
-        self.index.describe(session, request, request.prompt_tokens)
+        session.left, session.unlearnt = self._left(session, request), True
+        self._add(ticket, session, request)
         if session.active:
             self.places.active.move_to_end(session.number)
             self.footprints.moved(session, self.now)
@@ -130,38 +128,81 @@ class SessionGate:
             self._ask_in(session, request)
         self._changed = True
         self._admit()
+        return session
+
+    def join(self, ticket: Hashable, request: Request, session: Session) -> None:
+        """Another sample (n > 1) of a request that ``session`` sent and that was admitted came.
+
+        It is not held: it is part of that request.
+        """
+        assert ticket not in self._by_ticket, f"request {ticket!r} is here already"
+        self._pass_time(request.time)
+        self._samples.add(ticket)
+        self._add(ticket, session, request)
+        if session.active:
+            self.footprints.moved(session, self.now)
+        else:  # paused, or taken to be over, between the warm-up and this sample
+            self._enter(session)
+        self._changed = True
+        self._admit()
+
+    def _add(self, ticket: Hashable, session: Session, request: Request) -> None:
+        session.tickets.add(ticket)
+        session.seen, session.expires = self.now, None
+        self._by_ticket[ticket] = session, request
+        self.index.describe(session, request, request.prompt_tokens)
 
     def refuse(self, ticket: Hashable) -> None:
         """A held request is refused: its place in the line is kept for when it is tried again."""
         retry_s = self.retry_after_s(ticket)
         session, _ = self._by_ticket.pop(ticket)
         assert not session.active, "only a request that is held is refused"
-        session.ticket = None
+        session.tickets.clear()
         session.expires = self.now + 2.0 * retry_s
         self.counts.refused += 1
-        absent = [s for s in self.line.sessions.values() if s.ticket is None]
+        absent = [s for s in self.line.sessions.values() if not s.under_way]
         if len(absent) > self.settings.max_absent:
             self._forget(of_largest_tenant(absent))
 
-    def finish(self, ticket: Hashable, request: Request) -> None:
-        """A request was answered; ``request`` says how it ended. Unknown tickets are ignored."""
+    def finish(self, ticket: Hashable, request: Request, warm_up: bool = False) -> None:
+        """A request was answered; ``request`` says how it ended. Unknown tickets are ignored.
+
+        ``warm_up``: SGLang's own, which precedes the parallel samples of one request.
+        """
         found = self._by_ticket.pop(ticket, None)
         if found is None:
             return
         session, _ = found
+        session.tickets.discard(ticket)
+        session.seen = self.now
+        if ticket in self._samples:
+            self._samples.discard(ticket)
+        else:
+            self._measure(session, request)
+        if not warm_up:
+            self._learn(session, request)
+            session.answered = True
+            self.footprints.answered(request.output_tokens)
+            self.index.describe(session, request, request.prompt_tokens + request.output_tokens)
+            if (session.over or request.over) and not session.under_way:
+                self._forget(session)
+        if session.active:
+            self.footprints.moved(session, self.now)
+        self._settle()
+
+    def _learn(self, session: Session, request: Request) -> None:
+        """Learn from an answered request; from one of its samples, and from none that was cut off."""
+        if not session.unlearnt or request.stop == ABORT:
+            return
+        session.unlearnt = False
+        path = request.path
+        request.path = path[: -(-request.prompt_tokens // request.block_tokens)]
+        self.model.arrive(request)
+        request.path = path
         label = self.model.finish(request)
         self.model.gap_begins(request, self.now)
         session.category = self.model.categories.get(label)
         self.agents.answered(session, request)
-        self._measure(session, request)
-        session.ticket, session.answered, session.seen = None, True, self.now
-        self.footprints.answered(request.output_tokens)
-        self.index.describe(session, request, request.prompt_tokens + request.output_tokens)
-        if session.over or request.over:
-            self._forget(session)
-        elif session.active:
-            self.footprints.moved(session, self.now)
-        self._settle()
 
     def leave(self, ticket: Hashable) -> None:
         """A request is gone without an answer: aborted or timed out, waiting or under way."""
@@ -169,7 +210,10 @@ class SessionGate:
         if found is None:
             return
         session, _ = found
-        session.ticket = None
+        session.tickets.discard(ticket)
+        self._samples.discard(ticket)
+        if session.under_way:  # with another sample
+            return
         if not session.answered or session.over:
             self._forget(session)
         elif session.active:
@@ -185,7 +229,7 @@ class SessionGate:
         if session is None:
             return
         session.over = True
-        if session.ticket is None:
+        if not session.under_way:
             self._forget(session)
             self._changed = True
 
@@ -240,7 +284,7 @@ class SessionGate:
         self.arming.passed(self.now, bool(self.line))
         if was and not self.arming.armed:
             for session in [*self.line.sessions.values()]:
-                if session.ticket is None:
+                if not session.under_way:
                     self._forget(session)
                 else:
                     self._enter(session)
@@ -326,7 +370,7 @@ class SessionGate:
         """Whether one of the waiting sessions was admitted."""
         for session in islice(self.line.in_turn(self.places.of_tenant), _TRIES):
             aged = self._waited_s(session) >= self.settings.age_s
-            if session.ticket is None:
+            if not session.under_way:
                 # Refused, and soon back: what is free is kept for it if it is aged.
                 if aged and self.places.active:
                     return False

@@ -33,12 +33,12 @@ class SessionIndex:
         found = None
         for block in reversed(request.path[:full]):
             found = self._by_end.get(block)
-            if found is not None and found.ticket is None and found.who == who:
+            if found is not None and not found.under_way and found.who == who:
                 return found
         if request.conversation is None:
             return None
         found = self._by_conversation.get(who)
-        return found if found is not None and found.ticket is None else None
+        return found if found is not None and not found.under_way else None
 
     def describe(self, session: Session, request: Request, tokens: int) -> None:
         """What ``session`` holds, and what the next request is to find it by."""

@@ -86,7 +86,7 @@ class Places:
         def greedy(tenant: str | None) -> bool:
             return self.of_tenant[tenant] > 1 and charged.get(tenant, 0.0) > share
 
-        thinking = (s for s in wanted if s.ticket is None and s.charge and s.calls_tools)
+        thinking = (s for s in wanted if not s.under_way and s.charge and s.calls_tools)
         return max(thinking, key=lambda s: (greedy(s.tenant), s.number), default=None)
 
     def refresh(self, now: float) -> Iterator[Session]:
@@ -94,7 +94,7 @@ class Places:
         raw, limit = 0, _RAW_CAPACITIES * self.capacity_tokens
         for session in [*reversed(self.active.values())]:
             self.footprints.update(session, now)
-            if session.ticket is not None:
+            if session.under_way:
                 continue
             raw += session.tokens
             if raw > limit or self._is_gone(session, now):
@@ -110,7 +110,7 @@ class Places:
         if len(self.active) <= self.settings.max_sessions:
             return None
         most = self.of_tenant.most_common(1)[0][0]
-        idle = (s for s in self.active.values() if s.ticket is None and s.tenant == most)
+        idle = (s for s in self.active.values() if not s.under_way and s.tenant == most)
         return next(idle, None)
 
     def _is_gone(self, session: Session, now: float) -> bool:

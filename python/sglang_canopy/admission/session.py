@@ -26,8 +26,9 @@ class Session:
         "path",
         "seen",
         "tenant",
-        "ticket",
+        "tickets",
         "tokens",
+        "unlearnt",
         "waits_since",
         "who",
         "working",
@@ -50,8 +51,10 @@ class Session:
         self.seen = now
         """When it was last heard of: a request came, or was answered."""
         self.category = category
-        self.ticket: Hashable | None = None
-        """The request that is under way."""
+        self.tickets: set[Hashable] = set()
+        """The request that is under way; several are parallel samples of one (n > 1)."""
+        self.unlearnt = False
+        """Whether nothing has been learnt from that request yet."""
         self.active = False
         """Whether it is admitted."""
         self.answered = False
@@ -77,3 +80,8 @@ class Session:
         """Tokens that the request under way should find: what the one before it left."""
         self.expires: float | None = None
         """When its place in the line is given up, if it was refused."""
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a request of it is waiting or being answered."""
+        return bool(self.tickets)

@@ -37,7 +37,7 @@ class CanopyRadixCache(UnifiedRadixCache):
 
     def checkpoint_into_tree(self, req: Any, **options: Any) -> None:
         core = self.tree_core
-        core.inserting = core.requests.of(req)
+        core.inserting = core.requests.admit(req)
         try:
             super().checkpoint_into_tree(req, **options)
         finally:
@@ -45,7 +45,7 @@ class CanopyRadixCache(UnifiedRadixCache):
 
     def advance_unpublished_req(self, req: Any) -> None:
         core = self.tree_core
-        core.inserting = core.requests.of(req)
+        core.inserting = core.requests.admit(req)
         try:
             super().advance_unpublished_req(req)
         finally:

@@ -69,14 +69,17 @@ class Conversations:
     def __len__(self) -> int:
         return self._count
 
-    def arrived(self, request: LiveRequest) -> None:
-        """Handle a new request, after the policies have received it."""
+    def received(self, request: LiveRequest) -> None:
+        """Keep the conversations that wait for running or waiting children."""
         for tenant, parent in self.under_way.waiting(request.time):
             self._keep_parents(tenant, parent, request.time)
         if request.parent is not None:
             self._keep_parents(request.tenant, request.parent, request.time)
-            if request.conversation is not None:
+            if request.conversation is not None and request.first is None:
                 self.under_way.began(request)
+
+    def admitted(self, request: LiveRequest) -> None:
+        """Handle an admitted request, after the policies have received it."""
         if request.conversation is None or not request.linear:
             return
         end = self._end(request.tenant, request.conversation)
@@ -97,7 +100,7 @@ class Conversations:
         if request.conversation is None:
             return
         if request.done:
-            if request.parent is not None:
+            if request.parent is not None and not request.samples:
                 self.under_way.ended(request.number)
                 self._keep_parents(request.tenant, request.parent, self.tree.clock.now)
             if request.left is not None:

@@ -27,6 +27,12 @@ REASONS = ("capacity", "ttl", "trim", "quota")
 group's time was over. ``trim``: the policy gave up a tail and kept the head of the same leaf.
 ``quota``: their tenant held more than its share."""
 
+INVALID, QUEUE, GATE, GIVEN_UP = range(4)
+REFUSALS = ("invalid", "queue", "gate", "given_up")
+"""Why requests ended without having been admitted. ``invalid``: the prompt is too long, or a field is
+not supported. ``queue``: SGLang's queue was full, or the wait too long. ``gate``: the session gate
+refused a session. ``given_up``: the client left while the request waited."""
+
 EDGES_S = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)
 """Upper edges, in seconds, of the residency histogram's bins; one more bin has no edge. The same
 on every tier, the disk store's included."""
@@ -131,6 +137,7 @@ class Counters:
         "adapters",
         "records_compared",
         "records_disagreed",
+        "refused",
         "victims",
     )
 
@@ -139,6 +146,8 @@ class Counters:
         """Disk reads of which tensor-parallel ranks compared their records."""
         self.records_disagreed = 0
         """Those whose records said different things, the times of uses left out."""
+        self.refused = [0] * len(REFUSALS)
+        """Requests that ended without having been admitted, by reason. No other count has them."""
         self.victims = Victims()
         self.adapters: dict[str, AdapterRow] = {}
         self._rows: dict[str, Row] = {}

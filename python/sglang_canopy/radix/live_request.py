@@ -10,11 +10,11 @@ import itertools
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import xxhash
 
-from sglang_canopy.records import CLIENT, Request
+from sglang_canopy.records import ABORT, CLIENT, Request
 from sglang_canopy.tenant import namespace_of, tenant_of_req
 from sglang_canopy.wire.stamp import read_marker, read_stamp
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
+_ABORTED = "FINISH_ABORT"
 UNSTAMPED_S = 0.001
 """Seconds by which a request without a stamp comes after the last one: its order is right, and the
 same on every rank, though no time passes."""
@@ -67,6 +68,18 @@ class LiveRequest(Request):
     before, or leaves it."""
     left: UnifiedTreeNode | None = None
     """Where the conversation ended when this request came."""
+    admitted: bool = False
+    """Whether it was chosen for a batch: policies learn from admitted requests only."""
+    refused: bool = False
+    """Whether it ended without having been admitted."""
+    group: tuple[float, int] | None = None
+    """Equal for the parallel samples (n > 1) of one prompt and their warm-up; else ``None``."""
+    samples: int = 0
+    """Samples that follow this request, if it is their warm-up."""
+    first: LiveRequest | None = None
+    """The warm-up, if this request is a sample of it."""
+    session: Any = None
+    """The session gate's session."""
 
 
 def live_request(req: Req, now: float, block_tokens: int) -> LiveRequest:
@@ -104,7 +117,19 @@ def live_request(req: Req, now: float, block_tokens: int) -> LiveRequest:
     if "alpha" in stamp and "beta" in stamp:
         request.ttft_model = (stamp["alpha"], stamp["beta"])
     extend_path(request, req.origin_input_ids)
+    samples = stamp.get("samples", 0)
+    if samples:
+        covered = len(request.path) * block_tokens
+        rest = array("q", req.origin_input_ids[covered:])
+        request.group = time, xxhash.xxh3_64_intdigest(rest, seed=request.hash)
+        # SGLang computes a prompt with n > 1 once, without output, and then sends n copies.
+        request.samples = 0 if req.sampling_params.max_new_tokens else samples
     return request
+
+
+def is_refused(req: Req) -> bool:
+    """Return whether SGLang ends ``req``, which was not admitted yet, with an error."""
+    return type(req.to_finish or req.finished_reason).__name__ == _ABORTED
 
 
 def complete(request: LiveRequest, req: Req) -> None:
@@ -151,8 +176,8 @@ def _stop_reason(req: Req, request: LiveRequest, output: list[int]) -> str:
     kind = type(req.finished_reason).__name__
     if kind == "FINISH_LENGTH":
         return "length"
-    if kind == "FINISH_ABORT":
-        return "abort"
+    if kind == _ABORTED:
+        return ABORT
     marker = request.tool_marker
     return "tool" if marker and _contains(output, marker) else "end"
 

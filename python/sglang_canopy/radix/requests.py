@@ -1,4 +1,5 @@
-"""A tree's requests: announced to the policies, and written on the nodes that they use."""
+"""The requests of a tree: received, announced to the policies when they are admitted, and written on
+the nodes that they use."""
 
 from __future__ import annotations
 
@@ -7,11 +8,18 @@ from typing import TYPE_CHECKING
 from sglang.srt.constants import HEALTH_CHECK_RID_PREFIX
 
 from sglang_canopy.radix.conversations import Conversations
+from sglang_canopy.radix.counters import INVALID
 from sglang_canopy.radix.exchange import Exchange
 from sglang_canopy.radix.leaf import set_offsets
-from sglang_canopy.radix.live_request import LiveRequest, complete, live_request
+from sglang_canopy.radix.live_request import (
+    LiveRequest,
+    RequestClock,
+    complete,
+    is_refused,
+    live_request,
+)
+from sglang_canopy.radix.parallel_samples import ParallelSamples
 from sglang_canopy.radix.tree import Tree
-from sglang_canopy.records import Request
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
@@ -24,12 +32,14 @@ class Requests:
     def __init__(self, tree: Tree, conversations: Conversations, exchange: Exchange) -> None:
         self.tree, self.live = tree, tree.live
         self.conversations, self.exchange = conversations, exchange
+        self.samples = ParallelSamples()
+        self._admitted = RequestClock()
 
     def of(self, req: Req) -> LiveRequest:
-        """``req``'s policy request; made, and announced to the policies, on first use.
+        """Return the policy request of ``req``; made on first use.
 
-        Not announced where it only asks whether the server is well: probes come every few seconds,
-        and are no traffic.
+        Policies receive it when it is admitted: a request that is refused, or given up while it
+        waits, and then sent again, is no return. Health probes are no traffic.
         """
         request: LiveRequest | None = getattr(req, "canopy", None)
         if request is None:
@@ -37,43 +47,91 @@ class Requests:
             req.canopy = request
             request.done = str(req.rid).startswith(HEALTH_CHECK_RID_PREFIX)
             if not request.done:
-                self.arrive(request)
+                self.receive(request)
         return request
+
+    def admit(self, req: Req) -> LiveRequest | None:
+        """``req`` is about to be computed. Return its policy request, ``None`` if it is refused.
+
+        SGLang computes one token of a request that it refuses, to answer it. Further calls change
+        nothing.
+        """
+        request = self.of(req)
+        if not (request.admitted or request.refused or request.done):
+            if is_refused(req):
+                self.refuse(request, INVALID)
+            else:
+                self.learn(request)
+        return None if request.refused else request
+
+    def refuse(self, request: LiveRequest, reason: int) -> None:
+        """``request`` ended for a reason of ``counters.REFUSALS``; ignored once it was admitted."""
+        if request.admitted or request.refused or request.done:
+            return
+        request.refused = True
+        if request.first is None:
+            self.live.counters.refused[reason] += 1
 
     def ended(self, req: Req) -> None:
         """``req`` is done: tell the policies, once, how it ended."""
-        request = self.of(req)
-        if request.done:
+        request = self.admit(req)
+        if request is None or request.done:
             return
         complete(request, req)
-        self.finish(request)
+        if not request.samples:  # the samples of a warm-up say how the request ended
+            self.finish(request)
+        meter, hits_of_meter = self.live.meter, req.cached_tokens_device + req.cached_tokens_host
+        if request.first is not None:
+            if meter is not None:
+                meter.sample_ended(request)
+            return
         hits = (req.cached_tokens_device, req.cached_tokens_host, req.cached_tokens_storage)
         label, tokens = request.label or request.category, request.prompt_tokens
         self.live.counters.served(label, tokens, hits, request.tenant)
         adapter = getattr(req, "canopy_adapter", None)
         if adapter is not None:
             self.live.counters.served_adapter(adapter, tokens, hits)
-        if self.live.meter is not None:
-            self.live.meter.ended(request, req.cached_tokens_device + req.cached_tokens_host)
+        if meter is not None:
+            meter.ended(request, hits_of_meter)
 
     def arrive(self, request: LiveRequest) -> None:
+        """Receive and admit ``request`` at once, for a caller without a queue."""
+        self.receive(request)
+        self.learn(request)
+
+    def receive(self, request: LiveRequest) -> None:
         """A request entered the scheduler. Call once for each, in arrival order."""
         tree, live = self.tree, self.live
-        # The policy first hears of what the requests before this one left, in the state that
-        # it had then: the simulator, which serves one request at a time, does the same.
-        tree.evictable_device_leaves.admit_pending()
-        tree.evictable_host_leaves.admit_pending()
+        self._admit_pending()
         # Requests of several HTTP processes, and long prompts, may come later than younger ones.
         request.time = tree.clock.advance(request.time)
+        self.samples.received(request)
         if live.meter is not None:
             self.exchange.keep_the_floor(live.meter)
         tree.disk.request_arrived(request.epoch)
-        # Labels are the first's that learns.
-        labels = [policy.arrive(request) for policy in live.learners]
-        request.label = labels[0] if labels else None
-        self.conversations.arrived(request)
+        self.conversations.received(request)
 
-    def finish(self, request: Request) -> None:
+    def learn(self, request: LiveRequest) -> None:
+        """Announce an admitted request to the policies. Call once for each, in order of admission."""
+        request.admitted = True
+        if request.first is not None:
+            request.label, request.turn = request.first.label, request.first.turn
+            return
+        self._admit_pending()
+        # A request that younger ones overtook counts as arriving with them.
+        request.time = self._admitted.advance(request.time)
+        # Nodes carry the labels of the first policy that learns.
+        labels = [policy.arrive(request) for policy in self.live.learners]
+        request.label = labels[0] if labels else None
+        self.conversations.admitted(request)
+
+    def _admit_pending(self) -> None:
+        """Show the policies what earlier requests left, in the state that they have now: the
+        simulator, which serves one request at a time, does the same."""
+        self.tree.evictable_device_leaves.admit_pending()
+        self.tree.evictable_host_leaves.admit_pending()
+
+    def finish(self, request: LiveRequest) -> None:
         """The request's output and stop reason are known."""
         labels = [policy.finish(request) for policy in self.live.learners]
         request.label = labels[0] if labels else None

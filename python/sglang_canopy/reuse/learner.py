@@ -12,7 +12,7 @@ import math
 from collections.abc import Hashable, Mapping
 from typing import Any
 
-from sglang_canopy.records import Request
+from sglang_canopy.records import ABORT, Request
 from sglang_canopy.reuse import saved_curves
 from sglang_canopy.reuse.bins import BINS, age_bin, token_bin
 from sglang_canopy.reuse.categories import (
@@ -103,12 +103,24 @@ class ReuseModel:
             self.fit(now)
         return tip.category.current.label
 
+    def category_of_first_turn(self, request: Request) -> Category:
+        """Return the category of a conversation's first request. Nothing is learnt from it."""
+        if self.type_turn:
+            names = type_turn_features(request.category, 1)
+        else:
+            added = request.prompt_tokens if self.added else None
+            names = features(request.category, None, 1, 0, None, added)
+        return self.categories.get("|".join(names))
+
     def finish(self, request: Request) -> str:
         """Take in the stop reason, the output and the hints of a request that has ended."""
         tip = self.shadow.pending(request)
         if tip is None:
             return request.label or self.categories.overflow.label
         tip.category = self._categorise(tip, request)
+        if request.stop == ABORT:
+            tip.aborted = True
+            return tip.category.label
         tip.history = request.prompt_tokens + request.output_tokens
         if len(request.path) > tip.blocks:
             # The path was extended over the output, which may or may not be in the next prompt.
@@ -180,8 +192,12 @@ class ReuseModel:
         held_before = matched * request.block_tokens if before is None else before.history
         tip.added = max(0, request.prompt_tokens - held_before)
         if before is not None:
-            tip.turn = max(tip.turn, before.turn + 1)
-            tip.own_gap_s = _moving_average(before.own_gap_s, request.time - before.born)
+            # The same prompt after an answer that was cut off is the same turn.
+            again = before.aborted and request.prompt_tokens <= before.history
+            tip.turn = max(tip.turn, before.turn + (not again))
+            tip.own_gap_s = before.own_gap_s
+            if not before.aborted:
+                tip.own_gap_s = _moving_average(before.own_gap_s, request.time - before.born)
             tip.seen = before.seen
             tip.seen[0] = request.time
             tip.origin = before.origin
@@ -246,6 +262,8 @@ class ReuseModel:
 
     def _close(self, tip: Tip, now: float) -> None:
         tip.open = False
+        if tip.aborted:
+            return
         tip.gap_s = max(0.0, now - tip.born)
         category = tip.category.current
         category.events[age_bin(tip.gap_s)] += 1.0
@@ -254,6 +272,8 @@ class ReuseModel:
 
     def _continue(self, tip: Tip, request: Request) -> None:
         self._close(tip, request.time)
+        if tip.aborted:
+            return
         tip.growth = max(0, request.prompt_tokens - tip.history)
         category = tip.category.current
         category.growth[token_bin(tip.growth)] += 1.0
@@ -262,7 +282,7 @@ class ReuseModel:
 
     @staticmethod
     def _remove_sample(tip: Tip) -> None:
-        if tip.open:
+        if tip.open or tip.aborted:
             tip.open = False
             return
         category = tip.category.current

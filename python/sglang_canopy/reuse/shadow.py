@@ -46,6 +46,8 @@ class Tip:
     keys: tuple[int, ...] = ()
     open: bool = True
     """Nobody has continued it yet."""
+    aborted: bool = False
+    """Its answer was cut off: it is no sample of returns."""
     gap_s: float = 0.0
     growth: int = -1
     """New tokens of the prompt that continued it; -1 where none was sampled."""

@@ -99,6 +99,8 @@ class Metrics:
         self._update_gate(status.get("session_gate"))
         self.update_whatif(status.get("whatif"))
         adapter_series.update(self._count, status)
+        for reason, requests in status["refused_requests"].items():
+            self._count("refused_requests_total", requests, reason)
         limit_series.update(self._set, self._count, status)
         queue_series.update(self._set, self._count, status)
         self._count("rank_disagreements_total", status["agreement"]["records_disagreed"])

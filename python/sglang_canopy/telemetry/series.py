@@ -9,7 +9,20 @@ PREFIX = "canopy:"
 RANK_LABEL = "dp_rank"
 
 CACHE = (
-    Metric("requests_total", "counter", ("category",), "requests that finished"),
+    Metric(
+        "requests_total",
+        "counter",
+        ("category",),
+        "requests that finished; one with n > 1 counts once",
+    ),
+    Metric(
+        "refused_requests_total",
+        "counter",
+        ("reason",),
+        "requests that ended without having been admitted, which no other count has: `invalid` (too "
+        "long, or a field that is not supported), `queue` (SGLang's queue was full, or the wait too "
+        "long), `gate` (the session gate), `given_up` (the client left)",
+    ),
     Metric("prompt_tokens_total", "counter", ("category",), "prompt tokens of these requests"),
     Metric(
         "hit_tokens_total",

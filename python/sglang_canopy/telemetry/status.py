@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_canopy import thread_time
 from sglang_canopy.private_file import SET_ASIDE
-from sglang_canopy.radix.counters import DEVICE, DISK, HOST, REASONS, TIERS, Counters, Row
+from sglang_canopy.radix.counters import (
+    DEVICE,
+    DISK,
+    HOST,
+    REASONS,
+    REFUSALS,
+    TIERS,
+    Counters,
+    Row,
+)
 from sglang_canopy.reuse.bins import EDGES
 from sglang_canopy.telemetry.history import POINT_S, History
 from sglang_canopy.telemetry.holdings import Holdings
@@ -71,6 +80,7 @@ class Status:
             "scheduler": thread_time.report(),
             "nodes": len(self.cache.tree_core._node_arena),
             "prompt_tokens": prompts,
+            "refused_requests": dict(zip(REFUSALS, self.counters.refused)),
             "prompt_tokens_last_minute": last_minute[0],
             "history": list(self.history.points),
             "history_point_s": POINT_S,

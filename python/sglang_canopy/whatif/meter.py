@@ -149,6 +149,10 @@ class Meter:
         self._record(request, hit_tokens)
         self.spent_s += TIMED * (time.thread_time() - begin)
 
+    def sample_ended(self, request: Request) -> None:
+        """Insert another sample of a recorded request (n > 1). It counts as no request."""
+        self._observe(request, again=True)
+
     def _record(self, request: Request, hit_tokens: int) -> None:
         caches, account = self.caches, self._account
         tokens = request.block_tokens
@@ -249,15 +253,18 @@ class Meter:
             self._learners[name] = learner
         return learner
 
-    def _observe(self, request: Request) -> Sample | None:
-        """Learn from a request and serve its sampled blocks in the shadow caches."""
+    def _observe(self, request: Request, again: bool = False) -> Sample | None:
+        """Learn from a request and serve its sampled blocks in the shadow caches.
+
+        ``again``: the policies have received the request before.
+        """
         caches = self.caches
         picked = caches.pick(request)
         if picked is None and (not request.path or caches.requests_per_s > LEARN_FROM_ALL_PER_S):
             return None
         origin = self._origins.of(request.path, request.prompt_tokens, request.block_tokens)
         copy = as_sampled(request, origin)
-        copy.label = _learn_label(self._learners.values(), copy)
+        copy.label = _learn_label(self._learners.values(), copy, again)
         return None if picked is None else caches.serve(copy, picked)
 
 
@@ -265,7 +272,7 @@ def _share(ratio: float) -> float:
     return min(1.0, max(0.0, ratio))
 
 
-def _learn_label(learners: Iterable[Policy], request: Request) -> str:
+def _learn_label(learners: Iterable[Policy], request: Request, again: bool) -> str:
     """Let each policy learn from a finished request; return the first refined label."""
     label = None
     path = request.path
@@ -274,9 +281,10 @@ def _learn_label(learners: Iterable[Policy], request: Request) -> str:
         if type(learner).arrive is Policy.arrive:
             continue
         request.label = None
-        request.path = path[:prompt_blocks]
-        request.label = learner.arrive(request)
-        request.path = path
+        if not again:
+            request.path = path[:prompt_blocks]
+            request.label = learner.arrive(request)
+            request.path = path
         given = learner.finish(request)
         label = given if label is None else label
     return label or request.category

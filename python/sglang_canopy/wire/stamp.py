@@ -36,6 +36,7 @@ MAX_KEEP_S = 3600.0
 MAX_RETURN_S = 7 * 24 * 3600.0
 MAX_TTL_S = 30 * 24 * 3600.0
 MAX_PIN_S = 24 * 3600.0
+MAX_SAMPLES = 1_000_000
 
 _NAME = re.compile(r"[\w.:/@+-]+", re.ASCII)
 _STOPS = ("tool", "end", "length")
@@ -56,6 +57,12 @@ def _identity(value: Any) -> str:
 def _turn(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_TURN:
         raise ValueError(f"a whole number from 1 to {MAX_TURN}")
+    return value
+
+
+def _samples(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 2 <= value <= MAX_SAMPLES:
+        raise ValueError(f"a whole number from 2 to {MAX_SAMPLES}")
     return value
 
 
@@ -109,6 +116,7 @@ _STAMP: dict[str, Callable[[Any], Any]] = {
     **dict(FIELDS.values()),
     "source": _source,
     "linear": _flag,
+    "samples": _samples,
     "time": _number(0.0, _FAR_S, "seconds"),
     "epoch": _number(-_FAR_S, _FAR_S, "seconds"),
     "alpha": _number(0.0, _FAR_S, "seconds a token"),

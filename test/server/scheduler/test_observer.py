@@ -25,6 +25,7 @@ def ended(number: int) -> SimpleNamespace:
         cached_tokens_device=0,
         cached_tokens_host=0,
         finished_reason=SimpleNamespace(),
+        to_finish=None,
     )
 
 

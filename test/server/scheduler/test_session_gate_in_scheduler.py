@@ -26,9 +26,12 @@ from sglang_canopy.wire.keys import TIME as TIME_KEY
 
 
 class PolicyRequest(Request):
-    """As ``LiveRequest``: it knows whether it is done."""
+    """As ``LiveRequest``: it has what the scheduler notes on a request."""
 
     done = False
+    first: Any = None
+    samples = 0
+    session: Any = None
 
 
 class Req:
@@ -111,6 +114,33 @@ def test_held_requests_are_not_shown_and_keep_their_places() -> None:
     assert scheduler.queue == ["r0", "r1", "r2", "r3"]
     assert scheduler.step(take=1) == ["r0", "r2"]
     assert scheduler.queue == ["r1", "r2", "r3"]
+
+
+def test_samples_of_an_admitted_request_are_not_held() -> None:
+    """n = 4: SGLang answers a warm-up, then sends four copies while others wait for memory."""
+    scheduler = Scheduler()
+    gate = scheduler.gate.gate
+    scheduler.add(Req("turn 1", "mine", 60, 0.0))
+    scheduler.step()
+    scheduler.end("turn 1")
+    scheduler.add(warm_up := Req("warm-up", "mine", 70, 1.0))
+    warm_up.canopy.samples = 4
+    scheduler.add(Req("other", "other", 60, 1.5))
+    assert scheduler.step() == ["warm-up"]
+    learnt = gate.model.samples
+    scheduler.end("warm-up")
+    for number in range(4):
+        one = Req(f"sample {number}", "mine", 70, 1.0)
+        one.canopy.first = warm_up.canopy
+        assert scheduler.add(one) is None
+    assert scheduler.step() == [f"sample {number}" for number in range(4)]
+    for number in range(4):
+        assert scheduler.queue == ["other"]
+        assert scheduler.shown() == []
+        scheduler.end(f"sample {number}")
+    scheduler.shown()
+    assert gate.model.samples == learnt + 1
+    assert gate.stats()["delayed_sessions"] == 0
 
 
 def test_the_oldest_session_comes_first_while_others_wait() -> None:

@@ -155,6 +155,9 @@ def _write_stamp(
         fields = {**identity, **fields}
     fields = current.hint_rule.allowed(fields, headers)
     made = make_stamp(inferred, fields, time.monotonic(), current.hint_rule.source(headers))
+    samples = params.get("n")
+    if isinstance(samples, int) and samples > 1:  # SGLang checks ``n`` later
+        made["samples"] = samples
     line = current.ttft_fit.line()
     if line is not None:
         made["alpha"], made["beta"] = line

@@ -1,19 +1,23 @@
-"""Where requests and hints arrive in a scheduler: the tree is told of them."""
+"""Requests and hints that a scheduler receives, handed to the tree."""
 
 from __future__ import annotations
 
 import logging
+from http import HTTPStatus
 from typing import Any
 
 from sglang_canopy.config.policy_change import KEY as POLICY_KEY
 from sglang_canopy.config.policy_change import unpacked
 from sglang_canopy.errors import CanopyError
+from sglang_canopy.radix.counters import GATE, GIVEN_UP, INVALID, QUEUE
+from sglang_canopy.radix.live_request import is_refused
 from sglang_canopy.server.documents import hooks as documents
 from sglang_canopy.server.scheduler import queue
 from sglang_canopy.server.scheduler.session_gate import gate_of, take_time
 from sglang_canopy.tenant import keep_adapters_apart
 from sglang_canopy.wire.hints import KEY, unpack
 from sglang_canopy.wire.keys import EXPLAIN as EXPLAIN_KEY
+from sglang_canopy.wire.keys import RETRY_AFTER
 
 logger = logging.getLogger(__name__)
 
@@ -23,16 +27,49 @@ def request_created(req: Any, scheduler: Any, recv_req: Any, *_: Any, **__: Any)
     if scheduler.enable_lora and _core(scheduler) is not None:
         keep_adapters_apart(req)
         req.canopy_adapter = recv_req.lora_name
+    scheduler.canopy_created = req
     # Images become tokens of their own a little later: until then all images look alike.
     if recv_req.mm_inputs is None:
-        _announce(scheduler, req)
+        _receive(scheduler, req)
 
 
 def request_queued(scheduler: Any, req: Any, *_: Any, **__: Any) -> None:
     """Before ``Scheduler._add_request_to_queue``."""
     if req.multimodal_inputs is not None:
-        _announce(scheduler, req)
+        _receive(scheduler, req)
     queue.request_queued(scheduler, req)
+
+
+def request_handled(_result: Any, scheduler: Any, *_: Any, **__: Any) -> None:
+    """After ``Scheduler.handle_generate_request``: count a request that was not valid."""
+    req = scheduler.__dict__.pop("canopy_created", None)
+    core = _core(scheduler)
+    if core is not None and req is not None and is_refused(req):
+        core.requests.refuse(core.requests.of(req), INVALID)
+
+
+def batch_formed(batch: Any, *_: Any, **__: Any) -> None:
+    """Before ``ScheduleBatch.prepare_for_extend``: the requests of ``batch`` are admitted."""
+    core = _core(batch)
+    if core is not None:
+        for req in batch.reqs:
+            core.requests.admit(req)
+
+
+def request_aborted(_result: Any, scheduler: Any, abort: Any, req: Any, *_: Any, **__: Any) -> None:
+    """After ``Scheduler.send_abort_output``: count a request that was not admitted."""
+    core = _core(scheduler)
+    if core is None:
+        return
+    reason = abort.finished_reason or {}
+    status = reason.get("status_code")
+    if RETRY_AFTER in reason:
+        kind = GATE
+    elif status == HTTPStatus.SERVICE_UNAVAILABLE:
+        kind = QUEUE
+    else:
+        kind = GIVEN_UP if status is None else INVALID
+    core.requests.refuse(core.requests.of(req), kind)
 
 
 def internal_state_set(original: Any, scheduler: Any, recv_req: Any) -> Any:
@@ -93,15 +130,15 @@ def _answer(updated: bool) -> Any:
     return SetInternalStateReqOutput(updated=updated)
 
 
-def _announce(scheduler: Any, req: Any) -> None:
+def _receive(scheduler: Any, req: Any) -> None:
     core = _core(scheduler)
     if core is not None:
         core.requests.of(req)
 
 
-def _core(scheduler: Any) -> Any:
-    """The scheduler's tree, if a policy of Canopy's is on it."""
+def _core(owner: Any) -> Any:
+    """Return the tree of a scheduler or batch, if a policy of Canopy's ranks it."""
     from sglang_canopy.radix.core import CanopyTreeCore
 
-    core = getattr(scheduler.tree_cache, "tree_core", None)
+    core = getattr(owner.tree_cache, "tree_core", None)
     return core if isinstance(core, CanopyTreeCore) else None

@@ -11,7 +11,8 @@ from typing import Any
 from sglang_canopy.config.server_options import options_of
 from sglang_canopy.policy import registry
 from sglang_canopy.policy.base import Policy
-from sglang_canopy.radix.live_request import complete, live_request
+from sglang_canopy.radix.live_request import complete, is_refused, live_request
+from sglang_canopy.radix.parallel_samples import ParallelSamples
 from sglang_canopy.whatif.meter import Memory, Meter, MeterSetup
 from sglang_canopy.whatif.total import added_up, in_words
 
@@ -60,6 +61,7 @@ class Observer:
         self._now = 0.0
         self._failed = False
         self._trusted = False
+        self._samples = ParallelSamples()
         logger.info(
             "canopy: watching %s, of which nothing is changed; see 'canopy top' or /canopy/ui",
             meter.running,
@@ -78,9 +80,15 @@ class Observer:
                         logger.exception("canopy: cannot watch (said once)")
 
     def _ended(self, req: Any) -> None:
+        if is_refused(req) and not req.output_ids:
+            return
         request = live_request(req, self._now, BLOCK_TOKENS)
         complete(request, req)
         self._now = max(self._now, request.time)
+        self._samples.received(request)
+        if request.first is not None:
+            self.meter.sample_ended(request)
+            return
         self.meter.ended(request, req.cached_tokens_device + req.cached_tokens_host)
         if not self._trusted and self.meter.undecided is None:
             self._trusted = True

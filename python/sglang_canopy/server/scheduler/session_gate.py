@@ -39,9 +39,12 @@ class ServerGate:
         if not self._is_gated(req):
             return None
         self.settle(scheduler)
-        ticket = id(req)
-        self.gate.arrive(ticket, req.canopy)
+        ticket, first = id(req), req.canopy.first
         self._requests[ticket] = req
+        if first is not None and first.session is not None:
+            self.gate.join(ticket, req.canopy, first.session)
+            return None
+        req.canopy.session = self.gate.arrive(ticket, req.canopy)
         if not self.gate.refuses(ticket):
             return None
         retry_s = self.gate.retry_after_s(ticket)
@@ -77,7 +80,7 @@ class ServerGate:
             for ticket, req in list(self._requests.items()):
                 if req.finished() and req.canopy.done:
                     del self._requests[ticket]
-                    self.gate.finish(ticket, req.canopy)
+                    self.gate.finish(ticket, req.canopy, warm_up=req.canopy.samples > 0)
                 elif req.finished() or ticket not in present:
                     del self._requests[ticket]
                     self.gate.leave(ticket)

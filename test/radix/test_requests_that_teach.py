@@ -1,0 +1,183 @@
+"""Policies learn from admitted requests, each once: not from copies (n > 1), refusals and retries."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sglang_canopy.radix.counters import GIVEN_UP, INVALID, QUEUE
+from sglang_canopy.radix.parallel_samples import MAX_GROUPS, TENANT_GROUPS, ParallelSamples
+from sglang_canopy.reuse.learner import ReuseModel
+from sglang_canopy.whatif.meter import Memory, Meter, MeterSetup
+from support.live_tree import LiveTree, fake_req
+
+BLOCK = 4
+N = 4
+
+
+def aborted(*_: Any) -> Any:
+    return type("FINISH_ABORT", (), {})()
+
+
+class Server:
+    """Requests as SGLang's scheduler passes them to a tree that learns, with a meter beside it."""
+
+    def __init__(self) -> None:
+        self.tree = LiveTree(4096, "wa", {"block_tokens": BLOCK})
+        self.core = self.tree.core
+        self.meter = Meter(MeterSetup(one_in=1), Memory(4096), "wa")
+        self.core.live.meter = self.meter
+        self.requests = self.core.requests
+
+    @property
+    def model(self) -> ReuseModel:
+        return self.core.live.device_policy.model
+
+    def serve(self, req: Any) -> Any:
+        """Admit, compute and answer."""
+        request = self.requests.admit(req)
+        self.requests.ended(req)
+        tokens = [*req.origin_input_ids, *req.output_ids]
+        self.tree.insert(tokens, request)
+        return request
+
+    def counted(self) -> tuple[int, int]:
+        rows = self.core.live.counters.rows()
+        return sum(row.requests for row in rows), sum(row.prompt_tokens for row in rows)
+
+
+def chat(time: float, talk: int, output: int = 4, n: int = 0, **more: Any) -> Any:
+    """The first turn of conversation ``talk``, which nothing continues."""
+    stamp: dict[str, Any] = {"time": time, "category": "chat", "conversation": f"c{talk}"}
+    if n:
+        stamp["samples"] = n
+    tokens = [1000 * talk + i for i in range(1, 19)]
+    return fake_req(tokens, [7 + i for i in range(output)], stamp, **more)
+
+
+def expanded(time: float, talk: int) -> tuple[Any, list[Any]]:
+    """One HTTP request with n = 4 as SGLang expands it: its warm-up, and the samples."""
+    return chat(time, talk, 0, N), [chat(time, talk, n=N) for _ in range(N)]
+
+
+def test_parallel_samples_are_one_request_for_whatever_learns_or_counts() -> None:
+    server = Server()
+    for talk in range(1, 41):
+        warm_up, samples = expanded(10.0 * talk, talk)
+        first = server.serve(warm_up)
+        # Another client's request comes before the samples do.
+        server.serve(chat(10.0 * talk + 0.5, 1000 + talk))
+        waiting = [server.requests.of(req) for req in samples]
+        served = [server.serve(req) for req in samples]
+        assert waiting == served
+        assert [one.turn for one in (first, *served)] == [1] * (N + 1)
+        assert served[0].label == "chat|end|turn1|out<64|added<512"
+    server.model.fit(500.0)
+    assert server.model.samples == 0
+    assert server.model.stats()["tips"] == 80
+    assert server.counted() == (80, 80 * 18)
+    assert server.meter.sums["prompt_tokens"] == 80 * 18
+    assert all(learner.model.samples == 0 for learner in learning(server.meter))
+    used = [node.canopy.hits for node in server.core._node_arena.values() if node.canopy.length]
+    assert set(used) == {1}
+    assert len(server.requests.samples) == 0
+
+
+def learning(meter: Meter) -> list[Any]:
+    return [one for one in meter._learners.values() if hasattr(one, "model")]
+
+
+def test_what_a_sample_answered_is_in_the_meters_caches() -> None:
+    server = Server()
+    warm_up, samples = expanded(1.0, 1)
+    server.serve(warm_up)
+    before = set(server.meter.caches.blocks().values())
+    for number, req in enumerate(samples):
+        req.output_ids = [500 + number] * 8
+        server.serve(req)
+    after = set(server.meter.caches.blocks().values())
+    assert (before, after) == ({4}, {4 + 2 * N})
+
+
+def test_the_same_prompt_in_another_request_is_no_sample() -> None:
+    server = Server()
+    for time in (1.0, 2.0):
+        warm_up, samples = expanded(time, 1)
+        for req in (warm_up, *samples):
+            server.serve(req)
+    assert server.counted()[0] == 2
+    assert server.model.samples == 1
+
+
+@pytest.mark.parametrize("how", ["queue", "invalid", "given_up"])
+def test_a_retry_is_no_turn_and_no_return(how: str) -> None:
+    server = Server()
+    for talk in range(1, 31):
+        for attempt in range(3):
+            req = chat(100.0 * talk + 5.0 * attempt, talk)
+            request = server.requests.of(req)
+            if how == "invalid":  # SGLang computes one token to answer it
+                req.origin_input_ids, req.to_finish = [0], aborted()
+                assert server.requests.admit(req) is None
+                req.finished_reason = req.to_finish
+                server.requests.ended(req)
+                server.tree.insert([0], None)
+            else:
+                server.requests.refuse(request, QUEUE if how == "queue" else GIVEN_UP)
+        last = server.serve(chat(100.0 * talk + 15.0, talk))
+        assert last.turn == 1
+    assert server.model.samples == 0
+    assert server.counted() == (30, 30 * 18)
+    assert server.meter.sums["prompt_tokens"] == 30 * 18
+    counts = {"invalid": INVALID, "queue": QUEUE, "given_up": GIVEN_UP}
+    assert server.core.live.counters.refused[counts[how]] == 90
+    assert sum(server.core.live.counters.refused) == 90
+
+
+def test_an_answer_that_was_cut_off_and_asked_again_is_the_same_turn() -> None:
+    server = Server()
+    for talk in range(1, 31):
+        for attempt in range(3):
+            req = chat(100.0 * talk + 5.0 * attempt, talk, 2, finished_reason=aborted())
+            server.serve(req)
+        last = server.serve(chat(100.0 * talk + 15.0, talk))
+        assert last.turn == 1
+        follows = chat(100.0 * talk + 40.0, talk)
+        follows.origin_input_ids = [*follows.origin_input_ids, *range(900, 920)]
+        assert server.serve(follows).turn == 2
+    server.model.fit(4000.0)
+    assert server.model.samples == 30  # the second turns
+    curve = server.model.categories.get("chat|end|turn1|out<64|added<512")
+    assert sum(curve.events) == 30
+    assert sum(curve.waiting) == 0
+
+
+def test_a_request_that_younger_ones_overtook_does_not_turn_the_time_back() -> None:
+    server = Server()
+    late, early = chat(1.0, 1), chat(2.0, 2)
+    for req in (late, early):
+        server.requests.of(req)
+    assert server.serve(early).time == 2.0
+    assert server.serve(late).time == 2.0
+
+
+def test_warm_ups_are_remembered_up_to_a_number_for_each_tenant_and_in_all() -> None:
+    samples = ParallelSamples()
+
+    def come(tenant: str, number: int) -> Any:
+        request = SimpleNamespace(
+            tenant=tenant, group=(float(number), 0), samples=2, first=None, number=number, time=0.0
+        )
+        samples.received(request)
+        return request
+
+    come("honest", 0)
+    for number in range(1, 2000):
+        come("other", number)
+    assert len(samples) == 1 + TENANT_GROUPS
+    for number in range(5000):
+        come(f"t{number}", 5000 + number)
+    assert len(samples) == MAX_GROUPS
+    assert come("t4999", 9999).first is not None

@@ -1,0 +1,32 @@
+"""Samples, refusals and retries at SGLang's own scheduler: what they teach, and what is counted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from support.teaching_worker import SAMPLES, TALKS
+from support.worker import worked
+
+PATIENCE_S = 900
+
+
+@pytest.mark.timeout(PATIENCE_S)
+def test_only_admitted_requests_teach_and_count_and_samples_do_so_once(tiny_model: Path) -> None:
+    found = worked(
+        "teaching_worker",
+        tiny_model,
+        *("--radix-eviction", "wa", "--page-size", "16", "--chunked-prefill-size", "256"),
+        *("--max-queued-requests", "2", "--canopy-whatif", "auto"),
+        patience_s=PATIENCE_S,
+    )
+    assert found["turns"] == [1] * (SAMPLES * TALKS)
+    assert found["samples_learnt"] == 0
+    assert found["refused_at_the_limit"]
+    assert found["retried_turn"] == 1
+    assert found["returns"] == 0
+    assert found["requests"] == TALKS + 3
+    assert found["prompt_tokens"] == found["metered_tokens"] == 300 * TALKS + 2 * 100 + 300
+    assert found["refused"] == {"invalid": 1, "queue": 1, "gate": 0, "given_up": 2}
+    assert found["warm_ups"] == 0
