@@ -80,7 +80,7 @@ class Requests:
         complete(request, req)
         if not request.samples:  # the samples of a warm-up say how the request ended
             self.finish(request)
-        meter, hits_of_meter = self.live.meter, req.cached_tokens_device + req.cached_tokens_host
+        meter = self.live.meter
         if request.first is not None:
             if meter is not None:
                 meter.sample_ended(request)
@@ -92,7 +92,7 @@ class Requests:
         if adapter is not None:
             self.live.counters.served_adapter(adapter, tokens, hits)
         if meter is not None:
-            meter.ended(request, hits_of_meter)
+            meter.ended(request, req.cached_tokens_device + req.cached_tokens_host)
 
     def arrive(self, request: LiveRequest) -> None:
         """Receive and admit ``request`` at once, for a caller without a queue."""
