@@ -115,10 +115,9 @@ class SessionGate:
         session = self.index.find(request)
         if session is None:
             self._numbers += 1
-            category = self.model.category_of_first_turn(request)
-            session = Session(
-                self._numbers, request.tenant, request.conversation, self.now, category
-            )
+            first = self.model.category_of_first_turn(request)
+            who = request.tenant, request.conversation
+            session = Session(self._numbers, *who, self.now, first)
         session.left, session.unlearnt = self._left(session, request), True
         self._add(ticket, session, request)
         if session.active:
@@ -131,20 +130,15 @@ class SessionGate:
         return session
 
     def join(self, ticket: Hashable, request: Request, session: Session) -> None:
-        """Another sample (n > 1) of a request that ``session`` sent and that was admitted came.
-
-        It is not held: it is part of that request.
-        """
+        """Another sample (n > 1) of an admitted request of ``session`` came. It is not held."""
         assert ticket not in self._by_ticket, f"request {ticket!r} is here already"
         self._pass_time(request.time)
         self._samples.add(ticket)
         self._add(ticket, session, request)
         if session.active:
             self.footprints.moved(session, self.now)
-        else:  # paused, or taken to be over, between the warm-up and this sample
+        else:  # paused or forgotten between the warm-up and this sample
             self._enter(session)
-        self._changed = True
-        self._admit()
 
     def _add(self, ticket: Hashable, session: Session, request: Request) -> None:
         session.tickets.add(ticket)
@@ -166,9 +160,7 @@ class SessionGate:
 
     def finish(self, ticket: Hashable, request: Request, warm_up: bool = False) -> None:
         """A request was answered; ``request`` says how it ended. Unknown tickets are ignored.
-
-        ``warm_up``: SGLang's own, which precedes the parallel samples of one request.
-        """
+        ``warm_up``: SGLang's own, which precedes the parallel samples of one request."""
         found = self._by_ticket.pop(ticket, None)
         if found is None:
             return
@@ -191,21 +183,15 @@ class SessionGate:
         self._settle()
 
     def _learn(self, session: Session, request: Request) -> None:
-        """Learn from an answered request; from one of its samples, and from none that was cut off."""
-        if not session.unlearnt or request.stop == ABORT:
-            return
-        session.unlearnt = False
-        path = request.path
-        request.path = path[: -(-request.prompt_tokens // request.block_tokens)]
-        self.model.arrive(request)
-        request.path = path
-        label = self.model.finish(request)
-        self.model.gap_begins(request, self.now)
-        session.category = self.model.categories.get(label)
-        self.agents.answered(session, request)
+        """Learn from one answer to a request, unless it was cut off."""
+        if session.unlearnt and request.stop != ABORT:
+            session.unlearnt = False
+            label = self.model.answered(request, self.now)
+            session.category = self.model.categories.get(label)
+            self.agents.answered(session, request)
 
     def leave(self, ticket: Hashable) -> None:
-        """A request is gone without an answer: aborted or timed out, waiting or under way."""
+        """A request was aborted or timed out, waiting or under way."""
         found = self._by_ticket.pop(ticket, None)
         if found is None:
             return
@@ -251,8 +237,7 @@ class SessionGate:
         }
 
     def agreement(self) -> dict[str, Any]:
-        """How many sessions were admitted and paused, and a digest of which and when: equal on all
-        ranks."""
+        """Counts and a digest of admissions and pauses: equal on all ranks."""
         return self.counts.agreement()
 
     # ---- arming ----

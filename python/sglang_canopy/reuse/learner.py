@@ -163,6 +163,16 @@ class ReuseModel:
         if tip is not None and now > tip.born:
             tip.born = now
 
+    def answered(self, request: Request, now: float) -> str:
+        """Learn from a request that was answered at ``now``, as a whole. Return its label."""
+        path = request.path
+        request.path = path[: -(-request.prompt_tokens // request.block_tokens)]
+        self.arrive(request)
+        request.path = path
+        label = self.finish(request)
+        self.gap_begins(request, now)
+        return label
+
     def shared_category(self, uses: int, average_gap_s: float) -> Category:
         """The category of a prefix that ``uses`` requests of several conversations used."""
         return self.categories.refine(shared_features(uses, average_gap_s))
