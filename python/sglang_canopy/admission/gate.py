@@ -159,8 +159,7 @@ class SessionGate:
             self._forget(of_largest_tenant(absent))
 
     def finish(self, ticket: Hashable, request: Request, warm_up: bool = False) -> None:
-        """A request was answered; ``request`` says how it ended. Unknown tickets are ignored.
-        ``warm_up``: SGLang's own, which precedes the parallel samples of one request."""
+        """A request was answered. ``warm_up``: by SGLang's warm-up for its parallel samples."""
         found = self._by_ticket.pop(ticket, None)
         if found is None:
             return
