@@ -220,6 +220,33 @@ def test_writers_and_readers_under_way_do_no_harm(tmp_path):
     store.close()
 
 
+def test_a_transfer_under_way_creates_no_file_in_the_new_folder(tmp_path, monkeypatch):
+    top = tmp_path / "store"
+    store = store_at(top, pages=64)
+    entered, go_on = threading.Event(), threading.Event()
+    plain = segments.SegmentFiles._open
+
+    def slow(files, number, *, create):
+        if create and number == 0:
+            entered.set()
+            assert go_on.wait(30)
+        return plain(files, number, create=create)
+
+    monkeypatch.setattr(segments.SegmentFiles, "_open", slow)
+    answers: list[bool] = []
+    writer = threading.Thread(target=lambda: answers.extend(put(store, chain("x", 4))))
+    writer.start()
+    assert entered.wait(30)
+    shutil.rmtree(top)
+    store.sweep()
+    assert store.open()
+    go_on.set()
+    writer.join(30)
+    assert answers == [False] * 4
+    assert list(store.path.glob("segment-*")) == []
+    store.close()
+
+
 def test_files_are_closed_only_when_no_transfer_uses_them(tmp_path, monkeypatch):
     """Another file could get the number of a closed one, and a page would be written into it."""
     files = segments.SegmentFiles(os.open(tmp_path, os.O_RDONLY), PAGE)

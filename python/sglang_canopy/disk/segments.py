@@ -21,7 +21,7 @@ Extent = tuple[int, Sequence[memoryview]]
 
 
 class SegmentFiles:
-    """The files in ``directory``, a descriptor that the caller keeps open until ``close``.
+    """The files in the folder of the descriptor ``directory``, which is duplicated.
 
     Thread-safe if concurrent calls work on different units.
     """
@@ -29,7 +29,7 @@ class SegmentFiles:
     def __init__(self, directory: int, unit_bytes: int) -> None:
         self.unit_bytes = unit_bytes
         self.per_segment = max(1, SEGMENT_BYTES // unit_bytes)
-        self._directory = directory
+        self._directory = os.dup(directory)
         self._files: dict[int, int] = {}
         self._lock = threading.Lock()
         self._transfers = 0
@@ -104,6 +104,9 @@ class SegmentFiles:
     def _close_files(self) -> None:
         for number in list(self._files):
             self._forget(number)
+        if self._directory >= 0:
+            os.close(self._directory)
+            self._directory = -1
 
     def _forget(self, number: int) -> None:
         fd = self._files.pop(number, None)
