@@ -53,7 +53,7 @@ def _count_waiting(categories: Categories, shadow: ShadowIndex, now: float) -> N
             at -= 1
         if tip.category.merged is not None:
             tip.category = tip.category.current
-        if tip.open and not tip.aborted:
+        if tip.open and not tip.void:
             tip.category.waiting[at] += 1.0
 
 
@@ -61,7 +61,7 @@ def _sum_lives(categories: Categories, shadow: ShadowIndex) -> None:
     for category in categories:
         category.life_sum_s = category.lives = 0.0
     for tip in shadow:
-        if tip.aborted:
+        if tip.void:
             continue
         # One that nobody has continued was last used when it was born: it has lived for 0 s.
         tip.category.life_sum_s += max(0.0, tip.seen[0] - tip.born) if not tip.open else 0.0

@@ -25,11 +25,14 @@ from sglang_canopy.reuse.categories import (
 from sglang_canopy.reuse.exponential import ExponentialModel
 from sglang_canopy.reuse.fitting import fit
 from sglang_canopy.reuse.hint_trust import HintRecords, speaker
-from sglang_canopy.reuse.shadow import LastTips, ShadowIndex, Tip, full_blocks
+from sglang_canopy.reuse.shadow import LastTips, ShadowIndex, full_blocks
+from sglang_canopy.reuse.tip import Tip
 
 _OWN_GAP_STEP = 0.5
 """Weight of the newest gap in a conversation's moving (geometric) average."""
 _LEAST_GAP_S = 0.1
+MAX_JUNCTIONS = 16
+"""Samples of shared prefixes that one request can add: junctions on one path."""
 
 
 class ReuseModel:
@@ -99,7 +102,7 @@ class ReuseModel:
             self._add_sample(tip, now)
         self._since_fit += 1
         if self._since_fit >= self._next_fit:
-            self.categories.forget_unused(shadow.horizon(now), now)
+            self.categories.forget_unused(shadow.samples.horizon(now), now)
             self.fit(now)
         return tip.category.current.label
 
@@ -119,7 +122,7 @@ class ReuseModel:
             return request.label or self.categories.overflow.label
         tip.category = self._categorise(tip, request)
         if request.stop == ABORT:
-            tip.aborted = True
+            tip.void = True
             return tip.category.label
         tip.history = request.prompt_tokens + request.output_tokens
         if len(request.path) > tip.blocks:
@@ -203,10 +206,10 @@ class ReuseModel:
         tip.added = max(0, request.prompt_tokens - held_before)
         if before is not None:
             # The same prompt after an answer that was cut off is the same turn.
-            again = before.aborted and request.prompt_tokens <= before.history
+            again = before.void and request.prompt_tokens <= before.history
             tip.turn = max(tip.turn, before.turn + (not again))
             tip.own_gap_s = before.own_gap_s
-            if not before.aborted:
+            if not before.void:
                 tip.own_gap_s = _moving_average(before.own_gap_s, request.time - before.born)
             tip.seen = before.seen
             tip.seen[0] = request.time
@@ -244,24 +247,36 @@ class ReuseModel:
             tip.counted = tip.counted_over = None
 
     def _sample_junctions(self, request: Request, matched: int, departs: bool) -> None:
-        """Sample every junction on the path; open one where the path leaves another."""
+        """Sample every junction on the path; open one where the path leaves another.
+
+        A path has at most ``MAX_JUNCTIONS``: the deepest beyond them are given up, with their open
+        samples, which would wrongly say that nothing returned.
+        """
         shadow, path, now = self.shadow, request.path, request.time
         end = path[matched - 1]
-        for block in shadow.junctions(path[:matched]):
+        found = shadow.junctions(path[:matched])
+        for block in found[MAX_JUNCTIONS:]:
+            surplus = shadow.junction(block)
+            if surplus is not None:
+                surplus.void = True
+                shadow.close(surplus)
+        for block in found[:MAX_JUNCTIONS]:
             old = shadow.junction(block)
             if old is None:  # left the window while the ones above were sampled
                 continue
             self._close(old, now)
             old.seen[0] = now
-            self._open_junction(block, now, old.turn + 1, old.first, old.seen)
+            self._open_junction(request, block, old.turn + 1, old.first, old.seen)
             departs = departs and block != end
-        if departs:
-            self._open_junction(end, now, 2, shadow.born(end, now), [now])
+        if departs and len(found) < MAX_JUNCTIONS:
+            self._open_junction(request, end, 2, shadow.born(end, now), [now])
 
     def _open_junction(
-        self, block: int, now: float, uses: int, first: float, seen: list[float]
+        self, request: Request, block: int, uses: int, first: float, seen: list[float]
     ) -> None:
-        tip = Tip(now, self.shared_category(uses, (now - first) / (uses - 1)))
+        now = request.time
+        category = self.shared_category(uses, (now - first) / (uses - 1))
+        tip = Tip(now, category, request.tenant)
         tip.turn, tip.first, tip.seen = uses, first, seen
         self.shadow.open_junction(tip, block)
         self._add_sample(tip, now)
@@ -272,7 +287,7 @@ class ReuseModel:
 
     def _close(self, tip: Tip, now: float) -> None:
         tip.open = False
-        if tip.aborted:
+        if tip.void:
             return
         tip.gap_s = max(0.0, now - tip.born)
         category = tip.category.current
@@ -282,7 +297,7 @@ class ReuseModel:
 
     def _continue(self, tip: Tip, request: Request) -> None:
         self._close(tip, request.time)
-        if tip.aborted:
+        if tip.void:
             return
         tip.growth = max(0, request.prompt_tokens - tip.history)
         category = tip.category.current
@@ -292,7 +307,7 @@ class ReuseModel:
 
     @staticmethod
     def _remove_sample(tip: Tip) -> None:
-        if tip.open or tip.aborted:
+        if tip.open or tip.void:
             tip.open = False
             return
         category = tip.category.current

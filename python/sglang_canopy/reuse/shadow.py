@@ -12,60 +12,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from sglang_canopy.records import Request
-from sglang_canopy.reuse.categories import Category
-from sglang_canopy.reuse.hint_trust import HintRecord
+from sglang_canopy.reuse.sample_window import SampleWindow
+from sglang_canopy.reuse.tip import Tip
 
 MAX_CONVERSATIONS = 1024
 """Whose last tips are remembered, of one tenant: those that it used last."""
 MAX_TENANTS = 64
 """And tenants: those that were here last."""
-
-
-@dataclass(slots=True, eq=False)
-class Tip:
-    """Where one request's path ends (or two paths part), and what became of it."""
-
-    born: float
-    category: Category
-    tenant: str | None = None
-    origin: int = 0
-    """The last full block of the conversation's first prompt: the same for all of its tips."""
-    turn: int = 1
-    """Requests seen on this path, this one included."""
-    own_gap_s: float | None = None
-    """Moving average of this conversation's own gaps."""
-    added: int = 0
-    """Tokens of its prompt that were new to its path."""
-    history: int = 0
-    """Prompt and output tokens."""
-    blocks: int = 0
-    """Blocks of the path on arrival."""
-    keys: tuple[int, ...] = ()
-    open: bool = True
-    """Nobody has continued it yet."""
-    aborted: bool = False
-    """Its answer was cut off: it is no sample of returns."""
-    gap_s: float = 0.0
-    growth: int = -1
-    """New tokens of the prompt that continued it; -1 where none was sampled."""
-    seen: list[float] = field(init=False)
-    """One time, shared by all tips of a conversation (or of a junction): when it was last seen."""
-    first: float = field(init=False)
-    """Of a junction: when its prefix was first seen."""
-    speaker: Hashable = field(init=False)
-    """Whose word its hints are (``hint_trust.speaker``)."""
-    return_at: float | None = None
-    hinted_s: float = 0.0
-    """Seconds after ``born`` at which it returns, as somebody said."""
-    hinted_over: bool = False
-    counted: HintRecord | None = None
-    counted_over: HintRecord | None = None
-
-    def __post_init__(self) -> None:
-        self.seen, self.first, self.speaker = [self.born], self.born, self.tenant
 
 
 class LastTips:
@@ -108,23 +64,20 @@ def full_blocks(path: Sequence[int], tokens: int, block_tokens: int) -> int:
 class ShadowIndex:
     """Tips and junctions by chained block hash, in a window bounded in time and in number.
 
-    A sample born before the window is forgotten, continued or not: all samples of the window
-    had the same chance to be seen, which keeps the censoring honest. At most ``cap`` samples and
-    ``block_cap`` block hashes are held, oldest out first.
+    ``cap``: samples of the window (``sample_window.py``); ``block_cap``: block hashes held, the oldest
+    out first.
     """
 
     def __init__(self, window_s: float, cap: int, block_cap: int) -> None:
-        self.window_s = window_s
-        self.cap = cap
+        self.samples = SampleWindow(window_s, cap)
         self.block_cap = block_cap
         self._tips: dict[int, Tip] = {}
         self._junctions: dict[int, Tip] = {}
-        self._window: deque[Tip] = deque()
         self._owner: dict[int, NewBlocks] = {}
         self._segments: deque[NewBlocks] = deque()
 
     def __len__(self) -> int:
-        return len(self._window)
+        return len(self.samples)
 
     @property
     def blocks(self) -> int:
@@ -133,13 +86,7 @@ class ShadowIndex:
 
     def __iter__(self) -> Iterator[Tip]:
         """Every sample of the window, oldest first."""
-        return iter(self._window)
-
-    def horizon(self, now: float) -> float:
-        """The time before which no sample of the window was born."""
-        horizon = now - self.window_s
-        full = len(self._window) >= self.cap
-        return max(horizon, self._window[0].born) if full else horizon
+        return iter(self.samples)
 
     def matched_blocks(self, path: Sequence[int]) -> int:
         """How many leading blocks of ``path`` were seen before (up to the deepest one seen)."""
@@ -179,7 +126,7 @@ class ShadowIndex:
         segment = NewBlocks(time, blocks)
         self._segments.append(segment)
         self._owner.update(dict.fromkeys(blocks, segment))
-        horizon = time - self.window_s
+        horizon = time - self.samples.window_s
         while self._segments and (
             len(self._owner) > self.block_cap or self._segments[0].born < horizon
         ):
@@ -205,15 +152,10 @@ class ShadowIndex:
         tip.keys = (block,)
 
     def sample(self, tip: Tip, now: float) -> list[Tip]:
-        """Add a sample to the window. Returns those that left it."""
-        window = self._window
-        window.append(tip)
-        left = []
-        horizon = now - self.window_s
-        while len(window) > self.cap or window[0].born < horizon:
-            old = window.popleft()
+        """Add a sample to the window. Return those that left it."""
+        left = self.samples.add(tip, now)
+        for old in left:
             self.close(old)
-            left.append(old)
         return left
 
     def pending(self, request: Request) -> Tip | None:

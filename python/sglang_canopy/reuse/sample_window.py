@@ -1,0 +1,97 @@
+"""The samples that curves are fitted to: a window bounded in time, in number, and by tenant.
+
+A sample born before the window is forgotten, continued or not: all samples of the window had the
+same chance to be seen, which keeps the censoring honest. When there are too many, the party with
+most samples loses its oldest. A tenant is a party; tenants beyond ``MAX_PARTIES`` are one together,
+so that a client which invents tenants gains no room by it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable, Iterator
+
+from sglang_canopy.reuse.tip import Tip
+
+MAX_PARTIES = 64
+_OTHERS = ("others",)
+"""The party of tenants beyond ``MAX_PARTIES``; no tenant's name is a tuple."""
+_COMPARED_EVERY = 64
+"""Samples dropped between two searches for the largest party."""
+
+
+class SampleWindow:
+    """At most ``cap`` samples born within ``window_s`` seconds, in order of birth."""
+
+    def __init__(self, window_s: float, cap: int) -> None:
+        self.window_s = window_s
+        self.cap = cap
+        self._all: deque[Tip] = deque()
+        """Every sample, and those dropped from its middle."""
+        self._parties: dict[Hashable, deque[Tip]] = {}
+        self._dropped = 0
+        """Samples of ``_all`` that were dropped."""
+        self._largest: deque[Tip] = deque()
+        self._compare_in = 0
+
+    def __len__(self) -> int:
+        return len(self._all) - self._dropped
+
+    def __iter__(self) -> Iterator[Tip]:
+        """Every sample, oldest first."""
+        return (tip for tip in self._all if not tip.dropped) if self._dropped else iter(self._all)
+
+    def horizon(self, now: float) -> float:
+        """Return the time before which no sample of the window was born."""
+        horizon = now - self.window_s
+        return max(horizon, self._all[0].born) if len(self) >= self.cap else horizon
+
+    def add(self, tip: Tip, now: float) -> list[Tip]:
+        """Add a sample. Return those that left the window for it."""
+        party = tip.tenant if tip.tenant in self._parties else self._new_party(tip.tenant)
+        mine = self._parties[party]
+        mine.append(tip)
+        self._all.append(tip)
+        left = []
+        horizon = now - self.window_s
+        while self._all[0].dropped or self._all[0].born < horizon:
+            old = self._all.popleft()
+            if old.dropped:
+                self._dropped -= 1
+            else:
+                self._leave(old)
+                left.append(old)
+        while len(self) > self.cap:
+            left.append(self._drop_one(mine))
+        if self._dropped > self.cap:
+            self._all = deque(tip for tip in self._all if not tip.dropped)
+            self._dropped = 0
+        return left
+
+    def _new_party(self, tenant: str | None) -> Hashable:
+        party = tenant if len(self._parties) < MAX_PARTIES else _OTHERS
+        self._parties.setdefault(party, deque())
+        return party
+
+    def _leave(self, tip: Tip) -> None:
+        """``tip`` is the oldest of all, and so of its party."""
+        for party in (tip.tenant, _OTHERS):
+            mine = self._parties.get(party)
+            if mine and mine[0] is tip:
+                mine.popleft()
+                if not mine:
+                    del self._parties[party]
+                return
+
+    def _drop_one(self, mine: deque[Tip]) -> Tip:
+        """Drop the oldest sample of the party with most; the party of ``mine`` has one more."""
+        self._compare_in -= 1
+        if self._compare_in <= 0 or not self._largest:
+            self._compare_in = _COMPARED_EVERY
+            self._largest = max(self._parties.values(), key=len)
+        if len(mine) > len(self._largest):
+            self._largest = mine
+        old = self._largest.popleft()
+        old.dropped = True
+        self._dropped += 1
+        return old

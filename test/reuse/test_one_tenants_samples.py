@@ -1,0 +1,105 @@
+"""One tenant's requests do not push out what the others taught, and no arrival costs much more."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from sglang_canopy.records import Request
+from sglang_canopy.reuse.learner import MAX_JUNCTIONS, ReuseModel
+from sglang_canopy.reuse.sample_window import MAX_PARTIES
+
+BLOCKS = 400
+
+
+def ask(model: ReuseModel, now: float, path: list[int], tenant: str | None, kind: str) -> int:
+    """One answered request; returns how many samples it added."""
+    before = model.samples + len(model.shadow)
+    request = Request(now, kind, path, 64, 64 * len(path), tenant=tenant)
+    model.arrive(request)
+    request.output_tokens, request.stop = 64, "end"
+    model.finish(request)
+    return model.samples + len(model.shadow) - before
+
+
+def taught(model: ReuseModel, talks: int, tenant: str = "honest") -> float:
+    now = 0.0
+    for talk in range(talks):
+        path = [10**9 + 100 * talk + i for i in range(12)]
+        for turn in (4, 8, 12):
+            now += 0.1
+            ask(model, now, path[:turn], tenant, "support")
+    return now
+
+
+def held(model: ReuseModel) -> Counter[str | None]:
+    return Counter(tip.tenant for tip in model.shadow)
+
+
+def test_a_prompt_with_many_branches_is_few_samples_a_request() -> None:
+    model = ReuseModel(added=True)
+    now, most = taught(model, 500), 0
+    trunk = list(range(1, BLOCKS + 1))
+    ask(model, now, trunk, "other", "chat")
+    # Each leaves the long prompt one block above the one before, then further below.
+    for place in (*range(BLOCKS - 1, BLOCKS // 2, -1), *range(1, BLOCKS // 2)):
+        now += 0.01
+        ask(model, now, [*trunk[:place], 10**7 + place], "other", "chat")
+    for number in range(100):
+        now += 0.01
+        most = max(most, ask(model, now, [*trunk, 2 * 10**7 + number], "other", "chat"))
+    assert most <= 2 * (MAX_JUNCTIONS + 1)
+    assert held(model)["honest"] == 1500
+    assert len(model.shadow.junctions(trunk)) == MAX_JUNCTIONS
+
+
+def test_junctions_that_are_given_up_do_not_teach_that_prefixes_do_not_return() -> None:
+    model = ReuseModel()
+    trunk, now = list(range(1, BLOCKS + 1)), 1.0
+    ask(model, now, trunk, None, "chat")
+    for place in range(BLOCKS - 1, 0, -1):
+        now += 0.01
+        ask(model, now, [*trunk[:place], 10**7 + place], None, "chat")
+    for number in range(50):
+        now += 0.01
+        ask(model, now, [*trunk, 2 * 10**7 + number], None, "chat")
+    model.fit(now)
+    shared = [c for c in model.categories if c.label == "shared prefix"][0]
+    assert sum(shared.all_waiting) <= 2 * MAX_JUNCTIONS
+    assert sum(shared.all_events) >= 40 * MAX_JUNCTIONS
+
+
+def test_the_tenant_with_most_samples_makes_room_in_a_full_window() -> None:
+    model = ReuseModel(max_samples=2000)
+    now = taught(model, 300)
+    for number in range(5000):
+        now += 0.01
+        ask(model, now, [10**7 + number], "other", "chat")
+    assert held(model) == {"honest": 900, "other": 1100}
+    assert len(model.shadow) == 2000
+    assert len(model.shadow.samples._all) <= 2 * 2000
+    born = [tip.born for tip in model.shadow]
+    assert born == sorted(born)
+    model.fit(now)
+    assert sum(model.categories.root.all_events) == 600
+
+
+def test_tenants_beyond_a_number_are_one_for_the_room_that_they_get() -> None:
+    model = ReuseModel(max_samples=2000)
+    now = taught(model, 300)
+    for number in range(20_000):
+        now += 0.01
+        ask(model, now, [10**7 + number], f"t{number}", "chat")
+    assert held(model)["honest"] == 900
+    assert len(model.shadow.samples._parties) <= MAX_PARTIES + 1
+
+
+def test_samples_leave_with_the_window_whoever_has_most() -> None:
+    model = ReuseModel(max_samples=100, window_s=10.0)
+    taught(model, 20)
+    for number in range(500):
+        ask(model, 6.0 + 0.001 * number, [10**7 + number], "other", "chat")
+    ask(model, 30.0, [5], "late", "chat")
+    assert held(model) == {"late": 1}
+    model.fit(30.0)
+    assert sum(model.categories.root.all_events) == 0
+    assert len(model.shadow.samples._parties) == 1
