@@ -63,7 +63,7 @@ def test_junctions_that_are_given_up_do_not_teach_that_prefixes_do_not_return() 
         now += 0.01
         ask(model, now, [*trunk, 2 * 10**7 + number], None, "chat")
     model.fit(now)
-    shared = [c for c in model.categories if c.label == "shared prefix"][0]
+    shared = next(c for c in model.categories if c.label == "shared prefix")
     assert sum(shared.all_waiting) <= 2 * MAX_JUNCTIONS
     assert sum(shared.all_events) >= 40 * MAX_JUNCTIONS
 

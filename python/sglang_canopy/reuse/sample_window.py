@@ -48,30 +48,30 @@ class SampleWindow:
 
     def add(self, tip: Tip, now: float) -> list[Tip]:
         """Add a sample. Return those that left the window for it."""
-        party = tip.tenant if tip.tenant in self._parties else self._new_party(tip.tenant)
-        mine = self._parties[party]
+        mine = self._parties.get(tip.tenant)
+        if mine is None:
+            mine = self._new_party(tip.tenant)
         mine.append(tip)
-        self._all.append(tip)
-        left = []
-        horizon = now - self.window_s
-        while self._all[0].dropped or self._all[0].born < horizon:
-            old = self._all.popleft()
+        window, horizon = self._all, now - self.window_s
+        window.append(tip)
+        left: list[Tip] = []
+        while window[0].dropped or window[0].born < horizon:
+            old = window.popleft()
             if old.dropped:
                 self._dropped -= 1
             else:
                 self._leave(old)
                 left.append(old)
-        while len(self) > self.cap:
+        while len(window) - self._dropped > self.cap:
             left.append(self._drop_one(mine))
         if self._dropped > self.cap:
-            self._all = deque(tip for tip in self._all if not tip.dropped)
+            self._all = deque(tip for tip in window if not tip.dropped)
             self._dropped = 0
         return left
 
-    def _new_party(self, tenant: str | None) -> Hashable:
+    def _new_party(self, tenant: str | None) -> deque[Tip]:
         party = tenant if len(self._parties) < MAX_PARTIES else _OTHERS
-        self._parties.setdefault(party, deque())
-        return party
+        return self._parties.setdefault(party, deque())
 
     def _leave(self, tip: Tip) -> None:
         """``tip`` is the oldest of all, and so of its party."""
