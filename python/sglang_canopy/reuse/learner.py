@@ -255,12 +255,15 @@ class ReuseModel:
         shadow, path, now = self.shadow, request.path, request.time
         end = path[matched - 1]
         found = shadow.junctions(path[:matched])
-        for block in found[MAX_JUNCTIONS:]:
-            surplus = shadow.junction(block)
-            if surplus is not None:
-                surplus.void = True
-                shadow.close(surplus)
-        for block in found[:MAX_JUNCTIONS]:
+        many = len(found) >= MAX_JUNCTIONS
+        if many:
+            for block in found[MAX_JUNCTIONS:]:
+                surplus = shadow.junction(block)
+                if surplus is not None:
+                    surplus.void = True
+                    shadow.close(surplus)
+            del found[MAX_JUNCTIONS:]
+        for block in found:
             old = shadow.junction(block)
             if old is None:  # left the window while the ones above were sampled
                 continue
@@ -268,7 +271,7 @@ class ReuseModel:
             old.seen[0] = now
             self._open_junction(request, block, old.turn + 1, old.first, old.seen)
             departs = departs and block != end
-        if departs and len(found) < MAX_JUNCTIONS:
+        if departs and not many:
             self._open_junction(request, end, 2, shadow.born(end, now), [now])
 
     def _open_junction(

@@ -29,17 +29,18 @@ class SampleWindow:
         self._all: deque[Tip] = deque()
         """Every sample, and those dropped from its middle."""
         self._parties: dict[Hashable, deque[Tip]] = {}
-        self._dropped = 0
+        self._dropped: set[Tip] = set()
         """Samples of ``_all`` that were dropped."""
         self._largest: deque[Tip] = deque()
         self._compare_in = 0
 
     def __len__(self) -> int:
-        return len(self._all) - self._dropped
+        return len(self._all) - len(self._dropped)
 
     def __iter__(self) -> Iterator[Tip]:
         """Every sample, oldest first."""
-        return (tip for tip in self._all if not tip.dropped) if self._dropped else iter(self._all)
+        gone = self._dropped
+        return (tip for tip in self._all if tip not in gone) if gone else iter(self._all)
 
     def horizon(self, now: float) -> float:
         """Return the time before which no sample of the window was born."""
@@ -55,18 +56,19 @@ class SampleWindow:
         window, horizon = self._all, now - self.window_s
         window.append(tip)
         left: list[Tip] = []
-        while window[0].dropped or window[0].born < horizon:
+        gone = self._dropped
+        while window[0].born < horizon or window[0] in gone:
             old = window.popleft()
-            if old.dropped:
-                self._dropped -= 1
+            if old in gone:
+                gone.discard(old)
             else:
                 self._leave(old)
                 left.append(old)
-        while len(window) - self._dropped > self.cap:
+        while len(window) - len(gone) > self.cap:
             left.append(self._drop_one(mine))
-        if self._dropped > self.cap:
-            self._all = deque(tip for tip in window if not tip.dropped)
-            self._dropped = 0
+        if len(gone) > self.cap:
+            self._all = deque(self)
+            gone.clear()
         return left
 
     def _new_party(self, tenant: str | None) -> deque[Tip]:
@@ -92,6 +94,5 @@ class SampleWindow:
         if len(mine) > len(self._largest):
             self._largest = mine
         old = self._largest.popleft()
-        old.dropped = True
-        self._dropped += 1
+        self._dropped.add(old)
         return old

@@ -33,8 +33,6 @@ class Tip:
     """Nobody has continued it yet."""
     void: bool = False
     """It is no sample of returns: its answer was cut off, or its path has too many junctions."""
-    dropped: bool = False
-    """It left the window of samples before its time."""
     gap_s: float = 0.0
     growth: int = -1
     """New tokens of the prompt that continued it; -1 where none was sampled."""

@@ -15,6 +15,7 @@ from itertools import islice
 from typing import Generic, Protocol, TypeVar
 
 from sglang_canopy.schedule.bounded_shortest import BoundedShortest
+from sglang_canopy.schedule.fair_shares import Party
 from sglang_canopy.schedule.line import Waiting
 from sglang_canopy.schedule.prefill_cost import Prefill
 from sglang_canopy.schedule.shared_prefix import PLACES, Path, deferred
@@ -39,8 +40,8 @@ T_in = TypeVar("T_in", contravariant=True)
 class Requests(Protocol[T_in]):
     """Scheduler-specific view of a request, implemented by the server and the simulator."""
 
-    def tenant(self, request: T_in) -> str | None:
-        """Return the tenant; ``None`` for the public tenant."""
+    def tenant(self, request: T_in) -> Party:
+        """Return the tenant, ``None`` for the public one; as ``Vouched`` if a gateway named it."""
 
     def urgency(self, request: T_in) -> int:
         """Return the priority; higher priorities always go first."""

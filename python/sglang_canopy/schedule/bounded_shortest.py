@@ -23,7 +23,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from sglang_canopy.schedule.fair_shares import PUBLIC, FairShares, Turn, first
+from sglang_canopy.schedule.fair_shares import PUBLIC, FairShares, Party, Turn, first
 from sglang_canopy.schedule.line import Line, Waiting, go, number_of
 from sglang_canopy.schedule.passing import Passing
 from sglang_canopy.schedule.predicted_ttft import WorkBefore
@@ -81,7 +81,7 @@ class BoundedShortest:
     def add(
         self,
         prefill: Prefill,
-        tenant: str | None = None,
+        tenant: Party = None,
         urgency: int = 0,
         about: Any = None,
     ) -> Waiting:

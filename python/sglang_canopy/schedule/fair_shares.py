@@ -10,54 +10,81 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
 from heapq import nlargest
+from typing import NamedTuple
 
 OWN_TURNS = 64
-"""Limit of tenants with their own turn: those served most, with decay."""
+"""Limit of parties with their own turn: those served most, with decay."""
 REMEMBERED = 256
-"""Tenants whose served work is tracked."""
+"""Parties whose served work is tracked."""
 FADE_S = 600.0
 """Halve all tracked work after this many seconds of served work."""
+_FORGOTTEN_S = 1e-3
+"""A party with less work is forgotten."""
 PUBLIC: str | None = None
-"""Tenant of requests that name none; always has its own turn."""
+"""Tenant of requests that name none."""
+
+
+class Vouched(NamedTuple):
+    """A tenant named by a gateway that shows its secret, or with the administrator's key."""
+
+    tenant: str | None
+
+
+Party = str | Vouched | None
+"""A tenant as clients name it, or as a gateway vouches for it."""
 
 
 class _SharedTurn:
-    """Turn shared by all tenants without their own."""
+    """Turn shared by all parties without their own."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
 
     def __repr__(self) -> str:
-        return "REST"
+        return self._name
 
 
-REST = _SharedTurn()
+REST, VOUCHED_REST = _SharedTurn("REST"), _SharedTurn("VOUCHED_REST")
 Turn = Hashable
 
 
 class FairShares:
     """Work received by each turn.
 
-    Tenants not served before share ``REST``, so a client that invents tenant names gains nothing
-    and does not slow down known tenants.
+    A client can use any number of tenant names, so a name alone is worth little. Each tenant that a
+    gateway vouches for has its own turn, and all requests without a gateway share ``REST`` as long as
+    there are vouched ones. If no request is vouched for, names get turns of their own once they have
+    been served, except new ones, which share ``REST``: that is fair between clients that use one
+    name each, and no protection from one that uses many.
     """
 
     def __init__(self) -> None:
-        self._served_s: dict[str | None, float] = {}
-        """Tenant -> seconds of work, decayed."""
+        self._served_s: dict[Party, float] = {}
+        """Party -> seconds of work, decayed."""
         self._since_fade = 0.0
-        self._own_turns: set[str | None] = {PUBLIC}
+        self._own_turns: set[Party] = {PUBLIC}
+        self._vouched = False
+        """Whether a vouched party was served lately."""
         self._next_start: dict[Turn, float] = {}
         """Turn -> virtual start time, in seconds."""
         self._virtual_time = 0.0
         """Virtual start time of the last request served."""
 
-    def turn_of(self, tenant: str | None) -> Turn:
-        return tenant if tenant in self._own_turns else REST
+    def turn_of(self, party: Party) -> Turn:
+        if party in self._own_turns:
+            return party
+        if not isinstance(party, Vouched):
+            return REST
+        if self._vouched and len(self._own_turns) >= OWN_TURNS:
+            return VOUCHED_REST
+        return party
 
     def starts(self, turns: Iterable[Turn]) -> dict[Turn, float]:
         """Return the virtual start time of each turn's next request; ties go by order."""
         return {turn: max(self._next_start.get(turn, 0.0), self._virtual_time) for turn in turns}
 
-    def charge(self, tenant: str | None, turn: Turn, seconds: float) -> None:
-        """Charge an admitted request of ``tenant`` to ``turn``."""
+    def charge(self, party: Party, turn: Turn, seconds: float) -> None:
+        """Charge an admitted request of ``party`` to ``turn``."""
         start = max(self._next_start.get(turn, 0.0), self._virtual_time)
         self._virtual_time = max(self._virtual_time, start)
         self._next_start[turn] = start + seconds
@@ -66,24 +93,35 @@ class FairShares:
             self._next_start = {
                 t: work for t, work in self._next_start.items() if work > self._virtual_time
             }
-        self._remember(tenant, seconds)
+        self._remember(party, seconds)
 
-    def _remember(self, tenant: str | None, seconds: float) -> None:
-        self._served_s[tenant] = self._served_s.get(tenant, 0.0) + seconds
+    def _remember(self, party: Party, seconds: float) -> None:
+        self._served_s[party] = self._served_s.get(party, 0.0) + seconds
         self._since_fade += seconds
         if self._since_fade > FADE_S:
             self._since_fade = 0.0
-            self._served_s = {name: work / 2 for name, work in self._served_s.items()}
+            self._served_s = {
+                name: work / 2 for name, work in self._served_s.items() if work > _FORGOTTEN_S
+            }
+            self._vouched = any(isinstance(name, Vouched) for name in self._served_s)
+            self._own_turns = self._most_served()
         if len(self._served_s) > REMEMBERED:
-            least = min(self._served_s, key=lambda name: (self._served_s[name], name or ""))
-            del self._served_s[least]
-        if len(self._served_s) <= OWN_TURNS:
-            self._own_turns = {*self._served_s, PUBLIC}
-        elif tenant not in self._own_turns:
-            most = nlargest(
-                OWN_TURNS, self._served_s.items(), key=lambda row: (row[1], row[0] or "")
-            )
-            self._own_turns = {*(name for name, _ in most), PUBLIC}
+            del self._served_s[min(self._served_s, key=self._importance)]
+        if isinstance(party, Vouched):
+            self._vouched = True
+        if party not in self._own_turns or (self._vouched and PUBLIC in self._own_turns):
+            self._own_turns = self._most_served()
+
+    def _most_served(self) -> set[Party]:
+        """Return the parties with their own turns."""
+        served = [name for name in self._served_s if isinstance(name, Vouched) or not self._vouched]
+        most = set(nlargest(OWN_TURNS, served, key=self._importance))
+        return most if self._vouched else {*most, PUBLIC}
+
+    def _importance(self, party: Party) -> tuple[bool, float, str]:
+        vouched = isinstance(party, Vouched)
+        name = party.tenant if isinstance(party, Vouched) else party
+        return vouched, self._served_s[party], name or ""
 
 
 def first(starts: Mapping[Turn, float]) -> Turn:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sglang_canopy.schedule.fair_shares import Turn
+from sglang_canopy.schedule.fair_shares import Party, Turn
 from sglang_canopy.schedule.passing import Passing
 from sglang_canopy.schedule.prefill_cost import Cost, Prefill
 
@@ -22,7 +22,7 @@ class Waiting:
 
     number: int
     """Order of arrival, unique."""
-    tenant: str | None
+    tenant: Party
     turn: Turn
     """The turn it is charged to, fixed on arrival."""
     urgency: int

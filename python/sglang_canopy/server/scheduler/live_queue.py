@@ -17,8 +17,10 @@ from sglang.srt.mem_cache.common import match_kv_cache
 from sglang.srt.mem_cache.unified_cache.components import BASE_COMPONENT_TYPE
 
 from sglang_canopy.config.queue import BOUNDED_SHORTEST, SGLANG, QueueFlags
+from sglang_canopy.records import GATEWAY
 from sglang_canopy.schedule.arranged import Arranged
 from sglang_canopy.schedule.bounded_shortest import BoundedShortest
+from sglang_canopy.schedule.fair_shares import Party, Vouched
 from sglang_canopy.schedule.prefill_cost import REFIT_BATCHES, STEP_TOKENS, Prefill, PrefillCost
 from sglang_canopy.schedule.shared_prefix import Path
 from sglang_canopy.server.scheduler.predictions import Predictions
@@ -256,8 +258,9 @@ class _Requests:
         self._queue = queue
         self.urgency: Callable[[Any], int] = lambda _req: 0
 
-    def tenant(self, req: Any) -> str | None:
-        return self._queue.request_of(req).tenant
+    def tenant(self, req: Any) -> Party:
+        request = self._queue.request_of(req)
+        return Vouched(request.tenant) if request.source == GATEWAY else request.tenant
 
     def prefill(self, req: Any, look_up: bool) -> Prefill:
         if look_up:
