@@ -24,7 +24,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import pytest
 from tqdm import tqdm
@@ -37,17 +37,17 @@ PYTHON = ROOT / "python"
 RESULTS = Path(__file__).parent / "results.json"
 OURS = ("sglang_canopy", "canopy_lab", "canopy_chunks", "support", "conftest", "test_")
 TESTS: dict[str, tuple[list[str], list[str]]] = {
-    "policy": (["test/policy"], ["test/sim/test_tree.py", "test/radix"]),
+    "policy": (["test/policy"], ["test/sim/test_tree.py", "test/radix/test_parity.py"]),
     "schedule": (["test/schedule"], ["test/server/scheduler/test_live_queue.py"]),
     "admission": (["test/admission"], ["test/server/scheduler/test_session_gate_in_scheduler.py"]),
     "whatif": (["test/whatif"], ["test/radix/test_exchange.py", "test/telemetry"]),
-    "disk": (["test/disk"], ["test/storage"]),
-    "radix": (["test/radix"], ["test/storage", "test/telemetry"]),
+    "disk": (["test/disk"], ["test/storage/test_storage.py"]),
+    "radix": (["test/radix"], ["test/storage/test_tiers_disk.py"]),
     "reuse": (["test/reuse"], ["test/policy"]),
 }
 """Tests of each package: its own, and those that its survivors meet too."""
 CPU_FACTOR, CPU_LEAST_S = 4.0, 30.0
-WALL_FACTOR = 20.0
+IDLE_S = 90.0
 
 
 class Ran(NamedTuple):
@@ -73,34 +73,86 @@ class Finder:
         exec(compile(self.mutant.tree(), str(self.mutant.path), "exec"), module.__dict__)
 
 
-def run(tests: list[str], mutant: Mutant | None, cpu_s: float | None) -> Ran:
-    """Run ``tests`` in a fork; they fail if they use more than ``cpu_s`` seconds of CPU time."""
-    pid = os.fork()
-    if pid == 0:
+class Quickest:
+    """Pytest plugin that runs the tests in the order of ``seconds``, and notes them if it is empty."""
+
+    def __init__(self, seconds: dict[str, float]) -> None:
+        self.known, self.seconds = dict(seconds), seconds
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items.sort(key=lambda item: self.known.get(item.nodeid, 0.0))
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if not self.known:
+            self.seconds[report.nodeid] = self.seconds.get(report.nodeid, 0.0) + report.duration
+
+
+class Suite:
+    """Tests that pass without a mutant, the quickest first, and the CPU time that they may take."""
+
+    def __init__(self, tests: list[str]) -> None:
+        self.tests = tests
+        self.seconds: dict[str, float] = {}
+        self.limit_s: float | None = None
+        plain = self.run(None)
+        if not plain.passed:
+            raise SystemExit(f"{' '.join(tests)} fails without a mutant: mend it first")
+        self.limit_s = CPU_FACTOR * plain.cpu_s + CPU_LEAST_S
+
+    def run(self, mutant: Mutant | None) -> Ran:
+        """Run the tests in a fork. They fail if they use too much CPU time, or none for a while."""
+        reader, writer = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            self._in_fork(mutant, writer)
+        os.close(writer)
+        code, cpu_s = _wait(pid)
+        with os.fdopen(reader) as pipe:
+            self.seconds = json.loads(pipe.read() or "{}") or self.seconds
+        return Ran(code == 0, cpu_s)
+
+    def _in_fork(self, mutant: Mutant | None, writer: int) -> NoReturn:
         os.setsid()
         silence = os.open(os.devnull, os.O_RDWR)
         for stream in range(3):
             os.dup2(silence, stream)
-        if cpu_s is not None:
-            resource.setrlimit(resource.RLIMIT_CPU, (int(cpu_s), int(cpu_s) + 5))
+        if self.limit_s is not None:
+            resource.setrlimit(resource.RLIMIT_CPU, (int(self.limit_s), int(self.limit_s) + 5))
         if mutant is not None:
             sys.meta_path.insert(0, Finder(mutant))  # type: ignore[arg-type]
         options = ["-x", "-q", "-n", "0", "-p", "no:cacheprovider", "-p", "no:faulthandler"]
-        code = 1
+        code, order = 1, Quickest(self.seconds)
         with suppress(BaseException):
-            code = int(pytest.main([*options, *tests]))
+            code = int(pytest.main([*options, *self.tests], plugins=[order]))
+        if mutant is None:
+            os.write(writer, json.dumps(order.seconds).encode())
         os._exit(code)
-    end = time.monotonic() + WALL_FACTOR * (cpu_s or 600.0)
+
+
+def _wait(pid: int) -> tuple[int, float]:
+    """Return the exit status and CPU seconds of a fork; end it if it is idle for ``IDLE_S``."""
+    last_cpu, since = -1.0, time.monotonic()
     while True:
         ended, status, usage = os.wait4(pid, os.WNOHANG)
         if ended:
             break
-        if time.monotonic() > end:
-            os.killpg(pid, signal.SIGKILL)
-        time.sleep(0.02)
+        cpu = _cpu_s(pid)
+        if cpu > last_cpu:
+            last_cpu, since = cpu, time.monotonic()
+        elif time.monotonic() - since > IDLE_S:
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(0.05)
     with suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)  # processes that the tests left
-    return Ran(status == 0, usage.ru_utime + usage.ru_stime)
+    return status, usage.ru_utime + usage.ru_stime
+
+
+def _cpu_s(pid: int) -> float:
+    with suppress(OSError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    return 0.0
 
 
 def preload(tests: list[str]) -> None:
@@ -121,19 +173,17 @@ def judge(package: str, sample: int, seed: int) -> dict[str, Any]:
     """Draw mutants of ``package``, run its tests on each and return counts and survivors."""
     own, more = TESTS[package]
     preload([*own, *more])
-    every = [
-        m for path in sorted((PYTHON / "sglang_canopy" / package).rglob("*.py")) for m in made(path)
-    ]
+    paths = sorted((PYTHON / "sglang_canopy" / package).rglob("*.py"))
+    every = [mutant for path in paths for mutant in made(path)]
     chosen = random.Random(seed).sample(every, min(sample, len(every)))
-    stages = []
-    for tests in (own, more):
-        plain = run(tests, None, None)
-        if not plain.passed:
-            raise SystemExit(f"{' '.join(tests)} fails without a mutant: mend it first")
-        stages.append((tests, CPU_FACTOR * plain.cpu_s + CPU_LEAST_S))
+    first = Suite(own)
+    further: Suite | None = None
     survivors = []
     for mutant in tqdm(chosen, desc=package, mininterval=10):
-        if all(run(tests, mutant, limit_s).passed for tests, limit_s in stages):
+        if not first.run(mutant).passed:
+            continue
+        further = further or Suite(more)
+        if further.run(mutant).passed:
             survivors.append(mutant.text)
             tqdm.write(mutant.text)
     return {
