@@ -3,12 +3,14 @@
     python benchmark/overlap/run.py --steps 300 --seeds 2
 
 Runs `test/support/chaos_worker.py` in each set-up of `test/support/chaos_setups.py` and writes
-`benchmark/overlap/results/chaos.json`. Exits with 1 if an answer is wrong or a request is not served.
+`benchmark/overlap/results/chaos.json`; the set-ups and seeds of earlier runs stay in it. Exits with 1 if an
+answer is wrong or a request is not served.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 import tempfile
@@ -51,19 +53,23 @@ def life(name: str, models: Path, seed: int, steps: int) -> dict[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    every = [*chaos_setups.DENSE, *chaos_setups.HYBRID]
+    parser.add_argument("setups", nargs="*", default=every, metavar="SETUP", help="; ".join(every))
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--first-seed", type=int, default=10)
     parser.add_argument("--json", type=Path, default=RESULTS)
     args = parser.parse_args()
-    lives = []
+    lives = json.loads(args.json.read_text())["lives"] if args.json.exists() else []
+    seeds = range(args.first_seed, args.first_seed + args.seeds)
     with tempfile.TemporaryDirectory() as models:
-        for seed in range(args.first_seed, args.first_seed + args.seeds):
-            for name in (*chaos_setups.DENSE, *chaos_setups.HYBRID):
-                lives.append(life(name, Path(models), seed, args.steps))
-                print(json.dumps(lives[-1]), flush=True)
-                args.json.parent.mkdir(exist_ok=True)
-                args.json.write_text(json.dumps({"lives": lives}, indent=1) + "\n")
+        for seed, name in itertools.product(seeds, args.setups):
+            new = life(name, Path(models), seed, args.steps)
+            print(json.dumps(new), flush=True)
+            lives = [one for one in lives if (one["setup"], one["seed"]) != (name, seed)] + [new]
+            lives.sort(key=lambda one: (every.index(one["setup"]), one["seed"]))
+            args.json.parent.mkdir(exist_ok=True)
+            args.json.write_text(json.dumps({"lives": lives}, indent=1) + "\n")
     return int(any(one["wrong"] or one["unserved"] for one in lives))
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from support.overlapped import OVERLAP
 from support.worker import worked
 
 PATIENCE_S = 900
@@ -76,6 +77,7 @@ def test_a_name_that_is_used_again_is_another_request(tiny_model) -> None:
         pytest.param(GATE, id="fcfs-gate", marks=pytest.mark.long),
         pytest.param(("--schedule-policy", "hrrn", *GATE), id="hrrn-gate", marks=pytest.mark.long),
         pytest.param((*OURS, *GATE), id="ours-gate", marks=pytest.mark.long),
+        pytest.param((*OURS, *GATE, OVERLAP), id="ours-gate-overlap", marks=pytest.mark.long),
     ],
 )
 def test_whoever_leaves_the_others_get_their_answers_and_nothing_is_held(
