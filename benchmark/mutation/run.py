@@ -5,7 +5,7 @@
 A mutant differs in one operator, constant, condition or statement. Mutants are drawn with ``--seed``;
 each runs in a fork that has the third-party packages loaded already, first with the package's own
 tests, then, if it survives, with further tests (``TESTS``). Too much CPU time counts as noticed.
-Writes ``benchmark/mutation/results.json``: the packages of earlier runs stay in it.
+Writes ``benchmark/mutation/results.json`` after each mutant; the packages of earlier runs stay in it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import importlib.util
 import json
 import os
 import random
-import resource
 import signal
 import subprocess
 import sys
@@ -24,7 +23,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import pytest
 from tqdm import tqdm
@@ -54,13 +53,8 @@ TESTS: dict[str, tuple[list[str], list[str]]] = {
     "reuse": (["test/reuse"], ["test/policy"]),
 }
 """Tests of each package: its own, and those that its survivors meet too."""
-CPU_FACTOR, CPU_LEAST_S = 4.0, 30.0
+CPU_FACTOR, CPU_LEAST_S = 4.0, 5.0
 IDLE_S = 90.0
-
-
-class Ran(NamedTuple):
-    passed: bool
-    cpu_s: float
 
 
 class Finder:
@@ -82,7 +76,9 @@ class Finder:
 
 
 class Quickest:
-    """Pytest plugin that runs the tests in the order of ``seconds``, and notes them if it is empty."""
+    """Pytest plugin that runs the tests with the least CPU ``seconds`` first, and ends the process if
+    a test uses many times as much. If ``seconds`` is empty, it measures them instead.
+    """
 
     def __init__(self, seconds: dict[str, float]) -> None:
         self.known, self.seconds = dict(seconds), seconds
@@ -91,9 +87,17 @@ class Quickest:
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         items.sort(key=lambda item: self.known.get(item.nodeid, 0.0))
 
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
+        begin = time.process_time()
+        if self.known:
+            limit_s = CPU_FACTOR * self.known.get(item.nodeid, 0.0) + CPU_LEAST_S
+            signal.setitimer(signal.ITIMER_PROF, limit_s)  # SIGPROF ends the process
+        result = yield
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
         if not self.known:
-            self.seconds[report.nodeid] = self.seconds.get(report.nodeid, 0.0) + report.duration
+            self.seconds[item.nodeid] = time.process_time() - begin
+        return result
 
 
 class Suite:
@@ -102,31 +106,26 @@ class Suite:
     def __init__(self, tests: list[str]) -> None:
         self.tests = tests
         self.seconds: dict[str, float] = {}
-        self.limit_s: float | None = None
-        plain = self.run(None)
-        if not plain.passed:
+        if not self.run(None):
             raise SystemExit(f"{' '.join(tests)} fails without a mutant: mend it first")
-        self.limit_s = CPU_FACTOR * plain.cpu_s + CPU_LEAST_S
 
-    def run(self, mutant: Mutant | None) -> Ran:
-        """Run the tests in a fork. They fail if they use too much CPU time, or none for a while."""
+    def run(self, mutant: Mutant | None) -> bool:
+        """Run the tests in a fork; return whether they pass, without too much CPU time or idling."""
         reader, writer = os.pipe()
         pid = os.fork()
         if pid == 0:
             self._in_fork(mutant, writer)
         os.close(writer)
-        code, cpu_s = _wait(pid)
+        status = _wait(pid)
         with os.fdopen(reader) as pipe:
             self.seconds = json.loads(pipe.read() or "{}") or self.seconds
-        return Ran(code == 0, cpu_s)
+        return status == 0
 
     def _in_fork(self, mutant: Mutant | None, writer: int) -> NoReturn:
         os.setsid()
         silence = os.open(os.devnull, os.O_RDWR)
         for stream in range(3):
             os.dup2(silence, stream)
-        if self.limit_s is not None:
-            resource.setrlimit(resource.RLIMIT_CPU, (int(self.limit_s), int(self.limit_s) + 5))
         for name in [name for name in sys.modules if name.startswith(OURS)]:
             del sys.modules[name]
         if mutant is not None:
@@ -140,11 +139,11 @@ class Suite:
         os._exit(code)
 
 
-def _wait(pid: int) -> tuple[int, float]:
-    """Return the exit status and CPU seconds of a fork; end it if it is idle for ``IDLE_S``."""
+def _wait(pid: int) -> int:
+    """Return the exit status of a fork; end it if it is idle for ``IDLE_S``."""
     last_cpu, since = -1.0, time.monotonic()
     while True:
-        ended, status, usage = os.wait4(pid, os.WNOHANG)
+        ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
             break
         cpu = _cpu_s(pid)
@@ -155,7 +154,7 @@ def _wait(pid: int) -> tuple[int, float]:
         time.sleep(0.05)
     with suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)  # processes that the tests left
-    return status, usage.ru_utime + usage.ru_stime
+    return status
 
 
 def _cpu_s(pid: int) -> float:
@@ -179,8 +178,8 @@ def preload(tests: list[str]) -> None:
                 importlib.import_module(name)
 
 
-def judge(package: str, sample: int, seed: int) -> dict[str, Any]:
-    """Draw mutants of ``package``, run its tests on each and return counts and survivors."""
+def judge(package: str, sample: int, seed: int) -> Iterator[dict[str, Any]]:
+    """Draw mutants of ``package`` and run its tests on each. Yield counts and survivors so far."""
     own, more = TESTS[package]
     preload(own)
     paths = sorted((PYTHON / "sglang_canopy" / package).rglob("*.py"))
@@ -188,21 +187,20 @@ def judge(package: str, sample: int, seed: int) -> dict[str, Any]:
     chosen = random.Random(seed).sample(every, min(sample, len(every)))
     first = Suite(own)
     further: Suite | None = None
-    survivors = []
-    for mutant in tqdm(chosen, desc=package, mininterval=10):
-        if not first.run(mutant).passed:
-            continue
-        further = further or (Suite(more) if more else first)
-        if further is first or further.run(mutant).passed:
-            survivors.append(mutant.text)
-            tqdm.write(mutant.text)
-    return {
-        "sites": len(every),
-        "mutants": len(chosen),
-        "survived": len(survivors),
-        "seed": seed,
-        "survivors": sorted(survivors),
-    }
+    survivors: list[str] = []
+    for number, mutant in enumerate(tqdm(chosen, desc=package, mininterval=10), 1):
+        if first.run(mutant):
+            further = further or (Suite(more) if more else first)
+            if further is first or further.run(mutant):
+                survivors.append(mutant.text)
+                tqdm.write(mutant.text)
+        yield {
+            "sites": len(every),
+            "mutants": number,
+            "survived": len(survivors),
+            "seed": seed,
+            "survivors": sorted(survivors),
+        }
 
 
 def made(path: Path) -> Iterator[Mutant]:
@@ -218,9 +216,10 @@ def main() -> None:
     args = parser.parse_args()
     os.chdir(ROOT)
     for package in args.packages:
-        found = judge(package, args.sample, args.seed)
-        known = json.loads(args.json.read_text()) if args.json.exists() else {}
-        args.json.write_text(json.dumps({**known, package: found}, indent=1, sort_keys=True) + "\n")
+        for found in judge(package, args.sample, args.seed):
+            known = json.loads(args.json.read_text()) if args.json.exists() else {}
+            new = json.dumps({**known, package: found}, indent=1, sort_keys=True)
+            args.json.write_text(new + "\n")
 
 
 if __name__ == "__main__":

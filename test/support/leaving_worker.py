@@ -163,8 +163,9 @@ def fuzz(engine: InProcess, seed: int = 0) -> dict[str, Any]:
     pushed_out.clear()
     which = req = None
     if engine.turns is not None:
-        # SGLang keeps the requests of the last overlapped batch, so make that another request's.
-        engine.serve([engine.feed(token_ids(8, 906), 1)])
+        # SGLang keeps the last two overlapped batches: fill both with another request's.
+        engine.serve([engine.feed(token_ids(8, 906), ANSWER)])
+        take_time(engine.scheduler, [f"{TIME_KEY}{time.monotonic()!r}"])
     for _ in range(3):
         engine.step()
     if ledger is not None:
