@@ -32,7 +32,6 @@ from canopy_chunks.server.request import (
     ResolvedChunk,
     ReusePlan,
     chunk_request,
-    custom_params,
     fused_report,
     ineligible_reason,
     normal_report,
@@ -43,6 +42,7 @@ from canopy_chunks.text.fields import parse_fields
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.tenant import namespace_of, tenant_of_req
 from sglang_canopy.wire.document_names import BOUNDS
+from sglang_canopy.wire.params import own_params
 from sglang_canopy.wire.stamp import read_stamp
 
 
@@ -100,7 +100,7 @@ class ChunkEngine:
 
     def new_request(self, req: Any) -> ChunkRequest | None:
         """The chunk state of a new request; ``None`` where it names no chunks."""
-        params = custom_params(req)
+        params = own_params(req)
         self.time_s = max(self.time_s, read_stamp(params).get("time", 0.0))
         if BOUNDS not in params:
             return None

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -131,12 +131,6 @@ class ChunkRequest:
 def chunk_request_of(req: Any) -> ChunkRequest | None:
     """The chunk state of SGLang's request, or ``None`` where it names no chunks."""
     return getattr(req, "canopy_chunks", None)
-
-
-def custom_params(req: Any) -> Mapping[str, Any]:
-    """A request's ``custom_params`` as a mapping, empty where it has none."""
-    found = getattr(getattr(req, "sampling_params", None), "custom_params", None)
-    return found if isinstance(found, Mapping) else {}
 
 
 def ineligible_reason(req: Any, request: ChunkRequest, options: Options) -> str | None:

@@ -16,6 +16,7 @@ import xxhash
 
 from sglang_canopy.records import ABORT, CLIENT, Request
 from sglang_canopy.tenant import namespace_of, tenant_of_req
+from sglang_canopy.wire.params import own_params
 from sglang_canopy.wire.stamp import read_marker, read_stamp
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def live_request(req: Req, now: float, block_tokens: int) -> LiveRequest:
     ``now``: seconds, the time of the request before, for one without a stamp. ``block_tokens``:
     tokens of one block of ``path``.
     """
-    params = req.sampling_params.custom_params
+    params = own_params(req)
     stamp = read_stamp(params)
     time, keep_s = stamp.get("time", now + UNSTAMPED_S), stamp.get("keep_s")
     request = LiveRequest(

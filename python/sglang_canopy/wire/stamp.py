@@ -23,6 +23,9 @@ STAMP_KEY = "canopy"
 MARKER_KEY = "canopy-tool-marker"
 """Token ids that open a tool call in the model's output, where the request offers tools."""
 
+ADDED = "added"
+"""In a stamp: the client sent no ``custom_params``, so the scheduler removes the field again."""
+
 MAX_MARKER = 64
 """Tokens of the marker that a request may carry."""
 
@@ -117,6 +120,7 @@ _STAMP: dict[str, Callable[[Any], Any]] = {
     "source": _source,
     "linear": _flag,
     "samples": _samples,
+    ADDED: _flag,
     "time": _number(0.0, _FAR_S, "seconds"),
     "epoch": _number(-_FAR_S, _FAR_S, "seconds"),
     "alpha": _number(0.0, _FAR_S, "seconds a token"),

@@ -23,6 +23,7 @@ from sglang_canopy.server.http.session_gate import see_to_time
 from sglang_canopy.telemetry.ttft_hour import TtftHour
 from sglang_canopy.tenant import tenant_of
 from sglang_canopy.wire.stamp import (
+    ADDED,
     FIELDS,
     MARKER_KEY,
     STAMP_KEY,
@@ -147,7 +148,8 @@ def _write_stamp(
     ``metadata``: our keys of the body's, over which those of ``custom_params`` win. ``identity``: the
     conversation that other clients' fields name, which counts where ours do not.
     """
-    custom = params.get("custom_params") or {}
+    given = params.get("custom_params")
+    custom = given or {}
     if isinstance(custom, Mapping):
         custom = {**metadata, **custom}
     fields = client_fields(custom)
@@ -158,6 +160,8 @@ def _write_stamp(
     samples = params.get("n")
     if isinstance(samples, int) and samples > 1:  # SGLang checks ``n`` later
         made["samples"] = samples
+    if given is None:
+        made[ADDED] = True
     line = current.ttft_fit.line()
     if line is not None:
         made["alpha"], made["beta"] = line

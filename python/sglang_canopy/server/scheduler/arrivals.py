@@ -18,12 +18,14 @@ from sglang_canopy.tenant import keep_adapters_apart
 from sglang_canopy.wire.hints import KEY, unpack
 from sglang_canopy.wire.keys import EXPLAIN as EXPLAIN_KEY
 from sglang_canopy.wire.keys import RETRY_AFTER
+from sglang_canopy.wire.params import own_params
 
 logger = logging.getLogger(__name__)
 
 
 def request_created(req: Any, scheduler: Any, recv_req: Any, *_: Any, **__: Any) -> None:
-    """After ``Scheduler._create_generation_req``."""
+    """After ``Scheduler._create_generation_req``, on every server with the plugin."""
+    own_params(req)
     if scheduler.enable_lora and _core(scheduler) is not None:
         keep_adapters_apart(req)
         req.canopy_adapter = recv_req.lora_name

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from sglang_canopy.config.server_options import options_of
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.wire import replay_clock
+from sglang_canopy.wire.params import own_params
 from sglang_canopy.wire.stamp import FORCE_OUTPUT, STAMP_KEY
 
 logger = logging.getLogger(__name__)
@@ -79,7 +80,7 @@ class _Requests(Mapping[str, Forced]):
 
     def __getitem__(self, rid: str) -> Forced:
         req = self._reqs[rid]
-        return Forced(len(req.origin_input_ids), req.sampling_params.custom_params[KEY])
+        return Forced(len(req.origin_input_ids), own_params(req)[KEY])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._reqs)
@@ -93,9 +94,8 @@ running = _Requests()
 
 def request_created(req: Any, scheduler: Any, *_: Any, **__: Any) -> None:
     """After ``Scheduler._create_generation_req``: remember a request that has forced output."""
-    params = getattr(req, "sampling_params", None)
-    given = getattr(params, "custom_params", None)
-    if isinstance(given, Mapping) and KEY in given:
+    given = own_params(req)
+    if KEY in given:
         if options_of(scheduler.server_args).requests.forced_output:
             with contextlib.suppress(CanopyError):  # the entry refused it, if it went through one
                 check(given, _ANY_TOKEN)

@@ -16,7 +16,7 @@ from sglang_canopy.config.server_options import options_of
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import live_names
 from sglang_canopy.request.client_hints import rule_of
-from sglang_canopy.wire.stamp import MARKER_KEY, STAMP_KEY, client_fields, make_stamp
+from sglang_canopy.wire.stamp import ADDED, MARKER_KEY, STAMP_KEY, client_fields, make_stamp
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +70,8 @@ def _stamped(custom: Any, server_args: Any) -> dict[str, Any]:
     requests = options_of(server_args).requests
     rule = rule_of(requests.client_hints, server_args.admin_api_key)
     stamp = make_stamp({"category": "generate"}, rule.allowed(fields, None), time.monotonic())
+    if custom is None:
+        stamp[ADDED] = True
     return {**given, STAMP_KEY: stamp}
 
 

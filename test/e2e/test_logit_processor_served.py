@@ -1,0 +1,53 @@
+"""A client's own logit processor receives the parameters that its client sent, and no others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sglang.srt.sampling.custom_logit_processor import CustomLogitProcessor
+
+from support.prompts import token_ids
+
+WANTED = 777
+NO_PARAMS = 555
+
+
+class Biases(CustomLogitProcessor):
+    """Parameters are token ids and biases: any other key ends the scheduler."""
+
+    def __call__(self, logits: Any, custom_param_list: Any = None) -> Any:
+        for row, params in enumerate(custom_param_list or []):
+            if params is None:
+                logits[row, 555] += 1000.0
+            for key, value in (params or {}).items():
+                if key != "__req__":
+                    logits[row, int(key)] += float(value)
+        return logits
+
+
+Biases.__module__ = "__main__"  # the class itself is sent, since the server has no such module
+
+
+@pytest.mark.parametrize("policy", ["wa", "lru"])
+def test_a_processor_receives_its_clients_parameters_alone(shared_server, tiny_model, policy):
+    client = shared_server(
+        tiny_model, "--radix-eviction", policy, "--enable-custom-logit-processor", kv_tokens=2048
+    )
+    biases = {str(WANTED): 1000.0}
+
+    def answered(params: dict[str, Any] | None, **sampling: Any) -> list[int]:
+        body = {"input_ids": token_ids(50, 1), "custom_logit_processor": Biases.to_str()}
+        given = {"temperature": 0, "max_new_tokens": 2, "ignore_eos": True, **sampling}
+        if params is not None:
+            given["custom_params"] = params
+        answer = client.post("/generate", {**body, "sampling_params": given})
+        first = answer[0] if isinstance(answer, list) else answer
+        return first["output_ids"]
+
+    assert answered(biases) == [WANTED] * 2
+    assert answered({**biases, "canopy_category": "chat", "canopy_turn": 2}) == [WANTED] * 2
+    assert answered(None) == [NO_PARAMS] * 2
+    assert answered(biases, n=2, temperature=1.0) == [WANTED] * 2
+    assert answered({}) != [NO_PARAMS] * 2
+    assert "Scheduler hit an exception" not in client.server.log_text()
