@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 import threading
 from collections.abc import Callable, Iterator
+from http.client import HTTPConnection
 from types import SimpleNamespace
 from typing import Any
 
@@ -66,12 +66,14 @@ class Http:
     def __call__(
         self, method: str, path: str, key: str | None = None, body: Any = None, **headers: str
     ) -> tuple[int, str]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=30)
         given = {k.replace("_", "-"): v for k, v in headers.items()}
         if key is not None:
             given["Authorization"] = f"Bearer {key}"
         if body is not None and not isinstance(body, bytes) and not hasattr(body, "__next__"):
             body = json.dumps(body).encode()
+        if body is not None:
+            given.setdefault("Content-Type", "application/json")
         try:
             connection.request(method, path, body, given)
             answer = connection.getresponse()
@@ -109,6 +111,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
         admin_api_key: str | None = None,
         hints: str = "on",
         worker: bool = False,
+        **arguments: Any,
     ) -> Iterator[Http]:
         app, manager = FastAPI(), Manager()
         monkeypatch.setattr(entry, "current", entry.current)  # add_routes sets another
@@ -117,8 +120,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
             http_server, "_global_state", SimpleNamespace(tokenizer_manager=manager)
         )
         server_args = SimpleNamespace(
-            radix_eviction_policy="wa",
-            radix_eviction_policy_config=None,
+            **{"radix_eviction_policy": "wa", "radix_eviction_policy_config": None} | arguments,
             api_key=api_key,
             admin_api_key=admin_api_key,
             **{ATTRIBUTE: ServerOptions(RequestOptions(client_hints=hints))},
@@ -177,6 +179,37 @@ def test_users_read_and_only_the_administrator_changes_state(
     with serve(**keys) as http:
         assert admitted(http, READS, key) == {reads}
         assert admitted(http, CHANGES, key) == {changes}
+
+
+@pytest.mark.parametrize(("method", "path"), CHANGES)
+@pytest.mark.parametrize("origin", ["http://evil.example", "null", "https://127.0.0.1"])
+def test_a_page_of_another_origin_changes_nothing(
+    serve: Serve, method: str, path: str, origin: str
+) -> None:
+    with serve(admin_api_key=ADMIN) as http:
+        code, text = http(method, path, ADMIN, HINT, Origin=origin)
+        assert code == 403
+        assert origin in text
+        assert http(method, path, ADMIN, Origin=origin)[0] == 403, "without a body, too"
+        assert not http.manager.sent
+
+
+def test_a_page_of_the_server_may_change_it(serve: Serve) -> None:
+    with serve() as http:
+        own = f"https://127.0.0.1:{http.port}"
+        assert http("POST", "/canopy/hint", None, HINT, Origin=own)[0] == 200
+
+
+@pytest.mark.parametrize(("method", "path"), CHANGES)
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", ""])
+def test_a_body_that_browsers_send_without_permission_is_refused(
+    serve: Serve, method: str, path: str, kind: str
+) -> None:
+    with serve() as http:
+        code, text = http(method, path, None, HINT, Content_Type=kind)
+        assert code == 415
+        assert "application/json" in text
+        assert not http.manager.sent
 
 
 @pytest.mark.parametrize("path", ["/canopy/hint", "/canopy/chunks", "/canopy/chunks/abc/pin"])
@@ -248,6 +281,19 @@ def tokenizer() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=words)
 
 
+@pytest.mark.parametrize(
+    ("requested", "is_off", "shown"),
+    [("wa", False, None), ("auto", False, None), ("lru", False, "lru"), ("lru", True, None)],
+)
+def test_the_status_shows_the_policy_that_runs_and_not_the_requested_one(
+    serve: Serve, requested: str, is_off: bool, shown: str | None
+) -> None:
+    with serve(radix_eviction_policy=requested, disable_radix_cache=is_off) as http:
+        status = json.loads(http("GET", "/canopy/status")[1])
+        assert (status["policy"], status["policy_config"], status["ranks"]) == (shown, {}, [])
+        assert ("No eviction policy" in status["next_step"]) == (shown is None)
+
+
 SECRET = "0123456789abcdef-gateway"
 HINT = {"conversation": "a", "over": True}
 
@@ -294,6 +340,28 @@ def test_a_hint_whose_body_names_another_tenant_than_the_gateway_is_refused(serv
         assert code == 400
         assert "X-Canopy-Cache-Salt" in text
         assert not http.manager.sent
+
+
+@pytest.mark.parametrize("path", ["/canopy/chunks", "/canopy/explain?conversation=c"])
+@pytest.mark.parametrize("header", ["X-Canopy-Cache-Salt", "X-Canopy-Extra-Key"])
+def test_a_tenant_header_that_is_sent_twice_is_refused(
+    serve: Serve, path: str, header: str
+) -> None:
+    with serve() as http:
+        connection = HTTPConnection("127.0.0.1", http.port, timeout=30)
+        connection.putrequest("GET", path)
+        connection.putheader(header, "named by the client")
+        connection.putheader(header, "named by the gateway")
+        connection.endheaders()
+        answer = connection.getresponse()
+        assert (answer.status, header in answer.read().decode()) == (400, True)
+        connection.close()
+
+
+def test_a_tenant_that_the_query_names_twice_is_refused(serve: Serve) -> None:
+    with serve() as http:
+        assert http("GET", "/canopy/chunks?cache_salt=a&cache_salt=b")[0] == 400
+        assert http("GET", "/canopy/chunks?cache_salt=a&cache_salt=a")[0] == 200
 
 
 def test_a_request_that_is_refused_takes_no_hints_with_it(serve: Serve) -> None:

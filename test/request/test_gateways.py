@@ -173,8 +173,17 @@ def test_metadata_and_headers_name_the_tenant_of_a_request() -> None:
     ],
 )
 def test_a_tenant_that_is_named_twice_and_differently_is_refused(own, metadata, headers) -> None:
-    with pytest.raises(CanopyError, match="twice, and differently"):
+    with pytest.raises(CanopyError, match="several times, and differently"):
         settle(asked(cache_salt=own), http({"metadata": metadata}, **headers), BOTH)
+
+
+def test_a_header_that_client_and_gateway_both_send_is_refused() -> None:
+    request = http({}, X_Canopy_Cache_Salt="named by the client")
+    request.scope["headers"].append((b"x-canopy-cache-salt", b"named by the gateway"))
+    with pytest.raises(CanopyError, match="several times, and differently"):
+        settle(asked(), request, BOTH)
+    settle(obj := asked(), request, "metadata")  # no header counts
+    assert obj.cache_salt is None
 
 
 def test_a_tenant_that_is_no_string_is_refused() -> None:

@@ -1,11 +1,12 @@
-"""Who may call Canopy's routes, and how much of a body is read.
+"""Who may call Canopy's routes, from which pages, and how much of a body is read.
 
 SGLang checks keys before a route runs, by the level of the route's endpoint (its
 ``srt/utils/auth.py``). Canopy has two kinds of routes:
 
 - *reads* are open to a user's key, as SGLang's own are, and to the administrator's key as well;
-- *changes* act on the state of other requests: where there is an administrator's key, it alone
-  opens them.
+- *changes* act on the state of other requests: if there is an administrator's key, they need it.
+  A body must be JSON, and a browser may call them from a page of the same origin only: SGLang's
+  CORS rules admit every origin.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import hmac
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 from sglang_canopy.errors import CanopyError
 
@@ -66,7 +68,40 @@ def add_change_route(
 
     ``open_to_users``: whether a request with these headers needs a user's key only.
     """
-    _add(app, method, path, handler, open_to_users)
+
+    @functools.wraps(handler)
+    async def checked(request: Any) -> Any:
+        _check_origin(request.headers)
+        _check_json(request.headers)
+        return await handler(request)
+
+    _add(app, method, path, checked, open_to_users)
+
+
+def _check_origin(headers: Headers) -> None:
+    """Raise ``Refused`` for a call that a browser makes for a page of another origin.
+
+    Compares host and port: behind a gateway that ends TLS, the scheme differs.
+    """
+    origin = headers.get("origin")
+    if origin is not None and urlsplit(origin).netloc.lower() != headers.get("host", "").lower():
+        raise Refused(
+            403,
+            f"this route changes the server's state and was called from a page of {origin[:200]!r}; "
+            "call it from a page of this server, or without a browser",
+        )
+
+
+def _check_json(headers: Headers) -> None:
+    """Raise ``Refused`` for a body of another type than JSON, which needs no permission in browsers."""
+    if headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers:
+        return
+    given = headers.get("content-type", "")
+    if given.partition(";")[0].strip().lower() != "application/json":
+        raise Refused(
+            415,
+            f"the body must have the type application/json, got {given[:200]!r}; set Content-Type",
+        )
 
 
 async def read_json(request: Any, most_bytes: int, what: str) -> Any:
@@ -139,5 +174,5 @@ def _answered(handler: Handler) -> Callable[[Any], Awaitable[Any]]:
 
 
 def _is_unread(error: ValueError, request: Any) -> bool:
-    """Whether more of a refused request's body may come, which nobody wants."""
-    return isinstance(error, BodyTooLong) or "transfer-encoding" in request.headers
+    """Whether part of a refused request's body was not read."""
+    return isinstance(error, BodyTooLong | Refused) or "transfer-encoding" in request.headers

@@ -30,22 +30,33 @@ GATEWAY_HEADERS = ("x-smg-routing-key", "x-smg-target-worker", "x-request-id")
 """Headers that ``sglang-router`` and ``smg`` pass on or add."""
 
 
+def sent_values(pairs: Mapping[str, str], name: str) -> list[str]:
+    """Every value of a header or query parameter, also if it was sent several times.
+
+    A gateway may add its header to the client's instead of replacing it.
+    """
+    listed = getattr(pairs, "getlist", None)
+    values = [pairs.get(name)] if listed is None else listed(name)
+    return [value for value in values if value]
+
+
 def tenant_fields(request: Any, body: Mapping[str, Any] | None = None) -> dict[str, str | None]:
     """``extra_key`` and ``cache_salt`` of a Starlette request, for ``tenant_of``.
 
-    Raises ``CanopyError`` where one is no string, or is given twice and differently.
+    Raises ``CanopyError`` if one is no string, or is given twice and differently.
     """
     found: dict[str, str | None] = {}
     for field, header in HEADERS.items():
         in_body = (body or {}).get(field)
         if not isinstance(in_body, str | None):
             raise CanopyError(f"{field} must be a string, as in the tenant's requests")
-        places = (in_body, request.query_params.get(field), request.headers.get(header))
-        given = {one for one in places if one}
+        given = {*sent_values(request.query_params, field), *sent_values(request.headers, header)}
+        if in_body:
+            given.add(in_body)
         if len(given) > 1:
             raise CanopyError(
-                f"{field} is given twice, and differently: in the body, the query and the header "
-                f"{header} it must be the same; give it once"
+                f"{field} is given several times, and differently: in the body, the query and the "
+                f"header {header} it must be the same; give it once"
             )
         found[field] = given.pop() if given else None
     return found
@@ -61,7 +72,7 @@ def settle(
 
     ``obj``: SGLang's internal request, with those fields of the body that SGLang reads on its route:
     on ``/v1/messages`` neither. ``headers`` and ``body``: of the HTTP request; no headers for a call
-    from inside the process. Raises ``CanopyError`` where a field is given twice and differently. A
+    from inside the process. Raises ``CanopyError`` if a field is given twice and differently. A
     second call changes nothing.
     """
     if headers is None:
@@ -72,7 +83,7 @@ def settle(
         own, in_body = getattr(obj, field, None), body.get(field)
         of_prompts = own if isinstance(own, list) else [own]
         places = [
-            headers.get(header) if IN_HEADERS in carriers else None,
+            *(sent_values(headers, header) if IN_HEADERS in carriers else ()),
             given_there.get(METADATA[field]),
             None if isinstance(in_body, list) else in_body,  # of a batch: ``own``
         ]
@@ -84,7 +95,7 @@ def settle(
         names.update(one for one in of_prompts if one)
         if len(names) > 1:
             raise CanopyError(
-                f"{field} is given twice, and differently: in the body, its metadata "
+                f"{field} is given several times, and differently: in the body, its metadata "
                 f"({METADATA[field]}) and the header {header} it must be the same; give it once"
             )
         if not of_prompts or not all(of_prompts):  # for every prompt of a batch
