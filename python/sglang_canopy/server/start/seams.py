@@ -16,7 +16,7 @@ from sglang_canopy.server.scheduler import (
     received,
     session_gate,
 )
-from sglang_canopy.server.start import arguments
+from sglang_canopy.server.start import arguments, secrets
 from sglang_canopy.server.start.attach import storage_attached
 from sglang_canopy.server.start.seam import Seam
 from sglang_canopy.server.start.self_check import check_in_place, stop
@@ -37,7 +37,7 @@ def _build_cache(original: Any, ctx: Any) -> Any:
             "radix_eviction_policy 'auto' is read from a command line, and this server was started "
             "without one; give 'wa' here, or start it with python -m sglang.launch_server"
         )
-    if ctx.disable_radix_cache or ctx.params.eviction_policy not in live_names():
+    if ctx.params.eviction_policy not in live_names():
         return original(ctx)
     from sglang_canopy.server.scheduler.cache_factory import build
 
@@ -234,6 +234,10 @@ SEAMS = (
         routes.guard_internal_state,
         ("self", "obj"),
         "hints and commands come by Canopy's own routes alone",
+    ),
+    *(
+        Seam(*hook, purpose="keys and passwords are redacted in `/server_info` and the log")
+        for hook in secrets.HOOKS
     ),
     *(
         Seam(*hook, purpose="KV on disk is keyed by the weights that computed it")

@@ -1,0 +1,101 @@
+"""Redact secrets where SGLang shows its arguments: ``GET /server_info``, its log and its dumps.
+
+SGLang 0.5.23 shows keys there in clear, so that a client with a user's key reads the administrator's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+REDACTED = "<redacted>"
+
+FLAGS = ("--api-key", "--admin-api-key", "--ssl-keyfile-password")
+"""SGLang's flags whose values are secrets."""
+
+_NAME = re.compile(
+    r"(^|[_.-])((api|access|secret|private)[_-]?keys?|passwords?|passwd|secrets?|credentials?"
+    r"|(access|auth|bearer|hf|session)[_-]?tokens?)($|[_.-])",
+    re.IGNORECASE,
+)
+"""Names of arguments, and of keys in JSON arguments, whose values are secrets."""
+
+_IN_TEXT = re.compile(r"""(["'])([\w.-]{1,64})\1(\s*:\s*)(["'])((?:\\.|(?!\4).)*)\4""")
+"""A key and its text in a JSON argument."""
+
+
+def redacted(value: Any, name: str = "") -> Any:
+    """``value`` without secrets: those of named fields, and of keys inside JSON texts."""
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if _NAME.search(name):
+        return REDACTED
+    if isinstance(value, str):
+        return _IN_TEXT.sub(_without_text, value) if ":" in value else value
+    if isinstance(value, Mapping):
+        return {key: redacted(one, str(key)) for key, one in value.items()}
+    if isinstance(value, list | tuple) and type(value) in (list, tuple):
+        return type(value)(redacted(one) for one in value)
+    return value
+
+
+def _without_text(found: re.Match[str]) -> str:
+    quote, key, colon, opening, _ = found.groups()
+    if not _NAME.search(key):
+        return found[0]
+    return f"{quote}{key}{quote}{colon}{opening}{REDACTED}{opening}"
+
+
+def redacted_arguments(argv: Sequence[str]) -> list[str]:
+    """A command line without secrets. ``argparse`` also accepts shortened flags."""
+    shown: list[str] = []
+    is_secret = False
+    for argument in argv:
+        flag, equals, _ = argument.partition("=")
+        if is_secret:
+            shown.append(REDACTED)
+        elif equals and _is_secret_flag(flag):
+            shown.append(f"{flag}={REDACTED}")
+        else:
+            shown.append(redacted(argument))
+        is_secret = not is_secret and not equals and _is_secret_flag(argument)
+    return shown
+
+
+def _is_secret_flag(flag: str) -> bool:
+    is_prefix = len(flag) > len("--") and any(full.startswith(flag) for full in FLAGS)
+    return is_prefix and not "--ssl-keyfile".startswith(flag)
+
+
+def resolved(result: dict[str, Any], *_: Any, **__: Any) -> dict[str, Any]:
+    """After ``ServerArgs.resolved_dict``, which ``/server_info``, the log and dumps show."""
+    shown: dict[str, Any] = redacted(result)
+    return shown
+
+
+def printed(text: str, server_args: Any, *_: Any, **__: Any) -> str:
+    """After ``ServerArgs.__repr__``."""
+    for flag in FLAGS:
+        secret = getattr(server_args, flag.removeprefix("--").replace("-", "_"), None)
+        if secret:
+            text = text.replace(repr(secret), repr(REDACTED))
+    return _IN_TEXT.sub(_without_text, text)
+
+
+def command_line(
+    original: Callable[..., str], argv: Sequence[str], *args: Any, **kwargs: Any
+) -> str:
+    """Around ``redact_watermark_command_line``, which makes the ``launch_command`` that is shown."""
+    return original(redacted_arguments(argv), *args, **kwargs)
+
+
+_CORE = "sglang.srt.sampling.watermarking.core."
+_ARGS = "sglang.srt.server_args.ServerArgs."
+
+HOOKS: tuple[tuple[str, str, Callable[..., Any], tuple[str, ...]], ...] = (
+    (_ARGS + "resolved_dict", "after", resolved, ("self",)),
+    (_ARGS + "__repr__", "after", printed, ("self",)),
+    (_CORE + "redact_watermark_command_line", "around", command_line, ("argv", "watermark_config")),
+)
+"""``(target, kind of hook, hook, leading parameters)``."""
