@@ -205,6 +205,11 @@ REFUSALS = (
         variable="SGLANG_RUST_SERVER",
         instead="unset that variable",
     ),
+    Refusal(
+        "disable_radix_cache",
+        "--disable-radix-cache, or SGLang for this model, turns the prefix cache off, so that there is "
+        "nothing to evict",
+    ),
 )
 """In the order in which they are reported: the first that applies is."""
 
@@ -227,17 +232,19 @@ def all_unsupported(
         why = getattr(refusal, feature)
         if why is None:
             continue
-        value = _value(refusal, configured, environment)
-        if refusal.refused(value):
-            ways_out = [way for way in (refusal.instead, _WITHOUT[feature]) if way]
-            yield f"{why.format(value)}; {', or '.join(ways_out)}"
+        for value in _values(refusal, configured, environment):
+            if refusal.refused(value):
+                ways_out = [way for way in (refusal.instead, _WITHOUT[feature]) if way]
+                yield f"{why.format(value)}; {', or '.join(ways_out)}"
+                break
 
 
-def _value(refusal: Refusal, configured: tuple[Any, ...], environment: Mapping[str, str]) -> Any:
-    """What the option is set to, by whatever has it, or by its variable."""
-    if refusal.option is not None:
-        for one in configured:
-            value = getattr(one, refusal.option, None)
-            if value is not None:
-                return value
-    return environment.get(refusal.variable) or None if refusal.variable else None
+def _values(
+    refusal: Refusal, configured: tuple[Any, ...], environment: Mapping[str, str]
+) -> Iterator[Any]:
+    """The option's values in everything that has it; its variable's if nothing sets it."""
+    given = [getattr(one, refusal.option, None) for one in configured] if refusal.option else []
+    values = [value for value in given if value is not None]
+    if not values and refusal.variable:
+        values = [environment.get(refusal.variable) or None]
+    yield from values or [None]

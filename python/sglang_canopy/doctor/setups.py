@@ -293,6 +293,7 @@ SETUPS = (
     Setup("`--enable-lmcache`", "enable_lmcache", True),
     Setup("`--enable-flexkv`", "enable_flexkv", True),
     Setup("an external cache linker", "enable_unified_cache_external_linker", True),
+    Setup("`--disable-radix-cache`", "disable_radix_cache", True),
     Setup("`--radix-cache-backend`", "radix_cache_backend", "other"),
     Setup(
         "`--kv-cache-dtype`",

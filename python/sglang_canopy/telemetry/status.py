@@ -9,6 +9,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from sglang_canopy import thread_time
+from sglang_canopy.policy.registry import options_of
 from sglang_canopy.private_file import SET_ASIDE
 from sglang_canopy.radix.counters import (
     DEVICE,
@@ -74,6 +75,7 @@ class Status:
             "uptime_s": time.time() - self.started,
             "policies": self._policies(disk),
             "running": self.cache.tree_core.live.running,
+            "running_config": options_of(self.cache.tree_core.live.device_policy),
             "policy_changes": [asdict(one) for one in self.cache.tree_core.exchange.changes],
             "page_tokens": self.cache.tree_core.page_size,
             "kv_bytes_per_token": self.kv_bytes_per_token(),

@@ -12,14 +12,16 @@ WORTH_MEMORY_POINTS = 2.0
 
 
 def next_step(
-    meter: Mapping[str, Any] | None, policy: str, *, ours: bool, auto: bool = False
+    meter: Mapping[str, Any] | None, policy: str | None, *, ours: bool, auto: bool = False
 ) -> str:
     """Return the recommendation.
 
-    ``meter``: combined statistics (``total.added_up``); ``policy``: the running policy; ``ours``:
-    True for a Canopy policy; ``auto``: True under ``--radix-eviction auto``, which switches
+    ``meter``: combined statistics (``total.added_up``); ``policy``: the running policy, if one runs;
+    ``ours``: True for a Canopy policy; ``auto``: True under ``--radix-eviction auto``, which switches
     policies itself.
     """
+    if policy is None:
+        return "No eviction policy runs: the prefix cache is off, or the server has just started."
     if meter is None:
         flag = "--canopy-whatif auto" if ours else "--canopy-observe"
         return (

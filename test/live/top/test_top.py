@@ -244,7 +244,7 @@ def test_json_is_for_scripts(capsys) -> None:
         ("<html>", 200, "is not JSON"),
         ({"hello": 1}, 200, "is not Canopy's"),
         ({**STATUS, "policy": "lru", "ranks": []}, 200, "SGLang's own policy 'lru'"),
-        ({**STATUS, "ranks": []}, 200, "has not counted anything yet"),
+        ({**STATUS, "policy": None, "ranks": []}, 200, "runs no eviction policy"),
         ("oops", 500, "answers 500"),
     ],
 )

@@ -122,8 +122,11 @@ def _added_up(url: str, status: Mapping[str, Any]) -> dict[str, Any]:
         if status.get("whatif"):
             return {}
         policy = status["policy"]
-        if policy in live_names():
-            raise CanopyError(f"the server at {url} has not counted anything yet; try again")
+        if policy is None:
+            raise CanopyError(
+                f"the server at {url} runs no eviction policy: it has just started (try again), or "
+                "its prefix cache is off"
+            )
         raise CanopyError(
             f"the server at {url} runs SGLang's own policy {policy!r}, which Canopy does not "
             f"count; start it with --radix-eviction and one of: {', '.join(live_names())}"

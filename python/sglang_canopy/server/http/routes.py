@@ -14,7 +14,7 @@ from sglang_canopy.config.policy_change import KEY as POLICY_KEY
 from sglang_canopy.config.policy_change import MAX_BYTES as MAX_CHANGE_BYTES
 from sglang_canopy.config.policy_change import change_of
 from sglang_canopy.config.server_options import options_of
-from sglang_canopy.policy.registry import live_names
+from sglang_canopy.policy.registry import AUTO, live_names
 from sglang_canopy.request import access, client_hints
 from sglang_canopy.request.owner import tenant_fields
 from sglang_canopy.server.http import entry, tokenizer_workers
@@ -83,7 +83,7 @@ def _add(server_args: Any) -> None:
         watched = status_file.read_all(status_file.OBSERVED)
         meters = [rank["whatif"] for rank in (*ranks, *watched) if rank.get("whatif")]
         whatif = added_up(meters)
-        policy = ranks[0]["running"] if ranks else server_args.radix_eviction_policy
+        policy = ranks[0]["running"] if ranks else _sglangs_policy(server_args)
         auto = ranks[0].get("auto") if ranks else None
         return {
             "version": __version__,
@@ -91,7 +91,7 @@ def _add(server_args: Any) -> None:
                 whatif, policy, ours=policy in live_names(), auto=auto is not None
             ),
             "policy": policy,
-            "policy_config": server_args.radix_eviction_policy_config or {},
+            "policy_config": ranks[0]["running_config"] if ranks else {},
             "ttft_model": entered.ttft_fit.stats(),
             "ttft_hour": entered.ttft_hour.points(),
             "client_hints": entered.hint_rule.mode,
@@ -111,6 +111,13 @@ def _add(server_args: Any) -> None:
     explaining = Explaining(_send, server_args.admin_api_key)
     access.add_read_route(app, "GET", "/canopy/explain", explaining, server_args.admin_api_key)
     access.add_read_route(app, "GET", "/canopy/status", status, server_args.admin_api_key)
+
+
+def _sglangs_policy(server_args: Any) -> str | None:
+    """SGLang's own policy; ``None`` if its prefix cache is off, or before Canopy's ranks report."""
+    policy: str = server_args.radix_eviction_policy
+    is_off = getattr(server_args, "disable_radix_cache", False)
+    return None if is_off or policy in (AUTO, *live_names()) else policy
 
 
 async def _policy(request: Any) -> dict[str, Any]:

@@ -199,7 +199,7 @@ async function refresh() {
   try {
     const status = await asked("status");
     const ranks = status.ranks;
-    byId("what").textContent = "sglang-canopy " + status.version + ", policy " + status.policy + ", up " +
+    byId("what").textContent = "sglang-canopy " + status.version + ", policy " + (status.policy || "none") + ", up " +
       lasting(status.uptime_s) + (ranks.length > 1 ? ", " + ranks.length + " replicas" : "");
     byId("trouble").textContent = "";
     const next = status.next_step || "";
