@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -65,8 +66,31 @@ def test_the_proxy_names_sessions_and_announces_tools(stream: bool, monkeypatch)
         names = {fields["canopy_conversation"] for fields in sent.fields}
         assert len(sent.fields) == 3
         assert len(names) == 1
-        assert "s-1" not in names  # keys of different users may choose the same name
+        assert names == {"s-1"}, "as its user explains it"
         assert [set(h) - {"conversation"} for h in sent.hints] == [{"return_in_s"}]
+
+
+def test_a_name_that_two_keys_use_is_the_first_ones() -> None:
+    hints = CanopyLogger("http://127.0.0.1:1")
+
+    def named(key: str, name: str) -> str:
+        data = {"model": "m", "messages": ASK, "metadata": {"session_id": name}}
+        owner = SimpleNamespace(api_key=key)
+        made = asyncio.run(hints.async_pre_call_hook(owner, None, data, "completion"))
+        return made["extra_body"]["custom_params"]["canopy_conversation"]
+
+    assert named("ann", "s-1") == named("ann", "s-1") == "s-1"
+    assert named("bob", "s-1") == named("bob", "s-1") != "s-1"
+    assert named("ann", "s\n1") != "s\n1", "the server takes printable names"
+
+
+def test_the_documented_callback_sends_the_key_of_its_environment(monkeypatch) -> None:
+    monkeypatch.setenv("CANOPY_API_KEY", "k1")
+    with chat_endpoint([]) as (url, sent):
+        session = CanopyLogger(url)._session("s-1")
+        session.over()
+        session.wait()
+        assert sent.keys == ["Bearer k1"]
 
 
 def test_requests_without_a_session_are_left_alone() -> None:

@@ -137,6 +137,26 @@ def test_a_tenant_and_a_key_go_with_each_hint() -> None:
         assert sent.hints == [{"cache_salt": "ann", "conversation": "s-1", "over": True}]
 
 
+def test_hints_carry_the_key_of_the_agents_own_requests_to_that_server(monkeypatch) -> None:
+    with chat_endpoint([]) as (url, sent), chat_endpoint([]) as (other, others):
+        for base in (url, other):
+            client = openai.OpenAI(base_url=f"{base}/v1", api_key="k1", http_client=http_client())
+            with Session(url, "s-1") as session:
+                client.chat.completions.create(
+                    model="m", messages=[{"role": "user", "content": ""}]
+                )
+            session.wait()
+        assert sent.keys == ["Bearer k1", None], "a key goes to no other server"
+        assert others.keys == []
+        monkeypatch.setenv("CANOPY_API_KEY", "k2")
+        for headers in ({}, {"Authorization": "Bearer k3"}):
+            session = Session(url, "s-1", headers=headers)
+            session.use_key_of(url, "Bearer k1")
+            session.over()
+            session.wait()
+        assert sent.keys[2:] == ["Bearer k2", "Bearer k3"]
+
+
 def test_tool_times_are_medians_of_the_last_pauses_and_bounded() -> None:
     times = ToolTimes()
     assert times.expected_s([]) is None

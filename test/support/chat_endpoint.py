@@ -31,6 +31,8 @@ class Sent:
 
     def __init__(self) -> None:
         self.requests: list[tuple[str, dict[str, Any]]] = []
+        self.keys: list[str | None] = []
+        """The ``Authorization`` header of each hint."""
 
     @property
     def fields(self) -> list[dict[str, Any]]:
@@ -57,6 +59,7 @@ def chat_endpoint(answers: list[dict[str, Any]]) -> Iterator[tuple[str, Sent]]:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             sent.requests.append((self.path, body))
             if self.path == "/canopy/hint":
+                sent.keys.append(self.headers.get("Authorization"))
                 self.reply("application/json", b"{}")
                 return
             if not self.path.startswith("/v1/"):

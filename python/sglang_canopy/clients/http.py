@@ -132,6 +132,7 @@ def _with_fields(request: httpx.Request, session: Session) -> httpx.Request:
     if not isinstance(given, Mapping):
         return request  # the server says what is wrong with it
     body["custom_params"] = {**session.fields(), **given}
+    session.use_key_of(str(request.url), request.headers.get("authorization"))
     headers = [(k, v) for k, v in request.headers.raw if k.lower() != b"content-length"]
     content = json.dumps(body).encode()
     return httpx.Request(

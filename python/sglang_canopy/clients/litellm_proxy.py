@@ -3,8 +3,10 @@
     litellm_settings:
       callbacks: sglang_canopy.clients.litellm_proxy.canopy
 
-A client names its session in the header ``x-litellm-session-id`` or in ``metadata``'s ``session_id``.
-The environment variable ``CANOPY_URL`` says where hints go. The proxy cannot know when a task is done.
+A client names its session in the header ``x-litellm-session-id`` or in ``metadata``'s ``session_id``,
+and Canopy's conversation has the same name, for ``canopy explain`` and hints. ``CANOPY_URL`` is the
+server's address; ``CANOPY_API_KEY``, or ``CANOPY_GATEWAY_SECRET``, goes with hints. The proxy cannot
+know when a task is done.
 """
 
 from __future__ import annotations
@@ -33,6 +35,8 @@ class CanopyLogger(CustomLogger):
         super().__init__()
         self.url, self.options = url, options
         self._sessions: dict[str, Session] = {}
+        self._owners: dict[str, str] = {}
+        """The key whose clients use a session's name."""
         self._lock = threading.Lock()
 
     async def async_pre_call_hook(
@@ -41,9 +45,7 @@ class CanopyLogger(CustomLogger):
         given = data.get("litellm_session_id") or _metadata(data).get("session_id")
         if call_type not in _TYPES or not isinstance(given, str) or not given:
             return data
-        # Clients of different keys may choose the same name.
-        key = str(getattr(user_api_key_dict, "api_key", None) or "")
-        name = hashlib.sha256(f"{key} {given}".encode()).hexdigest()[:32]
+        name = self._name(str(getattr(user_api_key_dict, "api_key", None) or ""), given)
         extra = dict(data.get("extra_body") or {})
         fields = self._session(name).fields()
         extra["custom_params"] = {**fields, **(extra.get("custom_params") or {})}
@@ -62,6 +64,18 @@ class CanopyLogger(CustomLogger):
     def sessions(self) -> list[Session]:
         """Those known, the last used one last."""
         return list(self._sessions.values())
+
+    def _name(self, key: str, given: str) -> str:
+        """The client's own name, or a digest if clients of another key already use that name, or the
+        server would refuse it."""
+        with self._lock:
+            owner = self._owners.pop(given, key)
+            self._owners[given] = owner
+            if len(self._owners) > MAX_SESSIONS:
+                del self._owners[next(iter(self._owners))]
+        if owner == key and given.strip() and given.isprintable():
+            return given
+        return hashlib.sha256(f"{key} {given}".encode()).hexdigest()[:32]
 
     def _session(self, name: str) -> Session:
         with self._lock:

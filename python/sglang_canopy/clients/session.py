@@ -3,16 +3,21 @@
     with Session("http://127.0.0.1:30000"):
         run_the_agent()
 
-Every request of the block that goes through an HTTP client of ``clients/http.py`` says which
-conversation it belongs to. When an answer calls tools, the server is told when the conversation goes
-on, once it is known how long these tools take; at the end of the block, that it is over. Hints are
-sent in the background, and a server that does not take them costs the agent nothing.
+Every request of the block that goes through an HTTP client of ``clients/http.py`` names its
+conversation. After an answer that calls tools, a hint announces when the conversation continues, if
+pauses of these tools are known; the end of the block sends the hint that it is over. Hints are sent
+in the background, and a server that refuses them costs the agent nothing.
+
+A server with ``--api-key`` wants a key with each hint. In this order: ``Session(headers=...)``, the
+environment variables ``CANOPY_API_KEY`` and ``CANOPY_GATEWAY_SECRET``, and the key of the agent's own
+requests to the same server.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import os
 import time
 import urllib.request
 import uuid
@@ -20,6 +25,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar
 from typing import Any
+from urllib.parse import urlsplit
 
 from sglang_canopy.clients.tool_times import TOOL_TIMES, ToolTimes
 
@@ -33,9 +39,9 @@ _log = logging.getLogger(__name__)
 class Session:
     """A conversation with the server at ``url`` (without ``/v1``).
 
-    ``name`` is made up where none is given. ``headers`` go with each hint (an API key, a gateway's
-    secret), and so do ``tenant``'s ``cache_salt`` and ``extra_key``, which must be those of the
-    requests. A session that is entered inside another is a sub-agent's: the outer one waits for it.
+    Without a ``name`` it gets a random one. ``headers`` go with each hint, for example
+    ``{"Authorization": "Bearer KEY"}``, and so do ``tenant``'s ``cache_salt`` and ``extra_key``, which
+    must be those of the requests. A session inside another is a sub-agent's: the outer one waits.
     """
 
     def __init__(
@@ -50,7 +56,7 @@ class Session:
         self.url = url.rstrip("/").removesuffix("/v1")
         self.name = name or f"session-{uuid.uuid4()}"
         self.parent: str | None = None
-        self._headers = dict(headers or {})
+        self._headers = {**_headers_of_environment(), **_lower(headers or {})}
         self._tenant = dict(tenant or {})
         self._tool_times = tool_times
         self._tools: tuple[str, ...] = ()
@@ -93,6 +99,13 @@ class Session:
         if expected_s is not None:
             self._hint(return_in_s=expected_s)
 
+    def use_key_of(self, url: str, authorization: str | None) -> None:
+        """Send ``authorization`` with hints too, if ``url`` is on the session's server and the session
+        has no key. A key goes to no other server.
+        """
+        if authorization and _origin(url) == _origin(self.url):
+            self._headers.setdefault("authorization", authorization)
+
     def over(self) -> None:
         """The task is done: nothing continues this conversation."""
         self._hint(over=True)
@@ -104,12 +117,27 @@ class Session:
 
     def _hint(self, **fields: Any) -> None:
         body = {**self._tenant, "conversation": self.name, **fields}
-        self._last = _SENDER.submit(_post, f"{self.url}/canopy/hint", body, self._headers)
+        self._last = _SENDER.submit(_post, f"{self.url}/canopy/hint", body, dict(self._headers))
 
 
 def current() -> Session | None:
     """The session of the block that runs now, in this thread or task."""
     return _CURRENT.get()
+
+
+def _headers_of_environment() -> dict[str, str]:
+    key, secret = map(os.environ.get, ("CANOPY_API_KEY", "CANOPY_GATEWAY_SECRET"))
+    given = {"authorization": key and f"Bearer {key}", "x-canopy-gateway-secret": secret}
+    return {name: value for name, value in given.items() if value}
+
+
+def _lower(headers: Mapping[str, str]) -> dict[str, str]:
+    return {name.lower(): value for name, value in headers.items()}
+
+
+def _origin(url: str) -> tuple[str, str | None, int | None]:
+    parts = urlsplit(url)
+    return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
 
 
 def _post(url: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> None:
