@@ -14,8 +14,8 @@ from starlette.requests import Request as HttpRequest
 
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.radix.live_request import live_request
-from sglang_canopy.request import identity
-from sglang_canopy.request.identity import Identities, Responses, sources_of
+from sglang_canopy.request.identity import SOURCES, Identities, sources_of
+from sglang_canopy.request.responses import MAX_RESPONSES, MAX_TENANTS, Responses
 from sglang_canopy.request.sent import body_of
 from sglang_canopy.server.http import entry
 from sglang_canopy.wire.stamp import STAMP_KEY, make_stamp, read_stamp
@@ -114,7 +114,7 @@ def test_each_source_and_the_first_of_several(body, headers, said) -> None:
 
 
 def test_each_source_is_in_the_list_once_and_named_in_the_flag() -> None:
-    names = [source.name for source in identity.SOURCES]
+    names = [source.name for source in SOURCES]
     assert len(names) == len(set(names))
     assert sources_of("all") == tuple(names)
     assert set(sources_of("sessions")) < set(names)
@@ -153,23 +153,23 @@ def test_a_chain_of_responses_is_one_conversation_of_its_tenant() -> None:
         body = {"input": "hi"} | ({"previous_response_id": previous} if previous else {})
         return stamped(body, rid=rid, cache_salt=salt)
 
-    assert asks("resp_1")["conversation"] == "resp_1"
-    assert asks("resp_2", "resp_1")["conversation"] == "resp_1"
-    assert asks("resp_3", "resp_2")["conversation"] == "resp_1"
+    assert "conversation" not in asks("resp_1")
+    assert [asks("resp_2", "resp_1")[k] for k in ("conversation", "turn")] == ["resp_1", 2]
+    assert [asks("resp_3", "resp_2")[k] for k in ("conversation", "turn")] == ["resp_1", 3]
     assert asks("resp_4", "resp_3", salt="b")["conversation"] == "resp_3"
     assert asks("resp_5", "unknown")["conversation"] == "unknown"
 
 
 def test_remembered_responses_are_bounded_and_one_tenants_push_out_no_others() -> None:
     responses = Responses()
-    responses.conversation("quiet", "resp_q", "root")
-    for n in range(5 * identity.MAX_RESPONSES):
-        responses.conversation("loud", f"resp_{n}", None)
-    assert sum(map(len, responses._roots.values())) == identity.MAX_RESPONSES + 1
-    assert responses.conversation("quiet", "resp_r", "resp_q") == "root"
-    for n in range(5 * identity.MAX_TENANTS):
-        responses.conversation(f"t{n}", "resp_1", None)
-    assert len(responses._roots) == identity.MAX_TENANTS
+    responses.continued("quiet", "resp_q", "root", 1)
+    for n in range(5 * MAX_RESPONSES):
+        responses.continued("loud", f"resp_{n}", None, 1)
+    assert sum(map(len, responses._known.values())) == MAX_RESPONSES + 1
+    assert responses.continued("quiet", "resp_r", "resp_q", 1) == ("root", 2)
+    for n in range(5 * MAX_TENANTS):
+        responses.continued(f"t{n}", "resp_1", None, 1)
+    assert len(responses._known) == MAX_TENANTS
 
 
 def test_names_that_are_too_long_become_their_digest_and_stay_apart() -> None:

@@ -29,11 +29,12 @@ class SessionIndex:
     def find(self, request: Request) -> Session | None:
         """The session that ``request`` goes on with; ``None`` where that has one under way."""
         who = request.tenant, request.conversation
+        unnamed = request.tenant, None
         full = full_blocks(request.path, request.prompt_tokens, request.block_tokens)
         found = None
         for block in reversed(request.path[:full]):
             found = self._by_end.get(block)
-            if found is not None and not found.under_way and found.who == who:
+            if found is not None and not found.under_way and found.who in (who, unnamed):
                 return found
         if request.conversation is None:
             return None
@@ -45,6 +46,10 @@ class SessionIndex:
         session.tokens = tokens
         session.path = tuple(request.path)
         self.hide(session)
+        if (
+            request.conversation is not None
+        ):  # named from its second turn on, as stored responses are
+            session.who = request.tenant, request.conversation
         # An answer may not come back as it was: the prompt's end is known as well.
         full = (
             full_blocks(request.path, end, request.block_tokens)

@@ -11,22 +11,17 @@ Dynamo 1.5 reads them (its ``lib/llm/src/protocols/agents.rs``).
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import re
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.wire.stamp import MAX_NAME, MAX_TURN
+from sglang_canopy.request.responses import Responses
+from sglang_canopy.wire.stamp import MAX_NAME, MAX_TURN, conversation_name
 
 FLAG = "--canopy-identity-sources"
 SESSIONS, ALL, NONE = "sessions", "all", "none"
-
-MAX_RESPONSES = 1024
-"""Responses of one tenant whose conversation is remembered, for ``previous_response_id``."""
-MAX_TENANTS = 64
 
 Headers = Mapping[str, str]
 Body = Mapping[str, Any]
@@ -36,15 +31,11 @@ its last request; ``turn``."""
 
 
 def _name(value: Any) -> str | None:
-    """A usable name; longer ones by their digest; ``None`` for anything else."""
-    if not isinstance(value, str):
+    """A usable name (``conversation_name``), or ``None``."""
+    try:
+        return conversation_name(value)
+    except ValueError:
         return None
-    value = value.strip()
-    if not value or not value.isprintable():
-        return None
-    if len(value) <= MAX_NAME:
-        return value
-    return "#" + hashlib.sha256(value.encode(errors="surrogatepass")).hexdigest()
 
 
 def _named(conversation: Any, parent: Any = None, over: Any = None) -> Fields | None:
@@ -158,7 +149,7 @@ SOURCES = (
         "previous_response_id",
         "OpenAI's Responses API",
         body=("previous_response_id",),
-        note=", and the ids of the responses before",
+        note="; the conversation has its first response's id",
     ),
     Source(
         "request-id",
@@ -213,30 +204,6 @@ def sources_of(text: str) -> tuple[str, ...]:
     return tuple(name for name in names if name in wanted)
 
 
-class Responses:
-    """The conversations of past responses, which continue by ``previous_response_id``. Bounded, by
-    tenant and in all. Several threads may ask."""
-
-    def __init__(self) -> None:
-        self._roots: dict[str | None, dict[str, str]] = {}
-        self._lock = threading.Lock()
-
-    def conversation(self, tenant: str | None, rid: str, previous: str | None) -> str:
-        """The conversation of the response ``rid``, which follows ``previous``, if that is given.
-        It has the name of its first response."""
-        with self._lock:
-            mine = self._roots.pop(tenant, {})
-            root = rid if previous is None else mine.get(previous, previous)
-            mine.pop(rid, None)
-            if len(mine) >= MAX_RESPONSES:
-                del mine[next(iter(mine))]
-            mine[rid] = root
-            if len(self._roots) >= MAX_TENANTS:
-                del self._roots[next(iter(self._roots))]
-            self._roots[tenant] = mine
-        return root
-
-
 @dataclass(frozen=True, slots=True)
 class Identities:
     """The rule of this server: which sources count."""
@@ -245,12 +212,17 @@ class Identities:
     responses: Responses = dataclasses.field(default_factory=Responses)
 
     def fields(
-        self, body: Body, headers: Headers, rid: Any = None, tenant: str | None = None
+        self,
+        body: Body,
+        headers: Headers,
+        rid: Any = None,
+        tenant: str | None = None,
+        turn: int = 1,
     ) -> Fields:
-        """What the first source that is there says, as fields of a stamp; none where none is.
+        """The fields of the first source that is present, for a stamp; empty if none is.
 
         ``headers``: any mapping that ignores case, or has names in lower case. ``rid``: SGLang's id
-        of the request. Malformed values are as absent.
+        of the request. ``turn``: inferred from the body. Malformed values count as absent.
         """
         found: Fields = {}
         for source in SOURCES:
@@ -264,9 +236,13 @@ class Identities:
         of_responses = isinstance(rid, str) and rid.startswith("resp_") and len(rid) <= MAX_NAME
         if of_responses and _CHAIN in self.sources:  # SGLang's Responses API gave the id
             previous = _name(body.get(_CHAIN))
-            root = self.responses.conversation(tenant, rid, previous)
-            if not found or found["conversation"] == previous:
+            root, later = self.responses.continued(tenant, rid, previous, turn)
+            # A first response has no name: a stateless client never refers to it, and its next turn
+            # is found by its prompt.
+            if previous is not None and found.get("conversation", previous) == previous:
                 found = {"conversation": root, "linear": True}
+            if later is not None:
+                found = {**found, "turn": later}
         return found
 
 

@@ -9,9 +9,12 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import Any
 
-from sglang_canopy.wire.stamp import MAX_TURN
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.request.responses import infer_from_response
+from sglang_canopy.wire.stamp import MAX_TURN, OF_OTHER_PARTS, client_fields
 
 
 def headers_of(request: Any) -> Mapping[str, str] | None:
@@ -52,6 +55,52 @@ def metadata_fields(
     if not isinstance(metadata, Mapping):
         return {}
     return {key: _value(metadata[key], check) for key, check in checks.items() if key in metadata}
+
+
+DROPPING = ("/v1/responses", "/v1/messages", "/api/chat", "/api/generate")
+"""Ends of the paths of routes on which SGLang drops ``custom_params``."""
+
+
+def path_of(request: Any) -> str:
+    """The path of a Starlette request; empty for a call from inside the process."""
+    return str((getattr(request, "scope", None) or {}).get("path", ""))
+
+
+def dropped_params(path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Canopy's keys of a body's ``custom_params`` on routes where SGLang drops the field.
+
+    Raises ``CanopyError`` for keys that need another route, instead of dropping them too.
+    """
+    given = body.get("custom_params")
+    if given is None or not path.endswith(DROPPING):
+        return {}
+    if not isinstance(given, Mapping):
+        client_fields(given)  # raises
+        return {}
+    found = {k: v for k, v in given.items() if isinstance(k, str) and k.startswith("canopy")}
+    for key in OF_OTHER_PARTS:
+        if key in found:
+            raise CanopyError(
+                f"custom_params key {key!r} is not supported on {path}; use /v1/chat/completions, "
+                "/v1/completions or /generate"
+            )
+    return found
+
+
+def infer(path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Category and turn by the route and the body, where SGLang converts no chat or completion."""
+    if path.endswith("/v1/responses"):
+        return infer_from_response(body)
+    if path.endswith("/api/chat"):
+        return infer_from_chat(_ollama_chat(body))
+    return {"category": "generate"}
+
+
+def _ollama_chat(body: Mapping[str, Any]) -> Any:
+    messages = body.get("messages")
+    given = messages if isinstance(messages, list) else []
+    roles = [SimpleNamespace(role=m.get("role")) for m in given if isinstance(m, Mapping)]
+    return SimpleNamespace(messages=roles, tools=body.get("tools"))
 
 
 def _value(given: Any, check: Callable[[Any], Any]) -> Any:

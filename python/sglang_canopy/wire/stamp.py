@@ -8,6 +8,7 @@ rank sees the same one. No client may write it itself.
 
 from __future__ import annotations
 
+import hashlib
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -51,10 +52,17 @@ def _name(value: Any) -> str:
     return value
 
 
-def _identity(value: Any) -> str:
-    if not isinstance(value, str) or not 0 < len(value) <= MAX_NAME or not value.isprintable():
-        raise ValueError(f"a string of 1 to {MAX_NAME} printable characters")
-    return value
+def conversation_name(value: Any) -> str:
+    """A conversation's name on every route: without outer spaces, a long one as its digest.
+
+    Raises ``ValueError`` for anything but printable text.
+    """
+    name = value.strip() if isinstance(value, str) else ""
+    if not name or not name.isprintable():
+        raise ValueError("a string of printable characters")
+    if len(name) <= MAX_NAME:
+        return name
+    return "#" + hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()
 
 
 def _turn(value: Any) -> int:
@@ -102,8 +110,8 @@ def _number(low: float, high: float, what: str) -> Callable[[Any], float]:
 FIELDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "canopy_category": ("category", _name),
     "canopy_turn": ("turn", _turn),
-    "canopy_conversation": ("conversation", _identity),
-    "canopy_parent": ("parent", _identity),
+    "canopy_conversation": ("conversation", conversation_name),
+    "canopy_parent": ("parent", conversation_name),
     "canopy_stop": ("stop", _stop),
     "canopy_over": ("over", _flag),
     "canopy_return_in_s": ("return_in_s", _number(0, MAX_RETURN_S, "seconds")),
@@ -131,7 +139,7 @@ _STAMP: dict[str, Callable[[Any], Any]] = {
 FORCE_OUTPUT = "canopy_force_output"
 """With ``--canopy-enable-forced-output``: a flat list of token ids that the answer consists of."""
 
-_FOREIGN = (
+OF_OTHER_PARTS = (
     *(FORCE_OUTPUT, "canopy_replay_clock"),
     *document_names.FIELDS,
 )
@@ -154,7 +162,7 @@ def client_fields(custom_params: Any) -> dict[str, Any]:
         )
     fields = {}
     for key, value in custom_params.items():
-        if not isinstance(key, str) or not key.startswith("canopy") or key in _FOREIGN:
+        if not isinstance(key, str) or not key.startswith("canopy") or key in OF_OTHER_PARTS:
             continue
         if key not in FIELDS:
             raise CanopyError(

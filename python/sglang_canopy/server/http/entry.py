@@ -17,7 +17,15 @@ from sglang_canopy.request.client_hints import rule_of
 from sglang_canopy.request.identity import Identities
 from sglang_canopy.request.owner import RequireTenant, settle
 from sglang_canopy.request.prompt import check_prompts
-from sglang_canopy.request.sent import body_of, headers_of, infer_from_chat, metadata_fields
+from sglang_canopy.request.sent import (
+    body_of,
+    dropped_params,
+    headers_of,
+    infer,
+    infer_from_chat,
+    metadata_fields,
+    path_of,
+)
 from sglang_canopy.reuse.ttft import TtftFit
 from sglang_canopy.server.http.session_gate import see_to_time
 from sglang_canopy.telemetry.ttft_hour import TtftHour
@@ -69,7 +77,7 @@ def chat_converted(
     adapted, _processed = result
     stamp(adapted, infer_from_chat(request), raw_request)
     if getattr(request, "tools", None):
-        marker = _tool_marker(self, request)
+        marker = tool_marker(self, request.tools)
         if marker:
             adapted.sampling_params["custom_params"][MARKER_KEY] = marker
 
@@ -87,7 +95,11 @@ def generation_begins(
     """Around ``TokenizerManager.generate_request``: every route comes through here."""
     if hasattr(obj, "sampling_params"):  # requests for embeddings have none
         check_prompts(obj, self.model_config.vocab_size)
-        stamp(obj, {"category": "generate"}, request)
+        if not getattr(obj, "canopy_stamped", False):
+            stamp(obj, infer(path_of(request), body_of(request)), request)
+            marker = getattr(getattr(request, "state", None), "canopy_tool_marker", None)
+            if marker and isinstance(obj.sampling_params, dict):
+                obj.sampling_params["custom_params"][MARKER_KEY] = marker
     if options_of(self.server_args).gate is not None:
         see_to_time(self)
     return original(self, obj, request, *args, **kwargs)
@@ -97,42 +109,48 @@ def stamp(obj: Any, inferred: dict[str, Any], request: Any = None) -> None:
     """Check and stamp the sampling parameters of one request, or of a batch of them.
 
     ``request``: the HTTP request that it came with, if any. A request that is stamped already (by
-    the route it came through) is left as it is. Hints that its headers do not entitle to are left
-    out.
+    the route it came through) is left as it is. Hints that its headers do not authorise are dropped.
+    The parameters are copied: they may be the caller's own, who uses them again.
     """
     if getattr(obj, "canopy_stamped", False):
         return
     obj.canopy_stamped = True
-    if obj.sampling_params is None:
-        obj.sampling_params = {}
-    params = obj.sampling_params
+    params = obj.sampling_params = _copied(obj.sampling_params)
     headers, body = headers_of(request), body_of(request)
     settle(obj, headers, body, current.carriers)
     warning = current.require_tenant.check(obj, headers)
     if warning is not None:
         logger.warning("canopy: %s", warning)
     metadata = metadata_fields(body, _CHECKS) if owner.IN_METADATA in current.carriers else {}
+    metadata |= dropped_params(path_of(request), body)
     if isinstance(params, list):
         for one in params:
             if isinstance(one, dict):
                 _write_stamp(one, metadata, inferred, {}, headers)
     elif isinstance(params, dict):
-        _write_stamp(params, metadata, inferred, _identity(obj, body, headers), headers)
+        identity = _identity(obj, body, headers, inferred.get("turn", 1))
+        _write_stamp(params, metadata, inferred, identity, headers)
+
+
+def _copied(params: Any) -> Any:
+    if isinstance(params, list):
+        return [dict(one) if isinstance(one, dict) else one for one in params]
+    return dict(params) if isinstance(params, dict) else {} if params is None else params
 
 
 _CHECKS = {key: check for key, (_, check) in FIELDS.items()}
 
 
 def _identity(
-    obj: Any, body: Mapping[str, Any], headers: Mapping[str, str] | None
+    obj: Any, body: Mapping[str, Any], headers: Mapping[str, str] | None, turn: int
 ) -> dict[str, Any]:
-    """Which conversation a request says that it belongs to, beside our own fields."""
+    """The conversation that a request names in fields other than Canopy's."""
     rid, extra_key, salt = (getattr(obj, n, None) for n in ("rid", "extra_key", "cache_salt"))
     if not (isinstance(extra_key, str | None) and isinstance(salt, str | None)):
         return {}  # a batch of several tenants
     own = {"session_id": getattr(obj, "session_id", None), "rid": rid}  # of calls without a body
     return current.identities.fields(
-        {**own, **body}, headers or {}, rid, tenant_of(extra_key, salt)
+        {**own, **body}, headers or {}, rid, tenant_of(extra_key, salt), turn
     )
 
 
@@ -145,8 +163,8 @@ def _write_stamp(
 ) -> None:
     """Check the ``custom_params`` of ``params``, and put the stamp among them.
 
-    ``metadata``: our keys of the body's, over which those of ``custom_params`` win. ``identity``: the
-    conversation that other clients' fields name, which counts where ours do not.
+    ``metadata``: our keys from elsewhere in the body; those of ``custom_params`` win. ``identity``:
+    the conversation that other fields name, used if ours do not.
     """
     given = params.get("custom_params")
     custom = given or {}
@@ -186,7 +204,7 @@ def first_token(result: Any, state: Any, recv_obj: Any, i: int) -> None:
         current.ttft_fit.add(recv_obj.prompt_tokens[i] - recv_obj.cached_tokens[i], seconds)
 
 
-def _tool_marker(serving: Any, request: Any) -> list[int]:
+def tool_marker(serving: Any, tools: Any) -> list[int]:
     """Token ids with which the model opens a tool call, if its parser has such a marker."""
     parser = getattr(serving, "tool_call_parser", None)
     tokenizer = serving.tokenizer_manager.tokenizer
@@ -194,6 +212,6 @@ def _tool_marker(serving: Any, request: Any) -> list[int]:
         return []
     from sglang.srt.function_call.function_call_parser import FunctionCallParser
 
-    detector = FunctionCallParser(request.tools, parser).detector
+    detector = FunctionCallParser(tools, parser).detector
     text = (getattr(detector, "bot_token", "") or "").strip()
     return tokenizer.encode(text, add_special_tokens=False) if text else []

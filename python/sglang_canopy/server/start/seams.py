@@ -7,7 +7,7 @@ from typing import Any
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import AUTO, live_names
 from sglang_canopy.server.documents import hooks as documents
-from sglang_canopy.server.http import entry, routes
+from sglang_canopy.server.http import early_checks, entry, routes
 from sglang_canopy.server.http import session_gate as gate_http
 from sglang_canopy.server.scheduler import (
     arrivals,
@@ -206,6 +206,30 @@ SEAMS = (
         entry.completion_converted,
         ("self", "request", "raw_request"),
         "the same for completions",
+    ),
+    Seam(
+        _SRT + "entrypoints.http_server.serve_generate_request",
+        "around",
+        early_checks.generate_begins,
+        ("obj", "request"),
+        "wrong fields of a stream are refused before it starts",
+    ),
+    Seam(
+        _SRT + "entrypoints.openai.serving_responses.OpenAIServingResponses.create_responses",
+        "around",
+        early_checks.response_begins,
+        ("self", "request", "raw_request"),
+        "the same for `/v1/responses`, and the opening marker of its tool calls",
+    ),
+    *(
+        Seam(
+            _SRT + f"entrypoints.ollama.serving.OllamaServing.{name}",
+            "around",
+            early_checks.ollama_begins,
+            ("self", "request", "raw_request"),
+            "the same for Ollama's routes",
+        )
+        for name in ("handle_chat", "handle_generate")
     ),
     Seam(
         _SRT + "managers.tokenizer_manager.TokenizerManager.generate_request",

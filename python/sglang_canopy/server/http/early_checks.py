@@ -1,0 +1,63 @@
+"""Check Canopy's fields before an answer starts, on routes that would report them too late.
+
+SGLang starts a stream with status 200 before the request reaches ``TokenizerManager``, and turns an
+error of its Ollama routes into status 500.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.request.sent import body_of
+from sglang_canopy.server.http import entry
+
+
+async def generate_begins(original: Callable[..., Any], obj: Any, request: Any) -> Any:
+    """Around ``http_server.serve_generate_request``, the route ``/generate``."""
+    if obj.stream:
+        try:
+            _check(request, obj.sampling_params)
+        except CanopyError as error:
+            from sglang.srt.entrypoints.http_server import _create_error_response
+
+            return _create_error_response(error)
+    return await original(obj, request)
+
+
+async def response_begins(
+    original: Callable[..., Any], self: Any, request: Any, raw_request: Any = None
+) -> Any:
+    """Around ``OpenAIServingResponses.create_responses``."""
+    if raw_request is not None:
+        try:
+            if request.stream or request.background:
+                _check(raw_request)
+        except CanopyError as error:
+            return self.create_error_response(str(error))
+        if request.tools:
+            tools = self._response_tools_to_chat_tools(request)
+            raw_request.state.canopy_tool_marker = entry.tool_marker(self, tools)
+    return await original(self, request, raw_request)
+
+
+async def ollama_begins(
+    original: Callable[..., Any], self: Any, request: Any, raw_request: Any
+) -> Any:
+    """Around ``OllamaServing.handle_chat`` and ``handle_generate``."""
+    try:
+        _check(raw_request)
+    except CanopyError as error:
+        from starlette.responses import JSONResponse
+
+        return JSONResponse({"error": str(error)}, status_code=400)
+    return await original(self, request, raw_request)
+
+
+def _check(request: Any, sampling_params: Any = None) -> None:
+    """Raise ``CanopyError`` if the request cannot be stamped. Changes nothing."""
+    body = body_of(request)
+    tenant = {field: body.get(field) for field in ("extra_key", "cache_salt")}
+    entry.stamp(SimpleNamespace(sampling_params=sampling_params, **tenant), {}, request)
