@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sglang.srt.sampling.custom_logit_processor import CustomLogitProcessor
 
 from support.prompts import token_ids
 
@@ -13,10 +12,11 @@ WANTED = 777
 NO_PARAMS = 555
 
 
-class Biases(CustomLogitProcessor):
-    """Parameters are token ids and biases: any other key ends the scheduler."""
+SOURCE = """
+from sglang.srt.sampling.custom_logit_processor import CustomLogitProcessor
 
-    def __call__(self, logits: Any, custom_param_list: Any = None) -> Any:
+class Biases(CustomLogitProcessor):
+    def __call__(self, logits, custom_param_list=None):
         for row, params in enumerate(custom_param_list or []):
             if params is None:
                 logits[row, 555] += 1000.0
@@ -24,9 +24,16 @@ class Biases(CustomLogitProcessor):
                 if key != "__req__":
                     logits[row, int(key)] += float(value)
         return logits
+"""
+"""A processor whose parameters are token ids and biases: any other key ends the scheduler."""
 
 
-Biases.__module__ = "__main__"  # the class itself is sent, since the server has no such module
+def serialised() -> str:
+    """The processor as if defined in ``__main__``: a server cannot import this file."""
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(SOURCE, names)
+    text: str = names["Biases"].to_str()
+    return text
 
 
 @pytest.mark.parametrize("policy", ["wa", "lru"])
@@ -37,7 +44,7 @@ def test_a_processor_receives_its_clients_parameters_alone(shared_server, tiny_m
     biases = {str(WANTED): 1000.0}
 
     def answered(params: dict[str, Any] | None, **sampling: Any) -> list[int]:
-        body = {"input_ids": token_ids(50, 1), "custom_logit_processor": Biases.to_str()}
+        body = {"input_ids": token_ids(50, 1), "custom_logit_processor": serialised()}
         given = {"temperature": 0, "max_new_tokens": 2, "ignore_eos": True, **sampling}
         if params is not None:
             given["custom_params"] = params

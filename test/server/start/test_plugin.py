@@ -23,7 +23,7 @@ from sglang_canopy.config.refusals import (
 )
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.radix.live import live_cache
-from sglang_canopy.server.start import arguments, seams, self_check
+from sglang_canopy.server.start import arguments, self_check
 from sglang_canopy.server.start.seams import SEAMS
 from support.live_tree import LiveTree, check
 
@@ -92,11 +92,13 @@ def test_what_is_not_supported_is_refused_by_name_on_every_way_in(
 
 def test_a_cache_that_sglang_turns_off_by_itself_stops_the_scheduler() -> None:
     """It does for some models, after the command line was checked."""
+    from sglang_canopy.server.scheduler.cache_factory import build
+
     params = SimpleNamespace(eviction_policy="wa")
     given = supported(disable_radix_cache=False)
     ctx = SimpleNamespace(server_args=given, params=params, disable_radix_cache=True)
-    with pytest.raises(SystemExit, match="turns the prefix cache off"):
-        seams._build_cache(None, ctx)
+    with pytest.raises(CanopyError, match="turns the prefix cache off"):
+        build(ctx)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["SGLANG_RUST_SERVER", "SGLANG_HTTP_SERVER_APP_PATH"])
