@@ -4,7 +4,37 @@ Importing this package imports neither torch nor sglang: the policies, the trace
 simulator work without a server. ``server/start/seams.py`` lists what is hooked in SGLang.
 """
 
+import importlib.abc
+import sys
+from typing import Any
+
 __version__ = "0.1.0"
 
 SGLANG_VERSION = "0.5.23"
 """The one version of sglang whose seams this release was written and tested against."""
+
+
+class _StaleEntryPoint(importlib.abc.MetaPathFinder):
+    """Stops a process that loads an entry point whose module no longer exists.
+
+    SGLang logs the import error and serves without Canopy. It happens when a checkout is updated and
+    not installed again.
+    """
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> None:
+        """Called by Python for modules that no other finder has."""
+        if not fullname.startswith(f"{__name__}."):
+            return
+        from importlib.metadata import entry_points
+
+        for group in ("sglang.srt.plugins", "sglang.srt.platforms"):
+            for one in entry_points(group=group):
+                if f"{one.module}.".startswith(f"{fullname}."):
+                    raise SystemExit(
+                        f"sglang-canopy: the installed entry point names {one.module}, which this "
+                        "version does not have; install it again: pip install --no-deps -e ."
+                    )
+
+
+if not any(type(finder).__name__ == _StaleEntryPoint.__name__ for finder in sys.meta_path):
+    sys.meta_path.append(_StaleEntryPoint())

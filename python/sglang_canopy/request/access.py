@@ -1,9 +1,9 @@
-"""Who may call Canopy's routes, from which pages, and how much of a body is read.
+"""Keys, origins and sizes that Canopy's routes accept.
 
 SGLang checks keys before a route runs, by the level of the route's endpoint (its
 ``srt/utils/auth.py``). Canopy has two kinds of routes:
 
-- *reads* are open to a user's key, as SGLang's own are, and to the administrator's key as well;
+- *reads* are open to a user's key, as SGLang's own are, and to the administrator's key;
 - *changes* act on the state of other requests: if there is an administrator's key, they need it.
   A body must be JSON, and a browser may call them from a page of the same origin only: SGLang's
   CORS rules admit every origin.
@@ -38,7 +38,7 @@ class BodyTooLong(CanopyError):
 
 
 def same_secret(given: str, secret: str | None) -> bool:
-    """Compare in constant time. ``False`` where there is no secret to know."""
+    """Compare in constant time. ``False`` without a secret."""
     if not secret:
         return False
     return hmac.compare_digest(given.encode(errors="surrogateescape"), secret.encode())
@@ -107,7 +107,7 @@ def _check_json(headers: Headers) -> None:
 async def read_json(request: Any, most_bytes: int, what: str) -> Any:
     """The request's body. Raises ``CanopyError`` if it is longer than ``most_bytes`` or not JSON.
 
-    What comes is counted: a length may be missing or wrong.
+    Received bytes are counted, since a Content-Length may be missing or wrong.
     """
     raw = bytearray()
     async for part in request.stream():

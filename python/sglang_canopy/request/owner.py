@@ -1,7 +1,7 @@
-"""Whose HTTP request it is: the tenant's two fields, in the body, the query or the headers.
+"""Find a request's tenant: two fields, in the body, the query or the headers.
 
-Gateways drop what they do not know: ``sglang-router`` leaves both fields out of chat bodies and
-passes no header of ours on, but it passes ``metadata``, OpenAI's field for the caller's own use.
+Gateways drop unknown fields: ``sglang-router`` removes both from chat bodies, and our headers, but
+passes ``metadata``, OpenAI's field for the caller's own use.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ FLAG = "--canopy-require-tenant"
 CARRIERS_FLAG = "--canopy-carriers"
 NO_CARRIERS, IN_METADATA, IN_HEADERS = "none", "metadata", "headers"
 CARRIERS = (NO_CARRIERS, IN_METADATA, IN_HEADERS, f"{IN_METADATA},{IN_HEADERS}")
-"""Where else than in the body's own fields the tenant of a generation request may stand, and in
-``metadata`` our other keys as well."""
+"""Further places of a generation request's tenant; ``metadata`` also carries our other keys."""
 
 OFF, WARN, ON = "off", "warn", "on"
 MODES = (OFF, WARN, ON)
@@ -43,7 +42,7 @@ def sent_values(pairs: Mapping[str, str], name: str) -> list[str]:
 def tenant_fields(request: Any, body: Mapping[str, Any] | None = None) -> dict[str, str | None]:
     """``extra_key`` and ``cache_salt`` of a Starlette request, for ``tenant_of``.
 
-    Raises ``CanopyError`` if one is no string, or is given twice and differently.
+    Raises ``CanopyError`` if a field is no string, or is given twice and differently.
     """
     found: dict[str, str | None] = {}
     for field, header in HEADERS.items():
@@ -103,7 +102,7 @@ def settle(
 
 
 class RequireTenant:
-    """What becomes of generation requests that name no tenant: ``--canopy-require-tenant``."""
+    """Treatment of generation requests without a tenant: ``--canopy-require-tenant``."""
 
     def __init__(self, mode: str = OFF) -> None:
         self.mode = mode
@@ -111,11 +110,10 @@ class RequireTenant:
         self._warned = False
 
     def check(self, obj: Any, headers: Mapping[str, str] | None) -> str | None:
-        """A warning about ``obj``, settled, the first time that there is reason for one.
+        """A warning about ``obj``, after ``settle``, once per process.
 
-        Without the flag the reason is that some requests name a tenant and others do not: that is
-        how it looks where a gateway drops the fields of one route and passes those of another.
-        Raises ``CanopyError`` where a tenant is required.
+        Without the flag it warns if some requests name a tenant and others do not: a gateway may drop
+        the fields on one route only. Raises ``CanopyError`` if a tenant is required.
         """
         if headers is None:
             return None

@@ -1,7 +1,7 @@
 """Read the bodies of ``/v1/responses``, and follow chains of responses.
 
-A conversation there comes in two forms: a stateless client sends all items each time, and a stateful
-one sends the new items and ``previous_response_id``.
+A stateless client sends all items of its conversation each time; a stateful one sends the new items
+and ``previous_response_id``.
 """
 
 from __future__ import annotations

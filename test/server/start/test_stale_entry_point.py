@@ -1,0 +1,34 @@
+"""A server whose installed entry point is older than its code does not start without Canopy."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+LOAD = "from sglang.srt.plugins import load_plugins; load_plugins(); print('served')"
+METADATA = "Metadata-Version: 2.1\nName: sglang-canopy\nVersion: 0.0.1\n"
+
+
+@pytest.mark.parametrize("module", ["sglang_canopy.server.plugin", "sglang_canopy.gone.plugin"])
+def test_a_stale_entry_point_stops_the_process_with_the_way_out(tmp_path: Path, module) -> None:
+    info = tmp_path / "sglang_canopy-0.0.1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(METADATA)
+    (info / "entry_points.txt").write_text(f"[sglang.srt.plugins]\ncanopy = {module}:load\n")
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-c", LOAD],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert "served" not in done.stdout
+    assert done.returncode != 0
+    assert f"names {module}, which this version does not have" in done.stderr
+    assert "pip install" in done.stderr
