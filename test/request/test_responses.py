@@ -36,7 +36,7 @@ def is_recognised(*bodies: dict[str, Any]) -> bool:
     )  # fmt: skip
     index = SessionIndex()
     session = Session.__new__(Session)
-    session.ends, session.who, session.ticket = (), (None, names[0]), None
+    session.ends, session.who, session.tickets = (), (None, names[0]), set()
     index.describe(session, first, 160)
     return index.find(second) is session
 

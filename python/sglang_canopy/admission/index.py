@@ -46,9 +46,8 @@ class SessionIndex:
         session.tokens = tokens
         session.path = tuple(request.path)
         self.hide(session)
-        if (
-            request.conversation is not None
-        ):  # named from its second turn on, as stored responses are
+        if request.conversation is not None:
+            # A chain of stored responses is named from its second turn on.
             session.who = request.tenant, request.conversation
         # An answer may not come back as it was: the prompt's end is known as well.
         full = (
