@@ -100,7 +100,7 @@ def test_category_turn_tools_and_hints_are_read(client: Any, path: str) -> None:
     until_counted(client, name, 0)
     time.sleep(0.6)  # explanations are limited to two a second
     explained = json.loads(client.get(f"/canopy/explain?conversation=c{path}"))
-    assert explained["replicas"][0]["cached"], explained
+    assert explained["replicas"][0][0]["cached"], explained
     before = requests_by_category(client).get(category, 0)
     code, text = call(client, path, sent(path, second, None))
     assert code == 200, text
