@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Callable
+from typing import ClassVar
 
 import numpy as np
 import pytest
 
-from support.disk_pages import chain, get, put, store_at
+from sglang_canopy.policy.lru import LRU
+from sglang_canopy.records import Request
+from support.disk_pages import PAGE, chain, get, put, store_at
 
 WAIT_S = 5.0
 
@@ -101,3 +105,55 @@ def test_nobody_holds_the_store_while_waiting_for_its_index_file(tmp_path, call)
             store.state.lock.release()
     other.join()
     assert free, f"{call} and a commit would wait for each other"
+
+
+class CountingPolicy(LRU):
+    """Counts the requests that it receives, and those of its twins."""
+
+    received: ClassVar[list[str | None]] = []
+
+    def arrive(self, request: Request) -> str:
+        self.received.append(request.tenant)
+        return super().arrive(request)
+
+
+def test_a_request_reaches_the_twin_of_its_tenant_alone(tmp_path) -> None:
+    CountingPolicy.received.clear()
+    policy = CountingPolicy(LRU.Config())
+    store = store_at(tmp_path, pages=64, policy=policy, quotas={"*": 1 << 20})
+    for i in range(30):
+        put(store, chain(i, 1), tenant=f"t{i}")
+    request = Request(time=1.0, path=(1,), block_tokens=16, prompt_tokens=16, tenant="t3")
+    store.arrive(request)
+    assert CountingPolicy.received == ["t3", "t3"]  # the policy, and one twin of 30
+    store.arrive(dataclasses.replace(request, tenant="new"))
+    assert CountingPolicy.received == ["t3", "t3", "new"]
+
+
+def test_clearing_counts_each_tenants_pages_in_one_pass(tmp_path, monkeypatch) -> None:
+    store = store_at(tmp_path, pages=64, quotas={"*": 1 << 20})
+    for i in range(30):
+        put(store, chain(i, 1), tenant=f"t{i}")
+    passes = []
+    bincount = np.bincount
+    monkeypatch.setattr(np, "bincount", lambda *a, **k: passes.append(1) or bincount(*a, **k))
+    refunds = []
+    refund = store.state.evictable.refund_tenant
+    monkeypatch.setattr(
+        store.state.evictable, "refund_tenant", lambda *a: refunds.append(a) or refund(*a)
+    )
+    store.clear()
+    assert len(passes) <= 2  # the residency histogram, and the tenants
+    assert len(refunds) == 30
+    store.verify()
+
+
+def test_tenants_at_their_quota_are_counted_as_pages_come_and_go(tmp_path) -> None:
+    store = store_at(tmp_path, pages=8, quotas={"a": 2 * PAGE, "b": 100 * PAGE})
+    put(store, chain(0, 1), tenant="a")
+    put(store, chain(1, 1), tenant="b")
+    assert store.stats()["tenants_at_quota"] == 0
+    put(store, chain(2, 1), tenant="a")
+    assert store.stats()["tenants_at_quota"] == 1
+    store.clear()
+    assert store.stats()["tenants_at_quota"] == 0

@@ -52,6 +52,7 @@ class EvictablePages:
         self.pinned_bytes = 0
         self.pinned_by_tenant: dict[str | None, int] = {}
         self.tenant_bytes: dict[str, int] = {}
+        self._tenants_at_quota: set[str] = set()
         self._leaves: dict[int, PageLeaf] = {}
         self._twins: dict[str, Policy] = {}
         self._twin_leaves: dict[int, PageLeaf] = {}
@@ -131,11 +132,8 @@ class EvictablePages:
             self.policy.evicted(leaf, leaf.length)
 
     def clear(self) -> None:
-        """Every page is leaving the index, and was refunded. What policies learned stays."""
-        for row, leaf in self._twin_leaves.items():
-            twin = self._twins.get(self.index.label("tenant", row))
-            if twin is not None:
-                twin.drop(leaf)
+        """Forget every page; all were refunded. What the policy learned stays."""
+        self._twins.clear()  # made anew when needed
         for leaf in self._leaves.values():
             self.policy.drop(leaf)
         for rows in (self._leaves, self._twin_leaves, self._locked, self._pins):
@@ -149,9 +147,10 @@ class EvictablePages:
         """A page of ``tenant`` came onto the disk."""
         if tenant is not None:
             self.tenant_bytes[tenant] = self.tenant_bytes.get(tenant, 0) + self.page_bytes
+            self._update_at_quota(tenant)
 
     def refund_tenant(self, tenant: str | None, pages: int = 1) -> None:
-        """Pages of ``tenant`` left, or did not come after all."""
+        """Undo ``charge_tenant``: pages were removed, or not written after all."""
         if tenant is None:
             return
         left = self.tenant_bytes.get(tenant, 0) - pages * self.page_bytes
@@ -160,6 +159,14 @@ class EvictablePages:
         else:
             self.tenant_bytes.pop(tenant, None)
             self._twins.pop(tenant, None)
+        self._update_at_quota(tenant)
+
+    def _update_at_quota(self, tenant: str) -> None:
+        limit = self.quota(tenant)
+        if limit is not None and self.tenant_bytes.get(tenant, -1) >= AT_LIMIT * limit:
+            self._tenants_at_quota.add(tenant)
+        else:
+            self._tenants_at_quota.discard(tenant)
 
     def quota(self, tenant: str | None) -> int | None:
         """Bytes ``tenant`` may have; ``None`` without a limit. Quotas name a tenant as it is, or
@@ -172,11 +179,8 @@ class EvictablePages:
         return self.quotas.get(EVERY_TENANT) if found is None else found
 
     def tenants_at_quota(self) -> int:
-        """Tenants that hold 95 % of their quota or more."""
-        if not self.quotas:
-            return 0
-        limits = ((used, self.quota(tenant)) for tenant, used in self.tenant_bytes.items())
-        return sum(limit is not None and used >= AT_LIMIT * limit for used, limit in limits)
+        """Return the number of tenants that hold 95 % of their quota or more."""
+        return len(self._tenants_at_quota)
 
     # ---- pins ----
 
@@ -248,12 +252,19 @@ class EvictablePages:
     # ---- what the policy learns ----
 
     def arrive(self, request: Request) -> None:
-        for policy in (self.policy, *self._twins.values()):
+        for policy in self._learners(request):
             policy.arrive(request)
 
     def finish(self, request: Request) -> None:
-        for policy in (self.policy, *self._twins.values()):
+        for policy in self._learners(request):
             policy.finish(request)
+
+    def _learners(self, request: Request) -> Iterator[Policy]:
+        """Yield the policy and the twin of the request's tenant: other twins rank none of its
+        pages."""
+        yield self.policy
+        if request.tenant in self._twins:
+            yield self._twins[request.tenant]
 
     def check(self) -> None:
         """Recount: exactly the evictable leaf pages are with the policies."""

@@ -137,9 +137,10 @@ class Eviction:
         at = np.asarray(rows, np.int64)
         stays_s = now - index.array["written"][at]
         state.counters.all_left("cleared", state.content.page_bytes, stays_s)
-        numbers = index.array["tenant"][at]
+        pages = np.bincount(index.array["tenant"][at], minlength=index.labels["tenant"].capacity())
+        counts = pages.tolist()
         for number, tenant in list(index.labels["tenant"].items()):
-            state.evictable.refund_tenant(tenant, int((numbers == number).sum()))
+            state.evictable.refund_tenant(tenant, counts[number])
         state.evictable.clear()
         state.units.free(index.array["unit"][at].tolist())
         index.clear()

@@ -213,18 +213,12 @@ class PageIndex:
         for name, labels in self.labels.items():
             setattr(leaf, name, labels[getattr(self, name)[row]])
 
-    def memory_bytes(self) -> int:
-        """Bytes of the columns, keys and mapping (an estimate without the labels' texts)."""
-        columns = sum(a.nbytes for a in self.array.values())
-        key_objects = sum(33 + len(k) for k in self.rows)
-        return columns + key_objects + self.rows.__sizeof__() + self.keys.__sizeof__()
-
     def pages_by_group(self) -> dict[int, int]:
-        """How many pages are in each group of the TTL table."""
+        """Return the number of pages in each group of the TTL table; -1 stands for no group."""
         array, top = self.array, self.top
         used = array["group"][:top][array["category"][:top] != NO_LABEL]
-        groups, counts = np.unique(used, return_counts=True)
-        return dict(zip(groups.tolist(), counts.tolist()))
+        counts = np.bincount(used + 1)
+        return {group - 1: count for group, count in enumerate(counts.tolist()) if count}
 
     def _drop_labels(self, row: int) -> None:
         if self.category[row] == NO_LABEL:

@@ -27,7 +27,6 @@ def stats(state: StoreState) -> dict[str, Any]:
             "pinned_tenants": evictable.pinned_tenants(),
             "tenants": len(evictable.tenant_bytes),
             "tenants_at_quota": evictable.tenants_at_quota(),
-            "index_memory_bytes": index.memory_bytes(),
             "residency_edges_s": list(RESIDENCY_EDGES_S),
             **state.counters.to_json(),
         }
