@@ -13,7 +13,7 @@ calls give equal answers on every rank.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from itertools import islice
 from typing import Any
 
@@ -56,6 +56,9 @@ class SessionGate:
         self.arming = Arming(capacity_tokens, settings.horizon_s, settings.always, settings.few)
         self.agents = Agents()
         self.line = Line()
+        self.places.tenant_changed = self.line.set_active
+        self.entered: Callable[[set[Hashable]], None] = lambda _tickets: None
+        """Called with the tickets of each session that is admitted."""
         self.index = SessionIndex()
         self.counts = GateCounts()
         self._by_ticket: dict[Hashable, tuple[Session, Request]] = {}
@@ -95,8 +98,7 @@ class SessionGate:
     def retry_after_s(self, ticket: Hashable) -> float:
         """When a refused client may try again: how long the sessions before it will take."""
         session = self._by_ticket[ticket][0]
-        before = sum(number < session.number for number in self.line.sessions)
-        wait_s = self.counts.interval_s * (1 + before)
+        wait_s = self.counts.interval_s * (1 + self.line.older(session))
         return float(math.ceil(min(max(wait_s, _LEAST_RETRY_S), _MOST_RETRY_S)))
 
     # ---- what happens ----
@@ -310,6 +312,8 @@ class SessionGate:
         self.line.discard(session)
         self.line.took_turn(session, self.places.of_tenant)
         self.places.enter(session, self.now)
+        if session.tickets:
+            self.entered(session.tickets)
 
     def _forget(self, session: Session) -> None:
         """``session`` is over, as far as the gate is concerned."""
@@ -352,7 +356,7 @@ class SessionGate:
 
     def _admit_next(self) -> bool:
         """Whether one of the waiting sessions was admitted."""
-        for session in islice(self.line.in_turn(self.places.of_tenant), _TRIES):
+        for session in islice(self.line.in_turn(), _TRIES):
             aged = self._waited_s(session) >= self.settings.age_s
             if not session.under_way:
                 # Refused, and soon back: what is free is kept for it if it is aged.

@@ -1,4 +1,4 @@
-"""The sessions that wait to be admitted, and whose turn it is.
+"""Sessions that wait for admission, and the order in which they are tried.
 
 Parties take turns, and within one the oldest session comes first. A tenant with an active session
 is a party; all tenants without one are a single party, so that inventing tenants for one session
@@ -7,6 +7,7 @@ each buys no more than one turn in the round.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterator
 
@@ -14,14 +15,22 @@ from sglang_canopy.admission.session import Session
 
 _NEWCOMERS = ""
 """The party of the tenants without an active session: no tenant's name is empty."""
+_FEW = 8
+"""Fewer numbers than this move between parties one by one."""
 
 
 class Line:
-    """Waiting sessions. Every operation is of the order of the tenants or sessions in it."""
+    """Waiting sessions, sorted by number within each party. A call reads parties, not sessions."""
 
     def __init__(self) -> None:
         self.sessions: dict[int, Session] = {}
         """By number."""
+        self._parties: dict[str | None, list[int]] = {}
+        """Sorted numbers of each party; no list is empty."""
+        self._by_tenant: dict[str | None, list[int]] = {}
+        """The same by tenant."""
+        self._active: set[str | None] = set()
+        """Tenants with an active session."""
         self._turns: dict[str | None, int] = {}
         self._turn = 0
 
@@ -29,41 +38,69 @@ class Line:
         return len(self.sessions)
 
     def add(self, session: Session) -> None:
+        if session.number in self.sessions:
+            return
         self.sessions[session.number] = session
+        insort(self._by_tenant.setdefault(session.tenant, []), session.number)
+        insort(self._parties.setdefault(self._party(session.tenant), []), session.number)
 
     def discard(self, session: Session) -> None:
-        self.sessions.pop(session.number, None)
+        if self.sessions.pop(session.number, None) is not None:
+            _remove(self._by_tenant, session.tenant, session.number)
+            _remove(self._parties, self._party(session.tenant), session.number)
 
-    def in_turn(self, active: Counter[str | None]) -> Iterator[Session]:
-        """Waiting sessions in the order in which they are to be tried. ``active``: admitted
-        sessions by tenant.
+    def set_active(self, tenant: str | None, active: bool) -> None:
+        """Record that ``tenant`` has got its first active session, or has lost its last one."""
+        before = self._party(tenant)
+        (self._active.add if active else self._active.discard)(tenant)
+        after, numbers = self._party(tenant), self._by_tenant.get(tenant, ())
+        if before == after or not numbers:
+            return
+        if len(numbers) < _FEW:
+            for number in numbers:
+                _remove(self._parties, before, number)
+                insort(self._parties.setdefault(after, []), number)
+            return
+        moved = set(numbers)
+        left = [number for number in self._parties.pop(before) if number not in moved]
+        if left:
+            self._parties[before] = left
+        self._parties[after] = sorted([*self._parties.get(after, ()), *numbers])
+
+    def older(self, session: Session) -> int:
+        """Return the number of waiting sessions that are older than ``session``."""
+        return sum(bisect_left(numbers, session.number) for numbers in self._parties.values())
+
+    def in_turn(self) -> Iterator[Session]:
+        """Yield waiting sessions in the order in which they are to be tried.
 
         The round goes on while one party's sessions are tried: the next of the same party comes
-        after the other parties' first ones.
+        after the other parties' first ones. Do not change the line meanwhile.
         """
-        parties: dict[str | None, list[Session]] = {}
-        for number in sorted(self.sessions):
-            session = self.sessions[number]
-            parties.setdefault(self._party(session, active), []).append(session)
-        rounds = max(map(len, parties.values()), default=0)
-        order = sorted(parties, key=lambda p: (self._turns.get(p, 0), parties[p][0].number))
-        for place in range(rounds):
+        parties = self._parties
+        order = sorted(parties, key=lambda p: (self._turns.get(p, 0), parties[p][0]))
+        for place in range(max(map(len, parties.values()), default=0)):
             for party in order:
                 if place < len(parties[party]):
-                    yield parties[party][place]
+                    yield self.sessions[parties[party][place]]
 
     def took_turn(self, session: Session, active: Counter[str | None]) -> None:
-        """``session`` is admitted: its party waits for the others now. Call before it counts
-        among the active ones."""
+        """Move the party of an admitted session behind the others. ``active``: admitted sessions
+        by tenant, without this one."""
         self._turn += 1
-        party = self._party(session, active)
-        self._turns[party] = self._turn
-        # A newcomer admitted is a party of its own from now on, and has had its turn.
+        self._turns[self._party(session.tenant)] = self._turn
+        # An admitted newcomer becomes a party of its own, and has had its turn.
         self._turns[session.tenant] = self._turn
         if len(self._turns) > 2 * len(active) + 16:
             kept = {*active, session.tenant, _NEWCOMERS}
             self._turns = {p: turn for p, turn in self._turns.items() if p in kept}
 
-    @staticmethod
-    def _party(session: Session, active: Counter[str | None]) -> str | None:
-        return session.tenant if active[session.tenant] else _NEWCOMERS
+    def _party(self, tenant: str | None) -> str | None:
+        return tenant if tenant in self._active else _NEWCOMERS
+
+
+def _remove(lists: dict[str | None, list[int]], name: str | None, number: int) -> None:
+    numbers = lists[name]
+    del numbers[bisect_left(numbers, number)]
+    if not numbers:
+        del lists[name]

@@ -8,7 +8,7 @@ paused session waits when it returns, before all younger ones.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from sglang_canopy.admission.footprint import Footprints
 from sglang_canopy.admission.session import Session
@@ -33,6 +33,8 @@ class Places:
         """By number; the one whose request came last is at the end."""
         self.of_tenant: Counter[str | None] = Counter()
         """How many of them each tenant has."""
+        self.tenant_changed: Callable[[str | None, bool], None] = lambda _tenant, _active: None
+        """Called when a tenant gets its first active session (True) or loses its last one."""
         self.paused: OrderedDict[int, Session] = OrderedDict()
         """By number, until they come back; the one that was paused last is at the end."""
 
@@ -48,8 +50,10 @@ class Places:
 
     def fits(self, session: Session) -> bool:
         """Whether there is room for ``session`` and what it and all others will add."""
-        need = self.footprints.need(session)
-        return not self.active or self.footprints.tokens + need <= self.capacity_tokens
+        if not self.active:
+            return True
+        room = self.capacity_tokens - self.footprints.tokens
+        return room >= 0 and self.footprints.need(session) <= room
 
     def enter(self, session: Session, now: float) -> None:
         """``session`` is under way from now on."""
@@ -57,6 +61,8 @@ class Places:
         self.paused.pop(session.number, None)
         self.active[session.number] = session
         self.of_tenant[session.tenant] += 1
+        if self.of_tenant[session.tenant] == 1:
+            self.tenant_changed(session.tenant, True)
         self.footprints.enter(session, now)
 
     def leave(self, session: Session, now: float) -> None:
@@ -70,6 +76,7 @@ class Places:
         self.of_tenant[session.tenant] -= 1
         if not self.of_tenant[session.tenant]:
             del self.of_tenant[session.tenant]
+            self.tenant_changed(session.tenant, False)
 
     def pause(self, session: Session, now: float) -> None:
         """``session``, which thinks, has to wait when it returns."""

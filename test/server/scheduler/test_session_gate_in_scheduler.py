@@ -400,3 +400,62 @@ def test_the_gate_needs_a_policy_of_ours_and_a_scheduler_that_it_knows() -> None
     with pytest.raises(CanopyError, match="--pp-size 2"):
         arguments._check_gate(server_args, GateSettings(), ours=True)
     assert unsupported(GATE, SimpleNamespace(pp_size=1), environment={}) is None
+
+
+def crowd(count: int, always: bool) -> Scheduler:
+    """One session runs, and ``count`` more wait; armed, they do not fit."""
+    scheduler = Scheduler(always=always, capacity=100)
+    for number in range(count + 1):
+        scheduler.add(Req(f"r{number}", f"s{number}", 80, number / 1e3))
+    first = scheduler.waiting_queue.pop(0)
+    scheduler.running_batch.reqs.append(first)
+    scheduler.gate.settle(scheduler)
+    return scheduler
+
+
+@pytest.mark.parametrize("always", [False, True])
+def test_arrivals_and_steps_do_not_read_the_queue(always) -> None:
+    scheduler = crowd(300, always)
+    begin = scheduler.gate.sweeps
+    shown = []
+    for number in range(20):
+        scheduler.add(Req(f"late{number}", f"late{number}", 80, 1.0 + number / 1e3))
+        scheduler.gate.with_admitted(
+            scheduler, (None,), lambda: shown.append(len(scheduler.waiting_queue))
+        )
+    assert scheduler.gate.sweeps == begin
+    assert set(shown) == ({0} if always else set(range(301, 321)))
+    assert len(scheduler.waiting_queue) == 320
+
+
+@pytest.mark.parametrize("always", [False, True])
+def test_an_abort_in_the_queue_is_noticed_by_its_length(always) -> None:
+    scheduler = crowd(30, always)
+    begin = scheduler.gate.sweeps
+    aborted = scheduler.waiting_queue.pop(7)
+    retry = Req("again", aborted.canopy.conversation, 90, 1.0)
+    scheduler.add(retry)
+    assert scheduler.gate.sweeps == begin + 1
+    seniority = scheduler.gate.gate.seniority
+    assert seniority(id(aborted)) == -1
+    assert seniority(id(retry)) > max(map(seniority, map(id, scheduler.waiting_queue[:-1])))
+
+
+def test_a_retracted_request_keeps_its_admission() -> None:
+    scheduler = crowd(5, always=True)
+    retracted = scheduler.running_batch.reqs.pop()
+    scheduler.add(retracted)
+    seen = []
+    scheduler.gate.with_admitted(scheduler, (None,), lambda: seen.extend(scheduler.waiting_queue))
+    assert seen == [retracted]
+    assert scheduler.waiting_queue[-1] is retracted
+
+
+def test_an_armed_arrival_tries_a_bounded_number_of_sessions(monkeypatch) -> None:
+    scheduler = crowd(200, always=True)
+    tried = []
+    places = scheduler.gate.gate.places
+    fits = places.fits
+    monkeypatch.setattr(places, "fits", lambda session: tried.append(session) or fits(session))
+    scheduler.add(Req("late", "late", 80, 1.0))
+    assert 0 < len(tried) <= 2 * 64  # once more after charges were brought up to date

@@ -24,67 +24,135 @@ _ATTRIBUTE = "canopy_session_gate"
 
 
 class ServerGate:
-    """One scheduler's gate: which requests it knows, and what became of them."""
+    """One scheduler's gate, with the state of each request that the gate knows.
+
+    Requests are keyed by ``id``, which is their ticket. A step reads the running requests; the
+    queue is read only if its length is not the number of requests that should be in it.
+    """
 
     def __init__(self, gate: SessionGate) -> None:
         self.gate = gate
-        self._requests: dict[int, Any] = {}
-        """SGLang's ``Req`` by ``id``, which is its ticket: waiting, or under way."""
-        self._held: list[Any] = []
-        """Out of the scheduler's queue, while a batch is chosen."""
+        gate.entered = self._let_through
+        self._admissible: dict[int, Any] = {}
+        """Waiting requests whose sessions are admitted."""
+        self._held: dict[int, Any] = {}
+        """Waiting requests whose sessions are not."""
+        self._running: dict[int, Any] = {}
+        self._ungated: dict[int, Any] = {}
+        """Waiting requests that the gate does not see, such as health checks."""
+        self._choosing = False
+        self.sweeps = 0
+        """Times that the whole queue was read."""
 
     def request_comes(self, scheduler: Any, req: Any) -> float | None:
-        """A request is about to enter the queue. Returns after how many seconds its client may try
-        again, if it may not enter."""
+        """Register a request that is about to enter the queue.
+
+        Returns ``None``, or the seconds after which its client may try again if it is refused.
+        """
+        ticket = id(req)
+        if self._running.pop(ticket, None) is not None:  # retracted
+            self._admissible[ticket] = req
+        if ticket in self._admissible or ticket in self._held:
+            return None
         if not self._is_gated(req):
+            self._ungated[ticket] = req
             return None
         self.settle(scheduler)
-        ticket, first = id(req), req.canopy.first
-        self._requests[ticket] = req
+        first = req.canopy.first
         if first is not None and first.session is not None:
             self.gate.join(ticket, req.canopy, first.session)
-            return None
-        req.canopy.session = self.gate.arrive(ticket, req.canopy)
-        if not self.gate.refuses(ticket):
-            return None
-        retry_s = self.gate.retry_after_s(ticket)
-        self.gate.refuse(ticket)
-        del self._requests[ticket]
-        return retry_s
+        else:
+            req.canopy.session = self.gate.arrive(ticket, req.canopy)
+            if self.gate.refuses(ticket):
+                retry_s = self.gate.retry_after_s(ticket)
+                self.gate.refuse(ticket)
+                return retry_s
+        (self._held if self.gate.holds(ticket) else self._admissible)[ticket] = req
+        return None
 
     def with_admitted(self, scheduler: Any, batches: tuple[Any, ...], choose: Callable) -> Any:
         """Run ``choose`` while the scheduler's queue has only what the gate lets through."""
-        gate = self.gate
-        if not gate.pressed:
-            return choose()
+        if not self.gate.pressed:
+            return self._chosen(choose())
         self.settle(scheduler, *batches)
         before = scheduler.waiting_queue
-        self._held = [req for req in before if gate.holds(id(req))]
-        admitted = [req for req in before if not gate.holds(id(req))]
-        admitted.sort(key=lambda req: gate.seniority(id(req)))
-        scheduler.waiting_queue = admitted
+        shown = [*self._ungated.values(), *self._by_seniority()]
+        scheduler.waiting_queue, self._choosing = [*shown], True
         try:
-            return choose()
+            return self._chosen(choose())
         finally:
-            left = {id(req): req for req in (*scheduler.waiting_queue, *self._held)}
-            self._held = []
-            # In the order in which they came; requests that were put back come last.
-            kept = [left.pop(id(req)) for req in before if id(req) in left]
-            scheduler.waiting_queue = [*kept, *left.values()]
+            self._choosing = False
+            after = {id(req): req for req in scheduler.waiting_queue}
+            taken = {id(req) for req in shown if after.pop(id(req), None) is None}
+            if taken:
+                before = [req for req in before if id(req) not in taken]
+            # Requests that were put back come last.
+            scheduler.waiting_queue = [*before, *after.values()] if after else before
+
+    def _by_seniority(self) -> list[Any]:
+        tickets = sorted(self._admissible, key=self.gate.seniority)
+        return [self._admissible[ticket] for ticket in tickets]
+
+    def _chosen(self, result: Any) -> Any:
+        """Record the requests of a chosen prefill batch as running; return ``result``."""
+        batch = result[0] if isinstance(result, tuple) else None
+        self._start(getattr(batch, "reqs", ()))
+        return result
+
+    def _start(self, reqs: Iterable[Any]) -> set[int]:
+        """Record that these requests run; return their tickets."""
+        tickets = set()
+        for req in reqs:
+            ticket = id(req)
+            tickets.add(ticket)
+            for waiting in (self._admissible, self._held):
+                if waiting.pop(ticket, None) is not None:
+                    self._running[ticket] = req
+            self._ungated.pop(ticket, None)
+        return tickets
+
+    def _let_through(self, tickets: set[Any]) -> None:
+        # The order of a set of ids differs by rank: several are taken in order of arrival.
+        several = len(tickets) > 1
+        for ticket in [one for one in self._held if one in tickets] if several else tickets:
+            req = self._held.pop(ticket, None)
+            if req is not None:
+                self._admissible[ticket] = req
 
     def settle(self, scheduler: Any, *batches: Any) -> None:
-        """Tell the gate of all requests that have ended since it was last told."""
-        if self._requests:
-            present = {id(req) for req in (*scheduler.waiting_queue, *self._held)}
-            present.update(map(id, under_way(scheduler, *batches)))
-            for ticket, req in list(self._requests.items()):
-                if req.finished() and req.canopy.done:
-                    del self._requests[ticket]
-                    self.gate.finish(ticket, req.canopy, warm_up=req.canopy.samples > 0)
-                elif req.finished() or ticket not in present:
-                    del self._requests[ticket]
-                    self.gate.leave(ticket)
+        """Report all requests that have ended since the latest call to the gate."""
+        running = self._start(under_way(scheduler, *batches))
+        lost = False
+        for ticket, req in list(self._running.items()):
+            if req.finished():
+                del self._running[ticket]
+                self._ended(ticket, req)
+            elif ticket not in running:
+                lost = True
+        known = len(self._admissible) + len(self._held) + len(self._ungated)
+        if not self._choosing and (lost or known != len(scheduler.waiting_queue)):
+            self._sweep(scheduler, running)
         self.gate.advance(self.gate.now)
+
+    def _sweep(self, scheduler: Any, running: set[int]) -> None:
+        """Read the whole queue: some request left it, or came back, without a call."""
+        self.sweeps += 1
+        queue = {id(req): req for req in scheduler.waiting_queue}
+        for waiting in (self._admissible, self._held, self._running):
+            for ticket, req in list(waiting.items()):
+                if req.finished() or (ticket not in queue and ticket not in running):
+                    waiting.pop(ticket, None)
+                    self._ended(ticket, req)
+        for ticket in self._running.keys() & queue.keys() - running:
+            self._admissible[ticket] = self._running.pop(ticket)
+        gated = self._admissible.keys() | self._held.keys()
+        self._ungated = {key: req for key, req in queue.items() if key not in gated}
+
+    def _ended(self, ticket: int, req: Any) -> None:
+        if req.finished() and req.canopy.done:
+            self.gate.finish(ticket, req.canopy, warm_up=req.canopy.samples > 0)
+        else:
+            self.gate.leave(ticket)
 
     def time_is(self, scheduler: Any, time: float) -> None:
         """The HTTP process says what time it is."""
@@ -93,13 +161,12 @@ class ServerGate:
             self.gate.advance(time)
 
     def _is_gated(self, req: Any) -> bool:
-        """Not those that came back from a batch, that only carry an error, or that ask whether
+        """Return whether the gate sees ``req``: not if it only carries an error, or asks whether
         the server is well."""
         from sglang.srt.managers.utils import is_health_check_generate_req
 
         return (
-            id(req) not in self._requests
-            and getattr(req, "canopy", None) is not None
+            getattr(req, "canopy", None) is not None
             and not req.finished()
             and req.to_finish is None
             and not is_health_check_generate_req(req)
