@@ -18,7 +18,13 @@ from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.records import Request
 from sglang_canopy.whatif.meter import LRU, NOW, Memory, Meter, MeterSetup, Question
 from sglang_canopy.whatif.origins import Origins
-from sglang_canopy.whatif.sampled_caches import MOST_WORK_PER_S, OBSERVE_WORK
+from sglang_canopy.whatif.sampled_caches import (
+    MIN_BLOCKS,
+    MOST_WORK_PER_S,
+    OBSERVE_WORK,
+    PASS_WORK,
+    WORK_PER_BLOCK,
+)
 from sglang_canopy.whatif.total import added_up, in_words
 
 BLOCK = 16
@@ -135,9 +141,9 @@ def test_the_work_of_a_minute_is_bounded_whatever_comes():
         meter.ended(request, 0)
         seen.append(meter.caches.seen)
     assert meter.caches.one_in > 1
-    heard = OBSERVE_WORK * 100
-    last_minutes = (seen[-1] - seen[-18_000]) / 180
-    assert last_minutes * 4 + heard <= MOST_WORK_PER_S
+    every = (PASS_WORK + WORK_PER_BLOCK * 20) * 100
+    sampled_per_s = (seen[-1] - seen[-18_000]) / 180
+    assert sampled_per_s * (4 + OBSERVE_WORK) + every <= MOST_WORK_PER_S
 
 
 def test_the_first_busy_seconds_say_how_many_requests_a_second_there_are():
@@ -151,6 +157,38 @@ def test_the_first_busy_seconds_say_how_many_requests_a_second_there_are():
         step += 1
     assert 10 < step / 100 < 60  # thinned out before the first minute was over
     assert meter.caches.requests_per_s == pytest.approx(100, rel=0.01)
+
+
+def test_a_load_that_leaves_too_small_a_sample_pauses_the_meter_until_it_falls():
+    """At 200 requests a second a shadow cache held five blocks, and the floor decided on them."""
+    meter = Meter(
+        MeterSetup((LRU, "threshold-lru"), configs=LONG), Memory(2_000 * BLOCK), "threshold-lru"
+    )
+    at, number = 0.0, 0
+    smallest = []
+
+    def serve(per_s, seconds):
+        nonlocal at, number
+        for _ in range(int(per_s * seconds)):
+            at, number = at + 1.0 / per_s, number + 1
+            path = tuple(range(100 * number, 100 * number + 20))
+            tokens = BLOCK * len(path)
+            meter.ended(Request(time=at, path=path, block_tokens=BLOCK, prompt_tokens=tokens), 0)
+            if not meter.caches.paused:
+                smallest.append(2_000 // meter.caches.one_in)
+
+    serve(200, 150)
+    assert meter.caches.paused
+    assert "200 per second" in meter.undecided
+    assert min(smallest) >= MIN_BLOCKS
+    sampled, falls, keeper = meter.caches.seen, meter.stats()["floor"]["falls"], meter.keeper
+    serve(200, 100)
+    assert (meter.caches.seen, meter.stats()["floor"]["falls"]) == (sampled, falls)
+    assert meter.keeper == keeper
+    serve(2, 200)
+    assert not meter.caches.paused
+    assert meter.caches.seen > sampled
+    assert meter.caches.one_in <= 2_000 // MIN_BLOCKS // 2
 
 
 def test_what_the_server_really_hits_is_the_ground_of_every_estimate():

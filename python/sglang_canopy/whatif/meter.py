@@ -19,7 +19,13 @@ from sglang_canopy.records import Request
 from sglang_canopy.whatif.account import Account
 from sglang_canopy.whatif.floor import Floor
 from sglang_canopy.whatif.origins import Origins
-from sglang_canopy.whatif.sampled_caches import Arm, Sample, SampledCaches, covered_tokens
+from sglang_canopy.whatif.sampled_caches import (
+    LEARN_FROM_ALL_PER_S,
+    Arm,
+    Sample,
+    SampledCaches,
+    covered_tokens,
+)
 from sglang_canopy.whatif.shadow_cache import as_sampled
 
 NOW = "now"
@@ -32,8 +38,6 @@ TIMED = 17
 """Time one request in this many: reading the thread clock can cost more than the work."""
 LEAST_REQUESTS = 200
 """Sampled requests required before estimates are reported."""
-LEARN_FROM_ALL_PER_S = 32.0
-"""Request rate above which policies learn only from requests with a sampled block."""
 
 
 class Question(NamedTuple):
@@ -133,6 +137,9 @@ class Meter:
     @property
     def undecided(self) -> str | None:
         """Reason why the estimates are not usable yet, or ``None``."""
+        if self.caches.paused:
+            rate = self.caches.requests_per_s
+            return f"too many requests to sample within 1 % of a core: {rate:.0f} per second"
         if self._sampled_requests < LEAST_REQUESTS:
             return f"too few requests: {self._sampled_requests} of {LEAST_REQUESTS}"
         if not any(self.caches.has_evicted(q) for q in self._arms if q.capacity == NOW):

@@ -23,13 +23,27 @@ MOST_WORK_PER_S = 150.0
 request in one shadow cache, about 60 us on a slow core: below 1 % of a thread."""
 
 OBSERVE_WORK = 0.8
-"""Work of a request without sampled blocks: hashing and checking its blocks."""
+"""Work of a request that policies learn from."""
+
+LEARN_FROM_ALL_PER_S = 32.0
+"""Request rate above which policies learn only from requests with a sampled block."""
+
+PASS_WORK = 0.1
+"""Work of every request: checking its blocks."""
+
+WORK_PER_BLOCK = 0.001
+"""Additional work of a request for each block of its path, at most one unit per thousand."""
 
 LEAST_WORK_PER_S = 12.0
 """Work per second that shadow caches may always do, regardless of the request rate."""
 
-MOST_BLOCKS = 200_000
-"""Blocks that one shadow cache may hold before the sample is halved."""
+MOST_BLOCKS = 32_768
+"""Blocks that one shadow cache may hold before the sample is halved. Halving reads all blocks in
+one call."""
+
+MIN_BLOCKS = 64
+"""Capacity of the smallest shadow cache, in sampled blocks. A cache of a few blocks hits what
+chance lets it hit, so sampling pauses instead of thinning further."""
 
 _WINDOW_S = 60.0
 _MIN_WINDOW_S = 10.0
@@ -87,6 +101,8 @@ class SampledCaches:
         self.one_in = one_in or 1
         self.seen = 0
         """Requests with a sampled block."""
+        self.paused = False
+        """True while the load would need a sample below ``MIN_BLOCKS``; nothing is sampled."""
         self.requests_per_s = 0.0
         """Request rate of the previous minute."""
         self._arms: dict[Hashable, Arm] = {}
@@ -123,6 +139,8 @@ class SampledCaches:
         if not self._arms or not request.path:
             return None
         self._limit_work(request)
+        if self.paused:
+            return None
         n, path, tokens = self.one_in, request.path, request.block_tokens
         prompt_blocks = -(-request.prompt_tokens // tokens)
         if n == 1:
@@ -181,17 +199,46 @@ class SampledCaches:
         self._requests += 1
         self._request_blocks += len(request.path)
         span = max(_WINDOW_S, now - self._window_start)
-        most = max(LEAST_WORK_PER_S, self._most_work_per_s - OBSERVE_WORK * self._requests / span)
         large = self._largest > self.one_in * MOST_BLOCKS * request.block_tokens
-        dense = self._cache_accesses > most * span
+        dense = self._cache_accesses > self._most_accesses_per_s(span) * span
         if self._adaptive and (dense or large):
-            self.one_in = max(2 * self.one_in, self._required_interval(now) if dense else 0)
-            for name, cache in self._caches.items():
-                cache.thin_out(self._arms[name].make(), self.one_in, self.samples)
+            self._thin_out(self._required_interval(now) if dense else 0, request.block_tokens)
         elif now - self._window_start < _WINDOW_S:
             return
+        elif self.paused:
+            self._resume(self._required_interval(now), request.block_tokens)
         self.requests_per_s = self._requests / max(_MIN_WINDOW_S, now - self._window_start)
         self._requests = self._cache_accesses = self._request_blocks = 0
+
+    def _most_accesses_per_s(self, span: float) -> float:
+        """Return the cache accesses per second that the work of all requests leaves."""
+        learnt = self._requests
+        if self.requests_per_s > LEARN_FROM_ALL_PER_S:
+            learnt = self._cache_accesses // max(1, len(self._arms))
+        work = OBSERVE_WORK * learnt + PASS_WORK * self._requests
+        work += WORK_PER_BLOCK * self._request_blocks
+        return max(LEAST_WORK_PER_S, self._most_work_per_s - work / span)
+
+    def _thin_out(self, required: int, block_tokens: int) -> None:
+        """Sample one block in ``required`` or fewer; pause if that leaves too few."""
+        one_in = max(2 * self.one_in, required)
+        if required and one_in > self._max_interval(block_tokens):
+            self.paused = True
+            self._caches.clear()
+            return
+        self.one_in = one_in
+        for name, cache in self._caches.items():
+            cache.thin_out(self._arms[name].make(), one_in, self.samples)
+
+    def _resume(self, required: int, block_tokens: int) -> None:
+        """Sample again, with empty caches, if a sample half as large as allowed would do."""
+        if 2 * required <= self._max_interval(block_tokens):
+            self.paused = False
+            self.one_in = required
+
+    def _max_interval(self, block_tokens: int) -> int:
+        smallest = min((arm.tokens for arm in self._arms.values()), default=0)
+        return smallest // (MIN_BLOCKS * block_tokens)
 
     def _required_interval(self, now: float) -> int:
         """Return the ``one_in``, a power of 2, that brings this minute's load below the limit.
@@ -199,8 +246,14 @@ class SampledCaches:
         Halving alone would take minutes, because a prompt of L blocks is served with probability
         1 - (1 - 1/N)^L.
         """
-        per_s = self._requests / max(_MIN_WINDOW_S, now - self._window_start)
-        most = max(LEAST_WORK_PER_S, self._most_work_per_s - OBSERVE_WORK * per_s)
-        share = min(0.99, most / (per_s * len(self._arms)))
-        blocks = self._request_blocks / self._requests
+        span = max(_MIN_WINDOW_S, now - self._window_start)
+        per_s, blocks = self._requests / span, self._request_blocks / self._requests
+        served_work = float(len(self._arms))
+        every_s = (PASS_WORK + WORK_PER_BLOCK * blocks) * per_s
+        if per_s > LEARN_FROM_ALL_PER_S:
+            served_work += OBSERVE_WORK
+        else:
+            every_s += OBSERVE_WORK * per_s
+        most = max(LEAST_WORK_PER_S, self._most_work_per_s - every_s)
+        share = min(0.99, most / (per_s * served_work))
         return int(2 ** math.floor(math.log2(max(1.0, blocks / -math.log(1.0 - share)))))
