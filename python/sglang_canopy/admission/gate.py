@@ -37,14 +37,12 @@ _LEAST_RETRY_S, _MOST_RETRY_S = 1.0, 120.0
 
 
 class SessionGate:
-    """Who may start. ``capacity_tokens``: KV that device and host hold together.
+    """Decide which sessions start. ``capacity_tokens``: KV that device and host hold together.
 
     Call ``arrive`` for each request in order of arrival, ``finish`` or ``leave`` when it has ended,
-    and ask ``holds`` before it is scheduled. Times are in seconds on the requests' clock.
+    and ``holds`` before it is scheduled. Times are in seconds on the requests' clock.
 
-    Nobody is held for good: every ``over_age_s`` the session whose turn it is starts without room,
-    so the n-th in the line starts after at most n times as long, and four minutes if sessions were
-    refused before it.
+    The wait is bounded: every ``over_age_s`` the session whose turn it is starts without room.
     """
 
     def __init__(self, settings: GateSettings, capacity_tokens: int) -> None:
@@ -342,24 +340,24 @@ class SessionGate:
                 self._forget(session)
 
     def _admit(self) -> None:
-        """Admit whom there is room for, in turn."""
+        """Admit the waiting sessions that fit, in turn."""
         self._changed = False
         if self.now >= self._refreshed + _REFRESH_AT_LEAST_S:
             self._refresh()
+        self._admit_all()
+        if self.line and self.now >= self.refresh_due_s:
+            self._refresh()  # sessions may have become unlikely to return
+            self._admit_all()
+
+    def _admit_all(self) -> None:
         while self.line and self._admit_next():
             pass
-        if self.line and self.now >= self.refresh_due_s:
-            # Those who wait are worth a look at who has been silent since.
-            self._refresh()
-            while self.line and self._admit_next():
-                pass
 
     def _admit_next(self) -> bool:
-        """Whether one of the waiting sessions was admitted."""
+        """Admit the next waiting session that fits; return whether there was one."""
         for session in islice(self.line.in_turn(), _TRIES):
             aged = self._waited_s(session) >= self.settings.age_s
-            if not session.under_way:
-                # Refused, and soon back: what is free is kept for it if it is aged.
+            if not session.under_way:  # refused: room is kept for it if it is aged
                 if aged and self.places.active:
                     return False
                 continue
