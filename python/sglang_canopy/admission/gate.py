@@ -1,10 +1,8 @@
 """The session gate: while agents thrash, their sessions start only as fast as their KV fits.
 
-When sessions need more memory than there is, each turn evicts the prefix of the next one's, and
-everything is computed again. While that is measured (``arming.py``) the gate keeps the number of
-agents' sessions (``agents.py``) under way below it: the first request of a new one waits until its
-footprint fits, and sessions under way that outgrow the memory are paused (``places.py``). While it
-is not armed everybody passes.
+If sessions need more memory than there is, each turn evicts the prefix of another session's next
+turn. While ``arming.py`` measures that, the first request of an agent's new session (``agents.py``)
+waits until its footprint fits, and sessions that outgrow the memory are paused (``places.py``).
 
 The server and the simulator drive the same object. It reads no clock and draws nothing: equal
 calls give equal answers on every rank.
@@ -242,8 +240,7 @@ class SessionGate:
     # ---- arming ----
 
     def _left(self, session: Session, request: Request) -> int:
-        """Tokens that ``request`` should find: what the last turn of its session left, if the
-        session counted until now."""
+        """Return the tokens that the last turn of the session left for ``request``."""
         if session.number in self.places.paused:
             return min(session.tokens, request.prompt_tokens) if self.arming.armed else 0
         if not (session.active and session.calls_tools):
