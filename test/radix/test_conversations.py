@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+from types import SimpleNamespace
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_canopy.radix.conversations import CHILDREN_PER_TENANT
+from sglang_canopy.radix.conversations import CHILDREN_PER_TENANT, UnderWay
 from support.live_tree import LiveTree, check, fake_req
 
 
@@ -190,6 +193,24 @@ def test_the_children_of_one_tenant_that_are_remembered_are_bounded() -> None:
     assert len(tree.core.conversations.under_way) <= CHILDREN_PER_TENANT + 1
     ask(tree, [5], 90.0)
     assert kept(tree) >= set(TURN_1)
+
+
+def test_the_end_of_a_child_that_is_not_remembered_frees_no_place() -> None:
+    children, numbers = UnderWay(), itertools.count()
+
+    def begin_child(tenant: str | None) -> int:
+        number = next(numbers)
+        request = SimpleNamespace(number=number, tenant=tenant, parent="p", time=0.0)
+        children.began(request)  # type: ignore[arg-type]
+        return number
+
+    for _ in range(2 * CHILDREN_PER_TENANT):
+        begin_child(None)
+    for number in [begin_child("a") for _ in range(2 * CHILDREN_PER_TENANT)]:
+        children.ended(number)
+    for _ in range(2 * CHILDREN_PER_TENANT):
+        begin_child(None)
+    assert len(children) == CHILDREN_PER_TENANT
 
 
 def test_no_child_keeps_a_parent_of_another_tenant_nor_more_than_its_tenant_may() -> None:

@@ -129,6 +129,8 @@ class Conversations:
         if node.parent is None or node.parent is self.tree.root_node:
             del mine[leaf.conversation]
             self._count -= 1
+            if not mine:
+                del self._ends[leaf.tenant]
         else:
             end.node = node.parent
 
@@ -281,11 +283,13 @@ class UnderWay:
         self._children[tenant] += 1
 
     def ended(self, number: int) -> None:
-        tenant, _, _ = self._running.pop(number, (None, "", 0.0))
-        if tenant in self._children:
-            self._children[tenant] -= 1
-            if not self._children[tenant]:
-                del self._children[tenant]
+        child = self._running.pop(number, None)
+        if child is None:
+            return  # beyond the limits
+        tenant, _, _ = child
+        self._children[tenant] -= 1
+        if not self._children[tenant]:
+            del self._children[tenant]
 
     def waiting(self, now: float) -> Iterator[tuple[str | None, str]]:
         """Yield (tenant, name) of each waiting parent, once per ``RENEWED_EVERY_S``."""

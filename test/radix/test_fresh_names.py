@@ -1,0 +1,108 @@
+"""A client may use a new name in every request. No container of the scheduler grows with the names.
+
+Names are salts (tenants), conversations, parents and categories. The clock advances ten seconds a
+request, so that what is remembered for a time stays small, and the containers that are left are
+those that only the number of names could fill.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+
+from sglang_canopy.admission.gate import SessionGate
+from sglang_canopy.admission.settings import GateSettings
+from sglang_canopy.config.policy_change import PolicyChange
+from sglang_canopy.config.tiers import PolicyChoice
+from sglang_canopy.request.identity import Responses
+from sglang_canopy.whatif.meter import Memory, Meter, MeterSetup
+from support.containers import entries
+from support.live_tree import LiveTree, fake_req
+
+KV_TOKENS = 512
+SLACK = 512
+"""Dead entries of heaps come and go."""
+
+
+class Server:
+    """The parts of a scheduler that receive names from clients."""
+
+    def __init__(self, policy: str) -> None:
+        self.tree = LiveTree(KV_TOKENS, policy, {"quantum_tokens": 1}, host_tokens=2 * KV_TOKENS)
+        self.core = self.tree.core
+        self.live = self.core.live
+        self.live.meter = Meter(MeterSetup(), Memory(KV_TOKENS), policy)
+        self.gate = SessionGate(GateSettings(always=True), KV_TOKENS)
+        self.identity = Responses()
+        self._numbers = itertools.count()
+
+    def serve(self, **names: str | None) -> None:
+        """One request whose end is known at once."""
+        number = next(self._numbers)
+        time = 10.0 * number
+        tokens = [7 * number + at for at in range(16)]
+        tenant = names.pop("tenant", None)
+        req = fake_req(tokens, [3, 4], {"time": time, **names}, cache_salt=tenant)
+        request = self.core.requests.of(req)
+        self.gate.arrive(number, request)
+        self.gate.advance(time)
+        self.core.protected.looked_up(self.core.root_node, request)
+        hint = {"tenant": tenant, "conversation": names.get("conversation"), "time": time}
+        self.core.conversations.apply_hint({**hint, "source": "client", "return_in_s": 5.0})
+        self.core.requests.ended(req)
+        self.tree.insert([*tokens, 3, 4], request, tenant)
+        self.gate.finish(number, request)
+        self.identity.conversation(tenant, f"r{number}", None)
+
+    def entries(self) -> dict[str, int]:
+        return entries(self.core, self.gate, self.identity)
+
+
+def fresh(key: str) -> Callable[[int], dict[str, str | None]]:
+    """Names of the ``number``-th request: only ``key`` is new each time."""
+
+    def names(number: int) -> dict[str, str | None]:
+        usual: dict[str, str | None] = {"tenant": "t", "conversation": f"c{number % 7}"}
+        return {**usual, "category": "chat", key: f"{key}-{number}"}
+
+    return names
+
+
+def everything_fresh(number: int) -> dict[str, str | None]:
+    return {key: f"{key}-{number}" for key in ("tenant", "conversation", "parent", "category")}
+
+
+KINDS = {key: fresh(key) for key in ("tenant", "conversation", "category")}
+KINDS["everything"] = everything_fresh
+
+
+def growth(kind: str, first: int, last: int) -> dict[str, tuple[int, int]]:
+    """Containers that hold more entries after ``last`` requests than after ``first``."""
+    server = Server("wa")
+    before: dict[str, int] = {}
+    for number in range(last):
+        server.serve(**KINDS[kind](number))
+        if number == first // 2:
+            change = PolicyChange(PolicyChoice("canopy-lru"), PolicyChoice("wa"))
+            server.core.exchange.apply(change, "test")
+        if number == first:
+            before = server.entries()
+    after = server.entries()
+    return {
+        place: (before.get(place, 0), count)
+        for place, count in after.items()
+        if count > 1.1 * before.get(place, 0) + SLACK
+    }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_container_grows_with_new_names(kind) -> None:
+    assert growth(kind, 1_500, 2_500) == {}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_no_container_grows_with_100_000_new_names() -> None:
+    assert growth("everything", 5_000, 100_000) == {}

@@ -1,0 +1,49 @@
+"""How many entries each container of Canopy's objects holds, by where it is."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+_CONTAINERS = (dict, list, set, frozenset, tuple, deque)
+
+
+def entries(*roots: Any) -> dict[str, int]:
+    """Entries of every container reachable from ``roots`` through objects of Canopy's classes, by
+    ``Class.attribute``; containers at the same place are summed, and ``[]`` stands for a container
+    in a container."""
+    found: dict[str, int] = {}
+    seen: set[int] = set()
+    stack: list[tuple[str, Any]] = [(type(root).__name__, root) for root in roots]
+    while stack:
+        place, value = stack.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, _CONTAINERS):
+            if not isinstance(value, tuple):
+                found[place] = found.get(place, 0) + len(value)
+            inside: Iterable[Any] = (
+                (*value.keys(), *value.values()) if isinstance(value, dict) else value
+            )
+            stack += [(f"{place}[]", item) for item in inside if _is_followed(item)]
+        if type(value).__module__.startswith("sglang_canopy"):
+            name = type(value).__name__
+            stack += [(f"{name}.{key}", item) for key, item in _attributes(value)]
+    return found
+
+
+def _is_followed(value: Any) -> bool:
+    return isinstance(value, _CONTAINERS) or type(value).__module__.startswith("sglang_canopy")
+
+
+def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
+    names = list(getattr(value, "__dict__", ()))
+    for kind in type(value).__mro__:
+        slots = kind.__dict__.get("__slots__", ())
+        names += [slots] if isinstance(slots, str) else list(slots)
+    for name in names:
+        item = getattr(value, name, None)
+        if _is_followed(item):
+            yield name, item
