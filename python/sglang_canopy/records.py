@@ -104,6 +104,8 @@ class Leaf(LeafRecord):
 
     awaited_until: float | None = None
     """Until when it is protected for a request that waits to use it."""
+    number: int = 0
+    """Order of creation in its tree: the last tie-break of every order of eviction."""
     slot: Any = None
 
     def stamp(self, request: Request) -> None:
@@ -142,7 +144,8 @@ class Leaf(LeafRecord):
         return keep if awaited is None else max(keep, awaited)
 
     def inherit(self, other: Leaf) -> None:
-        """Copy everything but ``offset``, ``length`` and ``slot`` (a node was split or moved)."""
+        """Copy everything but ``offset``, ``length``, ``number`` and ``slot`` (a node was split or
+        moved)."""
         copy_record(other, self)
         self.awaited_until = other.awaited_until
 

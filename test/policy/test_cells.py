@@ -16,13 +16,15 @@ def category(label, rank):
 
 
 def scan(live, now):
-    """Least (rank, last access, -offset) among the two ends of each category."""
+    """Least (rank, last access, -offset, number) among the two ends of each category."""
     ends = []
     for kind in {id(c): c for c, _, _ in live}.values():
-        mine = [(leaf.last_access, -leaf.offset, n, leaf) for c, n, leaf in live if c is kind]
+        mine = [
+            (leaf.last_access, -leaf.offset, leaf.number, leaf) for c, _, leaf in live if c is kind
+        ]
         for key in (lambda m: m[:3], lambda m: (-m[0], m[1], m[2])):
-            stamp, depth, _, leaf = min(mine, key=key)
-            ends.append((kind.rank[age_bin(now - stamp)], stamp, depth, leaf))
+            stamp, depth, number, leaf = min(mine, key=key)
+            ends.append((kind.rank[age_bin(now - stamp)], stamp, depth, number, leaf))
     return ends
 
 
@@ -43,7 +45,7 @@ def test_the_least_leaf_equals_a_full_scan_of_the_queue_ends(steps):
     cells, live, now = Cells(), [], 20.0
     for number, step in enumerate(steps):
         if step[0] == "push":
-            leaf = Leaf(step[3], 1)
+            leaf = Leaf(step[3], 1, number=number * 7 % 61)  # not in the order of pushes
             leaf.last_access = float(step[2])
             kind = kinds[step[1]]
             cells.push(kind.label, leaf, lambda kind=kind: (kind, 1.0))
@@ -60,8 +62,7 @@ def test_the_least_leaf_equals_a_full_scan_of_the_queue_ends(steps):
             assert found is None
             continue
         ends = scan(live, now)
-        assert found[0] == min(e[:3] for e in ends)
-        assert any(found[1] is e[3] for e in ends if e[:3] == found[0])
+        assert (*found[0], found[1]) == min(ends, key=lambda end: end[:4])
 
 
 def test_a_candidate_changes_when_its_end_crosses_an_edge_of_the_age_bins():

@@ -5,8 +5,8 @@ from sglang_canopy.policy.structures.end_queue import EndQueue
 from sglang_canopy.records import Leaf
 
 
-def leaf_at(offset=0):
-    return Leaf(offset, 1)
+def leaf_at(offset=0, number=0):
+    return Leaf(offset, 1, number=number)
 
 
 def test_orders_by_stamp_whatever_the_order_of_arrival():
@@ -14,8 +14,8 @@ def test_orders_by_stamp_whatever_the_order_of_arrival():
     late, early = leaf_at(), leaf_at()
     queue.push(late, 5.0)
     queue.push(early, 2.0)
-    assert queue.oldest()[3] is early
-    assert queue.youngest()[3] is late
+    assert queue.oldest()[-1] is early
+    assert queue.youngest()[-1] is late
 
 
 def test_the_deeper_leaf_comes_first_at_both_ends_when_stamps_are_equal():
@@ -23,16 +23,27 @@ def test_the_deeper_leaf_comes_first_at_both_ends_when_stamps_are_equal():
     shallow, deep = leaf_at(0), leaf_at(64)
     queue.push(shallow, 1.0)
     queue.push(deep, 1.0)
-    assert queue.oldest()[3] is deep
-    assert queue.youngest()[3] is deep
+    assert queue.oldest()[-1] is deep
+    assert queue.youngest()[-1] is deep
 
 
-def test_full_ties_are_first_come():
-    queue = EndQueue()
-    first, second = leaf_at(), leaf_at()
-    queue.push(first, 1.0)
-    queue.push(second, 1.0)
-    assert queue.oldest()[3] is first
+def test_full_ties_go_to_the_leaf_created_first_in_whatever_order_they_are_pushed():
+    first, second = leaf_at(number=1), leaf_at(number=2)
+    for order in ((first, second), (second, first)):
+        queue = EndQueue()
+        for leaf in order:
+            queue.push(leaf, 1.0)
+        assert queue.oldest()[-1] is first
+        assert queue.youngest()[-1] is first
+
+
+def test_a_leaf_may_be_removed_and_pushed_again_with_the_same_key():
+    queue, leaf = EndQueue(), leaf_at()
+    for _ in range(5):
+        queue.remove(queue.push(leaf, 1.0))
+    queue.push(leaf, 1.0)
+    assert queue.oldest()[-1] is leaf
+    assert queue.youngest()[-1] is leaf
 
 
 def test_an_empty_queue_has_no_ends():
@@ -51,7 +62,7 @@ def test_removed_entries_do_not_pile_up():
         queue.remove(queue.push(leaf_at(), float(time)))
     assert len(queue._low) < 100
     assert len(queue._high) < 100
-    assert queue.oldest()[3] is stays
+    assert queue.oldest()[-1] is stays
 
 
 OPERATIONS = st.lists(
@@ -66,17 +77,17 @@ OPERATIONS = st.lists(
 @given(OPERATIONS)
 def test_both_ends_equal_those_of_a_sorted_list(operations):
     queue = EndQueue()
-    live = []  # (stamp, -offset, sequence, leaf, entry)
-    for sequence, operation in enumerate(operations):
+    live = []  # (stamp, -offset, number, leaf, entry)
+    for step, operation in enumerate(operations):
         if operation[0] == "push":
-            leaf = leaf_at(operation[2])
+            leaf = leaf_at(operation[2], number=step * 7 % 83)  # not in the order of pushes
             live.append(
-                (operation[1], -leaf.offset, sequence, leaf, queue.push(leaf, operation[1]))
+                (operation[1], -leaf.offset, leaf.number, leaf, queue.push(leaf, operation[1]))
             )
         elif live:
             queue.remove(live.pop(operation[1] % len(live))[4])
         assert len(queue) == len(live)
         assert {id(leaf) for leaf in queue} == {id(item[3]) for item in live}
         if live:
-            assert queue.oldest()[3] is min(live, key=lambda i: i[:3])[3]
-            assert queue.youngest()[3] is min(live, key=lambda i: (-i[0], i[1], i[2]))[3]
+            assert queue.oldest()[-1] is min(live, key=lambda i: i[:3])[3]
+            assert queue.youngest()[-1] is min(live, key=lambda i: (-i[0], i[1], i[2]))[3]

@@ -8,6 +8,7 @@ import random
 import pytest
 
 from canopy_lab.live.top.explained import lines
+from sglang_canopy.policy.registry import live_names
 from sglang_canopy.radix.explain import KEY, LOOKED_AHEAD_LEAVES, explain, question_of
 from sglang_canopy.radix.traffic import MOST, Decision, Decisions
 from sglang_canopy.reuse.survival import still_returns
@@ -84,7 +85,7 @@ def test_a_tenant_is_told_of_its_own_conversations_and_an_administrator_of_all()
     assert "no tenant has" in text([])
 
 
-@pytest.mark.parametrize("policy", ["wa", "canopy-lru", "threshold-lru", "canopy-tlru"])
+@pytest.mark.parametrize("policy", live_names())
 @pytest.mark.parametrize("seed", [1, 2])
 def test_asking_moves_nothing(seed, policy):
     draw = random.Random(seed)
@@ -159,11 +160,54 @@ def test_however_many_leaves_there_are_only_so_many_are_looked_at(monkeypatch):
     policy, named = tree.core.live.device_policy, []
     victim = policy.victim
     monkeypatch.setattr(policy, "victim", lambda now: named.append(now) or victim(now))
-    monkeypatch.setattr("sglang_canopy.radix.explain.LOOKED_AHEAD_S", 60.0)
     found = ask(tree, "last")
     assert len(found) == 3
     assert len(named) == LOOKED_AHEAD_LEAVES
     assert found[0]["next_to_go"]["looked_at_tokens"] == 2 * LOOKED_AHEAD_LEAVES
-    monkeypatch.setattr("sglang_canopy.radix.explain.LOOKED_AHEAD_S", -1.0)
-    assert ask(tree, "last")[0]["next_to_go"]["looked_at_tokens"] == 0
+    check(tree)
+
+
+def samples_of_one_prompt(policy):
+    """Twelve samples of one answer: leaves of equal stamp and depth, as with n = 12."""
+    tree = LiveTree(2000, policy, {"quantum_tokens": 1})
+    prompt = list(range(100, 140))
+    chained = [hash(tuple(prompt[: n + 1])) for n in range(40)]
+    for number in range(12):
+        request = tree.request(
+            1.0, conversation="c", block_tokens=1, prompt_tokens=40, path=list(chained)
+        )
+        tree.insert([*prompt, *range(1000 + 100 * number, 1010 + 100 * number)], request)
+    return tree
+
+
+def victims(tree):
+    """First tokens of the nodes that the device gives up, in order."""
+    order = []
+    while tree.core.evictable_device_leaves:
+        node, _ = tree.core.evictable_device_leaves.next_victim(tree.core.clock.now)
+        order.append(node.key.token_ids[0])
+        tree.evict(len(node.key))
+    return order
+
+
+@pytest.mark.parametrize("looked_at", [1, 5, LOOKED_AHEAD_LEAVES])
+@pytest.mark.parametrize("policy", live_names())
+def test_leaves_that_tie_are_evicted_in_the_same_order_after_a_question(
+    policy, looked_at, monkeypatch
+):
+    """However far the look ahead goes: a rank's own speed must not decide."""
+    asked, quiet = samples_of_one_prompt(policy), samples_of_one_prompt(policy)
+    monkeypatch.setattr("sglang_canopy.radix.explain.LOOKED_AHEAD_LEAVES", looked_at)
+    ask(asked, "c", tenant=None)
+    assert victims(asked) == victims(quiet)
+
+
+def test_a_look_ahead_reads_a_bounded_number_of_children(monkeypatch):
+    """One system prompt may have 50,000 continuations."""
+    monkeypatch.setattr("sglang_canopy.radix.evictable.MAX_CHILDREN_READ", 20)
+    tree = LiveTree(600, "canopy-lru", {"quantum_tokens": 1})
+    for number in range(100):
+        tree.serve([1, 1000 + number], float(number), conversation=f"c{number}")
+    (one,) = ask(tree, "c99", tenant=None)
+    assert one["next_to_go"]["tokens_before"] == 99
     check(tree)

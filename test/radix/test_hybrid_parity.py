@@ -20,6 +20,7 @@ from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.policy.states import ORDERS
 from sglang_canopy.radix.live_request import LiveRequest, extend_path
 from support.hybrid_tree import MAMBA, HybridTree
+from support.readmission import Readmission
 
 BLOCK = 64
 """Tokens; SGLang's grid of branching points."""
@@ -76,15 +77,19 @@ def serve(tree: HybridTree, tokens: list[int], request: LiveRequest | None) -> i
 @pytest.mark.parametrize(
     ("core", "states"), [("sglang", "lru"), ("canopy-lru", "lru"), ("wa", "lru"), ("wa", "worth")]
 )
-@given(prompts=steps, slots=st.integers(3, 6))
+@given(prompts=steps, slots=st.integers(3, 6), seed=st.integers(0, 99))
 @settings(max_examples=20, deadline=None)
-def test_hits_are_those_of_sglangs_cache(core, states, prompts, slots) -> None:
+def test_hits_are_those_of_sglangs_cache(core, states, prompts, slots, seed) -> None:
+    """Leaves are re-admitted at random between the requests, which decides nothing."""
     live = HybridTree("mamba", core, states, kv_size=BLOCKS * BLOCK, mamba_cache_size=slots)
     simulated = SimulatedTree(
         make_policy("wa" if core == "wa" else "lru"), ORDERS[states](), BLOCKS, slots, BLOCK
     )
     times = itertools.accumulate(wait for _, wait in prompts)
+    readmission = None if core == "sglang" else Readmission(live.core, seed, seed)
     for (names, _), time in zip(prompts, times):
+        if readmission is not None:
+            readmission()
         tokens = tokens_of(names)
         hit = serve(live, tokens, None if core == "sglang" else request_of(tokens, time))
         assert simulated.access(request_of(tokens, time)) * BLOCK == hit, names

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import sglang_canopy
 from support.live_tree import LiveTree, check
+
+DECIDE = ("admission", "policy", "radix", "reuse", "schedule", "ttl", "whatif")
+CLOCKS = {"time", "datetime", "random", "secrets", "uuid"}
+MEASURES_ITSELF = {"whatif/meter.py"}
+"""Reads the thread's time to report its own cost."""
 
 TOKENS = 24
 PATHS = [[p * 100 + i for i in range(8)] for p in range(6)]
@@ -35,3 +45,18 @@ def test_ranks_agree_and_time_never_goes_back(arrivals) -> None:
         check(tree)
     assert len({tree.core.live.counters.victims.sum for tree in ranks}) == 1
     assert len({tuple(tree.match(path) for path in PATHS) for tree in ranks}) == 1
+
+
+@pytest.mark.parametrize("folder", DECIDE)
+def test_what_decides_reads_no_clock_and_draws_no_random_number(folder) -> None:
+    """Ranks differ in speed: whatever is cut short by time is cut short elsewhere on another rank."""
+    root = Path(sglang_canopy.__file__).parent
+    for path in sorted((root / folder).rglob("*.py")):
+        imported = set()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                imported.add((node.module or "").partition(".")[0])
+        name = str(path.relative_to(root))
+        assert name in MEASURES_ITSELF or not imported & CLOCKS, (name, imported & CLOCKS)

@@ -16,6 +16,7 @@ from sglang_canopy.policy.block_tree import Evicted, RadixTree
 from sglang_canopy.policy.registry import live_names, make_policy
 from sglang_canopy.records import Request
 from support.live_tree import LiveTree, check
+from support.readmission import Readmission
 
 PAGE = 4
 CAPACITY = 40
@@ -89,7 +90,16 @@ def simulated(policy: str, config: dict, steps: list[dict], page: int, **setting
     return hits, cuts
 
 
-def served(policy: str, config: dict, steps: list[dict], page: int, **settings: Any):
+def served(
+    policy: str,
+    config: dict,
+    steps: list[dict],
+    page: int,
+    readmit: tuple[int, int] | None = None,
+    **settings: Any,
+):
+    """``readmit``: seeds that draw which leaves are re-admitted before each request, and in which
+    order."""
     every = {**config, **settings, "block_tokens": page}
     tree = LiveTree(CAPACITY * page, policy, every, page_size=page)
     core = tree.core
@@ -107,8 +117,11 @@ def served(policy: str, config: dict, steps: list[dict], page: int, **settings: 
         delete(node, *args, **kwargs)
 
     core._delete_unbacked_device_leaf = noted
+    readmission = None if readmit is None else Readmission(core, *readmit)
     hits = []
     for step in steps:
+        if readmission is not None:
+            readmission()
         tokens = [t for block in step["blocks"] for t in [block] * page]
         blocks = step["blocks"]
         path = [hash((*blocks[: i + 1],)) for i in range(len(blocks))]
@@ -145,3 +158,35 @@ def test_they_are_alike_at_the_quantum_that_servers_run_with(
     policy: str, config: dict[str, Any], page: int
 ) -> None:
     assert_alike(policy, config, page, quantum_tokens=TreeSettings().quantum_tokens)
+
+
+def samples(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same prompts, each followed by two others of the same time and length: leaves that tie."""
+    made = []
+    for number, step in enumerate(steps):
+        made.append(step)
+        for sample in (1, 2):
+            blocks = [*step["blocks"][:-1], 10**7 + 3 * number + sample]
+            made.append({**step, "blocks": blocks})
+    return made
+
+
+@pytest.mark.parametrize(("policy", "config"), CASES, ids=[f"{n} {c or ''}" for n, c in CASES])
+def test_the_order_in_which_leaves_are_admitted_decides_nothing(
+    policy: str, config: dict[str, Any]
+) -> None:
+    for seed in (1, 2, 3):
+        steps = samples(workload(seed, 80))
+        first, second = (
+            served(policy, config, steps, PAGE, (seed, order), quantum_tokens=1) for order in (1, 2)
+        )
+        assert first == second
+        assert first[1]
+
+
+@pytest.mark.parametrize("policy", ["canopy-lru", "threshold-lru", "wa"])
+def test_a_leaf_that_is_admitted_anew_ranks_as_before(policy: str) -> None:
+    for seed in (1, 2, 3):
+        steps = samples(workload(seed, 80))
+        plain = simulated(policy, {}, steps, PAGE, quantum_tokens=1)
+        assert served(policy, {}, steps, PAGE, (seed, seed), quantum_tokens=1) == plain

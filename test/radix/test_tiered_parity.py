@@ -12,13 +12,14 @@ import pytest
 from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_cache.components import ComponentType
-from test_parity import PAGE, fields, workload
+from test_parity import PAGE, fields, samples, workload
 
 from canopy_lab.sim.system.nodes import TierNode
 from canopy_lab.sim.system.tree import TieredTree
-from sglang_canopy.policy.registry import make_policy
+from sglang_canopy.policy.registry import live_names, make_policy
 from sglang_canopy.records import Request
 from support.live_tree import LiveTree, check
+from support.readmission import Readmission
 
 DEVICE, HOST = 60, 130
 """Blocks."""
@@ -89,15 +90,21 @@ def simulated(
     return states
 
 
-def served(policy: str, page: int, quantum: int, steps: list[dict]) -> tuple[list[State], int]:
-    """And the size of the host pool, which SGLang rounds up."""
+def served(
+    policy: str, page: int, quantum: int, steps: list[dict], readmit: tuple[int, int] | None = None
+) -> tuple[list[State], int]:
+    """And the size of the host pool, which SGLang rounds up. ``readmit``: seeds that draw which
+    leaves are re-admitted before each request, and in which order."""
     settings = {"quantum_tokens": quantum, "block_tokens": page}
     tree = LiveTree(
         DEVICE * page, policy, settings, page_size=page, host_tokens=HOST * page,
         write_policy="write_through",
     )  # fmt: skip
     states = []
+    readmission = None if readmit is None else Readmission(tree.core, *readmit)
     for step, path in zip(steps, paths(steps), strict=True):
+        if readmission is not None:
+            readmission()
         tokens = [t for block in step["blocks"] for t in [block] * page]
         request = tree.request(
             step["time"], path=path, block_tokens=page, prompt_tokens=len(tokens), **fields(step)
@@ -155,3 +162,18 @@ def test_policies_that_rank_whole_nodes_find_about_as_much(policy: str) -> None:
     # What is cut off a node goes to the node below it here, and to one of its own there.
     ours, theirs = both(policy, 1)
     assert sum(found(ours)) == pytest.approx(sum(found(theirs)), rel=0.03)
+
+
+@pytest.mark.parametrize("policy", live_names())
+def test_the_order_in_which_leaves_are_admitted_decides_nothing(policy: str) -> None:
+    for seed in (1, 2):
+        steps = samples(workload(seed, 60))
+        first, second = (served(policy, PAGE, 1, steps, (seed, order)) for order in (1, 2))
+        assert first == second
+
+
+@pytest.mark.parametrize("policy", ["canopy-lru", "wa"])
+def test_a_leaf_that_is_admitted_anew_ranks_as_before(policy: str) -> None:
+    for seed in (1, 2):
+        steps = samples(workload(seed, 60))
+        assert served(policy, PAGE, 1, steps, (seed, seed)) == served(policy, PAGE, 1, steps)

@@ -170,7 +170,7 @@ def test_the_least_saving_for_its_age_goes_first() -> None:
     order = WorthOfStates()
 
     def state(saves: float, at: float) -> State:
-        made = State(100, at)
+        made = State(100, at, 0)
         made.saves = saves
         order.admit(made, at)
         return made

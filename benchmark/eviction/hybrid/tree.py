@@ -135,7 +135,7 @@ class HybridTree(RadixTree):
                 if victim is None:
                     return
                 self._evict_state(victim)
-            state = State(node.offset + node.length, self.now)
+            state = State(node.offset + node.length, self.now, node.number)
             self.states[node] = state
             self._nodes[id(state)] = node
         else:

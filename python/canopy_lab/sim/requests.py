@@ -1,8 +1,9 @@
-"""Convert trace records into requests for a policy.
+"""Convert trace records into the requests that a policy sees.
 
-Experiments may shuffle the labels among the requests (*placebo*: a gain that remains does not come
-from the labels), or add client *hints* from the trace's future, for a share of the clients and with a
-given accuracy.
+Also the two things an experiment may do to them: the *placebo* (labels shuffled among the
+requests, so that a gain that survives it does not come from the labels) and *hints* (what a
+client could say about its own future, taken from the trace, for a share of the clients and
+with an accuracy).
 """
 
 from __future__ import annotations
@@ -19,19 +20,19 @@ from sglang_canopy.records import Request
 
 @dataclass(frozen=True, slots=True)
 class Hints:
-    """Client hints about the future (``Request.over``, ``Request.return_in_s``).
+    """What clients say about their future (``Request.over``, ``Request.return_in_s``).
 
-    ``share`` of the clients (conversations, or requests without one) send hints. A hint is true with
-    probability ``accuracy``; a wrong hint is the opposite of ``over``, or another client's return
-    time.
+    ``share`` of the clients (conversations; requests where the trace names none) speak;
+    a statement is true with probability ``accuracy``, else it is wrong: the opposite of
+    ``over``, another client's return time.
     """
 
     share: float = 1.0
     accuracy: float = 1.0
     over: bool = True
-    """Send ``over`` at the end of a conversation."""
+    """Clients say that a conversation is over (and, by saying nothing, that it is not)."""
     returns: bool = True
-    """Send the return time of a conversation."""
+    """Clients say when a conversation continues."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -48,13 +49,14 @@ def to_requests(
     hints: Hints | None = None,
     times: Sequence[float] | None = None,
 ) -> Iterator[Request]:
-    """Iterate over the trace as requests, in order.
+    """The trace as policies see it, in order.
 
-    Equal times (Mooncake rounds to 3 s) become the next representable floats, so that requests never
-    tie. The trace is streamed unless a placebo or hints need all of it. ``times`` (ascending) replace
-    the trace's.
+    A record that shares its time with the one before (Mooncake stamps in steps of 3 s) gets
+    the next representable float: two requests never tie, and order is that of the trace.
+    The trace is streamed, unless a placebo or hints need to see all of it first. ``times``, in
+    ascending order, stand in for the trace's.
 
-    Raises ``CanopyError`` for a decreasing time.
+    Raises ``CanopyError`` where time runs backwards.
     """
     if placebo_seed is None and hints is None:
         records: Iterable[TraceRequest] = trace
@@ -92,10 +94,12 @@ def to_requests(
 
 
 def continuations(trace: Sequence[TraceRequest]) -> list[float | None]:
-    """Return for each record the seconds until it is continued, or ``None``.
+    """For each record, seconds until a later one contains its last full block; else until its
+    conversation's next; else ``None``.
 
-    A record is continued by the next record that contains its last full block (ids are chained), or
-    else by the next record of its conversation, because clients may rewrite their history.
+    That is the trace's own answer to "does this path continue, and when", with chained ids.
+    A client that rewrites its history (agents compact it, or leave out tools' results) uses the
+    last block no more, and goes on all the same.
     """
     next_use: dict[object, float] = {}
     gaps: list[float | None] = []
@@ -129,7 +133,7 @@ def _shuffled_labels(trace: Iterable[TraceRequest], seed: int) -> list[_Label]:
 
 
 def _spoken(trace: Sequence[TraceRequest], hints: Hints) -> list[tuple[bool, float | None]]:
-    """Return the hints (over, return_in_s) of each record."""
+    """``(over, return_in_s)`` as the clients say it, for each record."""
     draw = random.Random(hints.seed)
     truth = continuations(trace)
     gaps = [gap for gap in truth if gap is not None]

@@ -55,9 +55,6 @@ class Policy(abc.ABC):
     learns: bool = False
     """Whether it learns from requests. A server announces them to those that do; a twin of one that
     does may not."""
-    admits_alike: ClassVar[bool] = False
-    """Whether a leaf that is dropped and admitted again, unchanged, ranks as before: then the order
-    of eviction can be looked at without a trace."""
 
     def arrive(self, request: Request) -> str:
         """A request comes in. Returns the category label its nodes will carry."""
@@ -80,7 +77,10 @@ class Policy(abc.ABC):
 
     @abc.abstractmethod
     def admit(self, leaf: Leaf, now: float) -> None:
-        """``leaf`` became evictable. Never called twice without a ``drop`` between."""
+        """``leaf`` became evictable. Never called twice without a ``drop`` between.
+
+        The order in which leaves are admitted decides nothing: ties go to ``Leaf.number``.
+        """
 
     @abc.abstractmethod
     def drop(self, leaf: Leaf) -> None:
@@ -93,6 +93,11 @@ class Policy(abc.ABC):
         The leaf stays admitted until the tree ``drop``\\ s it, so asking twice without a
         change in between gives the same answer.
         """
+
+    def put_back(self, leaf: Leaf, slot: Any, now: float) -> None:
+        """Undo a ``drop``: rank an unchanged ``leaf`` exactly as before. ``slot``: its ``slot``
+        before the drop."""
+        self.admit(leaf, now)
 
     def evicted(self, leaf: Leaf, tokens: int) -> None:
         """``tokens`` of ``leaf`` were evicted by this policy's choice (ghosts, clocks).

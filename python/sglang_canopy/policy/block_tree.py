@@ -11,6 +11,7 @@ which shadow caches in a server pay for.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -23,6 +24,9 @@ from sglang_canopy.records import Leaf, Request
 AnyNode = TypeVar("AnyNode", bound=Any)
 
 
+_numbers = itertools.count()
+
+
 class Node(Leaf):
     """A run of blocks below ``parent``; a policy sees it as a ``Leaf``."""
 
@@ -30,6 +34,7 @@ class Node(Leaf):
 
     def __init__(self, parent: Node | None, blocks: tuple[int, ...], offset: int, length: int):
         super().__init__(offset, length)
+        self.number = next(_numbers)
         self.parent = parent
         self.blocks = blocks
         self.children: dict[int, Node] = {}

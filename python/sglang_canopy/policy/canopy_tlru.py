@@ -111,6 +111,10 @@ class TailOptimizedLRU(Policy):
             leaf.slot = None
             queue.remove(entry)
 
+    def put_back(self, leaf: Leaf, slot: Any, now: float) -> None:
+        queue, entry, keep = slot
+        leaf.slot = (queue, queue.push(leaf, entry[0]), keep)
+
     # free(leaf) = the tokens of leaf beyond L + Q - xi
     # victim = free(the oldest leaf that has any), else the oldest leaf
     def victim(self, now: float) -> Victim | None:
@@ -118,16 +122,16 @@ class TailOptimizedLRU(Policy):
             self._replan(now)
         entry = self._free.oldest()
         if entry is not None:
-            leaf = entry[3]
+            leaf = entry[-1]
             return Victim(leaf, leaf.slot[2])
         entry = self._needed.oldest()
         if entry is None:
             return None
         if self.config.caching == "forced":
-            return Victim(entry[3])
+            return Victim(entry[-1])
         if self._allowance <= 0:
             return None
-        return Victim(entry[3], max(0, entry[3].length - self._allowance))
+        return Victim(entry[-1], max(0, entry[-1].length - self._allowance))
 
     def evicted(self, leaf: Leaf, tokens: int) -> None:
         self._allowance -= tokens

@@ -18,7 +18,6 @@ class LRU(RankedPolicy):
     name: ClassVar[str] = "lru"
     Config: ClassVar[type] = NoOptions
     reads_labels: ClassVar[bool] = False
-    admits_alike: ClassVar[bool] = True
 
     # victim = the leaf with the least last_access
     def rank(self, leaf: Leaf) -> float:

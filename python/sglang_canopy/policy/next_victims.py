@@ -1,8 +1,9 @@
-"""The next victims of a policy, in their order, without evicting any."""
+"""The next victims of a policy, in order, without evicting any."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
+from typing import Any
 
 from sglang_canopy.policy.base import Policy, Victim
 from sglang_canopy.records import Leaf
@@ -10,31 +11,31 @@ from sglang_canopy.records import Leaf
 
 def lowest_ranked(
     policy: Policy,
-    tokens: int,
     now: float,
-    exposed: Callable[[Leaf, set[Leaf]], Leaf | None],
-    enough: Callable[[int], bool] = lambda leaves: False,
+    tokens: int,
+    leaves: int,
+    exposed: Callable[[Leaf, Container[Leaf]], Leaf | None],
 ) -> list[Victim]:
-    """The victims in the order in which ``policy`` would name them, ``tokens`` of them in all, or
-    fewer where ``enough(leaves)`` says that so many leaves will do.
+    """Return the next victims: ``tokens`` tokens or ``leaves`` leaves of them, whichever is less.
 
-    Every leaf is with the policy again afterwards. ``exposed(leaf, gone)`` is the leaf that
-    becomes evictable, and is not admitted, once those in ``gone`` have left, ``leaf`` the last of
-    them; ``None`` where there is none.
+    Afterwards every leaf has the rank that it had before. ``exposed(leaf, gone)`` returns the leaf,
+    not admitted, that becomes evictable once those in ``gone`` have left, ``leaf`` the last of
+    them; ``None`` if there is none.
     """
     victims: list[Victim] = []
-    gone: set[Leaf] = set()
+    gone: dict[Leaf, Any] = {}
     lent: set[Leaf] = set()
     try:
-        while tokens > 0 and not enough(len(victims)):
+        while tokens > 0 and len(victims) < leaves:
             victim = policy.victim(now)
             if victim is None:
                 break
-            policy.drop(victim.leaf)
+            leaf = victim.leaf
+            gone[leaf] = leaf.slot
+            policy.drop(leaf)
             victims.append(victim)
-            gone.add(victim.leaf)
-            tokens -= max(1, victim.leaf.length - victim.keep)
-            above = None if victim.keep else exposed(victim.leaf, gone)
+            tokens -= max(1, leaf.length - victim.keep)
+            above = None if victim.keep else exposed(leaf, gone)
             if above is not None:
                 lent.add(above)
                 policy.admit(above, now)
@@ -42,7 +43,7 @@ def lowest_ranked(
         for leaf in lent:
             if leaf not in gone:
                 policy.drop(leaf)
-        for leaf, _ in victims:
+        for leaf, slot in gone.items():
             if leaf not in lent:
-                policy.admit(leaf, now)
+                policy.put_back(leaf, slot, now)
     return victims

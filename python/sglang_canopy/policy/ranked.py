@@ -1,4 +1,4 @@
-"""What the policies share whose rank of a leaf is fixed when it is admitted."""
+"""Base of the policies whose rank of a leaf is fixed when it is admitted."""
 
 from __future__ import annotations
 
@@ -36,6 +36,10 @@ class RankedPolicy(Policy):
 
     def drop(self, leaf: Leaf) -> None:
         self._heap.discard(leaf)
+
+    def split(self, leaf: Leaf, head: Leaf) -> None:
+        if self._heap.discard(leaf):
+            self.admit(leaf, leaf.last_access)  # its offset breaks ties
 
     def victim(self, now: float) -> Victim | None:
         leaf = self._heap.least()

@@ -20,13 +20,13 @@ _LEAST_AGE_S = 1e-3
 class State(Leaf):
     """A cached state at the end of a prefix of ``offset`` tokens.
 
-    ``saves`` is what one use of it saves, in the caller's unit.
+    ``saves`` is what one use of it saves, in the caller's unit. ``number``: that of its node.
     """
 
     __slots__ = ("node", "saves")
 
-    def __init__(self, tokens: int, now: float) -> None:
-        super().__init__(offset=tokens, length=1)
+    def __init__(self, tokens: int, now: float, number: int) -> None:
+        super().__init__(offset=tokens, length=1, number=number)
         self.node: Any = None
         """Where it is in the tree that holds it."""
         self.saves = 0.0
@@ -56,7 +56,7 @@ class StatePolicy(abc.ABC):
 
 
 class LeastRecentStates(StatePolicy):
-    """SGLang's: the one whose last use, or making, is longest ago."""
+    """SGLang's order: the state whose last use, or creation, is longest ago."""
 
     name: ClassVar[str] = "lru"
 
@@ -106,14 +106,15 @@ class WorthOfStates(StatePolicy):
     # rank(state) = saves / sqrt(seconds since its last use)
     # victim = the state of least rank, among equals the least recent
     def victim(self, now: float) -> State | None:
-        least: tuple[float, float] | None = None
+        least: tuple[float, float, int, int] | None = None
         found: State | None = None
         for step, queue in self._steps.items():
             oldest = queue.victim(now)
             if oldest is None:
                 continue
             age_s = max(now - oldest.last_access, _LEAST_AGE_S)
-            rank = (2.0 ** (step / 2) / sqrt(age_s), oldest.last_access)
+            worth = 2.0 ** (step / 2) / sqrt(age_s)
+            rank = (worth, oldest.last_access, oldest.offset, oldest.number)
             if least is None or rank < least:
                 least, found = rank, oldest
         return found

@@ -26,7 +26,7 @@ from sglang_canopy import declared
 from sglang_canopy.declared import declare_key
 from sglang_canopy.policy.base import Policy, Victim
 from sglang_canopy.policy.structures.cells import Cell, Cells
-from sglang_canopy.policy.structures.end_queue import EndQueue, ReturnQueue
+from sglang_canopy.policy.structures.end_queue import EndQueue, Entry, ReturnQueue
 from sglang_canopy.records import Leaf, Request
 from sglang_canopy.reuse import saved_curves
 from sglang_canopy.reuse.categories import Category
@@ -101,7 +101,6 @@ class WorkloadAware(Policy):
     name: ClassVar[str] = "wa"
     Config: ClassVar[type] = Config
     learns: bool = True
-    admits_alike: ClassVar[bool] = True
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -166,10 +165,14 @@ class WorkloadAware(Policy):
                 return
         else:
             hinted = ()
-        category = self._category(leaf)
+        shared = self._shared_category(leaf)
+        # A leaf's own label, whether or not the table has it: the cell must not depend on when
+        # the leaf is admitted.
+        label = leaf.category if shared is None else shared.label
+        category = shared or self.model.categories.get(label)
         bucket = self._bucket(leaf, category)
         self._cells.push(
-            (category.label, bucket, *hinted),
+            (label, bucket, *hinted),
             leaf,
             lambda: (category, self._weight(category, bucket) * self._over_weight(hinted)),
         )
@@ -182,25 +185,31 @@ class WorkloadAware(Policy):
             leaf.slot = (self._over, self._over.push(leaf, leaf.last_access))
             return ()
         key = hints.key(who)
-        if leaf.return_at is not None:
-            # The time after which a hinted return no longer counts.
-            until = leaf.return_at + return_slack_s(leaf.return_at - leaf.last_access)
-            if until > now and hints.return_trusted(who):
-                queue = self._returning.setdefault(key, ReturnQueue())
-                leaf.slot = (queue, queue.push_until(leaf, leaf.return_at, until))
-                return ()
+        returns = leaf.return_at is not None and _overdue_at(leaf) > now
+        if returns and hints.return_trusted(who):
+            queue = self._returning.setdefault(key, ReturnQueue(key))
+            leaf.slot = (queue, self._push_return(queue, leaf))
+            return ()
         # What tells nothing splits no cell: a cell is known by its ends.
         return (key,) if leaf.over and hints.over_weight(key) < 1.0 else ()
+
+    @staticmethod
+    def _push_return(queue: ReturnQueue, leaf: Leaf) -> Entry:
+        assert leaf.return_at is not None, "no return was announced"
+        return queue.push_until(leaf, leaf.return_at, _overdue_at(leaf))
 
     def _over_weight(self, hinted: tuple[Any, ...]) -> float:
         return self.model.hints.over_weight(hinted[0]) if hinted else 1.0
 
     def _category(self, leaf: Leaf) -> Category:
-        # More uses than its conversation has turns: others run through it too.
-        if leaf.hits > leaf.turn and not self.model.type_turn:
-            gap_s = (leaf.last_access - leaf.created) / (leaf.hits - 1)
-            return self.model.shared_category(leaf.hits, gap_s)
-        return self.model.categories.get(leaf.category)
+        return self._shared_category(leaf) or self.model.categories.get(leaf.category)
+
+    def _shared_category(self, leaf: Leaf) -> Category | None:
+        """Category of a leaf with more uses than its conversation has turns: others use it too."""
+        if leaf.hits <= leaf.turn or self.model.type_turn:
+            return None
+        gap_s = (leaf.last_access - leaf.created) / (leaf.hits - 1)
+        return self.model.shared_category(leaf.hits, gap_s)
 
     def drop(self, leaf: Leaf) -> None:
         if leaf.slot is None:
@@ -212,6 +221,16 @@ class WorkloadAware(Policy):
             leaf.slot = None
             queue.remove(entry)
 
+    def put_back(self, leaf: Leaf, slot: Any, now: float) -> None:
+        queue, entry = slot
+        if isinstance(queue, Cell):
+            self._cells.put_back(queue, leaf)
+        elif isinstance(queue, ReturnQueue):
+            queue = self._returning.setdefault(queue.key, queue)
+            leaf.slot = (queue, self._push_return(queue, leaf))
+        else:
+            leaf.slot = (queue, queue.push(leaf, entry[0]))
+
     # rank(leaf) = reuse per second of space that its category wins from its age on, G_w(age)
     # victim = an ended conversation's leaf if there is one, else the leaf with the least rank
     def victim(self, now: float) -> Victim | None:
@@ -221,7 +240,7 @@ class WorkloadAware(Policy):
             self._ranked_version = self.model.version
             self._cells.reweigh(self._reweigh)
         if (first := self._over.oldest() if self._over.live else None) is not None:
-            return Victim(first[3])
+            return Victim(first[-1])
         least = self._cells.least(now)
         if self._returning:
             last, rank = self._last_to_return(now)
@@ -230,7 +249,7 @@ class WorkloadAware(Policy):
         if least is not None:
             return Victim(least[1], self._keep(least[1]))
         soonest = self._kept.oldest()
-        return Victim(soonest[3]) if soonest is not None else None
+        return Victim(soonest[-1]) if soonest is not None else None
 
     def split(self, leaf: Leaf, head: Leaf) -> None:
         if leaf.slot is not None:
@@ -241,14 +260,14 @@ class WorkloadAware(Policy):
         """Leaves whose time to be kept or to return has passed, or whose tenant is no longer
         trusted, rank like any other."""
         while (entry := self._kept.oldest()) is not None and entry[0] <= now:
-            self._readmit(entry[3], now)
+            self._readmit(entry[-1], now)
         for who, queue in list(self._returning.items()):
             while (leaf := queue.overdue(now)) is not None:
                 self._readmit(leaf, now)
             if not queue.live:
                 del self._returning[who]
         while (entry := self._over.oldest()) is not None:
-            leaf = entry[3]
+            leaf = entry[-1]
             if self.model.hints.over_trusted(speaker(leaf.tenant, leaf.source)):
                 break
             self._readmit(leaf, now)
@@ -260,7 +279,7 @@ class WorkloadAware(Policy):
     def _last_to_return(self, now: float) -> tuple[Leaf | None, float]:
         """The least of the leaves that a client returns to, and its rank: of what is known about
         such returns the time said decides, of what is guessed the category."""
-        found, least = None, math.inf
+        found, least = None, (math.inf, 0.0, 0, 0)
         for who, queue in self._returning.items():
             last = queue.youngest()
             if last is None:
@@ -268,14 +287,14 @@ class WorkloadAware(Policy):
             skill = self.model.hints.return_skill(who)
             rank = skill / max(last[0] - now, 1e-3)
             if skill < 1.0:
-                leaf = last[3]
+                leaf = last[-1]
                 category = self._category(leaf)
                 weight = self._weight(category, self._bucket(leaf, category))
                 guess = weight * self._cells.rank(category, leaf.last_access, now)
                 rank += (1.0 - skill) * guess
-            if rank < least:
-                found, least = last[3], rank
-        return found, least
+            if (order := (rank, last[0], last[1], last[2])) < least:
+                found, least = last[-1], order
+        return found, least[0]
 
     def _bucket(self, leaf: Leaf, category: Category) -> Hashable:
         """What beside the category a leaf's rank depends on."""
@@ -323,6 +342,12 @@ class WorkloadAware(Policy):
         for queue in (self._kept, self._over, *self._returning.values()):
             yield from queue
         yield from self._cells
+
+
+def _overdue_at(leaf: Leaf) -> float:
+    """Time after which the return announced for ``leaf`` no longer counts."""
+    assert leaf.return_at is not None, "no return was announced"
+    return leaf.return_at + return_slack_s(leaf.return_at - leaf.last_access)
 
 
 POLICY = WorkloadAware

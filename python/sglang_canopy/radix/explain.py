@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
@@ -23,11 +22,9 @@ KEY = "canopy_explain:"
 MAX_NODES = 256
 MAX_TENANTS = 16
 LOOKED_AHEAD_TOKENS = 1 << 16
-"""How far ahead the order of eviction is looked at..."""
 LOOKED_AHEAD_LEAVES = 256
-"""... and at how many leaves at most..."""
-LOOKED_AHEAD_S = 0.02
-"""... and for how much of the thread's time. All tenants that are asked about share it."""
+"""Next victims that are read, in tokens and in leaves, once for all tenants. Counts, not times: every
+rank must read the same."""
 
 
 def question_of(key: str) -> tuple[str, dict[str, Any]] | None:
@@ -45,8 +42,7 @@ def question_of(key: str) -> tuple[str, dict[str, Any]] | None:
 def explain(core: CanopyTreeCore, body: dict[str, Any]) -> list[dict[str, Any]]:
     """One entry for each tenant that is asked about and has, or had, such a conversation.
 
-    Every rank of a replica has to be asked at the same point: the policy's order is looked at,
-    which may tidy it.
+    Nothing that decides about evictions changes.
     """
     conversation = body["conversation"]
     if "tenant" in body:
@@ -58,16 +54,8 @@ def explain(core: CanopyTreeCore, body: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _next_to_go(core: CanopyTreeCore) -> list[tuple[UnifiedTreeNode, int]]:
-    """The next victims, and the tokens of each that go; none under a policy whose order would
-    change by looking at it."""
-    if not core.live.device_policy.admits_alike:
-        return []
-    until = time.thread_time() + LOOKED_AHEAD_S
-
-    def enough(leaves: int) -> bool:
-        return leaves >= LOOKED_AHEAD_LEAVES or time.thread_time() > until
-
-    victims = core.evictable_device_leaves.lowest_ranked(LOOKED_AHEAD_TOKENS, enough)
+    """The next victims, and the tokens of each that would be evicted."""
+    victims = core.evictable_device_leaves.lowest_ranked(LOOKED_AHEAD_TOKENS, LOOKED_AHEAD_LEAVES)
     return [(node, len(node.key) - keep) for node, keep in victims]
 
 

@@ -56,7 +56,7 @@ class CanopyMambaComponent(MambaComponent):
         if node.canopy.state is None:
             set_offsets(node)
             leaf = node.canopy
-            self._enter(node, State(leaf.offset + leaf.length, self.tree_core.clock.now))
+            self._enter(node, State(leaf.offset + leaf.length, self.tree_core.clock.now, node.id))
         else:
             self._used(node)
 
@@ -83,7 +83,7 @@ class CanopyMambaComponent(MambaComponent):
         if phase is CacheTransferPhase.LOAD_BACK and came:
             set_offsets(node)
             now = self.tree_core.clock.now
-            self._enter(node, State(leaf.offset + leaf.length, now))
+            self._enter(node, State(leaf.offset + leaf.length, now, node.id))
 
     def _enter(self, node: UnifiedTreeNode, state: State) -> None:
         """The device has ``state`` at the end of ``node``."""

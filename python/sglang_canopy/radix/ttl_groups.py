@@ -47,7 +47,7 @@ class HostExpiry:
 
     def __init__(self, table: TTLTable) -> None:
         self.table = table
-        self._heap: list[tuple[float, int, NodeLeaf]] = []
+        self._heap: list[tuple[float, int, int, NodeLeaf]] = []
         self._count = 0
 
     def expires_at(self, leaf: NodeLeaf) -> float:
@@ -61,21 +61,21 @@ class HostExpiry:
         if math.isinf(expires_at):
             return
         self._count += 1
-        heapq.heappush(self._heap, (expires_at, self._count, leaf))
+        heapq.heappush(self._heap, (expires_at, leaf.number, self._count, leaf))
         if len(self._heap) > 4 * len(leaves) + 64:
-            alive = {id(leaf): (at, n, leaf) for at, n, leaf in self._heap if leaf.node in leaves}
-            self._heap = sorted(alive.values(), key=lambda entry: entry[:2])
+            alive = {entry[3].number: entry for entry in self._heap if entry[3].node in leaves}
+            self._heap = sorted(alive.values())
 
     def next_expired(self, now: float, leaves: set[UnifiedTreeNode]) -> NodeLeaf | None:
         """A leaf of ``leaves`` whose TTL is over, the longest ago first."""
         while self._heap and self._heap[0][0] <= now:
-            leaf = self._heap[0][2]
+            leaf = self._heap[0][3]
             if leaf.node in leaves:
                 expires_at = self.expires_at(leaf)
                 if expires_at <= now:
                     return leaf
                 self._count += 1
-                heapq.heapreplace(self._heap, (expires_at, self._count, leaf))
+                heapq.heapreplace(self._heap, (expires_at, leaf.number, self._count, leaf))
             else:
                 heapq.heappop(self._heap)
         return None

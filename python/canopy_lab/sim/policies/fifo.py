@@ -17,7 +17,6 @@ class FIFO(RankedPolicy):
     name: ClassVar[str] = "fifo"
     Config: ClassVar[type] = NoOptions
     reads_labels: ClassVar[bool] = False
-    admits_alike: ClassVar[bool] = True
 
     # victim = the leaf with the least created
     def rank(self, leaf: Leaf) -> float:

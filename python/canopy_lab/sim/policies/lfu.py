@@ -18,7 +18,6 @@ class LFU(RankedPolicy):
     name: ClassVar[str] = "lfu"
     Config: ClassVar[type] = NoOptions
     reads_labels: ClassVar[bool] = False
-    admits_alike: ClassVar[bool] = True
 
     # victim = the leaf with the least (hits, last_access)
     def rank(self, leaf: Leaf) -> int:

@@ -1,4 +1,4 @@
-"""Arrival times: from the trace, or after the answers that requests continue."""
+"""When requests come: at the trace's times, or after the answers that they continue."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from sglang_canopy.errors import CanopyError
 
 
 class Arrivals(Protocol):
-    """Arrival time of each request of a workload, in seconds."""
+    """Says when each request of a workload is due. Times in seconds."""
 
     def begin(self) -> Sequence[tuple[float, int]]:
-        """Return sorted (time, request) pairs of the requests that depend on no other."""
+        """``(time, request)`` of those that wait for nobody, in order of time."""
 
     def answered(self, request: int, end_s: float) -> Sequence[tuple[float, int]]:
-        """Return (time, request) pairs of requests that follow ``request``, answered at ``end_s``."""
+        """``request`` is answered: those that come after it, none before ``end_s``."""
 
 
 class OpenLoop:
-    """Each request at its time in the trace, multiplied by ``stretch``."""
+    """Each request at its time, whatever the server does. ``stretch`` multiplies the times."""
 
     def __init__(self, workload: Workload, stretch: float = 1.0) -> None:
         _positive("stretch", stretch)
@@ -36,7 +36,7 @@ class OpenLoop:
 
 
 class TurnsWait(OpenLoop):
-    """Each request at its time in the trace, or after the previous turn's answer if later."""
+    """Each at its time, but a turn no earlier than the answer before it."""
 
     def __init__(self, workload: Workload, stretch: float = 1.0) -> None:
         super().__init__(workload, stretch)
@@ -52,10 +52,11 @@ class TurnsWait(OpenLoop):
 
 
 class ClosedLoop:
-    """Agents: each turn is sent after the previous turn's answer and a think time.
+    """Agents: a turn is sent after the answer to the one before it and the time to think.
 
-    Sessions start at ``sessions_per_hour`` with exponential gaps (``seed``), in the order of the
-    trace; without a rate, at the trace's times. ``trace/sessions.py`` has the links and think times.
+    Sessions begin at ``sessions_per_hour``, at random (exponential gaps, from ``seed``) and in the
+    order of the trace; without a rate, at the trace's times. What follows what and after how long:
+    ``trace/sessions.py``.
     """
 
     def __init__(

@@ -1,7 +1,6 @@
 """Data transfers: a link with a fixed rate, and a disk whose reads and writes may share bandwidth.
 
-Both are computed on demand, without events.
-"""
+Both are computed when asked, not event by event."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from canopy_lab.sim.system.tier_spec import TierSpec
 
 
 class Link:
-    """Serial transfers: one queue per direction, or one queue if the channel is shared."""
+    """Transfers one after another, in each direction or, on a shared channel, in both."""
 
     def __init__(self, spec: TierSpec) -> None:
         self._spec = spec
@@ -22,7 +21,7 @@ class Link:
         self.read_bytes = self.written_bytes = 0.0
 
     def read(self, now: float, size: float) -> tuple[float, float]:
-        """Queue a transfer to the device; return its begin and end, in seconds."""
+        """Begin and end of a transfer to the device that is asked for ``now``."""
         spec = self._spec
         begin = max(now, self._read_free_s)
         end = begin + spec.latency_s + size / spec.read_bytes_per_s
@@ -33,11 +32,11 @@ class Link:
         return begin, end
 
     def read_s(self, size: float) -> float:
-        """Return the seconds of a transfer to the device, without queueing."""
+        """Seconds that a transfer to the device takes, without what is in the way."""
         return self._spec.latency_s + size / self._spec.read_bytes_per_s
 
     def write(self, now: float, size: float) -> tuple[float, float]:
-        """Queue a copy from the device; return its begin and end, in seconds."""
+        """The same for a copy from the device."""
         spec = self._spec
         begin = max(now, self._write_free_s)
         end = begin + spec.latency_s + size / spec.write_bytes_per_s
@@ -55,7 +54,7 @@ class Transfer:
 
     def __init__(self, size: float, overhead: float, payload: Any = None) -> None:
         self.size = size
-        """Payload bytes; ``bytes`` and ``left`` include the latency, as bytes."""
+        """Bytes that are moved; ``bytes`` and ``left`` have the latency beside them."""
         size += overhead
         self.bytes = size
         self.left = size
@@ -69,10 +68,10 @@ class Transfer:
 
 
 class DiskChannel:
-    """A FIFO queue of reads and one of writes, processed concurrently.
+    """Reads in order and writes in order, side by side.
 
-    On a shared channel each gets half of its rate while both are busy. ``written`` is called at the
-    end of each write.
+    On a shared channel each gets half of its rate while the other is busy too: what the disk
+    gives reads and writes is one budget. ``written`` hears of each write's end.
     """
 
     def __init__(
@@ -87,21 +86,21 @@ class DiskChannel:
         self._now = 0.0
         self.read_bytes = 0.0
         self._to_write = 0.0
-        """Bytes of all writes queued so far."""
+        """Bytes that were to be written so far."""
 
     @property
     def written_bytes(self) -> float:
-        """Bytes written so far."""
+        """What has been written by now."""
         return self._to_write - sum(t.size * (1.0 - t.done_share) for t in self._queues[1])
 
     @property
     def writing(self) -> bool:
-        """True while a write is queued."""
+        """Whether a write is under way."""
         return bool(self._queues[1])
 
     @property
     def busy(self) -> bool:
-        """True if a transfer was queued at the last ``advance``."""
+        """Whether anything is under way, as of the last look."""
         return bool(self._queues[0] or self._queues[1])
 
     def read(self, now: float, size: float, payload: Any = None) -> Transfer:
@@ -113,7 +112,7 @@ class DiskChannel:
         return self._add(1, now, size, payload)
 
     def cancel(self, transfer: Transfer, now: float) -> None:
-        """Cancel the rest of a read; the part already read has used its time."""
+        """Give up what is left of a read; what is read already has cost its time."""
         self.advance(now)
         if transfer in self._queues[0]:
             self._queues[0].remove(transfer)
@@ -121,7 +120,7 @@ class DiskChannel:
         self.read_bytes -= transfer.left
 
     def estimate(self, transfer: Transfer, now: float) -> float:
-        """Return the end of a read, in seconds, without further arrivals."""
+        """When a read will end if nothing else comes."""
         self.advance(now)
         if transfer.end_s < math.inf:
             return transfer.end_s
@@ -139,7 +138,7 @@ class DiskChannel:
         return now + both + (before - both * rate / 2) / rate
 
     def advance(self, now: float) -> None:
-        """Process transfers up to ``now``."""
+        """Work off what ends by ``now``."""
         if now <= self._now:
             return
         reads, writes = self._queues

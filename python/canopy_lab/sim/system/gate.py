@@ -1,8 +1,8 @@
-"""Session gates of an instance: decide which turns may join its queue.
+"""The door of an instance: which turns may join its queue, and which wait before it.
 
-To add a gate, implement ``SessionGate`` and list the class in ``SESSION_GATES``. ``SystemConfig``
-takes its name as ``session_gate`` and its arguments, without the capacities, as
-``session_gate_config``.
+To add a gate, write a class with ``enter``, ``ended`` and ``wake_at`` and name it in
+``SESSION_GATES``; ``SystemConfig`` takes the name as ``session_gate`` and the class's arguments,
+but for the two capacities, as ``session_gate_config``.
 """
 
 from __future__ import annotations
@@ -21,47 +21,48 @@ from sglang_canopy.records import Request
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One request at the gate."""
+    """One request at the door."""
 
     number: int
-    """Index in the trace, from 0."""
+    """Its ordinal in the trace, from 0."""
     session: Hashable | None
-    """Conversation; ``None`` if the trace has none."""
+    """Its conversation; ``None`` where the trace names none."""
     tenant: str | None
     prompt_tokens: int
     due_s: float
-    """Arrival time."""
+    """When it came."""
     request: Request
-    """The policies' request; ``output_tokens`` and ``stop`` are set at its end."""
+    """As policies see it; ``output_tokens`` and ``stop`` are known when it has ended."""
 
 
 class SessionGate(Protocol):
-    """Admits turns to the queue of one instance; one object per instance."""
+    """Asked before a turn joins the queue of one instance. One object an instance."""
 
     def enter(self, turn: Turn, now: float) -> bool:
-        """Return True if ``turn`` may join the queue at ``now``.
+        """Whether ``turn`` may join the queue ``now``.
 
-        Called on arrival. Refused turns are held, which counts in their TTFT, and offered again,
-        oldest first, after each end of a turn and at ``wake_at``.
+        Asked when it comes. A refused turn is kept, its wait counts as part of its TTFT, and it
+        is asked again, those longest at the door first, whenever a turn has ended and when
+        ``wake_at`` is reached.
         """
 
     def ended(self, turn: Turn, tokens: int, now: float) -> None:
-        """An admitted turn has ended; its path is ``tokens`` long."""
+        """A turn that had entered is answered; its path has ``tokens`` now."""
 
     def wake_at(self, now: float) -> float:
-        """Return the time to offer held turns again without an end; infinity: never.
+        """When those at the door should be asked again though nothing ended; infinity: never.
 
-        A gate that holds turns while none runs must return a time. Otherwise the run ends with a
-        ``CanopyError``.
+        A gate that refuses while nothing runs must name a time, or they wait for ever, which
+        raises ``CanopyError`` at the end of the run.
         """
 
     def seniority(self, number: int) -> int | None:
-        """Return an admitted turn's rank, lowest first, which precedes the queue's order;
-        ``None`` for no preference."""
+        """Where a turn that has entered comes among the others, lowest first, before the queue's
+        own order; ``None`` while the gate does not care."""
 
 
 class OpenGate:
-    """``none``: admits every turn."""
+    """``none``: everyone enters."""
 
     def __init__(self, device_tokens: int, host_tokens: int) -> None:
         pass
@@ -80,9 +81,9 @@ class OpenGate:
 
 
 class StaticCap:
-    """``static``: at most ``sessions`` active sessions; the placebo of the other gates.
+    """``static``: at most ``sessions`` turns inside at once; the placebo of every other gate.
 
-    A session is active from its first turn until ``idle_s`` after its last answer.
+    A session counts from its first turn until ``idle_s`` after its last answer.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class StaticCap:
         self.sessions = sessions
         self.idle_s = idle_s
         self._until: dict[Hashable, float] = {}
-        """Active sessions and when each expires; infinity while a turn runs."""
+        """Sessions inside, and when each is forgotten; infinity while a turn runs."""
 
     def enter(self, turn: Turn, now: float) -> bool:
         session = turn.number if turn.session is None else turn.session
@@ -116,7 +117,7 @@ class StaticCap:
 
 
 class RandomCap(StaticCap):
-    """``random``: as ``static``, but admits a random held turn."""
+    """``random``: the same number of sessions, but a free place goes to any that waits."""
 
     def __init__(
         self,
@@ -149,10 +150,10 @@ class RandomCap(StaticCap):
 
 
 class Footprint:
-    """``footprint``: the server's own gate, as with ``--canopy-session-gate auto``.
+    """``footprint``: the gate of a server with ``--canopy-session-gate auto``, the same object.
 
-    ``exclusive``: the host holds only tokens that the device does not (``write_back``). ``config``:
-    fields of ``GateSettings``.
+    ``exclusive``: whether the host holds what the device does not (copies at eviction). ``config``:
+    of ``GateSettings``.
     """
 
     def __init__(
@@ -187,11 +188,11 @@ SESSION_GATES: Mapping[str, Callable[..., SessionGate]] = {
     "random": RandomCap,
     "footprint": Footprint,
 }
-"""Gates by their name in ``SystemConfig.session_gate``."""
+"""By the name that ``SystemConfig.session_gate`` takes."""
 
 
 def make_session_gate(
     name: str, device_tokens: int, host_tokens: int, config: Mapping[str, Any]
 ) -> SessionGate:
-    """Make a gate by name. Raises ``KeyError`` or ``TypeError``."""
+    """The gate of that name; raises ``KeyError`` or ``TypeError``."""
     return SESSION_GATES[name](device_tokens, host_tokens, **config)

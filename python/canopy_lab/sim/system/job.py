@@ -51,43 +51,43 @@ class SimulatedRequest:
     ) -> None:
         self.index = index
         self.arrival = arrival
-        """Arrival time in seconds."""
+        """When it was due, in seconds: every time is counted from here."""
         self.request, self.path, self.prompt, self.output, self.end_tokens = made
         self.entered = math.nan
-        """Time at which the gate admitted it to the queue."""
+        """When the gate let it into the queue."""
         self.tokens_before = 0
-        """Tokens that the instance had prefilled when the request was queued."""
+        """Tokens that its instance had prefilled when it began to wait."""
         self.max_new = self.output
-        """``max_tokens``; at least the output."""
+        """Tokens that its client allows it to generate; no fewer than it does."""
         self.may_end = 0
-        """Step of the running batch at which ``max_new`` is reached."""
+        """Step of the running batch at which it would have generated all of them."""
         self.clipped = False
-        """True while its remaining output exceeds the maximum reservation."""
+        """Whether it may still generate more than is ever reserved."""
         self.target = self.prompt
         """Tokens to prefill; more than the prompt after a retraction."""
         self.done = 0
         """Tokens whose KV is on the device."""
         self.private = 0
-        """Device tokens allocated outside the tree."""
+        """Device tokens it holds outside the tree."""
         self.leaf: TierNode | None = None
-        """Deepest locked node of its path."""
+        """The locked end of its path in the tree."""
         self.device_hit = self.host_hit = self.disk_hit = 0
         self.disk_start = 0
         self.on_disk = -1
-        """Leading blocks of its path stored or queued on the disk; -1 before the first check."""
+        """Blocks of its path that are on the disk or on their way; -1 before the first look."""
         self.fetch: Transfer | None = None
         self.prefetched = 0
-        """Tokens requested by its running prefetch."""
+        """Tokens that its prefetch under way asks for."""
         self.anchor: TierNode | None = None
-        """Node below which prefetched blocks are added."""
+        """Where what its prefetch under way brings will be attached."""
         self.fetched_from = 0
-        """First block of the prefetch."""
+        """Block where the prefetch begins."""
         self.fetch_deadline = math.inf
         self.start = math.nan
         self.first_token = math.nan
 
     def path_of_prompt(self, block_tokens: int) -> tuple[int, ...]:
-        """Return the blocks of the tokens to prefill."""
+        """The blocks that are looked up for it."""
         return self.path[: self.blocks_of(self.target, block_tokens)]
 
     def blocks_of(self, tokens: int, block_tokens: int) -> int:

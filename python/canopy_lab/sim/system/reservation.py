@@ -1,10 +1,11 @@
-"""Memory that SGLang reserves for outputs of unknown length.
+"""The room that SGLang keeps free for outputs whose length it does not know.
 
-A request is admitted if its prompt and ``max_tokens`` fit in addition to a share of the output that
-running requests may still generate. This share, ``new_token_ratio``, starts at ``INIT_RATIO``, falls
-with every decode step, and is estimated again after a retraction (``managers/schedule_policy.py``,
-``PrefillAdder``, and ``scheduler_components/new_token_ratio_tracker.py`` of SGLang 0.5.23). Outputs of
-fixed length (``ignore_eos``) are reserved in full.
+A request is let in when its prompt and all that its client allows it to generate fit into what is
+left beside a share of what running requests may still generate. The share, ``new_token_ratio``,
+begins at ``INIT_RATIO``, falls with every decode step, and is estimated anew when it was too low and
+requests had to be sent back (``managers/schedule_policy.py``, ``PrefillAdder``, and
+``scheduler_components/new_token_ratio_tracker.py`` of SGLang 0.5.23). Of a client that fixes its
+outputs (``ignore_eos``) the whole is kept.
 """
 
 from __future__ import annotations
@@ -15,19 +16,19 @@ import itertools
 from canopy_lab.sim.system.job import SimulatedRequest
 
 CLIP_OUTPUT_TOKENS = 4096
-"""Maximum output tokens reserved per request (``CLIP_MAX_NEW_TOKENS``)."""
+"""SGLang reserves room for no more output than this (``CLIP_MAX_NEW_TOKENS``)."""
 RETRACT_DECODE_STEPS = 20
-"""Decode steps to make room for on retraction (``SGLANG_RETRACT_DECODE_STEPS``)."""
+"""Decode steps for which a retraction makes room (``SGLANG_RETRACT_DECODE_STEPS``)."""
 INIT_RATIO = 0.7
 """``SGLANG_INIT_NEW_TOKEN_RATIO``; times ``--schedule-conservativeness``, at most 1."""
 LEAST_SHARE = 0.14
-"""Minimum of the ratio, as a share of its start (``SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR``)."""
+"""Of it the ratio keeps so much (``SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR``)."""
 DECAY_STEPS = 600
-"""Decode steps from the start to the minimum (``SGLANG_NEW_TOKEN_RATIO_DECAY_STEPS``)."""
+"""Decode steps in which it falls so far (``SGLANG_NEW_TOKEN_RATIO_DECAY_STEPS``)."""
 
 
 class NewTokenRatio:
-    """Reserved share of the running requests' remaining output."""
+    """The share of what running requests may still generate that is kept free."""
 
     def __init__(self, conservativeness: float = 1.0) -> None:
         self._first = min(INIT_RATIO * conservativeness, 1.0)
@@ -36,27 +37,25 @@ class NewTokenRatio:
         self.current = self._first
 
     def decoded(self, steps: int) -> None:
-        """Decay the ratio after ``steps`` decode steps without a retraction."""
+        """So many decode steps went by, none of which had too little room."""
         if self.current > self._least:
             self.current = max(self.current - steps * self._decay, self._least)
 
     def retracted(self, made_tokens: int, limit_tokens: int, jobs: int) -> None:
-        """Estimate the ratio after a retraction.
-
-        ``made_tokens``, ``limit_tokens``: generated and maximum output of the remaining ``jobs``.
-        """
+        """Requests were sent back. The ``jobs`` that are left have generated and were allowed so
+        many tokens in all."""
         expected = made_tokens + RETRACT_DECODE_STEPS * jobs
         self.current = min(1.0, expected / (limit_tokens + 1))
 
     def reset(self) -> None:
-        """Return to the start; called when the instance is idle."""
+        """Nothing runs and nobody waits."""
         self.current = self._first
 
 
 class Reservation:
-    """Sum of the running jobs' remaining output, each up to ``CLIP_OUTPUT_TOKENS``.
+    """What running jobs may still generate, each up to ``CLIP_OUTPUT_TOKENS``, in one sum.
 
-    Times are decode steps of the batch; every job generates one token per step.
+    Times are decode steps of the batch, in which every job generates a token.
     """
 
     def __init__(self) -> None:
@@ -64,11 +63,11 @@ class Reservation:
         self._counted = 0
         self._clipped = 0
         self._to_clip: list[tuple[int, int, SimulatedRequest]] = []
-        """Heap of (step at which a job is no longer clipped, sequence, job)."""
+        """Heap of (step at which a clipped job has few enough left, sequence, job)."""
         self._numbers = itertools.count()
 
     def add(self, job: SimulatedRequest, end: int, now: int) -> None:
-        """Add a job that may generate until step ``end``."""
+        """``job`` runs and may generate until step ``end``."""
         job.may_end = end
         job.clipped = end - now > CLIP_OUTPUT_TOKENS
         if job.clipped:
@@ -79,7 +78,7 @@ class Reservation:
             self._ends_sum += end
 
     def remove(self, job: SimulatedRequest) -> None:
-        """Remove a job."""
+        """``job`` runs no longer."""
         if job.clipped:
             self._clipped -= 1
             job.clipped = False
@@ -88,7 +87,7 @@ class Reservation:
             self._ends_sum -= job.may_end
 
     def tokens(self, now: int) -> int:
-        """Return the sum at step ``now``."""
+        """The sum at step ``now``."""
         heap = self._to_clip
         while heap and heap[0][0] <= now:
             since, _, job = heapq.heappop(heap)
@@ -101,5 +100,5 @@ class Reservation:
 
 
 def reserved_output(job: SimulatedRequest) -> int:
-    """Return the output tokens to reserve for an admitted job."""
+    """Tokens that are kept for a job that is let in."""
     return min(max(job.max_new - (job.target - job.prompt), 0), CLIP_OUTPUT_TOKENS)

@@ -1,9 +1,10 @@
 """SGLang's ``--enable-session-radix-cache``, for comparison: leaves ranked by open sessions.
 
-SGLang 0.5.23 (``unified_cache/session_ref_tracker.py``, ``components/full.py``) tags the leaf at the
-end of a session's last answer. Until the client closes the session, each ancestor of a tagged leaf
-without a tagged ancestor counts one reference. Leaves with the fewest references are evicted first,
-ties by LRU. If a tagged leaf is deleted, its tag moves to the parent.
+SGLang 0.5.23 (``unified_cache/session_ref_tracker.py``, ``components/full.py``) tags the leaf that
+a session's last answer ended on. Every node from there to the root counts that session, once for
+each of its tagged leaves that has no other above it, until the client closes the session. What no
+open session counts goes first; then what fewest count; among equals the least recently used.
+When a tagged leaf is deleted its tag moves to the node above.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from sglang_canopy.policy.ranked import NoOptions
 from sglang_canopy.records import Leaf
 
 SESSION_REFS = ("off", "kept", "closed")
-"""Off; on, without closed sessions; on, with sessions closed after the last answer."""
+"""Off; on, with clients that never close a session; with clients that do at the last answer."""
 
 
 class SessionRefs:
-    """Sessions that reference a node. The root's ``parent`` is ``None``."""
+    """Which sessions count a node. Nodes have a ``parent``, which the root's is ``None``."""
 
     def __init__(self) -> None:
         self._tagged: dict[Hashable, set[Any]] = {}
@@ -30,11 +31,11 @@ class SessionRefs:
         self._count: dict[Any, int] = {}
 
     def of(self, node: Any) -> int:
-        """Return the references of ``node``."""
+        """Sessions that count ``node``."""
         return self._count.get(node, 0)
 
     def answered(self, session: Hashable | None, leaf: Any) -> None:
-        """Tag ``leaf``, at the end of a finished request of ``session``."""
+        """A request of ``session`` is answered; ``leaf`` ends its path."""
         tagged = self._tagged.get(session, set())
         if session is None or leaf.parent is None or leaf in tagged:
             return
@@ -47,7 +48,7 @@ class SessionRefs:
             self._untag(session, above)
 
     def close(self, session: Hashable | None) -> None:
-        """Remove all references of ``session``."""
+        """Nothing of ``session`` counts any longer."""
         for leaf in tuple(self._tagged.get(session, ())):
             self._add(leaf, None, -1)
             self._untag(session, leaf)
@@ -58,7 +59,7 @@ class SessionRefs:
             self._count[head] = self._count[node]
 
     def deleted(self, node: Any) -> None:
-        """Move the tags of ``node``, a deleted leaf, to its parent."""
+        """``node``, a leaf of the tree, is gone."""
         for session in tuple(self._sessions.get(node, ())):
             above = node.parent
             if above.parent is None or above in self._tagged[session]:
@@ -69,7 +70,7 @@ class SessionRefs:
                 self._tag(session, above)
 
     def _add(self, node: Any, stop: Any, count: int) -> None:
-        """Add ``count`` references to ``node`` and its ancestors below ``stop``."""
+        """To ``node`` and all above it, below ``stop``."""
         while node is not stop and node.parent is not None:
             left = self._count.get(node, 0) + count
             if left:
@@ -93,7 +94,7 @@ class SessionRefs:
 
 
 class SessionAwareLRU(Policy):
-    """Rank by (references, last access), lowest first. O(n), as SGLang's heap of all leaves."""
+    """Least (sessions, last access) first. O(n), as SGLang's heap of all leaves is."""
 
     name: ClassVar[str] = "session-lru"
     Config: ClassVar[type] = NoOptions
@@ -110,7 +111,7 @@ class SessionAwareLRU(Policy):
     def drop(self, leaf: Leaf) -> None:
         self._leaves.pop(leaf, None)
 
-    # victim = the leaf with the least (references, last_access)
+    # victim = the leaf with the least (sessions that count it, last_access)
     def victim(self, now: float) -> Victim | None:
         if not self._leaves:
             return None

@@ -1,7 +1,7 @@
-"""One instance's radix tree over device and host memory, as in HiCache.
+"""One instance's radix tree over device and host memory, as HiCache keeps it.
 
-Inserts, demotes, loads and evicts; ``nodes.py`` has the structure. Eviction is by need: a victim's
-tail is cut only by the tokens needed.
+What goes in, down, up and out (``nodes.py`` has what is where). Eviction is by need: a victim's
+tail is cut only as far as room is needed.
 """
 
 from __future__ import annotations
@@ -45,28 +45,29 @@ class TieredTree(TierNodes):
         self.host_written = 0
         """Tokens copied to the host so far."""
         self.duplicates: dict[TierNode, None] = {}
-        """Under ``write_back``: all nodes on both tiers, and some stale entries."""
+        """Under ``write_back``: every node on both tiers, and some that no longer are."""
         self.demoted: list[TierNode] = []
-        """Nodes that ``write_back`` copied to the host; the caller clears the list."""
+        """Nodes that ``write_back`` copied to the host, until somebody clears the list."""
         self.pins_demoted = False
-        """Pin demoted nodes until the caller unpins them."""
+        """Whether they are pinned, until somebody unpins them."""
 
     def claim(self, tokens: int) -> None:
-        """Allocate device tokens for a running request, evicting if needed."""
+        """Take device tokens for a running request, evicting for them."""
         short = tokens - self.free
         if short > 0:
             self.evict_device(short)
         self.private += tokens
 
-    # ---- insertion and loading ----
+    # ---- growing ----
 
     def insert(
         self, path: tuple[int, ...], blocks: int, tokens: int, since: TierNode | None = None
     ) -> tuple[TierNode, int]:
-        """Insert the first ``blocks`` of ``path``, ``tokens`` long, from the private tokens.
+        """Add the first ``blocks`` of ``path``, ``tokens`` in all, out of the private tokens.
 
-        ``since`` as in ``match``. Returns the last node, not locked, and the tokens added to the
-        device. Host-only nodes on the path become device nodes too.
+        ``since`` as in ``match``. Returns the last node, unlocked still, and how many tokens
+        became the tree's. What is cached already stays as it is; what was on the host alone is on
+        the device again.
         """
         found = self.match(path, since, blocks)
         node, added = found.node, 0
@@ -112,9 +113,9 @@ class TieredTree(TierNodes):
         return node, added
 
     def load(self, node: TierNode) -> int:
-        """Load the path to ``node`` from the host; return the tokens loaded.
+        """Bring the path to ``node`` from the host to the device; returns tokens.
 
-        The caller has made room and locked the path.
+        The caller has made room. Nodes on the way are locked by the caller.
         """
         loaded = 0
         while not node.device:
@@ -130,7 +131,7 @@ class TieredTree(TierNodes):
         return loaded
 
     def back_up(self, node: TierNode) -> int:
-        """Copy ``node`` to the host, ancestors first; return the tokens copied."""
+        """Copy ``node``, its ancestors first, to the host; returns tokens."""
         if self.host_policy is None:
             return 0
         chain = []
@@ -150,10 +151,10 @@ class TieredTree(TierNodes):
         return copied
 
     def add_to_host(self, path: tuple[int, ...], since: int, blocks: int, like: Leaf | None) -> int:
-        """Add blocks ``since`` to ``blocks`` of ``path``, read from storage, to the host.
+        """Blocks ``since`` to ``blocks`` of ``path`` came from storage to the host.
 
-        Returns the tokens added; the caller has claimed their room with ``claim_host``. Adds
-        nothing if their prefix was evicted. A new node copies its attributes from ``like``.
+        Returns the tokens added; their room was claimed before with ``claim_host``. Nothing is
+        added where what is before them has gone. ``like`` gives a new node its attributes.
         """
         found = self.match(path, None, blocks)
         node, size = found.node, self.block_tokens
@@ -178,12 +179,12 @@ class TieredTree(TierNodes):
         return leaf.length
 
     def claim_host(self, tokens: int) -> int:
-        """Make room on the host for up to ``tokens``; return the tokens that fit."""
+        """Make room on the host for up to ``tokens``; returns how many there is room for."""
         self._host_room(tokens)
         return max(0, min(tokens, self.host_tokens - self.host_used))
 
     def stamp(self, node: TierNode, request: Request, number: int) -> None:
-        """Mark all nodes from ``node`` (locked) to the root as used by request ``number``."""
+        """Mark every node up to the root, all locked, as used by request ``number``, once each."""
         while node is not self.root:
             if node.awaited_until is not None:
                 self.awaited.served(node)
@@ -235,7 +236,7 @@ class TieredTree(TierNodes):
         return freed
 
     def evict_host(self, need: int) -> int:
-        """Free at least ``need`` host tokens if there are victims; returns tokens freed."""
+        """The same on the host."""
         freed, policy = 0, self.host_policy
         while freed < need and policy is not None:
             victim = policy.victim(self.now)
@@ -260,7 +261,7 @@ class TieredTree(TierNodes):
         return freed
 
     def expire(self) -> int:
-        """Drop expired host-only nodes, tails first; return the tokens freed."""
+        """Drop what is on the host alone and past its time, tails first; returns tokens."""
         if self.expiry is None or self.host_policy is None:
             return 0
         gone = 0
@@ -285,7 +286,7 @@ class TieredTree(TierNodes):
         return short <= 0 or self.evict_host(short) >= short
 
     def _give_up_copies(self, need: int) -> int:
-        """Drop host copies of device nodes, in any order; return the tokens freed (SGLang's
+        """Drop host copies of what the device has, in any order; returns tokens (SGLang's
         ``_reclaim_full_host_duplicates``)."""
         freed, gone = 0, []
         for node in self.duplicates:
@@ -307,7 +308,7 @@ class TieredTree(TierNodes):
         return head
 
     def _copy_down(self, node: TierNode) -> None:
-        """``write_back``: copy an evicted node to the host if there is room."""
+        """``write_back``: copy a node to the host on its way out, if there is room."""
         if self._host_room(node.length):
             node.host = True
             self.host_used += node.length
@@ -317,7 +318,7 @@ class TieredTree(TierNodes):
                 self.pin(node)
 
     def _kept(self, node: TierNode, keep: int, need: int) -> int:
-        """Return the blocks of a victim that stay: kept by the policy, or not needed."""
+        """Blocks of a victim that stay: what the policy keeps and whatever else is not needed."""
         size = self.block_tokens
         kept = tokens_kept(
             node.length,
@@ -330,7 +331,7 @@ class TieredTree(TierNodes):
         return kept // size
 
     def _shorten(self, node: TierNode, kept: int) -> bool:
-        """Cut a leaf to its first ``kept`` blocks; return False if it has children."""
+        """Forget all but the first blocks of a leaf."""
         if node.children:
             return False
         node.blocks = node.blocks[:kept]
@@ -338,9 +339,9 @@ class TieredTree(TierNodes):
         return True
 
     def _hand_down(self, node: TierNode, kept: int) -> bool:
-        """Move the end of ``node`` to its only host child, if an earlier cut created that child.
+        """Let a child on the host take over the end of ``node``, if it is what was cut before.
 
-        This avoids chains of small host nodes under eviction by need. Returns True on success.
+        Without it, evicting by need leaves a chain of small nodes on the host.
         """
         if len(node.children) != 1 or node.pins:
             return False

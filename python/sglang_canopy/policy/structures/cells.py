@@ -3,7 +3,7 @@
 A *cell* holds the leaves of one category (and, for ranks that also depend on depth, of one
 depth bucket). A rank is constant within an age bin, so a cell's candidate stays right until one
 of its two ends moves to the next bin: only cells that changed or whose end crossed an edge are
-ranked again, whatever the number of categories.
+ranked again, whatever the number of categories. The heap's count never decides between two leaves.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Cell(EndQueue):
 
 
 class Cells:
-    """All cells, with the least ``(rank, last access, -offset)`` among their ends.
+    """All cells, with the least ``(rank, last access, -offset, number)`` among their ends.
 
     ``by`` is what ranks: ``survival`` (``Category.rank``), ``recency`` (all ranks are equal), or
     ``exponential`` (``Category.exponential`` at the exact age, equal ranks in the order of
@@ -68,8 +68,14 @@ class Cells:
         leaf.slot = (cell, cell.push(leaf, leaf.last_access))
         self._changed[cell] = None
 
+    def put_back(self, cell: Cell, leaf: Leaf) -> None:
+        """Put a leaf that was removed into the same cell again."""
+        cell = self._cells.setdefault(cell.key, cell)
+        leaf.slot = (cell, cell.push(leaf, leaf.last_access))
+        self._changed[cell] = None
+
     def remove(self, leaf: Leaf) -> None:
-        """Take an admitted leaf out."""
+        """Remove an admitted leaf."""
         cell, entry = leaf.slot
         leaf.slot = None
         cell.remove(entry)
@@ -83,7 +89,7 @@ class Cells:
             self._changed[cell] = None
 
     def least(self, now: float) -> tuple[tuple[float, ...], Leaf] | None:
-        """The least leaf among all cell ends at ``now``, with its ``(rank, stamp, -offset)``."""
+        """The least leaf among all cell ends at ``now``, with its ``(rank, stamp, -offset, number)``."""
         while self._edges and self._edges[0][0] <= now:
             _, _, version, cell = heapq.heappop(self._edges)
             if version == cell.version:
@@ -100,7 +106,7 @@ class Cells:
         if not heap:
             return None
         top = heap[0]
-        return top[0], top[2][3]
+        return top[0], top[2][-1]
 
     def _rank(self, cell: Cell, now: float) -> None:
         cell.version += 1
@@ -129,7 +135,7 @@ class Cells:
 
     @staticmethod
     def _at_recency(cell: Cell, entry: Entry, now: float) -> tuple[tuple[float, ...], float]:
-        return (0.0, entry[0], entry[1]), _NEVER
+        return (0.0, entry[0], entry[1], entry[2]), _NEVER
 
     @staticmethod
     def _at_exponential(cell: Cell, entry: Entry, now: float) -> tuple[tuple[float, ...], float]:
@@ -137,14 +143,14 @@ class Cells:
         fitted = cell.category.exponential
         rank = cell.weight * fitted.rank(now - stamp)
         ties = (depth, stamp) if fitted.mean_gap_s > 0.0 else (stamp, depth)
-        return (rank, *ties), math.nextafter(now, _NEVER)
+        return (rank, *ties, entry[2]), math.nextafter(now, _NEVER)
 
     @staticmethod
     def _at_survival(cell: Cell, entry: Entry, now: float) -> tuple[tuple[float, ...], float]:
         stamp, depth = entry[0], entry[1]
         at = age_bin(now - stamp)
         until = stamp + EDGES[at + 1] if at + 1 < BINS else _NEVER
-        return (cell.weight * cell.category.rank[at], stamp, depth), until
+        return (cell.weight * cell.category.rank[at], stamp, depth, entry[2]), until
 
     def rank(self, category: Category, stamp: float, now: float) -> float:
         """What a leaf of ``category`` last used at ``stamp`` would rank, unweighted."""

@@ -14,31 +14,31 @@ an end O(1) and O(log n) amortised for the dead entries it meets.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from typing import Any
 
 from sglang_canopy.records import Leaf
 
-_STAMP, _LEAF = 0, 3
 _SLACK = 32
 """Dead entries tolerated on top of one per live entry before a compaction."""
 
 Entry = list[Any]
-"""``[stamp, -offset, sequence, leaf]``; ``leaf`` is ``None`` once removed."""
+"""``[stamp, -offset, number, sequence, leaf]``; ``leaf`` is ``None`` once removed."""
 
 
 class EndQueue:
-    """Leaves ordered by ``(stamp, -offset)``: older first, then deeper first, then first come.
+    """Leaves ordered by ``(stamp, -offset, number)``: older, then deeper, then created first.
 
     The stamp is a time in seconds: the last access, or the time at which a client said it
-    returns. Sequence numbers make every tie deterministic.
+    returns. The order does not depend on the order of ``push``; its sequence number only keeps
+    the entries of one leaf comparable.
     """
 
     __slots__ = ("_high", "_low", "_sequence", "live")
 
     def __init__(self) -> None:
         self._low: list[Entry] = []
-        self._high: list[tuple[float, int, int, Entry]] = []
+        self._high: list[tuple[float, int, int, int, Entry]] = []
         self._sequence = 0
         self.live = 0
         """Leaves in the queue."""
@@ -47,68 +47,73 @@ class EndQueue:
         return self.live
 
     def push(self, leaf: Leaf, stamp: float) -> Entry:
-        """Add ``leaf``; the entry that comes back is what ``remove`` takes."""
-        self._sequence += 1
-        entry: Entry = [stamp, -leaf.offset, self._sequence, leaf]
+        """Add ``leaf``; returns the entry that ``remove`` takes."""
+        self._sequence = sequence = self._sequence + 1
+        depth, number = -leaf.offset, leaf.number
+        entry: Entry = [stamp, depth, number, sequence, leaf]
         heapq.heappush(self._low, entry)
-        heapq.heappush(self._high, (-stamp, -leaf.offset, self._sequence, entry))
+        heapq.heappush(self._high, (-stamp, depth, number, sequence, entry))
         self.live += 1
         return entry
 
     def remove(self, entry: Entry) -> None:
-        """Take an entry out. Removing it twice is an error of the caller."""
-        assert entry[_LEAF] is not None, "entry already removed"
-        entry[_LEAF] = None
+        """Remove an entry. Removing it twice is an error of the caller."""
+        assert entry[-1] is not None, "entry already removed"
+        entry[-1] = None
         self.live -= 1
         limit = 2 * self.live + _SLACK
         if len(self._low) > limit:
-            self._low = [e for e in self._low if e[_LEAF] is not None]
+            self._low = [e for e in self._low if e[-1] is not None]
             heapq.heapify(self._low)
         if len(self._high) > limit:
-            self._high = [e for e in self._high if e[3][_LEAF] is not None]
+            self._high = [e for e in self._high if e[-1][-1] is not None]
             heapq.heapify(self._high)
 
     def oldest(self) -> Entry | None:
         """Least stamp, deepest first among equals; ``None`` when empty."""
         low = self._low
-        while low and low[0][_LEAF] is None:
+        while low and low[0][-1] is None:
             heapq.heappop(low)
         return low[0] if low else None
 
     def youngest(self) -> Entry | None:
         """Greatest stamp, deepest first among equals; ``None`` when empty."""
         high = self._high
-        while high and high[0][3][_LEAF] is None:
+        while high and high[0][-1][-1] is None:
             heapq.heappop(high)
-        return high[0][3] if high else None
+        return high[0][-1] if high else None
 
     def __iter__(self) -> Iterator[Leaf]:
-        return (e[_LEAF] for e in self._low if e[_LEAF] is not None)
+        return (e[-1] for e in self._low if e[-1] is not None)
 
 
 class ReturnQueue(EndQueue):
-    """Leaves by the time at which they return, each protected until a time of its own."""
+    """Leaves by the time at which they return, each protected until a time of its own.
 
-    __slots__ = ("_ends",)
+    ``key``: the key of the hint records that all of them share.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_ends", "key")
+
+    def __init__(self, key: Hashable) -> None:
         super().__init__()
+        self.key = key
         self._ends: list[tuple[float, int, Entry]] = []
 
     def push_until(self, leaf: Leaf, stamp: float, until: float) -> Entry:
         """Add a leaf that returns at ``stamp`` and is overdue from ``until`` on."""
         entry = self.push(leaf, stamp)
-        heapq.heappush(self._ends, (until, entry[2], entry))
+        heapq.heappush(self._ends, (until, self._sequence, entry))
         if len(self._ends) > 2 * self.live + _SLACK:
-            self._ends = [e for e in self._ends if e[2][_LEAF] is not None]
+            self._ends = [e for e in self._ends if e[2][-1] is not None]
             heapq.heapify(self._ends)
         return entry
 
     def overdue(self, now: float) -> Leaf | None:
         """A leaf whose time is over (the longest so), or ``None``."""
         ends = self._ends
-        while ends and (ends[0][2][_LEAF] is None or ends[0][0] <= now):
-            leaf = ends[0][2][_LEAF]
+        while ends and (ends[0][2][-1] is None or ends[0][0] <= now):
+            leaf = ends[0][2][-1]
             if leaf is not None:
                 return leaf
             heapq.heappop(ends)

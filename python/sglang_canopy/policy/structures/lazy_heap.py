@@ -15,7 +15,7 @@ _SLACK = 64
 class LazyHeap:
     """Leaves by rank, least first.
 
-    Order is (rank, older last access, deeper offset, earlier push), all as they were at the
+    Order is (rank, older last access, deeper offset, earlier creation), all as they were at the
     push. A discarded entry is emptied and skipped when it surfaces. ``Leaf.slot`` is not
     used: it is the policy's own, and outlives a leaf's stay in here.
     """
@@ -40,7 +40,8 @@ class LazyHeap:
         """Add ``leaf``, which must not be in; ranks of one heap must be comparable."""
         assert leaf not in self._live, "a leaf was admitted twice"
         self._pushes += 1
-        entry = [rank, leaf.last_access, -leaf.offset, self._pushes, leaf]
+        # The count of pushes only keeps the entries of one leaf comparable.
+        entry = [rank, leaf.last_access, -leaf.offset, leaf.number, self._pushes, leaf]
         self._live[leaf] = entry
         heapq.heappush(self._entries, entry)
 
@@ -49,9 +50,9 @@ class LazyHeap:
         entry = self._live.pop(leaf, None)
         if entry is None:
             return False
-        entry[4] = None
+        entry[5] = None
         if len(self._entries) > 2 * len(self._live) + _SLACK:
-            self._entries = [e for e in self._entries if e[4] is not None]
+            self._entries = [e for e in self._entries if e[5] is not None]
             heapq.heapify(self._entries)
         return True
 
@@ -59,7 +60,7 @@ class LazyHeap:
         """The least leaf, left in place."""
         entries = self._entries
         while entries:
-            leaf = entries[0][4]
+            leaf = entries[0][5]
             if leaf is not None:
                 return leaf
             heapq.heappop(entries)
