@@ -151,6 +151,47 @@ def labels(tree, time):
     return {leaf.category for leaf in used if leaf.last_access == time}
 
 
+def taught() -> LiveTree:
+    """A tree whose device policy has learnt from 120 returns."""
+    tree = LiveTree(4000, "wa", host_tokens=8000)
+    for turn in range(3):
+        for who in range(60):
+            tokens = list(range(1000 * who, 1000 * who + 10 * (turn + 1)))
+            request = tree.request(
+                float(60 * turn + who),
+                conversation=f"c{who}",
+                prompt_tokens=len(tokens),
+                **chained(tokens),
+            )
+            tree.core.requests.finish(request)
+    assert tree.core.live.device_policy.model.samples == 120
+    return tree
+
+
+def test_the_hosts_policy_goes_on_with_what_the_devices_has_learnt():
+    tree = taught()
+    learnt = tree.core.live.device_policy.state()
+    tree.core.exchange.apply(to("canopy-lru", "wa"), "test")
+    (learner,) = tree.core.live.learners
+    assert tree.core.live.host_policy is learner
+    assert learner.state() == learnt
+    tree.core.exchange.apply(to("wa"), "test")
+    assert tree.core.live.device_policy.state() == learnt
+    assert tree.core.live.device_policy.model.samples == 120
+
+
+def test_what_the_hosts_own_policy_has_learnt_is_there_again_after_it_was_away():
+    tree = taught()
+    change = PolicyChange(PolicyChoice("canopy-lru"), PolicyChoice("wa", {"min_samples": 7}))
+    tree.core.exchange.apply(change, "test")
+    for other in ("etlru", None):
+        events = tree.core.live.host_policy.model.categories.root.all_events
+        assert sum(events) >= 100
+        if other is not None:
+            tree.core.exchange.apply(to(other, threshold_tokens=8), "test")
+            tree.core.exchange.apply(change, "test")
+
+
 def test_what_was_learnt_by_other_categories_is_not_read():
     tree = LiveTree(96, "wa", {"categories": "type-turn"})
     for tokens, time, _ in prompts(1, 200):

@@ -115,6 +115,52 @@ def test_waiting_requests_of_one_tenant_protect_their_share_and_no_more() -> Non
     check(tree)
 
 
+def test_parts_of_an_awaited_path_stay_charged_however_it_is_split() -> None:
+    tree = LiveTree(1000, "canopy-lru", {"quantum_tokens": 1})
+    for n in range(4):
+        tree.serve(talk(n, 240), float(n))
+        awaiting(tree, talk(n, 240), 10.0 + n)
+        tree.match([*talk(n, 235), 7])  # shares all but the last tokens: splits the node
+        check(tree)
+    held = [n.canopy for n in tree.core._node_arena.values() if n.canopy.awaited_until is not None]
+    assert sum(leaf.length for leaf in held) == tree.core.protected.waiting.budget.tokens == 240
+    tree.evict(900)  # evicts tails of protected paths
+    check(tree)
+    tree.core.protected.of_queue([])  # the clients have gone
+    assert tree.core.protected.waiting.budget.tokens == 0
+    assert not [n for n in tree.core._node_arena.values() if n.canopy.awaited_until is not None]
+
+
+def test_of_a_path_on_two_tiers_each_part_is_charged_as_long_as_it_is_protected() -> None:
+    tree = LiveTree(1000, "canopy-lru", {"quantum_tokens": 1}, host_tokens=1000)
+    tree.serve(talk(1, 60), 0.0)
+    tree.evict(20)
+    tree.settle()
+    awaiting(tree, talk(1, 60), 10.0)
+    check(tree)
+    upper, lower = (
+        n.canopy for n in tree.core._node_arena.values() if n is not tree.core.root_node
+    )
+    upper, lower = sorted((upper, lower), key=lambda leaf: leaf.offset)
+    assert upper.awaited_until == lower.awaited_until == 70.0
+    assert tree.core.protected.waiting.budget.tokens == 60
+    tree.core.protected.gone(lower)
+    assert tree.core.protected.waiting.budget.tokens == 40
+
+
+def test_a_node_from_storage_does_not_inherit_what_its_parent_was_granted() -> None:
+    tree = LiveTree(1000, "wa", {"quantum_tokens": 1})
+    tree.serve(talk(1, 20), 0.0, keep_until=3600.0)
+    tree.serve(talk(1, 40), 1.0)
+    below = next(n for n in tree.core._node_arena.values() if n.canopy.offset == 20)
+    tree.core.readmit(below)
+    below.canopy.hits = 0  # as SGLang makes it for pages without metadata
+    tree.request(2.0)
+    assert below.canopy.hits == 1
+    assert below.canopy.keep_until is None
+    check(tree)
+
+
 def workload(seed: int, requests: int) -> list[dict[str, Any]]:
     draw = random.Random(seed)
     talks: dict[int, list[int]] = {}

@@ -11,8 +11,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
+from sglang_canopy.config.policy_change import PolicyChange
+from sglang_canopy.config.tiers import PolicyChoice
 from sglang_canopy.policy.registry import live_names
+from sglang_canopy.radix import exchange
 from support.live_tree import LiveTree, check
+from support.readmission import Readmission
 
 prompts = st.lists(st.integers(0, 2), min_size=1, max_size=14)
 
@@ -86,6 +90,15 @@ class Tree(RuleBasedStateMachine):
         self.tree.evict(tokens)
         self.tree.settle()
 
+    @rule(device=st.sampled_from(live_names()), host=st.sampled_from([None, *live_names()]))
+    def change_policy(self, device, host) -> None:
+        change = PolicyChange(PolicyChoice(device), None if host is None else PolicyChoice(host))
+        self.tree.core.exchange.apply(change, "test")
+
+    @rule(seed=st.integers(0, 99))
+    def readmit(self, seed) -> None:
+        Readmission(self.tree.core, seed, seed)()
+
     @rule(tokens=prompts)
     def load_back(self, tokens) -> None:
         if self.tree.cache.cache_controller is not None:
@@ -106,6 +119,14 @@ class Tree(RuleBasedStateMachine):
     def everything_adds_up(self) -> None:
         if hasattr(self, "tree"):
             check(self.tree)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_slices():
+    """Exchanges take several requests."""
+    before, exchange.SLICE_NODES = exchange.SLICE_NODES, 3
+    yield
+    exchange.SLICE_NODES = before
 
 
 TestTree = Tree.TestCase

@@ -18,6 +18,7 @@ from typing import Any
 from sglang_canopy.config.policy_change import PolicyChange
 from sglang_canopy.config.tiers import PolicyChoice
 from sglang_canopy.wire.keys import TIME as TIME_KEY
+from support.evictable_recount import recount_leaves, recount_protected
 from support.leaving_worker import MOST_STEPS, what_is_held, with_armed_gate, with_tight_budgets
 from support.prompts import continuing_prompts
 from support.scheduler_worker import InProcess, end_with
@@ -185,10 +186,8 @@ def check_books(core: Any) -> None:
     ):
         expected = {node for node in nodes if may_go(node)}
         assert set(leaves) == expected, (len(leaves), len(expected))
-        ranked = [leaf.node for leaf in leaves.policy.leaves()]
-        parts = [set(ranked), set(leaves.pending), set(leaves.unusable)]
-        assert set().union(*parts) == expected
-        assert sum(map(len, parts)) == len(expected)
+        recount_leaves(leaves, expected)
+    recount_protected(core)
     for node in nodes:
         if node.canopy.length:
             assert node.canopy.length == len(node.key)
@@ -197,6 +196,10 @@ def check_books(core: Any) -> None:
 
 def main() -> None:
     import torch
+
+    from sglang_canopy.radix import exchange
+
+    exchange.SLICE_NODES = 4  # every exchange takes several requests
 
     engine = InProcess(Path(sys.argv[1]), sys.argv[4:])
     vocabulary = engine.scheduler.model_config.vocab_size

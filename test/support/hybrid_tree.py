@@ -16,6 +16,7 @@ from sglang.test.kits.unified_radix_cache import config, fixtures, mixins
 
 from sglang_canopy.radix.core import CanopyTreeCore
 from sglang_canopy.radix.live_request import LiveRequest, extend_path
+from support.evictable_recount import recount_leaves, recount_protected
 from support.kit_tree import KitTree, _cpu_server_args, on_canopy
 
 FULL, SWA, MAMBA = ComponentType.FULL, ComponentType.SWA, ComponentType.MAMBA
@@ -197,6 +198,7 @@ class HybridTree(KitTree):
                 assert {state.node for state in states} == holders
                 for state in states:
                     assert state.saves == self._saving(state.node)
+            recount_protected(self.core)
             for node in self.nodes():
                 leaf = node.canopy
                 assert leaf.node is node
@@ -216,11 +218,7 @@ class HybridTree(KitTree):
         truth = {node for node in self.nodes() if is_leaf(node)}
         assert set(leaves) == truth
         if isinstance(self.core, CanopyTreeCore):
-            admitted = [leaf.node for leaf in leaves.policy.leaves()]
-            assert len(admitted) == len(set(admitted))
-            parts = [set(admitted), set(leaves.pending), set(leaves.unusable)]
-            assert set().union(*parts) == truth
-            assert sum(map(len, parts)) == len(truth)
+            recount_leaves(leaves, truth)
 
     def _saving(self, node: Any) -> float:
         """Tokens from the last state above ``node`` to its end."""

@@ -30,6 +30,7 @@ from sglang_canopy.radix.core import CanopyTreeCore
 from sglang_canopy.radix.live_request import LiveRequest
 from sglang_canopy.records import Request
 from sglang_canopy.server.scheduler.cache_factory import install_core, prepare
+from support.evictable_recount import recount_leaves, recount_protected
 
 _rids = itertools.count()
 
@@ -289,10 +290,8 @@ def check(tree: LiveTree) -> None:
         (core.evictable_host_leaves, host_leaves),
     ):
         assert set(leaves) == truth
-        admitted = [leaf.node for leaf in leaves.policy.leaves()]
-        assert len(admitted) == len(set(admitted))
-        assert set(admitted) | set(leaves.pending) == truth
-        assert not set(admitted) & set(leaves.pending)
+        recount_leaves(leaves, truth)
+    recount_protected(core)
     if tree.cache.cache_controller is not None:
         pool = tree.cache.cache_controller.mem_pool_host
         assert host_tokens + pool.available_size() == pool.size

@@ -1,8 +1,8 @@
-"""Prefixes that requests in the queue will use: protected for a while, within a budget."""
+"""Protect the prefixes that waiting requests will use, for a while and within a budget."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from sglang_canopy.policy.keep import TokenBudget
 from sglang_canopy.records import Leaf
@@ -16,15 +16,16 @@ TOTAL_SHARE = 0.5
 
 
 class Awaited:
-    """The protected leaves, each charged with its whole path. Times on the requests' clock.
+    """The protected leaves, each charged with its path. Times on the requests' clock.
 
+    A path with two protected leaves is charged in two parts: up to the upper one, and the rest.
     Beyond the budget a leaf is ranked like any other. Nothing here reaches the disk tier.
     """
 
     def __init__(self, capacity_tokens: int) -> None:
         self.budget = TokenBudget(capacity_tokens, TENANT_SHARE, TOTAL_SHARE)
         self._charges: dict[Leaf, tuple[float, str | None, int]] = {}
-        """In the order in which they end."""
+        """End, tenant and tokens of each charge; in the order of their ends, but for heads of splits."""
 
     def is_fresh(self, leaf: Leaf, now: float) -> bool:
         """Whether ``leaf`` has most of its protection before it."""
@@ -33,23 +34,47 @@ class Awaited:
     def protect(
         self, leaf: Leaf, tenant: str | None, now: float, above: Leaf | None = None
     ) -> None:
-        """A request that waits will use ``leaf`` (measured, not admitted).
+        """A waiting request will use ``leaf`` (measured, not admitted).
 
-        ``above``: of the same path, the last one in the tier above where ``leaf`` is not; ``leaf``
-        is charged with it.
+        ``above``: the last leaf of the same path in the tier above, if ``leaf`` is not in it.
         """
         self._expire(now)
         self.served(leaf)
         tokens = leaf.offset + leaf.length
         if not self.budget.take(tenant, tokens):
             return
-        until = now + AWAITED_S
+        upper = 0
+        if above is not None:
+            self.served(above)
+            upper = above.offset + above.length
+            self._charge(above, now + AWAITED_S, tenant, upper)
+        self._charge(leaf, now + AWAITED_S, tenant, tokens - upper)
+
+    def split(self, leaf: Leaf, head: Leaf) -> None:
+        """``head`` now holds the first tokens of ``leaf``, and has its ``awaited_until``."""
+        charge = self._charges.get(leaf)
+        if charge is None:
+            head.awaited_until = None
+            return
+        until, tenant, tokens = charge
+        rest = min(tokens, leaf.length)
+        self._charges[leaf] = (until, tenant, rest)
+        self._charge(head, until, tenant, tokens - rest)
+
+    def _charge(self, leaf: Leaf, until: float, tenant: str | None, tokens: int) -> None:
         self._charges[leaf] = (until, tenant, tokens)
         leaf.awaited_until = until
-        if above is not None:
-            _, whose, charged = self._charges.pop(above, (0.0, tenant, 0))
-            self._charges[above] = (until, whose, charged)
-            above.awaited_until = until
+
+    def check(self, leaves: Iterable[Leaf]) -> None:
+        """Recount against the tree's nodes; raises ``AssertionError`` naming what disagrees."""
+        alive = set(leaves)
+        assert self._charges.keys() <= alive, "a node that is gone is charged"
+        protected = {leaf for leaf in alive if leaf.awaited_until is not None}
+        assert protected == self._charges.keys(), "a node is protected and not charged"
+        charged = sum(tokens for _, _, tokens in self._charges.values())
+        assert charged == self.budget.tokens, (charged, self.budget.tokens)
+        held = sum(leaf.length for leaf in protected)
+        assert held <= charged, f"{held} tokens are protected, {charged} are charged"
 
     def __iter__(self) -> Iterator[Leaf]:
         """The protected leaves, as they are now."""

@@ -54,7 +54,6 @@ class CanopyFullComponent(FullComponent):
     def _evict_device_start(self, request_cnt: int) -> None:
         self._evict_device_request_cnt = request_cnt
         self._last_victim = None
-        self._refused: list = []
 
     def _evict_device_next_node(
         self, tracker: Any, device_frees: Any, host_frees: Any, cache_actions: Any
@@ -63,9 +62,8 @@ class CanopyFullComponent(FullComponent):
         leaves = core.evictable_device_leaves
         last = self._last_victim
         if last is not None and last in leaves:
-            # SGLang could not write it back and left it: do not offer it again in this walk.
-            leaves.policy.drop(last.canopy)
-            self._refused.append(last)
+            # SGLang could not write it back: do not offer it again in this walk.
+            leaves.set_aside(last)
         self._last_victim = None
         need = self._evict_device_request_cnt - tracker[self.component_type]
         if need <= 0:
@@ -80,11 +78,7 @@ class CanopyFullComponent(FullComponent):
         return node.id
 
     def _evict_device_end(self) -> None:
-        leaves = self.tree_core.evictable_device_leaves
-        for node in self._refused:
-            if node in leaves:
-                leaves.pending[node] = self.tree_core.clock.now
-        self._refused = []
+        self.tree_core.evictable_device_leaves.restore_set_aside()
         self._last_victim = None
 
     # ---- host tier ----

@@ -46,6 +46,9 @@ class CanopyTreeCore(OffsetWalkCore):
     ``params.canopy`` (a ``LiveCache``) holds the policies and settings.
     """
 
+    evictable_device_leaves: EvictableLeaves
+    evictable_host_leaves: EvictableLeaves
+
     def __init__(
         self, params: CacheInitParams, components: dict[ComponentType, TreeComponent]
     ) -> None:
@@ -69,10 +72,10 @@ class CanopyTreeCore(OffsetWalkCore):
         super().__init__(params, components)
 
     def reset(self) -> None:
-        for name in ("evictable_device_leaves", "evictable_host_leaves"):
-            leaves = getattr(self, name, None)
-            if leaves is not None:
-                leaves.empty()
+        if hasattr(self, "evictable_device_leaves"):
+            self.evictable_device_leaves.empty()
+            self.evictable_host_leaves.empty()
+            self.exchange.finish()
         super().reset()
         self.protected.clear()
         live, usable = self.live, self._usable if len(self.components) > 1 else None
@@ -99,7 +102,7 @@ class CanopyTreeCore(OffsetWalkCore):
 
     def _new_node(self, priority: int = 0) -> UnifiedTreeNode:
         node, now = UnifiedTreeCore._new_node(self, priority), self.clock.now
-        node.canopy = NodeLeaf(node=node, device_since=now, host_since=now)
+        node.canopy = NodeLeaf(number=node.id, node=node, device_since=now, host_since=now)
         return node
 
     def _add_new_node(
@@ -120,8 +123,11 @@ class CanopyTreeCore(OffsetWalkCore):
         tail_leaf.length = len(child.key)
         if tail_leaf.keep_until is not None:
             self.protected.keeps.split(tail_leaf, head_leaf)
-        if tail_leaf.policy is not None:
-            tail_leaf.policy.split(tail_leaf, head_leaf)
+        if tail_leaf.awaited_until is not None:
+            self.protected.waiting.split(tail_leaf, head_leaf)
+        for leaves in (self.evictable_device_leaves, self.evictable_host_leaves):
+            if tail_leaf.policy is leaves.policy:
+                leaves.split(tail_leaf, head_leaf)
         return head, action
 
     def _unregister_node(self, node: UnifiedTreeNode) -> None:

@@ -1,4 +1,4 @@
-"""One tier of the live cache (device or host): which leaves may go, and which goes next.
+"""One tier of the live cache (device or host): the leaves that may be evicted, and the next victim.
 
 SGLang keeps each tier's evictable leaves in a plain set and rebuilds a heap over all of it
 on every eviction. ``EvictableLeaves`` is that set, reporting each change to a policy instead,
@@ -7,13 +7,15 @@ so that nothing is rebuilt.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterable
 from typing import TYPE_CHECKING
 
 from sglang.srt.mem_cache.unified_cache.components import BASE_COMPONENT_TYPE
 
 from sglang_canopy.policy.base import Policy
 from sglang_canopy.policy.next_victims import lowest_ranked
+from sglang_canopy.policy.structures.lazy_heap import LazyHeap
+from sglang_canopy.radix.handover import Handover
 from sglang_canopy.radix.leaf import NodeLeaf, set_offsets
 from sglang_canopy.radix.live_request import RequestClock
 from sglang_canopy.radix.ttl_groups import HostExpiry
@@ -23,12 +25,15 @@ from sglang_canopy.ttl.table import TTLTable
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
+MAX_CHILDREN_READ = 16_384
+"""Children that one look at the next victims reads in all."""
+
 
 class EvictableLeaves(set):
-    """A tier's evictable nodes, with a policy that hears of each change.
+    """A tier's evictable nodes, with a policy that receives each change.
 
-    NOTE: ``add`` only notes the node; the policy is told when the next request arrives or a
-    victim is asked for. SGLang adds a node before its request is known and often locks it
+    NOTE: ``add`` only notes the node; the policy receives it when the next request arrives or a
+    victim is needed. SGLang adds a node before its request is known and often locks it
     again at once, so most additions never reach the policy at all.
     """
 
@@ -46,11 +51,14 @@ class EvictableLeaves(set):
         """Whether the last victim's TTL was over; the policy did not choose it."""
         self.clock = clock
         self.pending: dict[UnifiedTreeNode, float] = {}
-        """Nodes the policy has not heard of yet, and the clock when they were added."""
+        """Nodes that the policy has not received yet, and the clock when they were added."""
         self.usable = usable
-        """Whether a request can use a leaf; ``None`` where it can use all of them."""
-        self.unusable: dict[UnifiedTreeNode, None] = {}
-        """Leaves that none can use. They go first; the policy does not hear of them."""
+        """Whether a request can use a leaf; ``None`` if requests can use all of them."""
+        self.unusable = LazyHeap()
+        """Leaves that no request can use, least recent first. They are evicted before all others;
+        the policy does not receive them."""
+        self._set_aside: dict[UnifiedTreeNode, None] = {}
+        self._handover: Handover | None = None
 
     def add(self, node: UnifiedTreeNode) -> None:
         if node not in self:
@@ -62,51 +70,96 @@ class EvictableLeaves(set):
             set.discard(self, node)
             if node in self.pending:
                 del self.pending[node]
-            elif node in self.unusable:
-                del self.unusable[node]
             else:
-                self.policy.drop(node.canopy)
+                self._drop(node)
 
     def readmit(self, node: UnifiedTreeNode) -> None:
-        """``node``'s metadata is about to change: the policy ranks it anew afterwards."""
+        """Rank ``node`` anew later: its metadata is about to change."""
         if node in self and node not in self.pending:
-            if node in self.unusable:
-                del self.unusable[node]
-            else:
-                self.policy.drop(node.canopy)
+            self._drop(node)
             self.pending[node] = self.clock.now
 
-    def rank_by(self, policy: Policy) -> None:
-        """From now on ``policy`` ranks these leaves; it hears of all of them, the oldest first."""
-        pending, now = self.pending, self.clock.now
-        for node in self:
-            if node not in pending:
-                self.policy.drop(node.canopy)
-        # In an order that does not depend on addresses: ranks must agree on ties, too.
-        nodes = sorted(self, key=lambda node: node.id)
-        self.pending = {node: pending.get(node, now) for node in nodes}
-        self.policy = policy
+    def set_aside(self, node: UnifiedTreeNode) -> None:
+        """Do not offer ``node`` again before ``restore_set_aside``: SGLang could not evict it."""
+        if node in self:
+            self.readmit(node)
+            del self.pending[node]
+            self._set_aside[node] = None
+
+    def restore_set_aside(self) -> None:
+        for node in self._set_aside:
+            self.pending[node] = self.clock.now
+        self._set_aside.clear()
+
+    def _drop(self, node: UnifiedTreeNode) -> None:
+        leaf = node.canopy
+        if self._set_aside and node in self._set_aside:
+            del self._set_aside[node]
+        elif self.usable is None or not self.unusable.discard(leaf):
+            self.policy.drop(leaf)
+            if self._handover is not None:
+                self._handover.drop(leaf)
+
+    def split(self, leaf: NodeLeaf, head: NodeLeaf) -> None:
+        """``head`` now holds the first tokens of ``leaf``, which this tier ranked last."""
+        self.policy.split(leaf, head)
+        if self._handover is not None:
+            self._handover.split(leaf, head)
+
+    # ---- exchange of the policy ----
+
+    @property
+    def next_policy(self) -> Policy:
+        """The policy that ranks these leaves once they are handed over, or does so now."""
+        return self.policy if self._handover is None else self._handover.policy
+
+    def begin_handover(self, policy: Policy, nodes: Iterable[UnifiedTreeNode]) -> None:
+        """Let ``policy`` rank these leaves as soon as ``hand_over`` has passed on all of ``nodes``,
+        the nodes of the tree. Replaces a handover that is not finished."""
+        self._handover = Handover(policy, nodes, self.clock.now)
+
+    def hand_over(self, count: int) -> bool:
+        """Pass on the next ``count`` nodes. Returns whether the policy has changed."""
+        handover = self._handover
+        if handover is None:
+            return False
+        nodes = handover.slice(count)
+        for node in nodes:
+            if node in self and node not in self.pending and node not in self._set_aside:
+                leaf = node.canopy
+                if self.usable is None or leaf not in self.unusable:
+                    handover.admit(leaf, self.clock.now)
+        if len(nodes) == count:
+            return False
+        self.policy, self._handover = handover.finish(), None
+        return True
+
+    # ---- victims ----
 
     def admit_pending(self) -> None:
-        """Tell the policy of every node added since the last time."""
+        """Pass every node added since the last time to the policy."""
         if not self.pending:
             return
         for node, since in self.pending.items():
             if self.usable is not None and not self.usable(node):
                 set_offsets(node)
-                self.unusable[node] = None
+                self.unusable.push(node.canopy, 0)
                 continue
             leaf = self._ready(node, since)
             self.policy.admit(leaf, since)
+            if self._handover is not None:
+                self._handover.admit(leaf, since)
             if self.expiry is not None:
                 self.expiry.add(leaf, self)
         self.pending.clear()
 
     def next_victim(self, now: float) -> tuple[UnifiedTreeNode, int] | None:
-        """The node to evict next and how many of its first tokens the policy keeps."""
+        """The node to evict next and the number of its first tokens that the policy keeps."""
         self.admit_pending()
-        if self.unusable:
-            return next(iter(self.unusable)), 0
+        if self.usable is not None:
+            unusable: NodeLeaf | None = self.unusable.least()  # type: ignore[assignment]
+            if unusable is not None:
+                return unusable.node, 0
         if self.expiry is not None:
             leaf = self.expiry.next_expired(now, self)
             self.victim_expired = leaf is not None
@@ -115,34 +168,39 @@ class EvictableLeaves(set):
         victim = self.policy.victim(now)
         return None if victim is None else (victim.leaf.node, victim.keep)  # type: ignore[attr-defined]
 
-    def lowest_ranked(
-        self, tokens: int, enough: Callable[[int], bool] = lambda leaves: False
-    ) -> list[tuple[UnifiedTreeNode, int]]:
-        """The next victims, ``tokens`` in all, and what the policy keeps of each. None is evicted.
+    def lowest_ranked(self, tokens: int, leaves: int) -> list[tuple[UnifiedTreeNode, int]]:
+        """The next victims and the tokens that the policy keeps of each, ``tokens`` tokens in all
+        and at most ``leaves`` leaves. The order of eviction stays as it is.
 
-        A node counts as the next one's parent would after its children are gone from the device.
+        A node also counts as the parent of the victims before it, if these are all that keeps it
+        from being evictable.
         """
         self.admit_pending()
-        victims = lowest_ranked(self.policy, tokens, self.clock.now, self._exposed, enough)
+        unread = MAX_CHILDREN_READ
+
+        def exposed(leaf: Leaf, gone: Container[Leaf]) -> Leaf | None:
+            nonlocal unread
+            node = leaf.node.parent  # type: ignore[attr-defined]
+            data = node.component_data[BASE_COMPONENT_TYPE]
+            # A node without a use is ranked by the time at which it becomes evictable.
+            if node.parent is None or data.value is None or node in self or not node.canopy.hits:
+                return None
+            if any(kind.lock_ref for kind in node.component_data):
+                return None
+            for child in node.children.values():
+                unread -= 1
+                if unread < 0:
+                    return None
+                on_device = child.component_data[BASE_COMPONENT_TYPE].value is not None
+                if on_device and child.canopy not in gone:
+                    return None
+            return self._ready(node, self.clock.now)
+
+        victims = lowest_ranked(self.policy, self.clock.now, tokens, leaves, exposed)
         return [(leaf.node, keep) for leaf, keep in victims]  # type: ignore[attr-defined]
 
-    def _exposed(self, leaf: Leaf, gone: set[Leaf]) -> Leaf | None:
-        """The parent of ``leaf``, if nothing but ``gone`` keeps it from being evictable."""
-        node = leaf.node.parent  # type: ignore[attr-defined]
-        data = node.component_data[BASE_COMPONENT_TYPE]
-        if node.parent is None or data.value is None or node in self:
-            return None
-        if any(kind.lock_ref for kind in node.component_data):
-            return None
-        for child in node.children.values():
-            if child.component_data[BASE_COMPONENT_TYPE].value is None:
-                continue
-            if child.canopy not in gone:
-                return None
-        return self._ready(node, self.clock.now)
-
     def _ready(self, node: UnifiedTreeNode, since: float) -> NodeLeaf:
-        """``node``'s leaf as the policy may see it, for the first time ``since`` then."""
+        """``node``'s leaf as the policy may see it, for the first time at ``since``."""
         leaf = node.canopy
         set_offsets(node)
         if leaf.hits == 0:
@@ -152,7 +210,7 @@ class EvictableLeaves(set):
         return leaf
 
     def empty(self) -> None:
-        """Take every leaf back from the policy (the tree is being reset)."""
+        """Remove every leaf from the policy (the tree is being reset)."""
         for node in list(self):
             self.discard(node)
 
@@ -161,8 +219,8 @@ def _inherit_from_parent(leaf: NodeLeaf, node: UnifiedTreeNode, now: float) -> N
     """Give a node that no request made (it came from storage) its parent's attributes."""
     parent = node.parent
     if parent is not None and parent.canopy.hits:
-        awaited_until = leaf.awaited_until
+        protection = leaf.awaited_until, leaf.keep_until
         leaf.inherit(parent.canopy)
-        leaf.awaited_until = awaited_until  # who waits for the parent need not wait for this
+        leaf.awaited_until, leaf.keep_until = protection  # granted for the parent alone
     leaf.hits = 1
     leaf.created = leaf.last_access = now

@@ -1,4 +1,4 @@
-"""Exchanging the policies of a tree that is in use. No KV moves, and none is evicted for it."""
+"""Exchange the policies of a tree that is in use. No KV moves, and none is evicted for it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from sglang_canopy.config.policy_change import PolicyChange
 from sglang_canopy.config.tiers import PolicyChoice
 from sglang_canopy.policy.base import Policy
-from sglang_canopy.policy.registry import options_of
+from sglang_canopy.policy.registry import live_name, options_of, policy_class
 from sglang_canopy.radix.live import LiveCache, live_cache
 from sglang_canopy.radix.tree import Tree
 from sglang_canopy.reuse import saved_curves
@@ -21,8 +21,11 @@ from sglang_canopy.whatif.meter import Meter
 logger = logging.getLogger(__name__)
 
 FALLBACK = PolicyChange(PolicyChoice("canopy-lru"))
-"""What a server goes back to by itself while its policy is behind the floor."""
+"""Policy of a server whose own policy is behind the floor."""
 MAX_CHANGES = 16
+SLICE_NODES = 512
+"""Nodes that pass to the new policies at each arrival, in each tier: about two milliseconds. A count,
+so that every rank changes its order at the same request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,40 +40,58 @@ class Changed:
 
 
 class Exchange:
-    """The exchanges of one tree. Call it between two requests, at the same one on every rank."""
+    """The exchanges of one tree. Call it between two requests, at the same one on every rank.
+
+    New policies learn from the exchange on. They rank once they have received every leaf, a slice
+    at each arrival; until then the policies before them rank (``LiveCache.device_policy``).
+    """
 
     def __init__(self, tree: Tree) -> None:
         self.tree = tree
         self.changes: list[Changed] = []
         """The last ones."""
         self._retired: dict[str, Mapping[str, Any]] = {}
-        """What policies had learnt when they went, by name."""
+        """State of policies that no longer learn, by name."""
         self._wanted: PolicyChange | None = None
-        """What was asked for, while LRU ranks in its place."""
+        """The change that was asked for, while LRU ranks in its place."""
 
     def apply(self, change: PolicyChange, why: str) -> None:
-        """Let the policies of ``change`` rank both tiers from now on.
+        """Begin to let the policies of ``change`` rank both tiers.
 
-        While the new one does not learn, the one before goes on to learn and to label, so that
-        whoever comes back finds its labels on what was cached meanwhile. Any other that learns
-        starts from what the meter's arm of its name has learnt, or from what it knew itself when it
-        last ran. Raises ``CanopyError`` for a bad configuration.
+        If none of them learns, the learning policies before them go on to learn and to label, so
+        that their labels are on the nodes if they come back. A new policy that learns goes on with
+        the model of an equal one; otherwise it starts from the meter's arm of its name, or from the
+        state that it had when it last ran. Raises ``CanopyError`` for a bad configuration.
         """
         self._exchange(change, why)
         self._wanted = None
 
-    def keep_the_floor(self, meter: Meter) -> None:
-        """LRU instead of a policy that has fallen too far behind it, and that policy again once it
-        would have been ahead."""
+    def advance(self) -> None:
+        """Pass one slice of leaves to the new policies. Call at every arrival."""
+        device, host = self.tree.evictable_device_leaves, self.tree.evictable_host_leaves
+        if device.hand_over(SLICE_NODES):
+            self.tree.live.device_policy = device.policy
+        if host.hand_over(SLICE_NODES):
+            self.tree.live.host_policy = host.policy
+
+    def finish(self) -> None:
+        """Let the new policies rank at once: the tree is empty."""
         live = self.tree.live
-        if not live.keeps_floor or live.device_policy.takes_tail_target:
-            return  # a policy for the tail gives up hits
-        if meter.keeper == live.running:
+        live.device_policy = self.tree.evictable_device_leaves.next_policy
+        live.host_policy = self.tree.evictable_host_leaves.next_policy
+
+    def keep_the_floor(self, meter: Meter) -> None:
+        """Run LRU instead of a policy that has fallen too far behind it, and that policy again once
+        it would have been ahead."""
+        live = self.tree.live
+        if not live.keeps_floor or meter.keeper == live.running:
             return
+        if policy_class(live.running).takes_tail_target:
+            return  # a policy for the tail gives up hits
         wanted = self._wanted
         if wanted is None:
-            choice = PolicyChoice(live.running, options_of(live.device_policy))
-            self._wanted = PolicyChange(choice, live.tiers.host)
+            options = options_of(self.tree.evictable_device_leaves.next_policy)
+            self._wanted = PolicyChange(PolicyChoice(live.running, options), live.tiers.host)
             self._exchange(FALLBACK, f"{live.running} is behind canopy-lru", keep_floor=True)
         else:
             self._wanted = None
@@ -83,54 +104,55 @@ class Exchange:
         if tiers.disk is None:
             tiers = dataclasses.replace(tiers, disk=live.started)  # the disk's is not exchanged
         new = live_cache(change.device.name, change.device.config, tiers, lambda _: None)
-        old = live.device_policy
         before, after = live.running, change.device.name
-        device, host, learners = self._taught(new, after)
-        self._retire(before, old)
-        live.device_policy, live.host_policy, live.learners = device, host, learners
+        device, host, live.learners = self._taught(new)
         live.running, live.tiers = after, dataclasses.replace(live.tiers, host=change.host)
-        tree.evictable_device_leaves.rank_by(device)
-        tree.evictable_host_leaves.rank_by(host)
-        for node in tree._node_arena.values():
-            node.canopy.policy = None
+        nodes = list(tree._node_arena.values())
+        tree.evictable_device_leaves.begin_handover(device, nodes)
+        tree.evictable_host_leaves.begin_handover(host, nodes)
+        self.advance()
         if live.meter is not None:
             live.meter.runs(after, device, keep_floor)
         self.changes.append(Changed(tree.clock.now, before, after, why))
         del self.changes[:-MAX_CHANGES]
         logger.info("canopy: policy %s instead of %s (%s)", after, before, why)
 
-    def _taught(self, new: LiveCache, name: str) -> tuple[Policy, Policy, tuple[Policy, ...]]:
-        """Who ranks the device and the host, and who learns."""
-        device, host, learners = new.device_policy, new.host_policy, new.learners
+    def _taught(self, new: LiveCache) -> tuple[Policy, Policy, tuple[Policy, ...]]:
+        """The policies that rank the device and the host, and those that learn, device first."""
         before = self.tree.live.learners
+        for policy in reversed(before):  # the device's is first, and stays
+            if state := policy.state():
+                self._retired[policy.name] = state
+        device, host = new.device_policy, new.host_policy
         if not (device.learns or host.learns):
-            same = tuple(_going_on(one, before) or one for one in learners)  # the disk's
+            same = tuple(self._learner(one, before) for one in new.learners)  # the disk's
             return device, host, same or tuple(map(_learning, before))
-        kept = _going_on(device, before) if device.learns else None
-        if kept is None:
-            self._teach(device, name)
-            return device, host, learners
         twins = type(host) is type(device) and not host.learns
-        others = tuple(policy for policy in learners if policy is not device)
-        return kept, kept.twin() if twins else host, (kept, *others)
+        if device.learns:
+            device = self._learner(device, before)
+        if host.learns:
+            host = self._learner(host, before)
+        elif twins:
+            host = device.twin()
+        return device, host, tuple(policy for policy in (device, host) if policy.learns)
 
-    def _retire(self, name: str, policy: Policy) -> None:
-        state = policy.state()
-        if state:
-            self._retired[name] = state
-
-    def _teach(self, policy: Policy, name: str) -> None:
+    def _learner(self, policy: Policy, before: tuple[Policy, ...]) -> Policy:
+        """``policy`` with what the learners before it, the meter or its last run have learnt."""
+        same = _going_on(policy, before)
+        if same is not None:
+            return same
         meter = self.tree.live.meter
-        state = {} if meter is None else meter.learnt(name)
-        state = state or self._retired.get(name, {})
+        state = {} if meter is None else meter.learnt(live_name(policy.name))
+        state = state or self._retired.get(policy.name, {})
         if state:
             # It may have been learnt with other options.
             with contextlib.suppress(saved_curves.OtherLabels):
                 policy.restore(state)
+        return policy
 
 
 def _going_on(policy: Policy, learners: tuple[Policy, ...]) -> Policy | None:
-    """One that goes on with what ``policy``'s equal among ``learners`` learns."""
+    """A policy that shares the model of ``policy``'s equal among ``learners``, if there is one."""
     for one in learners:
         if type(one) is type(policy) and one.config == policy.config:
             return _learning(one)
@@ -138,7 +160,7 @@ def _going_on(policy: Policy, learners: tuple[Policy, ...]) -> Policy | None:
 
 
 def _learning(policy: Policy) -> Policy:
-    """One without leaves that goes on with what ``policy`` learns."""
+    """A policy without leaves that goes on with what ``policy`` learns."""
     fresh = policy.twin()
     fresh.learns = True
     return fresh

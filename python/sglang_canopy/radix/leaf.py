@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sglang_canopy.policy.base import Policy
 from sglang_canopy.policy.states import State
@@ -25,9 +25,12 @@ class NodeLeaf(Leaf):
     """The requests' clock when these tokens entered the device; ``host_since`` likewise."""
     host_since: float = 0.0
     eviction_reason: int = CAPACITY
-    """Why this node is being evicted (``counters.REASONS``); set by whoever chooses it."""
+    """Why this node is being evicted (``counters.REASONS``)."""
     policy: Policy | None = None
     """Whose ``slot`` it is: the policy of the tier that last ranked this node."""
+    next_policy: Policy | None = None
+    """Whose ``next_slot`` it is: the policy that ranks this tier next (``handover``)."""
+    next_slot: Any = None
     request_number: int = -1
     """Number of the last request counted in ``hits``."""
     state: State | None = None

@@ -1,0 +1,32 @@
+"""Recounts of what a live tree keeps about its leaves, after any operation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def recount_leaves(leaves: Any, truth: set[Any]) -> None:
+    """Each evictable node of one tier is in exactly one place: the policy, ``pending`` or
+    ``unusable``. A policy that is handed the leaves has a view of ranked leaves only."""
+    admitted = [leaf.node for leaf in leaves.policy.leaves()]
+    assert len(admitted) == len(set(admitted)), "a leaf was admitted twice"
+    unusable = [leaf.node for leaf in leaves.unusable]
+    parts = [set(admitted), set(leaves.pending), set(unusable)]
+    assert set().union(*parts) == truth
+    assert sum(map(len, parts)) == len(truth), "a leaf is in two places"
+    handover = leaves._handover
+    if handover is not None:
+        passed_on = [leaf.node for leaf in handover.policy.leaves()]
+        assert len(passed_on) == len(set(passed_on)), "a leaf was passed on twice"
+        assert set(passed_on) <= set(admitted), "a leaf was passed on that is not ranked"
+        assert all(node.canopy.next_policy is handover.policy for node in passed_on)
+
+
+def recount_protected(core: Any) -> None:
+    """What is protected is charged to a budget."""
+    now, protected = core.clock.now, core.protected
+    nodes = [node.canopy for node in core._node_arena.values() if node is not core.root_node]
+    protected.keeps.check(nodes)
+    kept = [leaf for leaf in nodes if leaf.keep_until is not None and leaf.keep_until > now]
+    assert sum(leaf.length for leaf in kept) <= protected.keeps.budget.tokens
+    protected.waiting.check(nodes)
