@@ -199,3 +199,17 @@ def test_requests_that_left_are_not_remembered_as_overtaken() -> None:
         scheduler.arranged.keep([])  # the second one is aborted
         assert not scheduler.arranged._overtaken
         scheduler.arranged.over([id(first), id(third)])
+
+
+def test_requests_behind_the_head_are_looked_up_in_turn() -> None:
+    scheduler, looked_up = Scheduler(), set[int]()
+    jobs = [Job((10 * number, 1, 2)) for number in range(20)]
+    prefill = scheduler.prefill
+    scheduler.prefill = lambda job, again: (
+        (looked_up.add(id(job)) if again else None) or prefill(job, again)
+    )  # type: ignore[method-assign]
+    for _ in range(2):
+        looked_up.clear()
+        for _ in range(5):
+            scheduler.arranged.arrange(jobs)
+        assert looked_up == {id(job) for job in jobs}

@@ -102,3 +102,15 @@ def test_a_block_that_is_won_and_then_lost_again_adds_no_sampling_error():
     one((first,), 1, 1, 0)
     assert account.sampling_error("arm") == 0.0
     assert account.lead("arm") == 0.0
+
+
+def test_a_rescaled_account_states_the_same_error():
+    """Weights are rescaled after 25 memories; the error of what came before fades as its tokens do."""
+    stated = []
+    for between_s in (0.0, 26.0):  # in one run the weights are rescaled, in the other they are not
+        account = Account(1.0)
+        fill(account, 4, seed=1, requests=60)
+        account.serve(between_s, 0, 0, 0)
+        stated.append((account.sampling_error("arm"), account.lead("arm")))
+    assert stated[0][0] > 0.0
+    assert stated[1] == pytest.approx(stated[0])
