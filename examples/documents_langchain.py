@@ -1,7 +1,7 @@
 """LangChain: a chain that stuffs what was retrieved into a prompt, with the server's separator between.
 
     pip install langchain-openai langchain-classic
-    sglang serve MODEL --canopy-chunks '{"separator": " # # "}'
+    sglang serve MODEL --canopy-chunks '{"separator": "\\n###\\n"}'
     python examples/documents_langchain.py http://127.0.0.1:30000
 
 What stands between two separators is a document, so one stands in front of the first and one behind the
@@ -17,7 +17,7 @@ from langchain_core.documents import Document
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_openai import ChatOpenAI
 
-SEPARATOR = " # # "
+SEPARATOR = "\n###\n"
 FOUND = [
     Document("Lisbon lies on the Tagus, and was rebuilt after an earthquake. " * 4),
     Document("Riga lies on the Daugava, and was a city of the Hanse. " * 4),

@@ -64,7 +64,7 @@ ROOMS: dict[str, set[str]] = {
     "canopy_chunks/calibration": set(),
     "canopy_chunks/server": {
         *("canopy_chunks", "canopy_chunks/calibration", "canopy_chunks/fuse"),
-        *("canopy_chunks/quality", "canopy_chunks/store", "canopy_chunks/text"),
+        *("canopy_chunks/quality", "canopy_chunks/store", "canopy_chunks/text", "storage"),
         *("config", "request", "wire"),
     },
     "report": set(),

@@ -74,9 +74,11 @@ def blended(model: PlainModel, prompt: FusedPrompt, cache: KVCache, end: int, ra
             pool[i][:end, 0] = rows.view(end, shape.kv_heads, shape.head_dim)
         rows = q.view(-1, shape.heads, shape.head_dim)
         attended = part.attend(i, rows, positions, shape.head_dim**-0.5)
-        hidden = hidden + F.linear(attended.flatten(1), layer.out)
-        gate, up = F.linear(norm(hidden, layer.norm_mid, shape.eps), layer.gate_up).chunk(2, -1)
-        hidden = hidden + F.linear(F.silu(gate) * up, layer.down)
+        hidden = hidden + F.linear(attended.flatten(1), layer.out, layer.out_bias)
+        wide, narrow = layer.mlp_biases
+        mid = norm(hidden, layer.norm_mid, shape.eps)
+        gate, up = F.linear(mid, layer.gate_up, wide).chunk(2, -1)
+        hidden = hidden + F.linear(F.silu(gate) * up, layer.down, narrow)
 
 
 @torch.no_grad()

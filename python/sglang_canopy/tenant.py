@@ -22,6 +22,8 @@ import secrets
 from typing import Any
 from urllib.parse import quote
 
+from sglang_canopy.errors import CanopyError
+
 MAX_TENANT = 128
 """Characters of a tenant's name; a longer pair is named by its digest."""
 
@@ -83,6 +85,40 @@ def _clients_key(req: Any) -> str | None:
 
 _CLIENTS_KEY = "canopy_clients_key"
 
+DOCUMENTS_MARK = "\x00canopy-documents/"
+"""Separates a client's extra key from the name of a namespace for KV that reuses documents. Clients may
+not send it: their exact requests would match approximate KV."""
+
+
+def documents_key(clients_key: str | None, name: str) -> str:
+    """The extra key of a tenant's namespace ``name`` for KV that reuses documents."""
+    return f"{clients_key or ''}{DOCUMENTS_MARK}{name}"
+
+
+def is_documents_key(extra_key: str | None) -> bool:
+    """Whether KV under ``extra_key`` may be approximate."""
+    return bool(extra_key) and DOCUMENTS_MARK in extra_key  # type: ignore[operator]
+
+
+def check_extra_key(extra_key: object) -> None:
+    """Raise CanopyError if a client's extra key, or one of a batch's, contains ``DOCUMENTS_MARK``."""
+    for key in extra_key if isinstance(extra_key, list) else [extra_key]:
+        if isinstance(key, str) and is_documents_key(key):
+            raise CanopyError(
+                f"extra_key contains {DOCUMENTS_MARK!r}, which the server reserves for the KV of reused "
+                "documents; send another extra_key"
+            )
+
+
+def unreserved_key(extra_key: str) -> str:
+    """A client's extra key that came past the HTTP entry, without ``DOCUMENTS_MARK``."""
+    return extra_key.replace(DOCUMENTS_MARK, "\x00refused/")
+
+
+def remember_clients_key(req: Any) -> None:
+    """Note a ``Req``'s own extra key before it gets another one: its tenant stays the same."""
+    setattr(req, _CLIENTS_KEY, _clients_key(req) or None)
+
 
 def keep_adapters_apart(req: Any) -> None:
     """Give a new SGLang ``Req`` an extra key that is equal for equal adapters and tenants alone.
@@ -91,8 +127,8 @@ def keep_adapters_apart(req: Any) -> None:
     client's gets a slash at its end, which ids of adapters (hex digits) do not have: whether there
     is one, and what is behind the last, tells the key from the id.
     """
-    own, lora_id = _clients_key(req) or None, getattr(req, "lora_id", None)
-    setattr(req, _CLIENTS_KEY, own)
+    remember_clients_key(req)
+    own, lora_id = _clients_key(req), getattr(req, "lora_id", None)
     req.extra_key = f"{own}/{lora_id or ''}" if own else lora_id
 
 

@@ -148,7 +148,7 @@ def test_a_prompt_that_cannot_be_planned_is_computed_in_windows_and_cached(clien
     assert after["fallbacks"] == before["fallbacks"] + 1
     assert after["most_rows"] <= WINDOW
     assert after["split_batches"] > before["split_batches"]
-    again = client.generate(ids, 8)  # exact KV: the tree has all of it
+    again = ask(client, ids, bounds, 8)  # all of it is kept
     assert again["meta_info"]["cached_tokens"] >= SYSTEM + 4 * DOCUMENT - 16
     assert again["output_ids"] == answer["output_ids"]
     client.flush()

@@ -56,14 +56,14 @@ def test_windows_pages_and_retraction(windows, ratio) -> None:
         return ask(windows, *job, 12, canopy_recompute_ratio=ratio)
 
     alone = [one(job)["output_ids"] for job in prompts]
-    before, gone = state(windows), retracted(windows)
+    windows.flush()  # the KV of the prompts: they are fused again
+    gone = retracted(windows)
     with ThreadPoolExecutor(4) as pool:  # more than fits at once
         together = list(pool.map(one, prompts))
     assert all(report(a)["fused"] for a in together)
     assert [a["output_ids"] for a in together] == alone
     assert retracted(windows) > gone
     assert state(windows)["most_rows"] <= 128
-    assert state(windows)["replanned_requests"] > before["replanned_requests"]
     if ratio == 1.0:
         assert alone == [ask(windows, ids, "off", 12)["output_ids"] for ids, _ in prompts]
     assert state(windows)["fallbacks"] == 0
@@ -119,8 +119,7 @@ def test_decode_rows_in_a_fused_batch_and_the_overlap_schedule(mixing) -> None:
         together = [pool.submit(fused, j) for j in jobs], [pool.submit(ordinary, p) for p in plain]
         first, second = ([f.result() for f in futures] for futures in together)
     found = state(mixing)
-    for counter in ("mixed_batches", "replanned_requests"):
-        assert found[counter] > before[counter], counter
+    assert found["mixed_batches"] > before["mixed_batches"]
     assert found["read_ahead"]["taken"] > before["read_ahead"]["taken"]
     assert found["read_ahead"]["used_bytes"] == found["fallbacks"] == 0
     assert all(report(f)["fused"] and report(f)["ratio"] == 1.0 for f in first)
@@ -130,14 +129,18 @@ def test_decode_rows_in_a_fused_batch_and_the_overlap_schedule(mixing) -> None:
     assert "Traceback" not in mixing.server.log_text()
 
 
-def test_reused_kv_never_enters_the_host_tier_either(mixing) -> None:
+def test_reused_kv_is_kept_on_the_host_and_not_for_exact_requests(mixing) -> None:
     learn(mixing, [(0, 1, 2, 3)])
     ids, bounds = prompt((3, 2, 1, 0), 9)
     for _ in range(3):  # a node that is hit again is copied to the host
         poisoned = ask(mixing, ids, bounds, 4, canopy_recompute_ratio=0.0)
-        assert report(poisoned)["reused"] >= 3 * DOCUMENT
+        told = report(poisoned)
+        assert told["reused"] + told["kept"] >= 3 * DOCUMENT
     for i in range(3):  # push everything off the device
         mixing.generate(tokens(1500, 950 + i), 1)
+    again = ask(mixing, ids, bounds, 4, canopy_recompute_ratio=0.0)
+    assert again["meta_info"]["cached_tokens_details"]["host"] >= 3 * DOCUMENT
+    assert again["output_ids"] == poisoned["output_ids"]
     clean = ask(mixing, ids, "off", 12)
     assert clean["meta_info"]["cached_tokens"] <= SYSTEM
     mixing.flush()

@@ -81,7 +81,7 @@ def test_listed_documents_and_results_of_tools_are_reused(client, monkeypatch, n
 @pytest.mark.parametrize(
     ("name", "library", "separator", "empty"),
     [
-        ("documents_langchain", "langchain_classic", " # # ", 1),
+        ("documents_langchain", "langchain_classic", "\n###\n", 1),
         ("documents_llamaindex", "llama_index.core", "###", 0),
     ],
 )

@@ -30,6 +30,7 @@ FAMILIES = {
             }
         },
     ),
+    "llama-biases": ("LlamaConfig", "LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}),
     "qwen2": ("Qwen2Config", "Qwen2ForCausalLM", {}),
     "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", {"head_dim": 64}),
     "mistral": ("MistralConfig", "MistralForCausalLM", {"sliding_window": None, "head_dim": 64}),
@@ -55,6 +56,8 @@ def build(family, dtype=torch.float32):
     for name, weight in model.named_parameters():
         if name.endswith(("q_norm.weight", "k_norm.weight")):  # made as ones, which would hide them
             torch.nn.init.uniform_(weight, 0.5, 2.0)
+        if name.endswith(".bias"):  # made as zeros
+            torch.nn.init.uniform_(weight, -0.5, 0.5)
     return model.to(dtype).eval()
 
 

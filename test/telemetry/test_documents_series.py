@@ -16,6 +16,8 @@ def test_what_is_counted_is_shown_by_reason_and_tier() -> None:
         "fused_requests": 1,
         "reused_tokens": 111,
         "recomputed_tokens": 20,
+        "kept_requests": 3,
+        "kept_tokens": 500,
         "fallbacks": 0,
         "not_fused": {"lora": 2},
         "quality": {
@@ -38,6 +40,7 @@ def test_what_is_counted_is_shown_by_reason_and_tier() -> None:
 
     assert value("fused_requests_total") == 1
     assert value("reused_tokens_total") == 300
+    assert (value("kept_requests_total"), value("kept_tokens_total")) == (3, 500)
     assert value("not_fused_total", reason="lora") == 2
     assert value("not_fused_total", reason="multimodal") == 1
     assert value("stored_bytes", tier="memory") == 4096

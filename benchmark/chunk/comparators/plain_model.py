@@ -19,7 +19,7 @@ class Layer:
     """One decoder layer. ``qkv [(heads + 2 kv_heads) head_dim, hidden]``, ``gate_up [2 inner, hidden]``.
 
     head_norms: of queries and of keys, ``[head_dim]`` each, before they are rotated; keys move to new
-    positions with their norm, since a rotation leaves their length.
+    positions with their norm, since a rotation leaves their length. mlp_biases: of ``gate_up`` and of ``down``.
     """
 
     norm_in: torch.Tensor
@@ -30,6 +30,8 @@ class Layer:
     gate_up: torch.Tensor
     down: torch.Tensor
     head_norms: tuple[torch.Tensor, torch.Tensor] | None = None
+    out_bias: torch.Tensor | None = None
+    mlp_biases: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
 
 
 @dataclass(frozen=True)
@@ -65,9 +67,12 @@ class PlainModel(Model):
             attended = attention(i, *self._project(layer, hidden, table))
             if attention.kept is not None:
                 hidden, table = hidden[attention.kept], table[attention.kept]
-            hidden = hidden + self.whole(F.linear(attended.flatten(1), layer.out))
-            gate, up = F.linear(norm(hidden, layer.norm_mid, eps), layer.gate_up).chunk(2, -1)
-            hidden = hidden + self.whole(F.linear(F.silu(gate) * up, layer.down))
+            hidden = plus(
+                hidden, self.whole(F.linear(attended.flatten(1), layer.out)), layer.out_bias
+            )
+            wide, narrow = layer.mlp_biases
+            gate, up = F.linear(norm(hidden, layer.norm_mid, eps), layer.gate_up, wide).chunk(2, -1)
+            hidden = plus(hidden, self.whole(F.linear(F.silu(gate) * up, layer.down)), narrow)
         return norm(hidden, self.norm, eps)
 
     @torch.no_grad()
@@ -96,6 +101,11 @@ class PlainModel(Model):
             return rotate(q, table), rotate(k, table), v
         turned = rotate(joined[:, : s.heads + s.kv_heads], table)
         return turned[:, : s.heads], turned[:, s.heads :], v
+
+
+def plus(hidden: torch.Tensor, projected: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """The residual stream after a projection, whose bias is added once for all ranks."""
+    return hidden + (projected if bias is None else projected + bias)
 
 
 def norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

@@ -40,18 +40,24 @@ def read(path: str | Path, limit: int | None = None) -> list[Example]:
 def _example(item: Any, index: int, path: Path) -> Example:
     if isinstance(item, dict) and "ctxs" in item and "question" in item:
         texts = [f"{c.get('title', '')}\n{c['text']}".strip() for c in item["ctxs"]]
-        return Example(tuple(texts), item["question"], tuple(item.get("answers", ())), "musique")
+        return Example(tuple(texts), item["question"], _answers(item.get("answers")), "musique")
     if isinstance(item, dict) and "context" in item and "question" in item:
         texts = [f"{title}\n{''.join(lines)}" for title, lines in item["context"]]
-        answers = (item["answer"],) if "answer" in item else ()
-        return Example(tuple(texts), item["question"], answers, "hotpotqa")
+        return Example(tuple(texts), item["question"], _answers(item.get("answer")), "hotpotqa")
     if isinstance(item, dict) and "documents" in item and ("question" in item or "prompt" in item):
         question = item.get("question") or item["prompt"]
-        return Example(tuple(item["documents"]), question, tuple(item.get("answers", ())), "jsonl")
+        return Example(tuple(item["documents"]), question, _answers(item.get("answers")), "jsonl")
     raise CanopyError(
         f"{path}, item {index + 1}: expected 'ctxs' and 'question' (MuSiQue), 'context' and "
         f"'question' (HotpotQA), or 'documents' and 'question'"
     )
+
+
+def _answers(given: Any) -> tuple[str, ...]:
+    """All right answers: a text, a list of them, or WikiMQA's list of lists."""
+    if isinstance(given, list):
+        return tuple(one for item in given for one in _answers(item))
+    return () if given is None else (str(given),)
 
 
 def filler_from(examples: Sequence[Example], words: int = 70) -> list[str]:

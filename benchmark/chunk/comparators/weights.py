@@ -42,7 +42,10 @@ def load(path: str | Path, dtype: torch.dtype = torch.float32, device: str = "cp
 def from_transformers(
     hf: Any, rope: Rope | None = None, device: str = "cpu", identity: str = ""
 ) -> PlainModel:
-    """Take over the weights of a loaded transformers model (Q, K, V and gate, up are joined)."""
+    """Take over the weights of a loaded transformers model (Q, K, V and gate, up are joined).
+
+    Raises CanopyError for a model with tensors that the engine does not read.
+    """
     config, state = hf.config, hf.state_dict()
     heads = config.num_attention_heads
     window = getattr(config, "sliding_window", None)
@@ -58,8 +61,14 @@ def from_transformers(
         eps=config.rms_norm_eps,
     )
 
+    read = set()
+
     def get(name: str) -> torch.Tensor:
+        read.add(name)
         return state[name].detach().to(device)
+
+    def optional(name: str) -> torch.Tensor | None:
+        return get(name) if name in state else None
 
     def join(prefix: str, *names: str, what: str = "weight") -> torch.Tensor | None:
         keys = [f"{prefix}.{n}.{what}" for n in names]
@@ -86,6 +95,11 @@ def from_transformers(
                 gate_up=gate_up,
                 down=get(f"{p}.mlp.down_proj.weight"),
                 head_norms=pair(f"{p}.self_attn", "q_norm", "k_norm"),
+                out_bias=optional(f"{p}.self_attn.o_proj.bias"),
+                mlp_biases=(
+                    join(f"{p}.mlp", "gate_proj", "up_proj", what="bias"),
+                    optional(f"{p}.mlp.down_proj.bias"),
+                ),
             )
         )
     embed = get("model.embed_tokens.weight")
@@ -94,6 +108,11 @@ def from_transformers(
     rope = Rope(rope.inv_freq.to(device), rope.scaling, rope.variant)
     head = embed if tied else get("lm_head.weight")
     norm = get("model.norm.weight")
+    if left := sorted(set(state) - read - {"lm_head.weight"}):
+        raise CanopyError(
+            f"the engine does not read {len(left)} tensors of this model, such as {left[0]}; use a "
+            "model without them"
+        )
     return PlainModel(shape, tuple(layers), embed, norm, head, rope, identity, window=window)
 
 

@@ -36,12 +36,19 @@ def raised(ratio: float) -> float:
     return min(1.0, max(2 * ratio, LOWEST_RAISED))
 
 
+def ratio_at(step: int, ratio: float) -> float:
+    """The ratio of a tenant at ``step`` for the server's ``ratio``."""
+    return raised(ratio) if step >= RAISED else ratio
+
+
 @dataclass(slots=True)
 class TenantQuality:
-    """One tenant. since: its prompts since the last that was taken for a check; above, below: the
-    cumulative sums of too many differences at its step, and of few at the one before."""
+    """One tenant. offered: its prompts; since: those since the last that was taken for a check;
+    above, below: the cumulative sums of too many differences at its step, and of few at the one
+    before."""
 
     step: int = SERVED
+    offered: int = 0
     since: int = 0
     checked: int = 0
     differed: int = 0
@@ -50,8 +57,13 @@ class TenantQuality:
     turn: bool = False
 
     @property
+    def suspect(self) -> bool:
+        """Whether checks have found differences that still count."""
+        return self.step > SERVED or self.above > 0
+
+    @property
     def in_doubt(self) -> bool:
-        return self.step > SERVED or self.above > 0 or self.checked < FIRST_CHECKS
+        return self.suspect or self.checked < FIRST_CHECKS
 
 
 class QualityMeter:
@@ -70,6 +82,12 @@ class QualityMeter:
         one = self.tenants.get(tenant)
         return one.step if one is not None else SERVED
 
+    def rank(self, tenant: str | None) -> tuple[bool, int]:
+        """Orders tenants by who keeps a place among few: suspects first, then those with more prompts.
+        A tenant that was invented has neither."""
+        one = self.tenants.get(tenant)
+        return (one.suspect, one.offered) if one is not None else (False, 0)
+
     def take(self, tenant: str | None) -> int | None:
         """A tenant's prompt was fused, or would have been: at which step it is to be checked; ``None``
         where it is not."""
@@ -79,6 +97,7 @@ class QualityMeter:
         self.tenants[tenant] = one
         self._forget_one()
         one.since += 1
+        one.offered += 1
         if one.since < max(1, self.every // IN_DOUBT if one.in_doubt else self.every):
             return None
         one.since = 0
@@ -127,8 +146,9 @@ class QualityMeter:
         return STEPS[step]
 
     def _forget_one(self) -> None:
-        """The tenant that was not heard of for longest, of those served as usual if there are any."""
+        """Forget the tenant of lowest rank, the least recent of equals; never the newest."""
         if len(self.tenants) <= MAX_TENANTS:
             return
-        usual = (name for name, one in self.tenants.items() if one.step == SERVED)
-        del self.tenants[next(usual, next(iter(self.tenants)))]
+        newest = next(reversed(self.tenants))
+        others = (name for name in self.tenants if name != newest)
+        del self.tenants[min(others, key=self.rank)]

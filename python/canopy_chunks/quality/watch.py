@@ -15,7 +15,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from canopy_chunks.quality.check import answers_differ, pieces_of
-from canopy_chunks.quality.tenant_meter import RAISED, STOPPED, QualityMeter, raised
+from canopy_chunks.quality.tenant_meter import (
+    MAX_TENANTS,
+    RAISED,
+    STOPPED,
+    QualityMeter,
+    raised,
+)
 from sglang_canopy.tenant import shown_tenant
 
 logger = logging.getLogger(__name__)
@@ -50,6 +56,8 @@ class Watch:
         self.meter, self.end = meter, end
         self.waiting: deque[_Waiting] = deque()
         self.dropped: Counter[str] = Counter()
+        self._epochs: dict[str | None, int] = {}
+        self._least_epoch = self._last_epoch = 0
         self._steps: Generator[None, None, bool] | None = None
 
     @property
@@ -57,13 +65,13 @@ class Watch:
         """Whether a check waits or is under way."""
         return bool(self.waiting)
 
-    def stopped(self, tenant: str | None) -> bool:
-        """Whether a tenant's reuse is stopped."""
-        return self.meter.step(tenant) == STOPPED
+    def step(self, tenant: str | None) -> int:
+        """A tenant's step in the quality meter."""
+        return self.meter.step(tenant)
 
-    def ratio(self, tenant: str | None, ratio: float) -> float:
-        """What a tenant gets for the server's ratio."""
-        return raised(ratio) if self.meter.step(tenant) >= RAISED else ratio
+    def epoch(self, tenant: str | None) -> int:
+        """A number that changes when a tenant's reuse is stopped: KV kept before is not used again."""
+        return self._epochs.get(tenant, self._least_epoch)
 
     def offer(self, ids: Sequence[int], request: Any, ratio: float) -> None:
         """A prompt at the server's own ``ratio`` was fused, or would have been: it may be checked."""
@@ -71,10 +79,23 @@ class Watch:
         if step is None:
             return
         held = any(one.request.tenant == request.tenant for one in self.waiting)
-        if held or len(self.waiting) == MAX_WAITING:
+        if held or (len(self.waiting) == MAX_WAITING and not self._displace(request.tenant)):
             self.dropped["too many wait"] += 1
         else:
             self.waiting.append(_Waiting(tuple(ids), request, step, ratio))
+
+    def _displace(self, tenant: str | None) -> bool:
+        """Drop the waiting check of the tenant of lowest rank, if ``tenant`` ranks higher; a suspect's
+        never. Returns whether one was dropped."""
+        under_way = self.waiting[0] if self._steps is not None else None
+        others = [one for one in self.waiting if one is not under_way]
+        least = min(others, key=lambda one: self.meter.rank(one.request.tenant))
+        rank = self.meter.rank(least.request.tenant)
+        if rank[0] or rank >= self.meter.rank(tenant):
+            return False
+        self.waiting.remove(least)
+        self.dropped["displaced"] += 1
+        return True
 
     def interrupt(self, now: float) -> None:
         """A batch is to be computed: the check under way is given up, to be begun again or forgotten."""
@@ -145,5 +166,15 @@ class Watch:
                 "full recompute %s",
                 shown_tenant(tenant), step, "too often" if differs else "seldom again",
             )  # fmt: skip
-        if differs and self.stopped(tenant):
+        if step is not None and self.meter.step(tenant) == STOPPED:
+            self._begin_epoch(tenant)
+        if differs and self.meter.step(tenant) == STOPPED:
             library.forget(one.request)
+
+    def _begin_epoch(self, tenant: str | None) -> None:
+        self._last_epoch += 1
+        self._epochs.pop(tenant, None)
+        self._epochs[tenant] = self._last_epoch
+        if len(self._epochs) > MAX_TENANTS:  # the tenants that are not listed get a new one too
+            del self._epochs[next(iter(self._epochs))]
+            self._least_epoch = self._last_epoch

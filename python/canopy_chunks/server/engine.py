@@ -16,7 +16,7 @@ from canopy_chunks.fuse.choice import ChosenTokens
 from canopy_chunks.fuse.placement import place_chunks
 from canopy_chunks.fuse.selectors import make_selector
 from canopy_chunks.fuse.transfer import base_of, send
-from canopy_chunks.quality.tenant_meter import QualityMeter
+from canopy_chunks.quality.tenant_meter import STOPPED, QualityMeter, ratio_at
 from canopy_chunks.quality.watch import Watch
 from canopy_chunks.server import model_view
 from canopy_chunks.server.attention import fuses
@@ -34,12 +34,14 @@ from canopy_chunks.server.request import (
     chunk_request,
     fused_report,
     ineligible_reason,
+    kept_report,
     normal_report,
     reused_by_tier,
 )
 from canopy_chunks.store.chunk import Placed
 from canopy_chunks.text.fields import parse_fields
 from sglang_canopy.errors import CanopyError
+from sglang_canopy.storage.weights import WEIGHTS
 from sglang_canopy.tenant import namespace_of, tenant_of_req
 from sglang_canopy.wire.document_names import BOUNDS
 from sglang_canopy.wire.params import own_params
@@ -63,7 +65,10 @@ class ChunkEngine:
         self.end_token = getattr(tokenizer, "eos_token_id", None)
         self.watch = self._new_watch()
         self.stand_in = stand_in_tokens(tokenizer) if options.encode == "mixed" else ()
-        self.library = Library(model_view.served_model(runner), options)
+        # Only what outlives this process needs to know which files the weights came from.
+        self._files = model_view.weight_files(runner) if self._on_disk() else ""
+        self._updates = WEIGHTS.id
+        self.library = Library(model_view.served_model(runner, self._files), options)
         self.counts: Counter[str] = Counter()
         self.not_fused: Counter[str] = Counter()
         self.time_s = 0.0
@@ -89,9 +94,22 @@ class ChunkEngine:
             return self.window_tokens
         return max(longest, self.prefill_tokens or (1 << 62))
 
+    def _on_disk(self) -> bool:
+        """Whether KV of documents, encoded or kept, may outlive this process."""
+        arguments = getattr(self.runner, "server_args", None)
+        return bool(self.options.disk_mb or getattr(arguments, "hicache_storage_backend", None))
+
+    def follow_updates(self) -> None:
+        """Begin anew if the weights were updated, whether or not the cache was flushed. Call it before
+        documents are looked up or encoded; all ranks do at the same points."""
+        if self._updates != WEIGHTS.id:
+            self.weights_changed()
+
     def weights_changed(self) -> bool:
-        """After a flush: other weights make other KV, so their chunks are another store's."""
-        model = model_view.served_model(self.runner)
+        """Other weights make other KV, so their chunks are another store's. Returns whether they are
+        others."""
+        self._updates = WEIGHTS.id
+        model = model_view.served_model(self.runner, self._files)
         if model.identity == self.model.identity:
             return False
         self.library = Library(model, self.options, self.library)
@@ -100,6 +118,7 @@ class ChunkEngine:
 
     def new_request(self, req: Any) -> ChunkRequest | None:
         """The chunk state of a new request; ``None`` where it names no chunks."""
+        self.follow_updates()
         params = own_params(req)
         self.time_s = max(self.time_s, read_stamp(params).get("time", 0.0))
         if BOUNDS not in params:
@@ -120,26 +139,38 @@ class ChunkEngine:
         request.deletions = self.library.deletions
         return request
 
-    def may_fuse(self, req: Any, request: ChunkRequest) -> bool:
-        """Whether a request may be fused at all; the reason is looked for once, and counted.
+    def eligible(self, req: Any, request: ChunkRequest) -> bool:
+        """Whether a request may reuse documents. Decided at the first call, and counted by reason.
 
-        Not when the request is made: SGLang fills in some of its fields afterwards.
+        Not when the request is made: SGLang sets some of its fields afterwards.
         """
         if not request.checked:
             request.checked = True
+            request.step = self.watch.step(request.tenant)
             request.reason = ineligible_reason(req, request, self.options)
-            if request.reason is None and request.ratio != 1 and self.watch.stopped(request.tenant):
+            if request.reason is None and request.ratio != 1 and request.step == STOPPED:
                 request.reason = DIFFERED
             if request.reason:
                 self.not_fused[request.reason] += 1
         return request.reason is None
 
+    def may_fuse(self, req: Any, request: ChunkRequest) -> bool:
+        """Whether a request may be fused now: eligible, and its KV exact or in a namespace of its own."""
+        return self.eligible(req, request) and (request.keeps(req) or self.is_exact(request))
+
+    def is_exact(self, request: ChunkRequest) -> bool:
+        """Whether all of an eligible request's prompt is recomputed whatever the store has."""
+        if request.ratio is not None:
+            return request.ratio >= 1.0
+        own = self.options.ratio
+        return own is not None and ratio_at(request.step, own) >= 1.0
+
     def ratio_for(self, request: ChunkRequest, chunks: Sequence[ResolvedChunk]) -> float:
         """The request's ratio or the operator's; else the calibrated one of the slowest tier among
-        its chunks. The last two are higher where the tenant's answers differed too often."""
+        its chunks. The last two are higher if the tenant's answers differed too often."""
         if request.ratio is not None:
             return request.ratio
-        return self.watch.ratio(request.tenant, self.own_ratio(chunks))
+        return ratio_at(request.step, self.own_ratio(chunks))
 
     def own_ratio(self, chunks: Sequence[ResolvedChunk]) -> float:
         """The server's ratio, whoever asks."""
@@ -154,12 +185,20 @@ class ChunkEngine:
     ) -> ReusePlan | None:
         """The plan of a request's prompt, made at its first window; ``None``: run normally.
 
-        row: the slots allocated so far; prefix: tokens of exact KV in it.
+        row: the slots allocated so far; prefix: tokens of KV in it from the tree.
         """
         started = time.perf_counter()
         ids = torch.tensor(list(req.full_untruncated_fill_ids), dtype=torch.long)
         chunks = self.library.resolve(request)
+        if not request.reported and not request.report:
+            self.counts["kept_requests"] += int(request.kept > 0)
+            self.counts["kept_tokens"] += request.kept
         if not reusable_tokens(chunks, prefix, len(ids)):
+            if request.kept:
+                ratio = self.ratio_for(request, chunks)
+                kept = kept_report(request, chunks, prefix, len(ids), ratio)
+                request.report = request.report or kept
+                return None
             request.reason = TOO_FEW_STORED
             self.not_fused[TOO_FEW_STORED] += 1
             request.report = normal_report(request, prefix, chunks)
@@ -238,7 +277,8 @@ class ChunkEngine:
         place_chunks(self.model, placed, cache, wanted)
 
     def offer_check(self, req: Any, request: ChunkRequest) -> None:
-        """A prompt is complete: it may be checked, unless it asked for a way of its own."""
+        """A prompt is complete: it may be checked, unless it asked for a way of its own. A turn that
+        only goes on from kept KV counts as any other."""
         own = request.ratio is not None or request.selector != self.options.selector
         if not own and (request.fused or request.reason == DIFFERED):
             ratio = self.own_ratio(self.library.resolve(request))
@@ -252,6 +292,7 @@ class ChunkEngine:
 
     def work_when_idle(self) -> None:
         """A piece of it: chunks are encoded first."""
+        self.follow_updates()
         if self.library.encoder.busy:
             self.library.encode_piece(self.time_s)
         else:

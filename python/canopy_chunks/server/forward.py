@@ -36,6 +36,7 @@ def forward(
     and hold more than a window. Whatever fails while planning is logged and counted, and the
     request is computed whole: nothing of a half-made plan is left in its slots.
     """
+    engine.follow_updates()
     engine.watch.interrupt(engine.time_s)
     if engine.library.encode_credit >= 1.0:
         engine.library.spend_encoding(engine.time_s, 1 if batch.forward_mode.is_decode() else None)
@@ -164,6 +165,8 @@ def _choose_rows(engine: ChunkEngine, batch: Any) -> tuple[list[torch.Tensor], l
     )
     for i, req in enumerate(batch.reqs):
         chosen.append(_window_positions(batch, i))
+        if (request := _of_prompt(batch, i)) is not None:
+            request.begin_window(req, int(batch.prefix_lens[i]), int(batch.seq_lens_cpu[i]))
         request = _fusable(engine, batch, i)
         if request is None:
             continue
@@ -188,8 +191,8 @@ def _choose_rows(engine: ChunkEngine, batch: Any) -> tuple[list[torch.Tensor], l
     return chosen, [i for i in planned if i not in failed]
 
 
-def _fusable(engine: ChunkEngine, batch: Any, index: int) -> ChunkRequest | None:
-    """A request's chunk state, if rows of its prompt are in this batch and may be fused.
+def _of_prompt(batch: Any, index: int) -> ChunkRequest | None:
+    """A request's chunk state, if rows of its prompt are in this batch.
 
     A row at or past the prompt's end is a decode row of a mixed batch.
     """
@@ -197,7 +200,15 @@ def _fusable(engine: ChunkEngine, batch: Any, index: int) -> ChunkRequest | None
     request = chunk_request_of(req)
     if request is None or int(batch.prefix_lens[index]) >= len(req.origin_input_ids):
         return None
-    return request if engine.may_fuse(req, request) else None
+    return request
+
+
+def _fusable(engine: ChunkEngine, batch: Any, index: int) -> ChunkRequest | None:
+    """As :func:`_of_prompt`, if the rows may be fused."""
+    request = _of_prompt(batch, index)
+    if request is None or not engine.may_fuse(batch.reqs[index], request):
+        return None
+    return request
 
 
 def _to_plan(engine: ChunkEngine, batch: Any, index: int) -> ChunkRequest | None:
@@ -231,7 +242,6 @@ def _rows_of_window(
             engine.library.reads.release(request)
         if request.plan is None:
             return None
-        request.published_tokens = 0
     else:
         engine.write_reused(request.plan, row, prefix, length)
     if prefix == request.plan.prefix and length == request.plan.chosen.total:
@@ -244,14 +254,12 @@ def _rows_of_window(
 
 
 def _mark_fused(req: Any) -> None:
-    """Before reused KV could be published: the scheduler reads these marks after the forward."""
+    """Note before the forward whether approximate KV is in the request's slots."""
     request = chunk_request_of(req)
     assert request is not None
     assert request.plan is not None
-    request.fused = req.skip_radix_cache_insert = True
-    for placed in request.plan.placed[:1]:
-        before = request.exact_tokens
-        request.exact_tokens = placed.start if before is None else min(before, placed.start)
+    if not request.plan.computes_all:
+        request.fused = True
 
 
 def _fall_back(engine: ChunkEngine, batch: Any, index: int) -> None:
@@ -280,11 +288,8 @@ def _finish_prompts(engine: ChunkEngine, batch: Any, rows: int) -> None:
         request = chunk_request_of(req)
         if request is None or int(batch.seq_lens_cpu[i]) < len(req.origin_input_ids):
             continue
-        if request.fused:
-            if not req.skip_radix_cache_insert:
-                raise RuntimeError(f"fused KV of request {req.rid} would enter the exact tree")
-            if int(batch.prefix_lens[i]) < len(req.origin_input_ids):
-                request.publish_tokens = request.exact_tokens or 0
+        if request.fused and not request.keeps(req):
+            raise RuntimeError(f"reused KV of request {req.rid} would enter the exact tree")
         if not request.reported:
             request.reported = True
             report = request.report or {"fused": False, "why": request.reason}

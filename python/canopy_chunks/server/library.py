@@ -24,6 +24,7 @@ from canopy_chunks.store.host_memory import HostMemory
 from canopy_chunks.store.read_ahead import ReadAhead
 from canopy_chunks.store.store import ChunkStore
 from canopy_chunks.text.documents import document_name
+from canopy_chunks.text.variants import Heads
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +56,7 @@ class Library:
         self.agreed = AgreedReads(self.reads, model_view.true_on_all)
         self.encode_credit = 0.0
         self.failures = self.deletions = 0
+        self.heads: Heads = Heads() if earlier is None else earlier.heads
         self._deleted: OrderedDict[str, int] = OrderedDict()
         """Names of documents that were deleted last, and how many had been until then."""
 
@@ -136,15 +138,18 @@ class Library:
         """After a prefill: ask for the chunks that the store does not have.
 
         A first chunk that was computed plainly, behind exactly what it is to be encoded behind, is
-        taken from the pool as it is; cache: gives the request's KV there.
+        taken from the pool as it is; cache: gives the request's KV there. The turns of a conversation
+        and retries, which go on from kept KV, have the same head and are no sign that it returns.
         """
-        for (start, end), keys, prefixes in zip(
-            request.bounds, request.keys, request.encode_prefixes
-        ):
+        returns = not request.kept and bool(request.places)
+        returns = returns and self.heads.come_again(request.salt, request.places[0].head)
+        for (start, end), keys, place in zip(request.bounds, request.keys, request.places):
             document = ids[start:end]
             if self._is_deleted(document, request):
                 continue
-            for key, prefix in zip(keys, prefixes):
+            addresses = dict(zip(place.acceptable(), keys))
+            for prefix in place.to_encode(returns):
+                key = addresses[prefix]
                 if self.store.where(key) is not None:
                     continue
                 if not request.fused and tuple(ids[:start]) == prefix:

@@ -27,6 +27,8 @@ from canopy_chunks.store.device_copy import is_host, to_device
 from canopy_chunks.store.shape import Shape
 from canopy_kernel import halves, pages
 from sglang_canopy.errors import CanopyError
+from sglang_canopy.storage.fingerprint import NotFound, local_files, whole
+from sglang_canopy.storage.weights import WEIGHTS
 
 Answer = TypeVar("Answer")
 
@@ -58,8 +60,8 @@ class ServerRope:
         return unrotate(x, self.table(positions))
 
 
-def served_model(runner: Any) -> Model:
-    """The engine's view of a loaded SGLang model.
+def served_model(runner: Any, files: str = "") -> Model:
+    """The engine's view of a loaded SGLang model; files: :func:`weight_files` of the start.
 
     Raises CanopyError for an architecture, rotation or weight layout that the engine cannot run.
     """
@@ -94,7 +96,7 @@ def served_model(runner: Any) -> Model:
         inner,
         shape,
         rope,  # type: ignore[arg-type]
-        common_digest(identity(inner, config)),
+        common_digest(identity(inner, config, f"{files}\0{WEIGHTS.id}")),
         tensor_ranks(config.vocab_size),
         runner.model_config.dtype,
     )
@@ -126,9 +128,19 @@ def check_head_norms(attention: Any, shape: Shape) -> None:
             )
 
 
-def identity(inner: Any, config: Any) -> str:
-    """A digest of the config and of samples of the weights themselves: another fine-tune differs."""
+def weight_files(runner: Any) -> str:
+    """A digest of all bytes of the model's files; empty if they are not on this machine."""
+    try:
+        return whole(local_files(runner.model_config.model_path))
+    except (NotFound, OSError):
+        return ""
+
+
+def identity(inner: Any, config: Any, weights: str) -> str:
+    """A digest of the config, of ``weights`` (the files of the start, and every update since), and of
+    samples of the weights, which alone would miss a change of some rows."""
     digest = hashlib.sha256(config.to_json_string().encode())
+    digest.update(weights.encode())
     for weight in inner.parameters():
         flat = weight.detach().reshape(-1)
         step = max(1, flat.numel() // 64)

@@ -104,7 +104,7 @@ class Options:
         if self.separator is not None and not self.separator.strip():
             raise CanopyError(
                 f"separator {self.separator!r} is blank: give a string that documents do not contain, "
-                'for example "###"'
+                'for example "\\n###\\n"'
             )
         if not (self.device_mb or self.memory_mb or self.disk_mb):
             raise CanopyError(

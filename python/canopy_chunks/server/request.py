@@ -19,7 +19,7 @@ from canopy_chunks.store.host_memory import HostChunk
 from canopy_chunks.store.store import ChunkStore
 from canopy_chunks.store.suffix import ChunkSuffix
 from canopy_chunks.text.fields import ChunkFields
-from canopy_chunks.text.variants import Place, Tokens
+from canopy_chunks.text.variants import Place
 
 TOO_FEW_STORED, PLANNING_FAILED = "too few of its documents are stored", "planning failed"
 DIFFERED = "its tenant's answers differed too often from full recompute"
@@ -71,6 +71,11 @@ class ReusePlan:
     arrivals: list[Transfer] = field(default_factory=list)
 
     @property
+    def computes_all(self) -> bool:
+        """Whether nothing is reused (ratio 1), so that the KV is as exact as its prefix."""
+        return self.chosen.count == self.chosen.total - self.prefix
+
+    @property
     def computed(self) -> torch.Tensor:
         """``[n]`` bool on the host; waits for a device that chose (:class:`ChosenTokens`)."""
         return self.chosen.mask()
@@ -86,23 +91,26 @@ class ReusePlan:
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class ChunkRequest:
-    """On ``req.canopy_chunks``: what the request asks for and what becomes of it.
+    """On ``req.canopy_chunks``: what the request asks for, and its state.
 
-    keys: each chunk's addresses, the best for its place first; encode_prefixes: what it is to be
-    encoded behind, one for each of its first addresses; salt: of the addresses, what SGLang keeps KV
-    apart by; ratio: as the request asks, or None; tenant: whose documents these are; deletions: how many
-    documents were deleted before it was made; checked: eligibility was looked at; reason: why it runs normally, or None; fused:
-    reused KV has been in this request's slots (never unset); exact_tokens: before the first that
-    was ever reused; publish_tokens: these, once they are computed and may enter the exact tree (0:
-    not yet); published_tokens: how many were let into the tree; initial: the first
-    plan's choice and its prefix, kept so that a retraction does not change the answer; report: what
-    the response contains; complete_report: adds what needs the choice on the host, or None;
-    reported: the prompt was completed once, and the report was handed over.
+    keys: each chunk's addresses, the best for its place first.
+    places: where each chunk stands; its keys are those of ``Place.acceptable``.
+    salt: part of the addresses; SGLang's namespace of the request.
+    ratio: as the request asks, or None. tenant: owner of the documents.
+    deletions: documents deleted before the request was made.
+    checked: eligibility is decided, and ``reason`` (why it runs normally, or None) and ``step`` (of
+    its tenant in the quality meter) are set.
+    kept_key: extra key of its namespace for approximate KV, or None (:mod:`.kept`).
+    kept: tokens matched there from its first document on.
+    fused: approximate KV has been in its slots; never unset.
+    initial: the first plan's choice and prefix, so that a retraction does not change the answer.
+    report: what the response contains. complete_report: adds what needs the choice on the host.
+    reported: the prompt was completed once, and the report was sent.
     """
 
     bounds: tuple[tuple[int, int], ...]
     keys: tuple[tuple[str, ...], ...]
-    encode_prefixes: tuple[tuple[Tokens, ...], ...]
+    places: tuple[Place, ...]
     salt: str
     selector: str
     ratio: float | None = None
@@ -111,15 +119,28 @@ class ChunkRequest:
     deletions: int = 0
     checked: bool = False
     reason: str | None = None
+    step: int = 0
+    kept_key: str | None = None
+    kept: int = 0
     fused: bool = False
-    exact_tokens: int | None = None
-    publish_tokens: int = 0
-    published_tokens: int = 0
     plan: ReusePlan | None = None
     initial: tuple[ChosenTokens, int] | None = None
     reported: bool = False
     report: dict[str, Any] = field(default_factory=dict)
     complete_report: Callable[[], None] | None = None
+    _computed_to: int = -1
+
+    def keeps(self, req: Any) -> bool:
+        """Whether the KV of its SGLang request goes into the namespace for approximate KV."""
+        return self.kept_key is not None and req.extra_key == self.kept_key
+
+    def begin_window(self, req: Any, first: int, end: int) -> None:
+        """The prompt's tokens ``first..end`` are computed next, and ``first`` are in the request's
+        slots. Those that it did not compute itself were matched in the tree."""
+        if first != self._computed_to:  # the prompt begins, or begins again after a retraction
+            self.kept = max(0, first - self.bounds[0][0]) if self.keeps(req) else 0
+            self.fused |= self.kept > 0
+        self._computed_to = end
 
     def finish_report(self) -> None:
         """Add what needs the choice on the host: once the forward is done, that waits no more."""
@@ -164,12 +185,13 @@ def chunk_request(
     first = requested.bounds[0][0] if requested.bounds else 0
     whole = first <= LEARN_PREFIX_TOKENS
     head = tuple(ids[:first]) if whole else ()
-    places = [Place(options.encode, a == first, head, stand_in, whole) for a, _ in bounds]
+    encoding = options.encode if stand_in else "prefix"
+    places = tuple(Place(encoding, a == first, head, stand_in, whole) for a, _ in bounds)
     behind = [place.acceptable() for place in places]
     return ChunkRequest(
         bounds,
         tuple(store.keys(ids[a:b], found, salt) for (a, b), found in zip(bounds, behind)),
-        tuple(found[: place.to_encode()] for place, found in zip(places, behind)),
+        places,
         salt,
         requested.selector or options.selector,
         requested.ratio,
@@ -178,12 +200,13 @@ def chunk_request(
 
 COUNTERS = (
     "fused_requests", "reused_tokens", "recomputed_tokens", "fused_batches", "mixed_batches",
-    "replanned_requests", "split_batches", "most_rows", "fallbacks",
+    "replanned_requests", "split_batches", "most_rows", "fallbacks", "kept_requests", "kept_tokens",
 )  # fmt: skip
 """split_batches: batches of more than a window, computed in several forwards; most_rows: the most
 tokens that one forward with chunk requests computed; mixed_batches: fused batches with decode rows
 in them; replanned_requests: started again after a
-retraction; fallbacks: failures that were caught, after which a request or batch ran normally."""
+retraction; fallbacks: failures that were caught, after which a request or batch ran normally;
+kept_requests, kept_tokens: requests that matched approximate KV of an earlier prompt, and its tokens."""
 
 
 def fused_report(
@@ -201,6 +224,7 @@ def fused_report(
     return {
         "fused": True,
         "prefix": plan.prefix,
+        "kept": request.kept,
         "reused": int(inside.sum()) - recomputed,
         "recomputed": recomputed,
         "computed": plan.chosen.count,
@@ -218,6 +242,26 @@ def reused_by_tier(chunks: Sequence[ResolvedChunk], plan: ReusePlan) -> dict[str
             first = max(one.start, plan.prefix)
             tiers[one.tier] += int((~plan.computed[first : one.end]).sum())
     return {f"reused_{name}": count for name, count in sorted(tiers.items())}
+
+
+def kept_report(
+    request: ChunkRequest,
+    chunks: Sequence[ResolvedChunk],
+    prefix: int,
+    total: int,
+    ratio: float,
+) -> dict[str, Any]:
+    """Of a request that goes on from the KV of an earlier prompt and reuses no other."""
+    return {
+        "fused": True,
+        "prefix": prefix,
+        "kept": request.kept,
+        "reused": 0,
+        "recomputed": 0,
+        "computed": total - prefix,
+        **_chunk_counts(request, chunks),
+        "ratio": round(ratio, 4),
+    }
 
 
 def normal_report(

@@ -19,12 +19,12 @@ import torch
 from canopy_chunks.calibration.saved import Setting, calibrated_ratios
 from canopy_chunks.fuse.working_memory import working_memory
 from canopy_chunks.quality.start_gate import Method, check_quality
-from canopy_chunks.server import attention
+from canopy_chunks.server import attention, kept
 from canopy_chunks.server.engine import ChunkEngine
 from canopy_chunks.server.library import reusable_tokens
 from canopy_chunks.server.model_view import check_layout, first_ranks, served_shape
 from canopy_chunks.server.options import DEFAULT_RATIO, Options
-from canopy_chunks.server.request import ChunkRequest, chunk_request_of
+from canopy_chunks.server.request import PLANNING_FAILED, ChunkRequest, chunk_request_of
 from sglang_canopy.errors import CanopyError
 
 logger = logging.getLogger(__name__)
@@ -49,6 +49,7 @@ def build(
         raise SystemExit(f"sglang-canopy: --canopy-chunks on: {error}") from None
     engine.window_tokens = scheduler.chunked_prefill_size
     engine.prefill_tokens = scheduler.max_prefill_tokens
+    kept.announce_exact_only(scheduler.tree_cache)
     runner.canopy_chunks = engine
     logger.info(
         "canopy: documents are reused: selector %s, ratios %s, encoding %s, model %s",
@@ -122,6 +123,19 @@ def request_created(engine: ChunkEngine, req: Any) -> None:
         engine.counts["fallbacks"] += 1
 
 
+def request_queued(engine: ChunkEngine, req: Any) -> None:
+    """Before ``Scheduler._add_request_to_queue``, the first time and after each retraction."""
+    request = chunk_request_of(req)
+    if request is None:
+        return
+    try:
+        kept.enter(engine, req, request)
+    except Exception:
+        logger.exception("canopy: a request's namespace could not be named; it runs normally")
+        engine.counts["fallbacks"] += 1
+        request.checked, request.reason = True, PLANNING_FAILED
+
+
 def work_when_idle(engine: ChunkEngine, scheduler: Any) -> None:
     """Before ``Scheduler.on_idle``: encode what waits and check answers, until something else comes."""
     if engine.library.reads.pending and scheduler.is_fully_idle():
@@ -166,27 +180,19 @@ def run_commands(engine: ChunkEngine, commands: Sequence[str]) -> Any:
     return SetInternalStateReqOutput(updated=done)
 
 
-def publish_exact_tokens(request: ChunkRequest, req: Any, tree_cache: Any) -> None:
-    """Before a request's KV is published or released: what precedes all reused KV is exact.
-
-    Without this the system prompt would fall out of the exact tree for good once every request
-    behind it is fused. The forward is done by then, and the answer not yet sent.
-    """
+def complete_report(request: ChunkRequest) -> None:
+    """Before a request's KV is inserted into the tree or released: its forward is done by then, and
+    the answer not yet sent."""
     if request.reported:
         request.finish_report()
-    if not request.fused or req.kv is None or not req.kv.holds_kv:
-        return
-    count, request.publish_tokens = request.publish_tokens, 0
-    if count > req.kv.cache_protected_len:
-        request.published_tokens = count
-        tree_cache.checkpoint(req, up_to=count)
 
 
-def check_insert(request: ChunkRequest, req: Any, up_to: int) -> None:
-    """Before ``UnifiedRadixCache.checkpoint_into_tree``: approximate KV never enters it."""
-    if request.fused and up_to > request.published_tokens:
+def check_insert(request: ChunkRequest, req: Any) -> None:
+    """Before ``UnifiedRadixCache.checkpoint_into_tree``. Raises RuntimeError if approximate KV would
+    be inserted where exact requests match."""
+    if request.fused and not request.keeps(req):
         raise RuntimeError(
-            f"request {req.rid} has reused chunk KV and would enter the exact prefix tree"
+            f"request {req.rid} has reused KV of documents and would enter the exact prefix tree"
         )
 
 
@@ -257,8 +263,8 @@ def prefill_adder_class(stock: type) -> type:
             self._canopy_grant(given)
             result = super().add_one_req(req, *args, **kwargs)
             admitted = len(self.can_run_list) > before
-            kept = found.saved(req.prefix_len, req.extend_end) if admitted else 0
-            self._canopy_grant(min(kept, given) - given)
+            saved = found.saved(req.prefix_len, req.extend_end) if admitted else 0
+            self._canopy_grant(min(saved, given) - given)
             return result
 
         def _canopy_grant(self, tokens: int) -> None:

@@ -7,8 +7,9 @@ tokenised at once may differ at the seams: a tokenizer joins characters across t
 from __future__ import annotations
 
 import re
+import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +22,8 @@ DOCUMENT = "document"
 """In place of a model's identity: the name of a document is a digest of its tokens and its tenant."""
 MAX_DOCUMENTS = 1 << 16
 """Documents that may be registered."""
+IDLE_S = 24 * 3600.0
+"""Seconds without use after which a document that is not pinned gives way on a full server."""
 MOST_MARKED_TOKENS = 1 << 22
 """Tokens that the marks of one HTTP request may stand for: 80 bytes of text stand for a whole document."""
 MARK = re.compile(r"\[\[canopy:([0-9a-f]{64})\]\]")
@@ -38,11 +41,13 @@ class Piece:
 
 @dataclass(slots=True)
 class Document:
-    """A registered document: its ids, the tenant it belongs to, whether it is pinned."""
+    """A registered document: its ids, the tenant it belongs to, whether it is pinned, and when it was
+    last used (``Documents.clock``)."""
 
     ids: tuple[int, ...]
     tenant: str | None
     pinned: bool = False
+    used_s: float = 0.0
 
 
 def document_name(ids: Sequence[int], tenant: str | None) -> str:
@@ -54,7 +59,10 @@ def document_name(ids: Sequence[int], tenant: str | None) -> str:
 class Documents:
     """What was registered, by id. Lives in the HTTP process.
 
-    At most ``most_tokens`` in ``most`` documents, and of both ``share`` for a tenant.
+    At most ``most_tokens`` in ``most`` documents, and of both ``share`` for a tenant. When the server
+    is full, documents idle for ``IDLE_S`` give way, then those of the tenant that holds most, its least
+    recently used first: invented tenants cannot keep others out.
+    removed: documents that gave way; the caller deletes what else is kept of them.
     """
 
     most_tokens: int = 1 << 22
@@ -62,17 +70,21 @@ class Documents:
     share: float = TENANT_SHARE
     by_tenant: dict[str | None, dict[str, Document]] = field(default_factory=dict)
     tokens: Counter[str | None] = field(default_factory=Counter)
+    removed: list[Document] = field(default_factory=list)
+    clock: Callable[[], float] = time.monotonic
 
     def add(self, ids: Sequence[int], tenant: str | None) -> str:
         """Register a document; the same one again is the same id.
 
-        Raises CanopyError when the tenant has its share, or the server is full.
+        Raises CanopyError when the tenant has its share, or holds most of a full server.
         """
-        name, own = document_name(ids, tenant), self.by_tenant.get(tenant, {})
-        if name not in own:
-            self._check_room(len(ids), len(own), self.tokens[tenant])
-            self.by_tenant.setdefault(tenant, own)[name] = Document(tuple(ids), tenant)
+        name = document_name(ids, tenant)
+        if name not in self.by_tenant.get(tenant, {}):
+            self._check_share(len(ids), tenant)
+            self._make_room(len(ids), tenant)
+            self.by_tenant.setdefault(tenant, {})[name] = Document(tuple(ids), tenant)
             self.tokens[tenant] += len(ids)
+        self._use(name, tenant)
         return name
 
     def of(self, tenant: str | None) -> dict[str, Document]:
@@ -84,9 +96,11 @@ class Documents:
         found = self.by_tenant.get(tenant, {}).get(name)
         if found is None:
             raise CanopyError(
-                f"there is no document {name[:12]}... here: it was deleted, never registered, or "
+                f"there is no document {name[:12]}... here: it was deleted, gave way, was never "
+                "registered, or "
                 "belongs to another extra_key or cache_salt; POST /canopy/chunks registers one"
             )
+        self._use(name, tenant)
         return found
 
     def remove(self, name: str, tenant: str | None) -> Document:
@@ -99,7 +113,14 @@ class Documents:
             del self.by_tenant[tenant], self.tokens[tenant]
         return found
 
-    def _check_room(self, tokens: int, own: int, own_tokens: int) -> None:
+    def _use(self, name: str, tenant: str | None) -> None:
+        """Move a document to the end of its tenant's order of use."""
+        own = self.by_tenant[tenant]
+        own[name] = own.pop(name)
+        own[name].used_s = self.clock()
+
+    def _check_share(self, tokens: int, tenant: str | None) -> None:
+        own, own_tokens = len(self.by_tenant.get(tenant, ())), self.tokens[tenant]
         most, most_tokens = int(self.share * self.most), int(self.share * self.most_tokens)
         if own_tokens + tokens > most_tokens or own + 1 > most:
             raise CanopyError(
@@ -107,12 +128,41 @@ class Documents:
                 f"has {tokens}; allowed are {most} with {most_tokens} tokens: delete some, or "
                 "start the server with a larger tenant_share of --canopy-chunks"
             )
+
+    def _make_room(self, tokens: int, tenant: str | None) -> None:
+        """Remove documents until ``tokens`` more fit. Raises CanopyError if ``tenant`` would then hold
+        most."""
+        if self._fits(tokens):
+            return
+        self._remove_idle()
+        while not self._fits(tokens):
+            by_tokens = self.tokens.total() + tokens > self.most_tokens
+            largest = max(self.by_tenant, key=lambda name: self._held(name, by_tokens))
+            mine = self._held(tenant, by_tokens) + (tokens if by_tokens else 1)
+            if largest == tenant or self._held(largest, by_tokens) < mine:
+                raise CanopyError(  # not how many the others have
+                    f"the tenants of this server have registered all that is allowed, {self.most} "
+                    f"documents or {self.most_tokens} tokens; delete some"
+                )
+            own = self.by_tenant[largest]
+            self._remove(next((n for n in own if not own[n].pinned), next(iter(own))), largest)
+
+    def _fits(self, tokens: int) -> bool:
         registered = sum(map(len, self.by_tenant.values()))
-        if self.tokens.total() + tokens > self.most_tokens or registered + 1 > self.most:
-            raise CanopyError(  # not how many the others have
-                f"the tenants of this server have registered all that is allowed, {self.most} "
-                f"documents or {self.most_tokens} tokens; delete some"
-            )
+        return self.tokens.total() + tokens <= self.most_tokens and registered < self.most
+
+    def _held(self, tenant: str | None, by_tokens: bool) -> int:
+        return self.tokens[tenant] if by_tokens else len(self.by_tenant.get(tenant, ()))
+
+    def _remove_idle(self) -> None:
+        before = self.clock() - IDLE_S
+        for tenant, own in list(self.by_tenant.items()):
+            idle = [n for n, one in own.items() if one.used_s < before and not one.pinned]
+            for name in idle:
+                self._remove(name, tenant)
+
+    def _remove(self, name: str, tenant: str | None) -> None:
+        self.removed.append(self.remove(name, tenant))
 
 
 def check_marks(prompts: Iterable[tuple[Any, str | None]], documents: Documents) -> None:

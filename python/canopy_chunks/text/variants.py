@@ -1,24 +1,31 @@
 """What a document is encoded behind, by its place in the prompt.
 
-A document that stands first sees the prompt's own prefix and nothing else, so its KV behind that
-prefix is exact. Every other one has predecessors, and takes itself for the first document unless
-something stands for them. So ``mixed`` encodes a document behind the prefix where it comes first and
-behind prefix and stand-ins elsewhere; whichever of the two a prompt needs is made when one does.
+A document that stands first sees the tokens before it (the head) and nothing else, so its KV behind the
+head is exact. Every other one has predecessors; encoded without any, it would take itself for the first
+document. So ``mixed`` encodes a first document behind the head, and another one behind head and
+stand-ins. Many heads come only once: a question before a tool's results, a system text with the time in
+it. Until a head has come twice, documents are encoded behind the stand-ins alone, and found behind any
+head.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import OrderedDict
+from dataclasses import dataclass, field
 
 Tokens = tuple[int, ...]
+
+MAX_HEADS = 1 << 12
+"""Heads remembered, of all tenants together."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a document is in a prompt, as far as it matters to what it is encoded behind.
+    """Where a document is in a prompt.
 
-    encoding: one of ``ENCODINGS``; first: no other document precedes it; head: the tokens before
-    the prompt's first document, or as many as are encoded with it; head_is_all: there are no others.
+    encoding: one of ``ENCODINGS``, ``prefix`` if there are no stand-ins; first: no other document
+    precedes it; head: the tokens before the prompt's first document, or as many as are encoded with it;
+    head_is_all: there are no others.
     """
 
     encoding: str
@@ -28,16 +35,50 @@ class Place:
     head_is_all: bool
 
     def acceptable(self) -> tuple[Tokens, ...]:
-        """What the document may have been encoded behind to be used here, best first. The last ones
-        are without the head: documents registered by themselves."""
+        """What the document may have been encoded behind to be used here, best first."""
         if self.encoding == "prefix":
             return tuple(dict.fromkeys((self.head, ())))
         behind = self.head + self.stand_in
-        best = (self.head, behind) if self.first and self.head_is_all else (behind, self.head)
-        return tuple(dict.fromkeys((*best, self.stand_in, ())))
+        best = (self.head, behind) if self.first and self.head_is_all else (behind, self.stand_in)
+        return tuple(dict.fromkeys((*best, self.stand_in, self.head, ())))
 
-    def to_encode(self) -> int:
-        """How many of :meth:`acceptable`, the best, the document is to be encoded behind. One that
-        nothing precedes, as when it is registered, is encoded for every other place too."""
-        alone = self.first and self.head_is_all and not self.head
-        return 2 if self.encoding == "mixed" and alone else 1
+    def to_encode(self, head_returns: bool) -> tuple[Tokens, ...]:
+        """Those of :meth:`acceptable` that the document is to be encoded behind.
+
+        head_returns: the head has come before. A document without any head, as when it is registered,
+        is encoded for every other place too.
+        """
+        if self.encoding == "prefix":
+            return (self.head,)
+        exact = self.first and self.head_is_all
+        if not self.head:
+            return tuple(dict.fromkeys(((), self.stand_in))) if exact else (self.stand_in,)
+        if not head_returns:
+            return (self.stand_in,)
+        return (self.head,) if exact else (self.head + self.stand_in,)
+
+
+@dataclass(slots=True)
+class Heads:
+    """Heads that have come, of each salt; the salt with the most forgets its oldest when there are more
+    than ``most``. Equal on ranks that see the same requests."""
+
+    most: int = MAX_HEADS
+    by_salt: dict[str, OrderedDict[int, None]] = field(default_factory=dict)
+    count: int = 0
+
+    def come_again(self, salt: str, head: Tokens) -> bool:
+        """Note a head. Returns whether it had come before."""
+        own, key = self.by_salt.setdefault(salt, OrderedDict()), hash(head)
+        if key in own:
+            own.move_to_end(key)
+            return True
+        own[key] = None
+        self.count += 1
+        if self.count > self.most:
+            largest = max(self.by_salt, key=lambda name: len(self.by_salt[name]))
+            self.by_salt[largest].popitem(last=False)
+            self.count -= 1
+            if not self.by_salt[largest]:
+                del self.by_salt[largest]
+        return False

@@ -87,6 +87,7 @@ def _asking(server: Any) -> Any:
     from sglang_canopy.wire.document_names import BOUNDS, RATIO
 
     def ask(ids: Any, bounds: Any, ratio: float | None) -> tuple[float, dict[str, Any]]:
+        server.flush()  # KV that is kept from the same prompt would be no reuse of documents
         params = {BOUNDS: list(bounds), **({} if ratio is None else {RATIO: ratio})}
         seconds, meta = server.first_token(list(ids), params)
         report = meta.get(STATE) or {}

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.tenant import tenants_of_prompts
+from sglang_canopy.tenant import check_extra_key, tenants_of_prompts
 
 FLAG = "--canopy-require-tenant"
 CARRIERS_FLAG = "--canopy-carriers"
@@ -71,11 +71,17 @@ def settle(
 
     ``obj``: SGLang's internal request, with those fields of the body that SGLang reads on its route:
     on ``/v1/messages`` neither. ``headers`` and ``body``: of the HTTP request; no headers for a call
-    from inside the process. Raises ``CanopyError`` if a field is given twice and differently. A
-    second call changes nothing.
+    from inside the process. Raises ``CanopyError`` if a field is given twice and differently, or the
+    extra key is reserved. A second call changes nothing.
     """
-    if headers is None:
-        return
+    if headers is not None:
+        _write_tenant(obj, headers, body, carriers)
+    check_extra_key(getattr(obj, "extra_key", None))
+
+
+def _write_tenant(
+    obj: Any, headers: Mapping[str, str], body: Mapping[str, Any], carriers: str
+) -> None:
     metadata = body.get("metadata") if IN_METADATA in carriers else None
     given_there = metadata if isinstance(metadata, Mapping) else {}
     for field, header in HEADERS.items():

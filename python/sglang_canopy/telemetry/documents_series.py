@@ -17,6 +17,13 @@ METRICS = (
         "tokens of stored documents that they computed again",
     ),
     Metric(
+        "documents_kept_requests_total",
+        "counter",
+        (),
+        "requests that went on from reused KV of an earlier prompt",
+    ),
+    Metric("documents_kept_tokens_total", "counter", (), "tokens of that KV"),
+    Metric(
         "documents_not_fused_total",
         "counter",
         ("reason",),
@@ -55,7 +62,10 @@ def update(
     set_to: Callable[..., None], count: Callable[..., None], documents: Mapping[str, Any]
 ) -> None:
     """Bring every series to what ``documents`` counted: as ``/server_info`` shows it."""
-    for name in ("fused_requests", "reused_tokens", "recomputed_tokens", "fallbacks"):
+    for name in (
+        *("fused_requests", "reused_tokens", "recomputed_tokens", "fallbacks"),
+        *("kept_requests", "kept_tokens"),
+    ):
         count(f"documents_{name}_total", documents[name])
     for reason, requests in documents["not_fused"].items():
         count("documents_not_fused_total", requests, reason)

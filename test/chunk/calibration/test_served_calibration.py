@@ -121,6 +121,9 @@ class StandIn(http.server.BaseHTTPRequestHandler):
         self._answer({"model_path": "m", "internal_states": [{"canopy_chunks": chunks}]})
 
     def do_POST(self) -> None:
+        if self.path.startswith("/flush_cache"):
+            self._answer({})
+            return
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.asked.append(body["sampling_params"]["custom_params"])
         ratio = self.asked[-1].get("canopy_recompute_ratio")

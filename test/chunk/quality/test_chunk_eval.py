@@ -155,6 +155,12 @@ def test_three_formats_are_read(tmp_path):
     ]
     (tmp_path / "x.jsonl").write_text("\n".join(map(json.dumps, lines)))
     assert [e.answers for e in questions.read(tmp_path / "x.jsonl")] == [(), ("a",)]
+    wiki = [{**hotpot, "answer": ["a", "b"]}, {**lines[1], "answers": [["a", "b"], "c"]}]
+    (tmp_path / "wiki.json").write_text(json.dumps(wiki))
+    assert [e.answers for e in questions.read(tmp_path / "wiki.json")] == [
+        ("a", "b"),
+        ("a", "b", "c"),
+    ]
     (tmp_path / "bad.jsonl").write_text('{"text": 1}')
     with pytest.raises(CanopyError, match="item 1: expected"):
         questions.read(tmp_path / "bad.jsonl")

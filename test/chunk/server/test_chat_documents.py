@@ -188,6 +188,22 @@ def test_documents_of_the_body_are_parts_in_front_of_the_last_users_text(content
     assert text == "<user>first\nsecond\nThird\nit is\nfourth\nwhy?</user>"
 
 
+def test_documents_of_the_body_stay_in_front_of_the_first_users_text() -> None:
+    """A client sends them with every turn: behind the turns before they would never be a prefix."""
+
+    def message(role, content):
+        return Message(role=role, content=content)
+
+    first = SimpleNamespace(messages=[message("user", "why?")])
+    later = SimpleNamespace(
+        messages=[message("user", "why?"), message("assistant", "so"), message("user", "and?")]
+    )
+    for request in (first, later):
+        assert entry._add_listed(request, SimpleNamespace(_json={"documents": LISTED}))
+    assert first.messages[0] == later.messages[0]
+    assert later.messages[2].content == "and?"
+
+
 def test_documents_of_the_body_are_in_a_prompt_that_declines_reuse() -> None:
     pytest.importorskip("sglang")
     adapted, _ = converted("why?", {"canopy_chunks": "off"}, listed=["first"])
@@ -242,4 +258,7 @@ def test_the_guides_chats_have_two_documents(body) -> None:
 def test_the_guides_separated_prompt_has_two_documents() -> None:
     (shown,) = [b for b in BLOCKS if b.startswith("You answer")]
     assert len(SHOWN) == 2
-    assert convert(shown, options=Options(separator=" # # "))[1] == ["Paris is ...", "Rome is ..."]
+    assert convert(shown, options=Options(separator="\n###\n"))[1] == [
+        "Paris is ...",
+        "Rome is ...",
+    ]

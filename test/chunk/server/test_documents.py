@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from canopy_chunks.text.documents import (
+    IDLE_S,
     Documents,
     split_at_signs,
     split_documents,
@@ -105,12 +106,12 @@ def test_documents_are_bounded_in_number_too() -> None:
 
 def test_a_full_server_says_nothing_of_the_other_tenants() -> None:
     known = Documents(most_tokens=10, share=0.5)
-    for tenant in ("a", "b"):
-        known.add([1, 2, 3, 4, 5], tenant)
+    for tenant in ("a", "b", "c"):
+        known.add([1, 2, 3], tenant)
     with pytest.raises(CanopyError, match="all that is allowed") as refused:
-        known.add([1], "c")
-    assert "a" not in known.of("c")
-    assert "5 tokens" not in str(refused.value)
+        known.add([1, 2, 3, 4, 5], "d")  # it would hold most
+    assert "a" not in known.of("d")
+    assert "3 tokens" not in str(refused.value)
     with pytest.raises(CanopyError, match="a larger tenant_share"):
         Documents(most_tokens=10).add([1, 2], "a")
 
@@ -126,3 +127,44 @@ def test_bounds_of_the_client_and_found_ones_exclude_each_other() -> None:
     assert with_bounds({"x": 1}, [0, 4]) == {"x": 1, "canopy_chunks": [0, 4]}
     with pytest.raises(CanopyError, match="use one of them"):
         with_bounds({"canopy_chunks": [0, 2]}, [0, 4])
+
+
+def fill(documents: Documents, salts: int) -> None:
+    """``salts`` tenants that register all they may."""
+    for salt in range(salts):
+        for i in range(10_000):
+            try:
+                documents.add([salt, i] * 4, f"salt {salt}")
+            except CanopyError:
+                break
+
+
+def test_invented_tenants_keep_nobody_out() -> None:
+    documents = Documents(most_tokens=8000, most=1000)
+    fill(documents, 11)
+    name = documents.add([1, 2, 3] * 40, "honest")
+    assert documents.get(name, "honest").ids == (1, 2, 3) * 40
+    assert documents.removed
+    assert documents.tokens.total() <= 8000
+    assert sum(map(len, documents.by_tenant.values())) <= 1000
+    fill(documents, 11)  # they come again, and the smallest holder stays
+    assert documents.get(name, "honest")
+
+
+def test_an_idle_document_gives_way_before_one_that_is_used_and_a_pinned_one_last() -> None:
+    now = [0.0]
+    documents = Documents(most_tokens=30, most=100, share=1.0, clock=lambda: now[0])
+    pinned = documents.add(range(10), "a")
+    documents.get(pinned, "a").pinned = True
+    idle = documents.add(range(10, 20), "b")
+    now[0] = IDLE_S + 1
+    used = documents.add(range(20, 30), "a")
+    documents.add(range(30, 40), "c")
+    assert [one.ids[0] for one in documents.removed] == [10]
+    with pytest.raises(CanopyError, match="gave way"):
+        documents.get(idle, "b")
+    assert documents.get(pinned, "a")
+    assert documents.get(used, "a")
+    documents.add(range(40, 45), "d")  # none is idle: of the largest tenant, and not the pinned one
+    with pytest.raises(CanopyError, match="gave way"):
+        documents.get(used, "a")

@@ -20,6 +20,7 @@ from canopy_chunks.server.engine import ChunkEngine  # noqa: E402
 from canopy_chunks.server.options import LEARN_PREFIX_TOKENS, Options  # noqa: E402
 from canopy_chunks.store.chunk import FusedPrompt  # noqa: E402
 from canopy_chunks.text.documents import document_name  # noqa: E402
+from support.queued import queued  # noqa: E402
 
 SYSTEM, LENGTH, TAIL = 10, 40, 8
 
@@ -34,7 +35,7 @@ class Tokenizer:
 @pytest.fixture
 def make(llama, monkeypatch):
     """``make(encode=..., ...)``: an engine over the small model, without a server around it."""
-    monkeypatch.setattr(engines.model_view, "served_model", lambda runner: llama)
+    monkeypatch.setattr(engines.model_view, "served_model", lambda *_: llama)
     runner = SimpleNamespace(attn_backend=SimpleNamespace(canopy_plan=None))
 
     def made(**options) -> ChunkEngine:
@@ -61,9 +62,16 @@ def prompt(ids, order=(0, 1, 2)):
     return out + ids[-TAIL:].tolist(), bounds
 
 
-def learn(engine: ChunkEngine, req) -> None:
+def know_head(engine: ChunkEngine, state) -> None:
+    """As if the tokens before the first document had come before."""
+    engine.library.heads.come_again(state.salt, state.places[0].head)
+
+
+def learn(engine: ChunkEngine, req, head_returns: bool = True) -> None:
     """What follows a fused prefill: missing chunks are asked for, and encoded."""
     state = engine.new_request(req)
+    if head_returns:
+        know_head(engine, state)
     state.fused = True  # so that nothing is taken from a pool
     engine.encode_missing(req, state, torch.arange(len(req.origin_input_ids)))
     while engine.library.encoder.busy:
@@ -81,7 +89,7 @@ def test_documents_are_found_in_another_order(make, llama, ids) -> None:
     assert tiers(engine, turned) == ["host"] * 3
     behind = tuple(ids[:SYSTEM].tolist())
     state = engine.new_request(turned)
-    assert state.encode_prefixes == ((behind,),) * 3
+    assert [place.to_encode(False) for place in state.places] == [(behind,)] * 3
     want = encode(llama, turned.origin_input_ids[SYSTEM : SYSTEM + LENGTH], behind)
     got = engine.library.store.get(state.keys[0][0])
     torch.testing.assert_close(got.raw_k, want.raw_k, atol=2e-5, rtol=1e-4)
@@ -100,7 +108,7 @@ def test_without_a_tokenizer_documents_stand_behind_the_prefix_alone(make, ids) 
     engine = ChunkEngine(make().runner, Options(memory_mb=64), None)
     state, plain = (e.new_request(request(*prompt(ids))) for e in (engine, make(encode="prefix")))
     assert state.keys == plain.keys
-    assert state.encode_prefixes == plain.encode_prefixes
+    assert state.places == plain.places
 
 
 def test_only_a_first_document_is_taken_from_an_ordinary_prefill(
@@ -112,6 +120,7 @@ def test_only_a_first_document_is_taken_from_an_ordinary_prefill(
     at = SYSTEM + stand_in  # as far in as the prefix that it is encoded behind is long
     req = request([*out, 1], [SYSTEM, at, at, at + LENGTH])
     state = engine.new_request(req)
+    know_head(engine, state)
     taken = []
 
     def capture(model, cache, document, start, prefix):
@@ -203,6 +212,7 @@ def test_a_first_document_of_an_ordinary_prefill_is_taken_as_it_is(make, llama, 
     engine = make()
     req = request(*prompt(ids))
     state = engine.new_request(req)
+    know_head(engine, state)
     kept = encode(llama, ids[SYSTEM : SYSTEM + LENGTH].tolist(), ids[:SYSTEM].tolist())
     monkeypatch.setattr(
         engines.model_view, "row_cache", lambda *_: KVCache([], [], torch.arange(1))
@@ -279,12 +289,13 @@ def test_reused_kv_is_kept_out_of_the_exact_tree_by_an_assertion(make, ids) -> N
     engine = make()
     req = request(*prompt(ids), rid="r")
     _check_insert(None, req, up_to=100)  # it names no chunks
-    state = req.canopy_chunks = engine.new_request(req)
+    state = queued(engine, req)
     _check_insert(None, req, up_to=100)  # nothing was reused
-    state.fused, state.published_tokens = True, SYSTEM
-    _check_insert(None, req, up_to=SYSTEM)
+    state.fused = True
+    _check_insert(None, req, up_to=100)  # it is in a namespace of its own
+    req.extra_key = None
     with pytest.raises(RuntimeError, match="would enter the exact prefix tree"):
-        _check_insert(None, req, up_to=SYSTEM + 1)
+        _check_insert(None, req, up_to=100)
 
 
 def test_a_tenants_pins_are_bounded_and_those_of_all_tenants(make, ids) -> None:
@@ -380,6 +391,31 @@ def test_the_place_in_the_prompt_decides_what_a_document_is_encoded_behind(make,
     for order in ((2, 0, 1), (0, 1, 2), (0, 2, 1)):
         assert held(engine, request(*prompt(ids, order))) == [head, later, later]
     assert len(engine.library.store) == 5  # the second document never came first
+
+
+def test_documents_are_found_whatever_stands_before_them(make, ids) -> None:
+    """A question before a tool's results, or a system text with the time in it."""
+    engine = make(encode="mixed")
+    learn(engine, request(*prompt(ids)), head_returns=False)
+    assert engine.library.encoder.stats()["encoded_chunks"] == 3
+    assert held(engine, request(*prompt(ids))) == [engine.stand_in] * 3
+    out, bounds = prompt(ids, (2, 0, 1))
+    other = request([5, *out[1:]], bounds)
+    assert held(engine, other) == [engine.stand_in] * 3
+    learn(engine, other, head_returns=False)
+    assert engine.library.encoder.stats()["encoded_chunks"] == 3  # nothing was missing
+
+
+def test_the_turns_of_a_conversation_do_not_make_its_head_return(make, ids) -> None:
+    engine = make(encode="mixed")
+    for kept in (0, 5, 5):
+        req = request(*prompt(ids))
+        state = engine.new_request(req)
+        state.fused, state.kept = True, kept
+        engine.encode_missing(req, state, torch.arange(len(req.origin_input_ids)))
+        while engine.library.encoder.busy:
+            engine.library.encoder.step(0.0)
+    assert engine.library.encoder.stats()["encoded_chunks"] == 3
 
 
 def test_a_document_that_nothing_precedes_is_encoded_for_every_place(make, ids) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,7 +13,9 @@ torch = pytest.importorskip("torch")
 from test_engine import learn, make, prompt, request, tiers  # noqa: E402, F401
 
 from canopy_chunks.server import engine as engines  # noqa: E402
+from canopy_chunks.server import model_view  # noqa: E402
 from canopy_chunks.server.scheduler import flushed  # noqa: E402
+from sglang_canopy.storage.weights import Weights  # noqa: E402
 
 
 @pytest.fixture
@@ -30,7 +33,7 @@ def served(make, ids, tmp_path):  # noqa: F811
 def change(llama, monkeypatch):
     def changed(engine, name: str) -> None:
         other = dataclasses.replace(llama, identity=name * 16)
-        monkeypatch.setattr(engines.model_view, "served_model", lambda runner: other)
+        monkeypatch.setattr(engines.model_view, "served_model", lambda *_: other)
         flushed(engine, True)
 
     return changed
@@ -55,3 +58,75 @@ def test_a_directory_that_is_lost_ends_no_server(served, change, tmp_path) -> No
     change(engine, "a")
     learn(engine, req)
     assert tiers(engine, req) == ["host"] * 3
+
+
+class Inner(torch.nn.Module):
+    """Two tensors, of which samples see few elements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed_tokens = torch.nn.Embedding(4000, 64)
+
+
+CONFIG = SimpleNamespace(to_json_string=lambda: "{}")
+
+
+@pytest.fixture
+def weights(monkeypatch):
+    """The updates of this process, as at a start."""
+    made = Weights()
+    monkeypatch.setattr(model_view, "WEIGHTS", made)
+    monkeypatch.setattr(engines, "WEIGHTS", made)
+    return made
+
+
+def test_every_update_is_another_identity_whatever_it_changed(weights) -> None:
+    """Some rows of the embeddings, as a fine-tune of added tokens changes them."""
+    inner, seen = Inner(), set()
+    for _ in range(3):
+        seen.add(model_view.identity(inner, CONFIG, weights.id))
+        weights.changed()
+    assert len(seen) == 3
+
+
+def test_files_that_differ_in_some_rows_are_other_weights(tmp_path) -> None:
+    found = []
+    for name, row in (("a", 0), ("b", 0), ("c", 1)):
+        (tmp_path / name).mkdir()
+        rows = bytearray(1 << 20)
+        rows[777_777] = row
+        (tmp_path / name / "model.safetensors").write_bytes(rows)
+        config = SimpleNamespace(model_path=str(tmp_path / name))
+        found.append(model_view.weight_files(SimpleNamespace(model_config=config)))
+    assert found[0] == found[1] != found[2]
+    gone = SimpleNamespace(model_config=SimpleNamespace(model_path="no/such-model"))
+    assert model_view.weight_files(gone) == ""
+
+
+@pytest.mark.parametrize("flush", [True, False])
+def test_documents_of_before_an_update_are_not_reused(
+    make,  # noqa: F811
+    llama,
+    ids,
+    monkeypatch,
+    weights,
+    flush,
+) -> None:
+    engine, inner = make(), Inner()
+
+    def served_model(_runner, _files=""):
+        name = model_view.identity(inner, CONFIG, weights.id)
+        return dataclasses.replace(llama, identity=name)
+
+    monkeypatch.setattr(engines.model_view, "served_model", served_model)
+    engine.weights_changed()
+    req = request(*prompt(ids))
+    learn(engine, req)
+    engine.library.encoder.enqueue(list(range(40)), (), "")  # under way when the update comes
+    engine.work_when_idle()
+    assert tiers(engine, req) == ["host"] * 3
+    weights.changed()
+    if flush:
+        flushed(engine, True)
+    assert tiers(engine, req) == [None] * 3
+    assert not engine.library.encoder.busy

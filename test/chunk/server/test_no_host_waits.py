@@ -28,6 +28,7 @@ from canopy_chunks.server.options import Options  # noqa: E402
 from canopy_chunks.store.chunk import Chunk  # noqa: E402
 from canopy_chunks.store.shape import Shape  # noqa: E402
 from canopy_kernel import attention, rope_scatter  # noqa: E402
+from support.queued import queued  # noqa: E402
 from support.separate_device import DEVICE, HostSync, SeparateDevice, There, inside  # noqa: E402
 
 SLOTS = 400
@@ -86,7 +87,7 @@ def kernels_on(monkeypatch) -> list[tuple[int, int]]:
 
 def served(model, monkeypatch, put, **options) -> ChunkEngine:
     """An engine over a pool of garbage, whose tensors ``put`` puts where the model is."""
-    monkeypatch.setattr(engines.model_view, "served_model", lambda runner: model)
+    monkeypatch.setattr(engines.model_view, "served_model", lambda *_: model)
     shape, make = model.shape, torch.Generator().manual_seed(9)
     size = (shape.layers, SLOTS, shape.kv_heads, shape.head_dim)
     keys, values = (torch.randn(size, generator=make) for _ in range(2))
@@ -111,9 +112,8 @@ def step_of(engine: ChunkEngine, ids, chunks, put, window: int | None = None):
     out, bounds = prompt(ids, (2, 0, 1))
     req = request(
         out, bounds, rid="r", full_untruncated_fill_ids=out, customized_info=None,
-        skip_radix_cache_insert=False,
     )  # fmt: skip
-    state = req.canopy_chunks = engine.new_request(req)
+    state = queued(engine, req)
     for chunk in chunks:
         engine.library.store.put(chunk, state.salt)
     batch = batch_of([(0, window or len(out))])

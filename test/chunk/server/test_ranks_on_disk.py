@@ -26,6 +26,7 @@ from canopy_chunks.text.documents import document_name  # noqa: E402
 from sglang_canopy.errors import CanopyError  # noqa: E402
 from support.chunk_models import build  # noqa: E402
 from support.gloo_ranks import on_ranks  # noqa: E402
+from support.queued import queued  # noqa: E402
 
 
 class Group:
@@ -60,13 +61,14 @@ def damage(engine, req, which: int) -> None:
 def rows_of(engine, out, bounds):
     """What one step of the prompt computes, and where the chunks are after it."""
     req = request(out, bounds, rid="r", full_untruncated_fill_ids=out)
-    req.canopy_chunks = engine.new_request(req)
+    queued(engine, req)
     batch = batch_of([(0, len(out))])
     batch.reqs = [req]
     table = torch.randperm(400, generator=torch.Generator().manual_seed(3))[None, : len(out)]
     engine.runner.req_to_token_pool = SimpleNamespace(req_to_token=table)
     (rows,), planned = forwards._choose_rows(engine, batch)
-    return rows.tolist(), planned, tiers(engine, req), engine.counts["fallbacks"]
+    where = tiers(engine, request(out, bounds))
+    return rows.tolist(), planned, where, engine.counts["fallbacks"]
 
 
 def scenario(rank: int, folder: Path):

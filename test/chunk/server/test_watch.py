@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from copy import copy
 from types import SimpleNamespace
 
 import pytest
@@ -10,13 +11,20 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from canopy_chunks.quality.check import pieces_of  # noqa: E402
-from canopy_chunks.quality.tenant_meter import RAISED, SERVED, STOPPED, QualityMeter  # noqa: E402
+from canopy_chunks.quality.tenant_meter import (  # noqa: E402
+    MAX_TENANTS,
+    RAISED,
+    SERVED,
+    STOPPED,
+    QualityMeter,
+)
 from canopy_chunks.quality.watch import KEPT_S, MAX_TIMES, MAX_WAITING, Watch  # noqa: E402
 from canopy_chunks.server import engine as engines  # noqa: E402
 from canopy_chunks.server.engine import ChunkEngine  # noqa: E402
 from canopy_chunks.server.options import Options  # noqa: E402
 from canopy_chunks.server.request import DIFFERED  # noqa: E402
 from sglang_canopy.wire.stamp import STAMP_KEY  # noqa: E402
+from support.queued import queued  # noqa: E402
 
 SYSTEM, LENGTH, TAIL = 40, 120, 8
 
@@ -24,14 +32,14 @@ SYSTEM, LENGTH, TAIL = 40, 120, 8
 @pytest.fixture
 def engine(llama, monkeypatch):
     """Every prompt is checked. One document a prompt, behind its own system text: exact."""
-    monkeypatch.setattr(engines.model_view, "served_model", lambda runner: llama)
+    monkeypatch.setattr(engines.model_view, "served_model", lambda *_: llama)
     runner = SimpleNamespace(attn_backend=SimpleNamespace(canopy_plan=None))
     return ChunkEngine(runner, Options(memory_mb=64, check_share=1.0, encode="prefix"))
 
 
 def prompt(ids, **fields):
     said = {"canopy_chunks": [SYSTEM, SYSTEM + LENGTH], **fields.pop("params", {})}
-    known = {"return_logprob": False, "logprob_start_len": -1, "output_ids": []}
+    known = {"return_logprob": False, "logprob_start_len": -1, "output_ids": [], "rid": "r"}
     return SimpleNamespace(
         origin_input_ids=ids[: SYSTEM + LENGTH + TAIL].tolist(),
         extra_key=None,
@@ -51,9 +59,9 @@ def learn(engine: ChunkEngine, req) -> None:
 
 def serve(engine: ChunkEngine, req, seconds: float = 0.0):
     """What a fused prompt does when it is complete, or one whose tenant's reuse is stopped."""
-    state = engine.new_request(req)
+    state = queued(engine, copy(req))
     state.time_s = seconds
-    state.fused = engine.may_fuse(req, state)
+    state.fused = state.kept_key is not None
     engine.offer_check(req, state)
     return state
 
@@ -86,7 +94,7 @@ def test_shuffled_kv_stops_reuse_and_new_kv_brings_it_back(engine, ids, caplog) 
         serve(engine, req)
         idle(engine)
     assert engine.watch.meter.step(None) == RAISED
-    assert engine.ratio_for(engine.new_request(req), []) == 0.3
+    assert engine.ratio_for(queued(engine, prompt(ids)), []) == 0.3
     for _ in range(14):
         state = serve(engine, req)
         idle(engine)
@@ -186,6 +194,44 @@ def test_few_prompts_wait_and_one_a_tenant(engine, ids) -> None:
     assert len({one.request.tenant for one in engine.watch.waiting}) == MAX_WAITING
 
 
+def test_invented_tenants_do_not_hold_the_places_of_a_tenant_with_many_prompts() -> None:
+    watch = Watch(QualityMeter(0.01, 0.4), None)
+
+    def offer(tenant: str, prompts: int) -> None:
+        for _ in range(prompts):
+            watch.offer([1, 2], SimpleNamespace(tenant=tenant, time_s=0.0), 0.15)
+
+    def waits(tenant: str) -> bool:
+        return any(one.request.tenant == tenant for one in watch.waiting)
+
+    for salt in range(MAX_WAITING):
+        offer(f"salt {salt}", 10)
+    offer("honest", 30)
+    assert waits("honest")
+    offer("suspect", 9)
+    watch.meter.checked_one("suspect", SERVED, True)
+    offer("suspect", 1)
+    assert waits("suspect")
+    for salt in range(2 * MAX_WAITING):  # with many prompts each
+        offer(f"more {salt}", 60)
+    assert waits("suspect")
+    assert len(watch.waiting) == MAX_WAITING
+
+
+def test_a_suspects_sums_outlive_any_number_of_invented_tenants() -> None:
+    meter = QualityMeter(0.01, 0.4)
+    for _ in range(10):
+        meter.take("honest")
+    for _ in range(6):
+        meter.checked_one("honest", SERVED, True)
+    above = meter.tenants["honest"].above
+    assert above > 3
+    for salt in range(2 * MAX_TENANTS):
+        meter.take(f"salt {salt}")
+    assert meter.tenants["honest"].above == above
+    assert len(meter.tenants) == MAX_TENANTS
+
+
 def test_a_document_that_has_gone_is_not_checked(engine, ids) -> None:
     learn(engine, prompt(ids))
     serve(engine, prompt(ids))
@@ -227,7 +273,7 @@ def test_shuffled_kv_of_real_text_is_acted_on_and_clean_text_is_not(
     if not data.exists():
         pytest.skip(f"{data} is not here")
     model, tokenizer = load(smollm2), AutoTokenizer.from_pretrained(smollm2)
-    monkeypatch.setattr(engines.model_view, "served_model", lambda runner: model)
+    monkeypatch.setattr(engines.model_view, "served_model", lambda *_: model)
     runner = SimpleNamespace(attn_backend=SimpleNamespace(canopy_plan=None))
     engine = ChunkEngine(runner, Options(memory_mb=512))
     draw, found = random.Random(5), read(data, 8)

@@ -18,7 +18,9 @@ from canopy_chunks.server import forward as forwards  # noqa: E402
 from canopy_chunks.server import model_view  # noqa: E402
 from canopy_chunks.server.batch import split_into_windows  # noqa: E402
 from canopy_chunks.server.request import ReusePlan  # noqa: E402
+from canopy_chunks.server.scheduler import check_insert  # noqa: E402
 from sglang_canopy.errors import CanopyError  # noqa: E402
+from support.queued import queued  # noqa: E402
 
 
 def test_a_batch_within_a_window_is_one_forward() -> None:
@@ -108,9 +110,8 @@ def served(make, ids, monkeypatch):  # noqa: F811
         out = out[:98]
         req = request(
             out, bounds, rid="r", full_untruncated_fill_ids=out, customized_info=None,
-            skip_radix_cache_insert=False,
         )  # fmt: skip
-        req.canopy_chunks = engine.new_request(req)
+        queued(engine, req)
         monkeypatch.setattr(engine, "encode_missing", lambda *_: None)
         table = torch.arange(200).view(2, 100) + 7
         engine.runner.req_to_token_pool = SimpleNamespace(req_to_token=table)
@@ -151,7 +152,7 @@ def test_a_prompt_whose_planning_fails_is_computed_in_windows_and_stays_exact(
     assert [len(rows) for rows, _ in worker.ran] == [32, 32, 2, 32]
     assert [sampled for _, sampled in worker.ran] == [False, False, False, True]
     assert [p for rows, _ in worker.ran for p in rows] == list(range(98))
-    assert not req.skip_radix_cache_insert  # all of it is exact
+    assert not req.canopy_chunks.fused  # all of it is exact
     assert req.customized_info["canopy_chunks"] == [{"fused": False, "why": "planning failed"}]
     assert engine.counts["most_rows"] == 32
     assert engine.counts["split_batches"] == 1
@@ -164,7 +165,7 @@ def test_chunks_that_were_evicted_meanwhile_are_computed_in_windows(served) -> N
     worker.forward(window(req, 0, 98))
     assert max(len(rows) for rows, _ in worker.ran) == 32
     assert req.canopy_chunks.reason == "too few of its documents are stored"
-    assert not req.skip_radix_cache_insert
+    assert not req.canopy_chunks.fused
 
 
 def test_without_chunked_prefill_a_single_prompt_runs_whole_as_ever(served, monkeypatch) -> None:
@@ -184,10 +185,10 @@ def test_a_later_window_that_fails_never_lets_reused_kv_into_the_exact_tree(
         worker.forward(window(req, prefix, end))
     state = req.canopy_chunks
     assert state.fused
-    assert req.skip_radix_cache_insert
-    assert (
-        state.publish_tokens == SYSTEM
-    )  # and not where a second plan, behind reused KV, would begin
+    check_insert(state, req)
+    req.extra_key = None  # as if the request were matched with exact ones
+    with pytest.raises(RuntimeError, match="would enter the exact prefix tree"):
+        check_insert(state, req)
     assert worker.ran[-2][0] == list(range(20))  # SGLang's own forward: every row of the window
     assert engine.counts["fallbacks"] == 1
 
@@ -205,7 +206,7 @@ def test_a_batch_that_cannot_be_packed_is_exact_too(served, monkeypatch) -> None
     monkeypatch.setattr(forwards, "pack_rows", pack_rows)
     worker.forward(window(req, 0, 98))
     assert [len(rows) for rows, _ in worker.ran] == [32, 32, 2, 32]
-    assert not req.skip_radix_cache_insert
+    assert not req.canopy_chunks.fused
 
 
 def test_planning_that_fails_on_one_rank_fails_on_all(served, monkeypatch) -> None:
@@ -216,7 +217,7 @@ def test_planning_that_fails_on_one_rank_fails_on_all(served, monkeypatch) -> No
     monkeypatch.setattr(model_view, "_group", lambda: group)
     worker.forward(window(req, 0, 98))
     assert [p for rows, _ in worker.ran for p in rows] == list(range(98))
-    assert not req.skip_radix_cache_insert
+    assert not req.canopy_chunks.fused
 
 
 def test_reused_chunks_are_marked_before_the_forward(served, monkeypatch) -> None:
@@ -225,8 +226,8 @@ def test_reused_chunks_are_marked_before_the_forward(served, monkeypatch) -> Non
     worker.forward(window(req, 0, 98))
     ((rows, _),) = worker.ran
     assert len(rows) == 98 - 80
-    assert req.skip_radix_cache_insert
-    assert req.canopy_chunks.publish_tokens == SYSTEM
+    assert req.canopy_chunks.fused
+    assert req.canopy_chunks.keeps(req)
 
 
 def test_a_chunk_that_cannot_be_encoded_costs_the_next_request_no_report(
@@ -234,7 +235,7 @@ def test_a_chunk_that_cannot_be_encoded_costs_the_next_request_no_report(
 ) -> None:
     engine, _, first = served()
     second = request(first.origin_input_ids, [0, 40], rid="s", customized_info=None)
-    second.canopy_chunks = engine.new_request(second)
+    queued(engine, second)
 
     def encode_missing(req, *_):
         if req is first:

@@ -52,14 +52,19 @@ def test_reused_tokens_stand_beside_the_cached_ones(report) -> None:
     [answers] = passed([answer(FUSED)])
     assert sent(of_answers(answers, report=report))["prompt_tokens_details"] == {
         "cached_tokens": 7,
-        "canopy_documents": {"reused_tokens": 111, "recomputed_tokens": 20},
+        "canopy_documents": {"reused_tokens": 111, "recomputed_tokens": 20, "kept_tokens": 0},
     }
 
 
 def test_a_client_is_told_why_nothing_was_reused() -> None:
     [answers] = passed([answer(NORMAL)])
     told = sent(of_answers(answers))["prompt_tokens_details"]["canopy_documents"]
-    assert told == {"reused_tokens": 0, "recomputed_tokens": 0, "why": NORMAL["why"]}
+    assert told == {
+        "reused_tokens": 0,
+        "recomputed_tokens": 0,
+        "kept_tokens": 0,
+        "why": NORMAL["why"],
+    }
 
 
 def test_a_prompt_without_documents_has_sglangs_own_usage() -> None:

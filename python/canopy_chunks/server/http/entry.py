@@ -192,8 +192,9 @@ _NO_TEMPLATE = (
 
 
 def _add_listed(request: Any, raw_request: Any) -> bool:
-    """Put the body's top-level ``documents`` in front of the last user's text, as parts; whether there
-    are any. SGLang's class of the body drops the field, so the body as it came is asked."""
+    """Put the body's top-level ``documents`` in front of the first user's text, as parts; whether there
+    are any. There they stay in place from turn to turn. SGLang's class of the body drops the field, so
+    it is read from the HTTP body."""
     texts = listed_texts(getattr(raw_request, "_json", None))
     if not texts:
         return False
@@ -203,11 +204,11 @@ def _add_listed(request: Any, raw_request: Any) -> bool:
     users = [i for i, m in enumerate(messages) if getattr(m, "role", None) == "user"]
     if not users:
         raise CanopyError(f"{FIELD} stand in front of a user's text; add a message of role 'user'")
-    message = messages[users[-1]]
+    message = messages[users[0]]
     own = message.content
     own = [Part(type="text", text=own)] if isinstance(own, str) else own
     content = [*(Part(type="text", text=text) for text in texts), *own]
-    messages[users[-1]] = message.model_copy(update={"content": content})
+    messages[users[0]] = message.model_copy(update={"content": content})
     request.messages = messages
     return True
 

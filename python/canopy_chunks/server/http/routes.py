@@ -54,6 +54,7 @@ async def register(request: Any, manager: Any, options: Options) -> dict[str, An
     fields = tenant_fields(request, body)
     tenant = tenant_of(**fields)
     name = entry.documents.add(ids, tenant)
+    await _delete_removed(manager)
     least = max(options.min_tokens, manager.server_args.page_size or 1)
     found = options.find == "on" and entry.finder.add(tuple(ids), tenant, least)
     await calls.encode(manager, inner(tuple(ids)) if found else ids, fields)
@@ -61,6 +62,14 @@ async def register(request: Any, manager: Any, options: Options) -> dict[str, An
         entry.documents.get(name, tenant).pinned = True
     pinned = entry.documents.get(name, tenant).pinned
     return {"id": name, "tokens": len(ids), "mark": f"[[canopy:{name}]]", "pinned": pinned}
+
+
+async def _delete_removed(manager: Any) -> None:
+    """Forget the documents that gave way to a new one, and their KV."""
+    while entry.documents.removed:
+        document = entry.documents.removed.pop()
+        entry.finder.remove(document.ids, document.tenant)
+        await _command(manager, "delete", document)
 
 
 async def listing(request: Any, manager: Any, _options: Options) -> dict[str, Any]:

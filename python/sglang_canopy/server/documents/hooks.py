@@ -102,9 +102,20 @@ def _pool_budget(original: Any, configurator: Any, budget_bytes: int, **kwargs: 
     return _scheduler_side().pool_budget(original, configurator, budget_bytes, on, **kwargs)
 
 
-def _request_created(req: Any, scheduler: Any, *_: Any, **__: Any) -> None:
+def request_created(scheduler: Any, req: Any) -> None:
+    """Called by the one hook after ``Scheduler._create_generation_req``,
+    ``server/scheduler/arrivals.py``."""
     if (engine := engine_of(scheduler)) is not None:
         _scheduler_side().request_created(engine, req)
+
+
+def request_queued(scheduler: Any, req: Any) -> bool:
+    """Called by the one hook before ``Scheduler._add_request_to_queue``. Returns whether the request
+    has documents, so that its extra key is set only now."""
+    if getattr(req, "canopy_chunks", None) is None:
+        return False
+    _scheduler_side().request_queued(engine_of(scheduler), req)
+    return True
 
 
 def _adder_class(found: Any, scheduler: Any, *_: Any, **__: Any) -> Any:
@@ -158,14 +169,14 @@ def _positions(forward_batch: Any, cls: Any, batch: Any, runner: Any, *_: Any, *
         forward.set_positions(forward_batch, runner)
 
 
-def _check_insert(cache: Any, req: Any, *_: Any, up_to: int, **__: Any) -> None:
+def _check_insert(cache: Any, req: Any, *_: Any, **__: Any) -> None:
     if (request := getattr(req, "canopy_chunks", None)) is not None:
-        _scheduler_side().check_insert(request, req, up_to)
+        _scheduler_side().check_insert(request, req)
 
 
-def _publish(req: Any, tree_cache: Any, *_: Any, **__: Any) -> None:
+def _complete_report(req: Any, *_: Any, **__: Any) -> None:
     if (request := getattr(req, "canopy_chunks", None)) is not None:
-        _scheduler_side().publish_exact_tokens(request, req, tree_cache)
+        _scheduler_side().complete_report(request)
 
 
 def _request_level(original: Any, streamer: Any, key: str) -> bool:
@@ -231,7 +242,6 @@ HOOKS: tuple[tuple[str, str, Callable[..., Any], tuple[str, ...]], ...] = (
         _pool_budget,
         ("self", "budget_bytes"),
     ),
-    (_SCHEDULER + "_create_generation_req", "after", _request_created, ("self", "recv_req")),
     (_SCHEDULER + "get_prefill_adder_class", "after", _adder_class, ("self",)),
     (_SCHEDULER + "on_idle", "before", _idle, ("self",)),
     (_SCHEDULER + "flush_cache", "after", _flushed, ("self",)),
@@ -254,8 +264,8 @@ HOOKS: tuple[tuple[str, str, Callable[..., Any], tuple[str, ...]], ...] = (
         _check_insert,
         ("self", "req"),
     ),
-    (_COMMON + "checkpoint_kv_cache", "before", _publish, ("req", "tree_cache")),
-    (_COMMON + "release_kv_cache", "before", _publish, ("req", "tree_cache")),
+    (_COMMON + "checkpoint_kv_cache", "before", _complete_report, ("req",)),
+    (_COMMON + "release_kv_cache", "before", _complete_report, ("req",)),
     (
         _SRT
         + "managers.scheduler_components.output_streamer.SchedulerOutputStreamer"

@@ -73,7 +73,7 @@ def _add(usage: Any, cached: Sequence[int]) -> None:
         return
     reuse: dict[str, Any] = {
         f"{name}_tokens": sum(one.get(name, 0) for one in reports)
-        for name in ("reused", "recomputed")
+        for name in ("reused", "recomputed", "kept")
     }
     if reasons := sorted({one["why"] or "unknown" for one in reports if not one.get("fused")}):
         reuse["why"] = "; ".join(reasons)

@@ -14,7 +14,7 @@ from sglang_canopy.radix.live_request import is_refused
 from sglang_canopy.server.documents import hooks as documents
 from sglang_canopy.server.scheduler import queue
 from sglang_canopy.server.scheduler.session_gate import gate_of, take_time
-from sglang_canopy.tenant import keep_adapters_apart
+from sglang_canopy.tenant import is_documents_key, keep_adapters_apart, unreserved_key
 from sglang_canopy.wire.hints import KEY, unpack
 from sglang_canopy.wire.keys import EXPLAIN as EXPLAIN_KEY
 from sglang_canopy.wire.keys import RETRY_AFTER
@@ -26,18 +26,22 @@ logger = logging.getLogger(__name__)
 def request_created(req: Any, scheduler: Any, recv_req: Any, *_: Any, **__: Any) -> None:
     """After ``Scheduler._create_generation_req``, on every server with the plugin."""
     own_params(req)
+    if req.extra_key and is_documents_key(req.extra_key):
+        req.extra_key = unreserved_key(req.extra_key)
     if scheduler.enable_lora and _core(scheduler) is not None:
         keep_adapters_apart(req)
         req.canopy_adapter = recv_req.lora_name
     scheduler.canopy_created = req
-    # Images become tokens of their own a little later: until then all images look alike.
-    if recv_req.mm_inputs is None:
+    documents.request_created(scheduler, req)
+    # Images become tokens of their own a little later: until then all images look alike. A request
+    # with documents gets its extra key when it is queued.
+    if recv_req.mm_inputs is None and getattr(req, "canopy_chunks", None) is None:
         _receive(scheduler, req)
 
 
 def request_queued(scheduler: Any, req: Any, *_: Any, **__: Any) -> None:
     """Before ``Scheduler._add_request_to_queue``."""
-    if req.multimodal_inputs is not None:
+    if documents.request_queued(scheduler, req) or req.multimodal_inputs is not None:
         _receive(scheduler, req)
     queue.request_queued(scheduler, req)
 

@@ -131,8 +131,8 @@ SEAMS = (
         "before",
         arrivals.request_queued,
         ("self", "req"),
-        "the same for a request with images, once they have become tokens; what is cached of a "
-        "request that will wait is protected",
+        "the same for a request with images, once they have become tokens, and for one with documents, "
+        "once it has its extra key; what is cached of a request that will wait is protected",
     ),
     Seam(
         _SRT + "managers.schedule_policy.SchedulePolicy.calc_priority",

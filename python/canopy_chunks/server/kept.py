@@ -1,0 +1,86 @@
+"""Approximate KV in SGLang's own tree, under extra keys that only requests with documents get.
+
+The next turn of a conversation, a retry and the other samples of a prompt match the KV of the turn
+before, and compute what is new. SGLang shares KV only under equal extra keys, so an exact request never
+matches it, and all KV under such a key counts as approximate. Policies, tiers and quotas treat it as any
+other. A request whose ratio is 1 keeps its client's key: its KV is exact.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING, Any
+
+from canopy_chunks.server.request import ChunkRequest
+from sglang_canopy.tenant import documents_key, is_documents_key, remember_clients_key
+
+if TYPE_CHECKING:
+    from canopy_chunks.server.engine import ChunkEngine
+
+VERSION = 1
+"""Part of each name: raise it when other KV is computed for the same settings."""
+
+
+def enter(engine: ChunkEngine, req: Any, request: ChunkRequest) -> None:
+    """Give a new request the extra key of its approximate KV, if it may reuse documents.
+
+    Call it before the prefix is matched, when SGLang has set all fields of ``req``. Later calls, after
+    a retraction, change nothing.
+    """
+    if request.kept_key is not None or not engine.eligible(req, request):
+        return
+    if engine.is_exact(request):
+        return
+    remember_clients_key(req)
+    request.kept_key = req.extra_key = documents_key(req.extra_key, _name(engine, request))
+
+
+def _name(engine: ChunkEngine, request: ChunkRequest) -> str:
+    """A digest of all that decides how near the KV is to full recompute. Equal on all ranks."""
+    if request.ratio is not None:
+        ratio: Any = request.ratio
+    else:
+        ratio = [engine.options.ratio, sorted(engine.ratios.items()), request.step]
+    parts = [
+        VERSION,
+        engine.model.identity,
+        engine.options.encode,
+        engine.stand_in,
+        engine.options.min_tokens,
+        request.selector,
+        ratio,
+        engine.watch.epoch(request.tenant),
+    ]
+    return hashlib.blake2b(json.dumps(parts).encode(), digest_size=12).hexdigest()
+
+
+class ExactEvents:
+    """SGLang's recorder of KV events without those of approximate KV.
+
+    A block's event has its tokens and not its extra key, so a router would take the block for exact.
+    """
+
+    def __init__(self, recorder: Any) -> None:
+        self._recorder = recorder
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._recorder, name)
+
+    def record_store(self, node: Any, *args: Any, **kwargs: Any) -> None:
+        """As SGLang's; nothing for a node of approximate KV."""
+        if not is_documents_key(node.key.extra_key):
+            self._recorder.record_store(node, *args, **kwargs)
+
+    def record_remove(self, node: Any, *args: Any, **kwargs: Any) -> None:
+        """As SGLang's; nothing for a node of approximate KV."""
+        if not is_documents_key(node.key.extra_key):
+            self._recorder.record_remove(node, *args, **kwargs)
+
+
+def announce_exact_only(tree_cache: Any) -> None:
+    """Leave approximate KV out of the tree's KV events, if the server publishes any."""
+    core = getattr(tree_cache, "tree_core", None)
+    recorder = getattr(core, "kv_events", None)
+    if recorder is not None and recorder.enabled:
+        core.kv_events = ExactEvents(recorder)  # type: ignore[union-attr]

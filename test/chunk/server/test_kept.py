@@ -1,0 +1,233 @@
+# ruff: noqa: F811
+"""Approximate KV in the tree: which requests share it, and that exact ones never do."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from test_engine import SYSTEM, learn, make, prompt, request  # noqa: E402, F401
+
+from canopy_chunks.quality import watch as watches  # noqa: E402
+from canopy_chunks.quality.tenant_meter import RAISED, STOPPED, TenantQuality  # noqa: E402
+from canopy_chunks.server import engine as engines  # noqa: E402
+from canopy_chunks.server import kept, library, scheduler  # noqa: E402
+from canopy_chunks.server.request import DIFFERED  # noqa: E402
+from sglang_canopy import tenant as tenants  # noqa: E402
+from sglang_canopy.errors import CanopyError  # noqa: E402
+from support.queued import queued  # noqa: E402
+
+
+def with_params(ids, params=None, **fields):
+    made = request(*prompt(ids), rid="r", **fields)
+    made.sampling_params.custom_params.update(params or {})
+    return made
+
+
+def key_of(engine, ids, params=None, **fields) -> str | None:
+    made = with_params(ids, params, **fields)
+    queued(engine, made)
+    return made.extra_key
+
+
+def put_at(engine, step: int, tenant: str | None = None) -> None:
+    engine.watch.meter.tenants[tenant] = TenantQuality(step)
+
+
+def test_requests_share_kept_kv_under_equal_settings_alone(make, ids) -> None:
+    engine = make()
+    usual = key_of(engine, ids)
+    assert usual is not None
+    assert tenants.is_documents_key(usual)
+    assert key_of(engine, ids) == usual
+    keys = [usual]
+    for params in ({"canopy_recompute_ratio": 0.3}, {"canopy_selector": "frequency"}):
+        keys.append(key_of(engine, ids, params))
+    keys.append(key_of(make(encode="prefix"), ids))
+    keys.append(key_of(make(ratio=0.2), ids))
+    calibrated = make()
+    calibrated.ratios = {"host": 0.4}
+    keys.append(key_of(calibrated, ids))
+    put_at(engine, RAISED)
+    keys.append(key_of(engine, ids))
+    assert len(set(keys)) == len(keys)
+
+
+def test_other_weights_have_other_names(make, ids, monkeypatch) -> None:
+    engine = make()
+    before = key_of(engine, ids)
+    other = SimpleNamespace(identity="other weights")
+    monkeypatch.setattr(engine.library, "model", other)
+    assert key_of(engine, ids) != before
+
+
+def test_a_tenant_keeps_its_name_and_its_own_kv(make, ids) -> None:
+    engine = make()
+    one = with_params(ids, salt="secret")
+    one.extra_key = "mine"
+    before = tenants.tenant_of_req(one)
+    state = queued(engine, one)
+    assert one.extra_key.startswith("mine\x00")
+    assert tenants.tenant_of_req(one) == state.tenant == before
+    assert one.cache_salt == "secret"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"return_logprob": True, "logprob_start_len": 0},
+        {"lora_id": "a" * 32},
+        {"session": object()},
+    ],
+)
+def test_a_request_that_runs_normally_keeps_its_clients_key(make, ids, fields) -> None:
+    assert key_of(make(), ids, **fields) is None
+
+
+def test_ratio_1_is_exact_and_keeps_its_clients_key(make, ids) -> None:
+    engine = make()
+    for one in (engine, make(ratio=1.0)):
+        params = {"canopy_recompute_ratio": 1} if one is engine else {}
+        made = with_params(ids, params)
+        state = queued(one, made)
+        assert made.extra_key is None
+        assert one.may_fuse(made, state)
+
+
+def test_a_step_to_ratio_1_holds_for_the_whole_request(make, ids) -> None:
+    engine = make(ratio=0.6)
+    put_at(engine, RAISED)
+    made = with_params(ids)
+    state = queued(engine, made)
+    assert made.extra_key is None
+    put_at(engine, 0)  # while it waits
+    assert engine.ratio_for(state, []) == 1.0
+
+
+def test_a_retraction_changes_nothing(make, ids) -> None:
+    engine = make()
+    made = with_params(ids)
+    state = queued(engine, made)
+    before = made.extra_key
+    put_at(engine, RAISED)
+    scheduler.request_queued(engine, made)
+    assert made.extra_key == before == state.kept_key
+
+
+def test_a_name_that_cannot_be_made_lets_the_request_run_normally(make, ids, monkeypatch) -> None:
+    engine = make()
+    monkeypatch.setattr(kept, "_name", lambda *_: 1 / 0)
+    made = with_params(ids)
+    state = queued(engine, made)
+    assert made.extra_key is None
+    assert not engine.may_fuse(made, state)
+
+
+def differ_until_stopped(engine, tenant) -> None:
+    one = SimpleNamespace(tenant=tenant, keys=())
+    put_at(engine, STOPPED - 1, tenant)
+    waiting = watches._Waiting((), one, STOPPED - 1, 0.15)
+    while engine.watch.meter.step(tenant) != STOPPED:
+        engine.watch._decide(engine.library, waiting, True)
+
+
+def test_kv_from_before_a_stop_is_not_used_again(make, ids) -> None:
+    engine = make()
+    mine, others = key_of(engine, ids), key_of(engine, ids, salt="other")
+    differ_until_stopped(engine, None)
+    stopped = with_params(ids)
+    assert queued(engine, stopped).reason == DIFFERED
+    assert stopped.extra_key is None
+    put_at(engine, 0)
+    assert key_of(engine, ids) != mine
+    assert key_of(engine, ids, salt="other") == others
+
+
+def test_stops_of_many_tenants_are_bounded_and_none_is_forgotten(make, ids, monkeypatch) -> None:
+    monkeypatch.setattr(watches, "MAX_TENANTS", 3)
+    engine = make()
+    watch, before = engine.watch, {}
+    for tenant in "abcde":
+        before[tenant] = watch.epoch(tenant)
+        differ_until_stopped(engine, tenant)
+    assert all(watch.epoch(tenant) != old for tenant, old in before.items())
+    assert len(watch._epochs) == 3
+
+
+def test_a_document_behind_kept_kv_is_never_stored_as_exact(make, ids, monkeypatch) -> None:
+    engine = make(encode="prefix")
+    made = with_params(ids)
+    state = queued(engine, made)
+    state.begin_window(made, SYSTEM, len(made.origin_input_ids))
+    assert state.kept == 0  # the system text is exact in every namespace
+    taken = []
+    monkeypatch.setattr(engines.model_view, "row_cache", lambda *_: None)
+    monkeypatch.setattr(library, "capture", lambda *args: taken.append(args) or 1 / 0)
+    monkeypatch.setattr(engine.library.encoder, "enqueue", lambda *_: None)
+    row = torch.arange(len(made.origin_input_ids))
+    with pytest.raises(ZeroDivisionError):
+        engine.encode_missing(made, state, row)
+    state.begin_window(made, SYSTEM + 1, len(made.origin_input_ids))  # begun again
+    assert state.kept == 1
+    taken.clear()
+    engine.encode_missing(made, state, row)
+    assert not taken
+
+
+def test_a_prompts_own_windows_are_not_taken_for_kept(make, ids) -> None:
+    engine = make()
+    made = with_params(ids)
+    state = queued(engine, made)
+    for first, end in ((0, 40), (40, 80), (80, 138)):
+        state.begin_window(made, first, end)
+    assert (state.kept, state.fused) == (0, False)
+
+
+def test_a_turn_that_only_goes_on_from_kept_kv_is_reported_and_checked(make, ids) -> None:
+    engine = make(check_share=1.0)
+    made = with_params(ids)
+    learn(engine, with_params(ids))
+    state = queued(engine, made)
+    end = state.bounds[-1][1]
+    made.full_untruncated_fill_ids = made.origin_input_ids
+    state.begin_window(made, end, len(made.origin_input_ids))
+    assert engine.plan(made, state, end, torch.arange(len(made.origin_input_ids))) is None
+    assert state.reason is None
+    report = state.report
+    assert (report["fused"], report["kept"], report["reused"]) == (True, end - SYSTEM, 0)
+    assert engine.counts["kept_requests"] == 1
+    engine.offer_check(made, state)
+    assert len(engine.watch.waiting) == 1
+
+
+def test_a_client_may_not_name_such_a_namespace() -> None:
+    key = tenants.documents_key("mine", "0" * 24)
+    for given in (key, ["usual", key]):
+        with pytest.raises(CanopyError, match="reserves"):
+            tenants.check_extra_key(given)
+    tenants.check_extra_key(["usual", None, 3])
+    assert not tenants.is_documents_key(tenants.unreserved_key(key))
+
+
+def test_kv_events_are_of_exact_kv_alone() -> None:
+    pytest.importorskip("sglang")
+    from sglang.srt.mem_cache.events import KVCacheEventRecorder
+    from sglang.srt.mem_cache.radix_cache import RadixKey
+
+    def node(extra_key):
+        root = SimpleNamespace(parent=None, key=RadixKey([]), hash_value=[], event_hash_value=None)
+        return SimpleNamespace(
+            parent=root, key=RadixKey([1, 2], extra_key), hash_value=None, event_hash_value=None
+        )
+
+    core = SimpleNamespace(kv_events=KVCacheEventRecorder(enabled=True, page_size=1))
+    kept.announce_exact_only(SimpleNamespace(tree_core=core))
+    for key in (tenants.documents_key(None, "a"), tenants.documents_key("b", "a")):
+        core.kv_events.record_store(node(key))
+        core.kv_events.record_remove(node(key))
+    assert core.kv_events.take() == []
+    core.kv_events.record_store(node("b"))
+    assert len(core.kv_events.take()) == 1

@@ -1,0 +1,47 @@
+"""Which KV of a document is used in a place, and behind what it is encoded."""
+
+from __future__ import annotations
+
+from canopy_chunks.text.variants import Heads, Place
+
+HEAD, STAND_IN = (1, 2), (8, 9)
+
+
+def place(first: bool = False, head=HEAD, encoding: str = "mixed") -> Place:
+    return Place(encoding, first, head, STAND_IN, True)
+
+
+def test_a_document_is_found_behind_any_head_once_it_was_encoded_behind_an_unknown_one() -> None:
+    for first in (True, False):
+        for encoded in place(first, head=(3, 4)).to_encode(head_returns=False):
+            for again in (True, False):
+                assert encoded in place(again).acceptable()
+
+
+def test_what_is_encoded_behind_a_head_that_returns_is_the_best_for_its_place() -> None:
+    for first in (True, False):
+        (encoded,) = place(first).to_encode(head_returns=True)
+        assert encoded == place(first).acceptable()[0]
+    assert place(True).acceptable()[0] == HEAD
+    assert place(False).acceptable()[0] == HEAD + STAND_IN
+
+
+def test_a_document_registered_by_itself_is_encoded_for_every_place() -> None:
+    assert place(True, head=()).to_encode(head_returns=False) == ((), STAND_IN)
+
+
+def test_behind_the_prefix_there_are_no_stand_ins() -> None:
+    one = place(True, encoding="prefix")
+    assert one.acceptable() == (HEAD, ())
+    assert one.to_encode(False) == one.to_encode(True) == (HEAD,)
+
+
+def test_heads_are_bounded_and_of_each_tenants_own() -> None:
+    heads = Heads(most=4)
+    assert not heads.come_again("mine", HEAD)
+    assert not heads.come_again("yours", HEAD)
+    for i in range(100):
+        heads.come_again("invented", (i,))
+    assert heads.count == 4
+    assert heads.come_again("mine", HEAD)
+    assert heads.come_again("yours", HEAD)

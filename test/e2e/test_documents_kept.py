@@ -1,0 +1,123 @@
+"""Conversations over documents on a real server: what a turn reuses of the turn before, and that exact
+requests and approximate ones never share KV."""
+
+from __future__ import annotations
+
+import pytest
+
+from support.chunk_client import (
+    DOCUMENT,
+    ON,
+    QUESTION,
+    SYSTEM,
+    ask,
+    learn,
+    prompt,
+    refused,
+    report,
+    tokens,
+)
+from support.chunk_client import state as state_of
+
+ANSWER = 6
+
+
+@pytest.fixture
+def client(shared_server, smollm2):
+    return shared_server(smollm2, *ON, kv_tokens=8192)
+
+
+def cached(answer) -> int:
+    return answer["meta_info"]["cached_tokens"]
+
+
+def conversation(client, order, said, **params) -> list[dict]:
+    """Three turns: a question, another one, then two more documents as a tool's result and a third
+    question. ``said``: the bounds of a turn's documents -> what the request has for them."""
+    ids, bounds = prompt(order[:2], order[0])
+    answers = [ask(client, ids, said(bounds), ANSWER, **params)]
+    ids = ids + answers[0]["output_ids"] + tokens(QUESTION, 600)
+    answers.append(ask(client, ids, said(bounds), ANSWER, **params))
+    ids = ids + answers[1]["output_ids"] + tokens(5, 601)
+    for document in order[2:]:
+        bounds = [*bounds, len(ids), len(ids) + DOCUMENT]
+        ids = ids + tokens(DOCUMENT, document)
+    ids = ids + tokens(QUESTION, 602)
+    answers.append(ask(client, ids, said(bounds), ANSWER, **params))
+    answers.append(ask(client, ids, said(bounds), ANSWER, **params))  # a retry
+    return answers
+
+
+def test_turns_retries_and_samples_go_on_from_kept_kv(client) -> None:
+    learn(client, [(0, 1, 2, 3), (3, 2, 1, 0)])
+    client.flush()
+    first, second, third, retry = conversation(client, (2, 0, 3, 1), lambda bounds: bounds)
+    assert report(first)["fused"]
+    assert (report(first)["kept"], report(first)["reused"] > 0) == (0, True)
+    asked = SYSTEM + 2 * DOCUMENT + QUESTION
+    assert cached(second) == asked + ANSWER - 1  # all but the last token of the answer
+    assert (report(second)["fused"], report(second)["reused"]) == (True, 0)
+    assert report(second)["kept"] == cached(second) - SYSTEM
+    assert report(second)["computed"] == QUESTION + 1
+    told = report(third)  # only the new documents are fused
+    assert told["kept"] == cached(third) - SYSTEM >= asked
+    assert told["reused"] + told["recomputed"] == 2 * DOCUMENT
+    assert report(retry)["computed"] == 1
+    before = state_of(client)
+    ids, bounds = prompt((1, 3, 0), 77)
+    sampling = {"max_new_tokens": 3, "temperature": 1.0, "ignore_eos": True, "n": 4}
+    sampling["custom_params"] = {"canopy_chunks": bounds}
+    samples = client.post("/generate", {"input_ids": ids, "sampling_params": sampling})
+    assert len(samples) == 4
+    assert all(report(one)["computed"] == 1 for one in samples)
+    after = state_of(client)
+    assert after["fused_requests"] == before["fused_requests"] + 1
+    assert after["kept_requests"] == before["kept_requests"] + 4
+
+
+def test_exact_and_approximate_requests_never_match_each_others_kv(client) -> None:
+    learn(client, [(0, 1, 2, 3), (3, 2, 1, 0)])
+    order = (3, 1, 2, 0)
+    client.flush()
+    clean = conversation(client, order, lambda _: "off")
+    client.flush()
+    poisoned = conversation(client, order, lambda bounds: bounds, canopy_recompute_ratio=0.0)
+    assert report(poisoned[1])["kept"] > DOCUMENT
+    exact = conversation(client, order, lambda _: "off")
+    assert [cached(one) for one in exact] == [cached(one) for one in clean]
+    assert [one["output_ids"] for one in exact] == [one["output_ids"] for one in clean]
+    ids, bounds = prompt(order[:2], order[0])  # its exact KV is in the tree now
+    others = [
+        {},
+        {"canopy_recompute_ratio": 0.3},
+        {"canopy_selector": "frequency"},
+        {"extra_key": "another tenant"},
+    ]
+    for params in others:
+        assert cached(ask(client, ids, bounds, 1, **params)) == 0
+    assert all(cached(ask(client, ids, bounds, 1, **params)) for params in others)
+
+
+def test_at_ratio_1_every_turn_is_plain_serving_and_shares_its_kv(client) -> None:
+    learn(client, [(0, 1, 2, 3), (3, 2, 1, 0)])
+    for order in ((1, 3, 0, 2), (2, 3, 1, 0)):
+        client.flush()
+        whole = conversation(client, order, lambda bounds: bounds, canopy_recompute_ratio=1.0)
+        plain = conversation(client, order, lambda _: "off")
+        assert [one["output_ids"] for one in whole] == [one["output_ids"] for one in plain]
+        assert report(whole[0])["fused"]
+        assert report(whole[0])["reused"] == 0
+        assert cached(plain[0]) == SYSTEM + 2 * DOCUMENT + QUESTION - 1
+        client.flush()
+        assert [one["output_ids"] for one in whole] == [
+            one["output_ids"] for one in conversation(client, order, lambda _: "off")
+        ]
+
+
+def test_a_client_that_names_the_namespace_is_refused(client) -> None:
+    ids, _ = prompt((0,))
+    key = "\x00canopy-documents/" + "0" * 24
+    body = {"input_ids": ids, "extra_key": key, "sampling_params": {"max_new_tokens": 1}}
+    code, text = refused(client, "/generate", body)
+    assert code == 400
+    assert "reserves for the KV of reused documents" in text

@@ -1,0 +1,15 @@
+"""A request with documents as SGLang's scheduler has it when it is queued."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from canopy_chunks.server import scheduler
+from canopy_chunks.server.engine import ChunkEngine
+
+
+def queued(engine: ChunkEngine, req: Any) -> Any:
+    """The chunk state of ``req``, which is in the namespace of its KV."""
+    state = req.canopy_chunks = engine.new_request(req)
+    scheduler.request_queued(engine, req)
+    return state
