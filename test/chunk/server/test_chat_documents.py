@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -238,7 +239,7 @@ def test_documents_need_a_users_message() -> None:
 
 
 GUIDE = (Path(__file__).parents[3] / "docs/guide/documents.md").read_text(encoding="utf-8")
-BLOCKS = [b.strip() for b in re.findall(r"(?:^    .*\n)+", GUIDE, re.M)]
+BLOCKS = [textwrap.dedent(b).strip() for b in re.findall(r"(?:^    .*\n)+", GUIDE, re.M)]
 SHOWN = [json.loads(b) for b in BLOCKS if b.startswith('{"model"')]
 
 

@@ -23,6 +23,7 @@ from canopy_chunks.text.documents import document_name  # noqa: E402
 from support.queued import queued  # noqa: E402
 
 SYSTEM, LENGTH, TAIL = 10, 40, 8
+NO_FILES = SimpleNamespace(model_path="no/such-model")
 
 
 class Tokenizer:
@@ -36,7 +37,7 @@ class Tokenizer:
 def make(llama, monkeypatch):
     """``make(encode=..., ...)``: an engine over the small model, without a server around it."""
     monkeypatch.setattr(engines.model_view, "served_model", lambda *_: llama)
-    runner = SimpleNamespace(attn_backend=SimpleNamespace(canopy_plan=None))
+    runner = SimpleNamespace(attn_backend=SimpleNamespace(canopy_plan=None), model_config=NO_FILES)
 
     def made(**options) -> ChunkEngine:
         return ChunkEngine(runner, Options(memory_mb=64, **options), Tokenizer())

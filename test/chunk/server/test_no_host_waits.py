@@ -13,7 +13,15 @@ torch = pytest.importorskip("torch")
 from comparators.plain_model import PlainModel  # noqa: E402
 from comparators.weights import random_model  # noqa: E402
 from test_encoder_and_packing import batch_of  # noqa: E402
-from test_engine import LENGTH, SYSTEM, Tokenizer, prompt, request  # noqa: E402
+from test_engine import (  # noqa: E402
+    LENGTH,
+    NO_FILES,
+    SYSTEM,
+    Tokenizer,
+    know_head,
+    prompt,
+    request,
+)
 from test_windows import Worker  # noqa: E402
 from torch.utils._pytree import tree_map  # noqa: E402
 
@@ -99,6 +107,7 @@ def served(model, monkeypatch, put, **options) -> ChunkEngine:
     pool = SimpleNamespace(get_key_buffer=lambda i: keys[i], get_value_buffer=lambda i: values[i])
     runner = SimpleNamespace(
         attn_backend=SimpleNamespace(canopy_plan=None),
+        model_config=NO_FILES,
         token_to_kv_pool=pool,
         model=SimpleNamespace(model=SimpleNamespace(layers=layers)),
     )
@@ -206,6 +215,7 @@ def test_encoding_waits_for_nothing(llama, ids, monkeypatch, selector, tier) -> 
     def encoded(engine: ChunkEngine, put) -> list[tuple[str, ...]]:
         req = request(out, bounds)
         state = engine.new_request(req)
+        know_head(engine, state)
         engine.encode_missing(req, state, put(torch.arange(5, 5 + len(out))))
         while engine.has_idle_work:
             engine.work_when_idle()

@@ -22,7 +22,7 @@ documents._add_flags(None, parser)
 server_args = argparse.Namespace(tp_size=1)
 documents._keep_options(server_args, None, parser.parse_args(sys.argv[1:]))
 scheduler = argparse.Namespace()
-for hook in (documents._idle, documents._request_created, documents._internal_state):
+for hook in (documents._idle, documents.request_created, documents._internal_state):
     hook(scheduler, scheduler)
 documents._add_routes(server_args)
 print("canopy_chunks" in sys.modules)
