@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 import torch
 
@@ -26,11 +26,15 @@ def pieces_of(n: int) -> int:
     return -(-n // PIECE_TOKENS) + 1 + 2 * (ANSWER_TOKENS - 1)
 
 
+class NoLongerStored(Exception):
+    """The documents of a prompt left the store while it was checked."""
+
+
 @torch.no_grad()
 def answers_differ(
     model: Model,
     ids: Sequence[int],
-    placed: tuple[Placed, ...],
+    find_placed: Callable[[], tuple[Placed, ...]],
     selector: str,
     ratio: float,
     end: int | None,
@@ -39,7 +43,8 @@ def answers_differ(
 
     It computes in a cache of its own of one prompt, yields between pieces (of which the fused prefill
     is one) and may be dropped there.
-    Ranks of a split model take the same steps.
+    Ranks of a split model take the same steps. Raises NoLongerStored if ``find_placed`` returns no
+    documents by then.
     """
     n = len(ids)
     tokens = to_device(torch.tensor(ids, dtype=torch.long), model.device)
@@ -51,6 +56,9 @@ def answers_differ(
     rows = [model.logits(hidden[-1:])[0]]
     begun = [int(rows[0].argmax())]
     full = yield from greedy_steps(model, cache, n, begun, ANSWER_TOKENS, end, rows)
+    placed = find_placed()  # as late as possible: batches may have come meanwhile
+    if not placed:
+        raise NoLongerStored
     prompt = FusedPrompt(tokens, placed)
     choose = make_selector(selector)
     fused = fused_prefill(model, prompt, cache.upto(n), choose, ratio)

@@ -14,7 +14,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from canopy_chunks.quality.check import answers_differ, pieces_of
+from canopy_chunks.quality.check import PIECE_TOKENS, NoLongerStored, answers_differ, pieces_of
 from canopy_chunks.quality.tenant_meter import (
     MAX_TENANTS,
     RAISED,
@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 MAX_WAITING = 16
 MAX_TIMES = 4
+LOAD_SHARE = 0.02
+"""Of computed prompt tokens, those that checks may compute under load."""
 KEPT_S = 600.0
 SHOWN_TENANTS = 32
 
@@ -56,6 +58,7 @@ class Watch:
         self.meter, self.end = meter, end
         self.waiting: deque[_Waiting] = deque()
         self.dropped: Counter[str] = Counter()
+        self.credit = 0.0
         self._epochs: dict[str | None, int] = {}
         self._least_epoch = self._last_epoch = 0
         self._steps: Generator[None, None, bool] | None = None
@@ -108,6 +111,20 @@ class Watch:
                 self.dropped["interrupted"] += 1
         self._drop_old(now)
 
+    def spend(self, library: Any, now: float, most_pieces: int | None) -> None:
+        """Under load: run the pieces that were earned, at most ``most_pieces``. A check goes on after
+        the batch, in the encoder's share of the memory, unless the encoder needs it."""
+        self._drop_old(now)
+        pieces = 0
+        while self.waiting and self.credit >= 1.0 and pieces != most_pieces:
+            self.run_piece(library, now)
+            self.credit -= PIECE_TOKENS
+            pieces += 1
+
+    def earn(self, tokens: int) -> None:
+        """A batch of computed ``tokens`` pays for a share of them in checks, later."""
+        self.credit = self.credit + LOAD_SHARE * tokens if self.waiting else 0.0
+
     def run_piece(self, library: Any, now: float) -> None:
         """One piece of the check that is under way, or the start of the next."""
         if self._steps is None:
@@ -124,6 +141,8 @@ class Watch:
                 return
         except StopIteration as done:
             self._decide(library, one, done.value)
+        except NoLongerStored:
+            self.dropped["no longer stored"] += 1
         except Exception:
             logger.exception("canopy: a prompt's answers could not be compared; that is skipped")
             self.dropped["failed"] += 1
@@ -141,15 +160,19 @@ class Watch:
         return {shown_tenant(name) or "": found for name, found in shown.items()}
 
     def _drop_old(self, now: float) -> None:
-        """Forget prompts that waited too long; none is under way. A busy server has no other time for it."""
-        for one in [one for one in self.waiting if now - one.request.time_s > KEPT_S]:
+        """Forget prompts that waited too long, but for the one whose check is under way."""
+        waiting = list(self.waiting)[int(self._steps is not None) :]
+        for one in [one for one in waiting if now - one.request.time_s > KEPT_S]:
             self.waiting.remove(one)
             self.dropped["too old"] += 1
 
     def _begin(self, library: Any, one: _Waiting) -> Generator[None, None, bool] | None:
         request = one.request
-        placed = library.placed_for_check(request, len(one.ids))
-        if not placed:
+
+        def placed() -> tuple[Any, ...]:
+            return library.placed_for_check(request, len(one.ids))  # type: ignore[no-any-return]
+
+        if not placed():
             self.dropped["no longer stored"] += 1
             return None
         ratio = raised(one.ratio) if one.step == RAISED else one.ratio

@@ -285,6 +285,16 @@ class ChunkEngine:
             if ratio < 1:
                 self.watch.offer(req.origin_input_ids, request, ratio)
 
+    def work_before_batch(self, is_decode: bool) -> None:
+        """Encode and check what prompts have paid for, never between a prefill and its answer."""
+        self.follow_updates()
+        most = 1 if is_decode else None
+        if self.library.encoder.busy:
+            self.watch.interrupt(self.time_s)  # the encoder needs its memory
+            self.library.spend_encoding(self.time_s, most)
+        else:
+            self.watch.spend(self.library, self.time_s, most)
+
     @property
     def has_idle_work(self) -> bool:
         """Whether there is anything to do in idle time."""

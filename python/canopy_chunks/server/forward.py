@@ -36,10 +36,7 @@ def forward(
     and hold more than a window. Whatever fails while planning is logged and counted, and the
     request is computed whole: nothing of a half-made plan is left in its slots.
     """
-    engine.follow_updates()
-    engine.watch.interrupt(engine.time_s)
-    if engine.library.encode_credit >= 1.0:
-        engine.library.spend_encoding(engine.time_s, 1 if batch.forward_mode.is_decode() else None)
+    engine.work_before_batch(batch.forward_mode.is_decode())
     if not batch.forward_mode.is_extend_without_speculative() or not any(
         chunk_request_of(req) is not None for req in batch.reqs
     ):
@@ -302,6 +299,7 @@ def _finish_prompts(engine: ChunkEngine, batch: Any, rows: int) -> None:
             _attempt(engine, engine.offer_check, req, request)
         request.plan = None
     _attempt(engine, engine.library.earn_encoding, rows)
+    engine.watch.earn(rows)
 
 
 def _attempt(engine: ChunkEngine, encode: Callable[..., None], *about: Any) -> None:

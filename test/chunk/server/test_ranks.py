@@ -98,7 +98,9 @@ def fuse(model, selector: str):
 def check(model, ratio: float) -> tuple[bool, int]:
     """Whether the prompt's answers differ, and the steps that it took to say so."""
     prompt, taken = prompt_of_three(model), 0
-    steps = answers_differ(model, prompt.ids.tolist(), prompt.placed, "question", ratio, None)
+    steps = answers_differ(
+        model, prompt.ids.tolist(), lambda: prompt.placed, "question", ratio, None
+    )
     while True:
         try:
             next(steps)

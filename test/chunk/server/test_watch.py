@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from canopy_chunks.quality.check import pieces_of  # noqa: E402
+from canopy_chunks.quality.check import PIECE_TOKENS, pieces_of  # noqa: E402
 from canopy_chunks.quality.tenant_meter import (  # noqa: E402
     MAX_TENANTS,
     RAISED,
@@ -18,7 +18,7 @@ from canopy_chunks.quality.tenant_meter import (  # noqa: E402
     STOPPED,
     QualityMeter,
 )
-from canopy_chunks.quality.watch import KEPT_S, MAX_TIMES, MAX_WAITING, Watch  # noqa: E402
+from canopy_chunks.quality.watch import KEPT_S, LOAD_SHARE, MAX_TIMES, MAX_WAITING, Watch  # noqa: E402
 from canopy_chunks.server import engine as engines  # noqa: E402
 from canopy_chunks.server.engine import ChunkEngine  # noqa: E402
 from canopy_chunks.server.options import Options  # noqa: E402
@@ -172,6 +172,38 @@ def test_a_text_is_kept_no_longer_than_its_check(engine, ids) -> None:
     assert not engine.watch.waiting
     assert quality(engine)["dropped"] == {"too old": 1}
     assert quality(engine)["checked"] == 1
+
+
+def test_a_server_that_is_never_idle_checks_within_its_budget(engine, ids) -> None:
+    learn(engine, prompt(ids))
+    rows = pieces = 0
+    step, run_piece = 500, engine.watch.run_piece
+
+    def counted(*args) -> None:
+        nonlocal pieces
+        pieces += 1
+        run_piece(*args)
+
+    engine.watch.run_piece = counted
+    while quality(engine)["checked"] < 3:
+        engine.work_before_batch(is_decode=False)
+        serve(engine, prompt(ids))
+        engine.watch.earn(step)
+        rows += step
+        assert rows < 2_000_000
+    assert pieces * PIECE_TOKENS <= LOAD_SHARE * rows + 2 * PIECE_TOKENS
+    assert not quality(engine)["dropped"].get("interrupted")
+
+
+def test_a_document_that_leaves_during_a_check_is_no_difference(engine, ids) -> None:
+    learn(engine, prompt(ids))
+    serve(engine, prompt(ids))
+    engine.work_when_idle()
+    for keys in engine.watch.waiting[0].request.keys:
+        engine.library.store.delete(keys[0])
+    idle(engine)
+    assert quality(engine)["dropped"] == {"no longer stored": 1}
+    assert quality(engine)["checked"] == 0
 
 
 def test_a_busy_server_keeps_no_text_longer_either(engine, ids) -> None:
