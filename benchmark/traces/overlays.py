@@ -90,7 +90,7 @@ def _merged(
     heads: SharedHeads | None,
 ) -> Iterator[TraceRequest]:
     running: list[tuple[float, int, TraceRequest, Iterator[TraceRequest]]] = []
-    first_id = 0
+    first_id, shared = 0, agentic.SharedIds()
     for order, start in enumerate([*starts, None]):
         while running and (start is None or running[0][0] < start.time_s):
             _, tie, request, rest = running[0]
@@ -110,10 +110,13 @@ def _merged(
         except lines.BadLine as error:
             tolerance.bad(start.document + 1, str(error), where=name)
             continue
-        rest = _placed(conversation, start, first_id, heads)
+        if conversation.source is None:
+            rest = _placed(conversation, start, first_id, heads)
+            first_id += conversation.most_id + 1
+        else:
+            rest = _shared(conversation, start, shared)
         first = next(rest)
         heapq.heappush(running, (first.time_s, order, first, rest))
-        first_id += conversation.most_id + 1
 
 
 def _placed(
@@ -131,6 +134,18 @@ def _placed(
             agentic.shifted(request, start.time_s, 0, suffix),
             blocks=tuple(map(lookup, request.blocks)),
         )
+
+
+def _shared(
+    conversation: agentic.Conversation, start: Start, ids: agentic.SharedIds
+) -> Iterator[TraceRequest]:
+    """Requests whose block ids are valid in all sessions of their user; copies have users of their
+    own."""
+    suffix = f"#{start.copy + 1}" if start.copy else ""
+    owned = replace(conversation, source=f"{conversation.source}{suffix}")
+    first_id = ids.first_id(owned, 0)
+    for request in conversation.requests:
+        yield agentic.shifted(request, start.time_s, first_id, suffix)
 
 
 def flat_line(request: TraceRequest) -> str:

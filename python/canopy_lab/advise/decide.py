@@ -56,8 +56,8 @@ def decide(
     lru = f"{100 * baseline:.1f} %"
     if not has_content:
         return _keep(
-            "Keep LRU: this log does not say which prompts share a prefix, so nothing in it can be "
-            "cached and no gain can be shown."
+            "Keep LRU: this log does not say which prompts share a prefix, so what a cache or a policy "
+            "would save cannot be known from it."
         )
     if few:
         return _keep(

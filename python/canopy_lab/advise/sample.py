@@ -19,7 +19,7 @@ from typing import Any
 from canopy_lab.advise.token_scale import TokenScale
 from canopy_lab.trace import lines
 from canopy_lab.trace.infer import ConversationIndex
-from canopy_lab.trace.open import TEXT_FORMATS, check_log, open_prompts, read_trace
+from canopy_lab.trace.open import NO_CONTENT, TEXT_FORMATS, check_log, open_prompts, read_trace
 from canopy_lab.trace.prompts import (
     Cutter,
     LoggedPrompt,
@@ -40,8 +40,6 @@ COARSEST_SHARE = 1 / 32
 """Blocks may be merged up to this share of the mean prompt: what is cut off at its end is small."""
 COARSEST_TOKENS = (64, 1024)
 """Least and most of that length."""
-NO_CONTENT = ("azure",)
-"""Formats that do not say which prompts share a prefix."""
 _FULL = 1 << 32
 
 Progress = Callable[[int], object]
@@ -212,9 +210,11 @@ def _nothing_in(path: Path, understood: Understood) -> str:
     return f"{str(path)!r} holds no requests{f' ({out})' if out else ''}; give a log that has"
 
 
-def sample_of(trace: Iterable[TraceRequest], most_requests: int = MOST_REQUESTS) -> Sample:
-    """The same from requests that were read already. Raises ``CanopyError`` where there are none."""
-    made, kept = Sample(), Thinned(most_requests, MOST_ACCESSES)
+def sample_of(
+    trace: Iterable[TraceRequest], most_requests: int = MOST_REQUESTS, *, has_content: bool = True
+) -> Sample:
+    """Sample requests that were read already. Raises ``CanopyError`` if there are none."""
+    made, kept = Sample(has_content=has_content), Thinned(most_requests, MOST_ACCESSES)
     ids: dict[int, int] = {}  # a server's own ids take 64 bits without a sign
     numbered = (
         changed(r, blocks=tuple([ids.setdefault(block, len(ids)) for block in r.blocks]))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from canopy_lab.sim import kv_bytes
 from sglang_canopy.errors import CanopyError
 
 
@@ -21,10 +22,13 @@ class ModelShape:
     intermediate: int
     """Width of the feed-forward that one token passes (all active experts together)."""
     kv_bytes: int = 2
+    kv_per_token: int = 0
+    """Bytes over all layers; 0 if every layer stores keys and values of all KV heads."""
 
     def kv_bytes_per_token(self) -> int:
-        """Bytes of keys and values that one token occupies over all layers."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * self.kv_bytes
+        """Bytes of KV that one token occupies over all layers."""
+        plain = 2 * self.layers * self.kv_heads * self.head_dim * self.kv_bytes
+        return self.kv_per_token or plain
 
     def flops_per_token(self) -> int:
         """Forward FLOPs of one token outside attention scores: 2 per weight passed.
@@ -72,21 +76,37 @@ def load_model_shape(name: str) -> ModelShape:
             f"model {name!r} is neither a preset ({', '.join(PRESETS)}) nor a readable "
             "Hugging Face config.json; give one of them"
         ) from None
-    config = config.get("text_config", config)
+    if not isinstance(config, dict):
+        raise CanopyError(f"model config {str(path)!r} must be a JSON object; give a full one")
     try:
-        heads = int(config["num_attention_heads"])
-        hidden = int(config["hidden_size"])
-        experts = int(config.get("num_experts_per_tok") or 0)
-        width = int(config["intermediate_size"])
-        if experts:
-            width = experts * int(config.get("moe_intermediate_size") or width)
-        return ModelShape(
-            layers=int(config["num_hidden_layers"]),
-            hidden=hidden,
-            heads=heads,
-            kv_heads=int(config.get("num_key_value_heads") or heads),
-            head_dim=int(config.get("head_dim") or hidden // heads),
-            intermediate=width,
-        )
-    except (KeyError, TypeError, AttributeError) as error:
-        raise CanopyError(f"model config {str(path)!r} has no {error}; give a full one") from None
+        return _shape(config)
+    except CanopyError as error:
+        raise CanopyError(f"model config {str(path)!r}: {error}") from None
+
+
+def _shape(config: kv_bytes.Config) -> ModelShape:
+    """Dimensions of a config. Raises ``CanopyError``."""
+    text = kv_bytes.language_config(config)
+    heads, hidden = kv_bytes.heads_of(text), kv_bytes.hidden_of(text)
+    experts = text.get("num_experts_per_tok") or text.get("num_experts_per_token") or 0
+    width = _width(text, hidden)
+    if type(experts) is int and experts:
+        width = experts * int(text.get("moe_intermediate_size") or width)
+    made = ModelShape(
+        layers=kv_bytes.layers_of(text),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_bytes.kv_heads_of(text),
+        head_dim=kv_bytes.head_size_of(text),
+        intermediate=width,
+    )
+    exact = kv_bytes.kv_bytes_per_token(config)
+    return made if exact == made.kv_bytes_per_token() else replace(made, kv_per_token=exact)
+
+
+def _width(text: kv_bytes.Config, hidden: int) -> int:
+    for name in ("intermediate_size", "ffn_hidden_size", "n_inner", "moe_intermediate_size"):
+        value = text.get(name)
+        if type(value) is int and value > 0:
+            return value
+    return 4 * hidden

@@ -17,7 +17,9 @@ A conversation, and each sub-agent, says how many tokens its tools (``tool_token
 prompt (``system_tokens``) have; prompts begin with them, in this order.
 
 ``hash_ids`` are prefix-chained and cover full blocks only: the rest of a prompt, less than a
-block, has no id. They are local to a file, so the reader renumbers them file by file.
+block, has no id. They are local to a file, so the reader renumbers them file by file, unless the file has
+``hash_id_scope: global``: then they are valid in all files of one ``source`` (a user), and sessions share
+blocks as they did.
 """
 
 from __future__ import annotations
@@ -45,6 +47,10 @@ STOPS = {
 }
 
 
+_RANGE = 1 << 40
+"""Block ids of one source."""
+
+
 @dataclass(frozen=True, slots=True)
 class Conversation:
     """One file: its requests sorted by time (seconds from its start), block ids from 0 or 1."""
@@ -53,6 +59,8 @@ class Conversation:
     requests: tuple[TraceRequest, ...]
     most_id: int
     """The largest block id used."""
+    source: str | None = None
+    """Files with this name number their blocks together; ``None`` for ids of this file alone."""
 
 
 def read(path: Path, tolerance: lines.Tolerance) -> Iterator[TraceRequest]:
@@ -60,14 +68,14 @@ def read(path: Path, tolerance: lines.Tolerance) -> Iterator[TraceRequest]:
     if path.is_dir() or is_archive(path) or path.suffix == ".json":
         yield from _end_to_end(conversations(path, tolerance))
         return
-    clock = lines.Clock()
+    clock, ids = lines.Clock(), SharedIds()
     end_s, shift = 0.0, 0
     for line, text in lines.read_lines(path):
         try:
             record = lines.parse_object(text)
             if "requests" in record:
                 conversation = parse_conversation(record, f"line {line}", line)
-                yield from _placed(conversation, end_s, shift)
+                yield from _placed(conversation, end_s, ids.first_id(conversation, shift))
                 end_s, shift = _after(conversation, end_s, shift)
                 continue
             request = _parse_flat(record, line)
@@ -135,9 +143,25 @@ def parse_conversation(document: dict[str, Any], name: str, ordinal: int) -> Con
     )
     if not requests:
         raise lines.BadLine("'requests' is empty")
-    return Conversation(
-        name, requests, max((max(r.blocks, default=0) for r in requests), default=0)
-    )
+    most_id = max((max(r.blocks, default=0) for r in requests), default=0)
+    return Conversation(name, requests, most_id, _source(document))
+
+
+def _source(document: dict[str, Any]) -> str | None:
+    """Whose numbering the block ids follow; ``None`` for the file's own. Raises ``BadLine``."""
+    scope = document.get("hash_id_scope")
+    if scope in (None, "local"):
+        return None
+    if scope != "global":
+        raise lines.BadLine(f"'hash_id_scope' must be local or global, got {scope!r:.40}")
+    source = document.get("source")
+    if not isinstance(source, str) or not source:
+        raise lines.BadLine(
+            "'hash_id_scope' is global and no 'source' says in which files: in published sets the "
+            "numbers begin again with each user, so equal numbers are not equal blocks; give each file "
+            "its user as 'source'"
+        )
+    return source
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,11 +279,34 @@ def _placed(conversation: Conversation, start_s: float, first_id: int) -> Iterat
 
 
 def _after(conversation: Conversation, start_s: float, first_id: int) -> tuple[float, int]:
-    return start_s + conversation.requests[-1].time_s, first_id + conversation.most_id + 1
+    own = 0 if conversation.source else conversation.most_id + 1
+    return start_s + conversation.requests[-1].time_s, first_id + own
+
+
+class SharedIds:
+    """Places the block ids of every source in a range of its own, above those of single files."""
+
+    def __init__(self) -> None:
+        self._ranges: dict[str, int] = {}
+
+    def first_id(self, conversation: Conversation, next_id: int) -> int:
+        """What to add to the conversation's ids; ``next_id`` if they are valid in its file alone.
+
+        Raises ``CanopyError`` for ids that do not fit a range.
+        """
+        if conversation.source is None:
+            return next_id
+        if conversation.most_id >= _RANGE:
+            raise CanopyError(
+                f"block ids of source {conversation.source!r} go up to {conversation.most_id}; "
+                f"global ids must be below {_RANGE}"
+            )
+        number = self._ranges.setdefault(conversation.source, len(self._ranges) + 1)
+        return number * _RANGE
 
 
 def _end_to_end(found: Iterable[Conversation]) -> Iterator[TraceRequest]:
-    start_s, first_id = 0.0, 0
+    start_s, first_id, ids = 0.0, 0, SharedIds()
     for conversation in found:
-        yield from _placed(conversation, start_s, first_id)
+        yield from _placed(conversation, start_s, ids.first_id(conversation, first_id))
         start_s, first_id = _after(conversation, start_s, first_id)

@@ -13,7 +13,7 @@ _STEP = 1 << 20
 
 
 def read_lines_backwards(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield ``(1-based line number, line)`` of every line that is not blank, the last one first.
+    """Yield ``(1-based line number, line)`` of all non-blank lines, in reverse order.
 
     Memory: one line and ``_STEP`` bytes. Raises ``CanopyError`` for a compressed file.
     """

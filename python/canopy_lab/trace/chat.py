@@ -50,7 +50,7 @@ class Chat(NamedTuple):
 
     parts: tuple[Part, ...]
     category: str
-    """As a server infers it from a body (``request/infer.py``)."""
+    """The category that a server infers from this body (``request/sent.py``)."""
     turn: int
 
     @property
@@ -87,7 +87,7 @@ def _tools(given: Any) -> list[Part]:
 
 
 def _system(given: Any, made: list[tuple[str, list[Part]]]) -> list[Part]:
-    """The system prompt of a body that has it beside its messages."""
+    """Parts of a system prompt that is a field of its own, not a message."""
     if given is None:
         return []
     inner = given.get("parts", given.get("content")) if isinstance(given, dict) else given
@@ -133,7 +133,7 @@ def _item(item: Mapping[str, Any], kind: str) -> tuple[str, list[Part]]:
 
 
 def _headed(name: str, parts: list[Part]) -> list[Part]:
-    """The parts of one message: its role goes before the first, a line feed after each."""
+    """Prefix a message's first part with its role, and end every part with a line feed."""
     if not parts:
         return [Part("text", _ROLES.get(name, name), f"<{name}>\n\n")]
     ended = [part._replace(text=f"{part.text}\n") for part in parts]

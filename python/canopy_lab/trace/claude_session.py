@@ -1,4 +1,4 @@
-"""Claude Code's transcripts: a tree of messages, each with the one that it follows.
+"""Claude Code's transcripts: a tree of messages linked by ``parentUuid``.
 
     {"type": "user", "uuid": "b", "parentUuid": "a", "sessionId": "s", "timestamp": "...",
      "message": {"role": "user", "content": "..."}}
@@ -24,7 +24,7 @@ class ClaudeSessions:
 
     def __init__(self) -> None:
         self._messages: dict[str, tuple[str | None, dict[str, Any] | None, float]] = {}
-        """By uuid: the entry before, its message if it has one, its time."""
+        """Uuid -> (parent's uuid, message or ``None``, time)."""
         self._answers: set[str] = set()
 
     def take(self, entry: dict[str, Any], line: int) -> SessionRequest | str | None:
@@ -76,9 +76,9 @@ class ClaudeSessions:
         )
 
     def _before(self, uuid: Any) -> tuple[list[dict[str, Any]], float, str]:
-        """The messages from the root to ``uuid``, the time of the last one, and the root's uuid.
+        """Return (messages from the root to ``uuid``, time of the last message, uuid of the root).
 
-        The lines of one answer become one message."""
+        Lines of one answer become one message."""
         found: list[dict[str, Any]] = []
         asked_s, root = 0.0, ""
         for _ in range(_MOST_DEPTH):

@@ -1,4 +1,4 @@
-"""Unwrap what a container runtime writes around each line of a process.
+"""Remove the wrapping that a container runtime adds to each line of a process.
 
 Two forms, recognised by a file's first line:
 

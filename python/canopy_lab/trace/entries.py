@@ -87,7 +87,7 @@ def csv_columns(path: Path) -> list[str]:
 
 
 def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Rows of a table as entries: empty cells are left out, whole numbers are numbers."""
+    """Yield a table's rows as entries without empty cells, with whole numbers as ``int``."""
     csv.field_size_limit(_LONGEST_CELL)
     with lines.open_binary(path) as stream:
         text = io.TextIOWrapper(stream, "utf-8-sig", "replace", newline="")

@@ -16,7 +16,7 @@ BODIES = (
 )
 """Fields that hold a request's body, or a part of it."""
 _BESIDE = ("metadata", "custom_params", "extra_body", "request_properties", "properties")
-"""Fields whose objects say something about a request and hold no part of its prompt."""
+"""Fields whose objects describe a request and hold no part of its prompt."""
 _MOST_PLACES = 16
 
 Place = Mapping[str, Any]
@@ -74,7 +74,7 @@ def decoded(value: Any) -> Any:
 
 
 def seconds(value: Any) -> float:
-    """Seconds since 1970 of a number (s, ms, us or ns, told by its size) or of a date and time.
+    """Convert a date, or a number of s, ms, us or ns (by its size), to seconds since 1970.
 
     Raises ``BadLine``.
     """

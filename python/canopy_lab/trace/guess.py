@@ -1,4 +1,4 @@
-"""Which format a log is in, from its first lines."""
+"""Recognise the format of a log from its first lines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sglang_canopy.errors import CanopyError
 _LOOK_AT = 10_000
 """Lines; a server's log begins with others, and health checks may be many."""
 _LARGEST_DOCUMENT = 64 << 20
-"""Bytes of a JSON document of several lines that is read to tell what it is."""
+"""Bytes of a multi-line JSON document that are read to recognise it."""
 
 
 def guess_format(path: Path | str) -> str:
@@ -63,7 +63,7 @@ def _begins_json(text: bytes) -> bool:
 
 
 def _first_entry(text: bytes, path: Path) -> dict[str, Any] | None:
-    """The entry that begins with this line: the line, or the first one of the document or list."""
+    """Parse the entry on this line, or the first entry of a multi-line document or list."""
     try:
         value = json.loads(text)
     except ValueError:

@@ -4,7 +4,7 @@
 
 ``hash_ids`` are prefix-chained and cover the prompt; a last partial block may have one or not. Blocks
 have 512 tokens in Mooncake's own traces, and those of the model's KV cache in Dynamo's and AIPerf's;
-a field ``block_size`` says so, else the size is inferred from lengths and numbers of ids. Rows may
+the size is the field ``block_size``, else inferred from lengths and numbers of ids. Rows may
 name a ``session_id``, whose later rows may have a ``delay`` after the answer before them in place of a
 time. Without a session, conversation and turn are inferred from the chain (``infer.py``).
 """
@@ -53,7 +53,7 @@ def read(path: Path, tolerance: lines.Tolerance) -> Iterator[TraceRequest]:
 
 
 def infer_block_tokens(path: Path) -> int:
-    """The block size that the first row names, else the one that fits the first rows; if none does,
+    """Return the first row's ``block_size``, else the size that fits the first rows, else
     ``BLOCK_TOKENS``."""
     for record in islice(_head(path), 1):
         if type(record.get("block_size")) is int and record["block_size"] > 0:
@@ -90,7 +90,7 @@ class _Reader:
         self.block_tokens = block_tokens
         self._understood = tolerance.understood
         self._sessions: OrderedDict[str, tuple[float, int, int]] = OrderedDict()
-        """Of each session's last request: time, turn and first block."""
+        """Session -> (time, turn, first block) of its last request."""
 
     def parse(self, line: int, text: bytes) -> TraceRequest:
         """One row. Raises ``BadLine``."""

@@ -28,6 +28,10 @@ _TEXT = {
 TEXT_FORMATS = tuple(_TEXT)
 
 
+NO_CONTENT = ("azure",)
+"""Formats that do not say which prompts share a prefix."""
+
+
 def format_names() -> tuple[str, ...]:
     """The formats that ``open_trace`` reads, as ``--format`` takes them."""
     return (*_MODULES, *_TEXT)

@@ -6,8 +6,8 @@ Gemini's interfaces, and plain lines of one's own:
 
     {"time": "2026-01-02T10:00:00Z", "messages": [{"role": "user", "content": "Hello"}]}
 
-A chat becomes text as ``chat.py`` says; its tokens are not quite those of a model's own template, and
-which prompts share which prefix is the same. Requests may be out of order by
+``chat.py`` turns a chat into text. Its tokens differ slightly from those of a model's own template; shared
+prefixes are the same. Requests may be out of order by
 ``prompts.ORDER_WINDOW`` requests; a file that is newest first is read from its end.
 """
 
@@ -36,7 +36,7 @@ CONVERSATIONS = (
 USERS = ("user", "user_id", "userId", "end_user", "request_user_id", "user_api_key_user_id")
 INPUTS = ("messages", "prompt", "input", "contents", "prompt_token_ids", "input_ids")
 _APART = ("model", "lora_path", "extra_key", "cache_salt")
-"""What keeps the KV of two prompts apart."""
+"""Prompts that differ in one of these share no KV."""
 _MODELS = ("model", "request_model", "provided_model_name")
 _SHORTENED = "litellm_truncated"
 _UNREAD_CHARACTERS = 256
@@ -53,8 +53,8 @@ _ENTRYS_OWN = ("hidden_params", "model_map_information", "error_information", "s
 def prompts(path: Path, tolerance: lines.Tolerance) -> Iterator[LoggedPrompt]:
     """Yield the prompts of ``path``, by time if it is newest first, else in the order of the file.
 
-    Counts in ``tolerance.understood`` what is left out: calls that failed or that a gateway answered
-    itself, second records of one call, and what is no call of a language model.
+    Failed calls, answers from a gateway's cache, second records of one call and calls of other models
+    are left out and counted in ``tolerance.understood``.
     """
     seen, repeats = tolerance.understood, calls.Repeats()
     for line, entry in entries(path, tolerance, _entry_time):
@@ -75,7 +75,9 @@ def prompts(path: Path, tolerance: lines.Tolerance) -> Iterator[LoggedPrompt]:
 
 
 def parse(entry: Place, line: int = 0, seen: Understood | None = None) -> list[LoggedPrompt]:
-    """The prompts of one entry of a log; none for what is not a served call. Raises ``BadLine``."""
+    """Return the prompts of one entry; an empty list for a call that no server computed.
+
+    Raises ``BadLine``."""
     seen = Understood() if seen is None else seen
     among = fields.places(entry)
     why = calls.not_served(entry, among)
@@ -137,7 +139,7 @@ def _entry_time(entry: Place) -> float:
 def _account(
     found: list[LoggedPrompt], entry: Place, where: Place | None, bodies: list[Place], seen: Understood
 ) -> None:  # fmt: skip
-    """Count models, roles, and what was read differently or not at all."""
+    """Count models, roles, changed prompts and unread fields."""
     for prompt in found:
         seen.count_model(prompt.apart[0])
         for part in prompt.parts:
@@ -202,7 +204,7 @@ def _fill_prompt(prompt: LoggedPrompt, given: Any, bodies: list[Place]) -> None:
         return
     if isinstance(given, str):
         system = chat([], bodies)
-        # A text beside ``instructions`` is a user's message of the Responses interface.
+        # In the Responses interface a plain text is a message of the user.
         given = [{"role": "user", "content": given}] if system.parts else given
     if isinstance(given, str):
         prompt.text = given

@@ -18,7 +18,7 @@ from typing import Any
 from canopy_lab.trace import calls, fields, lines, usage
 from canopy_lab.trace.chat import chat
 from canopy_lab.trace.entries import entries
-from canopy_lab.trace.otel_messages import Attributes, messages_of, nested
+from canopy_lab.trace.otel_messages import Attributes, messages_of
 from canopy_lab.trace.prompts import LoggedPrompt, clients_name
 
 _TIMES = ("startTimeUnixNano", "start_time_unix_nano", "start_time", "startTime", "timestamp")
@@ -44,8 +44,8 @@ _REMEMBERED = 100_000
 
 
 def prompts(path: Path, tolerance: lines.Tolerance) -> Iterator[LoggedPrompt]:
-    """Yield the prompts of ``path``; spans that are no model call, failed, or repeat a call that they
-    wrap are counted and left out."""
+    """Yield the prompts of ``path``. Other spans are left out and counted: failed calls, repeated calls,
+    spans of other kinds."""
     seen, nestings = tolerance.understood, _Nestings()
     for line, entry in entries(path, tolerance, _entry_time):
         for span in spans(entry):
@@ -81,7 +81,7 @@ def _objects(of: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
 
 
 def parse(span: Mapping[str, Any], line: int = 0) -> LoggedPrompt | str:
-    """The prompt of a span, or why it has none. Raises ``BadLine``."""
+    """Return the prompt of a span, or the reason for leaving it out. Raises ``BadLine``."""
     attributes = Attributes(span)
     kind = str(attributes.first(("openinference.span.kind",)) or span.get("span_kind") or "LLM")
     operation = str(attributes.first(("gen_ai.operation.name", "llm.request.type")) or "")
@@ -141,15 +141,14 @@ def _count(attributes: Attributes, names: tuple[str, ...]) -> int | None:
 
 
 class _Nestings:
-    """Finds spans that repeat the prompt of their parent or of their child: a gateway's and its
-    client's records of one call."""
+    """Finds second records of one call: a span exported twice, or the same prompt in parent and child."""
 
     def __init__(self) -> None:
         self._spans: OrderedDict[tuple[str, str], bytes] = OrderedDict()
         """Digest of a span's prompt, by trace and span, and by trace and parent."""
 
     def is_repeat(self, span: Mapping[str, Any], prompt: LoggedPrompt) -> bool:
-        """Whether the parent or a child of ``span`` had this prompt."""
+        """Whether ``span``, its parent or a child of it had this prompt before."""
         context = span.get("context")
         where = [context, span] if isinstance(context, dict) else [span]
         trace, own, parent = (
@@ -161,10 +160,9 @@ class _Nestings:
             )
         )
         digest = blake2b(prompt.text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-        child, above = (trace, f"child of {own}"), (trace, parent)
-        if (own and self._spans.get(child) == digest) or (
-            parent and self._spans.get(above) == digest
-        ):
+        related = [(trace, own), (trace, f"child of {own}")] if own else []
+        related += [(trace, parent)] if parent else []
+        if any(self._spans.get(one) == digest for one in related):
             return True
         self._spans[trace, own] = digest
         if parent:
@@ -172,6 +170,3 @@ class _Nestings:
         while len(self._spans) > _REMEMBERED:
             self._spans.popitem(last=False)
         return False
-
-
-__all__ = ["nested", "parse", "prompts", "spans"]

@@ -32,7 +32,7 @@ class Attributes:
         return next((self.flat[n] for n in names if self.flat.get(n) not in (None, "")), None)
 
     def under(self, name: str) -> Any:
-        """What is nested under a dotted name, as objects and lists; ``None`` without it."""
+        """Return the objects and lists nested under a dotted name, or ``None``."""
         at: Any = self.tree
         for word in name.split("."):
             at = at.get(word) if isinstance(at, dict) else None
@@ -167,7 +167,7 @@ def _otlp(value: Any) -> Any:
 def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
     """Objects, and lists for numbered names: ``a.0.b`` is ``{"a": [{"b": ...}]}``.
 
-    A name that is both a value and a prefix keeps what comes below it.
+    If a name is both a value and a prefix, the value is dropped.
     """
     root: dict[str, Any] = {}
     for name in sorted(flat):

@@ -34,7 +34,7 @@ class LoggedPrompt:
     """One request of a text log."""
 
     time_s: float
-    """Seconds since 1970, or since the start of the log where it has no date."""
+    """Seconds since 1970, or since the start of a log without dates."""
     line: int
     text: str = ""
     token_ids: list[int] | None = None
@@ -45,7 +45,7 @@ class LoggedPrompt:
     user: str | None = None
     category: str = "default"
     turn: int | None = None
-    """``None`` where the log does not say."""
+    """``None`` if it is not logged."""
     stop: str | None = None
     output_tokens: int = 0
     logged_tokens: int | None = None
@@ -178,9 +178,9 @@ def to_trace(
 
 
 def by_time(requests: Iterable[TraceRequest], tolerance: Tolerance) -> Iterator[TraceRequest]:
-    """The requests by time, the first one at 0 if the log has dates.
+    """Yield the requests by time; the first one is at 0.
 
-    A request that comes later than ``ORDER_WINDOW`` others is a broken line of ``tolerance``.
+    A request more than ``ORDER_WINDOW`` requests late is a broken line of ``tolerance``.
     """
     start, clock = None, Clock()
     for request in in_order(requests):

@@ -1,9 +1,8 @@
 """Session files of coding agents: Claude Code's transcripts and Codex's rollouts.
 
-One file, files of several sessions put together, or a folder of them (``~/.claude/projects``,
-``~/.codex/sessions``). They hold what was said, call by call; each answer of the model is one request,
-whose prompt is all that its session held before it. Agents do not write down their system prompt
-(Codex does) nor their tools, so prompts are shorter than those that were sent.
+The path is one file, several files joined, or a folder (``~/.claude/projects``, ``~/.codex/sessions``).
+Each answer of the model is one request; its prompt is the session up to that answer. Tools are missing
+in both formats, and the system prompt in Claude Code's: prompts are shorter than sent.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ def prompts(path: Path, tolerance: lines.Tolerance) -> Iterator[LoggedPrompt]:
     known: set[str] = set()
     for request in _by_time(path, tolerance):
         if request.name in known:
-            # A session that was resumed begins with a copy of what it resumes.
+            # A resumed session begins with a copy of the earlier one.
             seen.left_out[calls.TWICE] += 1
             continue
         if request.name:

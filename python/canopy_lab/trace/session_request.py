@@ -8,13 +8,13 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class SessionRequest:
-    """What a session held before one answer of the model."""
+    """One answer of the model and the messages before it."""
 
     time_s: float
     """When the last message before the answer was written."""
     line: int
     name: str
-    """The answer's own name; empty if it has none."""
+    """Id of the answer; empty if the file has no ids."""
     session: str
     """``parent/child`` for a sub-agent."""
     parent: str | None

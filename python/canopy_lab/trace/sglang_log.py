@@ -52,7 +52,7 @@ _FLUSHED = b"Cache flushed successfully!"
 
 _STOPS = {"length": "length", "stop": "end", "tool_calls": "tool"}
 _LATEST = 16
-"""Lines among which an equal one is a second copy: each names its request and its time."""
+"""Number of recent lines that a new line is compared with, to find copies."""
 _SET_BACK_S = 60.0
 """A clock that falls by more was set back; by less, the lines of several processes are mixed."""
 

@@ -1,6 +1,6 @@
-"""Counts of what a reader took from a log, and of what it left out, changed or did not read.
+"""Counts of a log's requests, and of the entries and text that its reader left out or changed.
 
-A reader that drops or changes more than ``NOTABLE`` of a log says so before anything else.
+If more than ``NOTABLE`` of a log is left out or changed, every report begins with that.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _PLAIN = ("requests",)
 
 @dataclass(slots=True)
 class Understood:
-    """What one reader understood. ``canopy advise`` prints it before any advice."""
+    """Counts of one reader. ``canopy advise`` prints them before any advice."""
 
     requests: int = 0
     left_out: Counter[str] = field(default_factory=Counter)
     """Entries that are no request, by reason."""
     changed: Counter[str] = field(default_factory=Counter)
-    """Requests that were read differently from how the log has them, by what was changed."""
+    """Requests with a changed prompt, length or time, by reason."""
     models: Counter[str] = field(default_factory=Counter)
     role_bytes: Counter[str] = field(default_factory=Counter)
     """Bytes of prompts by role."""
@@ -36,7 +36,7 @@ class Understood:
 
     @property
     def entries(self) -> int:
-        """Requests and everything that was left out."""
+        """Number of requests and left-out entries together."""
         return self.requests + self.left_out.total()
 
     def count_model(self, name: str) -> None:
@@ -63,7 +63,7 @@ class Understood:
         }
 
     def alarms(self) -> list[str]:
-        """What a reader of the result must know first; empty if little was left out or changed."""
+        """Sentences for the top of a report; an empty list if few entries were affected."""
         found = []
         out = self.left_out.total()
         if out > NOTABLE * max(self.entries, 1):
@@ -85,7 +85,7 @@ class Understood:
         return found
 
     def details(self) -> list[str]:
-        """Models, roles, units, and what was left out if it is little."""
+        """Sentences about models, roles and units, and about left-out entries if they are few."""
         found = [*self.remarks]
         if self.models:
             names = [name or "unnamed" for name, _ in self.models.most_common(_SHOWN)]

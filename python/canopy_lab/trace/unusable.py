@@ -1,4 +1,4 @@
-"""Files that people have and that hold no traffic a cache can be simulated on: what each one lacks."""
+"""Names the missing data of files that look like logs and cannot be simulated."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _HEADERS = {
 
 
 def why_line(text: bytes) -> str | None:
-    """What the file of this line lacks; ``None`` for a line that is not known."""
+    """Return a sentence on the missing data of a known file, or ``None``."""
     for header, why in _HEADERS.items():
         if text.startswith(header):
             return why
@@ -24,7 +24,7 @@ def why_line(text: bytes) -> str | None:
 
 
 def why_entry(entry: dict[str, Any]) -> str | None:
-    """What the file of this JSON entry lacks; ``None`` for an entry that is not known."""
+    """Return a sentence on the missing data of a known JSON file, or ``None``."""
     talk = entry.get("conversation", entry.get("conversations"))
     if isinstance(talk, list) and talk and isinstance(talk[0], dict):
         if "value" in talk[0]:

@@ -1,9 +1,8 @@
 """Token counts and stop reasons of logged answers.
 
-A count of the prompt includes its cached tokens in OpenAI's form (``prompt_tokens``) and excludes
-them in Anthropic's: ``input_tokens`` is what was computed, and ``cache_read_input_tokens`` and
-``cache_creation_input_tokens`` stand beside it. SGLang's ``/v1/messages`` and Langfuse's
-``usage_details`` count in the same way. ``prompt_tokens`` here always includes them.
+OpenAI's ``prompt_tokens`` includes cached tokens. Anthropic's ``input_tokens`` excludes them: they are in
+``cache_read_input_tokens`` and ``cache_creation_input_tokens``. SGLang's ``/v1/messages`` and Langfuse's
+``usage_details`` follow Anthropic. The counts returned here include cached tokens.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _OUTPUT = ("completion_tokens", "output_tokens", "output", "completionTokens", "
 
 
 def answer_of(entry: Place) -> Mapping[str, Any]:
-    """The answer's body in an entry; empty if the log has none."""
+    """Return the answer's body, or an empty object."""
     for name in ("response", "response_body", "responseBody"):
         answer = decoded(entry.get(name))
         if isinstance(answer, dict):
@@ -66,7 +65,7 @@ def prompt_tokens(counts: Iterable[Place]) -> int | None:
 
 
 def _cached_beside(place: Place) -> dict[str, int]:
-    """Counts that stand beside ``input_tokens`` or Langfuse's ``input`` and are not part of them."""
+    """Counts of cached tokens and other inputs that ``input_tokens`` excludes."""
     return {
         name: value
         for name, value in place.items()
@@ -87,7 +86,7 @@ def count(counts: Iterable[Place], names: tuple[str, ...]) -> int | None:
 
 
 def stop_of(entry: Place, among: list[Place]) -> str | None:
-    """``tool``, ``end`` or ``length``; ``None`` if the log does not say."""
+    """Return ``tool``, ``end`` or ``length``, or ``None`` if it is not logged."""
     answer = answer_of(entry)
     reason = answer.get("stop_reason")
     choices = answer.get("choices")

@@ -113,7 +113,7 @@ def _prompt(found: re.Match[str], clock: _Clock, line: int) -> LoggedPrompt:
 
 
 class _Lengths:
-    """The longest prompt text, and how many prompts are exactly as long."""
+    """Length of the longest prompt text, and the number of prompts with that length."""
 
     def __init__(self) -> None:
         self.longest = self.count = 0
