@@ -247,11 +247,12 @@ def what_is_held(engine: InProcess, seen: list[Any]) -> dict[str, Any]:
     cache.sanity_check()
     queue = cache.canopy_queue
     gate = getattr(scheduler, "canopy_session_gate", None)
+    tickets = (gate._admissible, gate._held, gate._running, gate._ungated) if gate else ()
     return {
         "requests": sum(ref() is not None for ref in seen),
         "waiting": len(scheduler.waiting_queue),
         "in_queue": len(queue._arranged) + len(queue._computing) + len(queue.order),
-        "in_gate": 0 if gate is None else len(gate._requests) + len(gate.gate.line),
+        "in_gate": sum(map(len, tickets)) + (len(gate.gate.line) if gate else 0),
         "locked": cache.protected_size(),
         "slots": scheduler.req_to_token_pool.size - scheduler.req_to_token_pool.available_size(),
     }
