@@ -50,6 +50,8 @@ class Exchange:
         self.tree = tree
         self.changes: list[Changed] = []
         """The last ones."""
+        self.handing_over = False
+        """Whether some leaves have not reached the new policies yet."""
         self._retired: dict[str, Mapping[str, Any]] = {}
         """State of policies that no longer learn, by name."""
         self._wanted: PolicyChange | None = None
@@ -67,18 +69,22 @@ class Exchange:
         self._wanted = None
 
     def advance(self) -> None:
-        """Pass one slice of leaves to the new policies. Call at every arrival."""
+        """Pass one slice of leaves to the new policies. Call at every arrival while
+        ``handing_over``."""
         device, host = self.tree.evictable_device_leaves, self.tree.evictable_host_leaves
         if device.hand_over(SLICE_NODES):
             self.tree.live.device_policy = device.policy
         if host.hand_over(SLICE_NODES):
             self.tree.live.host_policy = host.policy
+        # Both received the same nodes, and finish with the same slice.
+        self.handing_over = device.policy is not device.next_policy
 
     def finish(self) -> None:
         """Let the new policies rank at once: the tree is empty."""
         live = self.tree.live
         live.device_policy = self.tree.evictable_device_leaves.next_policy
         live.host_policy = self.tree.evictable_host_leaves.next_policy
+        self.handing_over = False
 
     def keep_the_floor(self, meter: Meter) -> None:
         """Run LRU instead of a policy that has fallen too far behind it, and that policy again once

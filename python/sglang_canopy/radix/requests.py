@@ -106,7 +106,8 @@ class Requests:
         # Requests of several HTTP processes, and long prompts, may come later than younger ones.
         request.time = tree.clock.advance(request.time)
         self.samples.received(request)
-        self.exchange.advance()
+        if self.exchange.handing_over:
+            self.exchange.advance()
         if live.meter is not None:
             self.exchange.keep_the_floor(live.meter)
         tree.disk.request_arrived(request.epoch)
