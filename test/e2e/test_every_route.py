@@ -107,6 +107,25 @@ def test_category_turn_tools_and_hints_are_read(client: Any, path: str) -> None:
     until_counted(client, category, before)
 
 
+@pytest.mark.parametrize("path", ["/generate", "/v1/completions", "/v1/chat/completions"])
+def test_four_answers_to_one_request_count_once(client: Any, path: str) -> None:
+    first, _, _ = ROUTES[path]
+    name = "four" + path.replace("/", "-")
+    for sequel in range(2):
+        body = sent(path, first, {"canopy_category": name, "canopy_conversation": f"n{path}"})
+        if path == "/generate":
+            body["sampling_params"] |= {"n": 4, "temperature": 1}
+        else:
+            body |= {"n": 4, "temperature": 1}
+        code, text = call(client, path, body)
+        assert code == 200, text
+        answers = json.loads(text)
+        assert len(answers if path == "/generate" else answers["choices"]) == 4
+        until_counted(client, name, sequel)
+    time.sleep(3.0)  # three more reports of the status
+    assert requests_by_category(client)[name] == 2
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", ROUTES)
 def test_the_same_mistakes_are_refused_with_400(client: Any, path: str, stream: bool) -> None:
