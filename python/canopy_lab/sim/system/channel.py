@@ -1,6 +1,7 @@
 """Data transfers: a link with a fixed rate, and a disk whose reads and writes may share bandwidth.
 
-Both are computed when asked, not event by event."""
+Both are computed on demand, without events.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from canopy_lab.sim.system.tier_spec import TierSpec
 
 
 class Link:
-    """Transfers one after another, in each direction or, on a shared channel, in both."""
+    """Serial transfers: one queue per direction, or one queue if the channel is shared."""
 
     def __init__(self, spec: TierSpec) -> None:
         self._spec = spec
@@ -21,7 +22,7 @@ class Link:
         self.read_bytes = self.written_bytes = 0.0
 
     def read(self, now: float, size: float) -> tuple[float, float]:
-        """Begin and end of a transfer to the device that is asked for ``now``."""
+        """Queue a transfer to the device; return its begin and end, in seconds."""
         spec = self._spec
         begin = max(now, self._read_free_s)
         end = begin + spec.latency_s + size / spec.read_bytes_per_s
@@ -32,11 +33,11 @@ class Link:
         return begin, end
 
     def read_s(self, size: float) -> float:
-        """Seconds that a transfer to the device takes, without what is in the way."""
+        """Return the seconds of a transfer to the device, without queueing."""
         return self._spec.latency_s + size / self._spec.read_bytes_per_s
 
     def write(self, now: float, size: float) -> tuple[float, float]:
-        """The same for a copy from the device."""
+        """Queue a copy from the device; return its begin and end, in seconds."""
         spec = self._spec
         begin = max(now, self._write_free_s)
         end = begin + spec.latency_s + size / spec.write_bytes_per_s
@@ -54,7 +55,7 @@ class Transfer:
 
     def __init__(self, size: float, overhead: float, payload: Any = None) -> None:
         self.size = size
-        """Bytes that are moved; ``bytes`` and ``left`` have the latency beside them."""
+        """Payload bytes; ``bytes`` and ``left`` include the latency, as bytes."""
         size += overhead
         self.bytes = size
         self.left = size
@@ -68,10 +69,10 @@ class Transfer:
 
 
 class DiskChannel:
-    """Reads in order and writes in order, side by side.
+    """A FIFO queue of reads and one of writes, processed concurrently.
 
-    On a shared channel each gets half of its rate while the other is busy too: what the disk
-    gives reads and writes is one budget. ``written`` hears of each write's end.
+    On a shared channel each gets half of its rate while both are busy. ``written`` is called at the
+    end of each write.
     """
 
     def __init__(
@@ -86,21 +87,21 @@ class DiskChannel:
         self._now = 0.0
         self.read_bytes = 0.0
         self._to_write = 0.0
-        """Bytes that were to be written so far."""
+        """Bytes of all writes queued so far."""
 
     @property
     def written_bytes(self) -> float:
-        """What has been written by now."""
+        """Bytes written so far."""
         return self._to_write - sum(t.size * (1.0 - t.done_share) for t in self._queues[1])
 
     @property
     def writing(self) -> bool:
-        """Whether a write is under way."""
+        """True while a write is queued."""
         return bool(self._queues[1])
 
     @property
     def busy(self) -> bool:
-        """Whether anything is under way, as of the last look."""
+        """True if a transfer was queued at the last ``advance``."""
         return bool(self._queues[0] or self._queues[1])
 
     def read(self, now: float, size: float, payload: Any = None) -> Transfer:
@@ -112,7 +113,7 @@ class DiskChannel:
         return self._add(1, now, size, payload)
 
     def cancel(self, transfer: Transfer, now: float) -> None:
-        """Give up what is left of a read; what is read already has cost its time."""
+        """Cancel the rest of a read; the part already read has used its time."""
         self.advance(now)
         if transfer in self._queues[0]:
             self._queues[0].remove(transfer)
@@ -120,7 +121,7 @@ class DiskChannel:
         self.read_bytes -= transfer.left
 
     def estimate(self, transfer: Transfer, now: float) -> float:
-        """When a read will end if nothing else comes."""
+        """Return the end of a read, in seconds, without further arrivals."""
         self.advance(now)
         if transfer.end_s < math.inf:
             return transfer.end_s
@@ -138,7 +139,7 @@ class DiskChannel:
         return now + both + (before - both * rate / 2) / rate
 
     def advance(self, now: float) -> None:
-        """Work off what ends by ``now``."""
+        """Process transfers up to ``now``."""
         if now <= self._now:
             return
         reads, writes = self._queues

@@ -1,4 +1,4 @@
-"""What is simulated: the instances, their tiers and the scheduler's limits."""
+"""Configuration of a simulation: instances, tiers and the scheduler's limits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PREFETCH_POLICIES = ("best_effort", "wait_complete", "timeout")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SystemConfig:
-    """Identical instances, each with its own device and host memory, and what serves them."""
+    """Identical instances with device and host memory each, the disk, routing and scheduling."""
 
     device_tokens: int
     """KV pool of one instance, in tokens (SGLang's ``--max-total-tokens``)."""
@@ -31,58 +31,58 @@ class SystemConfig:
     device_policy: str = "lru"
     device_policy_config: Mapping[str, Any] = field(default_factory=dict)
     host: TierSpec | None = None
-    """Of each instance."""
+    """Host tier of each instance."""
     disk: TierSpec | None = None
     """One for all instances, unless ``disk_per_instance``. Needs a host tier, as in SGLang."""
     disk_per_instance: bool = False
     max_running: int = 256
-    """Requests that decode at the same time (``--max-running-requests``)."""
+    """Requests that decode concurrently (``--max-running-requests``)."""
     chunked_prefill_tokens: int = 8192
-    """Of one prefill step, over all its requests (``--chunked-prefill-size``)."""
+    """Tokens of one prefill step, over all its requests (``--chunked-prefill-size``)."""
     max_prefill_tokens: int = 16384
-    """Of one prefill step, where a single long request may be larger (``--max-prefill-tokens``)."""
+    """Tokens of one prefill step; a single long request may exceed it (``--max-prefill-tokens``)."""
     page_tokens: int = 1
     max_new_tokens: int | None = None
-    """What a client allows a request to generate (``max_tokens``), where that is more than it
-    does generate; SGLang reserves room for it. ``None``: each asks for what it generates."""
+    """``max_tokens`` of each request if larger than its output; SGLang reserves memory for it.
+    ``None``: equal to the output."""
     fixed_outputs: bool = False
-    """Whether clients fix the length of their outputs (``ignore_eos``), as replays do: SGLang then
-    reserves all of it, and not the ``new_token_ratio`` of it."""
+    """True if clients fix the output length (``ignore_eos``), as replays do. SGLang then reserves
+    all of it instead of a share of ``new_token_ratio``."""
     schedule_conservativeness: float = 1.0
-    """``--schedule-conservativeness``: with more, fewer requests run together."""
+    """``--schedule-conservativeness``: larger values run fewer requests concurrently."""
     write_policy: str = "write_through"
-    """When the device is copied to the host, a name in ``write_policy.py``: ``write_through`` at
-    insertion, ``write_through_selective`` at the second use, ``write_back`` at eviction, which
-    the next step waits for. What is on the host goes to the disk after it."""
+    """Time of the copy to the host, a name in ``write_policy.py``: ``write_through`` at insertion,
+    ``write_through_selective`` at the second use, ``write_back`` at eviction, which delays the next
+    step. Host copies are then written to the disk."""
     schedule_policy: str = "fcfs"
-    """The order of the queue, a name in ``queue_order.py`` (``--schedule-policy``)."""
+    """Queue order, a name in ``queue_order.py`` (``--schedule-policy``)."""
     schedule_policy_config: Mapping[str, Any] = field(default_factory=dict)
     session_gate: str = "none"
-    """Who may join the queue, a name in ``gate.py``."""
+    """Session gate, a name in ``gate.py``."""
     session_gate_config: Mapping[str, Any] = field(default_factory=dict)
     session_refs: str = "off"
-    """SGLang's ``--enable-session-radix-cache``, which ranks both tiers (``session_refs.py``):
-    ``kept`` with clients that never close a session, ``closed`` with clients that close it at its
-    last answer. With ``lru`` and ``whole_nodes``, as in SGLang."""
+    """SGLang's ``--enable-session-radix-cache``, which ranks both tiers (``session_refs.py``).
+    ``kept``: clients never close a session; ``closed``: they close it after the last answer.
+    Requires ``lru`` and ``whole_nodes``, as in SGLang."""
     waiting_prefixes: str = "by-place"
-    """What waiting does to the cached prefix of a request, a name in ``waiting.py``: ``by-place``
-    as the live tree, ``awaited`` with ``--canopy-protect-waiting off``, ``touched`` as SGLang's
-    own ``lru``."""
+    """Protection of the cached prefixes of waiting requests, a name in ``waiting.py``:
+    ``by-place`` as in the live tree, ``awaited`` with ``--canopy-protect-waiting off``,
+    ``touched`` as SGLang's ``lru``."""
     prefetch_policy: str = "best_effort"
-    """When a request that waits for its disk prefetch may start: at once, with what has come
-    (``best_effort``); when all has (``wait_complete``); or after a time (``timeout``)."""
+    """Start of a request with a disk prefetch: at once with the pages read so far
+    (``best_effort``), after all pages (``wait_complete``), or after a time (``timeout``)."""
     prefetch_threshold_tokens: int = 256
-    """Fewer tokens on disk than this are not fetched."""
+    """Minimum tokens on disk for a prefetch."""
     prefetch_timeout_base_s: float = 1.0
     prefetch_timeout_per_ki_token_s: float = 0.25
     load_back_threshold_tokens: int = 10
-    """Fewer tokens on the host than this are computed anew."""
+    """Minimum tokens on the host for a load; fewer are recomputed."""
     whole_nodes: bool = False
-    """Evict whole nodes, as SGLang's own policies do; else only what is needed."""
+    """Evict whole nodes, as SGLang's policies do, instead of only the tokens needed."""
     quantum_tokens: int = QUANTUM_TOKENS
-    """Least tokens that an eviction by need takes at once (as on a server)."""
+    """Minimum tokens per eviction by need, as on a server."""
     model: str | None = None
-    """The model that is to be simulated; a profile of another one is refused."""
+    """Name of the model; profiles of other models are refused."""
 
     def __post_init__(self) -> None:
         for name in (

@@ -1,7 +1,6 @@
 """The running batch of one instance and its decode steps.
 
-Steps are not simulated one by one: a batch decodes in one *segment* up to the next moment at
-which anything changes.
+Steps are simulated in *segments*: a batch decodes until the next event that changes it.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class RunningBatch:
         self._context = 0
         """Tokens of all jobs."""
         self.segment: Segment | None = None
-        """The steps under way."""
+        """The current segment."""
         self._claimed = False
         self.retracted = 0
         self._numbers = itertools.count()
@@ -60,19 +59,18 @@ class RunningBatch:
         return len(self.jobs)
 
     def reserved(self) -> float:
-        """Tokens of room that are kept for what the jobs may still generate."""
+        """Return the tokens reserved for the jobs' remaining output."""
         share = 1.0 if self._fixed_outputs else self.ratio.current
         return self._reservation.tokens(self._steps) * share
 
     def add(self, job: SimulatedRequest, left: int) -> None:
-        """A job whose prefill is done has ``left`` tokens to generate."""
+        """Add a prefilled job with ``left`` tokens to generate."""
         heapq.heappush(self.jobs, (self._steps + left, next(self._numbers), job))
         self._reservation.add(job, self._steps + left + job.max_new - job.output, self._steps)
         self._context += job.target + 1
 
     def plan(self, now: float) -> list[SimulatedRequest]:
-        """Begin a segment; returns the jobs that have to go back to the queue for lack of room,
-        those with the least output first."""
+        """Begin a segment; return the jobs retracted for lack of memory, least output first."""
         tree, gone = self._tree, []
         room = (tree.free + tree.evictable) // len(self.jobs)
         while room < 1 and len(self.jobs) > 1:
@@ -86,13 +84,13 @@ class RunningBatch:
         return gone
 
     def interrupt(self, now: float) -> bool:
-        """End the segment with the step under way ``now``; whether that changed its end."""
+        """End the segment after the current step; return True if that changed its end."""
         if self.segment is None or now >= self.segment.end_s:
             return False
         begin, steps, end = self.segment
         batch = len(self.jobs)
         mean = self._context / batch
-        # A step costs about as much as the next: the share of the time is that of the steps.
+        # Steps take about equally long, so the share of time estimates the share of steps.
         part = max(1, math.ceil((now - begin) / (end - begin) * steps))
         while part < steps and self._costs.decode(batch, mean, part) < now - begin:
             part += 1
@@ -101,14 +99,14 @@ class RunningBatch:
         return part < steps
 
     def claim(self) -> None:
-        """Take the room of what the segment has generated, once."""
+        """Allocate the segment's generated tokens, once."""
         assert self.segment is not None
         if not self._claimed:
             self._tree.claim(len(self.jobs) * self.segment.steps)
             self._claimed = True
 
     def finish_segment(self) -> tuple[Segment, list[SimulatedRequest]]:
-        """The segment is over: it and the jobs that are done with it."""
+        """Finish the segment; return it and the jobs that end with it."""
         self.claim()
         assert self.segment is not None
         segment, self.segment, self._claimed = self.segment, None, False
@@ -120,7 +118,7 @@ class RunningBatch:
             _, _, job = heapq.heappop(self.jobs)
             self._reservation.remove(job)
             self._context -= job.prompt + job.output
-            # Its share of what the batch has claimed; the last token has no KV.
+            # The job's share of the allocated tokens; the last token has no KV.
             job.private += job.output - 1 - (job.target - job.prompt)
             done.append(job)
         return segment, done
@@ -131,8 +129,7 @@ class RunningBatch:
         self.segment = Segment(begin, steps, begin + duration)
 
     def _retract(self) -> SimulatedRequest:
-        """Take out the job with the least output; what it held is free again, and as much more as
-        the others need for a while."""
+        """Retract the job with the least output; free its memory and room for further steps."""
         entry = min(self.jobs, key=lambda entry: (self._made(entry), -entry[2].prompt))
         job, made = entry[2], self._made(entry)
         self.jobs.remove(entry)
@@ -154,6 +151,6 @@ class RunningBatch:
         return job
 
     def _made(self, entry: tuple[int, int, SimulatedRequest]) -> int:
-        """Tokens that a running job has generated."""
+        """Return the tokens that a running job has generated."""
         finish, _, job = entry
         return job.output - (finish - self._steps)

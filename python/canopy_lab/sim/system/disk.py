@@ -1,8 +1,8 @@
-"""A disk: whole blocks in a tree of their own, under its own policy, TTLs and bandwidth.
+"""A disk: whole blocks in their own tree, with their own policy, TTLs and bandwidth.
 
-Pages on disk hang together by their keys, not by an instance's tree, so a disk that several
-instances share has one tree. A write that lost its beginning to eviction meanwhile is not kept:
-nothing could reach it.
+Pages on disk are linked by their keys, not by an instance's tree, so instances that share a disk
+share one tree. A write is dropped if its prefix was evicted meanwhile, because no lookup could reach
+it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sglang_canopy.records import Leaf, Request
 
 
 class _Write(NamedTuple):
-    """A write on its way: the path, how much of it is there already, for whom, and who is told."""
+    """A queued write: path, leading blocks already stored, request, and completion callback."""
 
     path: tuple[int, ...]
     have: int
@@ -49,26 +49,23 @@ class Disk:
         self.expiry = Expiry.of(spec.ttl)
         self.channel = DiskChannel(spec, self._written)
         self._coming: set[int] = set()
-        """Blocks on their way to the disk."""
+        """Blocks of queued writes."""
 
     @property
     def used_bytes(self) -> float:
         return self.tree.used_blocks * self.block_bytes
 
     def leading(self, path: tuple[int, ...], now: float) -> int:
-        """How many leading blocks of ``path`` are on the disk and valid."""
+        """Return the number of leading blocks of ``path`` that are stored and not expired."""
         return self._match(path, now)[1]
 
     def like(self, path: tuple[int, ...]) -> Leaf | None:
-        """The attributes of the deepest node of ``path``."""
+        """Return the attributes of the deepest node of ``path``."""
         node, _ = self.tree.match(path)
         return None if node is self.tree.root else node
 
     def used(self, path: tuple[int, ...], request: Request, now: float) -> int:
-        """A request used ``path``, wherever it was read from: what is there is recent again.
-
-        Returns how many of its blocks are there or on their way.
-        """
+        """Record a use of ``path`` in any tier; return its leading blocks stored or queued."""
         node, have = self._match(path, now)
         ranked = not node.children and not node.locks and node is not self.tree.root
         if ranked:
@@ -89,10 +86,9 @@ class Disk:
         now: float,
         done: Callable[[], None],
     ) -> None:
-        """Write what of ``path`` comes after its first ``have`` blocks.
+        """Write the blocks of ``path`` after the first ``have``.
 
-        ``done`` is called when that is on the disk, after all that was to be written before it;
-        also where nothing of it is missing.
+        ``done`` is called once they and all earlier writes are stored, also if none is missing.
         """
         missing = path[have:]
         if missing and missing[-1] in self._coming:
@@ -105,7 +101,7 @@ class Disk:
         self.channel.write(now, size, _Write(path, have, request, done))
 
     def sweep(self, now: float) -> None:
-        """Drop what is past its time, tails first."""
+        """Drop expired pages, tails first."""
         self.channel.advance(now)
         if self.expiry is None:
             return
@@ -119,7 +115,7 @@ class Disk:
         node, hit = tree.match(path)
         if self.expiry is None or node is tree.root:
             return node, hit
-        # A parent was used no longer ago than its child.
+        # A parent's last use is not older than its child's.
         valid: Any = node
         while valid is not tree.root and self.expiry.over(valid, now):
             valid = valid.parent
@@ -131,7 +127,7 @@ class Disk:
         ) // tree.block_tokens
 
     def _drop_run(self, leaf: Node, now: float) -> None:
-        """Remove ``leaf`` and what is above it while it is expired and nothing hangs below it."""
+        """Remove ``leaf`` and its expired ancestors without other children."""
         tree = self.tree
         node: Any = leaf
         assert self.expiry is not None
@@ -164,7 +160,7 @@ class Disk:
         leaf.stamp(write.request)
         if self.expiry is not None:
             leaf.group = self.expiry.group(path)
-        # What came to the disk after this request had used it does not know of that yet.
+        # Ancestors stored after this request used them lack its stamp.
         above = leaf.parent
         while above is not tree.root and above is not None:
             if above.last_access >= leaf.last_access:

@@ -1,9 +1,8 @@
-"""The costs of an engine's steps, as tables: measured by ``canopy profile``, or from figures.
+"""Tables of an engine's step costs, measured by ``canopy profile`` or from published figures.
 
-A prefill step costs a part that is linear in all its tokens (projections, feed-forward, and the
-step itself) and, for each of its requests, attention over what the request has so far. A decode
-step costs what its batch and the requests' mean length say. All are interpolated between measured
-points and continued along the last slope.
+A prefill step costs a part linear in its tokens (projections, feed-forward, the step itself) plus
+attention of each request over its context. A decode step's cost depends on the batch size and the
+mean length. Values between measured points are interpolated; beyond them the last slope continues.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ PairCosts = list[list[float]]
 
 @dataclass(frozen=True, slots=True)
 class Bandwidth:
-    """What one tier moves, in bytes/s, and what each transfer costs besides."""
+    """Bandwidth of a tier, and the latency of each transfer."""
 
     read_bytes_per_s: float
     write_bytes_per_s: float
@@ -48,27 +47,27 @@ class EngineProfile:
     source: str
     """``"measured"`` or ``"published figures, not measured"``."""
     sources: tuple[str, ...] = ()
-    """The command that measured it, or where the figures are from."""
+    """The measuring command, or the sources of the figures."""
     kv_bytes_per_token: int
     layers: int
     prefill_tokens: tuple[float, ...]
     """Tokens of a prefill step, over all its requests, ascending."""
     prefill_linear_s: tuple[float, ...]
-    """The part of such a step that does not depend on what the tokens attend to."""
+    """Cost of such a step without attention."""
     attention_new_tokens: tuple[float, ...]
     attention_context_tokens: tuple[float, ...]
     attention_s: tuple[tuple[float, ...], ...]
-    """``[new][context]``: attention of one request's new tokens after so many cached ones."""
+    """``[new][context]``: attention of one request's new tokens after its cached tokens."""
     decode_batch: tuple[float, ...]
     decode_context_tokens: tuple[float, ...]
     decode_step_s: tuple[tuple[float, ...], ...]
-    """``[batch][context]``: one decode step of so many requests of so many tokens each."""
+    """``[batch][context]``: one decode step, by requests and tokens per request."""
     prefill_request_s: float = 0.0
-    """What each request beyond the first adds to a prefill step."""
+    """Cost of each further request in a prefill step."""
     arrival_s: float = 0.0
-    """From a client's sending to the scheduler's queue, and back for the first token."""
+    """Time from the client to the scheduler's queue, and back for the first token."""
     host: Bandwidth | None = None
-    """Host memory to and from the device, where it was measured."""
+    """Transfers between host memory and device; ``None`` if not measured."""
     disk: Bandwidth | None = None
     notes: Mapping[str, Any] = field(default_factory=dict)
 
@@ -76,15 +75,15 @@ class EngineProfile:
         _check(self)
 
     def prefill_s(self, new_tokens: float, context_tokens: float = 0.0) -> float:
-        """A prefill step of one request."""
+        """Return the seconds of a prefill step of one request."""
         return self.linear_s(new_tokens) + self.attend_s(new_tokens, context_tokens)
 
     def prefill_batch_s(
         self, requests: Iterable[tuple[float, float]], pair_s: PairCosts | None = None
     ) -> float:
-        """A prefill step of several requests, each ``(new tokens, context tokens)``.
+        """Return the seconds of a prefill step of (new tokens, context tokens) requests.
 
-        ``pair_s`` is ``pair_s()``, for those who ask often.
+        ``pair_s``: a cached ``pair_s()``.
         """
         pair_s = self.pair_s() if pair_s is None else pair_s
         total, attention = 0.0, -self.prefill_request_s
@@ -240,7 +239,7 @@ def _pairs(new: float, context: float) -> float:
 
 
 def _place(axis: Sequence[float], at: float) -> tuple[int, float]:
-    """The segment ``at`` falls in and how far along it is; beyond the ends, of the last one."""
+    """Return the segment of ``axis`` for ``at``, and the position in it; clamped to the ends."""
     if len(axis) == 1:
         return 0, 0.0
     i = min(max(bisect_right(axis, at) - 1, 0), len(axis) - 2)

@@ -1,8 +1,8 @@
-"""The door of an instance: which turns may join its queue, and which wait before it.
+"""Session gates of an instance: decide which turns may join its queue.
 
-To add a gate, write a class with ``enter``, ``ended`` and ``wake_at`` and name it in
-``SESSION_GATES``; ``SystemConfig`` takes the name as ``session_gate`` and the class's arguments,
-but for the two capacities, as ``session_gate_config``.
+To add a gate, implement ``SessionGate`` and list the class in ``SESSION_GATES``. ``SystemConfig``
+takes its name as ``session_gate`` and its arguments, without the capacities, as
+``session_gate_config``.
 """
 
 from __future__ import annotations
@@ -21,48 +21,47 @@ from sglang_canopy.records import Request
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One request at the door."""
+    """One request at the gate."""
 
     number: int
-    """Its ordinal in the trace, from 0."""
+    """Index in the trace, from 0."""
     session: Hashable | None
-    """Its conversation; ``None`` where the trace names none."""
+    """Conversation; ``None`` if the trace has none."""
     tenant: str | None
     prompt_tokens: int
     due_s: float
-    """When it came."""
+    """Arrival time."""
     request: Request
-    """As policies see it; ``output_tokens`` and ``stop`` are known when it has ended."""
+    """The policies' request; ``output_tokens`` and ``stop`` are set at its end."""
 
 
 class SessionGate(Protocol):
-    """Asked before a turn joins the queue of one instance. One object an instance."""
+    """Admits turns to the queue of one instance; one object per instance."""
 
     def enter(self, turn: Turn, now: float) -> bool:
-        """Whether ``turn`` may join the queue ``now``.
+        """Return True if ``turn`` may join the queue at ``now``.
 
-        Asked when it comes. A refused turn is kept, its wait counts as part of its TTFT, and it
-        is asked again, those longest at the door first, whenever a turn has ended and when
-        ``wake_at`` is reached.
+        Called on arrival. Refused turns are held, which counts in their TTFT, and offered again,
+        oldest first, after each end of a turn and at ``wake_at``.
         """
 
     def ended(self, turn: Turn, tokens: int, now: float) -> None:
-        """A turn that had entered is answered; its path has ``tokens`` now."""
+        """An admitted turn has ended; its path is ``tokens`` long."""
 
     def wake_at(self, now: float) -> float:
-        """When those at the door should be asked again though nothing ended; infinity: never.
+        """Return the time to offer held turns again without an end; infinity: never.
 
-        A gate that refuses while nothing runs must name a time, or they wait for ever, which
-        raises ``CanopyError`` at the end of the run.
+        A gate that holds turns while none runs must return a time. Otherwise the run ends with a
+        ``CanopyError``.
         """
 
     def seniority(self, number: int) -> int | None:
-        """Where a turn that has entered comes among the others, lowest first, before the queue's
-        own order; ``None`` while the gate does not care."""
+        """Return an admitted turn's rank, lowest first, which precedes the queue's order;
+        ``None`` for no preference."""
 
 
 class OpenGate:
-    """``none``: everyone enters."""
+    """``none``: admits every turn."""
 
     def __init__(self, device_tokens: int, host_tokens: int) -> None:
         pass
@@ -81,9 +80,9 @@ class OpenGate:
 
 
 class StaticCap:
-    """``static``: at most ``sessions`` turns inside at once; the placebo of every other gate.
+    """``static``: at most ``sessions`` active sessions; the placebo of the other gates.
 
-    A session counts from its first turn until ``idle_s`` after its last answer.
+    A session is active from its first turn until ``idle_s`` after its last answer.
     """
 
     def __init__(
@@ -92,7 +91,7 @@ class StaticCap:
         self.sessions = sessions
         self.idle_s = idle_s
         self._until: dict[Hashable, float] = {}
-        """Sessions inside, and when each is forgotten; infinity while a turn runs."""
+        """Active sessions and when each expires; infinity while a turn runs."""
 
     def enter(self, turn: Turn, now: float) -> bool:
         session = turn.number if turn.session is None else turn.session
@@ -117,7 +116,7 @@ class StaticCap:
 
 
 class RandomCap(StaticCap):
-    """``random``: the same number of sessions, but a free place goes to any that waits."""
+    """``random``: as ``static``, but a free place goes to a random held turn."""
 
     def __init__(
         self,
@@ -150,10 +149,10 @@ class RandomCap(StaticCap):
 
 
 class Footprint:
-    """``footprint``: the gate of a server with ``--canopy-session-gate auto``, the same object.
+    """``footprint``: the server's own gate, as with ``--canopy-session-gate auto``.
 
-    ``exclusive``: whether the host holds what the device does not (copies at eviction). ``config``:
-    of ``GateSettings``.
+    ``exclusive``: the host holds only tokens that the device does not (``write_back``). ``config``:
+    fields of ``GateSettings``.
     """
 
     def __init__(
@@ -188,11 +187,11 @@ SESSION_GATES: Mapping[str, Callable[..., SessionGate]] = {
     "random": RandomCap,
     "footprint": Footprint,
 }
-"""By the name that ``SystemConfig.session_gate`` takes."""
+"""Gates by their name in ``SystemConfig.session_gate``."""
 
 
 def make_session_gate(
     name: str, device_tokens: int, host_tokens: int, config: Mapping[str, Any]
 ) -> SessionGate:
-    """The gate of that name; raises ``KeyError`` or ``TypeError``."""
+    """Make a gate by name. Raises ``KeyError`` or ``TypeError``."""
     return SESSION_GATES[name](device_tokens, host_tokens, **config)

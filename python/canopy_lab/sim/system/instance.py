@@ -1,8 +1,8 @@
-"""One SGLang instance: its queue, its prefill and decode steps, its device and host memory.
+"""One SGLang instance: queue, prefill and decode steps, device and host memory.
 
-The scheduler is SGLang's (``managers/scheduler.py``, ``schedule_policy.py``) in its default mode:
-prefill first; chunked prefill; a request is let in when its prompt and all it may generate fit
-into what is free or evictable, beside what is kept for others (``reservation.py``).
+Follows SGLang's scheduler (``managers/scheduler.py``, ``schedule_policy.py``) in its default mode:
+prefill first, with chunks. A request is admitted if its prompt and maximum output fit into free or
+evictable memory, in addition to the reservations of running requests (``reservation.py``).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from sglang_canopy.policy.base import Policy
 
 
 class Instance:
-    """One instance. Its methods take ``now`` and return when to call next (see ``run.py``)."""
+    """One instance. Its methods take ``now`` in seconds; ``run.py`` calls them."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Instance:
         kv_bytes, host = costs.kv_bytes, config.host
         self.host_link = Link(host) if host is not None else None
         self.waits_for_disk = config.prefetch_policy != "best_effort"
-        """Whether a request that nothing else holds up waits for its prefetch."""
+        """True if an otherwise admissible request waits for its prefetch."""
         host_tokens = int(host.capacity_bytes // kv_bytes) if host is not None else 0
         write_policy = make_write_policy(config.write_policy)
         self.tree = TieredTree(
@@ -100,32 +100,32 @@ class Instance:
         )
         self.policies = [device_policy] + ([host_policy] if host_policy is not None else [])
         self.version = 0
-        """Counts plans, so that an end that was brought forward is ignored."""
+        """Number of plans, to ignore events of replaced plans."""
         self.end = math.inf
-        """When the step under way ends; infinity while the instance is idle."""
+        """End of the current step; infinity while idle."""
         self.outstanding = 0
-        """Prompt and output tokens of requests routed here that are not done."""
+        """Prompt and output tokens of unfinished requests."""
         self.busy_s = 0.0
         self.finished: list[tuple[SimulatedRequest, float]] = []
 
     @property
     def waiting(self) -> int:
-        """Requests in the queue and at the door."""
+        """Queued and held requests."""
         return len(self.queue.jobs) + len(self.queue.at_door)
 
     @property
     def requests(self) -> int:
-        """Requests that were routed here and are not done."""
+        """Unfinished requests."""
         return self.waiting + len(self.decoding.jobs) + len(self.prefilling.batch)
 
-    # ---- called by the loop ----
+    # ---- called by the event loop ----
 
     def arrive(self, job: SimulatedRequest, now: float) -> None:
-        """A request comes in. Brings the end of a decode segment forward to the next step."""
+        """Add a request; a running decode segment then ends with its current step."""
         self.tree.now = max(self.tree.now, now)
         config = self.config
         if config.max_new_tokens is not None:
-            # No more than the pool holds beside the prompt.
+            # At most the pool without the prompt.
             most = config.device_tokens - config.page_tokens - 1 - job.prompt
             job.max_new = max(job.output, min(config.max_new_tokens, most))
         if not self.requests:
@@ -147,23 +147,23 @@ class Instance:
             self.interrupt(now)
 
     def interrupt(self, now: float) -> None:
-        """End the decode segment with the step under way ``now``."""
+        """End the decode segment with its current step."""
         if self.decoding.interrupt(now):
             self._segment_planned()
 
     def idle(self) -> bool:
-        """Whether no step is under way."""
+        """Return True if no step is running."""
         return self.decoding.segment is None and not self.prefilling.batch
 
     def wake_at(self, now: float) -> float:
-        """When an idle instance must look again: at its door, and at its prefetches."""
+        """Return the time at which an idle instance must check its gate and prefetches."""
         due = self.queue.gate_due(now)
         if self.queue.jobs and self.prefetcher is not None:
             due = min(due, self.prefetcher.wake_at(self.queue.jobs, now))
         return max(due, now + 1e-6)
 
     def advance(self, now: float) -> None:
-        """The step under way ends ``now``, or the instance is idle: settle it and plan the next."""
+        """Finish the current step, if any, at ``now``, and plan the next."""
         self.tree.now = max(self.tree.now, now)
         if self.disk is not None and self.disk.channel.busy:
             self.disk.channel.advance(now)
@@ -186,7 +186,7 @@ class Instance:
             prefetcher.ask(now)
         planned = self._plan_prefill(now)
         if prefetcher is not None and prefetcher.asking:
-            # Whoever was let in at once has no time to wait for the disk.
+            # Requests admitted at once start without a prefetch.
             prefetcher.ask(now)
         if not planned and self.decoding.jobs:
             for job in self.decoding.plan(now):
@@ -196,7 +196,7 @@ class Instance:
         self._copies_wait(now)
 
     def close_session(self, job: SimulatedRequest) -> None:
-        """The client closes the session of ``job``, whose last answer it was."""
+        """Close the session of ``job``, which was its last request."""
         if self.tree.sessions is not None:
             self.tree.sessions.close(job.request.conversation)
 
@@ -215,14 +215,14 @@ class Instance:
         return True
 
     def _copies_wait(self, now: float) -> bool:
-        """Copy what ``write_back`` has evicted; whether the step planned, or over, waits for it:
-        its room is not free before."""
+        """Copy nodes evicted under ``write_back``; return True if the step must wait for the copy,
+        which frees the memory."""
         if not self.tree.demoted:
             return False
         until = self.placement.write_demoted(now)
         if self.end == math.inf or until <= now:
             return False
-        # What a decode segment has taken is counted when it is over: then it ends later.
+        # A decode segment allocates its tokens at its end, which moves.
         self.end = max(self.end, now) + until - now
         return True
 
@@ -264,7 +264,7 @@ class Instance:
         self.placement.insert(job, job.end_tokens, now)
         if self.tree.sessions is not None and job.leaf is not None:
             self.tree.sessions.answered(request.conversation, job.leaf)
-        # Duplicates of what others had put there, and what is not a whole page, are free.
+        # Free tokens that other requests had already inserted, and partial pages.
         self.tree.private -= job.private
         job.private = 0
         if job.leaf is not None:
@@ -273,10 +273,10 @@ class Instance:
         self.queue.ended(job, now)
         self.finished.append((job, now))
 
-    # ---- the end ----
+    # ---- end of the run ----
 
     def check_empty(self) -> None:
-        """Raise ``CanopyError`` if requests are left that nothing will ever serve."""
+        """Raise ``CanopyError`` if the gate still holds requests."""
         left = len(self.queue.at_door)
         if left:
             raise CanopyError(

@@ -1,4 +1,4 @@
-"""One system at several loads, given as shares of the load that it follows at most."""
+"""Run one system at several loads, relative to its saturation load."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class LoadRun:
     """One run at one load."""
 
     rate: float
-    """Requests a second, or sessions an hour in a closed loop."""
+    """Requests per second, or sessions per hour in a closed loop."""
     seed: int
     latency: LatencyReport
     system: SystemResult
@@ -44,9 +44,9 @@ class LoadRun:
 class LoadedSystem:
     """Runs of one workload at any rate.
 
-    ``open`` and ``turns-wait`` compress or stretch the trace's times, so that bursts and pauses
-    keep their shape. In a ``closed`` loop the rate is that of sessions' beginnings; time to think
-    stays as it is. ``rate`` is in requests a second, or sessions an hour in a closed loop.
+    ``open`` and ``turns-wait`` scale the trace's times, which preserves bursts and pauses. In a
+    ``closed`` loop the rate is that of session starts; think times are unchanged. ``rate`` is in
+    requests per second, or sessions per hour in a closed loop.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class LoadedSystem:
             self.trace_rate = len(set(self._sessions)) * 3600 / span
 
     def at(self, rate: float, seed: int = 0) -> LoadRun:
-        """Run at ``rate``. ``seed`` spreads stamps, starts sessions and breaks ties."""
+        """Run at ``rate``. ``seed`` draws request times and session starts, and breaks ties."""
         workload = self._of_seed(seed)
         result = simulate_system(
             workload,
@@ -98,8 +98,8 @@ class LoadedSystem:
         return LoadRun(rate, seed, latency, result)
 
     def saturation(self, seed: int = 0) -> float:
-        """The highest rate at which the queue does not grow (``latency/saturation.py``); in a
-        closed loop, whose sessions share every delay, at which their ends do not lag."""
+        """Return the highest rate without a growing queue (``latency/saturation.py``); in a closed
+        loop, without a growing lag of session ends."""
 
         def grows(rate: float) -> float:
             latency = self.at(rate, seed).latency
@@ -115,9 +115,9 @@ class LoadedSystem:
         seed: int = 0,
         held_before: Mapping[tuple[float, int], bool] | None = None,
     ) -> float:
-        """The highest rate that meets ``slo``, searched between ``rates``; 0 if none does.
+        """Return the highest rate in the range of ``rates`` that meets ``slo``; 0 if none does.
 
-        ``held_before`` says of ``(rate, seed)`` that were run already whether they met it.
+        ``held_before``: known results by (rate, seed).
         """
 
         def met(rate: float) -> bool:

@@ -1,8 +1,8 @@
-"""The nodes of one instance's tree: their tiers, their locks and the policies that rank them.
+"""The nodes of one instance's tree: tiers, locks and the policies that rank them.
 
-A node is on the device, on the host, or on both. What is on the device is closed towards the root,
-so a node without children on the device may leave it; a node that is on the host alone and has no
-children may leave the host. The policy of each tier sees exactly those leaves, as in a live server
+A node is on the device, on the host, or on both. The parent of a device node is on the device too. A
+node without children on the device can be evicted from it; a node only on the host without children
+can be evicted from the host. Each tier's policy ranks exactly these leaves, as in a live server
 (``radix/core.py``).
 """
 
@@ -21,7 +21,7 @@ from sglang_canopy.records import Leaf
 
 _numbers = itertools.count()
 NOWHERE, DEVICE, HOST = 0, 1, 2
-"""Whose policy ranks a node."""
+"""Tier whose policy ranks a node."""
 
 
 class TierNode(Leaf):
@@ -51,20 +51,20 @@ class TierNode(Leaf):
         self.host = False
         self.device_children = 0
         self.locks = 0
-        """Requests in flight whose path runs through this node."""
+        """Running requests whose path includes this node."""
         self.pins = 0
-        """Prefetches under way that begin at the end of this node, and writes under way from it to
-        the disk: the host keeps it for them (SGLang's ``host_lock_ref``)."""
+        """Prefetches that start at this node's end and writes of it to the disk. The host keeps a
+        pinned node (SGLang's ``host_lock_ref``)."""
         self.ranked = NOWHERE
-        """The tier whose policy ranks this node at the moment."""
+        """Tier whose policy currently ranks this node."""
         self.ranker = NOWHERE
-        """The tier whose policy ``slot`` belongs to: the last one that ranked this node."""
+        """Last tier whose policy ranked this node, and to which ``slot`` belongs."""
         self.served = -1
         """Number of the last request counted in ``hits``."""
 
 
 class Match(NamedTuple):
-    """How far a path is cached: on the device, and on device and host together."""
+    """Cached prefix of a path: on the device, and on device and host together."""
 
     device: TierNode
     device_blocks: int
@@ -75,7 +75,7 @@ class Match(NamedTuple):
 
 
 def _shared(blocks: tuple[int, ...], path: tuple[int, ...], at: int, stop: int) -> int:
-    """How many of ``blocks``, of which the first is ``path[at]``, are those of ``path``."""
+    """Return how long ``blocks`` agrees with ``path`` from ``at`` on; the first block does."""
     low, high = 1, min(len(blocks), stop - at)
     while low < high:
         middle = (low + high + 1) // 2
@@ -87,10 +87,10 @@ def _shared(blocks: tuple[int, ...], path: tuple[int, ...], at: int, stop: int) 
 
 
 class TierNodes:
-    """The tree of device and host, without what moves between them (``tree.py``).
+    """The tree of device and host, without transfers (``tree.py``).
 
-    Lengths are in tokens and exact; cuts fall on block boundaries. The last block of a leaf may be
-    partial, and grows when a request brings the rest of it.
+    Lengths are exact, in tokens; splits are at block boundaries. A leaf's last block may be partial
+    and grows when a request adds the rest.
     """
 
     def __init__(
@@ -113,31 +113,29 @@ class TierNodes:
         self.device_used = 0
         self.host_used = 0
         self._outlived: dict[TierNode, int] = {}
-        """Host tokens of nodes that left the host while something pinned them: they are in use
-        until the last pin goes."""
+        """Host tokens of nodes removed while pinned, freed with the last pin."""
         self.private = 0
-        """Device tokens of running requests that are not in the tree (yet)."""
+        """Device tokens of running requests outside the tree."""
         self.evictable = 0
-        """Tokens of the tree on the device that no request holds."""
+        """Unlocked tokens of the tree on the device."""
         self.now = 0.0
         self.awaited = Awaited(device_tokens)
-        """Nodes that are protected for requests that wait."""
+        """Nodes protected for waiting requests."""
         self.sessions: SessionRefs | None = None
-        """What counts the sessions of each node, where SGLang's session-aware cache is on."""
+        """Session counts of each node, with SGLang's session-aware cache."""
 
     @property
     def free(self) -> int:
-        """Device tokens that nothing occupies."""
+        """Free device tokens."""
         return self.device_tokens - self.device_used - self.private
 
     def match(
         self, path: tuple[int, ...], since: TierNode | None = None, stop: int | None = None
     ) -> Match:
-        """The cached run of ``path``, or of its first ``stop`` blocks; a node matched in part is
-        split.
+        """Match the first ``stop`` blocks of ``path`` (default: all); split a partly matched node.
 
-        ``since`` is a device node known to be on the path: the search begins there. Ids are
-        chained, so that a run of blocks is the path's if its last one is.
+        The search starts at ``since``, a device node on the path. Ids are chained, so a run of
+        blocks matches if its last block does.
         """
         node = device = self.root if since is None else since
         at = device_at = -(-(node.offset + node.length) // self.block_tokens)
@@ -167,9 +165,9 @@ class TierNodes:
         )
 
     def lock(self, node: TierNode, held: TierNode | None = None) -> None:
-        """Keep ``node`` and its ancestors until ``unlock``. Nests.
+        """Lock ``node`` and its ancestors until ``unlock``. Nests.
 
-        A lock on ``held``, an ancestor, is turned into one on ``node``.
+        With ``held``, extend the lock of that ancestor to ``node``.
         """
         stop = self.root if held is None else held
         while node is not stop:
@@ -196,8 +194,8 @@ class TierNodes:
             node = node.parent
 
     def pin(self, node: TierNode) -> None:
-        """Keep ``node`` on the host until ``unpin``, as SGLang does for a prefetch and for a write
-        to the disk. Nests."""
+        """Keep ``node`` on the host until ``unpin``, as SGLang does for a prefetch or disk write.
+        Nests."""
         node.pins += 1
         if node.ranked == HOST:
             self._unrank(node)
@@ -211,15 +209,15 @@ class TierNodes:
             self._reconsider(node)
 
     def protect(self, node: TierNode, tenant: str | None) -> None:
-        """A request that waits will use the path to ``node`` (as ``radix/core.py`` does)."""
+        """Protect the path to ``node`` for a waiting request (as in ``radix/core.py``)."""
         now = self.now
         if node is self.root or node.last_access >= now or self.awaited.is_fresh(node, now):
             return
         self._protect(node, tenant)
 
     def protect_anew(self, wanted: Sequence[tuple[TierNode, str | None]]) -> None:
-        """Protect these nodes, each for its tenant, the first ones first, and no others (as
-        ``radix/core.py``, ``protect_queue``)."""
+        """Protect exactly these (node, tenant) pairs, in order of precedence (as
+        ``protect_queue`` in ``radix/core.py``)."""
         for leaf in self.awaited:
             assert isinstance(leaf, TierNode)
             if leaf.ranked:
@@ -231,7 +229,7 @@ class TierNodes:
                 self._protect(node, tenant)
 
     def _protect(self, node: TierNode, tenant: str | None) -> None:
-        """Protect the path to ``node``: it, and the last node of it that is on the device."""
+        """Protect ``node`` and its deepest ancestor on the device."""
         now, above = self.now, node
         while above is not self.root and not above.device:
             above = above.parent
@@ -255,11 +253,11 @@ class TierNodes:
             node = node.parent
 
     def nodes(self) -> Iterator[TierNode]:
-        """Every node but the root, parents first."""
+        """Iterate over all nodes except the root, parents first."""
         return below(self.root)
 
     def verify(self) -> None:
-        """Recount everything; raises ``AssertionError`` naming what disagrees."""
+        """Verify all counts. Raises ``AssertionError`` naming the first mismatch."""
         device = host = evictable = 0
         for node in self.nodes():
             name = (node.offset, node.blocks[:4])
@@ -315,7 +313,7 @@ class TierNodes:
         node.ranked = NOWHERE
 
     def _delete(self, node: TierNode) -> None:
-        """Take ``node`` and all below it out of the tree; nothing of it is on the device."""
+        """Remove ``node`` and its subtree, none of which is on the device."""
         if self.sessions is not None:
             for gone in (*reversed(list(below(node))), node):
                 self.sessions.deleted(gone)
@@ -332,7 +330,7 @@ class TierNodes:
             stack.extend(gone.children.values())
 
     def _free_host(self, node: TierNode) -> None:
-        """``node`` is on the host no longer; what pins it keeps its room for as long."""
+        """Remove ``node`` from the host; its memory is freed with the last pin."""
         node.host = False
         if node.pins:
             self._outlived[node] = self._outlived.get(node, 0) + node.length
@@ -340,7 +338,7 @@ class TierNodes:
             self.host_used -= node.length
 
     def _expired(self, node: TierNode) -> bool:
-        """Whether ``node`` is past its time; if nothing holds it, it is gone then."""
+        """Return True if ``node`` was expired and unused, and has been removed."""
         assert self.expiry is not None
         if not self.expiry.over(node, self.now):
             return False
@@ -356,7 +354,7 @@ class TierNodes:
         return True
 
     def _split(self, node: TierNode, at: int) -> TierNode:
-        """Give ``node``'s first ``at`` blocks to a new parent, which is returned."""
+        """Move ``node``'s first ``at`` blocks to a new parent; return the parent."""
         parent, tokens = node.parent, at * self.block_tokens
         head = TierNode(parent, node.blocks[:at], node.offset, tokens)
         head.inherit(node)

@@ -1,4 +1,4 @@
-"""Reading from the disk for requests that have to queue, as HiCache prefetches."""
+"""Prefetch queued requests' prefixes from the disk, as HiCache does."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from canopy_lab.sim.system.tree import TieredTree
 from canopy_lab.sim.system.waiting import WaitingPrefixes
 
 PREFETCH_BATCH_PAGES = 128
-"""Pages that SGLang reads from storage at a time; a prefetch that is stopped keeps whole batches."""
+"""Pages per storage read of SGLang; a cancelled prefetch keeps whole batches."""
 PREFETCH_HOST_SHARE = 0.5
-"""SGLang begins no prefetch while those under way ask for so much of the host pool or more
-(``prefetch_capacity_limit``); the rest of the pool is left for what the device writes."""
+"""Share of the host pool above which SGLang starts no further prefetch
+(``prefetch_capacity_limit``)."""
 
 
 class Prefetcher:
@@ -36,14 +36,14 @@ class Prefetcher:
         self.occupied_most = PREFETCH_HOST_SHARE * tree.host_tokens
         self.waiting = waiting
         self.asking: list[SimulatedRequest] = []
-        """Jobs whose prefetch begins at the next step."""
+        """Jobs whose prefetch starts at the next step."""
         self.occupied = 0
-        """Tokens asked for by the prefetches under way, found on the disk or not."""
+        """Tokens requested by running prefetches, on the disk or not."""
         self.late_bytes = 0.0
-        """Read for requests that had begun without it, or had been computed meanwhile."""
+        """Bytes read too late: the request had started, or the tokens were computed meanwhile."""
 
     def wake_at(self, waiting: Iterable[SimulatedRequest], now: float) -> float:
-        """When an idle instance should look again at the requests that wait for the disk."""
+        """Return the time at which an idle instance must check its prefetches again."""
         due = math.inf
         for job in waiting:
             if job.fetch is not None:
@@ -51,10 +51,10 @@ class Prefetcher:
         return max(due, now + 1e-6)
 
     def ask(self, now: float) -> None:
-        """Begin the prefetch of requests that came during the last step.
+        """Start the prefetches of requests that arrived during the last step.
 
-        SGLang looks them up when they come and gets the answer in its next round; under
-        ``best_effort`` a request that this round lets in gets nothing.
+        SGLang queries storage at arrival and receives the answer in its next round. Under
+        ``best_effort`` a request admitted in that round gets no prefetch.
         """
         disk, tree = self.disk, self.tree
         size = tree.block_tokens
@@ -62,7 +62,7 @@ class Prefetcher:
         asking, self.asking = self.asking, []
         for at, job in enumerate(asking):
             if self.occupied >= limit:
-                # As SGLang's limiter: they ask again, and those that have begun meanwhile do not.
+                # As SGLang's limiter: requests that have not started retry in the next round.
                 self.asking = asking[at:]
                 return
             if not math.isnan(job.start):
@@ -91,7 +91,7 @@ class Prefetcher:
             job.fetch = disk.channel.read(now, room * self.kv_bytes, room)
 
     def settle(self, job: SimulatedRequest, now: float) -> bool:
-        """Whether a request may go on: its prefetch is done, or is stopped now."""
+        """Return True if a request may start: its prefetch is done, or is cancelled now."""
         disk, tree, policy = self.disk, self.tree, self.config.prefetch_policy
         fetch = job.fetch
         assert fetch is not None

@@ -1,4 +1,4 @@
-"""Who is let into the next prefill step of an instance, and with how many tokens."""
+"""Plan an instance's prefill steps: admitted requests and their tokens."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from sglang_canopy.errors import CanopyError
 
 
 class PrefillStep(NamedTuple):
-    """A step that was planned."""
+    """A planned step."""
 
     compute_s: float
     tokens: int
     load_tokens: int
-    """Tokens that come from the host for it."""
+    """Tokens loaded from the host."""
 
 
 class PrefillBatch:
-    """The prefill step under way, and the prompt that is in the middle of its chunks."""
+    """The current prefill step and the chunked prefill."""
 
     def __init__(
         self,
@@ -47,13 +47,13 @@ class PrefillBatch:
         self._prefetcher = prefetcher
         self._prefixes = prefixes
         self.batch: list[tuple[SimulatedRequest, int]] = []
-        """The step under way: jobs and their new tokens."""
+        """Jobs of the current step, with their new tokens."""
         self._chunked: SimulatedRequest | None = None
         self.full = False
-        """No request was let in for lack of room, and none has left since."""
+        """True after a step without room for another request, until a request finishes."""
 
     def plan(self, now: float) -> PrefillStep | None:
-        """Choose the next step and take its room; ``None`` if there is nothing to prefill."""
+        """Plan the next step and allocate its memory; ``None`` if there is nothing to prefill."""
         running = len(self._running)
         if not running:
             self.full = False
@@ -76,11 +76,11 @@ class PrefillBatch:
             batch.append((job, new))
             chunk_left -= new
             input_left -= new
-            # What the batch takes is private already; what it will generate is reserved, and a page.
+            # The batch's tokens are allocated; its output and one page are reserved.
             beside += -new % page + page
             if new == rest:
                 self._chunked = None
-            # What it still needs is not given away.
+            # Reserve the rest of the chunked prefill.
             reserved += rest - new + min(job.max_new, CLIP_OUTPUT_TOKENS)
         for job in self._queue.jobs:
             if input_left <= 0 or chunk_left <= 0:
@@ -97,7 +97,7 @@ class PrefillBatch:
             taken = self._admit(job, reserved + beside, chunk_left)
             if taken is None:
                 if self._chunked is not None:
-                    break  # there may be room once the prompt under way is done
+                    break  # there may be room once the chunked prefill is done
                 self.full = bool(batch) or running > 0
                 if not self.full:
                     self._refuse(job)
@@ -134,10 +134,10 @@ class PrefillBatch:
     def _admit(
         self, job: SimulatedRequest, reserved: float, chunk_left: int
     ) -> tuple[int, int] | None:
-        """Let ``job`` in: its new tokens and those loaded from the host; ``None`` if no room."""
+        """Admit ``job``; return (new tokens, tokens loaded from the host), or ``None`` if full."""
         tree, page = self._tree, self._config.page_tokens
         found = tree.match(job.path, None, job.blocks_of(job.target, tree.block_tokens))
-        # The last token is always computed, and only whole pages are found.
+        # The last token is always computed, and only whole pages match.
         limit = (job.target - 1) // page * page
         tree.lock(found.node)
         device = min(found.device_tokens // page * page, limit)
@@ -168,7 +168,7 @@ class PrefillBatch:
         if job.target == job.prompt:
             job.device_hit, job.host_hit = device, hit - device
             if job.disk_hit:
-                # Of what came from the host, the part that the disk had given.
+                # The part of the host hit that was prefetched from the disk.
                 job.disk_hit = max(
                     0, min(job.disk_start + job.disk_hit, hit) - max(job.disk_start, device)
                 )
@@ -185,7 +185,7 @@ class PrefillBatch:
         job.private += tokens
 
     def _refuse(self, job: SimulatedRequest) -> None:
-        """Nothing runs and the first request still does not fit: it never will."""
+        """Raise ``CanopyError`` if ``job`` exceeds an empty instance."""
         need = job.target + reserved_output(job) + self._config.page_tokens
         if need < self._config.device_tokens:
             return

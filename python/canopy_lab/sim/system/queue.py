@@ -1,4 +1,4 @@
-"""The requests that wait for one instance: at its door, and in its queue."""
+"""Waiting requests of one instance: held by the session gate, and queued."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from canopy_lab.sim.system.waiting import WaitingPrefixes
 
 
 class Queue:
-    """The waiting jobs in order, and what an order may ask (``QueueView``)."""
+    """Waiting jobs in order; implements ``QueueView`` for the queue orders."""
 
     def __init__(
         self,
@@ -44,17 +44,17 @@ class Queue:
         self._was_asked = False
         self.jobs: list[SimulatedRequest] = []
         self.at_door: list[SimulatedRequest] = []
-        """Jobs that the gate has not let in, longest there first."""
+        """Jobs held by the gate, oldest first."""
         self.now = 0.0
         self.processed_tokens = 0
 
     def __len__(self) -> int:
         return len(self.jobs)
 
-    # ---- coming and going ----
+    # ---- arrivals and departures ----
 
     def arrive(self, job: SimulatedRequest, now: float) -> bool:
-        """A job comes to the door; whether it is in the queue."""
+        """Add an arriving job; return False if the gate holds it."""
         if not self._gate.enter(_turn(job), now):
             self.at_door.append(job)
             return False
@@ -62,7 +62,7 @@ class Queue:
         return True
 
     def ask_gate(self, now: float) -> list[SimulatedRequest]:
-        """Ask again for those at the door; returns who has come into the queue."""
+        """Offer held jobs to the gate again; return the admitted jobs."""
         entered, still = [], []
         for job in self.at_door:
             if self._gate.enter(_turn(job), now):
@@ -74,21 +74,21 @@ class Queue:
         return entered
 
     def gate_due(self, now: float) -> float:
-        """When those at the door have to be asked again; infinity if nobody waits there."""
+        """Return the time of the next ``ask_gate``; infinity if no job is held."""
         return self._gate.wake_at(now) if self.at_door else math.inf
 
     def ended(self, job: SimulatedRequest, now: float) -> None:
-        """A job that was in the queue is answered."""
+        """Report the end of a job that was queued."""
         if isinstance(self._order, BoundedShortestFirst):
             self._order.over(job)
         self._gate.ended(_turn(job), job.prompt + job.output, now)
 
     def back(self, job: SimulatedRequest) -> None:
-        """A running job lost its place: it waits again, at the end."""
+        """Requeue a retracted job at the end."""
         self.jobs.append(job)
 
     def let_in(self, jobs: Sequence[SimulatedRequest]) -> None:
-        """Jobs that are prefilled from now on."""
+        """Remove jobs admitted to prefill."""
         gone = frozenset(jobs)
         self.jobs = [job for job in self.jobs if job not in gone]
         if isinstance(self._order, BoundedShortestFirst):
@@ -102,8 +102,7 @@ class Queue:
     # ---- the order ----
 
     def sort(self, now: float, computing: Sequence[SimulatedRequest] = ()) -> None:
-        """Put the waiting jobs in order for a step that may let somebody in. ``computing``: who
-        is in the middle of its chunks."""
+        """Sort the queue for a step that may admit jobs. ``computing``: the chunked prefill."""
         self.now, self._was_asked = now, False
         if self.jobs:
             self._oldest_sessions_first()
@@ -116,8 +115,10 @@ class Queue:
         self._prefixes.before_step(self.jobs, self._was_asked)
 
     def share(self, rest: int, page: int, step_tokens: int) -> int | None:
-        """How many tokens of the step a prompt takes of which ``rest`` are left; ``None``: as many
-        as it can. Those who share the step with it are first in the queue then."""
+        """Return the step's tokens for a chunked prefill with ``rest`` tokens left, or ``None``.
+
+        ``None`` means no limit. Jobs that share the step move to the head of the queue.
+        """
         if not self.jobs or not isinstance(
             self._order, BoundedShortestFirst | ShortestPrefillFirst
         ):
@@ -128,18 +129,18 @@ class Queue:
 
     @property
     def deferred(self) -> frozenset[SimulatedRequest]:
-        """Jobs that the order leaves out of this step."""
+        """Jobs that the order defers in this step."""
         if self.jobs and isinstance(self._order, BoundedShortestFirst):
             return self._order.deferred
         return frozenset()
 
     def nothing_to_do(self) -> None:
-        """Without the deferred there was nothing to prefill: they are not deferred again."""
+        """Stop deferring these jobs: without them the step was empty."""
         if isinstance(self._order, BoundedShortestFirst):
             self._order.nothing_to_do()
 
     def _oldest_sessions_first(self) -> None:
-        """If the gate says so. Jobs of one rank stay in their order."""
+        """Sort by the gate's seniority, if it has one. The sort is stable."""
         rank = {job.index: self._gate.seniority(job.index) for job in self.jobs}
         self.jobs.sort(key=lambda job: rank[job.index] or 0)
 

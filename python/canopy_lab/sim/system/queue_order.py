@@ -1,7 +1,7 @@
-"""The order of the queue: SGLang's ``--schedule-policy`` (``managers/schedule_policy.py``).
+"""Queue orders: SGLang's ``--schedule-policy`` (``managers/schedule_policy.py``) and Canopy's.
 
-To add one, write a class with ``order`` and name it in ``QUEUE_ORDERS``; ``SystemConfig`` takes
-the name as ``schedule_policy`` and the class's arguments as ``schedule_policy_config``.
+To add an order, implement ``QueueOrder`` and list the class in ``QUEUE_ORDERS``. ``SystemConfig``
+takes its name as ``schedule_policy`` and its arguments as ``schedule_policy_config``.
 """
 
 from __future__ import annotations
@@ -19,57 +19,56 @@ from sglang_canopy.schedule.bounded_shortest import MAX_WAIT_FACTOR, OWN, Bounde
 from sglang_canopy.schedule.prefill_cost import LEAST_S, Prefill
 
 MATCHED_AT_MOST = 128
-"""Beyond this many waiting requests SGLang's ``lpm`` and ``hrrn`` leave the queue as it is
-(``WAITING_QUEUE_PREFIX_MATCH_MAX``)."""
+"""SGLang's ``lpm`` and ``hrrn`` do not sort longer queues (``WAITING_QUEUE_PREFIX_MATCH_MAX``)."""
 IN_BATCH_TOKENS = 32
-"""A request with no more than this cached waits for one before it in the queue that shares as
-much (``IN_BATCH_PREFIX_CACHING_CHECK_THRESHOLD`` and ``..._DEPRIORITIZE_THRESHOLD``)."""
+"""A request with at most this many cached tokens waits for an earlier request that shares more
+(``IN_BATCH_PREFIX_CACHING_CHECK_THRESHOLD`` and ``..._DEPRIORITIZE_THRESHOLD``)."""
 
 
 class Cached(NamedTuple):
-    """Tokens of a prompt that are found on the device, and beyond them on the host."""
+    """Cached tokens of a prompt: on the device, and further tokens on the host."""
 
     device: int
     host: int
 
 
 class QueueView(Protocol):
-    """What an order may ask about the instance."""
+    """The instance, as seen by a queue order."""
 
     now: float
     """Seconds, on the simulation's clock."""
     processed_tokens: int
-    """Tokens prefilled so far; ``job.tokens_before`` is what it was when a job began to wait."""
+    """Tokens prefilled so far; ``job.tokens_before`` is its value at the job's arrival."""
     step_tokens: int
-    """Tokens that one step takes at most."""
+    """Token limit of one step."""
 
     def cached(self, job: SimulatedRequest) -> Cached:
-        """Look ``job`` up, in whole pages and without its last token, as SGLang's
-        ``match_prefix`` does: what it finds is protected or touched (``waiting.py``)."""
+        """Match ``job`` in whole pages without its last token, as SGLang's ``match_prefix`` does.
+
+        The match is protected or touched (``waiting.py``).
+        """
 
     def marginal_s(self, new_tokens: int, context_tokens: int) -> float:
-        """Seconds that a prefill of ``new_tokens`` behind ``context_tokens`` adds to full steps."""
+        """Return the marginal seconds of a prefill of ``new_tokens`` after ``context_tokens``."""
 
     def step_tokens_worth(self) -> float:
-        """Tokens whose prefill takes as long as a step costs beside its tokens."""
+        """Return the fixed cost of a step, expressed in tokens."""
 
     def load_s(self, tokens: int) -> float:
-        """Seconds to bring ``tokens`` from the host, without what is in the way."""
+        """Return the seconds to load ``tokens`` from the host, without queueing."""
 
 
 class QueueOrder(Protocol):
-    """Orders the waiting jobs of one instance. One object an instance."""
+    """Orders the waiting jobs of one instance; one object per instance."""
 
     def order(
         self, waiting: Sequence[SimulatedRequest], view: QueueView
     ) -> Sequence[SimulatedRequest]:
-        """``waiting`` as it should be tried, asked before every prefill step that may let
-        somebody in.
+        """Return ``waiting`` in admission order; called before each prefill step that may admit.
 
-        ``waiting`` is in the order that was returned last, with whoever came since at its end.
-        A job has ``arrival`` (s), ``prompt`` and ``output`` (tokens; only an oracle reads
-        ``output``), ``request`` (``tenant``, ``conversation``, ...) and ``index``, its ordinal in
-        the trace. All and only the given jobs must be returned.
+        ``waiting`` has the order returned last, with new jobs at the end. A job has ``arrival`` (s),
+        ``prompt`` and ``output`` (tokens; only an oracle reads ``output``), ``request`` (``tenant``,
+        ``conversation``, ...) and ``index`` in the trace. Return a permutation of ``waiting``.
         """
 
 
@@ -83,7 +82,7 @@ class FirstComeFirstServed:
 
 
 class LongestPrefixMatch:
-    """``lpm``: most cached tokens first; a longer queue than 128 is left as it is."""
+    """``lpm``: most cached tokens first; queues longer than 128 stay in order."""
 
     def order(
         self, waiting: Sequence[SimulatedRequest], view: QueueView
@@ -95,7 +94,7 @@ class LongestPrefixMatch:
 
 
 class HighestResponseRatioNext:
-    """``hrrn``: most tokens prefilled since it came, for each token that it needs itself."""
+    """``hrrn``: most tokens prefilled since arrival, per uncached token of the job."""
 
     def order(
         self, waiting: Sequence[SimulatedRequest], view: QueueView
@@ -115,8 +114,8 @@ class HighestResponseRatioNext:
 class ShortestPrefillFirst:
     """``shortest-prefill-first``: fewest uncached tokens first. SGLang marks it experimental.
 
-    Shorter ones share the steps of a long prompt under way. SGLang keeps no room for the rest of
-    that prompt while they do; here it is kept for every order, which is kinder to this one.
+    Shorter jobs share the steps of a chunked prefill. SGLang then reserves no memory for the rest of
+    that prompt; the simulator does for every order, which favours this one.
     """
 
     def order(
@@ -129,10 +128,10 @@ class ShortestPrefillFirst:
     def share(
         self, rest: int, step_tokens: int, page: int, waiting: Sequence[SimulatedRequest]
     ) -> tuple[Sequence[SimulatedRequest], int | None]:
-        """``waiting`` as it should be tried beside a prompt of which ``rest`` tokens are left, and
-        how many of the step's that prompt takes; ``None``: as many as it can.
+        """Return jobs in order and the step's tokens for the chunked prefill (``None``: no limit).
 
-        SGLang's ``shortest_prefill_chunk_limit``."""
+        ``rest``: its remaining tokens. SGLang's ``shortest_prefill_chunk_limit``.
+        """
         held = 0
         for job in waiting if step_tokens >= 2 * page else ():
             work = self._work[job]
@@ -158,10 +157,10 @@ class RandomOrder:
 
 
 class BoundedShortestFirst:
-    """``bounded-shortest``: the object that orders a server's queue (``--canopy-queue-order``).
+    """``bounded-shortest``: the server's own queue order (``--canopy-queue-order``).
 
-    Costs are the profile's; a server fits its own. It sees what the server's sees: a request is
-    looked up when it comes, and a bounded number of them in each pass.
+    Costs come from the profile; a server fits its own. As on a server, requests are matched at
+    arrival, and a bounded number again in each pass.
     """
 
     def __init__(
@@ -175,7 +174,7 @@ class BoundedShortestFirst:
         self._view: QueueView | None = None
         self._shares = share
         self.deferred: frozenset[SimulatedRequest] = frozenset()
-        """Who is left out of this step."""
+        """Jobs deferred in this step."""
         order = BoundedShortest(self, max_wait_factor, own, least_s)
         self._arranged = Arranged(order, self, defer)
 
@@ -189,15 +188,15 @@ class BoundedShortestFirst:
         return self._arranged.arrange(waiting, chunked)
 
     def defer(self, computing: Sequence[SimulatedRequest]) -> Sequence[SimulatedRequest]:
-        """Choose who is left out of this step. ``computing``: the job that is in the middle of its
-        chunks. Returns the waiting jobs in their order, which this may change."""
+        """Defer jobs; return the waiting jobs in their new order. ``computing``: the chunked
+        prefill."""
         self.deferred = frozenset(self._arranged.deferred(computing))
         return self._arranged.arranged()
 
     def share(
         self, rest: int, step_tokens: int, page: int, waiting: Sequence[SimulatedRequest]
     ) -> tuple[Sequence[SimulatedRequest], int | None]:
-        """``ShortestPrefillFirst.share``: ``waiting`` with those first who share the step."""
+        """As ``ShortestPrefillFirst.share``; jobs that share the step come first."""
         if not self._shares:
             return waiting, None
         sharing, later = self._arranged.sharing(rest, step_tokens, page, lambda _job: True)
@@ -208,19 +207,19 @@ class BoundedShortestFirst:
         return self._arranged.arranged(), max(page, (step_tokens - held) // page * page)
 
     def let_in(self, jobs: Sequence[SimulatedRequest]) -> None:
-        """These are prefilled from now on."""
+        """Remove admitted jobs."""
         self._arranged.let_in(jobs)
 
     def over(self, job: SimulatedRequest) -> None:
-        """``job`` is answered."""
+        """Forget a finished job."""
         self._arranged.over((id(job),))
 
     def nothing_to_do(self) -> None:
-        """Without those who were left out there was nothing to prefill."""
+        """Stop deferring these jobs: without them the step was empty."""
         self._arranged.nothing_to_do()
 
     def seconds(self, request: Prefill) -> float:
-        """What ``request`` costs."""
+        """Return the cost of ``request``, in seconds."""
         assert self._view is not None
         loading = self._view.load_s(request.loaded) if request.loaded else 0.0
         return max(self._view.marginal_s(request.uncached, request.cached) + loading, LEAST_S)
@@ -255,10 +254,10 @@ class BoundedShortestFirst:
 def matches(
     waiting: Sequence[SimulatedRequest], view: QueueView
 ) -> tuple[dict[SimulatedRequest, int], set[SimulatedRequest]]:
-    """Cached tokens of each job on device and host, and those that wait for one before them.
+    """Return the cached tokens of each job, and the jobs that wait for an earlier one.
 
-    SGLang's ``_compute_prefix_matches``: of several requests that share what nobody has computed
-    yet, only the first keeps its place, so that the others find it cached.
+    SGLang's ``_compute_prefix_matches``: of the requests that share an uncomputed prefix, only the
+    first keeps its place, so that the others hit it.
     """
     matched: dict[SimulatedRequest, int] = {}
     later: set[SimulatedRequest] = set()
@@ -284,9 +283,9 @@ QUEUE_ORDERS: Mapping[str, Callable[..., QueueOrder]] = {
     "random": RandomOrder,
     "bounded-shortest": BoundedShortestFirst,
 }
-"""By the name that ``--schedule-policy`` takes."""
+"""Orders by their name in ``--schedule-policy``."""
 
 
 def make_queue_order(name: str, config: Mapping[str, Any]) -> QueueOrder:
-    """The order of that name, with its arguments; raises ``KeyError`` or ``TypeError``."""
+    """Make an order by name. Raises ``KeyError`` or ``TypeError``."""
     return QUEUE_ORDERS[name](**config)

@@ -30,11 +30,11 @@ from sglang_canopy.policy.base import Policy
 from sglang_canopy.policy.registry import make_policy
 
 _ARRIVAL, _STEP = 0, 1
-"""A request that comes at the moment a step ends is seen by the next one."""
+"""Event kinds. An arrival precedes the end of a step at the same time."""
 _SWEEPS = 256
-"""How often a run looks for what has expired."""
+"""Sweeps for expired pages per run."""
 _COLLECT_EVERY = 100_000
-"""New objects before Python looks for cycles."""
+"""New objects between two runs of Python's garbage collector."""
 
 
 def simulate_system(
@@ -48,12 +48,12 @@ def simulate_system(
 ) -> SystemResult:
     """Serve ``trace`` (or a ``Workload`` made of it) on ``config``, with the costs of ``profile``.
 
-    ``seed`` breaks ties of the routing; the same arguments give the same result. With ``turns_wait`` a turn comes no earlier than the one before it was
-    answered, as a replay does; else each comes at its time in the trace. ``arrivals`` says so
-    itself (``arrivals.py``): closed-loop agents, a trace at another load.
+    Deterministic; ``seed`` breaks ties of the routing. With ``turns_wait`` a turn arrives no earlier
+    than the answer to the previous turn, as in a replay; otherwise at its time in the trace.
+    ``arrivals`` overrides both (``arrivals.py``): closed-loop agents, or another load.
 
-    Raises ``CanopyError`` for an empty or unsorted trace, a profile of another model, or a
-    request that does not fit on the device.
+    Raises ``CanopyError`` for an empty or unsorted trace, a profile of another model, or a request
+    that does not fit on the device.
     """
     started = time.perf_counter()
     if config.model is not None:
@@ -69,7 +69,7 @@ def simulate_system(
 
 @contextmanager
 def _rare_collections() -> Iterator[None]:
-    """Python looks for cycles after every 700 new objects, in vain here: a tenth of the time."""
+    """Run Python's garbage collector rarely: there are no cycles, and it takes a tenth of the time."""
     before = gc.get_threshold()
     gc.set_threshold(max(before[0], _COLLECT_EVERY), *before[1:])
     try:
@@ -79,7 +79,7 @@ def _rare_collections() -> Iterator[None]:
 
 
 class _SystemRun:
-    """One simulation: its instances, its clock, its sums."""
+    """One simulation: instances, clock and sums."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class _SystemRun:
         self.meter = Meter(self.instances, self.disks, profile.kv_bytes_per_token, self.last)
 
     def serve(self) -> None:
-        """From the first arrival to the last token."""
+        """Run from the first arrival to the last token."""
         heap, fixed = self.heap, self.fixed
         count, at = len(fixed), 0
         span = max(self.workload.times[-1] - self.workload.times[0], 1.0)

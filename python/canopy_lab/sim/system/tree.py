@@ -1,7 +1,7 @@
-"""One instance's radix tree over device and host memory, as HiCache keeps it.
+"""One instance's radix tree over device and host memory, as in HiCache.
 
-What goes in, down, up and out (``nodes.py`` has what is where). Eviction is by need: a victim's
-tail is cut only as far as room is needed.
+Inserts, demotes, loads and evicts; ``nodes.py`` has the structure. Eviction is by need: a victim's
+tail is cut only by the tokens needed.
 """
 
 from __future__ import annotations
@@ -45,29 +45,28 @@ class TieredTree(TierNodes):
         self.host_written = 0
         """Tokens copied to the host so far."""
         self.duplicates: dict[TierNode, None] = {}
-        """Under ``write_back``: every node on both tiers, and some that no longer are."""
+        """Under ``write_back``: all nodes on both tiers, and some stale entries."""
         self.demoted: list[TierNode] = []
-        """Nodes that ``write_back`` copied to the host, until somebody clears the list."""
+        """Nodes that ``write_back`` copied to the host; the caller clears the list."""
         self.pins_demoted = False
-        """Whether they are pinned, until somebody unpins them."""
+        """Pin demoted nodes until the caller unpins them."""
 
     def claim(self, tokens: int) -> None:
-        """Take device tokens for a running request, evicting for them."""
+        """Allocate device tokens for a running request, evicting if needed."""
         short = tokens - self.free
         if short > 0:
             self.evict_device(short)
         self.private += tokens
 
-    # ---- growing ----
+    # ---- insertion and loading ----
 
     def insert(
         self, path: tuple[int, ...], blocks: int, tokens: int, since: TierNode | None = None
     ) -> tuple[TierNode, int]:
-        """Add the first ``blocks`` of ``path``, ``tokens`` in all, out of the private tokens.
+        """Insert the first ``blocks`` of ``path``, ``tokens`` long, from the private tokens.
 
-        ``since`` as in ``match``. Returns the last node, unlocked still, and how many tokens
-        became the tree's. What is cached already stays as it is; what was on the host alone is on
-        the device again.
+        ``since`` as in ``match``. Returns the last node, not locked, and the tokens added to the
+        device. Host-only nodes on the path become device nodes too.
         """
         found = self.match(path, since, blocks)
         node, added = found.node, 0
@@ -113,9 +112,9 @@ class TieredTree(TierNodes):
         return node, added
 
     def load(self, node: TierNode) -> int:
-        """Bring the path to ``node`` from the host to the device; returns tokens.
+        """Load the path to ``node`` from the host; return the tokens loaded.
 
-        The caller has made room. Nodes on the way are locked by the caller.
+        The caller has made room and locked the path.
         """
         loaded = 0
         while not node.device:
@@ -131,7 +130,7 @@ class TieredTree(TierNodes):
         return loaded
 
     def back_up(self, node: TierNode) -> int:
-        """Copy ``node``, its ancestors first, to the host; returns tokens."""
+        """Copy ``node`` to the host, ancestors first; return the tokens copied."""
         if self.host_policy is None:
             return 0
         chain = []
@@ -151,10 +150,10 @@ class TieredTree(TierNodes):
         return copied
 
     def add_to_host(self, path: tuple[int, ...], since: int, blocks: int, like: Leaf | None) -> int:
-        """Blocks ``since`` to ``blocks`` of ``path`` came from storage to the host.
+        """Add blocks ``since`` to ``blocks`` of ``path``, read from storage, to the host.
 
-        Returns the tokens added; their room was claimed before with ``claim_host``. Nothing is
-        added where what is before them has gone. ``like`` gives a new node its attributes.
+        Returns the tokens added; the caller has claimed their room with ``claim_host``. Adds
+        nothing if their prefix was evicted. A new node copies its attributes from ``like``.
         """
         found = self.match(path, None, blocks)
         node, size = found.node, self.block_tokens
@@ -179,12 +178,12 @@ class TieredTree(TierNodes):
         return leaf.length
 
     def claim_host(self, tokens: int) -> int:
-        """Make room on the host for up to ``tokens``; returns how many there is room for."""
+        """Make room on the host for up to ``tokens``; return the tokens that fit."""
         self._host_room(tokens)
         return max(0, min(tokens, self.host_tokens - self.host_used))
 
     def stamp(self, node: TierNode, request: Request, number: int) -> None:
-        """Mark every node up to the root, all locked, as used by request ``number``, once each."""
+        """Mark all nodes from ``node`` (locked) to the root as used by request ``number``."""
         while node is not self.root:
             if node.awaited_until is not None:
                 self.awaited.served(node)
@@ -236,7 +235,7 @@ class TieredTree(TierNodes):
         return freed
 
     def evict_host(self, need: int) -> int:
-        """The same on the host."""
+        """Free at least ``need`` host tokens if there are victims; returns tokens freed."""
         freed, policy = 0, self.host_policy
         while freed < need and policy is not None:
             victim = policy.victim(self.now)
@@ -261,7 +260,7 @@ class TieredTree(TierNodes):
         return freed
 
     def expire(self) -> int:
-        """Drop what is on the host alone and past its time, tails first; returns tokens."""
+        """Drop expired host-only nodes, tails first; return the tokens freed."""
         if self.expiry is None or self.host_policy is None:
             return 0
         gone = 0
@@ -286,7 +285,7 @@ class TieredTree(TierNodes):
         return short <= 0 or self.evict_host(short) >= short
 
     def _give_up_copies(self, need: int) -> int:
-        """Drop host copies of what the device has, in any order; returns tokens (SGLang's
+        """Drop host copies of device nodes, in any order; return the tokens freed (SGLang's
         ``_reclaim_full_host_duplicates``)."""
         freed, gone = 0, []
         for node in self.duplicates:
@@ -308,7 +307,7 @@ class TieredTree(TierNodes):
         return head
 
     def _copy_down(self, node: TierNode) -> None:
-        """``write_back``: copy a node to the host on its way out, if there is room."""
+        """``write_back``: copy an evicted node to the host if there is room."""
         if self._host_room(node.length):
             node.host = True
             self.host_used += node.length
@@ -318,7 +317,7 @@ class TieredTree(TierNodes):
                 self.pin(node)
 
     def _kept(self, node: TierNode, keep: int, need: int) -> int:
-        """Blocks of a victim that stay: what the policy keeps and whatever else is not needed."""
+        """Return the blocks of a victim that stay: kept by the policy, or not needed."""
         size = self.block_tokens
         kept = tokens_kept(
             node.length,
@@ -331,7 +330,7 @@ class TieredTree(TierNodes):
         return kept // size
 
     def _shorten(self, node: TierNode, kept: int) -> bool:
-        """Forget all but the first blocks of a leaf."""
+        """Cut a leaf to its first ``kept`` blocks; return False if it has children."""
         if node.children:
             return False
         node.blocks = node.blocks[:kept]
@@ -339,9 +338,9 @@ class TieredTree(TierNodes):
         return True
 
     def _hand_down(self, node: TierNode, kept: int) -> bool:
-        """Let a child on the host take over the end of ``node``, if it is what was cut before.
+        """Move the end of ``node`` to its only host child, if an earlier cut created that child.
 
-        Without it, evicting by need leaves a chain of small nodes on the host.
+        This avoids chains of small host nodes under eviction by need. Returns True on success.
         """
         if len(node.children) != 1 or node.pins:
             return False

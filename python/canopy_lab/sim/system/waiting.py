@@ -1,19 +1,19 @@
-"""What waiting for a place does to the cached prefix of a request.
+"""Protect the cached prefixes of waiting requests from eviction.
 
-``by-place`` is the live tree's way: whoever comes is looked up, and the budget goes to the head of
-the queue first. ``random-paths`` protects as many paths that nobody waits for: its placebo.
+``by-place`` is the live tree: arrivals are matched, and the budget is spent from the head of the
+queue. ``random-paths``, its placebo, protects as many random paths.
 
 ``awaited`` is the live tree with ``--canopy-protect-waiting off`` (``radix/core.py``,
-``protect_awaited``): a request that is looked up and not let in protects the deepest node of its path for a minute, within a budget.
-Under first come, first served only the head of the queue is looked up; an order that looks at
-what is cached, and a prefetch from disk, look at more.
+``protect_awaited``): a request that is matched but not admitted protects the deepest node of its path
+for a minute, within a budget. Under FCFS only the head of the queue is matched; cache-aware orders
+and disk prefetches match more requests.
 
-``touched`` is the way of SGLang's own ``lru``: every lookup and every insertion makes a path the
-most recent, and before every 32nd step that may let somebody in so are the paths of the first
-128 that wait, the head's last (``SchedulePolicy._touch_waiting_prefixes``). It is for comparison
-with SGLang's own cache; with another policy than ``lru`` SGLang touches at lookups only.
+``touched`` is SGLang's ``lru``: each match and insertion makes a path the most recent, and before
+every 32nd step that may admit requests the paths of the first 128 waiting requests are touched, the
+head last (``SchedulePolicy._touch_waiting_prefixes``). Other SGLang policies touch at matches only
+(``matched``).
 
-To add one, write a class with these three methods and name it in ``WAITING_PREFIXES``.
+To add a variant, implement the three methods and list the class in ``WAITING_PREFIXES``.
 """
 
 from __future__ import annotations
@@ -29,25 +29,24 @@ from sglang_canopy.records import Request
 REFRESH_EVERY = 32
 """Steps between two refreshes (``WAITING_PREFIX_REFRESH_INTERVAL``)."""
 REFRESH_AT_MOST = 128
-"""Requests refreshed (``WAITING_QUEUE_PREFIX_MATCH_MAX``)."""
+"""Requests per refresh (``WAITING_QUEUE_PREFIX_MATCH_MAX``)."""
 
 
 class WaitingPrefixes(Protocol):
-    """Hears of lookups, steps and uses in the tree of one instance."""
+    """Receives matches, steps and uses in the tree of one instance."""
 
     def looked_up(self, job: SimulatedRequest, node: TierNode) -> None:
-        """``job`` was looked up and goes on waiting; ``node`` is the end of what it found."""
+        """``job`` was matched up to ``node`` and remains queued."""
 
     def before_step(self, waiting: Sequence[SimulatedRequest], matched: bool) -> None:
-        """A step that may let somebody in is planned. ``matched``: the order has looked at
-        what the waiting jobs have cached."""
+        """A step that may admit jobs is planned. ``matched``: the order matched the queue."""
 
     def used(self, leaf: TierNode, request: Request) -> None:
         """``request`` was stamped on the path to ``leaf``, which is locked."""
 
 
 class Ignored:
-    """``ignored``: waiting changes nothing."""
+    """``ignored``: no protection."""
 
     def __init__(self, tree: TierNodes) -> None:
         self.tree = tree
@@ -63,14 +62,14 @@ class Ignored:
 
 
 class Protected(Ignored):
-    """``awaited``: the live tree's, with ``--canopy-protect-waiting off``."""
+    """``awaited``: the live tree with ``--canopy-protect-waiting off``."""
 
     def looked_up(self, job: SimulatedRequest, node: TierNode) -> None:
         self.tree.protect(node, job.request.tenant)
 
 
 class TouchedWhenMatched(Ignored):
-    """``matched``: SGLang's for every other policy."""
+    """``matched``: SGLang with a policy other than ``lru``."""
 
     def looked_up(self, job: SimulatedRequest, node: TierNode) -> None:
         self.tree.touch(node)
@@ -80,10 +79,9 @@ class TouchedWhenMatched(Ignored):
 
 
 class ProtectedByPlace(Protected):
-    """``by-place``: the live tree's.
+    """``by-place``: the live tree.
 
-    Who comes is looked up; every 32nd step the budget is given anew, to the head of the queue
-    first.
+    Arrivals are matched; every 32nd step the budget is assigned again from the head of the queue.
     """
 
     def __init__(self, tree: TierNodes) -> None:
@@ -103,19 +101,19 @@ class ProtectedByPlace(Protected):
                 [(self.path_end(job), job.request.tenant) for job in waiting[:REFRESH_AT_MOST]]
             )
             return
-        for job in reversed(waiting):  # whoever came since is at the end, or was looked up
+        for job in reversed(waiting):  # newer jobs are at the end, or were matched
             if job not in self._matched:
                 self._matched.add(job)
                 self.tree.protect(self.path_end(job), job.request.tenant)
 
     def path_end(self, job: SimulatedRequest) -> TierNode:
-        """The deepest node of what is cached of ``job``."""
+        """Return the deepest cached node of ``job``'s path."""
         tree = self.tree
         return tree.match(job.path, None, job.blocks_of(job.target, tree.block_tokens)).node
 
 
 class ProtectedAtRandom(ProtectedByPlace):
-    """``random-paths``: the same number of paths, drawn from the whole tree: the placebo."""
+    """``random-paths``: the placebo; as many paths, drawn from the whole tree."""
 
     def __init__(self, tree: TierNodes) -> None:
         super().__init__(tree)
@@ -129,7 +127,7 @@ class ProtectedAtRandom(ProtectedByPlace):
 
 
 class Touched(TouchedWhenMatched):
-    """``touched``: SGLang's for its ``lru``."""
+    """``touched``: SGLang with ``lru``."""
 
     def __init__(self, tree: TierNodes) -> None:
         super().__init__(tree)
@@ -153,4 +151,4 @@ WAITING_PREFIXES: Mapping[str, Callable[[TierNodes], WaitingPrefixes]] = {
     "matched": TouchedWhenMatched,
     "ignored": Ignored,
 }
-"""By the name that ``SystemConfig.waiting_prefixes`` takes."""
+"""Variants by their name in ``SystemConfig.waiting_prefixes``."""
