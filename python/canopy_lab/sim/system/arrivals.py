@@ -1,4 +1,4 @@
-"""When requests come: at the trace's times, or after the answers that they continue."""
+"""Arrival times: from the trace, or after the answers that requests continue."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from sglang_canopy.errors import CanopyError
 
 
 class Arrivals(Protocol):
-    """Says when each request of a workload is due. Times in seconds."""
+    """Arrival time of each request of a workload, in seconds."""
 
     def begin(self) -> Sequence[tuple[float, int]]:
-        """``(time, request)`` of those that wait for nobody, in order of time."""
+        """Return sorted (time, request) pairs of the requests that depend on no other."""
 
     def answered(self, request: int, end_s: float) -> Sequence[tuple[float, int]]:
-        """``request`` is answered: those that come after it, none before ``end_s``."""
+        """Return (time, request) pairs of requests that follow ``request``, answered at ``end_s``."""
 
 
 class OpenLoop:
-    """Each request at its time, whatever the server does. ``stretch`` multiplies the times."""
+    """Each request at its time in the trace, multiplied by ``stretch``."""
 
     def __init__(self, workload: Workload, stretch: float = 1.0) -> None:
         _positive("stretch", stretch)
@@ -36,7 +36,7 @@ class OpenLoop:
 
 
 class TurnsWait(OpenLoop):
-    """Each at its time, but a turn no earlier than the answer before it."""
+    """Each request at its time in the trace, or after the previous turn's answer if later."""
 
     def __init__(self, workload: Workload, stretch: float = 1.0) -> None:
         super().__init__(workload, stretch)
@@ -52,11 +52,10 @@ class TurnsWait(OpenLoop):
 
 
 class ClosedLoop:
-    """Agents: a turn is sent after the answer to the one before it and the time to think.
+    """Agents: each turn is sent after the previous turn's answer and a think time.
 
-    Sessions begin at ``sessions_per_hour``, at random (exponential gaps, from ``seed``) and in the
-    order of the trace; without a rate, at the trace's times. What follows what and after how long:
-    ``trace/sessions.py``.
+    Sessions start at ``sessions_per_hour`` with exponential gaps (``seed``), in the order of the
+    trace; without a rate, at the trace's times. ``trace/sessions.py`` has the links and think times.
     """
 
     def __init__(

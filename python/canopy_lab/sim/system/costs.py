@@ -10,7 +10,7 @@ from canopy_lab.sim.system.engine_profile import EngineProfile
 
 
 class Costs:
-    """Seconds of steps, from ``profile``."""
+    """Step costs in seconds, from ``profile``."""
 
     def __init__(self, profile: EngineProfile) -> None:
         self._profile = profile
@@ -19,26 +19,26 @@ class Costs:
         self._pair_s = profile.pair_s()
 
     def prefill(self, requests: Sequence[tuple[int, int]]) -> float:
-        """A prefill step of requests ``(new tokens, context tokens)``."""
+        """Return the cost of a prefill step of (new tokens, context tokens) requests."""
         return self._profile.prefill_batch_s(requests, self._pair_s)
 
     def marginal(self, new_tokens: int, context_tokens: int, step_tokens: int) -> float:
-        """What ``new_tokens`` add to prefill steps that are full, of ``step_tokens`` each."""
+        """Return the marginal cost of ``new_tokens`` in full steps of ``step_tokens``."""
         share = new_tokens / step_tokens
         linear = share * self._profile.linear_s(step_tokens)
         alone = self._profile.prefill_batch_s([(new_tokens, context_tokens)], self._pair_s)
         return linear + alone - self._profile.linear_s(new_tokens)
 
     def step_tokens_worth(self, step_tokens: int) -> float:
-        """Tokens whose prefill takes as long as a step costs beside its tokens."""
+        """Return the fixed cost of a step, expressed in tokens."""
         least, most = self._profile.linear_s(1), self._profile.linear_s(step_tokens)
         return least * (step_tokens - 1) / (most - least) if most > least else 0.0
 
     def decode(self, batch: int, context: float, steps: int) -> float:
-        """``steps`` decode steps of a batch whose requests have ``context`` tokens on average.
+        """Return the cost of ``steps`` decode steps at a mean context of ``context`` tokens.
 
-        A step costs (piecewise) linearly in the context, which grows by one a step: the sum is
-        that of the middle step.
+        A step's cost is piecewise linear in the context, which grows by one per step; the sum uses
+        the middle step.
         """
         line = self._decode.get(batch)
         if line is None:
@@ -49,13 +49,15 @@ class Costs:
         return steps * max(values[i] + slopes[i] * (middle - lengths[i]), 0.0)
 
     def overlapped(self, compute: float, load: float) -> float:
-        """A prefill step whose KV comes from the host layer by layer, each layer's before its
-        compute: whichever is slower, plus one layer of the other."""
+        """Return the time of a prefill step that loads KV from the host layer by layer.
+
+        Loading and computing overlap: the slower of both, plus one layer of the other.
+        """
         layers = self._profile.layers
         return max(compute + load / layers, load + compute / layers)
 
     def _line(self, batch: int) -> tuple[list[float], list[float], list[float]]:
-        """Points and slopes of a decode step over the context, for one batch."""
+        """Return points and slopes of a decode step's cost over the context, for one batch size."""
         lengths = list(self._profile.decode_context_tokens)
         values = [self._profile.decode_s(batch, length) for length in lengths]
         slopes = [

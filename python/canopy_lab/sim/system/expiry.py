@@ -19,15 +19,15 @@ class Expiry:
 
     @classmethod
     def of(cls, ttl: Any) -> Expiry | None:
-        """``None`` where nothing expires."""
+        """Make an ``Expiry``, or ``None`` if no page expires."""
         return None if ttl is None or ttl == math.inf else cls(ttl)
 
     def group(self, path: Sequence[int]) -> int:
-        """The group of a node whose path, itself included, this is."""
+        """Return the group of the node at the end of ``path``."""
         return RESIDUAL if self._table is None else self._table.group_of(path)
 
     def over(self, leaf: Leaf, now: float) -> bool:
-        """Whether ``leaf`` was last used too long ago, for its group or category."""
+        """Return True if ``leaf`` has expired."""
         if self._table is None:
             return now - leaf.last_access > self._ttl_s
         return now - leaf.last_access > self._table.ttl_s(leaf.group, leaf.category)

@@ -51,43 +51,43 @@ class SimulatedRequest:
     ) -> None:
         self.index = index
         self.arrival = arrival
-        """When it was due, in seconds: every time is counted from here."""
+        """Arrival time in seconds."""
         self.request, self.path, self.prompt, self.output, self.end_tokens = made
         self.entered = math.nan
-        """When the gate let it into the queue."""
+        """Time at which the gate admitted it to the queue."""
         self.tokens_before = 0
-        """Tokens that its instance had prefilled when it began to wait."""
+        """Tokens that the instance had prefilled when the request was queued."""
         self.max_new = self.output
-        """Tokens that its client allows it to generate; no fewer than it does."""
+        """``max_tokens``; at least the output."""
         self.may_end = 0
-        """Step of the running batch at which it would have generated all of them."""
+        """Step of the running batch at which ``max_new`` is reached."""
         self.clipped = False
-        """Whether it may still generate more than is ever reserved."""
+        """True while its remaining output exceeds the maximum reservation."""
         self.target = self.prompt
         """Tokens to prefill; more than the prompt after a retraction."""
         self.done = 0
         """Tokens whose KV is on the device."""
         self.private = 0
-        """Device tokens it holds outside the tree."""
+        """Device tokens allocated outside the tree."""
         self.leaf: TierNode | None = None
-        """The locked end of its path in the tree."""
+        """Deepest locked node of its path."""
         self.device_hit = self.host_hit = self.disk_hit = 0
         self.disk_start = 0
         self.on_disk = -1
-        """Blocks of its path that are on the disk or on their way; -1 before the first look."""
+        """Leading blocks of its path stored or queued on the disk; -1 before the first check."""
         self.fetch: Transfer | None = None
         self.prefetched = 0
-        """Tokens that its prefetch under way asks for."""
+        """Tokens requested by its running prefetch."""
         self.anchor: TierNode | None = None
-        """Where what its prefetch under way brings will be attached."""
+        """Node below which prefetched blocks are added."""
         self.fetched_from = 0
-        """Block where the prefetch begins."""
+        """First block of the prefetch."""
         self.fetch_deadline = math.inf
         self.start = math.nan
         self.first_token = math.nan
 
     def path_of_prompt(self, block_tokens: int) -> tuple[int, ...]:
-        """The blocks that are looked up for it."""
+        """Return the blocks of the tokens to prefill."""
         return self.path[: self.blocks_of(self.target, block_tokens)]
 
     def blocks_of(self, tokens: int, block_tokens: int) -> int:

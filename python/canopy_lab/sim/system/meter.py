@@ -9,7 +9,7 @@ from canopy_lab.sim.system.instance import Instance
 
 
 class _Held:
-    """What one instance held when it was last looked at, in tokens."""
+    """Tokens held by one instance at the last reading."""
 
     __slots__ = ("device", "host", "since")
 
@@ -19,7 +19,7 @@ class _Held:
 
 
 class Meter:
-    """Means and peaks of what tiers hold, all instances together."""
+    """Means and peaks of the tiers' contents, summed over instances."""
 
     def __init__(
         self, instances: Sequence[Instance], disks: Sequence[Disk], kv_bytes: int, begin: float
@@ -35,7 +35,7 @@ class Meter:
         self.peak_queue = 0
 
     def read(self, now: float, instance: Instance) -> None:
-        """Note what ``instance`` and the disks hold."""
+        """Sample ``instance`` and the disks."""
         held, tree = self._held[instance], instance.tree
         span = now - held.since
         self._device_area += held.device * span
@@ -62,7 +62,7 @@ class Meter:
                 self._most_disk = disk_held
 
     def close(self, now: float) -> None:
-        """Count what is held up to the end of the run."""
+        """Extend the last samples to the end of the run."""
         for held in self._held.values():
             span = now - held.since
             self._device_area += held.device * span
@@ -70,7 +70,7 @@ class Meter:
         self._disk_area += self._disk_held * (now - self._disk_at)
 
     def means(self, span: float) -> dict[str, float]:
-        """Bytes over time, a tier."""
+        """Return mean bytes by tier."""
         kv = self._kv_bytes
         return {
             "device": self._device_area * kv / span,
@@ -79,7 +79,7 @@ class Meter:
         }
 
     def peaks(self) -> dict[str, float]:
-        """Most bytes at once, a tier."""
+        """Return peak bytes by tier."""
         return {
             "device": float(self._most_device * self._kv_bytes),
             "host": float(self._most_host * self._kv_bytes),

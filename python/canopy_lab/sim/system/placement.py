@@ -1,9 +1,8 @@
-"""Store the KV that an instance has computed: in its tree, in host memory, on disk.
+"""Store computed KV in an instance's tree, in host memory and on disk.
 
-A write to the disk reads host memory, which stays as it is until the write is over: so what waits
-to be written is never more than the host holds, and what finds no room beside it is not copied to
-the host, nor written, before it is used again (SGLang's ``write_backup_storage``, which locks the
-node, and ``_execute_kv_backup``, which gives up where ``evict_host`` frees too little).
+A disk write pins its host copy until it ends, so queued writes never exceed the host. KV without room
+on the host is neither copied nor written until its next use (SGLang's ``write_backup_storage``, which
+locks the node, and ``_execute_kv_backup``, which stops if ``evict_host`` frees too little).
 """
 
 from __future__ import annotations
@@ -44,9 +43,9 @@ class Placement:
         tree.pins_demoted = disk is not None
 
     def insert(self, job: SimulatedRequest, tokens: int, now: float) -> None:
-        """Give the first ``tokens`` of a job to the tree, and copy them down if that is due."""
+        """Insert the first ``tokens`` of a job into the tree, and copy them down if due."""
         tree, page = self.tree, self.page_tokens
-        # Of an output that the next turn does not repeat whole, the rest has no name.
+        # Output that the next turn does not repeat has no block ids.
         tokens = min(tokens, len(job.path) * tree.block_tokens) // page * page
         if not tokens:
             return
@@ -80,8 +79,10 @@ class Placement:
         return copied
 
     def write_demoted(self, now: float) -> float:
-        """Copy the victims that ``write_back`` keeps to the host; from there they go on to the
-        disk. Returns when the last copy ends, which the next step waits for."""
+        """Copy victims demoted under ``write_back`` to the host, and queue their disk writes.
+
+        Returns the end of the last copy, which the next step waits for.
+        """
         assert self.host_link is not None
         done = now
         for node in self.tree.demoted:
