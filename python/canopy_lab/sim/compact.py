@@ -1,8 +1,8 @@
-"""A compact in-memory trace: its size depends on the distinct blocks, not on the length.
+"""A compact in-memory trace, whose size depends on the distinct blocks.
 
-Block ids are chained: equal ids mean equal paths. So a path is stored once, as the blocks it
-adds to the path it continues, and a request is where on which path it ends. Two hundred long
-agent conversations repeat each block some thirty times: that is the saving.
+Block ids are chained: equal ids mean equal paths. A path is stored once, as the blocks that it adds to
+the path it continues; a request is a path and the depth at which it ends. In 200 long agent
+conversations each block repeats about thirty times.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ _BLOCKS = _NAMES.index("blocks")
 
 
 class CompactTrace(Sequence[TraceRequest]):
-    """The records of ``trace``, equal to them one by one; can be pickled."""
+    """The records of ``trace``, in a sequence that can be pickled."""
 
     def __init__(self, trace: Iterable[TraceRequest]) -> None:
         self._runs: list[tuple[int, ...]] = []
-        """Blocks that a path adds to its parent path."""
+        """Blocks of each run, which continues its parent run."""
         self._parents = array("q")
-        """For each run, the run it continues; -1 at the root."""
+        """Parent of each run; -1 at the root."""
         self._depths = array("q")
-        """Blocks of the path before each run."""
+        """Depth of each run's start, in blocks."""
         self._rows: list[tuple[Any, ...]] = []
         self._run_of = array("q")
         self.distinct_blocks = 0
         first: dict[int, int] = {}
-        """The run that begins with a block. Of the blocks themselves none is kept but in runs."""
+        """First block -> run."""
         for record in trace:
             path = record.blocks
             run, at = self._stored(path, first)
@@ -51,7 +51,7 @@ class CompactTrace(Sequence[TraceRequest]):
             self._run_of.append(run)
 
     def _stored(self, path: tuple[int, ...], first: Mapping[int, int]) -> tuple[int, int]:
-        """How many blocks of ``path`` are stored, and the run that the last of them is in."""
+        """Return the run in which the stored part of ``path`` ends, and its length in blocks."""
         run, at = -1, 0
         while at < len(path):
             following = first.get(path[at])
@@ -86,7 +86,7 @@ class CompactTrace(Sequence[TraceRequest]):
         return map(self.__getitem__, range(len(self)))
 
     def _path(self, run: int, blocks: int) -> tuple[int, ...]:
-        """The first ``blocks`` blocks of the path that ends in ``run``."""
+        """Return the first ``blocks`` blocks of the path that ends in ``run``."""
         parts = []
         while run >= 0:
             start = self._depths[run]

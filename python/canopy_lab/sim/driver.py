@@ -19,12 +19,12 @@ from sglang_canopy.records import Request
 
 @dataclass(frozen=True, slots=True)
 class SimResult:
-    """What one run measured. A hit is in the leading run of cached blocks of a prompt."""
+    """Result of one run. Hits are blocks of the longest cached prefix."""
 
     requests: int
     capacity_blocks: int
     blocks: int
-    """Blocks asked for, over all prompts."""
+    """Blocks of all prompts."""
     block_hits: int
     tokens: int
     token_hits: int
@@ -33,7 +33,7 @@ class SimResult:
     uncached_tokens_p95: float
     uncached_tokens_p99: float
     uncached_tokens: array
-    """Tokens to prefill, one entry a request, in order (``array('q')``)."""
+    """Tokens to prefill per request, in order (``array('q')``)."""
     threshold_tokens: float | None
     tel_tokens: float | None
     """Tail excess latency in tokens: the sum over requests of max(0, uncached - threshold)
@@ -46,7 +46,7 @@ class SimResult:
     resident_blocks: int
     """Blocks in the cache at the end."""
     seconds: float
-    """Wall time of the run, reading of the trace included."""
+    """Wall time of the run, including reading the trace."""
 
     @property
     def block_hit_ratio(self) -> float:

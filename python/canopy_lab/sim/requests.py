@@ -1,9 +1,8 @@
-"""Convert trace records into the requests that a policy sees.
+"""Convert trace records into requests for a policy.
 
-Also the two things an experiment may do to them: the *placebo* (labels shuffled among the
-requests, so that a gain that survives it does not come from the labels) and *hints* (what a
-client could say about its own future, taken from the trace, for a share of the clients and
-with an accuracy).
+Experiments may shuffle the labels among the requests (*placebo*: a gain that remains does not come
+from the labels), or add client *hints* from the trace's future, for a share of the clients and with a
+given accuracy.
 """
 
 from __future__ import annotations
@@ -20,19 +19,19 @@ from sglang_canopy.records import Request
 
 @dataclass(frozen=True, slots=True)
 class Hints:
-    """What clients say about their future (``Request.over``, ``Request.return_in_s``).
+    """Client hints about the future (``Request.over``, ``Request.return_in_s``).
 
-    ``share`` of the clients (conversations; requests where the trace names none) speak;
-    a statement is true with probability ``accuracy``, else it is wrong: the opposite of
-    ``over``, another client's return time.
+    ``share`` of the clients (conversations, or requests without one) send hints. A hint is true with
+    probability ``accuracy``; a wrong hint is the opposite of ``over``, or another client's return
+    time.
     """
 
     share: float = 1.0
     accuracy: float = 1.0
     over: bool = True
-    """Clients say that a conversation is over (and, by saying nothing, that it is not)."""
+    """Send ``over`` at the end of a conversation."""
     returns: bool = True
-    """Clients say when a conversation continues."""
+    """Send the return time of a conversation."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -49,14 +48,13 @@ def to_requests(
     hints: Hints | None = None,
     times: Sequence[float] | None = None,
 ) -> Iterator[Request]:
-    """The trace as policies see it, in order.
+    """Iterate over the trace as requests, in order.
 
-    A record that shares its time with the one before (Mooncake stamps in steps of 3 s) gets
-    the next representable float: two requests never tie, and order is that of the trace.
-    The trace is streamed, unless a placebo or hints need to see all of it first. ``times``, in
-    ascending order, stand in for the trace's.
+    Equal times (Mooncake rounds to 3 s) become the next representable floats, so that requests never
+    tie. The trace is streamed unless a placebo or hints need all of it. ``times`` (ascending) replace
+    the trace's.
 
-    Raises ``CanopyError`` where time runs backwards.
+    Raises ``CanopyError`` for a decreasing time.
     """
     if placebo_seed is None and hints is None:
         records: Iterable[TraceRequest] = trace
@@ -94,12 +92,10 @@ def to_requests(
 
 
 def continuations(trace: Sequence[TraceRequest]) -> list[float | None]:
-    """For each record, seconds until a later one contains its last full block; else until its
-    conversation's next; else ``None``.
+    """Return for each record the seconds until it is continued, or ``None``.
 
-    That is the trace's own answer to "does this path continue, and when", with chained ids.
-    A client that rewrites its history (agents compact it, or leave out tools' results) uses the
-    last block no more, and goes on all the same.
+    A record is continued by the next record that contains its last full block (ids are chained), or
+    else by the next record of its conversation, because clients may rewrite their history.
     """
     next_use: dict[object, float] = {}
     gaps: list[float | None] = []
@@ -133,7 +129,7 @@ def _shuffled_labels(trace: Iterable[TraceRequest], seed: int) -> list[_Label]:
 
 
 def _spoken(trace: Sequence[TraceRequest], hints: Hints) -> list[tuple[bool, float | None]]:
-    """``(over, return_in_s)`` as the clients say it, for each record."""
+    """Return the hints (over, return_in_s) of each record."""
     draw = random.Random(hints.seed)
     truth = continuations(trace)
     gaps = [gap for gap in truth if gap is not None]

@@ -1,4 +1,4 @@
-"""Run functions on one object that all of them share: in this process, or in spawned ones."""
+"""Run functions on one shared object, in this process or in spawned ones."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ Done = TypeVar("Done")
 
 
 class Workers(Generic[Work]):
-    """A context manager; processes start when there is something to do.
+    """A pool of processes, started at the first ``map``. A context manager.
 
-    Each loads ``work`` once, from a file that only this user can read.
+    Each process loads ``work`` once, from a file that only this user can read.
     """
 
     def __init__(self, work: Work, jobs: int) -> None:
@@ -36,9 +36,9 @@ class Workers(Generic[Work]):
     def map(
         self, run: Callable[[Work, Item], Done], items: Sequence[Item]
     ) -> Iterator[tuple[int, Done]]:
-        """``(index, run(work, item))`` as they come. ``run`` is a function of a module.
+        """Iterate over (index, run(work, item)) in order of completion.
 
-        Raises ``CanopyError`` where a process was killed, and what ``run`` raises.
+        ``run`` must be importable. Raises ``CanopyError`` if a process was killed.
         """
         if self._jobs == 1:
             for at, item in enumerate(items):
@@ -70,7 +70,7 @@ class Workers(Generic[Work]):
             self._folder.cleanup()
 
     def _started(self) -> tuple[ProcessPoolExecutor, str]:
-        """The processes, and where they find the work."""
+        """Return the pool and the path of the pickled work, starting them if needed."""
         if self._pool is None or self._folder is None:
             self._folder = tempfile.TemporaryDirectory(prefix="canopy-work-")
             path = Path(self._folder.name) / "work"

@@ -116,7 +116,7 @@ class StaticCap:
 
 
 class RandomCap(StaticCap):
-    """``random``: as ``static``, but a free place goes to a random held turn."""
+    """``random``: as ``static``, but admits a random held turn."""
 
     def __init__(
         self,

@@ -313,7 +313,7 @@ class TierNodes:
         node.ranked = NOWHERE
 
     def _delete(self, node: TierNode) -> None:
-        """Remove ``node`` and its subtree, none of which is on the device."""
+        """Remove ``node`` and its subtree; no part of it may be on the device."""
         if self.sessions is not None:
             for gone in (*reversed(list(below(node))), node):
                 self.sessions.deleted(gone)

@@ -1,4 +1,4 @@
-"""Which instance a request goes to."""
+"""Route requests to instances."""
 
 from __future__ import annotations
 
@@ -7,50 +7,50 @@ from collections.abc import Sequence
 from typing import Protocol
 
 MATCH_SHARE = 0.3
-"""Prefix-aware: follow a known prefix that covers more than this share of the prompt
+"""Prefix-aware: minimum share of the prompt that a known prefix must cover
 (``--cache-threshold`` of sglang-router 0.3.2)."""
 IMBALANCE_REQUESTS = 64
 IMBALANCE_RATIO = 1.5
-"""Prefix-aware: beyond both, load goes first (``--balance-abs-threshold``, ``-rel-threshold``)."""
+"""Prefix-aware: above both, balance load (``--balance-abs-threshold``, ``-rel-threshold``)."""
 
 
 BLOCKS_KEPT = 1 << 20
-"""Of blocks of 16 tokens, 2^26 characters (``--max-tree-size``), at four a token. The router
-counts them for each server; here it is the bound for all together, and twice it at most."""
+"""Blocks remembered: 2^26 characters (``--max-tree-size``) at 16 tokens of four characters. The
+router has this limit per server; here it is for all servers, and up to twice as many are kept."""
 
 
 class Loaded(Protocol):
-    """What a router knows of an instance's load."""
+    """An instance's load, as seen by a router."""
 
     @property
     def requests(self) -> int:
-        """Waiting and running."""
+        """Waiting and running requests."""
 
     @property
     def outstanding(self) -> int:
-        """Tokens that these have, prompts and outputs."""
+        """Their prompt and output tokens."""
 
 
 class KnownPrefixes:
-    """What a router knows of caches: where it has sent each prefix last.
+    """The instance to which a router last sent each prefix.
 
-    It does not hear of evictions, and forgets what was not sent again for ``blocks_kept`` blocks.
+    Evictions are not known. Prefixes expire after ``blocks_kept`` further blocks.
     """
 
     def __init__(self, blocks_kept: int = BLOCKS_KEPT) -> None:
         self._kept = blocks_kept
         self._sent_to: dict[int, int] = {}
-        """By block. Ids are chained, and a path is noted whole, so that what is known of it is a
-        run from its start."""
+        """Block -> instance. Ids are chained and whole paths are recorded, so the known part of a
+        path is a prefix."""
         self._before: dict[int, int] = {}
-        """The same, of the blocks before those."""
+        """The previous generation of ``_sent_to``."""
 
     def __len__(self) -> int:
         return len(self._sent_to) + len(self._before)
 
     def longest(self, path: Sequence[int]) -> tuple[int, int]:
-        """How many blocks of ``path`` were sent before, and where the last of them went; -1 for
-        none."""
+        """Return the number of known leading blocks of ``path``, and the instance of the last
+        (-1 if there is none)."""
         low, high = 0, len(path)
         while low < high:
             middle = (low + high + 1) // 2
@@ -61,7 +61,7 @@ class KnownPrefixes:
         return low, self._where(path[low - 1]) if low else -1
 
     def sent(self, path: Sequence[int], instance: int) -> None:
-        """A request for ``path`` goes to ``instance``."""
+        """Record that ``path`` was sent to ``instance``."""
         self._sent_to.update(dict.fromkeys(path, instance))
         if len(self._sent_to) > self._kept:
             self._before, self._sent_to = self._sent_to, {}
@@ -74,9 +74,9 @@ class KnownPrefixes:
 class Router:
     """``round-robin``, ``least-loaded`` (fewest tokens outstanding) or ``prefix-aware``.
 
-    Prefix-aware is SGLang's ``cache_aware``: the instance that a long prefix was sent to, and the
-    one with the fewest requests for other prompts or out of balance, the first of several. Of the
-    least loaded one is drawn, from ``seed``.
+    Prefix-aware is SGLang's ``cache_aware``: the instance to which a long prefix was sent, or the
+    first instance with the fewest requests if there is none or the load is unbalanced. Ties of
+    ``least-loaded`` are drawn at random (``seed``).
     """
 
     def __init__(self, name: str, instances: Sequence[Loaded], seed: int) -> None:
@@ -87,7 +87,7 @@ class Router:
         self._prefixes = KnownPrefixes()
 
     def choose(self, path: Sequence[int]) -> int:
-        """The number of the instance that gets the request for these blocks."""
+        """Return the index of the instance for a request with these blocks."""
         count = len(self._instances)
         if count == 1:
             return 0

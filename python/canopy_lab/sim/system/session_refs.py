@@ -1,10 +1,9 @@
 """SGLang's ``--enable-session-radix-cache``, for comparison: leaves ranked by open sessions.
 
-SGLang 0.5.23 (``unified_cache/session_ref_tracker.py``, ``components/full.py``) tags the leaf that
-a session's last answer ended on. Every node from there to the root counts that session, once for
-each of its tagged leaves that has no other above it, until the client closes the session. What no
-open session counts goes first; then what fewest count; among equals the least recently used.
-When a tagged leaf is deleted its tag moves to the node above.
+SGLang 0.5.23 (``unified_cache/session_ref_tracker.py``, ``components/full.py``) tags the leaf at the
+end of a session's last answer. Until the client closes the session, each ancestor of a tagged leaf
+without a tagged ancestor counts one reference. Leaves with the fewest references are evicted first,
+ties by LRU. If a tagged leaf is deleted, its tag moves to the parent.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from sglang_canopy.policy.ranked import NoOptions
 from sglang_canopy.records import Leaf
 
 SESSION_REFS = ("off", "kept", "closed")
-"""Off; on, with clients that never close a session; with clients that do at the last answer."""
+"""Off; on, without closed sessions; on, with sessions closed after the last answer."""
 
 
 class SessionRefs:
-    """Which sessions count a node. Nodes have a ``parent``, which the root's is ``None``."""
+    """Sessions that reference a node. The root's ``parent`` is ``None``."""
 
     def __init__(self) -> None:
         self._tagged: dict[Hashable, set[Any]] = {}
@@ -31,11 +30,11 @@ class SessionRefs:
         self._count: dict[Any, int] = {}
 
     def of(self, node: Any) -> int:
-        """Sessions that count ``node``."""
+        """Return the references of ``node``."""
         return self._count.get(node, 0)
 
     def answered(self, session: Hashable | None, leaf: Any) -> None:
-        """A request of ``session`` is answered; ``leaf`` ends its path."""
+        """Tag ``leaf``, at the end of a finished request of ``session``."""
         tagged = self._tagged.get(session, set())
         if session is None or leaf.parent is None or leaf in tagged:
             return
@@ -48,7 +47,7 @@ class SessionRefs:
             self._untag(session, above)
 
     def close(self, session: Hashable | None) -> None:
-        """Nothing of ``session`` counts any longer."""
+        """Remove all references of ``session``."""
         for leaf in tuple(self._tagged.get(session, ())):
             self._add(leaf, None, -1)
             self._untag(session, leaf)
@@ -59,7 +58,7 @@ class SessionRefs:
             self._count[head] = self._count[node]
 
     def deleted(self, node: Any) -> None:
-        """``node``, a leaf of the tree, is gone."""
+        """Move the tags of ``node``, a deleted leaf, to its parent."""
         for session in tuple(self._sessions.get(node, ())):
             above = node.parent
             if above.parent is None or above in self._tagged[session]:
@@ -70,7 +69,7 @@ class SessionRefs:
                 self._tag(session, above)
 
     def _add(self, node: Any, stop: Any, count: int) -> None:
-        """To ``node`` and all above it, below ``stop``."""
+        """Add ``count`` references to ``node`` and its ancestors below ``stop``."""
         while node is not stop and node.parent is not None:
             left = self._count.get(node, 0) + count
             if left:
@@ -94,7 +93,7 @@ class SessionRefs:
 
 
 class SessionAwareLRU(Policy):
-    """Least (sessions, last access) first. O(n), as SGLang's heap of all leaves is."""
+    """Rank by (references, last access), lowest first. O(n), as SGLang's heap of all leaves."""
 
     name: ClassVar[str] = "session-lru"
     Config: ClassVar[type] = NoOptions
@@ -111,7 +110,7 @@ class SessionAwareLRU(Policy):
     def drop(self, leaf: Leaf) -> None:
         self._leaves.pop(leaf, None)
 
-    # victim = the leaf with the least (sessions that count it, last_access)
+    # victim = the leaf with the least (references, last_access)
     def victim(self, now: float) -> Victim | None:
         if not self._leaves:
             return None

@@ -1,4 +1,4 @@
-"""Traces that note their times in steps: when their requests may have come."""
+"""Spread the arrivals of traces whose times are rounded to coarse steps."""
 
 from __future__ import annotations
 
@@ -8,18 +8,16 @@ from itertools import pairwise
 from statistics import median
 
 STAMPED_SHARE = 0.5
-"""Times are stamps of an interval if more than this share of the requests has one in common
-with another request."""
+"""Times count as rounded if more than this share of the requests has a non-unique time."""
 
 
 def spread_stamps(times: Sequence[float], seed: int = 0) -> list[float]:
-    """``times`` in which requests of one stamp come at random moments of its interval.
+    """Return ``times`` with requests of equal time spread over the rounding interval.
 
-    A trace that notes its times in steps (Mooncake: 3 s) says of a request only in which step it
-    came; taken as they are, all of a step come at once, and the queues are those of bursts that
-    never were. Where more than half of the requests share their time with another, those of one
-    stamp are drawn uniformly from the time to the next stamp, at most the usual (median) gap
-    between stamps, and keep their order. Other times stay as they are. Deterministic in ``seed``.
+    Rounded times (Mooncake: 3 s) would otherwise cause bursts that did not exist. If more than half
+    of the requests share their time with another request, equal times are redrawn uniformly up to
+    the next time, at most the median gap, in the same order. Other traces are unchanged.
+    Deterministic in ``seed``.
     """
     groups: list[list[int]] = []
     for index, time in enumerate(times):

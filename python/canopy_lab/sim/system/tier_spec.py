@@ -1,4 +1,4 @@
-"""One tier below the device: its size, its bandwidth, its policy and its TTL."""
+"""A tier below the device: size, bandwidth, policy and TTL."""
 
 from __future__ import annotations
 
@@ -13,21 +13,20 @@ from sglang_canopy.policy.registry import make_policy
 
 @dataclass(frozen=True, slots=True)
 class TierSpec:
-    """One tier below the device: host memory of an instance, or a disk."""
+    """A tier below the device: an instance's host memory, or a disk."""
 
     capacity_bytes: float
     read_bytes_per_s: float
     """Towards the device: host to device, or disk to host."""
     write_bytes_per_s: float
     shared_channel: bool = False
-    """Reads and writes take turns on one channel; else each has its own."""
+    """Reads and writes share one channel."""
     policy: str = "lru"
     policy_config: Mapping[str, Any] = field(default_factory=dict)
     ttl: Any = None
-    """``None`` (no expiry), seconds for every node, or a ``tier.ttl.TTLTable``: what was last used
-    longer ago than that is gone, tails first."""
+    """Time to live since the last use: ``None`` (no expiry), seconds, or a ``TTLTable``."""
     latency_s: float = 0.0
-    """Added to every transfer, whatever its size."""
+    """Added to every transfer."""
 
     def __post_init__(self) -> None:
         check_number("tier capacity_bytes", self.capacity_bytes, above=0)
@@ -48,7 +47,7 @@ class TierSpec:
         at_most: float = math.inf,
         **others: Any,
     ) -> TierSpec:
-        """A cloud disk, whose bandwidth is bought with its size, between two limits in bytes/s."""
+        """Make a cloud disk: bandwidth proportional to size, between two limits in bytes/s."""
         bandwidth = min(max(capacity_bytes * bytes_per_s_per_byte, at_least), at_most)
         return cls(capacity_bytes, bandwidth, bandwidth, **others)
 
@@ -61,7 +60,7 @@ def check_number(
     least: float = -math.inf,
     infinite: bool = False,
 ) -> None:
-    """Raise ``CanopyError`` unless ``value`` is a number above, or of at least, a limit."""
+    """Raise ``CanopyError`` unless ``value`` is a number within the limit."""
     good = isinstance(value, (int, float)) and not isinstance(value, bool) and value == value
     if good and (infinite or math.isfinite(value)) and value > above and value >= least:
         return

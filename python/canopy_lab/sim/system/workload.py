@@ -1,8 +1,7 @@
-"""A trace prepared for many simulations, with the output of each request.
+"""A trace prepared for repeated simulation, with the blocks of each request's output.
 
-A trace names the blocks of prompts. What a response leaves in the cache is read off the next turn
-of its conversation, as the replay does (ATC 2025 paper, section 4.3); where there is none, it is
-blocks of its own that nobody asks for.
+A trace names only the blocks of prompts. Output blocks are taken from the next turn of the
+conversation, as in the replay (ATC 2025 paper, section 4.3); without a next turn they are unique.
 """
 
 from __future__ import annotations
@@ -19,14 +18,13 @@ from sglang_canopy.records import Request
 
 
 class Workload:
-    """The requests of a trace in order. Give it to ``simulate_system`` instead of the trace to
-    prepare only once.
+    """The requests of a trace in order; pass it to ``simulate_system`` to prepare a trace once.
 
-    ``outputs`` names the blocks from a prompt's last partial one on, where they are known (by
-    ordinal); for other requests they are read off the next turn. Requests that share a stamp are
-    spread over its interval (``stamps.py``), from ``seed``, unless ``keep_stamps``.
+    ``outputs``: known blocks from a prompt's last partial block on, by request index; other requests
+    take them from the next turn. Rounded times are spread (``stamps.py``, ``seed``) unless
+    ``keep_stamps`` is set.
 
-    Raises ``CanopyError`` for an empty trace, one whose times run backwards, or mixed block sizes.
+    Raises ``CanopyError`` for an empty or unsorted trace, or mixed block sizes.
     """
 
     def __init__(
@@ -46,7 +44,7 @@ class Workload:
         noted = [record.time_s for record in trace]
         given = noted if keep_stamps else spread_stamps(noted, seed)
         self.stamped = given != noted
-        """Whether requests of one stamp were spread over its interval."""
+        """True if rounded times were spread."""
         for request in to_requests(trace, times=given):
             if not self.times:
                 self.block_tokens = request.block_tokens
@@ -63,7 +61,7 @@ class Workload:
             raise CanopyError("the trace has no requests; give one that has")
         self.outputs = outputs
         self._after: dict[int, tuple[int, ...]] = dict(outputs or {})
-        """What the output's blocks are called, for requests that a later one continues."""
+        """Output blocks of requests that a later request continues."""
         self.next_turn = array("q", [-1]) * len(self.times)
         self._connect()
 
@@ -71,10 +69,10 @@ class Workload:
         return len(self.times)
 
     def request(self, index: int) -> tuple[Request, tuple[int, ...], int, int, int]:
-        """``(request, path, prompt tokens, output tokens, tokens cached at its end)``.
+        """Return (request, path, prompt tokens, output tokens, tokens cached at its end).
 
-        ``path`` covers prompt and output; its last block may be partial. A response of which the
-        trace says nothing is one token.
+        ``path`` covers prompt and output; its last block may be partial. An unknown output is one
+        token.
         """
         record = self.trace[index]
         prompt = max(record.input_tokens, 1)
@@ -84,7 +82,7 @@ class Workload:
         end = prompt + output - 1
         full = prompt // size
         after = self._after.get(index)
-        # A trace may name fewer blocks than the prompt fills, or none.
+        # A trace may name fewer blocks than the prompt has.
         blocks = record.blocks[: -(-prompt // size)]
         if after is not None:
             path = blocks[:full] + after

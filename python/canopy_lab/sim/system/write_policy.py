@@ -1,13 +1,13 @@
-"""When KV on the device is copied to the host: SGLang's ``--hicache-write-policy``.
+"""Time of the copies from device to host: SGLang's ``--hicache-write-policy``.
 
-To add one, write a class with ``at_eviction`` and ``used`` and name it in ``WRITE_POLICIES``;
-``SystemConfig`` takes the name as ``write_policy``.
+To add a policy, implement ``WritePolicy`` and list the class in ``WRITE_POLICIES``; ``SystemConfig``
+takes its name as ``write_policy``.
 
-What blocks in SGLang 0.5.23 (``unified_radix_cache.py``): a copy after insertion
-(``write_through``, ``write_through_selective``) runs on a stream of its own and nobody waits. A
-copy at eviction (``write_back``) is waited for: the copy stream waits for the forward under way,
-and ``writing_check(write_back=True)`` for the copy, one victim after the other, before the next
-step is launched. So the step that evicts begins when the copies of its victims are done.
+Blocking in SGLang 0.5.23 (``unified_radix_cache.py``): a copy after insertion (``write_through``,
+``write_through_selective``) runs on its own stream and blocks no step. A copy at eviction
+(``write_back``) waits for the running forward, and ``writing_check(write_back=True)`` waits for the
+copy, one victim after the other, before the next step is launched. So a step that evicts starts after
+the copies of its victims.
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ from canopy_lab.sim.system.tree import TieredTree
 
 
 class WritePolicy(Protocol):
-    """Chooses the copies from device to host of one instance. One object an instance."""
+    """Chooses the copies from device to host; one object per instance."""
 
     at_eviction: bool
-    """A victim without a copy on the host is copied before it goes, and the step waits for it;
-    else it is gone."""
+    """Copy victims without a host copy before eviction; the step waits for the copy."""
 
     def used(self, tree: TieredTree, leaf: TierNode) -> TierNode | None:
-        """A request has used the path to ``leaf`` (``leaf.hits`` counts requests): the node to
-        be copied now, with all above it that is not on the host, beside the next step."""
+        """Return the node to copy, with its ancestors, after a use of ``leaf``, or ``None``.
+
+        ``leaf.hits`` counts requests. The copy overlaps the next step.
+        """
 
 
 class WriteThrough:
-    """``write_through``: everything, after it was inserted."""
+    """``write_through``: copy every node after insertion."""
 
     at_eviction: bool = False
     threshold: int = 1
@@ -44,13 +45,13 @@ class WriteThrough:
 
 
 class WriteThroughSelective(WriteThrough):
-    """``write_through_selective``: what two requests have used (``write_through_threshold``)."""
+    """``write_through_selective``: copy nodes after two uses (``write_through_threshold``)."""
 
     threshold: int = 2
 
 
 class WriteBack:
-    """``write_back``: what leaves the device, when it leaves."""
+    """``write_back``: copy nodes at their eviction from the device."""
 
     at_eviction: bool = True
 
@@ -63,9 +64,9 @@ WRITE_POLICIES: Mapping[str, Callable[..., WritePolicy]] = {
     "write_through_selective": WriteThroughSelective,
     "write_back": WriteBack,
 }
-"""By SGLang's names."""
+"""Write policies by their SGLang name."""
 
 
 def make_write_policy(name: str) -> WritePolicy:
-    """The policy of that name; raises ``KeyError``."""
+    """Make a policy by name. Raises ``KeyError``."""
     return WRITE_POLICIES[name]()
