@@ -1,1 +1,1 @@
-"""What policies learn from past requests: who returns, when, and with how many new tokens."""
+"""Learns reuse from past requests: return probability, gap, and new tokens of the next prompt."""

@@ -1,9 +1,9 @@
-"""The workload categories a policy keeps curves and queues for: refined, and bounded.
+"""A bounded table of workload categories, each with its reuse samples and fitted curves.
 
-A request's category as the client or the server gives it is refined by what decides reuse:
-why the response stopped, the turn, the length of the output (its generation is part of the
-gap), what the turn added to the prompt, and how long this conversation let the cache wait before.
-Each refinement has a parent without it, so that a curve with few samples leans on a coarser one.
+A request's category, as the client or the server gives it, is refined by the features that predict
+reuse: stop reason, turn, output length (generating the output is part of the gap), new prompt
+tokens of the turn, and the conversation's past gaps. Each refinement has a parent without its last
+feature, so that a curve with few samples is shrunk towards a coarser one.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ ROOT = "*"
 OVERFLOW = "overflow"
 SHARED = "shared prefix"
 NAME_CHARS = 64
-"""Longest name of a feature; the rest is cut."""
+"""Longest name of a feature; longer names are cut."""
 
 
 def _names(feature: str, edges: tuple[int, ...], unit: str = "") -> tuple[str, ...]:
-    """The names of a number's buckets, at ``bisect_right(edges, number)``."""
+    """Name the buckets at ``bisect_right(edges, number)``."""
     below = (f"{feature}<{edge}{unit}" for edge in edges)
     return (*below, f"{feature}>={edges[-1]}{unit}")
 
 
 def _count_names(feature: str, edges: tuple[int, ...]) -> tuple[str, ...]:
-    """The names of a count's buckets, at ``bisect_left(edges, count)``."""
+    """Name the buckets at ``bisect_left(edges, count)``."""
     lows = (1, *(edge + 1 for edge in edges))
     within = (f"{low}" if low == edge else f"{low}-{edge}" for low, edge in zip(lows, edges))
     return (*(f"{feature}{counts}" for counts in within), f"{feature}{lows[-1]}+")
@@ -42,7 +42,7 @@ _STOPS = ("tool", "end", "length")
 _TURN_EDGES = (1, 2, 4)
 _TURN_NAMES = _count_names("turn", _TURN_EDGES)
 _PAPERS_TURNS = 16
-"""Turns from here on are one category, so that there are tens of them (Section 4.2)."""
+"""From this turn on, all turns share one category (Section 4.2: tens of categories)."""
 _USE_EDGES = (2, 4, 8, 16)
 _USE_NAMES = _count_names("uses", _USE_EDGES)
 _ADDED_EDGES = (512, 4096)
@@ -54,23 +54,23 @@ _OWN_GAP_NAMES = _names("gap", _OWN_GAP_EDGES_S, "s")
 _SHARED_GAP_EDGES_S = (1, 4, 16, 64, 256)
 _SHARED_GAP_NAMES = _names("every", _SHARED_GAP_EDGES_S, "s")
 _SHARED_LABELS = 1 + (len(_SHARED_GAP_EDGES_S) + 1) * (2 + len(_USE_EDGES))
-"""All labels that ``shared_features`` can make: the name, gaps, and each gap with each use."""
+"""Labels that ``shared_features`` can make: the name, gaps, and uses per gap."""
 
 
 @dataclass(slots=True, eq=False)
 class Category:
-    """One label with the samples of the sliding window, and what was last fitted to them.
+    """One label, its samples in the sliding window, and the curves of the last fit.
 
-    ``events``, ``waiting`` and ``growth`` count this label's own samples; the ``all_`` lists,
-    made at every fit, add those of its refinements and of a restored profile.
+    ``events``, ``waiting`` and ``growth`` count this label's own samples. The ``all_`` lists,
+    rebuilt at every fit, add the samples of refinements and of a restored profile.
     """
 
     label: str
     parent: Category | None
     rank: list[float] = field(default_factory=lambda: [0.0] * BINS)
-    """Rank of a leaf by age bin: lowest goes first."""
+    """Rank of a leaf by age bin; the lowest rank is evicted first."""
     curve: list[float] = field(default_factory=lambda: [1.0] * BINS)
-    """Probability that nothing has continued a tip, at each edge of the age bins."""
+    """Probability that a tip is not continued yet, at each age edge."""
     grows: list[float] = field(default_factory=lambda: [1.0] * TOKEN_BINS)
     """P(the next prompt adds at least ``TOKEN_EDGES[i]`` tokens)."""
     events: list[float] = field(default_factory=lambda: [0.0] * BINS)
@@ -79,9 +79,9 @@ class Category:
     gap_sum_s: float = 0.0
     growth_sum: float = 0.0
     life_sum_s: float = 0.0
-    """Of the exponential model: lifespans, from birth to the conversation's last request, summed."""
+    """Sum of lifespans, from birth to the conversation's last request (exponential model)."""
     lives: float = 0.0
-    """Samples that the sum is over, those never reused included."""
+    """Samples in ``life_sum_s``, including samples never reused."""
     all_events: list[float] = field(default_factory=list)
     all_waiting: list[float] = field(default_factory=list)
     all_growth: list[float] = field(default_factory=list)
@@ -90,23 +90,23 @@ class Category:
     all_life_sum_s: float = 0.0
     all_lives: float = 0.0
     exponential: Exponential = field(default_factory=Exponential)
-    """The fitted exponential, where that is the model."""
+    """The fitted exponential, if the policy uses that model."""
     saved: dict[str, list[float]] | None = None
     """Counts of a restored profile: ``events``, ``waiting``, ``growth``, ``sums``, ``lives``."""
     tenant: str | None = None
-    """Whose request made it; it counts in this tenant's share of the table."""
+    """Tenant whose request created the label; its share of the table pays."""
     used_at: float | None = None
-    """Time of the last request that used it; ``None`` for one of a profile, not used yet."""
+    """Time of the last use; ``None`` for an unused label of a profile."""
     uses: int = 0
-    """Requests that used it, those that asked for it before it had a place included."""
+    """Requests that used or requested the label, including requests before it was admitted."""
     children: int = 0
-    """Refinements of it in the table."""
+    """Direct refinements in the table."""
     merged: Category | None = None
-    """What took its samples over when it left the table."""
+    """The category that received the samples when this label was dropped."""
 
     @property
     def current(self) -> Category:
-        """This category, or the coarser one in the table that took it over."""
+        """Return this category, or the coarser category in the table that replaced it."""
         category = self
         while category.merged is not None:
             category = category.merged
@@ -121,11 +121,11 @@ def features(
     own_gap_s: float | None,
     added_tokens: int | None = None,
 ) -> tuple[str, ...]:
-    """What refines a request's category, coarsest first.
+    """Return the features of a request's label, coarsest first.
 
-    After a tool call nearly every conversation goes on, and how soon depends on the
-    conversation: its own average gap refines. Otherwise the turn says how likely it goes on;
-    ``added_tokens`` are the tokens of the prompt that were new with this turn.
+    After a tool call nearly every conversation continues, at a pace of its own, so its average gap
+    refines the label. Otherwise the turn predicts whether it continues. ``added_tokens``: prompt
+    tokens that this turn added.
     """
     name = category.replace("|", "/")[:NAME_CHARS]
     output = _OUTPUT_NAMES[bisect_right(_OUTPUT_EDGES, output_tokens)]
@@ -142,28 +142,30 @@ def features(
 
 
 def type_turn_features(category: str, turn: int) -> tuple[str, ...]:
-    """The ATC 2025 paper's category: the request's type and its turn number (Section 3.3)."""
+    """Return the ATC 2025 paper's category: request type and turn number (Section 3.3)."""
     name = category.replace("|", "/")[:NAME_CHARS]
     return name, f"turn{turn}" if turn < _PAPERS_TURNS else f"turn{_PAPERS_TURNS}+"
 
 
 def shared_features(uses: int, average_gap_s: float) -> tuple[str, ...]:
-    """The same for a prefix that several conversations run through."""
+    """Return the features of a prefix that several conversations share."""
     gap = _SHARED_GAP_NAMES[bisect_right(_SHARED_GAP_EDGES_S, average_gap_s)]
     return SHARED, gap, _USE_NAMES[bisect_left(_USE_EDGES, uses)]
 
 
 class Categories:
-    """The table of labels, at most ``cap`` of them, the global one and the overflow included.
+    """The table of labels: at most ``cap``, including the global label and the overflow.
 
-    A quarter of the table at most goes to names given from outside, so that their refinements
-    have room. While there is room, a tenant may have any number of labels. In a full table one
-    that wants another gets the least recently used one of the tenant that has most, as long as
-    that has more than an eighth of the table and more than the other; else it makes do with a
-    coarser label. So nobody who invents names costs a tenant its share. Where many tenants fill the
-    table within their shares, a tenant that has less than its share of names gets one when it asks
-    for it more often than the least used name in the table was used: names that are invented for
-    one request each keep nobody out. Shared prefixes have room of their own. Labels that no sample of the window has are forgotten at the next fit.
+    Names from requests take at most a quarter of the table, so that their refinements have room.
+    Until the table is full, a tenant may have any number of labels. In a full table, a new label
+    replaces the least recently used label of the tenant with most labels, if that tenant has more
+    than an eighth of the table and more than the requesting tenant; otherwise the request gets a
+    coarser label. So a tenant that invents names takes no share from another.
+
+    If many tenants fill the table within their shares, a tenant below its share of names gets a
+    name once it has requested the name more often than the least used name in the table was used.
+    Names invented for a single request therefore displace nothing. Shared prefixes have room of
+    their own. Labels without a sample in the window are dropped at the next fit.
     """
 
     def __init__(self, cap: int) -> None:
@@ -182,12 +184,12 @@ class Categories:
         return len(self._table)
 
     def __iter__(self) -> Iterator[Category]:
-        """Parents before their refinements."""
+        """Iterate over categories, parents before their refinements."""
         return iter(self._table.values())
 
     def get(self, label: str) -> Category:
-        """The category of a label that a leaf carries; the nearest coarser one, or the overflow,
-        for one that is not (or no longer) in the table."""
+        """Return the category of a leaf's label. A label missing from the table maps to its nearest
+        coarser label, or to the overflow."""
         found = self._table.get(label)
         while found is None and "|" in label:
             label = label.rpartition("|")[0]
@@ -197,10 +199,10 @@ class Categories:
     def refine(
         self, names: tuple[str, ...], tenant: str | None = None, now: float | None = None
     ) -> Category:
-        """The finest category there is room for, coarse feature first, used by ``tenant`` now.
+        """Return the finest category that has room, and mark it as used by ``tenant`` at ``now``.
 
-        Where there is no room it is the finest parent in the table, and the overflow category
-        for a first feature that is not.
+        ``names``: features, coarse first. Without room, return the finest parent in the table, or
+        the overflow if the first feature is not in the table.
         """
         found = self._chains.get(names)
         if found is not None:
@@ -213,7 +215,7 @@ class Categories:
             finer = self._table.get(label)
             if finer is None:
                 top = category is self.root
-                # Touched first: what it refines must not make room for it.
+                # Touch the parent first: making room for the refinement must not evict the parent.
                 _touch(category, now)
                 if not self._make_room(names[0] == SHARED, top, tenant) and not (
                     top and self._displace(name, tenant, now)
@@ -226,7 +228,7 @@ class Categories:
         return category
 
     def forget_unused(self, horizon: float, now: float) -> None:
-        """Forget the labels that no request used since ``horizon``."""
+        """Drop the labels that no request used since ``horizon``."""
         for category in reversed(list(self._table.values())):
             if self._is_fixed(category) or category.children:
                 continue
@@ -236,7 +238,7 @@ class Categories:
                 self.forget(category)
 
     def forget(self, category: Category) -> None:
-        """Take a label without refinements out of the table; the coarser one gets its samples."""
+        """Drop a label without refinements; its samples move to the parent."""
         assert not category.children, f"{category.label} has refinements"
         assert self._table.get(category.label) is category, f"{category.label} is not in the table"
         parent = category.parent
@@ -259,8 +261,8 @@ class Categories:
         category.merged = parent
 
     def _add(self, label: str, parent: Category, tenant: str | None) -> Category:
-        # Until the next fit it is what it refines: when it is first asked for, which
-        # depends on when a tree admits a leaf, must not change a rank.
+        # Copy the parent's curves until the next fit. The time of the first request for a label
+        # depends on when a tree admits a leaf, and must not change a rank.
         made = self._table[label] = Category(
             label,
             parent,
@@ -281,7 +283,7 @@ class Categories:
         return made
 
     def _make_room(self, shared: bool, top: bool, tenant: str | None) -> bool:
-        """Whether one more label fits, after another one had to go if need be."""
+        """Return whether one more label fits, evicting another label if necessary."""
         if shared:
             return self._shared < self._shared_room
         full = top and self._names.total() >= max(1, self.cap // 4)
@@ -298,15 +300,16 @@ class Categories:
         tenant: str | None,
         forget: Callable[[str | None], bool],
     ) -> bool:
-        """Take one from the tenant that has most, if it has more than it may hold on to."""
+        """Drop a label of the tenant with most labels, if that tenant is above ``share`` and above
+        ``tenant``."""
         most = max(counts.values())
         if most <= max(share, counts[tenant] + 1):
             return False
         return forget(next(other for other, count in counts.items() if count == most))
 
     def _displace(self, name: str, tenant: str | None, now: float | None) -> bool:
-        """Whether ``name``, asked for once more, took the place of the other tenants' name with the
-        fewest uses."""
+        """Count a request for ``name``. Return whether it displaced another tenant's least used
+        name."""
         if now is None or self._names[tenant] >= max(1, self.cap // 32):
             return False
         requests = self._requested.ask(name, now)
@@ -349,7 +352,7 @@ class Categories:
         return True
 
     def _forget_tree(self, name: Category) -> None:
-        """Forget a name and all that refines it."""
+        """Drop a name and all its refinements."""
         for category in reversed(list(self._table.values())):
             if category is name or category.label.startswith(f"{name.label}|"):
                 self.forget(category)
@@ -360,7 +363,7 @@ class Categories:
 
 
 def _touch(category: Category | None, now: float | None) -> None:
-    """``category`` and all that it refines were used."""
+    """Record a use of ``category`` and of all its parents."""
     if now is None:
         return
     while category is not None and (category.used_at is None or category.used_at < now):

@@ -1,30 +1,30 @@
 """The exponential reuse model of the ATC 2025 paper (arXiv 2506.02634, Section 4.2).
 
-For each category ``w`` an exponential is fitted to the reuse gaps of a recent window (Figure 15),
-and a block last used ``t`` seconds ago has the priority
+For each category ``w`` an exponential is fitted to the reuse gaps of a recent window (Figure 15). A
+block last used ``t`` seconds ago has the priority
 
     ReuseProb_w(t, life) = F_w(t + life) - F_w(t)
 
 the probability that its next use falls within the category's expected lifespan from now on.
 
-Taken as it stands this is a joint probability: it asks how likely it was, when the block was last
-used, that the next use comes between t and t + life. A cache knows one thing more: nobody has used
-the block until t. Given that, the chance of a use at once, a second, is the hazard
+This formula, ``formula``, is a joint probability at the time of the last use: the next use falls
+between t and t + life. A cache also observes that the block was not used until t. Given that, the
+chance of a use at once, per second, is the hazard
 
     h_w(t) = f_w(t) / (1 - F_w(t)) = (1 / m_w) P_w exp(-t / m_w) / (1 - P_w + P_w exp(-t / m_w))
 
-``hazard`` ranks by it, and it is the default: a block that will surely return late does not outrank
-one that returns soon. The expected lifespan plays no part then. ``formula`` is the text's own.
+The default, ``hazard``, ranks by h_w: a block that returns soon outranks a block that is certain to
+return late. The hazard does not use the expected lifespan.
 
-The text leaves open whether the sampled distribution F_w counts what is never used again.
+The paper leaves open whether the sampled distribution F_w counts blocks that are never used again.
 
-* Counted: F_w(x) = P_w (1 - exp(-x / m_w)), with P_w the share of the samples that were used again
-  and m_w their mean gap. The default.
-* Left out: P_w = 1, the distribution of the gaps of what was used again. The hazard is 1 / m_w then,
-  whatever t is, since an exponential has no memory.
+* Counted (the default): F_w(x) = P_w (1 - exp(-x / m_w)), with P_w the share of samples used again
+  and m_w their mean gap.
+* Not counted: P_w = 1, the distribution of the gaps of reused samples. The hazard is then 1 / m_w
+  at any t, since an exponential has no memory.
 
-docs/research/papers/wa.md has the figures of each. Without the regulator (Figure 28's first step)
-``life`` is without end, and what is left of the formula is P_w exp(-t / m_w).
+docs/research/papers/wa.md has figures for each reading. Without the regulator (Figure 28's first
+step) ``life`` is infinite, and the formula reduces to P_w exp(-t / m_w).
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ _MOST_EXPONENT = 600.0
 
 @dataclass(frozen=True, slots=True)
 class ExponentialModel:
-    """Which reading of the formula is fitted."""
+    """Selects the reading of the formula to fit."""
 
     counts_never_reused: bool = True
     """Whether F_w counts samples that were never used again."""
     life: bool = True
-    """Of the formula: whether the expected lifespan bounds the time ahead that counts."""
+    """``formula`` only: whether the expected lifespan bounds the time ahead."""
     hazard: bool = True
-    """Whether blocks rank by the hazard; else by the formula."""
+    """Rank blocks by the hazard; otherwise by the formula."""
 
 
 @dataclass(slots=True)
@@ -54,22 +54,21 @@ class Exponential:
     """One category's fitted exponential. Before a fit every probability is 0, which is LRU."""
 
     height: float = 0.0
-    """F_w at infinity: P_w, or 1 where only what was reused counts."""
+    """F_w at infinity: P_w, or 1 if only reused samples count."""
     mean_gap_s: float = 0.0
-    """Mean gap to the next use, of those that had one, in seconds; 0 while not fitted."""
+    """Mean gap of reused samples, in seconds; 0 before a fit."""
     life_s: float = math.inf
-    """Expected lifespan of a cached block in seconds: from a use to the last one, 0 for what is
-    never used again (Figure 19)."""
+    """Expected seconds from a use to the last use; 0 if never reused (Figure 19)."""
     hazard: bool = True
 
     def rank(self, age_s: float) -> float:
-        """Of a block that was last used ``age_s`` seconds ago: its hazard in 1/s, or
-        ReuseProb_w(t, life)."""
+        """Return a block's hazard in 1/s, or ReuseProb_w(t, life), ``age_s`` seconds after its last
+        use."""
         if self.mean_gap_s <= 0.0 or self.height <= 0.0:
             return 0.0
         rate = 1.0 / self.mean_gap_s
         if self.hazard:
-            # Divided by P_w exp(-t / m_w), which may be too small for a float.
+            # Numerator and denominator are divided by P_w exp(-t / m_w), which can underflow.
             grown = math.exp(min(rate * max(0.0, age_s), _MOST_EXPONENT))
             return rate / (1.0 + (1.0 / self.height - 1.0) * grown)
         later = -math.expm1(-rate * self.life_s)
@@ -84,11 +83,11 @@ def fit_exponential(
     life_sum_s: float,
     lives: float,
 ) -> Exponential | None:
-    """Fit one category; ``None`` where nothing was ever reused, so that no gap is known.
+    """Fit one category. Return ``None`` without a reused sample, since no gap is known.
 
-    ``reused`` of ``samples`` were used again after gaps of ``gap_sum_s`` seconds in sum; ``lives``
-    samples, never reused ones included, had lifespans of ``life_sum_s`` seconds in sum. Where no
-    lifespan is known it is that of one more use.
+    ``reused`` of ``samples`` were used again; their gaps sum to ``gap_sum_s`` seconds. ``lives``
+    samples, including samples never reused, have lifespans that sum to ``life_sum_s`` seconds.
+    Without known lifespans the lifespan is that of one further use.
     """
     if reused <= 0.0 or gap_sum_s <= 0.0:
         return None

@@ -12,7 +12,7 @@ from sglang_canopy.reuse.shadow import ShadowIndex
 from sglang_canopy.reuse.survival import gittins_rank, survival_curve
 
 SHRINK = 10.0
-"""Tips at risk that the coarser category's curve counts for in a finer one's."""
+"""Weight of the coarser category's curve in a finer one, in tips at risk."""
 
 
 def fit(
@@ -23,7 +23,7 @@ def fit(
     exponential: ExponentialModel | None,
     profile_share: float,
 ) -> None:
-    """Refit all. ``profile_share`` (0 to 1) scales the counts of a restored profile."""
+    """Refit all categories. ``profile_share`` (0 to 1) scales the counts of a restored profile."""
     _count_waiting(categories, shadow, now)
     if exponential is not None:
         _sum_lives(categories, shadow)
@@ -48,7 +48,7 @@ def _count_waiting(categories: Categories, shadow: ShadowIndex, now: float) -> N
     for category in categories:
         category.waiting = [0.0] * BINS
     at = BINS - 1
-    for tip in shadow:  # oldest first, so the age bin only goes down
+    for tip in shadow:  # oldest first, so the age bin only decreases
         while at > 0 and now - tip.born < EDGES[at]:
             at -= 1
         if tip.category.merged is not None:
@@ -63,7 +63,7 @@ def _sum_lives(categories: Categories, shadow: ShadowIndex) -> None:
     for tip in shadow:
         if tip.void:
             continue
-        # One that nobody has continued was last used when it was born: it has lived for 0 s.
+        # A tip that was not continued was last used at its birth: its lifespan is 0 s.
         tip.category.life_sum_s += max(0.0, tip.seen[0] - tip.born) if not tip.open else 0.0
         tip.category.lives += 1.0
 
@@ -119,13 +119,15 @@ def _fit_category(
     if fitted is not None:
         category.exponential = fitted
     elif parent is not None:
-        # Nobody came back to it: how soon is its parent's, and how many are none.
+        # If no tip was reused, take the parent's gaps; the share that returns is 0 if F_w counts
+        # all samples.
         none = 0.0 if exponential.counts_never_reused else parent.exponential.height
         category.exponential = replace(parent.exponential, height=none)
 
 
 def exceedance(counts: list[float], prior: list[float] | None) -> list[float]:
-    """P(Q >= ``TOKEN_EDGES[i]``) from counts by bin, with ``SHRINK`` samples like ``prior``."""
+    """Return P(Q >= ``TOKEN_EDGES[i]``) from counts by bin, with ``SHRINK`` samples of
+    ``prior``."""
     weight = SHRINK if prior is not None else 0.0
     above = list(accumulate(reversed(counts)))[::-1]
     total = above[0] + weight

@@ -1,11 +1,12 @@
-"""How often what was said about the future came true: a record for each tenant and source.
+"""Accuracy of hints: one record per tenant and source.
 
-One tenant's false hints cost no other tenant its trust, and a gateway's are not its clients'. What
-is learnt is how much a hint tells: P(continues | said to be over) against P(continues), and how
-much more often a return comes when it was said than when another one was. Old hints fade.
+Records are separate: one tenant's false hints do not reduce another tenant's trust, nor a gateway's
+false hints its clients' trust. A record estimates the information in a hint: P(continues | hinted
+over) against P(continues), and the frequency at which a return matches its own hint against another
+return's hint. Old hints fade.
 
-Records are kept for those that hinted last. What newcomers say is trusted as far as the first hints
-of tenants came true: a client that invents a tenant for each request soon gains nothing by it.
+Records are kept for the most recent speakers. A newcomer is trusted according to the first hints of
+earlier tenants, so a client that invents a tenant per request soon gains nothing.
 """
 
 from __future__ import annotations
@@ -21,107 +22,109 @@ from sglang_canopy.records import CLIENT
 _SLACK = 0.5
 _SLACK_MIN_S = 5.0
 _BOUND = 100_000
-"""Hints followed up at once; older ones count as settled."""
+"""Pending return hints; beyond this the earliest deadlines are dropped."""
 _REMEMBERED = 4096
-"""After so many of a kind, a record's counts of them are halved: old ones fade."""
+"""A record's counts are halved at this number, so that old hints fade."""
 _PRIOR_RETURNS = 3.0
-"""Returns of prior belief: as those of newcomers."""
+"""Weight of the newcomers' accuracy as a prior, in returns."""
 _PRIOR_TIPS = 20.0
-"""Tips of prior belief that a tenant's "over" says nothing."""
+"""Weight of the prior that "over" has no information, in tips."""
 _TELLS_LITTLE = 0.5
-"""A weight from here on counts as 1: measured, such hints win nothing."""
+"""Weights from here on count as 1: measured, such hints gain nothing."""
 _AT_ONCE = 8
-"""Ends that a tenant announces first: they say little of it yet, so newcomers' count as well."""
+"""For a speaker's first ends, newcomers' accuracy counts as well."""
 TELLS = 0.25
-"""Return times are ignored where less of them is known and not guessed."""
+"""Return times with less skill than this are ignored."""
 _WRONG_AT_FIRST = 0.25
-"""With so large a share of first ends wrong, those of newcomers are no longer acted on."""
+"""Share of wrong first ends at which newcomers' ends are ignored."""
 _SURE = 0.2
-"""With less weight than this what was said to be over goes first."""
+"""Conversations hinted over are evicted first below this weight."""
 MAX_TENANTS = 64
-"""Records, of a tenant's own hints and of each other source for it; the one that has hinted least
-recently goes first."""
+"""Maximum number of records; the least recent speaker is dropped first."""
 _FIRST_HINTS = 128
-"""After so many tenants' first hints, all counts are halved: old ones fade."""
+"""Counts of first hints are halved at this number of tenants."""
 OTHERS = "*"
-"""Stands for everyone without a record: no tenant's name has this character."""
+"""Key of speakers without a record; no tenant's name has this character."""
 
 
 class Hinted(Protocol):
-    """A tip that a hint was given for, or may be."""
+    """A tip that has or may receive a hint."""
 
     born: float
     tenant: str | None
     speaker: Hashable
-    """Whose word its hints are."""
+    """Tenant, or tenant and source, that gives the hints."""
     return_at: float | None
     hinted_s: float
-    """``return_at`` as said, in seconds after ``born``."""
+    """``return_at``, in seconds after ``born``."""
     hinted_over: bool
     counted: HintRecord | None
     """The record that counts this tip among its tenant's."""
     counted_over: HintRecord | None
-    """The record of whoever said that it is over."""
+    """The record that counts this tip's "over"."""
 
 
 def speaker(tenant: str | None, source: str) -> Hashable:
-    """Whose word a hint is: the tenant's own clients', or another source's for this tenant."""
+    """Return the speaker of a hint: the tenant for its own clients, else (tenant, source)."""
     return tenant if source == CLIENT else (tenant, source)
 
 
 def return_slack_s(hint_s: float) -> float:
-    """Seconds around the hinted return within which the hint "in ``hint_s``" counts as true."""
+    """Return the tolerance in seconds within which the hint "in ``hint_s``" counts as true."""
     return max(_SLACK_MIN_S, _SLACK * hint_s)
 
 
 @dataclass(slots=True)
 class HintRecord:
-    """The hints of one tenant from one source, and how many of them came true. Counts fade."""
+    """Hints of one tenant from one source, and the number that proved true. Counts fade."""
 
     returns: int = 0
     returns_true: int = 0
     returns_by_chance: int = 0
-    """Returns for which what was said of the one before would have been true as well."""
+    """Returns that would also have matched the previous return's hint."""
     overs: int = 0
     overs_wrong: int = 0
     tips: float = 0.0
-    """Of the tenant's own record: its finished requests since then, hinted or not."""
+    """A tenant's own record only: finished requests since then, hinted or not."""
     tips_continued: float = 0.0
     tips_over: float = 0.0
-    """Requests that were said to be over."""
+    """Requests hinted to be over."""
     tips_over_continued: float = 0.0
     last_hinted_s: float | None = None
-    """What was said of the return that was counted last."""
+    """Hint of the return that was counted last."""
     first_over: Hinted | None = None
-    """The tip of the first end that was said, until it has shown to be none."""
+    """Tip of the first "over", until that hint proves wrong."""
 
     def return_probability(self, newcomers: float) -> float:
-        """P(a client returns about when it said), which for ``newcomers`` is that."""
+        """Return P(a return is at about its hinted time). ``newcomers``: the same for newcomers."""
         return (self.returns_true + _PRIOR_RETURNS * newcomers) / (self.returns + _PRIOR_RETURNS)
 
     def return_skill(self, newcomers: float) -> float:
-        """How much of what is said about returns is known, and not guessed: 0 where another
-        return's time would have been true as often, 1 where all come true and guesses never.
+        """Return the skill of return hints: 0 if another return's hint is true as often, 1 if every
+        hint is true and another return's never.
 
-        Cohen's kappa with the guess as the second rater.
+        This is Cohen's kappa with the other hint as the second rater.
         """
         guessed = (self.returns_by_chance + 0.5) / (self.returns + _PRIOR_RETURNS)
         true = self.return_probability(newcomers)
         return max(0.0, (true - guessed) / (1.0 - guessed))
 
     def over_trusted(self, tenant: HintRecord, newcomers: bool) -> bool:
-        """Whether "this conversation is over" is acted on outright: where next to none continued
-        of those that would have; of the first few, since wrong ones show late, as long as
-        ``newcomers`` are believed."""
+        """Return whether "this conversation is over" is applied outright.
+
+        It is if nearly none of the conversations continue that would have without the hint. For the
+        first few hints, since wrong ones show late, it also requires that ``newcomers`` are
+        trusted.
+        """
         if self.overs <= _AT_ONCE:
             return newcomers and self.overs_wrong <= _AT_ONCE // 4
         return self.over_weight(tenant) < _SURE
 
     def over_weight(self, tenant: HintRecord) -> float:
-        """P(continues | said to be over) / P(continues), at most 1.
+        """Return P(continues | hinted over) / P(continues), at most 1.
 
-        ``tenant`` has the second. The first leans on it, so that hints that nothing is known of,
-        and hints that tell little, weigh 1: as no hint.
+        ``tenant`` has the denominator, and its value is the prior of the numerator. Unknown hints
+        and hints with little information weigh 1, as without a hint.
         """
         continues = (tenant.tips_continued + 1.0) / (tenant.tips + 2.0)
         over = self.tips_over_continued + _PRIOR_TIPS * continues
@@ -129,14 +132,14 @@ class HintRecord:
         return weight if weight < _TELLS_LITTLE else 1.0
 
     def note_tip(self) -> None:
-        """A request of the tenant has ended."""
+        """Count a finished request of the tenant."""
         self.tips += 1.0
         if self.tips >= _REMEMBERED:
             self.tips /= 2.0
             self.tips_continued /= 2.0
 
     def note_over(self) -> None:
-        """A request was said to be over."""
+        """Count a request that was hinted to be over."""
         self.overs += 1
         self.tips_over += 1.0
         if self.tips_over >= _REMEMBERED:
@@ -144,9 +147,10 @@ class HintRecord:
             self.tips_over_continued /= 2.0
 
     def note_return(self, hinted_s: float, gap_s: float | None) -> bool:
-        """A return was said to come after ``hinted_s`` and came after ``gap_s`` seconds, or did not.
+        """Count a return hinted after ``hinted_s`` seconds; ``gap_s``: the actual gap, ``None`` if
+        overdue.
 
-        Returns whether it came true.
+        Returns whether the hint proved true.
         """
         came_true = _is_true(hinted_s, gap_s)
         self.returns += 1
@@ -168,7 +172,7 @@ def _is_true(hinted_s: float, gap_s: float | None) -> bool:
 
 @dataclass(slots=True)
 class FirstHints:
-    """The first return and the first end that each record counted, and how many were true."""
+    """First return and first end of each record, and the number that were true."""
 
     returns: int = 0
     returns_true: int = 0
@@ -183,8 +187,8 @@ class FirstHints:
             self.returns_true //= 2
 
     def return_probability(self) -> float:
-        """Of a tenant without a record; two of three before anything is known. It takes more than
-        one tenant to change that much."""
+        """Return P(true) for a tenant without a record: two of three at the start. A single tenant
+        cannot change it much."""
         return (self.returns_true + 4.0) / (self.returns + 6.0)
 
     def add_over(self) -> None:
@@ -194,8 +198,8 @@ class FirstHints:
             self.overs_wrong //= 2
 
     def over_trusted(self) -> bool:
-        """Whether the first ends of a tenant are acted on; it takes more than one tenant that was
-        wrong to change that."""
+        """Return whether the first ends of a tenant are applied. A single tenant cannot change
+        it."""
         return (self.overs_wrong + 0.5) / (self.overs + 6.0) < _WRONG_AT_FIRST
 
 
@@ -203,7 +207,7 @@ _NO_HINTS = HintRecord()
 
 
 class HintRecords:
-    """The records of all tenants and sources, and the hints that are yet to come true or not."""
+    """Records of all tenants and sources, and the return hints still pending."""
 
     def __init__(self) -> None:
         self._records: dict[Hashable, HintRecord] = {}
@@ -212,7 +216,8 @@ class HintRecords:
         self._count = 0
 
     def record(self, who: Hashable) -> HintRecord:
-        """The record of a ``speaker`` to count in: made, or made the most recent."""
+        """Return the record of a ``speaker`` for counting: created if missing, and now the most
+        recent."""
         record = self._records.pop(who, None)
         if record is None:
             record = HintRecord()
@@ -222,13 +227,14 @@ class HintRecords:
         return record
 
     def key(self, who: Hashable) -> Hashable:
-        """``who``, or ``OTHERS`` for one without a record: equal keys, equal trust."""
+        """Return the speaker, or ``OTHERS`` for a speaker without a record. Equal keys have equal
+        trust."""
         return who if who in self._records else OTHERS
 
     def note_tip(self, tip: Hinted, over: bool) -> None:
-        """The request that ``tip`` stands for ended, ``over`` if somebody said so.
+        """Count the finished request of ``tip``; ``over``: a hint marked its conversation as over.
 
-        Only tenants of whom hints were given are counted, so that others take no record from them.
+        Only tenants with hints are counted, so that tenants without hints displace no record.
         """
         if over and not tip.hinted_over:
             tip.hinted_over = True
@@ -244,7 +250,7 @@ class HintRecords:
             own.note_tip()
 
     def note_return(self, tip: Hinted, in_s: float) -> None:
-        """Somebody said that ``tip`` is continued ``in_s`` seconds after its birth."""
+        """Record the hint that ``tip`` is continued ``in_s`` seconds after its birth."""
         if tip.return_at is not None or not 0 <= in_s < float("inf"):
             return
         tip.return_at, tip.hinted_s = tip.born + in_s, in_s
@@ -254,7 +260,7 @@ class HintRecords:
             heapq.heappop(self._open)
 
     def continued(self, tip: Hinted, now: float) -> None:
-        """``tip`` was continued: check the hints that it had."""
+        """Check the hints of ``tip``, which was continued."""
         if tip.counted is not None:
             tip.counted.tips_continued += 1.0
         if tip.counted_over is not None:
@@ -267,7 +273,7 @@ class HintRecords:
             self._count_return(tip, now - tip.born)
 
     def count_overdue(self, now: float) -> None:
-        """Count the returns that are overdue as not true."""
+        """Count overdue returns as false hints."""
         while self._open and self._open[0][0] < now:
             tip = heapq.heappop(self._open)[2]
             if tip.return_at is not None:
@@ -282,28 +288,28 @@ class HintRecords:
             self._first.add(came_true)
 
     def return_probability(self, who: Hashable) -> float:
-        """P(a return comes about when ``who`` said)."""
+        """Return P(a return is at about the time that the speaker hinted)."""
         newcomers = self._first.return_probability()
         record = self._records.get(who)
         return newcomers if record is None else record.return_probability(newcomers)
 
     def return_skill(self, who: Hashable) -> float:
-        """How much of what ``who`` says about returns is known and not guessed, from 0 to 1."""
+        """Return the skill of the speaker's return hints, from 0 to 1."""
         newcomers = self._first.return_probability()
         record = self._records.get(who)
         return newcomers if record is None else record.return_skill(newcomers)
 
     def return_trusted(self, who: Hashable) -> bool:
-        """Whether the return times that ``who`` announces are acted on."""
+        """Return whether the speaker's return times are applied."""
         return self.return_skill(who) >= TELLS
 
     def over_trusted(self, who: Hashable) -> bool:
-        """Whether the ends that ``who`` announces are to be acted on."""
+        """Return whether the speaker's ends are applied outright."""
         record = self._records.get(who, _NO_HINTS)
         return record.over_trusted(self._of_tenant(who), self._first.over_trusted())
 
     def over_weight(self, who: Hashable) -> float:
-        """What a rank is multiplied by if ``who`` said "over" and is not trusted outright."""
+        """Return the factor on a rank that the speaker hinted over, if not trusted outright."""
         return self._records.get(who, _NO_HINTS).over_weight(self._of_tenant(who))
 
     def _of_tenant(self, who: Hashable) -> HintRecord:
@@ -311,8 +317,8 @@ class HintRecords:
         return self._records.get(tenant, _NO_HINTS)
 
     def heeded(self) -> Counter[tuple[str, str, bool]]:
-        """How many tenants' hints are acted on: by what they say (``over``, ``return``), by whose
-        word they are (``CLIENT`` and the other sources), and by whether they are."""
+        """Count tenants by kind of hint (``over``, ``return``), source (``CLIENT`` or other), and
+        whether the hints are applied."""
         counts: Counter[tuple[str, str, bool]] = Counter()
         for who, record in list(self._records.items()):
             source = who[1] if isinstance(who, tuple) else CLIENT

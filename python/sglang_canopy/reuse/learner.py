@@ -1,9 +1,9 @@
-"""What a workload-aware policy believes: who comes back, when, and with how many new tokens.
+"""The reuse model of a workload-aware policy: return probability, gap and new tokens by label.
 
-Requests go in (``arrive`` once, ``finish`` once); labels come out, and per label a rank by age
-(``Category.rank``) and the distribution of the next prompt's new tokens (``Category.grows``).
-Everything is refitted every few requests from a sliding window, deterministically: no clock but
-the requests' own stamps, no randomness.
+Requests are inputs (``arrive`` once, ``finish`` once). Outputs are labels and, per label, a rank by
+age (``Category.rank``) and the distribution of the next prompt's new tokens (``Category.grows``).
+All categories are refitted every few requests from a sliding window. The fit is deterministic: it
+uses no clock except the requests' own times, and no randomness.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ _OWN_GAP_STEP = 0.5
 """Weight of the newest gap in a conversation's moving (geometric) average."""
 _LEAST_GAP_S = 0.1
 MAX_JUNCTIONS = 16
-"""Samples of shared prefixes that one request can add: junctions on one path."""
+"""Junctions sampled on one path, per request."""
 
 
 class ReuseModel:
     """Labels, curves and prompt growth, learnt online.
 
-    ``window_s``: seconds that samples are kept; ``max_samples``: and how many at most;
-    ``max_blocks``: block hashes remembered; ``min_samples``: with fewer, a category uses its
-    parent's curve, and the global one is all zero (which is LRU); ``max_categories``: bound on
-    labels; ``own_gaps``: whether a conversation's past gaps refine its label; ``added``: whether what
-    a turn added to its prompt does (it helps to rank leaves, not to say how much the next turn
-    adds); ``exponential``: fit the paper's exponential instead of a survival curve; ``type_turn``:
-    its categories, the type and the turn, and a shared prefix belongs to the category of the request
-    that used it last.
+    ``window_s``: seconds that samples are kept; ``max_samples``: their maximum number;
+    ``max_blocks``: block hashes kept; ``min_samples``: a category with fewer uses its parent's
+    curve, and the global curve is then all zero (LRU); ``max_categories``: maximum number of
+    labels; ``own_gaps``: refine labels by a conversation's past gaps; ``added``: refine labels by a
+    turn's new prompt tokens, which helps to rank leaves but not to predict the next turn's new
+    tokens; ``exponential``: fit the paper's exponential instead of a survival curve; ``type_turn``:
+    use the paper's categories, type and turn; a shared prefix then has the category of the last
+    request that used it.
     """
 
     def __init__(
@@ -71,17 +71,18 @@ class ReuseModel:
         self.hints = HintRecords()
         self._spoken_of = LastTips()
         self.version = 0
-        """Grows with every fit: ranks read before are stale."""
+        """Incremented by every fit, which makes earlier ranks stale."""
         self.samples = 0
-        """Reuses seen."""
+        """Reuses observed."""
         self._saved_samples = 0.0
         self._since_fit = 0
         self._next_fit = min_samples
 
     def arrive(self, request: Request) -> str:
-        """Sample what the request continues and shares, open its own tip, return its label.
+        """Sample the tip that the request continues and its shared prefixes, open its own tip,
+        return its label.
 
-        Writes ``request.turn`` where the path shows more turns than the request says.
+        Writes ``request.turn`` if the path shows more turns than the request's field.
         """
         shadow, path, now = self.shadow, request.path, request.time
         matched = shadow.matched_blocks(path)
@@ -97,7 +98,7 @@ class ReuseModel:
         tip = self._tip_of(request, before, matched, full)
         shadow.learn(now, path[matched:])
         if full > matched or (before is not None and full > 0):
-            # A prompt that ends inside somebody else's prefix has no tip of its own.
+            # A prompt that ends inside another request's prefix has no tip of its own.
             shadow.open_tip(tip, path[full - 1])
             self._add_sample(tip, now)
         self._since_fit += 1
@@ -107,7 +108,7 @@ class ReuseModel:
         return tip.category.current.label
 
     def category_of_first_turn(self, request: Request) -> Category:
-        """Return the category of a conversation's first request. Nothing is learnt from it."""
+        """Return the category of a conversation's first request. The request is not a sample."""
         if self.type_turn:
             names = type_turn_features(request.category, 1)
         else:
@@ -116,7 +117,7 @@ class ReuseModel:
         return self.categories.get("|".join(names))
 
     def finish(self, request: Request) -> str:
-        """Take in the stop reason, the output and the hints of a request that has ended."""
+        """Learn the stop reason, output and hints of a finished request. Return its label."""
         tip = self.shadow.pending(request)
         if tip is None:
             return request.label or self.categories.overflow.label
@@ -148,7 +149,7 @@ class ReuseModel:
         over: bool,
         return_in_s: float | None,
     ) -> None:
-        """A hint about a tenant's conversation that came by itself at ``now``."""
+        """Apply a hint that arrives at ``now`` without a request, for a tenant's conversation."""
         tip = self._spoken_of.last(conversation)
         if tip is None or not tip.open:
             return
@@ -159,15 +160,18 @@ class ReuseModel:
             self.hints.note_return(tip, now - tip.born + return_in_s)
 
     def gap_begins(self, request: Request, now: float) -> None:
-        """The gap after ``request`` counts from ``now``, when it was answered, instead of from its
-        arrival: what is learnt then is how long clients think, however long they wait for answers.
-        Call after ``finish``."""
+        """Start the gap after ``request`` at ``now``, when it was answered, instead of at its
+        arrival.
+
+        The gaps are then the clients' think times, independent of response times. Call after
+        ``finish``.
+        """
         tip = self.shadow.pending(request)
         if tip is not None and now > tip.born:
             tip.born = now
 
     def answered(self, request: Request, now: float) -> str:
-        """Learn from a request that was answered at ``now``, as a whole. Return its label."""
+        """Learn from a whole request answered at ``now``. Return its label."""
         path = request.path
         request.path = path[: -(-request.prompt_tokens // request.block_tokens)]
         self.arrive(request)
@@ -177,11 +181,11 @@ class ReuseModel:
         return label
 
     def shared_category(self, uses: int, average_gap_s: float) -> Category:
-        """The category of a prefix that ``uses`` requests of several conversations used."""
+        """Return the category of a prefix that ``uses`` requests of several conversations used."""
         return self.categories.refine(shared_features(uses, average_gap_s))
 
     def early_growth(self) -> float:
-        """Mean new tokens of the prompts seen so far, whatever their category: before a fit."""
+        """Return the mean new tokens per prompt over all categories, for use before a fit."""
         count = sum(sum(category.growth) for category in self.categories)
         return sum(category.growth_sum for category in self.categories) / count if count else 0.0
 
@@ -196,8 +200,8 @@ class ReuseModel:
         self.version += 1
 
     def _tip_of(self, request: Request, before: Tip | None, matched: int, full: int) -> Tip:
-        """Where ``request``'s path ends. ``full``: blocks that its prompt fills; ``matched``: blocks that
-        were seen before."""
+        """Return the tip at the end of ``request``'s path. ``full``: blocks that its prompt fills;
+        ``matched``: blocks seen before."""
         tip = Tip(request.time, self.categories.root, request.tenant)
         tip.history = request.prompt_tokens
         tip.blocks = len(request.path)
@@ -232,12 +236,10 @@ class ReuseModel:
         return self.categories.refine(names, request.tenant, request.time)
 
     def _check_hints_of_the_name(self, request: Request) -> None:
-        """A named conversation goes on with another history: what was said of it has come true, or
-        not.
+        """Check the hints of a named conversation that continues with another history.
 
-        Agents rewrite what they have said, and the new path leaves the old one above its tip. The
-        tip is used no more and stays a sample that nothing has continued; the request is a newcomer
-        to its path.
+        Agents rewrite their history, and the new path branches off above the old tip. The old tip
+        is not used again and stays a censored sample. The request starts a new path.
         """
         if request.conversation is None:
             return
@@ -247,10 +249,11 @@ class ReuseModel:
             tip.counted = tip.counted_over = None
 
     def _sample_junctions(self, request: Request, matched: int, departs: bool) -> None:
-        """Sample every junction on the path; open one where the path leaves another.
+        """Sample every junction on the path; open a junction at the point where the path branches
+        off.
 
-        A path has at most ``MAX_JUNCTIONS``: the deepest beyond them are given up, with their open
-        samples, which would wrongly say that nothing returned.
+        A path has at most ``MAX_JUNCTIONS``. Deeper junctions are closed without a sample, since an
+        open sample would wrongly count as not continued.
         """
         shadow, path, now = self.shadow, request.path, request.time
         end = path[matched - 1]
@@ -265,7 +268,7 @@ class ReuseModel:
             del found[MAX_JUNCTIONS:]
         for block in found:
             old = shadow.junction(block)
-            if old is None:  # left the window while the ones above were sampled
+            if old is None:  # dropped from the window while shallower junctions were sampled
                 continue
             self._close(old, now)
             old.seen[0] = now
@@ -324,20 +327,21 @@ class ReuseModel:
         return saved_curves.save(self.categories, self._labels(), self._profile_share())
 
     def _labels(self) -> str:
-        """What the labels of this model's categories are made of."""
+        """Return the kind of this model's labels."""
         return "type-turn" if self.type_turn else "refined"
 
     def _profile_share(self) -> float:
-        """Weight of a loaded profile's counts beside those of this run."""
+        """Return the weight of a loaded profile's counts against the counts of this run."""
         return self._saved_samples / (self._saved_samples + self.samples + 1.0)
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Start from the counts of an earlier run; they weigh less as new samples come in."""
+        """Load the counts of an earlier run; their weight falls as new samples arrive."""
         self._saved_samples = saved_curves.load(state, self.categories, self._labels())
         self.fit(0.0)
 
     def stats(self) -> Mapping[str, Any]:
-        """Sizes, hints, and each category's samples, return probability and prompt growth."""
+        """Return sizes, hints, and each category's samples, return probability and prompt
+        growth."""
         fitted = (c for c in self.categories if c.all_events)
         return {
             "samples": self.samples,
@@ -358,7 +362,8 @@ class ReuseModel:
 
 
 def mean_growth(category: Category) -> float:
-    """Mean new tokens of the next prompt: the category's, or the nearest parent's with samples."""
+    """Return mean new tokens of the next prompt, of the category or its nearest parent with
+    samples."""
     nearest: Category | None = category
     while nearest is not None:
         count = sum(nearest.all_growth) if nearest.all_growth else 0.0

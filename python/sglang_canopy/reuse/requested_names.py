@@ -1,21 +1,21 @@
-"""How often categories without a place in the table were asked for. Bounded, and old counts fade."""
+"""Counts requests for category names that are not in the table. Bounded; old counts fade."""
 
 from __future__ import annotations
 
 
 class RequestedNames:
-    """Requests by name, for at most ``most`` names: when there are more, all counts are halved."""
+    """Requests by name, for at most ``most`` names: beyond that, all counts are halved."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._requested: dict[str, tuple[int, float]] = {}
-        """Requests, and the time of the last one."""
+        """Number of requests, and the time of the last request."""
 
     def __len__(self) -> int:
         return len(self._requested)
 
     def ask(self, name: str, now: float) -> int:
-        """A request at ``now`` asks for ``name``. Returns how many did, counted once a time."""
+        """Count a request for ``name`` at ``now``. Return its requests, at most one per time."""
         count, last = self._requested.get(name, (0, None))
         if last is None or last < now:
             count += 1
@@ -25,6 +25,6 @@ class RequestedNames:
         return count
 
     def forget(self, name: str) -> int:
-        """``name`` has a place now. Returns how many requests asked for it before this one."""
+        """Drop ``name``, which is in the table now. Return its earlier requests."""
         count, _ = self._requested.pop(name, (0, 0.0))
         return max(0, count - 1)

@@ -1,9 +1,9 @@
-"""The samples that curves are fitted to: a window bounded in time, in number, and by tenant.
+"""The window of samples for curves, bounded in time, in number, and by tenant.
 
-A sample born before the window is forgotten, continued or not: all samples of the window had the
-same chance to be seen, which keeps the censoring honest. When there are too many, the party with
-most samples loses its oldest. A tenant is a party; tenants beyond ``MAX_PARTIES`` are one together,
-so that a client which invents tenants gains no room by it.
+A sample born before the window is dropped, continued or not: all samples of the window were
+observed for the same chance to return, so censoring is unbiased. At the bound, the party with most
+samples loses its oldest. Each tenant is a party; tenants beyond ``MAX_PARTIES`` share one party, so
+that a client gains no room by inventing tenants.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class SampleWindow:
         self.window_s = window_s
         self.cap = cap
         self._all: deque[Tip] = deque()
-        """Every sample, and those dropped from its middle."""
+        """Every sample, including samples dropped from its middle."""
         self._parties: dict[Hashable, deque[Tip]] = {}
         self._dropped: set[Tip] = set()
         """Samples of ``_all`` that were dropped."""
@@ -38,7 +38,7 @@ class SampleWindow:
         return len(self._all) - len(self._dropped)
 
     def __iter__(self) -> Iterator[Tip]:
-        """Every sample, oldest first."""
+        """Iterate over all samples, oldest first."""
         gone = self._dropped
         return (tip for tip in self._all if tip not in gone) if gone else iter(self._all)
 
@@ -48,7 +48,7 @@ class SampleWindow:
         return max(horizon, self._all[0].born) if len(self) >= self.cap else horizon
 
     def add(self, tip: Tip, now: float) -> list[Tip]:
-        """Add a sample. Return those that left the window for it."""
+        """Add a sample. Return the samples that it pushed out of the window."""
         mine = self._parties.get(tip.tenant)
         if mine is None:
             mine = self._new_party(tip.tenant)
@@ -76,7 +76,7 @@ class SampleWindow:
         return self._parties.setdefault(party, deque())
 
     def _leave(self, tip: Tip) -> None:
-        """``tip`` is the oldest of all, and so of its party."""
+        """Remove ``tip``, the oldest sample, from its party."""
         for party in (tip.tenant, _OTHERS):
             mine = self._parties.get(party)
             if mine and mine[0] is tip:
@@ -86,7 +86,7 @@ class SampleWindow:
                 return
 
     def _drop_one(self, mine: deque[Tip]) -> Tip:
-        """Drop the oldest sample of the party with most; the party of ``mine`` has one more."""
+        """Drop the oldest sample of the largest party; ``mine`` has just grown by one."""
         self._compare_in -= 1
         if self._compare_in <= 0 or not self._largest:
             self._compare_in = _COMPARED_EVERY

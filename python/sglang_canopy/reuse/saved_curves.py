@@ -1,4 +1,4 @@
-"""Learnt curves as JSON, so that a server starts with those of an earlier run."""
+"""Saves and loads learnt curves as JSON, so that a server starts from an earlier run."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _MOST = 1e15
 
 
 class Damaged(CanopyError):
-    """A file that is no profile, or one of another version."""
+    """A file that is not a profile, or has another version."""
 
 
 class OtherLabels(CanopyError):
-    """A profile whose categories are not those of the policy that should start from it."""
+    """A profile with other kinds of categories than the policy."""
 
 
 def save(categories: Categories, labels: str, share: float = 0.0) -> dict[str, Any]:
-    """The counts behind every category's curve (its own, not its refinements').
+    """Return the counts behind every category's curve, without its refinements' counts.
 
-    ``labels`` says what the categories are made of: ``refined`` or ``type-turn``.
-    ``share`` is the weight that the counts of a loaded profile still have: without them, a server that
-    is restarted often would forget what it started from.
+    ``labels``: kind of categories, ``refined`` or ``type-turn``. ``share``: remaining weight of a
+    loaded profile's counts. Without them, a server that restarts often would lose its first
+    profile.
     """
     return {
         "version": VERSION,
@@ -62,10 +62,10 @@ def _counts(category: Category, share: float) -> dict[str, list[float]]:
 
 
 def load(state: Mapping[str, Any], categories: Categories, labels: str) -> float:
-    """Take over a ``save``; returns its number of samples. All is checked before any is used.
+    """Load the result of ``save``; return its number of samples. All of it is checked before use.
 
-    Labels beyond the table's bound join the nearest category there is. Raises ``Damaged``, and
-    ``OtherLabels`` where the profile's categories are made of something else than ``labels``.
+    Labels beyond the table's bound join their nearest category. Raises ``Damaged``, and
+    ``OtherLabels`` if the profile's categories are not of the kind ``labels``.
     """
     check(state)
     if state["labels"] != labels:
@@ -87,7 +87,7 @@ def load(state: Mapping[str, Any], categories: Categories, labels: str) -> float
 
 
 def check(state: Any) -> None:
-    """Raise ``Damaged`` for anything that is not what ``save`` returns."""
+    """Raise ``Damaged`` if ``state`` is not a result of ``save``."""
     if not isinstance(state, Mapping) or state.get("version") != VERSION:
         raise Damaged(
             f"a profile must be a JSON object with version {VERSION}, "
@@ -123,10 +123,10 @@ def _check(label: Any, counts: Any) -> None:
 
 
 def read(path: str) -> Any:
-    """The JSON of a profile file; ``None``, with a line in the log, before the first run saved it.
+    """Return the JSON of a profile file; ``None``, with a warning, if no run has saved it yet.
 
-    Raises ``Damaged`` where it is no JSON, and ``CanopyError`` where it cannot be read or there is
-    no folder to save one in.
+    Raises ``Damaged`` for invalid JSON, and ``CanopyError`` if the file cannot be read or its
+    folder does not exist.
     """
     expected = "a profile must be a JSON file saved by an earlier run"
     if not Path(path).exists() and Path(path).absolute().parent.is_dir():

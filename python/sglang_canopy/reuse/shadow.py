@@ -1,11 +1,11 @@
-"""The shadow index: who came back to which path, whatever is resident.
+"""The shadow index: which requests return to which paths, independent of the cache's contents.
 
-One record a request: the *tip* its path ends at. A later request whose path runs through the
-tip continues it, which is one reuse sample of the tip's category (the gap between the two
-arrivals). A tip nobody has continued is a censored sample. Where a path leaves another one
-that is already there, the two share a prefix: that place is a *junction*, and every further
-request through it is a reuse sample of a shared prefix. What the cache holds plays no part, so
-a policy does not learn from its own evictions.
+Each request has one record: the *tip*, the end of its path. A later request whose path runs through
+the tip continues it. That is one reuse sample of the tip's category: the gap between the two
+arrivals. A tip not continued yet is a censored sample. A path that branches off an earlier path
+shares a prefix with it: the end of that prefix is a *junction*, and every further request through
+it is a reuse sample of a shared prefix. Since residency is not used, a policy does not learn from
+its own evictions.
 """
 
 from __future__ import annotations
@@ -19,20 +19,22 @@ from sglang_canopy.reuse.sample_window import SampleWindow
 from sglang_canopy.reuse.tip import Tip
 
 MAX_CONVERSATIONS = 1024
-"""Whose last tips are remembered, of one tenant: those that it used last."""
+"""Most recent conversations kept, per tenant."""
 MAX_TENANTS = 64
-"""And tenants: those that were here last."""
+"""Most recent tenants kept."""
 
 
 class LastTips:
-    """The last tip of each named conversation, for hints that come between its requests. Bounded:
-    one tenant's conversations push out no other's."""
+    """The last tip of each named conversation, for hints between its requests.
+
+    Bounded per tenant: a tenant's conversations never displace another tenant's.
+    """
 
     def __init__(self) -> None:
         self._tips: dict[str | None, dict[Hashable, Tip]] = {}
 
     def remember(self, conversation: tuple[str | None, Hashable], tip: Tip) -> None:
-        """``tip`` is where a tenant's conversation ends now."""
+        """Set ``tip`` as the end of a tenant's conversation."""
         tenant, name = conversation
         mine = self._tips.pop(tenant, {})
         mine.pop(name, None)
@@ -44,28 +46,29 @@ class LastTips:
         self._tips[tenant] = mine
 
     def last(self, conversation: tuple[str | None, Hashable]) -> Tip | None:
-        """Where a tenant's conversation ends, if that is known."""
+        """Return the end of a tenant's conversation, or ``None`` if unknown."""
         return self._tips.get(conversation[0], {}).get(conversation[1])
 
 
 @dataclass(slots=True, eq=False)
 class NewBlocks:
-    """The blocks that one request brought in."""
+    """Blocks that one request added."""
 
     born: float
     blocks: Sequence[int]
 
 
 def full_blocks(path: Sequence[int], tokens: int, block_tokens: int) -> int:
-    """Blocks of ``path`` that ``tokens`` tokens fill: a partial one changes with the next turn."""
+    """Return the number of blocks of ``path`` that ``tokens`` tokens fill. The partial last block
+    is excluded, since the next turn changes it."""
     return min(tokens // block_tokens, len(path)) if tokens > 0 else len(path)
 
 
 class ShadowIndex:
     """Tips and junctions by chained block hash, in a window bounded in time and in number.
 
-    ``cap``: samples of the window (``sample_window.py``); ``block_cap``: block hashes held, the oldest
-    out first.
+    ``cap``: samples of the window (``sample_window.py``); ``block_cap``: block hashes held; the
+    oldest are dropped first.
     """
 
     def __init__(self, window_s: float, cap: int, block_cap: int) -> None:
@@ -85,11 +88,12 @@ class ShadowIndex:
         return len(self._owner)
 
     def __iter__(self) -> Iterator[Tip]:
-        """Every sample of the window, oldest first."""
+        """Iterate over all samples of the window, oldest first."""
         return iter(self.samples)
 
     def matched_blocks(self, path: Sequence[int]) -> int:
-        """How many leading blocks of ``path`` were seen before (up to the deepest one seen)."""
+        """Return the number of leading blocks of ``path`` seen before, up to the deepest known
+        block."""
         owner = self._owner
         for depth in range(len(path), 0, -1):
             if path[depth - 1] in owner:
@@ -97,7 +101,7 @@ class ShadowIndex:
         return 0
 
     def pop_open_tip(self, path: Sequence[int], matched: int) -> Tip | None:
-        """The deepest open tip among the first ``matched`` blocks, taken out of the index."""
+        """Remove and return the deepest open tip among the first ``matched`` blocks."""
         tips = self._tips
         for depth in range(matched, 0, -1):
             tip = tips.get(path[depth - 1])
@@ -107,7 +111,7 @@ class ShadowIndex:
         return None
 
     def junctions(self, path: Sequence[int]) -> list[int]:
-        """The junctions that ``path`` runs through, shallowest first, as block hashes."""
+        """Return the block hashes of the junctions on ``path``, shallowest first."""
         junctions = self._junctions
         return list(filter(junctions.__contains__, path)) if junctions else []
 
@@ -115,12 +119,12 @@ class ShadowIndex:
         return self._junctions.get(block)
 
     def born(self, block: int, otherwise: float) -> float:
-        """When ``block`` was first seen."""
+        """Return the time at which ``block`` was first seen, or ``otherwise``."""
         segment = self._owner.get(block)
         return otherwise if segment is None else segment.born
 
     def learn(self, time: float, blocks: Sequence[int]) -> None:
-        """Remember new blocks."""
+        """Add new blocks, first seen at ``time``."""
         if not blocks:
             return
         segment = NewBlocks(time, blocks)
@@ -136,7 +140,7 @@ class ShadowIndex:
                     del self._owner[block]
 
     def open_tip(self, tip: Tip, key: int) -> None:
-        """Let a request that runs through block ``key`` find ``tip``."""
+        """Index ``tip`` at block ``key``, so that a request through the block continues it."""
         other = self._tips.get(key)
         if other is not None and other is not tip:
             self.close(other)
@@ -144,7 +148,7 @@ class ShadowIndex:
         tip.keys = (*tip.keys, key)
 
     def open_junction(self, tip: Tip, block: int) -> None:
-        """Put ``tip`` in place as the open sample of the junction at ``block``."""
+        """Set ``tip`` as the open sample of the junction at ``block``."""
         old = self._junctions.get(block)
         if old is not None:
             old.keys = ()
@@ -152,20 +156,20 @@ class ShadowIndex:
         tip.keys = (block,)
 
     def sample(self, tip: Tip, now: float) -> list[Tip]:
-        """Add a sample to the window. Return those that left it."""
+        """Add a sample to the window. Return the samples that it pushed out."""
         left = self.samples.add(tip, now)
         for old in left:
             self.close(old)
         return left
 
     def pending(self, request: Request) -> Tip | None:
-        """The open tip that this very request made when it arrived."""
+        """Return the open tip that this request created on arrival."""
         full = full_blocks(request.path, request.prompt_tokens, request.block_tokens)
         tip = self._tips.get(request.path[full - 1]) if full else None
         return tip if tip is not None and tip.born == request.time else None
 
     def close(self, tip: Tip) -> None:
-        """Take a tip or junction out of the index; its sample stays in the window."""
+        """Remove a tip or junction from the index; its sample stays in the window."""
         for key in tip.keys:
             for index in (self._tips, self._junctions):
                 if index.get(key) is tip:

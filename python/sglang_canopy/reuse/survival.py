@@ -1,8 +1,8 @@
-"""Survival curves of cached tips, and the rank that is read off them.
+"""Survival curves of cached tips, and the ranks computed from them.
 
-A *tip* is where a conversation's cached path ends. Its survival S(a) is the probability that
-nothing has continued it when it is ``a`` seconds old. Tips still waiting are censored samples:
-dropping them, as if every tip came back, ruins the ranking.
+A *tip* is the end of a conversation's cached path. Its survival S(a) is the probability that no
+request has continued it at the age of ``a`` seconds. Tips still waiting are censored samples:
+dropping them, as if every tip were continued, ruins the ranking.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ def survival_curve(
     prior: Sequence[float] | None = None,
     prior_weight: float = 0.0,
 ) -> list[float]:
-    """Kaplan-Meier estimate on age bins (the actuarial form: half of a bin's censored are at risk).
+    """Return the Kaplan-Meier estimate on age bins (the actuarial form: half of a bin's censored
+    tips are at risk).
 
-    ``events[i]`` tips were continued at an age in bin ``i``, ``censored[i]`` were last seen
-    waiting at such an age. Returns S at each of the ``BINS`` edges, from S(0) = 1 downwards.
+    ``events[i]`` tips were continued at an age in bin ``i``, ``censored[i]`` were last seen waiting
+    at such an age. Returns S at each of the ``BINS`` edges, from S(0) = 1 downwards.
 
-    ``prior`` is another curve, that of a coarser category: each bin's hazard is shrunk towards
-    its hazard as if ``prior_weight`` more tips at risk had followed it; without ``prior`` those
-    tips are never continued, which keeps S above 0 where few samples are left.
+    ``prior`` is the curve of a coarser category: each bin's hazard is shrunk towards its hazard as
+    if ``prior_weight`` more tips at risk had followed it. Without ``prior``, these tips are never
+    continued, which keeps S above 0 if few samples are left.
     """
     at_risk = float(sum(events) + sum(censored))
     curve = [1.0]
@@ -47,8 +48,8 @@ def survival_curve(
 
 
 def still_returns(curve: Sequence[float], age_s: float) -> float:
-    """Probability that a tip of this age is continued later, (S(a) - S(end)) / S(a); 0 without a
-    curve."""
+    """Return the probability that a tip of this age is continued later, (S(a) - S(end)) / S(a); 0
+    without a curve."""
     at = min(age_bin(age_s), len(curve) - 1)
     if at < 0 or curve[at] <= 0.0:
         return 0.0
@@ -56,13 +57,13 @@ def still_returns(curve: Sequence[float], age_s: float) -> float:
 
 
 def gittins_rank(curve: Sequence[float]) -> list[float]:
-    """Reuse won per second of space held, for a tip whose age is in each bin.
+    """Return the reuse gained per second of space held, for a tip with an age in each bin.
 
-    G(a) = max over h of [S(a) - S(a+h)] / integral from a to a+h of S(u) du
+        G(a) = max over h of [S(a) - S(a+h)] / integral from a to a+h of S(u) du
 
-    evaluated at the bins' lower edges. With the points (integral of S up to an edge, 1 - S
-    there) this is the steepest slope from a point to a later one, so one walk from the right
-    over the upper hull gives every bin in O(``BINS``). The last bin, open to the right, is 0.
+    evaluated at the bins' lower edges. With the points (integral of S up to an edge, 1 - S there)
+    this is the steepest slope from a point to a later one, so one walk from the right over the
+    upper hull gives every bin in O(``BINS``). The unbounded last bin has rank 0.
     """
     held = 0.0
     x = [held]
@@ -71,11 +72,11 @@ def gittins_rank(curve: Sequence[float]) -> list[float]:
         x.append(held)
     rank = [0.0] * BINS
     hull: list[tuple[float, float]] = [(x[-1], curve[BINS - 1])]
-    # One function without calls: a fit ranks every category, and an arrival pays for its share.
+    # Calls are inlined: a fit ranks every category, at the cost of an arrival.
     for i in range(BINS - 2, -1, -1):
         start, alive = x[i], curve[i]
         end, left = hull[-1]
-        # A curve that has reached 0 holds no space any more: nobody is left to rank.
+        # At S = 0 no tip is left and no space is held: the slope is 0.
         slope = (alive - left) / (end - start) if end > start else 0.0
         while len(hull) > 1:
             end, left = hull[-2]

@@ -1,9 +1,8 @@
 """TTFT ~ alpha * uncached tokens + beta, fitted online from served requests.
 
-The linear latency model of arXiv 2510.15152. It turns a target in milliseconds, which is what a
-user has, into tokens to prefill, which is what an eviction policy can act on. Fitted where
-first-token times are known (the API process) and carried with each request
-(``Request.ttft_model``), so that every rank of a server uses the same numbers.
+The linear latency model of arXiv 2510.15152. It converts a target in milliseconds into tokens to
+prefill, which an eviction policy can use. The API process, which measures first-token times, fits
+it; each request carries it (``Request.ttft_model``), so that every rank uses the same numbers.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ from typing import Any
 _KEEP = 0.998
 """Weight of the past per observation: about 500 requests count."""
 _LEAST = 20
-"""Observations before there is a model."""
+"""Observations required for a model."""
 _HUBER = 2.0
-"""Residuals beyond this many mean absolute residuals count as if they lay there."""
+"""Residuals are clipped at this many mean absolute residuals."""
 
 
 class TtftFit:
@@ -28,7 +27,7 @@ class TtftFit:
         self._scale_s = 0.0
 
     def add(self, uncached_tokens: float, ttft_s: float) -> None:
-        """One served request. Values that are not finite or negative are ignored."""
+        """Add a served request. Values that are not finite or negative are ignored."""
         if not (math.isfinite(uncached_tokens) and math.isfinite(ttft_s)):
             return
         if uncached_tokens < 0 or ttft_s < 0:
@@ -38,7 +37,8 @@ class TtftFit:
             expected = fitted[0] * uncached_tokens + fitted[1]
             off = ttft_s - expected
             bound = _HUBER * self._scale_s
-            # The scale follows slowly even what is cut off, or a real change would never enter.
+            # The scale slowly follows even clipped residuals, or a real change would never be
+            # learnt.
             self._scale_s += 0.02 * (abs(off) - self._scale_s)
             if bound > 0.0:
                 ttft_s = expected + max(-bound, min(bound, off))
@@ -54,7 +54,7 @@ class TtftFit:
             self._scale_s = 0.1 * self._y / self._weight if first is not None else 0.0
 
     def line(self) -> tuple[float, float] | None:
-        """``(alpha s/token, beta s)``, both 0 or more; ``None`` before it can be told."""
+        """Return ``(alpha s/token, beta s)``, both 0 or more; ``None`` without enough data."""
         if self.count < _LEAST:
             return None
         mean_x, mean_y = self._x / self._weight, self._y / self._weight
@@ -70,7 +70,7 @@ class TtftFit:
         return alpha, beta
 
     def stats(self) -> dict[str, Any]:
-        """For an operator: the fitted line and its mean absolute residual."""
+        """Return the fitted line and its mean absolute residual, for operators."""
         fitted = self.line()
         return {
             "requests": self.count,
@@ -81,6 +81,6 @@ class TtftFit:
 
 
 def threshold_tokens(ttft_ms: float, line: tuple[float, float]) -> float:
-    """Tokens that may be left to prefill for a TTFT of ``ttft_ms``; 0 where beta is over it."""
+    """Return the tokens that may be prefilled within ``ttft_ms``; 0 if beta alone exceeds it."""
     alpha, beta = line
     return max(0.0, (ttft_ms / 1e3 - beta) / alpha) if alpha > 0.0 else math.inf
