@@ -1,4 +1,4 @@
-"""How much room the ideal hit ratio takes (Section 3.5, Figure 22)."""
+"""Capacity needed for the ideal hit ratio (Section 3.5, Figure 22)."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ class Capacity:
     """Bytes of KV of one block, for the model of the footprint."""
     time_s: tuple[float, ...]
     live_blocks: tuple[int, ...]
-    """Blocks that will be used again, at these times: what a cache that knows the future and
-    never drops a block of use must hold."""
+    """Blocks that will be used again, at these times. A cache that knows the future and never drops
+    a useful block must hold them."""
     live_peak: int
     live_median: float
     lru_blocks: tuple[int, ...]
     lru_hit_ratio: tuple[float, ...]
-    """Block hit ratio of LRU with so many blocks."""
+    """Block hit ratio of LRU with ``lru_blocks`` blocks."""
     ideal_hit_ratio: float
     lru_for_share: tuple[tuple[float, int], ...]
     """(share of the ideal hits, blocks that LRU needs for them)."""
     lru_knee_blocks: int
-    """Where the LRU curve lies highest above the straight line from nothing to its end."""
+    """Capacity at which the LRU curve is highest above its chord."""
 
 
 def capacity(seen: Observation, lru: LRUCurve, block_bytes: int) -> Capacity:
-    """Answer from the observation and the pass that gives every LRU capacity."""
+    """Compute capacities from the observation and LRU's curve over all capacities."""
     start, end = float(seen.time_s[0]), float(seen.time_s[-1])
     times = np.linspace(start, end, POINTS)
     reused = seen.uses > 1
@@ -61,7 +61,7 @@ def capacity(seen: Observation, lru: LRUCurve, block_bytes: int) -> Capacity:
 
 
 def lru_points(lru: LRUCurve) -> tuple[np.ndarray, np.ndarray]:
-    """(capacities in blocks, LRU's block hit ratios), spaced evenly in the logarithm."""
+    """Return (capacities in blocks, LRU's block hit ratios), spaced evenly in the logarithm."""
     most = max(lru.distinct_blocks, 2)
     sizes = np.unique(np.geomspace(1, most, POINTS).astype(np.int64))
     hits = lru.block_hits_at
@@ -69,16 +69,16 @@ def lru_points(lru: LRUCurve) -> tuple[np.ndarray, np.ndarray]:
 
 
 def blocks_for(lru: LRUCurve, share: float) -> int:
-    """The least LRU capacity with ``share`` of the hits of an endless one."""
+    """Return the least LRU capacity with ``share`` of the hits of an unbounded cache."""
     hits = lru.block_hits_at
     return int(np.searchsorted(hits, share * hits[-1]))
 
 
 def knee(lru: LRUCurve) -> int:
-    """The capacity after which a block more buys less than the average block did.
+    """Return the capacity after which one more block gains less than the average block.
 
-    That is where the curve of hits over capacity lies highest above its chord, up to where it
-    ends; the steepest slope of a concave curve comes first.
+    This is the point at which the curve of hits over capacity is highest above its chord, up to the
+    end of the curve. A concave curve has its steepest slope at the start.
     """
     hits = lru.block_hits_at
     if hits[-1] <= 0:
@@ -90,7 +90,7 @@ def knee(lru: LRUCurve) -> int:
 
 
 def _peak(born: np.ndarray, dead: np.ndarray) -> int:
-    """Most intervals [born, dead) open at one time."""
+    """Return the largest number of intervals [born, dead) open at one time."""
     if not len(born):
         return 0
     open_now = np.arange(1, len(born) + 1) - np.searchsorted(dead, born, "right")

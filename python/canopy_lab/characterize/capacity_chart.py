@@ -1,4 +1,4 @@
-"""The figure about room."""
+"""The figure of capacity."""
 
 from __future__ import annotations
 

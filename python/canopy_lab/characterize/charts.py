@@ -1,4 +1,4 @@
-"""The figures of a characterisation. Each answers one question and says the answer in its title."""
+"""Figures of a characterisation. Each has its result in its title."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from canopy_lab.report.units import percent, seconds, size
 
 
 def charts(report: TraceReport) -> Iterator[tuple[str, Figure]]:
-    """(file name without its end, figure) for every question the trace answers."""
+    """Yield (file name without suffix, figure) for every question that the trace answers."""
     drawn: tuple[tuple[str, Any, Callable[[TraceReport], Figure]], ...] = (
         ("hits", report.hits, _hits),
         ("skew", report.skew, _skew),

@@ -1,4 +1,4 @@
-"""How much KV a request leaves behind (Section 3.5, Figure 21)."""
+"""KV of each request (Section 3.5, Figure 21)."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """For one model."""
+    """Footprint for one model."""
 
     model: str
     bytes_per_token: int
     rows: tuple[Sizes, ...]
-    """All requests, then first and later turns where the trace has turns."""
+    """All requests; also first and later turns if the trace has turns."""
     tokens: tuple[float, ...]
     share_below: tuple[tuple[float, ...], ...]
     """For each row: share of its requests with at most ``tokens``."""
 
 
 def footprint(seen: Observation, model: ModelShape, name: str) -> Footprint:
-    """Answer from the observation for ``model``, which the reader knows as ``name``."""
+    """Compute the footprint for ``model``. ``name``: the model's name in the report."""
     tokens = seen.input_tokens + seen.output_tokens
     weight = model.kv_bytes_per_token()
     groups = [("all requests", np.ones(len(tokens), bool))]

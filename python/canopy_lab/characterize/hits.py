@@ -11,30 +11,30 @@ from canopy_lab.characterize.observe import Observation
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One group of requests among all."""
+    """One group's shares of all requests."""
 
     name: str
     requests: float
-    """Share of the requests, 0 to 1; the next two likewise."""
+    """Share of the requests, 0 to 1; the next two fields also."""
     blocks: float
     hits: float
     hit_ratio: float
-    """Hits of its own blocks."""
+    """Hits as a share of the group's own blocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class IdealHits:
-    """What a cache that never forgets would hit. Ratios from 0 to 1."""
+    """Hits of an unbounded cache. Ratios from 0 to 1."""
 
     block_hit_ratio: float
     token_hit_ratio: float
     requests_with_a_hit: float
     stranded: float
-    """Share of the blocks seen before but behind a miss, which a prefix cache cannot use."""
+    """Share of blocks seen before but after a miss, which a prefix cache cannot use."""
     turns: tuple[Share, ...]
-    """First turns and later turns; empty where the trace has no turns."""
+    """First turns and later turns; empty if the trace has no turns."""
     kinds: tuple[Share, ...]
-    """By request type, most requests first; empty where there is one only."""
+    """Request types, most requests first; empty if there is only one."""
     window_s: float
     window_start_s: tuple[float, ...]
     window_hit_ratio: tuple[float, ...]
@@ -42,7 +42,7 @@ class IdealHits:
 
 
 def ideal_hits(seen: Observation, windows: int = 24) -> IdealHits:
-    """Answer from the observation; the ratio over time in ``windows`` equal windows."""
+    """Compute ideal hits, with the ratio over time in ``windows`` equal windows."""
     blocks, hits = seen.blocks, seen.hits
     hit_tokens = np.minimum(hits * seen.block_tokens, seen.input_tokens)
     first = seen.turn <= 1

@@ -38,7 +38,7 @@ class Lifespan:
 
 
 def lifespan(seen: Observation) -> Lifespan:
-    """Answer from the observation. Lives that the end of the trace cuts short count as ended."""
+    """Compute lifespans. Blocks still in use at the end of the trace count as ended."""
     life = seen.last_s - seen.first_s
     ordered = np.sort(life)
     edges = FINE_EDGES[: edges_within(seen.span_s)]

@@ -1,4 +1,4 @@
-"""Which part of a prompt is worth caching (Section 3.4, Figures 16 to 18)."""
+"""Hit ratios by the part of the prompt that is cached (Section 3.4, Figures 16 to 18)."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from canopy_lab.characterize.observe import POSITIONS, Observation
 
 @dataclass(frozen=True, slots=True)
 class Locality:
-    """Ideal block hit ratio when of every prompt only ``stride`` of it, from ``offset`` on, is
-    stored and looked up.
+    """Ideal block hit ratio if only ``stride`` of every prompt, starting at ``offset``, is stored
+    and looked up.
 
-    Grids are ``[stride, offset]`` in tenths, row 0 the smallest stride (10 %); cells that would
+    Grids are ``[stride, offset]`` in tenths; row 0 is the smallest stride (10 %). Cells that would
     pass the prompt's end repeat the longest stride that fits.
     """
 
     all: tuple[tuple[float, ...], ...]
     first_turns: tuple[tuple[float, ...], ...]
     later_turns: tuple[tuple[float, ...], ...] | None
-    """``None`` where the trace has no turns."""
+    """``None`` if the trace has no turns."""
     first_tenth: float
     """Hit ratio from the first tenth of every prompt alone."""
     first_half: float
@@ -29,7 +29,7 @@ class Locality:
 
 
 def locality(seen: Observation) -> Locality:
-    """Answer from the observation."""
+    """Compute the grids from the observation."""
     first, later = seen.place_count
     both = grid(first + later)
     return Locality(
@@ -43,9 +43,9 @@ def locality(seen: Observation) -> Locality:
 
 
 def grid(place_count: np.ndarray) -> np.ndarray:
-    """``place_count[place, set of earlier places]`` -> hit ratio by stride and offset.
+    """Convert ``place_count[place, set of earlier places]`` to hit ratios by stride and offset.
 
-    An access hits when it stands inside the part and its block stood inside it before.
+    An access is a hit if its place and an earlier place of its block are both inside the part.
     """
     sets = np.arange(1 << POSITIONS)
     total = max(int(place_count.sum()), 1)

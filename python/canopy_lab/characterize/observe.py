@@ -1,8 +1,8 @@
-"""The one pass over a trace from which every question is answered.
+"""The single pass over a trace that gathers the data of all answers.
 
-Memory: O(distinct blocks), about 150 bytes each, and about 130 bytes a request. Times are the
-trace's seconds. A *hit* is a block in the leading run of blocks that some earlier request had:
-what a cache that never forgets would give (the paper's ideal hit ratio, Section 3.2).
+Memory: O(distinct blocks), about 150 bytes each, and about 130 bytes per request. Times are the
+trace's seconds. A *hit* is a block in the leading run of blocks that some earlier request had, as
+in an unbounded cache (the paper's ideal hit ratio, Section 3.2).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PARTS = 4
 TOP_TURN = 10
 """Turns from here on share one category."""
 POSITIONS = 10
-"""A block's place in its prompt, in tenths (Figure 16)."""
+"""Places of a block in its prompt, in tenths (Figure 16)."""
 
 
 def _fine_edges() -> np.ndarray:
@@ -37,7 +37,7 @@ FINE_BINS = len(FINE_EDGES)
 
 
 def edges_within(seconds: float) -> int:
-    """How many of ``FINE_EDGES`` lie within ``seconds`` (at least two)."""
+    """Return the number of ``FINE_EDGES`` within ``seconds`` (at least two)."""
     return max(2, int(np.searchsorted(FINE_EDGES, seconds, "right")))
 
 
@@ -49,7 +49,7 @@ class _Column:
         self.size = 0
 
     def extend(self, count: int, value: float) -> None:
-        """Append ``count`` times ``value``."""
+        """Append ``value`` ``count`` times."""
         end = self._grow(count)
         self._data[end - count : end] = value
 
@@ -69,54 +69,54 @@ class _Column:
 
     @property
     def all(self) -> np.ndarray:
-        """The filled part, as a view."""
+        """Return a view of the filled part."""
         return self._data[: self.size]
 
 
 @dataclass(slots=True)
 class Observation:
-    """Everything the questions are answered from. Arrays are one entry a request or a block."""
+    """Data of all answers. Arrays have one entry per request or per block."""
 
     block_tokens: int
     labels: list[str]
     """Names of the request types."""
-    # One entry a request, in order.
+    # One entry per request, in order.
     time_s: np.ndarray
     kind: np.ndarray
     """Index into ``labels``."""
     turn: np.ndarray
     conversation: np.ndarray
-    """Number of the conversation, -1 where the trace names none."""
+    """Number of the conversation; -1 if unnamed."""
     user: np.ndarray
-    """Number of the user, -1 where the trace names none."""
+    """Number of the user; -1 if unnamed."""
     input_tokens: np.ndarray
     output_tokens: np.ndarray
     blocks: np.ndarray
     """Blocks of the prompt."""
     hits: np.ndarray
-    """Of them, in the leading run seen before."""
+    """Prompt blocks in the leading run seen before."""
     next_request: np.ndarray
-    """The request that continues this one's conversation, -1 where none does."""
-    # One entry a distinct block.
+    """Next request of the conversation; -1 without one."""
+    # One entry per distinct block.
     first_s: np.ndarray
     last_request: np.ndarray
     uses: np.ndarray
-    # One entry a pair of requests of which the later one reused blocks that the earlier one used
+    # One entry per pair of requests: the later request reused blocks that the earlier one used
     # last.
     reused_from: np.ndarray
     """The earlier request."""
     reused_by: np.ndarray
-    """The later one."""
+    """The later request."""
     reused_blocks: np.ndarray
-    """How many blocks."""
+    """Number of reused blocks."""
     # Aggregates.
     place_count: np.ndarray
     """[later turn?, place, 2 ** POSITIONS]: accesses of blocks at ``place`` (in tenths of the
-    prompt) that stood at that set of places in earlier prompts."""
+    prompt), by the set of the block's places in earlier prompts."""
     same_conversation_hits: int
     same_user_hits: int
     stranded: int
-    """Blocks seen before but behind a miss: a prefix cache cannot use them."""
+    """Blocks seen before but after a miss: a prefix cache cannot use them."""
 
     @property
     def requests(self) -> int:
@@ -128,23 +128,23 @@ class Observation:
 
     @property
     def span_s(self) -> float:
-        """From the first request to the last."""
+        """Seconds from the first request to the last."""
         return float(self.time_s[-1] - self.time_s[0])
 
     @property
     def last_s(self) -> np.ndarray:
-        """When each distinct block was used last."""
+        """Time of the last use of each distinct block."""
         return self.time_s[self.last_request]
 
     @property
     def reuse_age_s(self) -> np.ndarray:
-        """Age of each pair's blocks when they were reused: seconds since their last use."""
+        """Age of each pair's blocks at reuse: seconds since their last use."""
         age: np.ndarray = self.time_s[self.reused_by] - self.time_s[self.reused_from]
         return age
 
     @property
     def category(self) -> np.ndarray:
-        """The category of each request: ``kind * TOP_TURN + min(turn, TOP_TURN) - 1``."""
+        """Category of each request: ``kind * TOP_TURN + min(turn, TOP_TURN) - 1``."""
         return categories(self.kind, self.turn)
 
     @property
@@ -160,7 +160,8 @@ class Observation:
         return bool((self.user >= 0).any())
 
     def category_name(self, category: int) -> str:
-        """``text-1``; ``text-10+`` from ``TOP_TURN`` on; only what tells categories apart."""
+        """Return ``text-1``, or ``text-10+`` from ``TOP_TURN`` on. Omits a part that is equal in
+        all categories."""
         name = self.labels[category // TOP_TURN]
         if not self.has_turns:
             return name
@@ -170,12 +171,12 @@ class Observation:
 
 
 def categories(kind: np.ndarray, turn: np.ndarray) -> np.ndarray:
-    """Category numbers of requests of these kinds and turns."""
+    """Return the category numbers of requests of these kinds and turns."""
     return kind.astype(np.int64) * TOP_TURN + np.clip(turn, 1, TOP_TURN) - 1
 
 
 def observe(trace: Iterable[TraceRequest]) -> Observation:
-    """Read a trace once. Raises ``CanopyError`` for an empty one or one of mixed block sizes."""
+    """Read a trace once. Raises ``CanopyError`` for an empty trace or for mixed block sizes."""
     reading = _Pass()
     for request in trace:
         reading.take(request)
@@ -183,14 +184,14 @@ def observe(trace: Iterable[TraceRequest]) -> Observation:
 
 
 class _Numbering(dict[str, int]):
-    """Names in order of their first appearance; ``None`` is -1."""
+    """Numbers of names, in order of first appearance; ``None`` is -1."""
 
     def of(self, name: str | None) -> int:
         return -1 if name is None else self.setdefault(name, len(self))
 
 
 class _Pass:
-    """The state of the pass: a column a request, a column a distinct block, and sums."""
+    """State of the pass: columns per request and per distinct block, and sums."""
 
     def __init__(self) -> None:
         self.kinds, self.users, self.talks = _Numbering(), _Numbering(), _Numbering()
@@ -212,7 +213,7 @@ class _Pass:
         self.latest: dict[int, int] = {}
         """Conversation -> its latest request."""
         self.row: dict[int, int] = {}
-        """Block id -> its place in the columns below."""
+        """Block id -> its row in the columns below."""
         self.first_s, self.last_request = _Column("d"), _Column("i4")
         self.uses, self.places = _Column("i4"), _Column("u2")
         self.reused_from, self.reused_by = _Column("i4"), _Column("i4")
@@ -253,8 +254,9 @@ class _Pass:
             column.extend(1, value)
 
     def _reused(self, rows: np.ndarray, number: int, talk: int, user: int) -> None:
-        """Blocks ``rows`` are hit by request ``number``: whose were their last uses."""
-        # The blocks of one prompt were mostly used last by one and the same request.
+        """Record the hits of request ``number`` on blocks ``rows``, by the requests that used them
+        last."""
+        # Most blocks of one prompt were used last by the same request.
         before, blocks = np.unique(self.last_request.all[rows], return_counts=True)
         columns = self.requests
         self.reused_from.append(before)
@@ -266,7 +268,7 @@ class _Pass:
             self.same_user += int(blocks[columns["user"].all[before] == user].sum())
 
     def _placed(self, r: TraceRequest, rows: list[int], run: int) -> np.ndarray:
-        """Rows of all blocks of ``r``, new ones appended to the columns."""
+        """Return the rows of all blocks of ``r``, after appending new blocks to the columns."""
         rows_before = len(self.row)
         for i in range(run, len(rows)):
             if rows[i] >= 0:
@@ -288,7 +290,7 @@ class _Pass:
         self.uses.all[rows] += 1
 
     def done(self) -> Observation:
-        """What was counted."""
+        """Return the observation."""
         if not self.requests["time_s"].size:
             raise CanopyError("the trace has no requests; give one that has")
         return Observation(

@@ -35,9 +35,9 @@ _ABSENT = {
 
 
 def write_report(report: TraceReport, out: Path) -> None:
-    """Write ``report.html``, ``report.json`` and one PNG a figure into the folder ``out``.
+    """Write ``report.html``, ``report.json`` and one PNG per figure into the folder ``out``.
 
-    Raises ``CanopyError`` when a file cannot be written.
+    Raises ``CanopyError`` if a file cannot be written.
     """
     pictures = {name: png_bytes(figure) for name, figure in charts(report)}
     try:
@@ -50,7 +50,7 @@ def write_report(report: TraceReport, out: Path) -> None:
 
 
 def page(report: TraceReport, pictures: dict[str, bytes]) -> str:
-    """The page, figures included as data."""
+    """Render the page, with its figures embedded."""
     found, overview = findings(report), report.overview
     return render(
         "characterize",
@@ -70,7 +70,7 @@ def page(report: TraceReport, pictures: dict[str, bytes]) -> str:
 def _sections(
     report: TraceReport, found: dict[str, str], pictures: dict[str, bytes]
 ) -> list[dict[str, Any]]:
-    """One for each question that the trace answers."""
+    """Return one section for each question that the trace answers."""
     tables, sections = _tables(report), []
     for key, question, names in _QUESTIONS:
         if key not in found:

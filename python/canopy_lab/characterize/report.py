@@ -1,4 +1,4 @@
-"""Answer all questions, as one report that can be drawn or written as JSON."""
+"""Compute all answers, as one report that can be drawn or written as JSON."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from sglang_canopy import __version__
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """The trace in a few numbers."""
+    """Key figures of the trace."""
 
     path: str
     format: str
@@ -50,7 +50,8 @@ class Overview:
 
 @dataclass(slots=True)
 class TraceReport:
-    """Every answer. A question the trace cannot answer is ``None``, and ``absent`` says why."""
+    """All answers. An answer that the trace cannot give is ``None``; its reason is in
+    ``absent``."""
 
     overview: Overview
     hits: IdealHits | None = None
@@ -65,19 +66,19 @@ class TraceReport:
     absent: dict[str, str] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        """Plain data; NaN becomes ``null``."""
+        """Return plain data; NaN becomes ``null``."""
         plain = {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
         return {"canopy_version": __version__, **plain}
 
 
 Progress = Callable[[int], object]
-"""Called with units of work done; one unit is about one request read once."""
+"""Called with units of work done. One unit is about one request read once."""
 
 
 class ReadProgress:
-    """The one progress bar's arithmetic.
+    """Arithmetic of the single progress bar.
 
-    A pass is as many units as the trace has requests, which the first pass finds out.
+    A pass has one unit per request; the first pass counts the requests.
     """
 
     def __init__(self, advance: Progress, resize: Callable[[int], object]) -> None:
@@ -85,7 +86,7 @@ class ReadProgress:
         self.requests = 0
 
     def reading(self, trace: Iterator[TraceRequest]) -> Iterator[TraceRequest]:
-        """The trace again, counted; the bar moves every 500 requests."""
+        """Yield the trace, and advance the bar every 500 requests."""
         waiting = 0
         for r in trace:
             waiting += 1
@@ -104,10 +105,10 @@ def characterize(
     skip_bad: int = 0,
     work: ReadProgress | None = None,
 ) -> TraceReport:
-    """Read a trace once or twice and answer every question that it can answer.
+    """Read a trace once or twice and compute every answer that it allows.
 
-    ``model`` is a preset of ``sim.model`` or a Hugging Face ``config.json``.
-    Raises ``CanopyError`` for what a user can put right.
+    ``model`` is a preset of ``sim.model`` or a Hugging Face ``config.json``. Raises ``CanopyError``
+    for faults that a user can correct.
     """
     work = work or ReadProgress(lambda n: None, lambda n: None)
     shape = load_model_shape(model)

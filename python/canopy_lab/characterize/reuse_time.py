@@ -1,7 +1,7 @@
-"""When blocks are used again (Section 3.4, Figures 12 to 15).
+"""Time until blocks are used again (Section 3.4, Figures 12 to 15).
 
-Beside what was observed stand the exponential of the paper and the Kaplan-Meier survival curve that
-``wa`` ranks by; ``benchmark/characterize/laws.py`` tests them on a trace's second half.
+Compares the observed times with the paper's exponential and with the Kaplan-Meier survival curve
+that ``wa`` ranks by. ``benchmark/characterize/laws.py`` tests both on a trace's second half.
 """
 
 from __future__ import annotations
@@ -28,33 +28,33 @@ _UPPER = np.concatenate([FINE_EDGES[1:], [np.inf]])
 
 @dataclass(frozen=True, slots=True)
 class ReuseTime:
-    """One category, or all of them together. Ages in seconds since the last use."""
+    """One category, or all together. Ages in seconds since the last use."""
 
     name: str
     reuses: int
     """Reuses of blocks that this category used last."""
     waiting: int
-    """Blocks it used last that nothing used again: censored, not "never"."""
+    """Its last-used blocks without a later use: censored, not "never"."""
     p50_s: float
     p80_s: float
     p90_s: float
-    """Of the reuses that happened."""
+    """Quantiles of the reuses that happened."""
     mean_s: float
-    """The exponential fit."""
+    """Mean of the exponential fit."""
     reused_by_end: float
-    """Kaplan-Meier estimate of the share ever used again, within the trace's length."""
+    """Kaplan-Meier estimate of the share ever reused, within the trace's length."""
     age_s: tuple[float, ...]
     observed: tuple[float, ...]
-    """Share of blocks used again by ``age_s``, waiting ones counted as waiting (fine bins)."""
+    """Share of blocks used again by ``age_s``, with waiting blocks censored (fine bins)."""
     survival: tuple[float, ...]
-    """The same as the survival curve of ``wa`` has it (its own bins)."""
+    """The same share from the survival curve of ``wa`` (its own bins)."""
     exponential: tuple[float, ...]
-    """The same as the paper's exponential has it, scaled to ``reused_by_end``."""
+    """The same share from the paper's exponential, scaled to ``reused_by_end``."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReuseTimes:
-    """All reuses, and those of the categories with most of them."""
+    """All reuses, and the categories with most reuses."""
 
     all: ReuseTime
     within: tuple[tuple[float, float], ...]
@@ -63,7 +63,7 @@ class ReuseTimes:
 
 
 def reuse_times(seen: Observation) -> ReuseTimes:
-    """Answer from the observation."""
+    """Compute reuse times from the observation."""
     whole = tally(seen, -np.inf, np.inf)
     counts = whole.reuses.sum(1)
     rows = [
@@ -80,7 +80,7 @@ def reuse_times(seen: Observation) -> ReuseTimes:
 
 @dataclass(frozen=True, slots=True)
 class Ages:
-    """Of one category in one stretch of time: reuses and blocks that wait, by fine age bin."""
+    """One category in one stretch of time: reuses and waiting blocks, by fine age bin."""
 
     reuses: np.ndarray
     waiting: np.ndarray
@@ -94,13 +94,13 @@ class Ages:
 
     @property
     def curve(self) -> list[float]:
-        """The survival curve on the policies' bins."""
+        """Survival curve on the policies' bins."""
         return survival_curve(policy_bins(self.reuses).tolist(), policy_bins(self.waiting).tolist())
 
 
 @dataclass(frozen=True, slots=True)
 class _Tally:
-    """The same of all categories: [category, age bin], [category, age bin], [category]."""
+    """Ages of all categories: [category, age bin], [category, age bin], [category]."""
 
     reuses: np.ndarray
     waiting: np.ndarray
@@ -113,12 +113,12 @@ class _Tally:
 
 
 def tally(seen: Observation, start_s: float, end_s: float) -> _Tally:
-    """Uses from ``start_s`` on, and what became of them before ``end_s``."""
+    """Count uses from ``start_s`` on, and their reuses before ``end_s``."""
     end_s = min(end_s, float(seen.time_s[-1]))
     last = end_s >= float(seen.time_s[-1])
     used, reused = seen.time_s[seen.reused_from], seen.time_s[seen.reused_by]
     is_settled = (used >= start_s) & ((reused < end_s) | last)
-    # Used before the end and again after it: at the end nobody knew.
+    # Used before the end and reused after it: still waiting at the end.
     later = (used >= start_s) & (used < end_s) & ~is_settled
     at_end = (seen.last_s >= start_s) & ((seen.last_s < end_s) | last)
     cells, category = len(seen.labels) * TOP_TURN, seen.category
@@ -166,7 +166,7 @@ def _row(seen: Observation, name: str, whole: Ages) -> ReuseTime:
 
 
 def _kaplan_meier(events: np.ndarray, censored: np.ndarray) -> np.ndarray:
-    """Share used again by each fine edge; actuarial, like ``reuse.survival``."""
+    """Return the share used again by each fine edge; actuarial, like ``reuse.survival``."""
     leaving = events + censored
     at_risk = leaving.sum() - np.concatenate([[0], np.cumsum(leaving)[:-1]])
     exposed = at_risk - 0.5 * censored
@@ -175,12 +175,13 @@ def _kaplan_meier(events: np.ndarray, censored: np.ndarray) -> np.ndarray:
 
 
 def policy_bins(fine: np.ndarray) -> np.ndarray:
-    """Counts by the policies' age bins."""
+    """Sum fine counts into the policies' age bins."""
     return np.bincount(_POLICY_BIN, fine, BINS)
 
 
 def _quantile(counts: np.ndarray, q: float) -> float:
-    """Interpolated inside its bin, geometrically where that can be."""
+    """Return a quantile, interpolated inside its bin (geometrically if the lower edge is above
+    0)."""
     total = counts.sum()
     if not total:
         return 0.0

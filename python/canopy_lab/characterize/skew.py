@@ -14,22 +14,22 @@ POINTS = np.concatenate([[0.0], np.geomspace(1e-4, 1.0, 81)])
 
 @dataclass(frozen=True, slots=True)
 class Concentration:
-    """How unevenly something is spread over its owners."""
+    """Concentration of a quantity over its owners."""
 
     owners: int
     top: tuple[float, ...]
     """Shares of the owners, busiest first, 0 to 1 (``POINTS``)."""
     share: tuple[float, ...]
-    """What they hold together, 0 to 1."""
+    """Joint share of these owners, 0 to 1."""
     top_tenth: float
-    """What the busiest tenth holds."""
+    """Share of the busiest tenth."""
     owners_of_90: float
     """Share of the owners that hold 90 %."""
 
 
 @dataclass(frozen=True, slots=True)
 class Skew:
-    """``None`` where the trace has no ids to say it by."""
+    """Concentrations; ``None`` if the trace lacks the ids."""
 
     block_reuses: Concentration
     user_requests: Concentration | None
@@ -41,7 +41,7 @@ class Skew:
 
 
 def skew(seen: Observation) -> Skew:
-    """Answer from the observation."""
+    """Compute concentrations from the observation."""
     hits = int(seen.hits.sum())
     user = _per_owner(seen.user, seen.hits) if seen.has_users else None
     talk = _per_owner(seen.conversation, seen.hits) if seen.has_conversations else None
@@ -60,7 +60,7 @@ def skew(seen: Observation) -> Skew:
 
 
 def concentration(amounts: np.ndarray) -> Concentration:
-    """The Lorenz curve of ``amounts``, one entry an owner, from the top."""
+    """Return the Lorenz curve of ``amounts`` (one entry per owner), from the top."""
     falling = np.sort(np.asarray(amounts, float))[::-1]
     held = np.concatenate([[0.0], np.cumsum(falling)])
     total = held[-1] or 1.0

@@ -1,4 +1,4 @@
-"""The answers of a characterisation in sentences, for the page and for the terminal."""
+"""Results of a characterisation in sentences, for the page and for the terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from canopy_lab.report.units import count, percent, seconds, size
 
 
 def findings(report: TraceReport) -> dict[str, str]:
-    """One or two sentences for each question the trace could answer."""
+    """Return one or two sentences for each question that the trace answers."""
     answers: dict[str, str] = {}
     o = report.overview
     answers["overview"] = (
@@ -110,7 +110,7 @@ def findings(report: TraceReport) -> dict[str, str]:
 
 
 def summary(report: TraceReport, out: Path) -> str:
-    """What the terminal says when the report is written."""
+    """Return the terminal output after the report is written."""
     answers = findings(report)
     lines = [
         f"{report.overview.path}",

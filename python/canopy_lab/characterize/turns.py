@@ -1,4 +1,4 @@
-"""How long conversations get, and how likely a next turn is (Section 3.3, Figures 9 to 11)."""
+"""Length of conversations, and probability of a next turn (Section 3.3, Figures 9 to 11)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from canopy_lab.characterize.observe import Observation
 
 MOST_CATEGORIES = 10
 LEAST_REQUESTS = 20
-"""A window of a category with fewer requests says nothing."""
+"""Minimum requests of a category in a window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,14 +20,14 @@ class NextTurn:
     name: str
     requests: int
     probability: float
-    """Share of them that another turn followed."""
+    """Share of the requests that another turn followed."""
     over_time: tuple[float, ...]
-    """The same by window; NaN where it has fewer than ``LEAST_REQUESTS`` requests."""
+    """Probability by window; NaN for fewer than ``LEAST_REQUESTS`` requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """Turns of the requests, as the paper counts them: one number a request."""
+    """Turns of the requests, counted as in the paper: one number per request."""
 
     conversations: int
     first_turn_share: float
@@ -43,9 +43,9 @@ class Turns:
     window_s: float
     window_start_s: tuple[float, ...]
     unseen_s: float
-    """Requests this close to the end are left out of ``next_turn``: their answer may come later."""
+    """``next_turn`` excludes requests this close to the end: their next turn may follow later."""
     next_turn: tuple[NextTurn, ...]
-    """The categories with most requests that have enough in some window."""
+    """Categories with most requests that have enough in some window."""
     first_next: float
     later_next: float
     """Probability of a next turn after a first turn, and after a later one."""
@@ -54,16 +54,16 @@ class Turns:
 
 
 def turns(seen: Observation, windows: int = 12) -> Turns | None:
-    """Answer from the observation; ``None`` where the trace has no turns.
+    """Compute turns; ``None`` if the trace has no turns.
 
-    At most ``windows`` windows: as many as the category with most requests can fill.
+    Uses at most ``windows`` windows, limited by the requests of the largest category.
     """
     if not seen.has_turns:
         return None
     follows = seen.next_request >= 0
     pauses = seen.time_s[seen.next_request[follows]] - seen.time_s[follows]
     p50, p90 = np.quantile(pauses, (0.5, 0.9)) if len(pauses) else (0.0, 0.0)
-    # At most a quarter of the trace: one that is mostly pauses still gets an answer.
+    # At most a quarter of the trace, so that a trace with long pauses still has a result.
     unseen = min(float(p90), 0.25 * seen.span_s)
     start, end = float(seen.time_s[0]), float(seen.time_s[-1]) - unseen
     settled = seen.time_s <= end
@@ -119,5 +119,5 @@ def turns(seen: Observation, windows: int = 12) -> Turns | None:
 
 
 def _most(category: np.ndarray) -> int:
-    """Requests of the category that has most."""
+    """Return the requests of the largest category."""
     return int(np.bincount(category).max()) if len(category) else 0

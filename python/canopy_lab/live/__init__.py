@@ -1,1 +1,1 @@
-"""Tools that talk to a running server."""
+"""Tools for running servers."""

@@ -1,1 +1,1 @@
-"""The planner: how much DRAM and disk a workload should get (Kareto, arXiv 2603.08739)."""
+"""Capacity planner: DRAM and disk for a workload (Kareto, arXiv 2603.08739)."""

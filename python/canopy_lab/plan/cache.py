@@ -1,10 +1,9 @@
-"""A cache of simulation results on disk: one line of JSON each, only ever appended to.
+"""On-disk cache of simulation results: an append-only file with one line of JSON per result.
 
-A line's key is the hash of everything the simulation reads: the trace's content, the profile, the
-configuration with the bandwidths that the price list gives it, the load, the seed, and the code.
-What a configuration costs is worked out from the row afterwards, so that a changed price alone
-simulates nothing anew, while one that changes a bandwidth does. A plan that is killed loses the
-simulations under way.
+The key of a line is the hash of all inputs of the simulation: the trace's content, the profile, the
+configuration with its bandwidths in the price list, the load, the seed and the code. Costs are
+computed from the row afterwards: a changed price needs no new simulation, a changed bandwidth does.
+A killed plan loses only its running simulations.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ _OWN_CODE = ("evaluate.py", "groups.py", "system.py", "worker.py")
 
 
 def default_folder() -> Path:
-    """Where simulations are kept unless ``--cache`` says."""
+    """Default of ``--cache``."""
     return cache_folder("plan")
 
 
 class Cache:
-    """Rows by key, in one file for one trace and profile. ``folder=None`` keeps nothing."""
+    """Rows by key, in one file per trace and profile. ``folder=None`` writes no file."""
 
     def __init__(self, folder: Path | str | None, context: str) -> None:
         self._rows: dict[str, dict[str, Any]] = {}
@@ -58,7 +57,7 @@ class Cache:
                 "--no-cache"
             ) from None
         if text and not text.endswith(b"\n"):
-            os.write(self._file, b"\n")  # killed in the middle of a line
+            os.write(self._file, b"\n")  # a killed writer left a partial line
         for line in text.splitlines():
             self._take(line)
 
@@ -66,11 +65,11 @@ class Cache:
         return len(self._rows)
 
     def get(self, key: str) -> dict[str, Any] | None:
-        """The row kept under ``key``."""
+        """Return the row of ``key``, or ``None``."""
         return self._rows.get(key)
 
     def put(self, key: str, row: Mapping[str, Any]) -> None:
-        """Keep a row; on disk when this returns."""
+        """Keep a row. The row is on disk when this returns."""
         self._rows[key] = dict(row)
         if self._path is not None:
             line = json.dumps({"key": key, "row": row}, allow_nan=False) + "\n"
@@ -93,13 +92,13 @@ class Cache:
 
 
 def digest(value: Any) -> str:
-    """Hash of a JSON-able value; equal values, equal hashes."""
+    """Return the hash of a JSON-able value. Equal values have equal hashes."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def trace_digest(trace: Iterable[TraceRequest]) -> str:
-    """Hash of what a trace says, wherever it lies and however it is compressed."""
+    """Return the hash of a trace's content, independent of its path and compression."""
     sha = hashlib.sha256()
     for r in trace:
         head = (
@@ -116,7 +115,7 @@ def trace_digest(trace: Iterable[TraceRequest]) -> str:
 
 @lru_cache(maxsize=1)
 def code_digest() -> str:
-    """Hash of the sources that decide what a simulation gives."""
+    """Return the hash of the sources that determine a simulation's result."""
     sources = Path(__file__).parents[2]
     files = [path for room in _CODE for path in sorted((sources / room).rglob("*.py"))]
     files += [Path(__file__).parent / name for name in _OWN_CODE]

@@ -1,4 +1,4 @@
-"""The figures of a plan: each pair of objectives, and what DRAM wins."""
+"""Figures of a plan: each pair of objectives, and the gain from DRAM."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _COLOURS = (BLUE, GREEN, PINK, SKY, "#E69F00", "#7a4fa3")
 
 
 def charts(plan: CapacityPlan, currency: str) -> Iterator[tuple[str, str, Figure]]:
-    """(name, what it shows, figure)."""
+    """Yield (name, caption, figure)."""
     yield "front", "The front, two objectives at a time", _pairs(plan, currency)
     yield "dram", "What DRAM wins", _dram(plan, currency)
 
@@ -78,8 +78,11 @@ def _scatter(axes: Axes, plan: CapacityPlan, x: Metric, y: Metric, currency: str
 
 
 def _dram(plan: CapacityPlan, currency: str) -> Figure:
-    """Mean TTFT and hits against DRAM: a line for the chosen disk and the five others with most sizes
-    of DRAM, and of several rows of one size the one with the least mean TTFT."""
+    """Plot mean TTFT and hits against DRAM.
+
+    Draw one line for the chosen disk and for the five other disks with most DRAM sizes. If several
+    rows have one size, the row with the least mean TTFT is drawn.
+    """
     del currency
     figure, axes = new_figure(columns=2, height=3.6)
     lines: dict[str, dict[float, Row]] = {}

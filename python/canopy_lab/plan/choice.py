@@ -21,7 +21,7 @@ _UNITS: Mapping[str, Mapping[str, float]] = {
 }
 _EXAMPLE = "p99_ttft<2s, mean_ttft<500ms, throughput>10000, cost_per_hour<12 or token_hit_ratio>60%"
 _SLIGHT = 1e-3
-"""Relative differences below this are called none."""
+"""Smaller relative differences count as equal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Constraint:
         return value <= self.limit if self.at_most else value >= self.limit
 
     def miss(self, row: Row) -> float:
-        """By how much of the limit ``row`` misses it; 0 when met."""
+        """Return the miss as a share of the limit; 0 if ``row`` meets it."""
         if self.met(row):
             return 0.0
         return abs(self.value(row) - self.limit) / max(abs(self.limit), 1e-12)
@@ -49,16 +49,16 @@ class Constraint:
 
 @dataclass(frozen=True, slots=True)
 class ChosenConfiguration:
-    """The row to take, and what stood in the way if the constraints cannot be met."""
+    """The chosen row, and the binding constraints if no row is feasible."""
 
     row: Row
     feasible: bool
     binding: tuple[Constraint, ...] = ()
-    """Not met by any row, or not together with the others."""
+    """Constraints that no row meets, alone or together with the others."""
 
 
 def parse_constraint(text: str) -> Constraint:
-    """``p99_ttft<2s``. Raises ``CanopyError`` that names the nearest metric or unit."""
+    """Parse ``p99_ttft<2s``. Raises ``CanopyError`` with the nearest metric or unit."""
     match = _FORM.fullmatch(text)
     if match is None:
         raise CanopyError(
@@ -91,7 +91,7 @@ def parse_constraint(text: str) -> Constraint:
 
 
 def parse_constraints(texts: Sequence[str]) -> tuple[Constraint, ...]:
-    """Of several ``--slo``, each with one or more separated by commas."""
+    """Parse several ``--slo`` options, each with one or more constraints separated by commas."""
     parts = [part for text in texts for part in text.split(",") if part.strip()]
     return tuple(parse_constraint(part) for part in parts)
 
@@ -99,10 +99,10 @@ def parse_constraints(texts: Sequence[str]) -> tuple[Constraint, ...]:
 def choose(
     rows: Sequence[Row], constraints: Sequence[Constraint], minimise: Metric
 ) -> ChosenConfiguration:
-    """The best row by ``minimise`` (a maximised metric: the most) that meets every constraint; of
-    those within a thousandth the cheapest, then the quickest.
+    """Return the best row by ``minimise`` (the most of a maximised metric) that meets every
+    constraint. Among rows within a thousandth of the best, take the cheapest, then the quickest.
 
-    Without one: the row that misses them by the least, and which constraints bind.
+    If no row is feasible, return the row with the smallest total miss, and the binding constraints.
     """
     assert rows, "nothing was evaluated"
     feasible = [row for row in rows if all(c.met(row) for c in constraints)]
@@ -117,8 +117,12 @@ def choose(
 
 
 def extremes(rows: Sequence[Row], baseline: Row) -> dict[str, Row]:
-    """The paper's three extreme points, the cheapest of (nearly) equal ones, and a fourth: the
-    cheapest that is no slower and serves no less than the baseline, if there is one."""
+    """Return the paper's three extreme points, and the cheapest row that is as good as the
+    baseline.
+
+    Among nearly equal rows the cheapest is taken. The fourth point has at most the baseline's mean
+    TTFT and at least its throughput; it is missing if no row has.
+    """
     found = {
         name: _best(rows, metric(key))
         for name, key in (
@@ -139,7 +143,8 @@ def extremes(rows: Sequence[Row], baseline: Row) -> dict[str, Row]:
 
 
 def against(row: Row, baseline: Row) -> dict[str, float]:
-    """Throughput gained, mean TTFT and cost saved, as shares of the baseline's."""
+    """Return the throughput gained, and the mean TTFT and cost saved, as shares of the
+    baseline's."""
     return {
         "throughput_gain": row["throughput_tokens_per_s"] / baseline["throughput_tokens_per_s"] - 1,
         "mean_ttft_saved": 1 - row["mean_ttft_s"] / max(baseline["mean_ttft_s"], 1e-12),
@@ -148,7 +153,7 @@ def against(row: Row, baseline: Row) -> dict[str, float]:
 
 
 def why_not(chosen: Row, other: Row, constraints: Sequence[Constraint], minimise: Metric) -> str:
-    """One sentence on why ``other`` was not taken."""
+    """Return one sentence with the reason against ``other``."""
     missed = [c for c in constraints if not c.met(other)]
     if missed:
         limits = "; ".join(
@@ -173,7 +178,7 @@ def why_not(chosen: Row, other: Row, constraints: Sequence[Constraint], minimise
 
 
 def value_text(of: Metric, value: float) -> str:
-    """With its unit: ``1.52 s``, ``85 ms``, ``12.3k tokens/s``, ``61.0 %``."""
+    """Format a value with its unit: ``1.52 s``, ``85 ms``, ``12.3k tokens/s``, ``61.0 %``."""
     if of.unit == "s":
         if value >= 100:
             return f"{value:.0f} s"
@@ -186,7 +191,7 @@ def value_text(of: Metric, value: float) -> str:
 
 
 def label_of(row: Row) -> str:
-    """A row's configuration in a few words, and what became of its group TTLs."""
+    """Return a short label of a row's configuration, with a summary of its group TTLs."""
     c = configuration_of(row)
     table = row.get("ttl_table")
     if row.get(PREDICTED_ROW):
@@ -206,12 +211,13 @@ def label_of(row: Row) -> str:
 
 
 def configuration_of(row: Row) -> Configuration:
-    """The decision variables of a row."""
+    """Return the decision variables of a row."""
     return Configuration.from_json(row)
 
 
 def _best(rows: Sequence[Row], wanted: Metric) -> Row:
-    """The best by one metric; of those within a thousandth the cheapest, then the quickest."""
+    """Return the best row by one metric; among rows within a thousandth, the cheapest, then the
+    quickest."""
     sign = -1.0 if wanted.maximise else 1.0
     best = min(sign * row[wanted.key] for row in rows)
     close = [row for row in rows if sign * row[wanted.key] <= best + abs(best) * _SLIGHT]
@@ -228,7 +234,7 @@ def _label(row: Row) -> str:
 
 
 def _relative(other: Row, chosen: Row, of: Metric) -> float:
-    """By how much of the chosen one's value ``other`` is worse."""
+    """Return the loss of ``other`` against the chosen row, as a share of the chosen row's value."""
     sign = -1.0 if of.maximise else 1.0
     return sign * (other[of.key] - chosen[of.key]) / max(abs(chosen[of.key]), 1e-12)
 

@@ -1,10 +1,10 @@
-"""Choose among configurations of which most were simulated on a part of the trace only.
+"""Choose among configurations that were mostly simulated on a part of the trace only.
 
-Nothing is chosen that was not simulated on the whole. A configuration is left out only where no
-value within its margin would make it the choice. Margins are calibrated on what the run has
-simulated so far: the logarithm of the whole over the part, by metric, is taken to change with
-distance at most ``SAFETY`` times as fast as it does between any two configurations simulated. Each
-one simulated then bounds it everywhere else; the narrowest bounds hold.
+Only a configuration that was simulated on the whole trace can be chosen. A configuration is
+excluded only if no value within its margin would make it the choice. Margins are calibrated on the
+results of this run: for each metric, the logarithm of (whole / part) changes with distance at most
+``SAFETY`` times as fast as between any two simulated configurations. Each simulated configuration
+bounds all others; the narrowest bounds hold.
 """
 
 from __future__ import annotations
@@ -21,21 +21,24 @@ from canopy_lab.plan.objective import Metric, Row
 from canopy_lab.plan.space import CHOICES, Configuration
 
 BATCH = 2
-"""Simulated at a time. Fixed, so that the result does not depend on the number of processes."""
+"""Configurations per batch. Fixed: the result must not depend on the number of processes."""
 SAFETY = 2.0
 ANCHORS = 8
-"""Simulated first: what is predicted to be the choice, and each time what is farthest from all
-simulated so far. Without them a run would know only how predictions fail where it has looked."""
+"""Configurations simulated first: the predicted choice, then repeatedly the configuration farthest
+from all simulated so far. Without them the prediction error would only be known near the choice."""
 LEAST_SLOPE = 0.05
 LEAST_OF_SPAN, MOST_OF_SPAN = 0.001, 0.01
-"""Of the logarithm, for one unit of distance, however alike the simulated ones are; the others for
-cost and throughput, which depend on the makespan: as much as predictions of it differ at most, where
-they hardly do (a trace that is served as fast as it comes), and ``MOST_OF_SPAN`` where they do."""
+"""Least change of the logarithm per unit of distance.
+
+``LEAST_SLOPE`` is for metrics other than cost and throughput. Cost and throughput depend on the
+makespan: their slope is the relative spread of the predicted makespans, within these two limits.
+The spread is small if the trace is served as fast as it arrives.
+"""
 NEAR = 0.5
-"""No distance counts as less."""
+"""Smallest distance."""
 _LEAST_GIB = 2.0**-4
 _CHOICE, _INSTANCES = 0.5, 2.0
-"""Distance of configurations that differ in a choice, or in the number of instances."""
+"""Distance between configurations that differ in one choice, or in the number of instances."""
 
 Evaluate = Callable[[Sequence[Configuration]], Sequence[Row]]
 Floats = NDArray[np.float64]
@@ -43,15 +46,15 @@ Floats = NDArray[np.float64]
 
 @dataclass(slots=True)
 class Screened:
-    """What came of it."""
+    """Result of ``confirm``."""
 
     choice: ChosenConfiguration
     rows: dict[Configuration, Row]
-    """Simulated in full, in order."""
+    """Rows simulated on the whole trace, in order."""
     predicted: dict[Configuration, Row] = field(default_factory=dict)
-    """All candidates, as predicted."""
+    """Predicted rows of all candidates."""
     slopes: dict[str, float] = field(default_factory=dict)
-    """By metric."""
+    """Slope by metric key."""
 
 
 def confirm(
@@ -63,12 +66,12 @@ def confirm(
     progress: Callable[[int], None] | None = None,
     also: Sequence[Configuration] = (),
 ) -> Screened:
-    """Simulate of the candidates what could be the choice, until nothing else could.
+    """Simulate candidates until no other candidate could be the choice.
 
-    ``rows`` were simulated already; ``also`` is simulated whatever is predicted, with the first.
-    The choice is that of ``choose`` over all candidates, if the margins hold.
+    ``rows`` were simulated already. ``also`` is simulated first, whatever its prediction. If the
+    margins hold, the choice equals that of ``choose`` over all candidates.
     """
-    # What nobody could predict has been simulated, and may be the choice as well.
+    # Rows without a prediction have been simulated, and may be chosen too.
     names = list(predicted)
     found = Screened(
         choice=ChosenConfiguration({}, False), rows=dict(rows or {}), predicted=dict(predicted)
@@ -102,7 +105,7 @@ def confirm(
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Of one metric, one entry a candidate."""
+    """Bounds of one metric, one entry per candidate."""
 
     low: Floats
     middle: Floats
@@ -110,7 +113,7 @@ class Bounds:
 
 
 class Margins:
-    """How far off each prediction may be."""
+    """Error margins of the predictions."""
 
     def __init__(self, predicted: Mapping[Configuration, Row], metrics: Sequence[Metric]) -> None:
         self._index = {c: i for i, c in enumerate(predicted)}
@@ -161,13 +164,13 @@ class Margins:
 
     def _least(self, metric: Metric) -> float:
         if metric.key == "cost_per_hour":
-            return 1e-6  # known, but for what is paid by use
+            return 1e-6  # known, except for charges by use
         of_span = metric.key in ("cost", "throughput_tokens_per_s")
         return self._of_span if of_span else LEAST_SLOPE
 
     def anchors(self, seen: Sequence[Configuration], first: int, most: int) -> list[int]:
-        """``first``, and then each time the candidate farthest from all there are, ``most`` with
-        those ``seen``."""
+        """Return ``first``, then repeatedly the candidate farthest from all others, until there are
+        ``most`` including ``seen``."""
         log = next(reversed(self._log.values()))
         have = [self._index[c] for c in seen]
         new = [first]
@@ -178,7 +181,8 @@ class Margins:
         return new
 
     def _distance(self, of: int, log: Floats) -> Floats:
-        """From one candidate to each; configurations that are predicted alike are near."""
+        """Return the distance from one candidate to each. Configurations with similar predictions
+        are near."""
         far = np.abs(self._sizes - self._sizes[of]).sum(axis=1) + np.abs(log - log[of])
         far += _INSTANCES * (self._instances != self._instances[of])
         for values in self._choices:
@@ -198,13 +202,13 @@ def _possible(
     constraints: Sequence[Constraint],
     minimise: Metric,
 ) -> list[int]:
-    """Those that could be chosen over what is."""
+    """Return the candidates that could replace the current choice."""
     if not found.choice.row:
         return list(left)
     row, able = found.choice.row, []
     sign = -1.0 if minimise.maximise else 1.0
     missed = sum(c.miss(row) for c in constraints)
-    # A thousandth counts as equal, where the cheaper one is chosen.
+    # Values within a thousandth count as equal, and the cheaper row is chosen.
     limit = sign * row[minimise.key] + (abs(row[minimise.key]) * 1e-3 if minimise.key != "cost" else 0.0)  # fmt: skip
     for i in left:
         miss = sum(c.miss({c.metric.key: _best_end(bounds, c.metric, i)}) for c in constraints)
@@ -222,7 +226,7 @@ def _first(
     constraints: Sequence[Constraint],
     minimise: Metric,
 ) -> list[int]:
-    """Which to simulate next: what is most likely the choice."""
+    """Return the next candidates to simulate, the likeliest choice first."""
     sign = -1.0 if minimise.maximise else 1.0
 
     def order(i: int) -> tuple[float, float, int]:

@@ -1,8 +1,8 @@
-"""One offering of storage: what is sold, how fast it is and what it costs.
+"""One storage offering: sizes, speeds and prices.
 
-A class may sell IOPS and throughput apart from the size, between a least and a most: then the
-bandwidth is a variable of a plan. Public price lists have cliffs, which stay: a smallest size,
-sizes sold in steps, bandwidth tied to the size, steps of prices.
+A class may sell IOPS and throughput separately from the size, between a minimum and a maximum; the
+bandwidth is then a variable of the plan. The cliffs of public price lists are modelled: a smallest
+size, sizes sold in steps, bandwidth tied to the size, and price steps.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ BILLING = ("provisioned", "used")
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """A marginal price that changes with the amount: ``(up_to, price)``, the last up to infinity."""
+    """Marginal price by amount: ``(up_to, price)`` pairs, the last up to infinity."""
 
     steps: tuple[tuple[float, float], ...]
 
     def total(self, amount: float) -> float:
-        """Price of ``amount`` units, each part at its own step's price."""
+        """Return the price of ``amount`` units, each part at the price of its step."""
         paid, below = 0.0, 0.0
         for up_to, price in self.steps:
             if amount <= below:
@@ -37,28 +37,28 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class Provisioned:
-    """IOPS or MiB/s that are bought apart from the size."""
+    """IOPS or MiB/s bought separately from the size."""
 
     amount: float
-    """The least that is bought."""
+    """Smallest amount sold."""
     included: float
-    """Not paid for."""
+    """Amount that is free."""
     per_month: Steps
     most: float = 0.0
-    """The most that is sold; 0: ``amount``, which is then all there is."""
+    """Largest amount sold. 0: ``amount`` is the only one."""
 
     def cost_per_month(self, amount: float = 0.0) -> float:
-        """Price of ``amount``, or of the least."""
+        """Return the price of ``amount``, or of the smallest amount if that is more."""
         bought = max(amount, self.amount)
         return self.per_month.total(bought) - self.per_month.total(min(self.included, bought))
 
 
 @dataclass(frozen=True, slots=True)
 class DiskClass:
-    """One offering. Sizes in GiB, bandwidths in MiB/s, prices a GiB and month.
+    """One offering. Sizes in GiB, bandwidths in MiB/s, prices per GiB and month.
 
-    ``mib_s`` in the methods is the bandwidth that is bought, 0 for the least; ``page_bytes`` is
-    the size of one page of KV, which is one operation (infinite: operations are no limit).
+    ``mib_s`` is the bandwidth bought (0: the smallest). ``page_bytes`` is the size of a page of KV,
+    which is one operation (infinite: operations are no limit).
     """
 
     name: str
@@ -74,25 +74,25 @@ class DiskClass:
     write_share: float = 1.0
     """Write bandwidth as a share of the read bandwidth."""
     latency_s: float = 0.0
-    """Of each transfer, beside its bytes."""
+    """Added to each transfer."""
     iops: Provisioned | None = None
     io_kib: float = math.inf
-    """The largest operation that counts as one; larger ones count as several."""
+    """Largest single operation, KiB. Larger operations count as several."""
     throughput: Provisioned | None = None
     shared_channel: bool = True
     """Reads and writes share the bandwidth (network disks)."""
     billing: str = "provisioned"
-    """``used``: billed by the bytes held on average, not by the size asked for."""
+    """``used``: billed by the mean bytes held instead of the size bought."""
     read_per_gib: float = 0.0
-    """Price of a GiB read."""
+    """Price per GiB read."""
     write_per_gib: float = 0.0
     shared: bool = False
-    """One store for all instances (Mooncake); else each instance has a disk of its own."""
+    """One store for all instances (Mooncake); else one disk per instance."""
 
     def bought_gib(self, gib: float) -> float:
-        """What must be bought to have ``gib``: at least the smallest, in whole steps.
+        """Return the size to buy for ``gib``: at least the smallest, in whole steps.
 
-        Raises ``CanopyError`` beyond the largest size.
+        Raises ``CanopyError`` above the largest size.
         """
         size = max(gib, self.smallest_gib)
         if self.step_gib:
@@ -105,7 +105,7 @@ class DiskClass:
         return size
 
     def speeds(self) -> tuple[float, float] | None:
-        """The least and the most bandwidth that can be bought, in MiB/s; ``None``: it is fixed."""
+        """Return the (least, most) bandwidth sold, in MiB/s; ``None`` if it is fixed."""
         least = most = 0.0
         if self.throughput is not None:
             least, most = self.throughput.amount, self.throughput.most
@@ -115,7 +115,7 @@ class DiskClass:
         return (least, most) if most > least else None
 
     def iops_for(self, mib_s: float, page_bytes: float = math.inf) -> float:
-        """Operations a second that are bought with this bandwidth."""
+        """Return the operations per second that are bought with this bandwidth."""
         if self.iops is None:
             return 0.0
         needed = self.iops.amount
@@ -129,7 +129,7 @@ class DiskClass:
     def read_bytes_per_s(
         self, gib: float, mib_s: float = 0.0, page_bytes: float = math.inf
     ) -> float:
-        """Read bandwidth of a disk bought for ``gib`` with ``mib_s``."""
+        """Return the read bandwidth, bytes/s, of a disk bought for ``gib`` with ``mib_s``."""
         size = self.bought_gib(gib)
         iops = self.iops_for(mib_s, page_bytes)
         width = self.base_mib_s + self.per_gib_mib_s * size
@@ -147,7 +147,7 @@ class DiskClass:
     def write_bytes_per_s(
         self, gib: float, mib_s: float = 0.0, page_bytes: float = math.inf
     ) -> float:
-        """Write bandwidth of the same."""
+        """Return the write bandwidth, bytes/s."""
         return self.read_bytes_per_s(gib, mib_s, page_bytes) * self.write_share
 
     def per_hour(
@@ -157,7 +157,7 @@ class DiskClass:
         mib_s: float = 0.0,
         page_bytes: float = math.inf,
     ) -> float:
-        """Price of an hour; ``used_gib`` is what was held on average, for ``billing: used``."""
+        """Return the price per hour. ``used_gib``: mean GiB held, for ``billing: used``."""
         size = self.bought_gib(gib)
         if self.billing == "used" and used_gib is not None:
             size = used_gib
@@ -169,5 +169,5 @@ class DiskClass:
         return month / HOURS_PER_MONTH
 
     def transfers(self, read_bytes: float, written_bytes: float) -> float:
-        """Price of what was read and written."""
+        """Return the price of the bytes read and written."""
         return (read_bytes * self.read_per_gib + written_bytes * self.write_per_gib) / GIB

@@ -1,4 +1,4 @@
-"""Evaluate configurations: from the cache, or by simulation."""
+"""Evaluate configurations, from the cache or by simulation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from canopy_lab.sim.system.result import SystemResult
 from canopy_lab.sim.workers import Done, Item, Workers
 
 REQUESTS_KEPT = 2_000_000
-"""Of the last simulations each request's figures are at hand, so many in all."""
+"""Requests whose individual results are kept, over all recent simulations."""
 
 
 class Evaluator:
@@ -37,7 +37,7 @@ class Evaluator:
         self.from_cache = 0
         self._workers = Workers(work, jobs)
         self._results: dict[str, SystemResult] = {}
-        """The last ones, of each request."""
+        """Results of each request in the most recent simulations."""
         profile = work.engine.profile.to_json()
         self.trace_hash = trace_digest(work.trace)
         self._context = digest([self.trace_hash, profile, code_digest()])
@@ -56,11 +56,11 @@ class Evaluator:
         self._cache.close()
 
     def __call__(self, configurations: Sequence[Configuration], load: float = 1.0) -> list[Row]:
-        """A row for each, in order."""
+        """Return one row per configuration, in order."""
         return self.at_loads([(c, load) for c in configurations])
 
     def at_loads(self, wanted: Sequence[tuple[Configuration, float]]) -> list[Row]:
-        """The same, each at a load of its own."""
+        """Return one row per (configuration, load), in order."""
         keys = [self._key(c, load) for c, load in wanted]
         missing = list(dict.fromkeys(k for k in keys if self._cache.get(k) is None))
         first = dict(reversed(list(zip(keys, wanted))))
@@ -83,11 +83,12 @@ class Evaluator:
     def map(
         self, run: Callable[[PlanInputs, Item], Done], items: Sequence[Item]
     ) -> Iterator[tuple[int, Done]]:
-        """``(index, run(work, item))`` as they come, on the processes that simulate."""
+        """Yield ``(index, run(work, item))`` in order of completion, on the simulating
+        processes."""
         return self._workers.map(run, items)
 
     def result(self, configuration: Configuration) -> SystemResult:
-        """Each request's figures, simulated again where that was long ago."""
+        """Return each request's results. Simulates again if they are no longer kept."""
         key = self._key(configuration, 1.0)
         if key not in self._results:
             task = SimulationTask(configuration, seed=self._seed)
@@ -95,13 +96,13 @@ class Evaluator:
         return self._results[key]
 
     def certain_of(self, configuration: Configuration, rows: Sequence[Row]) -> Mapping[str, float]:
-        """What the search may know without simulating."""
+        """Return lower bounds that need no simulation."""
         return least_cost(configuration, rows, self.work.prices, self._kv_bytes)
 
     def _key(self, configuration: Configuration, load: float) -> str:
         work = self.work
         config = system_of(configuration, work.engine, work.prices, work.policy_configs)
         what: dict[str, Any] = asdict(config)
-        # The table that group TTLs are depends on the budget, all disks together.
+        # The group TTL table depends on the budget of all disks together.
         group = configuration.ttl == GROUP and (configuration.disk_gib, configuration.instances)
         return digest([self._context, what, group, load, self._seed])

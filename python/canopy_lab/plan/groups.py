@@ -12,14 +12,14 @@ from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.ttl.table import TRACE_HASH, TTLTable
 
 SHORTEST_S = 60.0
-"""Minimum time for which a plan is made."""
+"""Minimum lifetime of a plan, seconds."""
 MAX_BLOCKS = 1 << 24
 """Distinct blocks kept, about 2 GB; a longer trace loses its oldest requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedTraffic:
-    """The requests of a trace, from which a table for any disk size can be learnt."""
+    """The requests of a trace, as input for a table of any disk size."""
 
     log: PathSnapshot
     learning: Learning
@@ -46,6 +46,6 @@ def observe(trace: Iterable[TraceRequest], hash: str = TRACE_HASH) -> ObservedTr
         end = request.time_s
         log.observe(request.blocks, request.time_s, request.input_tokens, request.category)
     assert log is not None, "an empty trace is refused before"
-    # A plan is used for about as long as the trace that it was made from.
+    # A plan is used for about the duration of its trace.
     learning = Learning(refresh_s=max(end - begin, SHORTEST_S))
     return ObservedTraffic(log.snapshot(), learning, hash)

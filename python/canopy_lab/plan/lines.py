@@ -1,4 +1,4 @@
-"""Lines of evaluated configurations that differ in one size, and what could lie between them."""
+"""Lines of evaluated configurations that differ in one size, and the midpoints between them."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from canopy_lab.plan.space import SIZES, Configuration, Space, slice_of
 
 Rows = Mapping[Configuration, Row]
 Certain = Callable[[Configuration, Sequence[Row]], Mapping[str, float]]
-"""What is certain of a configuration without evaluating it: lower bounds by row key, given the
-rows of its evaluated neighbours."""
+"""Lower bounds by row key for a configuration that is not evaluated, from the rows of its evaluated
+neighbours."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Evaluated configurations that are equal but for one size."""
+    """Evaluated configurations that differ in one size only."""
 
     axis: str
     base: Configuration
-    """Any of them, with that size at 0."""
+    """Any of the configurations, with that size set to 0."""
     points: tuple[tuple[float, Configuration], ...]
-    """Ascending by size. The smallest may be none at all."""
+    """Ascending by size. The smallest size may be 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,16 +35,16 @@ class Midpoint:
 
     configuration: Configuration
     bound: np.ndarray
-    """Its objectives, were it as good as the better of the two."""
+    """Objectives if it equals the better of the two neighbours."""
     potential: float
-    """Volume that it could add at best."""
+    """Largest volume that it could add."""
     priority: float
 
 
 def lines_of(
     rows: Collection[Configuration], space: Space, slices: Collection[Configuration]
 ) -> list[Line]:
-    """The lines through ``rows`` whose choices are among ``slices``, in order of their first
+    """Return the lines through ``rows`` whose choices are in ``slices``, in order of their first
     point."""
     found: dict[tuple[str, Configuration], dict[float, Configuration]] = {}
     for c in rows:
@@ -73,7 +73,7 @@ def midpoints(
     space: Space,
     certain_of: Certain | None,
 ) -> list[Midpoint]:
-    """What lies in the middle of the lines' gaps and could add to the front."""
+    """Return midpoints of the lines' gaps that could add to the front."""
     points = objectives.matrix(rows.values())
     front = points[objectives.front(list(rows.values()))]
     volume = scale.hypervolume(front)
@@ -94,13 +94,13 @@ def midpoints(
 
 
 def lines_through(of: Configuration, rows: Rows, space: Space) -> list[Line]:
-    """The lines on which ``of`` is."""
+    """Return the lines through ``of``."""
     lines = lines_of(rows, space, {slice_of(c) for c in rows if _same(c, of)})
     return [line for line in lines if any(c == of for _, c in line.points)]
 
 
 def beside(of: Configuration, rows: Rows, space: Space) -> list[Configuration]:
-    """Around ``of``, the middles of the gaps to the next evaluated sizes, each once."""
+    """Return the midpoints between ``of`` and its next evaluated sizes, each once."""
     found: dict[Configuration, None] = {}
     for line in lines_through(of, rows, space):
         at = [c for _, c in line.points].index(of)
@@ -116,7 +116,7 @@ def beside(of: Configuration, rows: Rows, space: Space) -> list[Configuration]:
 
 
 def _same(c: Configuration, of: Configuration) -> bool:
-    """Whether a line through ``of`` may go through ``c``."""
+    """Whether a line through ``of`` may also contain ``c``."""
     mine, its = slice_of(c), slice_of(of)
     return mine == its or c.disk is None or of.disk is None
 
@@ -124,10 +124,10 @@ def _same(c: Configuration, of: Configuration) -> bool:
 def _gaps(
     line: Line, rows: Rows, objectives: Objectives, scale: Scale, space: Space
 ) -> list[tuple[float, tuple[Configuration, ...], float]]:
-    """Middles of the gaps of a line: (size, evaluated ends, how much the line bends there).
+    """Return the midpoints of a line's gaps: (size, evaluated ends, curvature of the line there).
 
-    Below its lowest point too, where a choice was tried on large sizes only: a smaller size
-    is at best as good as that point, and cheaper.
+    A midpoint below the lowest point is included, for a choice that was tried on large sizes only:
+    a smaller size is cheaper, and at best as good as the lowest point.
     """
     found: list[tuple[float, tuple[Configuration, ...], float]] = []
     least = _least(line, space)
@@ -151,7 +151,7 @@ def _least(line: Line, space: Space) -> float:
 def _bound(
     point: Configuration, ends: Sequence[Row], objectives: Objectives, certain_of: Certain | None
 ) -> np.ndarray:
-    """The best that ``point`` could be, knowing its neighbours and its price."""
+    """Return the best possible objectives of ``point``, from its neighbours and its price."""
     bound = objectives.matrix(ends).min(axis=0)
     if certain_of is not None:
         certain = certain_of(point, ends)
@@ -172,7 +172,7 @@ def _with(line: Line, size: float) -> Configuration:
 
 
 def _curvature(points: Sequence[np.ndarray]) -> list[float]:
-    """How much the line of objectives bends at each point, 0 at its ends."""
+    """Return the curvature of the line of objectives at each point; 0 at its ends."""
     bends = [0.0] * len(points)
     for at in range(1, len(points) - 1):
         bends[at] = float(np.abs(points[at - 1] - 2 * points[at] + points[at + 1]).max())

@@ -1,9 +1,9 @@
-"""When the requests of a server's log come in its simulation.
+"""Arrival times of a log's requests in the simulation of its server.
 
-At their own times; but what a request found had been computed when it came. Where the log says
-that an earlier request with its prefix was answered before, it waits for that one's answer in the
-simulation too. A server simulated as too slow would else be asked again before it has answered,
-which no client had done, and would find less than the real one.
+Requests arrive at their logged times, except that a request also waits for an earlier answer: if
+the log shows that an earlier request with its prefix was answered before, the request waits for
+that answer in the simulation. A server simulated as too slow would otherwise receive requests
+before it has answered, which no client sent, and would hit less than the real server.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from canopy_lab.trace.served_log import ServedRequest
 
 
 class AsAnswered:
-    """``Arrivals`` of a log's requests; ``served`` is by their ``line``."""
+    """``Arrivals`` of a log's requests. ``served`` is keyed by the requests' ``line``."""
 
     def __init__(self, workload: Workload, served: Mapping[int, ServedRequest]) -> None:
         self._times = list(workload.times)
@@ -24,7 +24,7 @@ class AsAnswered:
         waits: set[int] = set()
         under_way: list[tuple[float, int]] = []
         answered: dict[int, int] = {}
-        """By block: the last request answered whose prompt has it."""
+        """Block -> last answered request whose prompt has it."""
         for index, record in enumerate(workload.trace):
             now = self._times[index]
             while under_way and under_way[0][0] <= now:

@@ -20,12 +20,12 @@ PREDICTED_ROW = "predicted"
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One number of a row."""
+    """One metric of a row."""
 
     key: str
-    """In the row."""
+    """Key in the row."""
     name: str
-    """As a user types it."""
+    """Name on the command line."""
     unit: str
     """``s``, ``tokens/s``, ``money``, ``money/h`` or ``share``."""
     maximise: bool = False
@@ -51,7 +51,7 @@ DEFAULT_OBJECTIVES = ("mean_ttft", "throughput", "cost")
 
 
 def metric(name: str) -> Metric:
-    """The metric of that name, or of that key. Raises ``CanopyError`` with the nearest name."""
+    """Return the metric with that name or key. Raises ``CanopyError`` with the nearest name."""
     name = name.strip()
     if name in METRICS:
         return METRICS[name]
@@ -65,7 +65,7 @@ def metric(name: str) -> Metric:
 
 @dataclass(frozen=True, slots=True)
 class Objectives:
-    """Two or more metrics, all turned so that less is better."""
+    """Two or more metrics, all oriented so that less is better."""
 
     metrics: tuple[Metric, ...]
 
@@ -75,20 +75,20 @@ class Objectives:
 
     @classmethod
     def of(cls, names: Iterable[str]) -> Objectives:
-        """From names. Raises ``CanopyError``."""
+        """Make objectives from names. Raises ``CanopyError``."""
         return cls(tuple(metric(name) for name in names))
 
     def vector(self, row: Row) -> np.ndarray:
-        """One number an objective, less is better."""
+        """Return one number per objective; less is better."""
         return np.array([-row[m.key] if m.maximise else row[m.key] for m in self.metrics])
 
     def matrix(self, rows: Iterable[Row]) -> np.ndarray:
-        """``vector`` of each row."""
+        """Return ``vector`` of each row."""
         found = [self.vector(row) for row in rows]
         return np.array(found) if found else np.empty((0, len(self.metrics)))
 
     def front(self, rows: Sequence[Row]) -> list[int]:
-        """Indices of the rows that no other row dominates, the first of equal ones."""
+        """Return the indices of the non-dominated rows. Among equal rows, the first."""
         if not rows:
             return []
         return [int(i) for i in np.flatnonzero(moocore.is_nondominated(self.matrix(rows)))]
@@ -96,17 +96,17 @@ class Objectives:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Objectives brought to 0 (best seen) .. 1 (the reference point)."""
+    """Objectives scaled to 0 (best seen) .. 1 (the reference point)."""
 
     best: np.ndarray
     reference: np.ndarray
 
     @classmethod
     def of(cls, points: np.ndarray, margin: float = 0.05) -> Scale:
-        """The reference is the worst of each objective over ``points`` and ``margin`` beyond.
+        """Set the reference ``margin`` beyond the worst of each objective over ``points``.
 
-        One that varies by less than ``LEAST_RANGE`` counts as if it varied by so much: else a
-        volume is made of differences that nobody would pay for.
+        An objective that varies by less than ``LEAST_RANGE`` is scaled by ``LEAST_RANGE``.
+        Otherwise insignificant differences would determine the volume.
         """
         best, worst = points.min(axis=0), points.max(axis=0)
         width = np.maximum(worst - best, np.maximum(np.abs(best) * LEAST_RANGE, 1e-9))
@@ -116,9 +116,10 @@ class Scale:
         return (points - self.best) / (self.reference - self.best)
 
     def hypervolume(self, points: np.ndarray) -> float:
-        """Volume that ``points`` dominate, as a share of the box from best to reference."""
+        """Return the volume that ``points`` dominate, as a share of the box from best to
+        reference."""
         if len(points) == 0:
             return 0.0
         scaled = self(np.asarray(points, dtype=float))
-        # Below the best seen there is nothing to win twice.
+        # Points better than the best seen may lie outside the box.
         return float(moocore.hypervolume(scaled, ref=np.ones(scaled.shape[1])))

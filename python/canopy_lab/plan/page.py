@@ -30,7 +30,7 @@ from sglang_canopy.private_file import replace_file
 def write_page(
     path: Path | str, plan: CapacityPlan, about: Mapping[str, Any], currency: str
 ) -> None:
-    """Write the page, for its owner alone, whole or not at all. Raises ``CanopyError``."""
+    """Write the page atomically, readable by its owner only. Raises ``CanopyError``."""
     try:
         replace_file(path, page(plan, about, currency))
     except OSError as error:
@@ -48,7 +48,7 @@ def write_figures(folder: Path | str, plan: CapacityPlan, currency: str) -> None
 
 
 def page(plan: CapacityPlan, about: Mapping[str, Any], currency: str) -> str:
-    """The page, figures included as data."""
+    """Render the page, with its figures embedded."""
     return render(
         "plan",
         title=f"A plan for {Path(about.get('trace', 'a trace')).name}",
@@ -66,7 +66,7 @@ def page(plan: CapacityPlan, about: Mapping[str, Any], currency: str) -> str:
 
 
 def _tables(plan: CapacityPlan) -> list[tuple[str, HtmlTable]]:
-    """The page's tables, each under its heading."""
+    """Return the page's tables, each with its heading."""
     found = [
         ("Non-dominated configurations", _front(plan.front, plan.choice.row)),
         (

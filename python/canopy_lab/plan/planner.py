@@ -1,4 +1,4 @@
-"""A whole plan: read, search, choose, check the neighbours and other loads."""
+"""Make a whole plan: read, search, choose, check the neighbours and other loads."""
 
 from __future__ import annotations
 
@@ -39,32 +39,32 @@ from canopy_lab.sim.compact import CompactTrace
 from sglang_canopy.errors import CanopyError
 
 CANDIDATES = 12
-"""Configurations that are resampled at most until one is sure enough."""
+"""Most configurations resampled in the search for a sure one."""
 UNSURE_SHOWN = 3
-"""Of the better ones that are not sure enough."""
+"""Better but unsure configurations that are shown."""
 LOADS = (0.8, 1.2)
-"""Sensitivity: the same requests at these rates."""
+"""Request rates of the sensitivity check, relative to the trace."""
 DRAM_LEVELS, DISK_LEVELS = 5, 3
 GRID_STEPS = (16, 8)
-"""Equal steps of DRAM and disk of the full grid, beside the sizes that a search begins with."""
+"""Equal steps of DRAM and disk in the full grid, in addition to the initial sizes."""
 DRAM_MOST_GIB = 2048.0
-"""Of one instance: what a machine of eight GPUs has."""
+"""Largest default DRAM of an instance: a machine of eight GPUs."""
 SAMPLE_REQUESTS = 8_000
-"""Of a trace with more than twice as many, the search runs on so many of the busiest."""
+"""If the trace has more than twice as many requests, search only the busiest ones."""
 BASELINE_SHARE = 0.25
-"""The fixed baseline's DRAM, as a share of the trace's distinct KV."""
+"""DRAM of the fixed baseline, as a share of the trace's distinct KV."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """What to plan. Sizes of 0 or empty choices are worked out from the trace and the prices."""
+    """Input of a plan. Sizes of 0 and empty choices are derived from the trace and the prices."""
 
     disks: tuple[str, ...] | None = None
     """``None``: every class of the price list."""
     ttls: tuple[TTL, ...] = (None, "group")
     instances: tuple[int, ...] = (1,)
     policy: str = "lru"
-    """Of every tier."""
+    """Policy of every tier."""
     page_sizes: tuple[int, ...] = (Configuration().page_size,)
     prefetch_policies: tuple[str, ...] = (Configuration().prefetch_policy,)
     write_policies: tuple[str, ...] = (Configuration().write_policy,)
@@ -80,19 +80,19 @@ class PlanRequest:
     constraints: tuple[Constraint, ...] = ()
     minimise: Metric = METRICS["cost"]
     sample_requests: int = SAMPLE_REQUESTS
-    """The search runs on so many; what could be the choice, on the whole trace. 0: all."""
+    """Requests of the search; candidates are confirmed on the whole trace. 0: all."""
     options: SearchOptions = field(default_factory=SearchOptions)
     loads: tuple[float, ...] = LOADS
-    """Of the traffic, at which the choice is simulated too."""
+    """Traffic multipliers at which the choice is also simulated."""
     checks: bool = True
-    """Neighbours of the choice, other loads, and how sure it is."""
+    """Evaluate neighbours, other loads, and the confidence in the choice."""
     confidence: float = 0.9
-    """Take the best whose limits are met with this probability, of the first ``CANDIDATES``."""
+    """Probability with which the limits must be met, among the first ``CANDIDATES``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapacityPlan:
-    """What was found."""
+    """Result of a plan."""
 
     request: PlanRequest
     space: Space
@@ -104,11 +104,11 @@ class CapacityPlan:
     choice: ChosenConfiguration
     neighbours: tuple[Rejected, ...]
     uncertainty: Uncertainty | None
-    """Of the choice."""
+    """Uncertainty of the choice."""
     sensitivity: Mapping[float, Row]
     """The choice at other loads; 1.0 is the choice itself."""
     hypervolume: float
-    """Of the front, as a share of the box from the best to the reference point."""
+    """Volume of the front, as a share of the box from best to reference."""
     scale: Scale
     footprint_gib: float
     """KV of the trace's distinct blocks."""
@@ -120,14 +120,14 @@ class CapacityPlan:
 
     @property
     def predicted(self) -> int:
-        """Rows that were not simulated."""
+        """Number of rows that were not simulated."""
         return sum(bool(row.get(PREDICTED_ROW)) for row in self.found.rows.values())
 
 
 def make_space(
     request: PlanRequest, footprint_gib: float, prices: Prices, least_gib: float = 0.0
 ) -> Space:
-    """Where a search for a trace of this footprint begins. Raises ``CanopyError``.
+    """Return the initial search space for a trace of this footprint. Raises ``CanopyError``.
 
     Sizes below ``least_gib`` are not tried.
     """
@@ -160,10 +160,10 @@ def make_space(
 
 
 def baseline_of(request: PlanRequest, space: Space, footprint_gib: float) -> Configuration:
-    """The fixed set-up that a plan is compared with: DRAM and no disk.
+    """Return the fixed baseline of a plan: DRAM and no disk.
 
-    The paper's is 1,024 GB, for traces of two hours. This one scales with the trace: a
-    quarter of the distinct KV, rounded to a power of two, shared out over the first instance count.
+    The paper's baseline is 1,024 GB, for traces of two hours. This one scales with the trace: a
+    quarter of the distinct KV, rounded up to a power of two, divided by the first instance count.
     """
     instances = space.instances[0]
     power = math.ceil(math.log2(max(footprint_gib * BASELINE_SHARE, 2.0**-20)) - 1e-9)
@@ -180,7 +180,7 @@ def make_plan(
     cache: Path | str | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> CapacityPlan:
-    """Plan. ``progress(stage, done, at most)`` as it goes. Raises ``CanopyError``."""
+    """Make a plan. Calls ``progress(stage, done, at most)``. Raises ``CanopyError``."""
     started = time.perf_counter()
     objectives = Objectives.of(request.objectives)
     footprint_gib = footprint(work.trace, work.engine)
@@ -233,7 +233,7 @@ def make_plan(
 
 @dataclass(frozen=True, slots=True)
 class _Checked:
-    """The choice, and what ``CapacityPlan`` says of it."""
+    """The choice, and the fields of ``CapacityPlan`` that describe it."""
 
     choice: ChosenConfiguration
     neighbours: tuple[Rejected, ...] = ()
@@ -248,7 +248,11 @@ def _checked(
     evaluate: Evaluator,
     say: Callable[[str, int], None],
 ) -> _Checked:
-    """Choose of what was simulated on the whole, and look around the choice. Adds to ``found``."""
+    """Choose among the rows simulated on the whole trace, and evaluate the neighbours of the
+    choice.
+
+    Adds rows to ``found``.
+    """
     rows = [row for row in found.rows.values() if not row.get(PREDICTED_ROW)]
     choice = choose(rows, request.constraints, request.minimise)
     if not request.checks:
@@ -271,18 +275,19 @@ def _checked(
 
 
 def samples(request: PlanRequest, requests: int) -> bool:
-    """Whether the search runs on a part of so many requests."""
+    """Whether the search runs on a part of a trace of ``requests`` requests."""
     return 0 < 2 * request.sample_requests < requests
 
 
 def _sure(
     choice: ChosenConfiguration, rows: list[Row], request: PlanRequest, evaluate: Evaluator
 ) -> tuple[ChosenConfiguration, Uncertainty, list[Rejected]]:
-    """The choice, or the next best that meets the limits surely enough, else the surest of the
-    first ``CANDIDATES``; how sure it is; and those that were not sure enough.
+    """Return a choice that meets the limits with the requested confidence, its uncertainty, and the
+    rejected unsure candidates.
 
-    Each candidate is further below a limit than the one before it was, so that they are not all
-    one configuration with other small settings.
+    If none of the first ``CANDIDATES`` is sure enough, the surest is returned. Each candidate is
+    further below some limit than the previous one: otherwise all candidates could be one
+    configuration with other minor settings.
     """
     tried: list[tuple[ChosenConfiguration, Uncertainty]] = []
     left = [row for row in rows if all(c.met(row) for c in request.constraints)]
@@ -313,7 +318,8 @@ def _surer(limit: Constraint, value: float, other: float) -> bool:
 
 
 def footprint(trace: CompactTrace, engine: Engine) -> float:
-    """GiB of KV of the trace's distinct blocks. Raises ``CanopyError`` for an empty trace."""
+    """Return the GiB of KV of the trace's distinct blocks. Raises ``CanopyError`` for an empty
+    trace."""
     if not len(trace):
         raise CanopyError("the trace has no requests; give one that has")
     tokens = trace.distinct_blocks * trace[0].block_tokens
@@ -321,13 +327,13 @@ def footprint(trace: CompactTrace, engine: Engine) -> float:
 
 
 def least_size(trace: CompactTrace, engine: Engine) -> float:
-    """GiB below which a tier is not tried: the KV of a prompt of the trace's mean length."""
+    """Return the smallest tier size to try, GiB: the KV of a prompt of mean length."""
     tokens = sum(max(r.input_tokens, 1) for r in trace) / len(trace)
     return round_size(tokens * engine.profile.kv_bytes_per_token / GIB)
 
 
 def to_json(plan: CapacityPlan, about: Mapping[str, Any]) -> dict[str, Any]:
-    """What ``--json`` writes. ``about`` says where the plan comes from."""
+    """Return the ``--json`` report. ``about``: origin of the plan."""
     objectives = Objectives.of(plan.request.objectives)
     names = [m.key for m in objectives.metrics]
     sign = [-1.0 if m.maximise else 1.0 for m in objectives.metrics]

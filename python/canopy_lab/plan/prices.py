@@ -1,14 +1,14 @@
-"""What hardware costs: a price list in JSON, and the cost of a configuration.
+"""Hardware prices: a price list in JSON, and the cost of a configuration.
 
-Equation 1 of Kareto (arXiv 2603.08739) is the vector of objectives, latency, throughput and cost,
-over configurations x; equation 2 is the cost C(x): GPU-hours at their price, and non-linear prices
-of other resources, without their terms. Here they are:
+Equation 1 of Kareto (arXiv 2603.08739) is the vector of objectives (latency, throughput, cost) over
+configurations x. Equation 2 is the cost C(x): GPU-hours at their price, and non-linear prices of
+other resources, whose terms the paper omits. This module uses:
 
     C(x) = T(x) * (instances * (gpus * p_gpu + dram * p_dram) + disks * p_disk(class, size, width))
            + p_read * read + p_write * written
 
-with T(x) the hours the trace takes to be served, a disk for each instance or one store that all
-share, and p_disk with the steps and cliffs of public price lists (``disk_class.py``).
+T(x) is the makespan of the trace in hours. Each instance has a disk, or all share one store. p_disk
+has the steps and cliffs of public price lists (``disk_class.py``).
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ class Prices:
     disks: Mapping[str, DiskClass]
     gpus_per_instance: int = 1
     example: bool = False
-    """Shipped as an example to replace by one's own prices."""
+    """A shipped example, to be replaced by the user's own prices."""
     sources: tuple[str, ...] = ()
 
     def disk(self, name: str) -> DiskClass:
-        """The disk class of that name. Raises ``CanopyError`` with the list of names."""
+        """Return the disk class of that name. Raises ``CanopyError`` with the list of names."""
         if name in self.disks:
             return self.disks[name]
         close = get_close_matches(name, self.disks, n=1)
@@ -73,7 +73,8 @@ class Prices:
         )
 
     def disks_of(self, disk: str, instances: int) -> int:
-        """How many disks of a class that many instances need: one each, unless they share one."""
+        """Return the number of disks for ``instances``: one each, or one in total if the class is
+        shared."""
         return 1 if self.disk(disk).shared else instances
 
     def per_hour(
@@ -87,8 +88,8 @@ class Prices:
         mib_s: float = 0.0,
         page_bytes: float = math.inf,
     ) -> float:
-        """The hourly part of C(x). ``dram_gib``, ``disk_gib`` and ``mib_s`` are of one instance
-        (of the whole store, where it is shared); ``used_gib`` is of all disks together."""
+        """Return the hourly part of C(x). ``dram_gib``, ``disk_gib`` and ``mib_s`` are per instance
+        (of the whole store if it is shared); ``used_gib`` is the sum over all disks."""
         instance = self.gpus_per_instance * self.gpu_per_hour + dram_gib * self.dram_per_gib_hour
         disks = 0.0
         if disk and disk_gib > 0:
@@ -99,12 +100,12 @@ class Prices:
 
 
 def price_list_names() -> tuple[str, ...]:
-    """The price lists that come with the package."""
+    """Return the names of the shipped price lists."""
     return tuple(sorted(path.stem for path in _LISTS.glob("*.json")))
 
 
 def load_prices(name_or_path: str | Path) -> Prices:
-    """A shipped list by its name, or a file of the same format. Raises ``CanopyError``."""
+    """Load a shipped list by name, or a file of the same format. Raises ``CanopyError``."""
     path = Path(name_or_path)
     if str(name_or_path) in price_list_names():
         path = _LISTS / f"{name_or_path}.json"
@@ -123,7 +124,7 @@ def load_prices(name_or_path: str | Path) -> Prices:
 
 
 def parse_prices(document: Any, where: str = "price list") -> Prices:
-    """Check a decoded price list. Raises ``CanopyError`` naming the field that is wrong."""
+    """Check a decoded price list. Raises ``CanopyError`` naming the wrong field."""
     top = _Fields(document, where)
     top.allow(
         "format", "version", "name", "currency", "example", "sources", "gpu_per_hour",
@@ -219,7 +220,7 @@ def _source(source: Any) -> str:
 
 
 class _Fields:
-    """The fields of one JSON object, with messages that say where it is."""
+    """The fields of one JSON object, with error messages that name its place."""
 
     def __init__(self, document: Any, where: str) -> None:
         if not isinstance(document, dict):

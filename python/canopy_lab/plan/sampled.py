@@ -1,7 +1,7 @@
-"""A search on the busiest part of a long trace, confirmed on the whole.
+"""Search on the busiest part of a long trace, then confirm on the whole.
 
-Every configuration of the search is simulated on a window of consecutive requests. What could be
-the choice is then simulated on the whole trace (``confirm.py``); nothing else is chosen.
+Every configuration of the search is simulated on a window of consecutive requests. Candidates for
+the choice are then simulated on the whole trace (``confirm.py``); only these can be chosen.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from canopy_lab.sim.compact import CompactTrace
 from sglang_canopy.errors import CanopyError
 
 ROUNDS = 2
-"""How often sizes beside the choice are tried as well."""
+"""Rounds in which sizes next to the choice are also tried."""
 
 Progress = Callable[[str, int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is searched for, and what is chosen by."""
+    """Objectives of the search, and criteria of the choice."""
 
     objectives: Objectives
     constraints: tuple[Constraint, ...]
@@ -38,7 +38,8 @@ class Target:
 
 
 def busiest(trace: CompactTrace, requests: int) -> CompactTrace:
-    """So many consecutive requests, those with most prompt tokens a second; from time 0 on."""
+    """Return the ``requests`` consecutive requests with most prompt tokens per second, from time
+    0."""
     if len(trace) <= requests:
         return trace
     times = np.array([r.time_s for r in trace])
@@ -57,10 +58,10 @@ def sampled_search(
     also: Sequence[Configuration] = (),
     progress: Progress = lambda stage, done: None,
 ) -> SearchResult:
-    """Search on ``on_window``'s requests, and simulate on all what could be the choice.
+    """Search on the requests of ``on_window``, and simulate candidates for the choice on all.
 
-    ``also`` is simulated on all in any case. Rows of the result that were not are marked
-    ``PREDICTED_ROW``, corrected by what was.
+    ``also`` is always simulated on all. Result rows that were not simulated on all are marked
+    ``PREDICTED_ROW``, and corrected by the errors of simulated ones.
     """
     rough = search(
         space, target.objectives, on_window, certain_of=on_window.certain_of, options=target.options,
@@ -97,7 +98,8 @@ def _confirmed(
 
 
 def _corrected(found: Screened) -> dict[Configuration, Row]:
-    """All rows: as simulated on the whole, else as on the window times what nearby ones were off."""
+    """Return all rows: simulated on the whole trace, or on the window and corrected by the errors
+    of nearby rows."""
     metrics = list(METRICS.values())
     seen = [c for c in found.rows if c in found.predicted]
     bounds = Margins(found.predicted, metrics)(found.rows, seen)
@@ -110,7 +112,7 @@ def _corrected(found: Screened) -> dict[Configuration, Row]:
 
 
 def _sold(c: Configuration, evaluate: Evaluator) -> bool:
-    """Whether its disk can be bought in that size."""
+    """Whether the disk is sold in that size."""
     try:
         evaluate.certain_of(c, [{"makespan_s": 0.0}])
     except CanopyError:

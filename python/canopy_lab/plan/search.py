@@ -1,19 +1,19 @@
-"""The search for the front, after Algorithm 1 of Kareto (arXiv 2603.08739, section 4.2).
+"""Search for the front, after Algorithm 1 of Kareto (arXiv 2603.08739, section 4.2).
 
-Four steps; the paper's are the first three, without thresholds:
+The paper has the first three of these four steps, without thresholds:
 
-1. *Coarse grid*: few sizes of DRAM times few sizes of disk, for each class.
+1. *Coarse grid*: a few sizes of DRAM times a few sizes of disk, per class.
 2. *Expansion*: along DRAM while a step still gains ``marginal_gain`` in a performance objective;
    again at the end, on lines that midpoints have made.
-3. *Midpoints* (``lines.py``): between any two evaluated sizes beside each other, of DRAM, of disk
-   or of bandwidth, those first that could add most to the front and where the objectives curve
-   most. They lie off the coarse grid, as finely as sizes are told apart (``sizes.py``).
-4. *What is left*: a midpoint is at best as good as the better of its two neighbours, at its own
-   price, which is known without simulating. The search ends when all midpoints together, each at
+3. *Midpoints* (``lines.py``): between any two adjacent evaluated sizes of DRAM, disk or bandwidth.
+   Midpoints that could add most to the front, and at which the objectives curve most, come first.
+   Midpoints may be off the coarse grid, down to the resolution of sizes (``sizes.py``).
+4. *Remaining gain*: a midpoint is at best as good as the better of its two neighbours, at its own
+   price, which is known without simulation. The search ends when all midpoints together, each at
    its best, would add less than ``tolerance`` to the dominated volume.
 
-The choices that are not sizes (TTL, policies, SGLang's settings) are tried on points of the front
-only: first on a few of them, and on the others if that helped.
+Choices that are not sizes (TTL, policies, SGLang's settings) are tried on points of the front only:
+first on a few points, and on the others if that helped.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from sglang_canopy.errors import CanopyError
 Evaluate = Callable[[Sequence[Configuration]], Sequence[Row]]
 
 _BATCH = 8
-"""Midpoints of one round. Fixed, so that the result does not depend on the number of processes."""
+"""Midpoints per round. Fixed: the result must not depend on the number of processes."""
 _BEFORE_CHOICES = 4.0
-"""How many times the tolerance may be left when the choices are tried."""
+"""Remaining gain, in units of the tolerance, at which the choices are tried."""
 
 
 @dataclass(frozen=True, slots=True)
 class SearchOptions:
-    """When to stop. Shares are of the volume that the front dominates."""
+    """Stopping criteria. Shares are of the volume that the front dominates."""
 
     tolerance: float = 0.02
-    """What may be left to gain by further sizes."""
+    """Remaining gain from further sizes at which the search ends."""
     marginal_gain: float = 0.01
-    """Of the range of an objective, for one step of DRAM."""
+    """Least gain of one DRAM step, as a share of an objective's range."""
     evaluations: int = 400
-    """At most; what is left then is said."""
+    """Most evaluations. The result reports the remaining gain."""
     probes: int = 3
-    """Points of the front that a choice is tried on first."""
+    """Points of the front on which a choice is tried first."""
 
     def __post_init__(self) -> None:
         for name in ("tolerance", "marginal_gain"):
@@ -59,13 +59,13 @@ class SearchOptions:
 
 @dataclass(slots=True)
 class SearchResult:
-    """What the search evaluated, in order, and why it ended."""
+    """Evaluated configurations, in order, and the reason for the end."""
 
     rows: dict[Configuration, Row] = field(default_factory=dict)
     stages: dict[str, int] = field(default_factory=dict)
     """Evaluations by step of the algorithm."""
     left: float = 0.0
-    """What further sizes could add at best, as a share of the dominated volume."""
+    """Largest gain from further sizes, as a share of the dominated volume."""
     budget: int = 0
     out_of_budget: bool = False
 
@@ -81,7 +81,7 @@ def search(
 ) -> SearchResult:
     """Approximate the front of ``space``. Deterministic.
 
-    ``evaluate`` gets batches of new configurations, and may do each batch in parallel.
+    ``evaluate`` receives batches of new configurations, and may evaluate a batch in parallel.
     """
     options = options or SearchOptions()
     run = _Search(space, objectives, evaluate, certain_of, options, progress)
@@ -91,8 +91,8 @@ def search(
         run.refine(options.tolerance * _BEFORE_CHOICES)
         run.choices()
     run.refine(options.tolerance)
-    # Midpoints make lines that the coarse grid had not (of a lesser bandwidth): these end where its
-    # sizes did, whatever their last step gained.
+    # Midpoints make lines that the coarse grid lacks (with less bandwidth). These lines end at the
+    # coarse grid's sizes, so expand them too.
     while run.expand():
         run.refine(options.tolerance)
     return run.found
@@ -114,18 +114,18 @@ class _Search:
         self._first = space.first_slices()
         self._slices: set[Configuration] = set()
         self._expanded: set[tuple[Configuration, float]] = set()
-        """Lines, and the last size of DRAM from which they were expanded."""
+        """Expanded lines, each with the last DRAM size before the expansion."""
         for where in self._first:
             self._open(where)
 
     def coarse(self) -> None:
-        """Step 1."""
+        """Evaluate the coarse grid (step 1)."""
         drams, disks = self.space.dram_gib, self.space.disk_gib
         half, most = len(drams) // 2, len(disks) - 1
         points = []
         for where in self._first:
-            # One look at the far end of DRAM: caches have cliffs, where nothing is gained until
-            # the working set fits, and no step before says so.
+            # Include the largest DRAM: caches have cliffs. Nothing is gained until the working set
+            # fits, and smaller steps do not show it.
             for at in sorted({0, min(1, half), half, len(drams) - 1}):
                 points.append(self.space.at(where, drams[at], 0.0))
             widths = self.space.widths(where.disk)
@@ -137,8 +137,10 @@ class _Search:
         self._add("coarse", points)
 
     def expand(self) -> int:
-        """Step 2: the next steps of DRAM for each line, while the last one gained; how many were
-        evaluated."""
+        """Evaluate the next DRAM sizes of each line while the last step gained (step 2).
+
+        Returns the number of evaluations.
+        """
         drams, done, count = self.space.dram_gib, self._expanded, 0
         while not self.found.out_of_budget:
             scale, points = self._scale(), []
@@ -160,7 +162,7 @@ class _Search:
         return count
 
     def refine(self, tolerance: float) -> None:
-        """Steps 3 and 4, until all that is left could add less than ``tolerance``."""
+        """Evaluate midpoints until the remaining gain is below ``tolerance`` (steps 3 and 4)."""
         while True:
             found = self._midpoints()
             self.found.left = self._left(found)
@@ -172,8 +174,8 @@ class _Search:
                 return
 
     def choices(self) -> None:
-        """TTLs, policies and settings: on a few points, on the front and the corners if that
-        helped."""
+        """Try TTLs, policies and settings: on a few points, then on the front and the corners if
+        that helped."""
         for name in CHOICES:
             for value in getattr(self.space, plural(name))[1:]:
                 probes = self._probes(name)
@@ -195,14 +197,15 @@ class _Search:
                 self._add(name, front)
 
     def _open(self, where: Configuration) -> None:
-        """Let lines with the choices of ``where`` be refined."""
+        """Allow refinement of lines with the choices of ``where``."""
         self._slices.add(slice_of(where))
         self._slices.add(slice_of(replace(where, disk_gib=0.0).normal()))
 
     def _probes(self, name: str) -> list[Configuration]:
-        """Where a choice is tried: spread over the front, and where its tier does most.
+        """Return the points on which a choice is tried: spread over the front, and at the largest
+        disks.
 
-        The front may hardly use a tier that a better choice would make worth its price.
+        The front may barely use a tier that a better choice would make worth its price.
         """
         front = [c for c in self._front() if applies(name, c)]
         at = np.linspace(0, len(front) - 1, min(self.options.probes, len(front)))
@@ -214,17 +217,17 @@ class _Search:
                 most = max(c.disk_gib for c in have)
                 drams = sorted(c.dram_gib for c in have if c.disk_gib == most)
                 for dram in sorted({drams[0], drams[-1]}):
-                    # The first choice of everything else is among them.
+                    # Rows with the first value of all other choices exist.
                     chosen[next(c for c in have if (c.disk_gib, c.dram_gib) == (most, dram))] = None
         return list(chosen)
 
     def _gain(self, before: Configuration, after: Configuration) -> float:
-        """The most that any objective gained, as a share of its range."""
+        """Return the largest gain of any objective, as a share of its range."""
         scale = self._scale()
         return float((scale(self._vector(before)) - scale(self._vector(after))).max())
 
     def _add(self, stage: str, points: Iterable[Configuration | None]) -> int:
-        """Evaluate what is new of ``points``, within the budget; how many were."""
+        """Evaluate the new ones of ``points`` within the budget; return the number evaluated."""
         new = [p for p in dict.fromkeys(points) if p is not None and p not in self.found.rows]
         room = self.found.budget - len(self.found.rows)
         if len(new) > room:
@@ -245,7 +248,7 @@ class _Search:
         )
 
     def _left(self, found: Sequence[Midpoint]) -> float:
-        """What all midpoints at their best would add, as a share of the volume."""
+        """Return the gain of all midpoints at their best, as a share of the volume."""
         if not found:
             return 0.0
         scale, points = self._scale(), self.objectives.matrix(self.found.rows.values())
@@ -260,7 +263,7 @@ class _Search:
         return Scale.of(self.objectives.matrix(self.found.rows.values()))
 
     def _front(self) -> list[Configuration]:
-        """The non-dominated configurations, by the first objective."""
+        """Return the non-dominated configurations, ordered by the first objective."""
         points = list(self.found.rows)
         front = self.objectives.front(list(self.found.rows.values()))
         return sorted((points[i] for i in front), key=lambda p: tuple(self._vector(p)))

@@ -18,18 +18,18 @@ from sglang_canopy.policy.registry import AUTO, live_name
 from sglang_canopy.ttl.table import SERVER_HASH, TRACE_HASH, TTLTable
 
 _ABOVE_PEAK = 1.1
-"""Room on a disk that is paid by use, over the most that was held in the simulation."""
+"""Size of a disk billed by use, relative to its simulated peak."""
 
 
 def server_plan(
     row: Row, work: PlanInputs, about: Mapping[str, Any], disk_path: str | None = None
 ) -> ServerPlan:
-    """The plan file of one server of the chosen configuration, with all of SGLang's settings that
-    it was simulated with.
+    """Return the plan file for one server of the chosen configuration, with all SGLang settings of
+    its simulation.
 
-    Group TTLs are written only where their roots are ids that a server makes, which needs the
-    server's own log; else the table keeps its categories and its residual TTL, and ``made_by``
-    says so.
+    Group TTLs are written only if their roots are ids that a server makes, which needs the server's
+    own log. Otherwise the table keeps its categories and its residual TTL, and ``made_by`` records
+    it.
     """
     c = configuration_of(row)
     configs = work.policy_configs
@@ -67,7 +67,7 @@ def server_plan(
         radix_eviction_config=dict(configs.get(c.policy, {})),
         host_eviction=live_name(c.policy) if with_host else None,
         host_eviction_config=dict(configs.get(c.policy, {})) if with_host else {},
-        # A shared store evicts by itself.
+        # A shared store does its own eviction.
         disk_eviction=live_name(c.policy) if own_disk else None,
         disk_eviction_config=dict(configs.get(c.policy, {})) if own_disk else {},
         host_bytes=round(c.dram_gib * GIB) if with_host else None,
@@ -80,7 +80,7 @@ def server_plan(
 
 
 def _disk_bytes(c: Configuration, row: Row, work: PlanInputs) -> int:
-    """Of one server: its disk, or what it lends to the store that all share."""
+    """Return the bytes of one server: its disk, or its share of the common store."""
     assert c.disk is not None
     sold = work.prices.disk(c.disk)
     size = c.disk_gib * GIB
@@ -91,7 +91,7 @@ def _disk_bytes(c: Configuration, row: Row, work: PlanInputs) -> int:
 
 
 def _settings(c: Configuration, work: PlanInputs, shared: bool) -> ServerSettings:
-    """Without those of tiers that the server does not have."""
+    """Return the settings, without settings of absent tiers."""
     settings = work.engine.settings_of(c)
     if c.dram_gib <= 0:
         return replace(

@@ -1,7 +1,7 @@
 """The neighbourhood of a choice: sizes ever closer to it, every other choice, and the reasons.
 
-Where a limit is met at one size and missed at the next smaller one, what lies between is halved
-until sizes are no longer told apart: the plan names the least size that meets it.
+If one size meets a limit and the next smaller one misses it, the gap is halved down to the
+resolution of sizes: the plan names the least size that meets the limit.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from canopy_lab.plan.space import Configuration, Space
 from sglang_canopy.errors import CanopyError
 
 ROUNDS = 24
-"""At most; each halves the gaps beside the choice."""
+"""Most rounds. Each halves the gaps next to the choice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,10 +42,7 @@ def settle(
     space: Space,
     evaluate: Evaluator,
 ) -> tuple[ChosenConfiguration, dict[Configuration, Row]]:
-    """Move to a better neighbour as long as there is one.
-
-    Returns the choice and all rows.
-    """
+    """Move to a better neighbour while there is one. Returns the choice and all rows."""
     seen: dict[Configuration, Row] = {configuration_of(row): row for row in rows}
     for _ in range(ROUNDS):
         chosen = configuration_of(choice.row)
@@ -66,7 +63,7 @@ def rejected(
     minimise: Metric,
     space: Space,
 ) -> list[Rejected]:
-    """What of ``seen`` is beside the choice, and the reason against each."""
+    """Return the evaluated neighbours of the choice, with the reason against each."""
     chosen = configuration_of(choice.row)
     return [
         Rejected(row=seen[c], why=why_not(choice.row, seen[c], constraints, minimise))
@@ -77,7 +74,7 @@ def rejected(
 def _nearest(
     chosen: Configuration, seen: Mapping[Configuration, Row], space: Space
 ) -> list[Configuration]:
-    """What is evaluated beside the choice: the next sizes, and its other choices."""
+    """Return the evaluated neighbours of the choice: the next sizes, and alternative choices."""
     found: dict[Configuration, None] = {}
     for line in lines_through(chosen, seen, space):
         names = [c for _, c in line.points]
@@ -90,7 +87,7 @@ def _nearest(
 def _may_win(
     c: Configuration, choice: ChosenConfiguration, minimise: Metric, evaluate: Evaluator
 ) -> bool:
-    """Whether a size beside the choice could be better: what it costs at least is known."""
+    """Whether a neighbouring size could be better, given the lower bound of its cost."""
     if not _sold(c, evaluate):
         return False
     certain = evaluate.certain_of(c, [choice.row]).get(minimise.key)
@@ -98,7 +95,7 @@ def _may_win(
 
 
 def _sold(c: Configuration, evaluate: Evaluator) -> bool:
-    """Whether its disk can be bought in that size."""
+    """Whether the disk is sold in that size."""
     try:
         evaluate.certain_of(c, [{"makespan_s": 0.0}])
     except CanopyError:

@@ -1,4 +1,4 @@
-"""Sizes of tiers: where a search begins, what lies between two of them, and their names."""
+"""Sizes of tiers: initial sizes, midpoints, and their names."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import math
 from sglang_canopy.errors import CanopyError
 
 STEPS_AN_OCTAVE = 8
-"""How finely sizes are told apart: in steps of 6 to 12 %."""
+"""Resolution of sizes: steps of 6 to 12 %."""
 
 
 def round_size(size: float) -> float:
-    """The nearest size that is told apart: 8, 9, ... 16, 18, ... 32, 36, ... or any power of two
-    times one of these."""
+    """Return the nearest size at the resolution: 8, 9, ... 16, 18, ... 32, 36, ..., times any power
+    of two."""
     if size <= 0:
         return 0.0
     step = 2.0 ** (math.floor(math.log2(size)) - int(math.log2(STEPS_AN_OCTAVE)))
@@ -20,9 +20,10 @@ def round_size(size: float) -> float:
 
 
 def sizes(most: float, levels: int, least: float = 0.0) -> tuple[float, ...]:
-    """0, and up to ``levels`` sizes, each half of the next, up to ``most``; none below ``least``.
+    """Return 0 and up to ``levels`` sizes, each half of the next, up to ``most`` and not below
+    ``least``.
 
-    ``most`` is rounded up. Raises ``CanopyError`` for no size at all.
+    ``most`` is rounded up. Raises ``CanopyError`` if there is no size.
     """
     if not (most > 0 and math.isfinite(most)) or levels < 1:
         raise CanopyError(f"sizes need a largest size above 0 and a level, got {most}, {levels}")
@@ -34,8 +35,8 @@ def sizes(most: float, levels: int, least: float = 0.0) -> tuple[float, ...]:
 
 
 def between(low: float, high: float, least: float = 0.0) -> float | None:
-    """A size in the middle of two others; ``None`` where they are neighbours or nothing of at
-    least ``least`` lies between."""
+    """Return a size midway between two others; ``None`` if they are adjacent or the middle is below
+    ``least``."""
     if low > 0 and high / low > 4:
         middle = round_size(math.sqrt(low * high))
     else:
@@ -44,12 +45,12 @@ def between(low: float, high: float, least: float = 0.0) -> float | None:
 
 
 def finer(given: tuple[float, ...], steps: int) -> tuple[float, ...]:
-    """``given``, and equal steps from 0 to its largest."""
+    """Return ``given``, and equal steps from 0 to its largest."""
     return tuple(sorted({*given, *(given[-1] * k / steps for k in range(steps + 1))}))
 
 
 def gib_text(gib: float) -> str:
-    """``512 GiB``, ``1.5 TiB``, ``256 MiB``."""
+    """Format a size: ``512 GiB``, ``1.5 TiB``, ``256 MiB``."""
     if 0 < gib < 1:
         return f"{gib * 1024:.3g} MiB"
     return f"{gib:.4g} GiB" if gib < 1024 else f"{gib / 1024:.4g} TiB"

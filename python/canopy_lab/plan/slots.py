@@ -1,6 +1,6 @@
 """The last hours of a server's log.
 
-"Now" is the last request of the log, so that a plan depends on the log alone.
+The end is the log's last request, not the clock: a plan depends on the log alone.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ MOST_HOURS = 24 * 7
 
 
 def last_hours(trace: Iterable[TraceRequest], hours: float) -> list[TraceRequest]:
-    """The requests of the trace's last ``hours``, their clock from the first of them.
+    """Return the requests of the trace's last ``hours``, with times relative to the first of them.
 
-    Raises ``CanopyError`` when there are none. Memory: the requests of those hours.
+    Raises ``CanopyError`` without requests. Memory: the requests of those hours.
     """
     if not 0 < hours <= MOST_HOURS:
         raise CanopyError(f"--last-hours must be above 0 and at most {MOST_HOURS}, got {hours}")

@@ -1,4 +1,4 @@
-"""The planner's decision variables, where a search begins, and the grid of all values."""
+"""The planner's decision variables, the initial search space, and the full grid."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from sglang_canopy.policy.registry import make_policy
 
 GROUP: Final = "group"
 TTL = float | Literal["group"] | None
-"""Seconds for all, ``None`` for no expiry, or ``"group"``: a TTL a prefix subtree (Algorithm 2)."""
+"""Seconds for all blocks, ``None`` (no expiry), or ``"group"``: a TTL per prefix subtree (Algorithm
+2)."""
 
 SIZES = ("dram_gib", "disk_gib", "disk_mib_s")
-"""Variables that are amounts; they are refined between the values that a search begins with."""
+"""Variables that are amounts, refined between the initial values."""
 _DEFAULTS: Mapping[str, Any] = SGLANG_DEFAULTS.to_json()
 
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """One point of the space. DRAM is per instance, and so is the disk unless its class is shared."""
+    """One point of the space. DRAM is per instance; the disk too, unless its class is shared."""
 
     instances: int = 1
     dram_gib: float = 0.0
@@ -32,20 +33,21 @@ class Configuration:
     """A class of the price list."""
     disk_gib: float = 0.0
     disk_mib_s: float = 0.0
-    """Bandwidth bought apart from the size; 0: what comes with it."""
+    """Bandwidth bought separately; 0: the bandwidth included in the size."""
     ttl: TTL = None
-    """On the disk."""
+    """TTL of blocks on the disk."""
     policy: str = "lru"
-    """Of every tier."""
+    """Policy of every tier."""
     page_size: int = _DEFAULTS["page_size"]
-    """This and the next ones are SGLang's settings of these names."""
+    """This and the next fields are SGLang's settings of these names."""
     prefetch_policy: str = _DEFAULTS["hicache_storage_prefetch_policy"]
     write_policy: str = _DEFAULTS["hicache_write_policy"]
     schedule_policy: str = _DEFAULTS["schedule_policy"]
     chunked_prefill_size: int = _DEFAULTS["chunked_prefill_size"]
 
     def normal(self) -> Configuration:
-        """Equal configurations become equal: what an absent tier would do does not matter."""
+        """Normalise the settings of absent tiers, so that equivalent configurations compare
+        equal."""
         found = self
         if found.disk is None or found.disk_gib <= 0:
             found = replace(
@@ -57,16 +59,16 @@ class Configuration:
         return found
 
     def to_json(self) -> dict[str, Any]:
-        """The decision variables, as the rows of a plan hold them."""
+        """Return the decision variables, as in the rows of a plan."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Configuration:
-        """From a row; fields that are no decision variable are left out."""
+        """Make a configuration from a row; ignores fields that are no decision variables."""
         return cls(**{name: data[name] for name in cls.__slots__ if name in data})
 
     def label(self) -> str:
-        """In a few words, for people."""
+        """Return a short readable label."""
         parts = [f"{self.instances} x " if self.instances > 1 else ""]
         parts[0] += f"{gib_text(self.dram_gib)} DRAM" if self.dram_gib else "no DRAM"
         if self.disk:
@@ -92,8 +94,8 @@ class Configuration:
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """Where a search begins: a few sizes of each tier, and all values of every choice. The first
-    value of each choice is the one it begins with."""
+    """Initial search space: a few sizes of each tier, and all values of every choice. A search
+    begins with the first value of each choice."""
 
     dram_gib: tuple[float, ...]
     """Ascending, from 0."""
@@ -101,9 +103,9 @@ class Space:
     """Ascending, from 0."""
     disks: tuple[str, ...]
     speeds: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    """MiB/s by disk class, ascending, for those that sell bandwidth apart from the size."""
+    """MiB/s by disk class, ascending, for classes that sell bandwidth separately."""
     least_gib: float = 0.0
-    """Smaller sizes hold nothing of use, and are not tried."""
+    """Smaller sizes hold nothing useful, and are not tried."""
     ttls: tuple[TTL, ...] = (None,)
     instances: tuple[int, ...] = (1,)
     policy: str = "lru"
@@ -127,7 +129,7 @@ class Space:
         make_policy(self.policy, {})
 
     def first_slices(self) -> list[Configuration]:
-        """One slice an instance count and disk class, every choice at its first value."""
+        """Return one slice per instance count and disk class, every choice at its first value."""
         disks: Sequence[str | None] = self.disks or (None,)
         choices = {name: getattr(self, plural(name))[0] for name in CHOICES}
         first = Configuration(policy=self.policy, **choices)
@@ -138,20 +140,20 @@ class Space:
     def at(
         self, where: Configuration, dram_gib: float, disk_gib: float, mib_s: float = 0.0
     ) -> Configuration | None:
-        """``where`` with these sizes; ``None`` for a disk without any DRAM.
+        """Return ``where`` with these sizes; ``None`` for a disk without DRAM.
 
-        HiCache reads from storage into host memory, so that a disk needs some.
+        HiCache reads from storage into host memory, so a disk needs DRAM.
         """
         if disk_gib and (not dram_gib or where.disk is None):
             return None
         return replace(where, dram_gib=dram_gib, disk_gib=disk_gib, disk_mib_s=mib_s).normal()
 
     def widths(self, disk: str | None) -> tuple[float, ...]:
-        """The bandwidths of a class that a search begins with; (0,) where they are not sold."""
+        """Return the initial bandwidths of a class; (0,) if bandwidth is not sold."""
         return self.speeds.get(disk or "", (0.0,)) or (0.0,)
 
     def slices(self) -> Iterator[Configuration]:
-        """Every combination of what is not a size."""
+        """Yield every combination of variables that are not sizes."""
         disks: Sequence[str | None] = self.disks or (None,)
         names = ("instances", "disk", *CHOICES)
         choices = [getattr(self, plural(name)) for name in CHOICES]
@@ -159,7 +161,7 @@ class Space:
             yield Configuration(policy=self.policy, **dict(zip(names, values)))
 
     def grid(self) -> list[Configuration]:
-        """Every configuration once, in a fixed order."""
+        """Return every configuration once, in a fixed order."""
         found: dict[Configuration, None] = {}
         for where in self.slices():
             for dram, disk in product(self.dram_gib, self.disk_gib):
@@ -170,7 +172,7 @@ class Space:
         return list(found)
 
     def count(self) -> int:
-        """How many configurations ``grid`` has."""
+        """Return the number of configurations in ``grid``."""
 
         def values(*names: str) -> int:
             return math.prod(len(set(getattr(self, plural(name)))) for name in names)
@@ -182,8 +184,8 @@ class Space:
         return len(self.instances) * always * (1 + host * (1 + disk))
 
     def finer(self, dram_steps: int, disk_steps: int) -> Space:
-        """The same with equal steps between none and the largest sizes, so many of each, beside
-        the sizes that it has: what a search is compared with."""
+        """Add ``dram_steps`` and ``disk_steps`` equal steps from 0 to the largest sizes: the grid
+        with which a search is compared."""
         return replace(
             self,
             dram_gib=finer(self.dram_gib, dram_steps),
@@ -191,7 +193,7 @@ class Space:
         )
 
     def alternatives(self, of: Configuration) -> list[Configuration]:
-        """What differs from ``of`` in one choice, its sizes unchanged."""
+        """Return the configurations that differ from ``of`` in one choice, with equal sizes."""
         found: dict[Configuration, None] = {}
         steps = [replace(of, instances=n) for n in self.instances]
         if of.disk is not None:
@@ -226,19 +228,19 @@ CHOICES = (
 
 
 def plural(name: str) -> str:
-    """The field of ``Space`` with the values of a choice."""
+    """Return the field of ``Space`` with the values of a choice."""
     if name.endswith("policy"):
         return name.replace("policy", "policies")
     return f"{name}s"
 
 
 def applies(name: str, of: Configuration) -> bool:
-    """Whether a choice makes a difference where ``of`` has its tiers."""
+    """Whether a choice matters, given the tiers of ``of``."""
     if name in ("ttl", "prefetch_policy"):
         return of.disk is not None
     return name != "write_policy" or of.dram_gib > 0
 
 
 def slice_of(of: Configuration) -> Configuration:
-    """``of`` without its sizes."""
+    """Return ``of`` without its sizes."""
     return replace(of, dram_gib=0.0, disk_gib=0.0, disk_mib_s=0.0)

@@ -18,9 +18,9 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.ttl.table import TTLTable
 
 PEAK = 4.0
-"""Room for the peaks of a store whose TTLs keep its average."""
+"""Capacity relative to the mean content, if TTLs bound the mean."""
 HOST_BYTES_PER_S = 20e9
-"""Between host memory and device, where the profile has no figure: about PCIe 4.0 x16, in use."""
+"""Default host-device bandwidth: about PCIe 4.0 x16 in practice."""
 
 _KEPT = (
     "requests", "mean_ttft_s", "p50_ttft_s", "p90_ttft_s", "p99_ttft_s", "mean_tpot_s",
@@ -32,8 +32,8 @@ _KEPT = (
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """What does not vary within a plan: the model, the device's room, the routing, and SGLang's
-    settings but for those that a ``Configuration`` has."""
+    """Constants of a plan: the model, the device pool, the routing, and SGLang's settings that are
+    not in ``Configuration``."""
 
     profile: EngineProfile
     device_tokens: int
@@ -43,17 +43,18 @@ class Engine:
     pool_known: bool = True
     """Whether ``device_tokens`` was given or measured; else it was assumed."""
     auto: bool = False
-    """Whether the servers run ``--radix-eviction auto``, which orders the queue too."""
+    """Whether the servers run ``--radix-eviction auto``, which also orders the queue."""
 
     def order_of(self, c: Configuration) -> str:
-        """The order of the queue: ``auto`` keeps one of SGLang's that was asked for."""
+        """Return the order of the queue. ``auto`` keeps an explicit SGLang order."""
         default = c.schedule_policy == SGLANG_DEFAULTS.schedule_policy
         return BOUNDED_SHORTEST if self.auto and default else c.schedule_policy
 
     def settings_of(self, c: Configuration) -> ServerSettings:
-        """All of SGLang's settings that a server of this configuration has.
+        """Return all SGLang settings of a server with this configuration.
 
-        Raises ``CanopyError`` for a chunk that SGLang would not take with the page size.
+        Raises ``CanopyError`` if the chunk size is no multiple of the page size, which SGLang
+        requires.
         """
         if c.chunked_prefill_size % c.page_size:
             raise CanopyError(
@@ -78,7 +79,7 @@ def system_of(
     policy_configs: Mapping[str, Mapping[str, Any]],
     group_table: TTLTable | None = None,
 ) -> SystemConfig:
-    """The simulator's configuration. ``group_table`` is for ``ttl="group"``."""
+    """Return the simulator's configuration. ``group_table`` is for ``ttl="group"``."""
     c, profile = configuration, engine.profile
     settings = engine.settings_of(c).to_json()
     page_bytes = float(c.page_size * profile.kv_bytes_per_token)
@@ -113,7 +114,7 @@ def system_of(
         device_policy_config=policy_configs.get(c.policy, {}),
         host=host,
         disk=disk,
-        # A store locks its folder: what instances share must be sold as one store.
+        # A store locks its folder: a disk of several instances must be sold as one store.
         disk_per_instance=c.disk is not None and not prices.disk(c.disk).shared,
         schedule_conservativeness=settings["schedule_conservativeness"],
         max_running=settings["max_running_requests"],
@@ -123,7 +124,7 @@ def system_of(
         write_policy=c.write_policy,
         schedule_policy=engine.order_of(c),
         prefetch_policy=c.prefetch_policy,
-        # SGLang fetches no less than a page.
+        # SGLang fetches at least one page.
         prefetch_threshold_tokens=max(settings["prefetch_threshold"], c.page_size),
         prefetch_timeout_base_s=settings["prefetch_timeout_base"],
         prefetch_timeout_per_ki_token_s=settings["prefetch_timeout_per_ki_token"],
@@ -131,8 +132,8 @@ def system_of(
 
 
 def _capacity_gib(c: Configuration, prices: Prices) -> float:
-    """What one disk may hold. Where only use is paid for and TTLs decide what is kept,
-    ``disk_gib`` is what they may use on average, and their peaks need room."""
+    """Return the capacity of one disk. If use is billed and TTLs bound the content, ``disk_gib`` is
+    the mean content, and the capacity has room for peaks."""
     assert c.disk is not None
     sold = prices.disk(c.disk)
     if sold.billing == "used" and c.ttl == GROUP:
@@ -141,7 +142,7 @@ def _capacity_gib(c: Configuration, prices: Prices) -> float:
 
 
 def metrics_of(result: SystemResult) -> dict[str, Any]:
-    """What is kept of a simulation."""
+    """Return the part of a simulation's result that is cached."""
     full = result.to_json()
     return {name: full[name] for name in _KEPT}
 
@@ -152,9 +153,9 @@ def row_of(
     prices: Prices,
     kv_bytes_per_token: float = math.inf,
 ) -> dict[str, Any]:
-    """Decision variables, metrics and cost (equations 1 and 2) of one configuration.
+    """Return decision variables, metrics and cost (equations 1 and 2) of one configuration.
 
-    Operations are bought for pages of ``kv_bytes_per_token`` (infinite: they are no limit).
+    Operations are bought for pages of ``kv_bytes_per_token`` (infinite: operations are no limit).
     """
     c = configuration
     used = metrics["mean_bytes_by_tier"].get("disk", 0.0) / GIB
@@ -175,9 +176,9 @@ def row_of(
 def least_cost(
     configuration: Configuration, rows: Any, prices: Prices, kv_bytes_per_token: float = math.inf
 ) -> dict[str, float]:
-    """Lower bounds of a configuration's cost before it is simulated.
+    """Return lower bounds of a configuration's cost without simulation.
 
-    ``rows`` are its evaluated neighbours: it is served no sooner than the quicker of them.
+    ``rows`` are its evaluated neighbours; its makespan is at least the shortest of theirs.
     """
     per_hour = _per_hour(configuration, prices, kv_bytes_per_token, 0.0)
     makespan_s = min(row["makespan_s"] for row in rows)

@@ -1,4 +1,4 @@
-"""Print a plan: the front, the extremes beside the baseline, the choice and its reasons."""
+"""Print a plan: the front, the extremes and the baseline, the choice and its reasons."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from canopy_lab.plan.uncertainty import LEVEL, SHOWN, Uncertainty
 from canopy_lab.report.table import text_table
 
 PUBLISHED = (0.093, -0.583, -0.202)
-"""Kareto's change of throughput, latency and cost, "up to", against 1,024 GB of DRAM on its traces (arXiv 2603.08739, section 5.2)."""
+"""Kareto's change of throughput, latency and cost, "up to", against 1,024 GB of DRAM on its traces
+(arXiv 2603.08739, section 5.2)."""
 
 _METRICS = ("mean_ttft", "p99_ttft", "throughput", "token_hit_ratio", "cost_per_hour", "cost")
 HEAD = (
@@ -23,7 +24,7 @@ LOADS_HEAD = ("load", *HEAD[1:], "meets")
 
 
 def plan_text(plan: CapacityPlan, currency: str) -> str:
-    """Everything a user reads on the terminal."""
+    """Return the whole terminal output."""
     parts = [
         *overview(plan),
         "",
@@ -46,7 +47,7 @@ def plan_text(plan: CapacityPlan, currency: str) -> str:
 
 
 def overview(plan: CapacityPlan) -> list[str]:
-    """What was done, in two or three lines."""
+    """Summarise the run in two or three lines."""
     stages = ", ".join(f"{count} {name}" for name, count in plan.found.stages.items())
     lines = [
         f"Distinct KV of the trace: {gib_text(plan.footprint_gib)}. "
@@ -72,7 +73,7 @@ def overview(plan: CapacityPlan) -> list[str]:
 
 
 def configurations_table(rows: Iterable[Row], mark: Row | None = None) -> str:
-    """One line a configuration; the marked one has a star."""
+    """Return one line per configuration; the marked row has a star."""
     lines = []
     for row in rows:
         c = configuration_of(row)
@@ -82,7 +83,7 @@ def configurations_table(rows: Iterable[Row], mark: Row | None = None) -> str:
 
 
 def cells(row: Row) -> list[str]:
-    """The metrics of a row, formatted as the columns after the first."""
+    """Format the metrics of a row, for the columns after the first."""
     tiers = row["token_hit_ratio_by_tier"]
     return [
         value_text(METRICS["mean_ttft"], row["mean_ttft_s"]),
@@ -96,7 +97,7 @@ def cells(row: Row) -> list[str]:
 
 
 def extremes(plan: CapacityPlan) -> list[list[str]]:
-    """The baseline and the extreme points, with what each wins against it; under
+    """Return the baseline and the extreme points with their gains over it, for
     ``EXTREMES_HEAD``."""
     rows = [["fixed baseline", label_of(plan.baseline), *cells(plan.baseline)]]
     rows[0] += ["", "", ""]
@@ -114,7 +115,7 @@ def _change(share: float) -> str:
 
 
 def choice_text(plan: CapacityPlan, currency: str) -> list[str]:
-    """The choice, or what stands in the way of one."""
+    """Describe the choice, or the binding constraints if no row is feasible."""
     request, row = plan.request, plan.choice.row
     wanted = f"{'most' if request.minimise.maximise else 'least'} {request.minimise.name}"
     limits = " and ".join(c.text for c in request.constraints)
@@ -143,7 +144,7 @@ def choice_text(plan: CapacityPlan, currency: str) -> list[str]:
 
 
 def uncertainty_text(found: Uncertainty) -> list[str]:
-    """How sure the choice is."""
+    """Describe the uncertainty of the choice."""
     lines = [f"  Over traces drawn from blocks of {found.block_requests} requests of this one:"]
     by_key = {m.key: m for m in METRICS.values()}
     for key in SHOWN:
@@ -164,7 +165,7 @@ def _ends(of: Metric, parts: Sequence[float]) -> tuple[str, str]:
 
 
 def relaxed(plan: CapacityPlan) -> str:
-    """The constraints as the nearest point would meet them."""
+    """Return the constraints, relaxed so that the nearest point meets them."""
     row, parts = plan.choice.row, []
     for c in plan.request.constraints:
         sign = "<" if c.at_most else ">"
@@ -177,14 +178,14 @@ def relaxed(plan: CapacityPlan) -> str:
 
 
 def main_metrics(row: Row) -> str:
-    """The main numbers of a row in one line."""
+    """Return the main metrics of a row in one line."""
     return ", ".join(
         f"{name} {value_text(METRICS[name], row[METRICS[name].key])}" for name in _METRICS[:4]
     )
 
 
 def loads(plan: CapacityPlan) -> list[list[str]]:
-    """The choice at each load, and whether it still meets the constraints; under ``LOADS_HEAD``."""
+    """Return the choice at each load, and whether it meets the constraints, for ``LOADS_HEAD``."""
     lines = []
     for load, row in plan.sensitivity.items():
         met = all(c.met(row) for c in plan.request.constraints)

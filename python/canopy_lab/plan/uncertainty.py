@@ -1,10 +1,10 @@
-"""How sure a plan is: what its choice would have had in other traces like this one.
+"""Uncertainty of a plan: its choice's metrics in other traces like this one.
 
-A trace is one draw. Its requests are cut into blocks of consecutive ones, since one slow request
-comes with others, and blocks are drawn with replacement (moving-block bootstrap, Künsch 1989): each
-draw has a P99 of its own. The share of draws that meet the limits is the probability that they are
-met by traffic that differs from this trace no more than its own parts do. Windows of the trace, one
-after the other, show how much that is.
+A trace is one draw. It is cut into blocks of consecutive requests, because slow requests are
+clustered, and blocks are drawn with replacement (moving-block bootstrap, Künsch 1989). Each draw
+has its own P99. The share of draws that meet the limits is the probability that they are met by
+traffic that differs from this trace no more than the trace's parts differ from each other.
+Consecutive windows of the trace show that difference.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from canopy_lab.sim.system.result import SystemResult
 DRAWS = 400
 WINDOWS = 6
 BLOCKS = 40
-"""A trace is cut into about so many."""
+"""Approximate number of blocks of a trace."""
 LEVEL = 0.9
-"""Of the intervals."""
+"""Coverage of the intervals."""
 
 _Statistic = Callable[[SystemResult, np.ndarray], float]
 
@@ -43,26 +43,26 @@ _STATISTICS: Mapping[str, _Statistic] = {
         result.cached_tokens[at].sum() / max(result.prompt_tokens[at].sum(), 1)
     ),
 }
-"""What can be resampled, by row key."""
+"""Metrics that can be resampled, by row key."""
 SHOWN = ("mean_ttft_s", "p99_ttft_s", "token_hit_ratio")
 
 
 @dataclass(frozen=True, slots=True)
 class Uncertainty:
-    """Of one configuration. Metrics by row key."""
+    """Uncertainty of one configuration. Metrics by row key."""
 
     intervals: Mapping[str, tuple[float, float]]
-    """Low and high ends that hold ``LEVEL`` of the draws."""
+    """Low and high ends that contain ``LEVEL`` of the draws."""
     windows: Mapping[str, tuple[float, ...]]
-    """Of each part of the trace."""
+    """Value in each part of the trace."""
     met: float | None
-    """Share of the draws in which all limits that can be resampled are met; ``None`` without."""
+    """Share of draws that meet all resampled limits; ``None`` without limits."""
     left_out: tuple[str, ...]
     """Limits on metrics of the whole run, which are not resampled."""
     block_requests: int
 
     def to_json(self) -> dict[str, Any]:
-        """JSON-able."""
+        """Return a JSON-able summary."""
         return {
             "level": LEVEL,
             "intervals": {name: list(pair) for name, pair in self.intervals.items()},

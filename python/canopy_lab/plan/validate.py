@@ -1,11 +1,11 @@
-"""Was a plan's prediction right: a server's own log against the simulation of the same requests.
+"""Compare a plan's prediction with a server's own log of the same requests.
 
-The server is simulated with the settings of its plan file. What is compared is what users feel
-(TTFT), what is served (tokens/s) and what is hit; the first requests, which find a cache that the
-simulation does not know, are left out of TTFT and hits.
+The server is simulated with the settings of its plan file. TTFT, throughput (tokens/s) and hits are
+compared. TTFT and hits exclude the first requests, because the simulation does not know the initial
+content of the cache.
 
-The profile's step times can be recalibrated by one factor, so that mean TTFT comes out right on
-the first half of the requests; the second half then says what the factor is worth.
+The profile's step times can be recalibrated by one factor, fitted to the mean TTFT of the first
+half of the requests. The second half measures the error with that factor.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ HITS = ("token_hit_ratio", *(f"{tier}_hit_ratio" for tier in TIERS))
 METRICS = (*TTFTS, "throughput_tokens_per_s", *HITS)
 _ROUNDS = 12
 _MOST = 16.0
-"""The factor of a recalibration is between its inverse and this."""
+"""Bounds of the recalibration factor: between its inverse and this."""
 
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """Predicted and seen, by metric; a ratio of hits is of the prompts' tokens."""
+    """Predicted and measured values by metric. Hit ratios are of prompt tokens."""
 
     requests: int
     seen: Mapping[str, float]
     predicted: Mapping[str, float]
 
     def error(self, name: str) -> float:
-        """Of the prediction: points of hit ratio, else a share of what was seen."""
+        """Return the prediction error: points of hit ratio, else a share of the measured value."""
         seen, predicted = self.seen[name], self.predicted[name]
         return predicted - seen if name in HITS else predicted / max(seen, 1e-12) - 1
 
     def to_json(self) -> dict[str, Any]:
-        """With the errors."""
+        """Return a JSON-able summary with the errors."""
         both = [n for n in METRICS if n in self.seen and n in self.predicted]
         return {
             "requests": self.requests,
@@ -73,9 +73,10 @@ def system_of_plan(
     device_tokens: int | None = None,
     disk: Bandwidth | None = None,
 ) -> SystemConfig:
-    """One server of a plan file, for the simulator. ``disk``: bandwidth, else the profile's.
+    """Return the simulator's configuration of one server of a plan file.
 
-    Raises ``CanopyError`` where the pool or a bandwidth is not known.
+    ``disk``: bandwidth; ``None`` takes the profile's. Raises ``CanopyError`` if the pool size or a
+    bandwidth is unknown.
     """
     settings = (plan.server or SGLANG_DEFAULTS).over(SGLANG_DEFAULTS).to_json()
     tokens = device_tokens or settings.get("max_total_tokens")
@@ -138,9 +139,9 @@ def validate(
     *,
     part: tuple[float, float] = (WARM_UP, 1.0),
 ) -> Validation:
-    """Simulate ``trace`` and compare ``part`` of it, from and to a share of the requests.
+    """Simulate ``trace`` and compare ``part`` of it: (from, to) as shares of the requests.
 
-    ``served`` is by the requests' ``line``. Raises ``CanopyError`` if too little was served.
+    ``served`` is keyed by the requests' ``line``. Raises ``CanopyError`` if too few were served.
     """
     first, last = (round(share * len(trace)) for share in part)
     answers = [served.get(r.line) for r in trace]
@@ -178,9 +179,9 @@ def recalibrate(
     config: SystemConfig,
     profile: EngineProfile,
 ) -> tuple[float, EngineProfile, Validation]:
-    """The factor on step times that makes mean TTFT right on the first half of the requests.
+    """Fit a factor on step times to the mean TTFT of the first half of the requests.
 
-    Returns it, the profile with it, and how right that is on the second half.
+    Returns the factor, the scaled profile, and its validation on the second half.
     """
     half = 0.5 * (1 + WARM_UP)
     low, high = 1 / _MOST, _MOST
@@ -197,7 +198,7 @@ def recalibrate(
 
 
 def scaled(profile: EngineProfile, factor: float) -> EngineProfile:
-    """``profile`` with every step ``factor`` times as long."""
+    """Return ``profile`` with every step time multiplied by ``factor``."""
     return replace(
         profile,
         prefill_linear_s=tuple(factor * s for s in profile.prefill_linear_s),
@@ -214,13 +215,13 @@ def _ttfts(seconds: np.ndarray) -> dict[str, float]:
 
 
 def _order(plan: ServerPlan, policy: str) -> str:
-    """Of the queue. ``auto`` keeps one of SGLang's that was asked for."""
+    """Return the order of the queue. ``auto`` keeps an explicit SGLang order."""
     default = policy == SGLANG_DEFAULTS.schedule_policy
     return BOUNDED_SHORTEST if default and plan.radix_eviction == AUTO else policy
 
 
 def _simulated(policy: str | None) -> str:
-    """The simulator's name of a server's policy."""
+    """Return the simulator's name of a server's policy."""
     if policy == AUTO:
         return auto.POLICY
     name = (policy or "lru").removeprefix("canopy-")

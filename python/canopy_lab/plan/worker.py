@@ -21,7 +21,7 @@ from sglang_canopy.ttl.table import TRACE_HASH, TTLTable
 
 @dataclass(frozen=True, slots=True)
 class SimulationTask:
-    """What to simulate: a configuration at a load (1: the trace's own)."""
+    """A configuration to simulate at a load (1: the trace's own)."""
 
     configuration: Configuration
     load: float = 1.0
@@ -30,29 +30,29 @@ class SimulationTask:
 
 @dataclass(slots=True)
 class PlanInputs:
-    """What all tasks of a plan share."""
+    """Inputs that all tasks of a plan share."""
 
     trace: CompactTrace
     engine: Engine
     prices: Prices
     policy_configs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     hash: str = TRACE_HASH
-    """Whose ids the trace's blocks are (``tier.ttl.HASHES``)."""
+    """Origin of the trace's block ids (``tier.ttl.HASHES``)."""
     _observed: dict[float, ObservedTraffic] = field(default_factory=dict)
     _tables: dict[tuple[float, float], TTLTable] = field(default_factory=dict)
     _served: dict[float, Workload] = field(default_factory=dict)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """What another process gets: what was given, and nothing that was made of it."""
+        """Pickle the inputs only, without derived tables."""
         given = (self.trace, self.engine, self.prices, self.policy_configs, self.hash)
         return PlanInputs, given
 
     def with_trace(self, trace: CompactTrace) -> PlanInputs:
-        """The same for other requests, sharing nothing that was made of these."""
+        """Return the inputs for another trace, without derived tables."""
         return PlanInputs(trace, self.engine, self.prices, self.policy_configs, self.hash)
 
     def group_table(self, disk_gib: float, load: float = 1.0) -> TTLTable:
-        """The group TTLs for so much disk, all instances together."""
+        """Return the group TTLs for ``disk_gib`` of disk, all instances together."""
         key = (disk_gib, load)
         if key not in self._tables:
             if load not in self._observed:
@@ -63,25 +63,25 @@ class PlanInputs:
         return self._tables[key]
 
     def table_of(self, c: Configuration, load: float = 1.0) -> TTLTable | None:
-        """The group TTLs of a configuration that has some."""
+        """Return the group TTLs of a configuration; ``None`` if it uses none."""
         if c.ttl != GROUP or c.disk is None:
             return None
         return self.group_table(c.disk_gib * self.prices.disks_of(c.disk, c.instances), load)
 
     def observed(self, load: float = 1.0) -> int:
-        """How many of the requests group TTLs were learnt from."""
+        """Return the number of requests used to learn group TTLs."""
         window = self._observed.get(load)
         return len(self.trace) if window is None else len(window.log)
 
     def served(self, load: float = 1.0) -> Workload:
-        """The trace at this load, made ready once for all its simulations."""
+        """Return the workload at this load, prepared once for all its simulations."""
         if load not in self._served:
             self._served[load] = Workload(at_load(self.trace, load))
         return self._served[load]
 
 
 def simulated(work: PlanInputs, task: SimulationTask) -> tuple[SystemResult, TTLTable | None]:
-    """One simulation, and the group TTLs that it had."""
+    """Run one simulation. Returns its result and its group TTLs."""
     c = task.configuration
     table = work.table_of(c, task.load)
     config = system_of(c, work.engine, work.prices, work.policy_configs, table)
@@ -90,12 +90,12 @@ def simulated(work: PlanInputs, task: SimulationTask) -> tuple[SystemResult, TTL
 
 
 def run_task(work: PlanInputs, task: SimulationTask) -> dict[str, Any]:
-    """The metrics of one simulation."""
+    """Return the metrics of one simulation."""
     return run_in_full(work, task)[0]
 
 
 def run_in_full(work: PlanInputs, task: SimulationTask) -> tuple[dict[str, Any], SystemResult]:
-    """The metrics of one simulation, and each request's."""
+    """Return the metrics of one simulation, and the results of each request."""
     result, table = simulated(work, task)
     metrics = metrics_of(result)
     if table is not None:
@@ -109,7 +109,7 @@ def run_in_full(work: PlanInputs, task: SimulationTask) -> tuple[dict[str, Any],
 
 
 def at_load(trace: Iterable[TraceRequest], load: float) -> Iterable[TraceRequest]:
-    """The same requests ``load`` times as fast."""
+    """Return the same requests ``load`` times as fast."""
     if load == 1.0:
         return trace
     return (replace(request, time_s=request.time_s / load) for request in trace)

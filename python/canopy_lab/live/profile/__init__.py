@@ -1,1 +1,1 @@
-"""Measure over HTTP what a live server's steps cost, as input for the simulator."""
+"""Measure the step costs of a live server over HTTP, as input for the simulator."""

@@ -17,7 +17,7 @@ _FLUSH_S = 60.0
 
 
 class ProfiledServer:
-    """A running SGLang server at ``url``. Raises ``CanopyError`` where it does not answer."""
+    """A running SGLang server at ``url``. Raises ``CanopyError`` if it does not answer."""
 
     def __init__(self, url: str) -> None:
         parts = urllib.parse.urlsplit(url if "//" in url else f"http://{url}")
@@ -33,12 +33,13 @@ class ProfiledServer:
         self.pool_tokens = int(self.facts.get("max_total_num_tokens") or 4096)
         self.page_tokens = int(self.facts.get("page_size") or 1)
         self.cached_by_tier: dict[str, int] = {}
-        """Where the last answer's cached tokens came from, if the server said."""
+        """Cached tokens of the last answer by tier, if reported."""
         vocab = int(self.facts.get("vocab_size") or 32000)
         self.token_range = (min(1000, vocab // 8), vocab - min(1000, vocab // 8))
 
     def generate(self, prompts: list[list[int]], tokens: int) -> tuple[float, int]:
-        """Seconds to answer all ``prompts`` with ``tokens`` each, and the cached prompt tokens."""
+        """Return the seconds to answer all ``prompts`` with ``tokens`` each, and the cached prompt
+        tokens."""
         sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
         body = {"input_ids": prompts, "sampling_params": sampling}
         begin = time.perf_counter()
@@ -55,26 +56,28 @@ class ProfiledServer:
     def first_token(
         self, prompt: list[int], custom_params: dict[str, Any]
     ) -> tuple[float, dict[str, Any]]:
-        """Seconds to one token of one prompt, and its ``meta_info``."""
+        """Return the seconds to one token of one prompt, and its ``meta_info``."""
         sampling = {"temperature": 0, "max_new_tokens": 1, "custom_params": custom_params}
         begin = time.perf_counter()
         answer = self._ask("POST", "/generate", {"input_ids": prompt, "sampling_params": sampling})
         return time.perf_counter() - begin, answer["meta_info"]
 
     def state(self, name: str) -> dict[str, Any]:
-        """What the first scheduler says of itself now, under ``name``; empty where it says nothing."""
+        """Return the first scheduler's current internal state under ``name``; empty if it is
+        missing."""
         states = self._ask("GET", "/server_info").get("internal_states") or [{}]
         return states[0].get(name) or {}
 
     def flush(self) -> None:
-        """Empty device and host; what is on disk stays.
+        """Empty device and host; the disk keeps its content.
 
-        A server that still writes to its disk refuses to, so that it is asked to wait.
+        A server that is still writing to its disk would refuse, so the request lets it wait.
         """
         self._ask("POST", f"/flush_cache?timeout={_FLUSH_S:g}")
 
     def metric(self, name: str) -> float | None:
-        """The sum of a Prometheus metric over its labels; ``None`` if the server has none."""
+        """Return the sum of a Prometheus metric over its labels; ``None`` if the server lacks
+        it."""
         text = self._ask("GET", "/metrics")
         if not isinstance(text, str):
             return None
@@ -104,7 +107,7 @@ class ProfiledServer:
 
 
 def wait_until(true: Callable[[], bool], limit_s: float, every_s: float = 0.02) -> bool:
-    """Whether ``true()`` became so within ``limit_s``."""
+    """Whether ``true()`` became true within ``limit_s``."""
     end = time.monotonic() + limit_s
     while not true():
         if time.monotonic() > end:

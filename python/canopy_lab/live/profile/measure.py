@@ -1,8 +1,7 @@
 """Measure a live server's prefill and decode costs over HTTP, for ``canopy profile``.
 
-Only ``/generate`` with token ids is used. Prompts are made of random ids, so that nothing is cached
-but what a measurement puts there. Every figure is the median of a few answers; the server should
-serve nobody else meanwhile.
+Only ``/generate`` with token ids is used. Prompts are random ids, so only a measurement's own
+tokens are cached. Every figure is the median of a few answers. The server should be idle otherwise.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ _CONTEXTS = (0, 256, 1024, 4096, 16384, 65536)
 _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _DECODE_TOKENS = 16
 _TOGETHER = 8
-"""Requests of one prefill step by which the cost of a request in a batch is measured."""
+"""Requests of the prefill step that measures the cost per request in a batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What to measure up to, in tokens and requests."""
+    """Upper limits of the measurements, in tokens and requests."""
 
     prompt_tokens: int
     context_tokens: int
@@ -37,7 +36,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Surfaces:
-    """Seconds, by the axes beside them."""
+    """Seconds, indexed by the axes named with them."""
 
     arrival_s: float
     prefill_request_s: float
@@ -51,7 +50,7 @@ class Surfaces:
 
 
 class Measurer:
-    """Measures one server. ``say`` is called with what is measured next."""
+    """Measures one server. ``say`` is called with the name of the next measurement."""
 
     def __init__(
         self, server: ProfiledServer, limits: Limits, seed: int, say: Callable[[str], None]
@@ -62,7 +61,8 @@ class Measurer:
         self._say = say
 
     def surfaces(self) -> Surfaces:
-        """All costs of prefill and decode. Raises ``CanopyError`` where a figure makes no sense."""
+        """Measure all costs of prefill and decode. Raises ``CanopyError`` if a figure is
+        implausible."""
         limits = self.limits
         self.server.generate([self.tokens(8)], 4)
         lengths = tuple(n for n in _LENGTHS if n <= limits.prompt_tokens)
@@ -72,7 +72,8 @@ class Measurer:
         for new in lengths:
             self._say(f"prefill of {new} tokens")
             whole.append([self._prefill(new, context) for context in contexts])
-        # One token computed is one token computed, whether the step is called prefill or decode.
+        # Computing one token takes equally long in a prefill and a decode step; the rest is
+        # arrival.
         arrival = max(0.0, whole[0][0] - decode[0][0])
         linear, attention = _split(lengths, contexts, whole, arrival)
         self._say(f"prefill of {_TOGETHER} requests at once")
@@ -89,12 +90,12 @@ class Measurer:
         )
 
     def tokens(self, count: int) -> list[int]:
-        """Random token ids."""
+        """Return random token ids."""
         low, high = self.server.token_range
         return [self._draw.randrange(low, high) for _ in range(count)]
 
     def _prefill(self, new: int, context: int) -> float:
-        """Seconds to answer a prompt of ``new`` tokens after ``context`` cached ones."""
+        """Return the seconds to answer a prompt of ``new`` tokens after ``context`` cached ones."""
         prefix = self.tokens(context)
         if prefix:
             self.server.generate([prefix], 1)
@@ -122,7 +123,7 @@ class Measurer:
             row: list[float] = []
             for context in lengths:
                 if batch * (context + 2 * _DECODE_TOKENS) > pool * 0.9 and row:
-                    # No room to measure it: go on with the slope there is.
+                    # The pool is too small to measure it: extrapolate.
                     row.append(_continued(lengths, row, rows, context))
                     continue
                 self._say(f"decode of {batch} x {context} tokens")
@@ -149,7 +150,7 @@ class Measurer:
         attention: tuple[tuple[float, ...], ...],
         arrival: float,
     ) -> float:
-        """What each further request adds to a prefill step beyond its tokens."""
+        """Return the seconds that each further request adds to a prefill step beyond its tokens."""
         each = next((n for n in (64, 16, 1) if n in lengths and n * _TOGETHER in lengths), None)
         if each is None:
             return 0.0
@@ -168,10 +169,10 @@ def _split(
     whole: list[list[float]],
     arrival: float,
 ) -> tuple[tuple[float, ...], tuple[tuple[float, ...], ...]]:
-    """Answer times into what is linear in new tokens and what is attention.
+    """Split answer times into a part linear in new tokens and a part for attention.
 
-    The slope over the context says what a pair of query and key costs; the pairs among the new
-    tokens themselves cost as much.
+    The slope over the context is the cost of a pair of query and key. Pairs among the new tokens
+    cost the same.
     """
     steps = [_rising([max(seconds - arrival, 1e-6) for seconds in row]) for row in whole]
     own = []
@@ -187,14 +188,15 @@ def _split(
 
 
 def _rising(values: list[float]) -> list[float]:
-    """The closest values that never fall: more work takes no less time, whatever was measured."""
+    """Return the closest non-decreasing values: more work takes no less time."""
     return [float(v) for v in isotonic_regression(values).x]
 
 
 def _continued(
     lengths: tuple[int, ...], row: list[float], above: list[tuple[float, ...]], context: int
 ) -> float:
-    """A decode step that was not measured: the slope before it, or that of the batch above."""
+    """Extrapolate a decode step that was not measured, with the slope before it or of the batch
+    above."""
     i = len(row)
     if i >= 2:
         slope = (row[-1] - row[-2]) / (lengths[i - 1] - lengths[i - 2])

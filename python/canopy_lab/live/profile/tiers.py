@@ -1,4 +1,5 @@
-"""Bandwidth of host memory and disk, from how much longer a hit there takes than one on the device."""
+"""Bandwidth of host memory and disk, from the extra time of a hit there compared with the
+device."""
 
 from __future__ import annotations
 
@@ -10,14 +11,16 @@ from canopy_lab.live.profile.client import wait_until
 from canopy_lab.live.profile.measure import Measurer
 
 _SHARE = 0.4
-"""Of the device pool that one measured prompt takes."""
+"""Share of the device pool for one measured prompt."""
 _MOST_TOKENS = 4096
 _WRITTEN_S = 60.0
 
 
 def measure_tiers(measurer: Measurer, kv_bytes: int) -> dict[str, dict[str, Any]]:
-    """``{"host": ..., "disk": ...}`` with ``read_bytes_per_s``, ``write_bytes_per_s``; a tier that
-    the server lacks, or whose hit did not happen, is left out."""
+    """Return ``{"host": ..., "disk": ...}`` with ``read_bytes_per_s`` and ``write_bytes_per_s``.
+
+    A tier is omitted if the server lacks it or the expected hit did not happen.
+    """
     facts, found = measurer.server.facts, {}
     if not facts.get("enable_hierarchical_cache"):
         return {}
@@ -39,7 +42,7 @@ def _host(measurer: Measurer, size: int, kv_bytes: int) -> dict[str, Any] | None
         prompt = measurer.tokens(size)
         server.generate([prompt], 1)
         device, _ = server.generate([prompt + measurer.tokens(16)], 1)
-        # Push it off the device.
+        # Evict the prompt from the device.
         for _ in range(int(server.pool_tokens / size) + 1):
             server.generate([measurer.tokens(size)], 1)
         seconds, _ = server.generate([prompt + measurer.tokens(16)], 1)
@@ -54,7 +57,7 @@ def _host(measurer: Measurer, size: int, kv_bytes: int) -> dict[str, Any] | None
     read = kv_bytes / per_token
     return {
         "read_bytes_per_s": read,
-        # Without the server's own figure a copy is taken to be as fast in both directions.
+        # Assume equal speed in both directions if the server reports no figure.
         "write_bytes_per_s": writes[0] if writes else read,
     }
 
@@ -88,7 +91,7 @@ def _disk(measurer: Measurer, size: int, kv_bytes: int) -> dict[str, Any] | None
         seconds, _ = server.generate([prompt + measurer.tokens(16)], 1)
         from_disk = server.cached_by_tier.get("storage", 0)
         if from_disk < size / 2:
-            # Under best_effort an idle server does not wait for its storage.
+            # An idle server does not wait for its storage with best_effort.
             return None
         reads.append(max(seconds - device, 1e-4) / from_disk)
     if not writes:

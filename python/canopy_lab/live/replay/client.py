@@ -1,4 +1,5 @@
-"""One request of a replay over HTTP: token ids in, a stream back, times and cache hits noted.
+"""One request of a replay over HTTP: sends token ids, reads the stream, records times and cache
+hits.
 
 Sends to SGLang's ``/generate`` and OpenAI's ``/v1/completions``, which take a prompt as token ids.
 Chat endpoints do not, so they cannot replay block ids exactly.
@@ -19,14 +20,14 @@ TIERS = ("device", "host", "storage")
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """What a kind of endpoint understands."""
+    """Capabilities of a kind of endpoint."""
 
     path: str
     native: bool = False
     """SGLang's own ``/generate``."""
     custom_params: bool = False
     pins_output: bool = True
-    """Knows ``ignore_eos`` and, where not SGLang, ``min_tokens``."""
+    """Supports ``ignore_eos`` and, unless it is SGLang, ``min_tokens``."""
 
 
 DIALECTS = {
@@ -37,25 +38,25 @@ DIALECTS = {
     "lmdeploy": Dialect("/v1/completions"),
     "openai": Dialect("/v1/completions", pins_output=False),
 }
-"""By the name of bench_serving's ``--backend``. ``openai`` sends standard fields only."""
+"""Dialects by the name of bench_serving's ``--backend``. ``openai`` sends standard fields only."""
 
 
 @dataclass(slots=True)
 class Reply:
-    """What came back. Times in seconds on the event loop's clock."""
+    """A response. Times in seconds on the event loop's clock."""
 
     sent_s: float
     first_s: float | None = None
-    """The first token's arrival."""
+    """Arrival of the first token."""
     done_s: float = 0.0
     error: str = ""
     prompt_tokens: int | None = None
-    """As the server counted them; ``None`` where it did not say."""
+    """Count reported by the server, or ``None``."""
     output_tokens: int = 0
     cached_tokens: int | None = None
     by_tier: dict[str, int] = field(default_factory=dict)
     server_queue_s: float | None = None
-    """The server's own waiting time, where it reports it (SGLang with ``--enable-metrics``)."""
+    """Queueing time reported by the server (SGLang with ``--enable-metrics``)."""
     output_ids: list[int] = field(default_factory=list)
     text: str = ""
     gaps_s: list[float] = field(default_factory=list)
@@ -63,7 +64,7 @@ class Reply:
 
     @property
     def ok(self) -> bool:
-        """Whether a whole response came."""
+        """Whether a whole response was received."""
         return not self.error
 
 
@@ -77,9 +78,10 @@ def body(
     stream: bool = True,
     ends_with: int | None = None,
 ) -> dict[str, Any]:
-    """The JSON body of one request; ``extra`` wins over everything but the prompt.
+    """Return the JSON body of one request. ``extra`` overrides everything except the prompt.
 
-    The output has ``output_tokens``, or at most so many if it ``ends_with`` a token.
+    The output has ``output_tokens`` tokens, or at most ``output_tokens`` if it ``ends_with`` a
+    token.
     """
     custom = dict(custom_params) if dialect.custom_params and custom_params else None
     if dialect.native:
@@ -166,7 +168,7 @@ async def send(
 def _take_native(event: Mapping[str, Any], reply: Reply) -> None:
     meta = event.get("meta_info") or {}
     reply.text = event.get("text") or reply.text
-    # Cumulative, unless the server streams increments: then the last one is a part only.
+    # Cumulative. If the server streams increments, this is only the last part.
     reply.output_ids = event.get("output_ids") or reply.output_ids
     reply.output_tokens = max(reply.output_tokens, meta.get("completion_tokens") or 0)
     reply.prompt_tokens = meta.get("prompt_tokens", reply.prompt_tokens)

@@ -1,4 +1,4 @@
-"""The options that Canopy adds to ``sglang.bench_serving``, and the jobs they describe."""
+"""Options that Canopy adds to ``sglang.bench_serving``, and the jobs they describe."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def _fraction(text: str) -> Fraction:
 
 
 def check(args: argparse.Namespace) -> None:
-    """Refuse values argparse lets through. Raises ``CanopyError``."""
+    """Refuse values that argparse accepts. Raises ``CanopyError``."""
     if not 0 <= args.time_scale < float("inf"):
         raise CanopyError(f"--time-scale must be 0 or more, got {args.time_scale}")
     if args.max_new_tokens is not None and args.max_new_tokens < 1:
@@ -184,7 +184,8 @@ def check(args: argparse.Namespace) -> None:
 def build_jobs(
     args: argparse.Namespace, vocabulary: np.ndarray, most_tokens: int | None
 ) -> tuple[list[ReplayRequest], Materialiser, int]:
-    """Read the trace: the jobs, what makes their tokens, and how many requests were too long."""
+    """Read the trace. Returns the jobs, their token materialiser, and the number of requests too
+    long."""
     trace = open_trace(args.dataset_path, DATASETS[args.canopy_dataset], skip_bad=args.skip_bad)
     fitting: list[TraceRequest] = []
     left_out = 0
@@ -192,7 +193,7 @@ def build_jobs(
     for request in trace:
         if most_tokens is not None:
             whole = request.input_tokens + request.output_tokens
-            # Scaling may round prompt and output up by a token each.
+            # Scaling may round prompt and output up by one token each.
             if sizes.length(whole, request.block_tokens) + 2 > most_tokens:
                 left_out += 1
                 continue
@@ -216,10 +217,10 @@ def build_jobs(
 
 
 def labels(planned: Sequence[Planned], placebo: bool, seed: int) -> list[dict[str, Any]]:
-    """What each request says about itself in ``custom_params``.
+    """Return each request's labels for ``custom_params``.
 
-    As a placebo, category, turn and stop reason move together to another request, so that
-    their frequencies stay and their meaning goes; the conversation stays.
+    With ``placebo``, category, turn and stop reason move together to another request: their
+    frequencies are kept and their meaning is lost. The conversation is kept.
     """
     requests = [p.request for p in planned]
     if placebo:
@@ -237,8 +238,8 @@ def add_hints(
 ) -> None:
     """Give ``share`` of the requests hints about the future of their conversation.
 
-    ``canopy_return_in_s`` is the time to its next request, times ``pace``; ``canopy_over`` says
-    that there is none.
+    ``canopy_return_in_s`` is the time to the next request, times ``pace``. ``canopy_over`` marks
+    the last request.
     """
     following = {p.previous: p for p in planned if p.previous is not None}
     draw = random.Random(seed)
@@ -266,7 +267,7 @@ def _label(request: TraceRequest) -> dict[str, Any]:
 
 
 def rates(text: str) -> list[float]:
-    """``0.5,1,2`` as ascending rates. Raises ``CanopyError``."""
+    """Parse ``0.5,1,2`` to ascending rates. Raises ``CanopyError``."""
     try:
         made = sorted({float(part) for part in text.split(",")})
     except ValueError:
@@ -279,14 +280,14 @@ def rates(text: str) -> list[float]:
 def closed_loop(
     jobs: Sequence[ReplayRequest], time_scale: float, think_cap_s: float
 ) -> SessionLinks:
-    """What each job follows and after how long; times to think are scaled."""
+    """Return each job's predecessor and think time. Think times are scaled."""
     links = session_links([job.planned.request for job in jobs], think_cap_s)
     links.think_s[:] = [think * time_scale for think in links.think_s]
     return links
 
 
 def session_offsets_s(links: SessionLinks, sessions_per_hour: float, seed: int) -> list[float]:
-    """When sessions begin, at random at a rate; 0 for jobs that follow another."""
+    """Return random start times of sessions at a rate; 0 for jobs that follow another."""
     draw, now, made = random.Random(seed), 0.0, []
     for before in links.before:
         now += draw.expovariate(sessions_per_hour / 3600) if before < 0 else 0.0
@@ -301,9 +302,9 @@ def offsets_s(
     seed: int,
     mean_rate: float | None = None,
 ) -> list[float]:
-    """When each job is due, in seconds from the start of the replay.
+    """Return each job's due time, in seconds from the start of the replay.
 
-    With ``mean_rate`` the trace's times are stretched so that so many come a second on average.
+    With ``mean_rate`` the trace's times are stretched to that mean rate, in requests per second.
     """
     if mean_rate is not None:
         span = jobs[-1].planned.request.time_s - jobs[0].planned.request.time_s

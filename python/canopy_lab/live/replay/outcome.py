@@ -26,14 +26,13 @@ def summarise(
     warm_up_share: float = WARM_UP_SHARE,
     slo: SLO | None = None,
 ) -> dict[str, Any]:
-    """Hit rates, latencies, throughput and errors.
+    """Return hit rates, latencies, throughput and errors.
 
-    ``hit_rate`` is cached prompt tokens over prompt tokens of the requests that succeeded;
-    ``ttft_ms`` runs from sending to the first token; ``queued_ttft_ms`` from when the request
-    was due (trace time, and previous turn answered), so it has the wait for a free connection
-    under ``--max-concurrency`` in it. ``latency`` is all from when requests were due, without the
-    warm-up: ``latency/report.py``. ``meets_slo`` is ``None`` without one; a run with an error
-    does not meet any.
+    ``hit_rate`` is cached prompt tokens over prompt tokens of the successful requests. ``ttft_ms``
+    is from sending to the first token. ``queued_ttft_ms`` is from the due time (trace time, and
+    previous turn answered), so it includes the wait for a free connection under
+    ``--max-concurrency``. ``latency`` counts from due times, without the warm-up:
+    ``latency/report.py``. ``meets_slo`` is ``None`` without an SLO, and false if a request failed.
     """
     good = [job for job in jobs if job.reply is not None and job.reply.ok]
     bad = [job for job in jobs if job.reply is None or not job.reply.ok]
@@ -83,7 +82,7 @@ def _latency(
 
 
 def group(jobs: Iterable[ReplayRequest]) -> dict[str, Any]:
-    """Hits and latencies of some jobs, all of which succeeded."""
+    """Return hits and latencies of some jobs, which must all have succeeded."""
     jobs = list(jobs)
     prompt = sum(map(_prompt_tokens, jobs))
     reporting = [job for job in jobs if job.reply.cached_tokens is not None]

@@ -1,4 +1,4 @@
-"""One trace at several rates: a replay each, and the highest rate that meets a target."""
+"""Replay one trace at several rates, and find the highest rate that meets a target."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from canopy_lab.live.replay.run import Replay
 
 
 def replay_all(upstream: Any, args: argparse.Namespace) -> dict[str, Any]:
-    """The result of a replay, or with ``--rates`` of all of them: the last one's, and ``rates``.
+    """Return the result of a replay. With ``--rates``: the last replay's result, and all in
+    ``rates``.
 
-    The lowest rate goes first; SGLang's and vLLM's caches are emptied before each.
-    Raises ``CanopyError``.
+    The lowest rate runs first. SGLang's and vLLM's caches are emptied before each. Raises
+    ``CanopyError``.
     """
     if args.rates is None:
         return Replay(upstream, args)()
@@ -35,7 +36,7 @@ def replay_all(upstream: Any, args: argparse.Namespace) -> dict[str, Any]:
 
 
 def shortened(result: Mapping[str, Any]) -> dict[str, Any]:
-    """What is kept of each rate."""
+    """Return the part of a rate's result that is kept."""
     kept = ("completed", "errors", "duration_s", "throughput", "latency", "slo", "meets_slo")
     return {
         "rate": result["options"]["rate"],
@@ -45,7 +46,8 @@ def shortened(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def goodput_rate(rows: Sequence[Mapping[str, Any]]) -> float:
-    """The highest rate up to which every one met the target; 0 if the lowest did not."""
+    """Return the highest rate for which it and all lower rates met the target; 0 if the lowest did
+    not."""
     best = 0.0
     for row in sorted(rows, key=lambda row: row["rate"]):
         if not row["meets_slo"]:

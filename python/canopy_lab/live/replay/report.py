@@ -18,7 +18,8 @@ GROUPINGS = ("category", "turn", "stop")
 
 
 def results_table(results: Sequence[dict[str, Any]], by: Sequence[str] = ()) -> str:
-    """A Markdown table. ``by`` names groupings; by default those with more than one group."""
+    """Return a Markdown table. ``by`` names groupings; default: groupings with more than one
+    group."""
     if not by:
         by = [g for g in GROUPINGS if any(len(r[f"by_{g}"]) > 1 for r in results)]
     head = ["requests", "prompt tokens"]
@@ -35,10 +36,11 @@ def results_table(results: Sequence[dict[str, Any]], by: Sequence[str] = ()) -> 
 
 
 def latency_table(results: Sequence[dict[str, Any]]) -> str:
-    """A Markdown table of TTFT from when requests were due: a row for each run and each of its
-    ``--rates``, with sessions, and the mean of the shortest and the longest tenth of the prompts.
+    """Return a Markdown table of TTFT from due times, with a row for each run and each of its
+    ``--rates``.
 
-    Empty for results written before there was a ``latency``.
+    Columns also give sessions, and the mean of the shortest and the longest tenth of the prompts.
+    Empty for older results without ``latency``.
     """
     rows = [
         ["from when due", "TTFT mean s", "P50", "P95", "P99", "max", "shortest tenth", "longest tenth",
@@ -105,7 +107,7 @@ def _footnote(result: dict[str, Any]) -> str:
 
 
 def load(path: str) -> dict[str, Any]:
-    """A result that the benchmark wrote. Raises ``CanopyError``."""
+    """Load a result that the benchmark wrote. Raises ``CanopyError``."""
     try:
         result = json.loads(Path(path).read_text())
     except (OSError, ValueError) as error:
@@ -116,7 +118,7 @@ def load(path: str) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line. Returns the exit status."""
+    """Run the command line. Returns the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m canopy_lab.live.replay.report", description=__doc__
     )

@@ -1,8 +1,9 @@
-"""Run a replay inside ``sglang.benchmark.serving``, with its flow and metrics and our requests.
+"""Run a replay inside ``sglang.benchmark.serving``, with its flow and metrics and Canopy's
+requests.
 
-Nothing of the benchmark is copied. For the time of one run, a few names of its module are
-replaced: the dataset it loads, the order and the times at which it takes requests from it, the
-function that sends one, and the tokenizer where there is none.
+No code of the benchmark is copied. During one run, a few names of its module are replaced: the
+dataset loader, the order and times of requests, the function that sends a request, and the
+tokenizer if there is no tokenizer.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class Replay:
         self.dialect = client.DIALECTS[args.backend]
         self._upstream = upstream
         self._rate = rate
-        # Tells one replay's clock from another's on a server that sees several.
+        # Distinguishes the clocks of several replays on one server.
         self._number = time.time_ns() // 1000
         self._duration_s = 0.0
         self._forced = False
@@ -80,9 +81,9 @@ class Replay:
         self._server: Mapping[str, Any] = {}
 
     def __call__(self) -> dict[str, Any]:
-        """Run it. Returns the result, after writing it to ``--output-file`` if that was given.
+        """Run the replay. Returns the result, and writes it to ``--output-file`` if that was given.
 
-        Raises ``CanopyError`` when no request succeeded.
+        Raises ``CanopyError`` if no request succeeded.
         """
         args, upstream = self.args, self._upstream
         args.canopy_dataset = args.dataset_name
@@ -108,7 +109,7 @@ class Replay:
             except CanopyError:
                 raise
             except (ValueError, IndexError):
-                # The benchmark's percentiles fail on a run without one success.
+                # The benchmark's percentiles fail on a run without a success.
                 if not self._jobs or any(job.reply and job.reply.ok for job in self._jobs):
                     raise
                 upstreams = {}
@@ -206,7 +207,8 @@ class Replay:
         return Schedule(jobs, offsets, args.max_concurrency, loop)
 
     async def _probe(self, given: Mapping[str, Any]) -> None:
-        """One small request before the clock starts: it works, and outputs are forced or not."""
+        """Send one small request before the clock starts. Checks the endpoint, and whether outputs
+        are forced."""
         prompt, wanted = self._vocabulary[:8].tolist(), self._vocabulary[-8:].tolist()
         custom = {FORCE_OUTPUT: wanted}
         reply = await self._send(given["api_url"], given["model_id"], prompt, 8, custom, given)
@@ -243,7 +245,7 @@ class Replay:
         if self._forced:
             custom[FORCE_OUTPUT] = wanted = self._made.output(job.planned)
             if args.max_new_tokens is not None and wanted:
-                # Its KV is never computed: the next turn finds as much as without it.
+                # The last token's KV is never computed, so the next turn hits the same tokens.
                 ends_with = self._ends_with
                 wanted[-1] = ends_with
                 max_tokens = max(args.max_new_tokens, max_tokens)
@@ -358,7 +360,7 @@ class Replay:
 
 
 class _NoTokenizer:
-    """Stands in where ids are all that is known; the benchmark counts text with it."""
+    """Stands in if only ids are known; the benchmark counts text with it."""
 
     def encode(self, text: str, **_: Any) -> list[str]:
         return text.split()

@@ -1,8 +1,8 @@
-"""When each request of a replay is sent.
+"""Send times of a replay's requests.
 
-A request is due at the trace's time (scaled), but never before its conversation's previous
-request was answered: a user cannot go on with an answer that is not there. In a closed loop it is
-due after that answer and the time to think, whatever the trace's times.
+A request is due at the trace's time (scaled), but not before its conversation's previous request
+was answered, because a user needs the answer first. In a closed loop it is due after that answer
+and the think time, independent of the trace's times.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from canopy_lab.trace.materialise import Planned
 from canopy_lab.trace.sessions import SessionLinks
 
 _TICK_S = 1e-6
-"""A timer may ring this early; waiting for the rest would spin."""
+"""A timer may fire this early; waiting for the rest would spin."""
 
 
 @dataclass(slots=True)
@@ -28,21 +28,21 @@ class ReplayRequest:
 
     planned: Planned
     labels: dict[str, Any]
-    """What ``custom_params`` says about the request, without forced tokens."""
+    """Labels for ``custom_params``, without forced tokens."""
     due_s: float = 0.0
-    """When it had to be sent; set once it may be sent."""
+    """Due time; set once the request may be sent."""
     reply: Any = field(default=None, repr=False)
 
 
 class Schedule:
-    """Hands out jobs as they become due. Use within one event loop.
+    """Yields jobs as they become due. Use within one event loop.
 
-    ``offsets_s`` gives each job's time from the start of the replay, in the jobs' order, which is
-    the trace's. Of the jobs that are due, the first in the trace goes first. With ``limit``, no
-    more than that many are out at a time: a queue at the client would send them in the order in
-    which they became due, and a trace replayed faster than the server serves would lose its order.
+    ``offsets_s`` gives each job's time from the start of the replay, in the order of the jobs,
+    which is the trace's. Among due jobs, the first in the trace is sent first. ``limit`` bounds the
+    outstanding jobs. A queue at the client would instead send jobs in the order in which they
+    became due: a trace replayed faster than the server serves would lose its order.
 
-    ``loop`` makes it a closed loop: what each job follows, and after how long.
+    ``loop`` makes it a closed loop: each job's predecessor and think time.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Schedule:
             yield self._jobs[heapq.heappop(self._due)]
 
     def answered(self, job: ReplayRequest) -> None:
-        """``job`` has its response, or failed: what follows it in its conversation may go."""
+        """Record that ``job`` was answered or failed, and release its successors."""
         now = asyncio.get_running_loop().time()
         for i in self._after.pop(self._place[job.planned.ordinal], ()):
             if self._loop is not None:
@@ -93,7 +93,7 @@ class Schedule:
         self._changed.set()
 
     def _take_due(self) -> bool:
-        """Move what has become due to the jobs that are; whether there is any."""
+        """Move jobs that have become due to the due jobs; return whether there are any."""
         now = asyncio.get_running_loop().time()
         while self._coming and self._coming[0][0] - now <= _TICK_S:
             due_s, i = heapq.heappop(self._coming)
@@ -102,11 +102,11 @@ class Schedule:
         return bool(self._due)
 
     async def _change(self) -> None:
-        """Wait for the next job to become due, or an answer."""
+        """Wait until the next job is due or an answer arrives."""
         wait_s = None
         if self._coming and not self._due:
             wait_s = self._coming[0][0] - asyncio.get_running_loop().time()
         self._changed.clear()
-        # asyncio's TimeoutError is a class of its own before Python 3.11.
+        # asyncio's TimeoutError is a separate class before Python 3.11.
         with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
             await asyncio.wait_for(self._changed.wait(), wait_s)

@@ -1,4 +1,4 @@
-"""Replace names in a module of SGLang for the time of one run."""
+"""Replace names in a module of SGLang during one run."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Any
 
 @contextlib.contextmanager
 def replaced(module: Any, **names: Any) -> Iterator[None]:
-    """Let ``module`` have these names within the block. Raises ``AttributeError`` for one that
-    it does not have already, before anything is replaced."""
+    """Set these names of ``module`` within the block.
+
+    Raises ``AttributeError`` for a name that the module lacks, before any replacement.
+    """
     before = {name: getattr(module, name) for name in names}
     try:
         for name, value in names.items():

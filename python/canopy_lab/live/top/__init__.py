@@ -1,1 +1,2 @@
-"""``canopy top``, ``ui`` and ``explain``: what running servers say of themselves, in a terminal or a browser."""
+"""``canopy top``, ``ui`` and ``explain``: the status of running servers, in a terminal or a
+browser."""

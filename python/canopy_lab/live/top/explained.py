@@ -1,4 +1,4 @@
-"""``/canopy/explain`` of a running server, and what it says in a few lines of text."""
+"""``/canopy/explain`` of a running server, and its answer as a few lines of text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def fetch(
     extra_key: str | None = None,
     cache_salt: str | None = None,
 ) -> dict[str, Any]:
-    """What the server at ``url`` answers. Raises ``CanopyError`` in one line."""
+    """Return the answer of the server at ``url``. Raises ``CanopyError`` in one line."""
     query = urllib.parse.urlencode({"conversation": conversation})
     request = urllib.request.Request(f"{url.rstrip('/')}/canopy/explain?{query}")
     if not request.full_url.startswith(("http://", "https://")):
@@ -51,7 +51,7 @@ def _reason(error: urllib.error.HTTPError) -> str:
 
 
 def lines(answer: Mapping[str, Any]) -> Iterator[str]:
-    """The answer for people."""
+    """Yield the answer as readable lines."""
     found = [one for replica in answer["replicas"] for one in replica]
     found = [one for one in found if one["cached"] or one["evicted"]] or found[:1]
     if not found:

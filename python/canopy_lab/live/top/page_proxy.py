@@ -1,7 +1,7 @@
-"""The page of a server that wants a key, at an address of this machine that wants none.
+"""Serve the page of a server that requires a key, at a local address that requires none.
 
-A browser cannot send a key with the address that it opens. Only reads under ``/canopy/`` are passed
-on, and only to requests for this address itself, so that no other page can ask in its name.
+A browser cannot send a key when it opens an address. Only reads under ``/canopy/`` are forwarded,
+and only if the request's Host is this address, so that another page cannot use it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _RETURNED = (
 
 
 def proxy(url: str, api_key: str | None, port: int = 0) -> ThreadingHTTPServer:
-    """A server on loopback; ``port`` 0 takes a free one. Call ``serve_forever``."""
+    """Return a server on loopback; ``port`` 0 takes a free port. Call ``serve_forever``."""
     url = url.rstrip("/")
 
     class Handler(BaseHTTPRequestHandler):

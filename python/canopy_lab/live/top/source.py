@@ -1,4 +1,4 @@
-"""Where the numbers come from: ``/canopy/status`` of running servers."""
+"""Read and add up ``/canopy/status`` of running servers."""
 
 from __future__ import annotations
 
@@ -25,20 +25,21 @@ _CATEGORY_SUMS_BY_TIER = ("hit_tokens", "evicted_tokens", "held_tokens")
 
 
 def fetch(url: str, api_key: str | None = None) -> dict[str, Any]:
-    """One status of the server at ``url``, its data-parallel replicas added up.
+    """Return one status of the server at ``url``, with its data-parallel replicas added up.
 
-    Raises ``CanopyError`` in one line: nobody there, no Canopy there, or nothing counted.
+    Raises ``CanopyError`` in one line if no server answers, it is not Canopy, or nothing is
+    counted.
     """
     status = _status_of(url.rstrip("/"), api_key)
     return {**status, **_added_up(url, status)}
 
 
 def fetch_all(urls: Sequence[str], api_key: str | None = None) -> dict[str, Any]:
-    """One status of several servers, such as the workers of a gateway, added up.
+    """Return one status of several servers, such as the workers of a gateway, added up.
 
-    ``workers`` has a row for each, by itself: its ``url`` and policy, its requests, prompt tokens
-    and hits, or the ``error`` for one that has nothing to add. Of one server it is ``fetch``.
-    Raises ``CanopyError`` where none has anything, with the first one's reason.
+    ``workers`` has a row for each server: its ``url``, policy, requests, prompt tokens and hits, or
+    the ``error`` of a server with nothing to add. One server gives the result of ``fetch``. Raises
+    ``CanopyError`` if no server has counted anything, with the first server's reason.
     """
     if len(urls) == 1:
         return fetch(urls[0], api_key)
@@ -62,13 +63,13 @@ def fetch_all(urls: Sequence[str], api_key: str | None = None) -> dict[str, Any]
         )
     ranks = [rank for status in counted for rank in status["ranks"]]
     together = {**counted[0], "ranks": ranks, "uptime_s": min(s["uptime_s"] for s in counted)}
-    for own in ("whatif", "next_step"):  # each server's: what it would hit with its own capacity
+    for own in ("whatif", "next_step"):  # per server: depends on its own capacity
         together.pop(own, None)
     return {**together, **_added_up(urls[0], together), "workers": rows}
 
 
 def _worker(url: str, answer: dict[str, Any] | CanopyError) -> dict[str, Any]:
-    """One server's row."""
+    """Return one server's row."""
     if isinstance(answer, CanopyError):
         return {"url": url, "error": str(answer)}
     if not answer.get("ranks"):
@@ -87,7 +88,7 @@ def _worker(url: str, answer: dict[str, Any] | CanopyError) -> dict[str, Any]:
 
 
 def _status_of(url: str, api_key: str | None) -> dict[str, Any]:
-    """What the server says. Raises ``CanopyError``."""
+    """Return the server's status. Raises ``CanopyError``."""
     if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
         raise CanopyError(f"--url must be like http://127.0.0.1:30000, got {url!r:.80}")
     request = urllib.request.Request(f"{url}/canopy/status")

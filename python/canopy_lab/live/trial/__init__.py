@@ -1,1 +1,2 @@
-"""``canopy trial``: two policies on one running server, in turns, until the difference is sure."""
+"""``canopy trial``: alternate two policies on one running server until the difference is
+significant."""

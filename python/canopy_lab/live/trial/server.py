@@ -1,4 +1,4 @@
-"""A running server, as a trial asks it."""
+"""Client of a running server, for a trial."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ class RunningServer:
         self.url, self.api_key = url.rstrip("/"), api_key
 
     def status(self) -> dict[str, Any]:
-        """What it says of itself, its replicas added up; its policies are Canopy's."""
+        """Return the status, with replicas added up. Raises ``CanopyError`` unless its policy is
+        Canopy's."""
         status = fetch(self.url, self.api_key)
         if not status.get("ranks"):
             raise CanopyError(
@@ -31,7 +32,7 @@ class RunningServer:
         return status
 
     def counts(self) -> Counts:
-        """By the meter, where there is one: of the same requests on both sides."""
+        """Return counts of the meter if there is one: both sides then count the same requests."""
         status = self.status()
         running, meter = status["ranks"][0]["running"], status.get("whatif")
         if meter is not None:
@@ -44,7 +45,7 @@ class RunningServer:
         return Counts(status["prompt_tokens"], hits, running)
 
     def exchange(self, policy: str) -> None:
-        """``POST /canopy/policy``."""
+        """Exchange the policy: ``POST /canopy/policy``."""
         request = urllib.request.Request(
             f"{self.url}/canopy/policy",
             data=json.dumps({"device": policy}).encode(),

@@ -1,9 +1,10 @@
-"""When a trial is over: paired differences, an interval, and a few looks at it.
+"""Stopping rule of a trial: paired differences, an interval, and a few looks at it.
 
 A pair is two slices of time, one under each policy, in random order, so that a trend in the traffic
-favours neither. The interval of the mean difference is Student's; it is looked at ``LOOKS`` times, at
-``LEVEL / len(LOOKS)`` each, so that all looks together call two equal policies different at most once in
-``1 / LEVEL`` trials (Bonferroni). ``benchmark/whatif/trial.py`` measures that with a placebo.
+favours neither. The interval of the mean difference is Student's. It is examined ``len(LOOKS)``
+times, at ``LEVEL / len(LOOKS)`` each, so that all looks together call two equal policies different
+at most once in ``1 / LEVEL`` trials (Bonferroni). ``benchmark/whatif/trial.py`` measures that with
+a placebo.
 """
 
 from __future__ import annotations
@@ -15,27 +16,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 LOOKS = (6, 8, 11, 15, 20, 27)
-"""Numbers of pairs after which a trial may end; at the last one it does."""
+"""Numbers of pairs after which a trial may end. It ends at the last."""
 LEVEL = 0.05
 WORTH_POINTS = 0.5
-"""A difference that is surely smaller is none."""
+"""A difference that is surely smaller counts as equal."""
 BETTER, WORSE, SAME, UNSURE = "better", "worse", "same", "unsure"
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What the pairs so far say, in points (hundredths) of the prompt tokens."""
+    """Result of the pairs so far, in points (hundredths) of the prompt tokens."""
 
     pairs: int
     points: float
     low: float
     high: float
     verdict: str | None
-    """``None``: the trial goes on."""
+    """``None``: the trial continues."""
 
 
 def standing(differences: Sequence[float]) -> Standing:
-    """Where a trial stands after these pairs, two at least. ``differences``: points of each."""
+    """Return the standing after these pairs (at least two). ``differences``: points of each
+    pair."""
     pairs = len(differences)
     mean = statistics.fmean(differences)
     half = _quantile(pairs - 1) * statistics.stdev(differences) / math.sqrt(pairs)

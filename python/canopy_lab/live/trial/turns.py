@@ -1,4 +1,4 @@
-"""The turns of a trial: which policy runs when, and what each slice hit."""
+"""Slices of a trial: the policy of each, and its hits."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from canopy_lab.live.trial.stopping import Standing, standing
 from sglang_canopy.errors import CanopyError
 
 SETTLES = 0.5
-"""Share of a slice that is left out: what is cached then was chosen by the other policy."""
+"""Excluded share of a slice: its cache was filled under the other policy."""
 MOST_EMPTY = 10
-"""Slices in a row without a request, after which a trial is given up."""
+"""Consecutive slices without a request after which a trial fails."""
 
 
 class Counts(NamedTuple):
-    """A server's, since its start."""
+    """Counters of a server since its start."""
 
     prompt_tokens: int
     hit_tokens: int
     running: str
-    """The policy that ranks."""
+    """Name of the ranking policy."""
     sampled_tokens: int = 0
-    """Prompt tokens of which its meter knows what its shadow caches hit; 0 without a meter."""
+    """Prompt tokens that its meter's shadow caches sampled; 0 without a meter."""
     shadow_tokens: Mapping[str, int] = {}
-    """What they hit of these, by policy."""
+    """Sampled tokens that the shadow caches hit, by policy."""
 
 
 class TrialServer(Protocol):
-    """What a trial needs of a server."""
+    """Interface of a server in a trial."""
 
     def counts(self) -> Counts: ...
 
     def exchange(self, policy: str) -> None:
-        """Let ``policy`` rank from now on."""
+        """Rank by ``policy`` from now on."""
 
 
 class Slice(NamedTuple):
@@ -43,18 +43,18 @@ class Slice(NamedTuple):
 
     hit: float
     shadow: float
-    """What the shadow caches under both policies hit of the same requests, on average; 0 without a
+    """Mean share hit by the shadow caches of both policies, on the same requests; 0 without a
     meter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two slices that followed each other, and what all pairs say so far.
+    """Two consecutive slices, and the standing of all pairs so far.
 
-    What is compared is what each hit *more than the shadow caches* did: what requests hit under
-    either policy is in the shadows of both slices, and their luck drops out (a control variate). The
-    two shadows' average is as fair to one policy as to the other; under LRU's alone the luck of what
-    only the other one hits would stay.
+    The difference compares hits *in excess of the shadow caches*. Requests that hit under either
+    policy are in the shadows of both slices, so the randomness of the requests cancels (a control
+    variate). The average of the two shadows is fair to both policies: with LRU's shadow alone, the
+    randomness of requests that only the other policy hits would remain.
     """
 
     policy: Slice
@@ -76,10 +76,10 @@ def pairs(
     wait: Callable[[float], object],
     seed: int = 0,
 ) -> Iterator[Pair]:
-    """Pair after pair, until one's ``so_far`` has a verdict. ``wait`` takes seconds.
+    """Yield pairs until ``so_far`` has a verdict. ``wait`` takes seconds.
 
-    Raises ``CanopyError`` where the server ranks by another policy than it was asked for, is restarted,
-    or has no requests.
+    Raises ``CanopyError`` if the server ranks by another policy than requested, is restarted, or
+    has no requests.
     """
     draw, differences = random.Random(seed), list[float]()
     shadows = server.counts().shadow_tokens
