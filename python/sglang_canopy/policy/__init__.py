@@ -1,1 +1,1 @@
-"""Eviction policies: one a file, the contract that they share, and the registry of their names."""
+"""Eviction policies, one per file, their common contract, and the registry of their names."""

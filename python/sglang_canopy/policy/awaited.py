@@ -1,4 +1,4 @@
-"""Protect the prefixes that waiting requests will use, for a while and within a budget."""
+"""Protects the prefixes of waiting requests, for a limited time and within a budget."""
 
 from __future__ import annotations
 
@@ -8,35 +8,36 @@ from sglang_canopy.policy.keep import TokenBudget
 from sglang_canopy.records import Leaf
 
 AWAITED_S = 60.0
-"""How long a prefix is kept for a request that was looked up and not served yet."""
+"""Seconds that a prefix is protected for a waiting request."""
 TENANT_SHARE = 0.25
-"""Share of the device that is protected for the waiting requests of one tenant."""
+"""Largest share of the device protected for one tenant's waiting requests."""
 TOTAL_SHARE = 0.5
-"""And for those of all tenants."""
+"""Largest share of the device protected for all waiting requests."""
 
 
 class Awaited:
-    """The protected leaves, each charged with its path. Times on the requests' clock.
+    """Protected leaves, each charged with its path. Times are on the requests' clock.
 
-    A path with two protected leaves is charged in two parts: up to the upper one, and the rest.
-    Beyond the budget a leaf is ranked like any other. Nothing here reaches the disk tier.
+    A path with two protected leaves is charged in two parts: up to the upper leaf, and the rest.
+    Leaves beyond the budget are ranked as usual. The disk tier is not protected.
     """
 
     def __init__(self, capacity_tokens: int) -> None:
         self.budget = TokenBudget(capacity_tokens, TENANT_SHARE, TOTAL_SHARE)
         self._charges: dict[Leaf, tuple[float, str | None, int]] = {}
-        """End, tenant and tokens of each charge; in the order of their ends, but for heads of splits."""
+        """End, tenant and tokens of each charge, by end, except heads of splits."""
 
     def is_fresh(self, leaf: Leaf, now: float) -> bool:
-        """Whether ``leaf`` has most of its protection before it."""
+        """Return whether more than half of the protection of ``leaf`` remains."""
         return leaf.awaited_until is not None and leaf.awaited_until > now + AWAITED_S / 2
 
     def protect(
         self, leaf: Leaf, tenant: str | None, now: float, above: Leaf | None = None
     ) -> None:
-        """A waiting request will use ``leaf`` (measured, not admitted).
+        """Protect ``leaf`` for a waiting request, which was measured but not admitted.
 
-        ``above``: the last leaf of the same path in the tier above, if ``leaf`` is not in it.
+        ``above``: the last leaf of the same path in the tier above, if ``leaf`` is not in that
+        tier.
         """
         self._expire(now)
         self.served(leaf)
@@ -51,7 +52,8 @@ class Awaited:
         self._charge(leaf, now + AWAITED_S, tenant, tokens - upper)
 
     def split(self, leaf: Leaf, head: Leaf) -> None:
-        """``head`` now holds the first tokens of ``leaf``, and has its ``awaited_until``."""
+        """Divide the charge of ``leaf``: ``head`` now holds its first tokens and has its
+        ``awaited_until``."""
         charge = self._charges.get(leaf)
         if charge is None:
             head.awaited_until = None
@@ -66,7 +68,7 @@ class Awaited:
         leaf.awaited_until = until
 
     def check(self, leaves: Iterable[Leaf]) -> None:
-        """Recount against the tree's nodes; raises ``AssertionError`` naming what disagrees."""
+        """Recount against the tree's nodes. Raises ``AssertionError`` that names the difference."""
         alive = set(leaves)
         assert self._charges.keys() <= alive, "a node that is gone is charged"
         protected = {leaf for leaf in alive if leaf.awaited_until is not None}
@@ -77,18 +79,18 @@ class Awaited:
         assert held <= charged, f"{held} tokens are protected, {charged} are charged"
 
     def __iter__(self) -> Iterator[Leaf]:
-        """The protected leaves, as they are now."""
+        """Iterate over a copy of the protected leaves."""
         return iter(list(self._charges))
 
     def served(self, leaf: Leaf) -> None:
-        """The request was served, or the node has left the tree."""
+        """End the protection of ``leaf``: its request was served, or the node was removed."""
         leaf.awaited_until = None
         charge = self._charges.pop(leaf, None)
         if charge is not None and charge[2]:
             self.budget.give_back(*charge[1:])
 
     def clear(self) -> None:
-        """The tree is empty."""
+        """End all protection; the tree is empty."""
         for leaf in list(self._charges):
             self.served(leaf)
 

@@ -1,19 +1,19 @@
-"""The eviction contract that the live cache and the simulator both drive.
+"""The eviction contract between a policy and a tree: the live cache or the simulator.
 
 A *tree* (SGLang's radix tree with ``radix/`` on it, or ``policy/block_tree.py``) owns the nodes and
-their memory. A *policy* only ranks the nodes that may go: it learns which leaves are
-evictable, and is asked for the next victim. No policy reads a clock, draws a random number or
-imports torch or sglang, so that tensor-parallel ranks fed the same requests evict alike.
+their memory. A *policy* only ranks the evictable nodes: the tree reports which leaves are evictable
+and requests the next victim. No policy reads a clock, draws a random number or imports torch or
+sglang, so that tensor-parallel ranks with equal requests evict alike.
 
 Order of calls, for every request, in every tree:
 
-1. ``label = policy.arrive(request)``     once, before the prompt is looked up
-2. ``policy.drop(leaf)`` / ``admit``      as nodes get locked, extended, freed
-3. ``label = policy.finish(request)``     once, when its output and stop reason are known
-4. the tree stamps every node on the request's path (``Leaf.stamp``), then ``admit``\\ s leaves
+    1. label = policy.arrive(request)     once, before the prompt is matched
+    2. policy.drop(leaf) / admit          as nodes are locked, extended, freed
+    3. label = policy.finish(request)     once, with its output and stop reason
+    4. the tree stamps every node on the request's path (``Leaf.stamp``), then admits leaves
 
-and, whenever room is needed, ``victim(now)`` until enough is free. The tree calls
-``drop(leaf)`` for every leaf it removes, then ``evicted(leaf, tokens)``.
+and, whenever room is needed, ``victim(now)`` until enough is free. The tree calls ``drop(leaf)``
+for every leaf that it removes, then ``evicted(leaf, tokens)``.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from sglang_canopy.records import Leaf, Request
 
 
 class Victim(NamedTuple):
-    """The leaf to evict and how many of its first tokens the policy wants kept.
+    """The leaf to evict, and the number of its first tokens to keep.
 
-    ``keep`` is 0 for the whole leaf. The tree rounds it up to a page; where that leaves
-    nothing to free it evicts one page.
+    ``keep`` is 0 for the whole leaf. The tree rounds it up to a page. If that leaves nothing to
+    free, it evicts one page.
     """
 
     leaf: Leaf
@@ -37,31 +37,29 @@ class Victim(NamedTuple):
 
 
 TAIL_TARGETS = ("ttft_ms", "ttft_percentile", "threshold_tokens")
-"""Options that say which tail a policy aims at."""
+"""Options that set the tail target."""
 
 
 class Policy(abc.ABC):
-    """One eviction policy. Subclasses live one a file and are named in ``registry.py``."""
+    """An eviction policy. Each subclass has its own file and a name in ``registry.py``."""
 
     name: ClassVar[str]
     Config: ClassVar[type]
     """Frozen dataclass of the policy's options; its fields are the allowed JSON keys."""
     reads_labels: ClassVar[bool] = True
-    """Whether it ranks leaves by their category or turn. Only then does shuffling the labels (a
-    placebo) change what it evicts."""
+    """Whether labels or turns affect ranks; only then does a placebo matter."""
     takes_tail_target: ClassVar[bool] = False
-    """Whether it aims at a tail: one of the options ``TAIL_TARGETS``."""
+    """Whether the policy has a tail target, one of ``TAIL_TARGETS``."""
 
     learns: bool = False
-    """Whether it learns from requests. A server announces them to those that do; a twin of one that
-    does may not."""
+    """Whether the policy learns from requests; its twin may not."""
 
     def arrive(self, request: Request) -> str:
-        """A request comes in. Returns the category label its nodes will carry."""
+        """Learn from an arriving request. Return the category label for its nodes."""
         return request.category
 
     def finish(self, request: Request) -> str:
-        """The same request ended: output length and stop reason are known now."""
+        """Learn from the finished request, whose output length and stop reason are known."""
         return request.label or request.category
 
     def hinted(
@@ -72,76 +70,81 @@ class Policy(abc.ABC):
         over: bool,
         return_in_s: float | None,
     ) -> None:
-        """A hint about a tenant's ``conversation`` that came by itself: to learn whether it comes
-        true. The tree writes it on the leaves."""
+        """Learn from a hint without a request, about a tenant's ``conversation``; the policy later
+        checks its truth. The tree writes the hint on the leaves."""
 
     @abc.abstractmethod
     def admit(self, leaf: Leaf, now: float) -> None:
-        """``leaf`` became evictable. Never called twice without a ``drop`` between.
+        """Rank ``leaf``, which became evictable. Never called twice without a ``drop`` between.
 
-        The order in which leaves are admitted decides nothing: ties go to ``Leaf.number``.
+        The order of admission decides nothing: ties are broken by ``Leaf.number``.
         """
 
     @abc.abstractmethod
     def drop(self, leaf: Leaf) -> None:
-        """``leaf`` stopped being evictable (locked, extended, freed). Unknown leaves are ignored."""
+        """Stop ranking ``leaf``, which was locked, extended or freed. Unknown leaves are
+        ignored."""
 
     @abc.abstractmethod
     def victim(self, now: float) -> Victim | None:
-        """The next leaf to evict, or ``None`` when none is admitted.
+        """Return the next leaf to evict, or ``None`` if no leaf is admitted.
 
-        The leaf stays admitted until the tree ``drop``\\ s it, so asking twice without a
-        change in between gives the same answer.
+        The leaf stays admitted until the tree calls ``drop``: two calls without a change between
+        return the same leaf.
         """
 
     def put_back(self, leaf: Leaf, slot: Any, now: float) -> None:
-        """Undo a ``drop``: rank an unchanged ``leaf`` exactly as before. ``slot``: its ``slot``
+        """Undo a ``drop``: rank the unchanged ``leaf`` exactly as before. ``slot``: its ``slot``
         before the drop."""
         self.admit(leaf, now)
 
     def evicted(self, leaf: Leaf, tokens: int) -> None:
-        """``tokens`` of ``leaf`` were evicted by this policy's choice (ghosts, clocks).
+        """Record that this policy's choice evicted ``tokens`` of ``leaf`` (ghosts, clocks).
 
-        A leaf cut short (``tokens < leaf.length`` before the cut) is admitted again by the
-        tree with its new length; the tokens that are gone never come back as this leaf.
+        If the leaf was cut (``tokens`` less than its length before the cut), the tree admits it
+        again with its new length. The evicted tokens never return as this leaf.
         """
 
     def split(self, leaf: Leaf, head: Leaf) -> None:
-        """The tree split ``leaf``: ``head`` now holds its first tokens and is its parent.
+        """Update the ranks after the tree split ``leaf``: ``head``, its new parent, holds its first
+        tokens.
 
-        Called after ``head.inherit(leaf)`` and after both lengths are right. ``leaf`` keeps
-        its identity and, if it was admitted, stays so (its order must not depend on
-        ``offset`` unless the policy handles it here).
+        Called after ``head.inherit(leaf)``, with both lengths updated. ``leaf`` keeps its identity
+        and stays admitted if it was (its order must not depend on ``offset`` unless this method
+        handles it).
         """
 
     def __init__(self, config: Any) -> None:
         self.config = config
-        """The policy's own frozen ``Config``."""
+        """The policy's frozen ``Config``."""
 
     def twin(self) -> Policy:
-        """A policy of the same configuration with no leaves, for another tier of one cache.
+        """Return a policy with the same configuration and no leaves, for another tier of the cache.
 
-        It may share what this one learns, and then ignores ``arrive`` and ``finish``: the
-        tree announces each request to both.
+        A twin may share this policy's learnt state. It then ignores ``arrive`` and ``finish``,
+        since the tree reports each request to both.
         """
         return type(self)(self.config)
 
     def explain(self, leaf: Leaf, now: float) -> Mapping[str, Any]:
-        """What is believed of ``leaf``, for operators; admitted or not. In the scheduler's
-        thread, on every rank at the same point: labels may be looked up, and so be made."""
+        """Return the policy's view of ``leaf``, admitted or not, for operators.
+
+        Runs in the scheduler's thread, at the same point on every rank, since it may create labels.
+        """
         return {}
 
     def stats(self) -> Mapping[str, Any]:
-        """What an operator may want to see: learnt curves, queue sizes, fitted models."""
+        """Return learnt curves, queue sizes and fitted models, for operators."""
         return {}
 
     def state(self) -> Mapping[str, Any]:
-        """JSON-able learnt state, to be saved as a profile; ``{}`` where nothing is learnt."""
+        """Return the learnt state as JSON data, for a profile; ``{}`` for a policy that does not
+        learn."""
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over a validated ``state()`` of an earlier run. Raises ``CanopyError``."""
+        """Load a validated ``state()`` of an earlier run. Raises ``CanopyError``."""
 
     def leaves(self) -> Iterator[Leaf]:
-        """Every admitted leaf, in no particular order (checks and tests)."""
+        """Iterate over all admitted leaves, in no particular order (checks and tests)."""
         raise NotImplementedError

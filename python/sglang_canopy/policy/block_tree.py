@@ -1,12 +1,12 @@
 """The simulator's radix tree: path-compressed, over block ids, evicting through a ``Policy``.
 
-It holds no tokens, only which blocks would be cached, and drives the policy exactly as the
-live cache does (``policy/base.py``). Eviction is by need and block-granular: a victim's tail
-is cut only as far as room is needed, and a node goes only when nothing of it is left.
+The tree stores block ids instead of tokens, and drives the policy exactly as the live cache does
+(``policy/base.py``). Eviction is by need and block-granular: a victim's tail is cut only by the
+room needed, and a node is removed once it is empty.
 
-The simulator of whole systems has a tree of its own with a host below (canopy_lab's
-``sim/system/tree.py``). Without a host it hits the same, but takes 47 % longer a request under LRU,
-which shadow caches in a server pay for.
+The simulator of whole systems has its own tree with a host tier (canopy_lab's
+``sim/system/tree.py``). Without a host it has the same hits, but takes 47 % longer per request
+under LRU, a cost that shadow caches in a server would pay.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _numbers = itertools.count()
 
 
 class Node(Leaf):
-    """A run of blocks below ``parent``; a policy sees it as a ``Leaf``."""
+    """A run of blocks below ``parent``; for a policy, a ``Leaf``."""
 
     __slots__ = ("blocks", "children", "locks", "parent")
 
@@ -39,32 +39,32 @@ class Node(Leaf):
         self.blocks = blocks
         self.children: dict[int, Node] = {}
         self.locks = 0
-        """Requests in flight whose path ends in this node (its ancestors have a child)."""
+        """Requests in flight whose path ends in this node."""
 
 
 class Evicted(NamedTuple):
-    """One cut, as ``on_evict`` gets it: where on which path, in tokens and in block ids."""
+    """One cut, the argument of ``on_evict``."""
 
     offset: int
-    """Tokens of the path that stay before the cut."""
+    """Tokens of the path kept before the cut."""
     tokens: int
     blocks: tuple[int, ...]
-    """Ids of the blocks that went; chained ids name their whole path."""
+    """Ids of the evicted blocks; chained ids identify their whole path."""
 
 
 class RadixTree:
     """A cache of ``capacity_blocks`` blocks of ``block_tokens`` tokens under one policy.
 
-    ``access`` serves a request at one moment. A simulator whose requests overlap does its steps
-    itself: ``match``, ``lock`` what was found, ``insert``, ``lock`` the leaf and ``unlock`` what was
-    found; and when the request ends ``stamp`` and ``unlock`` the leaf.
+    ``access`` serves a request at one moment. A simulator with overlapping requests runs the steps
+    itself: ``match``, ``lock`` the matched node, ``insert``, ``lock`` the leaf and ``unlock`` the
+    matched node; at the end of the request, ``stamp`` and ``unlock`` the leaf.
 
-    ``quantum_tokens`` is the least that one cut takes (servers: 64); ``whole_nodes`` evicts all of a victim but
-    its ``keep``, as SGLang's own eviction does (``policy/cut.py``). ``on_evict`` sees every cut.
-    With ``optional_caching`` a request need not be cached: ``access`` makes room after it, by the
-    policy's choice among all leaves, the request's own too (arXiv 2510.15152, Section 3 and
-    Algorithm 1). A server cannot do that; its KV is in memory before anything is chosen.
-    ``keep_tenant_share`` and ``keep_total_share`` bound what requests may keep.
+    ``quantum_tokens``: minimum of one cut (servers: 64). ``whole_nodes``: evict all of a victim
+    except its ``keep``, as SGLang's own eviction does (``policy/cut.py``). ``on_evict`` is called
+    for every cut. ``optional_caching``: a request need not be cached. ``access`` then makes room
+    afterwards, by the policy's choice among all leaves, including the request's own (arXiv
+    2510.15152, Section 3 and Algorithm 1). A server cannot do that, since its KV is in memory
+    before the choice. ``keep_tenant_share`` and ``keep_total_share`` bound kept paths.
     """
 
     def __init__(
@@ -105,7 +105,8 @@ class RadixTree:
         self.now = 0.0
 
     def access(self, request: Request) -> int:
-        """Serve one request whole; returns how many leading blocks of its path were cached."""
+        """Serve a whole request; return the number of leading blocks of its path that were
+        cached."""
         policy = self.policy
         if request.time > self.now:
             self.now = request.time
@@ -117,12 +118,12 @@ class RadixTree:
         return hit
 
     def keep(self, request: Request, node: Node, hit: int) -> None:
-        """Cache the whole path of a request that has ended, of which ``match`` found ``hit`` blocks
-        down to ``node``, and mark it as used."""
+        """Cache the path of a finished request and mark it as used. ``match`` found ``hit`` blocks,
+        down to ``node``."""
         self.lock(node)
         leaf = self.insert(request.path, node, hit)
         self.stamp(request, leaf)
-        # ``insert`` moved on from ``node``: it has a child now, or it is ``leaf``.
+        # ``insert`` left ``node`` with a child, or returned it as ``leaf``.
         node.locks -= 1
         if leaf is not self.root and not leaf.children and not leaf.locks:
             self.policy.admit(leaf, self.now)
@@ -130,21 +131,21 @@ class RadixTree:
             self.evict(self.used_blocks - self.capacity_blocks)
 
     def match(self, path: Sequence[int]) -> tuple[Node, int]:
-        """The node where the cached run of ``path`` ends, and that run's blocks.
+        """Return the node at the end of the cached run of ``path``, and the run's number of blocks.
 
-        A node that is matched only in part is split, so that the run ends at a node's end.
+        A partly matched node is split, so that the run ends at a node's end.
         """
         path = tuple(path)  # no copy of a tuple; slices must compare equal to ``blocks``
         return cached_run(self.root, path, self._split)
 
     def lock(self, node: Node) -> None:
-        """Keep ``node`` (and so its ancestors) until ``unlock``. Nests."""
+        """Lock ``node``, and so its ancestors, until ``unlock``. Locks nest."""
         node.locks += 1
         if node.locks == 1 and not node.children and node is not self.root:
             self.policy.drop(node)
 
     def unlock(self, node: Node) -> None:
-        """Undo one ``lock``; a leaf without locks becomes evictable again."""
+        """Undo one ``lock``; a leaf without locks becomes evictable."""
         assert node.locks > 0, f"unlock of a node that is not locked: {node.blocks[:4]}"
         node.locks -= 1
         if not node.locks and not node.children and node is not self.root:
@@ -153,8 +154,8 @@ class RadixTree:
     def insert(self, path: Sequence[int], node: Node, hit: int) -> Node:
         """Add the rest of ``path`` below ``node`` (locked), evicting for it.
 
-        Returns the path's last node, not yet stamped or admitted. Where the path does not
-        fit, its head is kept and its tail is not cached.
+        Returns the path's last node, not yet stamped or admitted. If the path does not fit, only
+        its head is cached.
         """
         missing = len(path) - hit
         if missing <= 0:
@@ -181,7 +182,8 @@ class RadixTree:
             self.keeps.ask(path, request.keep_until, request.tenant, self.now)
 
     def evict(self, need_blocks: int) -> int:
-        """Free at least ``need_blocks`` if the policy has victims; returns the blocks freed."""
+        """Free at least ``need_blocks`` if the policy has victims; return the number of blocks
+        freed."""
         freed = 0
         while freed < need_blocks:
             victim = self.policy.victim(self.now)
@@ -191,7 +193,7 @@ class RadixTree:
         return freed
 
     def remove(self, leaf: Node) -> None:
-        """Take out an unlocked leaf that no policy chose: it has expired."""
+        """Remove an expired, unlocked leaf that no policy chose."""
         parent = leaf.parent
         assert parent is not None, "the root cannot expire"
         assert not leaf.children, "not a leaf"
@@ -205,11 +207,11 @@ class RadixTree:
             self.policy.admit(parent, self.now)
 
     def nodes(self) -> Iterator[Node]:
-        """Every node but the root, parents first."""
+        """Iterate over all nodes except the root, parents first."""
         return below(self.root)
 
     def verify(self) -> None:
-        """Recount everything; raises ``AssertionError`` naming what disagrees."""
+        """Recount all fields. Raises ``AssertionError`` that names the difference."""
         used, evictable = 0, set()
         self.keeps.check(self.nodes())
         for node in self.nodes():
@@ -223,7 +225,7 @@ class RadixTree:
                 f"{node.blocks[:4]} was used at {node.last_access}, its parent only at "
                 f"{parent.last_access}"
             )
-            if node.hits == 0:  # its request is still in flight
+            if node.hits == 0:  # its request is in flight
                 assert node.locks or node.children, f"{node.blocks[:4]} was never stamped"
             used += len(node.blocks)
             if not node.children and not node.locks:
@@ -240,7 +242,7 @@ class RadixTree:
         )
 
     def _path_to(self, node: Node) -> list[Node]:
-        """The nodes down to ``node``, the root left out."""
+        """Return the nodes down to ``node``, without the root."""
         path = []
         while node is not self.root:
             path.append(node)
@@ -248,7 +250,8 @@ class RadixTree:
         return path[::-1]
 
     def _cut(self, leaf: Node, keep_tokens: int, need: int) -> int:
-        """Evict the end of ``leaf``, for a need of ``need`` blocks; returns the blocks freed."""
+        """Evict the end of ``leaf`` for a need of ``need`` blocks; return the number of blocks
+        freed."""
         policy, tokens = self.policy, self.block_tokens
         kept = tokens_kept(
             leaf.length,
@@ -267,7 +270,7 @@ class RadixTree:
         self.evictions += 1
         self.evicted_blocks += gone
         policy.drop(leaf)
-        # ``evicted`` sees the length before the cut (see Policy.evicted).
+        # ``evicted`` receives the leaf with its length before the cut (see Policy.evicted).
         policy.evicted(leaf, gone * tokens)
         self.keeps.shrink(leaf, gone * tokens)
         if keep:
@@ -284,7 +287,7 @@ class RadixTree:
         return gone
 
     def _split(self, node: Node, at: int) -> Node:
-        """Give ``node``'s first ``at`` blocks to a new parent, which is returned."""
+        """Move the first ``at`` blocks of ``node`` to a new parent, and return the parent."""
         parent, tokens = node.parent, self.block_tokens
         assert parent is not None, "the root was split"
         assert 0 < at < len(node.blocks), f"split of {len(node.blocks)} blocks at {at}"
@@ -302,7 +305,7 @@ class RadixTree:
 
 
 def below(root: AnyNode) -> Iterator[AnyNode]:
-    """Every node below ``root``, parents first."""
+    """Iterate over all nodes below ``root``, parents first."""
     stack = list(root.children.values())
     while stack:
         node = stack.pop()
@@ -313,10 +316,11 @@ def below(root: AnyNode) -> Iterator[AnyNode]:
 def cached_run(
     root: AnyNode, path: tuple[int, ...], split: Callable[[AnyNode, int], AnyNode]
 ) -> tuple[AnyNode, int]:
-    """The node where the longest run of ``path`` ends below ``root``, and that run's blocks.
+    """Return the node at the end of the longest run of ``path`` below ``root``, and the run's
+    number of blocks.
 
-    ``split(node, n)`` gives a node of its own to the first ``n`` blocks of one that is matched only
-    in part, and returns it.
+    ``split(node, n)`` moves the first ``n`` blocks of a partly matched node to a node of their own,
+    and returns that node.
     """
     node, at = root, 0
     while at < len(path):
@@ -332,7 +336,7 @@ def cached_run(
 
 
 def shared_run(blocks: tuple[int, ...], path: Sequence[int], at: int) -> int:
-    """How many of ``blocks`` are those of ``path`` from ``at`` on."""
+    """Return the number of leading ``blocks`` that match ``path`` from ``at`` on."""
     shared = 0
     for mine, theirs in zip(blocks, path[at : at + len(blocks)]):
         if mine != theirs:

@@ -1,17 +1,16 @@
 """``canopy-tlru``: Tail-Optimized LRU (arXiv 2510.15152) that trims inside a node.
 
-A conversation of ``L`` tokens whose next prompt brings ``Q`` more meets the target if at most
-``xi`` tokens are left to prefill, that is if its first L + Q - xi tokens are cached. What lies
-beyond is free: evicting it costs no target. Free tokens go first, then plain LRU. ``L`` is the
-conversation's high-water mark (``Leaf.history``); ``Q`` comes from the history of the
-conversation's own category, or is a constant as in the paper's experiments.
+A conversation of ``L`` tokens whose next prompt adds ``Q`` tokens meets the target if at most
+``xi`` tokens remain to prefill, so if its first L + Q - xi tokens are cached. Tokens beyond these
+are free: evicting them misses no target. Free tokens are evicted first, then leaves in LRU order.
+``L`` is the conversation's high-water mark (``Leaf.history``). ``Q`` is estimated from the
+conversation's category, or is a constant as in the paper's experiments.
 
-Forced or optional caching: in the paper's forced model a conversation is cached whole when it
-is served, as in a server, whose KV is in memory when a request ends. In the optional one a
-cache may decline: ``caching: "optional"`` gives no victim to make room for tokens that the
-request itself does not need next time, so that they stay uncached where only needed ones are
-left. That is for the simulator (which then keeps the head of the path); a server has to run the
-request and cannot decline.
+Forced or optional caching: in the paper's forced model a served conversation is cached whole, as in
+a server, whose KV is in memory when a request ends. In the optional model a cache may decline:
+``caching: "optional"`` returns no victim for tokens that the request's next prompt does not need,
+so that they stay uncached if only needed tokens are cached. This is for the simulator, which then
+keeps the head of the path. A server has to run the request and cannot decline.
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ class TailOptimizedLRU(Policy):
         self.target = TailTarget(config.ttft_ms, config.ttft_percentile, config.threshold_tokens)
         self._planned = self._versions()
         self._allowance = 0
-        """Tokens that the request now served may still take from others (optional caching)."""
+        """Tokens that the current request may still evict from others (optional caching)."""
         self._free = EndQueue()
         self._needed = EndQueue()
 
@@ -95,7 +94,7 @@ class TailOptimizedLRU(Policy):
         return label
 
     def twin(self) -> Policy:
-        """The same policy for another tier: it plans with what this one learns."""
+        """Return a policy for another tier, which shares this policy's learnt state."""
         other = type(self)(self.config)
         other.model, other.target, other.learns = self.model, self.target, False
         return other
@@ -115,8 +114,8 @@ class TailOptimizedLRU(Policy):
         queue, entry, keep = slot
         leaf.slot = (queue, queue.push(leaf, entry[0]), keep)
 
-    # free(leaf) = the tokens of leaf beyond L + Q - xi
-    # victim = free(the oldest leaf that has any), else the oldest leaf
+    # free(leaf) = the tokens of leaf beyond L + Q - xi; victim = free(the oldest leaf with free
+    # tokens), else the oldest leaf
     def victim(self, now: float) -> Victim | None:
         if self._planned != self._versions():
             self._replan(now)
@@ -142,7 +141,8 @@ class TailOptimizedLRU(Policy):
             self.admit(leaf, leaf.last_access)
 
     def _keep(self, leaf: Leaf) -> int:
-        """Tokens of ``leaf`` that its conversation's next prompt needs; all, without a target."""
+        """Return the tokens of ``leaf`` that its conversation's next prompt needs; all if there is
+        no target."""
         threshold = self.target.of(leaf)
         if threshold is None:
             return leaf.length
@@ -150,7 +150,7 @@ class TailOptimizedLRU(Policy):
         return max(0, min(leaf.length, int(budget) - leaf.offset))
 
     def _needs(self, label: str, request: Request) -> int:
-        """Tokens of the request's own path that its next prompt needs and that are not cached."""
+        """Return the uncached tokens of the request's path that its next prompt needs."""
         missing = request.prompt_tokens - (request.cached_tokens or 0)
         threshold = self.target.tokens
         if threshold is None:
@@ -160,7 +160,7 @@ class TailOptimizedLRU(Policy):
         return missing - max(0, spare)
 
     def next_tokens(self, label: str) -> float:
-        """New tokens to plan for in the next prompt of a conversation with this label."""
+        """Return the planned new tokens of the next prompt for this label."""
         if self.config.next_prompt_tokens is not None:
             return float(self.config.next_prompt_tokens)
         if not self.model.version:
@@ -177,7 +177,7 @@ class TailOptimizedLRU(Policy):
         return tokens if category.all_growth else 0.0
 
     def _versions(self) -> tuple[int, int]:
-        # Prompt growth moves fast at first, then slowly: after the fits 1, 2, 4, 8, and every 16th.
+        # Prompt growth changes fast at first: replan after the fits 1, 2, 4, 8, and every 16th.
         fits = self.model.version
         return self.target.version, fits.bit_length() if fits < 16 else 4 + fits // 16
 

@@ -1,23 +1,24 @@
-"""How much of a victim is evicted: one rule for the live tree and both simulators."""
+"""The number of tokens evicted from a victim: one rule for the live tree and both simulators."""
 
 from __future__ import annotations
 
 QUANTUM_TOKENS = 64
-"""Least tokens that an eviction takes from a victim, unless a server is told otherwise."""
+"""Default minimum of tokens that an eviction takes from a victim."""
 
 
 def tokens_kept(
     length: int, keep: int, need: int, *, page: int, quantum: int, whole_nodes: bool
 ) -> int:
-    """How many leading tokens of a victim of ``length`` tokens stay; a multiple of ``page``.
+    """Return the number of leading tokens kept of a victim of ``length`` tokens, a multiple of
+    ``page``.
 
-    ``keep`` tokens are what the policy wants kept, rounded up to a page. ``need`` tokens are still
-    to be freed. Only as much goes as is needed, and at least ``quantum`` tokens; with
-    ``whole_nodes`` all goes but ``keep``. At least the last page always goes.
+    ``keep``: tokens that the policy keeps, rounded up to a page. ``need``: tokens still to be
+    freed. Evicts the needed tokens, but at least ``quantum``; with ``whole_nodes``, all tokens
+    except ``keep``. The last page is always evicted.
     """
     kept = -(-keep // page) * page
     if not whole_nodes:
-        # Down to whole pages: up would leave a remainder for which another node is cut.
+        # Round down to whole pages: rounding up would leave a remainder, and cut another node.
         spare = (length - (need if need > quantum else quantum)) // page * page
         if spare > kept:
             kept = spare

@@ -1,14 +1,14 @@
-"""``etlru``: expected-tail LRU, WA's belief that a conversation returns times the tail term.
+"""``etlru``: expected-tail LRU, WA's return rank times a tail term.
 
     rank = G_w(a) * (eps + (1 - eps) * P_w(Q > xi - L + d))
 
-A leaf's last token at depth ``d`` matters to the tail only if the next prompt, of L + Q tokens,
-would exceed the threshold ``xi`` without it (arXiv 2510.15152, ET-LRU); ``eps`` keeps part of
-the rank for plain hits. With threshold 0 the tail term is 1 and the rank is WA's.
+A leaf's last token at depth ``d`` affects the tail only if the next prompt, of L + Q tokens, would
+exceed the threshold ``xi`` without it (arXiv 2510.15152, ET-LRU). ``eps`` keeps part of the rank
+for plain hits. With threshold 0 the tail term is 1 and the rank is WA's.
 
-Unlike WA's, this rank is not monotone in age alone inside a category: it depends on depth and
-history too. So each category's leaves are kept in buckets of xi - L + d (by factors of the
-square root of two), and a victim is trimmed only to where its bucket ends.
+Unlike WA's rank, this rank also depends on depth and history within a category. Each category's
+leaves are therefore kept in buckets of xi - L + d (by factors of the square root of two), and a
+victim is trimmed only to the end of its bucket.
 """
 
 from __future__ import annotations
@@ -74,8 +74,9 @@ class ExpectedTailLRU(wa.WorkloadAware):
         other.target = self.target
         return other
 
-    # rank(leaf) = wa's rank * (floor + (1 - floor) * P(next turn adds > threshold - history + depth))
-    # victim = the leaf with the least rank, trimmed to where the last factor changes
+    # rank(leaf) = wa's rank * (floor + (1 - floor) * P(next turn adds > threshold - history +
+    # depth)); victim = the leaf of least rank, trimmed to the point at which the last factor
+    # changes
     def victim(self, now: float) -> Victim | None:
         if self._planned != self.target.version:
             self._planned = self.target.version
@@ -85,7 +86,8 @@ class ExpectedTailLRU(wa.WorkloadAware):
         return super().victim(now)
 
     def _slack(self, leaf: Leaf) -> float | None:
-        """xi - L + d: tokens the next prompt may bring before the leaf's last one matters."""
+        """Return xi - L + d: tokens that the next prompt may add before the leaf's last token
+        matters."""
         threshold = self.target.of(leaf)
         if threshold is None:
             return None

@@ -1,8 +1,8 @@
-"""How much of a tier requests may keep from eviction: by tenant and in total.
+"""Budgets for kept paths: the share of a tier that requests may keep, per tenant and in total.
 
-A tree asks here before it writes ``Leaf.keep_until``. What is granted is charged to the tenant,
-each node of the path once, since a kept leaf keeps everything above it. A keep is never
-shortened, so a node's charge lasts at least as long as that of any node below it.
+A tree calls this module before it writes ``Leaf.keep_until``. A granted keep is charged to the
+tenant, each node of the path once, since a kept leaf keeps all its ancestors. Keeps are never
+shortened, so a node is charged at least as long as its descendants.
 """
 
 from __future__ import annotations
@@ -14,25 +14,26 @@ from typing import Any
 from sglang_canopy.records import Leaf
 
 TENANT_SHARE = 0.1
-"""Share of the tier that one tenant may keep, unless set."""
+"""Default share of the tier that one tenant may keep."""
 TOTAL_SHARE = 0.25
-"""Share of the tier that all tenants together may keep, unless set."""
+"""Default share of the tier that all tenants together may keep."""
 
 
 class TokenBudget:
-    """Tokens in use, by tenant and in total, each below a limit."""
+    """Tokens in use, per tenant and in total, each within a limit."""
 
     def __init__(self, capacity_tokens: int, tenant_share: float, total_share: float) -> None:
         self.tenant_tokens = int(capacity_tokens * min(tenant_share, total_share))
-        """The most one tenant may use."""
+        """Largest number of tokens for one tenant."""
         self.total_tokens = int(capacity_tokens * total_share)
-        """The most all of them may use."""
+        """Largest number of tokens for all tenants together."""
         self.tokens = 0
         self.by_tenant: dict[str | None, int] = {}
-        """Tenants that use any, and how many."""
+        """Tokens in use, by tenant."""
 
     def take(self, tenant: str | None, tokens: int) -> bool:
-        """Charge ``tokens`` to ``tenant``; false, and nothing charged, beyond a limit."""
+        """Charge ``tokens`` to ``tenant``. Return false, without a charge, if a limit would be
+        exceeded."""
         used = self.by_tenant.get(tenant, 0)
         if used + tokens > self.tenant_tokens or self.tokens + tokens > self.total_tokens:
             return False
@@ -42,7 +43,7 @@ class TokenBudget:
         return True
 
     def give_back(self, tenant: str | None, tokens: int) -> None:
-        """``tokens`` that were charged to ``tenant`` are free again."""
+        """Return ``tokens`` of ``tenant`` to the budget."""
         self.tokens -= tokens
         left = self.by_tenant[tenant] - tokens
         if left:
@@ -51,7 +52,8 @@ class TokenBudget:
             del self.by_tenant[tenant]
 
     def stats(self, tenants: int = 64) -> dict[str, Any]:
-        """Use and limits in tokens, with the ``tenants`` that use most (``None``: the public)."""
+        """Return use and limits in tokens, with the ``tenants`` largest users (``None``: the public
+        tenant)."""
         rows = sorted(self.by_tenant.copy().items(), key=lambda row: (-row[1], row[0] or ""))
         return {
             "tokens": self.tokens,
@@ -62,10 +64,9 @@ class TokenBudget:
 
 
 class Keeps:
-    """Grants requests to keep their paths, within a budget.
+    """Grants keeps of paths, within a budget.
 
-    The tree calls ``ask`` with every path that a request wants kept, ``split`` and ``shrink`` as
-    its nodes change, and ``expire`` as time passes.
+    The tree reports each path to keep, the splits and cuts of its nodes, and the time.
     """
 
     def __init__(
@@ -77,15 +78,15 @@ class Keeps:
         self.budget = TokenBudget(capacity_tokens, tenant_share, total_share)
         self.granted = 0
         self.refused = 0
-        """Paths that were not kept, or not to their ends."""
+        """Paths not kept, or kept in part."""
         self._charges: dict[Leaf, tuple[str | None, int]] = {}
         self._ends: list[tuple[float, int, Leaf]] = []
         self._count = 0
 
     def ask(self, path: Iterable[Leaf], until: float, tenant: str | None, now: float) -> None:
-        """Keep ``path`` (root first; none of it admitted) until then, as far as the budget goes.
+        """Keep ``path`` (root first, no node admitted) until ``until``, within the budget.
 
-        A node that does not fit, and those below it, stay as they were.
+        The first node over budget and its descendants remain unchanged.
         """
         if until <= now:
             return
@@ -104,7 +105,7 @@ class Keeps:
         self.granted += 1
 
     def expire(self, now: float) -> None:
-        """Keeps whose time is over charge nobody any longer."""
+        """Release the charges of expired keeps."""
         ends = self._ends
         while ends and ends[0][0] <= now:
             leaf = heapq.heappop(ends)[2]
@@ -117,7 +118,8 @@ class Keeps:
                 self.budget.give_back(*self._charges.pop(leaf))
 
     def split(self, leaf: Leaf, head: Leaf) -> None:
-        """``head`` now holds the first tokens of ``leaf``, whose length is what is left."""
+        """Divide the charge of ``leaf``: ``head`` now holds its first tokens, and ``leaf`` the
+        rest."""
         charge = self._charges.get(leaf)
         if charge is None:
             return
@@ -127,7 +129,7 @@ class Keeps:
         self._note_end(head)
 
     def shrink(self, leaf: Leaf, tokens: int) -> None:
-        """``tokens`` of ``leaf`` have left the tree."""
+        """Release the charge for ``tokens`` removed from ``leaf``."""
         charge = self._charges.get(leaf)
         if charge is None:
             return
@@ -139,20 +141,20 @@ class Keeps:
             del self._charges[leaf]
 
     def gone(self, leaf: Leaf) -> None:
-        """``leaf`` has left the tree whole."""
+        """Release the charge of ``leaf``, which was removed from the tree."""
         charge = self._charges.pop(leaf, None)
         if charge is not None:
             self.budget.give_back(*charge)
 
     def clear(self) -> None:
-        """The tree is empty."""
+        """Release all charges; the tree is empty."""
         for charge in self._charges.values():
             self.budget.give_back(*charge)
         self._charges.clear()
         self._ends.clear()
 
     def check(self, leaves: Iterable[Leaf]) -> None:
-        """Recount against the tree's nodes; raises ``AssertionError`` naming what disagrees."""
+        """Recount against the tree's nodes. Raises ``AssertionError`` that names the difference."""
         alive = set(leaves)
         by_tenant: dict[str | None, int] = {}
         for leaf, (tenant, tokens) in self._charges.items():
@@ -163,7 +165,7 @@ class Keeps:
         assert self.budget.tokens == sum(by_tenant.values())
 
     def stats(self) -> dict[str, Any]:
-        """The budget, and how many paths were granted and refused since the start."""
+        """Return the budget, and the number of paths granted and refused since the start."""
         return {**self.budget.stats(), "granted": self.granted, "refused": self.refused}
 
     def _note_end(self, leaf: Leaf) -> None:

@@ -1,7 +1,7 @@
 """``lru``: least recently used, SGLang's default and the baseline of every figure.
 
-On a tree whose requests stamp their whole path this is LRU over blocks, the blocks of one
-request ordered deepest first, so ``sim/stack.py`` gives every capacity in one pass.
+If requests stamp their whole path, this is LRU over blocks, the blocks of one request ordered
+deepest first, so ``sim/stack.py`` computes every capacity in one pass.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from sglang_canopy.records import Leaf
 
 
 class LRU(RankedPolicy):
-    """Evicts the leaf whose last access is oldest. O(log n)."""
+    """Evicts the leaf with the oldest last access. O(log n)."""
 
     name: ClassVar[str] = "lru"
     Config: ClassVar[type] = NoOptions

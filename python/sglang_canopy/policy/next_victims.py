@@ -1,4 +1,4 @@
-"""The next victims of a policy, in order, without evicting any."""
+"""Lists a policy's next victims, in order, without evicting them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ def lowest_ranked(
     leaves: int,
     exposed: Callable[[Leaf, Container[Leaf]], Leaf | None],
 ) -> list[Victim]:
-    """Return the next victims: ``tokens`` tokens or ``leaves`` leaves of them, whichever is less.
+    """Return the next victims, up to ``tokens`` tokens or ``leaves`` leaves, whichever is less.
 
-    Afterwards every leaf has the rank that it had before. ``exposed(leaf, gone)`` returns the leaf,
-    not admitted, that becomes evictable once those in ``gone`` have left, ``leaf`` the last of
-    them; ``None`` if there is none.
+    Every leaf keeps its rank. ``exposed(leaf, gone)`` returns the unadmitted leaf that becomes
+    evictable once all leaves in ``gone`` are evicted, ``leaf`` last, or ``None``.
     """
     victims: list[Victim] = []
     gone: dict[Leaf, Any] = {}

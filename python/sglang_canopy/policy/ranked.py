@@ -1,4 +1,4 @@
-"""Base of the policies whose rank of a leaf is fixed when it is admitted."""
+"""Base of policies that fix a leaf's rank at its admission."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from sglang_canopy.records import Leaf
 
 @dataclass(frozen=True, slots=True)
 class NoOptions:
-    """The ``Config`` of a policy without options."""
+    """``Config`` of a policy without options."""
 
 
 class RankedPolicy(Policy):
-    """Evicts the leaf of least rank; ties go to the older last access, then to the deeper leaf.
+    """Evicts the leaf of least rank; ties are broken by older last access, then by depth.
 
-    O(log n). A subclass says what the rank is.
+    O(log n). A subclass defines the rank.
     """
 
     def __init__(self, config: Any) -> None:
@@ -29,7 +29,8 @@ class RankedPolicy(Policy):
 
     @abc.abstractmethod
     def rank(self, leaf: Leaf) -> Any:
-        """Least goes first. Any comparable value that no access of another leaf changes."""
+        """Return a comparable rank, unaffected by accesses of other leaves. The least is evicted
+        first."""
 
     def admit(self, leaf: Leaf, now: float) -> None:
         self._heap.push(leaf, self.rank(leaf))
@@ -39,7 +40,7 @@ class RankedPolicy(Policy):
 
     def split(self, leaf: Leaf, head: Leaf) -> None:
         if self._heap.discard(leaf):
-            self.admit(leaf, leaf.last_access)  # its offset breaks ties
+            self.admit(leaf, leaf.last_access)  # offset breaks ties
 
     def victim(self, now: float) -> Victim | None:
         leaf = self._heap.least()

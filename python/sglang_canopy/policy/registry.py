@@ -1,4 +1,4 @@
-"""Every eviction policy by the name a user types."""
+"""Registry of eviction policies by user-visible name."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _SERVED = {
     "canopy-tlru": ("canopy-tlru", "sglang_canopy.policy.canopy_tlru"),
     "etlru": ("etlru", "sglang_canopy.policy.etlru"),
 }
-"""Name in the simulator -> name on a server, and where it lives. SGLang's own names keep meaning
-SGLang's own code, so that our LRU is ``canopy-lru`` there."""
+"""Simulator name -> server name and module. SGLang's own names keep their meaning, so Canopy's LRU
+is ``canopy-lru`` on a server."""
 
 _SIMULATED = {
     "lfu": "canopy_lab.sim.policies.lfu",
@@ -28,32 +28,32 @@ _SIMULATED = {
     "gdfs": "canopy_lab.sim.policies.gdfs",
     "sglang-tlru": "canopy_lab.sim.policies.sglang_tlru",
 }
-"""What the simulator compares with, and no server runs."""
+"""Policies for comparison, in the simulator only."""
 
 AUTO = "auto"
-"""Taken by ``--radix-eviction`` beside the policies' names (``config/auto.py``)."""
+"""Accepted by ``--radix-eviction`` in addition to the policies' names (``config/auto.py``)."""
 
 _MODULES = {**{name: module for name, (_, module) in _SERVED.items()}, **_SIMULATED}
 _LIVE = {live: name for name, (live, _) in _SERVED.items()}
 
 
 def policy_names() -> tuple[str, ...]:
-    """Names of the online policies, as ``canopy simulate --policy`` takes them."""
+    """Return the names of the online policies, for ``canopy simulate --policy``."""
     return tuple(_MODULES)
 
 
 def served_names() -> tuple[str, ...]:
-    """Those of them that a server runs too."""
+    """Return the simulator names of the policies that a server runs."""
     return tuple(_SERVED)
 
 
 def live_names() -> tuple[str, ...]:
-    """Names that Canopy adds to ``--radix-eviction-policy``."""
+    """Return the names that Canopy adds to ``--radix-eviction-policy``."""
     return tuple(_LIVE)
 
 
 def live_name(name: str) -> str:
-    """The server's name of a policy that it runs."""
+    """Return the server name of a policy."""
     return _SERVED[name][0] if name in _SERVED else name
 
 
@@ -64,7 +64,7 @@ def check_served(name: str) -> None:
 
 
 def policy_class(name: str) -> type[Policy]:
-    """The class of the policy called ``name``. Raises ``CanopyError`` for an unknown one."""
+    """Return the class of policy ``name``. Raises ``CanopyError`` for an unknown name."""
     base = _LIVE.get(name, name)
     if base not in _MODULES:
         raise CanopyError(
@@ -77,20 +77,21 @@ def policy_class(name: str) -> type[Policy]:
 def make_policy(name: str, config: Mapping[str, Any] | None = None) -> Policy:
     """Build a policy from its name and its JSON options.
 
-    Raises ``CanopyError`` naming the policy, the offending key and the allowed keys.
+    Raises ``CanopyError`` naming the policy, the invalid key and the allowed keys.
     """
     made = policy_class(name)
     return made(parse_config(name, made.Config, config or {}))
 
 
 def options_of(policy: Policy) -> dict[str, Any]:
-    """The options with which a policy was made, for ``make_policy``; its profile left out."""
+    """Return the options of a policy for ``make_policy``, except its profile."""
     fields = getattr(type(policy.config), "__dataclass_fields__", {})
     return {name: getattr(policy.config, name) for name in fields if name != "profile"}
 
 
 def parse_config(policy: str, cls: type, given: Mapping[str, Any]) -> Any:
-    """Turn a JSON object into ``cls``, a policy's ``Config``. Raises ``CanopyError`` by name."""
+    """Parse a JSON object into ``cls``, a policy's ``Config``. Raises ``CanopyError`` naming the
+    policy."""
     try:
         return declared.make(cls, given)
     except CanopyError as error:

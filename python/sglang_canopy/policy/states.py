@@ -1,7 +1,7 @@
-"""Which recurrent state of a hybrid model goes next.
+"""Eviction orders for the recurrent states of a hybrid model.
 
-A state takes one slot however long its prefix is, and saves what computing from the state above it
-would cost. ``worth`` ranks it by that saving and by its age. ``lru`` is SGLang's order.
+A state takes one slot, regardless of its prefix length, and saves the cost of computing from the
+state above it. ``worth`` ranks a state by that saving and by its age. ``lru`` is SGLang's order.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _LEAST_AGE_S = 1e-3
 class State(Leaf):
     """A cached state at the end of a prefix of ``offset`` tokens.
 
-    ``saves`` is what one use of it saves, in the caller's unit. ``number``: that of its node.
+    ``saves``: cost saved by one use, in the caller's unit. ``number``: the number of its node.
     """
 
     __slots__ = ("node", "saves")
@@ -28,35 +28,35 @@ class State(Leaf):
     def __init__(self, tokens: int, now: float, number: int) -> None:
         super().__init__(offset=tokens, length=1, number=number)
         self.node: Any = None
-        """Where it is in the tree that holds it."""
+        """Node of the state in its tree."""
         self.saves = 0.0
         self.created = self.last_access = now
 
 
 class StatePolicy(abc.ABC):
-    """Ranks the states that are cached. A tree ``drop``s a state before it changes one."""
+    """Ranks the cached states. A tree calls ``drop`` before it changes a state."""
 
     name: ClassVar[str]
 
     @abc.abstractmethod
     def admit(self, state: State, now: float) -> None:
-        """``state`` may go. Not twice without a ``drop`` between."""
+        """Make ``state`` evictable. Never called twice without a ``drop`` between."""
 
     @abc.abstractmethod
     def drop(self, state: State) -> None:
-        """``state`` may not go now, or is gone. Unknown ones are ignored."""
+        """Stop ranking ``state``, which is locked or evicted. Unknown states are ignored."""
 
     @abc.abstractmethod
     def victim(self, now: float) -> State | None:
-        """The state to evict next; it stays admitted."""
+        """Return the state to evict next; it stays admitted."""
 
     @abc.abstractmethod
     def states(self) -> Iterator[State]:
-        """Every admitted state (checks)."""
+        """Iterate over all admitted states (checks)."""
 
 
 class LeastRecentStates(StatePolicy):
-    """SGLang's order: the state whose last use, or creation, is longest ago."""
+    """SGLang's order: least recently used or created first."""
 
     name: ClassVar[str] = "lru"
 
@@ -64,7 +64,7 @@ class LeastRecentStates(StatePolicy):
         self._heap = LazyHeap()
 
     def admit(self, state: State, now: float) -> None:
-        # Of one request the state that it used is older than the deeper one that it left.
+        # A request's matched state is older than the deeper state that it created.
         self._heap.push(state, (state.last_access, state.offset))
         state.slot = self._heap
 
@@ -80,10 +80,10 @@ class LeastRecentStates(StatePolicy):
 
 
 class WorthOfStates(StatePolicy):
-    """What a use of the state saves, over the square root of its age: the least goes first.
+    """Evicts the least saving per use over the square root of age.
 
-    Savings are put in steps of a half power of two. The states of one step are a queue by last use,
-    of which only the oldest can be the victim: a choice costs O(steps), however many states there are.
+    Savings are rounded to half powers of two. The states of one step form a queue by last use, and
+    only its oldest can be the victim: a choice costs O(steps) for any number of states.
     """
 
     name: ClassVar[str] = "worth"
@@ -125,20 +125,20 @@ class WorthOfStates(StatePolicy):
 
 
 def _half_power(saves: float) -> int:
-    """The step of a saving: equal within a factor of the square root of two."""
+    """Return the step of a saving; equal within a factor of the square root of two."""
     return int(saves * saves).bit_length()
 
 
 Cost = Callable[[int], float]
-"""What computing a prompt's first so many tokens costs."""
+"""Cost of computing a prompt's first ``tokens`` tokens."""
 
 
 def linear_cost(tokens: int) -> float:
-    """Every token costs the same."""
+    """Return a cost of 1 per token."""
     return float(tokens)
 
 
 ORDERS: dict[str, type[StatePolicy]] = {
     order.name: order for order in (LeastRecentStates, WorthOfStates)
 }
-"""By the name that a configuration has."""
+"""Orders by their name in a configuration."""

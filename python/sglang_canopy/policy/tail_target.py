@@ -1,7 +1,7 @@
-"""A tail target in the user's terms, as the threshold ``xi`` in uncached tokens.
+"""A tail target in the user's terms, converted to the threshold ``xi`` in uncached tokens.
 
-It is a TTFT in milliseconds (with the linear model that requests carry), a percentile of what
-is observed, or a number of tokens. A leaf's own ``slo_ms`` goes before all of them.
+The target is a TTFT in milliseconds (with the linear model that requests carry), a percentile of
+the observed requests, or a number of tokens. A leaf's own ``slo_ms`` takes precedence.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sglang_canopy.reuse.ttft import threshold_tokens
 
 _OBSERVED = 2048
 _MOVED = 0.1
-"""Relative change of the threshold below which leaves are not ranked again."""
+"""Smallest relative change of the threshold that re-ranks leaves."""
 
 
 def only_one(config: Any, *keys: str) -> None:
@@ -26,7 +26,7 @@ def only_one(config: Any, *keys: str) -> None:
 
 
 class TailTarget:
-    """Keeps ``xi`` up to date with what requests bring."""
+    """Updates ``xi`` from finished requests."""
 
     def __init__(
         self, ttft_ms: float | None, ttft_percentile: float | None, tokens: float | None
@@ -36,24 +36,23 @@ class TailTarget:
         self._line: tuple[float, float] | None = None
         self._planned_line: tuple[float, float] | None = None
         self._own_targets = False
-        """Whether any leaf has a target of its own, which moves with the line alone."""
+        """Whether any leaf has its own target, which depends on the line alone."""
         self._seen: deque[int] = deque()
         self._ordered: list[int] = []
         self._now = tokens
         self.tokens = tokens
-        """The policy's threshold; ``None`` while it is not known."""
+        """The policy's threshold; ``None`` while unknown."""
         self.version = 0
-        """Grows whenever ``tokens``, or the line that leaves' own targets go by, moved by more
-        than a tenth."""
+        """Incremented if ``tokens``, or the line of leaves' own targets, moves by over a tenth."""
 
     def observe(self, request: Request) -> None:
-        """Take in a finished request: its TTFT model, and how much of it was not cached."""
+        """Update the target from a finished request: its TTFT model, and its uncached tokens."""
         if request.ttft_model is not None:
             self._line = request.ttft_model
         if self._ttft_ms is not None and self._line is not None:
             self._now = threshold_tokens(self._ttft_ms, self._line)
         elif self._percentile is not None and request.cached_tokens is not None:
-            # TTFT grows with uncached tokens: the percentile of one is that of the other.
+            # TTFT grows with uncached tokens: both have the same percentiles.
             self._add(max(0, request.prompt_tokens - request.cached_tokens))
             at = int(self._percentile / 100.0 * (len(self._ordered) - 1))
             self._now = float(self._ordered[at])
@@ -78,7 +77,7 @@ class TailTarget:
             del self._ordered[bisect_left(self._ordered, self._seen.popleft())]
 
     def of(self, leaf: Leaf) -> float | None:
-        """The threshold in tokens for ``leaf``'s conversation."""
+        """Return the threshold in tokens for the conversation of ``leaf``."""
         if leaf.slo_ms is not None:
             if not self._own_targets:
                 self._own_targets, self._planned_line = True, self._line
@@ -88,5 +87,5 @@ class TailTarget:
 
     @property
     def line(self) -> tuple[float, float] | None:
-        """The TTFT model in use: (alpha s/token, beta s)."""
+        """Return the TTFT model in use: (alpha s/token, beta s)."""
         return self._line

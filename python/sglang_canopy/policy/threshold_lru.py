@@ -1,7 +1,7 @@
-"""``threshold-lru``: cache a conversation only past a length (arXiv 2510.15152, the baseline).
+"""``threshold-lru``: cache conversations above a length only (arXiv 2510.15152, the baseline).
 
-Prompt caches of hosted models ignore short prompts. Here a path is "not cached" by being the
-first to go: it may use space that nobody wants, and never pushes a longer one out.
+Prompt caches of hosted models ignore short prompts. Here a short conversation's path is evicted
+first: it may use free space, and never displaces a longer conversation.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Config:
 
 
 class ThresholdLRU(RankedPolicy):
-    """LRU among the leaves of short conversations, then among the others. O(log n)."""
+    """LRU over the leaves of short conversations first, then over the rest. O(log n)."""
 
     name: ClassVar[str] = "threshold-lru"
     Config: ClassVar[type] = Config

@@ -1,17 +1,16 @@
-"""``wa``: evict what the workload's own past says is least likely to be worth its space.
+"""``wa``: evict the leaf that, judged by the workload's past, is least worth its space.
 
-Survival model (default): the rank of a leaf is G_w(a), the reuse its category ``w`` wins per
+Survival model (default): a leaf's rank is G_w(a), the reuse that its category ``w`` gains per
 second of space held from age ``a`` on (``reuse/survival.py``). Exponential model: the ATC 2025
-paper's tuple (ReuseProb_w(t, life), -offset), of which ``reuse/exponential.py`` has the formula and
-its two readings. Lowest goes first. With too few samples a category uses a coarser one's curve,
-then the global one; with none at all the order is LRU.
+paper's tuple (ReuseProb_w(t, life), -offset); ``reuse/exponential.py`` has the formula and its two
+readings. The lowest rank is evicted first. With too few samples a category uses a coarser
+category's curve, then the global curve; without samples the order is LRU.
 
-Hints of clients act at once: a leaf whose conversation is over goes first; one that a client
-returns to at a known time ranks s / (return_at - now) + (1 - s) G_w(a), s being how much of such
-hints is known and not guessed (``reuse/hint_trust.py``);
-one to keep until T is not chosen before T while any other leaf is there. A tree that changes
-the hints of an admitted leaf must ``drop`` it, write the fields (``Leaf.refresh``), and ``admit``
-it again.
+Clients' hints apply at once. A leaf of an ended conversation is evicted first. A leaf with a hinted
+return ranks s / (return_at - now) + (1 - s) G_w(a), with s the skill of such hints
+(``reuse/hint_trust.py``). A leaf kept until T is not evicted before T while another leaf is
+evictable. To change the hints of an admitted leaf, a tree calls ``drop``, writes the fields
+(``Leaf.refresh``), and calls ``admit`` again.
 """
 
 from __future__ import annotations
@@ -122,7 +121,7 @@ class WorkloadAware(Policy):
         self._cells = Cells(config.model)
         self._over = EndQueue()
         self._returning: dict[Hashable, ReturnQueue] = {}
-        """By whose word it is, since each one's hints come true at a rate of their own."""
+        """Queues by speaker, since each speaker's hints have their own accuracy."""
         self._kept = EndQueue()
         self._ranked_version = 0
         if config.profile is not None:
@@ -148,7 +147,7 @@ class WorkloadAware(Policy):
             self.model.hinted(conversation, source, now, over, return_in_s)
 
     def twin(self) -> Policy:
-        """The same policy for another tier: it ranks by what this one learns, and as it does."""
+        """Return a policy for another tier, which shares this policy's learnt state."""
         other = type(self)(dataclasses.replace(self.config, profile=None))
         other.model = self.model
         other.learns = False
@@ -166,8 +165,8 @@ class WorkloadAware(Policy):
         else:
             hinted = ()
         shared = self._shared_category(leaf)
-        # A leaf's own label, whether or not the table has it: the cell must not depend on when
-        # the leaf is admitted.
+        # Use the leaf's own label, even if it is not in the table: the cell must not depend on the
+        # time of admission.
         label = leaf.category if shared is None else shared.label
         category = shared or self.model.categories.get(label)
         bucket = self._bucket(leaf, category)
@@ -178,8 +177,11 @@ class WorkloadAware(Policy):
         )
 
     def _admit_hinted(self, leaf: Leaf, now: float) -> tuple[Hashable, ...]:
-        """Queue a leaf whose hints are acted on outright. Else: who said that it is over, if that
-        counts a little: then it ranks lower, by how often that came true."""
+        """Queue a leaf if its hints are trusted outright.
+
+        Otherwise return the speaker's key if its "over" lowers the rank, by the share of such hints
+        that proved true, else ``()``.
+        """
         hints, who = self.model.hints, speaker(leaf.tenant, leaf.source)
         if leaf.over and hints.over_trusted(who):
             leaf.slot = (self._over, self._over.push(leaf, leaf.last_access))
@@ -190,7 +192,7 @@ class WorkloadAware(Policy):
             queue = self._returning.setdefault(key, ReturnQueue(key))
             leaf.slot = (queue, self._push_return(queue, leaf))
             return ()
-        # What tells nothing splits no cell: a cell is known by its ends.
+        # Hints without information share a cell: only its two end leaves are compared.
         return (key,) if leaf.over and hints.over_weight(key) < 1.0 else ()
 
     @staticmethod
@@ -205,7 +207,8 @@ class WorkloadAware(Policy):
         return self._shared_category(leaf) or self.model.categories.get(leaf.category)
 
     def _shared_category(self, leaf: Leaf) -> Category | None:
-        """Category of a leaf with more uses than its conversation has turns: others use it too."""
+        """Return the category of a shared leaf, which has more uses than its conversation has
+        turns."""
         if leaf.hits <= leaf.turn or self.model.type_turn:
             return None
         gap_s = (leaf.last_access - leaf.created) / (leaf.hits - 1)
@@ -231,8 +234,8 @@ class WorkloadAware(Policy):
         else:
             leaf.slot = (queue, queue.push(leaf, entry[0]))
 
-    # rank(leaf) = reuse per second of space that its category wins from its age on, G_w(age)
-    # victim = an ended conversation's leaf if there is one, else the leaf with the least rank
+    # rank(leaf) = G_w(age), its category's reuse per second of space from its age on; victim = a
+    # leaf of an ended conversation, if any, else the leaf of least rank
     def victim(self, now: float) -> Victim | None:
         if self._kept.live or self._over.live or self._returning:
             self._release(now)
@@ -257,8 +260,8 @@ class WorkloadAware(Policy):
             self.admit(leaf, leaf.last_access)
 
     def _release(self, now: float) -> None:
-        """Leaves whose time to be kept or to return has passed, or whose tenant is no longer
-        trusted, rank like any other."""
+        """Rank normally the leaves whose keep or return has expired, or whose speaker is no longer
+        trusted."""
         while (entry := self._kept.oldest()) is not None and entry[0] <= now:
             self._readmit(entry[-1], now)
         for who, queue in list(self._returning.items()):
@@ -277,8 +280,8 @@ class WorkloadAware(Policy):
         self.admit(leaf, now)
 
     def _last_to_return(self, now: float) -> tuple[Leaf | None, float]:
-        """The least of the leaves that a client returns to, and its rank: of what is known about
-        such returns the time said decides, of what is guessed the category."""
+        """Return the least leaf with a hinted return, and its rank: the hinted time weighted by the
+        hints' skill, plus the category's rank weighted by the rest."""
         found, least = None, (math.inf, 0.0, 0, 0)
         for who, queue in self._returning.items():
             last = queue.youngest()
@@ -297,12 +300,12 @@ class WorkloadAware(Policy):
         return found, least[0]
 
     def _bucket(self, leaf: Leaf, category: Category) -> Hashable:
-        """What beside the category a leaf's rank depends on."""
+        """Return the part of a leaf's cell key that is not its category."""
         scale = self.config.depth_weight_tokens
         return int(1.0 + (leaf.offset + leaf.length) / scale).bit_length() if scale > 0 else 0
 
     def _weight(self, category: Category, bucket: Any) -> float:
-        """Factor on the ranks of a cell."""
+        """Return the factor on the ranks of a cell."""
         return 1.5 * 2.0 ** (bucket - 1) if self.config.depth_weight_tokens > 0 else 1.0
 
     def _reweigh(self, cell: Cell) -> float:
@@ -311,7 +314,7 @@ class WorkloadAware(Policy):
         return weight * self._over_weight(cell.key[2:])  # type: ignore[index]
 
     def _keep(self, leaf: Leaf) -> int:
-        """Tokens of the victim that are worth more than the rest of it."""
+        """Return the number of the victim's leading tokens to keep."""
         return 0
 
     def explain(self, leaf: Leaf, now: float) -> Mapping[str, Any]:
@@ -345,7 +348,7 @@ class WorkloadAware(Policy):
 
 
 def _overdue_at(leaf: Leaf) -> float:
-    """Time after which the return announced for ``leaf`` no longer counts."""
+    """Return the time after which the hinted return of ``leaf`` is ignored."""
     assert leaf.return_at is not None, "no return was announced"
     return leaf.return_at + return_slack_s(leaf.return_at - leaf.last_access)
 

@@ -1,1 +1,1 @@
-"""The queues and heaps that policies keep their leaves in."""
+"""Queues and heaps of leaves, for policies."""

@@ -1,9 +1,9 @@
-"""Queues of leaves whose rank depends on a category and on age, and the least leaf of them all.
+"""Queues of leaves ranked by category and age, and the least leaf of all queues.
 
-A *cell* holds the leaves of one category (and, for ranks that also depend on depth, of one
-depth bucket). A rank is constant within an age bin, so a cell's candidate stays right until one
-of its two ends moves to the next bin: only cells that changed or whose end crossed an edge are
-ranked again, whatever the number of categories. The heap's count never decides between two leaves.
+A *cell* holds the leaves of one category (and of one depth bucket, if ranks depend on depth). Ranks
+are constant within an age bin, so a cell's candidate is valid until one of its two ends moves to
+the next bin: only changed cells and cells whose end crossed an edge are ranked again, for any
+number of categories. The heap's counter never decides between two leaves.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NEVER = math.inf
 
 
 class Cell(EndQueue):
-    """The leaves of one category and bucket, by last access."""
+    """Leaves of one category and bucket, by last access."""
 
     __slots__ = ("best", "category", "key", "version", "weight")
 
@@ -32,16 +32,16 @@ class Cell(EndQueue):
         self.category = category
         self.weight = weight
         self.version = 0
-        """Candidates of an older version are stale."""
+        """Candidates with an older version are stale."""
         self.best: tuple[float, float, int, int] | None = None
 
 
 class Cells:
     """All cells, with the least ``(rank, last access, -offset, number)`` among their ends.
 
-    ``by`` is what ranks: ``survival`` (``Category.rank``), ``recency`` (all ranks are equal), or
-    ``exponential`` (``Category.exponential`` at the exact age, equal ranks in the order of
-    ``(rank, -offset)``, as the ATC 2025 paper has it; then every cell is ranked at every new time).
+    ``by`` selects the rank: ``survival`` (``Category.rank``), ``recency`` (all ranks equal), or
+    ``exponential`` (``Category.exponential`` at the exact age; equal ranks are ordered by ``(rank,
+    -offset)``, as in the ATC 2025 paper). ``exponential`` ranks every cell at every new time.
     """
 
     def __init__(self, by: str = "survival") -> None:
@@ -52,16 +52,16 @@ class Cells:
             "recency": self._at_recency,
             "exponential": self._at_exponential,
         }[by]
-        """An entry's place in the order of eviction, and the time from which it may differ."""
+        """Function: an entry's order of eviction, and the time until which it holds."""
         self._cells: dict[Hashable, Cell] = {}
         self._changed: dict[Cell, None] = {}
-        """To be ranked again, in the order of their first change."""
+        """Cells to rank again, by first change."""
         self._heap: list[tuple[Any, ...]] = []
         self._edges: list[tuple[float, int, int, Cell]] = []
         self._count = 0
 
     def push(self, key: Hashable, leaf: Leaf, make: Callable[[], tuple[Category, float]]) -> None:
-        """Put ``leaf`` in cell ``key``; ``make`` gives a new cell's category and weight."""
+        """Add ``leaf`` to cell ``key``; ``make`` returns the category and weight of a new cell."""
         cell = self._cells.get(key)
         if cell is None:
             cell = self._cells[key] = Cell(key, *make())
@@ -69,7 +69,7 @@ class Cells:
         self._changed[cell] = None
 
     def put_back(self, cell: Cell, leaf: Leaf) -> None:
-        """Put a leaf that was removed into the same cell again."""
+        """Add a removed leaf to the same cell again."""
         cell = self._cells.setdefault(cell.key, cell)
         leaf.slot = (cell, cell.push(leaf, leaf.last_access))
         self._changed[cell] = None
@@ -82,14 +82,15 @@ class Cells:
         self._changed[cell] = None
 
     def reweigh(self, weight: Callable[[Cell], float] | None = None) -> None:
-        """The curves changed: rank every cell again, with new weights where they changed too."""
+        """Rank every cell again after a fit, with new weights if ``weight`` is given."""
         for cell in self._cells.values():
             if weight is not None:
                 cell.weight = weight(cell)
             self._changed[cell] = None
 
     def least(self, now: float) -> tuple[tuple[float, ...], Leaf] | None:
-        """The least leaf among all cell ends at ``now``, with its ``(rank, stamp, -offset, number)``."""
+        """Return the least leaf of all cell ends at ``now``, with ``(rank, stamp, -offset,
+        number)``."""
         while self._edges and self._edges[0][0] <= now:
             _, _, version, cell = heapq.heappop(self._edges)
             if version == cell.version:
@@ -117,7 +118,7 @@ class Cells:
         at = self._at
         order, until = at(cell, old, now)
         entry = old
-        # The exact rank falls with age: the oldest is the least.
+        # The exact rank falls with age: the oldest leaf is the least.
         young = old if self._exact or cell.live == 1 else cell.youngest()
         if young is not old and young is not None:
             other, other_until = at(cell, young, now)
@@ -153,7 +154,7 @@ class Cells:
         return (cell.weight * cell.category.rank[at], stamp, depth, entry[2]), until
 
     def rank(self, category: Category, stamp: float, now: float) -> float:
-        """What a leaf of ``category`` last used at ``stamp`` would rank, unweighted."""
+        """Return the unweighted rank of a leaf of ``category`` last used at ``stamp``."""
         if self._by == "recency":
             return 0.0
         if self._exact:
@@ -161,7 +162,7 @@ class Cells:
         return category.rank[age_bin(now - stamp)]
 
     def cells(self) -> Iterator[Cell]:
-        """The cells that hold a leaf, in order of creation."""
+        """Iterate over the cells with leaves, in order of creation."""
         return (c for c in self._cells.values() if c.live)
 
     def __iter__(self) -> Iterator[Leaf]:

@@ -1,14 +1,14 @@
 """A queue of evictable leaves that can be read at both ends.
 
-SGLang's stock eviction builds a heap over every evictable leaf on every call. Here each
-workload category keeps one of these queues, so a victim is found by comparing queue ends.
-Both ends matter: after a tool call the chance of reuse first rises with age and then falls,
-so the least valuable leaf of a category is its oldest or its youngest, hardly ever one between.
+SGLang's stock eviction builds a heap over every evictable leaf on every call. Canopy keeps one
+queue per workload category, so that a victim is found by comparing queue ends. Both ends matter:
+after a tool call the chance of reuse first rises with age and then falls, so the least valuable
+leaf of a category is its oldest or its youngest, rarely one between.
 
-Admission order is not the order of last access: a parent surfaces with an old stamp when its
-last child goes, and a long request finishes after a short one that came later. Hence two
-heaps with lazy deletion rather than a linked list: ``push`` is O(log n), ``remove`` O(1), reading
-an end O(1) and O(log n) amortised for the dead entries it meets.
+Admission order differs from the order of last access: a parent becomes a leaf with an old stamp
+when its last child is evicted, and a long request finishes after a short request that arrived
+later. Hence two heaps with lazy deletion instead of a linked list: ``push`` is O(log n), ``remove``
+O(1), and reading an end O(1), plus O(log n) amortised per dead entry.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 from sglang_canopy.records import Leaf
 
 _SLACK = 32
-"""Dead entries tolerated on top of one per live entry before a compaction."""
+"""Dead entries allowed, beyond one per live entry, before a compaction."""
 
 Entry = list[Any]
 """``[stamp, -offset, number, sequence, leaf]``; ``leaf`` is ``None`` once removed."""
@@ -29,9 +29,8 @@ Entry = list[Any]
 class EndQueue:
     """Leaves ordered by ``(stamp, -offset, number)``: older, then deeper, then created first.
 
-    The stamp is a time in seconds: the last access, or the time at which a client said it
-    returns. The order does not depend on the order of ``push``; its sequence number only keeps
-    the entries of one leaf comparable.
+    The stamp is a time in seconds: the last access, or the hinted return. The order of ``push``
+    does not matter; the sequence number only keeps the entries of one leaf comparable.
     """
 
     __slots__ = ("_high", "_low", "_sequence", "live")
@@ -47,7 +46,7 @@ class EndQueue:
         return self.live
 
     def push(self, leaf: Leaf, stamp: float) -> Entry:
-        """Add ``leaf``; returns the entry that ``remove`` takes."""
+        """Add ``leaf``; return its entry for ``remove``."""
         self._sequence = sequence = self._sequence + 1
         depth, number = -leaf.offset, leaf.number
         entry: Entry = [stamp, depth, number, sequence, leaf]
@@ -57,7 +56,7 @@ class EndQueue:
         return entry
 
     def remove(self, entry: Entry) -> None:
-        """Remove an entry. Removing it twice is an error of the caller."""
+        """Remove an entry, at most once."""
         assert entry[-1] is not None, "entry already removed"
         entry[-1] = None
         self.live -= 1
@@ -70,14 +69,14 @@ class EndQueue:
             heapq.heapify(self._high)
 
     def oldest(self) -> Entry | None:
-        """Least stamp, deepest first among equals; ``None`` when empty."""
+        """Return the entry with the least stamp, the deepest of equals; ``None`` if empty."""
         low = self._low
         while low and low[0][-1] is None:
             heapq.heappop(low)
         return low[0] if low else None
 
     def youngest(self) -> Entry | None:
-        """Greatest stamp, deepest first among equals; ``None`` when empty."""
+        """Return the entry with the greatest stamp, the deepest of equals; ``None`` if empty."""
         high = self._high
         while high and high[0][-1][-1] is None:
             heapq.heappop(high)
@@ -88,9 +87,9 @@ class EndQueue:
 
 
 class ReturnQueue(EndQueue):
-    """Leaves by the time at which they return, each protected until a time of its own.
+    """Leaves by hinted return, each protected until its own time.
 
-    ``key``: the key of the hint records that all of them share.
+    ``key``: the key of the hint records, shared by all leaves of the queue.
     """
 
     __slots__ = ("_ends", "key")
@@ -110,7 +109,7 @@ class ReturnQueue(EndQueue):
         return entry
 
     def overdue(self, now: float) -> Leaf | None:
-        """A leaf whose time is over (the longest so), or ``None``."""
+        """Return the leaf that is overdue the longest, or ``None``."""
         ends = self._ends
         while ends and (ends[0][2][-1] is None or ends[0][0] <= now):
             leaf = ends[0][2][-1]

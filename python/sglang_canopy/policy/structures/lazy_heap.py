@@ -1,4 +1,4 @@
-"""A lazy heap of leaves: push, discard and least in O(log n), no search."""
+"""A lazy heap of leaves: push, discard and least in O(log n), without search."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 from sglang_canopy.records import Leaf
 
 _SLACK = 64
-"""Dead entries tolerated on top of one per live entry before the heap is rebuilt."""
+"""Dead entries allowed, beyond one per live entry, before a rebuild."""
 
 
 class LazyHeap:
     """Leaves by rank, least first.
 
-    Order is (rank, older last access, deeper offset, earlier creation), all as they were at the
-    push. A discarded entry is emptied and skipped when it surfaces. ``Leaf.slot`` is not
-    used: it is the policy's own, and outlives a leaf's stay in here.
+    The order is (rank, older last access, deeper offset, earlier creation), all as of the push. A
+    discarded entry is emptied, and skipped once it reaches the top. ``Leaf.slot`` belongs to the
+    policy and is not used, since it outlives the leaf's entry.
     """
 
     __slots__ = ("_entries", "_live", "_pushes")
@@ -37,16 +37,16 @@ class LazyHeap:
         return iter(self._live)
 
     def push(self, leaf: Leaf, rank: Any) -> None:
-        """Add ``leaf``, which must not be in; ranks of one heap must be comparable."""
+        """Add ``leaf``, which must not be in the heap; all ranks of a heap must be comparable."""
         assert leaf not in self._live, "a leaf was admitted twice"
         self._pushes += 1
-        # The count of pushes only keeps the entries of one leaf comparable.
+        # The push counter only keeps the entries of one leaf comparable.
         entry = [rank, leaf.last_access, -leaf.offset, leaf.number, self._pushes, leaf]
         self._live[leaf] = entry
         heapq.heappush(self._entries, entry)
 
     def discard(self, leaf: Leaf) -> bool:
-        """Take ``leaf`` out; returns whether it was in."""
+        """Remove ``leaf``; return whether it was in the heap."""
         entry = self._live.pop(leaf, None)
         if entry is None:
             return False
@@ -57,7 +57,7 @@ class LazyHeap:
         return True
 
     def least(self) -> Leaf | None:
-        """The least leaf, left in place."""
+        """Return the least leaf without removing it."""
         entries = self._entries
         while entries:
             leaf = entries[0][5]
@@ -67,5 +67,5 @@ class LazyHeap:
         return None
 
     def rank(self, leaf: Leaf) -> Any:
-        """The rank ``leaf`` was pushed with."""
+        """Return the rank of ``leaf`` at its push."""
         return self._live[leaf][0]
