@@ -1,4 +1,4 @@
-"""Wall time that a jump of the wall clock does not shake."""
+"""A clock in wall time that ignores jumps of the wall clock."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import time
 from collections.abc import Callable
 
 TOLERANCE_S = 60.0
-"""Wall and monotonic clock may drift apart this far (time synchronisation) unnoticed."""
+"""Greatest drift between wall and monotonic clock that counts as time synchronisation."""
 
 
 class SteadyClock:
-    """Seconds that start at the wall clock's and run on evenly when that is set.
+    """Seconds since the epoch without later jumps of the wall clock.
 
-    A jump is noticed by the monotonic clock, counted, and taken out of every later answer, so
-    that pages neither expire at once (forward) nor live for ever (backward).
+    The monotonic clock reveals a jump. Jumps are counted and subtracted from later results, so that
+    pages neither expire at once (forward) nor live for ever (backward).
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A page's bytes: how buffers are looked at, and the checksum that decides what is served."""
+"""Bytes of a page: flat views of its buffers, and the checksum verified before a page is served."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PageBuffers = Any
 
 
 def raw_key(key: str) -> bytes:
-    """32 bytes for a key: those of a SHA-256 written as hex, or the SHA-256 of anything else."""
+    """Return 32 bytes for a key: the decoded hex of a SHA-256, or the SHA-256 of any other text."""
     if len(key) == 64:
         try:
             raw = bytes.fromhex(key)
@@ -25,14 +25,14 @@ def raw_key(key: str) -> bytes:
 
 
 class Content:
-    """What the pages of one namespace hold. Thread-safe."""
+    """Layout and checksums of the pages of one namespace. Thread-safe."""
 
     def __init__(self, page_bytes: int, namespace: str) -> None:
         self.page_bytes = page_bytes
         self._seed = hashlib.sha256(namespace.encode()).digest()[:16]
 
     def views(self, page: PageBuffers) -> list[memoryview]:
-        """The page as flat byte views; together exactly ``page_bytes``."""
+        """Return the page as flat byte views. Raises ``ValueError`` unless they total ``page_bytes``."""
         given = page if isinstance(page, (list, tuple)) else (page,)
         views = [memoryview(buffer).cast("B") for buffer in given]
         size = sum(len(view) for view in views)
@@ -41,7 +41,7 @@ class Content:
         return views
 
     def checksum(self, key: bytes, views: Sequence[memoryview]) -> int:
-        """128 bits of XXH3 over the namespace, the key and the content."""
+        """Return 128 bits of XXH3 over the namespace, the key and the content."""
         digest = xxhash.xxh3_128(self._seed + key)
         for view in views:
             digest.update(view)

@@ -1,4 +1,4 @@
-"""What the disk store counts. Plain numbers that only grow; exporters read them."""
+"""Counters of the disk store: plain numbers that only grow, read by exporters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RESIDENCY_EDGES_S = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)
 """Upper edges of the residency histogram, in seconds; one more bucket holds the rest."""
 
 REASONS = ("capacity", "ttl", "quota", "trim", "corrupt", "cleared")
-"""Why a page left the disk."""
+"""Reasons for removing a page."""
 
 FAULTS = (
     "full",
@@ -30,59 +30,59 @@ FAULTS = (
     "gone",
     "internal",
 )
-"""Every kind of fault that is answered by recomputation."""
+"""Kinds of faults. The pages concerned are recomputed."""
 
 _MAX_CATEGORIES = 512
 
 
 @dataclass(slots=True)
 class StoreCounters:
-    """Pages unless the name says otherwise."""
+    """Counters in pages, unless the name has another unit."""
 
     written: int = 0
     written_bytes: int = 0
-    """Bytes that went into segment files."""
+    """Bytes written to segment files."""
     present: int = 0
-    """Offered for writing and on disk already."""
+    """Pages offered for writing that were already on disk."""
     refused: Counter[str] = field(default_factory=Counter)
-    """Not written, by reason: ``no-prefix``, ``capacity``, ``quota``, or a fault."""
+    """Pages not written, by reason: ``no-prefix``, ``capacity``, ``quota``, or a fault."""
     read: int = 0
     read_bytes: int = 0
     lookups: int = 0
-    """Pages asked for by ``leading``."""
+    """Keys passed to ``leading``."""
     found: int = 0
-    """Of those, pages that led to a hit."""
+    """Keys in the readable runs that ``leading`` returned."""
     expired_lookups: int = 0
-    """Of the rest, pages that were on disk past their TTL."""
+    """Other keys whose pages were on disk past their TTL."""
     evicted: Counter[str] = field(default_factory=Counter)
-    """By reason, see ``REASONS``."""
+    """Pages removed, by reason (``REASONS``)."""
     evicted_bytes: Counter[str] = field(default_factory=Counter)
     hits: Counter[str] = field(default_factory=Counter)
     """Pages read, by category (the first 512 categories; then ``*``)."""
     misses: Counter[str] = field(default_factory=Counter)
     """Pages offered for writing that were not on disk, by category."""
     residency_s: list[int] = field(default_factory=lambda: [0] * (len(RESIDENCY_EDGES_S) + 1))
-    """Pages that left, by how long they were on disk."""
+    """Removed pages by their time on disk (``RESIDENCY_EDGES_S``)."""
     page_seconds: float = 0.0
-    """The same as a sum, over the pages that left."""
+    """Sum of the removed pages' seconds on disk."""
     pinned: int = 0
     pins_refused: int = 0
     faults: Counter[str] = field(default_factory=Counter)
-    """By kind, see ``FAULTS``."""
+    """Faults by kind (``FAULTS``)."""
     orphans: int = 0
-    """Pages' worth of data without an index row, swept at start."""
+    """Units of data without an index row, cut off at start."""
     dropped_at_start: int = 0
-    """Index rows that were not usable: no prefix, or no data behind them."""
+    """Index rows without a prefix or without data."""
 
     def left(self, reason: str, page_bytes: int, stay_s: float) -> None:
-        """A page left the disk after ``stay_s`` seconds."""
+        """Count a page removed after ``stay_s`` seconds."""
         self.evicted[reason] += 1
         self.evicted_bytes[reason] += page_bytes
         self.page_seconds += max(0.0, stay_s)
         self.residency_s[bisect_left(RESIDENCY_EDGES_S, stay_s)] += 1
 
     def all_left(self, reason: str, page_bytes: int, stays_s: Any) -> None:
-        """``left`` for many pages at once: an array of their seconds here."""
+        """Count removed pages; ``stays_s``: an array of their seconds on disk."""
         self.evicted[reason] += len(stays_s)
         self.evicted_bytes[reason] += page_bytes * len(stays_s)
         self.page_seconds += float(np.maximum(stays_s, 0.0).sum())
@@ -94,7 +94,7 @@ class StoreCounters:
 
     @staticmethod
     def by_category(counter: Counter[str], category: str) -> None:
-        """Count one page; a flood of category names ends in ``*``."""
+        """Count one page. Categories after the first 512 count as ``*``."""
         if category not in counter and len(counter) >= _MAX_CATEGORIES:
             category = "*"
         counter[category] += 1
@@ -111,7 +111,7 @@ class StoreCounters:
 
 
 class Faults:
-    """Logs the first fault of a kind and counts them all."""
+    """Count faults and log the first of each kind."""
 
     def __init__(self, counters: StoreCounters, where: str) -> None:
         self._counters = counters

@@ -1,8 +1,8 @@
-"""Which pages may go: those without children, ranked by the policy, each tenant's by its twin.
+"""Evictable pages, ranked by the policy, and by a twin of the policy for each tenant with a quota.
 
-A leaf page has no page below it on disk. It is evictable (a ``Leaf`` admitted to the policy)
-unless it is pinned or locked: a writer is about to put a page below it. Evicting a leaf page
-makes its parent one; so tails go before heads, and no page stays whose prefix is gone.
+A leaf page has no page below it on disk. A leaf page is evictable (a ``Leaf`` admitted to the policy)
+unless it is pinned, or locked by a writer that is about to put a page below it. Only leaf pages are
+evicted, so every page on disk has its prefix on disk.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from sglang_canopy.records import Leaf, Request
 from sglang_canopy.tenant import AT_LIMIT, tenant_digest
 
 EVERY_TENANT = "*"
-"""In quotas: any tenant that is not named (requests without a salt have no tenant)."""
+"""Quota key for every tenant without an entry (requests without a salt have no tenant)."""
 
 
 class PageLeaf(Leaf):
-    """A leaf page, as the policy sees it."""
+    """Leaf of the policy for one page."""
 
     __slots__ = ("row",)
 
@@ -31,7 +31,7 @@ class PageLeaf(Leaf):
 
 
 class EvictablePages:
-    """Not thread-safe: the store's lock guards it."""
+    """Leaf pages, quotas and pins. Not thread-safe: the store's lock guards it."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class EvictablePages:
     # ---- the policies' leaves ----
 
     def refresh(self, row: int, now: float) -> None:
-        """Admit ``row`` to the policies, or withdraw it, as its state now says."""
+        """Admit ``row`` to the policies if it is evictable; withdraw it otherwise."""
         if self.index.children[row] or row in self._locked or row in self._pins:
             self.withdraw(row)
             return
@@ -78,7 +78,7 @@ class EvictablePages:
                 self._twin_leaves[row] = self._admit(twin, row, now)
 
     def rerank(self, row: int, now: float) -> None:
-        """The row's metadata changed: the policies rank it anew, as the same leaf."""
+        """Drop and admit the leaf of ``row`` again after its metadata changed."""
         leaf = self._leaves.get(row)
         if leaf is None:
             return
@@ -88,7 +88,7 @@ class EvictablePages:
             self._readmit(self._twins[self.index.label("tenant", row)], twin_leaf, now)
 
     def withdraw(self, row: int) -> PageLeaf | None:
-        """The policies no longer rank ``row`` (it changes, or goes)."""
+        """Drop ``row`` from the policies. Returns its leaf, if it had one."""
         twin_leaf = self._twin_leaves.pop(row, None)
         if twin_leaf is not None:
             self._twins[self.index.label("tenant", row)].drop(twin_leaf)
@@ -98,12 +98,12 @@ class EvictablePages:
         return leaf
 
     def lock_parent(self, row: int) -> None:
-        """A page is about to be written below ``row``: it must stay."""
+        """Lock ``row`` while a page is written below it."""
         self._locked[row] = self._locked.get(row, 0) + 1
         self.withdraw(row)
 
     def unlock_parent(self, row: int, now: float) -> None:
-        """The writer is done. A row that was removed, with its lock, is left alone."""
+        """Undo one ``lock_parent``. Rows without a lock (removed since) are ignored."""
         left = self._locked.get(row, 0) - 1
         if left > 0:
             self._locked[row] = left
@@ -115,16 +115,17 @@ class EvictablePages:
         return row in self._locked
 
     def victim(self, now: float) -> tuple[int, int] | None:
-        """The page that the policy gives up next and how many of its tokens it would keep."""
+        """Return the policy's next victim: its row, and the tokens that the policy would keep."""
         return self._victim_of(self.policy, now)
 
     def victim_of(self, tenant: str, now: float) -> tuple[int, int] | None:
-        """The same among one tenant's pages."""
+        """Return the next victim among the pages of one tenant."""
         twin = self._twins.get(tenant)
         return None if twin is None else self._victim_of(twin, now)
 
     def page_removed(self, row: int, leaf: PageLeaf | None, *, chosen: bool) -> None:
-        """``row`` is leaving the index. ``chosen``: by the policy, which is notified."""
+        """Release pin, lock and quota of ``row``, which is being removed. ``chosen``: the policy
+        chose it, and is notified."""
         self.unpin(row)
         self._locked.pop(row, None)
         self.refund_tenant(self.index.label("tenant", row))
@@ -132,8 +133,8 @@ class EvictablePages:
             self.policy.evicted(leaf, leaf.length)
 
     def clear(self) -> None:
-        """Forget every page; all were refunded. What the policy learned stays."""
-        self._twins.clear()  # made anew when needed
+        """Drop every page; the caller has refunded them. The policy keeps its state."""
+        self._twins.clear()  # created again on demand
         for leaf in self._leaves.values():
             self.policy.drop(leaf)
         for rows in (self._leaves, self._twin_leaves, self._locked, self._pins):
@@ -144,13 +145,13 @@ class EvictablePages:
         self.pinned_bytes = 0
 
     def charge_tenant(self, tenant: str | None) -> None:
-        """A page of ``tenant`` came onto the disk."""
+        """Add one page to the bytes of ``tenant``."""
         if tenant is not None:
             self.tenant_bytes[tenant] = self.tenant_bytes.get(tenant, 0) + self.page_bytes
             self._update_at_quota(tenant)
 
     def refund_tenant(self, tenant: str | None, pages: int = 1) -> None:
-        """Undo ``charge_tenant``: pages were removed, or not written after all."""
+        """Subtract pages that were removed, or charged but not written."""
         if tenant is None:
             return
         left = self.tenant_bytes.get(tenant, 0) - pages * self.page_bytes
@@ -169,8 +170,8 @@ class EvictablePages:
             self._tenants_at_quota.discard(tenant)
 
     def quota(self, tenant: str | None) -> int | None:
-        """Bytes ``tenant`` may have; ``None`` without a limit. Quotas name a tenant as it is, or
-        by its ``tenant_digest``."""
+        """Return the byte limit of ``tenant``, or ``None``. Keys of quotas are tenants or their
+        ``tenant_digest``."""
         if tenant is None or not self.quotas:
             return None
         found = self.quotas.get(tenant)
@@ -185,10 +186,9 @@ class EvictablePages:
     # ---- pins ----
 
     def pin(self, row: int, until: float) -> bool:
-        """Keep ``row`` and everything above it until then; false beyond a cap on bytes.
+        """Pin ``row`` and its ancestors until ``until``. Returns false if a byte limit forbids it.
 
-        Pages above a pinned one count as pinned as well. All are charged to the tenant of
-        ``row``: no two tenants have a page in common.
+        All are charged to the tenant of ``row``: tenants never share a page.
         """
         tenant = self.index.label("tenant", row)
         index, path, size = self.index, [], 0
@@ -224,7 +224,7 @@ class EvictablePages:
             del self.pinned_by_tenant[tenant]
 
     def pinned_tenants(self, most: int = 64) -> list[dict[str, Any]]:
-        """The ``most`` tenants that pin most, with their bytes (``None``: the public tenant)."""
+        """Return the ``most`` tenants with the most pinned bytes (``None``: the public tenant)."""
         rows = sorted(self.pinned_by_tenant.items(), key=lambda row: (-row[1], row[0] or ""))
         return [{"tenant": tenant, "bytes": size} for tenant, size in rows[:most]]
 
@@ -232,14 +232,13 @@ class EvictablePages:
         return self._pins.get(row)
 
     def pinned_rows(self) -> Iterable[int]:
-        """Rows that are pinned."""
         return self._pins
 
     def pinned_leaves(self) -> Iterator[int]:
         return (row for row in self._pins if self.index.children[row] == 0)
 
     def release_pins(self, now: float, limit: int) -> int:
-        """Make pages evictable whose pins have ended. At most ``limit`` a call."""
+        """Release at most ``limit`` expired pins. Returns the number released."""
         released = 0
         while self._pin_ends and self._pin_ends[0][0] <= now and released < limit:
             until, row = heapq.heappop(self._pin_ends)
@@ -260,14 +259,13 @@ class EvictablePages:
             policy.finish(request)
 
     def _learners(self, request: Request) -> Iterator[Policy]:
-        """Yield the policy and the twin of the request's tenant: other twins rank none of its
-        pages."""
+        """Yield the policy and the twin of the request's tenant."""
         yield self.policy
         if request.tenant in self._twins:
             yield self._twins[request.tenant]
 
     def check(self) -> None:
-        """Recount: exactly the evictable leaf pages are with the policies."""
+        """Assert that the policies rank exactly the evictable pages, and recount pins and quotas."""
         index = self.index
         expected = {
             row

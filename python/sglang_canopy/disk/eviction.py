@@ -1,4 +1,4 @@
-"""How pages leave the disk: expired, evicted for room or a quota, corrupt, or cleared."""
+"""Removal of pages: expired, evicted for capacity or a quota, corrupt, or cleared."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from sglang_canopy.disk.index_writer import IndexWriter
 from sglang_canopy.disk.state import StoreState
 
 SWEEP_ROWS = 65_536
-"""Rows one ``sweep`` looks at, beginning where the last one ended."""
+"""Rows scanned per ``sweep``; the next scan continues at the following row."""
 SWEEP_PAGES = 256
-"""Pages one ``sweep`` removes at most."""
+"""Maximum pages removed per ``sweep``."""
 _EXPIRE_EVERY_S = 1.0
 
 
 class Eviction:
-    """All but ``sweep`` and ``clear`` want the store's lock to be held."""
+    """Remove pages. Callers of all methods except ``sweep`` and ``clear`` hold the store's lock."""
 
     def __init__(self, state: StoreState, index_writer: IndexWriter) -> None:
         self._state = state
@@ -40,7 +40,7 @@ class Eviction:
         return removed
 
     def clear(self) -> None:
-        """Remove every page, in one pass: a caller may be the thread that schedules requests."""
+        """Remove every page in one pass, because the scheduler thread may call this."""
         state = self._state
         if state.unavailable:
             return
@@ -50,7 +50,7 @@ class Eviction:
             self._index_writer.erase(rows)
 
     def make_room(self, now: float) -> bool:
-        """Evict until a page fits; false where nothing more may go."""
+        """Evict until a unit is available. Returns false if no page is evictable."""
         state = self._state
         if state.units.available:
             return True
@@ -64,7 +64,7 @@ class Eviction:
         return True
 
     def fit_quota(self, tenant: str | None, now: float) -> bool:
-        """Evict among the tenant's own pages until one more fits its quota."""
+        """Evict pages of the tenant until one more page fits its quota. Returns false if that fails."""
         evictable = self._state.evictable
         quota = evictable.quota(tenant)
         if quota is None or tenant is None:
@@ -77,8 +77,7 @@ class Eviction:
         return True
 
     def remove(self, row: int, reason: str, now: float, *, chosen: bool = False) -> int:
-        """A leaf page goes; ``chosen``: by the policy. Returns its parent's row, which may be a
-        leaf page now."""
+        """Remove a leaf page. ``chosen``: the policy chose it. Returns the parent's row."""
         state, index = self._state, self._state.index
         leaf = state.evictable.withdraw(row)
         state.evictable.page_removed(row, leaf, chosen=chosen)
@@ -91,7 +90,7 @@ class Eviction:
         return parent
 
     def remove_subtree(self, row: int, reason: str, now: float) -> int:
-        """Remove ``row`` and every page below it, tails first. Returns the pages removed."""
+        """Remove ``row`` and every page below it, leaves first. Returns the number removed."""
         index = self._state.index
         parents = index.array["parent"][: index.top]
         order = np.argsort(parents, kind="stable")

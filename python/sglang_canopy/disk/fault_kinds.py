@@ -1,4 +1,4 @@
-"""The kind of a fault of the disk, from the error that reported it."""
+"""Map disk errors to kinds of faults."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sqlite3
 
 
 def damaged(error: sqlite3.Error) -> bool:
-    """Whether the file itself is broken, rather than out of space, read-only or busy."""
+    """Whether the file is broken, as opposed to out of space, read-only or busy."""
     if isinstance(error, sqlite3.OperationalError):
         name = getattr(error, "sqlite_errorname", "") or ""
         return name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_IOERR_SHORT_READ")) or (
@@ -17,7 +17,7 @@ def damaged(error: sqlite3.Error) -> bool:
 
 
 def kind_of(error: OSError | sqlite3.Error) -> str:
-    """The fault's name in the counters."""
+    """Return the kind of a fault, one of ``FAULTS``."""
     if isinstance(error, OSError):
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             return "full"

@@ -1,4 +1,4 @@
-"""The store's folder: ours or refused, private, and one server's at a time."""
+"""The store's folder: owned by this user, private, and locked for one server."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _MARK_TEXT = "sglang-canopy disk store, version 1\n"
 _LOCK = "lock"
 _NAMESPACE = "namespace"
 _TEMPORARY = "temporary"
-"""A file in folders that no later server will ask for."""
+"""File that marks a namespace which no later server uses."""
 
 
 class Unavailable(Exception):
-    """The folder cannot be used now, for a reason that is not a mistake: run without it."""
+    """The folder cannot be used now, but may be later: run without it."""
 
     def __init__(self, fault: str, why: str) -> None:
         super().__init__(why)
@@ -35,8 +35,8 @@ class Unavailable(Exception):
 class Claim:
     """A namespace's own folder, locked for this process.
 
-    ``directory`` is its descriptor. Open and remove files relative to it: another folder may have
-    taken the path.
+    ``directory`` is the folder's descriptor. Open and remove files relative to it: the path may belong
+    to another folder by now.
     """
 
     path: Path
@@ -45,7 +45,7 @@ class Claim:
     temporary: bool = False
 
     def gone(self) -> str | None:
-        """Return what was removed or replaced since the claim; ``None`` if nothing was."""
+        """Return the path that was removed or replaced since the claim, or ``None``."""
         if not _is_file(self.path, None, self.directory):
             return str(self.path)
         if not _is_file(_LOCK, self.directory, self._lock):
@@ -58,19 +58,19 @@ class Claim:
                 os.close(fd)
 
     def remove_pages(self) -> None:
-        """Free the disk space. Call it before ``release``."""
-        # NOTE: the lock's file stays: another server may be waiting for it.
+        """Remove the page files and the index. Call it before ``release``."""
+        # NOTE: keep the lock file: another server may be waiting for it.
         for name in os.listdir(self.directory):
             if self.temporary or fnmatch(name, "segment-*.kv") or name.startswith("index.sqlite"):
                 with contextlib.suppress(OSError):
                     os.unlink(name, dir_fd=self.directory)
-        if self.temporary and self.gone() == str(self.path / _LOCK):  # only its files are gone
+        if self.temporary and self.gone() == str(self.path / _LOCK):  # the folder itself exists
             with contextlib.suppress(OSError):
                 self.path.rmdir()
 
 
 def _is_file(path: str | Path, directory: int | None, fd: int) -> bool:
-    """Whether ``path``, relative to ``directory``, is the file that is open as ``fd``."""
+    """Whether ``path``, relative to ``directory``, is the file that ``fd`` has open."""
     try:
         found = os.stat(path, dir_fd=directory, follow_symlinks=False)
     except OSError:
@@ -80,10 +80,10 @@ def _is_file(path: str | Path, directory: int | None, fd: int) -> bool:
 
 
 def claim(folder: str | os.PathLike[str], namespace: str, *, temporary: bool = False) -> Claim:
-    """Take ``folder``/namespace for this process.
+    """Lock the folder of ``namespace`` below ``folder`` for this process.
 
-    Raises ``CanopyError`` for a folder that is not ours to write to, and ``Unavailable`` where
-    the disk is read-only or full, or another server has the folder.
+    Raises ``CanopyError`` for a folder of another user or with other files, and ``Unavailable`` if the
+    disk is read-only or full, or another server has the lock.
     """
     top = Path(folder)
     try:
@@ -128,7 +128,7 @@ def _unavailable(path: Path, error: OSError) -> Unavailable:
 
 
 def remove_abandoned(folder: Path) -> list[Path]:
-    """Remove temporary namespaces below ``folder`` whose servers are gone; returns which."""
+    """Remove temporary namespaces below ``folder`` whose servers ended. Returns their paths."""
     removed = []
     for mark in folder.glob(f"*/{_TEMPORARY}"):
         with contextlib.suppress(OSError):
@@ -143,7 +143,7 @@ def remove_abandoned(folder: Path) -> list[Path]:
 
 
 def other_namespaces(folder: Path, mine: Path) -> dict[Path, int]:
-    """Other models' folders below ``folder`` -> bytes of their pages on disk."""
+    """Return the other namespaces' folders below ``folder`` -> bytes of their pages."""
     found: dict[Path, int] = {}
     for path in folder.iterdir():
         if path != mine and (path / _NAMESPACE).is_file():
@@ -153,7 +153,7 @@ def other_namespaces(folder: Path, mine: Path) -> dict[Path, int]:
 
 
 def _make_top(top: Path, mine: str) -> None:
-    """Make or accept the folder ``top``, which may hold the namespace's folder ``mine``."""
+    """Create ``top``, or check that it is a store's folder. ``mine`` may exist in it."""
     if top.is_symlink() or (top.exists() and not top.is_dir()):
         raise CanopyError(f"disk store: {top} is not a folder; name a folder, or a new path")
     if not top.exists():
@@ -181,7 +181,7 @@ def _check_ours(path: Path) -> None:
 
 
 def _make_file(path: Path, text: str) -> None:
-    """See to it that ``path`` holds ``text``. An empty file is one that is yet to be made."""
+    """Write ``text`` to ``path``, unless it is there. Other content is set aside first."""
     with contextlib.suppress(FileNotFoundError):
         found = path.read_bytes()
         if found == text.encode():

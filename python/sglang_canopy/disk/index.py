@@ -1,8 +1,7 @@
-"""Every page on disk, in memory: key -> row, and the row's columns.
+"""In-memory index of the pages on disk: key -> row, and columns of metadata.
 
-Columns are NumPy arrays (for sweeps over all rows) seen through memoryviews (for single
-values, which are several times faster that way). A row number is a page's identity in the
-index file as well, and is used again after the page is gone.
+Columns are NumPy arrays for scans over all rows, with memoryviews on them for single values (several
+times faster). The index file uses the same row numbers. Rows of removed pages are reused.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from sglang_canopy.records import LeafRecord
 NO_ROW = -1
 NO_LABEL = -1
 Column = Any
-"""A memoryview over one of the arrays; its values are plain ints, floats or bools."""
+"""Memoryview of one array; its values are plain ints, floats or bools."""
 
 _OF_STORE = {
     "parent": "i4",
@@ -36,7 +35,7 @@ _OPTIONAL_OF_LEAF = tuple(set(OPTIONAL) - {"ttl_s"})
 
 
 class Labels:
-    """Categories, conversations and tenants as small numbers, each kept while a row uses it."""
+    """Numbers for categories, conversations or tenants, kept while a row uses the value."""
 
     def __init__(self) -> None:
         self._numbers: dict[Hashable, int] = {}
@@ -51,7 +50,7 @@ class Labels:
         return len(self._numbers)
 
     def capacity(self) -> int:
-        """Numbers are below this."""
+        """Return a number above every label's number."""
         return len(self._values)
 
     def take(self, value: Hashable) -> int:
@@ -69,11 +68,11 @@ class Labels:
         return number
 
     def number(self, value: Hashable) -> int:
-        """The number of a value in use; ``NO_LABEL`` if it is not."""
+        """Return the number of ``value``, or ``NO_LABEL`` if no row uses it."""
         return self._numbers.get(value, NO_LABEL)
 
     def move(self, before: Any, number: int) -> None:
-        """Uses of the labels in the array ``before`` become uses of ``number``."""
+        """Replace one use of each label in the array ``before`` by a use of ``number``."""
         old, counts = np.unique(before, return_counts=True)
         self._uses[number] += len(before)
         for each, count in zip(old.tolist(), counts.tolist()):
@@ -88,7 +87,7 @@ class Labels:
             self._free.append(number)
 
     def uses(self) -> dict[Any, int]:
-        """How many rows each value is in."""
+        """Return the number of rows with each value."""
         return {value: self._uses[number] for value, number in self._numbers.items()}
 
     def items(self) -> Iterator[tuple[int, Any]]:
@@ -96,10 +95,9 @@ class Labels:
 
 
 class PageIndex:
-    """The table of pages: each column of ``COLUMNS`` is an attribute, and an array in ``array``.
+    """Table of pages. Each column of ``COLUMNS`` is an attribute, and an array in ``array``.
 
-    A label's column holds numbers, which ``labels`` of that name turns into values. Not
-    thread-safe: the store's lock guards it.
+    The columns of labels hold numbers of ``labels[name]``. Not thread-safe: the store's lock guards it.
     """
 
     if TYPE_CHECKING:
@@ -119,11 +117,11 @@ class PageIndex:
 
     @property
     def top(self) -> int:
-        """Rows are below this number."""
+        """A number above every row."""
         return len(self.keys)
 
     def insert(self, key: bytes, parent: int, unit: int, row: int = NO_ROW) -> int:
-        """A new page below ``parent`` (a row, or ``NO_ROW``). Its metadata is yet to be ``put``."""
+        """Insert a page below ``parent`` (a row, or ``NO_ROW``); ``put`` its metadata next."""
         assert key not in self.rows, key
         if row == NO_ROW:
             row = self._free.pop() if self._free else len(self.keys)
@@ -144,7 +142,7 @@ class PageIndex:
         return row
 
     def remove(self, row: int) -> int:
-        """A page without children goes. Returns its parent's row."""
+        """Remove a page without children. Returns its parent's row."""
         key = self.keys[row]
         assert key is not None, row
         assert self.children[row] == 0, (row, self.children[row])
@@ -159,7 +157,7 @@ class PageIndex:
         return parent
 
     def clear(self) -> None:
-        """Every page goes. Row numbers stay: a reader or writer may still come back with one."""
+        """Remove every page. Row numbers stay valid for readers and writers in progress."""
         self.rows.clear()
         self.keys = [None] * len(self.keys)
         self.labels = {name: Labels() for name in LABELS}
@@ -169,14 +167,14 @@ class PageIndex:
         self.collect_free_rows()
 
     def collect_free_rows(self) -> None:
-        """After rows were inserted under given numbers: the gaps are free."""
+        """Rebuild the list of free rows after insertions at given row numbers."""
         self._free = [row for row in range(len(self.keys) - 1, -1, -1) if self.keys[row] is None]
 
     def free_rows(self) -> list[int]:
         return [row for row, key in enumerate(self.keys) if key is None]
 
     def key_at(self, row: int) -> bytes | None:
-        """The key in a row; ``None`` for a free row, or one that never was."""
+        """Return the key of a row, or ``None`` if the row is free or does not exist."""
         return self.keys[row] if row < len(self.keys) else None
 
     def checksum(self, row: int) -> int:
@@ -187,7 +185,7 @@ class PageIndex:
         self.check_low[row] = value & 0xFFFFFFFFFFFFFFFF
 
     def label(self, name: str, row: int) -> Any:
-        """The row's category, conversation, tenant or source."""
+        """Return the row's category, conversation, tenant or source."""
         return self.labels[name][getattr(self, name)[row]]
 
     def put(self, row: int, meta: PageMeta) -> None:
@@ -229,7 +227,7 @@ class PageIndex:
 
     def _grow(self, capacity: int) -> None:
         for name, old in self.array.items():
-            # A row that was never used has no label, as one that is free again.
+            # New rows have no label, like free ones.
             new: Any = np.full(capacity, NO_LABEL if name == "category" else 0, old.dtype)
             new[: len(old)] = old
             self.array[name] = new
@@ -237,7 +235,7 @@ class PageIndex:
 
 
 def as_number(value: Any) -> Any:
-    """As the columns hold it."""
+    """Return ``value`` as columns store it: NaN for ``None``."""
     return math.nan if value is None else value
 
 

@@ -1,4 +1,4 @@
-"""Keeps the index file up to date with the index in memory."""
+"""Write changes of the in-memory index to the index file."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from sglang_canopy.disk.state import StoreState
 
 _ENDS_A_COMMIT = 256
 _USED_A_COMMIT = 64
-"""Rows whose use is written down with one commit, besides new pages: ends of used paths, and
-others. A path's end is enough to know at the next start when all of the path was last used."""
+"""Maximum used rows per commit besides new pages: ends of used paths, and other rows. The next start
+derives the last use of a whole path from its end."""
 
 
 class IndexWriter:
-    """Collects changed rows, and commits them in ``flush``."""
+    """Collect changed rows and commit them in ``flush``."""
 
     def __init__(self, state: StoreState) -> None:
         self._state = state
         self._changed: set[int] = set()
-        """Rows that are new, gone or moved: all are committed with the next ``flush``."""
+        """New, removed or moved rows, all committed by the next ``flush``."""
         self._used: set[int] = set()
-        """Rows whose use is not on record yet."""
+        """Rows with a use that is not committed."""
         self._path_ends: dict[int, None] = {}
-        """Rows at the end of a used path, in the order of their use."""
+        """Last rows of used paths, oldest use first."""
 
-    # These want the store's lock to be held.
+    # The caller holds the store's lock.
 
     def mark_changed(self, *rows: int) -> None:
         self._changed.update(rows)
@@ -43,15 +43,15 @@ class IndexWriter:
             self._path_ends[path_end] = None
 
     def forget(self) -> None:
-        """Drop what is not on record yet."""
+        """Drop all changes that are not committed."""
         self._changed.clear()
         self._used.clear()
         self._path_ends.clear()
 
-    # These take the locks themselves.
+    # These methods take the locks.
 
     def flush(self, *, everything: bool = False) -> bool:
-        """Commit new and gone pages, and uses in bounded portions; see ``DiskStore.flush``."""
+        """Commit new and removed pages, and a bounded number of uses; see ``DiskStore.flush``."""
         state = self._state
         if state.unavailable:
             return False
@@ -71,7 +71,7 @@ class IndexWriter:
             return True
 
     def erase(self, rows: Sequence[int]) -> None:
-        """Empty the index file, which had ``rows``. The journal's lock is held."""
+        """Empty the index file, which had ``rows``. The caller holds the journal's lock."""
         try:
             self._state.journal.erase()
         except (sqlite3.Error, OSError) as error:
@@ -91,14 +91,14 @@ class IndexWriter:
         return changed
 
     def _commit_failed(self, error: sqlite3.Error | OSError, changed: set[int]) -> bool:
-        """The pages stay known to this process, and are put on record as soon as that works."""
+        """Queue the rows for the next commit, and rebuild the index file if it is damaged."""
         state = self._state
         state.faults.note(kind_of(error), f"index: {error}")
         with state.lock:
             self._changed |= changed
         if not (isinstance(error, sqlite3.Error) and damaged(error)):
             return False
-        try:  # a broken file is made anew from what is in memory
+        try:  # rebuild a broken file from memory
             state.journal.start_over(error)
             with state.lock:
                 rows = state.index.rows.values()

@@ -1,4 +1,4 @@
-"""What an operator or a test sees of the disk store: sizes, counters, and a recount."""
+"""Inspection of the disk store for operators and tests: sizes, counters, and a recount."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sglang_canopy.disk.state import StoreState
 
 
 def stats(state: StoreState) -> dict[str, Any]:
-    """Sizes, counters and the residency histogram; JSON-able."""
+    """Return sizes, counters and the residency histogram; JSON-able."""
     with state.lock:
         state.notice_clock_jumps()
         index, evictable = state.index, state.evictable
@@ -33,7 +33,7 @@ def stats(state: StoreState) -> dict[str, Any]:
 
 
 def held_pages(state: StoreState) -> dict[str, dict[Any, int]]:
-    """How many pages there are of each category, each tenant and each group of the TTL table."""
+    """Return the number of pages by category, by tenant and by group of the TTL table."""
     with state.lock:
         return _held(state.index)
 
@@ -47,7 +47,7 @@ def _held(index: PageIndex) -> dict[str, dict[Any, int]]:
 
 
 def verify(state: StoreState, *, pages: bool = False) -> int:
-    """Recount everything; see ``DiskStore.verify``."""
+    """Recount the store; see ``DiskStore.verify``."""
     with state.lock:
         _recount(state)
         if not pages:

@@ -1,9 +1,9 @@
-"""The index file: what must be known of every page after ``kill -9``, in SQLite's WAL mode.
+"""The index file: records of all pages that survive ``kill -9``, in SQLite's WAL mode.
 
-A page's record is committed only after its data was written, and a batch in one transaction.
-``synchronous=NORMAL``: a commit survives the end of the process at once, and a loss of power
-since the last checkpoint loses commits but no consistency. Page data is never fsynced: a page
-that did not reach the disk has a wrong checksum and is absent.
+Records are committed after the pages' data was written, one transaction per batch. With
+``synchronous=NORMAL`` a commit survives the end of the process; a power failure loses the commits since
+the last checkpoint, but no consistency. Page data is never fsynced: a page that did not reach the disk
+fails its checksum and counts as absent.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ FILE = "index.sqlite"
 VERSION = 3
 
 _OF_STORE = ("id", "key", "parent", "unit", "checksum", "written")
-"""``id`` is a row number, ``parent`` another or -1; ``unit``: where the page lies."""
+"""``id``: the row. ``parent``: the parent's row, or -1. ``unit``: the unit that stores the page."""
 FIELDS = (*_OF_STORE, *PAGE_FIELDS)
-"""Columns of the index file. A page's group is written as the id of the group's root, in bytes."""
+"""Columns of the index file. A page's group is stored as the id of the group's root, in bytes."""
 
 Row = tuple[Any, ...]
 
@@ -41,7 +41,7 @@ _PUT = f"INSERT OR REPLACE INTO pages VALUES ({', '.join('?' * len(FIELDS))})"
 
 
 def record(index: PageIndex, row: int, ttl: TTLTable) -> Row:
-    """The row as ``FIELDS``."""
+    """Return the row as ``FIELDS``."""
     meta = index.meta(row)
     values = {name: getattr(meta, name) for name in PAGE_FIELDS}
     listed = 0 <= meta.group < len(ttl.groups)
@@ -58,7 +58,7 @@ def record(index: PageIndex, row: int, ttl: TTLTable) -> Row:
 
 
 def is_sound(row: Row) -> bool:
-    """Whether the row's number, parent, unit and checksum are of one of our pages."""
+    """Whether the row's number, key, parent, unit, checksum and time are valid."""
     number, key, parent, unit, checksum, written = row[: len(_OF_STORE)]
     return (
         type(number) is int
@@ -77,7 +77,7 @@ def is_sound(row: Row) -> bool:
 
 
 def decode_meta(row: Row, roots: dict[int, int]) -> PageMeta | None:
-    """The row's metadata; ``None`` where a field is out of range. ``roots``: groups by root."""
+    """Return the row's metadata, or ``None`` if a field is out of range. ``roots``: root -> group."""
     values = dict(zip(PAGE_FIELDS, row[len(_OF_STORE) :], strict=True))
     root = values["group"]
     number = int.from_bytes(root, "little") if isinstance(root, bytes) else None
@@ -92,10 +92,10 @@ def decode_meta(row: Row, roots: dict[int, int]) -> PageMeta | None:
 
 
 class Journal:
-    """One connection. Thread-safe by its own lock, so commits keep nobody from looking up.
+    """One connection to the index file. Thread-safe by its own lock, so commits never block lookups.
 
-    ``claim``: the folder. Every method raises ``sqlite3.Error`` or ``OSError``; ``damaged`` tells
-    a broken file from a full disk.
+    Every method may raise ``sqlite3.Error`` or ``OSError``; ``damaged`` distinguishes a broken file
+    from a full disk.
     """
 
     def __init__(self, claim: Claim) -> None:
@@ -107,7 +107,7 @@ class Journal:
 
     def open(self) -> None:
         path = self.folder / FILE
-        # SQLite gives the files beside it the modes of this one.
+        # SQLite copies this file's mode to its WAL and shared-memory files.
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         fd = os.open(FILE, flags, 0o600, dir_fd=self._claim.directory)
         self._inode = os.fstat(fd).st_ino
@@ -144,18 +144,18 @@ class Journal:
         return None if found == self._inode else FILE
 
     def _check_folder(self) -> None:
-        """SQLite opens files by path: make sure that the path is still this folder's."""
+        """Raise ``OSError`` unless the path is still this folder's: SQLite opens files by path."""
         gone = self._claim.gone()
         if gone is not None:
             raise OSError(errno.ESTALE, f"{gone} was removed or replaced")
 
     def rows(self) -> Iterator[Row]:
-        """Every record, as ``FIELDS``. The caller validates them."""
+        """Iterate over all records, as ``FIELDS``. The caller validates them."""
         assert self._connection is not None
         return iter(self._connection.execute("SELECT * FROM pages"))
 
     def commit(self, put: Iterable[Row], delete: Iterable[int]) -> None:
-        """One transaction; all of it is on record afterwards, or none."""
+        """Write and delete records in one transaction."""
         connection = self._connection
         if connection is None:
             raise sqlite3.OperationalError("index is closed")
@@ -164,12 +164,12 @@ class Journal:
             try:
                 self._transaction(connection, put, gone)
             except sqlite3.OperationalError:
-                # The disk may be full: room in the log is had by moving it into the index.
+                # The disk may be full: a checkpoint makes room in the WAL.
                 connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
                 self._transaction(connection, put, gone)
 
     def erase(self) -> None:
-        """No record is left; quick however many there were."""
+        """Delete all records in one statement."""
         if self._connection is None:
             raise sqlite3.OperationalError("index is closed")
         with self.lock:
@@ -190,7 +190,7 @@ class Journal:
             raise
 
     def start_over(self, damage: object = None) -> None:
-        """Begin an empty index; one with ``damage`` is set aside."""
+        """Create an empty index file. If ``damage`` is given, keep a copy of the old one."""
         with self.lock:
             self.close()
             self._check_folder()
@@ -210,7 +210,7 @@ class Journal:
 
 
 def _text(raw: bytes) -> str | bytes:
-    """Text as it is read; what is not UTF-8 stays bytes, which no field takes for text."""
+    """Decode a text; invalid UTF-8 stays bytes, which validation rejects."""
     try:
         return raw.decode()
     except UnicodeDecodeError:

@@ -1,6 +1,6 @@
-"""Uses of pages, and how long a page stays whatever the policy says: TTLs, and pins that override them.
+"""Uses, TTLs and pins of pages. A pin overrides a TTL.
 
-Methods with an underscore, and those of which it is said, want the store's lock to be held.
+The caller holds the store's lock in methods with an underscore, and if the docstring requires it.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from sglang_canopy.disk.page import FIELDS, LABELS, PageMeta
 from sglang_canopy.disk.state import StoreState
 
 _OF_THE_PAGE = {"offset", "length", "tenant", "created"}
-"""What a use does not change."""
+"""Fields that a use leaves unchanged."""
 _GREATEST = ("last_access", "history")
 _OVERWRITTEN = tuple(set(FIELDS) - {*_OF_THE_PAGE, *_GREATEST, *LABELS, "hits", "shared", "over"})
 
 
 class Lifetimes:
-    """Notes uses; sets the column ``expires``; pins."""
+    """Record uses, set the column ``expires``, and pin."""
 
     def __init__(self, state: StoreState, index_writer: IndexWriter) -> None:
         self._state = state
         self._index_writer = index_writer
 
     def touch(self, keys: Sequence[str], meta: PageMeta) -> int:
-        """A request used a run of pages; see ``DiskStore.touch``."""
+        """Record a use of a run of pages; see ``DiskStore.touch``."""
         state = self._state
         if state.unavailable:
             return 0
@@ -49,9 +49,10 @@ class Lifetimes:
         return len(rows)
 
     def use(self, path: Sequence[int], meta: PageMeta, now: float, *, count: bool) -> None:
-        """A request used these rows. ``count`` it, unless ``meta`` has the true hits.
+        """Record one use of all rows of ``path``. The caller holds the lock.
 
-        Over columns, not page by page: a path may have thousands of pages. The lock is held.
+        ``count``: add one hit; otherwise ``meta.hits`` is the true number. Columns are updated as
+        arrays, because a path may have thousands of pages.
         """
         state, index, array = self._state, self._state.index, self._state.index.array
         meta = on_store_clock(state.clock, meta, now)
@@ -78,7 +79,7 @@ class Lifetimes:
         self._index_writer.mark_used(path, path[-1])
 
     def _mark_shared(self, rows: np.ndarray, meta: PageMeta) -> None:
-        """Pages that another conversation used before are shared, and none of those is over."""
+        """Mark pages that another conversation used before as shared. Shared pages are never over."""
         index, array = self._state.index, self._state.index.array
         conversations, before = index.labels["conversation"], array["conversation"][rows]
         conversation = conversations.number(meta.conversation)
@@ -106,7 +107,7 @@ class Lifetimes:
         return pinned
 
     def set_expiry(self, row: int) -> None:
-        """From the row's last use, TTL and pin. The lock is held."""
+        """Set ``expires`` from the row's last use, TTL and pin. The caller holds the lock."""
         state, index = self._state, self._state.index
         own = index.ttl_s[row]
         ttl_s = state.ttl.ttl_s(
@@ -119,16 +120,19 @@ class Lifetimes:
         index.expires[row] = expires if until is None else max(expires, until)
 
     def pin_if_requested(self, row: int, now: float) -> bool:
-        """Pin the row where its ``keep_until`` asks for it. The lock is held."""
+        """Pin the row until its ``keep_until``, if that is in the future. The caller holds the lock.
+
+        Returns whether the row is pinned until then.
+        """
         state, index = self._state, self._state.index
         until = index.keep_until[row]
-        if not until > now:  # nan: nobody asked
+        if not until > now:  # NaN: no pin requested
             return False
         if (state.evictable.pinned_until(row) or until - 1) >= until:
             return True
         if not state.evictable.pin(row, until):
             state.counters.pins_refused += 1
-            # Refused, it ranks like any other page; a shorter pin that it has goes on.
+            # A refused page ranks like any other; an earlier, shorter pin stays.
             index.keep_until[row] = as_number(state.evictable.pinned_until(row))
             return False
         state.counters.pinned += 1
@@ -136,7 +140,7 @@ class Lifetimes:
         return True
 
     def extend_pins(self, rows: Sequence[int], now: float) -> None:
-        """A use does not shorten a pin; it may ask for a longer one. The lock is held."""
+        """Restore pins after a use, and extend them if it requests more. The caller holds the lock."""
         for row in rows:
             until = self._state.evictable.pinned_until(row)
             if until is not None:
@@ -145,12 +149,12 @@ class Lifetimes:
             self.pin_if_requested(row, now)
 
     def _keep_at_least(self, row: int, until: float) -> None:
-        """At least until then: a pin that was asked for may last longer."""
+        """Raise the row's ``keep_until`` to ``until``."""
         if not self._state.index.keep_until[row] > until:
             self._state.index.keep_until[row] = until
 
     def _ttls(self, top: int) -> Any:
-        """The TTL of every row, in seconds."""
+        """Return the TTL of every row below ``top``, in seconds."""
         index, table = self._state.index, self._state.ttl
         by_category = np.full(index.labels["category"].capacity() + 1, table.residual_ttl_s)
         if table.categories:
@@ -169,7 +173,7 @@ class Lifetimes:
 
 
 def on_store_clock(clock: Callable[[], float], meta: PageMeta, now: float) -> PageMeta:
-    """A copy with its times on the store's clock, none of the past ones in the future."""
+    """Return a copy with times on the store's clock; creation and last access are at most ``now``."""
     meta = dataclasses.replace(meta)
     meta.shift(-getattr(clock, "skew_s", 0.0))
     meta.created, meta.last_access = min(meta.created, now), min(meta.last_access, now)

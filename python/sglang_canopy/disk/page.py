@@ -1,4 +1,4 @@
-"""What a lower tier knows of one page, and how each of its fields is kept and checked."""
+"""Record of one page in a lower tier, and the storage type and validation of its fields."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from sglang_canopy.records import LeafRecord, copy_record
 MAX_TEXT = 256
 """Longest label (category, tenant, conversation), in characters."""
 _MOST = 1 << 40
-"""Largest whole number that is taken for one: tokens, turns, uses."""
+"""Largest valid whole number: tokens, turns, uses."""
 _FAR = 1e13
-"""Largest number of seconds that is taken for one."""
+"""Largest valid number of seconds."""
 
 
 @dataclass(slots=True)
 class PageMeta(LeafRecord):
-    """The record of one page. Times in seconds, on the clock of whoever holds it."""
+    """Record of one page. Times in seconds on the holder's clock."""
 
     ttl_s: float | None = None
-    """The page's own TTL, asked for by a request; ``None``: the group's."""
+    """TTL requested for this page; ``None``: the group's TTL."""
 
     @classmethod
     def from_leaf(cls, leaf: LeafRecord, ttl_s: float | None = None) -> PageMeta:
-        """``leaf``'s record, its labels as a file can hold them."""
+        """Copy the record of ``leaf``, with labels that a file can store."""
         meta = cls(leaf.offset, leaf.length, ttl_s=ttl_s)
         copy_record(leaf, meta)
         for name in LABELS:
@@ -37,14 +37,14 @@ class PageMeta(LeafRecord):
         return meta
 
     def shift(self, seconds: float) -> None:
-        """Move every time to a clock that shows ``seconds`` more."""
+        """Add ``seconds`` to every time."""
         for name in _TIMES:
             value = getattr(self, name)
             if value is not None:
                 setattr(self, name, value + seconds)
 
     def to_json(self) -> dict[str, Any]:
-        """JSON-able; fields at their defaults are left out."""
+        """Return a JSON-able dict without the fields at their defaults."""
         return {
             f.name: value
             for f in dataclasses.fields(self)
@@ -53,7 +53,7 @@ class PageMeta(LeafRecord):
 
     @classmethod
     def from_json(cls, given: Any) -> PageMeta:
-        """The inverse of ``to_json``. Raises ``CanopyError`` naming the field that is wrong."""
+        """Invert ``to_json``. Raises ``CanopyError`` naming an invalid field."""
         if not isinstance(given, Mapping):
             raise CanopyError(f"page metadata must be a JSON object, got {type(given).__name__}")
         for name, value in given.items():
@@ -67,7 +67,7 @@ class PageMeta(LeafRecord):
 
 
 class Kind(enum.Enum):
-    """How a field is kept: the type of its column."""
+    """Type of a field's column."""
 
     FLAG = "?"
     WHOLE = "i8"
@@ -75,7 +75,7 @@ class Kind(enum.Enum):
     OPTIONAL = "f8 or NaN"
     """Seconds or milliseconds; NaN stands for ``None``."""
     LABEL = "i4"
-    """A number that stands for a text, a conversation or ``None`` (``labels.py``)."""
+    """Number of a text, a conversation or ``None`` (``index.Labels``)."""
 
     @property
     def column(self) -> str:
@@ -89,7 +89,7 @@ _KIND_OF = {
     "float | None": Kind.OPTIONAL,
 }
 FIELDS = {f.name: _KIND_OF.get(str(f.type), Kind.LABEL) for f in dataclasses.fields(PageMeta)}
-"""Every field of a page's record, in order, and its kind."""
+"""Fields of a page's record, in order -> kind."""
 LABELS = tuple(name for name, kind in FIELDS.items() if kind is Kind.LABEL)
 OPTIONAL = tuple(name for name, kind in FIELDS.items() if kind is Kind.OPTIONAL)
 _TIMES = ("created", "last_access", "keep_until", "return_at")
@@ -99,7 +99,7 @@ _LEAST = {name: -1 if name == "group" else 0 for name in FIELDS}
 
 
 def _plain(label: Any) -> str | int | None:
-    """A label as something a file can hold."""
+    """Return a label that a file can store: ``None``, a 64-bit int or a bounded text."""
     if label is None or (type(label) is int and -(1 << 63) <= label < 1 << 63):
         return label
     return (label if isinstance(label, str) else repr(label))[:MAX_TEXT]
@@ -116,7 +116,7 @@ def _is_sound(name: str, value: Any) -> bool:
     if value is None:
         return kind is Kind.OPTIONAL
     if name == "ttl_s":
-        return type(value) in (int, float) and value >= 0  # without end, too
+        return type(value) in (int, float) and value >= 0  # may be infinite
     return type(value) in (int, float) and math.isfinite(value) and -_FAR <= value <= _FAR
 
 

@@ -1,4 +1,4 @@
-"""Finding and reading pages."""
+"""Lookup and reading of pages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sglang_canopy.disk.state import StoreState
 
 @dataclass(slots=True)
 class _PageRead:
-    """One page of a batch, as it was when the batch began."""
+    """One page of a batch, with its index entry at the start of the batch."""
 
     key: bytes
     row: int
@@ -25,7 +25,7 @@ class _PageRead:
 
 
 class PageReader:
-    """Looks up and reads runs of pages."""
+    """Look up and read runs of pages."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class PageReader:
         self._eviction = eviction
 
     def leading(self, keys: Sequence[str], now: float | None = None) -> int:
-        """How many of ``keys`` can be read; see ``DiskStore.leading``."""
+        """Return the length of the readable run of ``keys``; see ``DiskStore.leading``."""
         state = self._state
         if state.unavailable:
             return 0
@@ -78,7 +78,7 @@ class PageReader:
         good, error = self._count_good(batch, errors)
         with state.lock:
             allocator.end_read(units)
-            if opening != state.opening:  # the folder was given up meanwhile
+            if opening != state.opening:  # the index was replaced
                 return [i < good for i in range(len(keys))]
             self._record_reads(batch[:good], now)
             if good < len(batch):
@@ -88,7 +88,7 @@ class PageReader:
         return [i < good for i in range(len(keys))]
 
     def _locate(self, raw: Sequence[bytes], into: Sequence[PageBuffers]) -> list[_PageRead]:
-        """The leading pages that are here."""
+        """Return the leading pages that are on disk."""
         index = self._state.index
         batch = []
         for key, buffers in zip(raw, into):
@@ -102,7 +102,7 @@ class PageReader:
     def _count_good(
         self, batch: Sequence[_PageRead], errors: Sequence[OSError | None]
     ) -> tuple[int, OSError | None]:
-        """How many leading pages are right, and the disk's error in the one after them."""
+        """Return the number of leading good pages, and the I/O error of the next page, if any."""
         content = self._state.content
         for good, (page, error) in enumerate(zip(batch, errors, strict=True)):
             if error is not None or content.checksum(page.key, page.target) != page.checksum:
@@ -116,7 +116,7 @@ class PageReader:
             counters.read += 1
             counters.read_bytes += state.content.page_bytes
             if index.keys[row] != page.key:
-                continue  # it went while it was read; what was read is right all the same
+                continue  # removed during the read; the data read is valid
             counters.by_category(counters.hits, index.label("category", row))
             if now > index.last_access[row]:
                 index.last_access[row] = now
@@ -126,7 +126,7 @@ class PageReader:
 
     def _drop_bad_page(self, page: _PageRead, error: OSError | None, key: str, now: float) -> None:
         state = self._state
-        # The same page still, and not one that took its row meanwhile.
+        # Keep another page that took the row or the key during the read.
         if state.index.rows.get(page.key) != page.row:
             return
         if state.index.checksum(page.row) != page.checksum:

@@ -1,4 +1,4 @@
-"""Takes the store's folder, at the start or later, and loads what an earlier process left."""
+"""Open the store's folder, at the start or later, and load the pages of an earlier process."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from sglang_canopy.errors import CanopyError
 
 @dataclass(slots=True)
 class _LoadedRows:
-    """What ``_enter_rows`` put into the index."""
+    """Rows that ``_enter_rows`` inserted into the index."""
 
     rows: list[int] = field(default_factory=list)
     units: set[int] = field(default_factory=set)
     in_future: int = 0
-    """Pages whose last use or writing lies after now."""
+    """Pages used or written after the current time."""
 
 
 class Recovery:
-    """Opens, closes and discards; by one thread at a time."""
+    """Open, close and discard the store; by one thread at a time."""
 
     path: Path
-    """The namespace's own folder, once it was taken."""
+    """Folder of the namespace; set by the first successful claim."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Recovery:
         self._folder, self._namespace, self._temporary = folder, namespace, temporary
 
     def open(self) -> bool:
-        """Take the folder and load its index; see ``DiskStore.open``."""
+        """Claim the folder and load its index; see ``DiskStore.open``."""
         state = self._state
         if state.unavailable is None:
             return True
@@ -85,9 +85,9 @@ class Recovery:
         return state.unavailable is None
 
     def check_folder(self, *, files: bool = False) -> None:
-        """Give up a folder that was removed or replaced; the next ``open`` takes a new one.
+        """Release a folder that was removed or replaced; the next ``open`` claims a new one.
 
-        ``files``: look for removed files, too.
+        ``files``: check the index file and the segment files too.
         """
         state, claim = self._state, self.claim
         if state.unavailable is not None or claim is None:
@@ -103,10 +103,10 @@ class Recovery:
                 self._give_up("gone", f"{gone} was removed or replaced while in use")
 
     def close(self) -> None:
-        """Write everything down and let the folder go."""
+        """Commit all changes and release the folder."""
         state = self._state
         if state.unavailable is None:
-            with state.journal.lock, state.lock:  # in the order of every other method
+            with state.journal.lock, state.lock:  # same order as in every other method
                 self._index_writer.flush(everything=True)
                 state.unavailable = "closed"
                 state.journal.close()
@@ -139,7 +139,7 @@ class Recovery:
             self.claim = None
 
     def _forget_rows(self) -> None:
-        """What the policy learnt and the TTLs stay; the pages go."""
+        """Remove all pages from memory; the policy's state and the TTLs stay."""
         state = self._state
         for row in state.index.rows.values():
             state.evictable.withdraw(row)
@@ -170,10 +170,10 @@ class Recovery:
         state.counters.orphans += cut // state.content.page_bytes
 
     def _load_rows(self, now: float) -> bool:
-        """Fill an empty store from its index file, leaving out whatever is not sound.
+        """Load the index file into an empty store and skip unsound records.
 
-        A page comes back only below its prefix, in a unit that no other page claims and that
-        the files are long enough for. Returns whether rows got new numbers.
+        A page is loaded only below its prefix, and from a unit that exists in the files and that no
+        other page has. Returns whether the rows were renumbered.
         """
         state = self._state
         rows: dict[int, Row] = {}
@@ -237,7 +237,7 @@ class Recovery:
         return loaded
 
     def _restore_uses(self, entered: list[int]) -> None:
-        """A page was used when one below it was; mere ends of paths are on record."""
+        """Raise the last use of each page to that of its children: often only ends are committed."""
         index = self._state.index
         last = index.last_access
         for at in reversed(entered):  # children first
@@ -245,10 +245,10 @@ class Recovery:
             if parent != NO_ROW:
                 last[parent] = max(last[parent], last[at])
 
-    # ---- a smaller capacity than before ----
+    # ---- reduced capacity ----
 
     def _shrink_to_capacity(self, now: float) -> None:
-        """Evict what is too much, and move what lies beyond the last unit allowed."""
+        """Evict pages above the capacity, and move pages in units above the limit."""
         state, index, units = self._state, self._state.index, self._state.units
         while units.used > units.limit:
             victim = state.evictable.victim(now)
@@ -263,7 +263,7 @@ class Recovery:
         self._move_down([row for row in index.rows.values() if index.unit[row] >= units.limit])
 
     def _move_down(self, rows: Iterable[int]) -> None:
-        """Copy these pages into free units."""
+        """Copy the pages of ``rows`` into free units."""
         state, index, content = self._state, self._state.index, self._state.content
         for row in rows:
             new, buffers = state.units.allocate(), [memoryview(bytearray(content.page_bytes))]

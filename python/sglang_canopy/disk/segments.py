@@ -1,7 +1,7 @@
-"""Units, each of one page, in a few large files: batched positional I/O on them.
+"""Segment files: units of one page each in a few large files, with batched positional I/O.
 
-Neighbouring units of a batch become one ``pwritev`` or ``preadv``. Files are opened relative to the
-folder's descriptor, so that a folder which has taken the path is never written to.
+Adjacent units of a batch share one ``pwritev`` or ``preadv``. Files are opened relative to the folder's
+descriptor, so another folder at the same path is never written to.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ SEGMENT_BYTES = 1 << 30
 _IOV_MAX = 1024
 
 Extent = tuple[int, Sequence[memoryview]]
-"""A unit and the buffers it is written from or read into."""
+"""A unit, and the buffers to write from or read into."""
 
 
 class SegmentFiles:
-    """The files in the folder of the descriptor ``directory``, which is duplicated.
+    """Files in the folder of the descriptor ``directory``, which is duplicated.
 
     Thread-safe if concurrent calls work on different units.
     """
@@ -36,15 +36,15 @@ class SegmentFiles:
         self._closed = False
 
     def write(self, extents: Sequence[Extent]) -> list[OSError | None]:
-        """Write buffers into units; for each unit the error that kept it from being written."""
+        """Write buffers into units. Returns the error of each unit, or ``None``."""
         return self._transfer(extents, _write_all, create=True)
 
     def read(self, extents: Sequence[Extent]) -> list[OSError | None]:
-        """Fill buffers from units. A short file leaves a buffer as it was, without an error."""
+        """Fill buffers from units. Past the end of a file, buffers stay unchanged without an error."""
         return self._transfer(extents, _read_all, create=False)
 
     def present(self, unit: int) -> bool:
-        """Whether a file is long enough to hold ``unit``."""
+        """Whether the file of ``unit`` is long enough to contain it."""
         segment, index = divmod(unit, self.per_segment)
         try:
             fd = self._open(segment, create=False)
@@ -53,7 +53,7 @@ class SegmentFiles:
             return False
 
     def gone(self) -> str | None:
-        """Return the name of an open file that was removed; ``None`` if none was."""
+        """Return the name of an open file that was removed, or ``None``."""
         with self._in_use() as usable:
             for number, fd in list(self._files.items()) if usable else ():
                 if os.fstat(fd).st_nlink == 0:
@@ -61,7 +61,7 @@ class SegmentFiles:
         return None
 
     def trim(self, top: int) -> int:
-        """Cut everything from unit ``top`` on off the files. Returns the bytes cut."""
+        """Truncate the files at unit ``top``. Returns the bytes removed."""
         cut = 0
         for name in sorted(os.listdir(self._directory)):
             number = name.removeprefix("segment-").removesuffix(".kv")
@@ -81,7 +81,7 @@ class SegmentFiles:
         return cut
 
     def close(self) -> None:
-        """Close the files, once no transfer uses them: a descriptor's number is used again."""
+        """Close the files after the last transfer: the system reuses descriptor numbers."""
         with self._lock:
             self._closed = True
             if not self._transfers:
@@ -89,7 +89,7 @@ class SegmentFiles:
 
     @contextlib.contextmanager
     def _in_use(self) -> Iterator[bool]:
-        """Keep the files open; false if they are closed already."""
+        """Keep the files open. Yields false if they are closed already."""
         with self._lock:
             usable = not self._closed
             self._transfers += usable
@@ -138,7 +138,7 @@ class SegmentFiles:
             undone = first
             try:
                 fd, position = self._place(extents[first][0], create=create)
-                # Portions of whole pages, so that an error is that of as few as may be.
+                # Transfer in small groups of whole pages, so that an error affects few pages.
                 step = max(1, _IOV_MAX // len(extents[first][1]))
                 for begin in range(first, last, step):
                     end = min(begin + step, last)
@@ -150,7 +150,7 @@ class SegmentFiles:
         return outcome
 
     def _runs(self, units: Sequence[int]) -> list[tuple[int, int]]:
-        """Half-open ranges of ``units`` that are neighbours within one file."""
+        """Return half-open ranges of ``units`` that are adjacent within one file."""
         runs, first = [], 0
         for i in range(1, len(units) + 1):
             joined = (
@@ -202,7 +202,7 @@ def _read_all(fd: int, buffers: list[memoryview], position: int) -> None:
 
 
 def _rest(buffers: list[memoryview], done: int) -> list[memoryview]:
-    """What is left of ``buffers`` after their first ``done`` bytes."""
+    """Return ``buffers`` without their first ``done`` bytes."""
     for i, buffer in enumerate(buffers):
         if done < len(buffer):
             return [buffer[done:], *buffers[i + 1 :]]

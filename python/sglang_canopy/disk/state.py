@@ -1,4 +1,4 @@
-"""What the parts of the disk store share."""
+"""Shared state of the disk store's parts."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from sglang_canopy.ttl.table import TTLTable
 
 @dataclass(slots=True, eq=False)
 class StoreState:
-    """``lock`` guards everything but the page I/O of ``segments`` and the ``journal``.
+    """``lock`` guards all state except the page I/O of ``segments`` and the ``journal``.
 
-    The journal has a lock of its own, which comes before ``lock`` wherever both are taken.
+    Acquire the journal's own lock before ``lock``.
     """
 
     capacity_bytes: int
@@ -34,23 +34,23 @@ class StoreState:
     ttl: TTLTable
     lock: threading.RLock = field(default_factory=threading.RLock)
     unavailable: str | None = "not open yet"
-    """Why nothing is stored or found; ``None`` in working order."""
+    """Reason why the store is unavailable; ``None`` while it works."""
     segments: SegmentFiles = field(init=False)
-    """This and ``journal`` are there once the folder was taken for the first time."""
+    """Set, like ``journal``, by the first successful claim."""
     journal: Journal = field(init=False)
     opening: int = 0
-    """Number of times that the index was begun. A batch of an earlier one is dropped."""
+    """Number of index replacements; batches from before one are dropped."""
     _clock_jumps: int = 0
 
     def notice_clock_jumps(self) -> None:
-        """Count the jumps of the wall clock since the last call as faults."""
+        """Record the wall clock's jumps since the last call as faults."""
         jumps = getattr(self.clock, "jumps", 0)
         if jumps > self._clock_jumps:
             self.faults.note("clock", "the wall clock was set", jumps - self._clock_jumps)
             self._clock_jumps = jumps
 
     def replace_index(self) -> None:
-        """Begin with an empty index; its pages left ``evictable`` before."""
+        """Install an empty index. The caller removed the old pages from ``evictable``."""
         self.opening += 1
         self.index = PageIndex()
         self.evictable.index = self.index

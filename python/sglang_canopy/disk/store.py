@@ -1,15 +1,15 @@
-"""The disk tier: pages of KV in files, bounded in bytes, right or absent.
+"""The disk tier: pages of KV in files, bounded in bytes, correct or absent.
 
-* The pages form a tree by parent key. A page is written only below one that is there, and goes
-  only when nothing is below it: no page is kept whose prefix is gone.
-* Which page goes is the ``Policy``'s choice; TTLs, quotas and pins narrow it.
-* A record enters the index file after the page's data, in one transaction a batch; a checksum
-  over namespace, key and content decides what is served. So slots are used again freely, and
-  whatever a crash leaves behind is right or absent.
-* A fault of the disk is logged once, counted, and answered "absent". Nothing is raised for it.
+* Pages form a tree by parent key. A page is written only below an existing parent and removed only
+  without children, so every page has its prefix on disk.
+* The ``Policy`` chooses victims, within TTLs, quotas and pins.
+* A record is committed after the page's data, in one transaction per batch. A checksum over namespace,
+  key and content is verified before a page is served. Units can therefore be reused at once, and pages
+  are correct or absent after a crash.
+* Disk faults are logged once and counted; they raise no exception, and the pages count as absent.
 
-Keys are SGLang's page hashes, times seconds of the store's clock. Every method is thread-safe;
-no lock is held during page I/O.
+Keys are SGLang's page hashes; times are seconds of the store's clock. Every method is thread-safe. No
+lock is held during page I/O.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from sglang_canopy.ttl.table import TTLTable
 
 
 class DiskStore:
-    """The parts share ``state``, and each does one thing: see the modules named after them.
+    """Facade over the modules of this package, which share ``state``.
 
-    Raises ``CanopyError`` for impossible sizes, or a folder that is not ours. A disk that is
-    full, read-only or in another server's hands makes a store in which nothing is found and
-    nothing is kept (``unavailable`` says why) until ``open`` succeeds.
+    Raises ``CanopyError`` for invalid sizes, or a folder of another user or with other files. If the
+    disk is full, read-only or locked by another server, the store is empty and stores no page until
+    ``open`` succeeds; ``unavailable`` has the reason.
     """
 
     def __init__(
@@ -66,17 +66,17 @@ class DiskStore:
         counters: StoreCounters | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``pin_bytes``: how much pins may hold, a quarter of the capacity unless given;
-        ``pin_tenant_bytes``: how much those of one tenant, two fifths of that unless given.
+        """``pin_bytes``: limit of all pins, by default a quarter of the capacity.
+        ``pin_tenant_bytes``: limit per tenant, by default two fifths of ``pin_bytes``.
 
-        ``quotas``: bytes by tenant; ``"*"`` is any other tenant. ``now``: the clock, by default
-        wall time without its jumps. ``temporary``: no later store will ask for this namespace;
-        its folder goes with it. ``counters``: those of a store before this one, to go on with.
+        ``quotas``: bytes by tenant; ``"*"`` is any other tenant. ``now``: the clock, by default a
+        ``SteadyClock``. ``temporary``: no later store uses this namespace; ``discard`` removes its
+        folder. ``counters``: counters of a previous store, to be continued.
         """
         pin_bytes = capacity_bytes // 4 if pin_bytes is None else pin_bytes
         pin_tenant_bytes = pin_bytes * 2 // 5 if pin_tenant_bytes is None else pin_tenant_bytes
         _check_sizes(page_bytes, capacity_bytes, pin_bytes, pin_tenant_bytes, quotas)
-        # The last fact names the folder that stores of other versions use, so that it is taken over.
+        # Keep "compress=False": it selects the folder that earlier versions used.
         namespace = f"{namespace}|page_bytes={page_bytes}|compress=False"
         index = PageIndex()
         self.capacity_bytes, self.policy = capacity_bytes, policy
@@ -114,12 +114,12 @@ class DiskStore:
 
     @property
     def unavailable(self) -> str | None:
-        """Why nothing is stored or found; ``None`` in working order."""
+        """Reason why the store is unavailable; ``None`` while it works."""
         return self.state.unavailable
 
     @property
     def path(self) -> Path:
-        """The namespace's own folder, once it was taken."""
+        """Folder of the namespace; set by the first successful ``open``."""
         return self._recovery.path
 
     @property
@@ -129,32 +129,32 @@ class DiskStore:
     # ---- opening and closing ----
 
     def open(self) -> bool:
-        """Take the folder and load its index; ``unavailable`` says why where that fails.
+        """Claim the folder and load its index. On failure, ``unavailable`` has the reason.
 
-        Call it again until it is true: what keeps the folder may pass. By one thread at a time.
+        Retry while it returns false: the cause may be temporary. Not thread-safe.
         """
         return self._recovery.open()
 
     def close(self) -> None:
-        """Write everything down and let the folder go. The store is empty to callers then."""
+        """Commit all changes and release the folder. Afterwards the store appears empty."""
         self._recovery.close()
 
     def discard(self) -> None:
-        """Close, and remove every page from the disk: nobody will ask for them again."""
+        """Close, and remove every page from the disk."""
         self._recovery.discard()
 
     # ---- pages ----
 
     def leading(self, keys: Sequence[str], now: float | None = None) -> int:
-        """How many of ``keys``, from the first on, can be read.
+        """Return the number of leading ``keys`` that can be read.
 
-        A page past its TTL ends the run, unless one after it in ``keys`` is not: a prefix
-        lives as long as what is below it.
+        An expired page counts if a later page of the run has not expired: a prefix lives as long as its
+        continuation.
         """
         return self._reader.leading(keys, now)
 
     def meta(self, keys: Sequence[str]) -> list[PageMeta | None]:
-        """The metadata of these pages; ``None`` for one that is not here."""
+        """Return the metadata of each page, or ``None`` if it is not on disk."""
         state, raw = self.state, [raw_key(key) for key in keys]
         with state.lock:
             rows = [state.index.rows.get(key) for key in raw]
@@ -164,11 +164,11 @@ class DiskStore:
         return len(self.state.index)
 
     def read(self, keys: Sequence[str], into: Sequence[PageBuffers]) -> list[bool]:
-        """Fill the buffers of ``into``, page by page, up to the first that is not here.
+        """Fill the buffers of ``into`` up to the first missing page. Returns success per page.
 
-        Every page is checked. A bad one is dropped with all that is below it; its buffer and
-        those after it hold garbage then, and the answer for them is false. Expired pages that
-        are still on disk are read: ``leading`` is where TTLs are kept.
+        Every page is verified. A bad page is removed with its subtree; from its buffer on, the contents
+        are undefined and the results false. Expired pages that are still on disk are read: only
+        ``leading`` applies TTLs.
         """
         return self._reader.read(keys, into)
 
@@ -179,78 +179,77 @@ class DiskStore:
         metas: Sequence[PageMeta],
         parents: Sequence[str | None],
     ) -> list[bool]:
-        """Store pages, shallowest first; ``parents``: the page before each, ``None`` at a root.
+        """Store pages, parents first. ``parents``: the key before each page, ``None`` at a root.
 
-        True: it is on disk, and on record if the process ends now. False: its prefix is not
-        here, there was no room for it, or the disk failed (a page whose record could not be
-        written is served all the same while the process lives). A page that is here already is
-        not written again but counts as used.
+        Returns true for pages that are on disk and committed. False: the prefix is absent, there is no
+        room, or the disk failed (a page whose commit failed is still served while the process lives).
+        A page already on disk is not written again and counts as used.
         """
         self._recovery.check_folder()
         return self._writer.write(keys, pages, metas, parents)
 
     def touch(self, keys: Sequence[str], meta: PageMeta) -> int:
-        """A request used this run of pages, here or in a tier above. Returns pages found.
+        """Record one use of a run of pages, here or in a higher tier. Returns the pages found.
 
-        ``meta.hits`` is the true number of uses where it is not 0; else this is one more.
+        If ``meta.hits`` is not 0, it is the true number of uses; otherwise one use is added.
         """
         return self._lifetimes.touch(keys, meta)
 
     def clear(self) -> None:
-        """Remove every page, in one pass: a caller may be the thread that schedules requests."""
+        """Remove every page in one pass, because the scheduler thread may call this."""
         self._eviction.clear()
 
-    # ---- what stays ----
+    # ---- pins, TTLs and uses ----
 
     def pin(self, keys: Sequence[str], until: float) -> int:
-        """Keep these pages and all before them until then, whatever the policy and TTLs say.
+        """Keep these pages and their ancestors until ``until``, regardless of policy and TTLs.
 
-        Stops at the first page that is not here or would exceed ``pin_bytes``. Returns the
+        Stop at the first page that is not on disk or would exceed a pin limit. Returns the number of
         pages pinned.
         """
         return self._lifetimes.pin(keys, until)
 
     def sweep(self, now: float | None = None, limit: int = SWEEP_PAGES) -> int:
-        """Remove expired pages, tails first; returns how many. Bounded work a call.
+        """Remove expired pages, leaves first. Returns the number removed. The work is bounded.
 
-        Also lets ended pins go, writes uses down, and checks that the files are still in place.
-        Call it about once a second.
+        Also release ended pins, commit uses, and check that the files still exist. Call it about once a
+        second.
         """
         self._recovery.check_folder(files=True)
         return self._eviction.sweep(now, limit)
 
     def flush(self, *, everything: bool = False) -> bool:
-        """Commit what changed: new and gone pages always, mere uses in bounded portions.
+        """Commit all new and removed pages, and a bounded number of uses (all with ``everything``).
 
-        Returns whether all of it is on record.
+        Returns whether the commit succeeded.
         """
         return self._index_writer.flush(everything=everything)
 
     def arrive(self, request: Request) -> None:
-        """A request comes in: the policy learns (see ``Policy.arrive``)."""
+        """Pass an arriving request to the policy (see ``Policy.arrive``)."""
         with self.state.lock:
             self.state.evictable.arrive(request)
 
     def finish(self, request: Request) -> None:
-        """The same request ended."""
+        """Pass a finished request to the policy."""
         with self.state.lock:
             self.state.evictable.finish(request)
 
-    # ---- what an operator sees ----
+    # ---- inspection ----
 
     def stats(self) -> dict[str, Any]:
-        """Sizes, counters and the residency histogram; JSON-able."""
+        """Return sizes, counters and the residency histogram; JSON-able."""
         return stats(self.state)
 
     def held_pages(self) -> dict[str, dict[Any, int]]:
-        """Pages by ``categories``, ``tenants`` and ``groups`` (numbers in the TTL table)."""
+        """Return pages by ``categories``, ``tenants`` and ``groups`` (numbers in the TTL table)."""
         return held_pages(self.state)
 
     def verify(self, *, pages: bool = False) -> int:
-        """Recount everything; with ``pages``, read and check every page too.
+        """Recount the store; with ``pages``, also read and verify every page.
 
-        Returns the pages that are bad (without ``pages``, 0). ``AssertionError`` where the
-        books do not agree.
+        Returns the number of bad pages (0 without ``pages``). Raises ``AssertionError`` for
+        inconsistent state.
         """
         return verify(self.state, pages=pages)
 

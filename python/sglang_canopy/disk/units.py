@@ -1,4 +1,4 @@
-"""Which units of the segment files are free."""
+"""Allocation of units in the segment files."""
 
 from __future__ import annotations
 
@@ -6,30 +6,30 @@ from collections.abc import Iterable
 
 
 class UnitAllocator:
-    """Each holds one page. Not thread-safe: the store's lock guards it."""
+    """Allocate units of one page each. Not thread-safe: the store's lock guards it."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        """Units that may exist."""
+        """Maximum number of units."""
         self.top = 0
-        """Units that were ever handed out: all lie below this number."""
+        """A number above every unit allocated so far."""
         self.used = 0
         self.growth_allowed = True
-        """False while the disk is full: only units that exist are handed out."""
+        """False while the disk is full: only existing units are allocated."""
         self._free: list[int] = []
         self._readers: dict[int, int] = {}
         self._freed_while_read: set[int] = set()
         self._missing: list[int] = []
-        """Handed out once, but the disk had no room behind them."""
+        """Units that were allocated, but not written because the disk was full."""
 
     @property
     def available(self) -> int:
-        """Units that ``allocate`` can give now."""
+        """Number of units that can be allocated now."""
         fresh = max(0, self.limit - self.top) if self.growth_allowed else 0
         return len(self._free) + fresh
 
     def allocate(self) -> int:
-        """A unit; the caller checked ``available``."""
+        """Return a free unit. The caller checks ``available`` first."""
         assert self.available, "no unit is free"
         self.used += 1
         if self._free:
@@ -38,7 +38,7 @@ class UnitAllocator:
         return self.top - 1
 
     def free(self, units: Iterable[int]) -> None:
-        """Free these. One that is being read is handed out again only after ``end_read``."""
+        """Free ``units``. A unit being read is reused only after ``end_read``."""
         for unit in units:
             self.used -= 1
             if unit in self._readers:
@@ -47,24 +47,24 @@ class UnitAllocator:
                 self._free.append(unit)
 
     def disk_full(self, unit: int) -> None:
-        """The disk is full: this one could not be written, and no new ones can be."""
+        """Record that ``unit`` could not be written because the disk is full; stop growth."""
         self.used -= 1
         self._missing.append(unit)
         self.growth_allowed = False
 
     def allow_growth(self) -> None:
-        """Try again whether the disk has room."""
+        """Allow growth again, including the units that could not be written."""
         self.growth_allowed = True
         self._free.extend(self._missing)
         self._missing.clear()
 
     def begin_read(self, units: Iterable[int]) -> None:
-        """A reader begins."""
+        """Protect ``units`` from reuse while they are read."""
         for unit in units:
             self._readers[unit] = self._readers.get(unit, 0) + 1
 
     def end_read(self, units: Iterable[int]) -> None:
-        """The reader is done."""
+        """Undo one ``begin_read``."""
         for unit in units:
             left = self._readers[unit] - 1
             if left:
@@ -76,21 +76,21 @@ class UnitAllocator:
                 self._free.append(unit)
 
     def adopt(self, used: set[int]) -> int:
-        """Start from what an index says is used. Returns the free units below ``top``."""
+        """Initialise from the used units of a loaded index. Returns the free units below ``top``."""
         self.top = max(used) + 1 if used else 0
         self.used = len(used)
         self._free = [u for u in range(self.top - 1, -1, -1) if u not in used]
         return len(self._free)
 
     def shrink(self) -> None:
-        """After ``adopt`` with a smaller limit: free units beyond it no longer exist."""
+        """Drop free units above the limit, after ``adopt`` with a reduced limit."""
         self._free = [u for u in self._free if u < self.limit]
         self.top = min(self.top, self.limit)
 
     def retire(self) -> None:
-        """A page moved out of a unit beyond the limit."""
+        """Release a unit above the limit whose page was moved."""
         self.used -= 1
 
     def unused_units(self) -> set[int]:
-        """For checks."""
+        """Return all units without a page, for checks."""
         return set(self._free) | self._freed_while_read | set(self._missing)

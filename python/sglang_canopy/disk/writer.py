@@ -1,4 +1,4 @@
-"""Writing pages: room first, then data, then the index."""
+"""Write pages: make room, write the data, then update the index."""
 
 from __future__ import annotations
 
@@ -18,37 +18,37 @@ from sglang_canopy.disk.page import PageMeta
 from sglang_canopy.disk.state import StoreState
 
 GROWTH_RETRY_S = 30.0
-"""How long a full disk is left alone before the files may grow again."""
+"""Seconds after a full disk before the files may grow again."""
 
 _path_metadata = operator.attrgetter(*(f.name for f in dataclasses.fields(PageMeta)[2:]))
-"""All of a page's metadata but where the page lies (its fields after offset, tokens)."""
+"""Return a page's metadata without its position (all fields after offset and length)."""
 
 
 @dataclass(slots=True)
 class _PageWrite:
-    """One page that a batch offers."""
+    """One page offered by a batch."""
 
     key: bytes
     parent: bytes | None
     meta: PageMeta
     views: list[memoryview] = field(default_factory=list)
-    """Empty where the page was on disk when the batch came."""
+    """Empty if the page was on disk already."""
     unit: int = -1
 
 
 @dataclass(slots=True)
 class _Batch:
-    """Pages that got a unit; no lock is held while their data is written."""
+    """Pages with a unit; no lock is held while their data is written."""
 
     opening: int
-    """``StoreState.opening`` when the batch began."""
+    """``StoreState.opening`` at the start of the batch."""
     placed: list[_PageWrite] = field(default_factory=list)
     keys: set[bytes] = field(default_factory=set)
     locked_parents: list[int] = field(default_factory=list)
 
 
 class PageWriter:
-    """Writes batches of pages."""
+    """Write batches of pages."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class PageWriter:
         metas: Sequence[PageMeta],
         parents: Sequence[str | None],
     ) -> list[bool]:
-        """Store pages, shallowest first; see ``DiskStore.write``."""
+        """Store pages, parents first; see ``DiskStore.write``."""
         state, content = self._state, self._state.content
         if state.unavailable:
             state.counters.refused["unavailable"] += len(keys)
@@ -102,7 +102,7 @@ class PageWriter:
         return here if self._index_writer.flush() else [False] * len(keys)
 
     def _use_present(self, offered: Sequence[_PageWrite], now: float) -> None:
-        """Pages that are here already are not written, but count as used."""
+        """Record a use of the offered pages that are on disk already."""
         rows = self._state.index.rows
         present = [page for page in offered if page.key in rows]
         self._state.counters.present += len(present)
@@ -112,14 +112,14 @@ class PageWriter:
             self._lifetimes.use(path, same[0].meta, now, count=False)
 
     def _is_here_or_placed(self, page: _PageWrite, batch: _Batch, now: float) -> bool:
-        """True for a page that is on disk. Gives any other a unit, where it may have one."""
+        """Return whether a page is on disk. Otherwise allocate a unit for it if permitted."""
         state = self._state
         if page.key in state.index.rows:
             return True
         if page.key in batch.keys:
-            return False  # the same page twice in one batch
+            return False  # duplicate in this batch
         if not page.views:
-            state.counters.refused["no-prefix"] += 1  # it went while we looked
+            state.counters.refused["no-prefix"] += 1  # evicted since the batch began
             return False
         if self._place(page, batch, now):
             batch.keys.add(page.key)
@@ -127,7 +127,7 @@ class PageWriter:
         return False
 
     def _place(self, page: _PageWrite, batch: _Batch, now: float) -> bool:
-        """Allocate a unit for a page, evicting for it; false where it is not to be written."""
+        """Allocate a unit for a page, evicting if needed. Returns false if the page is refused."""
         state, counters = self._state, self._state.counters
         meta = page.meta
         counters.by_category(counters.misses, meta.category)
@@ -155,9 +155,9 @@ class PageWriter:
         checksums: Sequence[int],
         now: float,
     ) -> None:
-        """The data is written, apart from ``errors``: put the pages into the index."""
+        """Insert the pages whose data was written without an error into the index."""
         state = self._state
-        if batch.opening != state.opening:  # the folder was given up meanwhile
+        if batch.opening != state.opening:  # the index was replaced
             for page in batch.placed:
                 state.evictable.refund_tenant(page.meta.tenant)
             return
@@ -178,8 +178,8 @@ class PageWriter:
             state.evictable.unlock_parent(row, now)
 
     def _enter(self, page: _PageWrite, checksum: int, now: float) -> int:
-        """Insert a written page into the index. ``NO_ROW`` if that came to nothing: its prefix
-        went meanwhile, or another writer was first."""
+        """Insert a written page into the index. Returns ``NO_ROW`` if its prefix was evicted
+        meanwhile, or if another writer inserted it first."""
         state, index = self._state, self._state.index
         parent = NO_ROW if page.parent is None else index.rows.get(page.parent)
         if page.key in index.rows or parent is None:
