@@ -18,7 +18,6 @@ SMALL_HOST = (
 )
 DISK = ("--hicache-storage-backend", "canopy", "--hicache-storage-prefetch-policy", "wait_complete")
 FEW = ("--max-running-requests", "3")
-STATES = ("--radix-eviction-policy-config", '{"states": "worth"}', "--max-mamba-cache-size", "12")
 HOST = ("--enable-hierarchical-cache", "--hicache-ratio", "6")
 
 DENSE = {
@@ -31,10 +30,8 @@ DENSE = {
 HYBRID = {
     "sliding windows": ("windows", FEW),
     "sliding windows, host memory": ("windows", (*FEW, *HOST)),
-    "recurrent states": ("states", (*FEW, *STATES)),
-    "recurrent states, host memory": ("states", (*FEW, *STATES, *HOST)),
 }
-"""Kind of model in `hybrid_models`, and arguments."""
+"""Kind of model in `hybrid_models`, and arguments. With recurrent states SGLang turns the overlap off."""
 
 
 def arguments(name: str, folder: Path) -> list[str]:
