@@ -1,1 +1,1 @@
-"""The ``canopy`` command, one file a subcommand."""
+"""The ``canopy`` command, one file per subcommand."""

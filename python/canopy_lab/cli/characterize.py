@@ -1,4 +1,4 @@
-"""``canopy characterize``: how a trace reuses KV."""
+"""``canopy characterize``: reuse of KV in a trace."""
 
 from __future__ import annotations
 

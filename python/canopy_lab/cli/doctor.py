@@ -1,4 +1,4 @@
-"""``canopy doctor``: what of a server's flags is refused or untested, and what the machine lacks."""
+"""``canopy doctor``: report refused or untested flags of a server, and gaps of the machine."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ OPTIONS = (Options,)
 
 
 def run(args: Options) -> int:
-    """Returns 0 if nothing stands in the way of a start, else 1. Raises ``CanopyError`` for flags
-    that SGLang does not know."""
+    """Return 0 if nothing prevents a start, else 1.
+
+    Raises ``CanopyError`` for flags that SGLang does not have.
+    """
     from sglang_canopy.doctor.examine import examine
 
     report = examine(list(args.server))

@@ -12,9 +12,9 @@ from sglang_canopy.declared import declare
 from sglang_canopy.errors import CanopyError
 
 STATE = "canopy_chunks"
-"""What a server's state and its answers call what they say of documents."""
+"""Key of the documents' state in a server's state and answers."""
 MOST_S = 600
-"""Seconds that a server may take to encode the documents it is shown."""
+"""Most seconds for the server to encode the sample documents."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ OPTIONS = (Options,)
 
 
 def run(args: Options) -> int:
-    """Time a server's first tokens at ratios from a given floor on, and save the fastest."""
+    """Time a server's first tokens at ratios from the given floor up, and save the fastest."""
     from canopy_chunks.calibration.saved import Calibrations, Setting
     from canopy_chunks.calibration.served import ServedPrompts, calibrate_server
     from canopy_lab.live.profile.client import ProfiledServer
@@ -87,7 +87,7 @@ def _asking(server: Any) -> Any:
     from sglang_canopy.wire.document_names import BOUNDS, RATIO
 
     def ask(ids: Any, bounds: Any, ratio: float | None) -> tuple[float, dict[str, Any]]:
-        server.flush()  # KV that is kept from the same prompt would be no reuse of documents
+        server.flush()  # kept KV of the same prompt would not be reuse of documents
         params = {BOUNDS: list(bounds), **({} if ratio is None else {RATIO: ratio})}
         seconds, meta = server.first_token(list(ids), params)
         report = meta.get(STATE) or {}

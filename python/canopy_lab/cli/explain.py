@@ -1,4 +1,4 @@
-"""``canopy explain``: where a conversation's KV is, and why the last of it went."""
+"""``canopy explain``: the place of a conversation's KV, and the reason of its last eviction."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OPTIONS = (Options,)
 
 
 def run(args: Options) -> int:
-    """Returns 0. Raises ``CanopyError`` for a server that does not answer."""
+    """Return 0. Raises ``CanopyError`` for a server that does not answer."""
     answer = fetch(args.url, args.conversation, args.key, args.extra_key, args.cache_salt)
     if args.json:
         json.dump(answer, sys.stdout, indent=1)

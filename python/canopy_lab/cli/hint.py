@@ -1,7 +1,7 @@
-"""``canopy hint``: one hint to every worker behind a gateway, which knows no ``/canopy/hint``.
+"""``canopy hint``: send one hint to every worker behind a gateway without ``/canopy/hint``.
 
-A gateway spreads a conversation over workers as it likes, so all of them hear the hint; those that
-hold nothing of the conversation ignore it. The tenant is read from $CANOPY_EXTRA_KEY and
+A gateway may spread a conversation over any workers, so all of them receive the hint. Workers
+without KV of the conversation ignore it. The tenant is read from $CANOPY_EXTRA_KEY and
 $CANOPY_CACHE_SALT, the gateway's secret from $CANOPY_GATEWAY_SECRET or the file
 $CANOPY_GATEWAY_SECRET_FILE.
 """
@@ -33,7 +33,7 @@ _TENANT_VARIABLES = {"extra_key": "CANOPY_EXTRA_KEY", "cache_salt": "CANOPY_CACH
 
 
 def worker_urls(text: str) -> list[str]:
-    """The addresses in a list with commas. Raises ``CanopyError`` for one that is none."""
+    """Parse addresses separated by commas. Raises ``CanopyError`` for an invalid address."""
     urls = [url.strip().rstrip("/") for url in text.split(",") if url.strip()]
     for url in urls:
         parts = urllib.parse.urlsplit(url)
@@ -69,7 +69,8 @@ OPTIONS = (Options,)
 
 
 def run(args: Options) -> int:
-    """Returns 0 if every worker took the hint, else 1. Raises ``CanopyError`` for bad arguments."""
+    """Return 0 if every worker accepted the hint, else 1. Raises ``CanopyError`` for bad
+    arguments."""
     workers = args.workers
     body = _body(args)
     headers = _headers(args.api_key or os.environ.get("CANOPY_API_KEY"), os.environ)
@@ -81,7 +82,7 @@ def run(args: Options) -> int:
 
 
 def send(url: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> str | None:
-    """Post one hint. Returns ``None`` if it was taken, else what went wrong."""
+    """Post one hint. Returns ``None`` if it was accepted, else an error message."""
     request = urllib.request.Request(
         f"{url}/canopy/hint",
         json.dumps(body).encode(),

@@ -29,18 +29,19 @@ COMMANDS = {
     "top page": "a running server's page in this machine's browser",
     "documents calibrate": "measure which share of a document a server should recompute",
 }
-"""By one word or two: the second is a part of the first."""
+"""Names of one word or two; two words name a part of the first."""
 TAKES_THE_REST = ("doctor",)
-"""Commands whose arguments are another program's, options too."""
+"""Commands whose arguments, options included, belong to another program."""
 
 
 def module_of(name: str) -> str:
-    """The module of one of ``COMMANDS``."""
+    """Return the module of one of ``COMMANDS``."""
     return f"canopy_lab.cli.{name.replace(' ', '_')}"
 
 
 def _whole(argv: list[str]) -> list[str]:
-    """``argv`` with ``--`` before the first argument that is none of the command's own options."""
+    """Insert ``--`` before the first argument of ``argv`` that is no option of the command
+    itself."""
     own = 0
     while own < len(argv) and argv[own] in ("-h", "--help", "--json", "--"):
         own += 1
@@ -48,8 +49,8 @@ def _whole(argv: list[str]) -> list[str]:
 
 
 def parser_of(name: str) -> tuple[argparse.ArgumentParser, Any]:
-    """A command's parser and its module: its options stand under the first words of each group where
-    there are several."""
+    """Return a command's parser and its module. If a command has several groups of options, each
+    group has a heading."""
     module = importlib.import_module(module_of(name))
     parser = argparse.ArgumentParser(prog=f"canopy {name}", description=COMMANDS[name])
     for group in module.OPTIONS:
@@ -78,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _overview(argv: Sequence[str]) -> int:
-    """``--help``, ``--version``, or what is wrong with the command's name. Ends the program."""
+    """Print ``--help``, ``--version`` or the error for an unknown command. Ends the program."""
     width = max(map(len, COMMANDS))
     parser = argparse.ArgumentParser(
         prog="canopy",

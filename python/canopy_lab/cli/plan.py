@@ -1,4 +1,4 @@
-"""``canopy plan``: how much DRAM and disk a workload should get."""
+"""``canopy plan``: the DRAM and disk that a workload should get."""
 
 from __future__ import annotations
 
@@ -36,12 +36,13 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.ttl.table import SERVER_HASH, TRACE_HASH
 
 FEW_REQUESTS = 500
-"""Of fewer a P99 is the time of a handful."""
+"""Minimum requests for a P99 that does not depend on a handful of them."""
 OPTIONS = (Reading, Choosing, EngineOptions, Searching, Writing)
 
 
 def run(*options: Any) -> int:
-    """Plan, print, write what was asked for. ``options``: an object of each of ``OPTIONS``."""
+    """Plan, print, and write the requested files. ``options``: one object for each of
+    ``OPTIONS``."""
     command = check(*options)
     if command.searching.compare:
         return _compare(command)
@@ -54,7 +55,8 @@ def run(*options: Any) -> int:
 
 
 def _compare(given: PlanCommand) -> int:
-    """``--compare``: a plan for each profile, their choices side by side; files are the best's."""
+    """Plan for each profile of ``--compare``, print the choices in one table, write the best
+    plan."""
     commands = [for_profile(given, name, usd) for name, usd in given.searching.compare]
     (trace, ids), rows = read(given), []
     fitting = trace
@@ -86,7 +88,7 @@ def _compare(given: PlanCommand) -> int:
 def plan_of(
     command: PlanCommand, trace: CompactTrace, ids: str
 ) -> tuple[CapacityPlan, PlanInputs, dict[str, Any]]:
-    """Plan for what ``read`` gave, or a part of it."""
+    """Plan for the trace that ``read`` returned, or a part of it."""
     total, trace = len(trace), _fitting(command, trace)
     command, why = advised(command, trace)
     how, validation = command.searching, command.writing.validation
@@ -129,7 +131,7 @@ def plan_of(
 
 
 def read(command: PlanCommand) -> tuple[CompactTrace, str]:
-    """The requests to plan for, and whose ids their blocks are.
+    """Return the requests to plan for, and the origin of their block ids.
 
     Raises ``CanopyError``, also for an empty trace.
     """
@@ -151,8 +153,8 @@ def read(command: PlanCommand) -> tuple[CompactTrace, str]:
 
 
 def _fitting(command: PlanCommand, trace: CompactTrace) -> CompactTrace:
-    """The requests that a device of this plan can hold, with what it keeps free for their answers: it
-    refuses the others. Raises ``CanopyError`` where most do not fit."""
+    """Return the requests that fit a device of this plan, with the tokens it reserves for their
+    answers. The device would refuse the others. Raises ``CanopyError`` if most do not fit."""
     page, room = max(command.request.page_sizes), command.engine.device_tokens
     fits = [
         max(r.input_tokens, 1) + min(max(r.output_tokens, 1), CLIP_OUTPUT_TOKENS) + page < room
@@ -167,7 +169,7 @@ def _fitting(command: PlanCommand, trace: CompactTrace) -> CompactTrace:
 
 
 def remarks(command: PlanCommand, work: PlanInputs, about: Mapping[str, Any]) -> list[str]:
-    """Caveats to print with the plan."""
+    """Return caveats to print with the plan."""
     lines = [
         "",
         f"{len(work.trace)} requests on {command.profile.name} ({command.profile.source}); device pool "
@@ -217,7 +219,7 @@ def remarks(command: PlanCommand, work: PlanInputs, about: Mapping[str, Any]) ->
 def write_outputs(
     command: PlanCommand, plan: CapacityPlan, work: PlanInputs, about: Mapping[str, Any]
 ) -> None:
-    """``--json``, ``--html`` and ``--output``."""
+    """Write the files of ``--json``, ``--html``, ``--figures`` and ``--output``."""
     args = command.writing
     if args.json:
         text = json.dumps(to_json(plan, about), indent=1, allow_nan=False)

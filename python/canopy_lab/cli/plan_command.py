@@ -1,4 +1,4 @@
-"""``canopy plan``'s command line, checked and turned into what the planner takes."""
+"""The command line of ``canopy plan``, checked and converted to the planner's input."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import AUTO
 
 ADVICE_REQUESTS = 5_000
-"""Of the trace, in whole conversations, on which policies are compared."""
+"""Requests for the comparison of policies, in whole conversations."""
 DEVICE_GIB = 40.0
-"""KV room of a device whose profile does not say."""
+"""Default KV memory of a device, if the profile has no figure."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanCommand:
-    """The command line, checked."""
+    """The checked command line."""
 
     format: str
     reading: Reading
@@ -56,7 +56,7 @@ def check(
     searching: Searching,
     writing: Writing,
 ) -> PlanCommand:
-    """Every option beside the others. Raises ``CanopyError`` naming the first that is wrong."""
+    """Check all options together. Raises ``CanopyError`` naming the first wrong option."""
     if choosing.confidence and searching.no_checks:
         raise CanopyError("--confidence needs the checks; leave out --no-checks")
     if writing.validation:
@@ -114,7 +114,8 @@ def _request(chosen: Choosing, engine: EngineOptions, how: Searching) -> PlanReq
 
 
 def _prices(name: str, profile: EngineProfile, gpus: int | None) -> Prices:
-    """The price list, for as many GPUs an instance as the profile is of. Raises ``CanopyError``."""
+    """Load the price list, with the profile's number of GPUs per instance. Raises
+    ``CanopyError``."""
     prices, noted = load_prices(name), profile.notes.get("gpus")
     if gpus is None and type(noted) is int:
         gpus = noted
@@ -134,8 +135,10 @@ def _engine(given: EngineOptions, profile: EngineProfile) -> Engine:
 
 
 def advised(command: PlanCommand, trace: CompactTrace) -> tuple[PlanCommand, str]:
-    """``command`` for the policy that it names, else for the one that ``advise`` finds at the
-    devices' pools; and the reason in words."""
+    """Return ``command`` with its policy, and the reason in words.
+
+    Without a policy, take ``advise``'s result at the devices' pools.
+    """
     policy = command.choosing.policy
     name, config = policy.name, policy.config
     flag, why = name, f"Policy: {name}, as you asked."
@@ -152,8 +155,8 @@ def advised(command: PlanCommand, trace: CompactTrace) -> tuple[PlanCommand, str
 
 
 def _as_auto(command: PlanCommand) -> PlanCommand:
-    """``command`` for servers under ``auto``: its order of the queue, and a host tier that holds
-    nothing twice unless something else was asked for."""
+    """Return ``command`` for servers under ``auto``: its order of the queue, and an exclusive host
+    tier unless a write policy was given."""
     request = command.request
     if command.engine_options.write_policy is None:
         request = replace(request, write_policies=(auto.WRITTEN,))
@@ -161,7 +164,7 @@ def _as_auto(command: PlanCommand) -> PlanCommand:
 
 
 def for_profile(command: PlanCommand, name: str, usd: float | None) -> PlanCommand:
-    """The same command line for another engine profile, at ``usd`` a GPU-hour."""
+    """Return the same command line for another engine profile, at ``usd`` per GPU-hour."""
     engine = replace(command.engine_options, profile=name)
     found = check(command.reading, command.choosing, engine, command.searching, command.writing)
     if usd is None:

@@ -34,7 +34,7 @@ _TRIED = "SGLang's, the values to try"
 _TAKEN = "SGLang's, for the simulation and the plan file"
 
 
-# ---- what options are parsed by: each raises ``CanopyError`` with what the value "must be" ----
+# ---- parsers of options: each raises ``CanopyError`` with a "must be" message ----
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -112,7 +112,7 @@ def _objectives(text: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class PolicyOption:
-    """What ``--policy`` names; without a name it is to be advised."""
+    """Value of ``--policy``; without a name, the policy is advised."""
 
     name: str | None = None
     config: Mapping[str, Any] | None = None
@@ -135,7 +135,7 @@ def _policy(text: str) -> PolicyOption:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What is read."""
+    """Input."""
 
     trace: str = declare(None, "TRACE", "the trace: a file, or a server's own log")
     format: str | None = declare(
@@ -169,7 +169,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Choosing:
-    """What is chosen, and by what."""
+    """Limits and choices."""
 
     slo: tuple[Constraint, ...] = declare(
         (), "--slo", 'limits, e.g. "p99_ttft<2s"; several with commas', metavar="C",
@@ -297,7 +297,7 @@ class EngineOptions:
 
 @dataclass(frozen=True, slots=True)
 class Searching:
-    """How it is searched."""
+    """Search."""
 
     sample_requests: int = declare(
         SAMPLE_REQUESTS, "--sample-requests",
@@ -340,7 +340,7 @@ class Searching:
 
 @dataclass(frozen=True, slots=True)
 class Writing:
-    """What is written."""
+    """Output."""
 
     output: Path | None = declare(
         None, "--output", "the plan file for --canopy-plan", metavar="PLAN", parse=out_file

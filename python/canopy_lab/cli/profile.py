@@ -60,7 +60,7 @@ OPTIONS = (Options,)
 
 
 def run(args: Options) -> int:
-    """Measure, check, write."""
+    """Measure the server, write the profile, print a summary."""
     profile = measure(args)
     args.output.write_text(json.dumps(profile.to_json(), indent=1) + "\n", encoding="utf-8")
     print(f"{args.output}: {profile.name}")
@@ -79,7 +79,7 @@ def run(args: Options) -> int:
 
 
 def measure(args: Options) -> EngineProfile:
-    """The profile of the server at ``args.url``."""
+    """Return the profile of the server at ``args.url``."""
     server = ProfiledServer(args.url)
     facts = server.facts
     pool = server.pool_tokens
@@ -111,7 +111,7 @@ def measure(args: Options) -> EngineProfile:
         sources=(f"canopy profile --max-prompt {longest} --max-context {limits.context_tokens} "
                  f"--max-batch {args.max_batch} --repeats {args.repeats}",),
         kv_bytes_per_token=kv_bytes,
-        # On a CPU nothing is copied beside the computing.
+        # On a CPU, copies do not overlap with computation.
         layers=1 if on_cpu else layers,
         arrival_s=costs.arrival_s,
         prefill_request_s=costs.prefill_request_s,
@@ -135,7 +135,7 @@ def measure(args: Options) -> EngineProfile:
 
 
 def _shape(args: Options, facts: dict[str, Any]) -> tuple[int, int]:
-    """KV bytes a token, and layers."""
+    """Return the KV bytes per token, and the number of layers."""
     given = args.kv_bytes_per_token
     try:
         shape = load_model_shape(str(facts["model_path"]))

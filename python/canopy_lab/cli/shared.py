@@ -1,4 +1,4 @@
-"""Options that several commands have, each spelt once."""
+"""Options shared by several commands, each declared once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PROFILE_HELP = "costs of the engine: a file, or the name of a shipped profile"
 
 @dataclass(frozen=True, slots=True)
 class LogOptions:
-    """What commands that read somebody's log have in common."""
+    """Options of commands that read a log."""
 
     log: str = declare(None, "LOG", "the log, may be compressed (.gz, .xz, .zst)")
     format: str | None = declare(
@@ -25,7 +25,7 @@ class LogOptions:
 
 @dataclass(frozen=True, slots=True)
 class TraceOptions:
-    """What commands that simulate a trace have in common."""
+    """Options of commands that simulate a trace."""
 
     trace: str = declare(None, "--trace", "trace file", metavar="PATH", required=True)
     format: str = declare(None, "--format", "trace format", choices=format_names(), required=True)
@@ -34,7 +34,7 @@ class TraceOptions:
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """What commands that ask a running server have in common."""
+    """Options of commands that query a running server."""
 
     url: str = declare("http://127.0.0.1:30000", "--url", "the server", metavar="URL")
     api_key: str | None = declare(

@@ -15,19 +15,19 @@ from sglang_canopy.errors import CanopyError
 
 @dataclass(frozen=True, slots=True)
 class Loads:
-    """What was asked for, and what came of it."""
+    """Parameters and results of a run over several loads."""
 
     saturation: float
-    """Rate, in ``unit``."""
+    """Saturation rate, in ``unit``."""
     unit: str
     loads: dict[float, list[LoadRun]]
-    """Share of the saturation -> a run for each seed."""
+    """Share of the saturation -> one run per seed."""
     slo: SLO | None = None
     goodput: tuple[float, ...] = ()
-    """Highest rate that met the SLO, for each seed; 0 if none did."""
+    """Highest rate that met the SLO, per seed; 0 without one."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values."""
         made: dict[str, Any] = {
             "saturation": {"rate": self.saturation, "unit": self.unit},
             "loads": [
@@ -49,7 +49,7 @@ class Loads:
         return made
 
     def text(self) -> str:
-        """Tables, each number the mean over the seeds."""
+        """Return tables, each number the mean over the seeds."""
         parts = [
             f"saturation   {self.saturation:.4g} {self.unit}",
             text_table(
@@ -114,7 +114,7 @@ class Loads:
 
 
 def parse_loads(text: str) -> tuple[float, ...]:
-    """``0.6,0.8,0.95,1.1`` as ascending shares of the saturation. Raises ``CanopyError``."""
+    """Parse ``0.6,0.8,0.95,1.1`` to ascending shares of the saturation. Raises ``CanopyError``."""
     try:
         loads = [float(part) for part in text.split(",")]
     except ValueError:
@@ -136,7 +136,7 @@ def run_loads(
     saturation: float | None,
     slo: SLO | None,
 ) -> Loads:
-    """Run every load with every seed. ``saturation`` is found with the first seed if not given."""
+    """Run every load with every seed. ``saturation=None`` is measured with the first seed."""
     top = system.saturation(seeds[0]) if saturation is None else saturation
     runs = {load: [system.at(load * top, seed) for seed in seeds] for load in loads}
     found: tuple[float, ...] = ()

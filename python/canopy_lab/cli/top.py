@@ -53,7 +53,7 @@ def run(args: Options) -> int:
         try:
             status = fetch_all(urls, args.key)
             answered = time.monotonic()
-        except CanopyError as error:  # the server may come back
+        except CanopyError as error:  # the server may recover
             trouble = f"no answer for {time.monotonic() - answered:.0f} s: {error}"
         print((_CLEAR if sys.stdout.isatty() else "\n") + frame(status, trouble), flush=True)
     return 0

@@ -1,4 +1,4 @@
-"""``canopy top page``: a server's page in this machine's browser, with the key that the server wants."""
+"""``canopy top page``: a server's page in this machine's browser, with the server's key."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OPTIONS = (Options,)
 
 
 def run(args: Options) -> int:
-    """Returns 0 after Ctrl-C. Raises ``CanopyError`` for a port that is taken."""
+    """Return 0 after Ctrl-C. Raises ``CanopyError`` for a port in use."""
     if not args.url.startswith(("http://", "https://")):
         raise CanopyError(f"--url must be like http://127.0.0.1:30000, got {args.url!r:.80}")
     try:

@@ -1,4 +1,4 @@
-"""``canopy trial``: is another policy better on this server? In turns, until the answer is sure."""
+"""``canopy trial``: alternate two policies on a server until the difference is significant."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ OPTIONS = (Options,)
 
 
 def run(args: Options) -> int:
-    """Returns 0 where the policy won and stays, else 1: what ranked before ranks again, or the other one
-    where that has won.
+    """Return 0 if the policy won, else 1.
 
-    Raises ``CanopyError``, and goes back first, where the server stops taking part.
+    The winner ranks afterwards. Without a winner, the previous policy ranks again. If the server
+    fails, the previous policy is restored before ``CanopyError`` is raised.
     """
     server = RunningServer(args.url, args.key)
     if args.policy != args.against and not _meter_agrees(server.status(), args):
@@ -68,7 +68,8 @@ def run(args: Options) -> int:
 
 
 def _meter_agrees(status: dict[str, Any], args: Options) -> bool:
-    """The meter first: it costs nobody a hit. Says why where there is nothing to try."""
+    """Whether the meter leaves a trial worthwhile; prints the reason if not. The meter costs no
+    hits."""
     meter, why = status.get("whatif"), None
     if meter is None:
         return True

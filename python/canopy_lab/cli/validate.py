@@ -1,4 +1,4 @@
-"""``canopy validate``: what a plan predicted beside what its server's log says."""
+"""``canopy validate``: compare a plan's prediction with its server's log."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def run(args: Options) -> None:
 
 
 def _requests(log: str, plan: ServerPlan, skip_bad: int = 0) -> Iterator[TraceRequest]:
-    """Those since the cache was last emptied: it is empty then, as the simulation's is at first."""
+    """Yield requests since the last flush: the simulation also starts with an empty cache."""
     flushed = last_flush(log)
     if flushed:
         print(
@@ -107,13 +107,13 @@ def _system(plan: ServerPlan, profile: EngineProfile, args: Options) -> SystemCo
     disk = None if speed is None else Bandwidth(speed * MIB, speed * MIB)
     if tokens is None and not (plan.server and plan.server.max_total_tokens):
         logged = pool_tokens(args.log)
-        # Of several DP ranks each has a cache of its own.
+        # Several DP ranks have separate caches.
         tokens = logged[0] if logged and logged[1] == 1 else None
     return system(plan, profile, device_tokens=tokens, disk=disk)
 
 
 def read_validation(path: str) -> str:
-    """The errors of a file that ``--json`` wrote, in words. Raises ``CanopyError``."""
+    """Return the errors in a file that ``--json`` wrote, as text. Raises ``CanopyError``."""
     try:
         document = json.loads(Path(path).read_text(encoding="utf-8"))
         if document["format"] != FORMAT:
@@ -132,7 +132,7 @@ def read_validation(path: str) -> str:
 
 
 def _label(name: str) -> tuple[str, str]:
-    """A metric in words, and its unit."""
+    """Return a metric's readable name, and its unit."""
     if name in HITS:
         return name.replace("_", " "), ""
     if name in TTFTS:
@@ -141,7 +141,7 @@ def _label(name: str) -> tuple[str, str]:
 
 
 def table(found: Validation) -> str:
-    """Predicted, seen and the error of each metric."""
+    """Format prediction, measurement and error of each metric."""
     rows = []
     for name in METRICS:
         if name not in found.seen or name not in found.predicted:
@@ -156,7 +156,8 @@ def table(found: Validation) -> str:
 
 
 def _block(plan: ServerPlan) -> int:
-    """Tokens a block of the simulated trace: the groups' where a plan has some, else a page."""
+    """Return the tokens per block of the simulated trace: the group table's if a plan has groups,
+    else a page."""
     if plan.ttl is not None and plan.ttl.groups:
         return plan.ttl.block_tokens
     page = (plan.server.page_size if plan.server else None) or 1

@@ -1,4 +1,5 @@
-"""Parsers of options that several commands have: each raises ``CanopyError`` with what a value "must be"."""
+"""Parsers of options shared by several commands. Each raises ``CanopyError`` with a "must be"
+message."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ Value = TypeVar("Value")
 
 
 def out_file(text: str) -> Path:
-    """A file to write, in a folder that is there."""
+    """Parse the path of a file to write. Its folder must exist."""
     path = Path(text)
     if not path.resolve().parent.is_dir():
         raise CanopyError(f"cannot write {text!r}: its folder does not exist; make it first")
@@ -22,7 +23,7 @@ def out_file(text: str) -> Path:
 
 
 def write(path: Path, text: str) -> None:
-    """Write ``text`` with mode 0600, whole or not at all. Raises ``CanopyError``."""
+    """Write ``text`` atomically, with mode 0600. Raises ``CanopyError``."""
     try:
         replace_file(path, text)
     except OSError as error:
@@ -30,7 +31,8 @@ def write(path: Path, text: str) -> None:
 
 
 def listed(parse: Callable[[str], Value], what: str) -> Callable[[str], tuple[Value, ...]]:
-    """A parser of values separated by commas, each once. ``what`` they must be."""
+    """Return a parser of distinct values separated by commas. ``what``: their description in
+    errors."""
 
     def parse_all(text: str) -> tuple[Value, ...]:
         try:
@@ -45,7 +47,7 @@ def listed(parse: Callable[[str], Value], what: str) -> Callable[[str], tuple[Va
 
 
 def positive(text: str) -> float:
-    """A finite number above 0. Raises ``ValueError``, for ``listed``."""
+    """Parse a finite number above 0. Raises ``ValueError``, for ``listed``."""
     value = float(text)
     if not 0 < value < math.inf:
         raise ValueError(text)
@@ -53,7 +55,7 @@ def positive(text: str) -> float:
 
 
 def above_zero(text: str) -> float:
-    """The same as an option of its own."""
+    """Parse a finite number above 0, as an option of its own. Raises ``CanopyError``."""
     try:
         return positive(text)
     except ValueError:

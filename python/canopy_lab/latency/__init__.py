@@ -1,1 +1,1 @@
-"""What users feel: TTFT and session times, targets on them, and the load that meets them."""
+"""TTFT and session times, targets on them, and the load that meets them."""

@@ -11,7 +11,7 @@ import numpy as np
 from sglang_canopy.errors import CanopyError
 
 WARM_UP_SHARE = 0.2
-"""Share of the requests, the first that were due, that fill the cache and are not counted."""
+"""Share of the requests, by due time, that fill the cache and are not counted."""
 DECILES = 10
 
 
@@ -27,7 +27,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: np.ndarray) -> Spread:
-        """Of one value or more."""
+        """Summarise one value or more."""
         p50, p95, p99 = (float(p) for p in np.percentile(values, (50, 95, 99)))
         return cls(float(values.mean()), p50, p95, p99, float(values.max()))
 
@@ -44,31 +44,33 @@ class Decile:
 
 @dataclass(frozen=True, slots=True)
 class LatencyReport:
-    """What one run gave. Every time counts from when a request was due, not from when it was
-    sent: a request is due at its time in the trace, or, in a closed loop, after the answer to
-    the turn before it and the time to think."""
+    """Latencies of one run.
+
+    Every time counts from a request's due time, not from sending. A request is due at its time in
+    the trace or, in a closed loop, after the answer to the previous turn and the think time.
+    """
 
     requests: int
-    """Answered, and counted: those after the warm-up."""
+    """Answered requests after the warm-up."""
     requests_per_s: float
-    """Answered from the first that was due to the last answer, the warm-up included."""
+    """Answer rate from the first due time to the last answer, including the warm-up."""
     ttft_s: Spread
     deciles: tuple[Decile, ...]
     """Shortest prompts first."""
     sessions: int
-    """All of the run."""
+    """All sessions of the run."""
     sessions_per_hour: float
     session_s: Spread
-    """From a session's first request to its last answer, time to think included; sessions that
-    began in the warm-up are left out, unless none is left."""
+    """Seconds from a session's first request to its last answer, including think time. Excludes
+    sessions that began in the warm-up, unless all did."""
     growth: float
-    """By how much the queue grows: seconds of TTFT a second (``saturation.py``)."""
+    """Growth of the queue: seconds of TTFT per second (``saturation.py``)."""
     lag: float
-    """The same of sessions that slow each other down, early ones as well as late ones: by how
-    many seconds waiting delays the end of nine tenths of them, a second of their beginnings."""
+    """Growth if overlapping sessions slow each other down, early and late sessions alike: seconds by
+    which waiting delays the end of nine tenths of them, per second of their beginnings."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return plain values."""
         return {**asdict(self), "deciles": [asdict(decile) for decile in self.deciles]}
 
 
@@ -83,9 +85,9 @@ def latency_report(
 ) -> LatencyReport:
     """Summarise answered requests, one entry each, in any order.
 
-    ``due_s`` and ``end_s`` on one clock, ``ttft_s`` from due to the first token. ``sessions``
-    names each request's session. Raises ``CanopyError`` without a request, or for a share of the
-    warm-up that leaves none.
+    ``due_s`` and ``end_s`` are on one clock; ``ttft_s`` is from the due time to the first token.
+    ``sessions`` names each request's session. Raises ``CanopyError`` without a request, or for an
+    invalid share of the warm-up.
     """
     if not 0 <= warm_up_share < 1:
         raise CanopyError(f"the warm-up's share must be from 0 to below 1, got {warm_up_share!r}")
@@ -120,13 +122,13 @@ def latency_report(
 
 
 def growth(begin_s: np.ndarray, waited_s: np.ndarray) -> float:
-    """By how many seconds a second the wait grows over the run.
+    """Return the growth of the wait over the run, in seconds per second.
 
-    ``waited_s`` of each session, in TTFT over all its turns, and when it began. The mean of the
-    last fifth that began, less that of the second fifth (the first fills the cache), over the
-    time between the means of their beginnings. If sessions come ``a`` times as fast as they are
-    served, the wait of one that comes after ``t`` is ``(a - 1) t``: the growth is ``a - 1``.
-    0 where too few sessions began to tell.
+    ``waited_s`` is each session's TTFT over all its turns; ``begin_s`` its start. The growth is the
+    mean wait of the last fifth of sessions minus that of the second fifth, over the time between
+    their mean starts (the first fifth fills the cache). If sessions arrive ``a`` times as fast as
+    they are served, a session that arrives after ``t`` waits ``(a - 1) t``, and the growth is ``a -
+    1``. 0 if too few sessions began.
     """
     order = np.argsort(begin_s, kind="stable")
     fifth = len(order) // 5
@@ -140,12 +142,12 @@ def growth(begin_s: np.ndarray, waited_s: np.ndarray) -> float:
 
 
 def lag(begin_s: np.ndarray, end_s: np.ndarray, waited_s: np.ndarray) -> float:
-    """By how much the answers fall behind the arrivals, of sessions that overlap.
+    """Return the lag of answers behind arrivals, for sessions that overlap.
 
-    When nine tenths of the sessions have ended, less when nine tenths would have ended without
-    their waits (TTFT over all turns), over the time in which nine tenths began. If sessions come
-    ``a`` times as fast as they are served this is ``a - 1``, even where all of them share the
-    delay, so that the last wait no longer than the first and ``growth`` sees nothing.
+    The time at which nine tenths of the sessions have ended, minus that time without their waits
+    (TTFT over all turns), over the time in which nine tenths began. If sessions arrive ``a`` times
+    as fast as they are served, this is ``a - 1``, even if all of them share the delay. In that case
+    the last wait is no longer than the first, and ``growth`` is 0.
     """
     ended, unhindered, began = (
         float(np.percentile(times, 90)) for times in (end_s, end_s - waited_s, begin_s)

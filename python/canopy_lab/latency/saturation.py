@@ -1,10 +1,10 @@
-"""The highest load that a system follows, and the highest that meets a target.
+"""The highest load that a system sustains, and the highest that meets a target.
 
-A load is followed as long as throughput is that of the arrivals and the queue does not grow. In a
-trace of finite length both are one: if requests come ``a`` times as fast as they are served, the
-wait of what comes at ``t`` is ``(a - 1) t``. So a rate is above saturation when the wait grows by
-more than ``TOLERANCE`` seconds a second over the run (``report.growth``), and the saturation is
-found by bisection over the rate.
+A load is sustained while throughput equals the arrival rate and the queue does not grow. In a trace
+of finite length both conditions are equivalent: if requests arrive ``a`` times as fast as they are
+served, a request at ``t`` waits ``(a - 1) t``. A rate is above saturation if the wait grows by more
+than ``TOLERANCE`` seconds per second over the run (``report.growth``). Bisection over the rate
+finds the saturation.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterable
 from sglang_canopy.errors import CanopyError
 
 TOLERANCE = 0.01
-"""Growth of the wait, in seconds a second, up to which a load counts as followed: throughput
-stays within 1 % of the arrivals."""
+"""Largest growth of the wait, in seconds per second, of a sustained load: throughput stays within 1
+% of the arrivals."""
 SESSION_TOLERANCE = 0.05
-"""The same for sessions of many turns, whose waits without a queue, a prefill a turn, add up."""
+"""The same for sessions of many turns: without a queue, their waits still add up to a prefill per
+turn."""
 RESOLUTION = 0.01
 """Relative width at which a bisection ends."""
 _BRACKET_STEPS = 12
@@ -30,11 +31,11 @@ def saturation(
     tolerance: float = TOLERANCE,
     resolution: float = RESOLUTION,
 ) -> float:
-    """The highest rate at which the wait does not grow, within ``resolution`` from below.
+    """Return the highest rate at which the wait does not grow, within ``resolution`` from below.
 
-    ``growth_at`` runs the system at a rate and says by how many seconds a second the wait grows;
-    ``guess`` is any rate above 0 to begin with. Raises ``CanopyError`` where doubling or halving
-    it a dozen times meets no limit.
+    ``growth_at`` runs the system at a rate and returns the growth of the wait in seconds per
+    second. ``guess`` is any initial rate above 0. Raises ``CanopyError`` if doubling or halving it
+    a dozen times finds no limit.
     """
 
     def followed(rate: float) -> bool:
@@ -69,7 +70,7 @@ def saturation(
 def bisect(
     good: Callable[[float], bool], low: float, high: float, resolution: float = RESOLUTION
 ) -> float:
-    """The largest value found good between ``low``, which is, and ``high``, which is not."""
+    """Return the largest good value found between ``low`` (good) and ``high`` (not good)."""
     while high / low > 1 + resolution:
         middle = (low * high) ** 0.5
         if good(middle):
@@ -82,11 +83,11 @@ def bisect(
 def goodput(
     met: Callable[[float], bool], loads: Iterable[float], resolution: float = RESOLUTION
 ) -> float:
-    """The highest load that meets a target, searched between the loads that were run.
+    """Return the highest load that meets a target, searched between the loads that were run.
 
-    ``met`` runs a load and says so. Between the highest of ``loads`` below which all meet it and
-    the next, the limit is found by bisection. 0 if the lowest misses it already; the highest if
-    all meet it, which says no more than that the limit is not below.
+    ``met`` runs a load and returns whether it meets the target. Bisection finds the limit between
+    the last of ``loads`` before the first miss and that miss. 0 if the lowest load misses. The
+    highest load if all meet the target: the limit is then at least that load.
     """
     best = 0.0
     for load in sorted(loads):

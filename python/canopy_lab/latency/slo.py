@@ -1,4 +1,4 @@
-"""Targets such as ``p99_ttft<2s``."""
+"""Latency targets such as ``p99_ttft<2s``."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _TERM = re.compile(r"([a-z0-9]+)_([a-z]+)\s*<=?\s*([0-9]*\.?[0-9]+)\s*([a-z]*)")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One statistic that must stay below a limit."""
+    """Limit on one statistic."""
 
     statistic: str
     metric: str
     limit_s: float
 
     def met(self, report: LatencyReport) -> bool:
-        """Whether a run kept it."""
+        """Whether a run met the target."""
         spread = getattr(report, METRICS[self.metric])
         return bool(getattr(spread, self.statistic) < self.limit_s)
 
@@ -36,15 +36,15 @@ class SLO:
     targets: tuple[Target, ...]
 
     def met(self, report: LatencyReport) -> bool:
-        """Whether a run kept every target."""
+        """Whether a run met every target."""
         return all(target.met(report) for target in self.targets)
 
 
 def parse_slo(text: str) -> SLO:
-    """Read ``p99_ttft<2s`` or several of the kind, separated by commas.
+    """Parse ``p99_ttft<2s``, or several targets separated by commas.
 
-    A statistic (mean, p50, p95, p99, max) of ``ttft`` or ``session``, ``<``, and a time with its
-    unit (ms, s, min, h). Raises ``CanopyError``.
+    A target is a statistic (mean, p50, p95, p99, max) of ``ttft`` or ``session``, ``<``, and a time
+    with its unit (ms, s, min, h). Raises ``CanopyError``.
     """
     targets = []
     for term in text.split(","):
