@@ -127,8 +127,8 @@ def growth(begin_s: np.ndarray, waited_s: np.ndarray) -> float:
     ``waited_s`` is each session's TTFT over all its turns; ``begin_s`` its start. The growth is the
     mean wait of the last fifth of sessions minus that of the second fifth, over the time between
     their mean starts (the first fifth fills the cache). If sessions arrive ``a`` times as fast as
-    they are served, a session that arrives after ``t`` waits ``(a - 1) t``, and the growth is ``a -
-    1``. 0 if too few sessions began.
+    they are served, a session that arrives after ``t`` waits ``(a - 1) t``: the growth is
+    ``a - 1``. 0 if too few sessions began.
     """
     order = np.argsort(begin_s, kind="stable")
     fifth = len(order) // 5

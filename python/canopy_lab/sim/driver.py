@@ -74,11 +74,11 @@ def simulate(
 ) -> SimResult:
     """Serve ``trace`` in order from an empty cache of ``capacity_blocks``.
 
-    The result's tail is measured against ``threshold_tokens``. With ``optional_caching`` a request need not be cached (``policy/block_tree.py``).
-    ``on_request(request, hit_tokens)`` is called after each request. ``verify_every``
-    n > 0 recounts the whole tree every n requests (slow; for tests).
+    The result's tail is measured against ``threshold_tokens``. With ``optional_caching`` a request
+    need not be cached (``policy/block_tree.py``). ``on_request(request, hit_tokens)`` is called after
+    each request. ``verify_every`` n > 0 recounts the whole tree every n requests (slow; for tests).
 
-    Raises ``CanopyError`` for an empty or unsorted trace, or one that mixes block sizes.
+    Raises ``CanopyError`` for an empty or unsorted trace, or for mixed block sizes.
     """
     started = time.perf_counter()
     tree: RadixTree | None = None
@@ -145,7 +145,7 @@ def simulate(
 
 
 def distinct_blocks(trace: Iterable[TraceRequest]) -> int:
-    """How many different blocks a trace asks for: the capacity that never evicts."""
+    """Return the number of distinct blocks of a trace: the capacity that never evicts."""
     seen: set[int] = set()
     for record in trace:
         seen.update(record.blocks)

@@ -16,7 +16,7 @@ from sglang_canopy.errors import CanopyError
 Config = Mapping[str, Any]
 
 _INNER = ("text_config", "llm_config", "language_config", "thinker_config", "decoder", "text_model")
-"""Fields in which configs of several parts have their language model."""
+"""Fields of composite configs that contain the language model."""
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _HIDDEN = ("hidden_size", "n_embd", "d_model")
 _HEADS = ("num_attention_heads", "n_head", "n_heads")
@@ -36,7 +36,7 @@ _INDEX_GROUP = 128
 
 
 def language_config(config: Config) -> Config:
-    """The part of a config that describes its language model."""
+    """Return the part of a config that describes its language model."""
     for name in _INNER:
         inner = config.get(name)
         if isinstance(inner, dict) and inner:
@@ -45,7 +45,7 @@ def language_config(config: Config) -> Config:
 
 
 def first_of(config: Config, names: tuple[str, ...]) -> int:
-    """The first of ``names`` that is set. Raises ``CanopyError``."""
+    """Return the first of ``names`` that is set. Raises ``CanopyError``."""
     for name in names:
         value = config.get(name)
         if type(value) is int and value > 0:
@@ -93,8 +93,11 @@ def head_size_of(config: Config) -> int:
 
 
 def kv_bytes_per_token(config: Config, element_bytes: int | None = None) -> int:
-    """Bytes over all layers. ``element_bytes``: of one value in the cache; ``None`` takes 1 for a
-    checkpoint with an 8-bit KV cache, else 2. Raises ``CanopyError``."""
+    """Return the bytes per token over all layers.
+
+    ``element_bytes``: bytes of one cached value; ``None`` takes 1 for a checkpoint with an 8-bit KV
+    cache, else 2. Raises ``CanopyError``.
+    """
     width = element_bytes or (1 if _is_eight_bit(config) else 2)
     config = language_config(config)
     layers = attention_layers(config)

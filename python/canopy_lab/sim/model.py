@@ -12,7 +12,7 @@ from sglang_canopy.errors import CanopyError
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Dimensions of a decoder-only transformer; ``kv_bytes`` is bytes a cached element."""
+    """Dimensions of a decoder-only transformer. ``kv_bytes``: bytes per cached element."""
 
     layers: int
     hidden: int
@@ -20,30 +20,30 @@ class ModelShape:
     kv_heads: int
     head_dim: int
     intermediate: int
-    """Width of the feed-forward that one token passes (all active experts together)."""
+    """Width of the feed-forward for one token (all active experts together)."""
     kv_bytes: int = 2
     kv_per_token: int = 0
     """Bytes over all layers; 0 if every layer stores keys and values of all KV heads."""
 
     def kv_bytes_per_token(self) -> int:
-        """Bytes of KV that one token occupies over all layers."""
+        """Return the bytes of KV that one token occupies over all layers."""
         plain = 2 * self.layers * self.kv_heads * self.head_dim * self.kv_bytes
         return self.kv_per_token or plain
 
     def flops_per_token(self) -> int:
-        """Forward FLOPs of one token outside attention scores: 2 per weight passed.
+        """Return the forward FLOPs of one token outside attention scores: 2 per weight used.
 
-        Projections (q, k, v, o) and a gated feed-forward; embeddings and the head are left
-        out, since a prefill computes logits for one position only.
+        Projections (q, k, v, o) and a gated feed-forward. Embeddings and the head are excluded,
+        since a prefill computes logits for one position only.
         """
         attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
         return 2 * self.layers * (attention + 3 * self.hidden * self.intermediate)
 
     def prefill_flops(self, tokens: int, cached: int = 0) -> int:
-        """FLOPs to prefill ``tokens`` of which the first ``cached`` come from the cache.
+        """Return the FLOPs to prefill ``tokens`` if the first ``cached`` are in the cache.
 
-        Scores and the weighted sum cost ``4 * heads * head_dim`` a query and key pair and
-        layer; a token at position p attends to p + 1 keys (causal).
+        Scores and the weighted sum cost ``4 * heads * head_dim`` per query-key pair and layer. A
+        token at position p attends to p + 1 keys (causal).
         """
         pairs = (tokens * (tokens + 1) - cached * (cached + 1)) // 2
         scores = 4 * self.layers * self.heads * self.head_dim * pairs
@@ -60,7 +60,7 @@ PRESETS = {
 
 
 def load_model_shape(name: str) -> ModelShape:
-    """A preset's name, or the path of a Hugging Face ``config.json`` (or its folder).
+    """Load a shape: a preset's name, or the path of a Hugging Face ``config.json`` (or its folder).
 
     Raises ``CanopyError`` for an unknown name, an unreadable file or a missing field.
     """
@@ -85,7 +85,7 @@ def load_model_shape(name: str) -> ModelShape:
 
 
 def _shape(config: kv_bytes.Config) -> ModelShape:
-    """Dimensions of a config. Raises ``CanopyError``."""
+    """Return the dimensions of a config. Raises ``CanopyError``."""
     text = kv_bytes.language_config(config)
     heads, hidden = kv_bytes.heads_of(text), kv_bytes.hidden_of(text)
     experts = text.get("num_experts_per_tok") or text.get("num_experts_per_token") or 0

@@ -1,13 +1,13 @@
-"""Every LRU capacity from one pass: stack distances (Mattson et al., 1970).
+"""LRU at every capacity from one pass: stack distances (Mattson et al., 1970).
 
-A block hits in an LRU cache of C blocks if and only if fewer than C other blocks are younger
-than it when its request comes. On the tree all blocks of a request are touched at one time and
-go deepest first, so a request counts as its blocks accessed deepest first, all of them looked
-up before any is moved. One pass gives that distance for each access, and with it the hits at
-every capacity, equal to ``simulate`` with ``lru``.
+A block hits in an LRU cache of C blocks if and only if fewer than C other blocks are younger than
+it when its request arrives. The tree touches all blocks of a request at one time and evicts the
+deepest first. A request therefore counts as accesses to its blocks, deepest first, with all lookups
+before any move. One pass gives the distance of each access, and with it the hits at every capacity,
+equal to ``simulate`` with ``lru``.
 
-The distances of a chunk of accesses are counted with numpy in O(n log n) steps over whole
-arrays; between chunks only the LRU stack itself is kept, so memory is O(distinct blocks).
+The distances of a chunk of accesses are counted with numpy in O(n log n) steps over whole arrays.
+Between chunks only the LRU stack is kept: memory is O(distinct blocks).
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.errors import CanopyError
 
 COLD = np.iinfo(np.int64).max
-"""Distance of a block's first access: no capacity is enough."""
+"""Distance of a block's first access: a miss at any capacity."""
 
 _CHUNK = 1 << 19
 
 
 @dataclass(frozen=True, slots=True)
 class LRUCurve:
-    """LRU at every capacity: what one pass over a trace gives."""
+    """Hits of LRU at every capacity, from one pass over a trace."""
 
     requests: int
     blocks: int
@@ -38,15 +38,15 @@ class LRUCurve:
     tokens: int
     distinct_blocks: int
     block_hits_at: NDArray[np.int64]
-    """``block_hits_at[c]``: hits of a cache of c blocks, for c from 0 to the last that matters."""
+    """``block_hits_at[c]``: hits of a cache of c blocks, up to the last capacity that matters."""
     token_hits_at: NDArray[np.int64]
 
     def block_hits(self, capacity_blocks: int) -> int:
-        """Leading blocks found cached, over the whole trace."""
+        """Return the leading blocks found cached, over the whole trace."""
         return int(self.block_hits_at[min(capacity_blocks, len(self.block_hits_at) - 1)])
 
     def token_hits(self, capacity_blocks: int) -> int:
-        """Prompt tokens found cached, over the whole trace."""
+        """Return the prompt tokens found cached, over the whole trace."""
         return int(self.token_hits_at[min(capacity_blocks, len(self.token_hits_at) - 1)])
 
 
@@ -70,7 +70,7 @@ def lru_curve(trace: Iterable[TraceRequest], *, chunk_accesses: int = _CHUNK) ->
 def lru_uncached_tokens(
     trace: Iterable[TraceRequest], capacities: Iterable[int], *, chunk_accesses: int = _CHUNK
 ) -> dict[int, NDArray[np.int64]]:
-    """Tokens each request has to prefill under LRU, for each capacity in blocks."""
+    """Return each request's tokens to prefill under LRU, for each capacity in blocks."""
     wanted = list(capacities)
     parts: dict[int, list[NDArray[np.int64]]] = {c: [] for c in wanted}
     stack = StackDistances()
@@ -87,10 +87,10 @@ def lru_uncached_tokens(
 
 
 def stack_distances(ids: NDArray[np.int64]) -> NDArray[np.int64]:
-    """LRU stack distance of each access of a flat trace; ``COLD`` for first accesses.
+    """Return the LRU stack distance of each access of a flat trace; ``COLD`` for first accesses.
 
-    ``ids`` has shape (n,). The distance is the number of other ids accessed since the last
-    access of the same id: the access hits in a cache of more than that many objects.
+    ``ids`` has shape (n,). The distance is the number of other ids accessed since the last access
+    of the same id. The access hits in a cache of more objects than the distance.
     """
     stack = StackDistances()
     lengths = np.ones(len(ids), dtype=np.int64)
@@ -145,19 +145,20 @@ class StackDistances:
         return len(self._ids)
 
     def distances(self, ids: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Distances of a chunk's accesses (order and shape of ``ids``); moves the stack on."""
+        """Return the distances of a chunk's accesses (order and shape of ``ids``), and update the
+        stack."""
         order = _deepest_first(lengths)
-        # The stack goes in front as if accessed once, least recent first.
+        # Prepend the stack as if accessed once, least recent first.
         sequence = np.concatenate((self._ids, ids[order]))
         before = len(self._ids)
         previous, last = _previous_access(sequence)
         self._ids = sequence[np.sort(last)]
         at = np.arange(before, len(sequence))
         earlier = previous[at]
-        # Accessed since: every position between, less those that repeat one between.
+        # Count the distinct ids accessed since: all positions between, minus repetitions.
         distance = at - earlier - 1 - _greater_before(previous)[at]
-        # All of a request is looked up at once: leave out its own deeper blocks. They are
-        # as many as precede the access in its request, each counted once as "since".
+        # A request looks up all blocks at once: subtract its own deeper blocks, which precede the
+        # access in the request and were counted once each.
         first = np.repeat(np.cumsum(lengths) - lengths, lengths)
         distance -= np.arange(len(ids)) - first
         distance[earlier < 0] = COLD
@@ -167,7 +168,7 @@ class StackDistances:
 
 
 def _deepest_first(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Positions that turn each run of ``lengths`` around, run by run."""
+    """Return the positions that reverse each run of ``lengths``."""
     starts = np.cumsum(lengths) - lengths
     ends = np.repeat(starts + lengths - 1, lengths)
     return ends - (np.arange(lengths.sum()) - np.repeat(starts, lengths))
@@ -176,7 +177,7 @@ def _deepest_first(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
 def _previous_access(
     sequence: NDArray[np.int64],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Position of the access before, of the same id (-1: none), and each id's last position."""
+    """Return the previous position of the same id (-1 without one), and each id's last position."""
     order = np.argsort(sequence, kind="stable")
     sorted_ids = sequence[order]
     same = sorted_ids[1:] == sorted_ids[:-1]
@@ -187,10 +188,10 @@ def _previous_access(
 
 
 def _greater_before(values: NDArray[np.int64]) -> NDArray[np.int64]:
-    """For each position i, how many j < i have ``values[j] > values[i]``.
+    """Return for each position i the number of j < i with ``values[j] > values[i]``.
 
-    Goes through the values bit by bit from the top, keeping the array sorted by the bits seen
-    (stable): of two that agree so far, a 1 that stands before a 0 is one greater before it.
+    Processes the values bit by bit from the top, and keeps the array sorted by the processed bits
+    (stable). If two values agree so far, a 1 before a 0 is one greater value before it.
     """
     count = np.zeros(len(values), np.int64)
     shifted = values + 1
@@ -201,7 +202,7 @@ def _greater_before(values: NDArray[np.int64]) -> NDArray[np.int64]:
         ones = (shifted[where] >> bit) & 1
         ones_before = np.cumsum(ones) - ones
         zero = ones == 0
-        # ``group`` is where the run of equal high bits begins.
+        # ``group`` is the start of the run of equal high bits.
         in_group = ones_before - ones_before[group]
         count[where[zero]] += in_group[zero]
         zeros_before = np.arange(len(values)) - ones_before
@@ -216,7 +217,7 @@ def _greater_before(values: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _group_zeros(group: NDArray[np.int64], zero: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """How many zeros the run of each position holds."""
+    """Return the number of zeros in the run of each position."""
     return np.bincount(group, weights=zero, minlength=len(group)).astype(np.int64)[group]
 
 
@@ -240,7 +241,7 @@ class _Histogram:
         self._tokens += np.bincount(distances, weights=tokens, minlength=size).astype(np.int64)
 
     def cumulated(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Hits by capacity, from capacity 0."""
+        """Return hits by capacity, from capacity 0."""
         zero = np.zeros(1, np.int64)
         return (
             np.concatenate((zero, np.cumsum(self._accesses))),

@@ -1,4 +1,4 @@
-"""Many policies at many capacities over many seeds, in parallel processes."""
+"""Simulate many policies at many capacities over many seeds, in parallel processes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TAIL_PERCENTILE = 90
 
 @dataclass(frozen=True, slots=True)
 class PolicyArm:
-    """A policy to run: ``NAME`` or ``NAME:TAG`` (the same policy with other options)."""
+    """A policy to run: ``NAME``, or ``NAME:TAG`` for the same policy with other options."""
 
     label: str
     config: Mapping[str, Any] = field(default_factory=dict, hash=False)
@@ -44,16 +44,16 @@ class PolicyArm:
 
 @dataclass(frozen=True, slots=True)
 class SweepPlan:
-    """What to simulate. Capacities below 1 are fractions of the trace's distinct blocks."""
+    """Parameters of a sweep. Capacities below 1 are fractions of the trace's distinct blocks."""
 
     arms: tuple[PolicyArm, ...]
     capacities: tuple[float, ...]
     seeds: tuple[int, ...] = (0,)
     placebo: bool = False
-    """Run policies that read labels a second time with labels shuffled."""
+    """Also run policies that read labels with shuffled labels."""
     hints: Hints | None = None
     threshold_tokens: float | None = None
-    """Tail threshold; by default LRU's own 90th percentile at the same capacity."""
+    """Tail threshold; default: LRU's 90th percentile at the same capacity."""
     whole_nodes: bool = False
 
 
@@ -69,7 +69,7 @@ class SweepTask:
 
 
 class SweepInputs:
-    """What all simulations of a sweep share."""
+    """Inputs shared by all simulations of a sweep."""
 
     def __init__(self, plan: SweepPlan, trace: CompactTrace) -> None:
         if not len(trace):
@@ -78,7 +78,7 @@ class SweepInputs:
         distinct = trace.distinct_blocks
         self.capacities = tuple(capacity_blocks(c, distinct) for c in plan.capacities)
         self.thresholds: tuple[float, ...] = ()
-        """In tokens, at each capacity."""
+        """Threshold in tokens at each capacity."""
         if plan.threshold_tokens is not None:
             self.thresholds = (plan.threshold_tokens,) * len(self.capacities)
         else:
@@ -88,7 +88,7 @@ class SweepInputs:
         self._future: Future | None = None
 
     def future(self) -> Future:
-        """Worked out once a process."""
+        """Return the trace's future, computed once per process."""
         self._future = self._future or Future(self.trace)
         return self._future
 
@@ -100,15 +100,15 @@ def run_sweep(
     jobs: int,
     progress: Callable[[int, int, str], None] = lambda done, tasks, what: None,
 ) -> list[dict[str, Any]]:
-    """A row a simulation, ordered by seed, policy, placebo, capacity.
+    """Return one row per simulation, ordered by seed, policy, placebo, capacity.
 
-    ``progress(done, tasks, what)`` as it goes. Raises ``CanopyError`` for an option that is wrong,
-    before anything long is done.
+    Calls ``progress(done, tasks, name)``. Raises ``CanopyError`` for an invalid option before the
+    first simulation.
     """
     for arm in plan.arms:
         _check(arm)
     wanted = list(_tasks(plan))
-    # A run that draws nothing is the same with every seed.
+    # A run without random draws is equal for all seeds.
     tasks = list(dict.fromkeys(_once(plan, task) for task in wanted))
     done: dict[SweepTask, dict[str, Any]] = {}
     progress(0, len(tasks), "")
@@ -120,12 +120,12 @@ def run_sweep(
 
 
 def capacity_blocks(capacity: float, distinct_blocks: int) -> int:
-    """Blocks of a capacity as a user gives it: a fraction of the distinct blocks, or blocks."""
+    """Return the blocks of a user's capacity: a fraction of the distinct blocks, or blocks."""
     return max(1, round(capacity * distinct_blocks)) if capacity < 1 else int(capacity)
 
 
 def simulate_task(inputs: SweepInputs, task: SweepTask) -> dict[str, Any]:
-    """One row of the result."""
+    """Run one simulation; return its row."""
     plan = inputs.plan
     given, capacity = plan.capacities[task.capacity], inputs.capacities[task.capacity]
     threshold = inputs.thresholds[task.capacity]
@@ -169,7 +169,7 @@ def _tasks(plan: SweepPlan) -> Iterator[SweepTask]:
 
 
 def _once(plan: SweepPlan, task: SweepTask) -> SweepTask:
-    """The task that stands for it and for all that give the same."""
+    """Return the task that represents all tasks with an equal result."""
     draws = task.placebo or plan.hints is not None
     return task if draws else replace(task, seed=plan.seeds[0])
 
@@ -184,7 +184,7 @@ def _check(arm: PolicyArm) -> None:
 def _build(arm: PolicyArm, future: Future | None, threshold_tokens: float) -> Policy:
     config = dict(arm.config)
     if arm.policy.takes_tail_target and not any(key in config for key in TAIL_TARGETS):
-        # The tail that the run is measured by.
+        # Use the tail threshold of the run's evaluation.
         config["threshold_tokens"] = threshold_tokens
     if not arm.hindsight:
         return make_policy(arm.name, config)

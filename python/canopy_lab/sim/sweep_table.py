@@ -14,9 +14,9 @@ BASE, BOUND = "lru", "belady"
 
 
 def by_cell(rows: Sequence[Row]) -> dict[tuple[str, int], list[Row]]:
-    """Rows of equal policy and equal place among its capacities: they differ in the seed.
+    """Group rows that differ in the seed only, by policy label and index of the capacity.
 
-    The policy is a label, with ``(placebo)`` where it is one.
+    The label of a placebo ends in ``(placebo)``.
     """
     cells: dict[tuple[str, int], list[Row]] = {}
     seen: dict[tuple[str, int], int] = {}
@@ -29,12 +29,13 @@ def by_cell(rows: Sequence[Row]) -> dict[tuple[str, int], list[Row]]:
 
 
 def mean(rows: Sequence[Row], key: str) -> float:
-    """Mean of ``key`` over ``rows``."""
+    """Return the mean of ``key`` over ``rows``."""
     return float(np.mean([row[key] for row in rows]))
 
 
 def sweep_table(rows: Sequence[Row]) -> str:
-    """The rows of a sweep as text, with the gap to hindsight closed where that can be said."""
+    """Return the rows of a sweep as text, with the gap to hindsight if its bounds were
+    simulated."""
     cells = by_cell(rows)
     with_gap = {(BASE, 0), (BOUND, 0)} <= cells.keys()
     header = ["policy", "capacity", "blocks", "block hit %", *["gap %"] * with_gap, "token hit %"]
@@ -59,7 +60,7 @@ def sweep_table(rows: Sequence[Row]) -> str:
 
 
 def sweep_notes(rows: Sequence[Row]) -> list[str]:
-    """What the table's columns mean, and the sizes behind it."""
+    """Explain the table's columns, and the sizes behind it."""
     first, seeds = rows[0], len({row["seed"] for row in rows})
     least = min(row["tel_threshold_tokens"] for row in rows)
     most = max(row["tel_threshold_tokens"] for row in rows)
@@ -79,6 +80,6 @@ def sweep_notes(rows: Sequence[Row]) -> list[str]:
 def _gap(cells: Mapping[tuple[str, int], Sequence[Row]], at: int, hits: float) -> str:
     low = 100 * mean(cells[BASE, at], "block_hit_ratio")
     high = 100 * mean(cells[BOUND, at], "block_hit_ratio")
-    if high - low <= 0.5:  # points: nothing worth a share of
+    if high - low <= 0.5:  # points: too small for a share
         return ""
     return str(round(100 * (hits - low) / (high - low)))

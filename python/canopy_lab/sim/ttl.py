@@ -25,7 +25,7 @@ __all__ = [
 
 
 def path_snapshot(trace: Iterable[TraceRequest]) -> PathSnapshot:
-    """The whole trace as a ``PathSnapshot``. Raises ``CanopyError`` for an empty one."""
+    """Return the whole trace as a ``PathSnapshot``. Raises ``CanopyError`` for an empty trace."""
     log: PathLog | None = None
     for record in trace:
         if log is None:
@@ -39,7 +39,7 @@ def path_snapshot(trace: Iterable[TraceRequest]) -> PathSnapshot:
 
 
 def observe(log: PathLog, record: TraceRequest) -> None:
-    """Note one request of a trace, labelled as the policy ``wa`` labels it on a server."""
+    """Record one request of a trace, labelled as the policy ``wa`` labels it on a server."""
     names = features(record.category, record.stop, record.turn, record.output_tokens, None)
     log.observe(record.blocks, record.time_s, record.input_tokens, "|".join(names))
 
@@ -47,9 +47,9 @@ def observe(log: PathLog, record: TraceRequest) -> None:
 def window_snapshots(
     trace: Iterable[TraceRequest], window_s: float, refresh_s: float
 ) -> list[tuple[float, PathSnapshot]]:
-    """(time, what a server's window of ``window_s`` held then), every ``refresh_s`` seconds.
+    """Return (time, content of a server's window of ``window_s``) every ``refresh_s`` seconds.
 
-    None holds a request that came after its time.
+    A snapshot contains no request after its time.
     """
     snapshots: list[tuple[float, PathSnapshot]] = []
     log: PathLog | None = None
@@ -76,9 +76,9 @@ def online_schedule(
     learning: Learning,
     first: TTLTable,
 ) -> tuple[list[tuple[float, TTLTable]], list[Learnt]]:
-    """The tables a server would have had: ``first``, then one from each of the snapshots.
+    """Return the tables that a server would have used: ``first``, then one per snapshot.
 
-    ``learning.refresh_s`` ought to be that of ``window_snapshots``.
+    ``learning.refresh_s`` should equal that of ``window_snapshots``.
     """
     schedule, tables = [(-inf, first)], []
     for time_s, log in snapshots:

@@ -20,12 +20,12 @@ _MODULES = {
 
 
 def hindsight_names() -> tuple[str, ...]:
-    """Names of the hindsight policies, as ``canopy simulate --policy`` takes them."""
+    """Return the names of the hindsight policies for ``canopy simulate --policy``."""
     return tuple(_MODULES)
 
 
 def hindsight_class(name: str) -> type[HindsightPolicy]:
-    """The class of hindsight policy ``name``. Raises ``CanopyError`` for an unknown one."""
+    """Return the class of hindsight policy ``name``. Raises ``CanopyError`` for an unknown name."""
     if name not in _MODULES:
         raise CanopyError(
             f"unknown hindsight policy {name!r}; choose one of: {', '.join(hindsight_names())}"
@@ -36,7 +36,7 @@ def hindsight_class(name: str) -> type[HindsightPolicy]:
 
 
 def make_hindsight(name: str, future: Future, config: Mapping[str, Any] | None = None) -> Policy:
-    """Build a hindsight policy for the trace that ``future`` was made of.
+    """Build a hindsight policy for the trace of ``future``.
 
     Raises ``CanopyError`` for an unknown name or option.
     """

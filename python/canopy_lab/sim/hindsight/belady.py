@@ -1,11 +1,11 @@
-"""``belady``: evict what is used furthest in the future, leaves only (Belady, 1966).
+"""``belady``: evict the leaf blocks with the furthest next use (Belady, 1966).
 
-On a tree the constraint costs nothing: a block is never used before the blocks above it, so of
-all cached blocks the one used last is at the end of a leaf. Every request must be cached whole
-(its KV is in memory when it ends), and under that rule, which holds for the live cache and for
-every policy here, this is optimal in blocks hit. Where a request need not be cached
-(``RadixTree(optional_caching=True)``) the same rule is optimal among all policies that may decline
-one, and hits more; ``test/sim`` compares both with all choices.
+On a tree the restriction to leaves costs nothing: a block is never used before its ancestors, so
+the cached block with the furthest next use is at the end of a leaf. Every request must be cached
+whole, because its KV is in memory when it ends. Under that rule, which holds for the
+live cache and for every policy here, ``belady`` is optimal in blocks hit. If a request need not be
+cached (``RadixTree(optional_caching=True)``), it is optimal among all policies that may decline
+one, and hits more. ``test/sim`` compares both with all choices.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Belady(HindsightPolicy):
     name: ClassVar[str] = "belady"
     Config: ClassVar[type] = Config
 
-    # victim = the blocks used last, of all
+    # victim = the blocks with the furthest next use
     def judge(self, leaf: Leaf) -> tuple[Any, int]:
         run = self.future.last_run(leaf)
         return -run.next_use, run.start

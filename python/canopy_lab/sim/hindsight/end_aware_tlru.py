@@ -1,9 +1,9 @@
 """``end-aware-tlru``: T-LRU that knows which conversations are over (arXiv 2510.15152).
 
-As defined here: of each path it knows whether any prompt will use it again, not when nor how
-long. Blocks never used again go first, together with those that T-LRU calls safe: beyond the
-budget history + next prompt - threshold, the next prompt's growth taken as one constant.
-Otherwise it is LRU.
+As defined here, the policy knows of each path whether any prompt will use it again, but not the
+time or the length. It first evicts blocks without a next use, together with blocks that T-LRU calls
+safe: beyond the budget history + next prompt - threshold, with a constant growth of the next
+prompt. Otherwise it is LRU.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Config:
 
 
 class EndAwareTLRU(HindsightPolicy):
-    """What knowing the ends would add to ``canopy-tlru``."""
+    """The gain of ``canopy-tlru`` if it knew the ends of conversations."""
 
     name: ClassVar[str] = "end-aware-tlru"
     Config: ClassVar[type] = Config

@@ -14,25 +14,25 @@ from sglang_canopy.policy.structures.lazy_heap import LazyHeap
 from sglang_canopy.records import Leaf
 
 NEVER = 1 << 62
-"""Index of the request that uses a block next, where none does."""
+"""Index in place of the next request if no request uses a block again."""
 
 
 class NextUseRun(NamedTuple):
-    """Consecutive blocks of a path that are used next by one and the same request."""
+    """Consecutive blocks of a path with the same next request."""
 
     start: int
-    """Depth of the first of them, in blocks from the root."""
+    """Depth of the first block, in blocks from the root."""
     next_use: int
-    """Index of that request in the trace, or ``NEVER``."""
+    """Index of the next request in the trace, or ``NEVER``."""
 
 
 class Future:
     """The next use of every block after every request of ``trace``.
 
-    A request that uses a block uses all before it, so along a path next uses never come
-    earlier with depth, and a few runs say it all: memory is O(requests), not O(accesses).
-    All blocks of a tree's node were last used by one request, which its stamp names (times are
-    distinct, see ``to_requests``), so nothing has to be kept per block.
+    A request that uses a block uses all blocks before it, so along a path next uses never become
+    earlier with depth, and a few runs describe the path: memory is O(requests), not O(accesses).
+    All blocks of a tree's node were last used by one request, identified by its time (times are
+    distinct, see ``to_requests``), so no data is kept per block.
     """
 
     def __init__(self, trace: Sequence[TraceRequest]) -> None:
@@ -64,17 +64,17 @@ class Future:
         self._starts.reverse()
         self._next.reverse()
         self.mean_growth_tokens = sum(growth) / len(growth) if growth else 0.0
-        """Tokens by which a continued prompt exceeds the history before it, on average."""
+        """Mean tokens of a continued prompt in excess of its history."""
 
     def last_run(self, leaf: Leaf) -> NextUseRun:
-        """The run that ends with ``leaf``'s last block."""
+        """Return the run that ends with ``leaf``'s last block."""
         request = self._index[leaf.last_access]
         starts = self._starts[request]
         at = bisect_right(starts, (leaf.offset + leaf.length) // self.block_tokens - 1) - 1
         return NextUseRun(starts[at], self._next[request][at])
 
     def needed_blocks(self, request: int, threshold_tokens: float) -> int:
-        """How many leading blocks ``request`` must find cached for no tail excess.
+        """Return the leading blocks that ``request`` needs cached for no tail excess.
 
         Block i (from 0) counts if missing it leaves more than ``threshold_tokens`` to prefill.
         """
@@ -83,7 +83,7 @@ class Future:
 
 
 class HindsightPolicy(Policy):
-    """Ranks a leaf by its last blocks: a subclass says how, and how many of them go."""
+    """Ranks a leaf by its last blocks. A subclass defines the rank and the blocks to evict."""
 
     name: ClassVar[str]
     Config: ClassVar[type]
@@ -95,7 +95,7 @@ class HindsightPolicy(Policy):
         self._heap = LazyHeap()
 
     def judge(self, leaf: Leaf) -> tuple[Any, int]:
-        """``(rank, keep)``: least rank goes first, down to ``keep`` blocks from the root."""
+        """Return ``(rank, keep)``: evict the least rank first, down to ``keep`` blocks of path."""
         raise NotImplementedError
 
     def admit(self, leaf: Leaf, now: float) -> None:

@@ -1,9 +1,9 @@
 """``length-aware-tlru``: T-LRU that knows the next prompt's length (arXiv 2510.15152).
 
-As defined here: of each path it knows how long the next prompt through it will be, hence also
-whether there is one. Blocks that may be missing from that prompt without excess (``safe``, as
-in ``tail-belady``) go first; otherwise it knows no more than LRU, above all not *when* the
-next prompt comes.
+As defined here, the policy knows of each path the length of the next prompt through it, and so
+whether there is a next prompt. It first evicts blocks that may be missing from that prompt without
+excess (``safe``, as in ``tail-belady``). Otherwise it is LRU: it does not know *when* the next
+prompt arrives.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sglang_canopy.records import Leaf
 
 
 class LengthAwareTLRU(HindsightPolicy):
-    """What exact lengths would add to ``canopy-tlru``."""
+    """The gain of ``canopy-tlru`` if it knew exact lengths."""
 
     name: ClassVar[str] = "length-aware-tlru"
     Config: ClassVar[type] = Config

@@ -1,9 +1,9 @@
 """``tail-belady``: Tail-Optimized Belady, the bound on tail excess latency (arXiv 2510.15152).
 
-A request with n blocks to prompt and a threshold of x exceeds it by the blocks it misses among
-its first n - x; the last x may be missing for free. So a block whose next use is among those
-last x, or that has no next use, is *safe* to evict: it comes back with that use either way.
-Safe blocks go first, then what is needed furthest in the future.
+A request with a prompt of n blocks and a threshold of x has as excess its misses among the first
+n - x blocks; the last x may be missing at no cost. A block whose next use is among those last x, or
+that has no next use, is *safe* to evict: evicting it adds no excess, and that use caches it again.
+Safe blocks are evicted first, then the blocks needed furthest in the future.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ class Config:
 
 
 class TailBelady(HindsightPolicy):
-    """The bound on tail excess, where prompts and threshold are whole blocks and paths only grow.
+    """The bound on tail excess, if prompts and threshold are whole blocks and paths only grow.
 
-    That is the paper's model. A last block in part weighs less than its room, and where a
-    shorter prompt comes between two longer ones on a path a safe block may stand above one
-    that is needed; then this is a good policy, no bound (``test/sim`` shows how far).
+    That is the paper's model. A partial last block weighs less than its room. If a shorter prompt
+    arrives between two longer ones on a path, a safe block may be above a needed block. In both
+    cases this is a good policy but no bound (``test/sim`` shows the difference).
     """
 
     name: ClassVar[str] = "tail-belady"
     Config: ClassVar[type] = Config
     takes_tail_target: ClassVar[bool] = True
 
-    # victim = safe blocks, else the blocks needed last, of all
+    # victim = safe blocks, else the blocks needed furthest in the future
     def judge(self, leaf: Leaf) -> tuple[Any, int]:
         run = self.future.last_run(leaf)
         safe_from = safe_start(self.future, run, self.config.threshold_tokens)
@@ -50,7 +50,7 @@ class TailBelady(HindsightPolicy):
 
 
 def safe_start(future: Future, run: NextUseRun, threshold_tokens: float) -> int:
-    """First depth in blocks from which the blocks of ``run`` may be missing without excess."""
+    """Return the first depth (blocks) at which ``run`` may be missing without excess."""
     if run.next_use == NEVER:
         return run.start
     return max(run.start, future.needed_blocks(run.next_use, threshold_tokens))

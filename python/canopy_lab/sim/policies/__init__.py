@@ -1,1 +1,1 @@
-"""Policies that the simulator compares with, and no server runs. ``policy/registry.py`` names them."""
+"""Policies of the simulator only, for comparison. Names: ``policy/registry.py``."""

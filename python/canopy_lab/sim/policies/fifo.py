@@ -1,6 +1,6 @@
-"""``fifo``: first in, first out, by when a node was cached; use does not matter.
+"""``fifo``: first in, first out, by a node's creation time, independent of its use.
 
-Only leaves can go, so an old prefix stays while something younger hangs below it.
+Only leaves can be evicted, so an old prefix stays while it has younger descendants.
 """
 
 from __future__ import annotations

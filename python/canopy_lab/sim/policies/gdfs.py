@@ -1,9 +1,9 @@
 """``gdfs``: greedy dual, size and frequency (Cherkasova, 1998), with prefill cost as the cost.
 
-A leaf's value is ``clock + frequency * cost / size``. The clock is the value of what was
-evicted last: whatever is not used falls behind it. Size is tokens; cost is what prefilling
-the leaf would take, in units of one token without attention: attention makes a token at depth
-d cost ``1 + d / attention_tokens``, so deep segments are worth more per token.
+A leaf's value is ``clock + frequency * cost / size``. The clock is the value of the last evicted
+leaf, so leaves without use fall behind it. Size is in tokens. Cost is the leaf's prefill cost, in
+units of one token without attention. With attention a token at depth d costs
+``1 + d / attention_tokens``, so deep segments are worth more per token.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Config:
 class GDFS(Policy):
     """Evicts the leaf of least ``clock + frequency * cost / size``. O(log n).
 
-    The clock that counts is the one of the leaf's last use. A parent is only admitted when its
-    last child goes, long after that use, so the clock's past is kept.
+    A leaf's value uses the clock at its last use. A parent is only admitted after its last child
+    was evicted, long after that use, so past clocks are kept.
     """
 
     name: ClassVar[str] = "gdfs"
@@ -82,7 +82,7 @@ class GDFS(Policy):
         self._ticks.append(now)
         self._clocks.append(value)
         if len(self._ticks) > _MOST_TICKS:
-            # Every second tick of the past: a coarser clock, never a wrong order.
+            # Drop every second tick of the past: the clock is coarser, but its order stays right.
             self._ticks, self._clocks = self._ticks[::2], self._clocks[::2]
 
     def split(self, leaf: Leaf, head: Leaf) -> None:
@@ -93,7 +93,7 @@ class GDFS(Policy):
         return iter(self._heap)
 
     def _worth(self, leaf: Leaf) -> float:
-        """Cost per token, the leaf's tokens averaged."""
+        """Return the cost per token, averaged over the leaf's tokens."""
         if self.config.cost == "linear":
             return 1.0
         return 1.0 + (leaf.offset + leaf.length / 2) / self.config.attention_tokens

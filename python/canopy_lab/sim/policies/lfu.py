@@ -1,7 +1,7 @@
 """``lfu``: least frequently used, ties by recency.
 
-A leaf's frequency is the number of requests that used it since it was cached; it is forgotten
-with the leaf (in-cache LFU, as in libCacheSim and SGLang).
+A leaf's frequency is the number of requests that used it since it was cached. It is lost when the
+leaf is evicted (in-cache LFU, as in libCacheSim and SGLang).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from sglang_canopy.records import Leaf
 
 
 class LFU(RankedPolicy):
-    """Evicts the leaf with the fewest uses, the least recent of them first. O(log n)."""
+    """Evicts the leaf with the fewest uses; among equals, the least recent. O(log n)."""
 
     name: ClassVar[str] = "lfu"
     Config: ClassVar[type] = NoOptions

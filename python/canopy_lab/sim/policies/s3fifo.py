@@ -1,12 +1,13 @@
 """``s3fifo``: three FIFO queues (Yang et al., SOSP 2023, algorithm 1): small, main, ghost.
 
-New leaves enter the small queue; most are never used again and leave it soon. One that was
-used more than once meanwhile moves to the main queue, where each use buys another round. What
-the small queue evicts is remembered in the ghost queue: if it comes back, it enters the main.
+New leaves enter the small queue; most are never used again and are evicted soon. A leaf used more
+than once in the small queue moves to the main queue, in which each use buys another round. Leaves
+evicted from the small queue are recorded in the ghost queue. If such a leaf returns, it enters the
+main queue.
 
-A tree evicts and makes nodes anew, so a ghost is not a node: it is the hash of the first block
-that went, which is chained over everything before it. A request whose path holds a ghost makes
-its new nodes in the main queue.
+A tree removes nodes and creates new ones, so a ghost is not a node: it is the hash of the first
+evicted block, which is chained over everything before it. A request whose path contains a ghost
+creates its new nodes in the main queue.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from sglang_canopy.records import Leaf, Request
 _MOST_USES = 3
 """Uses are counted in two bits."""
 _MOST_REQUESTS = 4096
-"""Requests whose path is known, for leaves that a tree admits long after they were made."""
+"""Requests with recorded paths, for leaves admitted long after their creation."""
 _MOST_BLOCKS = 1 << 20
-"""Blocks of those paths, at 8 bytes; the oldest paths are forgotten, and make no ghosts."""
+"""Blocks of recorded paths, 8 bytes each. Dropped paths make no ghosts."""
 _64_BITS = (1 << 64) - 1
 
 
@@ -52,13 +53,13 @@ class Config:
 
 @dataclass(slots=True)
 class _Place:
-    """``Leaf.slot``: where a node stands in the queues, admitted or not."""
+    """``Leaf.slot``: the place of a node in the queues, admitted or not."""
 
     queue: LazyHeap
     since: float
-    """When it entered the queue."""
+    """Time of entry into the queue."""
     seen: int
-    """Uses that count no more."""
+    """Uses that no longer count."""
     path: Sequence[int]
     """Hashes of the node's blocks."""
     block_tokens: int
@@ -70,8 +71,8 @@ class _Place:
 class S3FIFO(Policy):
     """Quick demotion through a small queue, a lazily promoting main queue, a ghost queue.
 
-    Sizes are of evictable tokens: a policy does not see the nodes above the leaves, and they
-    cannot go. O(log n); a leaf moves at most four times between two uses.
+    Sizes are of evictable tokens: a policy does not see the nodes above the leaves, which cannot be
+    evicted. O(log n); a leaf moves at most four times between two uses.
     """
 
     name: ClassVar[str] = "s3fifo"
@@ -87,10 +88,10 @@ class S3FIFO(Policy):
         self._ghosts: dict[int, int] = {}
         self._ghost_tokens = 0
         self._paths: dict[float, tuple[array[int], int]] = {}
-        """By the request's time: its blocks, and the tokens of one."""
+        """Request time -> (its blocks, tokens per block)."""
         self._blocks = 0
         self._returned: dict[float, None] = {}
-        """Times of requests that brought a ghost back."""
+        """Times of requests that contained a ghost."""
 
     def arrive(self, request: Request) -> str:
         path = self._note_path(request)
@@ -103,7 +104,7 @@ class S3FIFO(Policy):
         return super().arrive(request)
 
     def finish(self, request: Request) -> str:
-        self._note_path(request)  # it goes on into what was answered
+        self._note_path(request)  # the path now includes the answer
         return super().finish(request)
 
     def admit(self, leaf: Leaf, now: float) -> None:
@@ -173,7 +174,7 @@ class S3FIFO(Policy):
         }
 
     def _enter(self, leaf: Leaf) -> _Place:
-        """The place of a node seen for the first time, perhaps long after it was made."""
+        """Return the place of a node seen for the first time, possibly long after its creation."""
         whole, block_tokens = self._paths.get(leaf.last_access, ((), 1))
         start, end = leaf.offset, leaf.offset + leaf.length
         path = whole[start // block_tokens : -(-end // block_tokens)]

@@ -1,11 +1,10 @@
 """``sglang-tlru``: the rule of SGLang's own ``--radix-eviction-policy tlru``, as a baseline.
 
-SGLang 0.5.23 (``mem_cache/evict_policy.py``, ``TLRUStrategy``) takes T-LRU (arXiv 2510.15152) by
-nodes: a node is free to go when all of it lies beyond the budget L + Q - xi, L the deepest that
-its branch ever reached, Q one constant. Free nodes go first, oldest first, then plain LRU. What
-``canopy-tlru`` adds is the cut inside a node, a Q learnt by category, and a target in
-milliseconds. With ``whole_nodes`` this evicts what SGLang's does
-(``test/radix/test_sglangs_own_tlru.py``).
+SGLang 0.5.23 (``mem_cache/evict_policy.py``, ``TLRUStrategy``) applies T-LRU (arXiv 2510.15152) to
+nodes: a node is free if all of it is beyond the budget L + Q - xi, with L the deepest length of its
+branch and Q a constant. Free nodes are evicted first, oldest first, then plain LRU. ``canopy-tlru``
+adds cuts inside a node, a Q learnt by category, and a target in milliseconds. With ``whole_nodes``
+this policy evicts the same nodes as SGLang's (``test/radix/test_sglangs_own_tlru.py``).
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class Config:
 
 
 class SGLangTLRU(RankedPolicy):
-    """Nodes wholly beyond the budget by age, then all others by age. O(log n)."""
+    """Evicts nodes wholly beyond the budget by age, then all others by age. O(log n)."""
 
     name: ClassVar[str] = "sglang-tlru"
     Config: ClassVar[type] = Config
@@ -46,7 +45,7 @@ class SGLangTLRU(RankedPolicy):
         return leaf.offset < max(budget, 0.0)
 
     def split(self, leaf: Leaf, head: Leaf) -> None:
-        # What is left begins deeper, and may lie beyond the budget now.
+        # The rest begins deeper, and may now be beyond the budget.
         if leaf in self._heap:
             self.drop(leaf)
             self.admit(leaf, leaf.last_access)

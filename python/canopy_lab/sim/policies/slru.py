@@ -1,9 +1,8 @@
 """``slru``: segmented LRU (Karedla et al., 1994), probation before protection.
 
-A leaf used ``protected_hits`` times or more is protected. Where the protected leaves outgrow
-their share of the evictable tokens, the least recent of them goes back to the young end of
-probation, until it is used again. With ``protected_share`` 1.0 nothing is demoted, which is
-what SGLang's own ``slru`` does.
+A leaf used ``protected_hits`` times or more is protected. If the protected leaves exceed their
+share of the evictable tokens, the least recent is demoted to the young end of probation until its
+next use. With ``protected_share`` 1.0 no leaf is demoted, as in SGLang's own ``slru``.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class Config:
 class SLRU(Policy):
     """LRU among probationary leaves, then among protected ones. O(log n).
 
-    ``Leaf.slot`` is ``(hits, time)`` of its demotion: it holds while nobody used the leaf.
+    ``Leaf.slot`` is ``(hits, time)`` of its demotion, and valid until the leaf's next use.
     """
 
     name: ClassVar[str] = "slru"
