@@ -1,1 +1,1 @@
-"""Admission of sessions: who may start while those under way need the memory."""
+"""Admission of sessions: decides which may start while active sessions need the memory."""

@@ -1,7 +1,7 @@
-"""Whose sessions are agents': those whose answers end in tool calls.
+"""Classifies sessions as agents by the share of answers that end in tool calls.
 
-A tool answers within seconds, and the next turn needs what this one leaves. People pause for
-longer than a device remembers, and keeping a place for them would be in vain.
+A tool answers within seconds, and the next turn needs the KV of this turn. Users pause longer than
+a device keeps KV, so a reserved place would be useless.
 """
 
 from __future__ import annotations
@@ -14,22 +14,23 @@ from sglang_canopy.records import Request
 
 TOOL = "tool"
 _NEWEST = 0.05
-"""Least weight of the newest answer in a share."""
+"""Smallest weight of the newest answer in a share."""
 _OWN = 8
-"""Answers after which a tenant's own share counts, instead of all tenants'."""
+"""Answers after which a tenant's own share replaces all tenants' share."""
 _MOST = 1024
 
 
 class Agents:
-    """Of each category, the share of answers that end in tool calls. Bounded."""
+    """Share of answers that end in tool calls, by category. Bounded."""
 
     def __init__(self) -> None:
         self._shares: OrderedDict[Hashable, tuple[int, float]] = OrderedDict()
-        """By category, and by tenant and category: answers, up to ``_OWN``, and the share. The one
-        that was counted last is at the end."""
+        """Answers (up to ``_OWN``) and share, by category and by (tenant, category); most recent
+        last."""
 
     def is_one(self, session: Session, request: Request) -> bool:
-        """Whether ``session`` is an agent's; before its first answer, whether that is likely."""
+        """Return whether ``session`` is an agent's; before its first answer, whether that is
+        likely."""
         if session.answered:
             return session.calls_tools
         count, share = self._shares.get((request.tenant, request.category), (0, 0.0))
@@ -38,7 +39,7 @@ class Agents:
         return share > 0.5
 
     def answered(self, session: Session, request: Request) -> None:
-        """``request`` of ``session`` says how its answer stopped."""
+        """Record the stop reason of an answered ``request`` of ``session``."""
         session.calls_tools = request.stop == TOOL
         for key in (request.category, (request.tenant, request.category)):
             count, share = self._shares.pop(key, (0, 0.0))

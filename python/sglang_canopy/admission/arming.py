@@ -1,11 +1,11 @@
-"""When the session gate acts: thrash has begun, its cause is known, and holding back helps.
+"""Arms the session gate: thrash has begun, its cause is known, and holding sessions back helps.
 
-Without a gate agents either lose next to nothing or, past a cliff, most of what they compute. Those
-who wait for the cliff arm too late: everybody inside has to be computed again first. So the gate
-arms on the first losses of live sessions, if their footprints are beyond the memory, which is
-what makes more of them certain, and if the device does not keep up. Once it has armed, footprints
-beyond the memory are enough for a day. It disarms when nobody has waited for a while and little is lost, or when it does not help:
-when as much is computed again with it as at the worst without it.
+Without a gate agents recompute either nearly nothing or, past a cliff, most of their tokens. A gate
+that waits for the cliff arms too late, since all active sessions are recomputed first. So the gate
+arms on the first losses of active sessions if their footprints exceed the memory, which makes more
+losses certain, and if the device does not keep up. For a day after it has armed, footprints beyond
+the memory are enough. It disarms if no session has waited for a while and losses are small, or if
+it does not help: if the recomputed share is as large as the worst share without it.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ import math
 from sglang_canopy.admission.thrash import Thrash
 
 FIRST_LOSSES = 0.05
-"""Lost within the window, as a share of the capacity, that arms."""
+"""Losses within the window, as a share of the capacity, that arm the gate."""
 _LOW, _HIGH = 0.25, 0.5
-"""Shares of thrash: agents below the cliff are under the one, and past it above the other."""
+"""Shares of thrash: lower than the first below the cliff, higher than the second past it."""
 _BEHIND, _WARY_BEHIND = 0.7, 0.5
-"""Share of sessions that wait for the server instead of thinking: below it the device keeps up with
-what it computes again, and to wait would take longer. The latter after one cliff."""
+"""Shares of sessions that wait for the server instead of thinking. Below them the device keeps up
+with its recomputation, and waiting would take longer. The second applies after a cliff."""
 _FEW_BEHIND, _FEW_WARY_BEHIND = 0.96, 0.9
-"""The same where only a few sessions fit: who waits for a place waits for much of another's session,
-which takes longer than to compute again until nearly everybody waits."""
+"""The same if only a few sessions fit. A session then waits for much of another session, which
+takes longer than recomputation until nearly all sessions wait."""
 _NEWEST = 0.02
 _WARY_S = 86_400.0
 _HOLD_OFF_S = 600.0
-"""For so long the gate stays disarmed after it did not help; twice as long each time."""
+"""Seconds the gate stays disarmed after it did not help; doubles each time."""
 
 
 class Arming:
-    """Whether the gate acts. The caller gives the times, in seconds."""
+    """Decides whether the gate acts. The caller passes times, in seconds."""
 
     def __init__(
         self, capacity_tokens: int, quiet_s: float, always: bool = False, few: float = 0.0
@@ -48,16 +48,16 @@ class Arming:
         self._quiet_s = quiet_s
         self._quiet_since: float | None = None
         self._worst = 0.0
-        """The greatest share of thrash while disarmed."""
+        """Largest share of thrash while disarmed."""
         self._wary_until = self._not_before = -math.inf
         self._hold_off_s = _HOLD_OFF_S
         self._trial_lost = self._trial_computed = 0
-        """Since sessions wait, or since it was last judged."""
+        """Counts since sessions began to wait, or since the last judgement."""
         self._waiting = False
 
     def answered(self, lost: int, computed: int, working: float) -> None:
-        """A prompt of which ``computed`` tokens were prefilled, ``lost`` of them once more, while
-        the share ``working`` of the sessions waited for the server."""
+        """Record a prompt: ``computed`` prefilled tokens, ``lost`` of them recomputed, and the
+        share ``working`` of sessions that waited for the server."""
         self._answers += 1
         self._behind += max(_NEWEST, 1.0 / self._answers) * (working - self._behind)
         self.thrash.answered(lost, computed)
@@ -68,8 +68,8 @@ class Arming:
             self._trial_computed += computed
 
     def may_arm(self, now: float, fitting: float) -> bool:
-        """Whether footprints beyond the memory would arm it, where so many sessions are ``fitting``
-        into the memory."""
+        """Return whether footprints beyond the memory would arm the gate. ``fitting``: number of
+        sessions that fit into the memory."""
         if self.armed or now < self._not_before:
             return False
         few = fitting < self._few
@@ -79,7 +79,7 @@ class Arming:
         return lost and self._behind >= (_FEW_BEHIND if few else _BEHIND)
 
     def arm(self, now: float) -> None:
-        """Footprints are beyond the memory."""
+        """Arm the gate: footprints exceed the memory."""
         self.armed = True
         self.times_armed += 1
         self.thrash.clear()
@@ -87,7 +87,7 @@ class Arming:
         self._trial_lost = self._trial_computed = 0
 
     def passed(self, now: float, waiting: bool) -> None:
-        """It is ``now``, and sessions are ``waiting`` or none is. May disarm."""
+        """Advance to ``now``; ``waiting``: whether any session waits. May disarm."""
         self._waiting = waiting
         if not self.armed or self.always:
             return

@@ -1,4 +1,4 @@
-"""What the session gate has done, and a digest of it by which ranks compare."""
+"""Counts of the session gate, and a digest for the comparison of ranks."""
 
 from __future__ import annotations
 
@@ -15,27 +15,26 @@ _NEWEST = 0.2
 
 
 class GateCounts:
-    """Counts since the start, and how fast waiting sessions are let in."""
+    """Counts since the start, and the rate at which waiting sessions are admitted."""
 
     def __init__(self) -> None:
         self.admitted = 0
         """Sessions admitted, most of them at once."""
         self.delayed = 0
-        """Of them, those that waited."""
+        """Admitted sessions that waited."""
         self.wait_sum_s = 0.0
         self.refused = 0
-        """Requests refused."""
         self.pauses = 0
-        """Sessions under way that lost their place until the rest fits."""
+        """Active sessions that lost their place until the rest fits."""
         self.forgotten = 0
-        """Sessions that were taken for over: silent for too long, or too many to remember."""
+        """Sessions assumed over: silent too long, or beyond the bound."""
         self.interval_s = _FIRST_INTERVAL_S
-        """Seconds between two that had waited, a moving average."""
+        """Seconds between two admissions of waiting sessions, a moving average."""
         self._last_delayed: float | None = None
         self._digest = 0
 
     def admit(self, session: Session, now: float) -> None:
-        """``session`` starts, or goes on."""
+        """Count the admission of ``session``, new or paused."""
         waited_s = now - session.waits_since
         self.admitted += 1
         self._note(session, now, waited_s)
@@ -48,12 +47,12 @@ class GateCounts:
         self._last_delayed = now
 
     def pause(self, session: Session, now: float) -> None:
-        """``session`` loses its place."""
+        """Count the pause of ``session``."""
         self.pauses += 1
         self._note(session, now, _PAUSED)
 
     def stats(self) -> dict[str, Any]:
-        """For the status."""
+        """Return the counts for the status."""
         return {
             "admitted_sessions": self.admitted,
             "delayed_sessions": self.delayed,
@@ -64,7 +63,8 @@ class GateCounts:
         }
 
     def agreement(self) -> dict[str, Any]:
-        """Equal on all ranks: how many were admitted and paused, and a digest of which and when."""
+        """Return the admissions, the pauses, and a digest of both with their times; equal on all
+        ranks."""
         return {
             "gate_admitted": self.admitted,
             "gate_pauses": self.pauses,

@@ -1,9 +1,9 @@
-"""How much memory the sessions under way need, in tokens of KV.
+"""Memory that active sessions need, in tokens of KV.
 
-A session needs what its next turn will read, its tokens now, and soon what the turns after it add.
-It counts whole while a request of it is under way, and while it thinks with the probability that
-it returns within a horizon, given how long it has been silent: the survival curve of its category
-(``reuse/survival.py``); below 0.3, not at all. A prefix that several sessions share counts
+A session needs its current tokens, which its next turn reads, and the tokens that further turns
+add. It is charged in full while it has a request. While it thinks, the charge is multiplied by the
+probability that it returns within a horizon, given its silence, from the survival curve of its
+category (``reuse/survival.py``); below 0.3 it is 0. A prefix that several sessions share is charged
 once.
 """
 
@@ -19,14 +19,14 @@ from sglang_canopy.reuse.learner import ReuseModel, mean_growth
 _NEWEST = 0.05
 """Weight of the newest output in the mean."""
 _LIKELY = 0.3
-"""A session that returns within the horizon less likely than this counts nothing: to evict it costs
-less than to keep another one waiting for it."""
+"""A session less likely to return within the horizon is not charged: evicting it costs less than
+holding another session back."""
 _UNUSED = (0, 0)
 _NOTHING = 1e-6
 
 
 class Footprints:
-    """The charges of the active sessions, and their sum. Deterministic: the caller gives times."""
+    """Charges of the active sessions, and their sum. Deterministic: the caller passes times."""
 
     def __init__(self, model: ReuseModel, horizon_s: float, turns_ahead: int) -> None:
         self.model = model
@@ -35,48 +35,48 @@ class Footprints:
         self.charged = 0.0
         """Sum of the sessions' own charges."""
         self.growth = 0.0
-        """The part of it that they do not have yet."""
+        """The part of ``charged`` for future tokens."""
         self.working = 0.0
-        """The part of ``charged`` that is of sessions with a request under way."""
+        """The part of ``charged`` of sessions with a request in progress."""
         self.shared_blocks = 0
-        """Blocks that two active sessions or more run through."""
+        """Blocks that at least two active sessions share."""
         self.block_tokens = 1
         self.mean_output = 0.0
         self.of_tenant: dict[str | None, float] = {}
-        """The own charges by tenant."""
+        """Own charges by tenant."""
         self._sessions: dict[int, Session] = {}
         self._uses: dict[int, tuple[int, int]] = {}
-        """Of each block: how many active sessions run through it, and the sum of their numbers,
-        which is the one session's where there is one."""
+        """Per block: the number of active sessions that use it, and the sum of their numbers. For
+        one session the sum is its number."""
 
     @property
     def tokens(self) -> float:
-        """What all active sessions need."""
+        """Tokens that all active sessions need."""
         return self.charged + self.shared_blocks * self.block_tokens
 
     @property
     def held_tokens(self) -> float:
-        """What they need now, without what their next turns will add."""
+        """Tokens that active sessions need now, without their future tokens."""
         return self.tokens - self.growth
 
     @property
     def share_working(self) -> float:
-        """Of what is charged, what is of sessions that wait for the server, and do not think."""
+        """Share of the charges of sessions that wait for the server instead of thinking."""
         return min(1.0, self.working / self.charged) if self.charged > _NOTHING else 0.0
 
     def need(self, session: Session) -> float:
-        """What a session that is not active would add."""
+        """Return the tokens that an inactive session would add."""
         uses = self._uses
         in_use = bisect_left(session.path, True, key=lambda block: block not in uses)
         return max(0, session.tokens - in_use * self.block_tokens) + self._growth(session)
 
     def enter(self, session: Session, now: float) -> None:
-        """``session`` is active from now on."""
+        """Charge ``session``, which becomes active."""
         self._sessions[session.number] = session
         self.moved(session, now)
 
     def leave(self, session: Session, now: float) -> None:
-        """``session`` needs nothing any more."""
+        """Remove the charges of ``session``."""
         self._charge(session, 0.0, 0.0)
         self.of_tenant = {t: tokens for t, tokens in self.of_tenant.items() if tokens > _NOTHING}
         blocks, session.blocks = session.blocks, ()
@@ -84,7 +84,7 @@ class Footprints:
         self._update_all(self._free(blocks, session.number), now)
 
     def moved(self, session: Session, now: float) -> None:
-        """``session``'s path or tokens are others than before."""
+        """Update the charges after a change of the session's path or tokens."""
         before, after = session.blocks, session.path
         same = common_blocks(before, after)
         session.blocks = after
@@ -95,7 +95,7 @@ class Footprints:
         self.update(session, now)
 
     def update(self, session: Session, now: float) -> None:
-        """Charge ``session`` as of ``now``."""
+        """Update the charge of ``session`` as of ``now``."""
         uses = self._uses
         shared = bisect_left(session.blocks, True, key=lambda block: uses[block][0] < 2)
         own = max(0, session.tokens - shared * self.block_tokens)
@@ -106,11 +106,12 @@ class Footprints:
             self._charge(session, own * returns, self._growth(session) * returns)
 
     def answered(self, output_tokens: int) -> None:
-        """Learn from an answer of so many tokens."""
+        """Learn the output length of an answer, in tokens."""
         self.mean_output += _NEWEST * (output_tokens - self.mean_output)
 
     def return_probability(self, session: Session, now: float) -> float:
-        """P(the session's next request comes within the horizon), 1 while one is under way."""
+        """Return P(the session's next request arrives within the horizon); 1 while it has a
+        request."""
         if session.under_way:
             return 1.0
         silent = max(0.0, now - session.seen)
@@ -121,8 +122,8 @@ class Footprints:
         return 1.0 - survival(curve, silent + self.horizon_s) / alive if alive > 0.0 else 0.0
 
     def _growth(self, session: Session) -> float:
-        """Tokens that the session will add in its next turns, each as likely as that the one
-        before it is followed by another."""
+        """Return the expected tokens that the session adds in its next turns, each turn weighted by
+        its probability."""
         if not self.model.version:
             return self.mean_output
         category = session.category.current
@@ -148,7 +149,7 @@ class Footprints:
             self.update(self._sessions[number], now)
 
     def _use(self, blocks: Sequence[int], number: int) -> set[int]:
-        """Count a session's blocks; the sessions that had one of them alone."""
+        """Count a session's blocks; return the sessions that were the only user of one of them."""
         uses, touched = self._uses, set()
         for block in blocks:
             count, numbers = uses.get(block, _UNUSED)
@@ -159,7 +160,8 @@ class Footprints:
         return touched
 
     def _free(self, blocks: Sequence[int], number: int) -> set[int]:
-        """Count them no more; the sessions that have one of them alone now."""
+        """Remove a session's blocks; return the sessions that are now the only user of one of
+        them."""
         uses, touched = self._uses, set()
         for block in blocks:
             count, numbers = uses[block]
@@ -174,7 +176,7 @@ class Footprints:
 
 
 def common_blocks(one: Sequence[int], other: Sequence[int]) -> int:
-    """Length of the common prefix of two paths of chained hashes."""
+    """Return the length of the common prefix of two paths of chained hashes, in blocks."""
     most = min(len(one), len(other))
     if one[:most] == other[:most]:  # most turns append
         return most
@@ -182,7 +184,7 @@ def common_blocks(one: Sequence[int], other: Sequence[int]) -> int:
 
 
 def survival(curve: Sequence[float], age_s: float) -> float:
-    """S at an age in seconds: between two edges of the bins along the straight line."""
+    """Return S at an age in seconds, linear between two bin edges."""
     i = age_bin(age_s)
     if i >= BINS - 1:
         return curve[BINS - 1]

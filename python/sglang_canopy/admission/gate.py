@@ -4,8 +4,8 @@ If sessions need more memory than there is, each turn evicts the prefix of anoth
 turn. While ``arming.py`` measures that, the first request of an agent's new session (``agents.py``)
 waits until its footprint fits, and sessions that outgrow the memory are paused (``places.py``).
 
-The server and the simulator drive the same object. It reads no clock and draws nothing: equal
-calls give equal answers on every rank.
+The server and the simulator drive the same object. It reads no clock and uses no randomness: equal
+calls return equal results on every rank.
 """
 
 from __future__ import annotations
@@ -28,19 +28,18 @@ from sglang_canopy.records import ABORT, Request
 from sglang_canopy.reuse.learner import ReuseModel
 
 _REFRESH_S, _REFRESH_AT_LEAST_S = 1.0, 30.0
-"""Charges are brought up to date this often while it matters, and otherwise."""
+"""Seconds between updates of the charges: while sessions wait, and otherwise."""
 _TRIES = 64
-"""Waiting sessions looked at for one place."""
+"""Waiting sessions tried for one place."""
 _LEAST_RETRY_S, _MOST_RETRY_S = 1.0, 120.0
 
 
 class SessionGate:
-    """Decide which sessions start. ``capacity_tokens``: KV that device and host hold together.
+    """Decides which sessions start. ``capacity_tokens``: KV that device and host hold together.
 
-    Call ``arrive`` for each request in order of arrival, ``finish`` or ``leave`` when it has ended,
-    and ``holds`` before it is scheduled. Times are in seconds on the requests' clock.
-
-    The wait is bounded: every ``over_age_s`` the session whose turn it is starts without room.
+    Call ``arrive`` for each request in order of arrival, ``finish`` or ``leave`` at its end, and
+    ``holds`` before it is scheduled. Times are in seconds on the requests' clock. The wait is
+    bounded: every ``over_age_s`` the next session in turn starts without room.
     """
 
     def __init__(self, settings: GateSettings, capacity_tokens: int) -> None:
@@ -54,59 +53,59 @@ class SessionGate:
         self.line = Line()
         self.places.tenant_changed = self.line.set_active
         self.entered: Callable[[set[Hashable]], None] = lambda _tickets: None
-        """Called with the tickets of each session that is admitted."""
+        """Called with the tickets of each admitted session."""
         self.index = SessionIndex()
         self.counts = GateCounts()
         self._by_ticket: dict[Hashable, tuple[Session, Request]] = {}
         self._samples: set[Hashable] = set()
-        """Tickets of ``join``."""
+        """Tickets added by ``join``."""
         self._numbers = 0
         self._exceeded = self._refreshed = -math.inf
         self._changed = False
 
-    # ---- what is asked ----
+    # ---- queries ----
 
     @property
     def pressed(self) -> bool:
-        """Whether any session waits: only then the order of requests is the gate's."""
+        """Whether any session waits: only then does the gate order requests."""
         return bool(self.line)
 
     @property
     def refresh_due_s(self) -> float:
-        """When charges will be brought up to date next, if anybody calls ``advance`` then."""
+        """Time of the next update of the charges, if ``advance`` is called then."""
         return self._refreshed + _REFRESH_S
 
     def holds(self, ticket: Hashable) -> bool:
-        """Whether this request's session may not start yet. ``False`` for an unknown one."""
+        """Return whether this request's session may not start yet; ``False`` if unknown."""
         found = self._by_ticket.get(ticket)
         return found is not None and not found[0].active
 
     def refuses(self, ticket: Hashable) -> bool:
-        """Whether to call ``refuse``: sessions that were paused wait in any case."""
+        """Return whether to call ``refuse``. Paused sessions wait in any case."""
         rejects = self.settings.held == REJECT and self.holds(ticket)
         return rejects and not self._by_ticket[ticket][0].answered
 
     def seniority(self, ticket: Hashable) -> int:
-        """Lower is older: the order of requests inside the gate. An unknown one comes first."""
+        """Return the age rank of a request's session: lower is older, unknown is first."""
         found = self._by_ticket.get(ticket)
         return -1 if found is None else found[0].number
 
     def retry_after_s(self, ticket: Hashable) -> float:
-        """When a refused client may try again: how long the sessions before it will take."""
+        """Return the seconds until a refused client may retry, from the sessions ahead of it."""
         session = self._by_ticket[ticket][0]
         wait_s = self.counts.interval_s * (1 + self.line.older(session))
         return float(math.ceil(min(max(wait_s, _LEAST_RETRY_S), _MOST_RETRY_S)))
 
-    # ---- what happens ----
+    # ---- events ----
 
     def advance(self, now: float) -> None:
-        """Time passes; it never goes back. Sessions may be admitted."""
+        """Advance to ``now``; time never decreases. May admit sessions."""
         self._pass_time(now)
         if self._changed or (self.line and self.now >= self.refresh_due_s):
             self._admit()
 
     def arrive(self, ticket: Hashable, request: Request) -> Session:
-        """A request came. ``ticket`` names it from now on. Returns its session."""
+        """Add an arriving request, named ``ticket`` from now on. Return its session."""
         assert ticket not in self._by_ticket, f"request {ticket!r} is here already"
         self._pass_time(request.time)
         self.footprints.block_tokens = request.block_tokens
@@ -128,14 +127,14 @@ class SessionGate:
         return session
 
     def join(self, ticket: Hashable, request: Request, session: Session) -> None:
-        """Another sample (n > 1) of an admitted request of ``session`` came. It is not held."""
+        """Add another sample (n > 1) of an admitted request of ``session``. It is not held."""
         assert ticket not in self._by_ticket, f"request {ticket!r} is here already"
         self._pass_time(request.time)
         self._samples.add(ticket)
         self._add(ticket, session, request)
         if session.active:
             self.footprints.moved(session, self.now)
-        else:  # paused or forgotten between the warm-up and this sample
+        else:  # paused or dropped between the warm-up and this sample
             self._enter(session)
 
     def _add(self, ticket: Hashable, session: Session, request: Request) -> None:
@@ -145,7 +144,7 @@ class SessionGate:
         self.index.describe(session, request, request.prompt_tokens)
 
     def refuse(self, ticket: Hashable) -> None:
-        """A held request is refused: its place in the line is kept for when it is tried again."""
+        """Refuse a held request. Its session keeps its position in the line for the retry."""
         retry_s = self.retry_after_s(ticket)
         session, _ = self._by_ticket.pop(ticket)
         assert not session.active, "only a request that is held is refused"
@@ -157,7 +156,7 @@ class SessionGate:
             self._forget(of_largest_tenant(absent))
 
     def finish(self, ticket: Hashable, request: Request, warm_up: bool = False) -> None:
-        """A request was answered. ``warm_up``: by SGLang's warm-up for its parallel samples."""
+        """Record an answered request. ``warm_up``: SGLang's warm-up for its parallel samples."""
         found = self._by_ticket.pop(ticket, None)
         if found is None:
             return
@@ -180,7 +179,7 @@ class SessionGate:
         self._settle()
 
     def _learn(self, session: Session, request: Request) -> None:
-        """Learn from one answer to a request, unless it was cut off."""
+        """Learn from one answer to a request, unless it was aborted."""
         if session.unlearnt and request.stop != ABORT:
             session.unlearnt = False
             label = self.model.answered(request, self.now)
@@ -188,26 +187,26 @@ class SessionGate:
             self.agents.answered(session, request)
 
     def leave(self, ticket: Hashable) -> None:
-        """A request was aborted or timed out, waiting or under way."""
+        """Remove a request that was aborted or timed out, waiting or running."""
         found = self._by_ticket.pop(ticket, None)
         if found is None:
             return
         session, _ = found
         session.tickets.discard(ticket)
         self._samples.discard(ticket)
-        if session.under_way:  # with another sample
+        if session.under_way:  # another sample is running
             return
         if not session.answered or session.over:
             self._forget(session)
         elif session.active:
             self.footprints.moved(session, self.now)
-        else:  # it was paused before
+        else:  # paused before
             self.line.discard(session)
             self.places.pause(session, self.now)
         self._settle()
 
     def hint_over(self, tenant: str | None, conversation: Hashable) -> None:
-        """A client says that a conversation is over."""
+        """Apply a client's hint that a conversation is over."""
         session = self.index.of_conversation(tenant, conversation)
         if session is None:
             return
@@ -217,7 +216,7 @@ class SessionGate:
             self._changed = True
 
     def stats(self) -> dict[str, Any]:
-        """Counts since the start, and what is now; tokens and seconds."""
+        """Return counts since the start and current values, in tokens and seconds."""
         return {
             "mode": self.settings.mode,
             "armed": self.arming.armed,
@@ -234,13 +233,13 @@ class SessionGate:
         }
 
     def agreement(self) -> dict[str, Any]:
-        """Counts and a digest of admissions and pauses: equal on all ranks."""
+        """Return counts and a digest of admissions and pauses, equal on all ranks."""
         return self.counts.agreement()
 
     # ---- arming ----
 
     def _left(self, session: Session, request: Request) -> int:
-        """Return the tokens that the last turn of the session left for ``request``."""
+        """Return the tokens that the session's last turn left for ``request``."""
         if session.number in self.places.paused:
             return min(session.tokens, request.prompt_tokens) if self.arming.armed else 0
         if not (session.active and session.calls_tools):
@@ -252,7 +251,7 @@ class SessionGate:
         return min(shared, session.tokens, request.prompt_tokens)
 
     def _measure(self, session: Session, request: Request) -> None:
-        """What of the prompt was computed, and what of that once more."""
+        """Count computed and recomputed tokens of the prompt."""
         found = request.cached_tokens
         if found is not None:
             computed = request.prompt_tokens - found
@@ -271,7 +270,7 @@ class SessionGate:
                     self._enter(session)
 
     def _settle(self) -> None:
-        """A request has ended: arm and pause as what is left demands."""
+        """Arm and pause, if necessary, after the end of a request."""
         self._changed = True
         surplus = self.places.too_many()
         if surplus is not None:
@@ -292,8 +291,8 @@ class SessionGate:
     # ---- sessions ----
 
     def _ask_in(self, session: Session, request: Request) -> None:
-        """A session that is not under way wants to be."""
-        if session.number in self.line.sessions:  # it was refused, and is back
+        """Queue or admit a session that is not active."""
+        if session.number in self.line.sessions:  # refused before, and retried
             return
         session.waits_since = self.now
         gated = self.settings.always or self.agents.is_one(session, request)
@@ -311,7 +310,7 @@ class SessionGate:
             self.entered(session.tickets)
 
     def _forget(self, session: Session) -> None:
-        """``session`` is over, as far as the gate is concerned."""
+        """Drop ``session``."""
         self.index.hide(session)
         self.line.discard(session)
         self.places.leave(session, self.now)
@@ -327,7 +326,7 @@ class SessionGate:
     # ---- admission ----
 
     def _refresh(self) -> None:
-        """Bring all charges up to date, and forget who will hardly return."""
+        """Update all charges, and drop sessions unlikely to return."""
         self._refreshed = self.now
         for session in self.places.refresh(self.now):
             self._forget(session)
@@ -354,7 +353,7 @@ class SessionGate:
         """Admit the next waiting session that fits; return whether there was one."""
         for session in islice(self.line.in_turn(), _TRIES):
             aged = self._waited_s(session) >= self.settings.age_s
-            if not session.under_way:  # refused: room is kept for it if it is aged
+            if not session.under_way:  # a refused session: keep room for it if it is aged
                 if aged and self.places.active:
                     return False
                 continue
@@ -366,14 +365,14 @@ class SessionGate:
                 self._enter(session)
                 return True
             if aged:
-                return False  # the next room that is free is for it
+                return False  # reserve the next free room for it
         return False
 
     def _waited_s(self, session: Session) -> float:
         return self.now - session.waits_since
 
     def _may_exceed(self, session: Session) -> bool:
-        """Whether ``session`` has waited so long that it starts without room, one at a time."""
+        """Return whether ``session`` waited long enough to start without room, one at a time."""
         patience = self.settings.over_age_s
         if self._waited_s(session) < patience or self.now < self._exceeded + patience:
             return False
@@ -381,7 +380,7 @@ class SessionGate:
         return True
 
     def _make_room(self, session: Session) -> bool:
-        """Pause sessions of tenants above their share for an aged one of a tenant below its own."""
+        """Pause sessions of tenants above their share, for an aged session of a tenant below it."""
         charged = self.footprints.of_tenant
         share = self.places.capacity_tokens / len({*self.places.of_tenant, session.tenant})
         need = self.footprints.need(session)

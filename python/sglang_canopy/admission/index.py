@@ -1,9 +1,8 @@
-"""Which session a request goes on with: by its conversation's name, or by its prompt alone.
+"""Finds the session that a request continues, by its conversation's name or by its prompt.
 
-Clients that name no conversation are recognised by their prompts: a request whose path runs
-through the end of a session's last prompt, or of the answer to it, goes on with that session. Each
-session can be found at its newest end only, so that others that begin alike are sessions of their
-own.
+Clients without conversation names are recognised by their prompts: a request continues a session if
+its path runs through the end of the session's last prompt, or of the answer to it. Each session is
+indexed at its newest end only, so that others with a common prefix are separate sessions.
 """
 
 from __future__ import annotations
@@ -16,18 +15,19 @@ from sglang_canopy.reuse.shadow import full_blocks
 
 
 class SessionIndex:
-    """Sessions by what their next request will show. As many entries as there are sessions."""
+    """Sessions by the keys of their next request, bounded by the number of sessions."""
 
     def __init__(self) -> None:
         self._by_conversation: dict[tuple[str | None, Hashable], Session] = {}
         self._by_end: dict[int, Session] = {}
 
     def of_conversation(self, tenant: str | None, conversation: Hashable) -> Session | None:
-        """The session of a conversation that is named; the last one, if it has several."""
+        """Return the session of a named conversation; the last session if it has several."""
         return self._by_conversation.get((tenant, conversation))
 
     def find(self, request: Request) -> Session | None:
-        """The session that ``request`` goes on with; ``None`` where that has one under way."""
+        """Return the session that ``request`` continues; ``None`` if that session has a request in
+        progress."""
         who = request.tenant, request.conversation
         unnamed = request.tenant, None
         full = full_blocks(request.path, request.prompt_tokens, request.block_tokens)
@@ -42,14 +42,14 @@ class SessionIndex:
         return found if found is not None and not found.under_way else None
 
     def describe(self, session: Session, request: Request, tokens: int) -> None:
-        """What ``session`` holds, and what the next request is to find it by."""
+        """Set the path and tokens of ``session``, and index it for its next request."""
         session.tokens = tokens
         session.path = tuple(request.path)
         self.hide(session)
         if request.conversation is not None:
             # A chain of stored responses is named from its second turn on.
             session.who = request.tenant, request.conversation
-        # An answer may not come back as it was: the prompt's end is known as well.
+        # The next prompt may change the answer, so the prompt's end is indexed as well.
         full = (
             full_blocks(request.path, end, request.block_tokens)
             for end in (request.prompt_tokens, tokens)
@@ -61,7 +61,7 @@ class SessionIndex:
             self._by_conversation[session.who] = session
 
     def hide(self, session: Session) -> None:
-        """No request finds ``session`` any more."""
+        """Remove ``session`` from the index."""
         for end in session.ends:
             if self._by_end.get(end) is session:
                 del self._by_end[end]

@@ -1,8 +1,8 @@
-"""Sessions that wait for admission, and the order in which they are tried.
+"""Sessions that wait for admission, and the order in which the gate tries them.
 
-Parties take turns, and within one the oldest session comes first. A tenant with an active session
-is a party; all tenants without one are a single party, so that inventing tenants for one session
-each buys no more than one turn in the round.
+Parties take turns; within a party the oldest session is first. A tenant with an active session is a
+party. All tenants without one are a single party, so that inventing a tenant per session gains no
+more than one turn per round.
 """
 
 from __future__ import annotations
@@ -14,21 +14,22 @@ from collections.abc import Iterator
 from sglang_canopy.admission.session import Session
 
 _NEWCOMERS = ""
-"""The party of the tenants without an active session: no tenant's name is empty."""
+"""The party of tenants without an active session; no tenant's name is empty."""
 _FEW = 8
-"""Fewer numbers than this move between parties one by one."""
+"""Fewer numbers than this are moved between parties one by one."""
 
 
 class Line:
-    """Waiting sessions, sorted by number within each party. A call reads parties, not sessions."""
+    """Waiting sessions, sorted by number within each party. A call iterates over parties, not
+    sessions."""
 
     def __init__(self) -> None:
         self.sessions: dict[int, Session] = {}
-        """By number."""
+        """Waiting sessions by number."""
         self._parties: dict[str | None, list[int]] = {}
         """Sorted numbers of each party; no list is empty."""
         self._by_tenant: dict[str | None, list[int]] = {}
-        """The same by tenant."""
+        """Sorted numbers of each tenant."""
         self._active: set[str | None] = set()
         """Tenants with an active session."""
         self._turns: dict[str | None, int] = {}
@@ -50,7 +51,7 @@ class Line:
             _remove(self._parties, self._party(session.tenant), session.number)
 
     def set_active(self, tenant: str | None, active: bool) -> None:
-        """Record that ``tenant`` has got its first active session, or has lost its last one."""
+        """Record that ``tenant`` got its first active session, or lost its last."""
         before = self._party(tenant)
         (self._active.add if active else self._active.discard)(tenant)
         after, numbers = self._party(tenant), self._by_tenant.get(tenant, ())
@@ -72,10 +73,10 @@ class Line:
         return sum(bisect_left(numbers, session.number) for numbers in self._parties.values())
 
     def in_turn(self) -> Iterator[Session]:
-        """Yield waiting sessions in the order in which they are to be tried.
+        """Yield waiting sessions in the order in which the gate tries them.
 
-        The round goes on while one party's sessions are tried: the next of the same party comes
-        after the other parties' first ones. Do not change the line meanwhile.
+        A party's second session follows the first sessions of all parties, and so on. Do not change
+        the line during the iteration.
         """
         parties = self._parties
         order = sorted(parties, key=lambda p: (self._turns.get(p, 0), parties[p][0]))
@@ -85,11 +86,11 @@ class Line:
                     yield self.sessions[parties[party][place]]
 
     def took_turn(self, session: Session, active: Counter[str | None]) -> None:
-        """Move the party of an admitted session behind the others. ``active``: admitted sessions
-        by tenant, without this one."""
+        """Move the party of an admitted session behind the others. ``active``: admitted sessions by
+        tenant, without this one."""
         self._turn += 1
         self._turns[self._party(session.tenant)] = self._turn
-        # An admitted newcomer becomes a party of its own, and has had its turn.
+        # An admitted newcomer becomes its own party, and has used its turn.
         self._turns[session.tenant] = self._turn
         if len(self._turns) > 2 * len(active) + 16:
             kept = {*active, session.tenant, _NEWCOMERS}

@@ -1,8 +1,8 @@
-"""The sessions that are under way, and those that were paused until the rest fits.
+"""Active sessions, and sessions paused until the rest fits.
 
-A session keeps its place while its return is likely. When those under way outgrow the memory,
-sessions of agents that think are paused, the youngest first: older ones are closer to their end. A
-paused session waits when it returns, before all younger ones.
+A session keeps its place while its return is likely. When active sessions outgrow the memory,
+thinking agents' sessions are paused, the youngest first, since older sessions are closer to their
+end. A paused session waits when it returns, ahead of all younger sessions.
 """
 
 from __future__ import annotations
@@ -16,47 +16,47 @@ from sglang_canopy.admission.settings import GateSettings
 from sglang_canopy.reuse.learner import ReuseModel
 
 _GONE = 0.02
-"""A session that was silent for the horizon, and whose probability of return is below this, is
-over. Until then it keeps its place, however little it is charged."""
+"""A session silent for the horizon is over below this return probability. Until then it keeps its
+place, even with a small charge."""
 _RAW_CAPACITIES = 4
-"""Tokens of sessions that think, whole, in capacities: beyond that the most silent are over."""
+"""Capacities of whole thinking sessions kept; beyond, the most silent are over."""
 
 
 class Places:
-    """Who has a place, and what that takes. The caller gives times, in seconds."""
+    """Active and paused sessions with their footprints. The caller passes times, in seconds."""
 
     def __init__(self, settings: GateSettings, capacity_tokens: int, model: ReuseModel) -> None:
         self.settings = settings
         self.capacity_tokens = capacity_tokens
         self.footprints = Footprints(model, settings.horizon_s, settings.turns_ahead)
         self.active: OrderedDict[int, Session] = OrderedDict()
-        """By number; the one whose request came last is at the end."""
+        """Active sessions by number; the most recent request last."""
         self.of_tenant: Counter[str | None] = Counter()
-        """How many of them each tenant has."""
+        """Number of active sessions by tenant."""
         self.tenant_changed: Callable[[str | None, bool], None] = lambda _tenant, _active: None
-        """Called when a tenant gets its first active session (True) or loses its last one."""
+        """Called when a tenant gets its first active session (True) or loses its last."""
         self.paused: OrderedDict[int, Session] = OrderedDict()
-        """By number, until they come back; the one that was paused last is at the end."""
+        """Paused sessions by number, the most recent pause last."""
 
     @property
     def outgrown(self) -> bool:
-        """Whether what the sessions under way hold does not fit, and fewer would."""
+        """Whether the active sessions exceed the memory, and fewer sessions would fit."""
         return self.footprints.held_tokens > self.capacity_tokens and len(self.active) > 1
 
     @property
     def fitting(self) -> float:
-        """How many sessions as those under way would fit."""
+        """Number of sessions like the active sessions that would fit."""
         return self.capacity_tokens * len(self.active) / max(1.0, self.footprints.held_tokens)
 
     def fits(self, session: Session) -> bool:
-        """Whether there is room for ``session`` and what it and all others will add."""
+        """Return whether ``session`` fits, including the future tokens of all sessions."""
         if not self.active:
             return True
         room = self.capacity_tokens - self.footprints.tokens
         return room >= 0 and self.footprints.need(session) <= room
 
     def enter(self, session: Session, now: float) -> None:
-        """``session`` is under way from now on."""
+        """Make ``session`` active."""
         session.active = True
         self.paused.pop(session.number, None)
         self.active[session.number] = session
@@ -66,7 +66,7 @@ class Places:
         self.footprints.enter(session, now)
 
     def leave(self, session: Session, now: float) -> None:
-        """``session`` is over, or will have to wait when it comes again."""
+        """Remove ``session``, which is over or must wait when it returns."""
         self.paused.pop(session.number, None)
         if not session.active:
             return
@@ -79,14 +79,14 @@ class Places:
             self.tenant_changed(session.tenant, False)
 
     def pause(self, session: Session, now: float) -> None:
-        """``session``, which thinks, has to wait when it returns."""
+        """Pause the thinking ``session``: it must wait when it returns."""
         self.leave(session, now)
-        session.path = ()  # of what it left, little will be there
+        session.path = ()  # little of its KV will remain
         self.paused[session.number] = session
 
     def to_pause(self, wanted: Iterable[Session]) -> Session | None:
-        """Who gives up its place first: the youngest that thinks and counts, of tenants with
-        several sessions and more than their share if there are any."""
+        """Return the session to pause first: the youngest thinking session with a charge. Sessions
+        of tenants above their share with several sessions are preferred."""
         charged = self.footprints.of_tenant
         share = self.capacity_tokens / max(1, len(self.of_tenant))
 
@@ -97,7 +97,7 @@ class Places:
         return max(thinking, key=lambda s: (greedy(s.tenant), s.number), default=None)
 
     def refresh(self, now: float) -> Iterator[Session]:
-        """Bring all charges up to date; yields who is over."""
+        """Update all charges; yield the sessions that are over."""
         raw, limit = 0, _RAW_CAPACITIES * self.capacity_tokens
         for session in [*reversed(self.active.values())]:
             self.footprints.update(session, now)
@@ -111,7 +111,7 @@ class Places:
                 yield session
 
     def too_many(self) -> Session | None:
-        """Whom to forget, where there are more than are remembered."""
+        """Return a session to drop if a bound is exceeded."""
         if len(self.paused) > self.settings.max_absent:
             return of_largest_tenant(self.paused.values())
         if len(self.active) <= self.settings.max_sessions:
@@ -126,7 +126,7 @@ class Places:
 
 
 def of_largest_tenant(sessions: Iterable[Session]) -> Session:
-    """The youngest session of whoever has most."""
+    """Return the youngest session of the tenant with most sessions."""
     held = [*sessions]
     most = Counter(session.tenant for session in held).most_common(1)[0][0]
     return max((s for s in held if s.tenant == most), key=lambda s: s.number)

@@ -1,4 +1,4 @@
-"""One session: a chain of requests, each sent after the one before it was answered."""
+"""A session: a chain of requests, each sent after the answer to its predecessor."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sglang_canopy.reuse.categories import Category
 
 
 class Session:
-    """What the gate knows of a session. Times in seconds on the requests' clock."""
+    """State of a session. Times are in seconds on the requests' clock."""
 
     __slots__ = (
         "active",
@@ -43,45 +43,45 @@ class Session:
         category: Category,
     ) -> None:
         self.number = number
-        """Sessions in the order in which they first came: the lowest is the oldest."""
+        """Number in order of arrival: the lowest is the oldest."""
         self.tenant = tenant
         self.who = tenant, conversation
         self.waits_since = now
-        """Since when it waits for admission, if it does."""
+        """Time since which it waits for admission, if it does."""
         self.seen = now
-        """When it was last heard of: a request came, or was answered."""
+        """Time of the last arrival or answer."""
         self.category = category
         self.tickets: set[Hashable] = set()
-        """The request that is under way; several are parallel samples of one (n > 1)."""
+        """Tickets of the request in progress; several for parallel samples (n > 1)."""
         self.unlearnt = False
-        """Whether nothing has been learnt from that request yet."""
+        """Whether that request was not learnt from yet."""
         self.active = False
-        """Whether it is admitted."""
+        """Whether the session is admitted."""
         self.answered = False
-        """Whether any request of it has been."""
+        """Whether any request of the session was answered."""
         self.over = False
         self.tokens = 0
-        """Of its last request: the prompt, and the output once that is there."""
+        """Tokens of its last request: the prompt, then also the output."""
         self.path: Sequence[int] = ()
         """Block hashes of its last request."""
         self.blocks: Sequence[int] = ()
-        """The part of ``path`` that is counted among the blocks in use, while it is active."""
+        """The part of ``path`` counted as blocks in use, while active."""
         self.charge = 0.0
-        """Tokens that it is charged now, shared prefixes left out."""
+        """Tokens charged now, without shared prefixes."""
         self.growth = 0.0
-        """The part of ``charge`` that it does not have yet."""
+        """The part of ``charge`` for future tokens."""
         self.working = 0.0
-        """``charge``, while a request is under way."""
+        """``charge`` while it has a request, otherwise 0."""
         self.calls_tools = False
         """Whether its last answer ended in a tool call."""
         self.ends: tuple[int, ...] = ()
-        """Hashes of the blocks in which its last prompt, and the answer to it, end."""
+        """Hashes of the last blocks of its prompt and answer."""
         self.left = 0
-        """Tokens that the request under way should find: what the one before it left."""
+        """Tokens left by the previous request for the request in progress."""
         self.expires: float | None = None
-        """When its place in the line is given up, if it was refused."""
+        """Time at which a refused session loses its position in the line."""
 
     @property
     def under_way(self) -> bool:
-        """Whether a request of it is waiting or being answered."""
+        """Whether a request of the session is waiting or being answered."""
         return bool(self.tickets)

@@ -1,4 +1,4 @@
-"""What a session gate is told."""
+"""Settings of a session gate."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ QUEUE, REJECT = "queue", "reject"
 
 @dataclass(frozen=True, slots=True)
 class GateSettings:
-    """Keys of ``--canopy-session-gate``, and what the gate goes by beside them."""
+    """Keys of ``--canopy-session-gate``, and the gate's internal settings."""
 
     mode: str = declare_key(
         AUTO,
@@ -27,22 +27,22 @@ class GateSettings:
         choices=(QUEUE, REJECT),
     )
     always: bool = False
-    """Armed from the start, and for every session: what the measurements are compared with."""
+    """Always armed, for every session: the baseline of measurements."""
     few: float = 8.0
-    """Where fewer sessions of the usual size fit, it arms only when nearly everybody waits."""
+    """If fewer usual sessions fit, arm only when nearly all sessions wait."""
     age_s: float = 60.0
-    """Seconds after which a waiting session is passed by no other."""
+    """Seconds after which no other session may overtake a waiting session."""
     horizon_s: float = 120.0
-    """A session that thinks counts with the probability that it returns within so many seconds."""
+    """A thinking session is charged by its probability of return within these seconds."""
     turns_ahead: int = 3
-    """The growth of so many turns counts beside a session's tokens, as far as they are likely: a
-    session that is let in stays, and outgrows its first prompt."""
+    """Turns of likely growth charged to a session: an admitted session stays and outgrows its
+    prompt."""
     over_age_s: float = 900.0
-    """So often the session whose turn it is starts without room, if it has waited as long."""
+    """Interval at which the next session starts without room, if it waited as long."""
     max_sessions: int = 4096
-    """Sessions under way that are remembered, those with a request not counted."""
+    """Largest number of active sessions, without sessions that have a request."""
     max_absent: int = 1024
-    """Sessions remembered that were paused or refused and have not come back yet."""
+    """Largest number of absent sessions, paused or refused."""
 
     def __post_init__(self) -> None:
         declared.check(self)

@@ -1,31 +1,31 @@
-"""Thrash, measured: how much of the prefill computes again what live sessions had left."""
+"""Share of prefill tokens recomputed because an active session's KV was evicted."""
 
 from __future__ import annotations
 
 from collections import deque
 
 _PARTS = 64
-"""The window moves in parts of a capacity: so many entries at most, however short prompts are."""
+"""Parts of a capacity that the window moves by; bounds its entries."""
 
 
 class Thrash:
-    """Over the last capacity's worth of computed prompt tokens."""
+    """Thrash over the most recent computed prompt tokens, one capacity's worth."""
 
     def __init__(self, capacity_tokens: int) -> None:
         self.capacity_tokens = capacity_tokens
         self.lost = 0
-        """Tokens computed that a live session's last turn had left."""
+        """Computed tokens that an active session's last turn had left."""
         self.computed = 0
         self._parts: deque[list[int]] = deque()
-        """Of each part ``lost`` and ``computed``, the newest last."""
+        """``lost`` and ``computed`` of each part, the newest last."""
 
     @property
     def share(self) -> float:
-        """Of the tokens computed, those that had been there."""
+        """Share of the computed tokens that were lost."""
         return self.lost / self.computed if self.computed else 0.0
 
     def answered(self, lost: int, computed: int) -> None:
-        """A prompt of which ``computed`` tokens were prefilled, ``lost`` of them once more."""
+        """Record a prompt: ``computed`` prefilled tokens, ``lost`` of them recomputed."""
         parts = self._parts
         if not parts or parts[-1][1] * _PARTS >= self.capacity_tokens:
             parts.append([0, 0])
@@ -39,6 +39,6 @@ class Thrash:
             self.computed -= computed
 
     def clear(self) -> None:
-        """Forget what was measured."""
+        """Reset all counts."""
         self.lost = self.computed = 0
         self._parts.clear()
