@@ -1,1 +1,1 @@
-"""What a server is configured with: options, their checks, and the plan file."""
+"""Configuration of a server: options, their checks, and the plan file."""

@@ -1,7 +1,7 @@
-"""``--radix-eviction auto``: one word for everything that wins.
+"""``--radix-eviction auto``: one option for all parts that win.
 
-Each part is an option of its own. A part that the user has set is left as it is, and one that this
-server cannot have is left out, with the reason.
+Each part is an option of its own. A part that the user has set is not changed. A part that this
+server cannot have is omitted, with the reason.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from sglang_canopy.config.refusals import GATE, QUEUE, unsupported
 from sglang_canopy.policy.registry import AUTO
 
 POLICY = "wa"
-"""Who ranks, as long as it is not behind its floor."""
+"""Eviction policy while it is not below its floor."""
 WRITE_POLICY, WRITTEN = "--hicache-write-policy", "write_back"
 
 
 def arguments(argv: Sequence[str]) -> list[str]:
-    """What ``auto`` adds to SGLang's own arguments: a host tier that holds nothing twice."""
+    """Return the SGLang arguments that ``auto`` adds: a host tier that duplicates nothing."""
     is_auto = value(argv, "--radix-eviction-policy") == AUTO
     if is_auto and typed(argv, "--enable-hierarchical-cache") and not typed(argv, WRITE_POLICY):
         return [WRITE_POLICY, WRITTEN]
@@ -32,19 +32,19 @@ def arguments(argv: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What ``auto`` sets on a server, by the fields of the flags' classes; flags that were typed
-    take precedence."""
+    """Settings of ``auto`` for a server, by the fields of the flags' classes; typed flags take
+    precedence."""
 
     queue: Mapping[str, Any]
-    """Of ``QueueFlags``."""
+    """Fields of ``QueueFlags``."""
     requests: Mapping[str, Any]
-    """Of ``RequestOptions``."""
+    """Fields of ``RequestOptions``."""
     left_out: Mapping[str, str]
-    """Parts that this server cannot have, and why."""
+    """Parts that this server cannot have, with the reason."""
 
 
 def parts(server_args: Any) -> Parts:
-    """The parts that this server can have."""
+    """Return the parts that this server can have."""
     no_order, no_gate = _no_order(server_args), _without_way_out(GATE, server_args)
     left_out = {"order": no_order, "gate": no_gate}
     return Parts(
@@ -55,7 +55,7 @@ def parts(server_args: Any) -> Parts:
 
 
 def _no_order(server_args: Any) -> str | None:
-    """Why the order of the queue stays SGLang's."""
+    """Return the reason to keep SGLang's queue order, or ``None``."""
     if server_args.schedule_policy != "fcfs":
         return f"--schedule-policy {server_args.schedule_policy} was given"
     return _without_way_out(QUEUE, server_args)

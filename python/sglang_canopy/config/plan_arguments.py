@@ -1,4 +1,4 @@
-"""SGLang's own arguments that a plan file stands for; what was typed wins."""
+"""Converts a plan file to SGLang's arguments; typed arguments take precedence."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MASTER = ("master_server_address", "client_server_address")
 
 
 def arguments_of_plan(path: str, argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The arguments, and a line for each setting of the plan that ``argv`` overrules.
+    """Return the arguments, and a line for each setting of the plan that ``argv`` overrules.
 
     Raises ``CanopyError`` if the file is not a plan.
     """
@@ -78,13 +78,13 @@ def _server(
 
 
 def typed(argv: Sequence[str], *flags: str) -> bool:
-    """Whether one of ``flags``, in any of its spellings, is among the words of a command line."""
+    """Return whether a command line contains one of ``flags``, in any spelling."""
     spelt = [spelling for flag in flags for spelling in (flag, *_ALSO.get(flag, ()))]
     return any(a == flag or a.startswith(f"{flag}=") for a in argv for flag in spelt)
 
 
 def value(argv: Sequence[str], flag: str) -> str | None:
-    """What was typed after ``flag``, the last time."""
+    """Return the last value typed after ``flag``, or ``None``."""
     found = None
     for at, word in enumerate(argv):
         if word == flag and at + 1 < len(argv):

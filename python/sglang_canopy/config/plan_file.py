@@ -1,7 +1,7 @@
-"""The plan file: how a server is to be configured, as the planner found it or a person wrote it.
+"""The plan file: a server's configuration, written by the planner or by hand.
 
-JSON with a version. Everything but the version may be left out; a server takes what is there
-and keeps its own options for the rest.
+JSON with a version. All other keys are optional; a server applies the keys of the file and its own
+options for the rest.
 """
 
 from __future__ import annotations
@@ -24,37 +24,37 @@ MAX_FILE_BYTES = 16 << 20
 MAX_CONFIG_KEYS = 64
 
 _SGLANGS_OWN = ("lru", "lfu", "slru", "priority", "tlru")
-"""Names that SGLang gives a meaning on the device (``--radix-eviction-policy``)."""
+"""SGLang's own policies on the device (``--radix-eviction-policy``)."""
 _MAX_BYTES = 1 << 60
 
 
 @dataclass(frozen=True, slots=True)
 class ServerPlan:
-    """What a server is to do; ``None`` or ``{}`` where the plan does not say.
+    """A server's configuration; ``None`` or ``{}`` for values that the plan omits.
 
-    Raises ``CanopyError`` naming the field that is wrong.
+    Raises ``CanopyError`` naming the invalid field.
     """
 
     radix_eviction: str | None = None
-    """Policy on the device."""
+    """Eviction policy on the device."""
     radix_eviction_config: Mapping[str, Any] = field(default_factory=dict)
     host_eviction: str | None = None
     host_eviction_config: Mapping[str, Any] = field(default_factory=dict)
     disk_eviction: str | None = None
     disk_eviction_config: Mapping[str, Any] = field(default_factory=dict)
     host_bytes: int | None = None
-    """Capacity of the host pool of one server."""
+    """Capacity of the host pool per server."""
     disk_bytes: int | None = None
-    """Of one server: of its own disk, or what it lends to a shared store."""
+    """Per server: capacity of its disk, or its contribution to a shared store."""
     disk_path: str | None = None
     """Folder of the disk store."""
     ttl: TTLTable | None = None
-    """On the disk."""
+    """TTLs on the disk."""
     host_ttl: TTLTable | None = None
     server: ServerSettings | None = None
-    """SGLang's own settings that the plan was simulated with."""
+    """SGLang's settings in the plan's simulation."""
     made_by: Mapping[str, Any] = field(default_factory=dict)
-    """Where the plan comes from: command, hash of the trace, date. For people."""
+    """Source of the plan, for readers: command, trace hash, date."""
 
     def __post_init__(self) -> None:
         _check_policy("radix_eviction", self.radix_eviction, (*_SGLANGS_OWN, AUTO, *live_names()))
@@ -95,7 +95,7 @@ class ServerPlan:
                 )
 
     def to_json(self) -> dict[str, Any]:
-        """JSON-able; what the plan does not say is left out."""
+        """Return JSON data without the omitted values."""
         data: dict[str, Any] = {"version": VERSION}
         for f in fields(self):
             value = getattr(self, f.name)
@@ -107,7 +107,7 @@ class ServerPlan:
 
     @classmethod
     def from_json(cls, data: Any) -> ServerPlan:
-        """The plan that ``to_json`` wrote, or a person. Raises ``CanopyError``."""
+        """Parse the result of ``to_json``, or a handwritten plan. Raises ``CanopyError``."""
         if not isinstance(data, Mapping):
             raise CanopyError(f"a plan must be a JSON object, got {data!r:.60}")
         version = data.get("version")
@@ -160,7 +160,7 @@ def read_plan(path: Path | str) -> ServerPlan:
 
 
 def write_plan(path: Path | str, plan: ServerPlan) -> None:
-    """Write ``plan`` for its owner alone (0600), whole or not at all. Raises ``CanopyError``."""
+    """Write ``plan`` atomically, readable by its owner only (0600). Raises ``CanopyError``."""
     path = Path(path)
     text = json.dumps(plan.to_json(), indent=2, allow_nan=False) + "\n"
     try:

@@ -1,4 +1,4 @@
-"""What ``POST /canopy/policy`` asks for: other policies on a server that runs."""
+"""The body of ``POST /canopy/policy``: a change of policies on a running server."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import live_names, make_policy
 
 MADE_AT_START = (*TREE_KEYS, "profile")
-"""Options of a policy that need a new start."""
+"""Policy options that require a restart."""
 KEY = "canopy_policy:"
-"""How a message's key begins in ``SetInternalStateReq.server_args``; JSON follows."""
+"""Prefix of a message's key in ``SetInternalStateReq.server_args``; JSON follows."""
 MAX_BYTES = 16384
 _KEYS = ("device", "device_config", "host", "host_config")
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyChange:
-    """Another policy for the device, and for the host."""
+    """New policies for the device and the host."""
 
     device: PolicyChoice
     host: PolicyChoice | None = None
-    """``None``: the device's, with what it learns."""
+    """``None``: the device's policy, with its learnt state."""
 
     def message(self) -> str:
-        """The key that carries it to the schedulers."""
+        """Return the key that carries the change to the schedulers."""
         host = self.host
         body: dict[str, Any] = {"device": self.device.name, "device_config": self.device.config}
         if host is not None:
@@ -37,7 +37,7 @@ class PolicyChange:
 
 
 def change_of(body: Any) -> PolicyChange:
-    """The change that a body asks for. Raises ``CanopyError`` naming what is wrong."""
+    """Parse the change in a body. Raises ``CanopyError`` naming the error."""
     if not isinstance(body, Mapping) or not isinstance(body.get("device"), str):
         raise CanopyError('a change of policy is a JSON object, such as {"device": "canopy-lru"}')
     unknown = sorted(map(str, body.keys() - set(_KEYS)))
@@ -53,7 +53,7 @@ def change_of(body: Any) -> PolicyChange:
 
 
 def unpacked(key: str) -> PolicyChange | None:
-    """The change that ``message`` put into ``key``; ``None`` for anything else."""
+    """Parse the change that ``message`` put into ``key``; ``None`` for any other key."""
     try:
         return change_of(json.loads(key.removeprefix(KEY)))
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""The order of a server's waiting queue: its options."""
+"""Options for the order of a server's waiting queue."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FLAG = "--canopy-queue-order"
 
 @dataclass(frozen=True, slots=True)
 class QueueFlags:
-    """Flags about requests that wait to be scheduled."""
+    """Flags for requests that wait to be scheduled."""
 
     queue_order: str = declare(
         SGLANG,

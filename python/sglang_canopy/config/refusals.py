@@ -1,7 +1,8 @@
-"""Set-ups that Canopy's policies, chunk reuse or the disk tier cannot run with: one table, one check.
+"""Set-ups that Canopy's policies, chunk reuse or the disk tier do not support: one table, one
+check.
 
-Asked on the command line, for a short answer at once, and where each scheduler builds its cache,
-which no way of starting SGLang goes round (``sglang.Engine`` reads no command line).
+Checked on the command line, for an early error, and when each scheduler builds its cache, which no
+way of starting SGLang bypasses (``sglang.Engine`` reads no command line).
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from typing import Any
 
 POLICIES, CHUNKS, GATE, QUEUE = "policies", "chunks", "gate", "queue"
 DISK = "disk"
-"""What may be refused: Canopy's eviction policies, the reuse of documents' KV, the session gate,
-the order of the queue, and the disk tier. All but the reuse of
-documents need one of the policies and are refused where they are."""
+"""Features that may be refused: Canopy's eviction policies, the reuse of documents' KV, the session
+gate, the queue order, and the disk tier. All except the reuse of documents need one of the
+policies, and are refused with them."""
 
 _WITHOUT = {
     POLICIES: "use --radix-eviction lru",
@@ -27,10 +28,10 @@ _WITHOUT = {
 _BYPASSES = "takes requests past the place where Canopy stamps them"
 _NO_TICK = "takes requests where nobody tells the session gate the time"
 HTTP_APPS = ("sglang.srt.entrypoints.http_server:app", "sglang_canopy.server.start.http_worker:app")
-"""SGLang's own HTTP application, and the one that Canopy has its workers import."""
+"""SGLang's own HTTP application, and the application that Canopy's workers import."""
 _DISAGGREGATED = "--disaggregation-mode {} is not verified"
 _TRUE = ("1", "true", "yes", "y")
-"""What SGLang takes for true in a variable."""
+"""Values of a variable that SGLang reads as true."""
 
 
 DROP = "drop that option"
@@ -38,26 +39,26 @@ DROP = "drop that option"
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """One option that policies, chunk reuse or the session gate cannot be used with."""
+    """One option that policies, chunk reuse or the session gate do not support."""
 
     option: str | None
-    """A field of ``ServerArgs``, or of SGLang's ``TreeCacheBuildContext``."""
+    """Field of ``ServerArgs``, or of SGLang's ``TreeCacheBuildContext``."""
     policies: str | None = None
-    """Why policies cannot, with ``{}`` for the value; ``None``: they can."""
+    """Reason for policies, with ``{}`` for the value; ``None`` if supported."""
     chunks: str | None = None
-    """Why chunk reuse cannot."""
+    """Reason for chunk reuse."""
     refused: Callable[[Any], bool] = bool
-    """Whether this value of the option is one."""
+    """Returns whether this value of the option is refused."""
     variable: str | None = None
-    """An environment variable that sets the same."""
+    """Environment variable that sets the same."""
     instead: str = DROP
-    """What to do about it; empty where nothing helps."""
+    """Remedy for the error message; empty if there is no remedy."""
     gate: str | None = None
-    """Why the session gate cannot."""
+    """Reason for the session gate."""
     queue: str | None = None
-    """Why the order of the queue cannot."""
+    """Reason for the queue order."""
     disk: str | None = None
-    """Why the disk tier cannot."""
+    """Reason for the disk tier."""
 
 
 def _for_both(option: str, why: str, *more: Any, **named: Any) -> Refusal:
@@ -73,7 +74,8 @@ def _other_than(*allowed: Any) -> Callable[[Any], bool]:
 
 
 def whole_prefill_graph(config: Any) -> bool:
-    """Of ``--cuda-graph-config``, as it is given (a dict) and as SGLang resolves it."""
+    """Return whether ``--cuda-graph-config``, as given (a dict) or as resolved by SGLang, has one
+    full prefill graph."""
     of = config.get if isinstance(config, Mapping) else lambda phase: getattr(config, phase, None)
     prefill = of("prefill") or {}
     if isinstance(prefill, Mapping):
@@ -211,15 +213,15 @@ REFUSALS = (
         "nothing to evict",
     ),
 )
-"""In the order in which they are reported: the first that applies is."""
+"""Refusals in order of precedence: the first that applies is reported."""
 
 
 def unsupported(
     feature: str, *configured: Any, environment: Mapping[str, str] = os.environ
 ) -> str | None:
-    """Why ``feature``, one of the five above, cannot run; ``None`` if it can.
+    """Return the reason why ``feature``, one of the five above, cannot run; ``None`` if it can.
 
-    ``configured``: a ``ServerArgs``, and a ``TreeCacheBuildContext`` where there is one.
+    ``configured``: a ``ServerArgs``, and the ``TreeCacheBuildContext`` if it exists.
     """
     return next(all_unsupported(feature, *configured, environment=environment), None)
 
@@ -227,7 +229,7 @@ def unsupported(
 def all_unsupported(
     feature: str, *configured: Any, environment: Mapping[str, str] = os.environ
 ) -> Iterator[str]:
-    """Every reason why ``feature`` cannot run, the first to be reported first."""
+    """Yield every reason why ``feature`` cannot run, in order of precedence."""
     for refusal in REFUSALS:
         why = getattr(refusal, feature)
         if why is None:
@@ -242,7 +244,8 @@ def all_unsupported(
 def _values(
     refusal: Refusal, configured: tuple[Any, ...], environment: Mapping[str, str]
 ) -> Iterator[Any]:
-    """The option's values in everything that has it; its variable's if nothing sets it."""
+    """Yield the option's values in all configured objects, or its variable's value if no object
+    sets it."""
     given = [getattr(one, refusal.option, None) for one in configured] if refusal.option else []
     values = [value for value in given if value is not None]
     if not values and refusal.variable:

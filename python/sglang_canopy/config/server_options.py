@@ -1,7 +1,7 @@
-"""All that Canopy's flags ask of a server, as one object on SGLang's ``ServerArgs``.
+"""All Canopy options of a server, as one object on SGLang's ``ServerArgs``.
 
-``server/start/arguments.py`` makes it from the command line; SGLang hands its arguments to every process
-and rank. Secrets are not in it: SGLang logs its arguments and shows them to clients.
+``server/start/arguments.py`` builds it from the command line; SGLang passes its arguments to every
+process and rank. It contains no secrets, since SGLang logs its arguments and shows them to clients.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from sglang_canopy.declared import declare, keyed
 from sglang_canopy.request import client_hints, identity, owner
 
 ATTRIBUTE = "_canopy_options"
-"""Where the options are on ``ServerArgs``."""
+"""Attribute of the options on ``ServerArgs``."""
 GATE_FLAG = "--canopy-session-gate"
 
 
 @dataclass(frozen=True, slots=True)
 class RequestOptions:
-    """What requests may ask for, whose they are, and when their sessions start."""
+    """Flags for requests: allowed fields, tenants and conversations, and session admission."""
 
     forced_output: bool = declare(
         False,
@@ -84,7 +84,7 @@ class RequestOptions:
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """How this server was started."""
+    """Options that this server was started with."""
 
     requests: RequestOptions = field(default_factory=RequestOptions)
     queue: QueueFlags = field(default_factory=QueueFlags)
@@ -92,15 +92,15 @@ class ServerOptions:
     meter: MeterOptions | None = None
     """``None`` without a what-if meter."""
     auto: Mapping[str, str] | None = None
-    """With ``--radix-eviction auto``: its parts that this server cannot have, and why."""
+    """``--radix-eviction auto`` only: parts that this server cannot have, and why."""
 
     @property
     def gate(self) -> GateSettings | None:
-        """``None`` without a session gate."""
+        """Settings of the session gate; ``None`` without a gate."""
         gate = self.requests.session_gate
         return None if gate.mode == OFF else gate
 
 
 def options_of(server_args: Any) -> ServerOptions:
-    """The options of a server; the defaults where it read no command line."""
+    """Return the options of a server; the defaults if it read no command line."""
     return getattr(server_args, ATTRIBUTE, None) or ServerOptions()

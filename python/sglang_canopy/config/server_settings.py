@@ -1,8 +1,8 @@
-"""SGLang's own settings on which a simulation depends, by the names of its ``ServerArgs``.
+"""SGLang's own settings that a simulation depends on, by the names of its ``ServerArgs``.
 
-A plan is simulated with all of them and writes all of them, so that the server it starts is the
-one that was simulated. ``SGLANG_DEFAULTS`` records what SGLang 0.5.23 takes where nothing is given
-(``test/config/test_server_settings.py`` holds it against ``ServerArgs``): planning needs neither
+A plan is simulated with all of them and writes all of them, so that the started server equals the
+simulated one. ``SGLANG_DEFAULTS`` records the defaults of SGLang 0.5.23
+(``test/config/test_server_settings.py`` compares it with ``ServerArgs``): planning needs neither
 SGLang nor torch.
 """
 
@@ -19,7 +19,7 @@ from sglang_canopy.errors import CanopyError
 WRITE_POLICIES = ("write_through", "write_through_selective", "write_back")
 PREFETCH_POLICIES = ("timeout", "wait_complete", "best_effort")
 SCHEDULE_POLICIES = ("fcfs", "lpm", "hrrn", "shortest-prefill-first", "random")
-"""Those of SGLang's orders that the simulator has."""
+"""SGLang's orders that the simulator implements."""
 STORAGE_BACKENDS = ("canopy", "mooncake")
 EXTRA_CONFIG = "--hicache-storage-backend-extra-config"
 
@@ -31,10 +31,11 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
     "hicache_storage_backend": STORAGE_BACKENDS,
 }
 _CHUNKS_BY_MEMORY = ((20, 2048), (60, 4096), (160, 8192), (math.inf, 16384))
-"""``--chunked-prefill-size`` of a GPU below so many GiB (``arg_groups/memory_hook.py``)."""
+"""``--chunked-prefill-size`` of a GPU with less than this many GiB
+(``arg_groups/memory_hook.py``)."""
 LEAST_RUNNING = 2048
-"""``--max-running-requests`` of SGLang where none is given and the pool is not tiny; of a pool of
-many contexts more, up to 4,096 (``kv_cache_configurator.py``, ``resolve_max_num_reqs``)."""
+"""SGLang's default ``--max-running-requests``, unless the pool is tiny. A pool of many contexts has
+more, up to 4,096 (``kv_cache_configurator.py``, ``resolve_max_num_reqs``)."""
 
 
 def _check(name: str, kind: str, value: Any) -> None:
@@ -58,10 +59,10 @@ def _check(name: str, kind: str, value: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """``None``: not said. Raises ``CanopyError`` naming the setting that is wrong."""
+    """SGLang settings; ``None`` if not set. Raises ``CanopyError`` naming the invalid setting."""
 
     page_size: int | None = None
-    """Tokens a page."""
+    """Tokens per page."""
     max_total_tokens: int | None = None
     """KV pool of the device, in tokens."""
     mem_fraction_static: float | None = None
@@ -74,12 +75,12 @@ class ServerSettings:
     enable_hierarchical_cache: bool | None = None
     hicache_write_policy: str | None = None
     hicache_storage_backend: str | None = None
-    """``canopy``, a disk of each server, or ``mooncake``, one store for all."""
+    """``canopy``, a disk per server, or ``mooncake``, one shared store."""
     hicache_storage_prefetch_policy: str | None = None
     prefetch_threshold: int | None = None
-    """Fewer tokens in storage than this are not fetched."""
+    """Fewer stored tokens than this are not prefetched."""
     prefetch_timeout_base: float | None = None
-    """Seconds; with ``prefetch_timeout_per_ki_token`` for each 1,024 tokens more."""
+    """Seconds, plus ``prefetch_timeout_per_ki_token`` per 1,024 tokens."""
     prefetch_timeout_per_ki_token: float | None = None
 
     def __post_init__(self) -> None:
@@ -89,7 +90,7 @@ class ServerSettings:
                 _check(field.name, str(field.type), value)
 
     def over(self, others: ServerSettings) -> ServerSettings:
-        """These settings, and ``others``' where these do not say."""
+        """Return these settings, with values of ``others`` for unset fields."""
         names = [f.name for f in fields(self)]
         mine = {n: getattr(self, n) for n in names}
         return ServerSettings(
@@ -97,13 +98,13 @@ class ServerSettings:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """What is said."""
+        """Return the set values."""
         found = {f.name: getattr(self, f.name) for f in fields(self)}
         return {name: value for name, value in found.items() if value is not None}
 
     @classmethod
     def from_json(cls, data: Any) -> ServerSettings:
-        """What ``to_json`` wrote, or a person. Raises ``CanopyError``."""
+        """Parse the result of ``to_json``, or handwritten settings. Raises ``CanopyError``."""
         if not isinstance(data, Mapping):
             raise CanopyError(f"server must be a JSON object, got {data!r:.60}")
         allowed = [f.name for f in fields(cls)]
@@ -115,7 +116,7 @@ class ServerSettings:
         return cls(**data)
 
     def arguments(self) -> dict[str, list[str]]:
-        """SGLang's arguments by flag, without those of the storage's extra configuration."""
+        """Return SGLang's arguments by flag, without the storage's extra configuration."""
         found: dict[str, list[str]] = {}
         for name, value in self.to_json().items():
             flag = f"--{name.replace('_', '-')}"
@@ -125,7 +126,7 @@ class ServerSettings:
         return found
 
     def extra_config(self) -> dict[str, Any]:
-        """What goes into ``--hicache-storage-backend-extra-config``."""
+        """Return the settings in ``--hicache-storage-backend-extra-config``."""
         return {name: value for name, value in self.to_json().items() if name in _EXTRA}
 
 
@@ -142,17 +143,18 @@ SGLANG_DEFAULTS = ServerSettings(
     prefetch_timeout_base=1.0,
     prefetch_timeout_per_ki_token=0.25,
 )
-"""SGLang 0.5.23 on a GPU of 60 to 160 GiB. A pool's size and the share of memory depend on the
-model; some attention backends raise the page size."""
+"""Defaults of SGLang 0.5.23 on a GPU of 60 to 160 GiB. The pool's size and the share of memory
+depend on the model; some attention backends raise the page size."""
 
 
 def chunk_of(gpu_memory_gib: float) -> int:
-    """SGLang's ``--chunked-prefill-size`` where none is given."""
+    """Return SGLang's default ``--chunked-prefill-size``."""
     return next(chunk for below, chunk in _CHUNKS_BY_MEMORY if gpu_memory_gib < below)
 
 
 def merged_extra(given: str | None, settings: ServerSettings, more: Mapping[str, Any]) -> str:
-    """The storage's extra configuration: what was typed (JSON), then ``more``, then settings'.
+    """Merge the storage's extra configuration: ``given`` (typed JSON) overrides ``more``, which
+    overrides ``settings``.
 
     Raises ``CanopyError`` unless ``given`` is a JSON object.
     """

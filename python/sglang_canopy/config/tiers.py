@@ -1,4 +1,4 @@
-"""Settings of the live tree and of the tiers below the device, and where they are validated."""
+"""Settings of the live tree and of the tiers below the device, and their validation."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ MAX_TENANTS = 4096
 PLAN_FLAG, DISK_FLAG = "--canopy-plan", "--canopy-disk"
 SGLANG_STATES = LeastRecentStates.name
 OTHERS = "*"
-"""In a quota: every tenant that is not named."""
+"""Quota key for all tenants without an entry."""
 
 
 @dataclass(frozen=True, slots=True)
 class TreeSettings:
-    """Keys of ``--radix-eviction-policy-config`` that every Canopy policy takes."""
+    """Keys of ``--radix-eviction-policy-config`` that every Canopy policy accepts."""
 
     quantum_tokens: int = declare_key(
         64,
@@ -65,10 +65,10 @@ TREE_KEYS = tuple(f.name for f in dataclasses.fields(TreeSettings))
 def split_config(
     policy: str, config: Mapping[str, Any] | None
 ) -> tuple[TreeSettings, dict[str, Any]]:
-    """Separate a user's JSON object into the tree's settings and the policy's options.
+    """Split a user's JSON object into the tree's settings and the policy's options.
 
-    Raises ``CanopyError`` for an ill-typed tree key; the policy's own keys are checked where
-    the policy is made.
+    Raises ``CanopyError`` for a tree key of the wrong type. The policy's own keys are checked when
+    the policy is created.
     """
     given = config or {}
     if not isinstance(given, Mapping):
@@ -83,7 +83,7 @@ def split_config(
 
 @dataclass(frozen=True, slots=True)
 class PolicyChoice:
-    """A policy for one tier: its name and its options."""
+    """A policy for one tier: name and options."""
 
     name: str
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -91,25 +91,25 @@ class PolicyChoice:
 
 @dataclass(frozen=True, slots=True)
 class TierOptions:
-    """What the tiers below the device are to do. Made by ``tier_options``; travels to every rank
-    as it is, so that all of them agree."""
+    """Options of the tiers below the device, made by ``tier_options``. Every rank receives the same
+    object, so that all ranks agree."""
 
     host: PolicyChoice | None = None
-    """``None``: the device's policy, with what it learns."""
+    """``None``: the device's policy, with its learnt state."""
     disk: PolicyChoice | None = None
-    """``None``: a policy of the same name and options as the device's."""
+    """``None``: a new policy with the device's name and options."""
     ttl: TTLTable | None = None
-    """On the disk."""
+    """TTLs on the disk."""
     host_ttl: TTLTable | None = None
     quotas: Mapping[str, int] = field(default_factory=dict)
-    """Bytes on disk a tenant (``cache_salt``) may hold; ``"*"`` is everyone not named."""
+    """Bytes on disk per tenant (``cache_salt``); ``"*"`` for all other tenants."""
     host_bytes: int | None = None
     disk_bytes: int | None = None
     disk_path: str | None = None
 
 
 def _policy(text: str) -> PolicyChoice:
-    """A policy's name with its options: ``wa``, ``wa,min_samples=30``, or a JSON object."""
+    """Parse a policy's name with its options: ``wa``, ``wa,min_samples=30``, or a JSON object."""
     if text.lstrip().startswith("{"):
         given = json_object(text)
     else:
@@ -122,7 +122,7 @@ def _policy(text: str) -> PolicyChoice:
 
 
 def _quotas(text: str) -> Mapping[str, float]:
-    """GB by tenant, from a number or a JSON object."""
+    """Parse GB by tenant, from a number or a JSON object."""
     try:
         return {OTHERS: float(text)}
     except ValueError:
@@ -131,7 +131,7 @@ def _quotas(text: str) -> Mapping[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class DiskOptions:
-    """The keys of ``--canopy-disk``."""
+    """Keys of ``--canopy-disk``."""
 
     tenant_quota_gb: Mapping[str, float] | None = declare_key(
         None,
@@ -158,13 +158,13 @@ class DiskOptions:
 
     @property
     def quota_bytes(self) -> dict[str, int]:
-        """Bytes by tenant."""
+        """Return the quotas in bytes, by tenant."""
         return {tenant: int(size * 1e9) for tenant, size in (self.tenant_quota_gb or {}).items()}
 
 
 @dataclass(frozen=True, slots=True)
 class TierFlags:
-    """The flags of the tiers below the device, as they were typed; ``None`` where one was not."""
+    """Flags of the tiers below the device; ``None`` if not typed."""
 
     host_eviction: PolicyChoice | None = declare(
         None,
@@ -200,7 +200,7 @@ class TierFlags:
 
 
 def tier_options(flags: TierFlags, block_tokens: int = 64) -> TierOptions:
-    """Check the options of the tiers, the plan file's among them.
+    """Check the options of the tiers, including the plan file's.
 
     ``block_tokens``: the server's. Raises ``CanopyError`` naming the option.
     """

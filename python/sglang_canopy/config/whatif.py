@@ -1,4 +1,4 @@
-"""The flags of the what-if meter."""
+"""Flags of the what-if meter."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sglang_canopy.policy.registry import live_names, make_policy
 FLAG, OBSERVE_FLAG = "--canopy-whatif", "--canopy-observe"
 DEFAULT = ("canopy-lru", "wa")
 MAX_POLICIES, MAX_FACTORS, MAX_FACTOR = 4, 4, 64.0
-"""Every policy at every capacity is one shadow cache."""
+"""Bounds: every policy at every capacity is one shadow cache."""
 
 
 def _policies(text: str) -> tuple[str, ...]:
@@ -27,7 +27,7 @@ def _policies(text: str) -> tuple[str, ...]:
             raise CanopyError(
                 f"must name policies of {', '.join(live_names())}, or be auto; got {name:.60}"
             )
-        make_policy(name)  # one that needs options cannot be asked about
+        make_policy(name)  # policies with required options are not allowed
     return names
 
 
@@ -46,7 +46,7 @@ def _factors(text: str) -> tuple[float, ...]:
 
 @dataclass(frozen=True, slots=True)
 class MeterOptions:
-    """What a meter measures: the keys of ``--canopy-whatif``."""
+    """Keys of ``--canopy-whatif``."""
 
     policies: tuple[str, ...] = declare_key(
         DEFAULT, "The policies to ask about.", parse=_policies, shown_default="auto: canopy-lru,wa"
@@ -71,7 +71,7 @@ class MeterOptions:
         choices=("on", "off"),
     )
     observe: bool = False
-    """Whether SGLang's own cache is watched."""
+    """Whether the meter observes SGLang's own cache."""
 
     def __post_init__(self) -> None:
         declared.check(self)
@@ -79,7 +79,7 @@ class MeterOptions:
 
 @dataclass(frozen=True, slots=True)
 class WhatifFlags:
-    """The flags of the meter, as they were typed."""
+    """Flags of the meter, as typed."""
 
     whatif: MeterOptions | None = declare(
         None,
@@ -98,8 +98,11 @@ class WhatifFlags:
 
 
 def meter_options(flags: WhatifFlags, ours: bool) -> MeterOptions | None:
-    """The meter's options, ``None`` without one. ``ours``: whether the device's policy is one of
-    Canopy's. Raises ``CanopyError`` naming the flag."""
+    """Return the meter's options; ``None`` without a meter.
+
+    ``ours``: whether the device's policy is one of Canopy's. Raises ``CanopyError`` naming the
+    flag.
+    """
     if flags.observe and ours:
         raise CanopyError(
             f"{OBSERVE_FLAG} watches SGLang's own policies; with one of Canopy's, give {FLAG} auto"
