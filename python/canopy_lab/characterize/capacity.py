@@ -22,8 +22,7 @@ class Capacity:
     """Bytes of KV of one block, for the model of the footprint."""
     time_s: tuple[float, ...]
     live_blocks: tuple[int, ...]
-    """Blocks that will be used again, at these times. A cache that knows the future and never drops
-    a useful block must hold them."""
+    """Blocks with a later use: the least content of an ideal cache."""
     live_peak: int
     live_median: float
     lru_blocks: tuple[int, ...]

@@ -30,7 +30,7 @@ class IdealHits:
     token_hit_ratio: float
     requests_with_a_hit: float
     stranded: float
-    """Share of blocks seen before but after a miss, which a prefix cache cannot use."""
+    """Share of blocks seen before but after a miss: unusable."""
     turns: tuple[Share, ...]
     """First turns and later turns; empty if the trace has no turns."""
     kinds: tuple[Share, ...]

@@ -11,11 +11,11 @@ from canopy_lab.characterize.observe import POSITIONS, Observation
 
 @dataclass(frozen=True, slots=True)
 class Locality:
-    """Ideal block hit ratio if only ``stride`` of every prompt, starting at ``offset``, is stored
-    and looked up.
+    """Ideal block hit ratio if only a part of every prompt is stored and looked up.
 
-    Grids are ``[stride, offset]`` in tenths; row 0 is the smallest stride (10 %). Cells that would
-    pass the prompt's end repeat the longest stride that fits.
+    The part has length ``stride`` and starts at ``offset``. Grids are ``[stride, offset]`` in
+    tenths; row 0 is the smallest stride (10 %). Cells that would pass the prompt's end repeat the
+    longest stride that fits.
     """
 
     all: tuple[tuple[float, ...], ...]

@@ -32,7 +32,7 @@ def _fine_edges() -> np.ndarray:
 
 
 FINE_EDGES = _fine_edges()
-"""Lower edges of the age bins, in seconds; the last bin has no upper edge."""
+"""Lower edges of the age bins, seconds. The last is open."""
 FINE_BINS = len(FINE_EDGES)
 
 
@@ -111,12 +111,11 @@ class Observation:
     """Number of reused blocks."""
     # Aggregates.
     place_count: np.ndarray
-    """[later turn?, place, 2 ** POSITIONS]: accesses of blocks at ``place`` (in tenths of the
-    prompt), by the set of the block's places in earlier prompts."""
+    """Accesses by [later turn?, place (tenths), set of the block's earlier places]."""
     same_conversation_hits: int
     same_user_hits: int
     stranded: int
-    """Blocks seen before but after a miss: a prefix cache cannot use them."""
+    """Blocks seen before but after a miss: unusable for a prefix cache."""
 
     @property
     def requests(self) -> int:
@@ -160,8 +159,7 @@ class Observation:
         return bool((self.user >= 0).any())
 
     def category_name(self, category: int) -> str:
-        """Return ``text-1``, or ``text-10+`` from ``TOP_TURN`` on. Omits a part that is equal in
-        all categories."""
+        """Return ``text-1``, or ``text-10+`` from ``TOP_TURN`` on, without parts equal in all."""
         name = self.labels[category // TOP_TURN]
         if not self.has_turns:
             return name
@@ -254,7 +252,7 @@ class _Pass:
             column.extend(1, value)
 
     def _reused(self, rows: np.ndarray, number: int, talk: int, user: int) -> None:
-        """Record the hits of request ``number`` on blocks ``rows``, by the requests that used them
+        """Record the hits of request ``number`` on ``rows``, by the requests that used them
         last."""
         # Most blocks of one prompt were used last by the same request.
         before, blocks = np.unique(self.last_request.all[rows], return_counts=True)

@@ -50,7 +50,7 @@ class Overview:
 
 @dataclass(slots=True)
 class TraceReport:
-    """All answers. An answer that the trace cannot give is ``None``; its reason is in
+    """All answers. An answer that the trace cannot give is ``None``, with a reason in
     ``absent``."""
 
     overview: Overview
@@ -72,7 +72,7 @@ class TraceReport:
 
 
 Progress = Callable[[int], object]
-"""Called with units of work done. One unit is about one request read once."""
+"""Called with units of work; one is about one request read once."""
 
 
 class ReadProgress:

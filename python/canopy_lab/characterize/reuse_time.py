@@ -45,7 +45,7 @@ class ReuseTime:
     """Kaplan-Meier estimate of the share ever reused, within the trace's length."""
     age_s: tuple[float, ...]
     observed: tuple[float, ...]
-    """Share of blocks used again by ``age_s``, with waiting blocks censored (fine bins)."""
+    """Share of blocks reused by ``age_s``; waiting blocks censored (fine bins)."""
     survival: tuple[float, ...]
     """The same share from the survival curve of ``wa`` (its own bins)."""
     exponential: tuple[float, ...]
@@ -180,8 +180,7 @@ def policy_bins(fine: np.ndarray) -> np.ndarray:
 
 
 def _quantile(counts: np.ndarray, q: float) -> float:
-    """Return a quantile, interpolated inside its bin (geometrically if the lower edge is above
-    0)."""
+    """Return a quantile, interpolated inside its bin (geometrically if the bin allows)."""
     total = counts.sum()
     if not total:
         return 0.0

@@ -43,14 +43,14 @@ class Turns:
     window_s: float
     window_start_s: tuple[float, ...]
     unseen_s: float
-    """``next_turn`` excludes requests this close to the end: their next turn may follow later."""
+    """Requests this close to the end are excluded from ``next_turn``."""
     next_turn: tuple[NextTurn, ...]
     """Categories with most requests that have enough in some window."""
     first_next: float
     later_next: float
-    """Probability of a next turn after a first turn, and after a later one."""
+    """Probability of a next turn, after first and after later turns."""
     drift: float
-    """Mean absolute change of a category's probability from one window to the next."""
+    """Mean absolute change of a category's probability between consecutive windows."""
 
 
 def turns(seen: Observation, windows: int = 12) -> Turns | None:

@@ -29,7 +29,7 @@ MAX_WORKERS = 1024
 _AT_ONCE = 32
 _MAX_ANSWER_BYTES = 1 << 16
 _TENANT_VARIABLES = {"extra_key": "CANOPY_EXTRA_KEY", "cache_salt": "CANOPY_CACHE_SALT"}
-"""A tenant's name is a secret, and other users of the machine can read a command line."""
+"""Tenant names are secret, but command lines are readable by other users."""
 
 
 def worker_urls(text: str) -> list[str]:
@@ -69,8 +69,7 @@ OPTIONS = (Options,)
 
 
 def run(args: Options) -> int:
-    """Return 0 if every worker accepted the hint, else 1. Raises ``CanopyError`` for bad
-    arguments."""
+    """Return 0 if every worker accepted the hint, else 1. Raises ``CanopyError``."""
     workers = args.workers
     body = _body(args)
     headers = _headers(args.api_key or os.environ.get("CANOPY_API_KEY"), os.environ)

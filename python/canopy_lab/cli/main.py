@@ -29,7 +29,7 @@ COMMANDS = {
     "top page": "a running server's page in this machine's browser",
     "documents calibrate": "measure which share of a document a server should recompute",
 }
-"""Names of one word or two; two words name a part of the first."""
+"""Names of one or two words. The second names a part."""
 TAKES_THE_REST = ("doctor",)
 """Commands whose arguments, options included, belong to another program."""
 
@@ -40,8 +40,7 @@ def module_of(name: str) -> str:
 
 
 def _whole(argv: list[str]) -> list[str]:
-    """Insert ``--`` before the first argument of ``argv`` that is no option of the command
-    itself."""
+    """Insert ``--`` before the first argument of ``argv`` that is not the command's own option."""
     own = 0
     while own < len(argv) and argv[own] in ("-h", "--help", "--json", "--"):
         own += 1
@@ -49,8 +48,7 @@ def _whole(argv: list[str]) -> list[str]:
 
 
 def parser_of(name: str) -> tuple[argparse.ArgumentParser, Any]:
-    """Return a command's parser and its module. If a command has several groups of options, each
-    group has a heading."""
+    """Return a command's parser and its module. Several groups of options have headings."""
     module = importlib.import_module(module_of(name))
     parser = argparse.ArgumentParser(prog=f"canopy {name}", description=COMMANDS[name])
     for group in module.OPTIONS:

@@ -36,13 +36,12 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.ttl.table import SERVER_HASH, TRACE_HASH
 
 FEW_REQUESTS = 500
-"""Minimum requests for a P99 that does not depend on a handful of them."""
+"""Minimum requests for a meaningful P99."""
 OPTIONS = (Reading, Choosing, EngineOptions, Searching, Writing)
 
 
 def run(*options: Any) -> int:
-    """Plan, print, and write the requested files. ``options``: one object for each of
-    ``OPTIONS``."""
+    """Plan, print, and write the requested files. ``options``: one object per ``OPTIONS`` class."""
     command = check(*options)
     if command.searching.compare:
         return _compare(command)
@@ -55,8 +54,7 @@ def run(*options: Any) -> int:
 
 
 def _compare(given: PlanCommand) -> int:
-    """Plan for each profile of ``--compare``, print the choices in one table, write the best
-    plan."""
+    """Plan for each profile of ``--compare``, print the choices, write the best plan's files."""
     commands = [for_profile(given, name, usd) for name, usd in given.searching.compare]
     (trace, ids), rows = read(given), []
     fitting = trace

@@ -114,8 +114,7 @@ def _request(chosen: Choosing, engine: EngineOptions, how: Searching) -> PlanReq
 
 
 def _prices(name: str, profile: EngineProfile, gpus: int | None) -> Prices:
-    """Load the price list, with the profile's number of GPUs per instance. Raises
-    ``CanopyError``."""
+    """Load the price list, with the profile's GPUs per instance. Raises ``CanopyError``."""
     prices, noted = load_prices(name), profile.notes.get("gpus")
     if gpus is None and type(noted) is int:
         gpus = noted
@@ -155,8 +154,10 @@ def advised(command: PlanCommand, trace: CompactTrace) -> tuple[PlanCommand, str
 
 
 def _as_auto(command: PlanCommand) -> PlanCommand:
-    """Return ``command`` for servers under ``auto``: its order of the queue, and an exclusive host
-    tier unless a write policy was given."""
+    """Return ``command`` for servers under ``auto``.
+
+    Sets its order of the queue, and an exclusive host tier unless a write policy was given.
+    """
     request = command.request
     if command.engine_options.write_policy is None:
         request = replace(request, write_policies=(auto.WRITTEN,))

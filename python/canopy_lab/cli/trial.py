@@ -68,8 +68,7 @@ def run(args: Options) -> int:
 
 
 def _meter_agrees(status: dict[str, Any], args: Options) -> bool:
-    """Whether the meter leaves a trial worthwhile; prints the reason if not. The meter costs no
-    hits."""
+    """Whether the meter, which costs no hits, leaves a trial worthwhile; prints a reason if not."""
     meter, why = status.get("whatif"), None
     if meter is None:
         return True

@@ -156,8 +156,7 @@ def table(found: Validation) -> str:
 
 
 def _block(plan: ServerPlan) -> int:
-    """Return the tokens per block of the simulated trace: the group table's if a plan has groups,
-    else a page."""
+    """Return the tokens per simulated block: the plan's group blocks, else a page."""
     if plan.ttl is not None and plan.ttl.groups:
         return plan.ttl.block_tokens
     page = (plan.server.page_size if plan.server else None) or 1

@@ -1,5 +1,4 @@
-"""Parsers of options shared by several commands. Each raises ``CanopyError`` with a "must be"
-message."""
+"""Parsers of options of several commands. Each raises ``CanopyError`` with a "must be" text."""
 
 from __future__ import annotations
 
@@ -31,8 +30,7 @@ def write(path: Path, text: str) -> None:
 
 
 def listed(parse: Callable[[str], Value], what: str) -> Callable[[str], tuple[Value, ...]]:
-    """Return a parser of distinct values separated by commas. ``what``: their description in
-    errors."""
+    """Return a parser of distinct values separated by commas. ``what``: name in errors."""
 
     def parse_all(text: str) -> tuple[Value, ...]:
         try:

@@ -11,7 +11,7 @@ import numpy as np
 from sglang_canopy.errors import CanopyError
 
 WARM_UP_SHARE = 0.2
-"""Share of the requests, by due time, that fill the cache and are not counted."""
+"""Share of the first requests, which fill the cache and are excluded."""
 DECILES = 10
 
 
@@ -53,7 +53,7 @@ class LatencyReport:
     requests: int
     """Answered requests after the warm-up."""
     requests_per_s: float
-    """Answer rate from the first due time to the last answer, including the warm-up."""
+    """Answers per second up to the last, including the warm-up."""
     ttft_s: Spread
     deciles: tuple[Decile, ...]
     """Shortest prompts first."""
@@ -61,13 +61,13 @@ class LatencyReport:
     """All sessions of the run."""
     sessions_per_hour: float
     session_s: Spread
-    """Seconds from a session's first request to its last answer, including think time. Excludes
-    sessions that began in the warm-up, unless all did."""
+    """Seconds from a session's start to its last answer, with think time. Sessions begun in the
+    warm-up are excluded, unless all were."""
     growth: float
     """Growth of the queue: seconds of TTFT per second (``saturation.py``)."""
     lag: float
-    """Growth if overlapping sessions slow each other down, early and late sessions alike: seconds by
-    which waiting delays the end of nine tenths of them, per second of their beginnings."""
+    """Growth if overlapping sessions slow each other down: seconds by which waiting delays the end
+    of nine tenths of the sessions, per second of their starts."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""

@@ -14,11 +14,9 @@ from collections.abc import Callable, Iterable
 from sglang_canopy.errors import CanopyError
 
 TOLERANCE = 0.01
-"""Largest growth of the wait, in seconds per second, of a sustained load: throughput stays within 1
-% of the arrivals."""
+"""Largest growth of the wait, s/s, of a sustained load: throughput within 1 % of arrivals."""
 SESSION_TOLERANCE = 0.05
-"""The same for sessions of many turns: without a queue, their waits still add up to a prefill per
-turn."""
+"""For sessions of many turns: without a queue, waits still add up to a prefill per turn."""
 RESOLUTION = 0.01
 """Relative width at which a bisection ends."""
 _BRACKET_STEPS = 12

@@ -117,8 +117,7 @@ def choose(
 
 
 def extremes(rows: Sequence[Row], baseline: Row) -> dict[str, Row]:
-    """Return the paper's three extreme points, and the cheapest row that is as good as the
-    baseline.
+    """Return the paper's three extreme points, and the cheapest row as good as the baseline.
 
     Among nearly equal rows the cheapest is taken. The fourth point has at most the baseline's mean
     TTFT and at least its throughput; it is missing if no row has.
@@ -143,8 +142,7 @@ def extremes(rows: Sequence[Row], baseline: Row) -> dict[str, Row]:
 
 
 def against(row: Row, baseline: Row) -> dict[str, float]:
-    """Return the throughput gained, and the mean TTFT and cost saved, as shares of the
-    baseline's."""
+    """Return the shares of the baseline's throughput gained, mean TTFT saved and cost saved."""
     return {
         "throughput_gain": row["throughput_tokens_per_s"] / baseline["throughput_tokens_per_s"] - 1,
         "mean_ttft_saved": 1 - row["mean_ttft_s"] / max(baseline["mean_ttft_s"], 1e-12),
@@ -216,8 +214,7 @@ def configuration_of(row: Row) -> Configuration:
 
 
 def _best(rows: Sequence[Row], wanted: Metric) -> Row:
-    """Return the best row by one metric; among rows within a thousandth, the cheapest, then the
-    quickest."""
+    """Return the best row by one metric. Near ties: the cheapest, then the quickest row."""
     sign = -1.0 if wanted.maximise else 1.0
     best = min(sign * row[wanted.key] for row in rows)
     close = [row for row in rows if sign * row[wanted.key] <= best + abs(best) * _SLIGHT]

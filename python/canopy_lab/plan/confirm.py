@@ -21,11 +21,11 @@ from canopy_lab.plan.objective import Metric, Row
 from canopy_lab.plan.space import CHOICES, Configuration
 
 BATCH = 2
-"""Configurations per batch. Fixed: the result must not depend on the number of processes."""
+"""Configurations per batch. Fixed: results must not depend on the processes."""
 SAFETY = 2.0
 ANCHORS = 8
-"""Configurations simulated first: the predicted choice, then repeatedly the configuration farthest
-from all simulated so far. Without them the prediction error would only be known near the choice."""
+"""Configurations simulated first: the predicted choice, then the farthest ones in turn. Otherwise
+the prediction error would only be known near the choice."""
 LEAST_SLOPE = 0.05
 LEAST_OF_SPAN, MOST_OF_SPAN = 0.001, 0.01
 """Least change of the logarithm per unit of distance.
@@ -38,7 +38,7 @@ NEAR = 0.5
 """Smallest distance."""
 _LEAST_GIB = 2.0**-4
 _CHOICE, _INSTANCES = 0.5, 2.0
-"""Distance between configurations that differ in one choice, or in the number of instances."""
+"""Distance of configurations with a different choice, or number of instances."""
 
 Evaluate = Callable[[Sequence[Configuration]], Sequence[Row]]
 Floats = NDArray[np.float64]
@@ -169,8 +169,8 @@ class Margins:
         return self._of_span if of_span else LEAST_SLOPE
 
     def anchors(self, seen: Sequence[Configuration], first: int, most: int) -> list[int]:
-        """Return ``first``, then repeatedly the candidate farthest from all others, until there are
-        ``most`` including ``seen``."""
+        """Return ``first``, then the candidates farthest from all others, up to ``most`` with
+        ``seen``."""
         log = next(reversed(self._log.values()))
         have = [self._index[c] for c in seen]
         new = [first]
@@ -181,8 +181,7 @@ class Margins:
         return new
 
     def _distance(self, of: int, log: Floats) -> Floats:
-        """Return the distance from one candidate to each. Configurations with similar predictions
-        are near."""
+        """Return one candidate's distances to all. Rows with similar predictions are near."""
         far = np.abs(self._sizes - self._sizes[of]).sum(axis=1) + np.abs(log - log[of])
         far += _INSTANCES * (self._instances != self._instances[of])
         for values in self._choices:

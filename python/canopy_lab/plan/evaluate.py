@@ -83,8 +83,7 @@ class Evaluator:
     def map(
         self, run: Callable[[PlanInputs, Item], Done], items: Sequence[Item]
     ) -> Iterator[tuple[int, Done]]:
-        """Yield ``(index, run(work, item))`` in order of completion, on the simulating
-        processes."""
+        """Yield ``(index, run(work, item))`` in order of completion, from the worker processes."""
         return self._workers.map(run, items)
 
     def result(self, configuration: Configuration) -> SystemResult:

@@ -14,7 +14,7 @@ from sglang_canopy.ttl.table import TRACE_HASH, TTLTable
 SHORTEST_S = 60.0
 """Minimum lifetime of a plan, seconds."""
 MAX_BLOCKS = 1 << 24
-"""Distinct blocks kept, about 2 GB; a longer trace loses its oldest requests."""
+"""Most distinct blocks, about 2 GB. The oldest requests are dropped first."""
 
 
 @dataclass(frozen=True, slots=True)

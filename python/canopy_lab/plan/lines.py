@@ -14,8 +14,7 @@ from canopy_lab.plan.space import SIZES, Configuration, Space, slice_of
 
 Rows = Mapping[Configuration, Row]
 Certain = Callable[[Configuration, Sequence[Row]], Mapping[str, float]]
-"""Lower bounds by row key for a configuration that is not evaluated, from the rows of its evaluated
-neighbours."""
+"""Lower bounds by row key of an unevaluated configuration, from neighbours' rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +43,7 @@ class Midpoint:
 def lines_of(
     rows: Collection[Configuration], space: Space, slices: Collection[Configuration]
 ) -> list[Line]:
-    """Return the lines through ``rows`` whose choices are in ``slices``, in order of their first
-    point."""
+    """Return the lines through ``rows`` with choices in ``slices``, by their first point."""
     found: dict[tuple[str, Configuration], dict[float, Configuration]] = {}
     for c in rows:
         if slice_of(c) not in slices:

@@ -116,8 +116,7 @@ class Scale:
         return (points - self.best) / (self.reference - self.best)
 
     def hypervolume(self, points: np.ndarray) -> float:
-        """Return the volume that ``points`` dominate, as a share of the box from best to
-        reference."""
+        """Return the volume dominated by ``points``, as a share of the box to the reference."""
         if len(points) == 0:
             return 0.0
         scaled = self(np.asarray(points, dtype=float))

@@ -46,13 +46,13 @@ LOADS = (0.8, 1.2)
 """Request rates of the sensitivity check, relative to the trace."""
 DRAM_LEVELS, DISK_LEVELS = 5, 3
 GRID_STEPS = (16, 8)
-"""Equal steps of DRAM and disk in the full grid, in addition to the initial sizes."""
+"""Equal steps of DRAM and disk added in the full grid."""
 DRAM_MOST_GIB = 2048.0
 """Largest default DRAM of an instance: a machine of eight GPUs."""
 SAMPLE_REQUESTS = 8_000
-"""If the trace has more than twice as many requests, search only the busiest ones."""
+"""Requests of the search, if the trace has more than twice as many."""
 BASELINE_SHARE = 0.25
-"""DRAM of the fixed baseline, as a share of the trace's distinct KV."""
+"""Baseline's DRAM, as a share of the trace's distinct KV."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class PlanRequest:
     constraints: tuple[Constraint, ...] = ()
     minimise: Metric = METRICS["cost"]
     sample_requests: int = SAMPLE_REQUESTS
-    """Requests of the search; candidates are confirmed on the whole trace. 0: all."""
+    """Requests of the search; 0: all. Candidates are confirmed on all."""
     options: SearchOptions = field(default_factory=SearchOptions)
     loads: tuple[float, ...] = LOADS
     """Traffic multipliers at which the choice is also simulated."""
@@ -108,7 +108,7 @@ class CapacityPlan:
     sensitivity: Mapping[float, Row]
     """The choice at other loads; 1.0 is the choice itself."""
     hypervolume: float
-    """Volume of the front, as a share of the box from best to reference."""
+    """The front's volume, as a share of the box to the reference."""
     scale: Scale
     footprint_gib: float
     """KV of the trace's distinct blocks."""
@@ -248,8 +248,7 @@ def _checked(
     evaluate: Evaluator,
     say: Callable[[str, int], None],
 ) -> _Checked:
-    """Choose among the rows simulated on the whole trace, and evaluate the neighbours of the
-    choice.
+    """Choose among rows simulated on the whole trace; evaluate the neighbours of the choice.
 
     Adds rows to ``found``.
     """
@@ -282,12 +281,11 @@ def samples(request: PlanRequest, requests: int) -> bool:
 def _sure(
     choice: ChosenConfiguration, rows: list[Row], request: PlanRequest, evaluate: Evaluator
 ) -> tuple[ChosenConfiguration, Uncertainty, list[Rejected]]:
-    """Return a choice that meets the limits with the requested confidence, its uncertainty, and the
-    rejected unsure candidates.
+    """Return a sufficiently sure choice, its uncertainty, and the rejected unsure candidates.
 
-    If none of the first ``CANDIDATES`` is sure enough, the surest is returned. Each candidate is
-    further below some limit than the previous one: otherwise all candidates could be one
-    configuration with other minor settings.
+    If none of the first ``CANDIDATES`` meets the limits with the requested confidence, the surest
+    is returned. Each candidate is further below some limit than the previous one: otherwise all
+    candidates could be one configuration with other minor settings.
     """
     tried: list[tuple[ChosenConfiguration, Uncertainty]] = []
     left = [row for row in rows if all(c.met(row) for c in request.constraints)]
@@ -318,8 +316,7 @@ def _surer(limit: Constraint, value: float, other: float) -> bool:
 
 
 def footprint(trace: CompactTrace, engine: Engine) -> float:
-    """Return the GiB of KV of the trace's distinct blocks. Raises ``CanopyError`` for an empty
-    trace."""
+    """Return the GiB of KV of the trace's distinct blocks. Raises ``CanopyError`` if empty."""
     if not len(trace):
         raise CanopyError("the trace has no requests; give one that has")
     tokens = trace.distinct_blocks * trace[0].block_tokens

@@ -73,8 +73,7 @@ class Prices:
         )
 
     def disks_of(self, disk: str, instances: int) -> int:
-        """Return the number of disks for ``instances``: one each, or one in total if the class is
-        shared."""
+        """Return the number of disks for ``instances``: one each, or one if the class is shared."""
         return 1 if self.disk(disk).shared else instances
 
     def per_hour(

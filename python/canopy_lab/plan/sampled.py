@@ -38,8 +38,10 @@ class Target:
 
 
 def busiest(trace: CompactTrace, requests: int) -> CompactTrace:
-    """Return the ``requests`` consecutive requests with most prompt tokens per second, from time
-    0."""
+    """Return the ``requests`` consecutive requests with most prompt tokens per second.
+
+    Times start from 0.
+    """
     if len(trace) <= requests:
         return trace
     times = np.array([r.time_s for r in trace])
@@ -98,8 +100,7 @@ def _confirmed(
 
 
 def _corrected(found: Screened) -> dict[Configuration, Row]:
-    """Return all rows: simulated on the whole trace, or on the window and corrected by the errors
-    of nearby rows."""
+    """Return all rows. Window rows are corrected by the errors of nearby simulated rows."""
     metrics = list(METRICS.values())
     seen = [c for c in found.rows if c in found.predicted]
     bounds = Margins(found.predicted, metrics)(found.rows, seen)

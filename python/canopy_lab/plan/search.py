@@ -31,9 +31,9 @@ from sglang_canopy.errors import CanopyError
 Evaluate = Callable[[Sequence[Configuration]], Sequence[Row]]
 
 _BATCH = 8
-"""Midpoints per round. Fixed: the result must not depend on the number of processes."""
+"""Midpoints per round. Fixed: results must not depend on the processes."""
 _BEFORE_CHOICES = 4.0
-"""Remaining gain, in units of the tolerance, at which the choices are tried."""
+"""Remaining gain, in tolerances, at which choices are tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class SearchOptions:
     tolerance: float = 0.02
     """Remaining gain from further sizes at which the search ends."""
     marginal_gain: float = 0.01
-    """Least gain of one DRAM step, as a share of an objective's range."""
+    """Least gain of a DRAM step, as a share of the range."""
     evaluations: int = 400
     """Most evaluations. The result reports the remaining gain."""
     probes: int = 3
@@ -174,8 +174,7 @@ class _Search:
                 return
 
     def choices(self) -> None:
-        """Try TTLs, policies and settings: on a few points, then on the front and the corners if
-        that helped."""
+        """Try TTLs, policies and settings on a few points; if that helped, on the whole front."""
         for name in CHOICES:
             for value in getattr(self.space, plural(name))[1:]:
                 probes = self._probes(name)
@@ -202,8 +201,7 @@ class _Search:
         self._slices.add(slice_of(replace(where, disk_gib=0.0).normal()))
 
     def _probes(self, name: str) -> list[Configuration]:
-        """Return the points on which a choice is tried: spread over the front, and at the largest
-        disks.
+        """Return points on which a choice is tried: some of the front, and the largest disks.
 
         The front may barely use a tier that a better choice would make worth its price.
         """

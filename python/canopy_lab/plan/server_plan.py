@@ -24,8 +24,7 @@ _ABOVE_PEAK = 1.1
 def server_plan(
     row: Row, work: PlanInputs, about: Mapping[str, Any], disk_path: str | None = None
 ) -> ServerPlan:
-    """Return the plan file for one server of the chosen configuration, with all SGLang settings of
-    its simulation.
+    """Return the plan file for one server, with all SGLang settings of its simulation.
 
     Group TTLs are written only if their roots are ids that a server makes, which needs the server's
     own log. Otherwise the table keeps its categories and its residual TTL, and ``made_by`` records

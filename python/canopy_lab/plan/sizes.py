@@ -11,8 +11,7 @@ STEPS_AN_OCTAVE = 8
 
 
 def round_size(size: float) -> float:
-    """Return the nearest size at the resolution: 8, 9, ... 16, 18, ... 32, 36, ..., times any power
-    of two."""
+    """Round to the resolution: 8, 9, ... 16, 18, ... 32, 36, ..., times any power of two."""
     if size <= 0:
         return 0.0
     step = 2.0 ** (math.floor(math.log2(size)) - int(math.log2(STEPS_AN_OCTAVE)))
@@ -20,10 +19,10 @@ def round_size(size: float) -> float:
 
 
 def sizes(most: float, levels: int, least: float = 0.0) -> tuple[float, ...]:
-    """Return 0 and up to ``levels`` sizes, each half of the next, up to ``most`` and not below
-    ``least``.
+    """Return 0 and up to ``levels`` sizes from ``most`` down, each half of the next.
 
-    ``most`` is rounded up. Raises ``CanopyError`` if there is no size.
+    Sizes below ``least`` are omitted. ``most`` is rounded up. Raises ``CanopyError`` if there is no
+    size.
     """
     if not (most > 0 and math.isfinite(most)) or levels < 1:
         raise CanopyError(f"sizes need a largest size above 0 and a level, got {most}, {levels}")
@@ -35,8 +34,7 @@ def sizes(most: float, levels: int, least: float = 0.0) -> tuple[float, ...]:
 
 
 def between(low: float, high: float, least: float = 0.0) -> float | None:
-    """Return a size midway between two others; ``None`` if they are adjacent or the middle is below
-    ``least``."""
+    """Return a size midway between two; ``None`` without one, or if below ``least``."""
     if low > 0 and high / low > 4:
         middle = round_size(math.sqrt(low * high))
     else:

@@ -15,8 +15,7 @@ from sglang_canopy.policy.registry import make_policy
 
 GROUP: Final = "group"
 TTL = float | Literal["group"] | None
-"""Seconds for all blocks, ``None`` (no expiry), or ``"group"``: a TTL per prefix subtree (Algorithm
-2)."""
+"""Seconds, ``None`` (no expiry), or ``"group"``: one per prefix subtree (Algorithm 2)."""
 
 SIZES = ("dram_gib", "disk_gib", "disk_mib_s")
 """Variables that are amounts, refined between the initial values."""
@@ -46,8 +45,7 @@ class Configuration:
     chunked_prefill_size: int = _DEFAULTS["chunked_prefill_size"]
 
     def normal(self) -> Configuration:
-        """Normalise the settings of absent tiers, so that equivalent configurations compare
-        equal."""
+        """Normalise settings of absent tiers: equivalent configurations compare equal."""
         found = self
         if found.disk is None or found.disk_gib <= 0:
             found = replace(
@@ -94,8 +92,10 @@ class Configuration:
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """Initial search space: a few sizes of each tier, and all values of every choice. A search
-    begins with the first value of each choice."""
+    """Initial search space: a few sizes per tier, all values of every choice.
+
+    A search begins with the first value of each choice.
+    """
 
     dram_gib: tuple[float, ...]
     """Ascending, from 0."""
@@ -184,8 +184,7 @@ class Space:
         return len(self.instances) * always * (1 + host * (1 + disk))
 
     def finer(self, dram_steps: int, disk_steps: int) -> Space:
-        """Add ``dram_steps`` and ``disk_steps`` equal steps from 0 to the largest sizes: the grid
-        with which a search is compared."""
+        """Add equal steps from 0 to the largest sizes: the grid to compare a search with."""
         return replace(
             self,
             dram_gib=finer(self.dram_gib, dram_steps),
@@ -224,7 +223,7 @@ CHOICES = (
     "ttl", "prefetch_policy", "page_size", "write_policy", "schedule_policy",
     "chunked_prefill_size",
 )  # fmt: skip
-"""Variables that are no amounts, in the order in which a search tries them."""
+"""Variables that are no amounts, in the search's order."""
 
 
 def plural(name: str) -> str:

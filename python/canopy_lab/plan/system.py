@@ -32,8 +32,7 @@ _KEPT = (
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """Constants of a plan: the model, the device pool, the routing, and SGLang's settings that are
-    not in ``Configuration``."""
+    """Constants of a plan: model, device pool, routing, and SGLang's fixed settings."""
 
     profile: EngineProfile
     device_tokens: int

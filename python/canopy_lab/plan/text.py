@@ -12,8 +12,8 @@ from canopy_lab.plan.uncertainty import LEVEL, SHOWN, Uncertainty
 from canopy_lab.report.table import text_table
 
 PUBLISHED = (0.093, -0.583, -0.202)
-"""Kareto's change of throughput, latency and cost, "up to", against 1,024 GB of DRAM on its traces
-(arXiv 2603.08739, section 5.2)."""
+"""Kareto's change of throughput, latency and cost, "up to", against 1,024 GB of DRAM (arXiv
+2603.08739, section 5.2; its own traces)."""
 
 _METRICS = ("mean_ttft", "p99_ttft", "throughput", "token_hit_ratio", "cost_per_hour", "cost")
 HEAD = (
@@ -97,8 +97,7 @@ def cells(row: Row) -> list[str]:
 
 
 def extremes(plan: CapacityPlan) -> list[list[str]]:
-    """Return the baseline and the extreme points with their gains over it, for
-    ``EXTREMES_HEAD``."""
+    """Return the baseline, and the extreme points with their gains, for ``EXTREMES_HEAD``."""
     rows = [["fixed baseline", label_of(plan.baseline), *cells(plan.baseline)]]
     rows[0] += ["", "", ""]
     for name, row in plan.extremes.items():

@@ -23,7 +23,7 @@ class ModelShape:
     """Width of the feed-forward for one token (all active experts together)."""
     kv_bytes: int = 2
     kv_per_token: int = 0
-    """Bytes over all layers; 0 if every layer stores keys and values of all KV heads."""
+    """Bytes over all layers; 0: all layers store all KV heads."""
 
     def kv_bytes_per_token(self) -> int:
         """Return the bytes of KV that one token occupies over all layers."""

@@ -38,7 +38,7 @@ class LRUCurve:
     tokens: int
     distinct_blocks: int
     block_hits_at: NDArray[np.int64]
-    """``block_hits_at[c]``: hits of a cache of c blocks, up to the last capacity that matters."""
+    """``block_hits_at[c]``: hits of a cache of c blocks."""
     token_hits_at: NDArray[np.int64]
 
     def block_hits(self, capacity_blocks: int) -> int:
@@ -145,8 +145,7 @@ class StackDistances:
         return len(self._ids)
 
     def distances(self, ids: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the distances of a chunk's accesses (order and shape of ``ids``), and update the
-        stack."""
+        """Update the stack; return distances of a chunk's accesses (order and shape of ``ids``)."""
         order = _deepest_first(lengths)
         # Prepend the stack as if accessed once, least recent first.
         sequence = np.concatenate((self._ids, ids[order]))

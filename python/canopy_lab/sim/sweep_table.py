@@ -34,8 +34,7 @@ def mean(rows: Sequence[Row], key: str) -> float:
 
 
 def sweep_table(rows: Sequence[Row]) -> str:
-    """Return the rows of a sweep as text, with the gap to hindsight if its bounds were
-    simulated."""
+    """Return a sweep's rows as text, with the gap to hindsight if it was simulated."""
     cells = by_cell(rows)
     with_gap = {(BASE, 0), (BOUND, 0)} <= cells.keys()
     header = ["policy", "capacity", "blocks", "block hit %", *["gap %"] * with_gap, "token hit %"]

@@ -38,8 +38,7 @@ class ProfiledServer:
         self.token_range = (min(1000, vocab // 8), vocab - min(1000, vocab // 8))
 
     def generate(self, prompts: list[list[int]], tokens: int) -> tuple[float, int]:
-        """Return the seconds to answer all ``prompts`` with ``tokens`` each, and the cached prompt
-        tokens."""
+        """Return the seconds to answer ``prompts`` with ``tokens`` each, and the cached tokens."""
         sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
         body = {"input_ids": prompts, "sampling_params": sampling}
         begin = time.perf_counter()
@@ -63,8 +62,7 @@ class ProfiledServer:
         return time.perf_counter() - begin, answer["meta_info"]
 
     def state(self, name: str) -> dict[str, Any]:
-        """Return the first scheduler's current internal state under ``name``; empty if it is
-        missing."""
+        """Return the first scheduler's current state under ``name``, or an empty mapping."""
         states = self._ask("GET", "/server_info").get("internal_states") or [{}]
         return states[0].get(name) or {}
 
@@ -76,8 +74,7 @@ class ProfiledServer:
         self._ask("POST", f"/flush_cache?timeout={_FLUSH_S:g}")
 
     def metric(self, name: str) -> float | None:
-        """Return the sum of a Prometheus metric over its labels; ``None`` if the server lacks
-        it."""
+        """Return the sum of a Prometheus metric over its labels, or ``None``."""
         text = self._ask("GET", "/metrics")
         if not isinstance(text, str):
             return None

@@ -21,7 +21,7 @@ _CONTEXTS = (0, 256, 1024, 4096, 16384, 65536)
 _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _DECODE_TOKENS = 16
 _TOGETHER = 8
-"""Requests of the prefill step that measures the cost per request in a batch."""
+"""Requests of the prefill step that measures the cost per request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +61,7 @@ class Measurer:
         self._say = say
 
     def surfaces(self) -> Surfaces:
-        """Measure all costs of prefill and decode. Raises ``CanopyError`` if a figure is
-        implausible."""
+        """Measure all costs of prefill and decode. Raises ``CanopyError`` for implausible ones."""
         limits = self.limits
         self.server.generate([self.tokens(8)], 4)
         lengths = tuple(n for n in _LENGTHS if n <= limits.prompt_tokens)
@@ -195,8 +194,7 @@ def _rising(values: list[float]) -> list[float]:
 def _continued(
     lengths: tuple[int, ...], row: list[float], above: list[tuple[float, ...]], context: int
 ) -> float:
-    """Extrapolate a decode step that was not measured, with the slope before it or of the batch
-    above."""
+    """Extrapolate a decode step: the slope before it, or the slope of the batch above."""
     i = len(row)
     if i >= 2:
         slope = (row[-1] - row[-2]) / (lengths[i - 1] - lengths[i - 2])

@@ -1,5 +1,4 @@
-"""Bandwidth of host memory and disk, from the extra time of a hit there compared with the
-device."""
+"""Bandwidth of host memory and disk, from the extra time of a hit compared with the device."""
 
 from __future__ import annotations
 

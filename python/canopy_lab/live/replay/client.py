@@ -1,5 +1,4 @@
-"""One request of a replay over HTTP: sends token ids, reads the stream, records times and cache
-hits.
+"""One request of a replay over HTTP: send token ids, read the stream, record times and hits.
 
 Sends to SGLang's ``/generate`` and OpenAI's ``/v1/completions``, which take a prompt as token ids.
 Chat endpoints do not, so they cannot replay block ids exactly.

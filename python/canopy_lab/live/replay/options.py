@@ -184,8 +184,7 @@ def check(args: argparse.Namespace) -> None:
 def build_jobs(
     args: argparse.Namespace, vocabulary: np.ndarray, most_tokens: int | None
 ) -> tuple[list[ReplayRequest], Materialiser, int]:
-    """Read the trace. Returns the jobs, their token materialiser, and the number of requests too
-    long."""
+    """Return the trace's jobs, their token materialiser, and the number of longer requests."""
     trace = open_trace(args.dataset_path, DATASETS[args.canopy_dataset], skip_bad=args.skip_bad)
     fitting: list[TraceRequest] = []
     left_out = 0

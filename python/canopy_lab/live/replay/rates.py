@@ -13,8 +13,7 @@ from canopy_lab.live.replay.run import Replay
 
 
 def replay_all(upstream: Any, args: argparse.Namespace) -> dict[str, Any]:
-    """Return the result of a replay. With ``--rates``: the last replay's result, and all in
-    ``rates``.
+    """Return a replay's result; with ``--rates`` the last replay's, and all in ``rates``.
 
     The lowest rate runs first. SGLang's and vLLM's caches are emptied before each. Raises
     ``CanopyError``.
@@ -46,8 +45,7 @@ def shortened(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def goodput_rate(rows: Sequence[Mapping[str, Any]]) -> float:
-    """Return the highest rate for which it and all lower rates met the target; 0 if the lowest did
-    not."""
+    """Return the highest rate up to which every rate met the target; 0 if the lowest missed."""
     best = 0.0
     for row in sorted(rows, key=lambda row: row["rate"]):
         if not row["meets_slo"]:

@@ -18,8 +18,7 @@ GROUPINGS = ("category", "turn", "stop")
 
 
 def results_table(results: Sequence[dict[str, Any]], by: Sequence[str] = ()) -> str:
-    """Return a Markdown table. ``by`` names groupings; default: groupings with more than one
-    group."""
+    """Return a Markdown table. ``by``: groupings; default: all that have several groups."""
     if not by:
         by = [g for g in GROUPINGS if any(len(r[f"by_{g}"]) > 1 for r in results)]
     head = ["requests", "prompt tokens"]
@@ -36,8 +35,7 @@ def results_table(results: Sequence[dict[str, Any]], by: Sequence[str] = ()) -> 
 
 
 def latency_table(results: Sequence[dict[str, Any]]) -> str:
-    """Return a Markdown table of TTFT from due times, with a row for each run and each of its
-    ``--rates``.
+    """Return a Markdown table of TTFT from due times, one row per run and rate.
 
     Columns also give sessions, and the mean of the shortest and the longest tenth of the prompts.
     Empty for older results without ``latency``.

@@ -1,5 +1,4 @@
-"""Run a replay inside ``sglang.benchmark.serving``, with its flow and metrics and Canopy's
-requests.
+"""Run a replay in ``sglang.benchmark.serving``, with its flow and metrics and own requests.
 
 No code of the benchmark is copied. During one run, a few names of its module are replaced: the
 dataset loader, the order and times of requests, the function that sends a request, and the
@@ -207,8 +206,7 @@ class Replay:
         return Schedule(jobs, offsets, args.max_concurrency, loop)
 
     async def _probe(self, given: Mapping[str, Any]) -> None:
-        """Send one small request before the clock starts. Checks the endpoint, and whether outputs
-        are forced."""
+        """Send one small request before the clock starts; detect whether outputs are forced."""
         prompt, wanted = self._vocabulary[:8].tolist(), self._vocabulary[-8:].tolist()
         custom = {FORCE_OUTPUT: wanted}
         reply = await self._send(given["api_url"], given["model_id"], prompt, 8, custom, given)

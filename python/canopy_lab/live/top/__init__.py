@@ -1,2 +1,1 @@
-"""``canopy top``, ``ui`` and ``explain``: the status of running servers, in a terminal or a
-browser."""
+"""``canopy top``, ``ui`` and ``explain``: status of running servers in terminal or browser."""

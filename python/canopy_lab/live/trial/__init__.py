@@ -1,2 +1,1 @@
-"""``canopy trial``: alternate two policies on one running server until the difference is
-significant."""
+"""``canopy trial``: alternate two policies on one server until the difference is significant."""

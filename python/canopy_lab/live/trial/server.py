@@ -21,8 +21,8 @@ class RunningServer:
         self.url, self.api_key = url.rstrip("/"), api_key
 
     def status(self) -> dict[str, Any]:
-        """Return the status, with replicas added up. Raises ``CanopyError`` unless its policy is
-        Canopy's."""
+        """Return the status, with replicas added up. Raises ``CanopyError`` for SGLang's
+        policies."""
         status = fetch(self.url, self.api_key)
         if not status.get("ranks"):
             raise CanopyError(

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 LOOKS = (6, 8, 11, 15, 20, 27)
-"""Numbers of pairs after which a trial may end. It ends at the last."""
+"""Numbers of pairs after which a trial may end (last: must)."""
 LEVEL = 0.05
 WORTH_POINTS = 0.5
 """A difference that is surely smaller counts as equal."""
@@ -36,8 +36,7 @@ class Standing:
 
 
 def standing(differences: Sequence[float]) -> Standing:
-    """Return the standing after these pairs (at least two). ``differences``: points of each
-    pair."""
+    """Return the standing after two or more pairs. ``differences``: points of each pair."""
     pairs = len(differences)
     mean = statistics.fmean(differences)
     half = _quantile(pairs - 1) * statistics.stdev(differences) / math.sqrt(pairs)

@@ -11,7 +11,7 @@ from canopy_lab.live.trial.stopping import Standing, standing
 from sglang_canopy.errors import CanopyError
 
 SETTLES = 0.5
-"""Excluded share of a slice: its cache was filled under the other policy."""
+"""Excluded start of a slice: the cache reflects the other policy."""
 MOST_EMPTY = 10
 """Consecutive slices without a request after which a trial fails."""
 
@@ -43,8 +43,7 @@ class Slice(NamedTuple):
 
     hit: float
     shadow: float
-    """Mean share hit by the shadow caches of both policies, on the same requests; 0 without a
-    meter."""
+    """Mean share hit by both policies' shadow caches; 0 without a meter."""
 
 
 @dataclass(frozen=True, slots=True)

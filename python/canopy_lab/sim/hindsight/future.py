@@ -14,7 +14,7 @@ from sglang_canopy.policy.structures.lazy_heap import LazyHeap
 from sglang_canopy.records import Leaf
 
 NEVER = 1 << 62
-"""Index in place of the next request if no request uses a block again."""
+"""Value of ``next_use`` for blocks that are not used again."""
 
 
 class NextUseRun(NamedTuple):
