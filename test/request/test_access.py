@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from http.client import HTTPConnection
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ from sglang_canopy.config.server_options import ATTRIBUTE, RequestOptions, Serve
 from sglang_canopy.request.client_hints import GATEWAY_HEADER, SECRET_VARIABLE
 from sglang_canopy.server.scheduler.arrivals import internal_state_set
 from sglang_canopy.tenant import tenant_of
-from sglang_canopy.wire.hints import Waiting, unpack
+from sglang_canopy.wire.hints import TENANT_BURST, Waiting, unpack
 
 USER, ADMIN = "a user's key", "the administrator's key"
 READS = (("GET", "/canopy/status"), ("GET", "/canopy/chunks"), ("GET", "/canopy/explain"))
@@ -331,6 +332,23 @@ def test_a_hint_takes_its_tenant_from_the_headers_that_documents_take_it_from(
         assert http("POST", "/canopy/hint", None, {**HINT, **in_body}, **headers)[0] == 200
         (message,) = sent_by(http, 1)
         assert [hint["tenant"] for hint in unpack(message)] == [tenant]
+
+
+def test_a_hint_above_the_tenants_rate_is_refused_with_retry_after(serve: Serve) -> None:
+    from sglang_canopy.server.http import routes
+
+    with serve() as http:
+        later = time.monotonic() + 3600.0
+        for _ in range(TENANT_BURST):
+            routes.hints.add(HINT, later)
+        connection = HTTPConnection("127.0.0.1", http.port, timeout=30)
+        body = json.dumps(HINT)
+        connection.request("POST", "/canopy/hint", body, {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        assert (answer.status, answer.headers["Retry-After"]) == (429, "1")
+        assert b"hints a second" in answer.read()
+        connection.close()
+        assert http("POST", "/canopy/hint", None, {**HINT, "cache_salt": "another"})[0] == 200
 
 
 def test_a_hint_whose_body_names_another_tenant_than_the_gateway_is_refused(serve: Serve) -> None:

@@ -9,18 +9,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_canopy.errors import CanopyError
+from sglang_canopy.records import CLIENT, GATEWAY
 from sglang_canopy.tenant import tenant_of
 from sglang_canopy.wire.hints import (
     KEY,
     MAX_SENT,
     MAX_WAITING,
     MAX_WAITING_OF_TENANT,
+    TENANT_BURST,
+    TENANT_PER_S,
     TooManyHints,
     Waiting,
     deliver,
     pack,
     unpack,
 )
+
+
+async def no_pause() -> None:
+    pass
 
 
 def over(conversation: str, salt: str | None = None) -> dict:
@@ -115,7 +122,7 @@ def test_hints_that_could_not_be_sent_wait_again_behind_newer_words() -> None:
         raise ConnectionError
 
     with pytest.raises(ConnectionError):
-        asyncio.run(deliver(waiting, fail))
+        asyncio.run(deliver(waiting, fail, no_pause))
     assert len(waiting) == 3
     again = {hint["conversation"]: hint for hint in waiting.take()}
     assert again.keys() == {"c0", "c1", "c2"}
@@ -132,10 +139,42 @@ def test_everything_that_waits_is_sent_and_what_comes_meanwhile_too() -> None:
             waiting.add(over("meanwhile"), 2.0)
         sent.append(unpack(key))
 
-    asyncio.run(deliver(waiting, send))
+    asyncio.run(deliver(waiting, send, no_pause))
     assert [len(hints) for hints in sent] == [MAX_SENT, 37]
     assert {hint["conversation"] for hints in sent for hint in hints} >= {"c0", "c99", "meanwhile"}
     assert len(waiting) == 0
+
+
+def test_hints_that_come_during_a_pause_are_one_message() -> None:
+    waiting, sent = Waiting(), []
+    waiting.add(over("first"), 1.0)
+
+    async def send(key: str) -> None:
+        sent.append(len(unpack(key)))
+
+    async def pause() -> None:
+        for i in range(30 if len(sent) < 5 else 0):
+            waiting.add(over(f"{len(sent)}-{i}"), 1.0)
+
+    asyncio.run(deliver(waiting, send, pause))
+    assert sent == [1, 30, 30, 30, 30]
+
+
+def test_a_tenants_clients_are_refused_above_their_rate_and_a_gateway_is_not() -> None:
+    waiting = Waiting()
+
+    def added(tenant: str, now: float, source: str = CLIENT) -> int:
+        for i in range(TENANT_BURST + 100):
+            try:
+                waiting.add(over("the same", tenant), now, source)
+            except TooManyHints:
+                return i
+        return TENANT_BURST + 100
+
+    assert added("flood", 0.0) == TENANT_BURST
+    assert added("flood", 0.5) == TENANT_PER_S / 2
+    assert added("honest", 0.5) == TENANT_BURST
+    assert added("flood", 0.5, GATEWAY) == TENANT_BURST + 100
 
 
 def test_the_message_carries_hints_unchanged() -> None:

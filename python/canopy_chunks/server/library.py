@@ -216,7 +216,7 @@ class Library:
         """Counters since the start; tokens, bytes."""
         return {
             **self.encoder.stats(),
-            "pinned_bytes": sum(self.pins.pinned_bytes().values()),
+            "pinned_bytes": self.pins.pinned_bytes.total(),
             "pinned_chunks": len(self.pins.chunks),
             "read_ahead": self.reads.stats(),
         }

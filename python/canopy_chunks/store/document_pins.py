@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from canopy_chunks import TENANT_SHARE
@@ -27,6 +28,9 @@ class DocumentPins:
             set() if earlier is None else earlier.documents
         )
         self.chunks: dict[str, tuple[str | None, int]] = {}
+        self.pinned_bytes: Counter[str | None] = Counter()
+        """Bytes of pinned chunks by tenant."""
+        store.pinned_removed = self._forget
 
     def stored(self, key: str, name: str, tenant: str | None) -> None:
         """A chunk was stored: a pinned document's is pinned, as far as its tenant's share goes."""
@@ -50,30 +54,31 @@ class DocumentPins:
     def unpin(self, name: str, tenant: str | None) -> bool:
         """Undo :meth:`pin`. False where nothing was pinned."""
         self.documents.discard((name, tenant))
-        held = [key for key in self.keys(name, tenant) if self.chunks.pop(key, None)]
+        held = [key for key in self.keys(name, tenant) if key in self.chunks]
         for key in held:
+            self._forget(key)
             if self.store.pins(key):
                 self.store.unpin(key)
         return bool(held)
 
-    def pinned_bytes(self) -> dict[str | None, int]:
-        """Bytes of pinned chunks by tenant."""
-        self.chunks = {key: one for key, one in self.chunks.items() if self.store.pins(key)}
-        found: dict[str | None, int] = {}
-        for tenant, size in self.chunks.values():
-            found[tenant] = found.get(tenant, 0) + size
-        return found
-
     def _pin(self, keys: Sequence[str], tenant: str | None) -> bool:
         """Pin all of these stored chunks, or none where that is more than the tenant's share."""
-        pinned = self.pinned_bytes()
+        pinned = self.pinned_bytes
         new = {key: self.store.size(key) for key in keys if key not in self.chunks}
         size, capacity = sum(new.values()), self.store.capacity_bytes
-        if pinned.get(tenant, 0) + size > self.share * capacity:
+        if pinned[tenant] + size > self.share * capacity:
             return False
-        if sum(pinned.values()) + size > max(self.share, PINNED_SHARE) * capacity:
+        if pinned.total() + size > max(self.share, PINNED_SHARE) * capacity:
             return False
         for key, one in new.items():
             if self.store.pin(key):
                 self.chunks[key] = tenant, one
+                pinned[tenant] += one
         return True
+
+    def _forget(self, key: str) -> None:
+        """Uncount a chunk that is no longer pinned."""
+        tenant, size = self.chunks.pop(key, (None, 0))
+        self.pinned_bytes[tenant] -= size
+        if not self.pinned_bytes[tenant]:
+            del self.pinned_bytes[tenant]

@@ -50,6 +50,7 @@ class Tier:
     policy: Policy
     entries: dict[str, Entry] = field(default_factory=dict)
     used_bytes: int = 0
+    pinned_bytes: int = 0
 
 
 class ChunkStore:
@@ -86,6 +87,8 @@ class ChunkStore:
             Tier(t, capacity_bytes[t], make_policy("lru")) for t in TIERS if capacity_bytes.get(t)
         ]
         self._documents: dict[str, set[str]] = {}
+        self.pinned_removed: Callable[[str], None] = lambda key: None
+        """Called with the key of a pinned chunk that is deleted."""
         self.hits = dict.fromkeys(TIERS, 0)
         self.misses = self.dropped = 0
         self.folder = None
@@ -241,6 +244,10 @@ class ChunkStore:
             assert total <= tier.capacity_bytes, f"{tier.name}: {total} > {tier.capacity_bytes}"
             assert not seen & set(tier.entries), "a chunk is in two tiers"
             seen |= set(tier.entries)
+            pinned = sum(e.size for e in tier.entries.values() if e.pins)
+            assert pinned == tier.pinned_bytes, (
+                f"{tier.name}: {pinned} pinned bytes, counted {tier.pinned_bytes}"
+            )
             free = sum(e.pins == 0 for e in tier.entries.values())
             admitted = sum(1 for _ in tier.policy.leaves())
             assert admitted == free, f"{tier.name}: {admitted} evictable, {free} without pins"
@@ -264,8 +271,7 @@ class ChunkStore:
         for index in range(first, len(self._tiers)):
             tier = self._tiers[index]
             size = self._size(tier, chunk)
-            pinned = sum(e.size for e in tier.entries.values() if e.pins)
-            if size > tier.capacity_bytes - pinned:
+            if size > tier.capacity_bytes - tier.pinned_bytes:
                 continue
             while tier.used_bytes + size > tier.capacity_bytes:
                 self._evict(index, now)
@@ -298,6 +304,9 @@ class ChunkStore:
         tier.policy.drop(entry)
         del tier.entries[entry.key]
         tier.used_bytes -= entry.size
+        if entry.pins:
+            tier.pinned_bytes -= entry.size
+            self.pinned_removed(entry.key)
         of_document = self._documents[entry.chunk.document]
         of_document.discard(entry.key)
         if not of_document:
@@ -336,7 +345,9 @@ class ChunkStore:
             tier, entry = found
             if entry.pins + step < 0:
                 raise CanopyError(f"chunk {key[:12]} is not pinned; unpin it once a pin")
+            tier.pinned_bytes -= entry.size if entry.pins else 0
             entry.pins += step
+            tier.pinned_bytes += entry.size if entry.pins else 0
             tier.policy.drop(entry)
             if entry.pins == 0:
                 tier.policy.admit(entry, entry.last_access)

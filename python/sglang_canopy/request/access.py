@@ -26,11 +26,14 @@ Handler = Callable[[Any], Awaitable[Any]]
 
 
 class Refused(CanopyError):
-    """A request that is answered with ``status`` instead of 400."""
+    """A request that is answered with ``status`` instead of 400.
 
-    def __init__(self, status: int, reason: str) -> None:
+    retry_after_s: whole seconds, sent as ``Retry-After``.
+    """
+
+    def __init__(self, status: int, reason: str, retry_after_s: int | None = None) -> None:
         super().__init__(reason)
-        self.status = status
+        self.status, self.retry_after_s = status, retry_after_s
 
 
 class BodyTooLong(CanopyError):
@@ -164,10 +167,13 @@ def _answered(handler: Handler) -> Callable[[Any], Awaitable[Any]]:
         except ClientDisconnect:
             return Response(status_code=400)
         except ValueError as error:
+            headers = {"Connection": "close"} if _is_unread(error, request) else {}
+            if isinstance(error, Refused) and error.retry_after_s is not None:
+                headers["Retry-After"] = str(error.retry_after_s)
             return JSONResponse(
                 {"error": {"message": str(error)}},
                 status_code=error.status if isinstance(error, Refused) else 400,
-                headers={"Connection": "close"} if _is_unread(error, request) else None,
+                headers=headers,
             )
 
     return answer

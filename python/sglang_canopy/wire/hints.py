@@ -1,9 +1,9 @@
 """Hints about a conversation that come by themselves, not with one of its requests.
 
-``POST /canopy/hint`` leaves a hint here. It goes at once to the schedulers of every data-parallel
-replica, in SGLang's own message for changes of internal state, which reaches all ranks of a
-replica at the same point between two requests. While such a message is under way, further hints
-wait, and leave together with the next.
+``POST /canopy/hint`` adds a hint here. It is sent to the schedulers of every data-parallel replica
+in SGLang's own message for changes of internal state, which reaches all ranks of a replica at the
+same point between two requests. The first hint is sent at once. Each message takes time on the
+scheduler's thread, so hints that come within ``EVERY_S`` of it are sent together.
 """
 
 from __future__ import annotations
@@ -17,11 +17,16 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.records import CLIENT, GATEWAY
 from sglang_canopy.tenant import tenant_of
 from sglang_canopy.wire.stamp import client_fields
+from sglang_canopy.wire.tenant_rate import TenantRate
 
 MAX_WAITING = 1024
 MAX_WAITING_OF_TENANT = 128
 MAX_SENT = 64
 """Hints in one message."""
+EVERY_S = 0.1
+"""Least time between two messages."""
+TENANT_PER_S, TENANT_BURST = 100.0, 200
+"""Hints of one tenant's clients, in a second and at once; a gateway's are not limited by tenant."""
 KEY = "canopy_hints:"
 """How a message's key begins in ``SetInternalStateReq.server_args``; JSON follows."""
 
@@ -34,24 +39,30 @@ Hint = dict[str, Any]
 
 
 class TooManyHints(CanopyError):
-    """No room for another waiting hint."""
+    """No room for another waiting hint, or too many of one tenant in a second."""
 
 
 class Waiting:
-    """Hints not sent yet, the last word on each conversation. Bounded, by tenant and in all."""
+    """Hints that are not sent yet, the last of each conversation. Bounded by tenant and in total."""
 
     def __init__(self) -> None:
+        self._rate = TenantRate(TENANT_PER_S, TENANT_BURST)
         self._by_tenant: dict[str | None, dict[str, Hint]] = {}
         self._count = 0
 
     def add(self, body: Any, now: float, source: str = CLIENT) -> None:
-        """Take one hint: ``{"conversation": ..., "over": true}`` and the like, of ``source``.
+        """Add one hint of ``source``, such as ``{"conversation": ..., "over": true}``.
 
-        Raises ``CanopyError`` for a body that says nothing or something else, ``TooManyHints``
-        where too many wait.
+        now: seconds. Raises ``CanopyError`` for a body that is not a hint, ``TooManyHints`` if too
+        many wait or the tenant sends too many in a second.
         """
         hint = hint_of(body, now, source)
         tenant = hint["tenant"]
+        if source == CLIENT and not self._rate.take(tenant, now):
+            raise TooManyHints(
+                f"this tenant sends more than {TENANT_PER_S:g} hints a second; send fewer, or "
+                "through a gateway that sends its secret"
+            )
         if hint["conversation"] not in self._by_tenant.get(tenant, ()):
             self._make_room(tenant)
             self._count += 1
@@ -104,8 +115,11 @@ class Waiting:
         self._count -= 1
 
 
-async def deliver(waiting: Waiting, send: Callable[[str], Awaitable[Any]]) -> None:
-    """Send what waits until nothing does. What ``send`` raises is raised, and nothing is lost."""
+async def deliver(
+    waiting: Waiting, send: Callable[[str], Awaitable[Any]], pause: Callable[[], Awaitable[None]]
+) -> None:
+    """Send hints until none wait, with a pause after each message. Raises what ``send`` raises; the
+    hints of that message wait again."""
     while waiting:
         hints = waiting.take()
         try:
@@ -113,6 +127,7 @@ async def deliver(waiting: Waiting, send: Callable[[str], Awaitable[Any]]) -> No
         except BaseException:
             waiting.give_back(hints)
             raise
+        await pause()
 
 
 def hint_of(body: Any, now: float, source: str = CLIENT) -> Hint:

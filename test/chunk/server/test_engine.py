@@ -322,6 +322,20 @@ def test_a_tenants_pins_are_bounded_and_those_of_all_tenants(make, ids) -> None:
     engine.library.store.check()
 
 
+def test_a_reading_looks_at_no_stored_chunk(make, ids, monkeypatch) -> None:
+    engine = make()
+    for tenant in "ab":
+        learn(engine, request(*prompt(ids), salt=tenant))
+        for i in range(3):
+            start = SYSTEM + i * LENGTH
+            name = document_name(ids[start : start + LENGTH].tolist(), tenant)
+            assert engine.library.command("pin", name, tenant)
+    looked: list[str] = []
+    monkeypatch.setattr(engine.library.store, "_find", looked.append)
+    found = engine.stats()
+    assert (found["pinned_chunks"], found["pinned_bytes"] > 0, looked) == (6, True, [])
+
+
 def learned_bytes(engine: ChunkEngine, ids) -> int:
     """The size of one chunk, which is forgotten again."""
     learn(engine, request(*prompt(ids, (0,)), salt="size"))

@@ -38,15 +38,17 @@ async def encode(manager: Any, ids: Sequence[int], owner: dict[str, str | None])
     await generate(manager, [*ids, ids[-1]], [0, len(ids)], 1, owner)
 
 
-async def command(manager: Any, verb: str, name: str, tenant: str | None) -> bool:
-    """Pin, unpin or delete a document in the schedulers' stores; whether any had something to do.
+async def command(manager: Any, verb: str, names: Sequence[str], tenant: str | None) -> bool:
+    """Pin, unpin or delete documents in the schedulers' stores, in one message. Returns whether any
+    store changed.
 
     Not by the manager's ``set_internal_state``: that is a route too, which takes no commands.
     """
     from sglang.srt.managers.io_struct import SetInternalStateReq
 
     manager.auto_create_handle_loop()
-    request = SetInternalStateReq(server_args={f"{COMMAND}{verb}:{name}:{tenant or ''}": 1})
+    keys = [f"{COMMAND}{verb}:{name}:{tenant or ''}" for name in names]
+    request = SetInternalStateReq(server_args=dict.fromkeys(keys, 1))
     return any(bool(a.updated) for a in await manager.set_internal_state_communicator(request))
 
 

@@ -17,6 +17,7 @@ from canopy_chunks.text.documents import Document, document_name
 from canopy_chunks.text.find import inner
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.request import access
+from sglang_canopy.request.document_limits import DocumentLimits
 from sglang_canopy.request.owner import tenant_fields
 from sglang_canopy.tenant import tenant_of
 
@@ -24,12 +25,16 @@ MAX_BODY_BYTES = 16 << 20
 _FIELDS = {"text": str, "input_ids": list, "extra_key": str, "cache_salt": str, "pin": bool}
 _WHAT = {"input_ids": "a list of token ids", "pin": "true or false"}
 
+limits = DocumentLimits()
+
 
 def add_routes(server_args: Any, options: Options) -> None:
     """Before ``launch_server``: the routes of chunk reuse, beside SGLang's."""
     from sglang.srt.entrypoints.http_server import app
 
+    global limits
     entry.documents.share = options.tenant_share
+    limits = DocumentLimits(is_on=not server_args.admin_api_key)
 
     def called(handler: Callable[..., Awaitable[dict]]) -> access.Handler:
         async def call(request: Any) -> dict[str, Any]:
@@ -53,6 +58,7 @@ async def register(request: Any, manager: Any, options: Options) -> dict[str, An
     ids = document_ids(body, manager, options)
     fields = tenant_fields(request, body)
     tenant = tenant_of(**fields)
+    limits.register(tenant)
     name = entry.documents.add(ids, tenant)
     await _delete_removed(manager)
     least = max(options.min_tokens, manager.server_args.page_size or 1)
@@ -75,7 +81,7 @@ async def _delete_removed(manager: Any) -> None:
 async def listing(request: Any, manager: Any, _options: Options) -> dict[str, Any]:
     """Registered documents of the tenant who asks, and the store's counters."""
     tenant = tenant_of(**tenant_fields(request))
-    state = await calls.state(manager)
+    state = await limits.counters(lambda: calls.state(manager))
     return {
         "documents": [
             {"id": name, "tokens": len(d.ids), "pinned": d.pinned}
@@ -88,6 +94,8 @@ async def listing(request: Any, manager: Any, _options: Options) -> dict[str, An
 async def delete(request: Any, manager: Any, _options: Options) -> dict[str, Any]:
     """Forget a document and its KV in every version."""
     name, tenant = request.path_params["name"], tenant_of(**tenant_fields(request))
+    entry.documents.get(name, tenant)
+    limits.change(tenant)
     document = entry.documents.remove(name, tenant)
     entry.finder.remove(document.ids, tenant)
     return {"deleted": name, "kv_deleted": await _command(manager, "delete", document)}
@@ -147,6 +155,7 @@ async def _pin(request: Any, manager: Any, wanted: bool) -> dict[str, Any]:
     document = entry.documents.get(name, tenant)
     if document.pinned == wanted:
         raise CanopyError(f"document {name[:12]} is {'pinned already' if wanted else 'not pinned'}")
+    limits.change(tenant)
     done = await _command(manager, "pin" if wanted else "unpin", document)
     if wanted and not done:
         raise CanopyError(
@@ -161,7 +170,7 @@ async def _command(manager: Any, verb: str, document: Document) -> bool:
     """To a document's KV: that behind marks, and that of what is reused where it is found."""
     kept = {document.ids, inner(document.ids)}
     names = [document_name(ids, document.tenant) for ids in kept if ids]
-    return any([await calls.command(manager, verb, name, document.tenant) for name in names])
+    return await calls.command(manager, verb, names, document.tenant)
 
 
 async def _body(request: Any) -> dict[str, Any]:

@@ -70,8 +70,8 @@ async def warm_up(manager: Any, options: Options) -> None:
     await ask((2, 0, 1), ANSWER_TOKENS)
     await asyncio.gather(ask((1, 2, 0), ANSWER_TOKENS), ask((2, 1, 0), ANSWER_TOKENS))
     found = await calls.state(manager)
-    for one in documents:
-        await calls.command(manager, "delete", document_name(one, tenant), tenant)
+    names = [document_name(one, tenant) for one in documents]
+    await calls.command(manager, "delete", names, tenant)
     fused, took = found.get("fused_requests", 0) - before, time.monotonic() - started
     if fused:
         logger.info("canopy: warm-up of chunk reuse: %d prompts fused, %.1f s", fused, took)

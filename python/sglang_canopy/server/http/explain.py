@@ -43,7 +43,9 @@ class Explaining:
         if not admin:
             now = time.monotonic()
             if now < self._next:
-                raise access.Refused(429, f"one answer every {EVERY_S:g} s; try again then")
+                raise access.Refused(
+                    429, f"one answer every {EVERY_S:g} s; try again then", retry_after_s=1
+                )
             self._next = now + EVERY_S
         if not status_file.read_all():
             raise access.Refused(

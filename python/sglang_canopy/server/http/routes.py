@@ -27,7 +27,7 @@ from sglang_canopy.whatif.next_step import next_step
 from sglang_canopy.whatif.total import added_up, in_words
 from sglang_canopy.wire import status_file
 from sglang_canopy.wire.document_names import COMMAND
-from sglang_canopy.wire.hints import KEY, TooManyHints, Waiting, deliver
+from sglang_canopy.wire.hints import EVERY_S, KEY, TooManyHints, Waiting, deliver
 from sglang_canopy.wire.keys import EXPLAIN as EXPLAIN_KEY
 from sglang_canopy.wire.keys import TIME as TIME_KEY
 
@@ -186,7 +186,7 @@ async def _hint(request: Any) -> dict[str, Any]:
     try:
         hints.add(body, time.monotonic(), rule.source(request.headers))
     except TooManyHints as error:
-        raise access.Refused(429, str(error)) from None
+        raise access.Refused(429, str(error), retry_after_s=1) from None
     _see_to_delivery()
     return {"waiting": len(hints)}
 
@@ -198,7 +198,8 @@ _FROM_WHOM = (
 
 
 def _see_to_delivery() -> None:
-    """Send waiting hints, now or behind those that are under way. Runs in the event loop."""
+    """Send waiting hints now, or with the next message of a running delivery. Call it in the event
+    loop."""
     global _delivery
     if _delivery is None or _delivery.done():
         _delivery = asyncio.get_running_loop().create_task(_deliver())
@@ -206,6 +207,6 @@ def _see_to_delivery() -> None:
 
 async def _deliver() -> None:
     try:
-        await deliver(hints, _send)
+        await deliver(hints, _send, lambda: asyncio.sleep(EVERY_S))
     except Exception:
         logger.exception("canopy: hints could not be sent; they go with the next one")

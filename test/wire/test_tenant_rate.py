@@ -1,0 +1,37 @@
+"""How much each tenant may ask for in a second."""
+
+from __future__ import annotations
+
+from sglang_canopy.wire.tenant_rate import MAX_TENANTS, TenantRate
+
+
+def taken(rate: TenantRate, tenant: str | None, now: float, asked: int) -> int:
+    return sum(rate.take(tenant, now) for _ in range(asked))
+
+
+def test_a_tenant_gets_its_burst_and_then_its_rate() -> None:
+    rate = TenantRate(10.0, 5)
+    assert taken(rate, "a", 0.0, 100) == 5
+    assert taken(rate, "a", 0.1, 100) == 1
+    assert taken(rate, "a", 0.15, 100) == 0
+    assert taken(rate, "a", 60.0, 100) == 5
+
+
+def test_tenants_have_a_rate_each() -> None:
+    rate = TenantRate(1.0, 3)
+    assert taken(rate, "flood", 0.0, 10) == 3
+    assert taken(rate, None, 0.0, 10) == 3
+
+
+def test_a_clock_that_goes_back_gives_nothing() -> None:
+    rate = TenantRate(1.0, 2)
+    assert taken(rate, "a", 100.0, 5) == 2
+    assert taken(rate, "a", 50.0, 5) == 0
+    assert taken(rate, "a", 100.5, 5) == 0
+
+
+def test_invented_tenants_are_forgotten() -> None:
+    rate = TenantRate(1.0, 2)
+    for i in range(MAX_TENANTS + 100):
+        rate.take(f"t{i}", 0.0)
+    assert len(rate) == MAX_TENANTS
