@@ -1,7 +1,7 @@
 """Canopy: a workload-aware, tiered radix cache for SGLang.
 
-Importing this package imports neither torch nor sglang: the policies, the traces and the
-simulator work without a server. ``server/start/seams.py`` lists what is hooked in SGLang.
+Importing this package imports neither torch nor sglang: the policies, the traces and the simulator
+work without a server. ``server/start/seams.py`` lists the hooks into SGLang.
 """
 
 import importlib.abc
@@ -11,18 +11,19 @@ from typing import Any
 __version__ = "0.1.0"
 
 SGLANG_VERSION = "0.5.23"
-"""The one version of sglang whose seams this release was written and tested against."""
+"""The only sglang version that this release supports and is tested with."""
 
 
 class _StaleEntryPoint(importlib.abc.MetaPathFinder):
     """Stops a process that loads an entry point whose module no longer exists.
 
-    SGLang logs the import error and serves without Canopy. It happens when a checkout is updated and
-    not installed again.
+    Otherwise SGLang logs the import error and serves without Canopy. This happens if a checkout is
+    updated and not installed again.
     """
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> None:
-        """Called by Python for modules that no other finder has."""
+        """Raise ``SystemExit`` for a missing module of an entry point; called for modules without a
+        finder."""
         if not fullname.startswith(f"{__name__}."):
             return
         from importlib.metadata import entry_points

@@ -1,7 +1,7 @@
-"""``python -m sglang_canopy.bench_serving``: ``sglang.bench_serving`` that can replay traces.
+"""``python -m sglang_canopy.bench_serving``: ``sglang.bench_serving`` that can also replay traces.
 
-Every option and dataset of the original works as it did. Added are the datasets ``bailian``,
-``mooncake`` (in the place of the original's, which keeps no block lengths), ``agentic``,
+All options and datasets of the original are unchanged. Canopy adds the datasets ``bailian``,
+``mooncake`` (which replaces the original's, since that keeps no block lengths), ``agentic``,
 ``azure`` and ``sglang-log``, the options of ``live/replay/options.py`` and the backend ``openai``.
 """
 
@@ -19,7 +19,7 @@ from sglang_canopy.errors import CanopyError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line. Returns the exit status: 0, or 2 for a user's mistake."""
+    """Run the command line. Return the exit status: 0, or 2 for a user's mistake."""
     try:
         result = run(sys.argv[1:] if argv is None else argv)
     except CanopyError as error:
@@ -39,10 +39,10 @@ def replay(
     model: str,
     **given: Any,
 ) -> dict[str, Any]:
-    """Replay a trace from Python; returns what the command writes as JSON.
+    """Replay a trace from Python; return the command's JSON result.
 
     Further arguments are the command's options: ``num_prompts=200, placebo=True``. Raises
-    ``CanopyError``; exits as the command does on an option that does not exist.
+    ``CanopyError``. An unknown option exits as the command does.
     """
     argv = ["--dataset-name", dataset_name, "--dataset-path", str(dataset_path)]
     argv += ["--base-url", base_url, "--model", model]
@@ -59,7 +59,8 @@ def replay(
 
 
 def run(argv: Sequence[str]) -> dict[str, Any] | None:
-    """The result of a replay, or ``None`` for a dataset of the original, which prints its own."""
+    """Return the result of a replay; ``None`` for the original's datasets, which print their own
+    result."""
     import sglang.benchmark.serving as upstream
 
     results: list[dict[str, Any]] = []
@@ -90,7 +91,7 @@ def run(argv: Sequence[str]) -> dict[str, Any] | None:
 
 
 def _parser_class(base: type, argv: list[str]) -> type:
-    """The benchmark's parser, with our datasets among its choices and our options at its end."""
+    """Return the benchmark's parser with Canopy's datasets and options."""
 
     class Parser(base):  # type: ignore[misc]
         def add_argument(self, *names: Any, **kwargs: Any) -> Any:

@@ -1,12 +1,12 @@
-"""Options that are spelt once: a dataclass field whose metadata makes its flag, its key, its check
-and its row in the reference.
+"""Options declared once: a dataclass field's metadata defines its flag, key, check and reference
+row.
 
 A command or a server declares its flags as fields of a frozen dataclass::
 
     @dataclass(frozen=True, slots=True)
     class Limits:
         hit_rate: float = declare(0.5, "--hit-rate", "Least share of hits.", low=0, high=1)
-        window: str = declare("day", "--window", "What is looked at.", choices=("day", "week"))
+        window: str = declare("day", "--window", "Period to report.", choices=("day", "week"))
         disk: DiskKeys = declare(
             DiskKeys(), "--disk", "The disk.", parse=keyed(DiskKeys, head="path")
         )
@@ -17,10 +17,11 @@ A command or a server declares its flags as fields of a frozen dataclass::
     declared.add_flags(parser.add_argument_group("limits"), Limits)
     limits = declared.read(Limits, parser.parse_args())
 
-What tunes one thing is one flag: ``DiskKeys`` is such a dataclass too, its fields declared with
-``declare_key``, and ``--disk`` takes ``/data``, ``/data,capacity_gb=20``, ``capacity_gb=20`` or the
-same as a JSON object. A server's configuration objects (``--radix-eviction-policy-config``) are made
-from such classes by ``make``. ``rows`` is what the reference pages are made from.
+Related options share one flag: ``DiskKeys`` is another such dataclass, with fields declared by
+``declare_key``, and ``--disk`` accepts ``/data``, ``/data,capacity_gb=20``, ``capacity_gb=20`` or
+the equivalent JSON object. ``make`` builds a server's configuration objects
+(``--radix-eviction-policy-config``) from such classes. ``rows`` is the source of the reference
+pages.
 """
 
 from __future__ import annotations
@@ -42,42 +43,44 @@ _KEY = "canopy option"
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """What one field's metadata says of its option."""
+    """An option, from the metadata of its field."""
 
     flag: str | None
-    """``None``: a key of an object."""
+    """``None`` for a key of an object."""
     help: str
     metavar: str | None = None
     choices: tuple[str, ...] = ()
     low: float | None = None
     high: float | None = None
-    """Bounds of a number, both allowed."""
+    """Bounds of a number, inclusive."""
     parse: Callable[[str], Any] | None = None
-    """From the text that was typed. Raises ``CanopyError`` with what the value "must be".
-    ``None``: a switch, ``int`` or ``float`` as the field is, else text."""
+    """Parses the typed text; raises ``CanopyError`` with a "must be" text.
+
+    ``None``: a switch, ``int`` or ``float`` by the field's type, else text.
+    """
     shown_default: str | None = None
-    """The default in words, where the value does not speak for itself."""
+    """The default in words, if the value needs explanation."""
     hidden: bool = False
-    """Taken, documented, and left out of ``--help``."""
+    """Accepted and documented, but not in ``--help``."""
     required: bool = False
     repeated: bool = False
-    """May be given several times; the value is a tuple."""
+    """Allowed several times; the value is a tuple."""
     rest: bool = False
-    """Takes everything that follows, another program's options too; the value is a tuple."""
+    """Receives all remaining words, including another program's options; a tuple."""
 
     @property
     def dest(self) -> str:
-        """The attribute under which argparse keeps the value."""
+        """Attribute in which argparse stores the value."""
         return (self.flag or "").removeprefix("--").replace("-", "_").lower()
 
     @property
     def positional(self) -> bool:
-        """Whether the value stands alone: its ``flag`` is then what it is called."""
+        """Whether the option is positional; ``flag`` is then its display name."""
         return not (self.flag or "--").startswith("-")
 
     @property
     def allowed(self) -> str:
-        """The choices or the bounds in words; empty where there are none."""
+        """The choices or the bounds in words, or an empty text."""
         if self.choices:
             return "one of " + ", ".join(self.choices)
         if self.low is not None and self.high is not None:
@@ -87,7 +90,8 @@ class Declared:
         return "" if self.high is None else f"at most {self.high:,.10g}"
 
     def allows(self, value: Any) -> bool:
-        """Whether a value is within choices and bounds. NaN and infinity are in no bounds."""
+        """Return whether a value is within choices and bounds. NaN and infinity are never within
+        bounds."""
         if self.choices and value not in self.choices:
             return False
         if isinstance(value, float) and not math.isfinite(value) and self.allowed:
@@ -97,12 +101,12 @@ class Declared:
 
 
 def declare(default: Any, flag: str, help: str, **more: Any) -> Any:
-    """A dataclass field with a flag. ``more``: the other fields of ``Declared``."""
+    """Return a dataclass field with a flag. ``more``: the other fields of ``Declared``."""
     return _field(default, Declared(flag, help, **more))
 
 
 def declare_key(default: Any, help: str, **more: Any) -> Any:
-    """A dataclass field that is a key of a JSON object, without a flag of its own."""
+    """Return a dataclass field that is a key of a JSON object, without its own flag."""
     return _field(default, Declared(None, help, **more))
 
 
@@ -111,19 +115,19 @@ def _field(default: Any, option: Declared) -> Any:
 
 
 def declared(cls: type) -> Iterator[tuple[dataclasses.Field[Any], Declared]]:
-    """The fields of ``cls`` that are declared here, in order."""
+    """Yield the declared fields of ``cls``, in order."""
     for field in dataclasses.fields(cls):
         if _KEY in field.metadata:
             yield field, field.metadata[_KEY]
 
 
 def option_of(cls: type, name: str) -> Declared:
-    """What is declared of the field ``name``."""
+    """Return the option of the field ``name``."""
     return next(option for field, option in declared(cls) if field.name == name)
 
 
 def add_flags(group: argparse._ActionsContainer, cls: type) -> None:
-    """Add the flags of ``cls``. Their values are ``None`` unless the user typed one."""
+    """Add the flags of ``cls``. Flags not typed have the value ``None``."""
     for field, option in declared(cls):
         if option.flag is not None:
             default = _shown_default(field, option)
@@ -156,7 +160,7 @@ def _argparse_options(field: dataclasses.Field[Any], option: Declared) -> dict[s
 
 
 def from_args(cls: type, args: Any) -> dict[str, Any]:
-    """Field name -> value, of the flags that were typed. Raises ``CanopyError`` naming the flag."""
+    """Return field name -> value for the typed flags. Raises ``CanopyError`` naming the flag."""
     given = {}
     for field, option in declared(cls):
         value = getattr(args, option.dest, None)
@@ -166,7 +170,7 @@ def from_args(cls: type, args: Any) -> dict[str, Any]:
 
 
 def read(cls: type, args: Any) -> Any:
-    """An object of ``cls`` from parsed arguments. Raises ``CanopyError`` naming the flag."""
+    """Return an object of ``cls`` from parsed arguments. Raises ``CanopyError`` naming the flag."""
     return cls(**from_args(cls, args))
 
 
@@ -183,10 +187,10 @@ def _parsed(option: Declared, value: Any) -> Any:
 
 
 def make(cls: type, given: Any) -> Any:
-    """An object of the dataclass ``cls`` from a JSON object: keys are checked by name and type, then
-    by what ``cls`` itself raises (``CanopyError`` or ``ValueError``) of one key.
+    """Return an object of the dataclass ``cls`` from a JSON object.
 
-    Raises ``CanopyError`` naming the key and what is allowed.
+    Checks keys by name and type, then by the errors of ``cls`` (``CanopyError`` or ``ValueError``)
+    for a key. Raises ``CanopyError`` naming the key and the allowed keys.
     """
     if not isinstance(given, Mapping):
         raise CanopyError(f"the configuration must be a JSON object, got {given!r:.60}")
@@ -208,10 +212,10 @@ def make(cls: type, given: Any) -> Any:
 
 
 def keyed(cls: type, head: str) -> Callable[[str], Any]:
-    """A parser of ``HEAD``, ``HEAD,KEY=VALUE,...``, ``KEY=VALUE,...`` or a JSON object.
+    """Return a parser of ``HEAD``, ``HEAD,KEY=VALUE,...``, ``KEY=VALUE,...`` or a JSON object.
 
-    Words without ``=`` are the key ``head``; several of them are one text with commas between. The
-    values of keys with a parser are its texts, as are those of text; the others are JSON.
+    Words without ``=`` are the value of the key ``head``, joined with commas. Values of keys with a
+    parser and of text keys are texts; other values are JSON.
     """
     found = ((field, option.parse or _text_of(field)) for field, option in declared(cls))
     parsers = {field.name: parse for field, parse in found if parse is not None}
@@ -237,7 +241,7 @@ def keyed(cls: type, head: str) -> Callable[[str], Any]:
 def split_keys(
     text: str, parsers: Mapping[str, Callable[[str], Any]] = types.MappingProxyType({})
 ) -> tuple[list[str], dict[str, Any]]:
-    """The words of ``WORD,KEY=VALUE,...`` that have no ``=``, and the values of those that have."""
+    """Return the words of ``WORD,KEY=VALUE,...`` without ``=``, and the values by key."""
     words = [word.strip() for word in text.split(",")]
     given = {}
     for word in words:
@@ -258,7 +262,7 @@ def _value(parse: Callable[[str], Any] | None, text: str) -> Any:
 
 
 def _text_of(field: dataclasses.Field[Any]) -> type[str] | None:
-    """``str`` where the field is annotated as one, else ``None``."""
+    """Return ``str`` if the field is annotated as one, else ``None``."""
     return str if "str" in _types(field) else None
 
 
@@ -301,8 +305,11 @@ def check(options: Any) -> None:
 
 
 def rows(cls: type, hidden: bool | None = None) -> list[Mapping[str, str]]:
-    """``flag``, ``value``, ``default``, ``allowed`` and ``help`` of each option, for the
-    reference page. ``hidden``: only those that ``--help`` leaves out, or only the others."""
+    """Return ``flag``, ``value``, ``default``, ``allowed`` and ``help`` of each option, for the
+    reference.
+
+    ``hidden``: whether to return only the options hidden from ``--help``, or only the others.
+    """
     return [
         {
             "flag": option.flag or field.name,
@@ -317,7 +324,7 @@ def rows(cls: type, hidden: bool | None = None) -> list[Mapping[str, str]]:
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """A parser of options that are JSON objects."""
+    """Parse an option that is a JSON object."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -338,11 +345,11 @@ def _is_switch(field: dataclasses.Field[Any]) -> bool:
 
 
 def _number_of(field: dataclasses.Field[Any]) -> type | None:
-    """``int`` or ``float`` where the field is annotated as one, else ``None``."""
+    """Return ``int`` or ``float`` if the field is annotated as one, else ``None``."""
     names = _types(field)
     return int if "int" in names else float if "float" in names else None
 
 
 def _types(field: dataclasses.Field[Any]) -> list[str]:
-    """The annotation's alternatives, where it is text (``from __future__ import annotations``)."""
+    """Return the annotation's alternatives as text (``from __future__ import annotations``)."""
     return str(field.type).replace(" ", "").split("|")

@@ -1,8 +1,8 @@
-"""The one exception class for mistakes a user can make."""
+"""The exception class for users' mistakes."""
 
 
 class CanopyError(ValueError):
-    """A user's mistake. The message says what was given, what is allowed and what to do.
+    """A user's mistake. The message names the given value, the allowed values and the remedy.
 
-    The command line prints it as one line and exits with status 2; the server stops with it.
+    The command line prints it as one line and exits with status 2. A server stops with it.
     """

@@ -1,7 +1,7 @@
-"""Files for their owner alone, written whole or not at all, and where what can be made again lies.
+"""Private files, written atomically, and the folder for files that can be rebuilt.
 
-One rule for each file that only keeps what was learnt or can be made again (a profile, an index, a
-mark): one that is damaged or of another version is ``set_aside``, and its user starts empty.
+All files that only store learnt or rebuildable data (a profile, an index, a mark) share one rule: a
+damaged file, or a file of another version, is ``set_aside``, and its reader starts empty.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ logger = logging.getLogger(__name__)
 
 BAD = ".bad"
 SET_ASIDE: Counter[str] = Counter()
-"""Files that this process could not use, by name."""
+"""Number of unusable files of this process, by name."""
 
 
 def cache_folder(name: str) -> Path:
-    """``$XDG_CACHE_HOME/canopy/NAME``, by default below ``~/.cache``."""
+    """Return ``$XDG_CACHE_HOME/canopy/NAME``, by default below ``~/.cache``."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "canopy" / name
 
 
 def replace_file(path: Path | str, text: str, *, durable: bool = False) -> None:
-    """Put ``text`` at ``path`` with mode 0600; a reader sees the old file or the new one.
+    """Write ``text`` to ``path`` atomically with mode 0600.
 
-    ``durable``: it is on the disk when this returns. Raises ``OSError``; then the old file
-    stands and nothing is left beside it.
+    ``durable``: sync the file to disk first. Raises ``OSError``; the old file is then unchanged and
+    no scratch file remains.
     """
     path = Path(path)
-    # mkstemp makes the file with mode 0600, and the rename keeps it so.
+    # mkstemp creates the file with mode 0600, and the rename keeps the mode.
     handle, scratch = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
@@ -49,9 +49,9 @@ def replace_file(path: Path | str, text: str, *, durable: bool = False) -> None:
 
 
 def set_aside(path: Path | str, why: object) -> None:
-    """Rename a file that cannot be used to ``NAME.bad`` (an earlier one goes), log and count it.
+    """Rename an unusable file to ``NAME.bad``, replacing an earlier one; log and count it.
 
-    Where the folder takes no change, the file stays, and is replaced when it is next written.
+    If the folder is read-only, the file stays and is replaced by its next write.
     """
     path = Path(path)
     SET_ASIDE[path.name] += 1

@@ -1,4 +1,4 @@
-"""The two records everyone speaks of: a request, and a run of cached tokens that can be evicted."""
+"""The two central records: a request, and a run of cached tokens that can be evicted."""
 
 from __future__ import annotations
 
@@ -7,52 +7,52 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 CLIENT, GATEWAY, INFERRED = "client", "gateway", "inferred"
-"""Sources of hints. ``INFERRED``: the server's own, from how a conversation goes on."""
+"""Sources of hints. ``INFERRED``: by the server, from how a conversation continues."""
 
 ABORT = "abort"
-"""Stop reason of a request whose answer was cut off: it says nothing about when its client returns."""
+"""Stop reason of an aborted answer; it is no sample of the client's return."""
 
 
 @dataclass(slots=True)
 class Request:
-    """What one request tells the policy. Times in seconds, on the requests' own clock."""
+    """One request, as policies receive it. Times are in seconds on the requests' own clock."""
 
     time: float
-    """Arrival, stamped once where the request enters."""
+    """Arrival, stamped once at the request's entry."""
     category: str = "default"
-    """The workload category before any refinement by the policy (bounded by the caller)."""
+    """Workload category before refinement by the policy (bounded by the caller)."""
     path: Sequence[int] = ()
-    """Chained hashes of the prompt's token blocks, shallowest first: equal hash, equal prefix.
-    At ``finish`` the caller may have extended it over the output."""
+    """Chained hashes of the prompt's token blocks, shallowest first; equal hashes mean equal
+    prefixes. The caller may extend it over the output before ``finish``."""
     block_tokens: int = 1
-    """Tokens a block of ``path``."""
+    """Tokens per block of ``path``."""
     prompt_tokens: int = 0
     output_tokens: int = 0
     turn: int = 1
     """1 for the first turn of a conversation."""
     conversation: Hashable | None = None
     stop: str | None = None
-    """Why the response stopped (``"tool"``, ``"end"``, ``"length"``, ``ABORT``); known at ``finish``."""
+    """Stop reason (``"tool"``, ``"end"``, ``"length"``, ``ABORT``); known at ``finish``."""
     tenant: str | None = None
     slo_ms: float | None = None
-    """The request's own TTFT target; ``None`` means the policy's."""
+    """The request's own TTFT target; ``None``: the policy's."""
     over: bool = False
-    """The client says that nothing will continue this conversation."""
+    """Client's hint that the conversation is over."""
     return_in_s: float | None = None
-    """The client says when the conversation continues, in seconds after ``time``."""
+    """Client's hint of the conversation's next request, in seconds after ``time``."""
     source: str = CLIENT
-    """Who said ``over`` and ``return_in_s``: the client itself, or a gateway that is trusted."""
+    """Source of ``over`` and ``return_in_s``: the client or a trusted gateway."""
     keep_until: float | None = None
-    """The client asks to keep the path until this time. The tree decides (``keep.py``)."""
+    """Time until which the client requests a keep; ``keep.py`` grants it."""
     ttft_model: tuple[float, float] | None = None
     """(alpha s/token, beta s) of TTFT ~ alpha * uncached tokens + beta, fitted by the caller."""
     cached_tokens: int | None = None
-    """Prompt tokens that were found in the cache; known at ``finish``."""
+    """Prompt tokens matched in the cache; known at ``finish``."""
     label: str | None = None
-    """What ``arrive``/``finish`` returned last; written by the tree, read by ``Leaf.stamp``."""
+    """Last result of ``arrive``/``finish``; set by the tree for ``Leaf.stamp``."""
 
     def copy(self, **changes: Any) -> Request:
-        """A plain ``Request`` that says the same but for ``changes``."""
+        """Return a plain ``Request`` copy with ``changes``."""
         return Request(**({name: getattr(self, name) for name in _OF_REQUEST} | changes))
 
 
@@ -61,10 +61,10 @@ _OF_REQUEST = tuple(f.name for f in fields(Request))
 
 @dataclass(slots=True, eq=False, repr=False)
 class LeafRecord:
-    """What is known of a run of cached tokens, in whichever tier it is.
+    """Metadata of a run of cached tokens, on any tier.
 
-    Every field is declared here, once: splits and copies of leaves, pages on disk and the columns
-    of their index follow. The lower tiers keep a field by its annotation (``disk/page.py``).
+    Every field is declared here only: splits and copies of leaves, pages on disk and the columns of
+    their index are derived. The lower tiers store a field by its annotation (``disk/page.py``).
     """
 
     offset: int = 0
@@ -77,35 +77,35 @@ class LeafRecord:
     tenant: str | None = None
     """See ``tenant.tenant_of``."""
     group: int = -1
-    """Index into the TTL table of the tier below; -1 (``ttl.table.RESIDUAL``): in no group."""
+    """Index into the TTL table of the tier below; -1 (``ttl.table.RESIDUAL``): no group."""
     created: float = 0.0
     last_access: float = 0.0
     hits: int = 0
-    """Requests that used this run, the one that made it included."""
+    """Requests that used this run, including the request that created it."""
     history: int = 0
-    """High-water mark, in tokens, of the conversation that runs through here."""
+    """High-water mark, in tokens, of the conversation through this run."""
     shared: bool = False
-    """Whether requests of different conversations (or of none) used this run."""
+    """Whether requests of different conversations (or without one) used this run."""
     over: bool = False
     return_at: float | None = None
     source: str = CLIENT
-    """Who said the two above."""
+    """Source of ``over`` and ``return_at``."""
     keep_until: float | None = None
-    """Until when a client's wish to keep this run is granted."""
+    """Time until which a client's keep is granted."""
     slo_ms: float | None = None
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Leaf(LeafRecord):
-    """A run of cached tokens that a policy can rank. Trees subclass it or hold one a node.
+    """A run of cached tokens that a policy can rank. Trees subclass it or hold one per node.
 
-    The tree writes every field but ``slot``, which belongs to the policy.
+    The tree writes every field except ``slot``, which belongs to the policy.
     """
 
     awaited_until: float | None = None
-    """Until when it is protected for a request that waits to use it."""
+    """Time until which it is protected for a waiting request."""
     number: int = 0
-    """Order of creation in its tree: the last tie-break of every order of eviction."""
+    """Order of creation in its tree: the last tie-break of every eviction order."""
     slot: Any = None
 
     def stamp(self, request: Request) -> None:
@@ -116,7 +116,7 @@ class Leaf(LeafRecord):
         self.refresh(request)
 
     def refresh(self, request: Request) -> None:
-        """Take over what ``request`` says without counting another use of it."""
+        """Copy the fields of ``request`` without counting a use."""
         who = request.conversation
         if self.hits > 1 and (who is None or who != self.conversation):
             self.shared = True
@@ -129,7 +129,7 @@ class Leaf(LeafRecord):
         tokens = request.prompt_tokens + request.output_tokens
         if tokens > self.history:
             self.history = tokens
-        # A conversation's end says nothing of a prefix that others use as well.
+        # The end of one conversation does not apply to a prefix that others share.
         self.over = request.over and not self.shared
         self.source = request.source
         self.slo_ms = request.slo_ms
@@ -137,15 +137,16 @@ class Leaf(LeafRecord):
         self.return_at = None if back is None else request.time + back
 
     def protected_until(self) -> float:
-        """Until when the node goes after all others; minus infinity for an ordinary one."""
+        """Return the time until which the node is evicted last; minus infinity without
+        protection."""
         keep, awaited = self.keep_until, self.awaited_until
         if keep is None:
             return float("-inf") if awaited is None else awaited
         return keep if awaited is None else max(keep, awaited)
 
     def inherit(self, other: Leaf) -> None:
-        """Copy everything but ``offset``, ``length``, ``number`` and ``slot`` (a node was split or
-        moved)."""
+        """Copy all fields except ``offset``, ``length``, ``number`` and ``slot`` (a node was split
+        or moved)."""
         copy_record(other, self)
         self.awaited_until = other.awaited_until
 
@@ -155,6 +156,6 @@ _COPIED = RECORD_FIELDS[2:]
 
 
 def copy_record(source: LeafRecord, target: LeafRecord) -> None:
-    """Copy every field but where the run lies: ``offset`` and ``length``."""
+    """Copy all fields except the run's position, ``offset`` and ``length``."""
     for name in _COPIED:
         setattr(target, name, getattr(source, name))

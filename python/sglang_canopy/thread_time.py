@@ -1,8 +1,8 @@
-"""Measure the CPU time that Canopy's hooks take in the scheduler's thread.
+"""Measures the CPU time of Canopy's hooks in the scheduler's thread.
 
 Reading the thread clock is a system call, so only one call in ``EVERY`` is timed and the total is
 extrapolated; ``CANOPY_TIME_EVERY=1`` times every call. SGLang functions called from a hook do not
-count. Rows under ``TREE`` are whole calls of our tree, including the work SGLang's tree would do.
+count. Rows under ``TREE`` are whole calls of Canopy's tree, including the work of SGLang's tree.
 """
 
 from __future__ import annotations
