@@ -72,7 +72,7 @@ class TraceReport:
 
 
 Progress = Callable[[int], object]
-"""Called with units of work; one is about one request read once."""
+"""Called with units of work, each about one request read once."""
 
 
 class ReadProgress:

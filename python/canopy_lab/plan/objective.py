@@ -120,5 +120,5 @@ class Scale:
         if len(points) == 0:
             return 0.0
         scaled = self(np.asarray(points, dtype=float))
-        # Points better than the best seen may lie outside the box.
+        # A point better than the best seen adds volume beyond the box.
         return float(moocore.hypervolume(scaled, ref=np.ones(scaled.shape[1])))

@@ -215,7 +215,7 @@ class _Search:
                 most = max(c.disk_gib for c in have)
                 drams = sorted(c.dram_gib for c in have if c.disk_gib == most)
                 for dram in sorted({drams[0], drams[-1]}):
-                    # Rows with the first value of all other choices exist.
+                    # The first such row has the first value of every other choice.
                     chosen[next(c for c in have if (c.disk_gib, c.dram_gib) == (most, dram))] = None
         return list(chosen)
 
