@@ -1,1 +1,1 @@
-"""What a server counts and shows: counters, status, metrics, and `canopy top`."""
+"""Telemetry of a server: counters, status, metrics, and `canopy top`."""

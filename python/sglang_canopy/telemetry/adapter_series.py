@@ -1,4 +1,4 @@
-"""The series of LoRA adapters. Bounded: ``adapter_counts.MAX_ADAPTERS``, and one for the rest."""
+"""Series of LoRA adapters. Bounded: ``counters.MAX_ADAPTERS``, and one for the rest."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ METRICS = (
 
 
 def update(count: Callable[..., None], status: Mapping[str, Any]) -> None:
-    """Bring every series to what ``Status.take`` says. ``count(name, value, *labels)`` sets one."""
+    """Update every series from ``Status.take``. ``count(name, value, *labels)`` sets one series."""
     for row in status.get("adapters", ()):
         count("adapter_requests_total", row["requests"], row["adapter"])
         count("adapter_prompt_tokens_total", row["prompt_tokens"], row["adapter"])

@@ -1,4 +1,4 @@
-"""What ``--radix-eviction auto`` does and why, in one line, from a rank's status."""
+"""Describes the state of ``--radix-eviction auto`` in one line, from a rank's status."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ EVERY_S = 60.0
 
 
 def in_words(status: Mapping[str, Any], left_out: Mapping[str, str]) -> str:
-    """``status``: as ``Status`` takes it. ``left_out``: parts that this server cannot have, and
-    why."""
+    """Return the line. ``status``: from ``Status``. ``left_out``: parts that this server cannot
+    have, and why."""
     return "; ".join((_policy(status), _order(status, left_out), _gate(status, left_out)))
 
 
@@ -53,14 +53,14 @@ def _gate(status: Mapping[str, Any], left_out: Mapping[str, str]) -> str:
 
 
 class AutoLine:
-    """Says what ``auto`` does: in every status, and once a minute in the log."""
+    """Reports the state of ``auto`` in every status, and once a minute in the log."""
 
     def __init__(self, left_out: Mapping[str, str]) -> None:
         self._left_out = left_out
         self._next = -math.inf
 
     def add_to(self, status: dict[str, Any], now: float) -> None:
-        """Adds ``auto``. ``now``: seconds on a clock that never goes back."""
+        """Add ``auto`` to ``status``. ``now``: seconds on a monotonic clock."""
         status["auto"] = in_words(status, self._left_out)
         if now >= self._next:
             self._next = now + EVERY_S

@@ -1,4 +1,4 @@
-"""The series of reused documents. They stand alone: documents are reused beside any cache."""
+"""Series of reused documents, separate from the cache's, since documents work with any cache."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ METRICS = (
 def update(
     set_to: Callable[..., None], count: Callable[..., None], documents: Mapping[str, Any]
 ) -> None:
-    """Bring every series to what ``documents`` counted: as ``/server_info`` shows it."""
+    """Update every series from the counts in ``documents``, as in ``/server_info``."""
     for name in (
         *("fused_requests", "reused_tokens", "recomputed_tokens", "fallbacks"),
         *("kept_requests", "kept_tokens"),

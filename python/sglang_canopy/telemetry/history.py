@@ -1,4 +1,4 @@
-"""Prompt tokens and hits of the last minutes, from sums that only grow."""
+"""Prompt tokens and hits of the last minutes, from monotonic sums."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from collections import deque
 from dataclasses import dataclass, field
 
 WINDOW_S = 60.0
-"""The "last minute"."""
+"""Seconds of the "last minute"."""
 POINT_S = 5.0
-"""Seconds that one point of the history stands for."""
+"""Seconds per point of the history."""
 POINTS = 60
 
 
 @dataclass(slots=True)
 class History:
-    """Prompt tokens and hits over time, from sums that only grow. Times in seconds, any clock."""
+    """Prompt tokens and hits over time, from monotonic sums. Times are in seconds, on any clock."""
 
     points: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=POINTS))
-    """For every ``POINT_S``: prompt tokens, and how many of them any tier had."""
+    """Per ``POINT_S``: prompt tokens, and their hits on any tier."""
     _recent: deque[tuple[float, tuple[int, ...]]] = field(default_factory=deque)
     _last: tuple[float, tuple[int, ...]] | None = None
 
     def add(self, now: float, sums: tuple[int, ...]) -> None:
-        """``sums``: prompt tokens, then the tokens hit in each tier, since the start."""
+        """Add ``sums`` since the start: prompt tokens, then the tokens hit in each tier."""
         self._recent.append((now, sums))
         while len(self._recent) > 2 and self._recent[1][0] <= now - WINDOW_S:
             self._recent.popleft()
@@ -34,7 +34,7 @@ class History:
             self._last = (now, sums)
 
     def last_minute(self) -> tuple[int, ...]:
-        """``sums`` over the last ``WINDOW_S``."""
+        """Return ``sums`` over the last ``WINDOW_S``."""
         return _difference(self._recent[0][1], self._recent[-1][1])
 
 

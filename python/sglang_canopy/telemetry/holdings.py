@@ -1,4 +1,4 @@
-"""What each tier holds, in tokens: by category, by tenant and by group of prefixes."""
+"""Tokens held on each tier, by category, by tenant and by group of prefixes."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ if TYPE_CHECKING:
     from sglang_canopy.radix.cache import CanopyRadixCache
 
 _SLICE = 1000
-"""Nodes looked at before other threads may run."""
+"""Nodes counted before a pause for other threads."""
 
 _Sums = dict[Any, list[int]]
 
 
 class Holdings:
-    """Counted anew by ``count``. The disk is in it where the disk store is ours."""
+    """Token counts, recomputed by ``count``. They include the disk if the store is Canopy's."""
 
     def __init__(self, cache: CanopyRadixCache) -> None:
         self._cache = cache
         self._category: _Sums = {}
         self._tenant: _Sums = {}
         self._group: _Sums = {}
-        """By the tier whose table has the group, and the group's number there."""
+        """Keys: the tier with the group's table, and the group's number."""
         self.spent_s = 0.0
         """CPU seconds of the last count."""
 
@@ -37,21 +37,22 @@ class Holdings:
         return {tenant: self._by_tier(tokens) for tenant, tokens in self._tenant.items()}
 
     def of_category(self, category: str) -> dict[str, int]:
-        """Tokens on each tier, by the name under which requests of ``category`` are counted."""
+        """Return the tokens on each tier of ``category``, or of the row that counts it."""
         return self._by_tier(self._category.get(category))
 
     def of_group(self, tier: int, group: int) -> dict[str, int]:
-        """Tokens on each tier of a group in ``tier``'s table; pages on disk know the disk's alone."""
+        """Return the tokens on each tier of a group in ``tier``'s table; disk tokens for the disk's
+        groups only."""
         held = self._by_tier(self._group.get((tier, group)))
         if tier != DISK:
             held.pop(TIERS[DISK], None)
         return held
 
     def count(self, pause: Callable[[], None]) -> None:
-        """A walk over all nodes, with ``pause`` between slices of it; the disk store keeps count of
-        its pages.
+        """Count the tokens of all nodes in slices, with ``pause`` between them; the disk store
+        counts its own pages.
 
-        The tree may change between two slices: the sums are of about now, not of one moment.
+        The tree may change between two slices, so the sums are approximate.
         """
         begin = time.thread_time()
         category: _Sums = {}
@@ -92,7 +93,7 @@ class Holdings:
         return dict(zip(counted, tokens or (0, 0, 0)))
 
     def _pages_on_disk(self) -> Callable[[], Mapping[str, Mapping[Any, int]]] | None:
-        """Asks our own disk store what it holds; ``None`` for another one, or none."""
+        """Return the page counter of Canopy's disk store; ``None`` without that store."""
         controller = self._cache.cache_controller
         backend = controller.storage_backend if controller is not None else None
         return getattr(backend, "held_pages", None)

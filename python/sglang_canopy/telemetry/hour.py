@@ -1,4 +1,4 @@
-"""The last hour, a point a minute: what was asked for, hit and evicted."""
+"""The last hour, one point per minute: tokens requested, hit and evicted."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ POINT_S = 60.0
 POINTS = 60
 
 Sums = tuple[int, dict[str, int], dict[str, int]]
-"""Prompt tokens, hits by tier, tokens evicted from the device by reason; since the start."""
+"""Since the start: prompt tokens, hits by tier, tokens evicted from the device by reason."""
 
 
 @dataclass(slots=True)
 class Hour:
-    """Differences of sums that only grow."""
+    """Differences of monotonic sums."""
 
     _points: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=POINTS))
     _last: tuple[float, Sums] | None = None
@@ -24,7 +24,7 @@ class Hour:
     _epoch: float = 0.0
 
     def add(self, now: float, epoch: float, sums: Sums) -> None:
-        """``now``: seconds on a clock that never goes back; ``epoch``: since 1970."""
+        """Add ``sums``. ``now``: seconds on a monotonic clock; ``epoch``: seconds since 1970."""
         self._now, self._epoch = (now, sums), epoch
         if self._last is None:
             self._last = self._now
@@ -33,7 +33,7 @@ class Hour:
             self._last = self._now
 
     def points(self) -> list[dict[str, Any]]:
-        """Oldest first; the last one is of the minute that is not over."""
+        """Return the points, oldest first; the last point covers the current minute."""
         return [*self._points, self._point()] if self._now is not None else []
 
     def _point(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The series of tenants at a limit, and of hints that are no longer acted on. No label names a tenant."""
+"""Series of tenants at a limit, and of hints no longer applied. No label names a tenant."""
 
 from __future__ import annotations
 
@@ -37,8 +37,10 @@ METRICS = (
 
 
 def heeded(model: Any) -> list[dict[str, Any]]:
-    """Whose hints a policy acts on: a row for each thing said, source, and whether it does.
-    ``model``: what the policy learns, ``None`` for one that learns nothing."""
+    """Return the number of tenants with applied and ignored hints, by kind of hint and source.
+
+    ``model``: the policy's reuse model; ``None`` for a policy that does not learn.
+    """
     if model is None:
         return []
     counts = model.hints.heeded()
@@ -50,7 +52,7 @@ def heeded(model: Any) -> list[dict[str, Any]]:
 
 
 def limits(keep: Mapping[str, Any], disk: Mapping[str, Any] | None) -> dict[str, dict[str, int]]:
-    """Tenants at each limit there is, and what was refused. The arguments are parts of a status."""
+    """Return the tenants at each limit, and the refusals. The arguments are parts of a status."""
     found = {"keep": {"tenants": _at(keep["tenants"], "tokens", keep["tenant_limit_tokens"]),
                       "refused": keep["refused"]}}  # fmt: skip
     if disk is not None:
@@ -70,8 +72,8 @@ def _at(rows: list[dict[str, Any]], what: str, limit: int) -> int:
 def update(
     set_to: Callable[..., None], count: Callable[..., None], status: Mapping[str, Any]
 ) -> None:
-    """Bring every series to what ``Status.take`` says: ``set_to`` sets a gauge, ``count`` raises a
-    counter to a total, each by name, value and labels."""
+    """Update every series from ``Status.take``: ``set_to`` sets a gauge, ``count`` raises a counter
+    to a total, each by name, value and labels."""
     for limit, row in status["limits"].items():
         set_to("tenants_at_limit", row["tenants"], limit)
         count("limit_refusals_total", row["refused"], limit)

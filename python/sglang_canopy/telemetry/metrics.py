@@ -1,12 +1,12 @@
 """Canopy's series on SGLang's own ``/metrics``.
 
-SGLang runs Prometheus' client in its multiprocess mode: each process keeps its series in a file,
-and whoever answers ``/metrics`` reads the files alone. A custom collector does not fit in there:
-one in the scheduler's process is never asked, and one in the HTTP process would need the registry
-that SGLang makes inside ``add_prometheus_middleware`` and shows to nobody (another one answers on
-a server's further machines). So ``Metrics`` sets ordinary series, in the scheduler's process:
-``reporter.py`` gives it the status and counters of one rank every second, off the scheduler's
-thread. Labels are bounded: categories are capped (``counters.MAX_CATEGORIES``), groups go by index.
+SGLang runs Prometheus' client in its multiprocess mode: each process writes its series to a file,
+and the process that serves ``/metrics`` reads only the files. A custom collector does not work
+there. In the scheduler's process it is never called, and in the HTTP process it would need the
+registry that ``add_prometheus_middleware`` creates and does not expose (a server's further machines
+have another). So ``Metrics`` sets ordinary series in the scheduler's process: ``reporter.py``
+passes the status and counters of one rank every second, outside the scheduler's thread. Labels are
+bounded: categories are capped (``counters.MAX_CATEGORIES``), and groups are labelled by index.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 MAX_SERIES = 4 * MAX_CATEGORIES
-"""Categories with series of their own while the process lives: a series cannot be taken back."""
+"""Categories with their own series in a process; series cannot be removed."""
 FROM_ZERO = {
     "disk_faults_total",
     "gate_admitted_sessions_total",
@@ -43,17 +43,17 @@ FROM_ZERO = {
 }
 """Counters of the alerts, exported from the start: Prometheus sees no increase in a first value."""
 _Reported = dict[tuple[str, tuple[str, ...]], Any]
-"""What a series was brought to already, by metric and labels."""
+"""Value exported so far, by metric and labels."""
 
 _LE = (*(str(float(edge)) for edge in EDGES_S), "+Inf")
-"""Upper edges of the residency histogram's buckets, as Prometheus writes them."""
+"""Upper edges of the residency histogram's buckets, in Prometheus' format."""
 
 
 class Metrics:
-    """The Prometheus side of one rank. ``extra``: labels the operator adds to every series.
+    """Prometheus series of one rank. ``extra``: labels that the operator adds to every series.
 
-    Make it after ``PROMETHEUS_MULTIPROC_DIR`` is set, once a process (or once a ``registry``) for the
-    same ``metrics``.
+    Create it after ``PROMETHEUS_MULTIPROC_DIR`` is set, once per process (or per ``registry``) for
+    the same ``metrics``.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Metrics:
         self._arms: set[tuple[str, str]] = set()
 
     def update(self, counters: Counters, status: Mapping[str, Any]) -> None:
-        """Bring every series to what ``counters`` and ``Status.take`` say."""
+        """Update every series from ``counters`` and ``Status.take``."""
         self._update_rows(counters, status["tiers"])
         for tier, sizes in status["tiers"].items():
             for name in ("capacity_bytes", "used_bytes"):
@@ -107,7 +107,7 @@ class Metrics:
         self._count("reporting_seconds_total", status["reporting_s"])
 
     def _update_rows(self, counters: Counters, tiers: Iterable[str]) -> None:
-        """A category that was given another row goes on from where its series are."""
+        """Update the categories' rows. A category with a new row continues its existing series."""
         before, self._rows = self._rows, {}
         for row in counters.rows():
             if row.category == PAST:
@@ -136,7 +136,7 @@ class Metrics:
             self._count_residency(stay.tokens, stay.token_seconds, *labels, reported=reported)
 
     def _category_label(self, category: str) -> str:
-        """The label of a category's series: its own, or ``OTHER`` after ``MAX_SERIES``."""
+        """Return the label of a category's series: its own, or ``OTHER`` after ``MAX_SERIES``."""
         if category not in self._categories:
             if len(self._categories) > MAX_SERIES:
                 return OTHER
@@ -150,7 +150,7 @@ class Metrics:
             self._set("group_ttl_seconds", math.inf if ttl_s is None else ttl_s, *labels)
             self._groups.add(labels)
             gone.discard(labels)
-        for labels in gone:  # of an older table: its series stays in this process's file
+        for labels in gone:  # a group of an older table: its series stays in this process's file
             self._set("group_ttl_seconds", math.nan, *labels)
             self._groups.discard(labels)
 
@@ -183,7 +183,7 @@ class Metrics:
             self._count(f"gate_{name}_total", gate[name])
 
     def update_whatif(self, meter: Mapping[str, Any] | None) -> None:
-        """Bring the meter's series to what it says; the only ones without a tree of ours."""
+        """Update the meter's series, the only series without Canopy's tree."""
         if meter is None:
             return
         gone = set(self._arms)
@@ -201,7 +201,7 @@ class Metrics:
         self._count("whatif_seconds_total", meter["spent_s"])
 
     def update_documents(self, documents: Mapping[str, Any]) -> None:
-        """Bring the series of documents to what is counted; they need no cache of ours."""
+        """Update the series of documents, which do not need Canopy's cache."""
         documents_series.update(self._set, self._count, documents)
 
     def _series_of(self, name: str, labels: tuple[str, ...]) -> Any:
@@ -219,9 +219,9 @@ class Metrics:
     def _count(
         self, name: str, total: float, *labels: str, reported: _Reported | None = None
     ) -> None:
-        """Raise a counter by what ``total`` is above ``reported``.
+        """Raise a counter by the difference of ``total`` and ``reported``.
 
-        Series appear when they count, those of ``FROM_ZERO`` at once.
+        A series is exported from its first count on; series of ``FROM_ZERO`` at once.
         """
         reported = self._reported if reported is None else reported
         before = reported.get((name, labels))
@@ -237,7 +237,8 @@ class Metrics:
         *labels: str,
         reported: _Reported | None = None,
     ) -> None:
-        """Raise the residency histogram by what ``bins`` and their sum are above ``reported``."""
+        """Raise the residency histogram by the differences of ``bins`` and their sum to
+        ``reported``."""
         name = "residency_seconds"
         reported = self._reported if reported is None else reported
         before, seconds_before = reported.get((name, labels), ([0] * len(bins), 0.0))
@@ -254,8 +255,9 @@ class Metrics:
 def _families(
     metric: Metric, fixed: tuple[str, ...], registry: CollectorRegistry | None
 ) -> dict[str, Any]:
-    """The client's objects for one metric, by the names of their series without ``PREFIX``."""
-    # The client looks at PROMETHEUS_MULTIPROC_DIR when it is imported.
+    """Return the client's objects for one metric, by the names of their series without
+    ``PREFIX``."""
+    # The client reads PROMETHEUS_MULTIPROC_DIR when it is imported.
     from prometheus_client import REGISTRY, Counter, Gauge
 
     registry = registry or REGISTRY
@@ -263,7 +265,7 @@ def _families(
     if metric.kind == "counter":
         return {metric.name: Counter(name, metric.meaning, labels, registry=registry)}
     if metric.kind == "gauge":
-        # One process writes a series; a rank that was started anew replaces the one before.
+        # One process writes a series; a restarted rank replaces its predecessor.
         gauge = Gauge(
             name, metric.meaning, labels, multiprocess_mode="mostrecent", registry=registry
         )

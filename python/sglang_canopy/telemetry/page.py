@@ -1,4 +1,4 @@
-"""The files of the page, as they are served: everything it needs, nothing from elsewhere."""
+"""Static files of the page; the page loads nothing from other servers."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
 }
-"""Sent with every file. uPlot sets sizes as inline styles."""
+"""Headers of every file. uPlot sets sizes as inline styles."""
 
 
 @cache
 def file(name: str) -> tuple[bytes, str]:
-    """A file and its media type. Raises ``CanopyError`` for one that is not of the page."""
+    """Return a file and its media type. Raises ``CanopyError`` for a name not in ``FILES``."""
     if name not in FILES:
         raise CanopyError(f"the page has no file {name!r:.60}")
     path = _FOLDER / name

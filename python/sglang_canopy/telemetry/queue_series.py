@@ -1,4 +1,4 @@
-"""The series of the waiting queue's order, and of the TTFT that it predicts."""
+"""Series of the waiting queue's order and of its predicted TTFT."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ METRICS = (
 def update(
     set_to: Callable[..., None], count: Callable[..., None], status: Mapping[str, Any]
 ) -> None:
-    """Bring every series to what ``Status.take`` says: ``set_to`` sets a gauge, ``count`` raises a
-    counter to a total, each by name, value and labels."""
+    """Update every series from ``Status.take``: ``set_to`` sets a gauge, ``count`` raises a counter
+    to a total, each by name, value and labels."""
     queue = status.get("queue") or {}
     for by, requests in (queue.get("let_in") or {}).items():
         count("queue_let_in_total", requests, by)

@@ -1,7 +1,7 @@
-"""The thread that shows what a scheduler process counts, once a second.
+"""The thread that reports a scheduler process's counts, once a second.
 
-The scheduler's own thread only adds integers. This one reads them, writes the status file and,
-with ``--enable-metrics``, SGLang's metrics; it works in slices of about a millisecond.
+The scheduler's own thread only adds integers. This thread reads them, writes the status file and,
+with ``--enable-metrics``, SGLang's metrics. It works in slices of about a millisecond.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class _Every:
         while not self._stopped.wait(EVERY_S):
             try:
                 self.report()
-            except Exception:  # nothing here is worth a server
+            except Exception:  # a failed report must not stop the server
                 if not self._failed:
                     self._failed = True
                     logger.warning("canopy: cannot report (said once)", exc_info=True)
@@ -62,8 +62,9 @@ class _Every:
 class Reporter(_Every):
     """Reports on one cache until the process ends (or ``stop``).
 
-    ``peer``: set on the tensor- and pipeline-parallel ranks whose trees have the same nodes as
-    the first one's and would count the same again. They show only what must be equal on all.
+    ``peer``: set on tensor- and pipeline-parallel ranks other than the first, whose trees have the
+    same nodes and would repeat its counts. They report only the values that must be equal on all
+    ranks.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class Reporter(_Every):
         super().__init__()
 
     def report(self) -> dict[str, Any]:
-        """One report, now. Returns the status."""
+        """Report now. Return the status."""
         if self.peer:
             gate = self.status.cache.tree_core.live.gate
             status = agreement(self.status.counters, gate)
@@ -99,7 +100,7 @@ class Reporter(_Every):
 
 
 class Watcher(_Every):
-    """Reports what a meter says of a cache that is not ours."""
+    """Reports a meter's results for a cache that is not Canopy's."""
 
     def __init__(self, meter: Meter, rank: int, metrics: Metrics | None) -> None:
         self.meter = meter
@@ -118,7 +119,7 @@ class Watcher(_Every):
 
 
 class DocumentsReporter(_Every):
-    """Reports what is counted of documents, beside whatever cache there is."""
+    """Reports the counts of documents, with any cache."""
 
     def __init__(
         self, counted: Callable[[], Mapping[str, Any]], metrics: Metrics | None, rank: int = 0
@@ -138,7 +139,7 @@ class DocumentsReporter(_Every):
 
 
 def start_documents(counted: Callable[[], Mapping[str, Any]], enable_metrics: bool) -> None:
-    """Report what is counted of documents; the first of tensor-parallel ranks does."""
+    """Report the counts of documents, on the first tensor-parallel rank only."""
     from sglang.srt.runtime_context import get_observability
 
     rank, peer = _place()
@@ -150,7 +151,7 @@ def start_documents(counted: Callable[[], Mapping[str, Any]], enable_metrics: bo
 
 
 def start_watching(meter: Meter, enable_metrics: bool) -> Watcher | None:
-    """Report on a meter of a cache that is not ours; only the first of tensor-parallel ranks does."""
+    """Report on a meter of SGLang's own cache, on the first tensor-parallel rank only."""
     from sglang.srt.runtime_context import get_observability
 
     rank, peer = _place()
@@ -167,8 +168,8 @@ def start(
 ) -> Reporter:
     """Report on this process's cache. ``auto``: as in ``ServerOptions``.
 
-    Of tensor- and pipeline-parallel ranks the first speaks for all, in metrics as well; the
-    others show what must be equal. Data-parallel replicas speak for themselves.
+    The first tensor- and pipeline-parallel rank reports for all, including metrics. The other ranks
+    report only the values that must be equal. Data-parallel replicas report separately.
     """
     from sglang.srt.runtime_context import get_observability
 
@@ -182,14 +183,15 @@ def start(
 
 
 def answer(name: str, what: Any) -> None:
-    """Leave an answer for the HTTP process; of tensor-parallel ranks the first does."""
+    """Write an answer for the HTTP process, on the first tensor-parallel rank only."""
     rank, peer = _place()
     if not peer:
         status_file.write(rank, what, kind=status_file.ANSWER + name)
 
 
 def _place() -> tuple[int, str]:
-    """This process's data-parallel rank, and which of its peers it is; empty for the first."""
+    """Return this process's data-parallel rank, and its place among its peers; empty for the
+    first."""
     from sglang.srt.runtime_context import get_parallel
 
     parallel = get_parallel()

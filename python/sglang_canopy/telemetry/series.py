@@ -1,4 +1,4 @@
-"""Every series that Canopy adds to ``/metrics``: name, kind, labels, meaning."""
+"""All series that Canopy adds to ``/metrics``: name, kind, labels, meaning."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ CACHE = (
         "CPU time of the thread that makes these numbers",
     ),
 )
-"""The series of a cache."""
+"""Series of a cache."""
 
 METRICS = (*CACHE, *documents_series.METRICS)
-"""Every series, in the order of ``docs/reference/metrics.md``."""
+"""All series, in the order of ``docs/reference/metrics.md``."""

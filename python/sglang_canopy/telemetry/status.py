@@ -1,4 +1,4 @@
-"""What one rank's cache holds and does, as plain data: for ``/canopy/status`` and Prometheus."""
+"""Status of one rank's cache as plain data, for ``/canopy/status`` and Prometheus."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 
 MAX_TENANTS, MAX_CURVES = 16, 6
 MAX_GROUPS = 64
-"""Groups of one tier that are shown, the first of the table."""
+"""Largest number of groups reported per tier, the first of the table."""
 
 
 class Status:
-    """Takes the status of one cache. All calls from one thread, which is not the scheduler's.
+    """Collects the status of one cache. All calls come from one thread other than the scheduler's.
 
-    ``pause`` is called between slices of work and lets other threads run (``time.sleep``), so that
-    no slice holds up the scheduler.
+    ``pause`` is called between slices of work to let other threads run (``time.sleep``), so that no
+    slice delays the scheduler.
     """
 
     def __init__(self, cache: CanopyRadixCache, rank: int) -> None:
@@ -56,7 +56,7 @@ class Status:
         self._next_walk = -math.inf
 
     def take(self, now: float, pause: Callable[[], None] = lambda: None) -> dict[str, Any]:
-        """Everything, as JSON takes it. ``now``: seconds on a clock that never goes back."""
+        """Return the whole status as JSON data. ``now``: seconds on a monotonic clock."""
         rows = self.counters.rows()
         hits = [sum(row.tiers[tier].hits for row in rows) for tier in range(len(TIERS))]
         prompts = sum(row.prompt_tokens for row in rows)
@@ -64,7 +64,7 @@ class Status:
         self.hour.add(now, time.time(), self._sums(rows, prompts, hits))
         if now >= self._next_walk:
             self.holdings.count(pause)
-            # At most half a percent of the time goes into it.
+            # The walk takes at most half a percent of the time.
             self._next_walk = now + max(POINT_S, 200 * self.holdings.spent_s)
         last_minute = self.history.last_minute()
         disk = self._disk()
@@ -113,7 +113,7 @@ class Status:
         hits_last_minute: Sequence[int],
         disk: dict[str, Any] | None,
     ) -> dict[str, dict[str, Any]]:
-        """Sizes and counts of each tier there is; the hits as a number a tier."""
+        """Return sizes and counts of each existing tier. ``hits``: one number per tier."""
         tiers = {}
         for name, sizes in self._sizes(disk).items():
             tier = TIERS.index(name)
@@ -129,7 +129,7 @@ class Status:
                     for i, reason in enumerate(REASONS)
                 },
             }
-        if disk is not None:  # its store counts for itself, in pages
+        if disk is not None:  # the disk store has its own counts, in pages
             page = self.cache.tree_core.page_size
             tiers[TIERS[DISK]] |= {
                 "entered_tokens": disk["written_pages"] * page,
@@ -138,7 +138,7 @@ class Status:
         return tiers
 
     def _adapters(self) -> list[dict[str, Any]]:
-        """LoRA adapters in the order of their first use."""
+        """Return LoRA adapters in the order of their first use."""
         return [
             {
                 "adapter": name,
@@ -158,17 +158,17 @@ class Status:
         return prompts, {name: hits[TIERS.index(name)] for name in tiers}, gone
 
     def _tenants(self) -> list[dict[str, Any]]:
-        """Who holds most, in tokens on each tier; tenants as others may see them."""
+        """Return the tenants with most tokens on all tiers, by their shown names."""
         held = sorted(self.holdings.by_tenant.items(), key=lambda row: -sum(row[1].values()))
         return [{"tenant": shown_tenant(tenant), **tokens} for tenant, tokens in held[:MAX_TENANTS]]
 
     def _curves(self) -> dict[str, list[tuple[float, float]]]:
-        """What the device's policy has learnt, where it learns: survival by age, of the categories
-        with most samples."""
+        """Return survival by age of the categories with most samples, if the device's policy
+        learns."""
         model = getattr(self.cache.tree_core.live.device_policy, "model", None)
         if model is None:
             return {}
-        # The scheduler's thread may add a category meanwhile: copied in one step.
+        # The scheduler's thread may add a category concurrently: copy in one step.
         fitted = [c for c in tuple(model.categories) if c.all_events and c.curve]
         fitted.sort(key=lambda c: -sum(c.all_events))
         return {
@@ -177,14 +177,14 @@ class Status:
         }
 
     def kv_bytes_per_token(self) -> float:
-        """Bytes of one token's KV on this rank."""
+        """Return the bytes of one token's KV on this rank."""
         allocator = self.cache.token_to_kv_pool_allocator
         size = allocator.get_kvcache().get_kv_size_bytes()
         total = sum(size) if isinstance(size, tuple) else size
         return total / (allocator.size + allocator.page_size)
 
     def _groups(self) -> Iterator[dict[str, Any]]:
-        """The TTL of each subtree group, by tier; ``None`` never expires."""
+        """Yield the TTL of each subtree group, by tier; ``None`` never expires."""
         groups = self.cache.tree_core.groups
         for tier, table in ((HOST, groups.host), (DISK, groups.disk)):
             if table is None:
@@ -198,7 +198,7 @@ class Status:
             yield _group(tier, "residual", "every other prefix", table.residual_ttl_s, held)
 
     def _policies(self, disk: dict[str, Any] | None) -> dict[str, str]:
-        """Each tier's policy as flags name it."""
+        """Return each tier's policy by its name in flags."""
         live, controller = self.cache.tree_core.live, self.cache.cache_controller
         names = {TIERS[DEVICE]: live.running}
         if controller is not None:
@@ -210,36 +210,37 @@ class Status:
         return names
 
     def _gate(self) -> dict[str, Any] | None:
-        """What the session gate says of itself; ``None`` without one."""
+        """Return the session gate's counts; ``None`` without a gate."""
         gate = self.cache.tree_core.live.gate
         return None if gate is None else gate.stats()
 
     def _whatif(self) -> dict[str, Any] | None:
-        """What other policies would hit; ``None`` without a meter."""
+        """Return the what-if meter's results; ``None`` without a meter."""
         meter = self.cache.tree_core.live.meter
         return None if meter is None else meter.stats()
 
     def _queue(self) -> dict[str, Any] | None:
-        """Who is let in next, and why; ``None`` for a cache without a scheduler's queue."""
+        """Return the queue's order and counts; ``None`` for a cache without a scheduler's queue."""
         queue = getattr(self.cache, "canopy_queue", None)
         return None if queue is None else queue.status()
 
     def _profile(self) -> dict[str, Any] | None:
-        """The device policy's profile, and whether this server is the one that saves it."""
+        """Return the device policy's profile, and whether this server saves it."""
         profile = self.cache.tree_core.live.profile
         if profile is None:
             return None
         return {"path": str(profile.path), "saved_here": profile.saves}
 
     def _disk(self) -> dict[str, Any] | None:
-        """What our own storage backend says of itself; ``None`` for another one."""
+        """Return the status of Canopy's storage backend; ``None`` for any other backend."""
         controller = self.cache.cache_controller
         backend = controller.storage_backend if controller is not None else None
         status = getattr(backend, "status", None)
         return _shown(status(), "pinned_tenants") if callable(status) else None
 
     def _sizes(self, disk: dict[str, Any] | None) -> dict[str, dict[str, Any]]:
-        """Capacity and use of each tier there is, in bytes on this rank; ``None``: not known."""
+        """Return capacity and use of each existing tier, in bytes on this rank; ``None`` if
+        unknown."""
         allocator = self.cache.token_to_kv_pool_allocator
         token = self.kv_bytes_per_token()
         sizes = {TIERS[DEVICE]: _size(allocator.size, allocator.available_size(), token)}
@@ -265,8 +266,8 @@ class Status:
 
 
 def agreement(counters: Counters, gate: SessionGate | None = None) -> dict[str, Any]:
-    """What must be equal on all tensor-parallel ranks, where they evicted equally many leaves (and
-    admitted equally many sessions)."""
+    """Return values that are equal on all tensor-parallel ranks after equally many evictions (and
+    admitted sessions)."""
     count, digest = counters.victims.sum
     return {
         "victims": count,
@@ -278,7 +279,7 @@ def agreement(counters: Counters, gate: SessionGate | None = None) -> dict[str, 
 
 
 def _shown(stats: dict[str, Any], rows: str) -> dict[str, Any]:
-    """``stats`` with every ``tenant`` of its list ``rows`` as others may read it."""
+    """Return ``stats`` with shown names for every ``tenant`` of its list ``rows``."""
     tenants = [{**row, "tenant": shown_tenant(row["tenant"])} for row in stats[rows]]
     return {**stats, rows: tenants}
 
@@ -286,7 +287,7 @@ def _shown(stats: dict[str, Any], rows: str) -> dict[str, Any]:
 def _group(
     tier: int, group: str, name: str, ttl_s: float, held: Mapping[str, int] | None = None
 ) -> dict[str, Any]:
-    """``held``: tokens on each tier; ``None`` where nobody counts."""
+    """Return a group's row. ``held``: tokens on each tier; ``None`` if not counted."""
     return {
         "tier": TIERS[tier],
         "group": group,

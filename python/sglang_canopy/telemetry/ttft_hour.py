@@ -1,4 +1,4 @@
-"""Times to first token over the last hour, a point a minute: what clients waited, queue included."""
+"""Times to first token over the last hour, per minute, including the wait in the queue."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any
 from sglang_canopy.telemetry.hour import POINT_S, POINTS
 
 _STEP = 1.1
-"""Times are counted in classes, each so many times as long as the one before: 5 % off at most."""
+"""Ratio of adjacent classes of times; the error is at most 5 %."""
 _LEAST_S = 1e-4
 _CLASSES = 200
 QUANTILES = {"p50_s": 0.5, "p99_s": 0.99}
 
 
 class TtftHour:
-    """Counts of times, by minute. Bounded, whatever comes."""
+    """Counts of times, by minute. Bounded for any input."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        """``clock``: seconds since 1970."""
+        """Create empty counts. ``clock`` returns seconds since 1970."""
         self._clock = clock
         self._points: deque[dict[str, Any]] = deque(maxlen=POINTS)
         self._counts: Counter[int] = Counter()
@@ -29,7 +29,7 @@ class TtftHour:
         self._lock = Lock()
 
     def add(self, seconds: float) -> None:
-        """One request's. What is not finite or is negative is ignored."""
+        """Add one request's time. Values that are negative or not finite are ignored."""
         if not math.isfinite(seconds) or seconds < 0:
             return
         at = int(math.log(max(seconds, _LEAST_S) / _LEAST_S, _STEP))
@@ -38,7 +38,8 @@ class TtftHour:
             self._counts[min(at, _CLASSES)] += 1
 
     def points(self) -> list[dict[str, Any]]:
-        """Oldest first; minutes without a request are left out. The last may be under way."""
+        """Return the points, oldest first, without empty minutes. The last minute may be
+        incomplete."""
         with self._lock:
             self._turn()
             oldest = self._minute - (POINTS - 1) * POINT_S
