@@ -1,1 +1,1 @@
-"""How the tree reaches the tiers below the host: the disk store and Mooncake."""
+"""Connection of the tree to the tiers below the host: the disk store and Mooncake."""

@@ -1,8 +1,8 @@
-"""Records that each tensor-parallel rank read from its own disk: all ranks use the first rank's.
+"""Agreement of tensor-parallel ranks on the metadata of pages read from their own disks.
 
-Ranks must rank nodes alike, and their stores are never quite alike: each records a read at its own
-clock and gets a use's report at a moment of its own. So the records are compared first, and
-where it differs, what the first rank has is sent to all: as JSON, at most ``MAX_RUNS`` records.
+All ranks must rank nodes alike, but their stores differ slightly: each rank records reads on its own
+clock and receives reports of uses at its own times. Records are therefore compared first. If they
+differ, the first rank's are sent to all as JSON, at most ``MAX_RUNS`` records.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.storage.page_metadata import node_fields
 
 MAX_RUNS = 64
-"""Most nodes that one run of pages is split into, as its pages differ."""
+"""Maximum nodes into which one run of different pages is split."""
 CLOCK = "last_access"
-"""The one field in which ranks may differ without a fault: a read is noted at the rank's clock."""
+"""The only field that may differ between ranks: reads are recorded on the rank's clock."""
 
 Metas = Sequence[PageMeta | None]
 Run = tuple[int, PageMeta | None]
-"""Pages in a row with the same metadata."""
+"""Number of consecutive pages with equal metadata, and the metadata."""
 
 
 def runs_of(metas: Metas) -> list[Run]:
-    """``metas`` as runs of pages with equal records, at most ``MAX_RUNS``."""
+    """Group ``metas`` into at most ``MAX_RUNS`` runs of equal records."""
     runs: list[Run] = []
     before: Any = ()
     for meta in metas:
@@ -43,15 +43,15 @@ def runs_of(metas: Metas) -> list[Run]:
 
 
 def first_ranks(metas: Metas, cache: Any) -> tuple[list[PageMeta | None], bool]:
-    """What every rank is to use of ``metas``, and whether the ranks' records agreed.
+    """Return the records that every rank uses for ``metas``, and whether the ranks agreed.
 
-    Collective: every rank calls it for the same pages, on its scheduler's thread.
+    Collective: every rank calls it for the same pages, on its scheduler thread.
     """
     text = _packed(runs_of(metas))
     same = xxhash.xxh3_64_intdigest(text) >> 2
     agrees = xxhash.xxh3_64_intdigest(_without_clock(text)) >> 2
     first = is_first_rank(cache)
-    # The minimum of x and of -x tells whether all have the same x.
+    # All ranks have the same x if min(x) == -min(-x).
     seen = torch.tensor(
         [same, -same, agrees, -agrees, -len(text) if first else 0], dtype=torch.int64
     )
@@ -59,20 +59,20 @@ def first_ranks(metas: Metas, cache: Any) -> tuple[list[PageMeta | None], bool]:
     low, high, agrees_low, agrees_high, length = seen.tolist()
     if low == -high:
         return list(metas), True
-    # Of the first rank's bytes and everybody else's zeros, the maximum is the first rank's.
+    # Other ranks contribute zeros, so the maximum is the first rank's bytes.
     sent = torch.zeros(-length, dtype=torch.int32)
     if first:
         sent[:] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     cache._all_reduce(sent, torch.distributed.ReduceOp.MAX)
     try:
         runs = _unpacked(bytes(sent.tolist()))
-    except CanopyError:  # no record of ours: all ranks do without, since all have these bytes
+    except CanopyError:  # invalid record: all ranks received it, so all use none
         return [None] * len(metas), False
     return [meta for pages, meta in runs for _ in range(pages)], agrees_low == -agrees_high
 
 
 def is_first_rank(cache: Any) -> bool:
-    """Whether this is the first rank of the groups over which ``cache._all_reduce`` goes."""
+    """Whether this is the first rank of the groups that ``cache._all_reduce`` spans."""
     groups = [
         group
         for group in (cache.attn_cp_group, cache.attn_tp_group)
@@ -88,7 +88,7 @@ def _packed(runs: Sequence[Run]) -> bytes:
 
 
 def _portable(meta: PageMeta) -> dict[str, Any]:
-    """``meta`` without where its page is, which differs from page to page of a run."""
+    """Return ``meta`` without the page's position, which differs within a run."""
     return {k: v for k, v in meta.to_json().items() if k not in ("offset", "length")}
 
 
@@ -100,7 +100,7 @@ def _unpacked(text: bytes) -> list[Run]:
 
 
 def _without_clock(text: bytes) -> bytes:
-    """The same runs, as they are where the times of uses are left out."""
+    """Return the runs of ``text`` regrouped without the times of uses."""
     runs: list[list[Any]] = []
     for pages, meta in json.loads(text):
         if meta is not None:

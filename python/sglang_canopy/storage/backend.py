@@ -1,13 +1,12 @@
 """``--hicache-storage-backend canopy``: SGLang's storage interface around ``DiskStore``.
 
-HiCache's controller calls this on its own threads with page hashes and places in the host pool;
-pages move between pool and files without a copy (``host_layout``). The tree's metadata of the
-pages comes through ``page_table.PAGES`` (``current_store``). Without a tree of ours (SGLang's own
-policies) pages are described by when they were written and read.
+HiCache's controller calls this on its own threads with page hashes and slots of the host pool. Pages
+move between pool and files without a copy (``host_layout``). The tree passes metadata of pages through
+``page_table.PAGES`` (``current_store``). With SGLang's own policies, metadata is limited to the times of
+writes and reads.
 
-Nothing here raises for a fault of the disk: the answer is then "not there" and the KV is
-recomputed. SGLang logs every batch that "fails", so ``batch_set_v1`` answers true for pages the
-store did not take; what happened is in ``status()``.
+Disk faults raise no exception: pages count as absent, and the KV is recomputed. SGLang logs every
+batch that "fails", so ``batch_set_v1`` returns true for refused pages too; ``status()`` counts them.
 """
 
 from __future__ import annotations
@@ -40,30 +39,30 @@ _T = TypeVar("_T")
 
 
 class CanopyStorage(HiCacheStorage):
-    """One rank's disk tier. The store opens once the host pool is known."""
+    """Disk tier of one rank. The store opens when the host pool is registered."""
 
     def __init__(self, storage_config: HiCacheStorageConfig, _kwargs: Any = None) -> None:
         self.config = storage_config
-        # NOTE: where all ranks have the same KV (MLA), SGLang lets rank 0 alone write, for ranks
-        # that share one store. Ours have one each, and a hit needs the page on every rank; this
-        # field is what SGLang's controller asks before it writes.
+        # NOTE: with MLA all ranks have the same KV, and SGLang lets only rank 0 write to a shared
+        # store. Our ranks have separate stores, and a hit needs the page on every rank. SGLang's
+        # controller reads this field before it writes.
         storage_config.is_mla_model = False
         self.settings = StorageSettings.from_extra(storage_config.extra_config)
         self.pages: PageTable = PAGES
-        """Where the tree describes its pages (it does so for a backend that has this)."""
+        """Page table of the tree, which describes pages for backends with this attribute."""
         self.current: CurrentStore | None = None
         self.sweeper: Sweeper | None = None
         self._logged: set[str] = set()
 
     @property
     def store(self) -> DiskStore | None:
-        """The store in use; ``None`` until the host pool is known."""
+        """The current store; ``None`` until the host pool is registered."""
         return None if self.current is None else self.current.store
 
     # ---- SGLang's life cycle ----
 
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:
-        """Open the store for this pool's pages. Raises ``CanopyError`` if that cannot work."""
+        """Open the store for this pool's pages. Raises ``CanopyError`` for unsupported pools."""
         super().register_mem_pool_host(mem_pool_host)
         self.layout = HostLayout(mem_pool_host)
         namespace = namespace_of(self.config, mem_pool_host)
@@ -117,7 +116,7 @@ class CanopyStorage(HiCacheStorage):
         host_indices: torch.Tensor,
         extra_info: HiCacheStorageExtraInfo | None = None,
     ) -> list[bool]:
-        """Write pages of the host pool. True whatever became of them, see the module."""
+        """Write pages of the host pool. Always returns true; see the module."""
         views = self.layout.views(host_indices, len(keys))
         prefix_keys = extra_info.prefix_keys if extra_info is not None else None
         self._write(keys, views, prefix_keys[-1] if prefix_keys else None)
@@ -129,7 +128,7 @@ class CanopyStorage(HiCacheStorage):
         host_indices: torch.Tensor,
         extra_info: HiCacheStorageExtraInfo | None = None,
     ) -> list[bool]:
-        """Read pages into the host pool, up to the first that is not there."""
+        """Read pages into the host pool, up to the first missing page."""
         return self._read(keys, self.layout.views(host_indices, len(keys)))
 
     def get(
@@ -141,7 +140,7 @@ class CanopyStorage(HiCacheStorage):
     def batch_get(
         self, keys: list[str], target_locations: Any = None, target_sizes: Any = None
     ) -> list[torch.Tensor | None]:
-        """As ``batch_get_v1``, into flat tensors of one page each."""
+        """Read pages like ``batch_get_v1``, into flat tensors of one page each."""
         ok = self._read(keys, [[bytes_of(tensor)] for tensor in target_locations])
         return [tensor if good else None for tensor, good in zip(target_locations, ok)]
 
@@ -161,7 +160,7 @@ class CanopyStorage(HiCacheStorage):
         target_locations: Any = None,
         target_sizes: Any = None,
     ) -> bool:
-        """As ``batch_set_v1``, from flat tensors of one page each."""
+        """Write pages like ``batch_set_v1``, from flat tensors of one page each."""
         self._write(keys, [[bytes_of(value.contiguous())] for value in values], None)
         return True
 
@@ -172,26 +171,26 @@ class CanopyStorage(HiCacheStorage):
     def _read(self, keys: Sequence[str], views: Views) -> list[bool]:
         return self._guarded(lambda: self._opened().read(keys, views), [False] * len(keys))
 
-    # ---- what Canopy's own parts ask ----
+    # ---- for Canopy's own parts ----
 
     def status(self) -> dict[str, Any]:
-        """The disk tier for ``/canopy/status``: pages and bytes since the start."""
+        """Return the disk tier's part of ``/canopy/status``: pages and bytes since the start."""
         status = status_of(self._opened())
         status["sweeper_cpu_s"] = self.sweeper.cpu_s if self.sweeper is not None else 0.0
         return status
 
     def held_pages(self) -> dict[str, dict[Any, int]]:
-        """Pages on disk by ``categories``, ``tenants`` and ``groups`` of the TTL table."""
+        """Return pages on disk by ``categories``, ``tenants`` and ``groups`` of the TTL table."""
         return self._opened().store.held_pages()
 
     # ---- regular work ----
 
     def maintain(self) -> None:
-        """Follow updates of the weights; try again for a folder that was not free."""
+        """Replace the store after an update of the weights; retry an unavailable folder."""
         self._guarded(self._opened().maintain, None)
 
     def sweep(self) -> None:
-        """Pass on uses and requests; expired pages go."""
+        """Deliver uses and requests to the store, and remove expired pages."""
         self._guarded(self._opened().pass_on, None)
         self._guarded(lambda: self._opened().store.sweep(), 0)
 
@@ -202,7 +201,10 @@ class CanopyStorage(HiCacheStorage):
         return self.current
 
     def _guarded(self, work: Callable[[], _T], otherwise: _T) -> _T:
-        """What must never reach SGLang's threads: an error of ours, logged once a kind."""
+        """Return ``work()``, or ``otherwise`` after an error, which is logged once per kind.
+
+        Errors of Canopy must not reach SGLang's threads.
+        """
         try:
             return work()
         except Exception as error:

@@ -1,5 +1,5 @@
-"""The disk store of one rank, for the weights that the server has now, with the tree's metadata of its
-pages. Pages move on HiCache's storage threads."""
+"""The disk store of one rank for the current weights, with the tree's metadata of its pages. Reads and
+writes run on HiCache's storage threads."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from sglang_canopy.storage.settings import StorageSettings
 logger = logging.getLogger(__name__)
 
 Views = Sequence[Sequence[memoryview]]
-"""Each page's memory, in the pieces in which the host pool has it."""
+"""Memory of each page, as the host pool's buffers."""
 RETRY_S = 5.0
-"""A folder that could not be had is tried again at least as often, in seconds."""
+"""Maximum seconds between attempts to open an unavailable folder."""
 
 
 class CurrentStore:
-    """Opens the store, tries again while its folder is taken, and replaces it after an update of
-    the weights. ``maintain`` is called every ``interval_s``, by one thread."""
+    """Open the store, retry while its folder is unavailable, and replace the store after an update of
+    the weights. One thread calls ``maintain`` every ``interval_s``."""
 
     def __init__(
         self,
@@ -38,11 +38,11 @@ class CurrentStore:
     ) -> None:
         self.settings = settings
         self.table = table
-        """Where the tree describes its pages."""
+        """Page table with the tree's metadata of pages."""
         self.page_tokens = page_tokens
         self._passing_on = threading.Lock()
         self.namespace = namespace
-        """Of the model, layout and rank; the weights' updates are added to it."""
+        """Namespace of model, layout and rank, without updates of the weights."""
         self.page_bytes = page_bytes
         self.interval_s = min(settings.sweep_s, RETRY_S)
         self._weights = weights.WEIGHTS.id
@@ -59,12 +59,12 @@ class CurrentStore:
 
     @property
     def outdated(self) -> bool:
-        """Whether the store's pages are of other weights than the KV in memory may be."""
+        """Whether the KV in memory may be of other weights than the store's pages."""
         return weights.WEIGHTS.resting() is not None or weights.WEIGHTS.id != self._weights
 
     @property
     def unavailable(self) -> str | None:
-        """For an operator: why nothing is found or kept now, and what will end that."""
+        """Reason for operators why the tier is unavailable, and what ends that."""
         resting = weights.WEIGHTS.resting()
         if resting is not None:
             return resting
@@ -75,19 +75,19 @@ class CurrentStore:
         return f"{self.store.unavailable} (tried again every {self.interval_s:g} s)"
 
     def maintain(self) -> None:
-        """Start anew after an update of the weights; try again for a folder that was not free."""
+        """Replace the store after an update of the weights; retry an unavailable folder."""
         if self.outdated:
             if weights.WEIGHTS.resting() is None:
                 self._replace()
         elif self.store.unavailable not in (None, "closed") and self.store.open():
             logger.info("Canopy disk tier: available now.")
-            self.table.add_refusal()  # what was written to an earlier folder may be lost
+            self.table.add_refusal()  # pages written to an earlier folder may be lost
             self._log_opened()
 
     def write(self, keys: Sequence[str], views: Views, prefix_key: str | None) -> None:
-        """Write pages; ``prefix_key`` is the page before the first, where the tree named none."""
-        # NOTE: first the store, then whether it is of these weights: one that is replaced from here
-        # on takes and gives nothing.
+        """Write pages. ``prefix_key``: parent of the first page, unless the tree described one."""
+        # NOTE: take the store before checking ``outdated``: a store replaced after the check is closed
+        # and ignores the write.
         store = self.store
         if self.outdated:
             return
@@ -99,20 +99,20 @@ class CurrentStore:
             self.table.add_refusal()
 
     def read(self, keys: Sequence[str], views: Views) -> list[bool]:
-        """Read pages, up to the first that is not there."""
+        """Read pages, up to the first missing page."""
         store = self.store
         if self.outdated:
             return [False] * len(keys)
-        metas = store.meta(keys)  # before the read, which is a use
+        metas = store.meta(keys)  # before the read, which changes the last access
         ok = store.read(keys, views)
         found = [(k, m) for k, m in zip(keys[: sum(ok)], metas) if m is not None]
         self.table.add_read([k for k, _ in found], [m for _, m in found])
         return ok
 
     def pass_on(self) -> None:
-        """Pass on to the store the requests and uses that the tree reported since the last time."""
+        """Deliver to the store the requests and uses that the tree reported since the last call."""
         if not self._passing_on.acquire(blocking=False):
-            return  # another thread is at it
+            return  # another thread delivers them
         try:
             store = self.store
             for event, request in self.table.take_requests():
@@ -129,7 +129,7 @@ class CurrentStore:
     def _described(
         self, store: DiskStore, metas: Sequence[PageMeta | None], parent: str | None
     ) -> list[PageMeta]:
-        """Where no tree of ours describes a page: its place, and that it is now."""
+        """Fill in metadata of pages that no tree described: position, and the current time."""
         if None not in metas:
             return list(filter(None, metas))
         now = store.clock() + getattr(store.clock, "skew_s", 0.0)
@@ -144,7 +144,7 @@ class CurrentStore:
         return described
 
     def _new(self, before: DiskStore | None = None) -> DiskStore:
-        """A store for the weights of now, going on with what ``before`` learnt and counted."""
+        """Open a store for the current weights, with the policy, TTLs and counters of ``before``."""
         settings, updates = self.settings, weights.WEIGHTS
         return DiskStore(
             settings.path,
@@ -161,13 +161,13 @@ class CurrentStore:
         )
 
     def _replace(self) -> None:
-        """Pages of the weights before are of no use to anyone: the next ones get their room."""
+        """Discard the pages of the previous weights, and open a store for the current ones."""
         current = weights.WEIGHTS.id
         self.store.discard()
         after = self._new(self.store)
         logger.info("Canopy disk tier: the weights were updated, so it starts without pages.")
         self.store = after
-        self._weights = current  # last: from here on the store is used
+        self._weights = current  # last, because this releases the store for use
 
     def _log_opened(self) -> None:
         store = self.store
@@ -191,7 +191,7 @@ class CurrentStore:
 
 
 def status_of(current: CurrentStore) -> dict[str, Any]:
-    """The disk tier for ``/canopy/status``: pages and bytes since the start."""
+    """Return the disk tier's part of ``/canopy/status``: pages and bytes since the start."""
     stats = current.store.stats()
     return {
         "unavailable": current.unavailable,

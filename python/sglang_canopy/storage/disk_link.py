@@ -1,6 +1,6 @@
-"""The tree's side of the disk tier: what it reports of its pages, and what it restores from them.
+"""The tree's side of the disk tier: report metadata of pages, and restore it from pages read.
 
-Runs on the scheduler thread; ``PAGES`` carries everything to and from the storage's own threads.
+Runs on the scheduler thread. ``PAGES`` exchanges the data with the storage threads.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
     from sglang_canopy.radix.live_request import LiveRequest
 
 REPORT_INTERVAL_S = 1.0
-"""Uses of a node are reported to the disk tier at most once in so many seconds."""
+"""Minimum seconds between two reports of one node's uses."""
 
 
 class DiskLink:
-    """``radix.disk_tier.DiskTier`` over ``PAGES``; does nothing while another backend is in use."""
+    """``radix.disk_tier.DiskTier`` over ``PAGES``; inactive with other storage backends."""
 
     def __init__(self, tree: Tree) -> None:
         self.tree = tree
         self.attachment = Attachment()
         self.active = False
-        """Whether the storage backend takes metadata; looked up at every arrival."""
+        """Whether the storage backend accepts metadata; updated at every arrival."""
         self.retry = DiskRetry(tree, self.attachment)
         self._backend: Any = None
-        """The storage backend that the last request found."""
+        """Storage backend at the last arrival."""
         self._unreported: dict[UnifiedTreeNode, None] = {}
         """Nodes used since their last report."""
         self._reported_at = float("-inf")
@@ -45,7 +45,7 @@ class DiskLink:
         self.attachment.cache = cache
 
     def request_arrived(self, epoch: float) -> None:
-        """Report the uses since the last time, at most once in ``REPORT_INTERVAL_S``."""
+        """Report uses, at most every ``REPORT_INTERVAL_S``, and detect a new storage backend."""
         backend = self._ours()
         if backend is not None and backend is not self._backend:
             self.retry.attached()
@@ -70,17 +70,17 @@ class DiskLink:
         self.retry.clear()
 
     def _ours(self) -> Any:
-        """The storage backend, if it takes metadata with its pages."""
+        """Return the storage backend, or ``None`` if it does not accept metadata."""
         controller = getattr(self.attachment.cache, "cache_controller", None)
         backend = getattr(controller, "storage_backend", None)
         return backend if getattr(backend, "pages", None) is PAGES else None
 
     def unwritten_ancestors(self, node: UnifiedTreeNode) -> list[UnifiedTreeNode]:
-        """Nodes above ``node`` that the disk tier never got, shallowest first.
+        """Return ancestors of ``node`` that were never written to the disk tier, shallowest first.
 
-        Under ``write_back`` SGLang copies down what it evicts, tails before heads; the disk tier
-        keeps no page without its prefix. So the prefix is copied along, once. Its copies on the
-        host are the first to go when room is needed there.
+        Under ``write_back`` SGLang copies evicted nodes down, leaves first, but the disk tier needs the
+        prefix of every page. The prefix is therefore copied too, once. Its host copies are evicted
+        first.
         """
         pool = self.attachment.cache.cache_controller.mem_pool_host  # type: ignore[union-attr]
         room = pool.size // 2 - len(node.key)
@@ -98,7 +98,7 @@ class DiskLink:
         if not self.active or not node.hash_value:
             return
         if node.canopy.reported_at > float("-inf"):
-            self._unreported.pop(node, None)  # its request is done: nothing to add later
+            self._unreported.pop(node, None)  # the request has finished: no later report is needed
         self.retry.write_prefix(node)
         self._describe(node)
 
@@ -107,7 +107,7 @@ class DiskLink:
             self._describe(node)
 
     def node_used(self, node: UnifiedTreeNode) -> None:
-        """A finished request used ``node``: the copy on disk is to stay as fresh as this one."""
+        """Report that a finished request used ``node``, so that the disk copy's metadata is current."""
         leaf = node.canopy
         if not node.hash_value:
             return
@@ -116,11 +116,11 @@ class DiskLink:
             self._report(node)
             if leaf.hits > 1:
                 return
-        # In use all the time; or new, and perhaps not written yet: (again) a little later.
+        # Report later: the node was reported just now, or is new and may not be written yet.
         self._unreported[node] = None
 
     def request_finished(self, request: LiveRequest) -> None:
-        """Let the disk tier's policy learn from a request that is done."""
+        """Pass a finished request to the disk tier's policy."""
         if self.active and self.tree.live.disk_learns:
             blocks = request.prompt_tokens // request.block_tokens
             epoch = self.attachment.epoch
@@ -128,7 +128,7 @@ class DiskLink:
             PAGES.add_request("finish", frozen_copy(request, len(request.path), epoch))
 
     def pages_read(self, node_id: int | None, hashes: Sequence[str]) -> None:
-        """A node made for the pages gets their metadata, and is split where that differs."""
+        """Restore the metadata of the node created for these pages; split it between differing runs."""
         if not self.active:
             return
         metas = self._agreed(PAGES.take_read(hashes))
@@ -141,14 +141,14 @@ class DiskLink:
         runs = runs_of(metas[-len(node.hash_value) :])
         for pages, meta in runs[:-1]:
             head, action = tree._split_node(node.key, node, pages * tree.page_size)
-            assert action is None, action  # nothing is copied from a node that was just read
+            assert action is None, action  # a node that was just read has no pending copy
             self._restore(head.canopy, meta)
         self._restore(node.canopy, runs[-1][1])
 
     # ---- to and from the page table ----
 
     def _describe(self, node: UnifiedTreeNode) -> None:
-        """``node`` is about to be written: pass on its pages' metadata."""
+        """Put the metadata of the pages of ``node``, which is about to be written, into ``PAGES``."""
         keys, leaf = node.hash_value, node.canopy
         set_offsets(node)
         self.retry.mark_written(leaf)
@@ -156,17 +156,17 @@ class DiskLink:
         PAGES.describe(keys, metas, [node.parent.get_last_hash_value(), *keys[:-1]])
 
     def _report(self, node: UnifiedTreeNode) -> None:
-        """Pass on that ``node`` was used."""
+        """Put a use of ``node`` into ``PAGES``."""
         keys = node.hash_value
         if not keys:
             return
         node.canopy.reported_at = self.tree.clock.now
         if PAGES.description(keys[0]) is not None:
-            self._describe(node)  # not written yet: it is to be written as it is now
+            self._describe(node)  # not written yet: update the pending description
         PAGES.add_use(keys, metadata_of(node.canopy, self.attachment.epoch))
 
     def _restore(self, leaf: NodeLeaf, meta: PageMeta | None) -> None:
-        # Without metadata, it takes its parent's when the policy hears of it.
+        # Without metadata, the leaf inherits its parent's on admission to the policy.
         if meta is not None and meta.hits >= 1:
             keep_until = restore(leaf, meta, self.tree.clock.now, self.attachment.epoch)
             if keep_until is not None:
@@ -174,10 +174,10 @@ class DiskLink:
         self.retry.mark_read(leaf)
 
     def _agreed(self, metas: list[PageMeta | None]) -> list[PageMeta | None]:
-        """What every rank is to use of its records: the first rank's, and differences counted.
+        """Return the records that all ranks use (the first rank's), and count disagreements.
 
-        Pipeline stages do without: they act on one read at different times, and cannot stop to
-        compare.
+        With pipeline parallelism no records are used: stages handle one read at different times and
+        cannot synchronise.
         """
         cache = self.attachment.cache
         if cache is None:

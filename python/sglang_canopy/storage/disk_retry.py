@@ -1,17 +1,16 @@
-"""Pages that the disk tier refused, lost or was never offered are written when they are used.
+"""Retry of writes: pages that the disk tier refused, lost or was never offered are written on use.
 
-SGLang offers each node to the storage once, when its host copy is made. The disk tier refuses a
-page while it is full or broken, and every page whose prefix it does not have. So one refusal, or a
-storage attached to a running server, would keep all pages below a prompt off the disk for as long
-as the prompt is in memory.
+SGLang offers each node to the storage once, when its host copy is made. The disk tier refuses pages
+while it is full or broken, and pages without their prefix. One refusal, or a storage attached to a
+running server, would therefore keep all pages below a prompt off the disk while the prompt is in memory.
 
-Which pages a disk lacks differs by rank, and what is written must not: each write holds host
-memory until all ranks have acknowledged it. So the ranks agree now and then that something was
-refused, anywhere. That begins a new *round*: a node of an earlier round is written again,
-prefixes first, once a request has used it. The disk passes over what it has.
+The missing pages differ between ranks, but the writes must not: a write holds host memory until all
+ranks have acknowledged it. The ranks therefore agree periodically whether any of them was refused. If
+so, a new *round* begins: nodes of earlier rounds are written again when a request uses them, prefixes
+first. The disk tier skips pages that it has.
 
-A store that counts a page's time from its last write (Mooncake) is written to again as well: a
-node that is used when half of that time is over, within a budget of bytes a second.
+If the store counts a page's lifetime from its last write (Mooncake), a node used after half of that
+lifetime is written again, within a budget of bytes per second.
 """
 
 from __future__ import annotations
@@ -31,64 +30,64 @@ if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 ROUND_S = 30.0
-"""A new round begins at most once in so many seconds; an idle healthy disk costs one look."""
+"""Minimum seconds between two rounds."""
 MAX_PAGES_A_REQUEST = 256
-"""Pages rewritten for one arriving request; but always one node."""
+"""Maximum pages rewritten per arriving request, except that one node always fits."""
 MAX_WRITES = 64
-"""Writes on their way to the disk, of any kind, above which nothing is written again."""
+"""Maximum pending writes of any kind; at this number rewrites stop."""
 RENEW_BYTES_S = 32 << 20
-"""Bytes a second, on average over ten seconds, that are written again only to stay longer."""
+"""Maximum bytes per second for renewals, averaged over ten seconds."""
 MAX_WAITING = 4096
-"""Nodes that wait to be written again. More are left to their next use."""
+"""Maximum nodes waiting for a rewrite. Others are considered at their next use."""
 
 
 @dataclass(slots=True)
 class Attachment:
-    """The cache that tree and disk tier belong to, and the difference between their clocks."""
+    """Cache of the tree and the disk tier, and the difference between their clocks."""
 
     cache: UnifiedRadixCache | None = None
-    """Known once the cache exists."""
+    """Set after the cache is created."""
     epoch: float = 0.0
-    """Seconds since 1970 when the requests' clock was 0."""
+    """Unix time at zero of the requests' clock, in seconds."""
 
 
 class DiskRetry:
-    """Runs on the scheduler's thread, between the tree's own operations."""
+    """Write missing pages again. Runs on the scheduler thread, between operations of the tree."""
 
     def __init__(self, tree: Tree, attachment: Attachment) -> None:
         self.tree = tree
         self.attachment = attachment
         self.round = 0
         self._attached_in_round = 0
-        """First round of the storage in use. Earlier rounds wrote to another one."""
+        """First round of the current storage."""
         self._round_began_at = float("-inf")
         self._waiting: dict[UnifiedTreeNode, bool] = {}
-        """Nodes to write again; true for those that the store has, to renew their time."""
+        """Nodes to write again -> whether only to renew their lifetime."""
         self._credit_bytes = 10.0 * RENEW_BYTES_S
         self._credited_at = 0.0
 
     def attached(self) -> None:
-        """Another storage is in use: no node has been offered to it."""
+        """Start a round for a new storage, to which no node has been offered."""
         self.round += 1
         self._attached_in_round = self.round
         self._waiting.clear()
 
     def is_written(self, leaf: NodeLeaf) -> bool:
-        """Whether the disk tier has these pages, as far as is known."""
+        """Whether these pages were written in this round."""
         return leaf.on_disk and leaf.disk_round == self.round
 
     def mark_written(self, leaf: NodeLeaf) -> None:
-        """These pages are being written now."""
+        """Record that these pages are being written."""
         leaf.on_disk, leaf.disk_round = True, self.round
         leaf.disk_written_at = self.tree.clock.now
 
     def mark_read(self, leaf: NodeLeaf) -> None:
-        """These pages came from the store; when they were written is not known."""
+        """Record that these pages were read from the store; the time of writing is unknown."""
         leaf.on_disk, leaf.disk_round = True, self.round
         leaf.disk_written_at = float("-inf")
 
     def node_used(self, node: UnifiedTreeNode, backend: Any) -> None:
-        """A finished request used ``node``. ``backend``: that which stores its pages."""
+        """Queue ``node``, used by a finished request, if its pages need a rewrite on ``backend``."""
         if len(self._waiting) >= MAX_WAITING:
             return
         if self._lacks_write(node):
@@ -97,7 +96,7 @@ class DiskRetry:
             self._waiting[node] = True
 
     def request_arrived(self) -> None:
-        """A request came in: begin a round if it is time, and write some of what waits."""
+        """Begin a round if one is due, and write some of the waiting nodes."""
         now = self.tree.clock.now
         if now - self._round_began_at >= ROUND_S:
             self._round_began_at = now
@@ -110,9 +109,9 @@ class DiskRetry:
             self._rewrite_some()
 
     def write_prefix(self, node: UnifiedTreeNode) -> None:
-        """Write host copies above ``node`` that the storage in use was never offered.
+        """Write host copies of ancestors of ``node`` that the current storage was never offered.
 
-        Shallowest first, so that the write of ``node``, which follows, has its prefix.
+        Write the shallowest first, so that the following write of ``node`` has its prefix.
         """
         cache = self.attachment.cache
         assert cache is not None
@@ -130,17 +129,17 @@ class DiskRetry:
         self._waiting.clear()
 
     def _offered(self, leaf: NodeLeaf) -> bool:
-        """Whether the storage in use was offered these pages, or gave them."""
+        """Whether these pages were written to or read from the current storage."""
         return leaf.on_disk and leaf.disk_round >= self._attached_in_round
 
     def _lacks_write(self, node: UnifiedTreeNode) -> bool:
-        """Whether no write of this round covers the node, and SGLang will not start one."""
+        """Whether the node has no write in this round and SGLang will not start one."""
         if not node.canopy.on_disk:
             return bool(node.backuped)
         return node.canopy.disk_round < self.round
 
     def _needs_renewal(self, node: UnifiedTreeNode, backend: Any) -> bool:
-        """Whether half of the time is over for which the store keeps these pages."""
+        """Whether half of the pages' lifetime in the store is over."""
         if not hasattr(backend, "pinned_s") or not node.canopy.on_disk:
             return False
         set_offsets(node)
@@ -149,7 +148,8 @@ class DiskRetry:
         return pinned_s > 0 and now - node.canopy.disk_written_at >= pinned_s / 2
 
     def _any_rank_refused(self, refused: bool) -> bool:
-        """Whether any rank was refused something. Pipeline stages cannot stop to compare."""
+        """Whether the store of any rank refused pages. False with pipeline stages, which cannot
+        synchronise here."""
         cache = self.attachment.cache
         if cache is None or cache.pp_size > 1:
             return False
@@ -175,18 +175,18 @@ class DiskRetry:
             done += 1
             if self._waiting[node]:
                 if self._credit_bytes <= 0:
-                    continue  # at its next use
+                    continue  # retry at the next use
                 self._credit_bytes -= len(node.key) * token_bytes
                 PAGES.mark_rewrite(node.hash_value)
             self._write(node)
         self._waiting = {node: self._waiting[node] for node in live[done:]}
 
     def _write(self, node: UnifiedTreeNode) -> None:
-        """From the host's copy; where that is gone, by making one first."""
+        """Write the host copy of ``node``; if it is evicted, make one first."""
         cache = self.attachment.cache
         assert cache is not None
         if node.write_through_pending_id is not None:
-            return  # its copy to the host is on the way, and the write follows
+            return  # the copy to the host is pending, and the write follows it
         if node.backuped:
             cache.write_backup_storage(node.id)
         elif not node.evicted and cache.cache_controller.write_policy != "write_back":

@@ -1,4 +1,4 @@
-"""What files hold, as digests: of a model's weights by sample, of an adapter's in full."""
+"""Digests of files: of a model's weights by sampling, of an adapter's in full."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import xxhash
 
 _WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt", ".pth")
 _KINDS = (*_WEIGHTS, ".json", ".py")
-"""Files that decide what KV a model computes: its weights, its configuration, its code."""
+"""Suffixes of files that determine a model's KV: weights, configuration, code."""
 _SAMPLE_BYTES = 16_384
 _SAMPLES = 8
 
 
 class NotFound(Exception):
-    """The files are not on this machine. Says why."""
+    """The files are not on this machine."""
 
 
 def local_files(name: str, revision: str | None = None, *caches: str | None) -> Path:
-    """Where the files of ``name`` are: a path, or the local snapshot of a hub id.
+    """Return the path of ``name``: a path, or the local snapshot of a hub id.
 
-    Looks into ``caches`` (``None``: the hub's default folder); never downloads. Raises
-    ``NotFound``.
+    Snapshots are searched in ``caches`` (``None``: the hub's default folder), without downloads.
+    Raises ``NotFound``.
     """
     path = Path(name).expanduser()
     if path.exists():
@@ -37,15 +37,15 @@ def local_files(name: str, revision: str | None = None, *caches: str | None) -> 
                 name, revision=revision, cache_dir=cache, local_files_only=True
             )
             return Path(found)
-        except Exception:  # its errors have no common base: "not there" is all that matters
+        except Exception:  # the hub's errors have no common base; all mean "not found"
             continue
     raise NotFound("it is neither a path nor a hub snapshot on this machine")
 
 
 def sampled(path: Path) -> str:
-    """A digest of names, sizes, modification times, and a sample of the bytes of every file.
+    """Return a digest of the names, sizes, modification times and sampled bytes of all files.
 
-    Reads at most 128 KiB a file. Raises ``NotFound`` where there are no weights.
+    Reads at most 128 KiB per file. Raises ``NotFound`` if there are no weights.
     """
     if not any(file.suffix in _WEIGHTS for file in _files(path)):
         raise NotFound(f"there are no weights ({', '.join(_WEIGHTS)}) in {path}")
@@ -53,7 +53,7 @@ def sampled(path: Path) -> str:
 
 
 def sampled_files(path: Path) -> str:
-    """The same of a file, or of every file of a folder."""
+    """Return the same digest for a file, or for all files of a folder, of any kind."""
     every = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
     return _sampled(path, every)
 
@@ -72,14 +72,14 @@ def _sampled(path: Path, files: Iterable[Path]) -> str:
 
 
 def whole(path: Path) -> str:
-    """A digest of the names and all bytes of a file, or of the files right in a folder.
+    """Return a digest of the names and all bytes of a file, or of the files directly in a folder.
 
-    The same on every machine that has the same files.
+    Machines with the same files get the same digest.
     """
     digest = hashlib.sha256()
     for file in _files(path):
         if file.parent != path and file != path:
-            continue  # SGLang reads nothing of an adapter from there
+            continue  # SGLang reads no adapter files from subfolders
         content = xxhash.xxh3_128()
         with file.open("rb") as handle:
             while chunk := handle.read(1 << 22):
@@ -89,7 +89,7 @@ def whole(path: Path) -> str:
 
 
 def _files(path: Path) -> Iterator[Path]:
-    """The model's files at ``path`` and below, in one order everywhere."""
+    """Iterate over the model's files at and below ``path``, in the same order on every machine."""
     if path.is_file():
         yield path
         return
@@ -101,7 +101,7 @@ def _files(path: Path) -> Iterator[Path]:
 
 
 def _positions(size: int) -> Iterator[int]:
-    """Where samples begin, from the first bytes to the last."""
+    """Return the offsets of the samples, spread from the first to the last bytes."""
     if size <= _SAMPLES * _SAMPLE_BYTES:
         yield from range(0, size, _SAMPLE_BYTES)
         return

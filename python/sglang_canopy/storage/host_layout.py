@@ -1,4 +1,4 @@
-"""Where the pages of SGLang's host pool lie in memory."""
+"""Memory of the pages in SGLang's host pool."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sglang_canopy.errors import CanopyError
 
 
 class HostLayout:
-    """A host pool's pages as writable memory, in every layout whose pool gives their addresses."""
+    """Writable memory of a host pool's pages, for every layout whose pool returns addresses."""
 
     def __init__(self, pool: Any) -> None:
         self.pool = pool
@@ -27,10 +27,10 @@ class HostLayout:
         self.page_bytes = sum(sizes)
         self._types = {size: ctypes.c_char * size for size in set(sizes)}
         self._buffers = len(sizes)
-        """Buffers of one page: K and V, or one a layer."""
+        """Buffers of one page: K and V, or one per layer."""
 
     def views(self, host_indices: torch.Tensor, pages: int) -> list[list[memoryview]]:
-        """The pages' memory, writable, as the pool's own buffers."""
+        """Return the buffers of each page as writable views of the pool's memory."""
         pointers, sizes = self.pool.get_page_buffer_meta(host_indices)
         assert len(pointers) == pages * self._buffers, (len(pointers), pages, self._buffers)
         types = self._types
@@ -42,5 +42,5 @@ class HostLayout:
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
-    """The memory of a contiguous tensor."""
+    """Return the memory of a contiguous tensor."""
     return memoryview(tensor.view(torch.uint8).numpy().reshape(-1)).cast("B")

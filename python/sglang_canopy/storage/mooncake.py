@@ -1,10 +1,10 @@
-"""SGLang's Mooncake backend, told what Canopy knows of each page.
+"""SGLang's Mooncake backend with soft pins from Canopy's TTLs.
 
-Mooncake Store is shared by many servers and evicts by itself: objects without a lease, those
-without a soft pin first. A page that Canopy gives a time to live is put with a soft pin of that
-time. The pin runs from the write: neither reads nor existence queries renew it. So the tree
-offers a page again that is used when half of the time is over (``disk_retry``), and the page is
-written once more. What does not map: docs/guide/mooncake.md.
+Mooncake Store is shared by many servers and evicts objects without a lease, those without a soft pin
+first. A page with a TTL is put with a soft pin of that duration. The pin starts at the write; reads and
+existence queries do not renew it. The tree therefore offers a page again if it is used after half of
+that time (``disk_retry``), and the page is rewritten. Features that do not map:
+docs/guide/mooncake.md.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ logger = logging.getLogger(__name__)
 
 BACKEND = "mooncake"
 MAX_PIN_S = 86_400.0
-"""The master's own default for ``max_kv_soft_pin_ttl``: it refuses a put with a longer pin."""
+"""Default of the master's ``max_kv_soft_pin_ttl``; longer pins are refused."""
 
 
 def install(ttl: TTLTable | None) -> None:
-    """Make SGLang's ``--hicache-storage-backend mooncake`` this class, with these TTLs."""
+    """Register this class, with these TTLs, as ``--hicache-storage-backend mooncake``."""
     CanopyMooncakeStore.ttl = ttl
     StorageBackendFactory._registry.pop(BACKEND, None)
     StorageBackendFactory.register_backend(BACKEND, __name__, CanopyMooncakeStore.__name__)
 
 
 def pin_s(meta: PageMeta | None, ttl: TTLTable | None, now: float) -> float:
-    """Seconds for which a page is to be pinned; 0 for not at all.
+    """Return the seconds for which to pin a page; 0 for no pin.
 
-    A TTL without end is pinned for as long as Mooncake pins anything (``MAX_PIN_S``). Pages of
-    which nothing is known, and all pages where no TTL was configured, are not pinned: if
-    every page had a pin, none would be preferred.
+    An infinite TTL gives ``MAX_PIN_S``. Pages without metadata are not pinned. Without configured TTLs
+    (``ttl`` is ``None``), only the page's own TTL and ``keep_until`` count: pins on all pages would
+    prefer none.
     """
     if meta is None:
         return 0.0
@@ -59,17 +59,17 @@ def pin_s(meta: PageMeta | None, ttl: TTLTable | None, now: float) -> float:
 
 
 class CanopyMooncakeStore(MooncakeStore):
-    """``MooncakeStore`` that pins by TTL. Runs on HiCache's own threads."""
+    """``MooncakeStore`` with pins by TTL. Runs on HiCache's threads."""
 
     ttl: TTLTable | None = None
-    """The server's disk TTLs; set by ``install`` before SGLang makes the backend."""
+    """The server's disk TTLs, set by ``install`` before SGLang creates the backend."""
 
     def __init__(self, storage_config: Any = None, mem_pool: Any = None) -> None:
         super().__init__(storage_config, mem_pool)
         self.pages = PAGES
-        """Where the tree describes its pages (it does so for a backend that has this)."""
+        """Page table of the tree, which describes pages for backends with this attribute."""
         self._pin_ms = 0
-        """Pin of the pages being put; one thread puts."""
+        """Pin of the pages being put, by a single thread."""
         self._refused = False
 
     def batch_set_v1(
@@ -99,16 +99,16 @@ class CanopyMooncakeStore(MooncakeStore):
         return super().batch_exists(keys, extra_info)
 
     def pinned_s(self, meta: PageMeta, now: float) -> float:
-        """For how long a page is pinned that is written now; 0: for no time that can be renewed."""
+        """Return the pin of a page written now, in seconds; 0 if a pin cannot be renewed."""
         return pin_s(meta, self.ttl, now) if hasattr(self.store, "batch_upsert_from") else 0.0
 
     def _rewrite(self, keys: list[str], places: torch.Tensor) -> list[bool]:
-        """Put pages that may be there, which begins a new pin; SGLang's own put skips them."""
+        """Put pages that may exist, to start a new pin; SGLang's own put skips existing pages."""
         tagged = self._tag_keys(keys)
         names, pointers, sizes = self._batch_preprocess(tagged, places)
         config = self._pinned()
         if config is None or self._uses_multi_buffer(pointers):
-            return [True] * len(keys)  # there is no such call for pages in several pieces
+            return [True] * len(keys)  # Mooncake has no upsert for pages in several buffers
         if self._can_use_group_semantics():
             config.group_ids = self._expand_group_ids(tagged, len(names) // len(keys))
         results = self.store.batch_upsert_from(names, pointers, sizes, config)
@@ -140,7 +140,7 @@ class CanopyMooncakeStore(MooncakeStore):
 
     def _warn_if_refused(self, results: Sequence[int]) -> None:
         if any(results) and not self._refused:
-            # NOTE: a master with a smaller max_kv_soft_pin_ttl refuses every put with our pin.
+            # NOTE: a master with a smaller max_kv_soft_pin_ttl refuses puts with longer pins.
             self._refused = True
             logger.warning(
                 "Mooncake took %d of %d objects with a pin of %d ms (codes %s); if its log says "
@@ -152,7 +152,7 @@ class CanopyMooncakeStore(MooncakeStore):
             )
 
     def _pinned(self) -> Any:
-        """A configuration with a pin of ``_pin_ms``; ``None`` if this Mooncake has none."""
+        """Return a configuration with a pin of ``_pin_ms``, or ``None`` if Mooncake has no pins."""
         if not self._replicate_config_cls:
             return None
         config: Any = self._replicate_config_cls()
@@ -161,7 +161,7 @@ class CanopyMooncakeStore(MooncakeStore):
 
             config.soft_pin_action = SoftPinAction.ENABLE
             config.soft_pin_ttl_ms = self._pin_ms
-        elif hasattr(config, "with_soft_pin"):  # older: the master's own time for all
+        elif hasattr(config, "with_soft_pin"):  # older versions: the master sets the duration
             config.with_soft_pin = True
         else:
             return None
@@ -169,6 +169,6 @@ class CanopyMooncakeStore(MooncakeStore):
 
 
 def _drop_uses() -> None:
-    """Nothing here learns, and no query would make a page stay longer."""
+    """Discard reported uses and requests: Mooncake has no policy of ours, and uses renew no pin."""
     PAGES.take_uses()
     PAGES.take_requests()

@@ -1,11 +1,10 @@
-"""Which pages on disk may be served: all that must be equal for a page to mean the same KV.
+"""Namespace of a disk store: a text of all facts that must be equal for pages to hold the same KV.
 
-The namespace of a store is a text of these facts. Whatever can change KV is in it: every argument
-of the server but those that cannot (``server_arguments``), the model's configuration as SGLang
-uses it, its weights' files, the adapters named at start, the layout of the pool, and the rank. A
-model or adapter whose files cannot be found is refused, since nothing would tell its pages from
-another's. Weights that come from elsewhere (``weights_are_local``) get a namespace of their own at
-each start.
+It contains every server argument except those that cannot change KV (``server_arguments``), the
+model's configuration as SGLang uses it, the files of its weights, the adapters named at start, the
+layout of the pool, and the rank. A model or adapter whose files are not found is refused, because its
+pages could be confused with another's. Weights that are not local (``weights_are_local``) get a new
+namespace at each start.
 """
 
 from __future__ import annotations
@@ -28,17 +27,16 @@ from sglang_canopy.storage.weights import adapter_id
 
 _BACKEND = "--hicache-storage-backend canopy"
 _NAMES_FILES = ("_path", "_file", "_profile")
-"""Ends of the names of arguments that name files, which count by content."""
+"""Suffixes of arguments that name files, whose content is included."""
 _ELSEWHERE = ("remote", "remote_instance", "rdma", "ipc_cache", "private")
-"""Formats whose weights come from another process or machine."""
+"""Load formats with weights from another process or machine."""
 _NOT_OF_THE_MODEL = ("_name_or_path", "transformers_version", "_commit_hash")
 
 
 def namespace_of(config: HiCacheStorageConfig, pool: Any) -> str:
-    """The namespace of one rank's pages.
+    """Return the namespace of one rank's pages, for the initial weights (updates: ``weights.py``).
 
-    Of the weights at the start: ``weights.py`` has their updates. Raises ``CanopyError`` where
-    the model or an adapter cannot be told from another one.
+    Raises ``CanopyError`` if the model or an adapter cannot be identified.
     """
     fields = {
         "model": config.model_name,
@@ -61,7 +59,7 @@ def namespace_of(config: HiCacheStorageConfig, pool: Any) -> str:
 
 
 def _replica() -> int:
-    """Which replica of ``--dp-size`` this is; the storage's configuration does not say."""
+    """Return the replica's number under ``--dp-size``, which the storage's configuration lacks."""
     try:
         return get_parallel().dp_rank or 0
     except (RuntimeError, ValueError):  # no server around it (tests, benchmarks)
@@ -69,14 +67,14 @@ def _replica() -> int:
 
 
 def _model() -> str:
-    """A digest of the configuration in force and of the weights' files."""
+    """Return a digest of the effective configuration and of the weights' files."""
     try:
         server = get_server_args()
     except ValueError:  # no server around it (tests, benchmarks)
         return "none"
     arguments = get_context().resolved_server_args_dict()
     name = str(arguments["model_path"])
-    if name.lower() in ("none", "dummy"):  # SGLang's own names for "no model"
+    if name.lower() in ("none", "dummy"):  # SGLang's names for "no model"
         return name
     facts = _arguments(arguments)
     if not weights_are_local():
@@ -94,7 +92,7 @@ def _model() -> str:
 
 
 def weights_are_local() -> bool:
-    """Whether the model's weights are loaded from files of this machine, as far as it has any."""
+    """Whether weights, if any, are loaded from files of this machine."""
     try:
         get_server_args()
     except ValueError:  # no server around it (tests, benchmarks)
@@ -108,7 +106,7 @@ def weights_are_local() -> bool:
 
 
 def _arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Every argument that can change KV; of one that names files, their content as well."""
+    """Return the arguments that can change KV, with digests of the files that they name."""
     facts = {name: value for name, value in arguments.items() if name not in LEAVES_KV}
     for name, value in list(facts.items()):
         if name.endswith(_NAMES_FILES) and isinstance(value, str) and Path(value).exists():
@@ -121,10 +119,10 @@ def _weights(path: Path, load_format: str) -> str:
 
 
 def _effective(server: Any, path: Path) -> dict[str, Any]:
-    """The model's configuration as the server uses it, after ``--json-model-override-args``."""
+    """Return the model's configuration with ``--json-model-override-args`` applied."""
     from sglang.srt.configs.model_config import ModelConfig
 
-    # A snapshot may hold the weights alone; then the configuration is where SGLang found it.
+    # If the snapshot has only weights, let SGLang locate the configuration.
     here = str(path) if path.is_file() or (path / "config.json").exists() else None
     config = ModelConfig.from_server_args(server, model_path=here).hf_config.to_dict()
     return {key: value for key, value in config.items() if key not in _NOT_OF_THE_MODEL}
@@ -136,7 +134,7 @@ def _digest(facts: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON does not know, the same in every process."""
+    """Serialise values that JSON lacks, identically in every process."""
     return sorted(map(str, value)) if isinstance(value, (set, frozenset)) else str(value)
 
 
@@ -144,7 +142,7 @@ def _plain(value: Any) -> Any:
 
 
 def _adapters() -> str | None:
-    """A digest of the adapters of ``--lora-paths`` whose ids do not tell their content."""
+    """Return a digest of the adapters of ``--lora-paths`` whose ids do not depend on content."""
     try:
         named = get_context().resolved_server_args_dict()["lora_paths"] or ()
     except ValueError:

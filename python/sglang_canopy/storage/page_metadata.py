@@ -1,8 +1,7 @@
-"""A node's metadata as its pages carry it, and back.
+"""Convert metadata between nodes and their pages on disk.
 
-Times in the disk tier are seconds since 1970, so that they still mean something after a restart;
-the tree's are the requests' own. The difference (``epoch``) travels with the requests, so all
-ranks compute the same.
+Times in the disk tier are Unix times, which stay valid after a restart; times in the tree are on the
+requests' clock. Requests carry the difference (``epoch``), so that all ranks compute the same.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from sglang_canopy.records import Request, copy_record
 from sglang_canopy.wire.stamp import MAX_KEEP_S
 
 node_fields = operator.attrgetter(*(f.name for f in dataclasses.fields(PageMeta)[2:]))
-"""What all pages of a node have in common: every field after ``offset`` and ``tokens``."""
+"""Return the fields that all pages of a node share: all after ``offset`` and ``length``."""
 
 
 def metadata_of(leaf: NodeLeaf, epoch: float) -> PageMeta:
-    """``leaf``'s metadata in the disk tier's time."""
+    """Return the metadata of ``leaf`` in Unix time."""
     meta = PageMeta.from_leaf(leaf, leaf.ttl_s)
     pin = leaf.pin_until
     if pin is not None and (meta.keep_until is None or pin > meta.keep_until):
@@ -31,7 +30,7 @@ def metadata_of(leaf: NodeLeaf, epoch: float) -> PageMeta:
 
 
 def pages_of(leaf: NodeLeaf, pages: int, page_tokens: int, epoch: float) -> list[PageMeta]:
-    """The metadata of each of a node's pages."""
+    """Return the metadata of each page of a node."""
     common = node_fields(metadata_of(leaf, epoch))
     return [
         PageMeta(leaf.offset + i * page_tokens, page_tokens, *common)  # fields in order
@@ -40,9 +39,10 @@ def pages_of(leaf: NodeLeaf, pages: int, page_tokens: int, epoch: float) -> list
 
 
 def restore(leaf: NodeLeaf, meta: PageMeta, now: float, epoch: float) -> float | None:
-    """Give ``leaf`` what its pages carried. Returns until when its path is to be kept, if at all.
+    """Copy the metadata of pages into ``leaf``. Returns the time until which to keep its path.
 
-    A pin is for the disk: above it, nothing is kept for longer than a client may ask.
+    The result is ``None`` without a pin. A pin applies to the disk; tiers above keep a path for at most
+    ``MAX_KEEP_S``, as for a client's request.
     """
     meta = dataclasses.replace(meta)
     meta.shift(-epoch)
@@ -56,7 +56,7 @@ def restore(leaf: NodeLeaf, meta: PageMeta, now: float, epoch: float) -> float |
 
 
 def frozen_copy(request: LiveRequest, blocks: int, epoch: float) -> Request:
-    """``request`` as it is now, for another thread, in the disk tier's time."""
+    """Return a snapshot of ``request`` for another thread, in Unix time."""
     return request.copy(
         time=request.time + epoch,
         path=tuple(request.path[:blocks]),

@@ -1,8 +1,7 @@
 """Metadata of pages between the tree and the storage backend, across threads.
 
-The tree core lives on the scheduler thread and knows nodes; HiCache's controller calls the
-storage backend on its own threads and knows page keys only. One ``PageTable`` a process
-(``PAGES``) lies between them:
+The tree runs on the scheduler thread and works with nodes. HiCache's controller calls the storage
+backend on other threads, with page keys only. One ``PageTable`` per process (``PAGES``) connects them:
 
 scheduler thread                                 storage threads
 ``describe(keys, metas, parents)``  before a write  ->  ``description(key)``, ``parent(key)``
@@ -12,8 +11,8 @@ scheduler thread                                 storage threads
 ``take_refusal()``                  now and then    <-  ``add_refusal()``
 ``mark_rewrite(keys)``              before a write  ->  ``take_rewrites(keys)``
 
-Everything is bounded: the oldest entries are dropped, and counted. A dropped entry costs
-accuracy of metadata, never a wrong page.
+All parts are bounded: the oldest entries are dropped and counted. A dropped entry makes metadata less
+accurate, but never yields a wrong page.
 """
 
 from __future__ import annotations
@@ -28,17 +27,17 @@ from sglang_canopy.disk.page import PageMeta
 from sglang_canopy.records import Request
 
 MAX_PAGES = 65_536
-"""Pages whose metadata waits to be written or to be restored, each way. About 500 bytes each."""
+"""Maximum pages with pending metadata, in each direction; about 500 bytes each."""
 _ABSENT = object()
 MAX_EVENT_BYTES = 32 << 20
-"""Uses that wait for a storage thread, and requests likewise: an estimate of their memory."""
+"""Maximum estimated memory of pending uses, and likewise of pending requests."""
 _EVENT_BYTES, _BLOCK_BYTES, _KEY_BYTES = 512, 40, 128
-"""Of an event by itself, and of each block of a request's path or key of a used page."""
+"""Estimated bytes per event, per block of a path, and per page key."""
 
 
 @dataclass(slots=True)
 class Dropped:
-    """How many entries were dropped because nobody took them in time."""
+    """Numbers of entries dropped before they were taken."""
 
     descriptions: int = 0
     reads: int = 0
@@ -59,7 +58,7 @@ class _Bounded:
     entries: OrderedDict[str, Any] = field(default_factory=OrderedDict)
 
     def put(self, key: str, value: Any, limit: int) -> int:
-        """Returns how many entries were dropped for it (0 or 1)."""
+        """Insert or replace an entry. Returns the number of entries dropped (0 or 1)."""
         self.entries[key] = value
         self.entries.move_to_end(key)
         if len(self.entries) <= limit:
@@ -69,7 +68,7 @@ class _Bounded:
 
 
 class _Events:
-    """A queue that drops its oldest entries where they need more memory than ``limit`` bytes."""
+    """A queue that drops its oldest entries above ``limit`` bytes."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -77,7 +76,7 @@ class _Events:
         self._entries: deque[tuple[int, Any]] = deque()
 
     def put(self, size: int, entry: Any) -> int:
-        """Returns how many entries were dropped for it; itself, where it alone is too large."""
+        """Append an entry. Returns the number of entries dropped, including an oversized new one."""
         self._entries.append((size, entry))
         self._bytes += size
         dropped = 0
@@ -97,7 +96,7 @@ class _Events:
 
 
 class PageTable:
-    """Thread-safe. Every call is short: no I/O and no callback under the lock."""
+    """Exchange between threads. Thread-safe; no call does I/O or runs a callback under the lock."""
 
     def __init__(self, max_pages: int = MAX_PAGES, max_event_bytes: int = MAX_EVENT_BYTES) -> None:
         self.max_pages = max_pages
@@ -116,7 +115,7 @@ class PageTable:
         metas: Sequence[PageMeta],
         parents: Sequence[str | None],
     ) -> None:
-        """These pages are about to be written. ``parents``: the page before, or ``None``."""
+        """Record metadata of pages about to be written. ``parents``: preceding keys, or ``None``."""
         with self._lock:
             for key, meta, parent in zip(keys, metas, parents, strict=True):
                 self.dropped.descriptions += self._descriptions.put(
@@ -124,87 +123,87 @@ class PageTable:
                 )
 
     def description(self, key: str) -> PageMeta | None:
-        """A page's metadata as the tree gave it; ``None`` if it did not, or long ago."""
+        """Return a page's metadata from ``describe``; ``None`` if it is missing or was dropped."""
         with self._lock:
             found = self._descriptions.entries.get(key)
             return None if found is None else found.meta
 
     def parent(self, key: str, default: str | None = None) -> str | None:
-        """The key of the page before, as the tree gave it (``None`` at a root)."""
+        """Return the preceding page's key from ``describe`` (``None`` at a root), or ``default``."""
         with self._lock:
             found = self._descriptions.entries.get(key)
             return default if found is None else found.parent
 
     def written(self, keys: Sequence[str]) -> None:
-        """These pages are stored: their descriptions are no longer needed."""
+        """Drop the descriptions of pages that were stored."""
         with self._lock:
             for key in keys:
                 self._descriptions.entries.pop(key, None)
 
     def mark_rewrite(self, keys: Sequence[str]) -> None:
-        """The next write of these pages replaces what the storage has, to renew its time."""
+        """Let the next write of these pages replace stored ones, to renew their lifetime."""
         with self._lock:
             for key in keys:
                 self._rewrites.put(key, None, self.max_pages)
 
     def take_rewrites(self, keys: Sequence[str]) -> list[bool]:
-        """Which of these pages to write though the storage has them, once."""
+        """Return for each page whether it was marked for rewriting, and clear the marks."""
         with self._lock:
             return [self._rewrites.entries.pop(key, _ABSENT) is not _ABSENT for key in keys]
 
     def add_refusal(self) -> None:
-        """Pages that were offered are not stored, or no longer: see ``disk_retry``."""
+        """Record that offered pages are not stored, or no longer; see ``disk_retry``."""
         with self._lock:
             self._refused = True
 
     def take_refusal(self) -> bool:
-        """Whether anything was refused since the last call."""
+        """Whether a refusal was recorded since the last call."""
         with self._lock:
             refused, self._refused = self._refused, False
         return refused
 
     def add_read(self, keys: Sequence[str], metas: Sequence[PageMeta]) -> None:
-        """These pages were read from storage, with this metadata."""
+        """Record the metadata of pages read from storage."""
         with self._lock:
             for key, meta in zip(keys, metas, strict=True):
                 self.dropped.reads += self._reads.put(key, meta, self.max_pages)
 
     def take_read(self, keys: Sequence[str]) -> list[PageMeta | None]:
-        """The metadata read with these pages, once: a second call gives ``None``."""
+        """Return and forget the metadata read with these pages."""
         with self._lock:
             return [self._reads.entries.pop(key, None) for key in keys]
 
     def add_use(self, keys: Sequence[str], meta: PageMeta) -> None:
-        """A request used this run of pages, in whichever tier it found them.
+        """Record that a request used a run of pages, in any tier.
 
-        ``keys`` are a contiguous run, shallowest first, best from the start of the path;
-        ``meta`` is the request's view (last access, category, turn, ...) for all of them.
+        ``keys``: a contiguous run, shallowest first, preferably from the start of the path. ``meta``
+        applies to all of them (last access, category, turn, ...).
         """
         with self._lock:
             size = _EVENT_BYTES + _KEY_BYTES * len(keys)
             self.dropped.uses += self._uses.put(size, (tuple(keys), meta))
 
     def take_uses(self) -> list[tuple[tuple[str, ...], PageMeta]]:
-        """All uses since the last call, oldest first."""
+        """Return all uses since the last call, oldest first."""
         with self._lock:
             return self._uses.take()
 
     def add_request(self, event: str, request: Request) -> None:
-        """A request ``"arrive"``\\ d or ``"finish"``\\ ed: the disk tier's policy learns from it.
+        """Record a request for the disk tier's policy. ``event``: ``"arrive"`` or ``"finish"``.
 
-        The object must not change afterwards.
+        The request must not change afterwards.
         """
         with self._lock:
             size = _EVENT_BYTES + _BLOCK_BYTES * len(request.path)
             self.dropped.requests += self._requests.put(size, (event, request))
 
     def take_requests(self) -> list[tuple[str, Request]]:
-        """All of ``add_request`` since the last call, oldest first."""
+        """Return all entries of ``add_request`` since the last call, oldest first."""
         with self._lock:
             return self._requests.take()
 
     def clear(self) -> None:
-        """Drop everything (the cache was flushed, or another test begins)."""
+        """Drop all entries, after a flush of the cache or between tests."""
         with self._lock:
             self._descriptions.entries.clear()
             self._reads.entries.clear()
@@ -220,4 +219,4 @@ class PageTable:
 
 
 PAGES = PageTable()
-"""The one table of this process."""
+"""The page table of this process."""

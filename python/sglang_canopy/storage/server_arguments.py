@@ -1,11 +1,10 @@
-"""SGLang's server arguments, reviewed: which cannot change KV, and which are taken to.
+"""Review of SGLang's server arguments: whether they can change KV.
 
-A namespace on disk has the digest of every argument but those of ``LEAVES_KV``. One that is in
-neither list (``server_arguments.json``) counts as changing KV; ``scripts/follow_sglang.py`` and a
-test name it, so that it is reviewed: an argument belongs to ``LEAVES_KV`` only if the same tokens
-give the same KV whatever its value is (ports, logs, scheduling, sizes of pools, what happens before
-tokens or after logits), or if the namespace has what it stands for (``model_path``: the files;
-``lora_paths``: the adapters).
+The namespace of a disk store contains every argument except those of ``LEAVES_KV``. Arguments in neither
+list (``server_arguments.json``) count as changing KV; ``scripts/follow_sglang.py`` and a test report
+them for review. An argument belongs to ``LEAVES_KV`` only if the same tokens give the same KV for all of
+its values (ports, logs, scheduling, sizes of pools, processing before tokens or after logits), or if
+the namespace contains its meaning (``model_path``: the files; ``lora_paths``: the adapters).
 """
 
 from __future__ import annotations
@@ -19,5 +18,5 @@ CHANGES_KV = frozenset(_REVIEWED["changes_kv"])
 
 
 def unreviewed(names: set[str]) -> set[str]:
-    """Those of ``names``, SGLang's arguments, that nobody has looked at."""
+    """Return the SGLang arguments among ``names`` that are in neither list."""
     return names - LEAVES_KV - CHANGES_KV

@@ -16,7 +16,7 @@ from sglang_canopy.policy.registry import check_served, make_policy
 from sglang_canopy.ttl.table import TTLTable
 
 BACKEND = "canopy"
-"""Our name for ``--hicache-storage-backend``."""
+"""Value of ``--hicache-storage-backend`` for Canopy's disk tier."""
 
 DYNAMIC_BACKEND = {
     "backend_name": BACKEND,
@@ -24,7 +24,7 @@ DYNAMIC_BACKEND = {
     "class_name": "CanopyStorage",
     "interface_v1": 1,
 }
-"""How SGLang is told of our backend: it loads it by module and class."""
+"""SGLang's dynamic backend entry: module and class to load."""
 
 FLAG = "--hicache-storage-backend-extra-config"
 PATH_VARIABLE = "CANOPY_DISK_PATH"
@@ -45,7 +45,7 @@ _OF_SGLANG = frozenset(
         "hicache_storage_pass_prefix_keys",
     }
 )
-"""Keys of the same object that are not ours."""
+"""Keys of the same object that belong to SGLang."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class StorageSettings:
         self.make_policy()
 
     def make_policy(self) -> Policy:
-        """A policy of its own: it learns on the storage's thread, not on the scheduler's."""
+        """Return a new policy for the disk tier, which learns on the storage threads."""
         check_served(self.policy)
         return make_policy(self.policy, self.policy_config)
 
@@ -94,7 +94,7 @@ class StorageSettings:
     def from_extra(
         cls, extra: Mapping[str, Any] | None, environment: Mapping[str, str] = os.environ
     ) -> StorageSettings:
-        """The settings of a server's extra configuration and environment."""
+        """Return the settings of a server's extra configuration and environment."""
         given = {k: v for k, v in (extra or {}).items() if k not in _OF_SGLANG}
         gigabytes = given.pop("capacity_gb", None)
         if gigabytes is not None and "capacity_bytes" in given:

@@ -1,4 +1,4 @@
-"""The thread that does the disk tier's regular work."""
+"""Thread for the disk tier's periodic work."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 
 class Sweeper:
-    """Calls ``maintain`` every ``interval_s`` seconds and ``sweep`` every ``sweep_s``."""
+    """Call ``maintain`` every ``interval_s`` seconds and ``sweep`` every ``sweep_s``."""
 
     def __init__(
         self,
@@ -20,18 +20,18 @@ class Sweeper:
         self.maintain, self.sweep = maintain, sweep
         self.interval_s, self.sweep_s = interval_s, sweep_s
         self.cpu_s = 0.0
-        """Processor time taken so far, in seconds."""
+        """CPU time used so far, in seconds."""
         self._stop = threading.Event()
         self.thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Also after ``stop``."""
+        """Start the thread; possible again after ``stop``."""
         self._stop.clear()
         self.thread = threading.Thread(target=self._run, name="canopy-sweeper", daemon=True)
         self.thread.start()
 
     def stop(self) -> None:
-        """Returns when the thread has ended, or after 10 s."""
+        """Stop the thread and wait for its end, at most 10 s."""
         self._stop.set()
         if self.thread is not None:
             self.thread.join(timeout=10)

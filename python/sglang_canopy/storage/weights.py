@@ -1,12 +1,12 @@
-"""Which weights the KV in this process was computed with, as SGLang updates them at run time.
+"""Identity of the weights that computed the KV in this process, across SGLang's updates at run time.
 
-An update makes every page on disk stale. SGLang flushes the tree and the host tier after one, or
-leaves that to the caller (``flush_cache: false``), in which case the old KV stays in use there.
-So the disk tier rests from the moment an update begins until the tree has been flushed after it,
-and starts then in a namespace of its own: pages of before and after never mix.
+An update makes every page on disk stale. SGLang flushes the tree and the host tier after an update, or
+leaves that to the caller (``flush_cache: false``) and keeps using the old KV. The disk tier is
+therefore disabled from the start of an update until the next flush of the tree, and then uses a new
+namespace, so that pages of different weights never mix.
 
-The hooks here are the ways in which SGLang changes weights: four calls that load some, and a
-session around them, in which a peer may also write weights without any call.
+The hooks cover SGLang's ways to change weights: four calls that load weights, and a session around
+them, in which a peer may also write weights without a call.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ _SESSION = "a session of weight updates is open; the disk tier starts again once
 
 
 class Weights:
-    """The state of one process. Written by the scheduler's thread, read by any."""
+    """State of one process. The scheduler thread writes it, any thread reads it."""
 
     def __init__(self) -> None:
         self.id = ""
-        """Empty for the weights of the start; otherwise a digest of all updates since."""
+        """Digest of all updates; empty for the initial weights."""
         self.repeatable = True
-        """Whether the same updates after a restart give the same ``id``."""
+        """Whether the same updates give the same ``id`` after a restart."""
         self._stale = False
         self._in_session = False
         self._loads = 0
 
     def resting(self) -> str | None:
-        """Why no page may be read or written now; ``None`` while that is fine."""
+        """Return the reason why pages may not be read or written now, or ``None``."""
         if self._in_session:
             return _SESSION
         return _RESTS if self._stale else None
 
     def changed(self, content: str | None = None) -> None:
-        """Weights are loaded, with a digest of what they are; ``None`` where nobody can say."""
+        """Record a load of weights. ``content``: their digest, or ``None`` if it is unknown."""
         self._stale = True
         self._loads += 1
         if content is None:
@@ -54,13 +54,15 @@ class Weights:
         self.id = hashlib.sha256(f"{self.id}\0{step}".encode()).hexdigest()[:32]
 
     def elsewhere(self) -> None:
-        """The weights of the start come from another process or machine: nobody can say which
-        they are, so no later start asks for their pages."""
+        """Record that the initial weights come from another process or machine.
+
+        They cannot be identified, so their pages use a namespace that no later start reuses.
+        """
         if not self.id:
             self.id, self.repeatable = uuid.uuid4().hex, False
 
     def flushed(self) -> None:
-        """The tree and the host tier hold nothing of before."""
+        """Record a flush: the tree and the host tier have no KV of earlier weights."""
         self._stale = False
 
     def session_begins(self) -> None:
@@ -68,29 +70,30 @@ class Weights:
         self._loads = 0
 
     def session_ends(self) -> None:
-        """Without a load in between, a peer wrote the weights, and nobody knows which."""
+        """End a session. If it had no load, a peer wrote unknown weights."""
         if self._in_session and not self._loads:
             self.changed()
         self._in_session = False
 
 
 WEIGHTS = Weights()
-"""The one of this process."""
+"""The weights of this process."""
 
 
 def adapter_id(original: Callable[[str, str], str], lora_name: str, lora_path: str) -> str:
-    """Around ``LoRARef.deterministic_id``: an adapter in a folder is known by its content.
+    """Return the id of an adapter, by content if it is in a local folder.
 
-    SGLang makes the id of name and path, and keys the cache by it: an adapter retrained in place
-    would find the KV of the one before. Times are left out, as all machines must agree. An
-    adapter named by a hub id keeps its id, since not all machines may have it yet.
+    Wraps ``LoRARef.deterministic_id``. SGLang derives the id from name and path and keys the cache by
+    it, so an adapter retrained in place would match the old KV. Modification times are not used,
+    because all machines must agree. An adapter named by a hub id keeps SGLang's id, because some
+    machines may not have its files yet.
     """
     found = original(lora_name, lora_path)
     path = Path(lora_path).expanduser()
     try:
         return uuid.uuid5(uuid.UUID(found), whole(path)).hex if path.exists() else found
     except (OSError, ValueError):
-        return found  # SGLang will say what is wrong with it
+        return found  # SGLang reports the error
 
 
 # ---- hooks ----
@@ -110,7 +113,7 @@ def _loaded(_manager: Any, _recv_req: Any, *_: Any) -> None:
 
 def _ended(result: Any, _manager: Any, _recv_req: Any, *_: Any) -> None:
     if not result.success:
-        WEIGHTS.changed()  # some of it may be loaded
+        WEIGHTS.changed()  # some weights may be loaded
 
 
 def _session_begun(result: Any, *_: Any) -> None:
