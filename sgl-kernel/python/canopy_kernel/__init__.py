@@ -1,8 +1,8 @@
-"""Kernels of non-prefix KV reuse: each a Triton kernel beside its plain-torch reference.
+"""Kernels for KV reuse beyond the prefix: Triton kernels, each with a plain-torch reference.
 
-Pools are paged. A *pool view* is ``[pages, page_size, kv_heads, head_dim]`` whatever the memory
-layout; :func:`pages.view` makes it from NHD or HND memory. A *slot* is ``page * page_size +
-offset``. Functions choose by where their tensors are: CUDA runs Triton, the CPU runs torch.
+Pools are paged. A *pool view* is ``[pages, page_size, kv_heads, head_dim]`` for every memory layout;
+:func:`pages.view` makes it from NHD or HND memory. A *slot* is ``page * page_size + offset``. Functions
+run Triton for CUDA tensors and torch for CPU tensors.
 """
 
 __version__ = "0.1.0"

@@ -1,8 +1,8 @@
-"""Position-causal sparse prefill attention: queries anywhere in a row, keys at or before them.
+"""Position-causal sparse prefill attention: queries at any positions, keys at or before them.
 
-A query at position p sees the keys of positions 0..p of its own request, nothing else: the mask
-goes by position, never by row index. Queries of a request are sorted by position, so a block of
-them bounds the keys it must read and no dense mask exists.
+A query at position p attends to the keys of positions 0..p of its own request. The mask depends on
+positions, never on row indices. The queries of a request are sorted by position, so each block of
+queries has a last key, and no dense mask is needed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = [
 def reference(
     q: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor, rows: Rows, scale: float
 ) -> torch.Tensor:
-    """Dense masked attention in fp32. ``q [m, heads, d]`` -> ``[m, heads, d]`` in q's dtype."""
+    """Compute dense masked attention in fp32: ``q [m, heads, d]`` -> ``[m, heads, d]``, q's dtype."""
     out = torch.empty_like(q)
     for qs, ks in rows.requests():
         k = pages.read(k_pool, rows.slots[ks]).float()
@@ -42,11 +42,11 @@ def reference(
 
 
 Plan = list[tuple[slice, slice, list[halves.Step]]]
-"""Of each request its queries, its keys and the CPU path's steps. The same for every layer."""
+"""Queries, keys and CPU steps of each request; equal for all layers."""
 
 
 def plan(q: torch.Tensor, k_pool: torch.Tensor, rows: Rows) -> Plan:
-    """What :func:`blocked` does for ``rows``; ``q`` and ``k_pool`` give head counts and dtype."""
+    """Plan :func:`blocked` for ``rows``; ``q`` and ``k_pool`` supply head counts and dtype."""
     group = q.shape[1] // k_pool.shape[2]
     return [(qs, ks, halves.plan(rows.positions[qs], group, q.dtype)) for qs, ks in rows.requests()]
 
@@ -59,7 +59,7 @@ def blocked(
     scale: float,
     planned: Plan | None = None,
 ) -> torch.Tensor:
-    """The CPU path: queries halved until a mask is small (:mod:`.halves`), as ``planned``."""
+    """Run the CPU path, which halves the queries until masks are small (:mod:`.halves`)."""
     out = torch.empty_like(q)
     for qs, ks, steps in plan(q, k_pool, rows) if planned is None else planned:
         slots = rows.slots[ks]
@@ -76,7 +76,7 @@ def sparse_prefill(
     scale: float,
     backend: str = "auto",
 ) -> torch.Tensor:
-    """Attention of sparse rows over a paged cache.
+    """Compute attention of sparse rows over a paged cache.
 
     q: ``[m, heads, d]``; pools: views ``[pages, page_size, kv_heads, d]`` that already hold the
     recomputed rows; returns ``[m, heads, d]``. backend: ``auto``, ``triton``, ``blocked``

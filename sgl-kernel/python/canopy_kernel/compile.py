@@ -1,10 +1,10 @@
-"""Compile every shipped specialisation ahead of time, without a GPU, and say what each one needs.
+"""Compile every shipped specialisation ahead of time, without a GPU, and report its resources.
 
     python -m canopy_kernel.compile [--json FILE] [--match TEXT] [--arch 90]
 
-Fails on a register spill, on more shared memory than the chip gives a block, and on matrix
-instructions that repeat work (two groups of warps computing the same scores). This catches what
-does not compile for a chip; what is wrong, the interpreter's tests catch; what is slow, only a GPU.
+Fails on register spills, on more shared memory per block than the chip has, and on matrix instructions
+that repeat work (two groups of warps computing the same scores). Wrong results are found by tests under
+the interpreter, slow kernels only on a GPU.
 """
 
 from __future__ import annotations
@@ -24,25 +24,24 @@ from canopy_kernel.specialisations import Specialisation, specialisations
 
 ARCHES = (80, 90, 100)
 SHARED_BYTES = {80: 166_912, 90: 232_448, 100: 232_448}
-"""The most shared memory one block may take (CUDA programming guide, compute capabilities)."""
+"""Maximum shared memory of one block (CUDA programming guide, compute capabilities)."""
 RESERVED_BYTES = 1024
-"""Shared memory that the system takes of each block besides; a multiprocessor has the most of one
-block and this."""
+"""Additional shared memory per block, reserved by the system. A multiprocessor has this plus the
+maximum of one block."""
 REGISTERS = 65_536
 WARPS = 64
-"""A multiprocessor's, on all three chips. Registers are handed out to a warp in units of 256."""
+"""Registers and warps per multiprocessor on all three chips; warps get registers in units of 256."""
 
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """One compiled kernel: registers a thread, bytes of spills and of shared memory.
+    """One compiled kernel: registers per thread, bytes of spills and of shared memory.
 
-    dots: of each matrix product "MxNxK", the warps along rows and columns of its result; empty
-    where the product lives in tensor memory (sm_100) or needs no matrix unit. matrix_work: FLOPs
-    of the machine's matrix instructions over those of the products, 1 where none is repeated;
-    None where there are none to count. programs: how many a multiprocessor holds at once. waits: of
-    each loop the ``async_wait`` inside it, the loads that may still be under way when it goes on: 0
-    waits for every load (empty where it has none).
+    dots: each matrix product "MxNxK" with its warps along rows and columns of the result; empty for
+    products in tensor memory (sm_100) or without matrix units. matrix_work: FLOPs of the machine's
+    matrix instructions divided by FLOPs of the products; 1 without repetition, None without such
+    instructions. programs: concurrent programs per multiprocessor. waits: per loop, the counts of its
+    ``async_wait`` instructions, that is the loads that may still be pending; 0 waits for all.
     """
 
     kernel: str
@@ -68,8 +67,8 @@ class Built:
 def chosen(
     arches: tuple[int, ...], matches: tuple[str, ...], exact: bool, kernel: str = ""
 ) -> Iterator[tuple[int, Specialisation]]:
-    """Of each chip the specialisations with one of ``matches`` in the name (``exact``: at its end) of
-    kernels that begin with ``kernel``."""
+    """Yield each chip's specialisations whose names contain one of ``matches`` (``exact``: end with it)
+    and start with ``kernel``."""
     for arch in arches:
         for s in specialisations(arch):
             named = s.name.endswith(matches) if exact else any(m in s.name for m in matches)
@@ -78,7 +77,7 @@ def chosen(
 
 
 def compiled(s: Specialisation, arch: int) -> Built:
-    """One specialisation for one chip. Raises RuntimeError under the interpreter."""
+    """Compile one specialisation for one chip. Raises RuntimeError under the interpreter."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -115,14 +114,14 @@ def compiled(s: Specialisation, arch: int) -> Built:
 
 
 def programs(registers: int, warps: int, shared_bytes: int, arch: int) -> int:
-    """How many programs of a compiled kernel one multiprocessor holds at once."""
+    """Return the concurrent programs of a compiled kernel per multiprocessor."""
     a_warp = -(-registers * 32 // 256) * 256
     shared = (SHARED_BYTES[arch] + RESERVED_BYTES) // (shared_bytes + RESERVED_BYTES)
     return min(REGISTERS // (a_warp * warps), WARPS // warps, shared)
 
 
 def loop_waits(ttgir: str) -> tuple[tuple[int, ...], ...]:
-    """The ``async_wait`` of each loop's body, in the order of the text."""
+    """Return the ``async_wait`` counts of each loop's body, in source order."""
     found: list[list[int]] = []
     ends: list[str] = []
     for line in ttgir.splitlines():
@@ -145,7 +144,7 @@ _MMA = re.compile(r"^#(\w+) = #ttg\.nvidia_mma<.*warpsPerCTA = \[(\d+), (\d+)\]"
 
 
 def products(ttgir: str) -> tuple[tuple[tuple[str, tuple[int, int]], ...], float]:
-    """Of each matrix product its shape and its warps, and the FLOPs of all of them."""
+    """Return the shape and warps of each matrix product, and the total FLOPs."""
     warps = {name: (int(a), int(b)) for name, a, b in _MMA.findall(ttgir)}
     found, work = [], 0.0
     for m, k, _, n, layout in _DOT.findall(ttgir):
@@ -156,9 +155,9 @@ def products(ttgir: str) -> tuple[tuple[tuple[str, tuple[int, int]], ...], float
 
 
 def matrix_flops(ptx: str, warps: int) -> float:
-    """FLOPs of one pass over every matrix instruction of a program of ``warps`` warps.
+    """Return the FLOPs of one pass over the matrix instructions of a program of ``warps`` warps.
 
-    ``wgmma`` belongs to four warps, ``mma.sync`` to one; every one of them runs it.
+    Each group of four warps runs a ``wgmma``; each warp runs an ``mma.sync``.
     """
     total = 0.0
     for kind, m, n, k in re.findall(
@@ -170,7 +169,7 @@ def matrix_flops(ptx: str, warps: int) -> float:
 
 
 def _resources(ptx: str, arch: int) -> tuple[int, int]:
-    """Registers and spill bytes, from ptxas itself."""
+    """Return registers and spill bytes, as reported by ptxas."""
     from triton import knobs
 
     assembler = knobs.nvidia.ptxas_blackwell if arch >= 100 else knobs.nvidia.ptxas
@@ -191,12 +190,12 @@ def _resources(ptx: str, arch: int) -> tuple[int, int]:
 
 
 def like(major: int, minor: int) -> int:
-    """Of :data:`ARCHES` the one whose kernels a chip of this compute capability runs."""
+    """Return the architecture in :data:`ARCHES` to compile for, given a compute capability."""
     return max((arch for arch in ARCHES if arch <= 10 * major + minor), default=ARCHES[0])
 
 
 def main() -> int:
-    """Compile everything, print a table, return 1 if anything does not fit."""
+    """Compile all, print a table, and return 1 if a kernel does not fit."""
     parser = argparse.ArgumentParser(prog="canopy_kernel.compile", description=__doc__)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--match", action="append", help="only kernels whose name contains this")

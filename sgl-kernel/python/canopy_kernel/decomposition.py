@@ -1,12 +1,12 @@
-"""Sparse prefill by stock paged kernels: the keys before a block without a mask, its span apart.
+"""Sparse prefill with stock paged kernels: unmasked keys before a block, and a masked span.
 
-Sorted queries are cut into blocks. Every query of a block sees all keys before the block's first
-position: a request of its own for a paged prefill kernel, not causal, whose pages are a prefix of
-the real request's. What is left, the keys between the block's first and last position, goes
-through a small masked kernel. The two are joined by their log-sum-exp, which is exact.
+Sorted queries are cut into blocks. All queries of a block attend to all keys before the block's first
+position. That part is a virtual request for a non-causal paged prefill kernel, with a prefix of the real
+request's pages. A small masked kernel covers the span, the keys between the block's first and last
+position. The two parts are merged exactly by their log-sum-exp.
 
-The planner of page lists is one for FlashInfer, FA3 and the torch stand-in of their contract, so
-that a CPU proves what a GPU then runs.
+FlashInfer, FA3 and a torch implementation of their contract share one planner of page lists, so that CPU
+tests cover the code that a GPU runs.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from canopy_kernel.ragged import Rows
 from canopy_kernel.triton_attention import span_triton
 
 BLOCK = 64
-"""Queries a block, where the stock kernel does not say (its attribute ``block``). Fewer mean longer
-page lists, more mean more masked keys: about alike in FLOPs from 32 to 128 at r = 0.15 and 4,096
-tokens (benchmark/kernels/floors.py)."""
+"""Default queries per block, for kernels without an attribute ``block``. Fewer give longer page lists,
+more give more masked keys; FLOPs are similar from 32 to 128 at r = 0.15 and 4,096 tokens
+(benchmark/kernels/floors.py)."""
 MOST_PAGES = 1 << 21
-"""Pages in all blocks' lists together; longer prompts get larger blocks."""
+"""Maximum pages in the lists of all blocks; longer prompts get larger blocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """One virtual request a block of queries: its rows, and the keys before its first position.
+    """Virtual requests, one per block of queries: its rows, and the keys before its first position.
 
-    query_starts: ``[b + 1]`` int32 on the host; requests: ``[b]`` the real request of each;
-    prefixes: ``[b]`` int32 on the pool's device, keys before each block; queries: the most of any.
+    query_starts: ``[b + 1]`` int32 on the host; requests: ``[b]`` real request of each block;
+    prefixes: ``[b]`` int32 on the pool's device, keys before each block; queries: maximum per block.
     """
 
     rows: Rows
@@ -48,9 +48,9 @@ class Blocks:
 
 @dataclass(frozen=True, slots=True)
 class PageLists:
-    """FlashInfer's form, all int32: ``starts [b + 1]`` and ``last_page [b]`` on the host,
-    ``indices`` of all lists on the device. ``last_page``: keys in a list's last page; 0 where
-    there is no page, since FlashInfer's planner adds it there too."""
+    """Page lists for FlashInfer, all int32: ``starts [b + 1]`` and ``last_page [b]`` on the host,
+    ``indices`` of all lists on the device. ``last_page``: keys in a list's last page; 0 for an empty
+    list, because FlashInfer's planner adds ``last_page`` for empty lists too."""
 
     starts: torch.Tensor
     indices: torch.Tensor
@@ -60,7 +60,7 @@ class PageLists:
 def block_size(
     counts: Sequence[int], lengths: Sequence[int], page_size: int, least: int = BLOCK
 ) -> int:
-    """Queries a block: ``least``, doubled until all lists have at most :data:`MOST_PAGES`."""
+    """Return queries per block: ``least``, doubled until the lists have :data:`MOST_PAGES` or fewer."""
     size = least
     while size < max(counts, default=0):
         listed = sum(-(-m // size) * -(-n // page_size) for m, n in zip(counts, lengths))
@@ -71,11 +71,10 @@ def block_size(
 
 
 def blocks(rows: Rows, page_size: int, size: int | None = None, least: int = BLOCK) -> Blocks:
-    """The virtual requests of ``rows``, of ``size`` queries each, or by :func:`block_size`. The host waits for nothing that
-    ``rows`` has there.
+    """Return the virtual requests of ``rows``, of ``size`` queries each (default: :func:`block_size`).
 
-    Pages of more than one token need each request's slots to fill them in order, as SGLang's do:
-    position p is token p % page_size of its page.
+    The host does not wait for data that ``rows`` has on the host. With pages of several tokens,
+    position p must be token p % page_size of its page, as in SGLang.
     """
     counts, lengths = rows.sizes()
     size = size or block_size(counts, lengths, page_size, least)
@@ -91,8 +90,8 @@ def blocks(rows: Rows, page_size: int, size: int | None = None, least: int = BLO
 
 
 def page_lists(blocks: Blocks) -> PageLists:
-    """FlashInfer plans on the host, so prefixes are read there: one wait a forward, where
-    ``rows.host_positions`` is not given."""
+    """Return page lists for FlashInfer, which plans on the host. Without ``rows.host_positions``, the
+    host waits once per forward for the prefixes."""
     rows, page_size, device = blocks.rows, blocks.page_size, blocks.rows.slots.device
     if rows.host_positions is None:
         prefix = blocks.prefixes.cpu().long()
@@ -112,8 +111,8 @@ def page_lists(blocks: Blocks) -> PageLists:
 
 
 def page_table(blocks: Blocks) -> torch.Tensor:
-    """FA3's form: ``[b, most pages]`` int32 on the device, the real request's pages in each row;
-    how many count is said by ``blocks.prefixes``. The host waits for nothing."""
+    """Return a page table for FA3: ``[b, most pages]`` int32 on the device, with the real request's
+    pages in each row, of which ``blocks.prefixes`` keys count. The host does not wait."""
     rows, page_size, device = blocks.rows, blocks.page_size, blocks.rows.slots.device
     _, lengths = rows.sizes()
     most = max((-(-lengths[r] // page_size) for r in blocks.requests), default=0)
@@ -135,15 +134,15 @@ Paged = Callable[
     [torch.Tensor, torch.Tensor, torch.Tensor, Blocks, float],
     tuple[torch.Tensor, torch.Tensor, float],
 ]
-"""A stock kernel: ``q [m, heads, d]``, both pools, blocks, scale -> ``[m, heads, d]``, its
-log-sum-exp ``[m, heads]``, and the factor that makes it one of base 2. Not causal. What it gives
-for a block without keys is not looked at."""
+"""A stock kernel, not causal: ``q [m, heads, d]``, both pools, blocks, scale -> ``[m, heads, d]``, its
+log-sum-exp ``[m, heads]``, and the factor that converts it to base 2. Results of blocks without keys are
+ignored."""
 
 
 def paged_torch(
     q: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor, blocks: Blocks, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor, float]:
-    """The contract of FlashInfer's paged prefill in plain torch: page lists, base 2."""
+    """Implement FlashInfer's paged prefill in plain torch: page lists, base 2."""
     lists = blocks.rows.once(("page lists", blocks.size), lambda: page_lists(blocks))
     starts, last = lists.starts.tolist(), lists.last_page.tolist()
     chosen = [
@@ -157,7 +156,7 @@ def paged_torch(
 def paged_torch_table(
     q: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor, blocks: Blocks, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor, float]:
-    """The contract of FA3's paged attention in plain torch: a table and lengths, base e."""
+    """Implement FA3's paged attention in plain torch: page table and lengths, base e."""
     chosen = list(zip(page_table(blocks), blocks.prefixes.tolist()))
     return *_attend_pages(q, k_pool, v_pool, blocks, chosen, scale), 1.0 / math.log(2)
 
@@ -170,7 +169,7 @@ def _attend_pages(
     chosen: Sequence[tuple[torch.Tensor, int]],
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Each block over the keys of its pages; a block without keys is left as it must not be read."""
+    """Attend from each block to the keys of its pages; blocks without keys give NaN."""
     out = torch.full_like(q, float("nan"))
     lse = torch.full(q.shape[:2], float("nan"), device=q.device)
     starts = blocks.query_starts.tolist()
@@ -196,8 +195,8 @@ def span_torch(
     block: int,
     before: tuple[torch.Tensor, torch.Tensor, float],
 ) -> torch.Tensor:
-    """Reference of :func:`canopy_kernel.triton_attention.span_triton`: the masked spans in plain
-    torch, joined with what was before them."""
+    """Compute the masked spans in plain torch, merged with ``before``: the reference of
+    :func:`canopy_kernel.triton_attention.span_triton`."""
     out = torch.empty_like(q)
     earlier, lse, factor = before
     for qs, ks in rows.requests():
@@ -229,8 +228,11 @@ def decomposed(
     paged: Paged = paged_torch,
     size: int | None = None,
 ) -> torch.Tensor:
-    """Arguments as :func:`canopy_kernel.attention.reference`; ``paged``: the kernel to use; ``size``:
-    queries a block. Blocks are made once for all layers; spans run in Triton on CUDA."""
+    """Compute attention by a paged kernel and masked spans (Triton on CUDA).
+
+    Arguments as :func:`canopy_kernel.attention.reference`; ``paged``: the kernel; ``size``: queries per
+    block. Blocks are computed once for all layers.
+    """
     if q.shape[0] == 0:
         return torch.empty_like(q)
     page_size = k_pool.shape[1]

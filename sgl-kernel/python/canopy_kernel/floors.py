@@ -1,8 +1,8 @@
-"""What each kernel computes and moves, by arithmetic, beside the least that its task needs.
+"""Computed FLOPs and bytes of each kernel, and the floor of its task. These are not measurements.
 
-A floor counts each visible pair of query and key once, and each byte of input and output once.
-What a kernel does above it: whole tiles where a mask hides part, keys read again by every tile,
-parts that are written and merged. Nothing here was measured.
+A floor counts each visible pair of query and key once, and each byte of input and output once. Kernels
+exceed it by computing whole tiles under a mask, reading keys once per tile, and writing and merging
+parts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ INDEX_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """FLOPs and bytes. Bytes of keys that tiles share are asked of the L2 cache, not all of memory."""
+    """FLOPs and bytes. Keys shared by tiles are partly read from the L2 cache."""
 
     flops: float
     bytes: float
@@ -26,13 +26,13 @@ class Cost:
         return Cost(self.flops + other.flops, self.bytes + other.bytes)
 
     def seconds(self, flops_per_second: float, bytes_per_second: float) -> float:
-        """The roofline: the longer of computing and moving."""
+        """Return the roofline time: the longer of compute and transfer."""
         return max(self.flops / flops_per_second, self.bytes / bytes_per_second)
 
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """Shape of one layer's attention; itemsize: bytes of a number."""
+    """Shape of one layer's attention; itemsize: bytes per number."""
 
     heads: int = 32
     kv_heads: int = 8
@@ -45,11 +45,12 @@ class Heads:
 
 
 Positions = Sequence[Sequence[int]]
-"""Of each request its sorted positions."""
+"""Sorted positions of each request."""
 
 
 def attention_floor(positions: Positions, lengths: Sequence[int], of: Heads) -> Cost:
-    """Two products over every visible pair; queries and results once, keys and values once."""
+    """Return the floor of attention: two products per visible pair, and one transfer of queries,
+    results, keys and values."""
     pairs = sum(p + 1 for row in positions for p in row)
     rows = sum(map(len, positions))
     moved = 2 * rows * of.heads * of.dim + 2 * sum(lengths) * of.kv_heads * of.dim
@@ -64,7 +65,7 @@ def attention_tiles(
     block_k: int = 64,
     programs: int = 132,
 ) -> Cost:
-    """The Triton kernel's tiles (:func:`.tiles.plan`), their parts and the merge."""
+    """Return the cost of the Triton kernel's tiles (:func:`.tiles.plan`), their parts and the merge."""
     counts = [len(row) for row in positions]
     total = Cost(0.0, 0.0)
     for launch in tiles.plan(counts, lengths, of.group, block_m, of.kv_heads, programs):
@@ -82,8 +83,8 @@ def attention_tiles(
 def attention_one_head_a_tile(
     positions: Positions, of: Heads, block_m: int = 64, block_k: int = 64, repeated: float = 1.5
 ) -> Cost:
-    """Tiles of one query head each, and matrix work that two groups of warps do twice: what this
-    kernel did before."""
+    """Return the cost of an earlier kernel: tiles of one query head, and matrix work that two groups of
+    warps repeat."""
     alone = Heads(of.heads, of.heads, of.dim, of.itemsize)
     total = Cost(0.0, 0.0)
     for row in positions:
@@ -102,10 +103,12 @@ def attention_decomposed(
     block_k: int = 64,
     packed: bool = True,
 ) -> Cost:
-    """Keys before each block through a paged kernel of ``paged_rows`` rows a tile (packed: of all
-    query heads of a KV head, as FA3's and FlashInfer's before Hopper; else of one, as FlashInfer's
-    on Hopper), the span of each block through the Triton kernel, which
-    reads the first result and its log-sum-exp."""
+    """Return the cost of the decomposition into a paged kernel for the keys before each block, and the
+    Triton kernel for the spans, which reads the first result and its log-sum-exp.
+
+    ``paged_rows``: rows per tile of the paged kernel. ``packed``: a tile has all query heads of a KV
+    head (FA3, and FlashInfer before Hopper), else one query head (FlashInfer on Hopper).
+    """
     total = Cost(0.0, 0.0)
     paged = of if packed else Heads(of.heads, of.heads, of.dim, of.itemsize)
     for row in positions:
@@ -126,7 +129,7 @@ def attention_decomposed(
 
 
 def _tile(of: Heads, block_m: int, rows: int, keys: int, block_k: int, part: bool) -> Cost:
-    """One tile of every KV head: whole blocks of keys for all its rows, live or not."""
+    """Return the cost of one tile over all KV heads, with whole key blocks for all rows, live or not."""
     flops = 4.0 * block_m * _up(keys, block_k) * of.dim
     moved = of.itemsize * (rows * of.dim + 2 * keys * of.dim)
     moved += 4 * block_m * (of.dim + 1) if part else of.itemsize * rows * of.dim
@@ -134,14 +137,15 @@ def _tile(of: Heads, block_m: int, rows: int, keys: int, block_k: int, part: boo
 
 
 def rope_scatter_floor(tokens: int, of: Heads) -> Cost:
-    """K and V read and written once; angles, positions, slots and rows once a token."""
+    """Return the floor of rope-scatter: K and V read and written once; angles, positions, slots and row
+    numbers read once per token."""
     width = of.kv_heads * of.dim
     moved = 4 * width * of.itemsize + of.dim * 4 + 3 * INDEX_BYTES
     return Cost(3.0 * width * tokens, float(tokens * moved))
 
 
 def rope_scatter_joined(tokens: int, of: Heads) -> Cost:
-    """The same with the chunks' rows joined before it, and angles read once a head: as it was."""
+    """Return the cost of an earlier kernel: the chunks' rows joined first, angles read per head."""
     width = of.kv_heads * of.dim
     joined = 4 * width * of.itemsize + (of.kv_heads - 1) * (of.dim * 4 + 3 * INDEX_BYTES)
     return rope_scatter_floor(tokens, of) + Cost(0.0, float(tokens * joined))

@@ -1,7 +1,7 @@
-"""Fusion: one pass that writes a layer's whole row, recomputed tokens and reused ones.
+"""Fusion: write a layer's recomputed and reused tokens in one pass.
 
 ``origin[i] >= 0`` takes row ``origin[i]`` of the fresh K and V (already rotated);
-``origin[i] < 0`` takes row ``-1 - origin[i]`` of the reused ones (keys before RoPE, rotated here).
+``origin[i] < 0`` takes row ``-1 - origin[i]`` of the reused K and V (keys before RoPE, rotated here).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def reference(
     k_pool: torch.Tensor,
     v_pool: torch.Tensor,
 ) -> None:
-    """Plain torch. Rows ``[*, kv_heads, d]``; origin, positions, slots ``[n]``; pools are views."""
+    """Fuse in plain torch. Rows ``[*, kv_heads, d]``; origin, positions, slots ``[n]``; pools: views."""
     origin = origin.long()
     new, old = (origin >= 0).nonzero()[:, 0], (origin < 0).nonzero()[:, 0]
     pages.write(k_pool, slots[new], fresh_k[origin[new]])
@@ -101,7 +101,7 @@ BLOCK = 8
 def fuse_triton(
     fresh_k, fresh_v, raw_k, raw_v, origin, positions, slots, table, k_pool, v_pool
 ) -> None:
-    """The Triton kernel; arguments as in :func:`reference`. Rows dense in heads and d."""
+    """Launch the Triton kernel; arguments as in :func:`reference`. Rows dense in heads and d."""
     count = origin.numel()
     if count == 0:
         return
@@ -133,6 +133,6 @@ def fuse_triton(
 
 
 def fuse(fresh_k, fresh_v, raw_k, raw_v, origin, positions, slots, table, k_pool, v_pool) -> None:
-    """Triton on CUDA, torch elsewhere; arguments as in :func:`reference`."""
+    """Fuse with Triton on CUDA, with torch elsewhere; arguments as in :func:`reference`."""
     path = fuse_triton if raw_k.is_cuda else reference
     path(fresh_k, fresh_v, raw_k, raw_v, origin, positions, slots, table, k_pool, v_pool)

@@ -1,13 +1,13 @@
-"""Position-causal attention of sorted sparse queries on a CPU, by halving: most of it needs no mask.
+"""Position-causal attention of sorted sparse queries on a CPU, by halving, mostly without a mask.
 
-The later half of a request's queries sees every key up to the earlier half's last position: one
-call without a mask, large enough to run at full speed. Each half is then halved again over the
-keys that are left. Two parts of one query's attention are joined by their log-sum-exp, exactly.
-No key is read in vain outside the leaves.
+The later half of a request's queries attends to every key up to the earlier half's last position, in one
+unmasked call that is large enough for full speed. Each half is halved again over the remaining keys. The
+parts of a query's attention are merged exactly by their log-sum-exp. Only the leaves compute masked
+keys.
 
-With 655 of 4,096 positions it takes 52 ms a layer of SmolLM2-135M where blocks of 64 queries with
-masks took 59. Products by hand on transposed scores, without looking for a maximum, take 48 (at
-2,048 tokens 15 for 17, at 8,192 as long): too little for a second path.
+With 655 of 4,096 positions, a layer of SmolLM2-135M takes 52 ms; blocks of 64 queries with masks took
+59. Manual products on transposed scores without a running maximum take 48 (15 instead of 17 at 2,048
+tokens, equal at 8,192), which does not justify a second path.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from dataclasses import dataclass
 import torch
 
 LEAF = 64
-"""Queries that are not halved further: 32 to 128 are alike at r = 0.15 and 4,096 keys."""
+"""Queries of a leaf; 32 to 128 perform alike at r = 0.15 and 4,096 keys."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
     """Rows ``first..last`` (queries times group) over keys ``start..stop``.
 
-    mask: ``[rows, keys]``, 0 where visible and -inf where not; None where all are visible.
+    mask: ``[rows, keys]``, 0 for visible and -inf for hidden keys; None if all are visible.
     """
 
     first: int
@@ -35,9 +35,9 @@ class Step:
 
 
 def plan(positions: torch.Tensor, group: int, dtype: torch.dtype) -> list[Step]:
-    """The steps for sorted, distinct ``positions [m]``; the same for every layer.
+    """Return the steps for sorted, distinct ``positions [m]``; equal for all layers.
 
-    group: query heads a KV head. A row's first step begins at key 0.
+    group: query heads per KV head. A row's first step begins at key 0.
     """
     at = positions.tolist()
     steps: list[Step] = []
@@ -64,9 +64,10 @@ def plan(positions: torch.Tensor, group: int, dtype: torch.dtype) -> list[Step]:
 def attend(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, steps: list[Step], scale: float
 ) -> torch.Tensor:
-    """``q [m, heads, d]`` over ``k, v [n, kv_heads, d]`` in position order -> ``[m, heads, d]``.
+    """Attend from ``q [m, heads, d]`` to ``k, v [n, kv_heads, d]``, in position order.
 
-    The query heads of a KV head are folded into rows. Parts are summed in fp32.
+    Returns ``[m, heads, d]``. The query heads of a KV head are folded into rows; parts are summed in
+    fp32.
     """
     m, heads, dim = q.shape
     kv_heads = k.shape[1]
@@ -97,7 +98,7 @@ def attend(
 
 
 def causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
-    """Every position of one request in order: torch's own causal attention."""
+    """Compute torch's causal attention over all positions of one request, in order."""
     query, key, value = (x.transpose(0, 1)[None] for x in (q, k, v))
     gqa = q.shape[1] != k.shape[1]
     out = torch.nn.functional.scaled_dot_product_attention(

@@ -1,7 +1,7 @@
-"""Low-pass energy: how much of a token's K and V lies in a chunk's low frequencies (CacheTune).
+"""Low-pass energy: norm of a token's K and V in a chunk's low frequencies (CacheTune).
 
-The transform runs along the tokens of one chunk (torch's FFT); what follows it, both norms and
-their mean, is one pass over the reconstruction.
+The transform runs along the tokens of one chunk (torch's FFT). One pass over the reconstruction computes
+both norms and their mean.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import torch
 from canopy_kernel.triton_shim import tl, triton
 
 CPU_BLOCK = 96 * 1024
-"""Complex numbers transformed at a time on a CPU (three quarters of a MiB): larger blocks leave the
-second-level cache, smaller ones pay for a plan of the transform more often."""
+"""Complex numbers per transform on a CPU (three quarters of a MiB): larger blocks exceed the second-level
+cache, smaller ones plan the transform more often."""
 
 
 def reconstruct(x: torch.Tensor, alpha: float, high: bool = False) -> torch.Tensor:
-    """Low-passed ``x [layers, n, width]`` along tokens, fp32 (equations 2 to 4).
+    """Return ``x [layers, n, width]`` low-passed along tokens, in fp32 (equations 2 to 4).
 
-    Keeps the bins ``k < floor(alpha * (floor(n / 2) + 1))`` of the one-sided spectrum; ``high``
-    keeps the others.
+    Keep the bins ``k < floor(alpha * (floor(n / 2) + 1))`` of the one-sided spectrum, or the others with
+    ``high``.
     """
     n = x.shape[1]
     if n == 0:
@@ -38,7 +38,7 @@ def reconstruct(x: torch.Tensor, alpha: float, high: bool = False) -> torch.Tens
 
 
 def reference(k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """``k, v [layers, n, width]`` -> ``[layers, n]``: mean of both norms (equation 5)."""
+    """Return ``[layers, n]``: mean of the norms of ``k, v [layers, n, width]`` (equation 5)."""
     return 0.5 * (k.float().norm(dim=-1) + v.float().norm(dim=-1))
 
 
@@ -65,7 +65,7 @@ BLOCK, STEP = 8, 128
 
 
 def energy_triton(k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """The Triton kernel; arguments as in :func:`reference`."""
+    """Launch the Triton kernel; arguments as in :func:`reference`."""
     layers, n, width = k.shape
     out = torch.empty(layers, n, dtype=torch.float32, device=k.device)
     if out.numel():
@@ -77,17 +77,17 @@ def energy_triton(k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 def lowpass_energy(
     k: torch.Tensor, v: torch.Tensor, alpha: float = 0.5, high: bool = False
 ) -> torch.Tensor:
-    """``k, v [layers, n, width]`` of one chunk -> ``[layers, n]`` fp32 energies."""
+    """Return fp32 energies ``[layers, n]`` of one chunk's ``k, v [layers, n, width]``."""
     if not k.is_cuda:
         return _energy_cpu(k, v, alpha, high)
     return energy_triton(reconstruct(k, alpha, high), reconstruct(v, alpha, high))
 
 
 def _energy_cpu(k: torch.Tensor, v: torch.Tensor, alpha: float, high: bool) -> torch.Tensor:
-    """A layer at a time, two neighbouring channels in one complex transform, read where they lie.
+    """Compute energies per layer, with two adjacent channels in one complex transform, without a copy.
 
-    The filter is real and symmetric, so the real and the imaginary part of what comes back are the
-    two channels' own low passes. The transform back is not scaled; the sum of squares is.
+    The filter is real and symmetric, so the real and imaginary parts of the result are the low passes of
+    the two channels. The sum of squares is scaled instead of the inverse transform.
     """
     layers, n, width = k.shape
     total = torch.zeros(layers, n)

@@ -1,4 +1,4 @@
-"""A ragged batch: which queries and which keys of a paged pool belong to which request."""
+"""A ragged batch: the queries, and the keys in a paged pool, of each request."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Which keys and which queries belong to which request of a batch.
+    """Queries and keys of each request of a batch.
 
     positions: ``[m]`` int, true positions of all queries, sorted inside each request;
-    query_starts: ``[b + 1]`` int32, prefix sums of queries a request;
+    query_starts: ``[b + 1]`` int32, prefix sums of queries per request;
     slots: ``[sum of lengths]`` int, pool slot of every key, in position order;
-    key_starts: ``[b + 1]`` int32, prefix sums of keys a request;
-    longest: the most queries any request has.
-    counts, lengths: queries and keys a request as host numbers, and host_positions: ``[m]`` the
-    positions in host memory. What is not given is read from the device where it is wanted, and
-    the host waits for it.
+    key_starts: ``[b + 1]`` int32, prefix sums of keys per request;
+    longest: maximum queries of a request;
+    counts, lengths: queries and keys per request as host numbers;
+    host_positions: ``[m]``, the positions in host memory. The host waits for a device read of missing
+    host values when they are needed.
     """
 
     positions: torch.Tensor
@@ -34,13 +34,13 @@ class Rows:
 
     @staticmethod
     def one(positions: torch.Tensor, slots: torch.Tensor) -> Rows:
-        """A batch of one request. Nothing crosses between host and device."""
+        """Return a batch of one request, without transfers between host and device."""
         m, n = positions.numel(), slots.numel()
         ends = torch.arange(2, dtype=torch.int32, device=positions.device)
         return Rows(positions, ends * m, slots, ends * n, m, (m,), (n,))
 
     def sizes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Queries and keys of each request, on the host."""
+        """Return the numbers of queries and keys of each request, on the host."""
         if self.counts:
             return self.counts, self.lengths
         if "sizes" not in self._made:
@@ -50,7 +50,7 @@ class Rows:
         return self._made["sizes"]
 
     def requests(self) -> list[tuple[slice, slice]]:
-        """Query and key slices of each request."""
+        """Return the query and key slices of each request."""
         found, q, k = [], 0, 0
         for count, length in zip(*self.sizes()):
             found.append((slice(q, q + count), slice(k, k + length)))
@@ -58,7 +58,7 @@ class Rows:
         return found
 
     def once(self, key: Any, make: Any) -> Any:
-        """What ``make()`` gives, made once for all layers of a forward."""
+        """Return ``make()``, computed once for all layers of a forward."""
         if key not in self._made:
             self._made[key] = make()
         return self._made[key]

@@ -1,8 +1,7 @@
-"""Rope-scatter: reused K and V from a chunk's rows to the paged pool, keys rotated on the way.
+"""Rope-scatter: copy reused K and V from chunks' rows to the paged pool, and rotate the keys.
 
-One pass reads each row once and writes it once, and a token's angles once for all heads. The rows
-may lie in several tensors (one a chunk), and go into several pools (one a layer): they are taken where
-they are, by address.
+One pass reads and writes each row once, and reads a token's angles once for all heads. Rows may be in
+several tensors (one per chunk) and are copied to several pools (one per layer), by address.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ def reference(
     k_pool: torch.Tensor,
     v_pool: torch.Tensor,
 ) -> None:
-    """Plain torch.
+    """Copy in plain torch.
 
-    raw_k, v: ``[rows, kv_heads, d]`` (keys before RoPE); source: ``[n]`` row to take; positions:
-    ``[n]`` new position; slots: ``[n]`` where it goes; table: ``[positions, d]`` fp32 cos then
+    raw_k, v: ``[rows, kv_heads, d]`` (keys before RoPE); source: ``[n]`` source rows; positions:
+    ``[n]`` new positions; slots: ``[n]`` destination slots; table: ``[positions, d]`` fp32 cos then
     sin (SGLang's ``cos_sin_cache``); pools: views ``[pages, page_size, kv_heads, d]``, written.
     """
     turned = rotated(raw_k[source.long()], table[positions.long()])
@@ -91,16 +90,16 @@ def _rope_scatter_kernel(
 
 
 BLOCK = 8
-"""Tokens a program: enough programs for a chip at 2,000 tokens."""
+"""Tokens per program, small enough to occupy a chip at 2,000 tokens."""
 
 
 @dataclass(slots=True)
 class LayersScatter:
-    """Rows of several tensors into the pools of several layers, in one launch or a few.
+    """Copy rows of several tensors into the pools of several layers, in few launches.
 
-    keys, values: ``[layers, rows, kv_heads, d]`` each, of one type; counts: tokens taken from each, in
-    order; ``source [sum of counts]``: the row in its own tensor, the same at every layer; pools: a
-    view a layer, of one shape and type. Otherwise as :func:`reference`.
+    keys, values: ``[layers, rows, kv_heads, d]`` each, of one type; counts: tokens from each tensor, in
+    order; ``source [sum of counts]``: row in its tensor, equal for all layers; pools: one view per
+    layer, of one shape and type. Otherwise as :func:`reference`.
     """
 
     keys: Sequence[torch.Tensor]
@@ -115,7 +114,7 @@ class LayersScatter:
     _pieces: torch.Tensor | None = None
 
     def run(self, first: int = 0, end: int | None = None) -> None:
-        """Layers ``first`` to before ``end``: Triton where the pools are on CUDA, torch elsewhere.
+        """Copy layers ``first`` up to, but not including, ``end``; Triton on CUDA, else torch.
 
         Raises ValueError for rows that are not dense, not of one type, or not 16-byte aligned.
         """
@@ -123,7 +122,7 @@ class LayersScatter:
         (self.launch if self.k_pools[0].is_cuda else self.reference)(first, end)
 
     def reference(self, first: int, end: int) -> None:
-        """Plain torch."""
+        """Copy in plain torch."""
         for layer in range(first, end):
             begin = 0
             for k, v, count in zip(self.keys, self.values, self.counts):
@@ -133,7 +132,7 @@ class LayersScatter:
                 begin += count
 
     def launch(self, first: int, end: int) -> None:
-        """The Triton kernel, once for all these layers."""
+        """Launch the Triton kernel once for all these layers."""
         longest, own = max(self.counts, default=0), len(self.counts)
         if longest == 0 or first == end:
             return
@@ -159,8 +158,8 @@ class LayersScatter:
         )
 
     def _addresses(self) -> torch.Tensor:
-        """``[layers * tensors, 8]`` int64: where a tensor's rows lie and how far apart, its tokens, and
-        where they go."""
+        """Return ``[layers * tensors, 8]`` int64: addresses of K and V rows, their strides, the first
+        and end token, and the addresses of both pools."""
         if not (len(self.keys) == len(self.values) == len(self.counts)):
             raise ValueError(
                 f"{len(self.keys)} keys, {len(self.values)} values, {len(self.counts)} counts: "
@@ -181,7 +180,7 @@ class LayersScatter:
                 found.append([*rows, k.stride(1), v.stride(1), begin, begin + count, *at])
                 begin += count
         where = torch.tensor(found, dtype=torch.int64)
-        device = self.k_pools[0].device  # the rows may lie in pinned memory of the host
+        device = self.k_pools[0].device  # the rows may be in pinned host memory
         return where.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else where
 
 
@@ -208,7 +207,7 @@ def one_layer(
     k_pool: torch.Tensor,
     v_pool: torch.Tensor,
 ) -> LayersScatter:
-    """As :class:`LayersScatter`, of a single layer: ``keys, values [rows, kv_heads, d]``."""
+    """Return a :class:`LayersScatter` of a single layer: ``keys, values [rows, kv_heads, d]``."""
     keys, values = ([x[None] for x in some] for some in (keys, values))
     return LayersScatter(
         keys, values, counts, source, positions, slots, table, [k_pool], [v_pool]
@@ -216,6 +215,6 @@ def one_layer(
 
 
 def rope_scatter_triton(raw_k, v, source, positions, slots, table, k_pool, v_pool) -> None:
-    """The Triton kernel; arguments as in :func:`reference`. Rows must be dense in heads and d."""
+    """Launch the Triton kernel; arguments as in :func:`reference`. Rows dense in heads and d."""
     counts = [source.numel()]
     one_layer([raw_k], [v], counts, source, positions, slots, table, k_pool, v_pool).launch(0, 1)

@@ -1,4 +1,4 @@
-"""What the kernels that move KV rows share: page addressing, and rotation on the way."""
+"""Shared functions of the kernels that move KV rows: page addressing and rotation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from canopy_kernel.triton_shim import tl, triton
 
 
 def rotated(raw_k: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """``[n, kv_heads, d]`` keys turned by a ``[n, d]`` cos-sin table (half-split), in fp32."""
+    """Return ``[n, kv_heads, d]`` keys rotated by a ``[n, d]`` cos-sin table (half-split), in fp32."""
     cos, sin = table.float()[:, None].chunk(2, dim=-1)
     half = cos.shape[-1]
     a, b = raw_k[..., :half].float(), raw_k[..., half:].float()
@@ -16,12 +16,13 @@ def rotated(raw_k: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
 
 
 Turns = tuple[torch.Tensor, torch.Tensor]
-"""What :func:`turned` multiplies rows and their swapped halves by, each ``[n, heads, d]`` fp32."""
+"""Factors of rows and of their swapped halves in :func:`turned`, each ``[n, heads, d]`` fp32."""
 
 
 def turns(table: torch.Tensor, heads: int) -> Turns:
-    """A cos-sin ``table [n, d]`` as factors as long as the rows that they turn: no head is broadcast
-    and no half taken alone, which costs a CPU three times as much.
+    """Expand a cos-sin ``table [n, d]`` to factors of the rows' full shape.
+
+    Broadcasting heads or slicing halves would take three times as long on a CPU.
     """
     cos, sin = table.float().chunk(2, dim=-1)
     both = torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
@@ -30,13 +31,13 @@ def turns(table: torch.Tensor, heads: int) -> Turns:
 
 
 def turned(x: torch.Tensor, by: Turns, out: torch.Tensor | None = None) -> torch.Tensor:
-    """``x [n, heads, d]`` fp32 turned, into ``out`` where that is given, which must not overlap it."""
+    """Rotate ``x [n, heads, d]`` (fp32), into ``out`` if given; ``out`` must not overlap ``x``."""
     out = torch.mul(x, by[0], out=out)
     return out.addcmul_(x.roll(x.shape[-1] // 2, -1), by[1])
 
 
 def warps(dim: int) -> int:
-    """Warps of a program that moves rows: at head size 256 four would spill."""
+    """Return the warps of a program that moves rows: at head size 256 four would spill."""
     return 4 if dim <= 128 else 8
 
 
@@ -60,7 +61,7 @@ def load_angles(table_ptr, position, dims, mask, DIM: tl.constexpr):
 
 @triton.jit
 def turn(low, high, cos, sin):
-    """Rotate both halves by cos and sin; zeros where those are zero."""
+    """Rotate both halves by cos and sin; zero angles give zeros."""
     return low * cos - high * sin, high * cos + low * sin
 
 

@@ -1,4 +1,4 @@
-"""Every specialisation of every kernel that ships: what :mod:`.compile` compiles."""
+"""All shipped kernel specialisations, compiled by :mod:`.compile`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ DIMS = (64, 128, 256)
 PAGES = (1, 16, 64)
 DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 GROUP = 4
-"""Query heads a KV head. Only a row's own address is divided by it, once a tile."""
+"""Query heads per KV head. Only row addresses are divided by it, once per tile."""
 
 KV_HEADS = 8
 
@@ -28,7 +28,7 @@ class Specialisation:
 
 
 def specialisations(arch: int) -> Iterator[Specialisation]:
-    """All of them for one chip (80, 90, 100); their tiles depend on it."""
+    """Yield all specialisations for one chip (80, 90, 100), which determines their tiles."""
     from canopy_kernel import lowpass
 
     for kind in DTYPES:
@@ -49,7 +49,7 @@ def specialisations(arch: int) -> Iterator[Specialisation]:
 
 
 def _attention(kind: str, dim: int, page: int, arch: int) -> Iterator[Specialisation]:
-    """Tiles of many rows and of few, whole and in parts, and those that continue another kernel."""
+    """Yield attention with large and small tiles, whole, split, and continuing another kernel."""
     import torch
 
     from canopy_kernel import tiles, triton_attention
@@ -64,7 +64,7 @@ def _attention(kind: str, dim: int, page: int, arch: int) -> Iterator[Specialisa
     ):
         config = triton_attention.configuration(dim, dtype, few, arch, split, continues)
         if not few and config.block_m == tiles.FEW:
-            continue  # the small tile is all there is
+            continue  # only small tiles exist
         what = ("few_rows" if few else "rows") + ("_split" if split else "")
         yield Specialisation(
             f"sparse_prefill {what}{'_continued' if continues else ''} d{dim} {kind} page{page}",

@@ -1,7 +1,7 @@
-"""FlashInfer's and FA3's paged attention as :data:`.decomposition.Paged`, and which of them to use.
+"""FlashInfer's and FA3's paged attention as :data:`.decomposition.Paged`, and the choice between them.
 
-Both come with the server: FlashInfer is imported where a server has chosen it, FA3's function is
-the one of the server's own backend. Neither has been run on a GPU in this form yet.
+FlashInfer is imported if the server uses it; FA3's function comes from the server's own backend. Neither
+has been run on a GPU in this form yet.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from canopy_kernel import decomposition
 from canopy_kernel.decomposition import Blocks, Paged
 
 WORKSPACE_BYTES = 128 * 1024 * 1024
-"""FlashInfer's recommendation for its split results, where the server shares none of its own."""
+"""Workspace recommended by FlashInfer for split results; unused if the server shares its own."""
 DIMS = (64, 128, 256)
 DTYPES = (torch.float16, torch.bfloat16)
 
 
 @dataclass(slots=True)
 class FlashInferPaged:
-    """FlashInfer's stock ``BatchPrefillWithPagedKVCacheWrapper``, planned once a forward.
+    """FlashInfer's stock ``BatchPrefillWithPagedKVCacheWrapper``, planned once per forward.
 
-    workspace: the server's own buffer, which no other kernel uses at the same time on one stream;
-    made where it is None. The host waits once a forward for the blocks' prefixes, unless the rows'
-    positions are there (``Rows.host_positions``). block: queries a block.
+    workspace: the server's buffer, used by one kernel at a time on one stream; created if None. The
+    host waits once per forward for the blocks' prefixes, unless ``Rows.host_positions`` is set. block:
+    queries per block.
     """
 
     workspace: torch.Tensor | None = None
@@ -44,7 +44,7 @@ class FlashInferPaged:
         blocks: Blocks,
         scale: float,
     ) -> tuple[torch.Tensor, torch.Tensor, float]:
-        """As :data:`.decomposition.Paged`; log-sum-exp of base 2."""
+        """Run as a :data:`.decomposition.Paged`, with log-sum-exp of base 2."""
         key = (blocks, scale, q.dtype, q.shape[1:], k_pool.shape[2])
         if self._planned is None or self._planned[0] is not blocks or self._planned[1:] != key[1:]:
             self._plan(q, k_pool, blocks, scale)
@@ -78,10 +78,10 @@ class FlashInferPaged:
 
 @dataclass(slots=True)
 class FlashAttentionPaged:
-    """FA3's ``flash_attn_with_kvcache`` over a page table. The host waits for nothing.
+    """FA3's ``flash_attn_with_kvcache`` over a page table. The host does not wait.
 
-    attend: that function, as the server's backend holds it. block: queries a block; the query heads
-    of a KV head are packed into the rows of one tile, which 64 fill.
+    attend: that function from the server's backend. block: queries per block; FA3 packs the query heads
+    of a KV head into the rows of one tile, so 64 queries fill it.
     """
 
     attend: Callable[..., Any]
@@ -96,7 +96,7 @@ class FlashAttentionPaged:
         blocks: Blocks,
         scale: float,
     ) -> tuple[torch.Tensor, torch.Tensor, float]:
-        """As :data:`.decomposition.Paged`; log-sum-exp of base e, ``[heads, m]`` in memory."""
+        """Run as a :data:`.decomposition.Paged`, with log-sum-exp of base e, ``[heads, m]`` in memory."""
         if self._made[0] is not blocks:
             starts = blocks.query_starts
             if q.is_cuda:
@@ -120,15 +120,15 @@ class FlashAttentionPaged:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The stock kernel for a server's backend, or None: Triton alone. reason: one sentence."""
+    """Stock kernel for a server's backend, or None for Triton alone. reason: one sentence."""
 
     paged: Paged | None
     reason: str
 
 
 def flashinfer_block(head_dim: int, capability: int) -> int:
-    """Queries a block for FlashInfer on a chip (80, 90, ..). Its kernel for Hopper has tiles of 128
-    rows of one query head, 192 at head size 64; elsewhere it packs the heads of a KV head."""
+    """Return queries per block for FlashInfer on a chip (80, 90, ..). Its Hopper kernel has tiles of 128
+    rows of one query head, or 192 at head size 64; others pack the heads of a KV head."""
     if capability != 90:
         return decomposition.BLOCK
     return 192 if head_dim == 64 else 128
@@ -143,9 +143,9 @@ def choose(
     device: str,
     capability: int,
 ) -> Choice:
-    """By the server's own attention backend (``flashinfer``, ``fa3``, ``triton``, ...).
+    """Choose by the server's attention backend (``flashinfer``, ``fa3``, ``triton``, ...).
 
-    Triton alone wherever a stock kernel is missing or does not take the shape or the type.
+    The result is Triton alone if the stock kernel is missing or does not support the shape or type.
     """
     if device != "cuda":
         return Choice(None, f"the device is {device}, which runs the torch path")

@@ -1,8 +1,8 @@
-"""The work list of the Triton attention kernel: which rows, which keys, which part, in which order.
+"""The work list of the Triton attention kernel: rows, keys and part of each tile, in order.
 
-Row ``i`` of a request is head ``i % group`` of query ``i // group``: the query heads of one KV head
-lie in the rows of one tile, and its keys are read once for all of them. The list is made from host
-numbers alone, once for all layers of a forward.
+Row ``i`` of a request is head ``i % group`` of query ``i // group``. A tile thus contains the query heads
+of one KV head and reads its keys once for all of them. The list depends only on host numbers and is
+computed once for all layers of a forward.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from dataclasses import dataclass
 import torch
 
 FEW = 16
-"""Rows of the small tile: the least that a matrix instruction takes."""
+"""Rows of the small tile: the minimum of a matrix instruction."""
 LEAST_KEYS = 512
-"""A part of a split tile reads about this many keys at least: below it merging costs more."""
+"""Approximate minimum keys per part; smaller parts cost more to merge."""
 MOST_PARTS = 32
 FIELDS = 8
-"""int32 a tile: request, first row, rows, query whose position its keys begin at (-1: key 0),
-part, parts, place of the part in the workspace, nothing."""
+"""int32 fields per tile: request, first row, rows, query at whose position the keys begin (-1: key 0),
+part, parts, place of the part in the workspace, unused."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One launch of the kernel over tiles of ``block_m`` rows, and the merge that follows it.
+    """One launch of the kernel over tiles of ``block_m`` rows, and its merge.
 
     tiles: ``[t, FIELDS]`` int32, longest first; merges: ``[u, FIELDS]`` int32, split tiles only:
-    request, first row, rows, first part, parts; parts: how many the workspace holds.
+    request, first row, rows, first part, parts; parts: parts in the workspace.
     """
 
     block_m: int
@@ -44,12 +44,12 @@ def plan(
     kv_heads: int,
     programs: int | Mapping[int, int],
 ) -> list[Launch]:
-    """Tiles of whole requests: of ``block_m`` rows, and of ``FEW`` where a request (a decode row,
-    a short question) or its rest has no more than that.
+    """Plan tiles of whole requests: of ``block_m`` rows, or of ``FEW`` if a request (a decode row, a
+    short question) or its rest has at most that many rows.
 
-    counts, lengths: queries and keys a request; programs: how many the chip runs at once, where
-    the small tiles have other numbers a mapping by the rows of a tile. Tiles are split along the
-    keys where there are fewer tiles than that.
+    counts, lengths: queries and keys per request; programs: concurrent programs of the chip, or a
+    mapping from rows per tile if they differ. With fewer tiles than programs, tiles are split along the
+    keys.
     """
     large: list[tuple[int, list[int]]] = []
     small: list[tuple[int, list[int]]] = []
@@ -59,7 +59,7 @@ def plan(
             size = FEW if rows - first <= FEW or block_m <= FEW else block_m
             some = min(size, rows - first)
             last = (first + some - 1) // group
-            keys = last + 1 + (n - m) * (last + 1) // m  # the stop itself only the device knows
+            keys = last + 1 + (n - m) * (last + 1) // m  # estimate; positions are on the device
             (small if size == FEW else large).append((keys, [request, first, some, -1]))
             first += some
     if isinstance(programs, int):
@@ -72,8 +72,8 @@ def plan(
 
 
 def spans(counts: Sequence[int], group: int, block_m: int, block: int) -> list[Launch]:
-    """Tiles of the spans of blocks of ``block`` queries: a tile's keys begin at the position of
-    its block's first query. One launch, never split."""
+    """Plan tiles of the spans of blocks of ``block`` queries, in one launch without splits. A tile's
+    keys begin at the position of its block's first query."""
     found: list[list[int]] = []
     query = 0
     for request, m in enumerate(counts):

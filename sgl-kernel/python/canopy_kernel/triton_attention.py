@@ -1,9 +1,9 @@
-"""Position-causal sparse attention in Triton: a work list of tiles, keys up to each tile's last row.
+"""Position-causal sparse attention in Triton, over a work list of tiles.
 
-The query heads of a KV head are rows of one tile (:mod:`.tiles`). Keys before a tile's first
-position need no mask and are read in a loop without one. A tile with few rows is split along its
-keys; its parts are merged by their log-sum-exp. A tile may also continue from the result of
-another kernel over the keys before it (:mod:`.decomposition`).
+The query heads of a KV head are rows of one tile (:mod:`.tiles`), which reads keys up to its last
+position. Keys before its first position are read in a loop without a mask. A tile with few rows is split
+along its keys, and its parts are merged by their log-sum-exp. A tile may also continue from another
+kernel's result over the keys before it (:mod:`.decomposition`).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ LOG2_E = 1.4426950408889634
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """Rows and keys a tile, warps, pipeline stages; programs that one multiprocessor holds at once,
-    as the compiled kernel's registers and shared memory allow (:func:`.compile.programs`)."""
+    """Rows and keys per tile, warps, pipeline stages, and concurrent programs per multiprocessor, as
+    limited by the compiled kernel's registers and shared memory (:func:`.compile.programs`)."""
 
     block_m: int
     block_k: int
@@ -33,8 +33,8 @@ class Configuration:
 
 
 DEEP = 5
-"""Pipeline stages for 16-bit types. A key's slot is loaded before the key: with fewer than 5 the
-loops over keys wait for every load (``async_wait`` of 0); with 5, four loads stay under way."""
+"""Pipeline stages for 16-bit types. A key's slot is loaded before the key: with fewer than 5 stages the
+loops over keys wait for every load (``async_wait`` of 0); with 5, four loads remain pending."""
 
 
 def configuration(
@@ -45,11 +45,11 @@ def configuration(
     split: bool = False,
     continues: bool = False,
 ) -> Configuration:
-    """What ships for a head size, a type, a kind of tile and a chip (80, 90, 100).
+    """Return the shipped configuration for a head size, a type, a kind of tile and a chip (80, 90, 100).
 
-    At head size 128, 64 rows on 8 warps would have both halves of them compute the same scores:
-    a tile of 128 rows has one warp for each 16 of them. All compile without spills
-    (:mod:`.compile`); what is fastest, only a GPU says.
+    At head size 128, with 64 rows on 8 warps, both halves of the warps would compute the same scores; a
+    tile of 128 rows has one warp per 16 rows. All configurations compile without spills
+    (:mod:`.compile`); their speed needs a GPU to measure.
     """
     if dtype == torch.float32:
         if few:
@@ -61,7 +61,7 @@ def configuration(
         held = {64: 5 if capability >= 100 else 4, 128: 3 if capability >= 90 else 2}.get(dim, 2)
         return Configuration(tiles.FEW, 64 if dim < 256 else 32, 4, stages, held)
     if dim == 64:
-        # Whole prompts of pages on Blackwell spill with 64 keys a tile, and two fit with 32.
+        # On Blackwell, whole prompts of pages spill with 64 keys per tile; with 32, two programs fit.
         keys = 32 if capability >= 100 and not split and not continues else 64
         return Configuration(128, keys, 8, stages, 2 if capability >= 90 and not continues else 1)
     if dim == 256 and (continues or capability < 90):
@@ -338,7 +338,7 @@ MERGE_ROWS = 16
 
 @functools.lru_cache(maxsize=16)
 def chip(device: torch.device) -> tuple[int, int]:
-    """(compute capability as 80, 90, ..; multiprocessors) of a device."""
+    """Return a device's compute capability (80, 90, ..) and number of multiprocessors."""
     if device.type != "cuda":
         return 90, 16  # the interpreter
     found = torch.cuda.get_device_properties(device)
@@ -346,7 +346,7 @@ def chip(device: torch.device) -> tuple[int, int]:
 
 
 def _to(device: torch.device, launches: list[tiles.Launch]) -> list[tiles.Launch]:
-    """The tables on the device, without waiting for it."""
+    """Copy the tables to the device asynchronously."""
     if device.type != "cuda":
         return launches
 
@@ -359,8 +359,8 @@ def _to(device: torch.device, launches: list[tiles.Launch]) -> list[tiles.Launch
 def sparse_prefill_triton(
     q: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor, rows: Rows, scale: float
 ) -> torch.Tensor:
-    """The Triton kernel (CUDA, or the interpreter on a CPU). Same arguments as
-    :func:`canopy_kernel.attention.reference`; the work list is made once for all layers."""
+    """Run the Triton kernel (CUDA, or the interpreter on a CPU). Arguments as
+    :func:`canopy_kernel.attention.reference`; the work list is computed once for all layers."""
     q = q.contiguous()
     out = torch.empty_like(q)
     if q.shape[0] == 0:
@@ -391,11 +391,11 @@ def span_triton(
     block: int,
     before: tuple[torch.Tensor, torch.Tensor, float],
 ) -> torch.Tensor:
-    """Rows over the keys from their block's first position on, continued from the keys before it.
+    """Attend to the keys from each block's first position on, continuing from the keys before it.
 
-    block: queries a block; before: (``[m, heads, d]`` attention over the keys before each block,
-    ``[m, heads]`` its log-sum-exp, the factor that makes it one of base 2). Rows of a block that
-    begins at position 0 take nothing from it. Otherwise as :func:`sparse_prefill_triton`.
+    block: queries per block; before: (``[m, heads, d]`` attention over the keys before each block,
+    ``[m, heads]`` its log-sum-exp, the factor that converts it to base 2), ignored for blocks that begin
+    at position 0. Otherwise as :func:`sparse_prefill_triton`.
     """
     q = q.contiguous()
     out = torch.empty_like(q)
@@ -423,7 +423,7 @@ def run_tiles(
     launch: tiles.Launch,
     before: tuple[torch.Tensor, torch.Tensor, float] | None = None,
 ) -> None:
-    """One launch into ``out``, and its merge."""
+    """Run one launch into ``out``, and its merge."""
     kv_heads = k_pool.shape[2]
     dim, group = q.shape[2], q.shape[1] // kv_heads
     few = launch.block_m == tiles.FEW

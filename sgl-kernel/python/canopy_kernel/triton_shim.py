@@ -1,4 +1,4 @@
-"""Triton where it is installed; where it is not, the references still import and run."""
+"""Triton, or stubs if it is not installed, so that the references can still be imported and run."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Triton alone or a stock kernel with Triton for the rest: by what was measured on the server's chip.
+"""Choice of Triton alone, or a stock kernel with Triton spans, by measurements on the server's chip.
 
-``ways.json`` beside this file has the times; ``scripts/gpu_lease/ways.py`` writes it from a report of
-``benchmark/kernels/gpu_check.py``. Without it, or for another chip, the server's backend decides.
+``ways.json`` in this folder has the times; ``scripts/gpu_lease/ways.py`` writes it from a report of
+``benchmark/kernels/gpu_check.py``. Without the file, or for another chip, the server's backend decides.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ TABLE = Path(__file__).with_name("ways.json")
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One layer's attention of ``share`` of a prompt of ``tokens``: milliseconds by way (``triton``,
-    ``flashinfer``, ``fa3``), on ``chip`` as torch names it."""
+    """Milliseconds of one layer's attention for ``share`` of a prompt of ``tokens``, by way
+    (``triton``, ``flashinfer``, ``fa3``), on ``chip`` (torch's name)."""
 
     chip: str
     tokens: int
@@ -29,14 +29,14 @@ class Measured:
 
 @functools.cache
 def table(path: Path = TABLE) -> tuple[Measured, ...]:
-    """What was measured; nothing where there is no file."""
+    """Return the measurements, or an empty tuple if the file does not exist."""
     if not path.exists():
         return ()
     return tuple(Measured(**row) for row in json.loads(path.read_text()))
 
 
 def of_report(report: dict) -> list[Measured]:
-    """The table that a report of ``gpu_check.py`` holds: its attention rows with a stock kernel."""
+    """Return the attention rows with a stock kernel in a report of ``gpu_check.py``."""
     found = []
     for row in report.get("attention", []):
         if "failed" in row:
@@ -58,12 +58,15 @@ def triton_is_faster(
     counts: Sequence[int],
     lengths: Sequence[int],
 ) -> bool:
-    """Whether Triton alone beat ``way`` at the measured prompt that is nearest, in the logarithms of
-    length and share, to the batch's: ``counts`` rows of requests of ``lengths`` keys."""
+    """Whether Triton alone was faster than ``way`` at the nearest measured prompt.
+
+    Distance is in the logarithms of length and share. The batch has ``counts`` rows of requests of
+    ``lengths`` keys.
+    """
     usable = [m for m in measured if m.chip == chip and {way, "triton"} <= m.ms.keys()]
     if not usable or not sum(counts):
         return False
-    keys = sum(m * n for m, n in zip(counts, lengths)) / sum(counts)  # as a row sees it
+    keys = sum(m * n for m, n in zip(counts, lengths)) / sum(counts)  # mean over rows
     share = sum(counts) / sum(lengths)
     near = min(
         usable, key=lambda m: abs(math.log(m.tokens / keys)) + abs(math.log(m.share / share))
