@@ -166,7 +166,7 @@ class DiskLink:
         PAGES.add_use(keys, metadata_of(node.canopy, self.attachment.epoch))
 
     def _restore(self, leaf: NodeLeaf, meta: PageMeta | None) -> None:
-        # Without metadata, the leaf inherits its parent's on admission to the policy.
+        # A leaf without metadata inherits its parent's on admission to the policy.
         if meta is not None and meta.hits >= 1:
             keep_until = restore(leaf, meta, self.tree.clock.now, self.attachment.epoch)
             if keep_until is not None:

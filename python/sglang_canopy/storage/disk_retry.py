@@ -96,7 +96,7 @@ class DiskRetry:
             self._waiting[node] = True
 
     def request_arrived(self) -> None:
-        """Begin a round if one is due, and write some of the waiting nodes."""
+        """Begin a round if it is due, and write some of the waiting nodes."""
         now = self.tree.clock.now
         if now - self._round_began_at >= ROUND_S:
             self._round_began_at = now

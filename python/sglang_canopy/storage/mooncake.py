@@ -44,8 +44,8 @@ def pin_s(meta: PageMeta | None, ttl: TTLTable | None, now: float) -> float:
     """Return the seconds for which to pin a page; 0 for no pin.
 
     An infinite TTL gives ``MAX_PIN_S``. Pages without metadata are not pinned. Without configured TTLs
-    (``ttl`` is ``None``), only the page's own TTL and ``keep_until`` count: pins on all pages would
-    prefer none.
+    (``ttl`` is ``None``), only the page's own TTL and ``keep_until`` count, because pinning all pages
+    would favour no page.
     """
     if meta is None:
         return 0.0

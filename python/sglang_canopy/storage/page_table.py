@@ -30,7 +30,7 @@ MAX_PAGES = 65_536
 """Maximum pages with pending metadata, in each direction; about 500 bytes each."""
 _ABSENT = object()
 MAX_EVENT_BYTES = 32 << 20
-"""Maximum estimated memory of pending uses, and likewise of pending requests."""
+"""Maximum estimated memory of pending uses, and of pending requests, in bytes."""
 _EVENT_BYTES, _BLOCK_BYTES, _KEY_BYTES = 512, 40, 128
 """Estimated bytes per event, per block of a path, and per page key."""
 

@@ -50,13 +50,13 @@ _OF_SGLANG = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class StorageSettings:
-    """Keys of the extra configuration. Raises ``CanopyError`` naming the one that is wrong."""
+    """Keys of the extra configuration. Raises ``CanopyError`` naming an invalid key."""
 
     path: str = ""
     """Folder of the store, which nothing else may use. Default: ``$CANOPY_DISK_PATH``, then
     ``~/.cache/sglang-canopy/disk``."""
     capacity_bytes: int = 0
-    """Bytes on disk, for each rank. ``capacity_gb`` says the same in 10^9 bytes. Default:
+    """Bytes on disk per rank; ``capacity_gb`` is the same limit in 10^9 bytes. Default:
     ``$CANOPY_DISK_CAPACITY_GB``, then 10 GB."""
     policy: str = "lru"
     """Eviction policy, as ``--radix-eviction`` takes it; ``lru`` is ``canopy-lru``."""
@@ -65,7 +65,7 @@ class StorageSettings:
     ttl: TTLTable = field(default_factory=TTLTable)
     """Seconds for every page, or a table (docs/reference/plan-file.md), as an object."""
     quota_bytes: Mapping[str, int] = field(default_factory=dict)
-    """Bytes that a tenant may hold, by its name or digest; ``"*"`` is everyone not named."""
+    """Byte limits by tenant (name or digest); ``"*"`` is any other tenant."""
     pin_bytes: int | None = None
     """Bytes that pins may hold; a quarter of the capacity unless given."""
     pin_tenant_bytes: int | None = None
