@@ -22,11 +22,11 @@ from sglang_canopy.errors import CanopyError
 
 Headers = Mapping[str, str]
 Handler = Callable[[Any], Awaitable[Any]]
-"""Takes a Starlette request, returns what JSON takes, or a response. Raises ``Refused`` or ``CanopyError``."""
+"""Receives a Starlette request, returns JSON data or a response. Raises ``Refused`` or ``CanopyError``."""
 
 
 class Refused(CanopyError):
-    """A request that is answered with ``status`` instead of 400.
+    """A refused request; the response has ``status`` instead of 400.
 
     retry_after_s: whole seconds, sent as ``Retry-After``.
     """
@@ -37,7 +37,7 @@ class Refused(CanopyError):
 
 
 class BodyTooLong(CanopyError):
-    """More bytes than the route takes; the rest is not read."""
+    """A body longer than the route's limit; the rest is not read."""
 
 
 def same_secret(given: str, secret: str | None) -> bool:
@@ -56,7 +56,7 @@ def has_admin_key(headers: Headers, admin_api_key: str | None) -> bool:
 def add_read_route(
     app: Any, method: str, path: str, handler: Handler, admin_api_key: str | None
 ) -> None:
-    """A route that changes nothing."""
+    """Add a route that changes no state."""
     _add(app, method, path, handler, lambda headers: not has_admin_key(headers, admin_api_key))
 
 
@@ -67,9 +67,9 @@ def add_change_route(
     handler: Handler,
     open_to_users: Callable[[Headers], bool] = lambda _headers: False,
 ) -> None:
-    """A route that changes the state of other requests.
+    """Add a route that changes the state of other requests.
 
-    ``open_to_users``: whether a request with these headers needs a user's key only.
+    ``open_to_users``: whether a user's key suffices for a request with these headers.
     """
 
     @functools.wraps(handler)
@@ -108,9 +108,9 @@ def _check_json(headers: Headers) -> None:
 
 
 async def read_json(request: Any, most_bytes: int, what: str) -> Any:
-    """The request's body. Raises ``CanopyError`` if it is longer than ``most_bytes`` or not JSON.
+    """Return the body as JSON. Raises ``CanopyError`` if it exceeds ``most_bytes`` or is not JSON.
 
-    Received bytes are counted, since a Content-Length may be missing or wrong.
+    The limit applies to received bytes, because Content-Length may be missing or wrong.
     """
     raw = bytearray()
     async for part in request.stream():
@@ -126,7 +126,7 @@ async def read_json(request: Any, most_bytes: int, what: str) -> Any:
 def _add(
     app: Any, method: str, path: str, handler: Handler, for_users: Callable[[Headers], bool]
 ) -> None:
-    """``for_users``: whether a request with these headers is at the level of users."""
+    """Add a route. ``for_users``: whether a request with these headers has the level of users."""
     from sglang.srt.utils.auth import AuthLevel, auth_level
     from starlette.datastructures import Headers as RequestHeaders
     from starlette.routing import Match, Route
@@ -143,7 +143,7 @@ def _add(
     user, admin = at(AuthLevel.NORMAL), at(AuthLevel.ADMIN_OPTIONAL)
 
     class LevelledRoute(Route):
-        """A route whose level depends on the request: SGLang reads it off the endpoint."""
+        """A route with a level per request, which SGLang reads from the endpoint."""
 
         def matches(self, scope: Any) -> tuple[Any, Any]:
             match, child = super().matches(scope)

@@ -1,7 +1,7 @@
-"""Whose hints are heeded: ``--canopy-client-hints on|off|trusted``.
+"""Trust in client hints: ``--canopy-client-hints on|off|trusted``.
 
-A hint asks for priority: keep this, drop that first, hold it on disk. Where clients do not trust
-each other, hints are for the administrator, and for a gateway that shows a secret in a header.
+Hints give priority: keep a prefix, evict it first, or pin it on disk. With ``trusted``, only the
+administrator and a gateway with a secret header may send hints, for clients that distrust each other.
 """
 
 from __future__ import annotations
@@ -26,13 +26,12 @@ SECRET_FILE_VARIABLE = "CANOPY_GATEWAY_SECRET_FILE"
 MIN_SECRET, MAX_SECRET = 16, 1024
 
 PRIORITY_FIELDS = frozenset({"over", "return_in_s", "keep_s", "ttl_s", "pin_s", "parent", "linear"})
-"""What a request may ask for at the cost of others; its category, turn, conversation and stop
-reason only describe it."""
+"""Fields that affect other requests. Category, turn, conversation and stop reason are descriptive."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientHints:
-    """The rule of this server. ``repr`` shows neither key nor secret."""
+    """Rule of this server. ``repr`` shows neither key nor secret."""
 
     mode: str = ON
     admin_api_key: str | None = None
@@ -42,32 +41,31 @@ class ClientHints:
         return f"ClientHints({self.mode!r})"
 
     def from_gateway(self, headers: Mapping[str, str]) -> bool:
-        """Whether a request shows the gateway's secret. Header names in lower case."""
+        """Whether the headers (names in lower case) contain the gateway's secret."""
         return same_secret(headers.get(GATEWAY_HEADER.lower(), ""), self.gateway_secret)
 
     def source(self, headers: Mapping[str, str] | None) -> str:
-        """Whose word the hints of a request with these headers are: how often each source's came
-        true is learnt apart."""
+        """Return the source of a request's hints; hint accuracy is learnt per source."""
         trusted = headers is not None and (
             self.from_gateway(headers) or has_admin_key(headers, self.admin_api_key)
         )
         return GATEWAY if trusted else CLIENT
 
     def heeded(self, headers: Mapping[str, str] | None) -> bool:
-        """Whether hints of a request with these headers count; ``None``: it came without any."""
+        """Whether to use hints of a request with these headers; ``None``: a request without headers."""
         if self.mode != TRUSTED:
             return self.mode == ON
         return self.source(headers) == GATEWAY
 
     def allowed(self, fields: dict[str, Any], headers: Mapping[str, str] | None) -> dict[str, Any]:
-        """``fields`` of a request (checked) without what this client may not ask for."""
+        """Return a request's validated ``fields`` without those that it is not authorised to set."""
         if fields.keys().isdisjoint(PRIORITY_FIELDS) or self.heeded(headers):
             return fields
         return {field: value for field, value in fields.items() if field not in PRIORITY_FIELDS}
 
 
 def rule_of(mode: str, admin_api_key: str | None) -> ClientHints:
-    """The rule that a server's flag and environment ask for. Raises ``CanopyError``."""
+    """Return the rule set by a server's flag and environment. Raises ``CanopyError``."""
     rule = ClientHints(mode, admin_api_key, gateway_secret(os.environ))
     if mode == TRUSTED and not (rule.admin_api_key or rule.gateway_secret):
         raise CanopyError(
@@ -79,9 +77,9 @@ def rule_of(mode: str, admin_api_key: str | None) -> ClientHints:
 
 
 def gateway_secret(environment: Mapping[str, str]) -> str | None:
-    """The secret, from its variable or the file that the other one names; ``None`` without both.
+    """Return the secret from its variable or its file; ``None`` if neither variable is set.
 
-    Raises ``CanopyError``, which does not show the secret, if it cannot be used.
+    Raises ``CanopyError``, without the secret in its text, for an invalid secret.
     """
     variable, secret = SECRET_VARIABLE, environment.get(SECRET_VARIABLE)
     file = environment.get(SECRET_FILE_VARIABLE)

@@ -1,11 +1,11 @@
-"""Which conversation a request belongs to, from what its client sends anyway.
+"""Identify a request's conversation by fields that its client already sends.
 
-Clients, agents and gateways name their sessions in fields and headers of their own. ``SOURCES`` is
-the one list of those that are read, the first that is there wins, and an operator says which count.
-A name is one within its tenant: no tenant can speak of another's conversations.
+Clients, agents and gateways have different fields and headers for their sessions. ``SOURCES`` lists
+those that Canopy reads. An operator selects sources, and the first one present is used. Names are scoped
+to the tenant, so that no tenant can refer to another's conversations.
 
-The headers of agents, and a sub-agent's parent being its session where no other is named, are as
-Dynamo 1.5 reads them (its ``lib/llm/src/protocols/agents.rs``).
+Agents' headers, and the session as default parent of a sub-agent, follow Dynamo 1.5
+(``lib/llm/src/protocols/agents.rs``).
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ SESSIONS, ALL, NONE = "sessions", "all", "none"
 Headers = Mapping[str, str]
 Body = Mapping[str, Any]
 Fields = dict[str, Any]
-"""Of a stamp: ``conversation``; ``parent``, the conversation that waits for this one; ``over``, this is
-its last request; ``turn``."""
+"""Fields of a stamp: ``conversation``; ``parent``, the conversation that waits for this one; ``over``,
+set for its last request; ``turn``."""
 
 
 def _name(value: Any) -> str | None:
-    """A usable name (``conversation_name``), or ``None``."""
+    """Return a valid name (``conversation_name``), or ``None``."""
     try:
         return conversation_name(value)
     except ValueError:
@@ -88,25 +88,24 @@ def _user_id(metadata: Any) -> Fields | None:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One place where an identity may stand."""
+    """One place in a request that may identify its conversation."""
 
     name: str
-    """As in ``--canopy-identity-sources``."""
+    """Name in ``--canopy-identity-sources``."""
     sent_by: str
     body: tuple[str, ...] = ()
     """Keys of the body."""
     headers: tuple[str, ...] = ()
     read: Callable[..., Fields | None] = _named
-    """Takes the values of ``body``, then of ``headers``, at least one of which is there."""
+    """Receives the values of ``body``, then of ``headers``; at least one is present."""
     note: str = ""
-    """What else the reference says of the place."""
+    """Additional text for the reference."""
     linear: bool = True
-    """Whether it names one conversation, and not a user or a group of prompts: then each request goes
-    on from the one before."""
+    """Whether each request continues the previous one; false for users or groups of prompts."""
 
     @property
     def where(self) -> str:
-        """For the reference."""
+        """Return the places as text for the reference."""
         places = (("body", self.body), ("header" + "s" * (len(self.headers) > 1), self.headers))
         texts = [
             f"{place}: {', '.join(f'`{key}`' for key in keys)}" for place, keys in places if keys
@@ -181,12 +180,11 @@ SOURCES = (
     Source("safety_identifier", "OpenAI's clients", body=("safety_identifier",), linear=False),
     Source("user", "OpenAI's clients", body=("user",), linear=False),
 )
-"""In order: the first that says something wins. A client's own ``canopy_conversation`` comes before
-all of them."""
+"""Sources by priority. ``canopy_conversation`` of a client overrides all of them."""
 
 
 def sources_of(text: str) -> tuple[str, ...]:
-    """The names that a flag's value stands for. Raises ``CanopyError`` for an unknown one."""
+    """Return the source names of a flag's value. Raises ``CanopyError`` for an unknown name."""
     names = [s.name for s in SOURCES]
     groups = {
         SESSIONS: [s.name for s in SOURCES if s.linear],
@@ -206,7 +204,7 @@ def sources_of(text: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Identities:
-    """The rule of this server: which sources count."""
+    """Selected sources of this server."""
 
     sources: tuple[str, ...] = sources_of(SESSIONS)
     responses: Responses = dataclasses.field(default_factory=Responses)
@@ -219,10 +217,10 @@ class Identities:
         tenant: str | None = None,
         turn: int = 1,
     ) -> Fields:
-        """The fields of the first source that is present, for a stamp; empty if none is.
+        """Return the stamp fields of the first source present, or an empty dict.
 
-        ``headers``: any mapping that ignores case, or has names in lower case. ``rid``: SGLang's id
-        of the request. ``turn``: inferred from the body. Malformed values count as absent.
+        ``headers``: a case-insensitive mapping, or one with lower-case names. ``rid``: SGLang's id of
+        the request. ``turn``: inferred from the body. Malformed values count as absent.
         """
         found: Fields = {}
         for source in SOURCES:
@@ -234,11 +232,11 @@ class Identities:
                 found = named | {"linear": True} if source.linear else named
                 break
         of_responses = isinstance(rid, str) and rid.startswith("resp_") and len(rid) <= MAX_NAME
-        if of_responses and _CHAIN in self.sources:  # SGLang's Responses API gave the id
+        if of_responses and _CHAIN in self.sources:  # an id of SGLang's Responses API
             previous = _name(body.get(_CHAIN))
             root, later = self.responses.continued(tenant, rid, previous, turn)
-            # A first response has no name: a stateless client never refers to it, and its next turn
-            # is found by its prompt.
+            # Do not name a first response: a stateless client never refers to it, and the prompt
+            # identifies its next turn.
             if previous is not None and found.get("conversation", previous) == previous:
                 found = {"conversation": root, "linear": True}
             if later is not None:

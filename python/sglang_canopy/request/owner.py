@@ -22,15 +22,15 @@ OFF, WARN, ON = "off", "warn", "on"
 MODES = (OFF, WARN, ON)
 
 HEADERS = {"extra_key": "X-Canopy-Extra-Key", "cache_salt": "X-Canopy-Cache-Salt"}
-"""A gateway names the tenant here; a body or query that names another is refused."""
+"""Headers for a gateway's tenant; a body or query with another tenant is refused."""
 METADATA = {"extra_key": "canopy_extra_key", "cache_salt": "canopy_cache_salt"}
-"""Keys of a body's ``metadata`` that name the tenant of a generation request."""
+"""Keys of ``metadata`` with the tenant of a generation request."""
 GATEWAY_HEADERS = ("x-smg-routing-key", "x-smg-target-worker", "x-request-id")
-"""Headers that ``sglang-router`` and ``smg`` pass on or add."""
+"""Headers that ``sglang-router`` and ``smg`` forward or add."""
 
 
 def sent_values(pairs: Mapping[str, str], name: str) -> list[str]:
-    """Every value of a header or query parameter, also if it was sent several times.
+    """Return all values of a header or query parameter.
 
     A gateway may add its header to the client's instead of replacing it.
     """
@@ -40,9 +40,9 @@ def sent_values(pairs: Mapping[str, str], name: str) -> list[str]:
 
 
 def tenant_fields(request: Any, body: Mapping[str, Any] | None = None) -> dict[str, str | None]:
-    """``extra_key`` and ``cache_salt`` of a Starlette request, for ``tenant_of``.
+    """Return ``extra_key`` and ``cache_salt`` of a Starlette request, for ``tenant_of``.
 
-    Raises ``CanopyError`` if a field is no string, or is given twice and differently.
+    Raises ``CanopyError`` if a field is not a string, or has different values.
     """
     found: dict[str, str | None] = {}
     for field, header in HEADERS.items():
@@ -67,12 +67,12 @@ def settle(
     body: Mapping[str, Any],
     carriers: str = NO_CARRIERS,
 ) -> None:
-    """Write the tenant that the body, or one of the ``carriers``, names into a generation request.
+    """Write the tenant given in the body or one of the ``carriers`` into a generation request.
 
-    ``obj``: SGLang's internal request, with those fields of the body that SGLang reads on its route:
-    on ``/v1/messages`` neither. ``headers`` and ``body``: of the HTTP request; no headers for a call
-    from inside the process. Raises ``CanopyError`` if a field is given twice and differently, or the
-    extra key is reserved. A second call changes nothing.
+    ``obj``: SGLang's internal request, with the tenant fields that SGLang reads on the route (neither on
+    ``/v1/messages``). ``headers`` and ``body``: of the HTTP request; ``headers`` is ``None`` for a call
+    from inside the process. Raises ``CanopyError`` if a field has different values, or the extra key is
+    reserved. Idempotent.
     """
     if headers is not None:
         _write_tenant(obj, headers, body, carriers)
@@ -116,10 +116,10 @@ class RequireTenant:
         self._warned = False
 
     def check(self, obj: Any, headers: Mapping[str, str] | None) -> str | None:
-        """A warning about ``obj``, after ``settle``, once per process.
+        """Return a warning about ``obj``, once per process. Call it after ``settle``.
 
-        Without the flag it warns if some requests name a tenant and others do not: a gateway may drop
-        the fields on one route only. Raises ``CanopyError`` if a tenant is required.
+        With mode ``off``, warn if only some requests have a tenant: a gateway may drop the fields on one
+        route only. Raises ``CanopyError`` if a tenant is required.
         """
         if headers is None:
             return None

@@ -1,7 +1,7 @@
-"""Prompts and parameters that SGLang takes as they come, and that end a request badly, or a server.
+"""Validation of prompts and parameters that SGLang does not check.
 
-SGLang looks a negative token up in the embedding, which ends the scheduler and everybody's requests
-with it; and it looks for the parameters of a prompt that has none.
+SGLang looks up a negative token in the embedding, which terminates the scheduler and all its requests. It
+also fails on a batch with fewer sampling parameters than prompts.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ from sglang_canopy.errors import CanopyError
 
 
 def check_prompts(obj: Any, vocabulary: int) -> None:
-    """Raise ``CanopyError`` for a request, or batch of them, that names tokens which do not exist,
-    or has too few sampling parameters.
+    """Raise ``CanopyError`` for a request or batch with invalid tokens or too few sampling parameters.
 
-    ``obj``: SGLang's internal request, before it is normalised. ``vocabulary``: of the model, in
-    tokens. Adapters and images may add tokens behind it.
+    ``obj``: SGLang's internal request, before normalisation. ``vocabulary``: tokens of the model;
+    adapters and images may add tokens after them.
     """
     prompts = _prompts(obj)
     if isinstance(obj.sampling_params, list) and len(obj.sampling_params) < len(prompts or ()):
@@ -38,7 +37,7 @@ def check_prompts(obj: Any, vocabulary: int) -> None:
 
 
 def _prompts(obj: Any) -> Sequence[Any] | None:
-    """The prompts of a batch; ``None`` for a single request."""
+    """Return the prompts of a batch; ``None`` for a single request."""
     text, ids = getattr(obj, "text", None), getattr(obj, "input_ids", None)
     if text is not None:
         return None if isinstance(text, str) else text

@@ -1,7 +1,7 @@
 """Read the bodies of ``/v1/responses``, and follow chains of responses.
 
-A stateless client sends all items of its conversation each time; a stateful one sends the new items
-and ``previous_response_id``.
+A stateless client sends all items of its conversation in each request; a stateful client sends the new
+items and ``previous_response_id``.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any
 from sglang_canopy.wire.stamp import MAX_TURN
 
 MAX_RESPONSES = 1024
-"""Remembered responses of one tenant."""
+"""Maximum remembered responses per tenant."""
 MAX_TENANTS = 64
 
 
 def infer_from_response(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Category and turn, by the rules of ``sent.infer_from_chat``.
+    """Return category and turn by the rules of ``sent.infer_from_chat``.
 
-    The items of one answer (reasoning, calls, a message) are one assistant turn.
+    Consecutive items of an answer (reasoning, calls, a message) count as one assistant turn.
     """
     items = [one for one in _list(body.get("input")) if isinstance(one, Mapping)]
     answers = [_is_answer(item) for item in items]
@@ -56,9 +56,7 @@ def _list(value: Any) -> list[Any]:
 
 
 class Responses:
-    """The conversation and turn of past responses, which others continue. Bounded, per tenant and in
-    total. Thread-safe.
-    """
+    """Conversations and turns of past responses. Bounded per tenant and in total. Thread-safe."""
 
     def __init__(self) -> None:
         self._known: dict[str | None, dict[str, tuple[str, int]]] = {}
@@ -67,9 +65,9 @@ class Responses:
     def continued(
         self, tenant: str | None, rid: str, previous: str | None, turn: int
     ) -> tuple[str, int | None]:
-        """The conversation of response ``rid`` and its turn, if ``previous`` is remembered.
+        """Return the conversation of response ``rid``, and its turn if ``previous`` is remembered.
 
-        A conversation has the name of its first response. ``turn``: of the items that ``rid`` sent.
+        The first response names the conversation. ``turn``: turns in the items sent for ``rid``.
         """
         with self._lock:
             mine = self._known.pop(tenant, {})

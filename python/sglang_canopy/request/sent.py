@@ -1,7 +1,6 @@
-"""What came over HTTP with a request: its headers, its JSON body as it was sent, and what a body tells
-without saying so.
+"""Read a request's HTTP headers and original JSON body, and infer category and turn from the body.
 
-SGLang's models of bodies leave out every field that they do not know.
+SGLang's body models drop unknown fields.
 """
 
 from __future__ import annotations
@@ -18,15 +17,14 @@ from sglang_canopy.wire.stamp import MAX_TURN, OF_OTHER_PARTS, client_fields
 
 
 def headers_of(request: Any) -> Mapping[str, str] | None:
-    """The headers of an HTTP request; ``None`` for a call from inside the process."""
+    """Return the headers of an HTTP request; ``None`` for a call from inside the process."""
     return getattr(request, "headers", None)
 
 
 def body_of(request: Any) -> Mapping[str, Any]:
-    """The JSON object that a Starlette request carried; empty where there is none.
+    """Return the JSON object of a Starlette request, or an empty mapping.
 
-    Its body was read before a route's function ran, so ``json()`` answers without waiting: one step
-    of the coroutine is all of it.
+    The body was read before the route's function ran, so one step completes the ``json()`` coroutine.
     """
     read = getattr(request, "json", None)
     if read is None:
@@ -46,10 +44,10 @@ def body_of(request: Any) -> Mapping[str, Any]:
 def metadata_fields(
     body: Mapping[str, Any], checks: Mapping[str, Callable[[Any], Any]]
 ) -> dict[str, Any]:
-    """Our keys among ``metadata``, which passes gateways that drop ``custom_params``.
+    """Return Canopy's keys of ``metadata``, which gateways forward even if they drop ``custom_params``.
 
-    ``checks``: the keys that are taken, each with the check of its value, which raises
-    ``ValueError``. OpenAI's values there are strings: one that the check refuses is read as JSON.
+    ``checks``: accepted key -> validation, which raises ``ValueError``. Values in OpenAI's ``metadata``
+    are strings; a string that fails validation is parsed as JSON.
     """
     metadata = body.get("metadata")
     if not isinstance(metadata, Mapping):
@@ -58,18 +56,18 @@ def metadata_fields(
 
 
 DROPPING = ("/v1/responses", "/v1/messages", "/api/chat", "/api/generate")
-"""Ends of the paths of routes on which SGLang drops ``custom_params``."""
+"""Path suffixes of routes on which SGLang drops ``custom_params``."""
 
 
 def path_of(request: Any) -> str:
-    """The path of a Starlette request; empty for a call from inside the process."""
+    """Return the path of a Starlette request; empty for a call from inside the process."""
     return str((getattr(request, "scope", None) or {}).get("path", ""))
 
 
 def dropped_params(path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-    """Canopy's keys of a body's ``custom_params`` on routes where SGLang drops the field.
+    """Return Canopy's keys of ``custom_params`` on routes on which SGLang drops the field.
 
-    Raises ``CanopyError`` for keys that need another route, instead of dropping them too.
+    Raises ``CanopyError`` for keys that need another route.
     """
     given = body.get("custom_params")
     if given is None or not path.endswith(DROPPING):
@@ -88,7 +86,7 @@ def dropped_params(path: str, body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def infer(path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-    """Category and turn by the route and the body, where SGLang converts no chat or completion."""
+    """Infer category and turn on routes other than chat and text completions."""
     if path.endswith("/v1/responses"):
         return infer_from_response(body)
     if path.endswith("/api/chat"):
@@ -115,12 +113,12 @@ def _value(given: Any, check: Callable[[Any], Any]) -> Any:
 
 
 def infer_from_chat(body: Any) -> dict[str, Any]:
-    """What a chat completion body tells by itself.
+    """Infer category and turn from the body of a chat completion.
 
-    ``turn``: assistant messages so far, plus one. ``category``: ``chat``, with ``-tools`` where
-    tools are offered, ``-json`` where a response format is, ``-image`` where a message has
-    one; ``-after-tool`` where the last message is a tool's answer, that is, where the previous
-    response of this conversation stopped for a tool call.
+    ``turn``: number of assistant messages, plus one. ``category``: ``chat`` and suffixes: ``-tools`` if
+    tools are offered, ``-json`` if a response format is given, ``-image`` if a message has an image,
+    ``-after-tool`` if the last message is a tool's result (the previous response stopped for a tool
+    call).
     """
     messages = body.messages or []
     roles = [getattr(m, "role", None) for m in messages]
