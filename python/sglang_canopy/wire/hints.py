@@ -1,4 +1,4 @@
-"""Hints about a conversation that come by themselves, not with one of its requests.
+"""Hints about a conversation that are sent separately from its requests.
 
 ``POST /canopy/hint`` adds a hint here. It is sent to the schedulers of every data-parallel replica
 in SGLang's own message for changes of internal state, which reaches all ranks of a replica at the
@@ -28,7 +28,7 @@ EVERY_S = 0.1
 TENANT_PER_S, TENANT_BURST = 100.0, 200
 """Hints of one tenant's clients, in a second and at once; a gateway's are not limited by tenant."""
 KEY = "canopy_hints:"
-"""How a message's key begins in ``SetInternalStateReq.server_args``; JSON follows."""
+"""Prefix of the key in ``SetInternalStateReq.server_args``; JSON follows."""
 
 _HINTS = ("over", "return_in_s", "keep_s")
 _TENANT = ("extra_key", "cache_salt")
@@ -69,19 +69,19 @@ class Waiting:
         self._by_tenant.setdefault(tenant, {})[hint["conversation"]] = hint
 
     def take(self) -> list[Hint]:
-        """Up to ``MAX_SENT`` hints, a tenant's oldest first, the tenants in turn."""
+        """Remove and return up to ``MAX_SENT`` hints: tenants in turn, the oldest hint of each first."""
         taken: list[Hint] = []
         while self._by_tenant and len(taken) < MAX_SENT:
             for tenant in list(self._by_tenant)[: MAX_SENT - len(taken)]:
                 waiting = self._by_tenant.pop(tenant)
                 taken.append(waiting.pop(next(iter(waiting))))
                 if waiting:
-                    self._by_tenant[tenant] = waiting  # at the end: the others come first
+                    self._by_tenant[tenant] = waiting  # at the end, after the other tenants
         self._count -= len(taken)
         return taken
 
     def give_back(self, hints: Sequence[Hint]) -> None:
-        """Let hints wait again that were not sent, unless something newer was said since."""
+        """Requeue unsent hints, unless their conversation has a newer hint."""
         for hint in hints:
             waiting = self._by_tenant.setdefault(hint["tenant"], {})
             if hint["conversation"] not in waiting and self._count < MAX_WAITING:
@@ -95,7 +95,10 @@ class Waiting:
         return self._count
 
     def _make_room(self, tenant: str | None) -> None:
-        """Raise ``TooManyHints``, or take a place from the tenant with the most hints."""
+        """Make room for a hint of ``tenant``, dropping one of the tenant with the most hints if needed.
+
+        Raises ``TooManyHints``.
+        """
         mine = len(self._by_tenant.get(tenant, ()))
         if mine >= MAX_WAITING_OF_TENANT:
             raise TooManyHints(
@@ -131,7 +134,7 @@ async def deliver(
 
 
 def hint_of(body: Any, now: float, source: str = CLIENT) -> Hint:
-    """The hint that a body states. Raises ``CanopyError`` naming what is wrong."""
+    """Return the hint of a body. Raises ``CanopyError`` naming the error."""
     if not isinstance(body, Mapping):
         raise CanopyError('a hint is a JSON object, such as {"conversation": "c1", "over": true}')
     unknown = sorted(body.keys() - {"conversation", *_TENANT, *_HINTS})
@@ -155,13 +158,13 @@ def hint_of(body: Any, now: float, source: str = CLIENT) -> Hint:
 
 
 def pack(hints: Sequence[Hint]) -> str:
-    """The key that carries hints to the schedulers."""
+    """Return the message key that contains the hints."""
     return KEY + json.dumps(hints)
 
 
 def unpack(key: str) -> list[Hint]:
-    """The hints that ``pack`` put into ``key``. Whatever else is in it is left out: the message has
-    an HTTP route of SGLang's as well, and nothing in it may end a scheduler."""
+    """Return the hints that ``pack`` put into ``key``, and ignore invalid content. Clients can send this
+    message through an HTTP route of SGLang, and it must not terminate a scheduler."""
     try:
         found = json.loads(key.removeprefix(KEY))
     except (ValueError, RecursionError):
