@@ -1,4 +1,4 @@
-"""Hooks on SGLang's command line: our flags go in, are expanded, and are checked."""
+"""Hooks on SGLang's command line: add, expand and check Canopy's flags."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ HELP = "Workload-aware caching (sglang-canopy). More flags: docs/reference/flags
 
 
 def add_flags(_result: Any, parser: argparse.ArgumentParser, *_: Any) -> None:
-    """After ``ServerArgs.add_cli_args``: our flags in SGLang's parser, once, and in no other."""
+    """After ``ServerArgs.add_cli_args``: add Canopy's flags once, and to SGLang's parser only."""
     options = {name: action for action in parser._actions for name in action.option_strings}
     policy = options.get("--radix-eviction-policy")
     if policy is None or flags.SHORT in options:
@@ -48,10 +48,10 @@ def add_flags(_result: Any, parser: argparse.ArgumentParser, *_: Any) -> None:
 
 
 def expand(argv: list[str]) -> Any:
-    """Before ``prepare_server_args``: ``--radix-eviction X`` counts as an explicit choice of
-    policy, like the long form.
+    """Before ``prepare_server_args``: expand ``--radix-eviction``, a plan file and ``auto``.
 
-    A plan file stands for arguments of SGLang's too; those that are given win over it.
+    ``--radix-eviction X`` becomes the long form. A plan file also sets SGLang's arguments; arguments on
+    the command line override it.
     """
     short, long = flags.SHORT, "--radix-eviction-policy"
     spelt = [long + a[len(short) :] if a == short or a.startswith(short + "=") else a for a in argv]
@@ -70,7 +70,7 @@ def expand(argv: list[str]) -> Any:
 
 
 def check(server_args: Any, args: Any) -> None:
-    """After ``ServerArgs.from_cli_args``: check what was typed and keep it on ``server_args``."""
+    """After ``ServerArgs.from_cli_args``: check Canopy's flags and store them on ``server_args``."""
     try:
         parts = _parts_of_auto(server_args)
         ours = server_args.radix_eviction_policy in live_names()
@@ -93,7 +93,7 @@ def check(server_args: Any, args: Any) -> None:
 
 
 def _parts_of_auto(server_args: Any) -> auto.Parts | None:
-    """What ``auto`` sets; from here on the server's policy is the one that it stands for."""
+    """Return the settings of ``auto``, and replace it by its policy; ``None`` for other policies."""
     if server_args.radix_eviction_policy != AUTO:
         return None
     server_args.radix_eviction_policy = auto.POLICY
@@ -134,7 +134,7 @@ def _check_policy(server_args: Any) -> None:
     from sglang_canopy.radix.live import live_cache
     from sglang_canopy.radix.saved_profile import peek
 
-    # The profile is the first machine's: the others need no copy of it.
+    # Only the first machine needs a copy of the profile.
     read = (lambda _: None) if server_args.node_rank else peek
     try:
         live_cache(name, config, read_profile=read)

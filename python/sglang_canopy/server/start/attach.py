@@ -1,4 +1,4 @@
-"""Attach our disk tier to a running server by its name (``PUT /hicache/storage-backend``)."""
+"""Attach Canopy's disk tier to a running server by name (``PUT /hicache/storage-backend``)."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def storage_attached(
     *args: Any,
     **kwargs: Any,
 ) -> tuple[bool, str]:
-    """Hook on ``attach_storage_backend``: translate ``canopy`` as a start does.
+    """Around ``attach_storage_backend``: translate ``canopy`` as at start.
 
-    The flags of the start apply. Without an extra configuration, that of the start is used.
+    The flags given at start apply, and its extra configuration is the default.
     """
     if storage_backend == BACKEND:
         try:

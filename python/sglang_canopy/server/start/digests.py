@@ -1,9 +1,8 @@
-"""Whether SGLang's own functions are those that Canopy was written against.
+"""Compare SGLang's functions with those that Canopy was written against.
 
-``sglang_digests.json`` has a digest of every function that Canopy overrides, hooks or relies on,
-private ones included; ``scripts/sglang_digests.py`` writes it when the pinned version moves. A
-digest is of the syntax tree without docstrings: comments, formatting and the version of Python do
-not matter.
+``sglang_digests.json`` has a digest of every function, private ones included, that Canopy overrides,
+hooks or relies on; ``scripts/sglang_digests.py`` writes it for a new pinned version. Digests cover the
+syntax tree without docstrings, so comments, formatting and the Python version do not matter.
 """
 
 from __future__ import annotations
@@ -24,15 +23,14 @@ _LENGTH = 16
 
 
 def read_table() -> dict[str, Any]:
-    """File below the package ``sglang`` -> its own digest and those of its functions."""
+    """Return file below the package ``sglang`` -> digests of the file and of its functions."""
     return json.loads(TABLE.read_text(encoding="utf-8"))
 
 
 def changed(root: Path, table: Mapping[str, Any]) -> list[str]:
-    """What is not in ``root`` (the folder of the package ``sglang``) as ``table`` has it.
+    """Return the functions below ``root`` (the package ``sglang``) that differ from ``table``.
 
-    Quick where files are unchanged; only others are parsed. A file that was installed without
-    its source cannot be compared, which is logged.
+    Only changed files are parsed. Files installed without source are skipped with a warning.
     """
     found = []
     for file, recorded in table.items():
@@ -57,7 +55,7 @@ def changed(root: Path, table: Mapping[str, Any]) -> list[str]:
 
 
 def entry(source: bytes, names: list[str]) -> dict[str, Any]:
-    """The table's entry for one file. Raises ``KeyError`` for a name that it does not define."""
+    """Return the table's entry for one file. Raises ``KeyError`` for an undefined name."""
     tree = ast.parse(source)
     digests = {name: digest_of(tree, name) for name in sorted(names)}
     for name, digest in digests.items():
@@ -67,7 +65,7 @@ def entry(source: bytes, names: list[str]) -> dict[str, Any]:
 
 
 def digest_of(tree: ast.Module, name: str) -> str | None:
-    """The digest of ``Class.method`` or of a function; ``None`` where there is none."""
+    """Return the digest of a function or ``Class.method``; ``None`` if it is not defined."""
     scopes: list[ast.AST] = [tree]
     for part in name.split("."):
         scopes = [node for scope in scopes for node in _defined(scope, part)]
@@ -77,7 +75,7 @@ def digest_of(tree: ast.Module, name: str) -> str | None:
 
 
 def _defined(scope: ast.AST, name: str) -> Iterator[ast.AST]:
-    """Definitions of ``name`` right in ``scope``, those below an ``if`` or ``try`` included."""
+    """Yield definitions of ``name`` directly in ``scope``, including those in an ``if`` or ``try``."""
     for node in ast.iter_child_nodes(scope):
         if isinstance(node, _DEFINITIONS):
             if node.name == name:
@@ -91,13 +89,13 @@ def _defined(scope: ast.AST, name: str) -> Iterator[ast.AST]:
 
 
 def _shape(node: Any) -> Any:
-    """A syntax tree as nested lists, the same from every version of Python."""
+    """Convert a syntax tree to nested lists that do not depend on the Python version."""
     if isinstance(node, list):
         return [_shape(each) for each in node]
     if not isinstance(node, ast.AST):
         return repr(node)
     fields = {name: value for name, value in ast.iter_fields(node) if value not in (None, [])}
-    fields.pop("kind", None)  # of a string: whether it was written u""
+    fields.pop("kind", None)  # marks string literals with the prefix u
     if isinstance(node, _DEFINITIONS) and _is_docstring(node.body[0]):
         fields["body"] = node.body[1:]
     return [type(node).__name__, *((name, _shape(value)) for name, value in fields.items())]

@@ -1,7 +1,7 @@
-"""The server's flags, and the way of those of the tiers to where each is needed.
+"""The server's flags, and the transfer of the tiers' flags.
 
-Runs once, in the launching process. The result is noted on ``ServerArgs`` and travels to every
-rank with it; what the disk tier needs goes to it as SGLang's own extra configuration.
+Runs once, in the launching process. ``ServerArgs`` carries the result to every rank; the disk tier
+receives its options as SGLang's extra configuration.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ _ON_DISK = ("disk_eviction", "disk")
 
 SHORT = "--radix-eviction"
 KINDS = (WhatifFlags, TierFlags, RequestOptions, QueueFlags)
-"""Every class of flags, those of ``--help`` first."""
+"""Classes of flags, in the order of ``--help``."""
 
 
 def short_help() -> str:
-    """What ``SHORT`` is."""
+    """Return the help text of ``SHORT``."""
     names = ", ".join(live_names())
     return f"Short for {SHORT}-policy. Canopy adds {names}, and auto, which is wa and more."
 
 
 def add_flags(group: argparse._ArgumentGroup, options: Mapping[str, argparse.Action]) -> None:
-    """Put our flags into SGLang's parser, and our backend among its choices."""
+    """Add Canopy's flags to SGLang's parser, and the backend to its choices."""
     for kind in KINDS:
         declared.add_flags(group, kind)
     backend = options.get("--hicache-storage-backend")
@@ -58,7 +58,7 @@ def add_flags(group: argparse._ArgumentGroup, options: Mapping[str, argparse.Act
 
 
 def apply(server_args: Any, args: Any, ours: bool) -> TierOptions:
-    """Check the options against the rest of the command line and put them where they act.
+    """Check the tiers' options against the command line, and write them to ``server_args``.
 
     ``ours``: whether the device's policy is one of Canopy's. Raises ``CanopyError``.
     """
@@ -73,7 +73,7 @@ def apply(server_args: Any, args: Any, ours: bool) -> TierOptions:
     storage = server_args.hicache_storage_backend == BACKEND
     _check(server_args, given, tiers, ours, storage)
     if tiers.host_bytes and not (server_args.hicache_size or server_args.hicache_ratio):
-        # SGLang's flag takes whole gigabytes, its pools any number of them.
+        # SGLang's flag accepts whole gigabytes only, but its pools accept fractions.
         server_args.hicache_size = tiers.host_bytes / 1e9
     if storage:
         server_args.hicache_storage_backend_extra_config = json.dumps(
@@ -115,9 +115,9 @@ def _check(
 def extra_config(
     server_args: Any, tiers: TierOptions, ours: bool, given: str | None
 ) -> dict[str, Any]:
-    """Complete the extra configuration ``given`` from our own options, and validate it.
+    """Complete the extra configuration ``given`` with Canopy's options, and validate it.
 
-    Raises ``CanopyError`` for a mistake, before the model is loaded.
+    Raises ``CanopyError``, before the model is loaded.
     """
     extra = given_extra(given)
     choice = tiers.disk
@@ -133,14 +133,14 @@ def extra_config(
     if tiers.ttl is not None:
         extra.setdefault("ttl", tiers.ttl.to_json())
     if tiers.quotas:
-        # Any user may read the server's arguments, and a tenant's name is a secret.
+        # Hide tenants' names: they are secret, and any user can read the server's arguments.
         extra.setdefault("quota_bytes", {_hidden(t): size for t, size in tiers.quotas.items()})
     if tiers.disk_bytes is not None and "capacity_gb" not in extra:
         extra.setdefault("capacity_bytes", tiers.disk_bytes)
     if tiers.disk_path is not None:
         extra.setdefault("path", tiers.disk_path)
     if not ours:
-        # Our tree says what page each page follows; for another's, SGLang has to.
+        # Our tree reports the parent of each page; with SGLang's trees, SGLang must pass it.
         extra.setdefault("hicache_storage_pass_prefix_keys", True)
     StorageSettings.from_extra(extra)
     return {**extra, **DYNAMIC_BACKEND}
@@ -151,7 +151,10 @@ def _hidden(tenant: str) -> str:
 
 
 def given_extra(text: str | None) -> dict[str, Any]:
-    """SGLang's extra configuration of the storage, JSON or ``@FILE.json``, as an object."""
+    """Parse SGLang's extra configuration of the storage, JSON or ``@FILE.json``.
+
+    Raises ``CanopyError``.
+    """
     flag = "--hicache-storage-backend-extra-config"
     if not text:
         return {}

@@ -1,12 +1,11 @@
 """The HTTP application of a server with several tokenizer workers (``--tokenizer-worker-num``).
 
-SGLang starts each worker as a process of uvicorn's that imports an application by its name and
-loads no plugins. ``tokenizer_workers`` names this one: importing it loads the plugins and adds
-Canopy's routes.
+SGLang starts each worker as a uvicorn process that imports an application by name and loads no plugins.
+``tokenizer_workers`` sets the name of this module, which loads the plugins and adds Canopy's routes on
+import.
 
-A worker stamps its requests itself. Stamps are of the machine's monotonic clock, which is one for
-all of its processes; in which order requests of several workers count says the scheduler that
-receives them.
+Each worker stamps its own requests. Stamps use the machine's monotonic clock, which all processes share.
+The receiving scheduler determines the order of requests from several workers.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from sglang_canopy.errors import CanopyError
 
 
 def __getattr__(name: str) -> Any:
-    """``app``, made when uvicorn asks for it: SGLang's, with Canopy's routes."""
+    """Create ``app`` on first access: SGLang's application with Canopy's routes."""
     if name != "app":
         raise AttributeError(name)
     made = globals()["app"] = _make_app()
@@ -39,7 +38,7 @@ def _make_app() -> Any:
     from sglang_canopy.server.start.self_check import check_in_place, stop
 
     check_in_place(SEAMS)
-    # As SGLang's own workers do when they start; written by the process that launched this one.
+    # Read the arguments as SGLang's workers do; the launching process wrote them.
     _, server_args, _ = read_from_shared_memory(f"multi_tokenizer_args_{get_main_process_id()}")
     try:
         routes.add_worker_routes(server_args)

@@ -1,7 +1,7 @@
-"""What SGLang calls when it starts: the entry points of the plugin.
+"""Entry points of the plugin.
 
-SGLang runs ``load`` in every process that serves (entry point ``sglang.srt.plugins``). It
-registers the hooks in ``seams.SEAMS``; ``self_check`` then proves that each is in place.
+SGLang calls ``load`` in every serving process (entry point ``sglang.srt.plugins``). It registers the
+hooks in ``seams.SEAMS``; ``self_check`` later verifies that each is in place.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ def load() -> None:
 
 
 def load_for_help() -> None:
-    """Put Canopy's options into ``sglang serve --help`` (entry point ``sglang.srt.platforms``).
+    """Add Canopy's options to ``sglang serve --help`` (entry point ``sglang.srt.platforms``).
 
-    That command prints its help before it loads general plugins, but resolves the platform
-    first. Brings no platform, and does nothing in any other process.
+    That command resolves the platform before it prints its help, but loads general plugins later. This
+    function registers no platform, and does nothing without ``--help``.
     """
     if not {"-h", "--help"} & set(sys.argv):
         return
     _register_policies()
-    # NOTE: SGLang's argument module is only half imported here, so its parser cannot be hooked.
+    # NOTE: SGLang's argument module is partially imported here, so its parser cannot be hooked.
     parse = argparse.ArgumentParser.parse_args
 
     def parse_with_flags(parser: Any, *args: Any, **kwargs: Any) -> Any:
@@ -60,7 +60,7 @@ def load_for_help() -> None:
 
 
 def _support_cpu() -> None:
-    """Where torch finds no CUDA (or ROCm) device, SGLang serves with what ``canopy_cpu`` adds."""
+    """Install ``canopy_cpu`` if torch finds no CUDA (or ROCm) device. Raises ``CanopyError``."""
     import torch
 
     if torch.cuda.is_available():
@@ -76,7 +76,7 @@ def _support_cpu() -> None:
 
 
 def _register_policies() -> None:
-    """Make our policies choices of ``--radix-eviction-policy``."""
+    """Add Canopy's policies to the choices of ``--radix-eviction-policy``."""
     from sglang.srt.arg_groups.choices import (
         RADIX_EVICTION_POLICY_CHOICES,
         add_radix_eviction_policy_choices,

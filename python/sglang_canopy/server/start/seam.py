@@ -1,4 +1,4 @@
-"""One function of SGLang that Canopy hooks: how it is registered, and how to tell that it is."""
+"""Hook on one function of SGLang: registration, and verification that it is in place."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sglang_canopy.thread_time import timed
 
 _SRT = "sglang.srt."
 _SCHEDULERS = ("managers.schedule", "mem_cache.unified_radix_cache.", "mem_cache.common.")
-"""What of SGLang runs in the scheduler's thread. A forward is computing, ours or not."""
+"""Modules of SGLang that run on the scheduler thread. Forwards are excluded as computation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,27 +24,26 @@ class Seam:
     """``before``, ``after`` or ``around``."""
     hook: Callable[..., Any]
     parameters: tuple[str, ...]
-    """Leading parameters of the original, as this release of Canopy was written against."""
+    """Leading parameters that the original must have."""
     purpose: str = ""
-    """What it is for, in one phrase."""
+    """Purpose, in one phrase."""
 
     def register(self) -> None:
-        """Have SGLang put the hook around its function when it next applies hooks."""
+        """Register the hook, which SGLang installs when it next applies hooks."""
         from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
         HookRegistry.register(self.target, self.registered, HookType(self.kind))
 
     @property
     def registered(self) -> Callable[..., Any]:
-        """The hook as SGLang calls it: with its time counted where it runs in the scheduler's
-        thread, over and over."""
+        """Hook as SGLang calls it; timed if it runs repeatedly on the scheduler thread."""
         name = self.target.removeprefix(_SRT)
         if not name.startswith(_SCHEDULERS) or name.endswith(".__init__"):
             return self.hook
         return timed(name.removeprefix("managers."), self.hook, self.kind == "around")
 
     def is_in_place(self) -> bool:
-        """Whether the hook is on the chain of wrappers that SGLang put around the target."""
+        """Whether the hook is in SGLang's chain of wrappers of the target."""
         function = inspect.getattr_static(*_owner(self.target))
         function = getattr(function, "__func__", function)
         while function is not None:
@@ -55,7 +54,7 @@ class Seam:
         return False
 
     def parameters_found(self) -> tuple[str, ...]:
-        """The parameters of SGLang's own function. Raises ImportError or AttributeError."""
+        """Return the parameters of SGLang's function. Raises ImportError or AttributeError."""
         owner, name = _owner(self.target)
         function = getattr(owner, name)
         function = inspect.unwrap(getattr(function, "__func__", function))

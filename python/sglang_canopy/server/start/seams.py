@@ -1,4 +1,4 @@
-"""Every function of SGLang that Canopy hooks, in one table, and what else it relies on."""
+"""Table of all hooks on SGLang's functions, and of other functions that Canopy relies on."""
 
 from __future__ import annotations
 
@@ -276,7 +276,7 @@ SEAMS = (
         for hook in documents.HOOKS
     ),
 )
-"""Every function of SGLang that Canopy hooks, in one table."""
+"""All hooks on SGLang's functions."""
 
 RELIED_ON = (
     _SRT + "managers.schedule_policy.PrefillAdder.add_one_req",
@@ -308,5 +308,6 @@ RELIED_ON = (
     _SRT + "plugins.hook_registry.HookRegistry.apply_hooks",
     _SRT + "plugins.load_plugins",
 )
-"""What Canopy builds on beside its hooks, and beside what ``scripts/sglang_digests.py`` finds in our
-source: methods that our classes override, functions that we import, private methods that we call."""
+"""Functions that Canopy relies on, besides its hooks and the functions that
+``scripts/sglang_digests.py`` finds in our source: overridden methods, imported functions, and private
+methods that we call."""

@@ -1,6 +1,7 @@
-"""Redact secrets where SGLang shows its arguments: ``GET /server_info``, its log and its dumps.
+"""Redact secrets in SGLang's displayed arguments: ``GET /server_info``, its log and its dumps.
 
-SGLang 0.5.23 shows keys there in clear, so that a client with a user's key reads the administrator's.
+SGLang 0.5.23 shows keys there in clear text, so a client with a user's key could read the
+administrator's.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ _NAME = re.compile(
 """Names of arguments, and of keys in JSON arguments, whose values are secrets."""
 
 _IN_TEXT = re.compile(r"""(["'])([\w.-]{1,64})\1(\s*:\s*)(["'])((?:\\.|(?!\4).)*)\4""")
-"""A key and its text in a JSON argument."""
+"""Key and string value in a JSON argument."""
 
 
 def redacted(value: Any, name: str = "") -> Any:
-    """``value`` without secrets: those of named fields, and of keys inside JSON texts."""
+    """Return ``value`` with secrets redacted, by field name and by key in JSON texts."""
     if value is None or isinstance(value, bool | int | float):
         return value
     if _NAME.search(name):
@@ -48,7 +49,7 @@ def _without_text(found: re.Match[str]) -> str:
 
 
 def redacted_arguments(argv: Sequence[str]) -> list[str]:
-    """A command line without secrets. ``argparse`` also accepts shortened flags."""
+    """Return a command line with secrets redacted, including those of abbreviated flags."""
     shown: list[str] = []
     is_secret = False
     for argument in argv:
@@ -69,7 +70,7 @@ def _is_secret_flag(flag: str) -> bool:
 
 
 def resolved(result: dict[str, Any], *_: Any, **__: Any) -> dict[str, Any]:
-    """After ``ServerArgs.resolved_dict``, which ``/server_info``, the log and dumps show."""
+    """After ``ServerArgs.resolved_dict``, shown by ``/server_info``, the log and dumps."""
     shown: dict[str, Any] = redacted(result)
     return shown
 
@@ -86,7 +87,7 @@ def printed(text: str, server_args: Any, *_: Any, **__: Any) -> str:
 def command_line(
     original: Callable[..., str], argv: Sequence[str], *args: Any, **kwargs: Any
 ) -> str:
-    """Around ``redact_watermark_command_line``, which makes the ``launch_command`` that is shown."""
+    """Around ``redact_watermark_command_line``, which returns the displayed ``launch_command``."""
     return original(redacted_arguments(argv), *args, **kwargs)
 
 

@@ -1,7 +1,7 @@
-"""The proof that Canopy's hooks are in place, on the SGLang that they were written for.
+"""Verify that Canopy's hooks are in place, on the SGLang version that they were written for.
 
-SGLang logs and swallows a plugin's exceptions and a failed hook, and would run silently without
-the feature; so whatever fails here ends the process with the reason and the fix.
+SGLang logs and swallows a plugin's exceptions and failed hooks, and would run without the feature. A
+failure here therefore ends the process with the reason and the fix.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _compared = False
 
 
 def stop(reason: str) -> NoReturn:
-    """End the process with one line. No ``except Exception`` of SGLang's swallows this."""
+    """End the process with one line. ``except Exception`` in SGLang does not catch this."""
     raise SystemExit(f"sglang-canopy: {reason}")
 
 
@@ -49,8 +49,8 @@ def check_signature(seam: Seam) -> None:
 
 
 def check_in_place(seams: Iterable[Seam]) -> None:
-    """Stop unless every hook is in place and SGLang's functions are those that Canopy was
-    written against; the reason names the one that is not."""
+    """Stop unless every hook is in place and SGLang's functions are unmodified; the reason names the
+    failing one."""
     from sglang.srt.arg_groups.choices import RADIX_EVICTION_POLICY_CHOICES
 
     _check_source()
@@ -63,7 +63,7 @@ def check_in_place(seams: Iterable[Seam]) -> None:
 
 
 def _check_source() -> None:
-    """Compare SGLang's source with the digests of the one we were written against, once."""
+    """Compare SGLang's source with the recorded digests, once per process."""
     global _compared
     if _compared:
         return
