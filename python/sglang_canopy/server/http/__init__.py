@@ -1,1 +1,1 @@
-"""Runs in the HTTP process: checks and stamps requests, and serves Canopy's own routes."""
+"""HTTP process: check and stamp requests, and serve Canopy's routes."""

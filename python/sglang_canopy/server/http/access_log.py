@@ -1,4 +1,4 @@
-"""Uvicorn's access log, without the queries of Canopy's routes: they name tenants."""
+"""Uvicorn's access log without the queries of Canopy's routes, which contain tenants."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import logging
 
 _ROUTES = "/canopy/"
 _PATH = 2
-"""Place of the path, with its query, in the arguments of uvicorn's access records."""
+"""Index of the path and query in the arguments of uvicorn's access records."""
 
 
 class WithoutQuery(logging.Filter):
-    """Lets every record pass; one of a Canopy route loses its query."""
+    """Remove the query from records of Canopy's routes; accept every record."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         arguments = record.args
@@ -22,7 +22,7 @@ class WithoutQuery(logging.Filter):
 
 
 def hide_queries() -> None:
-    """Install the filter in this process. Uvicorn's own set-up of its loggers leaves it there."""
+    """Install the filter in this process. Uvicorn's logging set-up keeps it."""
     logger = logging.getLogger("uvicorn.access")
     if not any(isinstance(one, WithoutQuery) for one in logger.filters):
         logger.addFilter(WithoutQuery())

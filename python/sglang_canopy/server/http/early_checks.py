@@ -1,4 +1,4 @@
-"""Check Canopy's fields before an answer starts, on routes that would report them too late.
+"""Check Canopy's fields before a response starts, on routes that would report errors too late.
 
 SGLang starts a stream with status 200 before the request reaches ``TokenizerManager``, and turns an
 error of its Ollama routes into status 500.
@@ -57,7 +57,7 @@ async def ollama_begins(
 
 
 def _check(request: Any, sampling_params: Any = None) -> None:
-    """Raise ``CanopyError`` if the request cannot be stamped. Changes nothing."""
+    """Raise ``CanopyError`` if the request cannot be stamped. The request is not modified."""
     body = body_of(request)
     tenant = {field: body.get(field) for field in ("extra_key", "cache_salt")}
     entry.stamp(SimpleNamespace(sampling_params=sampling_params, **tenant), {}, request)

@@ -1,7 +1,7 @@
-"""Where a request enters the server: what the client said is checked, the rest inferred.
+"""Entry of requests: validate the client's fields, infer the others, and stamp the request.
 
-Runs in the HTTP process. The hooks around SGLang's request conversion call these functions;
-a ``CanopyError`` is a ``ValueError``, which SGLang answers with status 400.
+Runs in the HTTP process. Hooks on SGLang's request conversion call these functions. A ``CanopyError`` is
+a ``ValueError``, for which SGLang returns status 400.
 """
 
 from __future__ import annotations
@@ -43,9 +43,10 @@ logger = logging.getLogger(__name__)
 
 
 class Entry:
-    """What one HTTP process goes by when requests enter, and what it has measured of them.
+    """Request options of one HTTP process, and measurements of its requests.
 
-    ``admin_api_key``: SGLang's. Raises ``CanopyError`` where nobody is trusted with hints.
+    ``admin_api_key``: SGLang's. Raises ``CanopyError`` for the hint mode ``trusted`` without a key or
+    secret.
     """
 
     def __init__(self, options: RequestOptions, admin_api_key: str | None = None) -> None:
@@ -54,17 +55,17 @@ class Entry:
         self.require_tenant = RequireTenant(options.require_tenant)
         self.carriers = options.carriers
         self.ttft_fit = TtftFit()
-        """TTFT ~ alpha * uncached tokens + beta over the requests this process served."""
+        """Fit TTFT ~ alpha * uncached tokens + beta over this process's requests."""
         self.ttft_hour = TtftHour(time.time)
-        """What their clients waited for the first token, over the last hour."""
+        """Clients' waits for the first token in the last hour."""
 
 
 current = Entry(RequestOptions())
-"""This process's; ``set_up`` makes it the one that the server was started with."""
+"""Entry of this process; ``set_up`` replaces it by one with the server's options."""
 
 
 def set_up(server_args: Any) -> Entry:
-    """Take the server's options, before it answers."""
+    """Apply the server's options, before it serves."""
     global current
     current = Entry(options_of(server_args).requests, server_args.admin_api_key)
     return current
@@ -92,7 +93,7 @@ def completion_converted(
 def generation_begins(
     original: Any, self: Any, obj: Any, request: Any = None, *args: Any, **kwargs: Any
 ) -> Any:
-    """Around ``TokenizerManager.generate_request``: every route comes through here."""
+    """Around ``TokenizerManager.generate_request``, which every route calls."""
     if hasattr(obj, "sampling_params"):  # requests for embeddings have none
         check_prompts(obj, self.model_config.vocab_size)
         if not getattr(obj, "canopy_stamped", False):
@@ -106,11 +107,11 @@ def generation_begins(
 
 
 def stamp(obj: Any, inferred: dict[str, Any], request: Any = None) -> None:
-    """Check and stamp the sampling parameters of one request, or of a batch of them.
+    """Validate and stamp the sampling parameters of a request or batch.
 
-    ``request``: the HTTP request that it came with, if any. A request that is stamped already (by
-    the route it came through) is left as it is. Hints that its headers do not authorise are dropped.
-    The parameters are copied: they may be the caller's own, who uses them again.
+    ``request``: its HTTP request, if any. Requests stamped by their route are left unchanged. Hints that
+    the headers do not authorise are dropped. The parameters are copied, because the caller may reuse
+    them.
     """
     if getattr(obj, "canopy_stamped", False):
         return
@@ -144,7 +145,7 @@ _CHECKS = {key: check for key, (_, check) in FIELDS.items()}
 def _identity(
     obj: Any, body: Mapping[str, Any], headers: Mapping[str, str] | None, turn: int
 ) -> dict[str, Any]:
-    """The conversation that a request names in fields other than Canopy's."""
+    """Return the conversation given in fields other than Canopy's."""
     rid, extra_key, salt = (getattr(obj, n, None) for n in ("rid", "extra_key", "cache_salt"))
     if not (isinstance(extra_key, str | None) and isinstance(salt, str | None)):
         return {}  # a batch of several tenants
@@ -161,10 +162,10 @@ def _write_stamp(
     identity: Mapping[str, Any],
     headers: Mapping[str, str] | None,
 ) -> None:
-    """Check the ``custom_params`` of ``params``, and put the stamp among them.
+    """Validate the ``custom_params`` of ``params``, and add the stamp.
 
-    ``metadata``: our keys from elsewhere in the body; those of ``custom_params`` win. ``identity``:
-    the conversation that other fields name, used if ours do not.
+    ``metadata``: Canopy's keys from other parts of the body; ``custom_params`` overrides them.
+    ``identity``: conversation from other fields, used if Canopy's fields have none.
     """
     given = params.get("custom_params")
     custom = given or {}
@@ -187,11 +188,10 @@ def _write_stamp(
 
 
 def first_token(result: Any, state: Any, recv_obj: Any, i: int) -> None:
-    """After ``TokenizerManager._get_scheduler_first_token_time``, once a request.
+    """After ``TokenizerManager._get_scheduler_first_token_time``, once per request.
 
-    Feeds the TTFT line with the request's prefill time in the scheduler, queueing left out; and the
-    last hour's times with what the client waited, queueing included. ``result``: when the token
-    was there, if that is before now.
+    Add the prefill time in the scheduler, without queueing, to the TTFT fit, and the client's wait, with
+    queueing, to the last hour's times. ``result``: time of the token, if it is in the past.
     """
     created = state.time_stats.created_time
     if created > 0.0:
@@ -205,7 +205,7 @@ def first_token(result: Any, state: Any, recv_obj: Any, i: int) -> None:
 
 
 def tool_marker(serving: Any, tools: Any) -> list[int]:
-    """Token ids with which the model opens a tool call, if its parser has such a marker."""
+    """Return the token ids that open a tool call, or an empty list if the parser has no marker."""
     parser = getattr(serving, "tool_call_parser", None)
     tokenizer = serving.tokenizer_manager.tokenizer
     if not parser or tokenizer is None:

@@ -1,4 +1,4 @@
-"""``GET /canopy/explain``: from the HTTP process to the schedulers and back."""
+"""``GET /canopy/explain``: query the schedulers from the HTTP process."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from sglang_canopy.wire.keys import EXPLAIN as KEY
 from sglang_canopy.wire.stamp import FIELDS
 
 EVERY_S = 0.5
-"""Least time between two answers to those who are not the administrator: each looks at the order of
-eviction, in the scheduler's thread."""
+"""Minimum seconds between two answers to users, because each reads the eviction order on the scheduler
+thread."""
 
 Send = Callable[[str], Awaitable[list[Any]]]
 
 
 class Explaining:
-    """The route's handler. ``send`` sends one message to every scheduler."""
+    """Handler of the route. ``send`` sends one message to every scheduler."""
 
     def __init__(self, send: Send, admin_api_key: str | None) -> None:
         self._send = send
@@ -33,8 +33,8 @@ class Explaining:
         self._next = 0.0
 
     async def __call__(self, request: Any) -> dict[str, Any]:
-        """The answer to one request: a conversation of the tenant that asks, or of any tenant for
-        an administrator who names none."""
+        """Explain a conversation of the request's tenant; for an administrator without a tenant, of any
+        tenant. Raises ``Refused`` or ``CanopyError``."""
         named = tenant_fields(request)
         body: dict[str, Any] = {"conversation": _conversation(request)}
         admin = access.has_admin_key(request.headers, self._admin_api_key)

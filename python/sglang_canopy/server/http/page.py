@@ -1,4 +1,4 @@
-"""``GET /canopy/ui``: the page, behind the same key as what it shows."""
+"""``GET /canopy/ui``: the page, protected by the same key as its data."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PATH = "/canopy/ui"
 
 
 def add_page(app: Any, admin_api_key: str | None) -> None:
-    """The page's routes. Its files lie beside the routes that it reads."""
+    """Add the page's routes. Its files share the path prefix of the routes that it reads."""
     access.add_read_route(app, "GET", PATH, partial(_file, "index.html"), admin_api_key)
     for name in FILES[1:]:
         access.add_read_route(app, "GET", f"/canopy/{name}", partial(_file, name), admin_api_key)

@@ -1,4 +1,4 @@
-"""``/canopy/hint``, ``/canopy/policy`` and ``/canopy/status``, and how schedulers are told."""
+"""``/canopy/hint``, ``/canopy/policy`` and ``/canopy/status``, and messages to the schedulers."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ logger = logging.getLogger(__name__)
 MAX_HINT_BYTES = 4096
 
 hints = Waiting()
-"""Hints of ``POST /canopy/hint`` that wait to be sent to the schedulers."""
+"""Hints of ``POST /canopy/hint`` waiting for transmission to the schedulers."""
 
 _delivery: asyncio.Task[None] | None = None
 
 _status_folder: Any = None
-"""Where the schedulers show what they count; it goes when this process ends."""
+"""Folder with the schedulers' status files, deleted when this process ends."""
 
 
 def add_routes(server_args: Any, *_: Any, **__: Any) -> None:
-    """Before ``launch_server``: Canopy's own routes, beside SGLang's."""
+    """Before ``launch_server``: add Canopy's routes."""
     global _status_folder
     _status_folder = status_file.make_folder()
     new_shown_key()
@@ -54,10 +54,11 @@ def add_routes(server_args: Any, *_: Any, **__: Any) -> None:
 
 
 def add_worker_routes(server_args: Any) -> None:
-    """The same in a tokenizer worker, which inherits the folder and the key of shown tenants.
+    """Add the routes in a tokenizer worker, which inherits the status folder and the key of shown
+    tenants.
 
-    SGLang checks no keys in its workers: here its own check is added for the administrator's, or
-    Canopy's routes would be open to all.
+    SGLang checks no keys in its workers. Its check of the administrator's key is added here, because
+    Canopy's routes would be open to all otherwise.
     """
     from sglang.srt.entrypoints.http_server import app
 
@@ -114,14 +115,14 @@ def _add(server_args: Any) -> None:
 
 
 def _sglangs_policy(server_args: Any) -> str | None:
-    """SGLang's own policy; ``None`` if its prefix cache is off, or before Canopy's ranks report."""
+    """Return SGLang's policy; ``None`` if its prefix cache is off, or before Canopy's ranks report."""
     policy: str = server_args.radix_eviction_policy
     is_off = getattr(server_args, "disable_radix_cache", False)
     return None if is_off or policy in (AUTO, *live_names()) else policy
 
 
 async def _policy(request: Any) -> dict[str, Any]:
-    """``POST /canopy/policy``: other policies on every scheduler, at the same point on all ranks."""
+    """``POST /canopy/policy``: exchange policies on every scheduler, at the same point on all ranks."""
     if not status_file.read_all():
         raise access.Refused(
             409,
@@ -136,7 +137,7 @@ async def _policy(request: Any) -> dict[str, Any]:
 
 
 async def _send(key: str) -> list[Any]:
-    """Send one message to every scheduler; the answers, one a replica."""
+    """Send one message to every scheduler. Returns the answers, one per replica."""
     from sglang.srt.entrypoints import http_server
     from sglang.srt.managers.io_struct import SetInternalStateReq
 
@@ -154,14 +155,16 @@ _OWN_KEYS = {
     POLICY_KEY: "/canopy/policy",
     EXPLAIN_KEY: "/canopy/explain",
 }
-"""How keys begin that only Canopy's own routes may send to the schedulers."""
+"""Prefixes of keys that only Canopy's routes may send to the schedulers."""
 
 
 async def guard_internal_state(
     original: Any, manager: Any, obj: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Around ``TokenizerControlMixin.set_internal_state``, which is a route of SGLang's as well:
-    hints and commands come by Canopy's routes alone, which look at who gives them."""
+    """Around ``TokenizerControlMixin.set_internal_state``, also a route of SGLang: reject Canopy's keys.
+
+    Canopy's own routes, which authorise the sender, do not call it.
+    """
     for key in obj.server_args:
         for own, route in _OWN_KEYS.items():
             if str(key).startswith(own):
@@ -172,7 +175,7 @@ async def guard_internal_state(
 
 
 async def _hint(request: Any) -> dict[str, Any]:
-    """``POST /canopy/hint``: take one hint and see that it is sent."""
+    """``POST /canopy/hint``: queue one hint and start its delivery."""
     rule = entry.current.hint_rule
     if not rule.heeded(request.headers):
         raise access.Refused(

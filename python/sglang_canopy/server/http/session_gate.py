@@ -1,9 +1,8 @@
-"""The session gate in the HTTP process: status 429 with Retry-After, and the time for schedulers.
+"""The session gate in the HTTP process: status 429 with Retry-After, and time messages to schedulers.
 
-A scheduler refuses a request in SGLang's message for aborts. SGLang answers it with the status in
-that message, without headers, and a request for a stream with status 200 and an error in the
-stream. ``Refusals`` adds the header, and answers streams that were refused before their first
-token like other requests.
+A scheduler refuses a request with SGLang's abort message. SGLang returns the status in that message
+without headers, or, for streams, status 200 and an error in the stream. ``Refusals`` adds the header, and
+returns status 429 for streams refused before their first token.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ from sglang_canopy.wire.keys import TIME as TIME_KEY
 logger = logging.getLogger(__name__)
 
 TICK_S = 1.0
-"""How often schedulers are told the time while requests are under way."""
+"""Seconds between time messages to the schedulers while requests are running."""
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 _refusal: ContextVar[dict[str, Any] | None] = ContextVar("canopy_refusal", default=None)
-"""What became of the HTTP request that this task answers: empty, or why it was refused."""
+"""Refusal of this task's HTTP request; empty if it was not refused."""
 
 
 def request_aborted(_manager: Any, out: dict[str, Any], *_: Any, **__: Any) -> None:
-    """Before ``TokenizerManager._handle_abort_finish_reason``: note a refusal of the gate."""
+    """Before ``TokenizerManager._handle_abort_finish_reason``: record a refusal by the gate."""
     reason = out["meta_info"]["finish_reason"]
     answer = _refusal.get()
     if answer is not None and isinstance(reason, dict) and RETRY_AFTER in reason:
@@ -39,7 +38,7 @@ def request_aborted(_manager: Any, out: dict[str, Any], *_: Any, **__: Any) -> N
 
 
 class Refusals:
-    """ASGI middleware: refusals of the gate with status 429 and Retry-After."""
+    """ASGI middleware that returns refusals by the gate with status 429 and Retry-After."""
 
     def __init__(self, app: Any) -> None:
         self.app = app
@@ -57,8 +56,8 @@ class Refusals:
 
 
 class _Answer:
-    """One HTTP answer. Its head waits for the first part of its body: only then it is known
-    whether the request was refused."""
+    """One HTTP response. Its head is held until the first part of the body, because a refusal is known
+    only then."""
 
     def __init__(self, refusal: dict[str, Any], send: Send) -> None:
         self.refusal = refusal
@@ -110,8 +109,8 @@ _ticking: asyncio.Task[None] | None = None
 
 
 def see_to_time(manager: Any) -> None:
-    """Tell the schedulers the time once a second while ``manager`` (SGLang's tokenizer manager)
-    has requests under way. Call in its event loop, with each request."""
+    """Send the time to the schedulers once a second while ``manager`` (SGLang's tokenizer manager) has
+    running requests. Call it in its event loop for each request."""
     global _ticking
     if _ticking is None or _ticking.done() or _ticking.get_loop() is not asyncio.get_running_loop():
         _ticking = asyncio.get_running_loop().create_task(_tell_time(manager))

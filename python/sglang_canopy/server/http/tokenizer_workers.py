@@ -1,4 +1,4 @@
-"""Which HTTP application several tokenizer workers import: SGLang lets a variable name it."""
+"""Select the HTTP application of several tokenizer workers by SGLang's environment variable."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ SGLANGS, OURS = HTTP_APPS
 
 
 def use_our_application(server_args: Any) -> None:
-    """Have the workers that this process starts import ``http_worker``, unless the operator has
-    named an application."""
+    """Let the workers of this process import ``http_worker``, unless the operator has set another
+    application."""
     workers = getattr(server_args, "tokenizer_worker_num", None) or 1
     if workers > 1 and os.environ.get(VARIABLE) in (None, "", SGLANGS):
         os.environ[VARIABLE] = OURS
