@@ -58,7 +58,7 @@ class ClientHints:
         return self.source(headers) == GATEWAY
 
     def allowed(self, fields: dict[str, Any], headers: Mapping[str, str] | None) -> dict[str, Any]:
-        """Return a request's validated ``fields`` without those that it is not authorised to set."""
+        """Return a request's validated ``fields`` without its unauthorised ones."""
         if fields.keys().isdisjoint(PRIORITY_FIELDS) or self.heeded(headers):
             return fields
         return {field: value for field, value in fields.items() if field not in PRIORITY_FIELDS}

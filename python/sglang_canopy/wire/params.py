@@ -13,17 +13,17 @@ from typing import Any
 from sglang_canopy.wire.stamp import ADDED, STAMP_KEY
 
 PREFIX = "canopy"
-"""Every key of Canopy's begins with it."""
+"""Prefix of all keys of Canopy."""
 
 _REQUEST = "__req__"
 """SGLang adds the request under this key, for custom logit processors."""
 
 
 def own_params(req: Any) -> Mapping[str, Any]:
-    """Canopy's keys of the ``custom_params`` of SGLang's ``req``.
+    """Return Canopy's keys of the ``custom_params`` of SGLang's ``req``.
 
-    The first call removes them from ``req.sampling_params``, which becomes a copy: pipeline stages
-    send the original on.
+    The first call removes them from a copy of ``req.sampling_params``, because pipeline stages forward
+    the original.
     """
     own: Mapping[str, Any] | None = getattr(req, "canopy_params", None)
     if own is None:

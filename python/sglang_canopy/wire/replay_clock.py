@@ -1,11 +1,9 @@
-"""Stamp requests with the trace's own time in a faster replay.
+"""Stamp requests of an accelerated replay with the trace's time.
 
-Policies learn how long conversations pause. A replay that squeezes two hours into two minutes
-shows them other pauses than the trace had, and a slow machine stretches them again. A server
-started with ``--canopy-enable-forced-output`` therefore also takes the arrival time from the
-request: ``custom_params["canopy_replay_clock"] = [run, seconds]``, the trace's time in a run of
-that number. Only the stamp that policies see changes; when requests come, and how long they wait
-and take, stays real.
+Policies learn the pauses of conversations. A replay of two hours in two minutes shortens these pauses, and
+a slow machine lengthens them. A server started with ``--canopy-enable-forced-output`` therefore accepts
+the arrival time from the request: ``custom_params["canopy_replay_clock"] = [run, seconds]``, the trace's
+time in that run. This changes only the stamp for policies; arrival, waiting and service remain real.
 """
 
 from __future__ import annotations
@@ -17,14 +15,14 @@ from typing import Any
 from sglang_canopy.errors import CanopyError
 
 KEY = "canopy_replay_clock"
-"""The key of ``custom_params``. The value is ``[run, seconds]``, both 0 or more."""
+"""Key of ``custom_params`` with the value ``[run, seconds]``, both 0 or more."""
 
 _RUNS = 4
 _LONGEST_S = 1e9
 
 
 def check(custom_params: Any) -> tuple[int, float] | None:
-    """The run and its time in seconds, or ``None``. Raises ``CanopyError`` (answered with 400)."""
+    """Return the run and its time in seconds, or ``None``. Raises ``CanopyError`` (status 400)."""
     if not isinstance(custom_params, Mapping) or KEY not in custom_params:
         return None
     value = custom_params[KEY]
@@ -43,16 +41,16 @@ def check(custom_params: Any) -> tuple[int, float] | None:
 
 
 class ReplayClock:
-    """Lays the time of each run behind everything that was stamped before it began."""
+    """Map the time of each run to the interval after all earlier stamps."""
 
     def __init__(self) -> None:
         self._begin_s: OrderedDict[int, float] = OrderedDict()
         self._last_s = 0.0
 
     def stamp(self, run: int, seconds: float, now_s: float) -> float:
-        """The stamp of a request of ``run`` that arrives at ``now_s`` on the server's clock.
+        """Return the stamp of a request of ``run`` that arrives at ``now_s`` on the server's clock.
 
-        Never before what an earlier run was stamped with, so that time does not go back.
+        Stamps of a new run are later than those of earlier runs, so that time never decreases.
         """
         if run not in self._begin_s:
             self._begin_s[run] = max(now_s, self._last_s) - seconds
@@ -64,4 +62,4 @@ class ReplayClock:
 
 
 clock = ReplayClock()
-"""The clock of this process's requests."""
+"""Replay clock of this process."""

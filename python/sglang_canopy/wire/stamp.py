@@ -1,9 +1,9 @@
-"""What a request says about itself, and what of it travels to the scheduler.
+"""Metadata of a request, and the *stamp* that carries it to the scheduler.
 
-A client writes flat keys into ``custom_params`` (a field that SGLang's OpenAI bodies and
-``/generate`` both have); whatever it leaves out is inferred (``sent.py``). Where the request enters,
-this becomes one small dict, the *stamp*, with the time of arrival, so that every tensor-parallel
-rank sees the same one. No client may write it itself.
+A client writes flat keys into ``custom_params`` (a field of SGLang's OpenAI bodies and of
+``/generate``); missing values are inferred (``sent.py``). On arrival they become one small dict, the
+stamp, with the arrival time, so that all tensor-parallel ranks use the same values. Clients cannot write
+the stamp directly.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from sglang_canopy.records import CLIENT, GATEWAY
 from sglang_canopy.wire import document_names
 
 STAMP_KEY = "canopy"
-"""The key of ``custom_params`` that carries the stamp to the scheduler."""
+"""Key of ``custom_params`` for the stamp."""
 
 MARKER_KEY = "canopy-tool-marker"
-"""Token ids that open a tool call in the model's output, where the request offers tools."""
+"""Token ids that open a tool call in the output, for requests with tools."""
 
 ADDED = "added"
-"""In a stamp: the client sent no ``custom_params``, so the scheduler removes the field again."""
+"""Stamp flag: the client sent no ``custom_params``, so the scheduler removes the field."""
 
 MAX_MARKER = 64
-"""Tokens of the marker that a request may carry."""
+"""Maximum tokens of a marker."""
 
 EPOCH_S = time.time() - time.monotonic()
-"""Seconds since 1970 when this process's monotonic clock was 0: stamps carry it, because the disk
-tier outlives the clock."""
+"""Unix time at zero of this process's monotonic clock. Stamps carry it, because the disk tier outlives
+the clock."""
 
 MAX_NAME = 128
 MAX_TURN = 1_000_000
@@ -53,9 +53,9 @@ def _name(value: Any) -> str:
 
 
 def conversation_name(value: Any) -> str:
-    """A conversation's name on every route: without outer spaces, a long one as its digest.
+    """Normalise a conversation's name: strip spaces, and replace a long name by its digest.
 
-    Raises ``ValueError`` for anything but printable text.
+    Raises ``ValueError`` unless the value is printable text.
     """
     name = value.strip() if isinstance(value, str) else ""
     if not name or not name.isprintable():
@@ -96,7 +96,7 @@ def _source(value: Any) -> str:
 
 
 def _number(low: float, high: float, what: str) -> Callable[[Any], float]:
-    """A check for numbers, ``what`` being their unit. It raises ``ValueError``."""
+    """Return a validation of numbers, which raises ``ValueError``. ``what``: their unit."""
 
     def check(value: Any) -> float:
         ok = isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -120,7 +120,7 @@ FIELDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "canopy_ttl_s": ("ttl_s", _number(0, MAX_TTL_S, "seconds")),
     "canopy_pin_s": ("pin_s", _number(0, MAX_PIN_S, "seconds")),
 }
-"""Every key a client may write: name on the wire -> (field, check)."""
+"""Keys that clients may write: name on the wire -> (field, validation)."""
 
 _FAR_S = 1e10
 _STAMP: dict[str, Callable[[Any], Any]] = {
@@ -134,24 +134,23 @@ _STAMP: dict[str, Callable[[Any], Any]] = {
     "alpha": _number(0.0, _FAR_S, "seconds a token"),
     "beta": _number(-_FAR_S, _FAR_S, "seconds"),
 }
-"""Every field that the entry may stamp, and what it may be."""
+"""Fields of a stamp -> validation."""
 
 FORCE_OUTPUT = "canopy_force_output"
-"""With ``--canopy-enable-forced-output``: a flat list of token ids that the answer consists of."""
+"""Flat list of token ids to generate; needs ``--canopy-enable-forced-output``."""
 
 OF_OTHER_PARTS = (
     *(FORCE_OUTPUT, "canopy_replay_clock"),
     *document_names.FIELDS,
 )
-"""Keys of other parts of Canopy, checked where they are used."""
+"""Keys that other parts of Canopy validate."""
 
 
 def client_fields(custom_params: Any) -> dict[str, Any]:
-    """The Canopy fields of a request's ``custom_params``, checked.
+    """Return the validated Canopy fields of a request's ``custom_params``.
 
-    Raises ``CanopyError`` (a ``ValueError``, which SGLang answers with status 400) naming the
-    key, the value (shortened) and what is allowed. Keys not starting with ``canopy`` are not
-    ours and are left alone.
+    Keys without the prefix ``canopy`` are ignored. Raises ``CanopyError`` (a ``ValueError``, for which
+    SGLang returns status 400) with the key, the shortened value and the allowed values.
     """
     if custom_params is None:
         return {}
@@ -185,16 +184,16 @@ def make_stamp(
     time_s: float,
     source: str = CLIENT,
 ) -> dict[str, Any]:
-    """The dict that travels as ``custom_params["canopy"]``; the client's fields win.
+    """Return the stamp, sent as ``custom_params["canopy"]``. The client's fields override inferred ones.
 
-    ``source``: whose word its hints are.
+    ``source``: source of the hints, ``CLIENT`` or ``GATEWAY``.
     """
     return {**inferred, **fields, "source": source, "time": time_s, "epoch": EPOCH_S}
 
 
 def read_stamp(custom_params: Any) -> dict[str, Any]:
-    """The stamp of a request, as far as it is one: fields that ``make_stamp`` cannot have made are
-    left out. Never raises; every tensor-parallel rank leaves out the same."""
+    """Return the valid fields of a request's stamp. Never raises. All tensor-parallel ranks get the same
+    result."""
     stamp = custom_params.get(STAMP_KEY) if isinstance(custom_params, Mapping) else None
     sound: dict[str, Any] = {}
     if not isinstance(stamp, Mapping):
@@ -210,7 +209,7 @@ def read_stamp(custom_params: Any) -> dict[str, Any]:
 
 
 def read_marker(custom_params: Any) -> list[int]:
-    """The token ids under ``MARKER_KEY``; none where they are none."""
+    """Return the token ids under ``MARKER_KEY``, or an empty list."""
     found = custom_params.get(MARKER_KEY) if isinstance(custom_params, Mapping) else None
     if not isinstance(found, list) or any(type(token) is not int for token in found):
         return []

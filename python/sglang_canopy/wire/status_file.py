@@ -1,8 +1,8 @@
-"""How a scheduler process shows the HTTP process what it counts: one small file a rank.
+"""Counters from scheduler processes to the HTTP process: one small file per rank.
 
-The HTTP process makes a private folder and names it in the environment, which its children
-inherit; each rank replaces its file whole, so that a reader sees one moment or another, never
-half of one. Reading does not disturb the scheduler, also while it is busy for seconds.
+The HTTP process creates a private folder and puts its path into the environment, which child processes
+inherit. Each rank replaces its file atomically, so readers never get a partial file. Reading does not
+disturb a scheduler, and works while it is busy.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ MAX_FILE_BYTES = 1 << 20
 
 _PREFIX = "canopy-status-"
 _STALE_S = 60.0
-"""A server that reports touches its folder every second."""
+"""Age of an abandoned folder, in seconds; a live server touches its folder every second."""
 
 
 def make_folder() -> tempfile.TemporaryDirectory[str]:
-    """Make the folder (mode 0700) and name it to child processes. It goes with its owner.
+    """Create the folder (mode 0700), and put its path into the environment of child processes.
 
-    SGLang may end its own process with SIGKILL: what such a server left is removed by the next.
+    The owner deletes it on exit. After SIGKILL, which SGLang may send to its own process, the next
+    server removes it.
     """
     _remove_left_behind()
     folder = tempfile.TemporaryDirectory(
@@ -41,14 +42,15 @@ def make_folder() -> tempfile.TemporaryDirectory[str]:
 
 
 RANKS, OBSERVED, DOCUMENTS, ANSWER = "rank", "observed", "documents", "answer"
-"""Kinds of files: of a rank with a tree of ours, of one that is only watched, of reused documents, and
-(with a name that follows) what was asked for once."""
+"""Kinds of files: a rank with Canopy's tree, an observed rank, reused documents, and (followed by a name)
+a single answer."""
 
 
 def write(rank: int, status: Any, peer: str = "", kind: str = RANKS) -> None:
-    """Replace the file of data-parallel rank ``rank``. Without a folder nothing is done.
+    """Replace the file of data-parallel rank ``rank``, if there is a folder.
 
-    ``peer``: which of its tensor- and pipeline-parallel ranks writes, if not the first. Raises ``OSError`` where the folder is gone or its disk is full.
+    ``peer``: the writing tensor- and pipeline-parallel rank, unless it is the first. Raises ``OSError``
+    if the folder was removed or the disk is full.
     """
     folder = os.environ.get(FOLDER_VARIABLE)
     if not folder:
@@ -58,9 +60,9 @@ def write(rank: int, status: Any, peer: str = "", kind: str = RANKS) -> None:
 
 
 def read_all(kind: str = RANKS) -> list[dict[str, Any]]:
-    """What every rank wrote last, in order of rank; empty where no rank counts.
+    """Return the latest status of every data-parallel rank, in order of rank.
 
-    ``peers`` of each: what its other tensor- and pipeline-parallel ranks on this machine wrote.
+    ``peers`` of a status: statuses of its other tensor- and pipeline-parallel ranks on this machine.
     """
     folder = os.environ.get(FOLDER_VARIABLE)
     if not folder:
@@ -68,7 +70,7 @@ def read_all(kind: str = RANKS) -> list[dict[str, Any]]:
     found: dict[int, dict[str, Any]] = {}
     peers: dict[int, dict[str, dict[str, Any]]] = {}
     for path in Path(folder).glob(f"{kind}-*.json"):
-        # A file may be replaced or go between two of these calls.
+        # A file may be replaced or removed between these calls.
         with contextlib.suppress(OSError, ValueError):
             if path.stat().st_size > MAX_FILE_BYTES:
                 continue
@@ -85,7 +87,7 @@ def read_all(kind: str = RANKS) -> list[dict[str, Any]]:
 
 
 def take(name: str) -> list[Any]:
-    """The answers that were left under ``name``, in order of rank. They are removed."""
+    """Return and remove the answers under ``name``, in order of rank."""
     folder = os.environ.get(FOLDER_VARIABLE)
     found = []
     for path in sorted(Path(folder).glob(f"{ANSWER}{name}-*.json")) if folder else ():

@@ -16,7 +16,7 @@ from sglang_canopy.server.http import entry
 
 
 async def generate_begins(original: Callable[..., Any], obj: Any, request: Any) -> Any:
-    """Around ``http_server.serve_generate_request``, the route ``/generate``."""
+    """Hook around ``http_server.serve_generate_request``, the route ``/generate``."""
     if obj.stream:
         try:
             _check(request, obj.sampling_params)
@@ -30,7 +30,7 @@ async def generate_begins(original: Callable[..., Any], obj: Any, request: Any) 
 async def response_begins(
     original: Callable[..., Any], self: Any, request: Any, raw_request: Any = None
 ) -> Any:
-    """Around ``OpenAIServingResponses.create_responses``."""
+    """Hook around ``OpenAIServingResponses.create_responses``."""
     if raw_request is not None:
         try:
             if request.stream or request.background:
@@ -46,7 +46,7 @@ async def response_begins(
 async def ollama_begins(
     original: Callable[..., Any], self: Any, request: Any, raw_request: Any
 ) -> Any:
-    """Around ``OllamaServing.handle_chat`` and ``handle_generate``."""
+    """Hook around ``OllamaServing.handle_chat`` and ``handle_generate``."""
     try:
         _check(raw_request)
     except CanopyError as error:

@@ -74,7 +74,7 @@ def set_up(server_args: Any) -> Entry:
 def chat_converted(
     result: Any, self: Any, request: Any, raw_request: Any = None, *_: Any, **__: Any
 ) -> None:
-    """After ``OpenAIServingChat._convert_to_internal_request``."""
+    """Hook after ``OpenAIServingChat._convert_to_internal_request``."""
     adapted, _processed = result
     stamp(adapted, infer_from_chat(request), raw_request)
     if getattr(request, "tools", None):
@@ -86,15 +86,15 @@ def chat_converted(
 def completion_converted(
     result: Any, _self: Any, _request: Any, raw_request: Any = None, *_: Any, **__: Any
 ) -> None:
-    """After ``OpenAIServingCompletion._convert_to_internal_request``."""
+    """Hook after ``OpenAIServingCompletion._convert_to_internal_request``."""
     stamp(result[0], {"category": "completion"}, raw_request)
 
 
 def generation_begins(
     original: Any, self: Any, obj: Any, request: Any = None, *args: Any, **kwargs: Any
 ) -> Any:
-    """Around ``TokenizerManager.generate_request``, which every route calls."""
-    if hasattr(obj, "sampling_params"):  # requests for embeddings have none
+    """Hook around ``TokenizerManager.generate_request``, which every route calls."""
+    if hasattr(obj, "sampling_params"):  # missing in requests for embeddings
         check_prompts(obj, self.model_config.vocab_size)
         if not getattr(obj, "canopy_stamped", False):
             stamp(obj, infer(path_of(request), body_of(request)), request)
@@ -165,7 +165,7 @@ def _write_stamp(
     """Validate the ``custom_params`` of ``params``, and add the stamp.
 
     ``metadata``: Canopy's keys from other parts of the body; ``custom_params`` overrides them.
-    ``identity``: conversation from other fields, used if Canopy's fields have none.
+    ``identity``: conversation from other fields, used if Canopy's fields lack it.
     """
     given = params.get("custom_params")
     custom = given or {}
@@ -188,7 +188,7 @@ def _write_stamp(
 
 
 def first_token(result: Any, state: Any, recv_obj: Any, i: int) -> None:
-    """After ``TokenizerManager._get_scheduler_first_token_time``, once per request.
+    """Hook after ``TokenizerManager._get_scheduler_first_token_time``, once per request.
 
     Add the prefill time in the scheduler, without queueing, to the TTFT fit, and the client's wait, with
     queueing, to the last hour's times. ``result``: time of the token, if it is in the past.

@@ -45,7 +45,7 @@ _status_folder: Any = None
 
 
 def add_routes(server_args: Any, *_: Any, **__: Any) -> None:
-    """Before ``launch_server``: add Canopy's routes."""
+    """Hook before ``launch_server``: add Canopy's routes."""
     global _status_folder
     _status_folder = status_file.make_folder()
     new_shown_key()
@@ -161,7 +161,7 @@ _OWN_KEYS = {
 async def guard_internal_state(
     original: Any, manager: Any, obj: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Around ``TokenizerControlMixin.set_internal_state``, also a route of SGLang: reject Canopy's keys.
+    """Hook around ``TokenizerControlMixin.set_internal_state``, also a route of SGLang: reject Canopy's keys.
 
     Canopy's own routes, which authorise the sender, do not call it.
     """

@@ -30,7 +30,7 @@ _refusal: ContextVar[dict[str, Any] | None] = ContextVar("canopy_refusal", defau
 
 
 def request_aborted(_manager: Any, out: dict[str, Any], *_: Any, **__: Any) -> None:
-    """Before ``TokenizerManager._handle_abort_finish_reason``: record a refusal by the gate."""
+    """Hook before ``TokenizerManager._handle_abort_finish_reason``: record a refusal by the gate."""
     reason = out["meta_info"]["finish_reason"]
     answer = _refusal.get()
     if answer is not None and isinstance(reason, dict) and RETRY_AFTER in reason:

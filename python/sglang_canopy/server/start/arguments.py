@@ -31,7 +31,7 @@ HELP = "Workload-aware caching (sglang-canopy). More flags: docs/reference/flags
 
 
 def add_flags(_result: Any, parser: argparse.ArgumentParser, *_: Any) -> None:
-    """After ``ServerArgs.add_cli_args``: add Canopy's flags once, and to SGLang's parser only."""
+    """Hook after ``ServerArgs.add_cli_args``: add Canopy's flags once, and to SGLang's parser only."""
     options = {name: action for action in parser._actions for name in action.option_strings}
     policy = options.get("--radix-eviction-policy")
     if policy is None or flags.SHORT in options:
@@ -48,7 +48,7 @@ def add_flags(_result: Any, parser: argparse.ArgumentParser, *_: Any) -> None:
 
 
 def expand(argv: list[str]) -> Any:
-    """Before ``prepare_server_args``: expand ``--radix-eviction``, a plan file and ``auto``.
+    """Hook before ``prepare_server_args``: expand ``--radix-eviction``, a plan file and ``auto``.
 
     ``--radix-eviction X`` becomes the long form. A plan file also sets SGLang's arguments; arguments on
     the command line override it.
@@ -70,7 +70,7 @@ def expand(argv: list[str]) -> Any:
 
 
 def check(server_args: Any, args: Any) -> None:
-    """After ``ServerArgs.from_cli_args``: check Canopy's flags and store them on ``server_args``."""
+    """Hook after ``ServerArgs.from_cli_args``: check Canopy's flags and store them on ``server_args``."""
     try:
         parts = _parts_of_auto(server_args)
         ours = server_args.radix_eviction_policy in live_names()

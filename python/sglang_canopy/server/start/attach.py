@@ -26,7 +26,7 @@ def storage_attached(
     *args: Any,
     **kwargs: Any,
 ) -> tuple[bool, str]:
-    """Around ``attach_storage_backend``: translate ``canopy`` as at start.
+    """Hook around ``attach_storage_backend``: translate ``canopy`` as at start.
 
     The flags given at start apply, and its extra configuration is the default.
     """

@@ -1,4 +1,4 @@
-"""Compare SGLang's functions with those that Canopy was written against.
+"""Compare SGLang's functions with the recorded version that Canopy was written against.
 
 ``sglang_digests.json`` has a digest of every function, private ones included, that Canopy overrides,
 hooks or relies on; ``scripts/sglang_digests.py`` writes it for a new pinned version. Digests cover the
@@ -75,7 +75,7 @@ def digest_of(tree: ast.Module, name: str) -> str | None:
 
 
 def _defined(scope: ast.AST, name: str) -> Iterator[ast.AST]:
-    """Yield definitions of ``name`` directly in ``scope``, including those in an ``if`` or ``try``."""
+    """Yield definitions of ``name`` directly in ``scope``, or in its ``if`` and ``try`` blocks."""
     for node in ast.iter_child_nodes(scope):
         if isinstance(node, _DEFINITIONS):
             if node.name == name:

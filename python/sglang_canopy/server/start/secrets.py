@@ -49,7 +49,7 @@ def _without_text(found: re.Match[str]) -> str:
 
 
 def redacted_arguments(argv: Sequence[str]) -> list[str]:
-    """Return a command line with secrets redacted, including those of abbreviated flags."""
+    """Return a command line with secrets redacted, also after abbreviated flags."""
     shown: list[str] = []
     is_secret = False
     for argument in argv:
@@ -70,13 +70,13 @@ def _is_secret_flag(flag: str) -> bool:
 
 
 def resolved(result: dict[str, Any], *_: Any, **__: Any) -> dict[str, Any]:
-    """After ``ServerArgs.resolved_dict``, shown by ``/server_info``, the log and dumps."""
+    """Hook after ``ServerArgs.resolved_dict``, shown by ``/server_info``, the log and dumps."""
     shown: dict[str, Any] = redacted(result)
     return shown
 
 
 def printed(text: str, server_args: Any, *_: Any, **__: Any) -> str:
-    """After ``ServerArgs.__repr__``."""
+    """Hook after ``ServerArgs.__repr__``."""
     for flag in FLAGS:
         secret = getattr(server_args, flag.removeprefix("--").replace("-", "_"), None)
         if secret:
@@ -87,7 +87,7 @@ def printed(text: str, server_args: Any, *_: Any, **__: Any) -> str:
 def command_line(
     original: Callable[..., str], argv: Sequence[str], *args: Any, **kwargs: Any
 ) -> str:
-    """Around ``redact_watermark_command_line``, which returns the displayed ``launch_command``."""
+    """Hook around ``redact_watermark_command_line``, which returns the displayed ``launch_command``."""
     return original(redacted_arguments(argv), *args, **kwargs)
 
 
