@@ -133,7 +133,7 @@ class EvictablePages:
             self.policy.evicted(leaf, leaf.length)
 
     def clear(self) -> None:
-        """Drop every page; the caller has refunded them. The policy keeps its state."""
+        """Drop every page, after the caller's refunds. The policy keeps its state."""
         self._twins.clear()  # created again on demand
         for leaf in self._leaves.values():
             self.policy.drop(leaf)

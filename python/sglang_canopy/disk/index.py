@@ -72,7 +72,7 @@ class Labels:
         return self._numbers.get(value, NO_LABEL)
 
     def move(self, before: Any, number: int) -> None:
-        """Replace one use of each label in the array ``before`` by a use of ``number``."""
+        """Move one use per entry of ``before``, an array of labels' numbers, to ``number``."""
         old, counts = np.unique(before, return_counts=True)
         self._uses[number] += len(before)
         for each, count in zip(old.tolist(), counts.tolist()):

@@ -131,7 +131,7 @@ class DiskStore:
     def open(self) -> bool:
         """Claim the folder and load its index. On failure, ``unavailable`` has the reason.
 
-        Retry while it returns false: the cause may be temporary. Not thread-safe.
+        Retry while it returns false: the cause may be temporary. Call it from one thread at a time.
         """
         return self._recovery.open()
 

@@ -50,7 +50,7 @@ class ReplayClock:
     def stamp(self, run: int, seconds: float, now_s: float) -> float:
         """Return the stamp of a request of ``run`` that arrives at ``now_s`` on the server's clock.
 
-        Stamps of a new run are later than those of earlier runs, so that time never decreases.
+        A new run starts at or after the last stamp of earlier runs: time never decreases.
         """
         if run not in self._begin_s:
             self._begin_s[run] = max(now_s, self._last_s) - seconds

@@ -60,7 +60,7 @@ def write(rank: int, status: Any, peer: str = "", kind: str = RANKS) -> None:
 
 
 def read_all(kind: str = RANKS) -> list[dict[str, Any]]:
-    """Return the latest status of every data-parallel rank, in order of rank.
+    """Return the latest status of every data-parallel rank, in order of rank; empty without any.
 
     ``peers`` of a status: statuses of its other tensor- and pipeline-parallel ranks on this machine.
     """

@@ -84,7 +84,7 @@ def lowpass_energy(
 
 
 def _energy_cpu(k: torch.Tensor, v: torch.Tensor, alpha: float, high: bool) -> torch.Tensor:
-    """Compute energies per layer, with two adjacent channels in one complex transform, without a copy.
+    """Compute energies per layer, with two adjacent channels in one complex transform, in their layout.
 
     The filter is real and symmetric, so the real and imaginary parts of the result are the low passes of
     the two channels. The sum of squares is scaled instead of the inverse transform.

@@ -39,7 +39,7 @@ _ON_DISK = ("disk_eviction", "disk")
 
 SHORT = "--radix-eviction"
 KINDS = (WhatifFlags, TierFlags, RequestOptions, QueueFlags)
-"""Classes of flags, in the order of ``--help``."""
+"""Classes of flags; those shown by ``--help`` come first."""
 
 
 def short_help() -> str:
