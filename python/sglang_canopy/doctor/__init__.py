@@ -1,1 +1,1 @@
-"""Say before a start what of a server's set-up is refused or untested, and what the machine lacks."""
+"""Check a server's set-up before a start: refused and untested features, and faults of the machine."""

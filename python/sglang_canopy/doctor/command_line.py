@@ -1,4 +1,4 @@
-"""A server's command line, read as the server reads it."""
+"""Parse a server's command line like the server."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from sglang_canopy.server.documents import hooks as documents
 
 HIDDEN = "***"
 _SECRET = re.compile(r"key|token$|secret|password|credential|quota|salt", re.IGNORECASE)
-"""Options, and keys of JSON, whose value is never shown. Quotas name tenants, which are secrets."""
+"""Options and JSON keys with hidden values. Quotas contain tenants, which are secret."""
 _SECRET_FLAGS = ("--api-key", "--admin-api-key", "--ssl-keyfile-password")
 _SECRET_KEY = re.compile(
     r"((?:^|,)[\w-]*(?:key|secret|password|credential|quota|salt)[\w-]*=).*", re.I
 )
-"""From such a key of ``KEY=VALUE,...`` on nothing is shown."""
+"""Keys of ``KEY=VALUE,...`` after which the rest is hidden."""
 _LAUNCHERS = (
     ("sglang", "serve"),
     ("python", "-m", "sglang.launch_server"),
@@ -42,7 +42,7 @@ _FLAG_OF = {
 
 
 def server_arguments(words: Sequence[str]) -> list[str]:
-    """``words`` without the launcher's name, a model in first place as ``--model-path``."""
+    """Return ``words`` without the launcher; a leading model gets ``--model-path``."""
     words = list(words)
     for launcher in _LAUNCHERS:
         if tuple(words[: len(launcher)]) == launcher:
@@ -53,12 +53,12 @@ def server_arguments(words: Sequence[str]) -> list[str]:
 
 
 def _is_secret(flag: str) -> bool:
-    """Whether a flag's value is never shown; SGLang takes flags shortened."""
+    """Whether a flag's value is hidden; SGLang accepts abbreviated flags."""
     return bool(_SECRET.search(flag)) or any(name.startswith(flag) for name in _SECRET_FLAGS)
 
 
 def masked(words: Sequence[str]) -> list[str]:
-    """``words`` fit to be shown to anybody: values of keys, secrets and quotas are hidden."""
+    """Return ``words`` with the values of keys, secrets and quotas hidden."""
     shown: list[str] = []
     hide = False
     for word in words:
@@ -80,7 +80,7 @@ def _without_secrets(text: str) -> str:
     try:
         return json.dumps(_hide(json.loads(text)))
     except ValueError:
-        return HIDDEN  # it cannot be told what is in it
+        return HIDDEN  # invalid JSON may contain a secret
 
 
 def _hide(value: Any) -> Any:
@@ -90,9 +90,9 @@ def _hide(value: Any) -> Any:
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
-    """Every option of ``words``, by SGLang's parser with ours in it.
+    """Parse all options of ``words`` by SGLang's parser with Canopy's flags.
 
-    Raises ``CanopyError`` for what SGLang's own parser refuses. Our options' checks come later.
+    Raises ``CanopyError`` if SGLang's parser fails. Canopy's options are checked later.
     """
     from sglang.srt.plugins import load_plugins
     from sglang.srt.server_args import ServerArgs
@@ -101,12 +101,12 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 
     plugin.load()
     load_plugins()
-    parser = argparse.ArgumentParser(prog="sglang serve")  # shortens flags as SGLang's does
+    parser = argparse.ArgumentParser(prog="sglang serve")  # accepts abbreviated flags like SGLang's
     printed = io.StringIO()
     try:
         with contextlib.redirect_stderr(printed), contextlib.redirect_stdout(printed):
             ServerArgs.add_cli_args(parser)
-            arguments.add_flags(None, parser)  # where SGLang's loading of plugins is switched off
+            arguments.add_flags(None, parser)  # needed if SGLang's plugin loading is disabled
             return parser.parse_args(arguments.expand(list(words))[0][0])
     except SystemExit as stop:
         lines = printed.getvalue().strip().splitlines()
@@ -114,7 +114,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 
 
 def requested_features(given: argparse.Namespace) -> list[str]:
-    """The features, of those in ``refusals``, that a command line asks for."""
+    """Return the features of ``refusals`` that a command line enables."""
     requested = {
         refusals.POLICIES: given.radix_eviction_policy in (AUTO, *live_names()),
         refusals.CHUNKS: documents.is_requested(given),
@@ -128,11 +128,11 @@ def _gated(typed: str | None) -> bool:
     try:
         return typed is not None and keyed(GateSettings, head="mode")(typed).mode != OFF
     except CanopyError:
-        return False  # the start says what is wrong
+        return False  # ``stopped`` reports the error
 
 
 def refused(given: argparse.Namespace) -> list[Finding]:
-    """Everything of the table of refusals that applies, not only the first."""
+    """Return all refusals that apply, not only the first."""
     found = []
     for feature in requested_features(given):
         for why in refusals.all_unsupported(feature, given):
@@ -141,7 +141,7 @@ def refused(given: argparse.Namespace) -> list[Finding]:
 
 
 def stopped(words: Sequence[str]) -> Finding | None:
-    """What stops the start, by the server's own reading of its command line; ``None``: nothing."""
+    """Return the error with which the server's own parsing stops the start, or ``None``."""
     from sglang.srt.server_args import prepare_server_args
 
     root = logging.getLogger()
@@ -163,7 +163,7 @@ def stopped(words: Sequence[str]) -> Finding | None:
 
 
 def parts_of(given: argparse.Namespace) -> tuple[str, ...]:
-    """Which parts of Canopy a command line uses, of ``setups.PARTS``."""
+    """Return the ``setups.PARTS`` that a command line uses."""
     requested = requested_features(given)
     ours = refusals.POLICIES in requested
     host = bool(getattr(given, "enable_hierarchical_cache", False))
@@ -177,8 +177,8 @@ def parts_of(given: argparse.Namespace) -> tuple[str, ...]:
 
 
 def untried(given: argparse.Namespace) -> list[Finding]:
-    """What nothing refuses and nobody has tried."""
-    given.device = given.device or "cuda"  # a laptop's own device is not the server's
+    """Return the parts and set-ups that are neither refused nor tested."""
+    given.device = given.device or "cuda"  # this machine's device may differ from the server's
     return [
         Finding(
             UNTESTED, f"{setup.name}: {', '.join(parts)}{_NO_GPU if setup.value == 'cuda' else ''}"

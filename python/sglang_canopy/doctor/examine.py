@@ -1,4 +1,4 @@
-"""All that the doctor looks at, and the report of it."""
+"""Run all checks of the doctor, and report the findings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sglang_canopy.errors import CanopyError
 
 @dataclass(slots=True)
 class Report:
-    """What a bug report needs. Nothing in it is secret."""
+    """Contents of a bug report, without secrets."""
 
     command: str
     facts: dict[str, str]
@@ -25,11 +25,11 @@ class Report:
 
     @property
     def status(self) -> int:
-        """0: nothing stands in the way of a start. 1: something does."""
+        """Exit status: 1 if a finding prevents a start, else 0."""
         return int(any(finding.kind in STOPS for finding in self.findings))
 
     def text(self) -> str:
-        """Markdown, to be pasted."""
+        """Return the report as Markdown."""
         width = max(map(len, self.facts))
         lines = ["### canopy doctor", "", "```"]
         lines += [f"{name:{width}}  {value}" for name, value in self.facts.items()]
@@ -41,7 +41,7 @@ class Report:
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:
-        """The same, for scripts."""
+        """Return the report as JSON data."""
         findings = [{"kind": one.kind, "text": one.text} for one in self.findings]
         return {
             "status": self.status,
@@ -52,9 +52,9 @@ class Report:
 
 
 def examine(words: Sequence[str]) -> Report:
-    """Look at a server's command line, which may be empty, and at this machine.
+    """Check a server's command line, which may be empty, and this machine.
 
-    Raises ``CanopyError`` for a command line that SGLang's parser does not take.
+    Raises ``CanopyError`` for a command line that SGLang's parser rejects.
     """
     arguments = command_line.server_arguments(words)
     report = Report(shlex.join(command_line.masked(arguments)), machine.facts())
@@ -63,7 +63,7 @@ def examine(words: Sequence[str]) -> Report:
     if not arguments:
         return report
     if any(one.kind in STOPS for one in machine.packages()):
-        return report  # another SGLang's parser says nothing of ours
+        return report  # the parser of another SGLang version is not comparable
     given = command_line.parse(arguments)
     refused = command_line.refused(given)
     first = command_line.stopped(arguments)
@@ -74,7 +74,7 @@ def examine(words: Sequence[str]) -> Report:
 
 
 def _slow(given: argparse.Namespace) -> list[Finding]:
-    """Settings that cost time where another of SGLang's does not."""
+    """Return notes on slow settings for which SGLang has a faster alternative."""
     storage = given.enable_hierarchical_cache and given.hicache_storage_backend is not None
     if not storage or given.hicache_storage_prefetch_policy != "best_effort":
         return []
@@ -89,14 +89,14 @@ def _slow(given: argparse.Namespace) -> list[Finding]:
 
 
 def _says(one: Finding, other: Finding) -> bool:
-    """Whether the start's own sentence is ``one``, which names fewer details."""
+    """Whether ``other``, the server's own message, contains the text of ``one``."""
     return one.text.partition(": ")[2] in other.text
 
 
 def _places(given: argparse.Namespace) -> list[Finding]:
-    """Ports, memory and folders that this server would use."""
+    """Check the port, memory and folders that this server would use."""
     found = machine.port(given.host, given.port)
-    if given.enable_hierarchical_cache and given.device != "cpu":  # there Canopy asks for less
+    if given.enable_hierarchical_cache and given.device != "cpu":  # Canopy needs less on a CPU
         found += machine.host_memory(given.hicache_size * given.tp_size * machine.GB)
     if "disk" in command_line.parts_of(given):
         from sglang_canopy.server.start.flags import given_extra
@@ -107,7 +107,7 @@ def _places(given: argparse.Namespace) -> list[Finding]:
                 given_extra(given.hicache_storage_backend_extra_config)
             )
         except CanopyError:
-            return found  # the start has said it
+            return found  # ``stopped`` has reported the error
         found += machine.folder("disk tier", Path(settings.path), settings.capacity_bytes)
     profile = _profile(given)
     if profile is not None:

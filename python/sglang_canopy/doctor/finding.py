@@ -1,14 +1,14 @@
-"""What the doctor finds, one line each."""
+"""Findings of the doctor, one line each."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 REFUSED, FAULT, UNTESTED, NOTE = "refused", "fault", "untested", "note"
-"""The start would stop; the machine lacks something; nobody has tried it; good to know."""
+"""Kinds: the start stops; the machine lacks a requirement; not tested; for information."""
 
 STOPS = (REFUSED, FAULT)
-"""What makes the exit status 1."""
+"""Kinds that set the exit status to 1."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The machine and the environment that a server would start in."""
+"""Checks of the machine and the environment in which a server would start."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ PACKAGES = (
     *("transformers", "numpy", "xgrammar", "mooncake-transfer-engine"),
 )
 FILES = 4096
-"""Open files that SGLang and the disk store are comfortable with."""
+"""Recommended limit of open files for SGLang and the disk store."""
 GB = 10**9
 FREE_GB = 1.0
-"""Free space below which a folder that is written to is a fault."""
+"""Minimum free space of a folder; less is a fault."""
 
 
 def facts() -> dict[str, str]:
-    """What a bug report should say of the environment."""
+    """Return facts about the environment for a bug report."""
     found = {
         "canopy": __version__,
         "python": f"{platform.python_version()} ({sys.executable})",
@@ -53,7 +53,7 @@ def _version(name: str) -> str | None:
 def _torch_build() -> str:
     try:
         import torch
-    except Exception as error:  # a broken build raises what it likes
+    except Exception as error:  # broken builds raise exceptions of any type
         return f"cannot be imported ({type(error).__name__}: {error})"
     if torch.version.cuda:
         there = "usable" if torch.cuda.is_available() else "no device"
@@ -62,7 +62,7 @@ def _torch_build() -> str:
 
 
 def _compiler(environment: Mapping[str, str]) -> str | None:
-    """What Triton and inductor would compile with."""
+    """Return the compiler that Triton and inductor would use."""
     names = (environment.get("CC", ""), "gcc", "clang", "cc")
     return next((path for name in names if name and (path := shutil.which(name))), None)
 
@@ -73,7 +73,7 @@ def _limit(which: int) -> str:
 
 
 def packages(distributions: Iterable[Any] | None = None) -> list[Finding]:
-    """The wrong SGLang, or two of them. ``distributions``: those installed, by default."""
+    """Check that one SGLang of the right version is installed. ``distributions``: default installed."""
     found = []
     if distributions is None:
         distributions = importlib.metadata.distributions()
@@ -95,7 +95,7 @@ def packages(distributions: Iterable[Any] | None = None) -> list[Finding]:
 
 
 def tools(environment: Mapping[str, str] = os.environ) -> list[Finding]:
-    """What compiling kernels and keeping many files open takes."""
+    """Check for a compiler, and the limit of open files."""
     found = []
     if _compiler(environment) is None:
         found.append(
@@ -108,8 +108,10 @@ def tools(environment: Mapping[str, str] = os.environ) -> list[Finding]:
 
 
 def host_memory(requested_bytes: float) -> list[Finding]:
-    """Whether a host tier of ``requested_bytes`` in all ranks (0: not said) fits into what SGLang would
-    take: it leaves some free memory alone, and ends where too little is left."""
+    """Check that a host tier of ``requested_bytes`` over all ranks (0: not given) fits into the memory.
+
+    SGLang keeps a reserve of free memory, and stops the start if too little remains.
+    """
     from sglang.srt.mem_cache.host_memory import available_host_memory_bytes
     from sglang.srt.mem_cache.pool_host.base import HICACHE_HOST_MEMORY_RESERVE_BYTES as KEPT
 
@@ -132,7 +134,7 @@ def host_memory(requested_bytes: float) -> list[Finding]:
 
 
 def folder(what: str, path: Path, needs_bytes: int = 0) -> list[Finding]:
-    """Whether ``path`` can be written to and has room. Nothing is created."""
+    """Check that ``path`` is writable and has enough free space, without creating it."""
     there = next(each for each in (path, *path.absolute().parents) if each.exists())
     if not there.is_dir():
         return [Finding(FAULT, f"{what} {path}: {there} is not a folder")]
@@ -153,7 +155,7 @@ def folder(what: str, path: Path, needs_bytes: int = 0) -> list[Finding]:
 
 
 def port(host: str, number: int) -> list[Finding]:
-    """Whether ``host``:``number`` can be listened on."""
+    """Check that a server can listen on ``host``:``number``."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,7 +1,7 @@
-"""Set-ups of a server, and what is known of each: one table, for the documentation and the doctor.
+"""Table of server set-ups and their support, for the documentation and the doctor.
 
-A cell says how far a set-up was tried with one part of Canopy, and by which test. What is refused
-says ``refusals.py``; ``test/doctor/test_setups.py`` holds this table against it and the tests.
+A cell has the level of testing of a set-up with one part of Canopy, and the test. ``refusals.py`` defines
+the refused set-ups; ``test/doctor/test_setups.py`` compares this table with it and with the tests.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 from sglang_canopy.config.refusals import CHUNKS, DISK, POLICIES, unsupported, whole_prefill_graph
 
 SERVED, CACHE, REFUSED, UNTESTED = "served here", "cache level", "refused", "untested"
-"""A real server answered on a CPU; the real cache, pools or scheduler objects without a server;
-the start stops with the reason; nothing refuses it, and nobody has tried it."""
+"""States: tested on a CPU with a real server; tested with the real cache, pools or scheduler objects
+without a server; refused at start with the reason; neither refused nor tested."""
 
 FEATURES = {
     "device": (POLICIES,),
@@ -23,25 +23,25 @@ FEATURES = {
     "disk": (POLICIES, DISK),
     "chunks": (CHUNKS,),
 }
-"""What may be refused of each part."""
+"""Part -> features that may be refused."""
 PARTS = tuple(FEATURES)
-"""Policies on the device, host memory and the disk, and reuse of documents' KV."""
+"""Policies on the device, in host memory and on the disk, and reuse of documents' KV."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """How far one part of Canopy was tried in a set-up."""
+    """Level of testing of one part of Canopy in a set-up."""
 
     state: str
     test: str | None = None
-    """``folder/file.py::name`` below ``test/``, for what was tried."""
+    """Test, as ``folder/file.py::name`` below ``test/``."""
     why: str = ""
-    """For what is refused or untested."""
+    """Reason for ``REFUSED`` or ``UNTESTED``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """One row. ``option`` of ``ServerArgs``, or of the model, makes it one; ``value`` is a sample."""
+    """One row. ``option`` (of ``ServerArgs`` or the model) selects the set-up; ``value`` is a sample."""
 
     name: str
     option: str
@@ -50,12 +50,12 @@ class Setup:
     host: Cell | None = None
     disk: Cell | None = None
     chunks: Cell | None = None
-    """``None``: refused, or else untested."""
+    """``None`` means refused, or untested if it is not refused."""
     applies: Callable[[Any], bool] = bool
-    """Whether the option's value is such a set-up."""
+    """Whether the option's value selects this set-up."""
 
     def cell(self, part: str) -> Cell:
-        """What is known of ``part``."""
+        """Return the state of ``part``."""
         sample = SimpleNamespace(**{self.option: self.value})
         why = refused(part, sample)
         cell: Cell | None = getattr(self, part)
@@ -65,7 +65,7 @@ class Setup:
 
 
 def refused(part: str, configured: Any) -> str | None:
-    """Why ``part``, of ``PARTS``, cannot run with ``configured``; ``None`` if it can."""
+    """Return the reason why ``part`` (of ``PARTS``) is refused with ``configured``, or ``None``."""
     reasons = (unsupported(feature, configured, environment={}) for feature in FEATURES[part])
     return next((why for why in reasons if why is not None), None)
 
@@ -320,7 +320,7 @@ SETUPS = (
 
 
 def untested(configured: Any, parts: tuple[str, ...]) -> list[tuple[Setup, list[str]]]:
-    """The set-ups that ``configured``, a server's arguments, has, and ``parts`` untried in each."""
+    """Return the set-ups of a server's arguments ``configured``, each with its untested ``parts``."""
     found = []
     for setup in SETUPS:
         if setup.applies(getattr(configured, setup.option, None)):
