@@ -1,1 +1,1 @@
-"""For agents: hints that clients send by themselves, from what their client library sees anyway."""
+"""Automatic hints for agents, derived from the traffic of their client library."""

@@ -1,4 +1,4 @@
-"""Which tools an answer calls, from the bytes of a chat completion, streamed or whole."""
+"""Parses the tools that an answer calls from a chat completion's bytes, streamed or whole."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from collections.abc import Iterator
 from typing import Any
 
 MAX_BYTES = 16 << 20
-"""What is read of an answer."""
+"""Largest number of bytes parsed per answer."""
 
 
 def tools_called(answer: bytes) -> tuple[str, ...]:
-    """Names of the tools, each once, in their order; none where the bytes are no chat completion."""
+    """Return the names of the tools, each once, in order; empty for bytes that are not a chat
+    completion."""
     return tuple(dict.fromkeys(name for part in _parts(answer) for name in tools_in(part)))
 
 
 def tools_in(completion: Any) -> tuple[str, ...]:
-    """The same of one decoded completion, or of one chunk of a stream."""
+    """Return the names of the tools in one decoded completion, or in one chunk of a stream."""
     found: dict[str, None] = {}
     for choice in _list(completion, "choices"):
         message = _dict(choice, "message") or _dict(choice, "delta")
@@ -28,7 +29,7 @@ def tools_in(completion: Any) -> tuple[str, ...]:
 
 
 def _parts(answer: bytes) -> Iterator[Any]:
-    """The JSON objects of a body, or of a stream of server-sent events."""
+    """Yield the JSON objects of a body, or of a stream of server-sent events."""
     if answer.lstrip()[:1] == b"{":
         texts = [answer]
     else:
@@ -36,7 +37,7 @@ def _parts(answer: bytes) -> Iterator[Any]:
     for text in texts:
         try:
             yield json.loads(text)
-        except ValueError:  # cut short, or the stream's [DONE]
+        except ValueError:  # truncated, or the stream's [DONE]
             continue
 
 

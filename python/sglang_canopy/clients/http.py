@@ -1,12 +1,13 @@
-"""HTTP clients that send a session's hints, for every library that takes one of ``httpx``.
+"""HTTP clients that send a session's hints, for every library that accepts an ``httpx`` client.
 
     OpenAI(base_url=URL, api_key=KEY, http_client=http_client())
     ChatOpenAI(base_url=URL, ..., http_client=http_client(), http_async_client=async_http_client())
     OpenAIChatCompletionsModel(MODEL, AsyncOpenAI(..., http_client=async_http_client()))
     litellm.client_session, litellm.aclient_session = http_client(), async_http_client()
 
-Inside ``with Session(URL)`` a body for a completion gets the session's ``custom_params``, beside those
-that it has, and the tools that the answer calls are noted, streamed or not. Outside nothing changes.
+Inside ``with Session(URL)`` the body of a completion gets the session's ``custom_params`` in
+addition to its own, and the tools that the answer calls are recorded, streamed or not. Outside a
+session requests are unchanged.
 """
 
 from __future__ import annotations
@@ -24,21 +25,21 @@ _ROUTES = ("/chat/completions", "/completions")
 
 
 def http_client(**options: Any) -> httpx.Client:
-    """An ``httpx.Client``; ``options`` are its own."""
+    """Return an ``httpx.Client``; ``options`` are its own."""
     inner = options.pop("transport", None) or httpx.HTTPTransport()
     options.setdefault("timeout", None)
     return httpx.Client(transport=HintTransport(inner), **options)
 
 
 def async_http_client(**options: Any) -> httpx.AsyncClient:
-    """An ``httpx.AsyncClient``; ``options`` are its own."""
+    """Return an ``httpx.AsyncClient``; ``options`` are its own."""
     inner = options.pop("transport", None) or httpx.AsyncHTTPTransport()
     options.setdefault("timeout", None)
     return httpx.AsyncClient(transport=AsyncHintTransport(inner), **options)
 
 
 class HintTransport(httpx.BaseTransport):
-    """``inner``, with the current session's fields in what it sends."""
+    """Wraps ``inner`` and adds the current session's fields to requests."""
 
     def __init__(self, inner: httpx.BaseTransport) -> None:
         self.inner = inner
@@ -57,7 +58,7 @@ class HintTransport(httpx.BaseTransport):
 
 
 class AsyncHintTransport(httpx.AsyncBaseTransport):
-    """The same for asynchronous clients."""
+    """``HintTransport`` for asynchronous clients."""
 
     def __init__(self, inner: httpx.AsyncBaseTransport) -> None:
         self.inner = inner
@@ -76,7 +77,7 @@ class AsyncHintTransport(httpx.AsyncBaseTransport):
 
 
 class _Answer:
-    """Collects an answer's bytes; at its end the session hears which tools it calls."""
+    """Collects an answer's bytes; at the end the session receives the tools that it calls."""
 
     def __init__(self, response: httpx.Response, session: Session) -> None:
         self.inner: Any = response.stream
@@ -123,14 +124,14 @@ def _session_for(request: httpx.Request) -> Session | None:
 
 
 def _with_fields(request: httpx.Request, session: Session) -> httpx.Request:
-    """The request, read, with the session's fields; what the client wrote itself wins."""
+    """Return the request with the session's fields; fields set by the client take precedence."""
     try:
         body = json.loads(request.content)
     except ValueError:
         return request
     given = body.get("custom_params") or {} if isinstance(body, dict) else None
     if not isinstance(given, Mapping):
-        return request  # the server says what is wrong with it
+        return request  # the server reports the error
     body["custom_params"] = {**session.fields(), **given}
     session.use_key_of(str(request.url), request.headers.get("authorization"))
     headers = [(k, v) for k, v in request.headers.raw if k.lower() != b"content-length"]

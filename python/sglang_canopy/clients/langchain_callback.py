@@ -3,8 +3,8 @@
     model = ChatOpenAI(base_url=f"{URL}/v1", ..., http_client=http_client(), http_async_client=async_http_client())
     agent.invoke(task, config={"callbacks": [CanopyCallback(URL)]})
 
-A graph that is called again with the same ``thread_id`` goes on with its conversation: give
-``ends=False``, and end it yourself (``Session(URL, THREAD).over()``).
+A graph called again with the same ``thread_id`` continues its conversation: pass ``ends=False``,
+and end the conversation with ``Session(URL, THREAD).over()``.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from sglang_canopy.clients.session import Session
 
 
 class CanopyCallback(BaseCallbackHandler):
-    """Opens a session where a run without a parent starts, and ends it with the run.
+    """Opens a session when a run without a parent starts, and ends it with the run.
 
-    ``options`` are those of ``Session``.
+    ``options``: keyword arguments of ``Session``.
     """
 
     run_inline = True
-    """In the caller's thread and task: the session is a context variable there."""
+    """Run in the caller's thread and task, which hold the session's context variable."""
 
     def __init__(self, url: str, *, ends: bool = True, **options: Any) -> None:
         self.url, self.ends, self.options = url, ends, options

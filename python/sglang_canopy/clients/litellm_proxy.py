@@ -1,12 +1,13 @@
-"""LiteLLM's proxy: sessions that its clients name reach the server, with the tools that answers call.
+"""LiteLLM's proxy: sends its clients' session names to the server, with the tools that answers
+call.
 
     litellm_settings:
       callbacks: sglang_canopy.clients.litellm_proxy.canopy
 
-A client names its session in the header ``x-litellm-session-id`` or in ``metadata``'s ``session_id``,
-and Canopy's conversation has the same name, for ``canopy explain`` and hints. ``CANOPY_URL`` is the
-server's address; ``CANOPY_API_KEY``, or ``CANOPY_GATEWAY_SECRET``, goes with hints. The proxy cannot
-know when a task is done.
+A client names its session in the header ``x-litellm-session-id`` or in ``metadata``'s
+``session_id``. Canopy's conversation has the same name, for ``canopy explain`` and hints.
+``CANOPY_URL`` is the server's address. ``CANOPY_API_KEY``, or ``CANOPY_GATEWAY_SECRET``, is sent
+with hints. The proxy cannot detect the end of a task.
 """
 
 from __future__ import annotations
@@ -25,18 +26,19 @@ from sglang_canopy.clients.session import Session
 MAX_SESSIONS = 4096
 _TYPES = ("completion", "acompletion", "text_completion", "atext_completion")
 _NAME = "canopy_session"
-"""Where a request's metadata keep the name for its answer."""
+"""Key of the session's name in a request's metadata, for its answer."""
 
 
 class CanopyLogger(CustomLogger):
-    """``url``: the server, without ``/v1``; ``options`` are those of ``Session``."""
+    """LiteLLM callback. ``url``: the server, without ``/v1``; ``options``: keyword arguments of
+    ``Session``."""
 
     def __init__(self, url: str, **options: Any) -> None:
         super().__init__()
         self.url, self.options = url, options
         self._sessions: dict[str, Session] = {}
         self._owners: dict[str, str] = {}
-        """The key whose clients use a session's name."""
+        """The API key whose clients use a session's name."""
         self._lock = threading.Lock()
 
     async def async_pre_call_hook(
@@ -62,12 +64,12 @@ class CanopyLogger(CustomLogger):
 
     @property
     def sessions(self) -> list[Session]:
-        """Those known, the last used one last."""
+        """The known sessions, the most recently used last."""
         return list(self._sessions.values())
 
     def _name(self, key: str, given: str) -> str:
-        """The client's own name, or a digest if clients of another key already use that name, or the
-        server would refuse it."""
+        """Return the client's own name. Return a digest if clients of another key use that name, or
+        if the server would reject it."""
         with self._lock:
             owner = self._owners.pop(given, key)
             self._owners[given] = owner

@@ -1,16 +1,16 @@
-"""One task of an agent, as the cache should know it: its requests, its pauses, its end.
+"""One task of an agent, for the cache: its requests, its pauses, its end.
 
     with Session("http://127.0.0.1:30000"):
         run_the_agent()
 
-Every request of the block that goes through an HTTP client of ``clients/http.py`` names its
-conversation. After an answer that calls tools, a hint announces when the conversation continues, if
-pauses of these tools are known; the end of the block sends the hint that it is over. Hints are sent
-in the background, and a server that refuses them costs the agent nothing.
+Every request of the block through an HTTP client of ``clients/http.py`` names its conversation.
+After an answer that calls tools, a hint announces the time of the next request, if pauses of these
+tools are known. The end of the block sends the hint that the conversation is over. Hints are sent
+in the background, and a server that rejects them does not affect the agent.
 
-A server with ``--api-key`` wants a key with each hint. In this order: ``Session(headers=...)``, the
-environment variables ``CANOPY_API_KEY`` and ``CANOPY_GATEWAY_SECRET``, and the key of the agent's own
-requests to the same server.
+A server with ``--api-key`` requires a key with each hint. In order of precedence:
+``Session(headers=...)``, the environment variables ``CANOPY_API_KEY`` and
+``CANOPY_GATEWAY_SECRET``, and the key of the agent's own requests to the same server.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from sglang_canopy.clients.tool_times import TOOL_TIMES, ToolTimes
 TIMEOUT_S = 5.0
 _CURRENT: ContextVar[Session | None] = ContextVar("sglang_canopy_session", default=None)
 _SENDER = ThreadPoolExecutor(max_workers=1, thread_name_prefix="canopy-hints")
-"""One thread: a session's hints arrive in the order in which they were sent."""
+"""One thread, so that a session's hints arrive in order."""
 _log = logging.getLogger(__name__)
 
 
 class Session:
     """A conversation with the server at ``url`` (without ``/v1``).
 
-    Without a ``name`` it gets a random one. ``headers`` go with each hint, for example
-    ``{"Authorization": "Bearer KEY"}``, and so do ``tenant``'s ``cache_salt`` and ``extra_key``, which
-    must be those of the requests. A session inside another is a sub-agent's: the outer one waits.
+    ``name`` is random by default. Each hint carries ``headers``, for example ``{"Authorization":
+    "Bearer KEY"}``, and ``tenant``'s ``cache_salt`` and ``extra_key``, which must equal the
+    requests'. A session inside another session is a sub-agent's: the outer session waits.
     """
 
     def __init__(
@@ -72,18 +72,18 @@ class Session:
         self.over()
 
     def enter(self) -> Session:
-        """Requests of this thread or task belong to it from now on; inside another one's, that waits."""
+        """Assign this thread's or task's requests to this session; an outer session waits."""
         outer = self._outer = _CURRENT.get()
         self.parent = outer.name if outer is not None and outer is not self else None
         _CURRENT.set(self)
         return self
 
     def leave(self) -> None:
-        """Undo ``enter``. The conversation may go on later."""
+        """Undo ``enter``. The conversation may continue later."""
         _CURRENT.set(self._outer)
 
     def fields(self) -> dict[str, Any]:
-        """``custom_params`` of the next request, which is about to be sent."""
+        """Return ``custom_params`` of the next request, which is about to be sent."""
         if self._tools:
             self._tool_times.took(self._tools, time.monotonic() - self._answered_at)
             self._tools = ()
@@ -93,25 +93,24 @@ class Session:
         return fields
 
     def answered(self, tools: Sequence[str]) -> None:
-        """An answer is complete, and calls ``tools`` (none: nothing is known of what comes next)."""
+        """Record a complete answer that calls ``tools``; without tools no hint is sent."""
         self._tools, self._answered_at = tuple(tools), time.monotonic()
         expected_s = self._tool_times.expected_s(tools)
         if expected_s is not None:
             self._hint(return_in_s=expected_s)
 
     def use_key_of(self, url: str, authorization: str | None) -> None:
-        """Send ``authorization`` with hints too, if ``url`` is on the session's server and the session
-        has no key. A key goes to no other server.
-        """
+        """Send ``authorization`` with hints if ``url`` is on the session's server and the session
+        has no key. The key is sent to no other server."""
         if authorization and _origin(url) == _origin(self.url):
             self._headers.setdefault("authorization", authorization)
 
     def over(self) -> None:
-        """The task is done: nothing continues this conversation."""
+        """End the task: no request continues this conversation."""
         self._hint(over=True)
 
     def wait(self) -> None:
-        """Until the hints so far are sent, or were not taken."""
+        """Wait until all hints so far are sent or rejected."""
         if self._last is not None:
             self._last.result()
 
@@ -121,7 +120,7 @@ class Session:
 
 
 def current() -> Session | None:
-    """The session of the block that runs now, in this thread or task."""
+    """Return the session of the current block, in this thread or task."""
     return _CURRENT.get()
 
 

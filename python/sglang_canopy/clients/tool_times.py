@@ -1,4 +1,4 @@
-"""How long an agent's tools take, from the pauses after the answers that called them."""
+"""Durations of an agent's tools, from the pauses after the answers that called them."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from collections import deque
 from collections.abc import Iterable
 
 PAUSES = 8
-"""Pauses of one tool that count: the newest."""
+"""Number of recent pauses that count, per tool."""
 MAX_TOOLS = 256
 
 
 class ToolTimes:
-    """Pauses by tool: the median of the last ones. Shared by the sessions of a process."""
+    """Recent pauses by tool, for their median. Shared by the sessions of a process."""
 
     def __init__(self) -> None:
         self._pauses: dict[str, deque[float]] = {}
         self._lock = threading.Lock()
 
     def took(self, tools: Iterable[str], seconds: float) -> None:
-        """An answer called ``tools``, and the next request came after ``seconds``."""
+        """Record ``seconds`` between an answer that called ``tools`` and the next request."""
         with self._lock:
             for tool in set(tools):
                 pauses = self._pauses.pop(tool, None) or deque(maxlen=PAUSES)
                 pauses.append(seconds)
-                self._pauses[tool] = pauses  # last used, last out
+                self._pauses[tool] = pauses  # most recently used last
             while len(self._pauses) > MAX_TOOLS:
                 del self._pauses[next(iter(self._pauses))]
 
     def expected_s(self, tools: Iterable[str]) -> float | None:
-        """The pause after an answer that calls ``tools``: that of the slowest. ``None`` where one of
-        them has not been seen."""
+        """Return the expected pause after an answer that calls ``tools``: the slowest tool's
+        median. ``None`` if a tool has no recorded pause."""
         with self._lock:
             recorded = [self._pauses.get(tool) for tool in set(tools)]
             if not recorded or None in recorded:
@@ -40,4 +40,4 @@ class ToolTimes:
 
 
 TOOL_TIMES = ToolTimes()
-"""Of this process."""
+"""Tool times of this process."""
