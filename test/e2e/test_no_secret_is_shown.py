@@ -1,0 +1,54 @@
+"""No route and no line of the log of a real server shows a key."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+
+USER, ADMIN, STORE = "user-s3cr3t-41c7", "admin-s3cr3t-90be", "store-s3cr3t-77aa"
+KEYS = {"no key": None, "the user's": USER, "the administrator's": ADMIN}
+
+
+def read(url: str, key: str | None, method: str = "GET") -> str:
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    data = b"{}" if method == "POST" else None
+    request = urllib.request.Request(url, data, headers, method=method)
+    request.add_header("Content-Type", "application/json")
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return f"{answer.headers}{answer.read(8 << 20).decode(errors='replace')}"
+    except urllib.error.HTTPError as error:
+        return f"{error.headers}{error.read().decode(errors='replace')}"
+    except TimeoutError:
+        return ""
+
+
+def test_no_route_and_no_line_of_the_log_shows_a_key(server, tiny_model) -> None:
+    arguments = ("--radix-eviction", "wa", "--api-key", USER, "--admin-api-key", ADMIN)
+    arguments += ("--log-requests", "--enable-metrics")
+    arguments += ("--enable-hierarchical-cache", "--hicache-size", "1")
+    arguments += ("--hicache-storage-backend-extra-config", json.dumps({"access_token": STORE}))
+    with server(tiny_model, *arguments, kv_tokens=2048) as client:
+        routes = json.loads("{" + read(f"{client.url}/openapi.json", USER).partition("{")[2])
+        paths = [path for path, of in routes["paths"].items() if "get" in of and "{" not in path]
+        paths += ["/metrics", "/canopy/ui", "/canopy/explain?conversation=c"]
+        assert {"/server_info", "/canopy/status"} <= set(paths)
+        shown = {
+            f"{path} with {name} key": secret
+            for path in paths
+            for name, key in KEYS.items()
+            for secret in (USER, ADMIN, STORE)
+            if secret in read(client.url + path, key)
+        }
+        chat = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+        request = urllib.request.Request(
+            f"{client.url}/v1/chat/completions",
+            json.dumps(chat).encode(),
+            {"Content-Type": "application/json", "Authorization": f"Bearer {USER}"},
+        )
+        urllib.request.urlopen(request, timeout=120).read()
+        log = client.server.log_text()
+    assert shown == {}
+    lines = [line for line in log.splitlines() if any(s in line for s in (USER, ADMIN, STORE))]
+    assert lines == []
