@@ -32,8 +32,8 @@ def test_no_route_and_no_line_of_the_log_shows_a_key(server, tiny_model) -> None
     with server(tiny_model, *arguments, kv_tokens=2048) as client:
         routes = json.loads("{" + read(f"{client.url}/openapi.json", USER).partition("{")[2])
         paths = [path for path, of in routes["paths"].items() if "get" in of and "{" not in path]
-        paths += ["/metrics", "/canopy/ui", "/canopy/explain?conversation=c"]
-        assert {"/server_info", "/canopy/status"} <= set(paths)
+        assert "/server_info" in paths
+        paths += ["/metrics", "/canopy/status", "/canopy/ui", "/canopy/explain?conversation=c"]
         shown = {
             f"{path} with {name} key": secret
             for path in paths
