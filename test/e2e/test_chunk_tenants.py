@@ -107,6 +107,7 @@ def test_a_batch_with_a_salt_for_each_prompt_expands_each_tenants_own_marks(clie
 def test_a_tenant_in_the_headers_is_the_tenant_and_may_not_be_contradicted(client) -> None:
     def call(path, method, body=None, **headers):
         data = json.dumps(body).encode() if body is not None else None
+        headers["Content-Type"] = "application/json"
         asked = urllib.request.Request(client.url + path, data, headers, method=method)
         with urllib.request.urlopen(asked, timeout=60) as answer:
             return json.loads(answer.read())
