@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Sequence
 
@@ -30,7 +31,9 @@ class DocumentPins:
         self.chunks: dict[str, tuple[str | None, int]] = {}
         self.pinned_bytes: Counter[str | None] = Counter()
         """Bytes of pinned chunks by tenant."""
-        store.pinned_removed = self._forget
+        forget = weakref.WeakMethod(self._forget)
+        # A strong reference would be a cycle, which keeps a replaced store's memory until a collection.
+        store.pinned_removed = lambda key: (own := forget()) and own(key)
 
     def stored(self, key: str, name: str, tenant: str | None) -> None:
         """A chunk was stored: a pinned document's is pinned, as far as its tenant's share goes."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import tempfile
+import weakref
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +14,9 @@ torch = pytest.importorskip("torch")
 
 from canopy_chunks.store import disk  # noqa: E402
 from canopy_chunks.store.chunk import Chunk  # noqa: E402
+from canopy_chunks.store.document_pins import DocumentPins  # noqa: E402
 from canopy_chunks.store.store import ChunkStore  # noqa: E402
+from canopy_chunks.text.documents import document_name  # noqa: E402
 from sglang_canopy.errors import CanopyError  # noqa: E402
 
 
@@ -38,6 +42,24 @@ def test_model_prefix_salt_and_tokens_are_all_in_the_key():
     keys = {a.key((1, 2)), b.key((1, 2)), a.key((1, 2), (3,)), a.key((1, 2), (), "t"), a.key((1,))}
     assert len(keys) == 5
     assert a.key((1,), (2,)) != a.key((), (2, 1))
+
+
+def test_a_store_with_pins_is_freed_with_its_last_reference():
+    store = ChunkStore("m", {"host": 10 * SIZE})
+    pins = DocumentPins(store, share=1.0)
+    chunk = make(1)
+    chunk.document = document_name(chunk.ids, None)
+    key = store.put(chunk)
+    assert pins.pin(chunk.document, None)
+    store.delete(key)
+    assert (pins.chunks, pins.pinned_bytes.total()) == ({}, 0)
+    freed = weakref.ref(store)
+    gc.disable()
+    try:
+        del store, pins
+        assert freed() is None
+    finally:
+        gc.enable()
 
 
 def test_tenants_do_not_see_each_other():
