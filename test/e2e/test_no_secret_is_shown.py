@@ -7,6 +7,8 @@ import urllib.error
 import urllib.request
 
 USER, ADMIN, STORE = "user-s3cr3t-41c7", "admin-s3cr3t-90be", "store-s3cr3t-77aa"
+ACTS = ("start_", "stop_", "dump_", "flush_", "expert_distribution", "profile")
+"""Parts of the paths that change a server, some of which end one without experts."""
 KEYS = {"no key": None, "the user's": USER, "the administrator's": ADMIN}
 
 
@@ -32,6 +34,7 @@ def test_no_route_and_no_line_of_the_log_shows_a_key(server, tiny_model) -> None
     with server(tiny_model, *arguments, kv_tokens=2048) as client:
         routes = json.loads("{" + read(f"{client.url}/openapi.json", USER).partition("{")[2])
         paths = [path for path, of in routes["paths"].items() if "get" in of and "{" not in path]
+        paths = [path for path in paths if not any(part in path for part in ACTS)]
         assert "/server_info" in paths
         paths += ["/metrics", "/canopy/status", "/canopy/ui", "/canopy/explain?conversation=c"]
         shown = {
