@@ -301,3 +301,14 @@ def test_host_memory_as_a_buffer_only_is_taken_above_our_disk_tier(tiny_model: P
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.split()[-4:] == ["buffer_only", "dynamic", "on", "False"]
+
+
+def test_the_plugin_can_be_imported_before_sglang() -> None:
+    command = [
+        sys.executable,
+        "-c",
+        "import sglang_canopy.server.start.plugin, sglang.srt.server_args",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Failed to load plugin" not in done.stdout + done.stderr

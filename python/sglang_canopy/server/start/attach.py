@@ -7,9 +7,6 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
-from sglang.srt.runtime_context import get_server_args
-
 from sglang_canopy.config.refusals import DISK, unsupported
 from sglang_canopy.config.server_options import options_of
 from sglang_canopy.errors import CanopyError
@@ -40,6 +37,10 @@ def storage_attached(
 
 
 def _extra_config(cache: Any, given: str | None) -> dict[str, Any]:
+    # SGLang's import loads the plugin, so the plugin's modules import SGLang only when called.
+    from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+    from sglang.srt.runtime_context import get_server_args
+
     server_args = get_server_args()
     model = SimpleNamespace(
         is_hybrid_swa=ComponentType.SWA in cache.tree_components,
