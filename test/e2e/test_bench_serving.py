@@ -174,8 +174,18 @@ def test_what_cannot_run_ends_with_one_line(
 ) -> None:
     given = ["--dataset-path", str(chat), "--base-url", client.url, "--model", "tiny"]
     given += ["--tokenizer", str(tiny_model)]
-    assert main([*given, "--dataset-name", "mooncake"]) == 2
-    assert "line 1: 'hash_ids' has 7 blocks of 512 tokens" in capsys.readouterr().err
+    bad = chat.with_name("bad.jsonl")
+    rows = [(0, 100, list(range(9))), (1, 4000, [1, 2])]  # no block size fits both
+    row = {"output_length": 4}
+    bad.write_text(
+        "".join(
+            json.dumps({**row, "timestamp": t, "input_length": n, "hash_ids": ids}) + "\n"
+            for t, n, ids in rows
+        )
+    )
+    wrong = ["--dataset-path", str(bad), *given[2:]]
+    assert main([*wrong, "--dataset-name", "mooncake"]) == 2
+    assert "line 1: 'hash_ids' has 9 blocks of 512 tokens" in capsys.readouterr().err
     assert main([*given, "--dataset-name", "bailian", "--max-request-tokens", "20"]) == 2
     assert "gives no request of at most 20 tokens" in capsys.readouterr().err
     assert main([*given, "--dataset-name", "bailian", "--backend", "openai", "--trace-clock"]) == 2
