@@ -54,7 +54,7 @@ class Server:
         self.core.requests.ended(req)
         self.tree.insert([*tokens, 3, 4], request, tenant)
         self.gate.finish(number, request)
-        self.identity.conversation(tenant, f"r{number}", None)
+        self.identity.continued(tenant, f"r{number}", None, 1)
 
     def entries(self) -> dict[str, int]:
         return entries(self.core, self.gate, self.identity)
