@@ -155,7 +155,6 @@ def test_the_conversation_trace_by_its_known_numbers(data_dir: Path, tmp_path: P
     [
         (["none.jsonl", "--format", "bailian"], "no trace at"),
         (["{trace}", "--format", "bailian", "--model-config", "gpt-9"], "neither a preset"),
-        (["{trace}", "--format", "mooncake"], "line 1"),
     ],
 )
 def test_a_mistake_is_one_line(

@@ -23,7 +23,7 @@ def test_these_are_the_commands_of_the_page() -> None:
         "canopy top page",
         "canopy trial --policy wa",
         "sglang serve MODEL --radix-eviction auto",
-        "curl -X POST http://127.0.0.1:30000/canopy/policy "
+        "curl http://127.0.0.1:30000/canopy/policy -H 'Content-Type: application/json' "
         """-d '{"device": "canopy-lru"}'""",
         "sglang serve MODEL --radix-eviction lru",
     ]
