@@ -155,6 +155,7 @@ def test_the_conversation_trace_by_its_known_numbers(data_dir: Path, tmp_path: P
     [
         (["none.jsonl", "--format", "bailian"], "no trace at"),
         (["{trace}", "--format", "bailian", "--model-config", "gpt-9"], "neither a preset"),
+        (["{unfit}", "--format", "mooncake"], "line 1"),
     ],
 )
 def test_a_mistake_is_one_line(
@@ -164,7 +165,11 @@ def test_a_mistake_is_one_line(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    flags = [f.format(trace=small_trace) for f in flags]
+    unfit = tmp_path / "unfit.jsonl"
+    rows = [{"input_length": 100, "hash_ids": [*range(9)]}, {"input_length": 4000, "hash_ids": [1]}]
+    times = {"timestamp": 0, "output_length": 4}
+    unfit.write_text("".join(json.dumps({**times, **row}) + "\n" for row in rows))
+    flags = [f.format(trace=small_trace, unfit=unfit) for f in flags]
     assert main(["characterize", *flags, "--out", str(tmp_path / "out")]) == 2
     error = capsys.readouterr().err
     line = [text for text in error.splitlines() if text.startswith("canopy characterize:")]
