@@ -61,11 +61,6 @@ def arrival(tree: LiveTree) -> None:
     tree.core.evictable_device_leaves.next_victim(tree.core.clock.now)
 
 
-def is_handing_over(tree: LiveTree) -> bool:
-    leaves = tree.core.evictable_device_leaves
-    return leaves.next_policy is not leaves.policy
-
-
 def measure(leaves: int) -> list[dict[str, object]]:
     tree, rows = filled(leaves), []
     gc.collect()
@@ -75,7 +70,7 @@ def measure(leaves: int) -> list[dict[str, object]]:
         change = PolicyChange(PolicyChoice(name))
         applied = timed(lambda change=change: tree.core.exchange.apply(change, "benchmark"))
         arrivals = [timed(lambda: arrival(tree))]
-        while is_handing_over(tree):
+        while tree.core.exchange.handing_over:
             arrivals.append(timed(lambda: arrival(tree)))
         usual = [timed(lambda: arrival(tree)) for _ in range(ORDINARY)]
         rows.append(

@@ -5,19 +5,17 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import initialize, invariant, rule
 
-from sglang_canopy.config.policy_change import PolicyChange
-from sglang_canopy.config.tiers import PolicyChoice
 from sglang_canopy.policy.registry import live_names
 from sglang_canopy.radix import exchange
 from support.hybrid_tree import FULL, HYBRIDS, MAMBA, SWA, HybridTree
-from support.readmission import Readmission
+from support.policy_rules import PolicyRules
 
 runs = st.lists(st.integers(0, 2), min_size=1, max_size=5)
 
 
-class Tree(RuleBasedStateMachine):
+class Tree(PolicyRules):
     """Serve, look up, lock with and without the state, release windows early, evict each kind."""
 
     @initialize(
@@ -53,15 +51,6 @@ class Tree(RuleBasedStateMachine):
         self.time += wait
         tree.serve(tokens, self.time, category=category, turn=turn, over=over)
         assert tree.match(tokens).device_prefix_len == len(tokens)
-
-    @rule(device=st.sampled_from(live_names()), host=st.sampled_from([None, *live_names()]))
-    def change_policy(self, device, host) -> None:
-        change = PolicyChange(PolicyChoice(device), None if host is None else PolicyChoice(host))
-        self.tree.core.exchange.apply(change, "test")
-
-    @rule(seed=st.integers(0, 99))
-    def readmit(self, seed) -> None:
-        Readmission(self.tree.core, seed, seed)()
 
     @rule(run=runs)
     def load_back(self, run) -> None:

@@ -9,25 +9,23 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import initialize, invariant, rule
 
-from sglang_canopy.config.policy_change import PolicyChange
 from sglang_canopy.config.tiers import PolicyChoice, TierOptions
-from sglang_canopy.policy.registry import live_names
 from sglang_canopy.radix import exchange
 from sglang_canopy.storage import disk_link
 from sglang_canopy.storage.page_table import PAGES
 from sglang_canopy.ttl.table import TTLTable
 from support.disk_tree import DiskTree
 from support.live_tree import check
-from support.readmission import Readmission
+from support.policy_rules import PolicyRules
 
 PAGE = 2
 POLICIES = ("canopy-lru", "wa", "threshold-lru", "canopy-tlru")
 runs = st.lists(st.integers(0, 2), min_size=1, max_size=8)
 
 
-class Tiers(RuleBasedStateMachine):
+class Tiers(PolicyRules):
     """Serve, evict, read from disk, flush, restart; a page's history is kept beside the tree."""
 
     @initialize(
@@ -84,15 +82,6 @@ class Tiers(RuleBasedStateMachine):
     def evict(self, tokens) -> None:
         self.tree.evict(tokens)
         self.tree.settle()
-
-    @rule(device=st.sampled_from(live_names()), host=st.sampled_from([None, *live_names()]))
-    def change_policy(self, device, host) -> None:
-        change = PolicyChange(PolicyChoice(device), None if host is None else PolicyChoice(host))
-        self.tree.core.exchange.apply(change, "test")
-
-    @rule(seed=st.integers(0, 99))
-    def readmit(self, seed) -> None:
-        Readmission(self.tree.core, seed, seed)()
 
     @rule(run=runs)
     def read_from_disk(self, run) -> None:

@@ -7,21 +7,19 @@ from array import array
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import initialize, invariant, rule
 from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
-from sglang_canopy.config.policy_change import PolicyChange
-from sglang_canopy.config.tiers import PolicyChoice
 from sglang_canopy.policy.registry import live_names
 from sglang_canopy.radix import exchange
 from support.live_tree import LiveTree, check
-from support.readmission import Readmission
+from support.policy_rules import PolicyRules
 
 prompts = st.lists(st.integers(0, 2), min_size=1, max_size=14)
 
 
-class Tree(RuleBasedStateMachine):
+class Tree(PolicyRules):
     """Serve, look up, pin, evict, move between the tiers, flush."""
 
     @initialize(
@@ -89,15 +87,6 @@ class Tree(RuleBasedStateMachine):
     def evict(self, tokens) -> None:
         self.tree.evict(tokens)
         self.tree.settle()
-
-    @rule(device=st.sampled_from(live_names()), host=st.sampled_from([None, *live_names()]))
-    def change_policy(self, device, host) -> None:
-        change = PolicyChange(PolicyChoice(device), None if host is None else PolicyChoice(host))
-        self.tree.core.exchange.apply(change, "test")
-
-    @rule(seed=st.integers(0, 99))
-    def readmit(self, seed) -> None:
-        Readmission(self.tree.core, seed, seed)()
 
     @rule(tokens=prompts)
     def load_back(self, tokens) -> None:

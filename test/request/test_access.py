@@ -487,7 +487,7 @@ def test_a_tenant_is_told_of_its_own_conversations_alone(
 ) -> None:
     from sglang_canopy.server.http import explain as explain_http
 
-    monkeypatch.setattr(explain_http, "EVERY_S", 0.0)
+    monkeypatch.setattr(explain_http, "EVERY_S", 1e-9)
     ask = ("GET", "/canopy/explain?conversation=c")
     with serve(api_key=USER, admin_api_key=ADMIN) as http:
         assert http(*ask, ADMIN)[0] == 409  # nobody has reported

@@ -16,6 +16,7 @@ from sglang_canopy.tenant import tenant_of
 from sglang_canopy.wire import status_file
 from sglang_canopy.wire.keys import EXPLAIN as KEY
 from sglang_canopy.wire.stamp import FIELDS
+from sglang_canopy.wire.tenant_rate import TenantRate
 
 EVERY_S = 0.5
 """Minimum seconds between two answers to users, because each reads the eviction order on the scheduler
@@ -30,7 +31,7 @@ class Explaining:
     def __init__(self, send: Send, admin_api_key: str | None) -> None:
         self._send = send
         self._admin_api_key = admin_api_key
-        self._next = 0.0
+        self._users = TenantRate(1.0 / EVERY_S, burst=1)
 
     async def __call__(self, request: Any) -> dict[str, Any]:
         """Explain a conversation of the request's tenant; for an administrator without a tenant, of any
@@ -40,13 +41,10 @@ class Explaining:
         admin = access.has_admin_key(request.headers, self._admin_api_key)
         if not admin or any(named.values()):
             body["tenant"] = tenant_of(named["extra_key"], named["cache_salt"])
-        if not admin:
-            now = time.monotonic()
-            if now < self._next:
-                raise access.Refused(
-                    429, f"one answer every {EVERY_S:g} s; try again then", retry_after_s=1
-                )
-            self._next = now + EVERY_S
+        if not admin and not self._users.take(None, time.monotonic()):
+            raise access.Refused(
+                429, f"one answer every {EVERY_S:g} s; try again then", retry_after_s=1
+            )
         if not status_file.read_all():
             raise access.Refused(
                 409, "this server runs a policy of SGLang's own, of which nothing is known"
