@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -67,6 +68,8 @@ class ChunkEngine:
         self.stand_in = stand_in_tokens(tokenizer) if options.encode == "mixed" else ()
         # Only what outlives this process needs to know which files the weights came from.
         self._files = model_view.weight_files(runner) if self._on_disk() else ""
+        # The meter forgets its stops with this process, so kept KV on a storage ends with it too.
+        self.start = model_view.first_ranks(secrets.token_hex(8)) if self._stores_kept() else ""
         self._updates = WEIGHTS.id
         self.library = Library(model_view.served_model(runner, self._files), options)
         self.counts: Counter[str] = Counter()
@@ -96,8 +99,12 @@ class ChunkEngine:
 
     def _on_disk(self) -> bool:
         """Whether KV of documents, encoded or kept, may outlive this process."""
+        return bool(self.options.disk_mb or self._stores_kept())
+
+    def _stores_kept(self) -> bool:
+        """Whether SGLang writes kept KV to a storage."""
         arguments = getattr(self.runner, "server_args", None)
-        return bool(self.options.disk_mb or getattr(arguments, "hicache_storage_backend", None))
+        return bool(getattr(arguments, "hicache_storage_backend", None))
 
     def follow_updates(self) -> None:
         """Begin anew if the weights were updated, whether or not the cache was flushed. Call it before

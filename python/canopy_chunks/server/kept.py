@@ -51,6 +51,7 @@ def _name(engine: ChunkEngine, request: ChunkRequest) -> str:
         request.selector,
         ratio,
         engine.watch.epoch(request.tenant),
+        engine.start,
     ]
     return hashlib.blake2b(json.dumps(parts).encode(), digest_size=12).hexdigest()
 

@@ -146,6 +146,18 @@ def test_kv_from_before_a_stop_is_not_used_again(make, ids) -> None:
     assert key_of(engine, ids, salt="other") == others
 
 
+def test_kv_on_a_storage_is_not_used_again_after_a_restart(make, ids, monkeypatch) -> None:
+    monkeypatch.setattr(engines.model_view, "first_ranks", lambda mine: mine)
+    monkeypatch.setattr(engines.model_view, "weight_files", lambda _: "the same files")
+    engine = make()
+    engine.runner.server_args = SimpleNamespace(hicache_storage_backend="canopy")
+    first, second = make(), make()
+    assert first.runner is engine.runner
+    keys = {key_of(one, ids) for one in (engine, first, second)}
+    assert len(keys) == 3
+    assert key_of(first, ids) in keys
+
+
 def test_stops_of_many_tenants_are_bounded_and_none_is_forgotten(make, ids, monkeypatch) -> None:
     monkeypatch.setattr(watches, "MAX_TENANTS", 3)
     engine = make()
