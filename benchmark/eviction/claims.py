@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
 import statistics
 import sys
 from collections.abc import Callable, Iterator
@@ -25,11 +24,11 @@ from tqdm import tqdm
 from canopy_lab.sim.driver import distinct_blocks, simulate
 from canopy_lab.sim.hindsight import make_hindsight
 from canopy_lab.sim.hindsight.future import Future
+from canopy_lab.sim.placebo import randomise_categories
 from canopy_lab.trace.open import open_trace
 from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.policy.base import Policy
 from sglang_canopy.policy.registry import make_policy
-from sglang_canopy.reuse.categories import Categories, Category
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "traces"))
 from overlays import overlay
@@ -50,27 +49,10 @@ STYLES: dict[str, dict[str, Any]] = {
 }
 
 
-class RandomLabels(Categories):
-    """The placebo: every label is another request's, drawn from those seen so far."""
-
-    def __init__(self, cap: int, seed: int) -> None:
-        super().__init__(cap)
-        self._draw = random.Random(seed)
-        self._pool: list[tuple[str, ...]] = []
-
-    def refine(
-        self, names: tuple[str, ...], tenant: str | None = None, now: float | None = None
-    ) -> Category:
-        if len(self._pool) < 10_000:
-            self._pool.append(names)
-        else:
-            self._pool[self._draw.randrange(10_000)] = names
-        return super().refine(self._draw.choice(self._pool), tenant, now)
-
-
 def random_labels(seed: int) -> Policy:
-    policy: Any = make_policy("wa")
-    policy.model.categories = RandomLabels(policy.config.max_categories, seed)
+    """The placebo."""
+    policy = make_policy("wa")
+    randomise_categories(policy, seed)
     return policy
 
 

@@ -251,7 +251,43 @@ def state_shares() -> str:
     return f"with {listed(shares)} bytes of states for a byte of KV SGLang finds {'; '.join(texts)}"
 
 
+def _curve(policy: str, placebo: bool = False) -> dict[float, float]:
+    """Block hits in per cent by capacity, of the runs behind the figure of the start page."""
+    return {
+        row["capacity_fraction"]: 100 * row["block_hit_ratio"]
+        for row in rows("conversation")
+        if (row["policy"], row["placebo"]) == (policy, placebo)
+    }
+
+
+def figure() -> str:
+    """The figure of the start page in words."""
+    capacities = (0.02, 0.05, 0.1)
+    curves = {
+        "`lru` hits": _curve("lru"),
+        "`wa`": _curve("wa"),
+        "`wa` with the labels of other requests (the placebo)": _curve("wa", placebo=True),
+    }
+    texts = [
+        f"{name} {listed((curve[c] for c in capacities), '{:.1f}')} %"
+        for name, curve in curves.items()
+    ]
+    shares = listed((100 * c for c in capacities), "{:g}")
+    return f"with {shares} % of the distinct blocks {', '.join(texts)}"
+
+
+def closed() -> str:
+    """The share of the gap to hindsight that `wa` closes."""
+    lru, wa, bound = _curve("lru"), _curve("wa"), _curve("belady")
+    shares = {c: 100 * (wa[c] - lru[c]) / (bound[c] - lru[c]) for c in (0.02, 0.05, 0.1)}
+    return "here `wa` " + ", ".join(
+        f"{share:.0f} % at {100 * c:g} %" for c, share in shares.items()
+    )
+
+
 PARTS = {
+    "figure": figure,
+    "closed": closed,
     "states": states,
     "state-shares": state_shares,
     "victims": victims,

@@ -150,7 +150,7 @@ async def replay(
     """Send every request; ``run`` numbers the replays of these workers. Returns tokens and the time to
     the first token of each. Outputs are forced where the gateway lets that through, so that turns
     continue each other's answers: with text both do, with token ids ``smg`` alone."""
-    said = labels(made.planned, placebo=False, seed=0)
+    said = labels(made.planned, shuffle=False, seed=0)
     timeout = aiohttp.ClientTimeout(total=600)
     async with aiohttp.ClientSession(timeout=timeout) as session:
 

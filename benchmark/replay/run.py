@@ -55,7 +55,7 @@ ARMS = {
         Arm("lru-rust", "lru", own=False, core="rust"),
         Arm("canopy-lru", "canopy-lru", own=True),
         Arm("wa", "wa", own=True),
-        Arm("wa-placebo", "wa", own=True, options=(("placebo", True),)),
+        Arm("wa-shuffled", "wa", own=True, options=(("shuffle_labels", True),)),
         Arm("wa-no-labels", "wa", own=True, options=(("no_labels", True),)),
         Arm("etlru", "etlru", own=True),
     )
@@ -185,7 +185,7 @@ def main() -> int:
     )
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--trace", choices=["conversation", "synthetic", "agentic"], required=True)
-    parser.add_argument("--policies", type=_arms, default="lru,canopy-lru,wa,wa-placebo")
+    parser.add_argument("--policies", type=_arms, default="lru,canopy-lru,wa,wa-shuffled")
     parser.add_argument("--policy-config", type=json.loads, default={}, help="JSON, Canopy's arms")
     parser.add_argument("--capacity", type=float, default=0.05, help="pool, of distinct tokens")
     parser.add_argument("--num-prompts", type=int, default=1000)

@@ -41,7 +41,7 @@ def replay(
 ) -> dict[str, Any]:
     """Replay a trace from Python; return the command's JSON result.
 
-    Further arguments are the command's options: ``num_prompts=200, placebo=True``. Raises
+    Further arguments are the command's options: ``num_prompts=200, no_labels=True``. Raises
     ``CanopyError``. An unknown option exits as the command does.
     """
     argv = ["--dataset-name", dataset_name, "--dataset-path", str(dataset_path)]

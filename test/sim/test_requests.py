@@ -22,13 +22,13 @@ def test_time_running_backwards_names_the_line():
         list(to_requests([record(2, [1]), record(1, [2], line=7)]))
 
 
-def test_the_placebo_keeps_how_many_requests_carry_each_label():
+def test_a_shuffle_keeps_how_many_requests_carry_each_label():
     trace = random_trace(0, 200)
     plain = [(r.category, r.turn, r.stop) for r in to_requests(trace)]
-    placebo = [(r.category, r.turn, r.stop) for r in to_requests(trace, placebo_seed=1)]
-    again = [(r.category, r.turn, r.stop) for r in to_requests(trace, placebo_seed=1)]
-    assert Counter(plain) == Counter(placebo)
-    assert plain != placebo == again
+    shuffled = [(r.category, r.turn, r.stop) for r in to_requests(trace, shuffle_seed=1)]
+    again = [(r.category, r.turn, r.stop) for r in to_requests(trace, shuffle_seed=1)]
+    assert Counter(plain) == Counter(shuffled)
+    assert plain != shuffled == again
 
 
 def test_a_path_continues_when_its_last_full_block_is_used_again():

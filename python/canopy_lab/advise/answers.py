@@ -77,7 +77,7 @@ class Advice:
     scaled_prompts: float
     """Mean prompts that fit into the simulated cache, scaled down with the sample."""
     placebo_points: float
-    """Gain of ``wa`` with shuffled labels over the baseline, at the capacity."""
+    """Gain of ``wa`` with another request's labels over the baseline, at the capacity."""
     too_long: float
     """Share of the prompts that the capacity does not hold."""
 

@@ -45,7 +45,7 @@ CANDIDATES = (
     WA,
 )
 """What a server could run instead, without a word from clients. Simplest first."""
-PLACEBO = Arm("wa, labels shuffled", "", "wa", placebo=True)
+PLACEBO = Arm("wa, random labels", "", "wa", placebo=True)
 HINTED = (
     Arm("wa, half of the clients hint, 9 in 10 right", AUTO, "wa", hints=(0.5, 0.9)),
     Arm("wa, every client hints, always right", AUTO, "wa", hints=(1.0, 1.0)),

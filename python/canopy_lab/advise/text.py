@@ -151,9 +151,9 @@ def about_placebo(advice: Advice) -> str:
     """What the labels bring."""
     wa = next(r.gain for r in advice.rows if r.gain.label == "wa")
     return (
-        f"Placebo: with the labels (type, turn, stop) shuffled among the requests wa gains "
-        f"{advice.placebo_points:+.1f} points, with the true ones {wa.points:+.1f}. What is left "
-        "of the gain with shuffled labels does not come from them."
+        f"Placebo: with another request's labels (type, turn, stop, length, gaps) on each request, wa "
+        f"gains {advice.placebo_points:+.1f} points; with the true labels, {wa.points:+.1f}. The gain "
+        "with the placebo does not come from the labels."
     )
 
 

@@ -70,7 +70,9 @@ class Options(TraceOptions):
         metavar="NAME=JSON", parse=_config, repeated=True, shown_default="",
     )  # fmt: skip
     placebo: bool = declare(
-        False, "--placebo", "also run policies that read labels with the labels shuffled"
+        False,
+        "--placebo",
+        "also run policies that learn with another request's label on each request",
     )
     hints: Hints | None = declare(
         None, "--hints",

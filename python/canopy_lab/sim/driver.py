@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from canopy_lab.sim.placebo import randomise_categories
 from canopy_lab.sim.requests import Hints, to_requests
 from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.errors import CanopyError
@@ -74,6 +75,8 @@ def simulate(
 ) -> SimResult:
     """Serve ``trace`` in order from an empty cache of ``capacity_blocks``.
 
+    ``placebo_seed`` gives ``policy``, which must be new, another request's labels (``sim/placebo.py``);
+    a policy without a reuse model gets the trace's labels shuffled.
     The result's tail is measured against ``threshold_tokens``. With ``optional_caching`` a request
     need not be cached (``policy/block_tree.py``). ``on_request(request, hit_tokens)`` is called after
     each request. ``verify_every`` n > 0 recounts the whole tree every n requests (slow; for tests).
@@ -84,7 +87,10 @@ def simulate(
     tree: RadixTree | None = None
     blocks = block_hits = tokens = token_hits = 0
     uncached = array("q")
-    for request in to_requests(trace, placebo_seed=placebo_seed, hints=hints):
+    shuffle_seed = placebo_seed
+    if placebo_seed is not None and randomise_categories(policy, placebo_seed):
+        shuffle_seed = None
+    for request in to_requests(trace, shuffle_seed=shuffle_seed, hints=hints):
         if tree is None:
             tree = RadixTree(
                 policy,

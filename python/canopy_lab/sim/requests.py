@@ -1,8 +1,7 @@
 """Convert trace records into requests for a policy.
 
-Experiments may shuffle the labels among the requests (*placebo*: a gain that remains does not come
-from the labels), or add client *hints* from the trace's future, for a share of the clients and with a
-given accuracy.
+Experiments may shuffle the labels among the requests, or add client *hints* from the trace's future,
+for a share of the clients and with a given accuracy.
 """
 
 from __future__ import annotations
@@ -44,24 +43,24 @@ class Hints:
 def to_requests(
     trace: Iterable[TraceRequest],
     *,
-    placebo_seed: int | None = None,
+    shuffle_seed: int | None = None,
     hints: Hints | None = None,
     times: Sequence[float] | None = None,
 ) -> Iterator[Request]:
     """Iterate over the trace as requests, in order.
 
     Equal times (Mooncake rounds to 3 s) become the next representable floats, so that requests never
-    tie. The trace is streamed unless a placebo or hints need all of it. ``times`` (ascending) replace
+    tie. The trace is streamed unless shuffled labels or hints need all of it. ``times`` (ascending) replace
     the trace's.
 
     Raises ``CanopyError`` for a decreasing time.
     """
-    if placebo_seed is None and hints is None:
+    if shuffle_seed is None and hints is None:
         records: Iterable[TraceRequest] = trace
         labels = futures = None
     else:
         records = trace if isinstance(trace, Sequence) else list(trace)
-        labels = None if placebo_seed is None else _shuffled_labels(records, placebo_seed)
+        labels = None if shuffle_seed is None else _shuffled_labels(records, shuffle_seed)
         futures = None if hints is None else _spoken(records, hints)
     last, last_given = -inf, -inf
     for index, record in enumerate(records):

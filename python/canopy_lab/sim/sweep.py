@@ -50,7 +50,7 @@ class SweepPlan:
     capacities: tuple[float, ...]
     seeds: tuple[int, ...] = (0,)
     placebo: bool = False
-    """Also run policies that read labels with shuffled labels."""
+    """Also run policies that read labels with another request's labels (``sim/placebo.py``)."""
     hints: Hints | None = None
     threshold_tokens: float | None = None
     """Tail threshold; default: LRU's 90th percentile at the same capacity."""

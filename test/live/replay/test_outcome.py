@@ -61,7 +61,7 @@ def test_all_failed_is_still_a_summary() -> None:
 
 def result(label: str, hits: int) -> dict[str, Any]:
     jobs = [job("a", 100, hits), job("b", 100, 0, turn=7)]
-    return {"label": label, "outputs_forced": True, "options": {"placebo": False},
+    return {"label": label, "outputs_forced": True, "options": {"shuffle_labels": False},
             "duration_s": 1.0, **summarise(jobs, 1.0)}  # fmt: skip
 
 
@@ -89,7 +89,7 @@ def planned(n: int) -> list[Planned]:
 
 
 def test_labels_are_names_the_server_accepts() -> None:
-    said = options.labels(planned(2), placebo=False, seed=0)
+    said = options.labels(planned(2), shuffle=False, seed=0)
     assert said[1] == {
         "canopy_category": "kind_1", "canopy_turn": 2, "canopy_conversation": "c1", "canopy_stop": "end",
     }  # fmt: skip
@@ -97,18 +97,18 @@ def test_labels_are_names_the_server_accepts() -> None:
     assert request.client_fields(said[1])["category"] == "kind_1"
 
 
-def test_a_placebo_moves_labels_but_neither_makes_nor_loses_any() -> None:
-    true = options.labels(planned(60), placebo=False, seed=1)
-    placebo = options.labels(planned(60), placebo=True, seed=1)
+def test_a_shuffle_moves_labels_but_neither_makes_nor_loses_any() -> None:
+    true = options.labels(planned(60), shuffle=False, seed=1)
+    shuffled = options.labels(planned(60), shuffle=True, seed=1)
     keys = ("canopy_category", "canopy_turn", "canopy_stop")
 
     def triples(said: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
         return [tuple(s[k] for k in keys) for s in said]
 
-    assert sorted(triples(true)) == sorted(triples(placebo))
-    assert triples(true) != triples(placebo)
-    assert [s["canopy_conversation"] for s in true] == [s["canopy_conversation"] for s in placebo]
-    assert placebo == options.labels(planned(60), placebo=True, seed=1)
+    assert sorted(triples(true)) == sorted(triples(shuffled))
+    assert triples(true) != triples(shuffled)
+    assert [s["canopy_conversation"] for s in true] == [s["canopy_conversation"] for s in shuffled]
+    assert shuffled == options.labels(planned(60), shuffle=True, seed=1)
 
 
 def test_hints_say_what_the_replayed_requests_do() -> None:

@@ -44,7 +44,7 @@ def test_the_original_takes_our_datasets_and_options(capsys: pytest.CaptureFixtu
         "agentic",
         "sglang-log",
         "sharegpt",
-        "--placebo",
+        "--shuffle-labels",
         "--gsp-num-groups",
         "openai",
     ):

@@ -79,9 +79,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "trace's pauses whatever the --time-scale (needs --canopy-enable-forced-output there).",
     )
     group.add_argument(
-        "--placebo",
+        "--shuffle-labels",
         action="store_true",
-        help="Give every request the category, turn and stop reason of another one (--seed).",
+        help="Send every request with the category, turn and stop reason of another one (--seed). Not "
+        "a placebo of a policy: the server counts turns and lengths from the prompts.",
     )
     group.add_argument(
         "--hints",
@@ -177,8 +178,10 @@ def check(args: argparse.Namespace) -> None:
         raise CanopyError(f"--hints must be a share from 0 to 1, got {args.hints}")
     if args.no_labels and args.hints:
         raise CanopyError("--hints needs labels: drop --no-labels")
-    if args.placebo and args.no_labels:
-        raise CanopyError("--placebo shuffles labels and --no-labels sends none: drop one of them")
+    if args.shuffle_labels and args.no_labels:
+        raise CanopyError(
+            "--shuffle-labels sends labels and --no-labels sends none: drop one of them"
+        )
 
 
 def build_jobs(
@@ -206,7 +209,7 @@ def build_jobs(
             + "; see --scale-lengths and --max-request-tokens"
         )
     made = Materialiser(fitting, vocabulary, args.scale_lengths, seed=args.seed)
-    hints = labels(made.planned, args.placebo, args.seed)
+    hints = labels(made.planned, args.shuffle_labels, args.seed)
     if args.hints:
         pace = 1.0 if args.trace_clock else args.time_scale
         add_hints(made.planned, hints, args.hints, args.seed, pace)
@@ -215,14 +218,14 @@ def build_jobs(
     return [ReplayRequest(p, s) for p, s in zip(made.planned, hints, strict=True)], made, left_out
 
 
-def labels(planned: Sequence[Planned], placebo: bool, seed: int) -> list[dict[str, Any]]:
+def labels(planned: Sequence[Planned], shuffle: bool, seed: int) -> list[dict[str, Any]]:
     """Return each request's labels for ``custom_params``.
 
-    With ``placebo``, category, turn and stop reason move together to another request: their
+    With ``shuffle``, category, turn and stop reason move together to another request: their
     frequencies are kept and their meaning is lost. The conversation is kept.
     """
     requests = [p.request for p in planned]
-    if placebo:
+    if shuffle:
         others = list(requests)
         random.Random(seed).shuffle(others)
         requests = [

@@ -1,6 +1,6 @@
 """Compare replays: hit rate and TTFT by category, one column per run.
 
-python -m canopy_lab.live.replay.report lru.json wa.json placebo.json --by turn
+python -m canopy_lab.live.replay.report lru.json wa.json shuffled.json --by turn
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _footnote(result: dict[str, Any]) -> str:
         + (f"; hits from {', '.join(parts)}" if parts else "")
         + (f"; queued TTFT P50 {queued['p50']:.0f} P99 {queued['p99']:.0f} ms" if queued else "")
         + ("" if result["outputs_forced"] else "; outputs not forced")
-        + ("; placebo labels" if result["options"]["placebo"] else "")
+        + ("; shuffled labels" if result["options"].get("shuffle_labels") else "")
     )
 
 

@@ -1,0 +1,62 @@
+"""The placebo leaves a policy nothing to learn from."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from canopy_lab.advise.arms import LRU, PLACEBO, WA, run_arms
+from canopy_lab.sim.compact import CompactTrace
+from canopy_lab.sim.driver import simulate
+from canopy_lab.sim.sweep import PolicyArm, SweepPlan, run_sweep
+from canopy_lab.trace.record import TraceRequest
+from sglang_canopy.policy.registry import make_policy
+
+CAPACITY = 300
+
+
+def chats(requests: int = 3000) -> list[TraceRequest]:
+    """Chats without labels: nine in ten first turns are never continued, later turns mostly are."""
+    draw, made, fresh = random.Random(5), [], iter(range(10**9))
+    waiting: list[tuple[float, int, tuple[int, ...]]] = []
+    now = 0.0
+    while len(made) < requests:
+        now += draw.expovariate(1.0)
+        due = [chat for chat in waiting if chat[0] <= now]
+        _, turn, path = due[0] if due else (now, 1, ())
+        if due:
+            waiting.remove(due[0])
+        path = (*path, *(next(fresh) for _ in range(4)))
+        made.append(TraceRequest(now, 64 * len(path), 10, path, 64, line=len(made) + 1))
+        if draw.random() < (0.1 if turn == 1 else 0.9) and turn < 30:
+            waiting.append((now + draw.expovariate(1 / 60), turn + 1, path))
+    return made
+
+
+@pytest.fixture(scope="module")
+def trace() -> CompactTrace:
+    return CompactTrace(chats())
+
+
+def test_the_placebo_takes_the_gain_that_comes_from_inferred_turns(trace: CompactTrace) -> None:
+    def hits(policy: str, placebo_seed: int | None = None) -> float:
+        made = make_policy(policy)
+        return simulate(trace, made, CAPACITY, placebo_seed=placebo_seed).block_hit_ratio
+
+    lru = hits("lru")
+    gain = hits("wa") - lru
+    assert gain > 0.03
+    assert hits("wa", 1) - lru < gain / 4
+    assert hits("wa", 1) == hits("wa", 1)
+
+
+def test_simulate_and_advise_have_the_same_placebo(trace: CompactTrace) -> None:
+    arms = (PolicyArm("lru"), PolicyArm("wa"))
+    plan = SweepPlan(arms, (CAPACITY,), seeds=(1,), placebo=True)
+    lru, wa, placebo = (row["block_hit_ratio"] for row in run_sweep(plan, trace, jobs=1))
+    assert placebo - lru < (wa - lru) / 4
+    requests = list(trace)
+    runs = run_arms(requests, [(arm, CAPACITY) for arm in (LRU, WA, PLACEBO)], jobs=1)
+    saved = [int(runs[LRU, CAPACITY].sum() - runs[arm, CAPACITY].sum()) for arm in (WA, PLACEBO)]
+    assert saved[1] < saved[0] / 4
