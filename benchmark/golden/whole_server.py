@@ -36,6 +36,7 @@ class WholeServer(InProcess):
         self.scheduler = module.Scheduler(server_args, ports)
         self.loop = asyncio.new_event_loop()
         self.sent: Any = None
+        self.turns = None
 
     def convert(self, body: dict[str, Any]) -> tuple[Any, Any]:
         """A chat's body as SGLang's internal request, and the HTTP request that it came in."""

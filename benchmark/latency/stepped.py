@@ -111,9 +111,8 @@ class Engine:
 
     def _tell_time(self, now: float) -> None:
         from sglang_canopy.server.scheduler.session_gate import take_time
-        from sglang_canopy.wire.keys import TIME as TIME_KEY
 
-        take_time(self._scheduler, [f"{TIME_KEY}{now!r}"])
+        take_time(self._scheduler, [repr(now)])
 
     def _of_policies(self, part: str) -> Any:
         """What the gate or the meter of this arm counts, if it has one."""

@@ -18,6 +18,7 @@ from sglang_canopy.request.client_hints import GATEWAY_HEADER, SECRET_VARIABLE
 from sglang_canopy.server.scheduler.arrivals import internal_state_set
 from sglang_canopy.tenant import tenant_of
 from sglang_canopy.wire.hints import TENANT_BURST, Waiting, unpack
+from sglang_canopy.wire.messages import HINTS
 
 USER, ADMIN = "a user's key", "the administrator's key"
 READS = (("GET", "/canopy/status"), ("GET", "/canopy/chunks"), ("GET", "/canopy/explain"))
@@ -303,7 +304,9 @@ def test_a_hint_is_sent_to_the_schedulers_at_once(serve: Serve) -> None:
     with serve() as http:
         assert http("POST", "/canopy/hint", None, HINT) == (200, '{"waiting":1}')
         (message,) = sent_by(http, 1)
-        assert [hint["conversation"] for hint in unpack(message)] == ["a"]
+        assert [hint["conversation"] for hint in unpack(message.removeprefix(HINTS.prefix))] == [
+            "a"
+        ]
         assert json.loads(http("GET", "/canopy/status")[1])["hints_waiting"] == 0
 
 
@@ -331,7 +334,7 @@ def test_a_hint_takes_its_tenant_from_the_headers_that_documents_take_it_from(
     with serve() as http:
         assert http("POST", "/canopy/hint", None, {**HINT, **in_body}, **headers)[0] == 200
         (message,) = sent_by(http, 1)
-        assert [hint["tenant"] for hint in unpack(message)] == [tenant]
+        assert [hint["tenant"] for hint in unpack(message.removeprefix(HINTS.prefix))] == [tenant]
 
 
 def test_a_hint_above_the_tenants_rate_is_refused_with_retry_after(serve: Serve) -> None:
@@ -393,7 +396,7 @@ def test_a_request_that_is_refused_takes_no_hints_with_it(serve: Serve) -> None:
     with serve() as http:
         assert http("POST", "/canopy/hint", None, HINT)[0] == 200
         (message,) = sent_by(http, 1)
-        assert {hint["conversation"] for hint in unpack(message)} == {
+        assert {hint["conversation"] for hint in unpack(message.removeprefix(HINTS.prefix))} == {
             "a",
             *map("c{}".format, range(5)),
         }

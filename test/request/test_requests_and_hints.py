@@ -15,6 +15,7 @@ from sglang_canopy.request.sent import infer_from_chat
 from sglang_canopy.server.http import entry
 from sglang_canopy.server.scheduler import arrivals
 from sglang_canopy.wire.hints import pack
+from sglang_canopy.wire.messages import HINTS
 from sglang_canopy.wire.stamp import (
     FIELDS,
     MAX_TURN,
@@ -183,7 +184,7 @@ def test_a_message_of_hints_reaches_the_tree_of_its_scheduler_and_other_messages
 
     trees = [LiveTree(64, "wa") for _ in range(2)]  # two replicas, or two ranks of one
     hint = {"tenant": None, "conversation": "a", "over": True, "time": 4.0, "source": "client"}
-    key = pack([hint, {"x": 1}])
+    key = HINTS.key(pack([hint, {"x": 1}]))
     for tree in trees:
         tree.serve([1, 2, 3], time=1, conversation="a")
         scheduler = SimpleNamespace(tree_cache=tree.cache)
@@ -200,7 +201,7 @@ def test_a_message_of_hints_reaches_the_tree_of_its_scheduler_and_other_messages
 def test_a_server_with_another_cache_takes_hints_and_does_nothing() -> None:
     from sglang.srt.managers.io_struct import SetInternalStateReq
 
-    asked = SetInternalStateReq(server_args={pack([]): 1})
+    asked = SetInternalStateReq(server_args={HINTS.key(pack([])): 1})
     scheduler = SimpleNamespace(tree_cache=SimpleNamespace())
     assert not arrivals.internal_state_set(None, scheduler, asked).updated
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from sglang_canopy.config.policy_change import PolicyChange
 from sglang_canopy.config.tiers import PolicyChoice
-from sglang_canopy.wire.keys import TIME as TIME_KEY
+from sglang_canopy.wire.messages import TIME
 from support.evictable_recount import recount_leaves, recount_protected
 from support.leaving_worker import MOST_STEPS, what_is_held, with_armed_gate, with_tight_budgets
 from support.prompts import continuing_prompts
@@ -94,7 +94,7 @@ class Chaos:
     def turns(self, count: int, ahead_s: float = 0.0) -> None:
         for _ in range(count):
             self.engine.step()
-        self.internal_state(f"{TIME_KEY}{time.monotonic() + ahead_s!r}")
+        self.internal_state(TIME.key(repr(time.monotonic() + ahead_s)))
         for pair in [pair for pair in self.running if pair[1].finished()]:
             self.running.remove(pair)
             self.judge(*pair)

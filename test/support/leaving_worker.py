@@ -21,7 +21,6 @@ from sglang_canopy.config.policy_change import PolicyChange
 from sglang_canopy.config.tiers import PolicyChoice
 from sglang_canopy.policy.registry import live_names
 from sglang_canopy.server.scheduler.session_gate import ServerGate, take_time
-from sglang_canopy.wire.keys import TIME as TIME_KEY
 from support.bound_ledger import BoundLedger
 from support.host_reads import CANOPY, SGLANG, HostReads
 from support.prompts import continuing_prompts, token_ids
@@ -150,7 +149,7 @@ def fuzz(engine: InProcess, seed: int = 0) -> dict[str, Any]:
             core.exchange.apply(PolicyChange(PolicyChoice(draw.choice(live_names()))), "fuzz")
         for _ in range(draw.randrange(3)):
             engine.step()
-        take_time(engine.scheduler, [f"{TIME_KEY}{time.monotonic()!r}"])
+        take_time(engine.scheduler, [repr(time.monotonic())])
         for which, req in [pair for pair in under_way if pair[1].finished()]:
             under_way.remove((which, req))
             if req.finished_reason.to_json()["type"] == "length":
@@ -160,7 +159,7 @@ def fuzz(engine: InProcess, seed: int = 0) -> dict[str, Any]:
     for number in range(MOST_STEPS):
         engine.step()
         # No one comes any more: sessions that might return are over at some time.
-        take_time(engine.scheduler, [f"{TIME_KEY}{time.monotonic() + number!r}"])
+        take_time(engine.scheduler, [repr(time.monotonic() + number)])
         if all(req.finished() for req in left):
             break
     unserved = sum(not req.finished() for req in left)
@@ -171,7 +170,7 @@ def fuzz(engine: InProcess, seed: int = 0) -> dict[str, Any]:
     if engine.turns is not None:
         # SGLang keeps the last two overlapped batches: fill both with another request's.
         engine.serve([engine.feed(token_ids(8, 906), ANSWER)])
-        take_time(engine.scheduler, [f"{TIME_KEY}{time.monotonic()!r}"])
+        take_time(engine.scheduler, [repr(time.monotonic())])
     for _ in range(3):
         engine.step()
     if ledger is not None:
@@ -204,7 +203,7 @@ def reads(engine: InProcess, seed: int = 0) -> dict[str, Any]:
             del came[3]
             for number in range(MOST_STEPS):
                 engine.step()
-                take_time(engine.scheduler, [f"{TIME_KEY}{time.monotonic() + number!r}"])
+                take_time(engine.scheduler, [repr(time.monotonic() + number)])
                 if all(req.finished() for req in came):
                     break
             answered += sum(req.finished() for req in came)

@@ -37,6 +37,7 @@ from sglang_canopy.server.scheduler.arrivals import internal_state_set
 from sglang_canopy.server.scheduler.live_queue import LiveQueue
 from sglang_canopy.server.start import plugin
 from sglang_canopy.wire.hints import hint_of, pack
+from sglang_canopy.wire.messages import HINTS, POLICY
 from support.live_tree import LiveTree, fake_req
 from support.receiver import receiver_of, tokenized
 from support.two_ranks import answer
@@ -148,9 +149,9 @@ def controls(number: int) -> list[SetInternalStateReq]:
     keys = []
     if number % 10 == 5:
         over = {"conversation": f"c{number // 10 % 5}", "over": True}
-        keys.append(pack([hint_of(over, float(number))]))
+        keys.append(HINTS.key(pack([hint_of(over, float(number))])))
     if number == ROUNDS // 2:
-        keys.append(change_of({"device": "threshold-lru"}).message())
+        keys.append(POLICY.key(change_of({"device": "threshold-lru"}).message()))
     return [SetInternalStateReq(server_args={key: 1}) for key in keys]
 
 

@@ -12,7 +12,6 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.records import CLIENT, GATEWAY
 from sglang_canopy.tenant import tenant_of
 from sglang_canopy.wire.hints import (
-    KEY,
     MAX_SENT,
     MAX_WAITING,
     MAX_WAITING_OF_TENANT,
@@ -205,4 +204,4 @@ def test_nothing_in_a_forged_message_raises(forged: object) -> None:
 
 @pytest.mark.parametrize("text", ["", "[", "[" * 100_000, "1", '[{"conversation": "a"}]'])
 def test_a_message_that_is_no_list_of_hints_holds_none(text: str) -> None:
-    assert unpack(KEY + text) == []
+    assert unpack(text) == []

@@ -167,17 +167,15 @@ def add_internal_state(engine: ChunkEngine, result: Any) -> None:
     result.internal_state["canopy_chunks"] = {**engine.stats(), **more}
 
 
-def run_commands(engine: ChunkEngine, commands: Sequence[str]) -> Any:
-    """In place of ``Scheduler.set_internal_state``: pin, unpin or delete a tenant's document."""
-    from sglang.srt.managers.io_struct import SetInternalStateReqOutput
-
+def run_commands(engine: ChunkEngine, commands: Sequence[str]) -> bool:
+    """Pin, unpin or delete documents: ``VERB:ID:TENANT``. Returns whether the store changed."""
     done = False
     for command in commands:
         verb, _, rest = command.partition(":")
         name, _, tenant = rest.partition(":")
         if verb in COMMANDS:
             done |= engine.library.command(verb, name, tenant or None)
-    return SetInternalStateReqOutput(updated=done)
+    return done
 
 
 def complete_report(request: ChunkRequest) -> None:

@@ -13,8 +13,6 @@ from sglang_canopy.policy.registry import live_names, make_policy
 
 MADE_AT_START = (*TREE_KEYS, "profile")
 """Policy options that require a restart."""
-KEY = "canopy_policy:"
-"""Prefix of a message's key in ``SetInternalStateReq.server_args``; JSON follows."""
 MAX_BYTES = 16384
 _KEYS = ("device", "device_config", "host", "host_config")
 
@@ -28,12 +26,12 @@ class PolicyChange:
     """``None``: the device's policy, with its learnt state."""
 
     def message(self) -> str:
-        """Return the key that carries the change to the schedulers."""
+        """Return the text of the message to the schedulers."""
         host = self.host
         body: dict[str, Any] = {"device": self.device.name, "device_config": self.device.config}
         if host is not None:
             body |= {"host": host.name, "host_config": host.config}
-        return KEY + json.dumps(body)
+        return json.dumps(body)
 
 
 def change_of(body: Any) -> PolicyChange:
@@ -52,10 +50,10 @@ def change_of(body: Any) -> PolicyChange:
     )
 
 
-def unpacked(key: str) -> PolicyChange | None:
-    """Parse the change that ``message`` put into ``key``; ``None`` for any other key."""
+def unpacked(text: str) -> PolicyChange | None:
+    """Parse the change of ``PolicyChange.message``; ``None`` for any other text."""
     try:
-        return change_of(json.loads(key.removeprefix(KEY)))
+        return change_of(json.loads(text))
     except (ValueError, RecursionError):
         return None
 

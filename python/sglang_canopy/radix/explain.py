@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from sglang_canopy.radix.core import CanopyTreeCore
 
-KEY = "canopy_explain:"
-"""How a message's key begins in ``SetInternalStateReq.server_args``; JSON follows."""
 MAX_NODES = 256
 MAX_TENANTS = 16
 LOOKED_AHEAD_TOKENS = 1 << 16
@@ -27,11 +25,11 @@ LOOKED_AHEAD_LEAVES = 256
 rank must read the same."""
 
 
-def question_of(key: str) -> tuple[str, dict[str, Any]] | None:
-    """The name under which an answer is wanted, and what is asked: ``conversation``, and
-    ``tenant``, absent for all tenants. ``None`` for a message that asks nothing."""
+def question_of(text: str) -> tuple[str, dict[str, Any]] | None:
+    """Parse a message: the name of the answer, and the question (``conversation``, and ``tenant``,
+    absent for all tenants). ``None`` for any other text."""
     try:
-        body = json.loads(key.removeprefix(KEY))
+        body = json.loads(text)
         name = str(body.pop("answer"))
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
         return None

@@ -1,4 +1,4 @@
-"""Names of document fields in ``custom_params``, and of document commands."""
+"""Names of document fields in ``custom_params``."""
 
 from __future__ import annotations
 
@@ -10,6 +10,3 @@ SELECTOR = "canopy_selector"
 DOCUMENTS = "canopy_documents"
 """``"parts"``: in chat messages with several text parts, each part except the last is a document."""
 FIELDS = (BOUNDS, RATIO, SELECTOR, DOCUMENTS)
-
-COMMAND = "canopy_chunk:"
-"""Prefix of commands in ``SetInternalStateReq.server_args``: ``canopy_chunk:pin:ID:TENANT``."""

@@ -27,8 +27,6 @@ EVERY_S = 0.1
 """Least time between two messages."""
 TENANT_PER_S, TENANT_BURST = 100.0, 200
 """Hints of one tenant's clients, in a second and at once; a gateway's are not limited by tenant."""
-KEY = "canopy_hints:"
-"""Prefix of the key in ``SetInternalStateReq.server_args``; JSON follows."""
 
 _HINTS = ("over", "return_in_s", "keep_s")
 _TENANT = ("extra_key", "cache_salt")
@@ -158,15 +156,15 @@ def hint_of(body: Any, now: float, source: str = CLIENT) -> Hint:
 
 
 def pack(hints: Sequence[Hint]) -> str:
-    """Return the message key that contains the hints."""
-    return KEY + json.dumps(hints)
+    """Return the text of a message with the hints."""
+    return json.dumps(hints)
 
 
-def unpack(key: str) -> list[Hint]:
-    """Return the hints that ``pack`` put into ``key``, and ignore invalid content. Clients can send this
+def unpack(text: str) -> list[Hint]:
+    """Return the hints that ``pack`` put into ``text``, and ignore invalid content. Clients can send this
     message through an HTTP route of SGLang, and it must not terminate a scheduler."""
     try:
-        found = json.loads(key.removeprefix(KEY))
+        found = json.loads(text)
     except (ValueError, RecursionError):
         return []
     return [hint for hint in found if _is_hint(hint)] if isinstance(found, list) else []

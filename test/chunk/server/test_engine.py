@@ -384,8 +384,8 @@ def test_a_command_that_is_none_is_ignored(make) -> None:
     from canopy_chunks.server.scheduler import run_commands
 
     engine = make()
-    for key in ("", "pin", "delete:x", "x:y:z"):
-        assert not run_commands(engine, [key]).updated
+    for command in ("", "pin", "delete:x", "x:y:z"):
+        assert not run_commands(engine, [command])
 
 
 def held(engine: ChunkEngine, req) -> list[tuple[int, ...] | None]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sglang_canopy.wire.document_names import BOUNDS, COMMAND
+from sglang_canopy.wire.document_names import BOUNDS
+from sglang_canopy.wire.messages import CHUNKS, send
 
 
 async def generate(
@@ -40,16 +41,10 @@ async def encode(manager: Any, ids: Sequence[int], owner: dict[str, str | None])
 
 async def command(manager: Any, verb: str, names: Sequence[str], tenant: str | None) -> bool:
     """Pin, unpin or delete documents in the schedulers' stores, in one message. Returns whether any
-    store changed.
-
-    Not by the manager's ``set_internal_state``: that is a route too, which takes no commands.
-    """
-    from sglang.srt.managers.io_struct import SetInternalStateReq
-
+    store changed."""
     manager.auto_create_handle_loop()
-    keys = [f"{COMMAND}{verb}:{name}:{tenant or ''}" for name in names]
-    request = SetInternalStateReq(server_args=dict.fromkeys(keys, 1))
-    return any(bool(a.updated) for a in await manager.set_internal_state_communicator(request))
+    commands = [f"{verb}:{name}:{tenant or ''}" for name in names]
+    return any(bool(answer.updated) for answer in await send(manager, CHUNKS, *commands))
 
 
 async def state(manager: Any) -> dict[str, Any]:

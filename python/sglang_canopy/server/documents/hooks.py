@@ -17,7 +17,8 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.request import owner
 from sglang_canopy.request.sent import body_of, headers_of
 from sglang_canopy.server.documents import usage as documents_usage
-from sglang_canopy.wire.document_names import BOUNDS, COMMAND
+from sglang_canopy.wire.document_names import BOUNDS
+from sglang_canopy.wire.messages import CHUNKS, register
 
 OFF = "off"
 ATTRIBUTE = "_canopy_chunks"
@@ -142,15 +143,12 @@ def _internal_state(result: Any, scheduler: Any, *_: Any, **__: Any) -> None:
         _scheduler_side().add_internal_state(engine, result)
 
 
-def run_commands(original: Any, scheduler: Any, recv_req: Any) -> Any:
-    """Called by the one hook around ``Scheduler.set_internal_state``, ``server/scheduler/arrivals.py``."""
+def _run_commands(scheduler: Any, commands: list[str]) -> bool | None:
     engine = engine_of(scheduler)
-    if engine is None:
-        return original(scheduler, recv_req)
-    keys = [key for key in recv_req.server_args if key.startswith(COMMAND)]
-    if not keys:
-        return original(scheduler, recv_req)
-    return _scheduler_side().run_commands(engine, [key.removeprefix(COMMAND) for key in keys])
+    return None if engine is None else bool(_scheduler_side().run_commands(engine, commands))
+
+
+register(CHUNKS, _run_commands)
 
 
 def _forward(original: Any, worker: Any, batch: Any = None, *args: Any, **kwargs: Any) -> Any:

@@ -14,7 +14,6 @@ from sglang_canopy.request import access
 from sglang_canopy.request.owner import tenant_fields
 from sglang_canopy.tenant import tenant_of
 from sglang_canopy.wire import status_file
-from sglang_canopy.wire.keys import EXPLAIN as KEY
 from sglang_canopy.wire.stamp import FIELDS
 from sglang_canopy.wire.tenant_rate import TenantRate
 
@@ -50,7 +49,7 @@ class Explaining:
                 409, "this server runs a policy of SGLang's own, of which nothing is known"
             )
         body["answer"] = answer = secrets.token_hex(8)
-        await self._send(KEY + json.dumps(body))
+        await self._send(json.dumps(body))
         return {"tiers": list(TIERS), "replicas": status_file.take(answer)}
 
 

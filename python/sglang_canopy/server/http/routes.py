@@ -6,11 +6,11 @@ import asyncio
 import logging
 import os
 import time
+from functools import partial
 from typing import Any
 
 from sglang_canopy import __version__
 from sglang_canopy.admission.settings import REJECT
-from sglang_canopy.config.policy_change import KEY as POLICY_KEY
 from sglang_canopy.config.policy_change import MAX_BYTES as MAX_CHANGE_BYTES
 from sglang_canopy.config.policy_change import change_of
 from sglang_canopy.config.server_options import options_of
@@ -26,10 +26,8 @@ from sglang_canopy.tenant import new_shown_key
 from sglang_canopy.whatif.next_step import next_step
 from sglang_canopy.whatif.total import added_up, in_words
 from sglang_canopy.wire import status_file
-from sglang_canopy.wire.document_names import COMMAND
-from sglang_canopy.wire.hints import EVERY_S, KEY, TooManyHints, Waiting, deliver
-from sglang_canopy.wire.keys import EXPLAIN as EXPLAIN_KEY
-from sglang_canopy.wire.keys import TIME as TIME_KEY
+from sglang_canopy.wire.hints import EVERY_S, TooManyHints, Waiting, deliver
+from sglang_canopy.wire.messages import EXPLAIN, HINTS, POLICY, Kind, kind_of, send
 
 logger = logging.getLogger(__name__)
 
@@ -109,7 +107,7 @@ def _add(server_args: Any) -> None:
     access.add_change_route(app, "POST", "/canopy/hint", _hint, entered.hint_rule.from_gateway)
     access.add_change_route(app, "POST", "/canopy/policy", _policy)
     add_page(app, server_args.admin_api_key)
-    explaining = Explaining(_send, server_args.admin_api_key)
+    explaining = Explaining(partial(_send, EXPLAIN), server_args.admin_api_key)
     access.add_read_route(app, "GET", "/canopy/explain", explaining, server_args.admin_api_key)
     access.add_read_route(app, "GET", "/canopy/status", status, server_args.admin_api_key)
 
@@ -130,32 +128,19 @@ async def _policy(request: Any) -> dict[str, Any]:
             "--radix-eviction canopy-lru, which is SGLang's order on Canopy's tree",
         )
     change = change_of(await access.read_json(request, MAX_CHANGE_BYTES, "a change of policy"))
-    answers = await _send(change.message())
+    answers = await _send(POLICY, change.message())
     if not all(answer.updated for answer in answers):
         raise access.Refused(500, "a scheduler could not exchange its policy; see its log")
     return {"device": change.device.name, "replicas": len(answers)}
 
 
-async def _send(key: str) -> list[Any]:
-    """Send one message to every scheduler. Returns the answers, one per replica."""
+async def _send(kind: Kind, text: str) -> list[Any]:
+    """Send one message to every scheduler. Returns one answer per replica."""
     from sglang.srt.entrypoints import http_server
-    from sglang.srt.managers.io_struct import SetInternalStateReq
 
     manager = http_server._global_state.tokenizer_manager
     manager.auto_create_handle_loop()
-    request = SetInternalStateReq(server_args={key: 1})
-    answers: list[Any] = await manager.set_internal_state_communicator(request)
-    return answers
-
-
-_OWN_KEYS = {
-    KEY: "/canopy/hint",
-    COMMAND: "/canopy/chunks",
-    TIME_KEY: "/canopy/status",
-    POLICY_KEY: "/canopy/policy",
-    EXPLAIN_KEY: "/canopy/explain",
-}
-"""Prefixes of keys that only Canopy's routes may send to the schedulers."""
+    return await send(manager, kind, text)
 
 
 async def guard_internal_state(
@@ -166,11 +151,12 @@ async def guard_internal_state(
     Canopy's own routes, which authorise the sender, do not call it.
     """
     for key in obj.server_args:
-        for own, route in _OWN_KEYS.items():
-            if str(key).startswith(own):
-                from fastapi import HTTPException
+        if kind := kind_of(key):
+            from fastapi import HTTPException
 
-                raise HTTPException(403, f"server_args key {own!r} is Canopy's own; use {route}")
+            raise HTTPException(
+                403, f"server_args key {kind.prefix!r} is Canopy's own; use {kind.route}"
+            )
     return await original(manager, obj, *args, **kwargs)
 
 
@@ -210,6 +196,6 @@ def _see_to_delivery() -> None:
 
 async def _deliver() -> None:
     try:
-        await deliver(hints, _send, lambda: asyncio.sleep(EVERY_S))
+        await deliver(hints, partial(_send, HINTS), lambda: asyncio.sleep(EVERY_S))
     except Exception:
         logger.exception("canopy: hints could not be sent; they go with the next one")

@@ -16,8 +16,7 @@ from contextvars import ContextVar
 from http import HTTPStatus
 from typing import Any
 
-from sglang_canopy.wire.keys import RETRY_AFTER
-from sglang_canopy.wire.keys import TIME as TIME_KEY
+from sglang_canopy.wire.messages import RETRY_AFTER, TIME, send
 
 logger = logging.getLogger(__name__)
 
@@ -117,14 +116,11 @@ def see_to_time(manager: Any) -> None:
 
 
 async def _tell_time(manager: Any) -> None:
-    from sglang.srt.managers.io_struct import SetInternalStateReq
-
     under_way = True
     while under_way:
         await asyncio.sleep(TICK_S)
         under_way = bool(manager.rid_to_state)
-        key = f"{TIME_KEY}{time.monotonic()!r}"
         try:
-            await manager.set_internal_state_communicator(SetInternalStateReq(server_args={key: 1}))
+            await send(manager, TIME, repr(time.monotonic()))
         except Exception:
             logger.exception("canopy: schedulers could not be told the time")

@@ -6,7 +6,6 @@ import logging
 from http import HTTPStatus
 from typing import Any
 
-from sglang_canopy.config.policy_change import KEY as POLICY_KEY
 from sglang_canopy.config.policy_change import unpacked
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.radix.counters import GATE, GIVEN_UP, INVALID, QUEUE
@@ -15,9 +14,9 @@ from sglang_canopy.server.documents import hooks as documents
 from sglang_canopy.server.scheduler import queue
 from sglang_canopy.server.scheduler.session_gate import gate_of, take_time
 from sglang_canopy.tenant import is_documents_key, keep_adapters_apart, unreserved_key
-from sglang_canopy.wire.hints import KEY, unpack
-from sglang_canopy.wire.keys import EXPLAIN as EXPLAIN_KEY
-from sglang_canopy.wire.keys import RETRY_AFTER
+from sglang_canopy.wire import messages
+from sglang_canopy.wire.hints import unpack
+from sglang_canopy.wire.messages import RETRY_AFTER
 from sglang_canopy.wire.params import own_params
 
 logger = logging.getLogger(__name__)
@@ -79,34 +78,32 @@ def request_aborted(_result: Any, scheduler: Any, abort: Any, req: Any, *_: Any,
 
 
 def internal_state_set(original: Any, scheduler: Any, recv_req: Any) -> Any:
-    """Around ``Scheduler.set_internal_state``: hints that ``routes`` sent, commands over chunks, or
-    SGLang's own. One hook for all, since SGLang warns of two around one function."""
-    if take_time(scheduler, recv_req.server_args):
-        return _answer(True)
-    questions = [key for key in recv_req.server_args if key.startswith(EXPLAIN_KEY)]
-    if questions:
-        return _answer(_explain(scheduler, questions[-1]))
-    changes = [key for key in recv_req.server_args if key.startswith(POLICY_KEY)]
-    if changes:
-        return _answer(_exchange(scheduler, changes[-1]))
-    packed = [key for key in recv_req.server_args if key.startswith(KEY)]
-    if not packed:
-        return documents.run_commands(original, scheduler, recv_req)
+    """Around ``Scheduler.set_internal_state``: handle Canopy's messages, or call SGLang's function. One
+    hook for all kinds, since SGLang warns of two around one function."""
+    updated = messages.receive(scheduler, recv_req.server_args)
+    if updated is None:
+        return original(scheduler, recv_req)
+    from sglang.srt.managers.io_struct import SetInternalStateReqOutput
+
+    return SetInternalStateReqOutput(updated=updated)
+
+
+def _apply_hints(scheduler: Any, texts: list[str]) -> bool:
     core, gate = _core(scheduler), gate_of(scheduler)
-    if core is not None:
-        for key in packed:
-            for hint in unpack(key):
-                core.conversations.apply_hint(hint)
-                if gate is not None and hint.get("over"):
-                    gate.gate.hint_over(hint["tenant"], hint["conversation"])
-    return _answer(core is not None)
+    if core is None:
+        return False
+    for hint in (hint for text in texts for hint in unpack(text)):
+        core.conversations.apply_hint(hint)
+        if gate is not None and hint.get("over"):
+            gate.gate.hint_over(hint["tenant"], hint["conversation"])
+    return True
 
 
-def _explain(scheduler: Any, key: str) -> bool:
+def _explain(scheduler: Any, texts: list[str]) -> bool:
     from sglang_canopy.radix.explain import explain, question_of
     from sglang_canopy.telemetry import reporter
 
-    core, question = _core(scheduler), question_of(key)
+    core, question = _core(scheduler), question_of(texts[-1])
     if core is None or question is None:
         return False
     name, body = question
@@ -118,22 +115,22 @@ def _explain(scheduler: Any, key: str) -> bool:
     return True
 
 
-def _exchange(scheduler: Any, key: str) -> bool:
-    core, change = _core(scheduler), unpacked(key)
+def _exchange(scheduler: Any, texts: list[str]) -> bool:
+    core, change = _core(scheduler), unpacked(texts[-1])
     if core is None or change is None:
         return False
     try:
         core.exchange.apply(change, "POST /canopy/policy")
-    except CanopyError:  # it was checked where it came in
+    except CanopyError:  # the HTTP process has checked it
         logger.exception("canopy: the policy stays as it is")
         return False
     return True
 
 
-def _answer(updated: bool) -> Any:
-    from sglang.srt.managers.io_struct import SetInternalStateReqOutput
-
-    return SetInternalStateReqOutput(updated=updated)
+messages.register(messages.TIME, take_time)
+messages.register(messages.EXPLAIN, _explain)
+messages.register(messages.POLICY, _exchange)
+messages.register(messages.HINTS, _apply_hints)
 
 
 def _receive(scheduler: Any, req: Any) -> None:

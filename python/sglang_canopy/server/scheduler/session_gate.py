@@ -17,8 +17,7 @@ from typing import Any
 from sglang_canopy.admission.gate import SessionGate
 from sglang_canopy.server.scheduler import queue
 from sglang_canopy.server.scheduler.under_way import under_way
-from sglang_canopy.wire.keys import RETRY_AFTER
-from sglang_canopy.wire.keys import TIME as TIME_KEY
+from sglang_canopy.wire.messages import RETRY_AFTER
 
 _ATTRIBUTE = "canopy_session_gate"
 
@@ -182,15 +181,13 @@ def gate_of(scheduler: Any) -> ServerGate | None:
     return getattr(scheduler, _ATTRIBUTE)
 
 
-def take_time(scheduler: Any, messages: Iterable[str]) -> bool:
-    """Whether one of ``messages`` says what time it is; the gate is told."""
-    times = [key for key in messages if str(key).startswith(TIME_KEY)]
-    gate = gate_of(scheduler) if times else None
-    if gate is not None:
-        for key in times:
+def take_time(scheduler: Any, times: Iterable[str]) -> bool:
+    """Pass the times of messages to the gate, and ignore a text that is not a number."""
+    if (gate := gate_of(scheduler)) is not None:
+        for time in times:
             with contextlib.suppress(ValueError):
-                gate.time_is(scheduler, float(key.removeprefix(TIME_KEY)))
-    return bool(times)
+                gate.time_is(scheduler, float(time))
+    return True
 
 
 def queue_limited(original: Any, scheduler: Any, req: Any) -> bool:

@@ -1,0 +1,74 @@
+"""Messages from the HTTP process to every scheduler, as keys of SGLang's ``SetInternalStateReq``.
+
+A message is a key of ``server_args``: the prefix of its kind, then its text. Only one route may send a
+kind. The schedulers call the handler that a kind's owner registered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of message."""
+
+    prefix: str
+    route: str
+    """The only route that may send it."""
+
+    def key(self, text: str) -> str:
+        """Return the key that carries ``text``."""
+        return self.prefix + text
+
+
+TIME = Kind("canopy_time:", "/canopy/status")
+"""Seconds on the requests' clock: sessions fade even without requests."""
+EXPLAIN = Kind("canopy_explain:", "/canopy/explain")
+POLICY = Kind("canopy_policy:", "/canopy/policy")
+HINTS = Kind("canopy_hints:", "/canopy/hint")
+CHUNKS = Kind("canopy_chunk:", "/canopy/chunks")
+"""Commands on documents, such as ``pin:ID:TENANT``."""
+KINDS = (TIME, EXPLAIN, POLICY, HINTS, CHUNKS)
+"""All kinds, first match first."""
+
+RETRY_AFTER = "canopy_retry_after_s"
+"""Key of a finish reason: seconds until the client may retry."""
+
+Handler = Callable[[Any, list[str]], bool | None]
+"""Takes a scheduler and the texts of its messages of one kind. Returns whether they were applied;
+``None`` if this server does not support the kind."""
+_handlers: dict[Kind, Handler] = {}
+
+
+def register(kind: Kind, handler: Handler) -> None:
+    """Call ``handler`` for messages of ``kind``."""
+    _handlers[kind] = handler
+
+
+async def send(manager: Any, kind: Kind, *texts: str) -> list[Any]:
+    """Send ``texts`` to every scheduler through SGLang's tokenizer manager. Returns one answer per
+    replica. SGLang's own route calls ``manager.set_internal_state``, which refuses these keys."""
+    from sglang.srt.managers.io_struct import SetInternalStateReq
+
+    request = SetInternalStateReq(server_args=dict.fromkeys(map(kind.key, texts), 1))
+    answers: list[Any] = await manager.set_internal_state_communicator(request)
+    return answers
+
+
+def receive(scheduler: Any, keys: Iterable[Any]) -> bool | None:
+    """Handle the messages of the first kind in ``keys``. Returns its handler's result; ``None`` without
+    a handled message."""
+    for kind in KINDS:
+        texts = [key.removeprefix(kind.prefix) for key in map(str, keys) if kind_of(key) is kind]
+        if texts:
+            handler = _handlers.get(kind)
+            return None if handler is None else handler(scheduler, texts)
+    return None
+
+
+def kind_of(key: Any) -> Kind | None:
+    """Return the kind of a message; ``None`` for a key of SGLang's."""
+    return next((kind for kind in KINDS if str(key).startswith(kind.prefix)), None)

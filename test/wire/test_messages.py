@@ -1,0 +1,44 @@
+"""Messages to the schedulers: one prefix, one route and one handler for each kind."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+from sglang_canopy.server.scheduler import arrivals
+from sglang_canopy.wire import messages
+from sglang_canopy.wire.messages import CHUNKS, HINTS, KINDS, TIME, kind_of
+
+
+def test_every_kind_has_its_own_prefix_and_a_handler() -> None:
+    prefixes = [kind.prefix for kind in KINDS]
+    assert all(kind_of(prefix) is kind for prefix, kind in zip(prefixes, KINDS, strict=True))
+    assert len(set(prefixes)) == len(prefixes)
+    assert kind_of("pp_max_micro_batch_size") is None
+    assert kind_of(7) is None
+    assert all(messages._handlers.get(kind) for kind in KINDS)
+
+
+def test_sent_texts_are_received_in_order(monkeypatch: Any) -> None:
+    received: list[list[str]] = []
+    monkeypatch.setitem(
+        messages._handlers, HINTS, lambda _, texts: bool(received.append(texts)) or True
+    )
+
+    class Manager:
+        async def set_internal_state_communicator(self, asked: Any) -> list[Any]:
+            return [arrivals.internal_state_set(None, SimpleNamespace(), asked)] * 2
+
+    answers = asyncio.run(messages.send(Manager(), HINTS, "a", "b:c", ""))
+    assert received == [["a", "b:c", ""]]
+    assert [answer.updated for answer in answers] == [True, True]
+
+
+def test_a_server_without_documents_passes_their_commands_to_sglang() -> None:
+    scheduler = SimpleNamespace(tree_cache=SimpleNamespace())
+    keys = {CHUNKS.key("pin:x:"): 1}
+    asked = SimpleNamespace(server_args=keys)
+    assert messages.receive(scheduler, keys) is None
+    assert arrivals.internal_state_set(lambda _, asked: asked, scheduler, asked) is asked
+    assert messages.receive(scheduler, {TIME.key("nan"): 1, 5: 1}) is True
