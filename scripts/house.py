@@ -55,7 +55,6 @@ ROOMS: dict[str, set[str]] = {
         *("server/documents", "server/http", "server/scheduler"),
     },
     "doctor": {"admission", "config", "policy", "server/documents", "server/start", "storage"},
-    "clients": set(),
     "canopy_chunks": set(),
     "canopy_chunks/text": {"canopy_chunks", "wire"},
     "canopy_chunks/store": {"canopy_chunks", "canopy_chunks/text", "policy"},
@@ -113,7 +112,7 @@ LABORATORY = (
         "plan",
         "report",
     ),
-    *("advise", "admission", "clients", "config", "latency", "live/profile", "live/top"),
+    *("advise", "admission", "config", "latency", "live/profile", "live/top"),
     *("live/trial", "request", "schedule", "whatif", "wire"),
 )
 """Rooms that need neither torch nor sglang."""

@@ -1,1 +1,0 @@
-"""Automatic hints for agents, derived from the traffic of their client library."""

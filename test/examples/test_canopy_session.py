@@ -1,0 +1,157 @@
+"""``examples/canopy_session.py`` with OpenAI's client, and ``litellm_sessions.py`` in LiteLLM."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import httpx
+import pytest
+
+from sglang_canopy.wire.hints import hint_of
+from sglang_canopy.wire.stamp import client_fields
+from support.chat_endpoint import calls, chat_endpoint, says
+from support.example_files import load
+
+openai = pytest.importorskip("openai")
+
+ASK = [{"role": "user", "content": "Which leaf goes first?"}]
+
+
+@pytest.fixture
+def example(monkeypatch) -> Any:
+    for name in ("CANOPY_API_KEY", "CANOPY_GATEWAY_SECRET"):
+        monkeypatch.delenv(name, raising=False)
+    return load("canopy_session")
+
+
+def client(example: Any, url: str, key: str = "none") -> Any:
+    return openai.OpenAI(
+        base_url=f"{url}/v1",
+        api_key=key,
+        http_client=httpx.Client(transport=example.Hints(), timeout=None),
+    )
+
+
+def ask(of: Any, **options: Any) -> Any:
+    return of.chat.completions.create(model="m", messages=ASK, **options)
+
+
+def test_requests_of_a_session_name_it_and_its_end_is_announced(example) -> None:
+    with chat_endpoint([]) as (url, sent):
+        with example.Session(f"{url}/v1", "s-1", tenant={"cache_salt": "ann"}) as session:
+            assert ask(client(example, url)).choices[0].message.content == "done"
+            mine = {"canopy_category": "mine", "canopy_conversation": "c-2"}
+            ask(client(example, url), extra_body={"custom_params": mine})
+        session.sent.result()
+        ask(client(example, url))
+    assert [client_fields(fields) for fields in sent.fields[:1]] == [{"conversation": "s-1"}]
+    assert sent.fields[1:] == [mine, {}]
+    assert sent.hints == [{"cache_salt": "ann", "conversation": "s-1", "over": True}]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_known_tool_is_announced(stream: bool, example) -> None:
+    answers = [calls("search"), calls("search", "clock"), calls("search")]
+    with chat_endpoint(answers) as (url, sent), example.Session(url) as session:
+        of = client(example, url)
+        for expected in (0, 0, 1):  # unknown; ``clock`` is unknown; known
+            answer = ask(of, stream=stream)
+            if stream:
+                list(answer)
+            if session.sent is not None:
+                session.sent.result()
+            assert len(sent.hints) == expected
+    hint = hint_of(sent.hints[0], 0.0)
+    assert hint["conversation"] == session.name
+    assert hint["return_in_s"] > 0
+    assert not session.tools.difference({"search"})
+
+
+def test_an_answer_without_tools_announces_nothing(example) -> None:
+    with chat_endpoint([calls("search"), says('{"function": {"name": "x"}}')]) as (url, sent):
+        with example.Session(url) as session:
+            ask(client(example, url))
+            ask(client(example, url))
+        session.sent.result()
+    assert [set(hint) for hint in sent.hints] == [{"conversation", "over"}]
+
+
+def test_an_inner_session_names_the_outer_as_its_parent(example) -> None:
+    with chat_endpoint([]) as (url, sent), example.Session(url, "main"):
+        with example.Session(url, "sub"):
+            ask(client(example, url))
+        ask(client(example, url))
+    assert sent.fields == [
+        {"canopy_conversation": "sub", "canopy_parent": "main"},
+        {"canopy_conversation": "main"},
+    ]
+
+
+def test_concurrent_tasks_have_their_own_sessions(example) -> None:
+    async def task(url: str, name: str) -> None:
+        http = httpx.AsyncClient(transport=example.AsyncHints(), timeout=None)
+        of = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", http_client=http)
+        with example.Session(url, name):
+            for stream in (False, True):
+                messages = [{"role": "user", "content": name}]
+                answer = await of.chat.completions.create(
+                    model="m", messages=messages, stream=stream
+                )
+                if stream:
+                    assert [part async for part in answer]
+        await of.close()
+
+    async def both(url: str) -> None:
+        await asyncio.gather(task(url, "a"), task(url, "b"))
+
+    with chat_endpoint([]) as (url, sent):
+        asyncio.run(both(url))
+        bodies = [body for path, body in sent.requests if path[:3] == "/v1"]
+    names = [(body["messages"][0]["content"], body["custom_params"]) for body in bodies]
+    assert sorted(name for name, _ in names) == ["a", "a", "b", "b"]
+    assert all(fields["canopy_conversation"] == name for name, fields in names)
+    assert example.current.get() is None
+
+
+def test_a_server_that_rejects_hints_does_not_affect_the_agent(example, caplog) -> None:
+    with chat_endpoint([]) as (url, _):
+        pass  # the port is closed now
+    with caplog.at_level(logging.WARNING), example.Session(url) as session:
+        pass
+    session.sent.result()
+    assert "rejected a hint" in caplog.text
+
+
+def test_hints_carry_the_key_of_the_agents_own_requests_to_that_server(
+    example, monkeypatch
+) -> None:
+    with chat_endpoint([]) as (url, sent), chat_endpoint([]) as (other, others):
+        for base in (url, other):
+            with example.Session(url, "s-1") as session:
+                ask(client(example, base, "k1"))
+            session.sent.result()
+        assert sent.keys == ["Bearer k1", None], "a key goes to no other server"
+        assert others.keys == []
+        monkeypatch.setenv("CANOPY_API_KEY", "k2")
+        for headers in ({}, {"Authorization": "Bearer k3"}):
+            with example.Session(url, "s-1", headers=headers) as session:
+                ask(client(example, url, "k1"))
+            session.sent.result()
+        assert sent.keys[2:] == ["Bearer k2", "Bearer k3"]
+
+
+def test_litellms_session_is_canopys_conversation() -> None:
+    pytest.importorskip("litellm", reason="pip install litellm")
+    hook = load("litellm_sessions").sessions.async_pre_call_hook
+
+    def fields(call: str = "acompletion", **data: Any) -> Any:
+        made = asyncio.run(hook(None, None, {"model": "m", "messages": ASK, **data}, call))
+        return made.get("extra_body", {}).get("custom_params")
+
+    assert fields(metadata={"session_id": "s-1"}) == {"canopy_conversation": "s-1"}
+    own = {"extra_body": {"custom_params": {"canopy_conversation": "mine"}}}
+    assert fields(litellm_session_id="s-1", **own) == {"canopy_conversation": "mine"}
+    assert fields() is None
+    assert fields("aembedding", litellm_session_id="s-1") is None
