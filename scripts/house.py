@@ -120,9 +120,9 @@ LABORATORY = (
 SGLANG = {
     *("radix", "storage", "telemetry"),
     *("server/start", "server/http", "server/scheduler", "server/documents"),
-    *("live/replay", "bench_serving", "canopy_chunks/server", "request", "doctor"),
+    *("live/replay", "bench_serving", "canopy_chunks/server", "request", "doctor", "wire"),
 }
-"""Rooms that may import sglang; ``request`` inside functions only."""
+"""Rooms that may import sglang; ``request`` and ``wire`` inside functions only."""
 
 
 def files() -> Iterator[Path]:
