@@ -92,6 +92,7 @@ PLAN_MEANINGS = {
     "ttl": "TTL table of the disk, see below.",
     "host_ttl": "TTL table of host memory.",
     "server": "SGLang's own settings, by the names of its options with `_` for `-` (`page_size`, `hicache_storage_prefetch_policy`, ...). What is typed wins.",
+    "infeasible": "Limits that the plan misses. A server and `canopy doctor` refuse such a file.",
     "made_by": "Where the plan comes from: command, hash of the trace, date. For people.",
 }
 """What each key of a plan file says."""

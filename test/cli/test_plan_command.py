@@ -7,7 +7,9 @@ import stat
 import pytest
 
 from canopy_lab.cli.main import main
+from sglang_canopy.config.plan_arguments import arguments_of_plan
 from sglang_canopy.config.plan_file import read_plan
+from sglang_canopy.errors import CanopyError
 
 ROW = {
     "instances",
@@ -153,13 +155,43 @@ def test_a_plan_is_for_the_policy_that_advise_finds_and_its_file_says_so(scanned
 def test_limits_that_cannot_be_met_name_what_binds_and_the_nearest_point(plan, capsys):
     status, report = plan("--slo", "p99_ttft<1us,cost<1000")
     said = capsys.readouterr().out
-    assert status == 0
+    assert status == 1
     assert "No configuration meets p99_ttft<1us and cost<1000" in said
     assert "p99_ttft<1us: the best found is" in said
     assert "The nearest feasible point" in said
     assert "it is feasible with: p99_ttft<" in said
     assert not report["feasible"]
     assert report["binding"] == ["p99_ttft<1us"]
+    assert "Try next: more instances (--instances 2)" in said
+
+
+def test_no_server_starts_with_a_plan_that_misses_its_limits(trace, tmp_path, capsys):
+    file = tmp_path / "plan.json"
+    common = ["plan", str(trace), "--no-cache", "--no-checks", "--output", str(file), *SMALL]
+    assert main([*common, "--slo", "p99_ttft<1us"]) == 1
+    said = capsys.readouterr().out
+    assert "Start a server with it" not in said
+    assert "no server starts with it" in said
+    with pytest.raises(CanopyError, match="misses p99_ttft<1us"):
+        arguments_of_plan(str(file), ["--model-path", "m"])
+    with pytest.raises(CanopyError, match="misses p99_ttft<1us"):
+        read_plan(file).check_for_server()
+    assert main(common) == 0
+    assert arguments_of_plan(str(file), ["--model-path", "m"])[0]
+
+
+@pytest.mark.parametrize(
+    ("limits", "advice"),
+    [
+        ("throughput>1000000000", "more instances (--instances 2)"),
+        ("cost<0.0000001", "a cheaper price list"),
+        ("token_hit_ratio>99.9%", "more memory"),
+    ],
+)
+def test_what_to_try_next_depends_on_the_limit_that_binds(plan, capsys, limits, advice):
+    status, _ = plan("--slo", limits)
+    assert status == 1
+    assert f"Try next: {advice}" in capsys.readouterr().out
 
 
 def test_the_trace_may_be_given_alone(trace, tmp_path, capsys):

@@ -68,6 +68,7 @@ def test_roots_of_a_trace_are_refused_by_a_server_and_categories_are_not() -> No
         ({"version": True}, '"version" must be 1'),
         ({"ttll": {}}, "unknown key 'ttll'"),
         ({"radix_eviction": "lruu"}, "radix_eviction must be the name of a policy"),
+        ({"infeasible": True}, "infeasible must be a text"),
         ({"radix_eviction": 3}, "radix_eviction must be the name of a policy"),
         ({"host_eviction": "tlru"}, "host_eviction must be the name of a policy"),
         ({"disk_eviction": "belady"}, "disk_eviction must be the name of a policy"),

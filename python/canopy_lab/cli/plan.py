@@ -6,6 +6,7 @@ import datetime
 import json
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from importlib.util import find_spec
 from itertools import compress
 from pathlib import Path
@@ -23,7 +24,7 @@ from canopy_lab.plan.page import write_figures, write_page
 from canopy_lab.plan.planner import CapacityPlan, make_plan, to_json
 from canopy_lab.plan.server_plan import server_plan
 from canopy_lab.plan.slots import last_hours
-from canopy_lab.plan.text import HEAD, cells, plan_text
+from canopy_lab.plan.text import HEAD, cells, next_step, plan_text
 from canopy_lab.plan.worker import PlanInputs, at_load
 from canopy_lab.report.table import text_table
 from canopy_lab.sim.compact import CompactTrace
@@ -41,7 +42,10 @@ OPTIONS = (Reading, Choosing, EngineOptions, Searching, Writing)
 
 
 def run(*options: Any) -> int:
-    """Plan, print, and write the requested files. ``options``: one object per ``OPTIONS`` class."""
+    """Plan, print, and write the requested files. ``options``: one object per ``OPTIONS`` class.
+
+    Returns 1 if no configuration meets the limits.
+    """
     command = check(*options)
     if command.searching.compare:
         return _compare(command)
@@ -50,7 +54,7 @@ def run(*options: Any) -> int:
     for line in [about["policy"], *remarks(command, work, about)]:
         print(line)
     write_outputs(command, plan, work, about)
-    return 0
+    return 0 if plan.choice.feasible else 1
 
 
 def _compare(given: PlanCommand) -> int:
@@ -73,8 +77,8 @@ def _compare(given: PlanCommand) -> int:
     print(text_table(("profile", "its times", *HEAD, "meets"), rows))
     able = [one for one in made if one[1].choice.feasible]
     if not able:
-        print("None meets the limits.")
-        return 0
+        print(f"None meets the limits. Try next: {next_step(made[0][1])}.")
+        return 1
     wanted = able[0][1].request.minimise
     sign = -1 if wanted.maximise else 1
     command, found, work, about = min(able, key=lambda m: sign * m[1].choice.row[wanted.key])
@@ -229,5 +233,11 @@ def write_outputs(
     if args.output:
         origin = {"command": "canopy plan", **about}
         made = {k: v for k, v in origin.items() if k != "price_sources"}
-        write_plan(args.output, server_plan(plan.choice.row, work, made, args.disk_path))
-        print(f"Start a server with it: --canopy-plan {args.output}")
+        server = server_plan(plan.choice.row, work, made, args.disk_path)
+        if plan.choice.feasible:
+            write_plan(args.output, server)
+            print(f"Start a server with it: --canopy-plan {args.output}")
+            return
+        missed = " and ".join(c.text for c in plan.choice.binding)
+        write_plan(args.output, replace(server, infeasible=missed))
+        print(f"{args.output} is marked infeasible: no server starts with it.")

@@ -138,8 +138,28 @@ def choice_text(plan: CapacityPlan, currency: str) -> list[str]:
         f"The nearest feasible point: {label_of(row)}",
         f"  {main_metrics(row)}, {row['cost_per_hour']:.3f} {currency}/h",
         f"  it is feasible with: {relaxed(plan)}",
+        f"Try next: {next_step(plan)}.",
     ]
     return lines
+
+
+def next_step(plan: CapacityPlan) -> str:
+    """Return the option to change if no configuration meets the limits."""
+    units = {c.metric.unit for c in plan.choice.binding}
+    money = {"money", "money/h"} & units
+    instances = plan.request.instances
+    if money and units - money:
+        return "other limits: less cost and better service exclude each other here"
+    if money:
+        fewer = (
+            f"fewer instances (--instances {min(instances) // 2}), or "
+            if min(instances) > 1
+            else ""
+        )
+        return f"{fewer}a cheaper price list (--prices)"
+    if units == {"share"}:
+        return "more memory (--dram-max-gib, --disk-max-gib, --device-tokens); some prompts never repeat"
+    return f"more instances (--instances {2 * max(instances)})"
 
 
 def uncertainty_text(found: Uncertainty) -> list[str]:

@@ -18,10 +18,11 @@ _MASTER = ("master_server_address", "client_server_address")
 def arguments_of_plan(path: str, argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the arguments, and a line for each setting of the plan that ``argv`` overrules.
 
-    Raises ``CanopyError`` if the file is not a plan.
+    Raises ``CanopyError`` if the file is not a plan, or its plan misses its limits.
     """
     try:
         plan = read_plan(path)
+        plan.check_feasible()
     except CanopyError as error:
         raise CanopyError(f"{PLAN_FLAG}: {error}") from None
     added, overruled = _policies(plan, argv)

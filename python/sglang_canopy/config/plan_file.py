@@ -53,6 +53,8 @@ class ServerPlan:
     host_ttl: TTLTable | None = None
     server: ServerSettings | None = None
     """SGLang's settings in the plan's simulation."""
+    infeasible: str | None = None
+    """Limits that the configuration misses. A server refuses such a plan."""
     made_by: Mapping[str, Any] = field(default_factory=dict)
     """Source of the plan, for readers: command, trace hash, date."""
 
@@ -78,12 +80,17 @@ class ServerPlan:
             table = getattr(self, name)
             if table is not None and not isinstance(table, TTLTable):
                 raise CanopyError(f"plan: {name} must be a TTL table, got {table!r:.60}")
+        missed = self.infeasible
+        if missed is not None and (not isinstance(missed, str) or not missed):
+            raise CanopyError(f"plan: infeasible must be a text, got {missed!r:.60}")
         if self.server is not None and not isinstance(self.server, ServerSettings):
             raise CanopyError(f"plan: server must be settings, got {self.server!r:.60}")
         _check_config("made_by", self.made_by)
 
     def check_for_server(self) -> None:
-        """Raise ``CanopyError`` unless a server can use the plan: its roots must be a server's."""
+        """Raise ``CanopyError`` unless a server can use the plan: it meets its limits, and its
+        roots are a server's."""
+        self.check_feasible()
         for name in ("ttl", "host_ttl"):
             table = getattr(self, name)
             if table is not None and table.groups and table.hash != SERVER_HASH:
@@ -93,6 +100,15 @@ class ServerPlan:
                     "server's own request log (--format sglang), or drop 'groups' and give "
                     "'categories'"
                 )
+
+    def check_feasible(self) -> None:
+        """Raise ``CanopyError`` if no configuration of the plan met its limits."""
+        if self.infeasible is not None:
+            raise CanopyError(
+                f"plan: this configuration misses {self.infeasible}, and no other that was tried "
+                "meets it; plan again with other limits or more instances, or remove the key "
+                "'infeasible' to start with it all the same"
+            )
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON data without the omitted values."""
