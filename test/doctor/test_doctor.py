@@ -19,9 +19,10 @@ from canopy_lab.cli import main as cli
 from sglang_canopy import SGLANG_VERSION
 from sglang_canopy.config.refusals import POLICIES, REFUSALS, all_unsupported, unsupported
 from sglang_canopy.doctor import machine
-from sglang_canopy.doctor.command_line import HIDDEN, masked, server_arguments
+from sglang_canopy.doctor.command_line import HIDDEN, masked
 from sglang_canopy.doctor.examine import Report
 from sglang_canopy.doctor.finding import FAULT, NOTE, REFUSED, UNTESTED, Finding
+from sglang_canopy.doctor.launch import launch_of
 
 BASE = "--model-path /none --device cpu --port {port} "
 LINES = {
@@ -186,7 +187,7 @@ def test_every_refusal_that_applies_is_listed_and_the_first_is_the_servers() -> 
     ],
 )
 def test_a_launch_command_may_be_pasted_as_it_is(words) -> None:
-    assert server_arguments(words) == ["--model-path", "M", "--x"]
+    assert launch_of(words).arguments == ["--model-path", "M", "--x"]
 
 
 @given(st.text(min_size=4, alphabet="QXZ987"), st.booleans())

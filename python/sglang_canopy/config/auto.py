@@ -7,19 +7,26 @@ server cannot have is omitted, with the reason.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 from sglang_canopy.admission.settings import AUTO as GATE_AUTO
 from sglang_canopy.admission.settings import GateSettings
 from sglang_canopy.config.plan_arguments import typed, value
 from sglang_canopy.config.queue import BOUNDED_SHORTEST
-from sglang_canopy.config.refusals import GATE, QUEUE, unsupported
+from sglang_canopy.config.queue import FLAG as QUEUE_FLAG
+from sglang_canopy.config.refusals import GATE, QUEUE, applying
+from sglang_canopy.config.whatif import FLAG as METER_FLAG
 from sglang_canopy.policy.registry import AUTO
+
+if TYPE_CHECKING:
+    from sglang_canopy.config.server_options import ServerOptions
 
 POLICY = "wa"
 """Eviction policy while it is not below its floor."""
 WRITE_POLICY, WRITTEN = "--hicache-write-policy", "write_back"
+NAMES = ("policy", "order", "gate", "write policy", "floor", "meter")
+"""Parts of ``auto``."""
 
 
 def arguments(argv: Sequence[str]) -> list[str]:
@@ -39,28 +46,107 @@ class Parts:
     """Fields of ``QueueFlags``."""
     requests: Mapping[str, Any]
     """Fields of ``RequestOptions``."""
-    left_out: Mapping[str, str]
-    """Parts that this server cannot have, with the reason."""
 
 
 def parts(server_args: Any) -> Parts:
     """Return the parts that this server can have."""
-    no_order, no_gate = _no_order(server_args), _without_way_out(GATE, server_args)
-    left_out = {"order": no_order, "gate": no_gate}
+    no_order, no_gate = _no_order(server_args), _no_gate(server_args)
     return Parts(
         {"queue_order": BOUNDED_SHORTEST} if no_order is None else {},
         {"session_gate": GateSettings(mode=GATE_AUTO)} if no_gate is None else {},
-        {part: why for part, why in left_out.items() if why is not None},
     )
 
 
-def _no_order(server_args: Any) -> str | None:
-    """Return the reason to keep SGLang's queue order, or ``None``."""
+@dataclass(frozen=True, slots=True)
+class Part:
+    """State of one part of ``auto`` on a server."""
+
+    name: str
+    """One of ``NAMES``."""
+    active: bool
+    runs: str
+    """Setting in effect."""
+    why: str = ""
+    """Reason for an inactive part."""
+    change: str = ""
+    """Change that activates the part; empty if there is none."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the state as JSON data."""
+        return asdict(self)
+
+    def text(self) -> str:
+        """Return the state in one line."""
+        if self.active:
+            return f"{self.name} is on ({self.runs})"
+        return f"{self.name} is off: {self.why}" + (f"; {self.change}" if self.change else "")
+
+
+def state(server_args: Any, options: ServerOptions, *context: Any) -> tuple[Part, ...]:
+    """Return the state of all parts on a server that was started with ``auto``.
+
+    ``server_args``: checked arguments. ``context``: SGLang's ``TreeCacheBuildContext`` if it exists.
+    """
+    order, gate, meter = options.queue.queue_order, options.gate, options.meter
+    host = server_args.enable_hierarchical_cache
+    written = server_args.hicache_write_policy
+    no_floor = meter is None or meter.floor != "on"
+    return (
+        Part("policy", True, server_args.radix_eviction_policy),
+        _part(
+            "order",
+            None
+            if order == BOUNDED_SHORTEST
+            else _no_order(server_args, *context) or _given(QUEUE_FLAG, order),
+            order,
+        ),
+        _part(
+            "gate",
+            None
+            if gate is not None
+            else _no_gate(server_args, *context) or _given("--canopy-session-gate", "off"),
+            "off" if gate is None else gate.mode,
+        ),
+        _part(
+            "write policy",
+            ("there is no host tier", "add --enable-hierarchical-cache")
+            if not host
+            else (None if written == WRITTEN else _given(WRITE_POLICY, written)),
+            written if host else "none",
+        ),
+        _part(
+            "floor",
+            ("floor=off was given", f"leave out floor=off of {METER_FLAG}") if no_floor else None,
+            "off" if no_floor else "canopy-lru",
+        ),
+        Part("meter", meter is not None, "none" if meter is None else ", ".join(meter.policies)),
+    )
+
+
+def _part(name: str, reason: tuple[str, str] | None, runs: str) -> Part:
+    """Return a part that is active without a ``reason`` (and the change that removes it)."""
+    return Part(name, True, runs) if reason is None else Part(name, False, runs, *reason)
+
+
+def _given(flag: str, value: str) -> tuple[str, str]:
+    return f"{flag} {value} was given", f"leave out {flag}"
+
+
+def _no_order(server_args: Any, *context: Any) -> tuple[str, str] | None:
+    """Return the reason to keep SGLang's queue order and the remedy, or ``None``."""
     if server_args.schedule_policy != "fcfs":
-        return f"--schedule-policy {server_args.schedule_policy} was given"
-    return _without_way_out(QUEUE, server_args)
+        return _given("--schedule-policy", server_args.schedule_policy)
+    return _refused(QUEUE, server_args, *context)
 
 
-def _without_way_out(feature: str, server_args: Any) -> str | None:
-    why = unsupported(feature, server_args)
-    return None if why is None else why.partition(";")[0]
+def _no_gate(server_args: Any, *context: Any) -> tuple[str, str] | None:
+    return _refused(GATE, server_args, *context)
+
+
+def _refused(feature: str, *configured: Any) -> tuple[str, str] | None:
+    """Return the first reason to refuse ``feature`` and all remedies, or ``None``."""
+    found = list(applying(feature, *configured))
+    if not found:
+        return None
+    remedies = dict.fromkeys(one.remedy() for _, one in found if one.remedy())
+    return found[0][0], ", and ".join(remedies)

@@ -35,6 +35,7 @@ _TRUE = ("1", "true", "yes", "y")
 
 
 DROP = "drop that option"
+_ONE = "use 1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,13 @@ class Refusal:
     """Reason for the queue order."""
     disk: str | None = None
     """Reason for the disk tier."""
+
+    def remedy(self) -> str:
+        """Return the change that lifts the refusal and keeps the feature; empty if there is none."""
+        if self.option is None or self.instead not in (DROP, _ONE):
+            return self.instead
+        flag = f"--{self.option.replace('_', '-')}"
+        return f"use {flag} 1" if self.instead == _ONE else f"leave out {flag}"
 
 
 def _for_both(option: str, why: str, *more: Any, **named: Any) -> Refusal:
@@ -144,7 +152,7 @@ REFUSALS = (
         "tokenizer_worker_num",
         chunks="--tokenizer-worker-num {}: the workers do not share what they know of documents",
         refused=_above_one,
-        instead="use 1",
+        instead=_ONE,
         gate="--tokenizer-worker-num {}: the workers do not share what they know of sessions",
     ),
     Refusal(
@@ -159,11 +167,11 @@ REFUSALS = (
         None,
         "--pp-size {} is not supported yet",
         _above_one,
-        instead="use 1",
+        instead=_ONE,
         gate="--pp-size {} is not supported yet",
         queue="--pp-size {} is not verified",
     ),
-    Refusal("dp_size", None, "--dp-size {} is not supported yet", _above_one, instead="use 1"),
+    Refusal("dp_size", None, "--dp-size {} is not supported yet", _above_one, instead=_ONE),
     Refusal(
         "kv_cache_dtype",
         None,
@@ -230,14 +238,22 @@ def all_unsupported(
     feature: str, *configured: Any, environment: Mapping[str, str] = os.environ
 ) -> Iterator[str]:
     """Yield every reason why ``feature`` cannot run, in order of precedence."""
+    for why, refusal in applying(feature, *configured, environment=environment):
+        ways_out = [way for way in (refusal.instead, _WITHOUT[feature]) if way]
+        yield f"{why}; {', or '.join(ways_out)}"
+
+
+def applying(
+    feature: str, *configured: Any, environment: Mapping[str, str] = os.environ
+) -> Iterator[tuple[str, Refusal]]:
+    """Yield every refusal of ``feature`` that applies, with its reason, in order of precedence."""
     for refusal in REFUSALS:
         why = getattr(refusal, feature)
         if why is None:
             continue
         for value in _values(refusal, configured, environment):
             if refusal.refused(value):
-                ways_out = [way for way in (refusal.instead, _WITHOUT[feature]) if way]
-                yield f"{why.format(value)}; {', or '.join(ways_out)}"
+                yield why.format(value), refusal
                 break
 
 

@@ -6,11 +6,11 @@ process and rank. It contains no secrets, since SGLang logs its arguments and sh
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from sglang_canopy.admission.settings import OFF, GateSettings
+from sglang_canopy.config.auto import Part
 from sglang_canopy.config.queue import QueueFlags
 from sglang_canopy.config.tiers import TierOptions
 from sglang_canopy.config.whatif import MeterOptions
@@ -91,8 +91,8 @@ class ServerOptions:
     tiers: TierOptions = field(default_factory=TierOptions)
     meter: MeterOptions | None = None
     """``None`` without a what-if meter."""
-    auto: Mapping[str, str] | None = None
-    """``--radix-eviction auto`` only: parts that this server cannot have, and why."""
+    auto: tuple[Part, ...] | None = None
+    """``--radix-eviction auto`` only: state of its parts."""
 
     @property
     def gate(self) -> GateSettings | None:

@@ -9,13 +9,17 @@ import json
 import logging
 import re
 from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import Any
 
+from sglang_canopy import SGLANG_VERSION
 from sglang_canopy.admission.settings import OFF, GateSettings
 from sglang_canopy.config import refusals
+from sglang_canopy.config.auto import Part
 from sglang_canopy.declared import keyed
-from sglang_canopy.doctor.finding import REFUSED, UNTESTED, Finding
-from sglang_canopy.doctor.setups import PARTS, untested
+from sglang_canopy.doctor.finding import AUTO as AUTO_PART
+from sglang_canopy.doctor.finding import REFUSED, TESTED, UNTESTED, Finding
+from sglang_canopy.doctor.setups import PARTS, tested, untested
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import AUTO, live_names
 from sglang_canopy.server.documents import hooks as documents
@@ -28,28 +32,12 @@ _SECRET_KEY = re.compile(
     r"((?:^|,)[\w-]*(?:key|secret|password|credential|quota|salt)[\w-]*=).*", re.I
 )
 """Keys of ``KEY=VALUE,...`` after which the rest is hidden."""
-_LAUNCHERS = (
-    ("sglang", "serve"),
-    ("python", "-m", "sglang.launch_server"),
-    ("python3", "-m", "sglang.launch_server"),
-)
 _FLAG_OF = {
     refusals.POLICIES: "--radix-eviction",
     refusals.CHUNKS: "--canopy-chunks",
     refusals.GATE: "--canopy-session-gate",
     refusals.DISK: "--hicache-storage-backend canopy",
 }
-
-
-def server_arguments(words: Sequence[str]) -> list[str]:
-    """Return ``words`` without the launcher; a leading model gets ``--model-path``."""
-    words = list(words)
-    for launcher in _LAUNCHERS:
-        if tuple(words[: len(launcher)]) == launcher:
-            words = words[len(launcher) :]
-    if words and not words[0].startswith("-"):
-        words.insert(0, "--model-path")
-    return words
 
 
 def _is_secret(flag: str) -> bool:
@@ -107,10 +95,31 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         with contextlib.redirect_stderr(printed), contextlib.redirect_stdout(printed):
             ServerArgs.add_cli_args(parser)
             arguments.add_flags(None, parser)  # needed if SGLang's plugin loading is disabled
-            return parser.parse_args(arguments.expand(list(words))[0][0])
+            words = arguments.expand(list(words))[0][0]
+            if "--config" in words:
+                from sglang.srt.utils.server_args_config_parser import ConfigArgumentMerger
+
+                words = ConfigArgumentMerger(parser).merge_config_with_args(words)
+            given, unknown = parser.parse_known_args(words)
     except SystemExit as stop:
         lines = printed.getvalue().strip().splitlines()
         raise CanopyError(str(stop.code) if not lines else lines[-1]) from None
+    except (OSError, ValueError) as error:
+        raise CanopyError(str(error)) from None
+    if unknown:
+        raise CanopyError(_unknown(unknown, list(parser._option_string_actions)))
+    return given
+
+
+def _unknown(words: Sequence[str], known: Sequence[str]) -> str:
+    """Return the error for words that SGLang's parser does not know, with the nearest flags."""
+    flags = [word.partition("=")[0] for word in words if word.startswith("--")]
+    if not flags:
+        return f"SGLang does not know {' '.join(words)[:200]}"
+    near = {flag: get_close_matches(flag, known, n=1, cutoff=0.75) for flag in flags}
+    return f"SGLang {SGLANG_VERSION} does not know " + ", ".join(
+        f"{flag} (did you mean {close[0]}?)" if close else flag for flag, close in near.items()
+    )
 
 
 def requested_features(given: argparse.Namespace) -> list[str]:
@@ -128,7 +137,7 @@ def _gated(typed: str | None) -> bool:
     try:
         return typed is not None and keyed(GateSettings, head="mode")(typed).mode != OFF
     except CanopyError:
-        return False  # ``stopped`` reports the error
+        return False  # ``start`` reports the error
 
 
 def refused(given: argparse.Namespace) -> list[Finding]:
@@ -140,8 +149,9 @@ def refused(given: argparse.Namespace) -> list[Finding]:
     return found
 
 
-def stopped(words: Sequence[str]) -> Finding | None:
-    """Return the error with which the server's own parsing stops the start, or ``None``."""
+def start(words: Sequence[str]) -> Any:
+    """Return the server's arguments as its own parsing leaves them, or the ``Finding`` that stops
+    the start."""
     from sglang.srt.server_args import prepare_server_args
 
     root = logging.getLogger()
@@ -149,7 +159,7 @@ def stopped(words: Sequence[str]) -> Finding | None:
     printed = io.StringIO()
     try:
         with contextlib.redirect_stderr(printed), contextlib.redirect_stdout(printed):
-            prepare_server_args(list(words))
+            return prepare_server_args(list(words))
     except SystemExit as stop:
         lines = printed.getvalue().strip().splitlines()
         reason = stop.code if isinstance(stop.code, str) else (lines or ["it ends"])[-1]
@@ -159,7 +169,6 @@ def stopped(words: Sequence[str]) -> Finding | None:
     finally:
         root.handlers[:] = handlers
         root.setLevel(level)
-    return None
 
 
 def parts_of(given: argparse.Namespace) -> tuple[str, ...]:
@@ -176,9 +185,28 @@ def parts_of(given: argparse.Namespace) -> tuple[str, ...]:
     return tuple(part for part in PARTS if used[part])
 
 
+def auto_findings(parts: Sequence[Part]) -> list[Finding]:
+    """Return the state of the ``parts`` of ``auto``: one line for the active ones, and one each for
+    the others."""
+    on = "; ".join(part.text() for part in parts if part.active)
+    off = [Finding(AUTO_PART, part.text()) for part in parts if not part.active]
+    return [Finding(AUTO_PART, on), *off] if parts else []
+
+
+def tried(given: argparse.Namespace) -> list[Finding]:
+    """Return the set-ups that are tested, by the level of the tests and by part."""
+    levels: dict[str, list[str]] = {}
+    for setup, cells in tested(given, parts_of(given)):
+        for state, parts in cells.items():
+            levels.setdefault(state, []).append(f"{setup.name} ({', '.join(parts)})")
+    return [
+        Finding(TESTED, f"{level.split()[0]}: {', '.join(names)}")
+        for level, names in levels.items()
+    ]
+
+
 def untried(given: argparse.Namespace) -> list[Finding]:
     """Return the parts and set-ups that are neither refused nor tested."""
-    given.device = given.device or "cuda"  # this machine's device may differ from the server's
     return [
         Finding(
             UNTESTED, f"{setup.name}: {', '.join(parts)}{_NO_GPU if setup.value == 'cuda' else ''}"

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sglang_canopy.config.auto import Part
+from sglang_canopy.config.server_options import options_of
 from sglang_canopy.doctor import command_line, machine
 from sglang_canopy.doctor.finding import NOTE, STOPS, Finding
+from sglang_canopy.doctor.launch import Launch, launch_of
 from sglang_canopy.errors import CanopyError
 
 
@@ -22,6 +27,8 @@ class Report:
     command: str
     facts: dict[str, str]
     findings: list[Finding] = field(default_factory=list)
+    auto: tuple[Part, ...] = ()
+    """Parts of ``--radix-eviction auto``; empty with other policies or if the start is refused."""
 
     @property
     def status(self) -> int:
@@ -48,15 +55,34 @@ class Report:
             "flags": self.command,
             "environment": self.facts,
             "findings": findings,
+            "auto": [part.to_json() for part in self.auto],
         }
 
 
 def examine(words: Sequence[str]) -> Report:
     """Check a server's command line, which may be empty, and this machine.
 
-    Raises ``CanopyError`` for a command line that SGLang's parser rejects.
+    Raises ``CanopyError`` for a command line without a server or that SGLang's parser rejects.
     """
-    arguments = command_line.server_arguments(words)
+    launch = launch_of(words) if words else Launch([])
+    with _variables(launch.environment):
+        return _examine(launch)
+
+
+@contextlib.contextmanager
+def _variables(given: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables for the duration of an examination."""
+    before = dict(os.environ)
+    os.environ.update(given)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def _examine(launch: Launch) -> Report:
+    arguments = launch.arguments
     report = Report(shlex.join(command_line.masked(arguments)), machine.facts())
     report.findings += machine.packages()
     report.findings += machine.tools()
@@ -66,10 +92,17 @@ def examine(words: Sequence[str]) -> Report:
         return report  # the parser of another SGLang version is not comparable
     given = command_line.parse(arguments)
     refused = command_line.refused(given)
-    first = command_line.stopped(arguments)
-    if first is not None and not any(_says(one, first) for one in refused):
-        refused.insert(0, first)
-    report.findings += [*refused, *command_line.untried(given), *_places(given), *_slow(given)]
+    started = command_line.start(arguments)
+    if isinstance(started, Finding):
+        if not any(_says(one, started) for one in refused):
+            refused.insert(0, started)
+    else:
+        report.auto = options_of(started).auto or ()
+        report.findings += command_line.auto_findings(report.auto)
+    given.enable_lora = given.enable_lora or bool(given.lora_paths)  # as SGLang's resolution does
+    given.device = given.device or "cuda"  # this machine's device may differ from the server's
+    report.findings += [*refused, *command_line.tried(given), *command_line.untried(given)]
+    report.findings += [*_places(given, launch), *_slow(given)]
     return report
 
 
@@ -93,8 +126,16 @@ def _says(one: Finding, other: Finding) -> bool:
     return one.text.partition(": ")[2] in other.text
 
 
-def _places(given: argparse.Namespace) -> list[Finding]:
-    """Check the port, memory and folders that this server would use."""
+def _places(given: argparse.Namespace, launch: Launch) -> list[Finding]:
+    """Check the port, memory and folders that this server would use on this machine."""
+    if launch.elsewhere:
+        return [
+            Finding(
+                NOTE,
+                f"the server starts through {launch.elsewhere}: its port, memory and folders are "
+                "not checked, and the facts above are those of this machine",
+            )
+        ]
     found = machine.port(given.host, given.port)
     if given.enable_hierarchical_cache and given.device != "cpu":  # Canopy needs less on a CPU
         found += machine.host_memory(given.hicache_size * given.tp_size * machine.GB)
@@ -107,7 +148,7 @@ def _places(given: argparse.Namespace) -> list[Finding]:
                 given_extra(given.hicache_storage_backend_extra_config)
             )
         except CanopyError:
-            return found  # ``stopped`` has reported the error
+            return found  # ``start`` has reported the error
         found += machine.folder("disk tier", Path(settings.path), settings.capacity_bytes)
     profile = _profile(given)
     if profile is not None:

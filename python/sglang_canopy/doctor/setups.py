@@ -82,6 +82,10 @@ def _is(*values: Any) -> Callable[[Any], bool]:
     return lambda value: value in values
 
 
+def _other(*usual: Any) -> Callable[[Any], bool]:
+    return lambda value: value is not None and value not in usual
+
+
 def _above(limit: int) -> Callable[[Any], bool]:
     return lambda value: (value or 0) > limit
 
@@ -287,6 +291,25 @@ SETUPS = (
         _served("test_tokenizer_workers.py::test_two_workers_stamp_alike_and_each_takes_hints"),
         applies=_above(1),
     ),
+    Setup("`--ep-size` above 1", "ep_size", 8, applies=_above(1)),
+    Setup("`--moe-a2a-backend`", "moe_a2a_backend", "deepep", applies=_other("none")),
+    Setup("`--moe-runner-backend`", "moe_runner_backend", "deep_gemm", applies=_other("auto")),
+    Setup("several nodes (`--nnodes`)", "nnodes", 2, applies=_above(1)),
+    Setup(
+        "HiCache storage `mooncake`",
+        "hicache_storage_backend",
+        "mooncake",
+        host=_cache(
+            "storage/test_mooncake_tree.py::test_a_tree_reads_what_another_one_wrote_at_the_same_time"
+        ),
+        applies=_is("mooncake"),
+    ),
+    Setup(
+        "HiCache storage other than `canopy` and `mooncake` (file, nixl, hf3fs, ...)",
+        "hicache_storage_backend",
+        "nixl",
+        applies=_other("canopy", "mooncake", "dynamic"),
+    ),
     Setup("`--use-ray`", "use_ray", True),
     Setup("`--enable-streaming-session`", "enable_streaming_session", True),
     Setup("`--enable-session-radix-cache`", "enable_session_radix_cache", True),
@@ -317,6 +340,22 @@ SETUPS = (
     Setup("`--enable-return-hidden-states`", "enable_return_hidden_states", True),
     Setup("`--enable-encoder-swa-bounded-replay`", "enable_encoder_swa_bounded_replay", True),
 )
+
+
+def tested(configured: Any, parts: tuple[str, ...]) -> list[tuple[Setup, dict[str, list[str]]]]:
+    """Return the set-ups of a server's arguments ``configured``, each with its tested ``parts`` by
+    level."""
+    found = []
+    for setup in SETUPS:
+        if setup.applies(getattr(configured, setup.option, None)):
+            levels: dict[str, list[str]] = {}
+            for part in parts:
+                state = setup.cell(part).state
+                if state in (SERVED, CACHE):
+                    levels.setdefault(state, []).append(part)
+            if levels:
+                found.append((setup, levels))
+    return found
 
 
 def untested(configured: Any, parts: tuple[str, ...]) -> list[tuple[Setup, list[str]]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sglang_canopy.whatif.total import in_words as meter_in_words
@@ -14,10 +14,10 @@ logger = logging.getLogger(__name__)
 EVERY_S = 60.0
 
 
-def in_words(status: Mapping[str, Any], left_out: Mapping[str, str]) -> str:
-    """Return the line. ``status``: from ``Status``. ``left_out``: parts that this server cannot
-    have, and why."""
-    return "; ".join((_policy(status), _order(status, left_out), _gate(status, left_out)))
+def in_words(status: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]) -> str:
+    """Return the line. ``status``: from ``Status``. ``parts``: as in ``config.auto.Part``."""
+    off = {part["name"]: part["why"] for part in parts if not part["active"]}
+    return "; ".join((_policy(status), _order(status, off), _gate(status, off)))
 
 
 def _policy(status: Mapping[str, Any]) -> str:
@@ -29,9 +29,9 @@ def _policy(status: Mapping[str, Any]) -> str:
     return meter_in_words(meter) + behind
 
 
-def _order(status: Mapping[str, Any], left_out: Mapping[str, str]) -> str:
-    if "order" in left_out:
-        return f"SGLang's order of the queue ({left_out['order']})"
+def _order(status: Mapping[str, Any], off: Mapping[str, str]) -> str:
+    if "order" in off:
+        return f"SGLang's order of the queue ({off['order']})"
     queue = status["queue"]
     if queue is None or queue["let_in"] is None:
         return "SGLang's order of the queue"
@@ -39,9 +39,9 @@ def _order(status: Mapping[str, Any], left_out: Mapping[str, str]) -> str:
     return f"order {queue['order']}: {queue['waiting_requests']} wait, let in {let_in}"
 
 
-def _gate(status: Mapping[str, Any], left_out: Mapping[str, str]) -> str:
-    if "gate" in left_out:
-        return f"no session gate ({left_out['gate']})"
+def _gate(status: Mapping[str, Any], off: Mapping[str, str]) -> str:
+    if "gate" in off:
+        return f"no session gate ({off['gate']})"
     gate = status["session_gate"]
     if gate is None:
         return "no session gate"
@@ -55,13 +55,14 @@ def _gate(status: Mapping[str, Any], left_out: Mapping[str, str]) -> str:
 class AutoLine:
     """Reports the state of ``auto`` in every status, and once a minute in the log."""
 
-    def __init__(self, left_out: Mapping[str, str]) -> None:
-        self._left_out = left_out
+    def __init__(self, parts: Sequence[Mapping[str, Any]]) -> None:
+        self._parts = parts
         self._next = -math.inf
 
     def add_to(self, status: dict[str, Any], now: float) -> None:
-        """Add ``auto`` to ``status``. ``now``: seconds on a monotonic clock."""
-        status["auto"] = in_words(status, self._left_out)
+        """Add the line and the parts to ``status``. ``now``: seconds on a monotonic clock."""
+        status["auto"] = in_words(status, self._parts)
+        status["auto_parts"] = list(self._parts)
         if now >= self._next:
             self._next = now + EVERY_S
             logger.info("canopy auto: %s", status["auto"])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sglang_canopy.telemetry import documents_series
@@ -164,9 +164,9 @@ def start_watching(meter: Meter, enable_metrics: bool) -> Watcher | None:
 
 
 def start(
-    cache: CanopyRadixCache, enable_metrics: bool, auto: Mapping[str, str] | None = None
+    cache: CanopyRadixCache, enable_metrics: bool, auto: Sequence[Mapping[str, Any]] | None = None
 ) -> Reporter:
-    """Report on this process's cache. ``auto``: as in ``ServerOptions``.
+    """Report on this process's cache. ``auto``: parts of ``--radix-eviction auto`` as JSON data.
 
     The first tensor- and pipeline-parallel rank reports for all, including metrics. The other ranks
     report only the values that must be equal. Data-parallel replicas report separately.

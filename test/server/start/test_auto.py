@@ -10,6 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from sglang_canopy.config import auto
+from sglang_canopy.config.auto import WRITE_POLICY
 from sglang_canopy.server.start import arguments, seams
 from sglang_canopy.telemetry.auto_line import EVERY_S, AutoLine, in_words
 
@@ -39,10 +41,16 @@ for name, argv in json.loads(sys.argv[1]).items():
     read[name] = {
         "policy": a.radix_eviction_policy, "order": o.queue.queue_order,
         "gate": o.gate and o.gate.held, "factor": o.queue.max_wait_factor, "floor": o.meter and o.meter.floor,
-        "left_out": dict(o.auto) if o.auto is not None else None, "write": a.hicache_write_policy,
+        "parts": {part.name: part.to_json() for part in o.auto} if o.auto is not None else None,
+        "write": a.hicache_write_policy,
     }
 print("READ" + json.dumps(read))
 """
+
+
+def reasons(one: dict) -> dict[str, str]:
+    """Inactive parts of ``auto`` with their reasons."""
+    return {name: part["why"] for name, part in one["parts"].items() if not part["active"]}
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +81,10 @@ def test_it_is_refused_without_a_prefix_cache(tiny_model: Path) -> None:
 def test_every_part_is_on_and_the_policy_is_one_that_ranks(read) -> None:
     alone = read["alone"]
     assert (alone["policy"], alone["order"]) == ("wa", "bounded-shortest")
-    assert (alone["gate"], alone["floor"], alone["left_out"]) == ("queue", "on", {})
+    assert (alone["gate"], alone["floor"]) == ("queue", "on")
+    assert reasons(alone) == {"write policy": "there is no host tier"}
+    assert reasons(read["host"]) == {}
+    assert list(alone["parts"]) == list(auto.NAMES)
 
 
 def test_what_the_user_sets_is_left_as_it_is(read) -> None:
@@ -82,14 +93,20 @@ def test_what_the_user_sets_is_left_as_it_is(read) -> None:
     assert (read["gate off"]["gate"], read["gate refuses"]["gate"]) == (None, "reject")
     assert read["meter by hand"]["floor"] == "off"
     assert read["order by hand"]["order"] == "sglang"
-    assert read["order by hand"]["left_out"]["order"] == "--schedule-policy lpm was given"
+    assert reasons(read["order by hand"])["order"] == "--schedule-policy lpm was given"
+    assert read["order by hand"]["parts"]["order"]["change"] == "leave out --schedule-policy"
+    assert reasons(read["order off"])["order"] == "--canopy-queue-order sglang was given"
+    assert reasons(read["gate off"])["gate"] == "--canopy-session-gate off was given"
+    assert reasons(read["meter by hand"])["floor"] == "floor=off was given"
+    assert reasons(read["host by hand"])["write policy"].startswith(WRITE_POLICY)
 
 
 def test_what_the_server_cannot_have_is_left_out_with_the_reason(read) -> None:
     assert read["stages"]["order"] == "sglang"
-    assert "--pp-size 2" in read["stages"]["left_out"]["order"]
+    assert "--pp-size 2" in reasons(read["stages"])["order"]
+    assert read["stages"]["parts"]["order"]["change"] == "use --pp-size 1"
     assert read["workers"]["gate"] is None
-    assert "--tokenizer-worker-num 2" in read["workers"]["left_out"]["gate"]
+    assert "--tokenizer-worker-num 2" in reasons(read["workers"])["gate"]
 
 
 def test_a_host_tier_holds_nothing_twice_unless_the_user_says_how_it_is_written(read) -> None:
@@ -101,7 +118,7 @@ def test_a_host_tier_holds_nothing_twice_unless_the_user_says_how_it_is_written(
         "gate": None,
         "factor": read["alone"]["factor"],
         "floor": None,
-        "left_out": None,
+        "parts": None,
         "write": "write_through",
     }
 
@@ -148,21 +165,24 @@ STATUS = {"running": "canopy-lru", "whatif": METER, "queue": QUEUE, "session_gat
 
 
 def test_it_says_who_ranks_who_is_next_and_why() -> None:
-    line = in_words(STATUS, {})
+    line = in_words(STATUS, ())
     assert "canopy-lru hits 40.0 %, wa would hit 39.0 ± 0.8 %" in line
     assert "in place of wa, which is behind it" in line
     assert "bounded-shortest: 7 wait, let in 30 as shortest, 2 as budget" in line
     assert "gate armed: agents compute 12 % again" in line
     assert "3 sessions wait, 2 are paused" in line
-    assert "no session gate (why)" in in_words(STATUS, {"gate": "why"})
-    assert "SGLang's order of the queue (why)" in in_words(STATUS, {"order": "why"})
+    off = [auto.Part(name, False, "", "why").to_json() for name in ("gate", "order")]
+    assert "no session gate (why)" in in_words(STATUS, off)
+    assert "SGLang's order of the queue (why)" in in_words(STATUS, off)
 
 
 def test_the_log_has_it_once_a_minute_and_every_status_has_it(caplog) -> None:
-    said, caplog_at = AutoLine({}), caplog.at_level("INFO")
+    parts = [auto.Part("gate", False, "off", "why", "leave it out").to_json()]
+    said, caplog_at = AutoLine(parts), caplog.at_level("INFO")
     with caplog_at:
         for second in range(2 * int(EVERY_S)):
             status = dict(STATUS)
             said.add_to(status, 1000.0 + second)
             assert status["auto"].startswith("canopy-lru hits")
+            assert status["auto_parts"] == parts
     assert len([r for r in caplog.records if "canopy auto:" in r.message]) == 2

@@ -98,6 +98,7 @@ def _add(server_args: Any) -> None:
             "uptime_s": time.monotonic() - started,
             "process": os.getpid(),
             "auto": auto,
+            "auto_parts": ranks[0].get("auto_parts") if ranks else None,
             "whatif": whatif,
             "whatif_in_words": None if whatif is None else in_words(whatif),
             "documents": next(iter(status_file.read_all(status_file.DOCUMENTS)), None),

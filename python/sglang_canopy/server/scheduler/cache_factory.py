@@ -16,6 +16,7 @@ from sglang.srt.runtime_context import get_parallel
 
 from sglang_canopy.admission.capacity import capacity_tokens
 from sglang_canopy.admission.gate import SessionGate
+from sglang_canopy.config import auto
 from sglang_canopy.config.refusals import DISK, POLICIES, unsupported
 from sglang_canopy.config.server_options import options_of
 from sglang_canopy.config.tiers import TierOptions
@@ -101,7 +102,9 @@ def build(ctx: TreeCacheBuildContext) -> BasePrefixCache:
     live.gate = session_gate(ctx.server_args, cache)
     live.meter = meter_of(ctx.server_args, cache, live.running, live.device_policy)
     live.keeps_floor = keeps_floor(ctx.server_args)
-    reporter.start(cache, ctx.params.enable_metrics, options_of(ctx.server_args).auto)
+    options = options_of(ctx.server_args)
+    parts = None if options.auto is None else auto.state(ctx.server_args, options, ctx)
+    reporter.start(cache, ctx.params.enable_metrics, parts and [part.to_json() for part in parts])
     return cache
 
 

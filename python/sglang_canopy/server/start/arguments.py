@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 from typing import Any
 
@@ -84,8 +85,9 @@ def check(server_args: Any, args: Any) -> None:
             tiers=flags.apply(server_args, args, ours),
             queue=queue.checked(server_args, args, ours, {} if parts is None else parts.queue),
             meter=_meter(args, ours, parts is not None),
-            auto=None if parts is None else parts.left_out,
         )
+        if parts is not None:
+            options = dataclasses.replace(options, auto=auto.state(server_args, options))
         _check_gate(server_args, options.gate, ours)
     except CanopyError as error:
         stop(str(error))
