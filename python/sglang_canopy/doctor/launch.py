@@ -111,7 +111,7 @@ def _pair(word: str) -> tuple[str, str]:
 
 def _options_of_container(words: Sequence[str]) -> dict[str, str]:
     """Return the variables set by ``-e NAME=VALUE`` and ``--env=NAME=VALUE``."""
-    found = {}
+    found: dict[str, str] = {}
     for at, word in enumerate(words):
         option, _, value = word.partition("=")
         given = words[at + 1] if word in _ENVIRONMENT and at + 1 < len(words) else ""

@@ -103,8 +103,10 @@ def build(ctx: TreeCacheBuildContext) -> BasePrefixCache:
     live.meter = meter_of(ctx.server_args, cache, live.running, live.device_policy)
     live.keeps_floor = keeps_floor(ctx.server_args)
     options = options_of(ctx.server_args)
-    parts = None if options.auto is None else auto.state(ctx.server_args, options, ctx)
-    reporter.start(cache, ctx.params.enable_metrics, parts and [part.to_json() for part in parts])
+    parts = None
+    if options.auto is not None:
+        parts = [part.to_json() for part in auto.state(ctx.server_args, options, ctx)]
+    reporter.start(cache, ctx.params.enable_metrics, parts)
     return cache
 
 
