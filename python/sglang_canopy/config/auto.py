@@ -7,11 +7,12 @@ server cannot have is omitted, with the reason.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sglang_canopy.admission.settings import AUTO as GATE_AUTO
 from sglang_canopy.admission.settings import GateSettings
+from sglang_canopy.config.auto_part import Part
 from sglang_canopy.config.plan_arguments import typed, value
 from sglang_canopy.config.queue import BOUNDED_SHORTEST
 from sglang_canopy.config.queue import FLAG as QUEUE_FLAG
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 POLICY = "wa"
 """Eviction policy while it is not below its floor."""
 WRITE_POLICY, WRITTEN = "--hicache-write-policy", "write_back"
-NAMES = ("policy", "order", "gate", "write policy", "floor", "meter")
-"""Parts of ``auto``."""
 
 
 def arguments(argv: Sequence[str]) -> list[str]:
@@ -55,31 +54,6 @@ def parts(server_args: Any) -> Parts:
         {"queue_order": BOUNDED_SHORTEST} if no_order is None else {},
         {"session_gate": GateSettings(mode=GATE_AUTO)} if no_gate is None else {},
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """State of one part of ``auto`` on a server."""
-
-    name: str
-    """One of ``NAMES``."""
-    active: bool
-    runs: str
-    """Setting in effect."""
-    why: str = ""
-    """Reason for an inactive part."""
-    change: str = ""
-    """Change that activates the part; empty if there is none."""
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the state as JSON data."""
-        return asdict(self)
-
-    def text(self) -> str:
-        """Return the state in one line."""
-        if self.active:
-            return f"{self.name} is on ({self.runs})"
-        return f"{self.name} is off: {self.why}" + (f"; {self.change}" if self.change else "")
 
 
 def state(server_args: Any, options: ServerOptions, *context: Any) -> tuple[Part, ...]:

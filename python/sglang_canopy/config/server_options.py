@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sglang_canopy.admission.settings import OFF, GateSettings
-from sglang_canopy.config.auto import Part
+from sglang_canopy.config.auto_part import Part
 from sglang_canopy.config.queue import QueueFlags
 from sglang_canopy.config.tiers import TierOptions
 from sglang_canopy.config.whatif import MeterOptions

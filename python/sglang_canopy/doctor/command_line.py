@@ -15,7 +15,7 @@ from typing import Any
 from sglang_canopy import SGLANG_VERSION
 from sglang_canopy.admission.settings import OFF, GateSettings
 from sglang_canopy.config import refusals
-from sglang_canopy.config.auto import Part
+from sglang_canopy.config.auto_part import Part
 from sglang_canopy.declared import keyed
 from sglang_canopy.doctor.finding import AUTO as AUTO_PART
 from sglang_canopy.doctor.finding import REFUSED, TESTED, UNTESTED, Finding

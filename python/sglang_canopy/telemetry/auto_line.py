@@ -15,7 +15,7 @@ EVERY_S = 60.0
 
 
 def in_words(status: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]) -> str:
-    """Return the line. ``status``: from ``Status``. ``parts``: as in ``config.auto.Part``."""
+    """Return the line. ``status``: from ``Status``. ``parts``: as in ``config.auto_part.Part``."""
     off = {part["name"]: part["why"] for part in parts if not part["active"]}
     return "; ".join((_policy(status), _order(status, off), _gate(status, off)))
 

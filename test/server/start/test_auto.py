@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from sglang_canopy.config import auto
 from sglang_canopy.config.auto import WRITE_POLICY
+from sglang_canopy.config.auto_part import NAMES, Part
 from sglang_canopy.server.start import arguments, seams
 from sglang_canopy.telemetry.auto_line import EVERY_S, AutoLine, in_words
 
@@ -84,7 +84,7 @@ def test_every_part_is_on_and_the_policy_is_one_that_ranks(read) -> None:
     assert (alone["gate"], alone["floor"]) == ("queue", "on")
     assert reasons(alone) == {"write policy": "there is no host tier"}
     assert reasons(read["host"]) == {}
-    assert list(alone["parts"]) == list(auto.NAMES)
+    assert list(alone["parts"]) == list(NAMES)
 
 
 def test_what_the_user_sets_is_left_as_it_is(read) -> None:
@@ -171,13 +171,13 @@ def test_it_says_who_ranks_who_is_next_and_why() -> None:
     assert "bounded-shortest: 7 wait, let in 30 as shortest, 2 as budget" in line
     assert "gate armed: agents compute 12 % again" in line
     assert "3 sessions wait, 2 are paused" in line
-    off = [auto.Part(name, False, "", "why").to_json() for name in ("gate", "order")]
+    off = [Part(name, False, "", "why").to_json() for name in ("gate", "order")]
     assert "no session gate (why)" in in_words(STATUS, off)
     assert "SGLang's order of the queue (why)" in in_words(STATUS, off)
 
 
 def test_the_log_has_it_once_a_minute_and_every_status_has_it(caplog) -> None:
-    parts = [auto.Part("gate", False, "off", "why", "leave it out").to_json()]
+    parts = [Part("gate", False, "off", "why", "leave it out").to_json()]
     said, caplog_at = AutoLine(parts), caplog.at_level("INFO")
     with caplog_at:
         for second in range(2 * int(EVERY_S)):
