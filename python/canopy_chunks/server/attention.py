@@ -1,11 +1,11 @@
 """Attention for batches whose rows are not contiguous, behind SGLang's own backends.
 
-A backend keeps its name and its class; while a fused batch runs, ``canopy_plan`` is set and rows
-attend by position: a query at position p sees its own request's keys 0..p. Every other batch goes
-to the stock code. On a CPU this is the project's blocked torch attention. On CUDA it goes by the
-server's own backend: ``flashinfer`` and ``fa3`` run the keys before each block of rows in their stock
-paged kernels and Triton the rest, every other one Triton alone (``canopy_kernel``, proved on a CPU,
-not yet run on a GPU in a server).
+A backend keeps its name and class. While a fused batch runs, ``canopy_plan`` is set and rows attend
+by position: a query at position p attends to its own request's keys 0..p. Every other batch runs
+the stock code. On a CPU this is the project's blocked torch attention. On CUDA it depends on the
+server's backend: with ``flashinfer`` and ``fa3`` the keys before each block of rows run in their
+stock paged kernels and the rest in Triton; with the others Triton runs all (``canopy_kernel``,
+verified on a CPU, not yet run on a GPU in a server).
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ BACKENDS = ("torch_native", "triton", "flashinfer", "fa3")
 
 @dataclass(frozen=True, slots=True)
 class FusedAttention:
-    """One fused batch: ``rows`` says which queries and keys belong to which request; arrivals:
-    transfers of reused KV (``transfer.Transfer``) that a layer waits for on its stream."""
+    """One fused batch: ``rows`` maps queries and keys to requests.
+
+    arrivals: transfers of reused KV (``transfer.Transfer``) that a layer waits for on its stream.
+    """
 
     rows: attention.Rows
     arrivals: tuple[Any, ...] = ()
@@ -48,9 +50,9 @@ class FusedAttention:
         scale: float,
         paged: decomposition.Paged | None = None,
     ) -> torch.Tensor:
-        """``q [m, heads, d]`` over a pool's pages -> the same shape. A CPU's steps are made once.
+        """``q [m, heads, d]`` over a pool's pages -> the same shape. A CPU plans its steps once.
 
-        paged: the stock kernel that runs the keys before each block of rows, where there is one.
+        paged: the stock kernel for the keys before each block of rows, if there is one.
         """
         if paged is not None:
             return decomposition.decomposed(q, k_pool, v_pool, self.rows, scale, paged)
@@ -62,7 +64,7 @@ class FusedAttention:
 
 
 def fuses(backend: Any) -> bool:
-    """Whether a backend was made by a name that :func:`register` took over."""
+    """Return whether the backend was created under a name that :func:`register` replaced."""
     return hasattr(backend, "canopy_plan")
 
 
@@ -83,7 +85,7 @@ def _forward_extend(
         return stock(q, k, v, layer, forward_batch, *args, **kwargs)
     from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 
-    for transfer in plan.arrivals:  # before rows are written: it may write some that are computed
+    for transfer in plan.arrivals:  # before rows are written: a transfer may cover computed rows
         transfer.arrive(layer.layer_id)
     save = kwargs.get("save_kv_cache", args[0] if args else True)
     pool = forward_batch_pool(backend, forward_batch)
@@ -100,7 +102,7 @@ def _forward_extend(
 
 
 def _stock_kernel(backend: Any, q: torch.Tensor, keys: torch.Tensor) -> decomposition.Paged | None:
-    """Which stock kernel runs fused batches behind ``backend``: decided, and logged, at the first."""
+    """Return the stock kernel for fused batches; chosen and logged at the first one."""
     if backend.canopy_choice is None:
         choice = stock_kernels.choose(
             backend.canopy_name,
@@ -123,7 +125,7 @@ def _stock_kernel(backend: Any, q: torch.Tensor, keys: torch.Tensor) -> decompos
 def _way(
     backend: Any, plan: FusedAttention, q: torch.Tensor, paged: decomposition.Paged | None
 ) -> decomposition.Paged | None:
-    """``paged``, or None where Triton alone was measured to be faster on this chip."""
+    """Return ``paged``, or None if Triton alone was measured to be faster on this chip."""
     if paged is None or not ways.table():
         return paged
     chip = torch.cuda.get_device_name(q.device)
@@ -135,13 +137,13 @@ def _way(
 
 
 def forward_batch_pool(backend: Any, forward_batch: Any) -> Any:
-    """The KV pool of a backend, or of its batch where the backend keeps none."""
+    """Return the KV pool of a backend, or of its batch if the backend keeps none."""
     pool = getattr(backend, "token_to_kv_pool", None)
     return pool if pool is not None else forward_batch.token_to_kv_pool
 
 
 def register() -> None:
-    """Put position-wise attention behind every known backend name, under that name. Twice is once."""
+    """Register position-wise attention under every known backend name. Idempotent."""
     from sglang.srt.layers.attention.attention_registry import (
         ATTENTION_BACKENDS,
         register_attention_backend,

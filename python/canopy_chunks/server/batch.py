@@ -1,8 +1,8 @@
-"""Packed batches: copies of the scheduler's that run only the chosen rows of each request.
+"""Packed batches: copies of the scheduler's batches that run only the chosen rows of each request.
 
-Admission counts a fused prompt at what it is expected to compute. Where planning fails, or a chunk
-has gone meanwhile, all of it is computed: in forwards of at most a window each, since one of the
-whole prompt is what the window is there to prevent.
+Admission charges a fused prompt the tokens it is expected to compute. If planning fails, or a chunk
+has been evicted meanwhile, the whole prompt is computed, in forwards of at most one window each:
+the window exists to prevent a single forward over the whole prompt.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from canopy_kernel.attention import Rows
 
 
 def logit_rows(batch: Any) -> list[int]:
-    """Rows at each request's end whose logits are wanted: those of prompt log-probabilities."""
+    """Return how many rows at each request's end need logits: 1, or the rows with prompt
+    log-probabilities."""
     if not getattr(batch, "return_logprob", False):
         return [1] * len(batch.extend_lens)
     starts = batch.extend_logprob_start_lens
@@ -32,13 +33,14 @@ def pack_rows(
     chosen: Sequence[torch.Tensor],
     arrivals: Sequence[Any] = (),
 ) -> tuple[Any, FusedAttention]:
-    """A copy of an extend batch with rows ``chosen[i]`` (sorted positions) of request i, and its plan.
+    """Return a copy of an extend batch with rows ``chosen[i]`` (sorted positions) of request i, and
+    its plan.
 
     The scheduler keeps its own batch: every slot stays allocated as for a plain extend, and
-    ``seq_lens`` does not change. Rows may be on the host or already on the batch's device, where
-    nothing of them is read: the host knows how many there are. arrivals: transfers that attention
-    waits for. Raises AssertionError where an invariant of the fused forward would not hold (on the
-    host); nothing has run by then.
+    ``seq_lens`` does not change. Rows may be on the host or already on the batch's device. Rows on
+    the device are never read: the host knows their number. arrivals: transfers that attention waits
+    for. Raises AssertionError, before anything runs, if an invariant of the fused forward would not
+    hold (checked on the host only).
     """
     lengths = [int(n) for n in batch.seq_lens_cpu]
     prefixes, device = list(batch.prefix_lens), batch.input_ids.device
@@ -67,7 +69,7 @@ def pack_rows(
     packed.extend_num_tokens = sum(counts)
     packed.prefix_lens = [n - m for n, m in zip(lengths, counts)]
     packed.extend_logprob_start_lens = [
-        max(0, count - (n - start))  # the wanted logits are those of the same last rows
+        max(0, count - (n - start))  # the requested logits belong to the same last rows
         for count, n, start in zip(counts, batch.extend_lens, batch.extend_logprob_start_lens)
     ]
     for i, row in enumerate(slots):
@@ -81,7 +83,7 @@ def pack_rows(
         to_device(torch.tensor([0, *each]).cumsum(0).to(torch.int32), device)
         for each in (counts, lengths)
     )
-    sizes = (tuple(counts), tuple(lengths))  # host numbers: a launch waits for nothing
+    sizes = (tuple(counts), tuple(lengths))  # host numbers, so that no launch waits
     host_positions = torch.cat(list(chosen)) if all(map(is_host, chosen)) else None
     rows = Rows(
         positions, starts, torch.cat(slots).long(), keys, max(counts), *sizes, host_positions
@@ -94,17 +96,18 @@ def pack_rows(
 def split_into_windows(
     chosen: Sequence[torch.Tensor], max_rows: int, ends: Sequence[int]
 ) -> list[list[torch.Tensor]]:
-    """``chosen[i]`` (sorted positions of request i) as forwards of at most ``max_rows`` rows, in order.
+    """Split ``chosen[i]`` (sorted positions of request i) into forwards of at most ``max_rows``
+    rows, in order.
 
-    Only the last forward is sampled from: it has the last ``ends[i]`` rows of every request, at
-    least 1, even where that is more than ``max_rows``. SGLang wants a row of every request of a batch;
-    one that has none in an earlier forward computes its first row there, which gives the same KV
-    whenever it is computed.
+    Only the last forward is sampled. It holds the last ``ends[i]`` rows of every request, at least
+    1, even if that is more than ``max_rows``. SGLang requires a row of every request of a batch; a
+    request without rows in an earlier forward computes its first row there, which gives the same KV
+    in every forward.
     """
     surplus = sum(map(len, chosen)) - max_rows
     if surplus <= 0:
         return [list(chosen)]
-    room = max(1, max_rows - len(chosen) + 1)  # beside a row of each of the others
+    room = max(1, max_rows - len(chosen) + 1)  # beside one row of each other request
     early: list[list[torch.Tensor]] = []
     last, free = [], 0
     for i, rows in enumerate(chosen):

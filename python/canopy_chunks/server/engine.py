@@ -1,4 +1,5 @@
-"""Reuse of documents in one scheduler process: requests become plans, plans become KV in slots."""
+"""Reuse of documents in one scheduler process: plan requests, and write the plans' KV into
+slots."""
 
 from __future__ import annotations
 
@@ -50,10 +51,10 @@ from sglang_canopy.wire.stamp import read_stamp
 
 
 class ChunkEngine:
-    """Plans requests and places reused KV. One a scheduler, on ``model_runner.canopy_chunks``.
+    """Plans requests and places reused KV. One per scheduler, at ``model_runner.canopy_chunks``.
 
-    window_tokens, prefill_tokens: SGLang's bounds of one forward; ratios: as calibrated, by tier.
-    Raises CanopyError for a model or an attention backend that cannot fuse.
+    window_tokens, prefill_tokens: SGLang's bounds of one forward; ratios: calibrated recompute
+    ratio by tier. Raises CanopyError for a model or an attention backend that cannot fuse.
     """
 
     def __init__(self, runner: Any, options: Options, tokenizer: Any = None) -> None:
@@ -66,7 +67,7 @@ class ChunkEngine:
         self.end_token = getattr(tokenizer, "eos_token_id", None)
         self.watch = self._new_watch()
         self.stand_in = stand_in_tokens(tokenizer) if options.encode == "mixed" else ()
-        # Only what outlives this process needs to know which files the weights came from.
+        # The digest of the weight files is needed only if KV outlives this process.
         self._files = model_view.weight_files(runner) if self._on_disk() else ""
         # The meter forgets its stops with this process, so kept KV on a storage ends with it too.
         self.start = model_view.first_ranks(secrets.token_hex(8)) if self._stores_kept() else ""
@@ -89,7 +90,7 @@ class ChunkEngine:
         return self.library.model
 
     def max_rows(self, longest: int) -> int:
-        """Tokens that one forward may compute, as SGLang's own admission has it.
+        """Return the tokens that one forward may compute, as in SGLang's own admission.
 
         longest: tokens of the batch's longest request, which runs whole without chunked prefill.
         """
@@ -107,14 +108,16 @@ class ChunkEngine:
         return bool(getattr(arguments, "hicache_storage_backend", None))
 
     def follow_updates(self) -> None:
-        """Begin anew if the weights were updated, whether or not the cache was flushed. Call it before
-        documents are looked up or encoded; all ranks do at the same points."""
+        """Start a new store if the weights were updated, whether or not the cache was flushed.
+
+        Call it before documents are looked up or encoded, on all ranks at the same points.
+        """
         if self._updates != WEIGHTS.id:
             self.weights_changed()
 
     def weights_changed(self) -> bool:
-        """Other weights make other KV, so their chunks are another store's. Returns whether they are
-        others."""
+        """Replace the store if the model's identity has changed, since the KV depends on the
+        weights. Returns whether it has."""
         self._updates = WEIGHTS.id
         model = model_view.served_model(self.runner, self._files)
         if model.identity == self.model.identity:
@@ -124,7 +127,7 @@ class ChunkEngine:
         return True
 
     def new_request(self, req: Any) -> ChunkRequest | None:
-        """The chunk state of a new request; ``None`` where it names no chunks."""
+        """Return the chunk state of a new request; ``None`` if it names no chunks."""
         self.follow_updates()
         params = own_params(req)
         self.time_s = max(self.time_s, read_stamp(params).get("time", 0.0))
@@ -132,7 +135,7 @@ class ChunkEngine:
             return None
         try:
             requested = parse_fields(params)
-        except CanopyError:  # the entry refuses it: this came by another way
+        except CanopyError:  # did not come through the HTTP entry, which refuses malformed fields
             self.not_fused["malformed"] += 1
             return None
         if requested.off:
@@ -147,9 +150,10 @@ class ChunkEngine:
         return request
 
     def eligible(self, req: Any, request: ChunkRequest) -> bool:
-        """Whether a request may reuse documents. Decided at the first call, and counted by reason.
+        """Return whether a request may reuse documents. Decided on the first call, and counted by
+        reason.
 
-        Not when the request is made: SGLang sets some of its fields afterwards.
+        Not decided when the request is created: SGLang sets some of its fields later.
         """
         if not request.checked:
             request.checked = True
@@ -162,25 +166,31 @@ class ChunkEngine:
         return request.reason is None
 
     def may_fuse(self, req: Any, request: ChunkRequest) -> bool:
-        """Whether a request may be fused now: eligible, and its KV exact or in a namespace of its own."""
+        """Return whether a request may be fused now: eligible, and its KV exact or in a namespace
+        of its own."""
         return self.eligible(req, request) and (request.keeps(req) or self.is_exact(request))
 
     def is_exact(self, request: ChunkRequest) -> bool:
-        """Whether all of an eligible request's prompt is recomputed whatever the store has."""
+        """Return whether an eligible request recomputes its whole prompt regardless of the store's
+        content."""
         if request.ratio is not None:
             return request.ratio >= 1.0
         own = self.options.ratio
         return own is not None and ratio_at(request.step, own) >= 1.0
 
     def ratio_for(self, request: ChunkRequest, chunks: Sequence[ResolvedChunk]) -> float:
-        """The request's ratio or the operator's; else the calibrated one of the slowest tier among
-        its chunks. The last two are higher if the tenant's answers differed too often."""
+        """Return the request's recompute ratio, the operator's, or the calibrated one, in this
+        order.
+
+        The calibrated ratio is that of the slowest tier among the chunks. The last two are raised
+        if the tenant's checked answers differed too often.
+        """
         if request.ratio is not None:
             return request.ratio
         return ratio_at(request.step, self.own_ratio(chunks))
 
     def own_ratio(self, chunks: Sequence[ResolvedChunk]) -> float:
-        """The server's ratio, whoever asks."""
+        """Return the server's ratio, regardless of the request and its tenant."""
         if self.options.ratio is not None:
             return self.options.ratio
         tiers = {k.tier for k in chunks if k.tier is not None}
@@ -190,7 +200,7 @@ class ChunkEngine:
     def plan(
         self, req: Any, request: ChunkRequest, prefix: int, row: torch.Tensor
     ) -> ReusePlan | None:
-        """The plan of a request's prompt, made at its first window; ``None``: run normally.
+        """Plan a request's prompt, at its first window. Returns ``None`` if it runs normally.
 
         row: the slots allocated so far; prefix: tokens of KV in it from the tree.
         """
@@ -223,8 +233,10 @@ class ChunkEngine:
         return plan
 
     def _planned(self, request: ChunkRequest, slots: PromptSlots, ratio: float) -> ReusePlan:
-        """Choose the tokens of a prompt, or take the earlier choice of a request that was retracted;
-        begin to write what is reused."""
+        """Choose the tokens to recompute, and start to write the reused KV.
+
+        A retracted request takes its earlier choice.
+        """
         n, row, prefix = len(slots.ids), slots.row, slots.prefix
         plan = ReusePlan(ChosenTokens(torch.zeros(n, dtype=torch.bool)), slots.placed, prefix)
         in_place = False
@@ -254,7 +266,8 @@ class ChunkEngine:
         self.counts["recomputed_tokens"] += report["recomputed"]
 
     def correct_report(self, request: ChunkRequest, computed: int) -> None:
-        """So many tokens that a request's plan was to reuse are computed after all."""
+        """Correct report and counters: ``computed`` tokens that the plan was to reuse are computed
+        after all."""
         for name, change in (
             ("reused", -computed),
             ("recomputed", computed),
@@ -266,7 +279,7 @@ class ChunkEngine:
         self.counts["recomputed_tokens"] += computed
 
     def write_reused(self, plan: ReusePlan, row: torch.Tensor, first: int, end: int) -> None:
-        """Write the KV of positions ``first..end`` of the plan's chunks that is reused into the row's
+        """Write the reused KV of positions ``first..end`` of the plan's chunks into the row's
         slots."""
         placed: Sequence[Placed] = plan.placed
         keys, values = model_view.pool_views(self.runner)
@@ -284,8 +297,11 @@ class ChunkEngine:
         place_chunks(self.model, placed, cache, wanted)
 
     def offer_check(self, req: Any, request: ChunkRequest) -> None:
-        """A prompt is complete: it may be checked, unless it asked for a way of its own. A turn that
-        only goes on from kept KV counts as any other."""
+        """Offer a complete prompt to the quality check, unless the request set its own ratio or
+        selector.
+
+        A turn that only extends kept KV counts like any other.
+        """
         own = request.ratio is not None or request.selector != self.options.selector
         if not own and (request.fused or request.reason == DIFFERED):
             ratio = self.own_ratio(self.library.resolve(request))
@@ -293,22 +309,23 @@ class ChunkEngine:
                 self.watch.offer(req.origin_input_ids, request, ratio)
 
     def work_before_batch(self, is_decode: bool) -> None:
-        """Encode and check what prompts have paid for, never between a prefill and its answer."""
+        """Encode and check what completed prefills have paid for, never between a prefill and its
+        answer."""
         self.follow_updates()
         most = 1 if is_decode else None
         if self.library.encoder.busy:
-            self.watch.interrupt(self.time_s)  # the encoder needs its memory
+            self.watch.interrupt(self.time_s)  # the encoder needs the memory of the check
             self.library.spend_encoding(self.time_s, most)
         else:
             self.watch.spend(self.library, self.time_s, most)
 
     @property
     def has_idle_work(self) -> bool:
-        """Whether there is anything to do in idle time."""
+        """Return whether there is work for idle time."""
         return self.library.encoder.busy or self.watch.busy
 
     def work_when_idle(self) -> None:
-        """A piece of it: chunks are encoded first."""
+        """Do one piece of idle work; encoding takes precedence over checks."""
         self.follow_updates()
         if self.library.encoder.busy:
             self.library.encode_piece(self.time_s)
@@ -316,7 +333,7 @@ class ChunkEngine:
             self.watch.run_piece(self.library, self.time_s)
 
     def encode_missing(self, req: Any, request: ChunkRequest, row: torch.Tensor) -> None:
-        """After a prefill, whose slots are ``row``: ask for the chunks that the store does not have."""
+        """After a prefill, whose slots are ``row``, enqueue the chunks that the store lacks."""
         if request.reason is None or request.reason in STILL_ENCODED:
             ids = req.origin_input_ids
             self.library.encode_missing(
@@ -324,7 +341,7 @@ class ChunkEngine:
             )
 
     def counted(self) -> dict[str, Any]:
-        """Counters since the start and the store's sizes, for any thread."""
+        """Return the counters since the start and the store's sizes, for any thread."""
         counted = {name: self.counts[name] for name in COUNTERS}
         counted["fallbacks"] += self.library.failures
         return {
@@ -341,5 +358,6 @@ class ChunkEngine:
         return counted
 
     def stats(self) -> dict[str, Any]:
-        """All counters since the start; tokens, bytes, requests. For the scheduler's thread."""
+        """Return all counters since the start; tokens, bytes, requests. For the scheduler's
+        thread."""
         return {**self.counted(), **self.library.stats(), "ratios": dict(self.ratios)}

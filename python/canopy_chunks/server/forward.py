@@ -1,4 +1,4 @@
-"""The hooks on the forward path: around the worker's forward, and after the forward batch is made."""
+"""Hooks on the forward path: around the worker's forward, and after the forward batch is built."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from canopy_chunks.server.request import (
 logger = logging.getLogger(__name__)
 
 REPORT = "canopy_chunks"
-"""The field of ``meta_info`` that says what a request reused: a list with one object."""
+"""Field of ``meta_info`` that reports what a request reused: a list with one object."""
 
 Run = tuple[Any, FusedAttention]
 """A packed batch and its plan."""
@@ -30,18 +30,18 @@ Run = tuple[Any, FusedAttention]
 def forward(
     original: Any, worker: Any, engine: ChunkEngine, batch: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Around ``TpModelWorker.forward_batch_generation``.
+    """Hook around ``TpModelWorker.forward_batch_generation``.
 
-    Batches without planned requests go through untouched, unless they were admitted as fused ones
-    and hold more than a window. Whatever fails while planning is logged and counted, and the
-    request is computed whole: nothing of a half-made plan is left in its slots.
+    Batches without planned requests run unchanged, unless they were admitted as fused batches and
+    hold more than one window. A failure while planning is logged and counted, and the request is
+    computed whole: no part of the unfinished plan stays in its slots.
     """
     engine.work_before_batch(batch.forward_mode.is_decode())
     if not batch.forward_mode.is_extend_without_speculative() or not any(
         chunk_request_of(req) is not None for req in batch.reqs
     ):
         return original(worker, batch, *args, **kwargs)
-    # A prefix that is being loaded back from the host is waited for where planning reads it.
+    # Planning reads the prefix, so it waits here for a prefix that is being loaded from the host.
     worker.set_hicache_consumer(batch.hicache_consumer_index)
     runs = _packed_runs(engine, batch)
     if not runs:
@@ -60,7 +60,9 @@ def forward(
             result = original(worker, run, *args, **kwargs)
         finally:
             backend.canopy_plan = None
-            for transfer in plan.arrivals:  # whatever became of the forward, its slots are not free
+            for (
+                transfer
+            ) in plan.arrivals:  # also after a failed forward, since its slots are not free before
                 transfer.finish()
     engine.counts["most_rows"] = max(engine.counts["most_rows"], longest)
     _finish_prompts(engine, batch, rows)
@@ -68,7 +70,7 @@ def forward(
 
 
 def set_positions(forward_batch: Any, runner: Any) -> None:
-    """After ``ForwardBatch.init_new``: a fused batch's rows have their true positions."""
+    """Hook after ``ForwardBatch.init_new``: give a fused batch's rows their true positions."""
     plan = getattr(runner.attn_backend, "canopy_plan", None)
     if plan is not None:
         assert forward_batch.positions.shape == plan.positions.shape
@@ -76,7 +78,7 @@ def set_positions(forward_batch: Any, runner: Any) -> None:
 
 
 def _run_without_sampling(worker: Any, run: Any, plan: FusedAttention) -> None:
-    """A forward that is not the batch's last: its KV is written, nothing is sampled."""
+    """Run a forward that is not the batch's last: write its KV and sample nothing."""
     from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch
 
     runner = worker.model_runner
@@ -96,7 +98,7 @@ def _run_without_sampling(worker: Any, run: Any, plan: FusedAttention) -> None:
 
 
 def _packed_runs(engine: ChunkEngine, batch: Any) -> list[Run]:
-    """The packed batches to run in turn; none where SGLang's own forward does."""
+    """Return the packed batches to run in turn; empty if SGLang's own forward is to run."""
     chosen, planned = _choose_rows(engine, batch)
     try:
         plans = [chunk_request_of(batch.reqs[i]).plan for i in planned]  # type: ignore[union-attr]
@@ -131,7 +133,7 @@ def _pack(
 
 
 def _pack_whole(engine: ChunkEngine, batch: Any) -> list[Run]:
-    """Every row of a batch whose plans were given up."""
+    """Pack every row of a batch whose plans were dropped."""
     try:
         return _pack(
             engine, batch, [_window_positions(batch, i) for i in range(len(batch.reqs))], False
@@ -143,18 +145,19 @@ def _pack_whole(engine: ChunkEngine, batch: Any) -> list[Run]:
 
 
 def _window_positions(batch: Any, index: int) -> torch.Tensor:
-    """The positions of a request's window, all of them."""
+    """Return all positions of a request's window."""
     return torch.arange(int(batch.prefix_lens[index]), int(batch.seq_lens_cpu[index]))
 
 
 def _slots(engine: ChunkEngine, batch: Any, index: int, count: int) -> torch.Tensor:
-    """The pool slots of a request's first ``count`` tokens."""
+    """Return the pool slots of a request's first ``count`` tokens."""
     table = engine.runner.req_to_token_pool.req_to_token
     return table[int(batch.req_pool_indices_cpu[index]), :count].long()
 
 
 def _choose_rows(engine: ChunkEngine, batch: Any) -> tuple[list[torch.Tensor], list[int]]:
-    """The positions to compute of each request, and which requests reuse chunks in this batch."""
+    """Return the positions to compute of each request, and the requests that reuse chunks in this
+    batch."""
     chosen: list[torch.Tensor] = []
     planned, failed, tried = [], [], False
     engine.library.agree_on_reads(
@@ -189,7 +192,7 @@ def _choose_rows(engine: ChunkEngine, batch: Any) -> tuple[list[torch.Tensor], l
 
 
 def _of_prompt(batch: Any, index: int) -> ChunkRequest | None:
-    """A request's chunk state, if rows of its prompt are in this batch.
+    """Return a request's chunk state if this batch has rows of its prompt.
 
     A row at or past the prompt's end is a decode row of a mixed batch.
     """
@@ -201,7 +204,7 @@ def _of_prompt(batch: Any, index: int) -> ChunkRequest | None:
 
 
 def _fusable(engine: ChunkEngine, batch: Any, index: int) -> ChunkRequest | None:
-    """As :func:`_of_prompt`, if the rows may be fused."""
+    """As :func:`_of_prompt`, but only if the rows may be fused."""
     request = _of_prompt(batch, index)
     if request is None or not engine.may_fuse(batch.reqs[index], request):
         return None
@@ -209,7 +212,7 @@ def _fusable(engine: ChunkEngine, batch: Any, index: int) -> ChunkRequest | None
 
 
 def _to_plan(engine: ChunkEngine, batch: Any, index: int) -> ChunkRequest | None:
-    """As :func:`_fusable`, where there is no plan yet or its prefix is gone."""
+    """As :func:`_fusable`, but only if the request has no plan or has lost its prefix."""
     request = _fusable(engine, batch, index)
     if request is None:
         return None
@@ -225,13 +228,13 @@ def _rows_of_window(
     length: int,
     row: torch.Tensor,
 ) -> torch.Tensor | None:
-    """The positions of this window to compute; ``None``: all of them.
+    """Return the positions of this window to compute; ``None`` for all of them.
 
-    Of a prompt that is whole in its window they stay where they were chosen; how many of them are
-    in a part of it the host must wait to know.
+    If the window holds the whole prompt, the chosen positions stay on their device. For a part of
+    the prompt the host must wait to know how many there are.
     """
     if request.plan is not None and prefix < request.plan.prefix:
-        request.plan = None  # started again after a retraction, with a shorter prefix
+        request.plan = None  # restarted after a retraction, with a shorter prefix
     if request.plan is None:
         try:
             request.plan = engine.plan(req, request, prefix, row)
@@ -244,14 +247,14 @@ def _rows_of_window(
     if prefix == request.plan.prefix and length == request.plan.chosen.total:
         return request.plan.chosen.rows()
     computed = request.plan.computed[prefix:length]
-    if not bool(computed.any()):  # a window must run one row; it is computed exactly
+    if not bool(computed.any()):  # a window must run one row, which is computed exactly
         computed = computed.clone()
         computed[-1] = True
     return computed.nonzero()[:, 0] + prefix
 
 
 def _mark_fused(req: Any) -> None:
-    """Note before the forward whether approximate KV is in the request's slots."""
+    """Note, before the forward, whether the request's slots hold approximate KV."""
     request = chunk_request_of(req)
     assert request is not None
     assert request.plan is not None
@@ -260,7 +263,7 @@ def _mark_fused(req: Any) -> None:
 
 
 def _fall_back(engine: ChunkEngine, batch: Any, index: int) -> None:
-    """Planning failed: from here on every token of the request is computed.
+    """Compute every further token of a request whose planning failed.
 
     A request that never ran with reused KV is exact, and may enter the exact tree.
     """
@@ -269,7 +272,7 @@ def _fall_back(engine: ChunkEngine, batch: Any, index: int) -> None:
     if request.plan is not None and not request.reported:
         engine.correct_report(request, request.plan.compute_from(int(batch.prefix_lens[index])))
     memory = engine.library.store.memory
-    if memory is not None:  # what is under way would overwrite what is computed
+    if memory is not None:  # a transfer in flight would overwrite computed KV
         memory.finish()
     engine.counts["fallbacks"] += 1
     request.reason, request.plan = PLANNING_FAILED, None
@@ -280,7 +283,7 @@ def _fall_back(engine: ChunkEngine, batch: Any, index: int) -> None:
 
 
 def _finish_prompts(engine: ChunkEngine, batch: Any, rows: int) -> None:
-    """Prompts that are complete: report what was reused, drop the plan, have missing chunks encoded."""
+    """For each complete prompt, report the reuse, drop the plan and enqueue missing chunks."""
     for i, req in enumerate(batch.reqs):
         request = chunk_request_of(req)
         if request is None or int(batch.seq_lens_cpu[i]) < len(req.origin_input_ids):
@@ -303,7 +306,8 @@ def _finish_prompts(engine: ChunkEngine, batch: Any, rows: int) -> None:
 
 
 def _attempt(engine: ChunkEngine, encode: Callable[..., None], *about: Any) -> None:
-    """Encoding for later must not cost this batch anything: a failure is logged and counted."""
+    """Run work for later requests. A failure is logged and counted, and does not affect this
+    batch."""
     try:
         encode(*about)
     except AssertionError:

@@ -1,9 +1,9 @@
-"""Approximate KV in SGLang's own tree, under extra keys that only requests with documents get.
+"""Approximate KV in SGLang's own tree, under extra keys reserved for requests with documents.
 
 The next turn of a conversation, a retry and the other samples of a prompt match the KV of the turn
-before, and compute what is new. SGLang shares KV only under equal extra keys, so an exact request never
-matches it, and all KV under such a key counts as approximate. Policies, tiers and quotas treat it as any
-other. A request whose ratio is 1 keeps its client's key: its KV is exact.
+before, and compute only new tokens. SGLang shares KV only under equal extra keys, so an exact
+request never matches it, and all KV under such a key counts as approximate. Policies, tiers and
+quotas treat it like other KV. A request with ratio 1 keeps its client's key: its KV is exact.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from canopy_chunks.server.engine import ChunkEngine
 
 VERSION = 1
-"""Part of each name: raise it when other KV is computed for the same settings."""
+"""Part of each name; raise it if the KV computed for the same settings changes."""
 
 
 def enter(engine: ChunkEngine, req: Any, request: ChunkRequest) -> None:
     """Give a new request the extra key of its approximate KV, if it may reuse documents.
 
-    Call it before the prefix is matched, when SGLang has set all fields of ``req``. Later calls, after
-    a retraction, change nothing.
+    Call it before the prefix is matched, once SGLang has set all fields of ``req``. Later calls,
+    after a retraction, have no effect.
     """
     if request.kept_key is not None or not engine.eligible(req, request):
         return
@@ -37,7 +37,8 @@ def enter(engine: ChunkEngine, req: Any, request: ChunkRequest) -> None:
 
 
 def _name(engine: ChunkEngine, request: ChunkRequest) -> str:
-    """A digest of all that decides how near the KV is to full recompute. Equal on all ranks."""
+    """Return a digest of all settings that decide how near the KV is to a full recompute. Equal on
+    all ranks."""
     if request.ratio is not None:
         ratio: Any = request.ratio
     else:
@@ -57,9 +58,10 @@ def _name(engine: ChunkEngine, request: ChunkRequest) -> str:
 
 
 class ExactEvents:
-    """SGLang's recorder of KV events without those of approximate KV.
+    """SGLang's recorder of KV events, without events of approximate KV.
 
-    A block's event has its tokens and not its extra key, so a router would take the block for exact.
+    A block's event has its tokens but not its extra key, so a router would take the block for
+    exact.
     """
 
     def __init__(self, recorder: Any) -> None:
@@ -69,18 +71,18 @@ class ExactEvents:
         return getattr(self._recorder, name)
 
     def record_store(self, node: Any, *args: Any, **kwargs: Any) -> None:
-        """As SGLang's; nothing for a node of approximate KV."""
+        """As SGLang's, but ignore nodes of approximate KV."""
         if not is_documents_key(node.key.extra_key):
             self._recorder.record_store(node, *args, **kwargs)
 
     def record_remove(self, node: Any, *args: Any, **kwargs: Any) -> None:
-        """As SGLang's; nothing for a node of approximate KV."""
+        """As SGLang's, but ignore nodes of approximate KV."""
         if not is_documents_key(node.key.extra_key):
             self._recorder.record_remove(node, *args, **kwargs)
 
 
 def announce_exact_only(tree_cache: Any) -> None:
-    """Leave approximate KV out of the tree's KV events, if the server publishes any."""
+    """Omit approximate KV from the tree's KV events, if the server publishes any."""
     core = getattr(tree_cache, "tree_core", None)
     recorder = getattr(core, "kv_events", None)
     if recorder is not None and recorder.enabled:

@@ -1,4 +1,5 @@
-"""The documents of one scheduler process: their KV in tiers, what is encoded for later, who owns what."""
+"""The documents of one scheduler process: their KV by tier, the encoder's queue and tenants'
+pins."""
 
 from __future__ import annotations
 
@@ -29,21 +30,22 @@ from canopy_chunks.text.variants import Heads
 logger = logging.getLogger(__name__)
 
 MIN_STORED_SHARE = 0.2
-"""A prompt is fused if at least this share of what is not cached exactly is in stored chunks."""
+"""Smallest share of the uncached prompt that stored chunks must cover for fusion."""
 
 MOST_DELETED = 1 << 12
-"""Documents that were deleted last, which requests that are under way do not bring back."""
+"""Deleted documents remembered, so that running requests do not store them again."""
 
 
 class Library:
-    """Finds the chunks of a request, keeps them, and has missing ones encoded.
+    """Finds and stores the chunks of requests, and enqueues missing chunks for encoding.
 
-    earlier: the library of other weights, whose pinned documents stay pinned and whose reads go on.
+    earlier: the library of previous weights; its pinned documents stay pinned and its reads
+    continue.
     """
 
     def __init__(self, model: Model, options: Options, earlier: Library | None = None) -> None:
         self.model, self.options = model, options
-        if earlier is not None:  # new weights at every step would fill the disk
+        if earlier is not None:  # new weights at every training step would fill the disk
             earlier.store.delete_files()
         self.store: ChunkStore = make_store(model, options, must_have_disk=earlier is None)
         pins: DocumentPins | None = earlier.pins if earlier is not None else None
@@ -58,17 +60,17 @@ class Library:
         self.failures = self.deletions = 0
         self.heads: Heads = Heads() if earlier is None else earlier.heads
         self._deleted: OrderedDict[str, int] = OrderedDict()
-        """Names of documents that were deleted last, and how many had been until then."""
+        """Names of the documents deleted last, and the number of deletions at that time."""
 
     @property
     def ranked(self) -> bool:
-        """Whether the model is split over ranks, which must decide alike."""
+        """Return whether the model is split over ranks, which must decide alike."""
         return self.model.ranks is not None
 
     def resolve(self, request: ChunkRequest, touch: bool = False) -> list[ResolvedChunk]:
-        """The chunks of a request, each where the store has it.
+        """Return the chunks of a request, each with its tier in the store.
 
-        touch: a use, which opens the chunks and counts for eviction.
+        touch: count it as a use for eviction, and open the chunks.
         """
         found = []
         for (start, end), keys in zip(request.bounds, request.keys):
@@ -80,8 +82,10 @@ class Library:
         return found
 
     def open(self, request: ChunkRequest, touch: bool = True) -> list[ResolvedChunk]:
-        """As :meth:`resolve` for a use; those on disk as they were read ahead, where they were.
-        Without ``touch`` it does not count for eviction."""
+        """As :meth:`resolve` for a use, taking chunks on disk from the read-ahead if it has them.
+
+        Without ``touch`` it does not count for eviction.
+        """
         chunks = self.resolve(request, touch)
         for one in chunks:
             if not touch:
@@ -91,7 +95,7 @@ class Library:
         return chunks
 
     def placed_for_check(self, request: ChunkRequest, total: int) -> tuple[Placed, ...]:
-        """The stored chunks of a whole prompt of ``total`` tokens; none where too few are stored."""
+        """Return the stored chunks of a prompt of ``total`` tokens; empty if too few are stored."""
         self.agree_on_reads([request])
         chunks = self.open(request, touch=False)
         self.agreed.clear()
@@ -100,13 +104,13 @@ class Library:
         return tuple(p for k in chunks if (p := k.placed_from(0)) is not None)
 
     def forget(self, request: ChunkRequest) -> None:
-        """Delete what is stored of a request's documents: they are encoded again."""
+        """Delete the stored chunks of a request's documents, so that they are encoded again."""
         for keys in request.keys:
             for key in keys:
                 self.store.delete(key)
 
     def read_ahead(self, request: ChunkRequest) -> None:
-        """A request was made: its chunks on disk are read while it waits."""
+        """Read a new request's chunks from disk while it waits."""
         if not self.options.disk_mb:
             return
         chunks = self.resolve(request)
@@ -118,7 +122,8 @@ class Library:
                 self.reads.request(one.key, chunk, request)
 
     def agree_on_reads(self, requests: Sequence[ChunkRequest]) -> None:
-        """Ranks agree on the chunks on disk of requests about to be planned (:class:`AgreedReads`)."""
+        """Agree among ranks on the disk chunks of requests about to be planned
+        (:class:`AgreedReads`)."""
         if not self.ranked or not self.options.disk_mb:
             return
         self.agreed.read(
@@ -127,19 +132,23 @@ class Library:
         )
 
     def delete_damaged(self, request: ChunkRequest) -> None:
-        """After planning failed: a chunk whose file cannot be read is deleted, to be encoded again.
-        Ranks have agreed before on what can be read."""
+        """After failed planning, delete chunks whose file cannot be read, so that they are encoded
+        again.
+
+        Not on several ranks, which have already agreed on the readable chunks.
+        """
         if not self.ranked:
             self.store.delete_damaged({key for keys in request.keys for key in keys})
 
     def encode_missing(
         self, ids: Sequence[int], request: ChunkRequest, cache: Callable[[], Any]
     ) -> None:
-        """After a prefill: ask for the chunks that the store does not have.
+        """After a prefill, store or enqueue the chunks that the store lacks.
 
-        A first chunk that was computed plainly, behind exactly what it is to be encoded behind, is
-        taken from the pool as it is; cache: gives the request's KV there. The turns of a conversation
-        and retries, which go on from kept KV, have the same head and are no sign that it returns.
+        A first chunk that was computed plainly, behind exactly the prefix it is to be encoded
+        behind, is taken from the pool as it is. cache: returns the request's KV in the pool. Turns
+        and retries that extend kept KV have the same head, and are no evidence that the head
+        recurs.
         """
         returns = not request.kept and bool(request.places)
         returns = returns and self.heads.come_again(request.salt, request.places[0].head)
@@ -161,22 +170,23 @@ class Library:
                     self.encoder.enqueue(document, prefix, request.salt, request.tenant)
 
     def _is_deleted(self, document: Sequence[int], request: ChunkRequest) -> bool:
-        """Whether a document was deleted while the request that has it was under way."""
+        """Return whether a document was deleted while its request was running."""
         if request.deletions == self.deletions:
             return False
         name = document_name(document, request.tenant)
         return self._deleted.get(name, 0) > request.deletions
 
     def earn_encoding(self, tokens: int) -> None:
-        """Under load: a prefill of so many tokens pays for a share of them to be encoded, later."""
+        """Under load, a prefill of ``tokens`` tokens earns encoding of a share of them, for
+        later."""
         owed = self.encode_credit + self.options.learn_share * tokens
         self.encode_credit = owed if self.encoder.busy else 0.0
 
     def spend_encoding(self, now: float, max_pieces: int | None = None) -> None:
-        """Encode what was earned, at most ``max_pieces`` pieces.
+        """Encode what was earned, in at most ``max_pieces`` pieces.
 
-        Before another forward, never between a prefill and its answer: who brings a document for
-        the first time does not wait for it.
+        Runs before the next forward, never between a prefill and its answer, so that the first
+        request with a document does not wait for its encoding.
         """
         pieces = 0
         while self.encode_credit >= 1.0 and pieces != max_pieces:
@@ -185,7 +195,8 @@ class Library:
             pieces += 1
 
     def encode_piece(self, now: float) -> int:
-        """One piece of what waits; returns its tokens. A chunk that cannot be encoded is dropped."""
+        """Encode one piece of the queue; returns its tokens. A chunk that cannot be encoded is
+        dropped."""
         try:
             return self.encoder.step(now)
         except Exception:
@@ -197,7 +208,7 @@ class Library:
     def command(self, verb: str, name: str, tenant: str | None) -> bool:
         """Pin, unpin or delete a tenant's document in every version.
 
-        False where nothing of it is stored, nothing was pinned, or the tenant's pins are full.
+        Returns False if none of it is stored, none was pinned, or the tenant's pins are full.
         """
         if verb == "pin":
             return self.pins.pin(name, tenant)
@@ -213,7 +224,7 @@ class Library:
         return sum(self.store.delete(key) for key in self.pins.keys(name, tenant)) > 0
 
     def stats(self) -> dict[str, Any]:
-        """Counters since the start; tokens, bytes."""
+        """Return the counters since the start; tokens, bytes."""
         return {
             **self.encoder.stats(),
             "pinned_bytes": self.pins.pinned_bytes.total(),
@@ -223,15 +234,16 @@ class Library:
 
 
 def reusable_tokens(chunks: Sequence[ResolvedChunk], prefix: int, total: int) -> int:
-    """Tokens whose KV would be reused, before any is recomputed; 0 where it is not worth it."""
+    """Return the tokens whose KV would be reused, before any is recomputed; 0 if too few."""
     usable = sum(max(0, k.end - max(k.start, prefix)) for k in chunks if k.tier is not None)
     return usable if usable and usable >= MIN_STORED_SHARE * (total - prefix) else 0
 
 
 def make_store(model: Model, options: Options, must_have_disk: bool = True) -> ChunkStore:
-    """The tiers that a server was given. On ranks that must agree each has a folder of its own.
+    """Build the tiers that the server's options ask for. Each of several ranks has its own folder.
 
-    Raises CanopyError where a folder cannot be used; without ``must_have_disk`` there is no disk then.
+    Raises CanopyError if the folder cannot be used; without ``must_have_disk`` the disk tier is
+    left out instead.
     """
     ranked, sizes, folder = model.ranks is not None, options.capacity_bytes(), options.directory
     if ranked:
@@ -252,14 +264,14 @@ def make_store(model: Model, options: Options, must_have_disk: bool = True) -> C
 
 
 def score_chunk(selector: str, chunk: Chunk) -> None:
-    """Before a chunk is stored: its scores, where the server's selector has any."""
+    """Before a chunk is stored, compute its scores, if the server's selector uses stored scores."""
     chooser = make_selector(selector)
     if isinstance(chooser, Offline):
         chooser.scores(chunk)
 
 
 def _host_memory(model: Model, options: Options) -> HostMemory | None:
-    """One allocation for the host tier where the model is on a device; pinned for CUDA."""
+    """Return one allocation for the host tier if the model is on a device; pinned for CUDA."""
     if model.device.type == "cpu" or not options.memory_mb:
         return None
     pin = model.device.type == "cuda"

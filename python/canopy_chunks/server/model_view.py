@@ -1,13 +1,15 @@
-"""SGLang's own model and KV pool, seen as the chunk engine's ``Model`` and ``KVCache``: no copies.
+"""Views of SGLang's model and KV pool as the chunk engine's ``Model`` and ``KVCache``, without
+copies.
 
-What SGLang's own forward has no place for (choosing tokens, encoding a chunk for later) runs through
-the same layers, see :mod:`.served_model`.
+Steps outside SGLang's own forward (choosing tokens, encoding a chunk for later) run through the
+same layers, see :mod:`.served_model`.
 
-With tensor parallelism each rank keeps its own heads' KV of a chunk, and all choose alike. A rank's
-store, encoder and plans are driven by the requests alone, which SGLang gives to every rank in the
-same order; so they stay in step by themselves. Three things need the other ranks: the selector's scores (a sum over all heads), when to stop encoding in idle time,
-which only the first rank can see, and what is on disk, where each rank has files of its own: which
-it finds at start, and which it could read before the prompts of a batch are planned.
+With tensor parallelism each rank keeps its own heads' KV of a chunk, and all ranks choose alike. A
+rank's store, encoder and plans depend only on the requests, which SGLang gives to every rank in the
+same order, so the ranks stay in step by themselves. Three things need the other ranks: the
+selector's scores (a sum over all heads); when to stop encoding in idle time, which only the first
+rank can decide; and what is on disk, since each rank has its own files: those found at start, and
+those readable before the prompts of a batch are planned.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ ARCHITECTURES = (
 
 @dataclass(frozen=True, slots=True)
 class ServerRope:
-    """The rotation as SGLang's table has it, rounding included (it may be bf16 on a CPU)."""
+    """Rotation by SGLang's table, rounding included (it may be bf16 on a CPU)."""
 
     cos_sin: torch.Tensor
 
@@ -56,12 +58,12 @@ class ServerRope:
         return rotate(x, self.table(positions))
 
     def undo(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """The inverse of :meth:`apply`, in fp32."""
+        """Invert :meth:`apply`, in fp32."""
         return unrotate(x, self.table(positions))
 
 
 def served_model(runner: Any, files: str = "") -> Model:
-    """The engine's view of a loaded SGLang model; files: :func:`weight_files` of the start.
+    """Return the engine's view of a loaded SGLang model; files: :func:`weight_files` at the start.
 
     Raises CanopyError for an architecture, rotation or weight layout that the engine cannot run.
     """
@@ -77,7 +79,7 @@ def served_model(runner: Any, files: str = "") -> Model:
             f"the weights are quantised ({kind}), and no test has seen chunk reuse on such; serve the "
             "model unquantised, or without --canopy-chunks"
         )
-    from_config(config)  # refuses a rotation that cannot be moved, by name
+    from_config(config)  # raises for a RoPE scaling that cannot be moved
     layers = inner.model.layers
     attention = layers[0].self_attn
     rotary = attention.rotary_emb
@@ -103,7 +105,8 @@ def served_model(runner: Any, files: str = "") -> Model:
 
 
 def served_shape(inner: Any, config: Any) -> Shape:
-    """Sizes of a loaded SGLang model; with tensor parallelism heads are this rank's own."""
+    """Return the sizes of a loaded SGLang model; with tensor parallelism, heads are this rank's
+    own."""
     attention = inner.model.layers[0].self_attn
     return Shape(
         layers=len(inner.model.layers),
@@ -117,8 +120,8 @@ def served_shape(inner: Any, config: Any) -> Shape:
 
 
 def check_head_norms(attention: Any, shape: Shape) -> None:
-    """Raise CanopyError where queries and keys are normalised over more than a head: no test has seen
-    such a model."""
+    """Raise CanopyError if queries and keys are normalised over more than a head, which is
+    untested."""
     for name in ("q_norm", "k_norm"):
         norm = getattr(attention, name, None)
         if norm is not None and tuple(norm.weight.shape) != (shape.head_dim,):
@@ -129,7 +132,7 @@ def check_head_norms(attention: Any, shape: Shape) -> None:
 
 
 def weight_files(runner: Any) -> str:
-    """A digest of all bytes of the model's files; empty if they are not on this machine."""
+    """Return a digest of all bytes of the model's files; empty if they are not on this machine."""
     try:
         return whole(local_files(runner.model_config.model_path))
     except (NotFound, OSError):
@@ -137,8 +140,11 @@ def weight_files(runner: Any) -> str:
 
 
 def identity(inner: Any, config: Any, weights: str) -> str:
-    """A digest of the config, of ``weights`` (the files of the start, and every update since), and of
-    samples of the weights, which alone would miss a change of some rows."""
+    """Return a digest of the config, of ``weights`` and of samples of the weights.
+
+    weights: the files at the start, and every update since. Samples alone would miss a change of
+    some rows.
+    """
     digest = hashlib.sha256(config.to_json_string().encode())
     digest.update(weights.encode())
     for weight in inner.parameters():
@@ -152,18 +158,19 @@ def identity(inner: Any, config: Any, weights: str) -> str:
 
 @dataclass(slots=True)
 class RowCache(KVCache):
-    """One request's row of SGLang's pools. Positions before ``floor`` belong to the exact prefix
-    tree (or to another request's prefix): they are read and never written.
+    """One request's row of SGLang's pools.
 
-    On a CPU a layer that was read whole is kept until it is written or another one is read: the
-    pool's rows lie scattered, and a selector and attention want the same ones.
+    Positions before ``floor`` belong to the exact prefix tree (or to another request's prefix):
+    they are read but never written. On a CPU the last layer read in full is kept until it is
+    written or another layer is read: its rows are scattered in the pool, and selector and attention
+    read the same ones.
     """
 
     floor: int = 0
     _whole: tuple[int, torch.Tensor, torch.Tensor] | None = None
 
     def read(self, layer: int, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """As ``KVCache.read``; all positions must be in order where there are ``len(self)``."""
+        """As ``KVCache.read``. ``len(self)`` positions must be all positions, in order."""
         if positions.numel() != len(self) or not is_host(self.slots):
             return KVCache.read(self, layer, positions)
         if self._whole is None or self._whole[0] != layer:
@@ -171,8 +178,10 @@ class RowCache(KVCache):
         return self._whole[1:]
 
     def write(self, layer: int, positions: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        """As ``KVCache.write``, for positions from ``floor`` on: on a device all of them must be,
-        since looking would wait for it."""
+        """As ``KVCache.write``, for positions from ``floor`` on.
+
+        On a device all positions must be at or past ``floor``: a check would wait for the device.
+        """
         self._whole = None
         if not is_host(positions):
             KVCache.write(self, layer, positions, k, v)
@@ -186,7 +195,7 @@ class RowCache(KVCache):
     def attend(
         self, layer: int, q: torch.Tensor, positions: torch.Tensor, scale: float
     ) -> torch.Tensor:
-        """As ``KVCache.attend``; on a CPU its steps are made once for all layers."""
+        """As ``KVCache.attend``; on a CPU its steps are planned once for all layers."""
         if not is_host(q):
             return KVCache.attend(self, layer, q, positions, scale)
         k, v = (x.to(q.dtype) for x in self.read(layer, torch.arange(len(self))))
@@ -194,13 +203,13 @@ class RowCache(KVCache):
 
 
 def row_cache(runner: Any, row: torch.Tensor, floor: int) -> RowCache:
-    """The engine's cache over ``row [n]`` (pool slots by position)."""
+    """Return the engine's cache over ``row [n]`` (pool slots by position)."""
     keys, values = pool_views(runner)
     return RowCache(keys, values, row, floor=floor)
 
 
 def pool_views(runner: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """K and V of every layer as pages of one token, ``[slots, 1, kv_heads, head_dim]``."""
+    """Return K and V of every layer as pages of one token, ``[slots, 1, kv_heads, head_dim]``."""
     pool, keys, values = runner.token_to_kv_pool, [], []
     for layer in runner.model.model.layers:
         index = layer.self_attn.attn.layer_id
@@ -210,8 +219,8 @@ def pool_views(runner: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
 
 
 def check_layout(runner: Any, shape: Shape) -> None:
-    """Raise CanopyError, which names the pool, unless a slot of it is ``[kv_heads, head_dim]`` and
-    SGLang calls its layout NHD."""
+    """Raise CanopyError, naming the pool, unless its slots are ``[kv_heads, head_dim]`` in SGLang's
+    NHD layout."""
     pool = runner.token_to_kv_pool
     layout = getattr(pool, "kv_cache_layout", "nhd")
     if layout != "nhd":
@@ -233,15 +242,15 @@ def check_layout(runner: Any, shape: Shape) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TensorRanks:
-    """The model's :class:`~canopy_chunks.fuse.model.Ranks`, by SGLang's own collectives.
+    """The model's :class:`~canopy_chunks.fuse.model.Ranks`, through SGLang's own collectives.
 
-    vocab: words of all ranks.
+    vocab: vocabulary size over all ranks.
     """
 
     vocab: int
 
     def sum(self, part: torch.Tensor) -> torch.Tensor:
-        """The sum of all ranks' ``part``, the same bits on each."""
+        """Return the sum of all ranks' ``part``, bit-identical on each."""
         from sglang.srt.distributed import tensor_model_parallel_all_reduce
 
         return tensor_model_parallel_all_reduce(part)
@@ -254,12 +263,12 @@ class TensorRanks:
 
 
 def tensor_ranks(vocab: int) -> TensorRanks | None:
-    """The ranks a model is split over; ``None`` where it is whole."""
+    """Return the ranks a model is split over; ``None`` if it is not split."""
     return TensorRanks(vocab) if _group().world_size > 1 else None
 
 
 def common_digest(digest: str) -> str:
-    """One digest of all ranks' digests: a chunk has the same address on each."""
+    """Return one digest of all ranks' digests, so that a chunk has the same address on each."""
     group = _group()
     if group.world_size == 1:
         return digest
@@ -267,13 +276,13 @@ def common_digest(digest: str) -> str:
 
 
 def first_ranks(mine: Answer) -> Answer:
-    """The first rank's answer, on every rank."""
+    """Return the first rank's answer, on every rank."""
     group = _group()
     return mine if group.world_size == 1 else group.broadcast_object(mine)  # type: ignore[no-any-return]
 
 
 def kept_by_all(mine: list[str]) -> list[str]:
-    """What every rank has, in the first rank's order, on every rank."""
+    """Return the items that every rank has, in the first rank's order, on every rank."""
     group = _group()
     if group.world_size == 1:
         return mine
@@ -283,14 +292,15 @@ def kept_by_all(mine: list[str]) -> list[str]:
 
 
 def true_on_all(mine: list[bool]) -> list[bool]:
-    """Which of these are true on every rank. Collective: one all-reduce over the CPU group."""
+    """Return, for each flag, whether it is true on every rank. Collective: one all-reduce over the
+    CPU group."""
     bits = torch.tensor(mine, dtype=torch.int32)
     torch.distributed.all_reduce(bits, op=torch.distributed.ReduceOp.MIN, group=_group().cpu_group)
     return [bool(one) for one in bits.tolist()]
 
 
 def folder_of_rank(directory: str | None) -> str | None:
-    """Where this rank keeps its files: each has the KV of its own heads."""
+    """Return this rank's folder: each rank stores the KV of its own heads."""
     group = _group()
     if directory is None or group.world_size == 1:
         return directory
@@ -298,7 +308,7 @@ def folder_of_rank(directory: str | None) -> str | None:
 
 
 def union_of_ranks(mine: list[int]) -> list[int]:
-    """The numbers that any rank has, sorted, on every rank."""
+    """Return the sorted union of all ranks' numbers, on every rank."""
     return sorted({one for theirs in _group().all_gather_object(mine) for one in theirs})
 
 

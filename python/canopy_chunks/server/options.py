@@ -1,4 +1,4 @@
-"""The server's settings for reuse of documents: the keys of ``--canopy-chunks``, and their checks."""
+"""Server settings for document reuse: the keys of ``--canopy-chunks``, and their checks."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from sglang_canopy.errors import CanopyError
 DEFAULT_RATIO = 0.15
 """The paper's smallest ratio (CacheTune, section 4.3)."""
 AUTOMATIC_PROMPT_TOKENS = 16384
-"""The longest prompt that memory is set aside for where the operator names none."""
+"""Longest prompt that memory is reserved for by default."""
 LEARN_PREFIX_TOKENS = 1024
-"""Chunks behind a longer system text are encoded as if there were none: it would be encoded again
-with each."""
+"""Longest head encoded with chunks; a longer one would be encoded again with each chunk."""
 
 
 def _mebibytes(default: int, help: str) -> Any:
@@ -30,7 +29,7 @@ def _share(default: float | None, help: str, **more: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Reuse of documents as this server was started. Sizes in MiB, ratios as shares."""
+    """Document reuse as configured for this server. Sizes in MiB, ratios as shares."""
 
     reuse: str = declare_key("on", "Whether documents are reused at all.", choices=("on", "off"))
     separator: str | None = declare_key(
@@ -114,29 +113,31 @@ class Options:
             raise CanopyError("disk_mb needs directory, a folder")
 
     def longest_prompt(self, context: int) -> int:
-        """Tokens of the longest prompt that reuses chunks, of a model that takes ``context``."""
+        """Return the longest prompt, in tokens, that may reuse chunks; ``context``: the model's
+        context."""
         given = AUTOMATIC_PROMPT_TOKENS if self.prompt_tokens is None else self.prompt_tokens
         return min(context, given)
 
     def bytes_beside_pool(self, device: str) -> int:
-        """Bytes of chunks in the memory that SGLang's pool is in: ``cpu`` or a device."""
+        """Return the bytes of chunks in the memory that holds SGLang's pool: ``cpu`` or a
+        device."""
         sizes = [self.device_mb]
         if device == "cpu":
             sizes += [self.memory_mb, self.read_ahead_mb if self.disk_mb else 0]
         return sum(sizes) << 20
 
     def capacity_bytes(self) -> dict[str, int]:
-        """Bytes by tier name of the chunk store."""
+        """Return the bytes of each tier of the chunk store, by name."""
         sizes = {"device": self.device_mb, "host": self.memory_mb, "disk": self.disk_mb}
         return {name: size << 20 for name, size in sizes.items() if size}
 
 
 PARSE = declared.keyed(Options, head="reuse")
-"""From ``on``, ``KEY=VALUE,...`` or a JSON object. Raises CanopyError."""
+"""Parse ``on``, ``KEY=VALUE,...`` or a JSON object. Raises CanopyError."""
 
 
 def check_server(server_args: Any, options: Options) -> None:
-    """Raise ``CanopyError`` for a server that cannot reuse documents with these options."""
+    """Raise ``CanopyError`` if this server cannot reuse documents with these options."""
     refusal = unsupported(CHUNKS, server_args)
     if refusal:
         raise CanopyError(refusal)

@@ -1,8 +1,8 @@
-"""Which tokens of a prompt are computed: first, and after a retraction.
+"""The choice of tokens to compute: at the first plan, and after a retraction.
 
-Selectors that look at the prompt need its chunks' KV in place. Where the whole prompt is in this
-window its slots are used and nothing is done twice; with chunked prefill the later slots do not
-exist yet, and a cache of its own is filled for the choice.
+Selectors that read the prompt need its chunks' KV in place. If this window holds the whole prompt,
+its slots are used and no KV is written twice. With chunked prefill the later slots do not exist
+yet, so a separate cache is filled for the choice.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from canopy_chunks.store.suffix import base_and_skip
 
 @dataclass(frozen=True, slots=True)
 class PromptSlots:
-    """One prompt in the server's pool, as far as its slots are allocated.
+    """One prompt in the server's pool, up to its allocated slots.
 
-    ids: the whole prompt, on the host; row: pool slots by position; prefix: tokens whose exact KV the
-    row holds; placed: chunks from there on.
+    ids: the whole prompt, on the host; row: pool slots by position; prefix: tokens whose exact KV
+    the row holds; placed: chunks after the prefix.
     """
 
     ids: torch.Tensor
@@ -47,14 +47,15 @@ class PromptSlots:
         return self.row.numel() >= self.ids.numel()
 
     def certain(self) -> torch.Tensor:
-        """``[n]`` bool: tokens outside chunks and the last one, which are always computed."""
+        """``[n]`` bool: the always computed tokens, outside chunks or last in the prompt."""
         computed = ~self.prompt.in_chunk()
         computed[: self.prefix] = False
         computed[-1] = True
         return computed
 
     def cache(self, model: Model, runner: Any, arrivals: list[Transfer]) -> KVCache:
-        """Where a selector looks at the reused KV: the pool, or a copy where slots are missing."""
+        """Return the cache in which a selector reads the reused KV: the pool, or a copy if slots
+        are missing."""
         n = self.ids.numel()
         pool = row_cache(runner, self.row[:n], self.prefix)
         if self.whole:
@@ -67,7 +68,7 @@ class PromptSlots:
 
 @dataclass(frozen=True, slots=True)
 class ExactChunk:
-    """Stands in for the chunk that a cached prefix is: exact where it lies, nothing to place."""
+    """Represents a cached prefix as a chunk: exact in its position, with no KV to place."""
 
     ids: tuple[int, ...]
     prefix: tuple[int, ...] = ()
@@ -84,8 +85,11 @@ def choose_tokens(
     ratio: float,
     arrivals: list[Transfer],
 ) -> tuple[ChosenTokens, bool]:
-    """The tokens of the prompt to compute; and whether the chunks' KV is in place already, or on its
-    way in ``arrivals``."""
+    """Choose the tokens of the prompt to compute.
+
+    Returns the choice, and whether the chunks' KV is already in place or on its way in
+    ``arrivals``.
+    """
     computed = slots.certain()
     if ratio <= 0.0:
         return ChosenTokens(computed), False
@@ -114,7 +118,8 @@ def _choose_offline(
 def _context(
     model: Model, prompt: FusedPrompt, cache: KVCache, ratio: float, prefix: int
 ) -> Context:
-    """The cached prefix, as an exact chunk of its own, is neither run nor given a budget.
+    """Return a context that treats the cached prefix as an exact chunk, neither run nor given a
+    budget.
 
     The ratio is lowered so that the budget in tokens stays what it is without that chunk.
     """
@@ -133,10 +138,11 @@ def _context(
 def replan(
     earlier: torch.Tensor, prefix: int, placed: Sequence[Placed], total: int
 ) -> torch.Tensor:
-    """``[total]`` bool: the tokens to compute when a request that was planned before is begun anew.
+    """Return the tokens, ``[total]`` bool, to compute after a planned request was retracted.
 
-    earlier: the tokens computed then, True where the earlier prefix was. What came since (its own answer)
-    is computed, and so is what no chunk holds any more: the answer goes on as it began.
+    earlier: the tokens computed then, True for the earlier prefix. Tokens added since (its own
+    output) are computed, and so are tokens that no chunk holds any more, so that the answer
+    continues as it began.
     """
     computed = torch.ones(total, dtype=torch.bool)
     reused = ~earlier[:total]

@@ -1,4 +1,4 @@
-"""The chunk state of one request, whether it may reuse chunks at all, and what it says of itself in
+"""The chunk state of one request, its eligibility, and its report in
 ``meta_info.canopy_chunks``."""
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from canopy_chunks.text.variants import Place
 TOO_FEW_STORED, PLANNING_FAILED = "too few of its documents are stored", "planning failed"
 DIFFERED = "its tenant's answers differed too often from full recompute"
 STILL_ENCODED = (TOO_FEW_STORED, PLANNING_FAILED, DIFFERED)
-"""Reasons for running normally after which the request's documents are encoded all the same."""
+"""Reasons for a normal run after which the request's documents are encoded anyway."""
 
 _INELIGIBLE_FIELDS = (
     ("lora_id", "lora"),
@@ -40,7 +40,7 @@ _INELIGIBLE_FIELDS = (
 
 @dataclass(slots=True)
 class ResolvedChunk:
-    """A chunk of a prompt: where it is, its address, and its KV if the store has it."""
+    """A chunk of a prompt: its position and address, and its KV if the store has it."""
 
     start: int
     end: int
@@ -49,7 +49,7 @@ class ResolvedChunk:
     chunk: Chunk | HostChunk | DiskChunk | None = None
 
     def placed_from(self, first: int) -> Placed | None:
-        """The stored tokens from position ``first`` on; None if there are none."""
+        """Return the stored tokens from position ``first`` on; None if there are none."""
         if self.chunk is None or self.end <= first:
             return None
         skip = max(0, first - self.start)
@@ -59,10 +59,10 @@ class ResolvedChunk:
 
 @dataclass(slots=True)
 class ReusePlan:
-    """Which tokens of one prompt are computed, and whose KV the others get.
+    """The computed tokens of one prompt, and the chunks that supply KV for the others.
 
-    chosen: the computed ones; placed: chunks with KV, from the exact prefix on; prefix: tokens that
-    came from the exact tree; arrivals: KV that is still on its way to the device.
+    chosen: the computed tokens; placed: chunks with KV, after the exact prefix; prefix: tokens from
+    the exact tree; arrivals: KV still on its way to the device.
     """
 
     chosen: ChosenTokens
@@ -72,16 +72,17 @@ class ReusePlan:
 
     @property
     def computes_all(self) -> bool:
-        """Whether nothing is reused (ratio 1), so that the KV is as exact as its prefix."""
+        """Whether no KV is reused (ratio 1), so that the KV is as exact as its prefix."""
         return self.chosen.count == self.chosen.total - self.prefix
 
     @property
     def computed(self) -> torch.Tensor:
-        """``[n]`` bool on the host; waits for a device that chose (:class:`ChosenTokens`)."""
+        """``[n]`` bool on the host; waits for a choice made on a device (:class:`ChosenTokens`)."""
         return self.chosen.mask()
 
     def compute_from(self, first: int) -> int:
-        """Compute every token from position ``first`` on; how many of them were to be reused."""
+        """Compute every token from position ``first`` on. Returns how many of them were to be
+        reused."""
         computed = self.computed.clone()
         reused = int((~computed[first:]).sum())
         computed[first:] = True
@@ -91,20 +92,20 @@ class ReusePlan:
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class ChunkRequest:
-    """On ``req.canopy_chunks``: what the request asks for, and its state.
+    """A request's chunk fields and state, at ``req.canopy_chunks``.
 
     keys: each chunk's addresses, the best for its place first.
-    places: where each chunk stands; its keys are those of ``Place.acceptable``.
+    places: position of each chunk; its keys are those of ``Place.acceptable``.
     salt: part of the addresses; SGLang's namespace of the request.
     ratio: as the request asks, or None. tenant: owner of the documents.
-    deletions: documents deleted before the request was made.
+    deletions: documents deleted before the request was created.
     checked: eligibility is decided, and ``reason`` (why it runs normally, or None) and ``step`` (of
-    its tenant in the quality meter) are set.
+        its tenant in the quality meter) are set.
     kept_key: extra key of its namespace for approximate KV, or None (:mod:`.kept`).
     kept: tokens matched there from its first document on.
-    fused: approximate KV has been in its slots; never unset.
+    fused: its slots have held approximate KV; never reset.
     initial: the first plan's choice and prefix, so that a retraction does not change the answer.
-    report: what the response contains. complete_report: adds what needs the choice on the host.
+    report: the content of the response. complete_report: adds fields that need the choice on the host.
     reported: the prompt was completed once, and the report was sent.
     """
 
@@ -131,35 +132,40 @@ class ChunkRequest:
     _computed_to: int = -1
 
     def keeps(self, req: Any) -> bool:
-        """Whether the KV of its SGLang request goes into the namespace for approximate KV."""
+        """Return whether the request's KV goes into the namespace for approximate KV."""
         return self.kept_key is not None and req.extra_key == self.kept_key
 
     def begin_window(self, req: Any, first: int, end: int) -> None:
-        """The prompt's tokens ``first..end`` are computed next, and ``first`` are in the request's
-        slots. Those that it did not compute itself were matched in the tree."""
-        if first != self._computed_to:  # the prompt begins, or begins again after a retraction
+        """Note that the prompt's tokens ``first..end`` are computed next, after ``first`` tokens
+        with KV.
+
+        Tokens before ``first`` that the request did not compute itself were matched in the tree.
+        """
+        if first != self._computed_to:  # the prompt's first window, also after a retraction
             self.kept = max(0, first - self.bounds[0][0]) if self.keeps(req) else 0
             self.fused |= self.kept > 0
         self._computed_to = end
 
     def finish_report(self) -> None:
-        """Add what needs the choice on the host: once the forward is done, that waits no more."""
+        """Add the fields that need the choice on the host. Does not wait once the forward is
+        done."""
         if self.complete_report is not None:
             complete, self.complete_report = self.complete_report, None
             complete()
 
 
 def chunk_request_of(req: Any) -> ChunkRequest | None:
-    """The chunk state of SGLang's request, or ``None`` where it names no chunks."""
+    """Return the chunk state of SGLang's request, or ``None`` if it names no chunks."""
     return getattr(req, "canopy_chunks", None)
 
 
 def ineligible_reason(req: Any, request: ChunkRequest, options: Options) -> str | None:
-    """Why a request runs normally, whatever the store has; ``None`` if it may reuse chunks."""
+    """Return why a request runs normally regardless of the store; ``None`` if it may reuse
+    chunks."""
     if not request.bounds:
         return "no chunk is long enough"
     if request.bounds[-1][1] > len(req.origin_input_ids):
-        return "aborted or truncated"  # SGLang replaced the prompt after it was created
+        return "aborted or truncated"  # SGLang replaced the prompt after the request was created
     if options.prompt_tokens is not None and len(req.origin_input_ids) > options.prompt_tokens:
         return f"more than {options.prompt_tokens} tokens"
     if req.return_logprob and 0 <= req.logprob_start_len < len(req.origin_input_ids) - 1:
@@ -175,8 +181,10 @@ def chunk_request(
     store: ChunkStore,
     salt: str,
 ) -> ChunkRequest:
-    """The chunk state of a new request of tokens ``ids`` that asks for ``requested``. stand_in: the
-    tokens of the stand-ins."""
+    """Return the chunk state of a new request of tokens ``ids`` with the fields ``requested``.
+
+    stand_in: tokens of the stand-in documents.
+    """
     bounds = tuple(
         (a, min(b, len(ids)))
         for a, b in requested.bounds or ()
@@ -202,11 +210,14 @@ COUNTERS = (
     "fused_requests", "reused_tokens", "recomputed_tokens", "fused_batches", "mixed_batches",
     "replanned_requests", "split_batches", "most_rows", "fallbacks", "kept_requests", "kept_tokens",
 )  # fmt: skip
-"""split_batches: batches of more than a window, computed in several forwards; most_rows: the most
-tokens that one forward with chunk requests computed; mixed_batches: fused batches with decode rows
-in them; replanned_requests: started again after a
-retraction; fallbacks: failures that were caught, after which a request or batch ran normally;
-kept_requests, kept_tokens: requests that matched approximate KV of an earlier prompt, and its tokens."""
+"""Names of ``ChunkEngine``'s counters.
+
+split_batches: batches larger than a window, computed in several forwards; most_rows: most tokens
+computed by one forward with chunk requests; mixed_batches: fused batches with decode rows;
+replanned_requests: restarted after a retraction; fallbacks: caught failures after which a request
+or batch ran normally; kept_requests, kept_tokens: requests that matched approximate KV of an
+earlier prompt, and the tokens matched.
+"""
 
 
 def fused_report(
@@ -216,7 +227,7 @@ def fused_report(
     ratio: float,
     seconds: float,
 ) -> dict[str, Any]:
-    """Of a fused request, but for :func:`reused_by_tier`."""
+    """Return a fused request's report, without :func:`reused_by_tier`."""
     inside = torch.zeros(plan.chosen.total, dtype=torch.bool)
     for p in plan.placed:
         inside[p.start : p.end] = True
@@ -235,7 +246,7 @@ def fused_report(
 
 
 def reused_by_tier(chunks: Sequence[ResolvedChunk], plan: ReusePlan) -> dict[str, int]:
-    """Reused tokens by the tier they came from: what the choice must be on the host for."""
+    """Return the reused tokens by source tier; needs the choice on the host."""
     tiers: Counter[str] = Counter()
     for one in chunks:
         if one.tier is not None and one.end > plan.prefix:
@@ -251,7 +262,7 @@ def kept_report(
     total: int,
     ratio: float,
 ) -> dict[str, Any]:
-    """Of a request that goes on from the KV of an earlier prompt and reuses no other."""
+    """Return the report of a request that extends an earlier prompt's KV and reuses no other."""
     return {
         "fused": True,
         "prefix": prefix,
@@ -267,7 +278,7 @@ def kept_report(
 def normal_report(
     request: ChunkRequest, prefix: int, chunks: Sequence[ResolvedChunk]
 ) -> dict[str, Any]:
-    """Of a request of whose documents too few are stored."""
+    """Return the report of a request with too few stored documents."""
     return {
         "fused": False,
         "why": request.reason,

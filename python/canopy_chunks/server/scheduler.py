@@ -1,6 +1,6 @@
 """Chunk reuse around SGLang's scheduler: start, new requests, admission, idle time, commands.
 
-``sglang_canopy.server.documents.hooks`` calls these only where documents are reused.
+``sglang_canopy.server.documents.hooks`` calls these only if document reuse is enabled.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ COMMANDS = ("pin", "unpin", "delete")
 def build(
     original: Any, scheduler: Any, server_args: Any, options: Options, *args: Any, **kwargs: Any
 ) -> None:
-    """Around ``Scheduler.__init__``: the attention backends before, the engine after."""
+    """Hook around ``Scheduler.__init__``: register attention backends before, build the engine
+    after."""
     attention.register()
     original(scheduler, server_args, *args, **kwargs)
     runner = scheduler.tp_worker.model_runner
@@ -63,10 +64,10 @@ def build(
 def pool_budget(
     original: Any, configurator: Any, budget: int, options: Options, **more: Any
 ) -> Any:
-    """Around ``KVCacheConfigurator.config_from_budget``, which turns free bytes into pool sizes, at
-    the start and again after CUDA graphs are captured: what chunk reuse needs is left out.
+    """Hook around ``KVCacheConfigurator.config_from_budget``: leave memory for chunk reuse.
 
-    Ends the process where nothing would be left for the pool.
+    SGLang turns free bytes into pool sizes there, at the start and again after CUDA graphs are
+    captured. Ends the process if no memory would be left for the pool.
     """
     config = configurator.model_config
     shape = served_shape(configurator.model, config.hf_config)
@@ -84,8 +85,10 @@ def pool_budget(
 
 
 def _calibrate_and_check(engine: ChunkEngine, tokenizer: Any, tp_size: int) -> None:
-    """The calibrated ratios; then the quality gate at every ratio that may be served. Raises
-    CanopyError."""
+    """Read the calibrated ratios, then run the quality gate at every ratio that may be served.
+
+    Raises CanopyError.
+    """
     options, model, runner = engine.options, engine.model, engine.runner
     engine.setting = Setting(
         model.identity, _chip(model.device), str(model.dtype).removeprefix("torch."), tp_size,
@@ -98,7 +101,8 @@ def _calibrate_and_check(engine: ChunkEngine, tokenizer: Any, tp_size: int) -> N
 
 
 def ratios_in_use(options: Options, calibrated: Mapping[str, float]) -> set[float]:
-    """Every ratio that a request which names none may be served at: as ``ChunkEngine.ratio_for``."""
+    """Return every ratio that a request without a ratio may be served at, as
+    ``ChunkEngine.ratio_for``."""
     if options.ratio is not None:
         return {options.ratio}
     tiers = options.capacity_bytes()
@@ -106,14 +110,14 @@ def ratios_in_use(options: Options, calibrated: Mapping[str, float]) -> set[floa
 
 
 def _chip(device: torch.device) -> str:
-    """What a calibration is saved under: the chip, and on a CPU the threads too."""
+    """Return the name that a calibration is saved under: the chip, and on a CPU the threads too."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"cpu-{torch.get_num_threads()}"
 
 
 def request_created(engine: ChunkEngine, req: Any) -> None:
-    """After ``Scheduler._create_generation_req``."""
+    """Hook after ``Scheduler._create_generation_req``."""
     try:
         request = req.canopy_chunks = engine.new_request(req)
         if request is not None:
@@ -124,7 +128,7 @@ def request_created(engine: ChunkEngine, req: Any) -> None:
 
 
 def request_queued(engine: ChunkEngine, req: Any) -> None:
-    """Before ``Scheduler._add_request_to_queue``, the first time and after each retraction."""
+    """Hook before ``Scheduler._add_request_to_queue``, initially and after each retraction."""
     request = chunk_request_of(req)
     if request is None:
         return
@@ -137,7 +141,7 @@ def request_queued(engine: ChunkEngine, req: Any) -> None:
 
 
 def work_when_idle(engine: ChunkEngine, scheduler: Any) -> None:
-    """Before ``Scheduler.on_idle``: encode what waits and check answers, until something else comes."""
+    """Hook before ``Scheduler.on_idle``: encode and check until other work arrives."""
     if engine.library.reads.pending and scheduler.is_fully_idle():
         engine.library.reads.clear()
     if not engine.has_idle_work:
@@ -154,14 +158,17 @@ def work_when_idle(engine: ChunkEngine, scheduler: Any) -> None:
 
 
 def flushed(engine: ChunkEngine, success: Any) -> None:
-    """After ``Scheduler.flush_cache``: the exact cache is gone; chunks stay unless weights changed."""
+    """Hook after ``Scheduler.flush_cache``: the exact cache is empty; chunks stay unless the
+    weights changed."""
     if success and engine.weights_changed():
         logger.info("canopy: the weights changed, so chunks begin anew")
 
 
 def add_internal_state(engine: ChunkEngine, result: Any) -> None:
-    """After ``Scheduler.get_internal_state``: counters. Any client may read them, so nothing of one
-    tenant's chunks is among them, neither addresses nor lengths."""
+    """Hook after ``Scheduler.get_internal_state``: add the counters.
+
+    Any client may read them, so they include no addresses or lengths of a tenant's chunks.
+    """
     setting = dataclasses.asdict(engine.setting) if engine.setting is not None else None
     more = {"setting": setting, "time_s": time.monotonic()}
     result.internal_state["canopy_chunks"] = {**engine.stats(), **more}
@@ -179,15 +186,19 @@ def run_commands(engine: ChunkEngine, commands: Sequence[str]) -> bool:
 
 
 def complete_report(request: ChunkRequest) -> None:
-    """Before a request's KV is inserted into the tree or released: its forward is done by then, and
-    the answer not yet sent."""
+    """Complete the report before a request's KV is inserted into the tree or released.
+
+    By then its forward is done and the answer not yet sent.
+    """
     if request.reported:
         request.finish_report()
 
 
 def check_insert(request: ChunkRequest, req: Any) -> None:
-    """Before ``UnifiedRadixCache.checkpoint_into_tree``. Raises RuntimeError if approximate KV would
-    be inserted where exact requests match."""
+    """Hook before ``UnifiedRadixCache.checkpoint_into_tree``.
+
+    Raises RuntimeError if approximate KV would be inserted under a key that exact requests match.
+    """
     if request.fused and not request.keeps(req):
         raise RuntimeError(
             f"request {req.rid} has reused KV of documents and would enter the exact prefix tree"
@@ -196,20 +207,22 @@ def check_insert(request: ChunkRequest, req: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedReuse:
-    """Where a prompt's KV will come from: ``spans`` of known chunks, of which ``ratio`` is computed."""
+    """Expected reuse of a prompt: ``spans`` of stored chunks, and the ``ratio`` of them to
+    compute."""
 
     spans: tuple[tuple[int, int], ...]
     ratio: float
 
     def saved(self, start: int, end: int) -> int:
-        """Tokens of ``start..end`` that are expected not to be computed."""
+        """Return the tokens of ``start..end`` that are expected to be reused."""
         return sum(
             math.floor((1.0 - self.ratio) * max(0, min(b, end) - max(a, start)))
             for a, b in self.spans
         )
 
     def credit(self, start: int, end: int, room: int | None) -> int:
-        """What to add to a window's ``room`` so that it ends where the room is really used up."""
+        """Return the tokens to add to a window's ``room``, so that computed tokens fill the real
+        room."""
         if room is None or end - start - self.saved(start, end) <= room:
             return self.saved(start, end)
         low, high = start, end  # the last end whose computed tokens fit
@@ -223,7 +236,7 @@ class ExpectedReuse:
 
 
 def expected_reuse(engine: ChunkEngine, req: Any) -> ExpectedReuse | None:
-    """What a waiting request's prompt is expected to reuse; ``None``: nothing."""
+    """Return the expected reuse of a waiting request's prompt; ``None`` if it is none."""
     request = chunk_request_of(req)
     if request is None or not engine.may_fuse(req, request):
         return None
@@ -237,13 +250,12 @@ def expected_reuse(engine: ChunkEngine, req: Any) -> ExpectedReuse | None:
 
 @functools.cache
 def prefill_adder_class(stock: type) -> type:
-    """SGLang's ``PrefillAdder`` with the saved tokens left in the budgets of computed tokens.
+    """SGLang's ``PrefillAdder``, which charges budgets only for computed tokens.
 
-    Budget by what is computed: a fused prompt fills only its recomputed share of a window. What is
-    admitted is an expectation; where it fails (a chunk was evicted, a file is damaged),
-    ``batch.split_into_windows`` cuts the forward, so that none computes more than a window all the
-    same. The KV pool is charged in full, since every slot is needed. ``canopy_engine`` is set per
-    class use.
+    A fused prompt fills only its recomputed share of a window. Admission uses an expectation. If it
+    fails (a chunk was evicted, a file is damaged), ``batch.split_into_windows`` splits the forward,
+    so that none computes more than a window. The KV pool is charged in full, since every slot is
+    needed. ``canopy_engine`` is set for each use of the class.
     """
 
     class ChunkPrefillAdder(stock):  # type: ignore[misc,valid-type]

@@ -1,8 +1,8 @@
-"""SGLang's own model as the chunk engine's ``Model``: any rows at their positions, over any KV.
+"""SGLang's model as the chunk engine's ``Model``: any rows at their positions, over any KV.
 
-A forward of the model that the server has, with its weights as they are and its kernels, in which an
-attention backend of our own (SGLang's forward context names one for each forward) hands the queries,
-keys and values of each layer to the engine. The scheduler's batch is not touched.
+Runs the server's loaded model, with its weights and kernels. An attention backend of our own
+(SGLang's forward context names one for each forward) passes each layer's queries, keys and values
+to the engine. The scheduler's batch is not touched.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ class ServedModel(Model):
 
     @property
     def dtype(self) -> torch.dtype:
-        """As the server was told to compute."""
+        """The dtype that the server computes in."""
         return self.kind
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         return self.inner.model.embed_tokens.weight.device  # type: ignore[no-any-return]
 
     @torch.no_grad()
     def forward(
         self, ids: torch.Tensor, positions: torch.Tensor, attention: Attention
     ) -> torch.Tensor:
-        """As :meth:`Model.forward`. Every row goes through every layer: none may be dropped."""
+        """As :meth:`Model.forward`. Every row passes every layer: none may be dropped."""
         from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
         from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
 
@@ -63,7 +63,7 @@ class ServedModel(Model):
 
     @torch.no_grad()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """As :meth:`Model.logits`; of the whole vocabulary on every rank."""
+        """As :meth:`Model.logits`, with the whole vocabulary on every rank."""
         weight = self.inner.lm_head.weight
         if self.ranks is not None:
             return self.ranks.gather(F.linear(hidden, weight)).float()
@@ -72,7 +72,7 @@ class ServedModel(Model):
 
 @dataclass(slots=True)
 class RowsBackend:
-    """What SGLang's attention layers take for their backend while rows of the engine's run."""
+    """The attention backend of SGLang's layers while the engine runs rows."""
 
     attention: Attention
 

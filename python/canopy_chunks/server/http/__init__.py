@@ -1,1 +1,1 @@
-"""Documents on their way in: the HTTP process finds, tokenises, bounds and registers them."""
+"""Documents in the HTTP process: found, tokenised, bounded and registered."""

@@ -1,4 +1,4 @@
-"""What the HTTP process asks of the schedulers, through SGLang's ``TokenizerManager``."""
+"""Calls from the HTTP process to the schedulers, through SGLang's ``TokenizerManager``."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ async def generate(
     answer_tokens: int,
     owner: dict[str, str | None],
 ) -> None:
-    """An ordinary greedy request: ``bounds`` of its documents as in ``canopy_chunks``, ``owner`` its
-    ``extra_key`` and ``cache_salt``. Returns when it is answered."""
+    """Send an ordinary greedy request and wait for its answer.
+
+    ``bounds`` of its documents as in ``canopy_chunks``; ``owner``: its ``extra_key`` and
+    ``cache_salt``.
+    """
     from sglang.srt.managers.io_struct import GenerateReqInput
 
     request = GenerateReqInput(
@@ -35,7 +38,7 @@ async def generate(
 
 
 async def encode(manager: Any, ids: Sequence[int], owner: dict[str, str | None]) -> None:
-    """A request of one token whose prompt is the document: the scheduler learns it."""
+    """Send a one-token request whose prompt is the document, so that the scheduler encodes it."""
     await generate(manager, [*ids, ids[-1]], [0, len(ids)], 1, owner)
 
 
@@ -48,5 +51,5 @@ async def command(manager: Any, verb: str, names: Sequence[str], tenant: str | N
 
 
 async def state(manager: Any) -> dict[str, Any]:
-    """The counters of chunk reuse on the first replica (``ChunkEngine.stats``)."""
+    """Return the counters of chunk reuse on the first replica (``ChunkEngine.stats``)."""
     return (await manager.get_internal_state())[0].get("canopy_chunks", {})

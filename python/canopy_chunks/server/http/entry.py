@@ -1,4 +1,4 @@
-"""The HTTP process's side: documents are found, tokenised and bounded before the scheduler hears.
+"""Chunk reuse in the HTTP process: find, tokenise and bound documents before the scheduler.
 
 A ``CanopyError`` raised here is a ``ValueError``, which SGLang answers with status 400.
 """
@@ -28,21 +28,21 @@ from sglang_canopy.tenant import tenant_of
 from sglang_canopy.wire.document_names import BOUNDS, DOCUMENTS
 
 documents = Documents()
-"""What was registered at ``/canopy/chunks``, of this process."""
+"""Documents registered at ``/canopy/chunks`` of this process."""
 
 finder = Finder()
-"""The same by their tokens, where the server looks for them in plain prompts."""
+"""The same documents by their tokens, to find them in prompts without marks."""
 
 _PREPARED = "canopy_chunks_prepared"
-"""Set on a chat's request whose fields were checked and documents bounded by :func:`convert_chat`."""
+"""Set on a chat request whose fields and documents :func:`convert_chat` has handled."""
 
 
 _OTHER_INPUT = ("image_data", "video_data", "audio_data", "input_embeds")
-"""Fields of a request whose prompt is more than its text."""
+"""Fields of a request with input other than text."""
 
 
 def prepare(manager: Any, obj: Any, options: Options) -> None:
-    """Before ``TokenizerManager.generate_request``: check the fields, cut and bound the documents."""
+    """Hook before ``TokenizerManager.generate_request``: check fields, find and bound documents."""
     if not hasattr(obj, "sampling_params") or getattr(obj, _PREPARED, False):
         return
     if options.find == "on" and any(getattr(obj, name, None) is not None for name in _OTHER_INPUT):
@@ -62,7 +62,7 @@ def prepare(manager: Any, obj: Any, options: Options) -> None:
 
 
 def _prepare_batch(manager: Any, obj: Any, options: Options) -> None:
-    """A batch: each prompt by itself; all become ids if one of them does."""
+    """Prepare each prompt of a batch; if one becomes ids, all do."""
     texts, lists = obj.text, obj.input_ids
     count = len(texts if texts is not None else lists)
     params = obj.sampling_params
@@ -106,7 +106,8 @@ def _prepare_prompt(
     custom: Any,
     tenant: str | None,
 ) -> tuple[str | None, Any, dict[str, Any] | None]:
-    """``(text, ids, custom_params)`` of one prompt; text is ``None`` where it was tokenised here."""
+    """Return ``(text, ids, custom_params)`` of one prompt; text is ``None`` if it was tokenised
+    here."""
     requested = fields.parse_fields(custom)
     fields.check_selector(requested.selector, manager.server_args.tp_size)
     if requested.bounds is not None:
@@ -137,13 +138,19 @@ def _prepare_prompt(
 def _found(
     options: Options, requested: fields.ChunkFields, ids: Any, custom: Any, tenant: str | None
 ) -> dict[str, Any] | None:
-    """``custom_params`` with the bounds of the registered documents in a plain prompt's tokens, if it
-    may be looked for them and there are any."""
+    """Return ``custom_params`` with the bounds of registered documents in a plain prompt's tokens.
+
+    ``None`` if searching is off or finds none.
+    """
     if options.find == "off" or requested.off or not isinstance(ids, list):
         return None
     try:
         bounds = finder.find(ids, tenant, fields.MAX_CHUNKS)
-    except (TypeError, ValueError, OverflowError):  # no token ids: SGLang refuses them by name
+    except (
+        TypeError,
+        ValueError,
+        OverflowError,
+    ):  # not token ids: SGLang refuses them with its own message
         return None
     return with_bounds(custom, bounds) if bounds else None
 
@@ -151,10 +158,10 @@ def _found(
 def convert_chat(
     original: Any, serving: Any, request: Any, options: Options, raw_request: Any = None
 ) -> Any:
-    """Around ``OpenAIServingChat._convert_to_internal_request``: documents in chat messages.
+    """Hook around ``OpenAIServingChat._convert_to_internal_request``: find documents in chats.
 
-    Document parts are marked with signs that no user can guess, the template is applied, and the
-    signs show where the documents ended up. Separators and registered documents show themselves.
+    Document parts are enclosed in unguessable signs before the chat template is applied; the signs
+    then show the documents' positions. Separators and registered documents need no signs.
     """
     manager = serving.tokenizer_manager
     requested = fields.parse_fields(getattr(request, "custom_params", None))
@@ -192,9 +199,11 @@ _NO_TEMPLATE = (
 
 
 def _add_listed(request: Any, raw_request: Any) -> bool:
-    """Put the body's top-level ``documents`` in front of the first user's text, as parts; whether there
-    are any. There they stay in place from turn to turn. SGLang's class of the body drops the field, so
-    it is read from the HTTP body."""
+    """Insert the body's top-level ``documents`` before the first user's text, as parts.
+
+    There they keep their position from turn to turn. SGLang's class of the body drops the field, so
+    it is read from the HTTP body. Returns whether there are any.
+    """
     texts = listed_texts(getattr(raw_request, "_json", None))
     if not texts:
         return False
@@ -214,8 +223,10 @@ def _add_listed(request: Any, raw_request: Any) -> bool:
 
 
 def _mark(request: Any, in_parts: bool) -> tuple[str, str] | None:
-    """Put signs around the documents of a chat's parts and of its template; ``None`` where there are
-    none: what retrieval found nothing for is an ordinary prompt."""
+    """Put signs around the documents of a chat's parts and template.
+
+    ``None`` if there are none: a prompt for which retrieval found no document is an ordinary one.
+    """
     nonce = secrets.token_hex(8)
     signs = f"\ue000{nonce}\ue001", f"\ue001{nonce}\ue000"
     marked = in_parts and _mark_parts(request, *signs)
@@ -227,7 +238,7 @@ def _mark(request: Any, in_parts: bool) -> tuple[str, str] | None:
 
 
 def _has_documents(request: Any, separator: str | None) -> bool:
-    """Whether a message has separators or the mark of a registered document."""
+    """Return whether a message has separators or the mark of a registered document."""
     for message in request.messages:
         content = getattr(message, "content", None)
         texts = [content] if isinstance(content, str) else content or []
@@ -239,7 +250,8 @@ def _has_documents(request: Any, separator: str | None) -> bool:
 
 
 def _rendered(tokenizer: Any, adapted: Any) -> str:
-    """The prompt's text with its special tokens. Raises CanopyError where ids do not give it back."""
+    """Return the prompt's text with special tokens. Raises CanopyError if its ids do not
+    round-trip."""
     if isinstance(adapted.text, str):
         return adapted.text
     ids = list(adapted.input_ids or [])
@@ -253,10 +265,10 @@ def _rendered(tokenizer: Any, adapted: Any) -> str:
 
 
 def _mark_parts(request: Any, opening: str, closing: str) -> bool:
-    """Put the signs around the documents in messages; whether there is any.
+    """Put the signs around the documents in messages. Returns whether there are any.
 
-    Documents are all text parts of a message but its last, and all text of a tool's result. Blank
-    ones are none. A chat with parts of another kind, such as images, stays as it is.
+    Documents are all text parts of a message except its last, and all text of a tool's result.
+    Blank parts are not documents. A chat with other kinds of parts, such as images, is not changed.
     """
     contents = [_parts_of(message) for message in request.messages]
     if any(getattr(p, "type", None) != "text" for parts in contents for p in parts):
@@ -276,7 +288,7 @@ def _mark_parts(request: Any, opening: str, closing: str) -> bool:
 
 
 def _parts_of(message: Any) -> list[Any]:
-    """A message's parts; its text, if it is one, as the only part."""
+    """Return a message's parts; plain text becomes the only part."""
     content = getattr(message, "content", None)
     if isinstance(content, str):
         return [SimpleNamespace(type="text", text=content)]
@@ -300,18 +312,19 @@ def _marked(listed: Any, opening: str, closing: str) -> list[dict[str, Any]]:
 
 
 def _tenant(obj: Any) -> str | None:
-    """The tenant of a single prompt."""
+    """Return the tenant of a single prompt."""
     fields = (getattr(obj, name, None) for name in ("extra_key", "cache_salt"))
     return tenant_of(*map(_one_string, fields))
 
 
 def _one_string(value: Any) -> str | None:
-    """A tenant's field of a single prompt; what is no string, SGLang refuses by name later."""
+    """Return a single prompt's tenant field. SGLang refuses values that are not strings later."""
     return value if isinstance(value, str) else None
 
 
 def _for_each(obj: Any, name: str, count: int) -> list[str | None]:
-    """A tenant's field of each prompt of a batch. Raises CanopyError for another number of them."""
+    """Return a tenant field for each prompt of a batch. Raises CanopyError if the number
+    differs."""
     value = getattr(obj, name, None)
     if not isinstance(value, list):
         return [_one_string(value)] * count

@@ -1,9 +1,9 @@
-"""``/canopy/chunks``: documents registered, listed, pinned and deleted ahead of time.
+"""``/canopy/chunks``: register, list, pin and delete documents ahead of time.
 
-``POST /canopy/chunks`` ``{"text": ..., "cache_salt": ..., "pin": false}`` answers with an ``id``;
-``[[canopy:ID]]`` in a prompt is that document. The HTTP process keeps the tokens, the scheduler
-encodes and keeps the KV. A document belongs to the tenant that registered it, named as in SGLang's
-requests by ``extra_key`` and ``cache_salt``: in the body, in the query, or in headers.
+``POST /canopy/chunks`` ``{"text": ..., "cache_salt": ..., "pin": false}`` returns an ``id``;
+``[[canopy:ID]]`` in a prompt stands for that document. The HTTP process stores the tokens, the
+scheduler encodes and stores the KV. A document belongs to the tenant that registered it, named as
+in SGLang's requests by ``extra_key`` and ``cache_salt``: in the body, in the query, or in headers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ limits = DocumentLimits()
 
 
 def add_routes(server_args: Any, options: Options) -> None:
-    """Before ``launch_server``: the routes of chunk reuse, beside SGLang's."""
+    """Hook before ``launch_server``: add the routes of chunk reuse to SGLang's."""
     from sglang.srt.entrypoints.http_server import app
 
     global limits
@@ -53,7 +53,7 @@ def add_routes(server_args: Any, options: Options) -> None:
 
 
 async def register(request: Any, manager: Any, options: Options) -> dict[str, Any]:
-    """Register a document, have it encoded. Raises CanopyError for what cannot be one."""
+    """Register a document and encode it. Raises CanopyError for an invalid document."""
     body = await _body(request)
     ids = document_ids(body, manager, options)
     fields = tenant_fields(request, body)
@@ -71,7 +71,7 @@ async def register(request: Any, manager: Any, options: Options) -> dict[str, An
 
 
 async def _delete_removed(manager: Any) -> None:
-    """Forget the documents that gave way to a new one, and their KV."""
+    """Delete the documents that a new one displaced, and their KV."""
     while entry.documents.removed:
         document = entry.documents.removed.pop()
         entry.finder.remove(document.ids, document.tenant)
@@ -79,7 +79,7 @@ async def _delete_removed(manager: Any) -> None:
 
 
 async def listing(request: Any, manager: Any, _options: Options) -> dict[str, Any]:
-    """Registered documents of the tenant who asks, and the store's counters."""
+    """Return the requesting tenant's registered documents, and the store's counters."""
     tenant = tenant_of(**tenant_fields(request))
     state = await limits.counters(lambda: calls.state(manager))
     return {
@@ -92,7 +92,7 @@ async def listing(request: Any, manager: Any, _options: Options) -> dict[str, An
 
 
 async def delete(request: Any, manager: Any, _options: Options) -> dict[str, Any]:
-    """Forget a document and its KV in every version."""
+    """Delete a document and its KV in every version."""
     name, tenant = request.path_params["name"], tenant_of(**tenant_fields(request))
     entry.documents.get(name, tenant)
     limits.change(tenant)
@@ -102,7 +102,7 @@ async def delete(request: Any, manager: Any, _options: Options) -> dict[str, Any
 
 
 async def pin(request: Any, manager: Any, _options: Options) -> dict[str, Any]:
-    """Keep the document's stored KV from being evicted."""
+    """Protect the document's stored KV from eviction."""
     return await _pin(request, manager, True)
 
 
@@ -112,7 +112,7 @@ async def unpin(request: Any, manager: Any, _options: Options) -> dict[str, Any]
 
 
 def document_ids(body: dict[str, Any], manager: Any, options: Options) -> list[int]:
-    """The tokens of a document to register. Raises CanopyError naming what is wrong."""
+    """Return the tokens of a document to register. Raises CanopyError naming the fault."""
     for key, value in body.items():
         if key not in _FIELDS:
             raise CanopyError(f"unknown field {key[:40]!r}; allowed are {', '.join(_FIELDS)}")
@@ -167,7 +167,8 @@ async def _pin(request: Any, manager: Any, wanted: bool) -> dict[str, Any]:
 
 
 async def _command(manager: Any, verb: str, document: Document) -> bool:
-    """To a document's KV: that behind marks, and that of what is reused where it is found."""
+    """Apply a command to both KV versions of a document: for marks, and for documents found in
+    prompts."""
     kept = {document.ids, inner(document.ids)}
     names = [document_name(ids, document.tenant) for ids in kept if ids]
     return await calls.command(manager, verb, names, document.tenant)

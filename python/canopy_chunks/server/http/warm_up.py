@@ -1,5 +1,6 @@
-"""``--warmups canopy_chunks``: what a first fused prompt would wait for is done before the server
-answers: kernels are compiled, and the backend's plans made, by real prompts through the scheduler.
+"""``--warmups canopy_chunks``: do the first fused prompt's one-time work before the server answers.
+
+Real prompts through the scheduler compile kernels and build the backend's plans.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ logger = logging.getLogger(__name__)
 NAME = "canopy_chunks"
 DOCUMENTS, DOCUMENT_TOKENS, OTHER_TOKENS, ANSWER_TOKENS = 3, 192, 32, 4
 ENCODED_WITHIN_S = 300.0
-"""A CPU encodes 600 tokens of a large model slowly; after this the warm-up gives up."""
+"""Seconds until the warm-up gives up; a CPU encodes 600 tokens of a large model slowly."""
 
 
 def register(options: Options) -> None:
-    """Add the warm-up to SGLang's table of them."""
+    """Add the warm-up to SGLang's table of warm-ups."""
     from sglang.srt.entrypoints.warmup import warmup
 
     async def run(_mode: str, manager: Any) -> None:
@@ -38,8 +39,10 @@ def register(options: Options) -> None:
 
 
 async def warm_up(manager: Any, options: Options) -> None:
-    """Fuse one prompt alone and two side by side, whose documents belong to a tenant that nobody
-    else can name; then delete the documents. Says in the log how many were fused."""
+    """Fuse one prompt alone and two together, then delete their documents.
+
+    The documents belong to a tenant that no client can name. Logs how many prompts were fused.
+    """
     started = time.monotonic()
     tokens = max(DOCUMENT_TOKENS, options.min_tokens)
     room = manager.model_config.context_len - 2 * OTHER_TOKENS - ANSWER_TOKENS - 1
