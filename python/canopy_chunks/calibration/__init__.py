@@ -1,1 +1,2 @@
-"""The adaptive ratio (CacheTune, Algorithm 1): measured through a running server, saved and used."""
+"""The adaptive ratio (CacheTune, Algorithm 1): measured through a running server, saved and
+used."""

@@ -1,4 +1,4 @@
-"""Calibrations in a file, by what they were measured for; and the ratios that a server takes from it."""
+"""Calibrations in a file, by setting, and the ratios that a server reads from it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from sglang_canopy.private_file import replace_file, set_aside
 logger = logging.getLogger(__name__)
 
 TIERS = {"device": "memory", "host": "memory", "disk": "disk"}
-"""The store's tiers -> the names calibrations are saved under."""
+"""Tiers of the store -> names that calibrations are saved under."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a calibration was measured for.
+    """The setting of a calibration.
 
-    model: its identity; device: the chip; dtype: of weights and KV, as torch spells it; tp_size:
+    model: its identity; device: the chip; dtype: of weights and KV, in torch's spelling; tp_size:
     ranks that the model is split over; backend: the server's attention backend.
     """
 
@@ -37,7 +37,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What was found for one setting and tier."""
+    """The result for one setting and tier."""
 
     ratio: float
     r_min: float
@@ -52,19 +52,19 @@ class Calibrations:
 
     @staticmethod
     def key(setting: Setting, tier: str) -> str:
-        """A short stable name of both."""
+        """Return a short stable name of both."""
         parts = [str(part) for part in (*astuple(setting), tier)]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
     def get(self, setting: Setting, tier: str) -> Calibration | None:
-        """The saved calibration, or None."""
+        """Return the saved calibration, or None."""
         found = self._read().get(self.key(setting, tier))
         if found is None:
             return None
         return Calibration(found["ratio"], found["r_min"], CostProfile(**found["profile"]))
 
     def settings(self, model: str, device: str) -> list[Setting]:
-        """What the file has of a model on a chip."""
+        """Return the file's settings for a model on a chip."""
         found = {
             Setting(model, device, one["dtype"], one["tp_size"], one["backend"])
             for one in self._read().values()
@@ -73,7 +73,7 @@ class Calibrations:
         return sorted(found, key=str)
 
     def put(self, setting: Setting, tier: str, calibration: Calibration) -> None:
-        """Save one; the file changes whole or not at all."""
+        """Save a calibration; the file is replaced whole or not at all."""
         everything = self._read()
         everything[self.key(setting, tier)] = {
             **asdict(setting),
@@ -97,7 +97,8 @@ class Calibrations:
 
 
 def _is_calibration(entry: Any) -> bool:
-    """Whether ``entry`` is what ``put`` writes, and what a server can use."""
+    """Return whether ``entry`` has the form that ``put`` writes, with values that a server can
+    use."""
     wanted = {*Setting.__slots__, "tier", *Calibration.__slots__}
     if not isinstance(entry, dict) or set(entry) != wanted:
         return False
@@ -118,9 +119,9 @@ def _is_number(value: Any, most: float = sys.float_info.max) -> bool:
 
 
 def calibrated_ratios(path: str | None, setting: Setting) -> dict[str, float]:
-    """Ratios by tier of the store from the file that ``calibration`` names.
+    """Return the ratios by tier of the store from the calibration file.
 
-    Raises CanopyError where it holds none for this model, machine, dtype, split and backend.
+    Raises CanopyError if it has none for this model, machine, dtype, split and backend.
     """
     if path is None:
         return {}
@@ -138,7 +139,7 @@ def calibrated_ratios(path: str | None, setting: Setting) -> dict[str, float]:
 
 
 def _contents(saved: Calibrations, setting: Setting) -> str:
-    """Of this model on this chip, in words."""
+    """Describe the file's settings of this model on this chip."""
     found = saved.settings(setting.model, setting.device)
     if not found:
         return "has nothing for this model on this machine"

@@ -1,4 +1,5 @@
-"""How much to recompute: the roofline prior and a golden-section search (CacheTune, Algorithm 1)."""
+"""The ratio to recompute: the roofline prior and a golden-section search (CacheTune, Algorithm
+1)."""
 
 from __future__ import annotations
 
@@ -13,11 +14,11 @@ GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
 
 @dataclass(frozen=True, slots=True)
 class CostProfile:
-    """What a prompt's parts cost on one device and storage tier, for one model, over all layers.
+    """Costs of a prompt's parts on one device and storage tier, for one model, over all layers.
 
-    compute_s: seconds a token that is recomputed (l times t_c); transfer_s: seconds a token whose KV
-    is read and placed (l times t_i); other_s: seconds a prompt takes whatever the ratio (l times
-    t_o): its question, the selection, and what is fixed in every step.
+    compute_s: seconds per recomputed token (l times t_c); transfer_s: seconds per token whose KV is
+    read and placed (l times t_i); other_s: seconds per prompt at any ratio (l times t_o): its
+    question, the selection, and fixed costs of every step.
     """
 
     compute_s: float
@@ -25,7 +26,7 @@ class CostProfile:
     other_s: float = 0.0
 
     def prior(self, r_min: float, r_max: float) -> float:
-        """r0 = t_i / (t_c + t_i), where compute and transfer take as long; clipped."""
+        """r0 = t_i / (t_c + t_i), at which compute and transfer take equally long; clipped."""
         if self.compute_s <= 0 or self.transfer_s < 0:
             raise CanopyError(
                 f"a profile needs seconds above 0, got compute {self.compute_s}, transfer "
@@ -34,8 +35,11 @@ class CostProfile:
         return min(r_max, max(r_min, self.transfer_s / (self.compute_s + self.transfer_s)))
 
     def ttft(self, tokens: int, ratio: float) -> float:
-        """Seconds to the first token of a prompt with ``tokens`` in chunks (equations 9 and 10):
-        the slower of recomputing and transfer, which overlap, and what no ratio changes."""
+        """Return the seconds to the first token of a prompt with ``tokens`` in chunks (equations 9
+        and 10).
+
+        The slower of recompute and transfer, which overlap, plus the costs that no ratio changes.
+        """
         return (
             max(ratio * tokens * self.compute_s, (1.0 - ratio) * tokens * self.transfer_s)
             + self.other_s
@@ -58,12 +62,12 @@ def golden_section(
     r_max: float = 1.0,
     tolerance: float = 0.02,
 ) -> Search:
-    """The ratio with the least measured TTFT in ``[r_min, r_max]``, for a unimodal ``ttft``.
+    """Find the ratio with the least measured TTFT in ``[r_min, r_max]``, for a unimodal ``ttft``.
 
-    The prior ``start`` is the first probe: beside it a second one halves the bracket to a valid
-    one around it. A warm probe does not sit at a golden point, so both inner points are placed
-    afresh afterwards: reusing it would break the ratio and could lose the minimum. Returns the
-    best ratio that was measured. Raises CanopyError for bounds out of order.
+    The prior ``start`` is the first probe; a second probe beside it shrinks the bracket to a valid
+    one around it. A warm probe is not at a golden point, so both inner points are placed afresh
+    afterwards: reusing it would break the ratio and could lose the minimum. Returns the best ratio
+    that was measured. Raises CanopyError for bounds out of order.
     """
     if not 0.0 <= r_min <= r_max <= 1.0 or tolerance <= 0:
         raise CanopyError(
@@ -81,7 +85,7 @@ def golden_section(
     start = min(high, max(low, start))
     at(start)
     if high - low > tolerance:
-        # The probe opposite to the prior; the side of the worse one cannot hold the minimum.
+        # The probe opposite to the prior; the minimum cannot be on the side of the worse one.
         other = (
             low + GOLDEN * (high - low)
             if start <= (low + high) / 2
@@ -94,7 +98,7 @@ def golden_section(
             low = a
     while high - low > tolerance:
         a, b = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
-        # One of the two was measured already, up to rounding: golden points nest.
+        # One of the two was already measured, up to rounding: golden points nest.
         a, b = _near(probes, a), _near(probes, b)
         if at(a) <= at(b):
             high = b
@@ -117,10 +121,10 @@ def largest_within(
     r_max: float,
     tolerance: float = 0.05,
 ) -> Search:
-    """The largest ratio whose TTFT is within ``slack`` (a share) of the best that was found.
+    """Find the largest ratio whose TTFT is within ``slack`` (a share) of the best one found.
 
-    Where what no ratio changes dominates, or transfer and compute are level, recomputing more costs
-    next to nothing and is nearer to full recomputation. ``ttft`` must not fall from the best on.
+    If costs that no ratio changes dominate, or transfer and compute are level, more recompute costs
+    almost nothing and is nearer to full recompute. ``ttft`` must not fall beyond the best ratio.
     """
     limit, probes = (1 + slack) * search.ttft_s, dict(search.probes)
 

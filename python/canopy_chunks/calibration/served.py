@@ -1,8 +1,8 @@
-"""Calibration through a running server: its own scheduler, kernels, tiers and overlap are measured.
+"""Calibration through a running server, with its own scheduler, kernels, tiers and overlap.
 
-CacheTune, Algorithm 1 with equations 9 to 13. Every probe is a request like a user's; what a request
-costs beside its documents (t_o) is fitted from prompts of two lengths, and not taken for transfer.
-Tokens are random: times do not depend on which they are.
+CacheTune, Algorithm 1 with equations 9 to 13. Every probe is a request like a user's. The cost of a
+request beside its documents (t_o) is fitted from prompts of two lengths, so that it does not count
+as transfer. Tokens are random: times do not depend on them.
 """
 
 from __future__ import annotations
@@ -28,19 +28,20 @@ from sglang_canopy.errors import CanopyError
 SYSTEM, QUESTION = 16, 24
 """Tokens before the documents, and after them."""
 STORED_TIERS = {"reused_device": "memory", "reused_host": "memory", "reused_disk": "disk"}
-"""What an answer's report calls a tier -> the names that calibrations are saved under."""
+"""Tier names in an answer's report -> names that calibrations are saved under."""
 
 Ask = Callable[[Sequence[int], Sequence[int], "float | None"], tuple[float, dict[str, Any]]]
 """``(prompt, bounds, ratio)`` -> seconds to the first token, and the answer's ``canopy_chunks``
-report. Ratio None: as the server would."""
+report. Ratio None: the server's own."""
 
 
 @dataclass
 class ServedPrompts:
-    """Prompts of ``chunks`` documents of ``chunk_tokens`` each, known to a server after ``learn``.
+    """Prompts of ``chunks`` documents of ``chunk_tokens`` each, encoded by a server after
+    ``learn``.
 
-    vocabulary: ids to draw from, the first to before the last; settled: waits until the server has
-    encoded what it was shown.
+    vocabulary: first and end of the ids to draw from; settled: waits until the server has encoded
+    the documents.
     """
 
     ask: Ask
@@ -61,15 +62,18 @@ class ServedPrompts:
         self.tiers: Counter[str] = Counter()
 
     def learn(self) -> None:
-        """Show every document once, in another order than they will be asked for: an exact prefix
-        would be no reuse."""
+        """Send every document once, in another order than later, since an exact prefix is no
+        reuse."""
         for documents in self._documents:
             self._send(documents[::-1], None, fused=False)
         self.settled()
 
     def ttft(self, ratio: float, share: float = 1.0) -> float:
-        """Equation 12: the mean over prompts of the median time to the first token, in seconds;
-        share: of each prompt's documents."""
+        """Return equation 12: the mean over prompts of the median time to the first token, in
+        seconds.
+
+        share: share of each prompt's documents to send.
+        """
         some = max(1, round(share * self.chunks))
         return statistics.fmean(
             statistics.median(self._send(d[:some], ratio) for _ in range(self.repeats))
@@ -77,8 +81,10 @@ class ServedPrompts:
         )
 
     def profile(self) -> CostProfile:
-        """t_c, t_i and t_o of equation 10, by least squares over whole and half prompts at ratios 0
-        (all transfer) and 1 (all computed)."""
+        """Fit t_c, t_i and t_o of equation 10, by least squares.
+
+        Uses whole and half prompts at ratios 0 (all transfer) and 1 (all computed).
+        """
         half = max(1, round(self.chunks / 2))
         rows, seconds = [], []
         for chunks in sorted({half, self.chunks}):
@@ -92,7 +98,7 @@ class ServedPrompts:
 
     @property
     def tier(self) -> str:
-        """Where most of the reused KV came from. Raises CanopyError where nothing was reused."""
+        """The tier of most of the reused KV. Raises CanopyError if none was reused."""
         if not self.tiers:
             raise CanopyError(
                 "the server reused nothing: its tiers are too small for the prompts, or still empty"
@@ -127,7 +133,7 @@ def calibrate_server(
     slack: float = 0.02,
     tolerance: float = 0.05,
 ) -> tuple[Calibration, Search]:
-    """Algorithm 1 on a server that knows the prompts' documents, then :func:`largest_within`."""
+    """Run Algorithm 1 on a server that has the prompts' documents, then :func:`largest_within`."""
     found = prompts.profile()
     start = found.prior(r_min, r_max) if found.compute_s > 0 else r_min
     search = golden_section(prompts.ttft, start, r_min, r_max, tolerance)

@@ -1,1 +1,1 @@
-"""Turn stored KV into a prefill: encode, select tokens, rotate and place."""
+"""Turn stored KV into a prefill: encode chunks, select tokens, rotate and place KV."""

@@ -1,10 +1,9 @@
-"""Encoding chunks for their next use, a piece at a time, when the server has nothing better to do.
+"""Encodes chunks for their next use, piece by piece, while the server is otherwise idle.
 
-A chunk that came in an ordinary prompt was computed behind other documents and perhaps behind
-private text; its KV there must not go into another user's prompt. So it is encoded again: behind
-the tokens that precede the first chunk (the system prompt), or alone. That costs a prefill of the
-chunk, once; it is done in pieces of ``PIECE_TOKENS`` tokens while the server is idle, and under load
-within a share of the tokens the requests themselves need.
+A chunk of an ordinary prompt was computed behind other documents and perhaps behind private text,
+so its KV must not enter another user's prompt. It is encoded again: behind the tokens that precede
+the first chunk (the system prompt), or alone. That costs one prefill of the chunk, in pieces of
+``PIECE_TOKENS`` tokens: in idle time, and under load within a share of the requests' own tokens.
 """
 
 from __future__ import annotations
@@ -27,13 +26,14 @@ from canopy_chunks.store.store import ChunkStore
 from canopy_chunks.text.documents import document_name
 
 PIECE_TOKENS = 64
-"""Tokens encoded before looking whether a request has come."""
+"""Tokens encoded between two checks for new requests."""
 
 
 def stand_in_tokens(tokenizer: Any) -> tuple[int, ...]:
-    """Tokens of the documents that stand where a chunk's predecessors will (encoding ``mixed``).
+    """Return the tokens of the documents that stand in for a chunk's predecessors (encoding
+    ``mixed``).
 
-    Empty without a tokenizer, since they are text: ``mixed`` is then ``prefix``.
+    Empty without a tokenizer, since they are text: ``mixed`` then equals ``prefix``.
     """
     if tokenizer is None:
         return ()
@@ -49,7 +49,7 @@ class _EncodeJob:
 
 
 class BackgroundEncoder:
-    """Chunks that wait to be encoded, and the one that is.
+    """The queue of chunks to encode, and the chunk in progress.
 
     ``score(chunk)`` is called before a chunk is stored, ``on_stored(key, document, tenant)`` after.
     """
@@ -70,7 +70,7 @@ class BackgroundEncoder:
     def enqueue(
         self, ids: Sequence[int], prefix: Sequence[int], salt: str, tenant: str | None = None
     ) -> None:
-        """Queue a chunk to be encoded. Does nothing for one that is queued or stored already."""
+        """Queue a chunk to be encoded, unless it is queued or stored already."""
         key = self.store.key(ids, prefix, salt)
         busy = self._job is not None and self._job.key == key
         if busy or (key, tenant) in self.queue or self.store.where(key) is not None:
@@ -79,19 +79,19 @@ class BackgroundEncoder:
         self.queue.add(key, QueuedChunk(tuple(ids), tuple(prefix), salt, tenant, name))
 
     def forget(self, name: str, tenant: str | None) -> None:
-        """Take a document out of the queue (it was deleted)."""
+        """Remove a deleted document from the queue."""
         self.queue.remove(name, tenant)
         if self._job is not None and self._job.chunk.name == name:
             self._job = None
 
     def abandon(self) -> None:
-        """Give up the chunk that is being encoded."""
+        """Drop the chunk in progress."""
         self._job = None
 
     def store_chunk(
         self, key: str, chunk: Chunk, salt: str, tenant: str | None, now: float
     ) -> None:
-        """Store a chunk that was encoded, here or by an ordinary prefill."""
+        """Store a chunk that was encoded here or by an ordinary prefill."""
         self.score(chunk)
         chunk.document = document_name(chunk.ids, tenant)
         self.store.put(chunk, salt, now)
@@ -99,7 +99,7 @@ class BackgroundEncoder:
         self.on_stored(key, chunk.document, tenant)
 
     def stats(self) -> dict[str, int]:
-        """Chunks and tokens that wait, that were encoded, and that were forgotten."""
+        """Return the chunks and tokens that wait, were encoded, or were dropped."""
         return {
             "waiting_chunks": len(self.queue) + int(self.busy and not self.queue),
             "waiting_tokens": self.queue.tokens,
@@ -110,11 +110,12 @@ class BackgroundEncoder:
 
     @property
     def busy(self) -> bool:
-        """Whether anything is left to encode."""
+        """Whether chunks are left to encode."""
         return self._job is not None or bool(self.queue)
 
     def step(self, now: float) -> int:
-        """Encode one piece; returns its tokens (0: nothing to do). ``now`` stamps a new chunk."""
+        """Encode one piece; returns its tokens, 0 if the queue is empty. ``now`` stamps a new
+        chunk."""
         job = self._job or self._next()
         if job is None:
             return 0

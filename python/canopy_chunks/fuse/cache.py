@@ -1,4 +1,4 @@
-"""The KV of one prompt while it is being fused: paged pools a layer, and the prompt's slots."""
+"""The KV of one prompt during fusion: a paged pool per layer, and the prompt's slots."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ Made = TypeVar("Made")
 class KVCache:
     """One request's row of a paged pool.
 
-    k, v: a view ``[pages, page_size, kv_heads, head_dim]`` a layer (keys rotated);
-    slots: ``[n]`` pool slot of each position; in_order: slots are 0..n-1 of pages of one token,
-    so that a CPU reads keys in place.
+    k, v: a view ``[pages, page_size, kv_heads, head_dim]`` per layer (keys rotated); slots: ``[n]``
+    pool slot of each position; in_order: slots are 0..n-1 of pages of one token, so that a CPU
+    reads keys in place.
     """
 
     k: list[torch.Tensor]
@@ -30,7 +30,8 @@ class KVCache:
     in_order: bool = False
     backend: str = "auto"
     arrivals: list[Any] = field(default_factory=list)
-    """Transfers under way into it (``transfer.Transfer``): a layer is not touched before its rows."""
+    """Transfers into the cache (``transfer.Transfer``): a layer's rows arrive before it is read or
+    written."""
     _plans: list[tuple[torch.Tensor, list[halves.Step]]] = field(default_factory=list)
     _batches: list[tuple[torch.Tensor, attention.Rows]] = field(default_factory=list)
     _places: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
@@ -39,21 +40,21 @@ class KVCache:
         return self.slots.numel()
 
     def upto(self, tokens: int) -> KVCache:
-        """Its first positions, with what they hold."""
+        """Return a view of the first ``tokens`` positions, sharing their KV."""
         return KVCache(self.k, self.v, self.slots[:tokens], self.in_order, self.backend)
 
     def read(self, layer: int, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """K (rotated) and V ``[n, kv_heads, head_dim]`` at ``positions``."""
+        """Return K (rotated) and V ``[n, kv_heads, head_dim]`` at ``positions``."""
         slots = self._slots_of(positions)
         return self.read_keys(layer, positions), pages.read(self.v[layer], slots)
 
     def read_keys(self, layer: int, positions: torch.Tensor) -> torch.Tensor:
-        """As :meth:`read`, K alone."""
+        """As :meth:`read`, but K only."""
         self.arrive(layer)
         return pages.read(self.k[layer], self._slots_of(positions))
 
     def write(self, layer: int, positions: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-        """Put K (rotated) and V rows at ``positions``."""
+        """Write K (rotated) and V rows at ``positions``."""
         self.arrive(layer)
         slots = self._slots_of(positions)
         pages.write(self.k[layer], slots, k)
@@ -74,7 +75,7 @@ class KVCache:
         return attention.sparse_prefill(q, k, v, self._rows(positions), scale, self.backend)
 
     def arrive(self, layer: int) -> None:
-        """What is queued from here on finds this layer's reused rows in place."""
+        """Order later work on this layer after its reused rows have arrived."""
         for transfer in self.arrivals:
             transfer.arrive(layer)
 
@@ -82,7 +83,7 @@ class KVCache:
         return _once(self._places, positions, lambda: self.slots[positions])
 
     def _rows(self, positions: torch.Tensor) -> attention.Rows:
-        """Their prefix sums go to a device once."""
+        """Return the rows' index tensors, whose prefix sums go to a device only once."""
         return _once(self._batches, positions, lambda: attention.Rows.one(positions, self.slots))
 
     def _plan(self, q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor) -> list[halves.Step]:
@@ -93,8 +94,10 @@ class KVCache:
 def _once(
     made_before: list[tuple[torch.Tensor, Made]], positions: torch.Tensor, make: Callable[[], Made]
 ) -> Made:
-    """What ``make`` gives for these positions, made once for all layers. A probe has two sets of rows, so
-    the last two are kept."""
+    """Return ``make()`` for these positions, called once for all layers.
+
+    The last two results are kept, since a probe has two sets of rows.
+    """
     for one, found in made_before:
         if one is positions:
             return found
@@ -104,7 +107,7 @@ def _once(
 
 
 def dense_cache(model: Model, tokens: int) -> KVCache:
-    """A cache of its own for ``tokens`` positions: what a CPU, a test or an evaluation uses."""
+    """Return a separate cache for ``tokens`` positions, as a CPU, a test or an evaluation uses."""
     s = model.shape
     size = (s.layers, tokens, 1, s.kv_heads, s.head_dim)
     k = torch.zeros(size, dtype=model.dtype, device=model.device)

@@ -1,4 +1,4 @@
-"""Which tokens of a prompt are computed, without reading on the host what the device chose."""
+"""The computed tokens of a prompt, without host reads of a choice made on a device."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from canopy_chunks.store.device_copy import HostCopy, is_host, to_device
 
 
 class ChosenTokens:
-    """The tokens of a prompt to compute: certain ones, and those that a selector picked.
+    """The tokens of a prompt to compute: certain tokens, and tokens picked by a selector.
 
-    certain: ``[n]`` bool on the host; picked: sorted positions in chunks that are not among them, on
-    the model's device. Reading these would hold up the scheduler until the device has caught up; how
-    many there are is known without. They travel to the host meanwhile, and :meth:`mask` waits for them
-    where it must.
+    certain: ``[n]`` bool on the host; picked: sorted positions in chunks, none of them certain, on
+    the model's device. Reading them would block the scheduler until the device has caught up, but
+    their number is known at once. They are copied to the host in the meantime, and :meth:`mask`
+    waits for the copy if necessary.
     """
 
     def __init__(self, certain: torch.Tensor, picked: torch.Tensor | None = None) -> None:
@@ -35,32 +35,35 @@ class ChosenTokens:
 
     @property
     def is_on_host(self) -> bool:
-        """Whether the host has every token already."""
+        """Whether the host has the whole choice."""
         return self._copy is None
 
     @property
     def count(self) -> int:
-        """How many tokens are computed."""
+        """The number of computed tokens."""
         return int(self._mask.sum()) + self._waiting
 
     def count_in(self, inside: torch.Tensor) -> int:
-        """How many of them lie ``inside [n]`` (bool, on the host): in a chunk."""
+        """Return the number of computed tokens ``inside [n]`` (bool, on the host), such as in
+        chunks."""
         return int((self._mask & inside).sum()) + self._waiting
 
     @property
     def _waiting(self) -> int:
-        """How many were picked that the host does not have yet."""
+        """Picked tokens that the host does not have yet."""
         return 0 if self._copy is None else self._copy.tensor.numel()
 
     def rows(self) -> torch.Tensor:
-        """Their sorted positions, on the device that chose them. Nothing is waited for."""
+        """Return the sorted positions to compute, on the device that chose them, without
+        waiting."""
         certain = self._mask.nonzero()[:, 0]
         if self._picked is None:
             return certain
         return torch.cat([to_device(certain, self._picked.device), self._picked]).sort()[0]
 
     def others(self, prefix: int) -> torch.Tensor:
-        """Sorted positions from ``prefix`` on that are not computed, where :meth:`rows` are."""
+        """Return the sorted positions from ``prefix`` on that are not computed, on the device of
+        :meth:`rows`."""
         rows = self.rows()
         computed = torch.zeros(self.total, dtype=torch.uint8, device=rows.device)
         computed[:prefix] = 1
@@ -68,7 +71,7 @@ class ChosenTokens:
         return computed.sort(stable=True).indices[: self.total - prefix - self.count]
 
     def mask(self) -> torch.Tensor:
-        """``[n]`` bool on the host. Waits until what was picked on a device has arrived."""
+        """Return ``[n]`` bool on the host. Waits for the copy of tokens picked on a device."""
         if self._copy is not None:
             mask = self._mask.clone()
             mask[self._copy.get()] = True

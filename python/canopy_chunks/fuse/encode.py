@@ -1,9 +1,10 @@
-"""Making a chunk: a plain prefill, its keys taken back before RoPE.
+"""Encode a chunk: a plain prefill, whose keys are then un-rotated.
 
-Behind nothing, each chunk's first tokens become attention sinks that they will not be in the prompt.
-Behind BOS (CacheBlend's script) or the real system prefix, whose KV is then dropped, they do not.
-Behind the prefix and a stand-in document the chunk no longer takes itself for the first document
-either, which most are not: less error again (docs/research/chunks.md). None costs a request anything.
+Without a prefix, each chunk's first tokens become attention sinks, which they are not in the
+prompt. Behind BOS (CacheBlend's script) or the real system prefix, whose KV is then dropped, they
+do not. Behind the prefix and a stand-in document, the chunk is not encoded as a first document
+either, as most chunks are not first: less error again (docs/research/chunks.md). None of these adds
+to a request's cost.
 """
 
 from __future__ import annotations
@@ -28,18 +29,20 @@ STAND_IN = (
     "the flood. Few travellers use it today, because the new bridge is shorter, but it is kept "
     "open for the farms along the valley and for those who like to walk.",
 )
-"""Two documents about nothing, to stand where a chunk's predecessors will: about 130 tokens."""
+"""Two documents about nothing that stand in for a chunk's predecessors: about 130 tokens."""
 
 
 def stand_in(ids: Callable[[str], Sequence[int]]) -> tuple[int, ...]:
-    """Tokens of the stand-in documents, each with the empty line that ends it; ``ids`` tokenizes a
-    text without special tokens."""
+    """Return the tokens of the stand-in documents, each with its closing empty line.
+
+    ``ids`` tokenizes a text without special tokens.
+    """
     gap = tuple(ids("\n\n"))
     return tuple(token for text in STAND_IN for token in (*ids(text), *gap))
 
 
 class Encoder:
-    """Makes chunks behind one ``prefix``, whose own prefill is done once."""
+    """Encodes chunks behind one ``prefix``, which is prefilled once."""
 
     def __init__(self, model: Model, prefix: Sequence[int] = ()) -> None:
         self.model, self.prefix = model, tuple(prefix)
@@ -48,7 +51,7 @@ class Encoder:
             prefill(model, self._tensor(self.prefix), self._behind)
 
     def encode(self, ids: Sequence[int]) -> Chunk:
-        """Prefill ``ids`` behind the prefix and keep their KV."""
+        """Prefill ``ids`` behind the prefix and return their KV."""
         start = len(self.prefix)
         cache = dense_cache(self.model, start + len(ids))
         for pool, first in ((cache.k, self._behind.k), (cache.v, self._behind.v)):
@@ -63,16 +66,18 @@ class Encoder:
 
 
 def encode(model: Model, ids: Sequence[int], prefix: Sequence[int] = ()) -> Chunk:
-    """Prefill ``prefix + ids`` and keep the KV of ``ids``. For many: an :class:`Encoder`."""
+    """Prefill ``prefix + ids`` and return the KV of ``ids``. For many chunks use an
+    :class:`Encoder`."""
     return Encoder(model, prefix).encode(ids)
 
 
 def capture(
     model: Model, cache: KVCache, ids: Sequence[int], start: int, prefix: Sequence[int] = ()
 ) -> Chunk:
-    """Take the KV of ``ids`` at ``start`` out of a cache that a plain prefill filled.
+    """Copy the KV of ``ids`` at ``start`` from a cache that a plain prefill filled.
 
-    Keys are un-rotated in fp32 and checked by rotating them again, then kept in the model's dtype.
+    Keys are un-rotated in fp32 and checked by rotating them again, then stored in the model's
+    dtype.
     """
     positions = torch.arange(start, start + len(ids), device=model.device)
     keys, values = [], []

@@ -1,7 +1,8 @@
 """The queue of chunks to encode: bounded, and shared fairly between tenants.
 
-Tenants take turns, so that one who brings a thousand documents does not keep another's waiting. A
-queue that is full takes from the tenant who has most in it; who has most himself is turned away.
+Tenants take turns, so that one tenant's thousand documents do not delay another's. A full queue
+drops chunks of the tenant with the most queued; if that is the new chunk's tenant, the new chunk is
+dropped.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from typing import NamedTuple
 
 MAX_WAITING_TOKENS = 1 << 20
 MAX_WAITING_CHUNKS = 1 << 12
-"""What may wait to be encoded; what comes on top is forgotten until it comes again."""
+"""Bounds of the queue. Chunks beyond them are dropped until a prompt brings them again."""
 
 
 class QueuedChunk(NamedTuple):
-    """A chunk to encode: its tokens, what to encode it behind, the salt of its address, its tenant,
-    and the name of the document that it is."""
+    """A chunk to encode: tokens, prefix to encode it behind, address salt, tenant, document
+    name."""
 
     ids: tuple[int, ...]
     prefix: tuple[int, ...]
@@ -35,7 +36,7 @@ class _TenantQueue:
 
 
 class EncodeQueue:
-    """Chunks by key. Every rank of a split model sees the same calls, and gives the same answers."""
+    """Chunks by key. Every rank of a split model makes the same calls and gets the same results."""
 
     def __init__(self) -> None:
         self.by_tenant: OrderedDict[str | None, _TenantQueue] = OrderedDict()
@@ -45,7 +46,7 @@ class EncodeQueue:
         return self.chunks
 
     def add(self, key: str, chunk: QueuedChunk) -> None:
-        """Put a chunk at the end of its tenant's queue; one that waits already stays where it is."""
+        """Append a chunk to its tenant's queue; a queued chunk keeps its position."""
         if (key, chunk.tenant) in self:
             return
         if not self._make_room(chunk):
@@ -56,7 +57,7 @@ class EncodeQueue:
         self._count(own, 1, len(chunk.ids))
 
     def next(self) -> tuple[str, QueuedChunk] | None:
-        """The oldest chunk of the tenant whose turn it is, taken out."""
+        """Remove and return the oldest chunk of the tenant whose turn it is."""
         if not self.by_tenant:
             return None
         tenant, queue = next(iter(self.by_tenant.items()))
@@ -64,14 +65,14 @@ class EncodeQueue:
         return self._take(tenant, next(iter(queue.chunks)))
 
     def remove(self, name: str, tenant: str | None) -> None:
-        """Take a document's chunks out, if any wait."""
+        """Remove a document's queued chunks."""
         queue = self.by_tenant.get(tenant)
         found = queue.chunks.items() if queue is not None else ()
         for key in [key for key, chunk in found if chunk.name == name]:
             self._take(tenant, key)
 
     def __contains__(self, key_and_tenant: tuple[str, str | None]) -> bool:
-        """Whether a tenant's chunk ``(key, tenant)`` waits."""
+        """Return whether a tenant's chunk ``(key, tenant)`` is queued."""
         key, tenant = key_and_tenant
         return tenant in self.by_tenant and key in self.by_tenant[tenant].chunks
 

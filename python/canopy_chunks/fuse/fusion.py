@@ -1,4 +1,4 @@
-"""Fused prefill: reuse the chunks' KV, recompute the chosen tokens, and say where the time went."""
+"""Fused prefill: reuse the chunks' KV, recompute the chosen tokens, and time each step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from canopy_chunks.fuse.selectors.base import Context, SelectedTokens, Selector
 from canopy_chunks.store.chunk import FusedPrompt
 
 HEAD_TOKENS = 32
-"""A shorter head is run with the probe and again: one more pass over the weights costs more."""
+"""A shorter head runs with the probe and again later: a separate pass over the weights costs
+more."""
 
 
 @dataclass(slots=True)
@@ -48,7 +49,7 @@ def fused_prefill(
     selector: Selector,
     ratio: float,
 ) -> Fused:
-    """Prefill a prompt with ``ratio`` of its chunk tokens recomputed, the rest reused.
+    """Prefill a prompt, recomputing ``ratio`` of its chunk tokens and reusing the rest.
 
     Tokens outside chunks and the prompt's last token are always computed. At ratio 1 this is a
     plain prefill.
@@ -97,10 +98,10 @@ def fused_prefill(
 
 
 def _run_head(model: Model, prompt: FusedPrompt, cache: KVCache) -> int:
-    """Compute what stands before the first chunk, once and for all; returns how many tokens.
+    """Compute the tokens before the first chunk; returns their number.
 
-    No chunk precedes it, so its KV is exact: a selector that probes need not run it again. Returns
-    0 where it is too short to be worth it.
+    No chunk precedes them, so their KV is exact and a probing selector need not run them again.
+    Returns 0 if they are too few.
     """
     count = prompt.placed[0].start if prompt.placed else 0
     if count < HEAD_TOKENS:

@@ -1,7 +1,8 @@
-"""What fusion needs of a decoder: its sizes, its rotation, and a forward of any rows at their positions.
+"""The decoder interface of fusion: sizes, rotation, and a forward of any rows at their positions.
 
-A server gives SGLang's own model (``server/served_model.py``). Evaluation gives one of plain weights
-(``benchmark/chunk/comparators/plain_model.py``), against which the other is tested.
+A server supplies SGLang's own model (``server/served_model.py``). Evaluation supplies a model of
+plain weights (``benchmark/chunk/comparators/plain_model.py``), which the server's is tested
+against.
 """
 
 from __future__ import annotations
@@ -16,23 +17,23 @@ from canopy_chunks.store.shape import Shape
 
 
 class Ranks(Protocol):
-    """The ranks of a model whose heads, inner width and vocabulary are split over several."""
+    """The ranks of a model whose heads, inner width and vocabulary are split."""
 
     def sum(self, part: torch.Tensor) -> torch.Tensor:
-        """The sum of all ranks' ``part``."""
+        """Return the sum of all ranks' ``part``."""
 
     def gather(self, logits: torch.Tensor) -> torch.Tensor:
         """``[m, this rank's share of the vocabulary]`` -> ``[m, vocab]``."""
 
 
 class Enough(Exception):
-    """Raised by an :class:`Attention`: nothing after it is wanted of this forward."""
+    """Raised by an :class:`Attention` to end the forward early."""
 
 
 class Attention(Protocol):
-    """What a forward does with the queries, keys and values of a layer's rows.
+    """Handles the queries, keys and values of a layer's rows in a forward.
 
-    kept: indices of the rows that go on, where the last call dropped some; else None.
+    kept: indices of the remaining rows, if the last call dropped some; else None.
     """
 
     kept: torch.Tensor | None
@@ -40,14 +41,16 @@ class Attention(Protocol):
     def __call__(
         self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     ) -> torch.Tensor:
-        """``q [m, heads, d]``, ``k, v [m, kv_heads, d]``, q and k rotated -> the attention of the
-        rows that go on, ``[kept, heads, d]``."""
+        """Return the attention of the remaining rows, ``[kept, heads, d]``.
+
+        ``q [m, heads, d]``, ``k, v [m, kv_heads, d]``; q and k are rotated.
+        """
 
 
 class Model(abc.ABC):
-    """A decoder; ``identity`` keys the chunks made with it.
+    """A decoder; ``identity`` keys the chunks encoded with it.
 
-    ranks: set where this is one rank's part of it; the shape's heads are then its own.
+    ranks: set if this is one rank's part of the model; the shape's heads are then this rank's own.
     """
 
     shape: Shape
@@ -58,24 +61,27 @@ class Model(abc.ABC):
     @property
     @abc.abstractmethod
     def dtype(self) -> torch.dtype:
-        """Of hidden states, keys and values."""
+        """The dtype of hidden states, keys and values."""
 
     @property
     @abc.abstractmethod
     def device(self) -> torch.device:
-        """Where it runs."""
+        """The model's device."""
 
     @abc.abstractmethod
     def forward(
         self, ids: torch.Tensor, positions: torch.Tensor, attention: Attention
     ) -> torch.Tensor:
-        """Rows ``ids [m]`` at ``positions [m]`` through all layers, each of which calls
-        ``attention``: hidden states ``[rows that are left, hidden]`` after the last norm."""
+        """Run rows ``ids [m]`` at ``positions [m]`` through all layers, each of which calls
+        ``attention``.
+
+        Returns hidden states ``[remaining rows, hidden]`` after the last norm.
+        """
 
     @abc.abstractmethod
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """``[m, hidden]`` of :meth:`forward` -> ``[m, vocab]`` fp32."""
 
     def whole(self, part: torch.Tensor) -> torch.Tensor:
-        """A sum over heads or inner width, of which this rank has ``part``."""
+        """Return the sum over heads or inner width, of which this rank has ``part``."""
         return part if self.ranks is None else self.ranks.sum(part)

@@ -1,6 +1,6 @@
-"""Where reused KV is written to its new place: keys rotated to the positions of this prompt.
+"""Write reused KV to its new place: keys rotated to the positions of this prompt.
 
-The one definition, for the engine, calibration and the server.
+The only such code, for the engine, calibration and the server.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from canopy_kernel.rope_scatter import LayersScatter, one_layer
 from canopy_kernel.rows import turns
 
 _Rows = tuple[Stored, torch.Tensor, torch.Tensor]
-"""A chunk, which of its tokens, and their positions in the prompt."""
+"""A chunk, indices of some of its tokens, and their positions in the prompt."""
 
 
 def place_chunks(
@@ -33,11 +33,10 @@ def place_chunks(
 ) -> int:
     """Write KV of the ``wanted [n]`` (bool) tokens of chunks into the cache, keys rotated.
 
-    Of a chunk on disk only these tokens are read, a layer ahead. In a contiguous cache of a CPU a
-    chunk in memory is written whole: the rows that are not wanted will be computed and
-    overwritten, and one long write costs less than picking rows.
-    On a device see :func:`_place_on_device`.
-    Returns how many wanted tokens there are. Raises CanopyError for a damaged file.
+    From a chunk on disk only these tokens are read, one layer ahead. A chunk in memory is written
+    whole into a contiguous cache on a CPU: the unwanted rows will be computed and overwritten, and
+    one long write costs less than picking rows. On a device see :func:`_place_on_device`. Returns
+    the number of wanted tokens. Raises CanopyError for a damaged file.
     """
     if not is_host(cache.slots):
         return _place_on_device(model, placed, cache, wanted)
@@ -67,7 +66,7 @@ def _write_whole(model: Model, placed: Placed, cache: KVCache) -> None:
 
 
 def _write_rows(model: Model, rows: Sequence[_Rows], cache: KVCache) -> None:
-    """One layer at a time over all chunks together."""
+    """Write all chunks together, one layer at a time."""
     positions = torch.cat([at for _, _, at in rows])
     slots = cache.slots[positions]
     turn = turns(model.rope.table(positions), model.shape.kv_heads)
@@ -88,11 +87,12 @@ def _place_on_device(
     cache: KVCache,
     wanted: torch.Tensor,
 ) -> int:
-    """:func:`place_chunks` for a pool on a device: nothing of the device is read, nothing waited for.
+    """:func:`place_chunks` for a pool on a device, without reading from the device or waiting for
+    it.
 
-    A chunk that lies on the device is written from its first wanted token to its last, since picking
-    rows there would need their indices; what is between will be computed and overwritten. Of the
-    others the wanted rows travel; of those in the host's memory into ``cache.arrivals``.
+    A chunk on the device is written from its first wanted token to its last, since picking rows
+    there would need their indices; rows in between will be computed and overwritten. Of other
+    chunks only the wanted rows are sent; those in host memory through ``cache.arrivals``.
     """
     device, count = cache.slots.device, 0
     here: list[_Part] = []
@@ -122,11 +122,11 @@ def _place_on_device(
 
 
 _Part = tuple[Placed, torch.Tensor, torch.Tensor]
-"""A chunk in its place, which of its tokens (on the host), and their slots."""
+"""A chunk in its place, indices of some of its tokens (on the host), and their slots."""
 
 
 def _place_from_device(model: Model, parts: Sequence[_Part], cache: KVCache) -> None:
-    """One launch for all chunks and layers, each chunk's rows from where they lie."""
+    """Place all chunks and layers in one launch, reading each chunk's rows in place."""
     keys, values = [], []
     for p, inside, _ in parts:
         base, skip = base_and_skip(p.chunk)
@@ -137,7 +137,7 @@ def _place_from_device(model: Model, parts: Sequence[_Part], cache: KVCache) -> 
 
 
 def _place_from_host(model: Model, parts: Sequence[_Part], cache: KVCache) -> None:
-    """A layer at a time, as they are read."""
+    """Place one layer at a time, as they are read."""
     where = _where(model, parts, cache)
     reads = read_layers_ahead([(p.chunk, inside) for p, inside, _ in parts], model.shape.layers)
     for layer, read in enumerate(reads):
@@ -148,7 +148,8 @@ def _place_from_host(model: Model, parts: Sequence[_Part], cache: KVCache) -> No
 def _where(
     model: Model, parts: Sequence[_Part], cache: KVCache
 ) -> tuple[list[int], torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Tokens of each part; of all tokens the rows, the places in the table, the slots; the table."""
+    """Return (tokens of each part, source rows, cos/sin table indices, pool slots, cos/sin
+    table)."""
     device = cache.slots.device
     counts = [inside.numel() for _, inside, _ in parts]
     at = torch.cat([inside + p.start for p, inside, _ in parts])

@@ -1,8 +1,8 @@
-"""Rotary embedding, applied and undone exactly: what lets a chunk's keys move to new positions.
+"""Rotary embedding, applied and undone exactly, so that a chunk's keys can move to new positions.
 
-Keys are stored before rotation. They are captured after it (the cache holds rotated keys), so
-rotation must be undone, in fp32, dividing by ``cos^2 + sin^2``: a scaled rotation (YaRN's
-attention factor) or a table rounded to bf16 is then undone too.
+Keys are stored before rotation, but captured after it (the cache holds rotated keys). So rotation
+must be undone, in fp32, dividing by ``cos^2 + sin^2``: a scaled rotation (YaRN's attention factor)
+or a table rounded to bf16 is then undone too.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ REFUSED = {
 class Rope:
     """Half-split (NeoX) rotation of the whole head.
 
-    inv_freq: ``[head_dim / 2]`` fp32, radians a token; scaling: factor on cos and sin.
+    inv_freq: ``[head_dim / 2]`` fp32, radians per token; scaling: factor on cos and sin.
     """
 
     inv_freq: torch.Tensor
@@ -44,11 +44,12 @@ class Rope:
         return torch.cat([angle.cos(), angle.sin()], dim=-1) * self.scaling
 
     def apply(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Rotate ``x [..., n, heads, head_dim]`` to ``positions [n]``; fp32 inside, dtype kept."""
+        """Rotate ``x [..., n, heads, head_dim]`` to ``positions [n]``, in fp32; the dtype is
+        kept."""
         return rotate(x, self.table(positions))
 
     def undo(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """The inverse of :meth:`apply`; returns fp32, whatever ``x`` is."""
+        """Invert :meth:`apply`; returns fp32 for any dtype of ``x``."""
         return unrotate(x, self.table(positions))
 
 
@@ -64,8 +65,11 @@ def rotate(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
 
 
 def rotate_into(x: torch.Tensor, turn: Turns, out: torch.Tensor) -> None:
-    """:func:`rotate` ``x [n, heads, d]`` into ``out``, which must not overlap it, by the ``turns`` of a
-    table, which are made once for all layers; fp32 takes a third of :func:`rotate`'s time."""
+    """Write :func:`rotate` of ``x [n, heads, d]`` into ``out``, which must not overlap ``x``.
+
+    ``turn``: the ``turns`` of a table, computed once for all layers; fp32 takes a third of
+    :func:`rotate`'s time.
+    """
     if x.dtype == out.dtype == torch.float32:
         turned(x, turn, out)
     else:
@@ -73,7 +77,7 @@ def rotate_into(x: torch.Tensor, turn: Turns, out: torch.Tensor) -> None:
 
 
 def unrotate(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """Undo :func:`rotate` in fp32, whatever the table's rounding or scale."""
+    """Undo :func:`rotate` in fp32, for any rounding or scale of the table."""
     cos, sin = table[:, None].float().chunk(2, dim=-1)
     half = cos.shape[-1]
     norm = cos * cos + sin * sin
@@ -84,11 +88,11 @@ def unrotate(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
 def undo_checked(x: torch.Tensor, rope: Rope, positions: torch.Tensor) -> torch.Tensor:
     """Undo a rotation and check it by applying it again. fp32.
 
-    On a device it is undone unchecked, since looking would wait for it; where a server takes its
-    table over, one such check is made for all (``prove_rotation``).
+    On a device there is no check, since it would wait for the device; instead ``prove_rotation``
+    checks once when a server adopts its table.
 
-    Raises RuntimeError when re-applying does not give ``x`` back within rounding: the KV was
-    then not rotated by this table (a wrong position, or an unsupported variant).
+    Raises RuntimeError if re-applying does not reproduce ``x`` within rounding: the KV was then not
+    rotated by this table (a wrong position, or an unsupported variant).
     """
     raw = rope.undo(x, positions)
     if x.device.type != "cpu":
@@ -102,7 +106,7 @@ def undo_checked(x: torch.Tensor, rope: Rope, positions: torch.Tensor) -> torch.
 
 
 def prove_rotation(rope: Any, head_dim: int, device: torch.device, positions: int = 64) -> None:
-    """Check once, waiting, that a table of ``device`` is undone exactly. Raises RuntimeError."""
+    """Check once, waiting for the device, that a table is undone exactly. Raises RuntimeError."""
     at = torch.arange(positions)
     x = torch.linspace(-1.0, 1.0, positions * head_dim).view(positions, 1, head_dim)
     rotated = rope.undo(rope.apply(x.to(device), at), at).cpu()
@@ -112,9 +116,9 @@ def prove_rotation(rope: Any, head_dim: int, device: torch.device, positions: in
 
 
 def from_config(config: Any) -> Rope:
-    """The rotation a Hugging Face config asks for.
+    """Return the rotation that a Hugging Face config asks for.
 
-    Raises CanopyError for a variant that cannot be moved, by its name.
+    Raises CanopyError, naming the variant, if it cannot be moved.
     """
     params = dict(
         getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}

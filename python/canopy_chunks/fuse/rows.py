@@ -1,6 +1,6 @@
-"""The forward pass of sparse rows at their true positions, over whatever KV the cache holds.
+"""The forward pass of sparse rows at their true positions, over the KV in the cache.
 
-Every other token's KV is taken from the cache as it is. With all rows it is a plain prefill.
+Every other token's KV is used as the cache has it. With all rows it is a plain prefill.
 """
 
 from __future__ import annotations
@@ -17,21 +17,27 @@ from canopy_chunks.fuse.model import Enough, Model
 Result = TypeVar("Result")
 
 Narrow = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], "torch.Tensor | None"]
-"""``(layer, positions [m], k [m, kv_heads, d] rotated, v)`` -> indices of the rows to keep from this
-layer on (sorted), or None for all. Called before K and V are written: a row that is dropped leaves
-the cache's own KV in place here and in every deeper layer. A server's model keeps all its rows."""
+"""``(layer, positions [m], k [m, kv_heads, d] rotated, v)`` -> indices of the rows to keep from
+this layer on (sorted), or None for all.
+
+Called before K and V are written: for a dropped row the cache's KV stays, in this and every deeper
+layer. A server's model keeps all its rows.
+"""
 
 Replaced = Callable[[int, torch.Tensor], "torch.Tensor | None"]
-"""``(layer, positions [m])`` -> indices of the rows whose K and V of this layer replace what the
-cache holds there, or None for all. The other rows run on all the same."""
+"""``(layer, positions [m])`` -> indices of the rows whose K and V of this layer replace the cached
+KV, or None for all. The other rows continue too."""
 
 Watch = Callable[[int, torch.Tensor, torch.Tensor], "torch.Tensor | None"]
-"""``(layer, q [m, heads, d] rotated, positions [m])``, after this layer's K and V are written. May
-return the rows' attention ``[m, heads, d]`` if it has worked that out itself; None if not."""
+"""``(layer, q [m, heads, d] rotated, positions [m])``, called after this layer's K and V are
+written.
+
+Returns the rows' attention ``[m, heads, d]`` if it has computed it, else None.
+"""
 
 
 def finish(steps: Generator[None, None, Result]) -> Result:
-    """What ``steps`` return, with nothing between them."""
+    """Run ``steps`` to the end and return their result."""
     while True:
         try:
             next(steps)
@@ -41,9 +47,12 @@ def finish(steps: Generator[None, None, Result]) -> Result:
 
 @dataclass(slots=True)
 class RowsAttention:
-    """A :class:`~.model.Attention`: writes the rows' K and V into ``cache`` (at each layer, those of
-    the rows that ``replaced`` names), then attends by position. Ends the forward when layer ``last``
-    has been watched: what follows in it would not be looked at."""
+    """A :class:`~.model.Attention` that writes the rows' K and V into ``cache``, then attends by
+    position.
+
+    At each layer only rows returned by ``replaced`` are written. Ends the forward once layer
+    ``last`` has been watched, since no later layer is needed.
+    """
 
     cache: KVCache
     positions: torch.Tensor
@@ -58,8 +67,8 @@ class RowsAttention:
     def __call__(
         self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     ) -> torch.Tensor:
-        """The attention of one layer's rows."""
-        if self.arrive is not None:  # the reused KV of this layer is in place when this returns
+        """Return the attention of one layer's rows."""
+        if self.arrive is not None:  # this layer's reused KV is in place after the call
             self.arrive(layer)
         if self.narrow is not None:
             self.kept = keep = self.narrow(layer, self.positions, k, v)
@@ -92,8 +101,8 @@ def run_rows(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Run rows ``ids [m]`` at sorted ``positions [m]`` through all layers.
 
-    Returns the rows' hidden state ``[m', hidden]`` after the last norm, and their positions ``[m']``
-    (fewer than m when ``narrow`` dropped some).
+    Returns the rows' hidden states ``[m', hidden]`` after the last norm, and their positions
+    ``[m']`` (fewer than m if ``narrow`` dropped some).
     """
     scale = model.shape.head_dim**-0.5
     rows = RowsAttention(cache, positions, scale, narrow, watch, arrive, replaced)
@@ -110,7 +119,8 @@ def probe_rows(
     last: int,
     watch: Watch | None = None,
 ) -> None:
-    """As :func:`run_rows`, up to the attention of layer ``last``, which is the last to be watched."""
+    """As :func:`run_rows`, but only up to the attention of layer ``last``, the last watched
+    layer."""
     scale = model.shape.head_dim**-0.5
     try:
         model.forward(

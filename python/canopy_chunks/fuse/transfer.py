@@ -1,10 +1,11 @@
-"""Reused KV travels from the host's memory to a pool on a device, some layers at a time, beside the compute.
+"""Transfers of reused KV from host memory to a pool on a device, some layers at a time, beside
+compute.
 
-A stream of its own reads exactly the wanted rows out of :class:`~.host_memory.HostMemory`, turns the
-keys and writes them where they go: all chunks of a prompt together, without buffers between and
-without the host knowing the rows. A short transfer is one launch for all layers; a long one, which is
-to run beside the layers' compute (CacheTune, section 4.2), is a few, each with an event that a probe
-or a forward waits for when it is at the first of these layers.
+A separate stream reads exactly the wanted rows from :class:`~.host_memory.HostMemory`, rotates the
+keys and writes them to their slots: all chunks of a prompt together, without intermediate buffers
+and without row numbers on the host. A short transfer is one launch for all layers. A long one,
+which overlaps the layers' compute (CacheTune, section 4.2), is a few launches, each with an event
+that a probe or a forward waits for at the first of its layers.
 """
 
 from __future__ import annotations
@@ -24,16 +25,20 @@ from canopy_chunks.store.suffix import base_and_skip
 from canopy_kernel.rope_scatter import LayersScatter
 
 LAUNCH_BYTES, MOST_LAUNCHES = 4 << 20, 8
-"""A launch for so many bytes: over PCIe they take ten times as long as it takes the host. But no more
-launches than this, so that a compute that follows layer by layer waits for an eighth of it at most."""
+"""Bytes per launch: over PCIe they take ten times as long as the launch takes the host.
+
+There are at most ``MOST_LAUNCHES``, so that compute that follows layer by layer waits for at most
+an eighth of the transfer.
+"""
 
 
 @dataclass(slots=True)
 class Transfer:
-    """Rows under way. ``events``: of each layer, on a CUDA stream; none where nothing is asynchronous.
+    """Rows in transfer. ``events``: one per layer on a CUDA stream; empty for a synchronous
+    transfer.
 
-    bytes: how much travels, K and V of all layers. chunks: held until the transfer is over, so that
-    their slots are not given to others.
+    bytes: size of the transfer, K and V of all layers. chunks: referenced until the transfer is
+    over, so that their slots are not reused.
     """
 
     bytes: int
@@ -41,12 +46,12 @@ class Transfer:
     events: list[torch.cuda.Event] = field(default_factory=list)
 
     def arrive(self, layer: int) -> None:
-        """What is queued from here on runs when this layer's rows are in place; no host waits."""
+        """Order later work after the arrival of this layer's rows; the host does not wait."""
         if layer < len(self.events):
             torch.cuda.current_stream().wait_event(self.events[layer])
 
     def finish(self) -> None:
-        """As :meth:`arrive`, for all layers: the last of the stream's events covers the others."""
+        """As :meth:`arrive`, for all layers: the stream's last event covers the others."""
         if self.events:
             self.arrive(len(self.events) - 1)
 
@@ -54,10 +59,11 @@ class Transfer:
 def send(
     model: Model, placed: Sequence[Placed], cache: KVCache, positions: torch.Tensor
 ) -> Transfer | None:
-    """Begin to write KV of those of ``positions [m]`` that lie in chunks of a :class:`HostMemory`.
+    """Start to write KV of those of ``positions [m]`` that are in chunks of a :class:`HostMemory`.
 
-    positions: on the pool's device, distinct. A position of another chunk is written from any row to
-    slot 0, which SGLang keeps for padding. ``None`` where no chunk is in such memory.
+    positions: on the pool's device, distinct. A position of another chunk is written from an
+    arbitrary row to slot 0, which SGLang reserves for padding. ``None`` if no chunk is in such
+    memory.
     """
     based = [(p, *base_of(p.chunk)) for p in placed]
     parts = [(p, chunk, skip) for p, chunk, skip in based if chunk is not None]
@@ -90,19 +96,27 @@ def send(
             event = torch.cuda.Event()
             event.record()
             sent.events += [event] * (end - first)
-    for x in (source, slots, table, every, *cache.k, *cache.v):  # used beyond their last name here
+    for x in (
+        source,
+        slots,
+        table,
+        every,
+        *cache.k,
+        *cache.v,
+    ):  # used after Python's last reference to them
         x.record_stream(memory.stream)
     return sent
 
 
 def launches(layers: int, size: int) -> list[tuple[int, int]]:
-    """Layers, from the first to before the second, of each launch of a transfer of ``size`` bytes."""
+    """Split a transfer of ``size`` bytes into launches. Returns the range of layers of each."""
     count = max(1, min(layers, MOST_LAUNCHES, size // LAUNCH_BYTES))
     ends = [layers * (i + 1) // count for i in range(count)]
     return list(zip([0, *ends], ends))
 
 
 def base_of(chunk: Any) -> tuple[HostChunk | None, int]:
-    """The chunk in the host's memory that this is, or is the rest of, and where it begins there."""
+    """Return the host-memory chunk that this is, or is the rest of, and its offset there; else None
+    and 0."""
     base, skip = base_and_skip(chunk)
     return (base, skip) if isinstance(base, HostChunk) else (None, 0)

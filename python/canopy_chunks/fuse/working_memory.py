@@ -1,7 +1,8 @@
-"""What chunk reuse needs beside the KV pool, so that it can be set aside before the pool is sized.
+"""Memory of chunk reuse beside the KV pool, reserved before the pool is sized.
 
 SGLang measures the free memory once the weights are loaded, and gives nearly all of it to the pool.
-What is allocated later (chunks kept on the device, and what planning a prompt takes) must be left out of that measurement, or a long prompt ends a server that has run for hours.
+Memory allocated later (chunks kept on the device, and the planning of prompts) must be left out of
+that measurement, or a long prompt ends a server that has run for hours.
 """
 
 from __future__ import annotations
@@ -12,17 +13,17 @@ from canopy_chunks.fuse.selectors.question import MOST
 from canopy_chunks.store.shape import Shape
 
 BEHIND_TOKENS = 2048
-"""What a document is encoded behind (system text and stand-ins) and that text's own KV, kept: more
-than they take."""
+"""Upper bound of the tokens that a document is encoded behind (system text and stand-ins), and of
+that text's own stored KV."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkingMemory:
-    """Bytes to set aside, by what takes them; ``prompt_tokens``: the longest prompt that reuses.
+    """Bytes to reserve, by use; ``prompt_tokens``: the longest prompt that reuses chunks.
 
     tiers: chunks in the pool's own memory; caches: KV of one prompt beside the pool while it is
-    planned in several windows, and of one document while it is encoded; probe: scores and the keys
-    and values that a probe looks at.
+    planned in several windows, and of one document while it is encoded; probe: scores, and the keys
+    and values that a probe reads.
     """
 
     prompt_tokens: int
@@ -45,9 +46,10 @@ class WorkingMemory:
 
 
 def working_memory(shape: Shape, itemsize: int, prompt_tokens: int, tiers: int) -> WorkingMemory:
-    """What a model of ``shape`` (a rank's own heads), ``itemsize`` bytes an element, takes."""
+    """Return the memory for a model of ``shape`` (a rank's own heads) with ``itemsize`` bytes an
+    element."""
     tokens = 2 * prompt_tokens + BEHIND_TOKENS
     caches = tokens * shape.kv_bytes_per_token * itemsize
     scores = 2 * 4 * shape.heads * MOST * prompt_tokens  # before and after the softmax, fp32
-    seen = 4 * 4 * shape.kv_heads * shape.head_dim * prompt_tokens  # K and V, read and in fp32
+    seen = 4 * 4 * shape.kv_heads * shape.head_dim * prompt_tokens  # K and V, as read and in fp32
     return WorkingMemory(prompt_tokens, tiers, caches, scores + seen)

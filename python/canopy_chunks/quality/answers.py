@@ -1,4 +1,4 @@
-"""Questions over documents as tokens, and the answers that full recompute and fused prefill give."""
+"""Questions over documents as tokens, and the answers of full recompute and fused prefill."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from canopy_chunks.text.variants import Place
 
 @dataclass(slots=True)
 class Case:
-    """One example as tokens: a system prefix, one run a document, and the question.
+    """One example as tokens: a system prefix, one run of tokens per document, and the question.
 
     stand_in: documents that are not in the prompt, to encode chunks behind.
     """
@@ -44,10 +44,10 @@ def tokenise(
     chunks: int,
     chunk_tokens: int,
 ) -> Case:
-    """Piecewise, so that a document always gives the same ids.
+    """Tokenise an example piecewise, so that a document always has the same ids.
 
-    Documents are cut to ``chunk_tokens``, the empty line between them included: it is what tells
-    a document's end, and without it the error of reuse nearly doubles (docs/research/chunks.md).
+    Documents are cut to ``chunk_tokens``, including the empty line between them: it marks a
+    document's end, and without it the error of reuse nearly doubles (docs/research/chunks.md).
     Without a chat template the prompt is plain text.
     """
 
@@ -82,7 +82,7 @@ def tokenise(
 
 
 def behind(case: Case, how: str, place: int = 0) -> tuple[int, ...]:
-    """What the document at a place of a case is encoded behind; ``how`` is one of ``ENCODINGS``."""
+    """Return the prefix of the document at a place of a case; ``how`` is one of ``ENCODINGS``."""
     where = Place(how, place == 0, tuple(case.prefix), tuple(case.stand_in), True)
     return where.acceptable()[0]
 
@@ -94,8 +94,10 @@ def encode_case(
     encoders: dict[tuple[int, ...], Encoder] | None = None,
     behind: Callable[[Case, str, int], tuple[int, ...]] = behind,
 ) -> list[Chunk]:
-    """The documents as chunks, each behind ``behind(case, how, place)``. What stands before
-    documents is run once for all calls with the same ``encoders``."""
+    """Encode the documents as chunks, each behind ``behind(case, how, place)``.
+
+    A prefix is computed once for all calls with the same ``encoders``.
+    """
     encoder_of = {} if encoders is None else encoders
     chunks = []
     for place, document in enumerate(case.documents):
@@ -107,7 +109,7 @@ def encode_case(
 
 
 def prompt_of_case(case: Case, chunks: Sequence[Chunk], device: torch.device) -> FusedPrompt:
-    """The prompt of a case with its chunks where its documents are."""
+    """Return the prompt of a case with its chunks in the documents' places."""
     at, placed = len(case.prefix), []
     for chunk in chunks:
         placed.append(Placed(chunk, at))
@@ -118,7 +120,7 @@ def prompt_of_case(case: Case, chunks: Sequence[Chunk], device: torch.device) ->
 def greedy(
     model: Model, cache: KVCache, n: int, begun: Sequence[int], count: int, end: int | None
 ) -> list[int]:
-    """:func:`greedy_steps` to their end."""
+    """Run :func:`greedy_steps` to the end."""
     return engine.finish(greedy_steps(model, cache, n, begun, count, end))
 
 
@@ -132,10 +134,11 @@ def greedy_steps(
     end: int | None,
     rows: list[torch.Tensor] | None = None,
 ) -> Generator[None, None, list[int]]:
-    """At most ``count`` greedy tokens from what was ``begun``, up to ``end``; yields before each.
+    """Decode at most ``count`` greedy tokens, continuing ``begun``, up to ``end``; yields before
+    each.
 
-    The cache holds n prompt tokens and what follows them but the last; it is filled as it goes.
-    rows: the logits ``[vocab]`` of each token that is not yet begun are added to it.
+    The cache holds n prompt tokens and all following tokens except the last; it is filled on the
+    way. rows: collects the logits ``[vocab]`` of each new token.
     """
     tokens = list(begun[:count])
     while len(tokens) < count and end not in tokens:
@@ -156,6 +159,6 @@ def normalise(text: str) -> str:
 
 
 def holds(text: str, answers: Iterable[str]) -> bool:
-    """Whether a text contains any of the answers."""
+    """Return whether a text contains any of the answers."""
     words = f" {normalise(text)} "
     return any(f" {normalise(a)} " in words for a in answers if normalise(a))

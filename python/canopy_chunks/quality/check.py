@@ -1,4 +1,4 @@
-"""One prompt, decoded freely after full recompute and after reuse: do the answers differ?"""
+"""Compare one prompt's free decoding after full recompute with that after reuse."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from canopy_chunks.store.device_copy import to_device
 
 ANSWER_TOKENS = 16
 PIECE_TOKENS = 64
-"""Tokens computed before looking whether a request has come."""
+"""Tokens computed between two checks for new requests."""
 
 
 def pieces_of(n: int) -> int:
-    """The most pieces of a check of ``n`` prompt tokens."""
+    """Return the most pieces of a check of ``n`` prompt tokens."""
     return -(-n // PIECE_TOKENS) + 1 + 2 * (ANSWER_TOKENS - 1)
 
 
 class NoLongerStored(Exception):
-    """The documents of a prompt left the store while it was checked."""
+    """A prompt's documents were removed from the store during its check."""
 
 
 @torch.no_grad()
@@ -39,12 +39,12 @@ def answers_differ(
     ratio: float,
     end: int | None,
 ) -> Generator[None, None, bool]:
-    """Whether the first ``ANSWER_TOKENS`` greedy tokens, up to ``end``, are others, and not by a near tie.
+    """Whether the first ``ANSWER_TOKENS`` greedy tokens, up to ``end``, differ by more than a near
+    tie.
 
-    It computes in a cache of its own of one prompt, yields between pieces (of which the fused prefill
-    is one) and may be dropped there.
-    Ranks of a split model take the same steps. Raises NoLongerStored if ``find_placed`` returns no
-    documents by then.
+    Computes in a separate cache of one prompt, yields between pieces (the fused prefill is one
+    piece), and may be dropped there. Ranks of a split model take the same steps. Raises
+    NoLongerStored if ``find_placed`` returns no documents by then.
     """
     n = len(ids)
     tokens = to_device(torch.tensor(ids, dtype=torch.long), model.device)
@@ -56,7 +56,7 @@ def answers_differ(
     rows = [model.logits(hidden[-1:])[0]]
     begun = [int(rows[0].argmax())]
     full = yield from greedy_steps(model, cache, n, begun, ANSWER_TOKENS, end, rows)
-    placed = find_placed()  # as late as possible: batches may have come meanwhile
+    placed = find_placed()  # as late as possible: batches may have run in between
     if not placed:
         raise NoLongerStored
     prompt = FusedPrompt(tokens, placed)
@@ -69,7 +69,7 @@ def answers_differ(
 
 
 def differ(full: Sequence[int], reused: Sequence[int], rows: Sequence[torch.Tensor]) -> bool:
-    """Whether two answers differ by more than a near tie; rows: the logits that ``full`` was chosen by."""
+    """Return whether two answers differ by more than a near tie; rows: the logits of ``full``."""
     for want, got, row in zip(full, reused, rows):
         if want != got:
             return float(row[want] - row[got]) > TIE_NATS

@@ -1,9 +1,9 @@
-"""The quality gate: reuse is tried on questions with known answers at start, and refused below a floor.
+"""Quality gate: try reuse on questions with known answers at start, and refuse it below a floor.
 
-The questions are made-up facts in filler documents. Each is answered twice by the server's own weights,
-freely decoded: after full recompute and after a fused prefill with the server's selector, encoding
-and every ratio that it may serve with. How near the next tokens' probabilities are is not
-asked: an answer may be fluent, near, and wrong.
+The questions ask for made-up facts in filler documents. The server's own weights answer each
+question twice, freely decoded: after full recompute, and after a fused prefill with the server's
+selector, encoding and every ratio it may serve with. The distance of next-token probabilities is
+not measured: an answer may be fluent, near, and wrong.
 """
 
 from __future__ import annotations
@@ -41,8 +41,7 @@ DOCUMENTS, DOCUMENT_TOKENS = 6, 160
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """How a server reuses documents: who chooses the recomputed tokens, what documents are encoded
-    behind."""
+    """A server's method of reuse: the selector, and the encoding of documents."""
 
     selector: str
     encode: str
@@ -50,22 +49,24 @@ class Method:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Of ``right`` answers that full recompute gets right, ``kept`` are right after reuse too."""
+    """Of ``right`` correct answers by full recompute, ``kept`` are still correct after reuse."""
 
     right: int
     kept: int
 
     @property
     def share(self) -> float | None:
-        """None where full recompute gets none right: then nothing was measured."""
+        """None if full recompute answers no question correctly, so that nothing was measured."""
         return self.kept / self.right if self.right else None
 
 
 def check_quality(
     model: Model, tokenizer: Any, method: Method, ratios: Iterable[float], min_kept: float | None
 ) -> dict[float, Kept]:
-    """What every ratio keeps; empty where there is no floor. Raises CanopyError, with the figures,
-    where one keeps less than ``min_kept``."""
+    """Return the answers kept at every ratio; empty without a floor.
+
+    Raises CanopyError, with the figures, if a ratio keeps less than ``min_kept``.
+    """
     if min_kept is None:
         return {}
     if tokenizer is None:
@@ -92,7 +93,7 @@ def measure_kept(
     ratios: Iterable[float],
     questions: int = QUESTIONS,
 ) -> dict[float, Kept]:
-    """Answers kept, by ratio."""
+    """Return the answers kept, by ratio."""
     ratios, each = list(ratios), -(-questions // len(SYNTHETIC))
     counted = {ratio: [0, 0] for ratio in ratios}
     encoders: dict[tuple[int, ...], Encoder] = {}
@@ -109,7 +110,7 @@ def measure_kept(
 
 
 def full_answer(model: Model, tokenizer: Any, case: Case) -> str:
-    """The greedy answer after a plain prefill."""
+    """Return the greedy answer after a plain prefill."""
     ids = torch.tensor(case.ids, device=model.device)
     cache = dense_cache(model, ids.numel() + ANSWER_TOKENS)
     hidden = engine.prefill(model, ids, cache.upto(ids.numel()))
@@ -120,7 +121,7 @@ def full_answer(model: Model, tokenizer: Any, case: Case) -> str:
 def fused_answer(
     model: Model, tokenizer: Any, case: Case, chunks: list[Any], method: Method, ratio: float
 ) -> str:
-    """The greedy answer after a fused prefill at a ratio."""
+    """Return the greedy answer after a fused prefill at a ratio."""
     prompt, selector = prompt_of_case(case, chunks, model.device), make_selector(method.selector)
     if isinstance(selector, Offline):
         for chunk in chunks:

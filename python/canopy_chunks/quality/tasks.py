@@ -1,4 +1,4 @@
-"""Questions over documents, made up with known answers."""
+"""Made-up questions over documents, with known answers."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ SYSTEM = "Answer the question from the documents. Answer with a few words."
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """documents: one text a chunk; answers: accepted answers, any of them; task: a name;
-    lead: how the reply begins, given to the model (a small one then answers at all)."""
+    """One question over documents.
+
+    documents: one text per chunk; answers: accepted answers; task: its name; lead: start of the
+    reply, given to the model (so that a small model answers at all).
+    """
 
     documents: tuple[str, ...]
     question: str
@@ -44,19 +47,19 @@ TRADES = ["teacher", "baker", "painter", "doctor", "farmer", "sailor", "lawyer",
 def synthetic(
     tasks: Sequence[str], count: int, filler: Sequence[str], chunks: int = 6, seed: int = 0
 ) -> list[Example]:
-    """``count`` examples of each task over ``chunks`` filler texts.
+    """Generate ``count`` examples of each task over ``chunks`` filler texts.
 
-    single: a fact in one sentence of one document; split: the fact's subject ends one document
-    and its value begins the next; coreference: a person is named in one document, the next says
-    "this teacher" and the value. The value is a number of four digits, because small models copy
-    numbers reliably: SmolLM2-135M answers 20 of 21 with all documents in view, and 19 of 42 when
-    the value is two words. A task the model fails anyway would measure luck.
+    single: a fact in one sentence of one document; split: the fact's subject ends one document and
+    its value begins the next; coreference: a person is named in one document, the next says "this
+    teacher" and the value. The value is a number of four digits, because small models copy numbers
+    reliably: SmolLM2-135M answers 20 of 21 with all documents in view, but 19 of 42 if the value is
+    two words. A task that the model fails anyway would measure luck.
     """
     rng, out = random.Random(seed), []
     for task in tasks:
         if task not in SYNTHETIC:
             raise CanopyError(f"task {task!r} is not known; allowed are {', '.join(SYNTHETIC)}")
-    for _ in range(count):  # in turn, so that a run that is stopped has as many of each
+    for _ in range(count):  # tasks alternate, so that an interrupted run has equally many of each
         for task in tasks:
             out.append(_make(task, rng, [rng.choice(filler) for _ in range(chunks)]))
     return out
@@ -82,7 +85,7 @@ def _make(task: str, rng: random.Random, documents: list[str]) -> Example:
 
 
 def default_filler(words: int = 70) -> list[str]:
-    """Filler when no data is given: plain sentences about nothing the tasks ask for."""
+    """Return filler without data: plain sentences about nothing that the tasks ask for."""
     rng, out = random.Random(1), []
     things = [
         "river",

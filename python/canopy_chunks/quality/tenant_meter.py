@@ -1,10 +1,12 @@
-"""Live quality: whose answers differ too often from full recompute, and what follows for them.
+"""Live quality: find tenants whose answers differ too often from full recompute, and limit their
+reuse.
 
-Of a tenant's fused prompts some are decoded freely both ways (:mod:`.check`). Page's cumulative sum
-(Biometrika 41, 1954) adds, for each, what it differs (0 or 1) less the share that may: a fault adds up,
-luck does not. At ``ALARM`` the tenant's ratio rises; if that does not help, its reuse stops. The same sum
-the other way round, of checks at the step before, brings it back. Each tenant has sums of its own, so
-none can stop another's reuse. Nothing here reads a clock or draws a number: ranks decide alike.
+Some of a tenant's fused prompts are decoded freely both ways (:mod:`.check`). For each, Page's
+cumulative sum (Biometrika 41, 1954) adds the difference (0 or 1) minus the allowed share: a fault
+accumulates, chance does not. At ``ALARM`` the tenant's ratio rises; if that does not help, its
+reuse stops. The opposite sum, over checks at the step before, undoes this. Each tenant has its own
+sums, so none can stop another's reuse. No decision reads a clock or draws a random number: ranks
+decide alike.
 """
 
 from __future__ import annotations
@@ -14,38 +16,42 @@ from typing import Any
 
 SERVED, RAISED, STOPPED = range(3)
 STEPS = ("served", "raised", "stopped")
-"""What a tenant's prompts get: the server's ratio, a higher one, no reuse."""
+"""Reuse of a tenant's prompts: at the server's ratio, at a higher one, or none."""
 ALARM = 4.0 - 1e-9
-"""How far a sum has to go, rounding apart."""
+"""Sum at which a tenant's step changes, less rounding."""
 IN_DOUBT = 10
-"""So many times more prompts are checked of a tenant that is new, differed lately, or is not served
-as usual."""
+"""Factor on the checked share of a tenant that is new, differed lately, or is not at ``SERVED``."""
 FIRST_CHECKS = 8
-"""Checks after which a tenant is not new."""
+"""Checks after which a tenant is no longer new."""
 LEAST_GAIN = 0.1
-"""What an equal answer counts towards coming back, however few may differ."""
+"""Least weight of an equal answer towards the step before, however few answers may differ."""
 MAX_TENANTS = 1024
 LOWEST_RAISED = 0.3
 TIE_NATS = 0.5
-"""By how much full recompute may prefer its own token where the answers first differ, for them to count
-as equal: such a token is nearly as likely (0.6 times)."""
+"""Largest preference, in nats, of full recompute for its own token at which two answers still count
+as equal.
+
+Measured at the first difference: the other token is then nearly as likely (0.6 times).
+"""
 
 
 def raised(ratio: float) -> float:
-    """The ratio of a tenant that is one step up."""
+    """Return the ratio of a tenant at ``RAISED``."""
     return min(1.0, max(2 * ratio, LOWEST_RAISED))
 
 
 def ratio_at(step: int, ratio: float) -> float:
-    """The ratio of a tenant at ``step`` for the server's ``ratio``."""
+    """Return the ratio of a tenant at ``step`` for the server's ``ratio``."""
     return raised(ratio) if step >= RAISED else ratio
 
 
 @dataclass(slots=True)
 class TenantQuality:
-    """One tenant. offered: its prompts; since: those since the last that was taken for a check;
-    above, below: the cumulative sums of too many differences at its step, and of few at the one
-    before."""
+    """One tenant's checks.
+
+    offered: its prompts; since: prompts since the last one taken for a check; above, below: the
+    cumulative sums of too many differences at its step, and of few at the step before.
+    """
 
     step: int = SERVED
     offered: int = 0
@@ -67,10 +73,10 @@ class TenantQuality:
 
 
 class QualityMeter:
-    """Which prompts are checked, and each tenant's step.
+    """Chooses the prompts to check, and sets each tenant's step.
 
-    share: of a tenant's fused prompts, those that are checked; allowed: of the checked, the share
-    whose answers may differ.
+    share: share of a tenant's fused prompts to check; allowed: share of checked answers that may
+    differ.
     """
 
     def __init__(self, share: float, allowed: float) -> None:
@@ -83,14 +89,16 @@ class QualityMeter:
         return one.step if one is not None else SERVED
 
     def rank(self, tenant: str | None) -> tuple[bool, int]:
-        """Orders tenants by who keeps a place among few: suspects first, then those with more prompts.
-        A tenant that was invented has neither."""
+        """Return a tenant's rank when places are few: suspects first, then those with more prompts.
+
+        A newly invented tenant has the lowest rank.
+        """
         one = self.tenants.get(tenant)
         return (one.suspect, one.offered) if one is not None else (False, 0)
 
     def take(self, tenant: str | None) -> int | None:
-        """A tenant's prompt was fused, or would have been: at which step it is to be checked; ``None``
-        where it is not."""
+        """Count a prompt that was fused, or would have been. Returns the step to check it at, or
+        ``None``."""
         if not self.every:
             return None
         one = self.tenants.pop(tenant, None) or TenantQuality()
@@ -107,7 +115,8 @@ class QualityMeter:
         return one.step
 
     def checked_one(self, tenant: str | None, at: int, differs: bool) -> str | None:
-        """A check's result. Returns the tenant's new step in words, ``None`` where it stays."""
+        """Count a check's result. Returns the name of the tenant's new step, ``None`` if it is
+        unchanged."""
         self.checked += 1
         self.differed += differs
         one = self.tenants.get(tenant)
@@ -124,7 +133,7 @@ class QualityMeter:
         return self._go(one, one.step - 1) if one.below >= ALARM else None
 
     def stats(self) -> dict[str, Any]:
-        """Totals, for any thread."""
+        """Return the totals, for any thread."""
         steps = [one.step for one in list(self.tenants.values())]
         return {
             "checked": self.checked,
@@ -133,7 +142,7 @@ class QualityMeter:
         }
 
     def of_tenants(self, most: int) -> dict[str | None, dict[str, Any]]:
-        """The ``most`` tenants that are furthest from being served as usual, then the checked ones."""
+        """Return the ``most`` tenants furthest from ``SERVED``, then those with the most checks."""
         order = sorted(self.tenants.items(), key=lambda t: (-t[1].step, -t[1].checked))
         return {
             name: {"step": STEPS[one.step], "checked": one.checked, "differed": one.differed}

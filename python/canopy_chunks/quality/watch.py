@@ -1,9 +1,9 @@
-"""The quality meter in a server: which prompts wait to be checked, and the check that is under way.
+"""The quality meter in a server: the queue of prompts to check, and the check in progress.
 
-A check runs while the server is idle, a piece at a time; when a request is computed it is dropped, with
-its memory, and begun again later, until ``MAX_TIMES`` the pieces of a whole one were computed. So it needs
-no memory of its own: the encoder, whose share it uses, is done by then. A prompt's tokens are kept until
-its check is over, and at most ``KEPT_S``.
+A check runs while the server is idle, piece by piece. A request's computation drops it with its
+memory, and it restarts later, until the pieces of ``MAX_TIMES`` whole checks were computed. So it
+needs no memory of its own: the encoder, whose share it uses, is done by then. A prompt's tokens are
+kept until its check is over, and at most ``KEPT_S``.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ logger = logging.getLogger(__name__)
 MAX_WAITING = 16
 MAX_TIMES = 4
 LOAD_SHARE = 0.02
-"""Of computed prompt tokens, those that checks may compute under load."""
+"""Share of computed prompt tokens that checks may compute under load."""
 KEPT_S = 600.0
 SHOWN_TENANTS = 32
 
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    """A prompt that is to be checked at a step; ratio: what the server's own would be; pieces: how
-    many of its check were begun."""
+    """A prompt to check at a step; ratio: the server's own for it; pieces: pieces started so
+    far."""
 
     ids: Sequence[int]
     request: Any
@@ -47,11 +47,10 @@ class _Waiting:
 
 
 class Watch:
-    """Checks of one scheduler process. end: the token that ends an answer, if it is
-    known.
+    """Checks of one scheduler process. end: the token that ends an answer, if known.
 
     Every rank of a split model offers the same prompts and takes the same steps. Requests have the
-    fields of ``server.request.ChunkRequest``, the library is ``server.library.Library``.
+    fields of ``server.request.ChunkRequest``; the library is ``server.library.Library``.
     """
 
     def __init__(self, meter: QualityMeter, end: int | None) -> None:
@@ -65,19 +64,21 @@ class Watch:
 
     @property
     def busy(self) -> bool:
-        """Whether a check waits or is under way."""
+        """Whether a check waits or is in progress."""
         return bool(self.waiting)
 
     def step(self, tenant: str | None) -> int:
-        """A tenant's step in the quality meter."""
+        """Return a tenant's step in the quality meter."""
         return self.meter.step(tenant)
 
     def epoch(self, tenant: str | None) -> int:
-        """A number that changes when a tenant's reuse is stopped: KV kept before is not used again."""
+        """Return a number that changes if the tenant's reuse is stopped: KV kept before is not used
+        again."""
         return self._epochs.get(tenant, self._least_epoch)
 
     def offer(self, ids: Sequence[int], request: Any, ratio: float) -> None:
-        """A prompt at the server's own ``ratio`` was fused, or would have been: it may be checked."""
+        """Offer a prompt for a check: it was fused at the server's ``ratio``, or would have
+        been."""
         step = self.meter.take(request.tenant)
         if step is None:
             return
@@ -88,8 +89,10 @@ class Watch:
             self.waiting.append(_Waiting(tuple(ids), request, step, ratio))
 
     def _displace(self, tenant: str | None) -> bool:
-        """Drop the waiting check of the tenant of lowest rank, if ``tenant`` ranks higher; a suspect's
-        never. Returns whether one was dropped."""
+        """Drop the waiting check of the lowest-ranked tenant, if ``tenant`` ranks higher.
+
+        A suspect's check is never dropped. Returns whether one was dropped.
+        """
         under_way = self.waiting[0] if self._steps is not None else None
         others = [one for one in self.waiting if one is not under_way]
         least = min(others, key=lambda one: self.meter.rank(one.request.tenant))
@@ -101,7 +104,8 @@ class Watch:
         return True
 
     def interrupt(self, now: float) -> None:
-        """A batch is to be computed: the check under way is given up, to be begun again or forgotten."""
+        """Stop the check in progress before a batch is computed; it restarts later or is
+        dropped."""
         if self._steps is not None:
             self._steps = None
             one = self.waiting.popleft()
@@ -112,8 +116,11 @@ class Watch:
         self._drop_old(now)
 
     def spend(self, library: Any, now: float, most_pieces: int | None) -> None:
-        """Under load: run the pieces that were earned, at most ``most_pieces``. A check goes on after
-        the batch, in the encoder's share of the memory, unless the encoder needs it."""
+        """Under load, run the pieces that were earned, at most ``most_pieces``.
+
+        A check continues after the batch, in the encoder's share of the memory, unless the encoder
+        needs it.
+        """
         self._drop_old(now)
         pieces = 0
         while self.waiting and self.credit >= 1.0 and pieces != most_pieces:
@@ -122,11 +129,11 @@ class Watch:
             pieces += 1
 
     def earn(self, tokens: int) -> None:
-        """A batch of computed ``tokens`` pays for a share of them in checks, later."""
+        """A batch of ``tokens`` computed tokens earns checks of a share of them, for later."""
         self.credit = self.credit + LOAD_SHARE * tokens if self.waiting else 0.0
 
     def run_piece(self, library: Any, now: float) -> None:
-        """One piece of the check that is under way, or the start of the next."""
+        """Run one piece of the check in progress, or start the next check."""
         if self._steps is None:
             self._drop_old(now)
         if not self.waiting:
@@ -150,17 +157,17 @@ class Watch:
         self.waiting.popleft()
 
     def stats(self) -> dict[str, Any]:
-        """What was checked and found, for any thread."""
+        """Return the counts of checks, for any thread."""
         waiting = {"waiting": len(self.waiting), "dropped": dict(self.dropped)}
         return {**self.meter.stats(), **waiting}
 
     def of_tenants(self) -> dict[str, dict[str, Any]]:
-        """The same by tenant, as they are shown everywhere: for those who may read the status."""
+        """Return the counts by tenant's public name, for readers of the status."""
         shown = self.meter.of_tenants(SHOWN_TENANTS)
         return {shown_tenant(name) or "": found for name, found in shown.items()}
 
     def _drop_old(self, now: float) -> None:
-        """Forget prompts that waited too long, but for the one whose check is under way."""
+        """Drop prompts that waited too long, except the one whose check is in progress."""
         waiting = list(self.waiting)[int(self._steps is not None) :]
         for one in [one for one in waiting if now - one.request.time_s > KEPT_S]:
             self.waiting.remove(one)
@@ -179,8 +186,11 @@ class Watch:
         return answers_differ(library.model, one.ids, placed, request.selector, ratio, self.end)
 
     def _decide(self, library: Any, one: _Waiting, differs: bool) -> None:
-        """Count a check. Where reuse is stopped, documents that still differ are encoded again: what
-        is stored of them may be at fault."""
+        """Count a check. If reuse is stopped, delete a differing prompt's documents, so that they
+        are encoded again.
+
+        The stored KV may be at fault.
+        """
         tenant = one.request.tenant
         step = self.meter.checked_one(tenant, one.step, differs)
         if step is not None:
@@ -198,6 +208,6 @@ class Watch:
         self._last_epoch += 1
         self._epochs.pop(tenant, None)
         self._epochs[tenant] = self._last_epoch
-        if len(self._epochs) > MAX_TENANTS:  # the tenants that are not listed get a new one too
+        if len(self._epochs) > MAX_TENANTS:  # tenants that are not listed get a new epoch too
             del self._epochs[next(iter(self._epochs))]
             self._least_epoch = self._last_epoch

@@ -1,11 +1,11 @@
-"""Ranks agree on which chunks could be read from their disks, at one point of a step.
+"""Agreement among ranks on the chunks that all could read from disk, at one point of a step.
 
-Each rank has files of its own, and one may fail where the other's is whole. Planning has ranks wait
-for each other (partial sums, scores), so a read that failed there on one rank would leave the others
-waiting for ever; and a chunk that only one of them forgot would have them plan differently from then
-on. So before a batch is planned each rank reads what its prompts need, and one all-reduce says what
-all of them have: SGLang does the same with pages that HiCache prefetches. What a rank lacks is
-deleted by all and its tokens are computed.
+Each rank has its own files, and one may be unreadable while another rank's is whole. Ranks wait for
+each other during planning (partial sums, scores), so a read that failed there on one rank would
+block the others for ever; and a chunk dropped by one rank alone would make its later plans differ.
+So before a batch is planned, each rank reads the chunks its prompts need, and one all-reduce finds
+those that all ranks have, as SGLang does for pages that HiCache prefetches. All ranks delete a
+chunk that one of them lacks, and compute its tokens.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ logger = logging.getLogger(__name__)
 
 
 class AgreedReads:
-    """The chunks of one batch that every rank has read, whole, until it is planned.
+    """The chunks of one batch that every rank has read in full, until it is planned.
 
-    true_on_all: which of a list's statements hold on every rank; collective, one all-reduce.
+    true_on_all: returns which flags of a list are true on every rank; collective, one all-reduce.
     """
 
     def __init__(self, reads: ReadAhead, true_on_all: Callable[[list[bool]], list[bool]]) -> None:
@@ -33,10 +33,10 @@ class AgreedReads:
         self._read: dict[str, Chunk] = {}
 
     def read(self, store: ChunkStore, wanted: Callable[[], Sequence[str]]) -> None:
-        """Read the chunks on disk that ``wanted`` names, which all ranks see alike, by their keys.
+        """Read the disk chunks of the keys that ``wanted`` returns, equal on all ranks.
 
-        Collective where there are any. It is asked again until nothing is left to read: instead of
-        a chunk that was deleted another variant of its document may be wanted.
+        Collective if there are any. ``wanted`` is called again until no key is left to read, since
+        it may return another variant of a document in place of a deleted chunk.
         """
         self.clear()
         while keys := [key for key in dict.fromkeys(wanted()) if key not in self._read]:
@@ -50,11 +50,11 @@ class AgreedReads:
                     store.delete(key)
 
     def take(self, key: str) -> Chunk | None:
-        """The chunk, if it was read."""
+        """Return the chunk, if it was read."""
         return self._read.get(key)
 
     def clear(self) -> None:
-        """The batch is planned: its plans hold what they need."""
+        """Drop the chunks; a planned batch's plans hold what they need."""
         self._read.clear()
 
     def _load(self, store: ChunkStore, key: str) -> Chunk | None:

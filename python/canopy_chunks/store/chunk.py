@@ -1,4 +1,4 @@
-"""A chunk: some tokens, what they were encoded behind, and their KV with keys before RoPE."""
+"""A chunk: tokens, the prefix they were encoded behind, and their KV with keys before RoPE."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from canopy_chunks.store.device_copy import HostCopy
 
 
 class Scores(UserDict):  # type: ignore[type-arg]
-    """Scores by name, on the host: those that a device made are on their way until they are read."""
+    """Scores by name, on the host; scores from a device arrive when they are read."""
 
     def __setitem__(self, name: str, score: torch.Tensor) -> None:
         self.data[name] = HostCopy.of(score)
@@ -23,12 +23,12 @@ class Scores(UserDict):  # type: ignore[type-arg]
 
 @dataclass(slots=True)
 class Chunk:
-    """KV of one run of tokens, free of position.
+    """Position-independent KV of one run of tokens.
 
     ids: the tokens; raw_k: ``[layers, n, kv_heads, d]`` keys before RoPE; v: the same shape;
-    prefix: the tokens it was encoded behind (``()``: none);
-    scores: offline selectors' scores by name, ``[n]`` or ``[layers, n]`` fp32; document: the name of
-    the tenant's document that it is of (``""``: of none).
+    prefix: the tokens it was encoded behind (``()``: none); scores: offline selectors' scores by
+    name, ``[n]`` or ``[layers, n]`` fp32; document: name of the tenant's document that it belongs
+    to (``""``: none).
     """
 
     ids: tuple[int, ...]
@@ -47,9 +47,9 @@ class Chunk:
         return self.raw_k.nbytes + self.v.nbytes
 
     def rows(self, layer: int, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """K (before RoPE) and V ``[m, kv_heads, d]`` of one layer's ``tokens [m]``: no others move.
+        """Return K (before RoPE) and V ``[m, kv_heads, d]`` of one layer's ``tokens [m]`` only.
 
-        tokens are sorted, distinct and on the host; of a run of them nothing is copied.
+        tokens are sorted, distinct and on the host; a contiguous run is returned without a copy.
         """
         first = int(tokens[0]) if tokens.numel() else 0
         if tokens.numel() and int(tokens[-1]) + 1 - first == tokens.numel():
@@ -72,9 +72,9 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class FusedPrompt:
-    """Tokens ``ids [n]`` and the chunks known among them, in order and apart from each other.
+    """Tokens ``ids [n]`` and their known chunks, sorted and disjoint.
 
-    The last token is always computed (it gives the logits), whatever chunk it is in.
+    The last token is always computed (it gives the logits), in any chunk.
     """
 
     ids: torch.Tensor
@@ -92,25 +92,25 @@ class FusedPrompt:
 
     @property
     def reusable(self) -> int:
-        """Tokens that lie in chunks."""
+        """The number of tokens in chunks."""
         return sum(len(p.chunk) for p in self.placed)
 
     @property
     def first_is_exact(self) -> bool:
-        """Whether the first chunk was encoded behind the very tokens that precede it."""
+        """Whether the first chunk was encoded behind exactly the tokens that precede it."""
         if not self.placed:
             return False
         first = self.placed[0]
         return tuple(self.ids[: first.start].tolist()) == first.chunk.prefix
 
     def in_chunk(self) -> torch.Tensor:
-        """``[n]`` bool: True where a chunk holds the token's KV."""
+        """Return ``[n]`` bool: whether a chunk holds the token's KV."""
         mask = torch.zeros(len(self), dtype=torch.bool)
         for p in self.placed:
             mask[p.start : p.end] = True
         return mask
 
     def tail(self) -> torch.Tensor:
-        """Positions after the last chunk: the question. At least the last token."""
+        """Return the positions after the last chunk, the question; at least the last token."""
         end = max((p.end for p in self.placed if len(p.chunk)), default=0)
         return torch.arange(min(end, len(self) - 1), len(self))

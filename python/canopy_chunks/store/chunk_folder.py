@@ -1,4 +1,4 @@
-"""The folder of a chunk store's files. What goes wrong in it is logged and costs chunks, never the server."""
+"""The folder of a chunk store's files. Faults are logged and cost chunks, never the server."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 class ChunkFolder:
     """Chunk files by key.
 
-    keep: for ranks, which must hold the same chunks: which keys of an earlier run's files stay, in
-    their order. What cannot be written is stored then all the same, and missed when it is read. full:
-    the last chunk found no room. Raises CanopyError for a folder that cannot be used.
+    keep: for ranks, which must hold the same chunks: selects the keys of an earlier run's files to
+    keep, in their order. With ``keep``, a chunk that cannot be written is stored anyway, and fails
+    when it is read. full: the last chunk found no space. Raises CanopyError for a folder that
+    cannot be used.
     """
 
     def __init__(self, path: Path, keep: Callable[[list[str]], list[str]] | None = None) -> None:
@@ -38,8 +39,10 @@ class ChunkFolder:
             _delete(left)
 
     def found(self) -> dict[str, DiskChunk]:
-        """Whole files of an earlier run, oldest first, for ranks those that all keep; the others are
-        deleted."""
+        """Return the whole files of an earlier run, oldest first, and delete the others.
+
+        On several ranks, only files that all ranks keep.
+        """
         found: dict[str, DiskChunk] = {}
         for path in sorted(self.path.glob("*.chunk"), key=_modified):
             try:
@@ -53,7 +56,7 @@ class ChunkFolder:
         return {key: found[key] for key in kept}
 
     def write(self, key: str, chunk: Chunk | HostChunk) -> DiskChunk | None:
-        """A chunk as a file; ``None`` where it cannot be written."""
+        """Write a chunk to a file and return it; ``None`` if it cannot be written."""
         path, self.full = self.path / f"{key}.chunk", False
         try:
             disk.write(path, chunk)
@@ -77,7 +80,7 @@ class ChunkFolder:
 
 
 def can_hold_files(folder: str | Path) -> bool:
-    """Whether there is such a folder, made now perhaps, and files may be written there."""
+    """Return whether the folder exists, or can be created, and files may be written there."""
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -87,7 +90,7 @@ def can_hold_files(folder: str | Path) -> bool:
 
 
 def _modified(path: Path) -> float:
-    """When a file was written, in seconds; 0 where it is gone."""
+    """Return when a file was written, in seconds; 0 if it is gone."""
     try:
         return path.stat().st_mtime
     except OSError:

@@ -1,4 +1,4 @@
-"""Copies between host and device that the host does not wait for."""
+"""Copies between host and device that do not block the host."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import torch
 
 
 def is_host(x: torch.Tensor) -> bool:
-    """Whether a tensor lies in memory that the CPU reads without waiting for a device."""
+    """Return whether the CPU can read a tensor without waiting for a device."""
     return x.device.type == "cpu"
 
 
 def to_device(x: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """``x`` on ``device``. From the host by way of pinned memory, so that nothing is waited for."""
+    """Copy ``x`` to ``device``; from the host through pinned memory, so that the copy does not
+    block."""
     if x.device == device:
         return x
     if device.type == "cuda" and is_host(x) and not x.is_pinned():
@@ -24,17 +25,18 @@ def to_device(x: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 @dataclass(slots=True)
 class HostCopy:
-    """A tensor on its way to the host. ``event``: the copy is done; None: it is."""
+    """A tensor being copied to the host. ``event``: records the end of the copy; None once it is
+    done."""
 
     tensor: torch.Tensor
     event: Any = None
 
     @staticmethod
     def of(x: torch.Tensor) -> HostCopy:
-        """Begin copying ``x`` on the current stream, after what is queued there."""
+        """Start to copy ``x`` on the current stream, after the work queued there."""
         if is_host(x):
             return HostCopy(x)
-        host = x.to("cpu", non_blocking=True)  # torch takes pinned memory for this
+        host = x.to("cpu", non_blocking=True)  # torch uses pinned memory for this
         event = None
         if x.is_cuda:
             event = torch.cuda.Event()
@@ -42,7 +44,7 @@ class HostCopy:
         return HostCopy(host, event)
 
     def get(self) -> torch.Tensor:
-        """The copy, once it is there: the one place where the host may wait."""
+        """Return the copy; the only place where the host may wait for it."""
         if self.event is not None:
             self.event.synchronize()
             self.event = None

@@ -1,19 +1,19 @@
-"""A chunk in a file: one record a layer and token, so that any set of tokens can be read alone.
+"""A chunk in a file: one record per layer and token, so that any set of tokens can be read alone.
 
-    8 bytes  magic, 8 bytes header length, JSON header (tokens, document, shape, dtype, scores,
-             checksum of the checksums), padding to 4096
-    checksums  [layers, n] uint64
-    records    [layers, n, 2, kv_heads, d]: K before RoPE, then V
+8 bytes  magic, 8 bytes header length, JSON header (tokens, document, shape, dtype, scores,
+checksum of the checksums), padding to 4096
+checksums  [layers, n] uint64
+records    [layers, n, 2, kv_heads, d]: K before RoPE, then V
 
-Not a safetensors file: that has no checksums, and keeps a tensor in one piece, so that K and V of
-a token lie far apart and nothing can be checked without reading all of it. A record's checksum is
-its 32-bit words weighted by odd numbers, mod 2^64: any changed word shows.
+Not a safetensors file: that has no checksums, and stores a tensor in one piece, so that K and V of
+a token are far apart and nothing can be checked without reading all of it. A record's checksum is
+the sum of its 32-bit words weighted by odd numbers, mod 2^64: any single changed word changes it.
 
-Where few of a layer's records are wanted, the kernel's read-ahead is off: they are known, and what lies
-far between them is not read. Several layers' are asked for at once (:meth:`DiskChunk.expect`), so that
-the disk has a queue to work on while the first of them are checked and placed. Where most are wanted,
-they are read in a row. Files are read and not mapped: a map of a file that was cut, or that the disk
-cannot read, ends the process.
+If few of a layer's records are wanted, the kernel's read-ahead is off: the wanted records are
+known, and the distance between them need not be read. Several layers are requested at once
+(:meth:`DiskChunk.expect`), so that the disk has a queue while the first of them are checked and
+placed. If most records are wanted, they are read sequentially. Files are read, not mapped: a mapped
+file that was truncated, or that the disk cannot read, ends the process.
 """
 
 from __future__ import annotations
@@ -41,36 +41,38 @@ from sglang_canopy.errors import CanopyError
 MAGIC = b"CANOPYC2"
 ALIGN = 4096
 MOST_GAP = 4
-"""Unwanted pages between wanted ones that are read with them: a second request of the disk takes as
-long as about so many pages in a row."""
+"""Unwanted pages read along with wanted ones: a second disk request takes about as long as these
+pages."""
 SCATTERED = 0.5
-"""Of a layer's pages, up to which share of wanted ones the kernel's read-ahead is off."""
+"""Largest wanted share of a layer's pages at which the kernel's read-ahead is off."""
 MOST_OPEN = 128
-"""Chunk files that are open at a time: a process may have few, and its sockets are among them."""
+"""Chunk files open at a time: a process has a limit, shared with its sockets."""
 
 
 class _File:
-    """A file that is open until nobody reads it any more, whatever becomes of its name. scattered: the
-    kernel's read-ahead is off."""
+    """A file that stays open until its last reader is done, even if it is deleted.
+
+    scattered: the kernel's read-ahead is off.
+    """
 
     def __init__(self, path: Path) -> None:
         self.scattered = False
         self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def __del__(self) -> None:
-        if hasattr(self, "number") and os is not None:  # it is where the interpreter ends
+        if hasattr(self, "number") and os is not None:  # ``os`` is None at interpreter exit
             os.close(self.number)
 
 
 class _OpenFiles:
-    """The files of the ``MOST_OPEN`` chunks that were read last. For any thread."""
+    """The open files of the ``MOST_OPEN`` chunks read last. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._chunks: OrderedDict[int, weakref.ref[DiskChunk]] = OrderedDict()
 
     def of(self, chunk: DiskChunk) -> _File:
-        """A chunk's file. Raises OSError."""
+        """Return a chunk's file. Raises OSError."""
         with self._lock:
             file = chunk.file = chunk.file or _File(chunk.path)
             self._chunks.pop(id(chunk), None)
@@ -87,10 +89,10 @@ _open_files = _OpenFiles()
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class DiskChunk:
-    """A chunk whose KV stays in its file until rows are asked for; stands in for a ``Chunk``.
+    """A chunk whose KV stays in its file until rows are read; stands in for a ``Chunk``.
 
-    sums: the records' checksums, ``[layers, n]``; start: where in the file the records begin, in
-    bytes; bytes_read counts what left the file (records only); file: where it is open.
+    sums: the records' checksums, ``[layers, n]``; start: offset of the records in the file, in
+    bytes; bytes_read: bytes of records read; file: the open file.
     """
 
     path: Path
@@ -115,7 +117,7 @@ class DiskChunk:
 
     @property
     def record_bytes(self) -> int:
-        """Bytes of one layer's K and V of a token."""
+        """Bytes of one token's K and V in one layer."""
         return 2 * self.kv_heads * self.head_dim * self.dtype.itemsize
 
     @property
@@ -124,8 +126,11 @@ class DiskChunk:
         return self.sums.size * self.record_bytes
 
     def expect(self, layer: int, tokens: torch.Tensor) -> None:
-        """These tokens' records will be read: where they are few, the kernel begins to read them, and
-        small gaps between them, and nothing else. Nothing is waited for."""
+        """Announce that these tokens' records will be read.
+
+        If they are few, the kernel starts to read them, and small gaps between them, and no other
+        records. Does not wait.
+        """
         if not tokens.numel():
             return
         first, record = self.start + layer * len(self) * self.record_bytes, self.record_bytes
@@ -136,7 +141,7 @@ class DiskChunk:
         scattered = int((ends - starts).sum()) * mmap.PAGESIZE < SCATTERED * len(self) * record
         try:
             file = _open_files.of(self)
-        except OSError:  # whoever reads it is told
+        except OSError:  # reading it raises the same error
             return
         if scattered != file.scattered:
             file.scattered = scattered
@@ -148,10 +153,10 @@ class DiskChunk:
                 os.posix_fadvise(file.number, at, size, os.POSIX_FADV_WILLNEED)
 
     def rows(self, layer: int, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """K (before RoPE) and V ``[m, kv_heads, d]`` of these sorted tokens: all that is read, but for
-        small gaps.
+        """Return K (before RoPE) and V ``[m, kv_heads, d]`` of these sorted tokens; reads only
+        these and small gaps.
 
-        Raises CanopyError when a record cannot be read or is not what was written.
+        Raises CanopyError if a record cannot be read or differs from what was written.
         """
         index = tokens.numpy()
         got = self._read(layer, index)
@@ -167,7 +172,7 @@ class DiskChunk:
         return raw[:, 0], raw[:, 1]
 
     def _read(self, layer: int, index: np.ndarray) -> np.ndarray:
-        """``[m, words]`` int32: the records of sorted tokens ``index [m]``."""
+        """Return ``[m, words]`` int32: the records of sorted tokens ``index [m]``."""
         record, begin = self.record_bytes, self.start + layer * len(self) * self.record_bytes
         found = np.empty((len(index), record // 4), np.int32)
         if not len(index):
@@ -191,12 +196,12 @@ class DiskChunk:
 
     @property
     def raw_k(self) -> torch.Tensor:
-        """All keys: a full read."""
+        """All keys; reads the whole file."""
         return self._all(0)
 
     @property
     def v(self) -> torch.Tensor:
-        """All values: a full read."""
+        """All values; reads the whole file."""
         return self._all(1)
 
     def _all(self, which: int) -> torch.Tensor:
@@ -204,7 +209,7 @@ class DiskChunk:
         return torch.stack([self.rows(layer, every)[which] for layer in range(self.layers)])
 
     def load(self) -> Chunk:
-        """The whole chunk in host memory."""
+        """Return the whole chunk in host memory."""
         every = torch.arange(len(self))
         both = [self.rows(layer, every) for layer in range(self.layers)]
         k, v = (torch.stack([b[i] for b in both]) for i in range(2))
@@ -222,7 +227,7 @@ def write(path: Path, chunk: Chunk | HostChunk) -> int:
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
     mode = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     try:
-        # For its owner alone: a tenant's text can be read off it.
+        # Readable by its owner only: a tenant's text can be recovered from it.
         with os.fdopen(os.open(temporary, mode, 0o600), "wb") as f:
             f.write(header)
             f.write(sums.tobytes())
@@ -236,7 +241,7 @@ def write(path: Path, chunk: Chunk | HostChunk) -> int:
 
 
 def _encode_header(chunk: Chunk | HostChunk, sums_crc: int) -> bytes:
-    """Everything before the checksums, padded; its size depends on the tokens and scores alone."""
+    """Return the part before the checksums, padded; its size depends only on tokens and scores."""
     layers, n, heads, dim = chunk.raw_k.shape
     raw = json.dumps(
         {
@@ -254,7 +259,8 @@ def _encode_header(chunk: Chunk | HostChunk, sums_crc: int) -> bytes:
 
 
 def lost_chunk(path: Path, chunk: Chunk | HostChunk) -> DiskChunk:
-    """In place of a chunk that could not be written: as large, and reading it says what is wrong."""
+    """Return a placeholder for a chunk that could not be written: of its size, but reading it
+    raises."""
     layers, n, heads, dim = chunk.raw_k.shape
     sums, start = np.zeros((layers, n), np.uint64), len(_encode_header(chunk, 0)) + 8 * layers * n
     return DiskChunk(
@@ -263,7 +269,7 @@ def lost_chunk(path: Path, chunk: Chunk | HostChunk) -> DiskChunk:
 
 
 def file_size(chunk: Chunk | HostChunk | DiskChunk) -> int:
-    """Bytes a chunk's file takes."""
+    """Return the size of a chunk's file in bytes."""
     if isinstance(chunk, DiskChunk):
         return chunk.start + chunk.nbytes
     layers, n = chunk.raw_k.shape[:2]
@@ -271,8 +277,7 @@ def file_size(chunk: Chunk | HostChunk | DiskChunk) -> int:
 
 
 def open_chunk(path: Path) -> DiskChunk:
-    """Read a file's header and checksums. Raises CanopyError for a damaged one, or one that cannot be
-    read."""
+    """Read a file's header and checksums. Raises CanopyError if it is damaged or cannot be read."""
     try:
         with path.open("rb") as f:
             head = _header(f, path.name)
@@ -296,7 +301,7 @@ def open_chunk(path: Path) -> DiskChunk:
 
 
 def _header(f: BinaryIO, name: str) -> dict[str, Any]:
-    """The header of an open file, which is then read up to the checksums."""
+    """Return the header of an open file, leaving the file at its checksums."""
     start = f.read(20)
     size = int.from_bytes(start[8:16], "little")
     whole = start[:8] == MAGIC and size < os.fstat(f.fileno()).st_size
@@ -308,7 +313,8 @@ def _header(f: BinaryIO, name: str) -> dict[str, Any]:
 
 
 def _fill(file: int, out: np.ndarray, at: int) -> None:
-    """Read ``out`` from position ``at`` of an open file. Raises OSError where there is too little."""
+    """Read ``out`` from position ``at`` of an open file. Raises OSError if the file is too
+    short."""
     left = memoryview(out.data).cast("B")
     while left:
         count = os.preadv(file, [left], at)
@@ -318,13 +324,13 @@ def _fill(file: int, out: np.ndarray, at: int) -> None:
 
 
 def _cuts(starts: np.ndarray, ends: np.ndarray, gap: int) -> np.ndarray:
-    """Before which of sorted spans there is more than ``gap`` to the one before it."""
+    """Return the indices of sorted spans that begin more than ``gap`` after the one before."""
     return np.flatnonzero(starts[1:] - ends[:-1] > gap) + 1
 
 
 @functools.lru_cache(4)
 def _weights(width: int) -> np.ndarray:
-    """Odd 64-bit weights, one a word."""
+    """Return odd 64-bit weights, one per word."""
     step = np.uint64(0x9E3779B97F4A7C15)
     return (np.arange(1, width + 1, dtype=np.uint64) * step) | np.uint64(1)
 

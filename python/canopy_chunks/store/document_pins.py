@@ -1,4 +1,4 @@
-"""Pins of documents: every chunk that is stored of one, behind whatever text, is pinned alike."""
+"""Pins of documents: every stored chunk of a pinned document is pinned, behind any prefix."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from canopy_chunks.store.store import ChunkStore
 from canopy_chunks.text.documents import document_name
 
 PINNED_SHARE = 0.25
-"""Share of the store's bytes that all tenants' pins together may hold, or one tenant's if larger."""
+"""Share of the store's bytes that all tenants' pins may hold together, or one tenant's if
+larger."""
 
 
 class DocumentPins:
-    """Which documents are pinned, by name (the id that ``/canopy/chunks`` answers with) and tenant.
+    """Pinned documents, by name (the id that ``/canopy/chunks`` returns) and tenant.
 
-    A tenant may pin ``share`` of the store's bytes. Nothing here depends on a clock, so every rank of a
-    split model pins alike. earlier: pins of other weights, whose documents will be stored anew.
+    A tenant may pin ``share`` of the store's bytes. No decision reads a clock, so every rank of a
+    split model pins alike. earlier: pins of previous weights, whose documents will be stored again.
     """
 
     def __init__(
@@ -30,24 +31,26 @@ class DocumentPins:
         )
         self.chunks: dict[str, tuple[str | None, int]] = {}
         self.pinned_bytes: Counter[str | None] = Counter()
-        """Bytes of pinned chunks by tenant."""
+        """Bytes of pinned chunks, by tenant."""
         forget = weakref.WeakMethod(self._forget)
-        # A strong reference would be a cycle, which keeps a replaced store's memory until a collection.
+        # A strong reference would be a cycle, which keeps a replaced store's memory until a
+        # collection.
         store.pinned_removed = lambda key: (own := forget()) and own(key)
 
     def stored(self, key: str, name: str, tenant: str | None) -> None:
-        """A chunk was stored: a pinned document's is pinned, as far as its tenant's share goes."""
+        """Pin a newly stored chunk of a pinned document, if its tenant's share allows it."""
         if (name, tenant) in self.documents:
             self._pin([key], tenant)
 
     def keys(self, name: str, tenant: str | None) -> list[str]:
-        """What is stored of a tenant's document; of another's nothing."""
+        """Return the keys of the tenant's document in the store; empty for another tenant's
+        document."""
         keys = self.store.of_document(name)
         chunk = self.store.look(keys[0]) if keys else None
         return keys if chunk is not None and document_name(chunk.ids, tenant) == name else []
 
     def pin(self, name: str, tenant: str | None) -> bool:
-        """Pin a document. False where nothing of it is stored, or its tenant's pins are full."""
+        """Pin a document. Returns False if none of it is stored, or its tenant's pins are full."""
         keys = self.keys(name, tenant)
         if not keys or not self._pin(keys, tenant):
             return False
@@ -55,7 +58,7 @@ class DocumentPins:
         return True
 
     def unpin(self, name: str, tenant: str | None) -> bool:
-        """Undo :meth:`pin`. False where nothing was pinned."""
+        """Undo :meth:`pin`. Returns False if no chunk was pinned."""
         self.documents.discard((name, tenant))
         held = [key for key in self.keys(name, tenant) if key in self.chunks]
         for key in held:
@@ -65,7 +68,7 @@ class DocumentPins:
         return bool(held)
 
     def _pin(self, keys: Sequence[str], tenant: str | None) -> bool:
-        """Pin all of these stored chunks, or none where that is more than the tenant's share."""
+        """Pin all of these stored chunks, or none if that exceeds the tenant's share."""
         pinned = self.pinned_bytes
         new = {key: self.store.size(key) for key in keys if key not in self.chunks}
         size, capacity = sum(new.values()), self.store.capacity_bytes
@@ -80,7 +83,7 @@ class DocumentPins:
         return True
 
     def _forget(self, key: str) -> None:
-        """Uncount a chunk that is no longer pinned."""
+        """Subtract a chunk that is no longer pinned."""
         tenant, size = self.chunks.pop(key, (None, 0))
         self.pinned_bytes[tenant] -= size
         if not self.pinned_bytes[tenant]:

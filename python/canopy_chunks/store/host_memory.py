@@ -1,8 +1,8 @@
-"""The host tier's memory: one allocation for all chunks, pinned where a device reads it.
+"""The host tier's memory: one allocation for all chunks, pinned if a device reads it.
 
-A device reads rows of it by their slots, so one kernel launch a layer brings exactly the rows that
-are wanted, of all chunks of a prompt, without the host knowing which. Memory that is pinned chunk by
-chunk would need a launch each, and pinning is slow and rounds sizes up.
+A device reads its rows by slot, so one kernel launch per layer fetches exactly the wanted rows of
+all chunks of a prompt, without their numbers on the host. Memory pinned chunk by chunk would need a
+launch for each chunk, and pinning is slow and rounds sizes up.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from canopy_chunks.store.pinned import pinned
 from canopy_chunks.store.shape import Shape
 
 Span = tuple[int, int]
-"""Slots from the first to before the second."""
+"""A range of slots: first, end."""
 
 
 class HostMemory:
     """``k, v [layers, slots, kv_heads, d]``: a slot is one token's KV of all layers.
 
-    At most ``capacity_bytes``. Slots come back when the chunk that held them is gone everywhere, so
-    a chunk that is deleted while a request uses it stays whole. Reads and writes by a device are all
-    on ``stream``, in order, so a slot is not written anew before an earlier read of it is done; the
-    host waits for the device before it writes itself.
+    At most ``capacity_bytes``. Slots are freed once their chunk has no references left, so a chunk
+    that is deleted while a request uses it stays whole. All device reads and writes run on
+    ``stream``, in order, so a slot is not overwritten before an earlier read is done; the host
+    waits for the device before it writes itself.
     """
 
     def __init__(
@@ -43,24 +43,25 @@ class HostMemory:
         self.stream = torch.cuda.Stream() if pin else None
         self._free: list[Span] = [(0, self.slots)] if self.slots else []
         self._returned: deque[list[Span]] = deque()
-        """Of chunks that are gone. They go on any thread, and at any point of this class's own code: the
-        garbage collector runs where it likes. So they only leave their spans here, and wait for nothing."""
+        """Spans of freed chunks. Chunks are freed on any thread, and in the middle of this class's
+        own code, since the garbage collector runs at any time. So they only append their spans
+        here, without a lock."""
 
     @property
     def free_slots(self) -> int:
-        """Slots that no chunk holds. For the scheduler's thread, as :meth:`hold`."""
+        """The number of free slots. For the scheduler's thread, as :meth:`hold`."""
         self._take_back()
         return sum(end - start for start, end in self._free)
 
     def finish(self) -> None:
-        """What a device is given from here on runs after all that is on ``stream``."""
+        """Order the device's later work after all work on ``stream``."""
         if self.stream is not None:
             torch.cuda.current_stream().wait_stream(self.stream)
 
     def hold(self, chunk: Chunk | HostChunk) -> HostChunk | None:
-        """A copy of ``chunk`` here; ``None`` where there is no room.
+        """Copy ``chunk`` into this memory; ``None`` if there is no room.
 
-        From a device it is copied behind what is queued there, and not waited for.
+        A copy from a device is queued behind the work there, without waiting.
         """
         spans = self._take(len(chunk))
         if spans is None:
@@ -76,13 +77,14 @@ class HostMemory:
             with torch.cuda.stream(self.stream):
                 self._write(chunk, spans)
                 held.written.record()
-            if isinstance(chunk, Chunk) and chunk.raw_k.is_cuda:  # its memory outlives the copy
+            if isinstance(chunk, Chunk) and chunk.raw_k.is_cuda:  # its memory must outlive the copy
                 chunk.raw_k.record_stream(self.stream)
                 chunk.v.record_stream(self.stream)
         return held
 
     def _wait_for_reads(self) -> None:
-        """A copy from host to host is made at once, and a device may still read what lay there."""
+        """Wait before a host-to-host copy, which is immediate: a device may still read the old
+        rows."""
         assert self.stream is not None
         self.stream.synchronize()
 
@@ -95,7 +97,8 @@ class HostMemory:
                     at += end - start
 
     def _take(self, count: int) -> list[Span] | None:
-        """``count`` slots in as few spans as a first fit gives; ``None`` if that many are not free."""
+        """Take ``count`` slots, first fit in as few spans as possible; ``None`` if too few are
+        free."""
         if count > self.free_slots:
             return None
         whole = next((i for i, (a, b) in enumerate(self._free) if b - a >= count), 0)
@@ -110,7 +113,7 @@ class HostMemory:
         return taken
 
     def _take_back(self) -> None:
-        """Join the spans that were given back to the free ones."""
+        """Merge returned spans into the free ones."""
         if not self._returned:
             return
         free = list(self._free)
@@ -130,7 +133,7 @@ class HostMemory:
 class HostChunk:
     """A chunk in :class:`HostMemory`; stands in for a ``Chunk``.
 
-    written: where a device writes it, the event after which the host may read it.
+    written: if a device writes it, the event after which the host may read it.
     """
 
     ids: tuple[int, ...]
@@ -141,7 +144,7 @@ class HostChunk:
     spans: list[Span]
     written: torch.cuda.Event = field(init=False)
     slots: torch.Tensor = field(init=False)
-    """``[n]`` int64 on the host: where each token lies."""
+    """``[n]`` int64 on the host: each token's slot."""
 
     def __post_init__(self) -> None:
         none = torch.empty(0, dtype=torch.long)
@@ -159,7 +162,7 @@ class HostChunk:
 
     @property
     def raw_k(self) -> torch.Tensor:
-        """All keys before RoPE, ``[layers, n, kv_heads, d]``: a copy unless they lie in one run."""
+        """All keys before RoPE, ``[layers, n, kv_heads, d]``: a copy unless they are contiguous."""
         return self._all(self.memory.k)
 
     @property
@@ -168,7 +171,8 @@ class HostChunk:
         return self._all(self.memory.v)
 
     def rows(self, layer: int, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """K (before RoPE) and V ``[m, kv_heads, d]`` of one layer's ``tokens [m]``, on the host."""
+        """Return K (before RoPE) and V ``[m, kv_heads, d]`` of one layer's ``tokens [m]``, on the
+        host."""
         self._wait()
         at = self.slots[tokens]
         return self.memory.k[layer][at], self.memory.v[layer][at]

@@ -1,7 +1,7 @@
-"""Host memory that a CUDA device reads, exactly as large as asked.
+"""Host memory that a CUDA device reads, exactly as large as requested.
 
-torch's own pinned memory is rounded up to a power of two: 20,000 MiB take 32,768. These are pages of
-the process, registered with CUDA as they are.
+torch rounds its own pinned memory up to a power of two: 20,000 MiB take 32,768. This module
+registers pages of the process with CUDA instead.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ logger = logging.getLogger(__name__)
 
 
 class PinnedPages(mmap.mmap):
-    """Private pages, registered until the last tensor over them is gone."""
+    """Private pages, registered until the last tensor over them is freed."""
 
     release: Callable[[], None] | None = None
 
     def __del__(self) -> None:
         if self.release is not None:
-            self.release()  # before the pages go back
+            self.release()  # before the pages are unmapped
 
 
 def pinned(size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Pinned memory, uninitialised; torch's own, with a warning, where CUDA registers none."""
+    """Return uninitialised pinned memory; if CUDA cannot register it, torch's own, with a
+    warning."""
     try:
         return registered(size, dtype, torch.cuda.cudart(), torch.cuda.synchronize)
     except (RuntimeError, OSError) as error:
@@ -41,10 +42,10 @@ def pinned(size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 def registered(
     size: tuple[int, ...], dtype: torch.dtype, runtime: Any, wait: Callable[[], None]
 ) -> torch.Tensor:
-    """A tensor over pages of its own that ``runtime`` (``torch.cuda.cudart()``) has registered.
+    """Return a tensor over its own pages, registered with ``runtime`` (``torch.cuda.cudart()``).
 
-    ``wait`` is called before they are given up: a device may be reading them. Raises RuntimeError
-    where CUDA refuses, OSError where there is no memory.
+    ``wait`` is called before they are released, since a device may be reading them. Raises
+    RuntimeError if CUDA refuses, OSError if there is no memory.
     """
     count = math.prod(size)
     if not count:

@@ -1,7 +1,7 @@
-"""Chunks on disk are read before they are needed.
+"""Read chunks from disk before they are needed.
 
-Whole ones into memory while their request waits to be scheduled (:class:`ReadAhead`), the others one
-layer ahead of where they go (:func:`read_layers_ahead`). Neither changes what is computed.
+Whole chunks into memory while their request waits to be scheduled (:class:`ReadAhead`), others one
+layer ahead of their use (:func:`read_layers_ahead`). Neither changes the result.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ from canopy_chunks.store.suffix import ChunkSuffix, base_and_skip
 from sglang_canopy.errors import CanopyError
 
 LAYERS_AHEAD = 4
-"""Layers whose records the disk is asked for before they are needed: the depth of its queue."""
+"""Layers whose records are requested from the disk in advance: the depth of its queue."""
 
 LayerRows = list[tuple[torch.Tensor, torch.Tensor]]
 
 Stored = Chunk | HostChunk | DiskChunk | ChunkSuffix
-"""A chunk as the store has it: in memory, in a file, or the rest of one."""
+"""A chunk as the store has it: in memory, in a file, or the rest of a chunk."""
 
 
 @dataclass(slots=True)
 class _PendingRead:
-    """A chunk that is read, or was: its bytes, the requests that wait for it."""
+    """A chunk being read, or already read: its bytes, and the requests that wait for it."""
 
     size: int
     waiters: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
     future: Future[Chunk | None] = field(default_factory=Future)
 
     def read(self, chunk: DiskChunk) -> Chunk | None:
-        """On the reader's thread: the chunk in memory; None where nobody waits any more."""
+        """Read the chunk into memory, on the reader's thread; None if no request waits any more."""
         return chunk.load() if self.waiters else None
 
 
 class ReadAhead:
-    """Reads the chunks of waiting requests into memory, in the order they came.
+    """Reads the chunks of waiting requests into memory, in order of arrival.
 
-    At most ``capacity_bytes`` at a time; what comes on top is read when it is needed. A chunk is
-    dropped as soon as no request waits for it: planned ones release it, and those that were aborted
-    do by being gone. One thread of its own; every method is the scheduler's.
+    At most ``capacity_bytes`` at a time; chunks beyond that are read when they are needed. A chunk
+    is dropped once no request waits for it: planned requests release it, aborted ones are
+    garbage-collected. One thread of its own; all methods are for the scheduler's thread.
     """
 
     def __init__(self, capacity_bytes: int) -> None:
@@ -57,7 +57,7 @@ class ReadAhead:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="canopy-chunk-reader")
 
     def request(self, key: str, chunk: DiskChunk, waiter: Any) -> None:
-        """Have a chunk read for ``waiter``, the request that will use it (held weakly)."""
+        """Start to read a chunk for ``waiter``, the request that will use it (held weakly)."""
         one = self.pending.get(key)
         if one is None:
             self.drop_unneeded()
@@ -65,7 +65,7 @@ class ReadAhead:
                 self.left_out += 1
                 return
             one = _PendingRead(chunk.nbytes)
-        one.waiters.add(waiter)  # before it is read: what nobody waits for is not
+        one.waiters.add(waiter)  # before it is read: a chunk without waiters is not read
         if key not in self.pending:
             self.pending[key] = one
             self.used_bytes += one.size
@@ -73,12 +73,14 @@ class ReadAhead:
             one.future = self._thread.submit(one.read, chunk)
 
     def take(self, key: str) -> Chunk | None:
-        """The chunk if it was read or is being read; ``None``: read it from its file.
+        """Return the chunk if it was read or is being read; ``None``: read it from its file.
 
-        A damaged file is ``None`` too: reading the file then raises what is wrong with it.
+        ``None`` also for a damaged file: reading the file then raises the error.
         """
         one = self.pending.get(key)
-        if one is None or one.future.cancel():  # not begun: reading rows alone is less
+        if (
+            one is None or one.future.cancel()
+        ):  # not started: reading only the wanted rows is less work
             return None
         try:
             chunk = one.future.result()
@@ -88,26 +90,27 @@ class ReadAhead:
         return chunk
 
     def release(self, waiter: Any) -> None:
-        """A request needs nothing any more: it was planned, or it runs normally."""
+        """Release a request's chunks: it was planned, or it runs normally."""
         for one in self.pending.values():
             one.waiters.discard(waiter)
         self.drop_unneeded()
 
     def drop_unneeded(self) -> None:
-        """Drop what nobody waits for."""
+        """Drop chunks without waiting requests."""
         for key in [key for key, one in self.pending.items() if not one.waiters]:
             one = self.pending.pop(key)
             one.future.cancel()
             self.used_bytes -= one.size
 
     def clear(self) -> None:
-        """Nothing waits any more: drop everything."""
+        """Drop all chunks."""
         for one in self.pending.values():
             one.waiters.clear()
         self.drop_unneeded()
 
     def stats(self) -> dict[str, int]:
-        """Chunks asked for, taken and left out for want of room since the start; bytes held now."""
+        """Return the chunks requested, taken and left out for lack of room since the start; bytes
+        held now."""
         self.drop_unneeded()
         return {
             "asked": self.requested,
@@ -120,10 +123,10 @@ class ReadAhead:
 def read_layers_ahead(
     parts: Sequence[tuple[Stored, torch.Tensor]], layers: int
 ) -> Iterator[LayerRows]:
-    """K (before RoPE) and V of the tokens of each ``(chunk, tokens)``, a list a layer.
+    """Yield K (before RoPE) and V of the tokens of each ``(chunk, tokens)``, a list per layer.
 
-    Of chunks on disk the next layer is read and checked while the caller has this one, and the disk
-    is asked for those up to ``LAYERS_AHEAD``. Raises CanopyError for a damaged file.
+    For chunks on disk, the next layer is read and checked while the caller uses this one, and the
+    disk is asked for layers up to ``LAYERS_AHEAD``. Raises CanopyError for a damaged file.
     """
     on_disk = [_is_on_disk(chunk) for chunk, _ in parts]
 

@@ -1,4 +1,4 @@
-"""The sizes of a decoder, of which those of its KV follow."""
+"""The sizes of a decoder, which determine those of its KV."""
 
 from __future__ import annotations
 

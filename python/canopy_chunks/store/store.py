@@ -1,7 +1,7 @@
-"""The chunk store: content-addressed, in up to three tiers, bounded, the least recently used leave first.
+"""The chunk store: content-addressed, in up to three bounded tiers, each with LRU eviction.
 
-What leaves the device goes to the host, what leaves the host goes to disk, what leaves disk is
-gone. A chunk is in one tier at a time. Nothing here ever reaches the exact prefix tree.
+Chunks evicted from the device move to the host, those from the host to disk, and those from disk
+are deleted. A chunk is in one tier at a time, and never enters the exact prefix tree.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Entry(Leaf):
 
 @dataclass(slots=True)
 class Tier:
-    """One tier: its bound in bytes, its policy, what it holds by key."""
+    """One tier: its bound in bytes, its policy, and its chunks by key."""
 
     name: str
     capacity_bytes: int
@@ -56,11 +56,10 @@ class Tier:
 class ChunkStore:
     """Chunks of one model. Thread-safe; times are the requests' own stamps, in seconds.
 
-    capacity_bytes: by tier name; a tier that is not named holds nothing. ``directory`` is needed
-    for disk; files of the same model left there by an earlier run are found again; ``keep``: see
-    :class:`ChunkFolder`.
-    memory: where the host tier's chunks lie; each in a tensor of its own without it.
-    Raises CanopyError for an unknown tier, and a directory that cannot be used.
+    capacity_bytes: by tier name; a tier without one is off. ``directory`` is needed for disk; it
+    may hold files of the same model from an earlier run; ``keep``: see :class:`ChunkFolder`.
+    memory: memory of the host tier's chunks; without it each has its own tensor. Raises CanopyError
+    for an unknown tier, and a directory that cannot be used.
     """
 
     def __init__(
@@ -99,7 +98,7 @@ class ChunkStore:
                     self._insert(len(self._tiers) - 1, key, chunk, 0.0)
 
     def key(self, ids: Sequence[int], prefix: Sequence[int] = (), salt: str = "") -> str:
-        """The content address of these tokens behind this prefix for this tenant."""
+        """Return the content address of these tokens behind this prefix for this tenant."""
         return chunk_key(ids, self.identity, prefix, salt)
 
     def keys(
@@ -109,7 +108,8 @@ class ChunkStore:
         return chunk_keys(ids, self.identity, prefixes, salt)
 
     def put(self, chunk: Chunk, salt: str = "", now: float = 0.0) -> str:
-        """Store a chunk in the first tier that can hold it; the same content again is a touch."""
+        """Store a chunk in the first tier with room; storing the same content again counts as a
+        use."""
         key = self.key(chunk.ids, chunk.prefix, salt)
         with self._lock:
             found = self._find(key)
@@ -120,7 +120,8 @@ class ChunkStore:
         return key
 
     def get(self, key: str, now: float = 0.0) -> StoredChunk | None:
-        """The chunk of a key, or None. On disk it stays there: ``rows`` reads what is asked for."""
+        """Return the chunk of a key, or None. A chunk on disk stays there; its ``rows`` reads the
+        file."""
         with self._lock:
             found = self._find(key)
             if found is None:
@@ -132,41 +133,42 @@ class ChunkStore:
             return entry.chunk
 
     def look(self, key: str) -> StoredChunk | None:
-        """As :meth:`get`, without counting it or keeping the chunk from being evicted."""
+        """As :meth:`get`, but neither counted nor a use for eviction."""
         with self._lock:
             found = self._find(key)
             return None if found is None else found[1].chunk
 
     def of_document(self, name: str) -> list[str]:
-        """The keys of all chunks that are stored of a document, behind whatever text."""
+        """Return the keys of all stored chunks of a document, behind any prefix."""
         with self._lock:
             return sorted(self._documents.get(name, ()))
 
     @property
     def capacity_bytes(self) -> int:
-        """Bytes that all tiers together may hold."""
+        """The capacity of all tiers together, in bytes."""
         return sum(tier.capacity_bytes for tier in self._tiers)
 
     def size(self, key: str) -> int:
-        """Bytes of a stored chunk, 0 if it is not stored."""
+        """Return the bytes of a stored chunk, 0 if it is not stored."""
         with self._lock:
             found = self._find(key)
             return 0 if found is None else found[1].size
 
     def pins(self, key: str) -> int:
-        """How often a stored chunk is pinned, 0 if it is not stored."""
+        """Return the number of pins of a stored chunk, 0 if it is not stored."""
         with self._lock:
             found = self._find(key)
             return 0 if found is None else found[1].pins
 
     def where(self, key: str) -> str | None:
-        """The name of the tier that holds a key."""
+        """Return the name of the tier that holds a key."""
         with self._lock:
             found = self._find(key)
             return None if found is None else found[0].name
 
     def pin(self, key: str) -> bool:
-        """Keep a chunk where it is until as many ``unpin``. False if it is not stored."""
+        """Keep a chunk in its tier until every ``pin`` is undone. Returns False if it is not
+        stored."""
         return self._pin(key, 1)
 
     def unpin(self, key: str) -> bool:
@@ -174,7 +176,7 @@ class ChunkStore:
         return self._pin(key, -1)
 
     def delete(self, key: str) -> bool:
-        """Forget a chunk in whatever tier. False if it was not there."""
+        """Delete a chunk from any tier. Returns False if it was not stored."""
         with self._lock:
             found = self._find(key)
             if found is not None:
@@ -182,7 +184,7 @@ class ChunkStore:
             return found is not None
 
     def delete_files(self) -> None:
-        """Forget the chunks on disk, and delete their folder: nothing is stored here any more."""
+        """Delete the chunks on disk and their folder, as the store is closed."""
         with self._lock:
             for tier in self._tiers:
                 for entry in list(tier.entries.values()) if tier.name == "disk" else ():
@@ -191,7 +193,7 @@ class ChunkStore:
             self.folder.remove()
 
     def delete_damaged(self, keys: Iterable[str]) -> None:
-        """Forget those chunks on disk whose files cannot be read."""
+        """Delete those chunks on disk whose files cannot be read."""
         for key in keys:
             chunk = self.look(key)
             if not isinstance(chunk, disk.DiskChunk):
@@ -203,7 +205,7 @@ class ChunkStore:
                 self.delete(key)
 
     def listing(self) -> list[tuple[str, str, int, int]]:
-        """``(key, tier, tokens, pins)`` of every stored chunk."""
+        """Return ``(key, tier, tokens, pins)`` of every stored chunk."""
         with self._lock:
             return [
                 (key, tier.name, len(entry.chunk), entry.pins)
@@ -216,7 +218,7 @@ class ChunkStore:
             return sum(len(t.entries) for t in self._tiers)
 
     def stats(self) -> dict[str, Any]:
-        """Counters, and chunks and bytes by tier."""
+        """Return the counters, and chunks and bytes by tier."""
         with self._lock:
             tiers = {
                 t.name: {
@@ -234,7 +236,7 @@ class ChunkStore:
             }
 
     def check(self) -> None:
-        """Recount everything. Raises AssertionError where a number is off."""
+        """Recount everything. Raises AssertionError if a number is wrong."""
         seen: set[str] = set()
         for tier in self._tiers:
             total = sum(e.size for e in tier.entries.values())
@@ -267,7 +269,7 @@ class ChunkStore:
             tier.policy.admit(entry, now)
 
     def _insert(self, first: int, key: str, chunk: StoredChunk, now: float) -> None:
-        """Put a chunk into the first tier from ``first`` on that can make room for it."""
+        """Insert a chunk into the first tier from ``first`` on that can make room for it."""
         for index in range(first, len(self._tiers)):
             tier = self._tiers[index]
             size = self._size(tier, chunk)
@@ -318,14 +320,14 @@ class ChunkStore:
         return chunk.nbytes if tier.name != "disk" else disk.file_size(chunk)
 
     def _settle(self, tier: Tier, key: str, chunk: StoredChunk) -> StoredChunk | None:
-        """The chunk as this tier keeps it; ``None`` where it cannot be written."""
+        """Return the chunk in this tier's form; ``None`` if it cannot be written."""
         if isinstance(chunk, disk.DiskChunk):
             return chunk
         if tier.name == "disk":
             assert self.folder is not None
             written = self.folder.write(key, chunk)
             if self.folder.full:
-                tier.capacity_bytes = tier.used_bytes  # from now on old files make room
+                tier.capacity_bytes = tier.used_bytes  # from now on, files are evicted to make room
             return written
         if tier.name == "host" and self.memory is not None:
             held = self.memory.hold(chunk)

@@ -1,4 +1,4 @@
-"""The rest of a stored chunk, where a prefix hit ends inside it."""
+"""The rest of a stored chunk, for a prefix hit that ends inside it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from canopy_chunks.store.host_memory import HostChunk
 
 @dataclass(slots=True, frozen=True)
 class ChunkSuffix:
-    """Stands in for a ``Chunk``: tokens ``skip`` and on of ``base``, nothing copied."""
+    """Stands in for a ``Chunk``: the tokens of ``base`` from ``skip`` on, without a copy."""
 
     base: Chunk | HostChunk | DiskChunk
     skip: int
@@ -28,7 +28,7 @@ class ChunkSuffix:
 
     @property
     def prefix(self) -> tuple[int, ...]:
-        """What the suffix stands behind: the chunk's prefix and its tokens before the suffix."""
+        """The tokens before the suffix: the chunk's prefix and its skipped tokens."""
         return self.base.prefix + self.base.ids[: self.skip]
 
     @property
@@ -48,15 +48,15 @@ class ChunkSuffix:
         return self.base.nbytes * len(self) // max(1, len(self.base))
 
     def rows(self, layer: int, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """K before RoPE and V of these tokens of the suffix."""
+        """Return K before RoPE and V of these tokens of the suffix."""
         return self.base.rows(layer, tokens + self.skip)
 
     def expect(self, layer: int, tokens: torch.Tensor) -> None:
-        """Of a chunk on disk: these tokens' records will be read."""
+        """Announce reads of these tokens' records; only for a chunk on disk."""
         assert isinstance(self.base, DiskChunk), "only files are read ahead"
         self.base.expect(layer, tokens + self.skip)
 
 
 def base_and_skip(chunk: Any) -> tuple[Any, int]:
-    """The stored chunk that this is, or is the rest of, and where in it that begins."""
+    """Return the stored chunk that this is, or is the rest of, and the offset in it."""
     return (chunk.base, chunk.skip) if isinstance(chunk, ChunkSuffix) else (chunk, 0)

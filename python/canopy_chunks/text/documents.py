@@ -1,7 +1,7 @@
-"""Documents of a prompt: found in its text, tokenised piece by piece, and registered ahead of time.
+"""Documents of a prompt: found in its text, tokenised separately, and registered ahead of time.
 
-A document is tokenised by itself, so that it has the same ids wherever it comes. The whole prompt
-tokenised at once may differ at the seams: a tokenizer joins characters across them.
+A document is tokenised by itself, so that it has the same ids in every prompt. Tokenising the whole
+prompt at once may differ at the seams: a tokenizer joins characters across them.
 """
 
 from __future__ import annotations
@@ -19,20 +19,21 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.wire.document_names import BOUNDS
 
 DOCUMENT = "document"
-"""In place of a model's identity: the name of a document is a digest of its tokens and its tenant."""
+"""Replaces the model's identity in document names, which are digests of tokens and tenant."""
 MAX_DOCUMENTS = 1 << 16
-"""Documents that may be registered."""
+"""Largest number of registered documents."""
 IDLE_S = 24 * 3600.0
-"""Seconds without use after which a document that is not pinned gives way on a full server."""
+"""Seconds without use after which a full server may drop a document that is not pinned."""
 MOST_MARKED_TOKENS = 1 << 22
-"""Tokens that the marks of one HTTP request may stand for: 80 bytes of text stand for a whole document."""
+"""Largest number of tokens that the marks of one HTTP request may stand for: 80 bytes stand for a
+whole document."""
 MARK = re.compile(r"\[\[canopy:([0-9a-f]{64})\]\]")
-"""Where a registered document stands in a prompt: ``[[canopy:ID]]``."""
+"""Mark of a registered document in a prompt: ``[[canopy:ID]]``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A run of a prompt: text or ids, and whether it is a document."""
+    """A part of a prompt: text or ids, and whether it is a document."""
 
     text: str = ""
     ids: tuple[int, ...] | None = None
@@ -41,8 +42,8 @@ class Piece:
 
 @dataclass(slots=True)
 class Document:
-    """A registered document: its ids, the tenant it belongs to, whether it is pinned, and when it was
-    last used (``Documents.clock``)."""
+    """A registered document: ids, tenant, whether it is pinned, and its last use
+    (``Documents.clock``)."""
 
     ids: tuple[int, ...]
     tenant: str | None
@@ -51,18 +52,20 @@ class Document:
 
 
 def document_name(ids: Sequence[int], tenant: str | None) -> str:
-    """A document's id. Of the same text two tenants have two, which say nothing of each other."""
+    """Return a document's id. Two tenants' ids of the same text differ and do not reveal each
+    other."""
     return chunk_key(ids, DOCUMENT, (), tenant or "")
 
 
 @dataclass(slots=True)
 class Documents:
-    """What was registered, by id. Lives in the HTTP process.
+    """Registered documents by id, in the HTTP process.
 
-    At most ``most_tokens`` in ``most`` documents, and of both ``share`` for a tenant. When the server
-    is full, documents idle for ``IDLE_S`` give way, then those of the tenant that holds most, its least
-    recently used first: invented tenants cannot keep others out.
-    removed: documents that gave way; the caller deletes what else is kept of them.
+    At most ``most_tokens`` in ``most`` documents, and ``share`` of both for one tenant. A full
+    server drops documents idle for ``IDLE_S``, then the least recently used ones of the tenant that
+    holds most: invented tenants cannot keep others out.
+
+    removed: dropped documents; the caller deletes their other data.
     """
 
     most_tokens: int = 1 << 22
@@ -74,9 +77,9 @@ class Documents:
     clock: Callable[[], float] = time.monotonic
 
     def add(self, ids: Sequence[int], tenant: str | None) -> str:
-        """Register a document; the same one again is the same id.
+        """Register a document; the same document again gets the same id.
 
-        Raises CanopyError when the tenant has its share, or holds most of a full server.
+        Raises CanopyError if the tenant has used its share, or holds most of a full server.
         """
         name = document_name(ids, tenant)
         if name not in self.by_tenant.get(tenant, {}):
@@ -88,11 +91,11 @@ class Documents:
         return name
 
     def of(self, tenant: str | None) -> dict[str, Document]:
-        """A tenant's documents by id."""
+        """Return a tenant's documents by id."""
         return dict(self.by_tenant.get(tenant, {}))
 
     def get(self, name: str, tenant: str | None) -> Document:
-        """The document of an id, for its own tenant. Raises CanopyError for any other."""
+        """Return the tenant's document of an id. Raises CanopyError if it has none."""
         found = self.by_tenant.get(tenant, {}).get(name)
         if found is None:
             raise CanopyError(
@@ -104,7 +107,7 @@ class Documents:
         return found
 
     def remove(self, name: str, tenant: str | None) -> Document:
-        """Forget a document. Raises CanopyError as :meth:`get`."""
+        """Remove a document. Raises CanopyError as :meth:`get`."""
         found = self.get(name, tenant)
         own = self.by_tenant[tenant]
         del own[name]
@@ -114,7 +117,7 @@ class Documents:
         return found
 
     def _use(self, name: str, tenant: str | None) -> None:
-        """Move a document to the end of its tenant's order of use."""
+        """Make a document its tenant's most recently used."""
         own = self.by_tenant[tenant]
         own[name] = own.pop(name)
         own[name].used_s = self.clock()
@@ -130,8 +133,8 @@ class Documents:
             )
 
     def _make_room(self, tokens: int, tenant: str | None) -> None:
-        """Remove documents until ``tokens`` more fit. Raises CanopyError if ``tenant`` would then hold
-        most."""
+        """Remove documents until ``tokens`` more fit. Raises CanopyError if ``tenant`` would then
+        hold most."""
         if self._fits(tokens):
             return
         self._remove_idle()
@@ -140,7 +143,7 @@ class Documents:
             largest = max(self.by_tenant, key=lambda name: self._held(name, by_tokens))
             mine = self._held(tenant, by_tokens) + (tokens if by_tokens else 1)
             if largest == tenant or self._held(largest, by_tokens) < mine:
-                raise CanopyError(  # not how many the others have
+                raise CanopyError(  # does not reveal how much the others hold
                     f"the tenants of this server have registered all that is allowed, {self.most} "
                     f"documents or {self.most_tokens} tokens; delete some"
                 )
@@ -166,8 +169,11 @@ class Documents:
 
 
 def check_marks(prompts: Iterable[tuple[Any, str | None]], documents: Documents) -> None:
-    """Raise CanopyError where the marks of ``(text, tenant)`` prompts stand for more than
-    ``MOST_MARKED_TOKENS``, or for no document of their tenant."""
+    """Check the marks of ``(text, tenant)`` prompts.
+
+    Raises CanopyError if they stand for more than ``MOST_MARKED_TOKENS``, or for no document of
+    their tenant.
+    """
     tokens = 0
     for text, tenant in prompts:
         for name in MARK.findall(text) if isinstance(text, str) else ():
@@ -183,10 +189,10 @@ def check_marks(prompts: Iterable[tuple[Any, str | None]], documents: Documents)
 def split_documents(
     text: str, separator: str | None, documents: Documents, tenant: str | None
 ) -> list[Piece]:
-    """A prompt's pieces: what stands between two separators is a document, and so is a mark.
+    """Return a prompt's pieces: text between two separators is a document, and so is a mark.
 
-    Without two separators and without a mark there is one piece, the text. Empty documents are
-    left out. Separators stay in the text, outside the documents.
+    Without two separators and without a mark there is one piece, the text. Empty documents are left
+    out. Separators stay in the text, outside the documents.
     """
     pieces: list[Piece] = []
     parts = text.split(separator) if separator else [text]
@@ -215,7 +221,8 @@ def _split_at_marks(
 
 
 def split_at_signs(text: str, opening: str, closing: str) -> list[Piece]:
-    """The pieces of a rendered chat whose documents stand between the opening and closing signs of one request."""
+    """Return the pieces of a rendered chat with documents between one request's opening and closing
+    signs."""
     pieces: list[Piece] = []
     head, *rest = text.split(opening)
     if head:
@@ -234,11 +241,11 @@ def split_at_signs(text: str, opening: str, closing: str) -> list[Piece]:
 def tokenise(
     tokenizer: Any, pieces: Sequence[Piece], specials: bool = True
 ) -> tuple[list[int], list[int]]:
-    """Ids of the whole prompt, and the flat bounds of its documents.
+    """Return the ids of the whole prompt, and the flat bounds of its documents.
 
-    Neighbouring pieces that are not documents are one text. The first text gets what the tokenizer
-    puts before a prompt (a BOS), unless ``specials`` is off since a chat template wrote it already;
-    documents never do. A document directly behind another keeps its own bounds.
+    Adjacent pieces that are not documents are tokenised together. The first text gets what the
+    tokenizer puts before a prompt (a BOS), unless ``specials`` is off because a chat template has
+    written it; documents never do. A document directly behind another keeps its own bounds.
     """
     ids: list[int] = []
     bounds: list[int] = []
@@ -271,7 +278,8 @@ def _joined(pieces: Sequence[Piece]) -> list[Piece]:
 
 
 def with_bounds(custom: Any, bounds: Sequence[int]) -> dict[str, Any]:
-    """``custom_params`` with the bounds that the server found. The client may not give both."""
+    """Return ``custom_params`` with the bounds that the server found. The client may not give
+    bounds too."""
     custom = dict(custom or {})
     if BOUNDS in custom:
         raise CanopyError(

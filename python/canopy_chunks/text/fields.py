@@ -1,7 +1,6 @@
 """The chunk fields of a request's ``custom_params``: parsed and checked.
 
-Everything here is answered with status 400 where it is wrong, in the HTTP process, before the
-scheduler sees the request.
+The HTTP process answers faults with status 400, before the request reaches the scheduler.
 """
 
 from __future__ import annotations
@@ -15,13 +14,16 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.wire.document_names import BOUNDS, DOCUMENTS, RATIO, SELECTOR
 
 MAX_CHUNKS = 256
-"""Chunks a request may name."""
+"""Most chunks that a request may name."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkFields:
-    """One request's chunk fields. ``bounds`` is ``None`` where it gives none, ``off`` where it declines
-    chunk reuse; ``documents_in_parts``: text parts of its messages are documents."""
+    """One request's chunk fields.
+
+    bounds: ``None`` if not given; off: the request declines chunk reuse; documents_in_parts: text
+    parts of its messages are documents.
+    """
 
     bounds: tuple[tuple[int, int], ...] | None = None
     off: bool = False
@@ -31,7 +33,8 @@ class ChunkFields:
 
 
 def parse_fields(custom_params: Any) -> ChunkFields:
-    """The chunk fields of ``custom_params``. Raises CanopyError naming the key and what is allowed."""
+    """Return the chunk fields of ``custom_params``. Raises CanopyError naming the key and the
+    allowed values."""
     if not isinstance(custom_params, Mapping):
         return ChunkFields()
     given = custom_params.get(BOUNDS)
@@ -46,7 +49,8 @@ def parse_fields(custom_params: Any) -> ChunkFields:
 
 
 def check_bounds(given: Any) -> tuple[tuple[int, int], ...]:
-    """Pairs ``(start, end)`` of a flat list, in order, apart, none empty. Raises CanopyError."""
+    """Return pairs ``(start, end)`` of a flat list: sorted, disjoint, non-empty. Raises
+    CanopyError."""
     if not isinstance(given, Sequence) or isinstance(given, str):
         _refuse(BOUNDS, 'a flat list of token positions [start, end, ...], or "off"', given)
     if any(isinstance(x, bool) or not isinstance(x, int) for x in given):
@@ -79,7 +83,7 @@ def check_bounds(given: Any) -> tuple[tuple[int, int], ...]:
 
 
 def check_inside(bounds: Sequence[tuple[int, int]], tokens: int) -> None:
-    """Raise CanopyError where a chunk runs past the end of a prompt of ``tokens``."""
+    """Raise CanopyError if a chunk ends past a prompt of ``tokens``."""
     if bounds and bounds[-1][1] > tokens:
         raise CanopyError(
             f"custom_params key {BOUNDS!r}: a chunk ends at {bounds[-1][1]}, the prompt has "
@@ -88,7 +92,7 @@ def check_inside(bounds: Sequence[tuple[int, int]], tokens: int) -> None:
 
 
 def check_selector(selector: str | None, tp_size: int) -> None:
-    """Raise CanopyError for a selector that ranks of a split model would not agree about."""
+    """Raise CanopyError for a selector on which ranks of a split model would not agree."""
     if selector is not None and tp_size > 1 and selector not in SPLIT_SELECTORS:
         _refuse(SELECTOR, f"one of {', '.join(SPLIT_SELECTORS)} with --tp-size {tp_size}", selector)
 

@@ -1,11 +1,11 @@
-"""Registered documents in prompts without marks: found by their tokens.
+"""Registered documents in prompts without marks, found by their tokens.
 
-A rolling hash of every ``WINDOW`` tokens of a prompt (Karp and Rabin 1987, modulo 2^64) is looked up among
-those of the tenant's documents' beginnings; where one is, the hashes of whole documents are, by their
-length. What is found is compared token by token, once: however alike documents are, a prompt does not
-hold up the server. A tokenizer joins characters across a document's ends, so its first and last ``SEAM``
-tokens may differ by what stands beside it. They are computed with the prompt: what is reused is the same
-at every place.
+A rolling hash of every ``WINDOW`` tokens of a prompt (Karp and Rabin 1987, modulo 2^64) is looked
+up among the hashes of the beginnings of the tenant's documents; at a match, hashes of whole
+documents are looked up by length. Each candidate is compared token by token once, so that similar
+documents do not make a prompt slow. A tokenizer joins characters across a document's ends, so its
+first and last ``SEAM`` tokens may depend on the neighbouring text. They are computed with the
+prompt: the reused tokens are the same at every place.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 WINDOW, SEAM = 32, 2
 LEAST = 64
-"""Shorter documents are not looked for."""
+"""Shorter documents are not searched for."""
 
 _BASE = 0x9E3779B97F4A7C15
 _INVERSE = pow(_BASE, -1, 1 << 64)
@@ -25,12 +25,13 @@ Ids = tuple[int, ...]
 
 
 def inner(ids: Ids) -> Ids:
-    """What is reused of a document that is found: all but its ends."""
+    """Return the reused tokens of a found document: all except its ends."""
     return ids[SEAM:-SEAM]
 
 
 class _Hashes:
-    """Rolling hashes of the runs of ``ids [n]``: of tokens ``x``, the sum of ``(x[i] + 1) * BASE**i``."""
+    """Rolling hashes of the runs of ``ids [n]``: of tokens ``x``, the sum of ``(x[i] + 1) *
+    BASE**i``."""
 
     def __init__(self, ids: Sequence[int]) -> None:
         powers = _powers(_BASE, len(ids))
@@ -39,7 +40,8 @@ class _Hashes:
         self._inverse = _powers(_INVERSE, len(ids))
 
     def of(self, at: np.ndarray, length: int) -> np.ndarray:
-        """``[m]`` uint64: of the runs of ``length`` tokens from positions ``at [m]`` on."""
+        """Return ``[m]`` uint64, the hashes of the runs of ``length`` tokens from positions ``at
+        [m]`` on."""
         return (self._sums[at + length] - self._sums[at]) * self._inverse[at]
 
 
@@ -49,8 +51,8 @@ def _powers(base: int, count: int) -> np.ndarray:
 
 @dataclass(slots=True)
 class _Registered:
-    """What is looked for: the hashes of its beginning and of all of it, and the ends of the documents
-    that it is the inside of."""
+    """The inner tokens of registered documents: hashes of their beginning and of all, and the
+    documents' ends."""
 
     beginning: int
     whole: int
@@ -59,14 +61,15 @@ class _Registered:
 
 @dataclass(slots=True)
 class _Table:
-    """One tenant's documents by what is reused of them; their hashes, those of the whole by length."""
+    """One tenant's documents by their inner tokens; hashes of beginnings, and of whole ones by
+    length."""
 
     documents: dict[Ids, _Registered] = field(default_factory=dict)
     beginnings: np.ndarray | None = None
     wholes: dict[int, np.ndarray] = field(default_factory=dict)
 
     def prepare(self) -> np.ndarray:
-        """The beginnings' hashes; they and ``wholes`` are made anew after a change."""
+        """Return the beginnings' hashes; after a change, recompute them and ``wholes``."""
         if self.beginnings is None:
             by_length: dict[int, list[int]] = {}
             for ids, one in self.documents.items():
@@ -79,13 +82,16 @@ class _Table:
 
 
 class Finder:
-    """What is looked for, by tenant: as many documents as are registered, which is bounded."""
+    """Documents to search for, by tenant: as many as are registered, which is bounded."""
 
     def __init__(self) -> None:
         self._tables: dict[str | None, _Table] = {}
 
     def add(self, ids: Ids, tenant: str | None, least: int = 1) -> bool:
-        """Look for a document from now on; whether it is long enough, ``least`` tokens without its ends."""
+        """Search for a document from now on.
+
+        Returns whether it is long enough: ``LEAST`` tokens, and ``least`` without its ends.
+        """
         if len(ids) < LEAST or len(inner(ids)) < least:
             return False
         table = self._tables.setdefault(tenant, _Table())
@@ -99,7 +105,7 @@ class Finder:
         return True
 
     def remove(self, ids: Ids, tenant: str | None) -> None:
-        """Look for it no more."""
+        """Stop searching for a document."""
         table = self._tables.get(tenant)
         registered = table.documents.get(inner(ids)) if table is not None else None
         if table is None or registered is None:
@@ -112,8 +118,11 @@ class Finder:
             del self._tables[tenant]
 
     def find(self, ids: Sequence[int], tenant: str | None, most: int) -> list[int]:
-        """Flat bounds of what is reused of a prompt, in order and apart, ``most`` documents at most.
-        Of several that begin at one place it is the longest."""
+        """Return flat, sorted, disjoint bounds of the reused tokens of a prompt, of at most
+        ``most`` documents.
+
+        Of several documents that begin at one position, the longest is taken.
+        """
         table = self._tables.get(tenant)
         if table is None or len(ids) < WINDOW:
             return []
@@ -123,7 +132,7 @@ class Finder:
         if not at.size:
             return []
         lengths = np.zeros_like(at)
-        for length, wholes in table.wholes.items():  # ascending: the longest stays
+        for length, wholes in table.wholes.items():  # ascending, so that the longest remains
             fits = np.flatnonzero(at <= len(ids) - length)
             lengths[fits[np.isin(hashes.of(at[fits], length), wholes)]] = length
         bounds: list[int] = []
@@ -138,5 +147,5 @@ class Finder:
 
 
 def _ends(ids: Ids) -> Ids:
-    """What of a document is not reused."""
+    """Return the tokens of a document that are not reused."""
     return ids[:SEAM] + ids[-SEAM:]

@@ -1,4 +1,5 @@
-"""What a chunk is called: a digest of its tokens, the model, what they stand behind, and a salt."""
+"""Chunk addresses: a digest of the tokens, the model, the prefix they are encoded behind, and a
+salt."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from collections.abc import Sequence
 
 
 def chunk_key(ids: Sequence[int], identity: str, prefix: Sequence[int] = (), salt: str = "") -> str:
-    """Content address: the tokens, the model, what they were encoded behind, and the tenant's salt.
+    """Return the address of a chunk: a digest of its tokens, the model, the prefix and the tenant's
+    salt.
 
     Two tenants with different salts share nothing, not even the knowledge that a chunk exists.
     """
@@ -18,7 +20,7 @@ def chunk_key(ids: Sequence[int], identity: str, prefix: Sequence[int] = (), sal
 def chunk_keys(
     ids: Sequence[int], identity: str, prefixes: Sequence[Sequence[int]], salt: str = ""
 ) -> tuple[str, ...]:
-    """The addresses of the same tokens behind each of ``prefixes``."""
+    """Return the addresses of the same tokens behind each of ``prefixes``."""
     start = hashlib.sha256()
     for part in (identity, salt):
         raw = part.encode()
@@ -33,5 +35,5 @@ def chunk_keys(
 
 
 def _token_bytes(tokens: Sequence[int]) -> bytes:
-    """Their number and each of them, 8 bytes little-endian."""
+    """Return the number of tokens and each token, 8 bytes little-endian."""
     return len(tokens).to_bytes(8, "little") + struct.pack(f"<{len(tokens)}q", *tokens)

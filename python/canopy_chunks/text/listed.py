@@ -1,4 +1,4 @@
-"""A chat's top-level ``documents``, as Cohere's has it."""
+"""A chat's top-level ``documents``, as in Cohere's API."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ _TEXTS = ("text", "content", "snippet")
 
 
 def listed_texts(body: Any) -> list[str]:
-    """The text of each document that a chat's body lists. Raises CanopyError for another form."""
+    """Return the text of each document that a chat's body lists. Raises CanopyError for other
+    forms."""
     given = body.get(FIELD) if isinstance(body, dict) else None
     if given is None:
         return []
@@ -27,7 +28,7 @@ _ALLOWED = (
 
 
 def _text_of(one: Any) -> str:
-    """The text of one document, behind its title where it has one. Raises CanopyError."""
+    """Return the text of one document, after its title if it has one. Raises CanopyError."""
     if isinstance(one, str):
         return one
     found = one.get("data", one) if isinstance(one, dict) else None

@@ -1,11 +1,11 @@
-"""What a document is encoded behind, by its place in the prompt.
+"""The prefixes that a document is encoded behind, by its place in the prompt.
 
-A document that stands first sees the tokens before it (the head) and nothing else, so its KV behind the
-head is exact. Every other one has predecessors; encoded without any, it would take itself for the first
-document. So ``mixed`` encodes a first document behind the head, and another one behind head and
-stand-ins. Many heads come only once: a question before a tool's results, a system text with the time in
-it. Until a head has come twice, documents are encoded behind the stand-ins alone, and found behind any
-head.
+A first document attends only to the tokens before it (the head), so its KV behind the head is
+exact. Every other document has predecessors; encoded without any, it would be encoded as a first
+document. So ``mixed`` encodes a first document behind the head, and others behind head and
+stand-ins. Many heads never recur: a question before a tool's results, a system text with the time
+in it. Until a head has recurred, documents are encoded behind the stand-ins alone, and found behind
+any head.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ MAX_HEADS = 1 << 12
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a document is in a prompt.
+    """A document's place in a prompt.
 
     encoding: one of ``ENCODINGS``, ``prefix`` if there are no stand-ins; first: no other document
-    precedes it; head: the tokens before the prompt's first document, or as many as are encoded with it;
-    head_is_all: there are no others.
+    precedes it; head: the tokens before the prompt's first document that are encoded with it;
+    head_is_all: these are all tokens before it.
     """
 
     encoding: str
@@ -35,7 +35,8 @@ class Place:
     head_is_all: bool
 
     def acceptable(self) -> tuple[Tokens, ...]:
-        """What the document may have been encoded behind to be used here, best first."""
+        """Return the prefixes behind which the document may have been encoded to be used here, best
+        first."""
         if self.encoding == "prefix":
             return tuple(dict.fromkeys((self.head, ())))
         behind = self.head + self.stand_in
@@ -43,10 +44,10 @@ class Place:
         return tuple(dict.fromkeys((*best, self.stand_in, self.head, ())))
 
     def to_encode(self, head_returns: bool) -> tuple[Tokens, ...]:
-        """Those of :meth:`acceptable` that the document is to be encoded behind.
+        """Return those of :meth:`acceptable` that the document is to be encoded behind.
 
-        head_returns: the head has come before. A document without any head, as when it is registered,
-        is encoded for every other place too.
+        head_returns: the head has occurred before. A document without a head, such as a newly
+        registered one, is encoded for every other place too.
         """
         if self.encoding == "prefix":
             return (self.head,)
@@ -60,15 +61,17 @@ class Place:
 
 @dataclass(slots=True)
 class Heads:
-    """Heads that have come, of each salt; the salt with the most forgets its oldest when there are more
-    than ``most``. Equal on ranks that see the same requests."""
+    """Heads that have occurred, by salt. Equal on ranks that receive the same requests.
+
+    Beyond ``most`` heads, the salt with the most drops its oldest.
+    """
 
     most: int = MAX_HEADS
     by_salt: dict[str, OrderedDict[int, None]] = field(default_factory=dict)
     count: int = 0
 
     def come_again(self, salt: str, head: Tokens) -> bool:
-        """Note a head. Returns whether it had come before."""
+        """Note a head. Returns whether it had occurred before."""
         own, key = self.by_salt.setdefault(salt, OrderedDict()), hash(head)
         if key in own:
             own.move_to_end(key)

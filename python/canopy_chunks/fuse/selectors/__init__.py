@@ -1,4 +1,4 @@
-"""Selectors by the names a user can type."""
+"""Selectors by name, as in options and requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SELECTORS: dict[str, type[Selector]] = {one.name: one for one in (Question, Freq
 
 
 def make_selector(name: str) -> Selector:
-    """The selector of that name. Raises CanopyError."""
+    """Return the selector of that name. Raises CanopyError."""
     if name not in SELECTORS:
         raise CanopyError(f"selector {name!r} is not known; allowed are {', '.join(SELECTORS)}")
     return SELECTORS[name]()

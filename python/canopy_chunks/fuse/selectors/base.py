@@ -1,4 +1,5 @@
-"""What a selector is: it spends a budget of recomputed tokens on a prompt's chunks."""
+"""The selector interface: choose which tokens of a prompt's chunks to recompute, within a
+budget."""
 
 from __future__ import annotations
 
@@ -19,9 +20,9 @@ from canopy_chunks.store.device_copy import to_device
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a selector may look at. The cache holds the reused KV only if ``reads_cache``.
+    """Input of a selector. The cache holds the reused KV only if ``reads_cache``.
 
-    ready: tokens at the prompt's start whose exact KV is in the cache already.
+    ready: tokens at the prompt's start whose exact KV is already in the cache.
     """
 
     model: Model
@@ -32,15 +33,18 @@ class Context:
 
     @property
     def budget(self) -> int:
-        """Tokens over all chunks together."""
+        """Tokens to recompute, over all chunks together."""
         return math.floor(self.ratio * self.prompt.reusable)
 
 
 @dataclass(frozen=True, slots=True)
 class SelectedTokens:
-    """tokens: positions to run at layer 0, sorted, on the host or where the model is; narrow: drops
-    rows at deeper layers, or None; replaced: of which rows each layer's K and V replace the reused
-    ones, or None for all that run."""
+    """The tokens that a selector chose.
+
+    tokens: positions to run at layer 0, sorted, on the host or the model's device; narrow: drops
+    rows at deeper layers, or None; replaced: the rows whose K and V replace the reused ones at each
+    layer, or None for all.
+    """
 
     tokens: torch.Tensor
     narrow: Narrow | None = None
@@ -48,9 +52,9 @@ class SelectedTokens:
 
 
 class Selector(abc.ABC):
-    """One way to choose tokens.
+    """A method to choose tokens.
 
-    reads_cache: it looks at the reused KV where it lies in the prompt.
+    reads_cache: it reads the reused KV in its place in the prompt.
     """
 
     name: ClassVar[str]
@@ -58,29 +62,30 @@ class Selector(abc.ABC):
 
     @abc.abstractmethod
     def choose(self, context: Context) -> SelectedTokens:
-        """The tokens to recompute; at most ``context.budget`` of them unless it narrows later."""
+        """Return the tokens to recompute; at most ``context.budget`` unless it narrows later."""
 
 
 class Offline(Selector):
-    """A selector whose scores need the chunk alone: made once, stored with it, reused for ever."""
+    """A selector whose scores depend on the chunk alone: computed once and stored with it."""
 
     @property
     def stored_as(self) -> str:
-        """What its scores are stored under: the name, and whatever else they depend on."""
+        """The key of its stored scores: the name, and other settings that they depend on."""
         return self.name
 
     @abc.abstractmethod
     def score(self, chunk: Chunk) -> torch.Tensor:
-        """``[n]`` fp32 where the chunk is: higher is recomputed first."""
+        """Return ``[n]`` fp32 on the chunk's device; the highest are recomputed first."""
 
     def scores(self, chunk: Chunk) -> torch.Tensor:
-        """The stored score, made on first use."""
+        """Return the stored scores, computed on first use."""
         if self.stored_as not in chunk.scores:
             chunk.scores[self.stored_as] = self.score(chunk)
         return chunk.scores[self.stored_as]
 
     def choose(self, context: Context) -> SelectedTokens:
-        """The top ``floor(ratio * n)`` of each chunk (equation 7); ties go to the earlier token."""
+        """Choose the top ``floor(ratio * n)`` of each chunk (equation 7); ties go to the earlier
+        token."""
         parts = [
             top(self.scores(p.chunk), math.floor(context.ratio * len(p.chunk))) + p.start
             for p in context.prompt.placed
@@ -89,21 +94,21 @@ class Offline(Selector):
 
 
 def top(score: torch.Tensor, count: int) -> torch.Tensor:
-    """Sorted indices of the ``count`` highest; ties go to the smaller index."""
+    """Return the sorted indices of the ``count`` highest; ties go to the smaller index."""
     order = torch.argsort(score, descending=True, stable=True)
     return order[:count].sort()[0]
 
 
 def join(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Positions in one sorted tensor without duplicates."""
+    """Return the positions in one sorted tensor without duplicates."""
     return torch.cat([torch.empty(0, dtype=torch.long), *parts]).unique()
 
 
 def best(score: torch.Tensor, allowed: torch.Tensor, count: int) -> torch.Tensor:
-    """The ``count`` best positions by ``score [n]``, at most all that are ``allowed [n]``.
+    """Return the ``count`` best positions by ``score [n]``, at most all that are ``allowed [n]``.
 
-    allowed is bool on the host, so that their number is known without reading the scores, which
-    may be on a device; so are then the positions returned, sorted.
+    allowed is bool on the host, so that the number is known without reading the scores. The scores
+    may be on a device; the positions, sorted, are on the same one.
     """
     hidden = to_device(~allowed, score.device)
     count = max(0, min(count, int(allowed.sum())))

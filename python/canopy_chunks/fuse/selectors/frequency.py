@@ -13,13 +13,14 @@ ALPHA = 0.5
 
 
 def layer_scores(chunk: Chunk, high: bool = False, alpha: float = ALPHA) -> torch.Tensor:
-    """``[layers, n]``: energy of each token, each layer normalised by its sum (equations 2 to 6)."""
+    """Return ``[layers, n]``: each token's energy, each layer normalised by its sum (equations 2 to
+    6)."""
     energy = lowpass_energy(chunk.raw_k.flatten(2), chunk.v.flatten(2), alpha, high)
     return energy / (energy.sum(dim=1, keepdim=True) + 1e-12)
 
 
 class Frequency(Offline):
-    """Low-frequency energy, averaged over layers, one set for all layers.
+    """Low-frequency energy, averaged over layers: one set of tokens for all layers.
 
     ``alpha`` is the share of the spectrum that counts as low.
     """

@@ -1,9 +1,10 @@
-"""What the question and above all the prompt's last token attend to in some middle layers; nothing exact.
+"""Choose the tokens with the most attention from the question, above all its last token, in the
+middle layers. Approximate.
 
-Close to ProphetKV (arXiv 2602.02579), which spends the budget on what the question attends to, over
-all layers. The last token is where the answer starts: its attention in the upper-middle layers marks
-what the answer is read from, on some prompts better than the whole question's, on some worse
-(docs/research/chunks.md); both are weighed alike.
+Close to ProphetKV (arXiv 2602.02579), which spends the budget by the question's attention over all
+layers. The answer starts at the last token: its attention in the upper-middle layers marks the
+source of the answer, on some prompts better than the whole question's, on some worse
+(docs/research/chunks.md). Both are weighted equally.
 """
 
 from __future__ import annotations
@@ -20,31 +21,35 @@ from canopy_chunks.store.chunk import FusedPrompt
 from canopy_chunks.store.device_copy import is_host, to_device
 
 FIRST, LAST = 0.5, 0.7
-"""The probed layers, as shares of the depth: as good as 0.4 to 0.8 (docs/research/chunks.md), and cheaper."""
+"""The probed layers, as shares of the depth: as good as 0.4 to 0.8 (docs/research/chunks.md), and
+cheaper."""
 MOST = 64
-"""Question tokens probed at most, the last ones."""
+"""Probed question tokens at most, counted from the end."""
 STRIDE, FEWEST = 8, 100
-"""Below the probed layers the question reads one in so many tokens of the chunks, each standing for
-all of them, but no fewer than so many: what it reads there hardly tells what it asks for
-(docs/research/chunks.md), and it is half of a probe's attention. On a device it reads all of them:
-there a kernel more costs the host more than these keys cost the device."""
+"""Below the probed layers, the question attends to every ``STRIDE``-th chunk token, at least
+``FEWEST``.
+
+Each sampled token is weighted for the tokens it represents. What is read there hardly changes the
+choice (docs/research/chunks.md), and it is half of a probe's attention. On a device all tokens are
+read: another kernel costs the host more than these keys cost the device.
+"""
 PIECE_ROWS = 2048
-"""Other tokens outside chunks run at a time: what they take is bounded as a prefill's window is."""
+"""Other tokens outside chunks run at a time, which bounds their memory like a prefill's window."""
 
 
 def probed_layers(layers: int) -> int:
-    """How many of a model's layers the probe runs through, from the first."""
+    """Return how many of a model's layers the probe runs, from the first."""
     return max(1, math.ceil(LAST * layers))
 
 
 def question_scores(context: Context, most: int = MOST, last_weight: float = 0.0) -> torch.Tensor:
-    """``[prompt]`` attention mass from the last ``most`` question tokens, over layers and heads,
-    on the model's device: nothing here waits for it.
+    """Return ``[prompt]`` attention mass from the last ``most`` question tokens, over layers and
+    heads.
 
-    Runs the rows outside chunks alone, through the first ``LAST`` of the layers, over reused KV, of
-    which the question reads a sample before the layers that count (:data:`STRIDE`).
-    ``last_weight`` is the share of the very last token's attention in the sum, the other tokens'
-    together having the rest; 0 counts every token alike.
+    On the model's device, without waiting for it. Runs only the rows outside chunks, through the
+    first ``LAST`` of the layers, over reused KV; before the counted layers the question reads a
+    sample of it (:data:`STRIDE`). ``last_weight`` is the share of the very last token's attention
+    in the sum; the other tokens share the rest. With 0 all tokens count alike.
     """
     model, prompt, cache = context.model, context.prompt, context.cache
     shape = model.shape
@@ -55,10 +60,10 @@ def question_scores(context: Context, most: int = MOST, last_weight: float = 0.0
     lowest, depth = int(FIRST * shape.layers), probed_layers(shape.layers)
     score = torch.zeros(len(prompt), device=model.device)
     rows = torch.cat([outside, tail]).unique()
-    before = int((rows < probed[0]).sum())  # sorted: those who ask are the last ones
+    before = int((rows < probed[0]).sum())  # sorted: the question's rows are the last ones
     first, ids = int(rows[before]), to_device(prompt.ids[rows.to(prompt.ids.device)], model.device)
     rows = to_device(rows, model.device)
-    while before > PIECE_ROWS:  # none attends to a later one
+    while before > PIECE_ROWS:  # no row attends to a later one
         engine.probe_rows(model, ids[:PIECE_ROWS], rows[:PIECE_ROWS], cache, depth - 1)
         ids, rows, before = ids[PIECE_ROWS:], rows[PIECE_ROWS:], before - PIECE_ROWS
     at = rows[before:]
@@ -75,9 +80,11 @@ def question_scores(context: Context, most: int = MOST, last_weight: float = 0.0
 
 @dataclass(slots=True)
 class _Probe:
-    """What is done with the queries of sorted ``rows``, of which those from ``before`` on are asked:
-    the attention of the asked, over heads and by their ``share [m]``, is added to ``score [prompt]``
-    at ``layers``. first: the first position that is asked; heads: of queries; group: of them a KV head."""
+    """Adds the attention of the question's rows to ``score [prompt]`` at ``layers``.
+
+    The question's rows are those of sorted ``rows`` from index ``before`` on; ``share [m]`` weights
+    them. first: the question's first position; heads: query heads; group: query heads per KV head.
+    """
 
     cache: KVCache
     layers: range
@@ -90,8 +97,8 @@ class _Probe:
     score: torch.Tensor
 
     def host(self, prompt: FusedPrompt) -> engine.Watch:
-        """Each layer's weights are made once for scores and attention; below ``layers`` a sample of
-        the chunks is read."""
+        """Compute each layer's weights once for scores and attention; below ``layers`` sample the
+        chunks."""
         cache, before = self.cache, self.before
         at, others = self.rows[before:], self.rows[:before]
         every = torch.arange(len(prompt))
@@ -119,15 +126,18 @@ class _Probe:
         return watch
 
     def device(self) -> engine.Watch:
-        """In few operations, which cost a device's host more than the device: all rows attend to all
-        keys in one kernel, and only the weights of ``layers`` are made beside it."""
+        """Use few operations, since each costs a device's host more than the device.
+
+        All rows attend to all keys in one kernel; only the weights of ``layers`` are computed
+        separately.
+        """
         at, every = (
             self.rows[self.before :],
             torch.arange(len(self.score), device=self.score.device),
         )
         hidden = torch.zeros(len(at), len(every), device=every.device)
         hidden.masked_fill_(every > at[:, None], float("-inf"))
-        bias = hidden.repeat(self.group, 1)  # the group's heads one after another
+        bias = hidden.repeat(self.group, 1)  # the heads of a group follow one another
         share = self.share.repeat(self.heads)
 
         def watch(layer: int, q: torch.Tensor, positions: torch.Tensor) -> torch.Tensor | None:
@@ -145,8 +155,10 @@ class _Probe:
 def _sampled(
     prompt: FusedPrompt, at: torch.Tensor, group: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Positions of the keys that rows ``at [m]`` read below the probed layers, ``[s]``, and what is
-    added to their scores ``[m * group, s]``: the log of how many each stands for, -inf where hidden.
+    """Sample the keys that rows ``at [m]`` read below the probed layers.
+
+    Returns their positions ``[s]``, and the bias on their scores ``[m * group, s]``: the log of the
+    number of tokens that each represents, -inf if hidden.
     """
     chosen = prompt.in_chunk()
     inside = chosen.nonzero()[:, 0]
@@ -163,8 +175,10 @@ def _sampled(
 def _biased(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor, scale: float
 ) -> torch.Tensor:
-    """Attention of ``q [m, heads, d]`` over ``k, v [s, kv_heads, d]``, ``bias [m * group, s]`` added
-    to the scores of each KV head's group; in q's type."""
+    """Return the attention of ``q [m, heads, d]`` over ``k, v [s, kv_heads, d]``, in q's dtype.
+
+    ``bias [m * group, s]`` is added to the scores of each KV head's group.
+    """
     m, heads, dim = q.shape
     kv_heads = k.shape[1]
     rows = (q.float() * scale).view(m, kv_heads, -1, dim).transpose(0, 1).reshape(kv_heads, -1, dim)
@@ -182,11 +196,11 @@ def _weighed(
     share: torch.Tensor,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention of ``q [m, heads, d]`` at sorted positions ``at``, from ``first`` on, over
+    """Compute attention of ``q [m, heads, d]`` at sorted positions ``at``, from ``first`` on, over
     ``k, v [n, kv_heads, d]``.
 
-    Returns it in q's type, and the mass ``[n]`` fp32 each key gets: over heads, and over rows by
-    their ``share [m]``. The weights are made once for both.
+    Returns it in q's dtype, and each key's attention mass ``[n]`` fp32, over heads, and over rows
+    weighted by ``share [m]``. The weights are computed once for both.
     """
     m, heads, dim = q.shape
     n, kv_heads = k.shape[:2]
@@ -204,8 +218,11 @@ def _weighed(
 
 
 class Question(Selector):
-    """The whole budget by attention, half the weight on the last token and half on the rest of the
-    question. A first chunk that is exact already gets nothing."""
+    """Spends the budget by attention, half the weight on the last token, half on the rest of the
+    question.
+
+    A first chunk that is already exact gets no budget.
+    """
 
     name = "question"
     reads_cache = True
