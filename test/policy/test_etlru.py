@@ -110,7 +110,7 @@ def test_with_threshold_0_and_equal_rates_it_orders_like_lru(steps):
         ({"floor": 2.0}, "floor"),
         ({"ttft_ms": 0.0}, "ttft_ms"),
         ({"ttft_ms": 5.0, "ttft_percentile": 5.0}, "only one"),
-        ({"depth_weight_tokens": 5.0}, "depth_weight_tokens"),
+        ({"depth_weight": "auto"}, "depth_weight"),
         ({"window_s": -1.0}, "window_s"),
     ],
 )

@@ -73,6 +73,10 @@ class Policy(abc.ABC):
         """Learn from a hint without a request, about a tenant's ``conversation``; the policy later
         checks its truth. The tree writes the hint on the leaves."""
 
+    def set_depth_scale(self, tokens: float) -> None:
+        """Set the depth at which a token costs twice as much to prefill as the first
+        (``reuse/depth_price.py``). Called with equal values at the same request on every rank."""
+
     @abc.abstractmethod
     def admit(self, leaf: Leaf, now: float) -> None:
         """Rank ``leaf``, which became evictable. Never called twice without a ``drop`` between.

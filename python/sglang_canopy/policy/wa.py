@@ -1,7 +1,9 @@
 """``wa``: evict the leaf that, judged by the workload's past, is least worth its space.
 
 Survival model (default): a leaf's rank is G_w(a), the reuse that its category ``w`` gains per
-second of space held from age ``a`` on (``reuse/survival.py``). Exponential model: the ATC 2025
+second of space held from age ``a`` on (``reuse/survival.py``). With ``depth_weight`` it is
+multiplied by 1 + depth / s, what a token at the leaf's end costs to prefill
+(``reuse/depth_price.py``). Exponential model: the ATC 2025
 paper's tuple (ReuseProb_w(t, life), -offset); ``reuse/exponential.py`` has the formula and its two
 readings. The lowest rank is evicted first. With too few samples a category uses a coarser
 category's curve, then the global curve; without samples the order is LRU.
@@ -29,6 +31,7 @@ from sglang_canopy.policy.structures.end_queue import EndQueue, Entry, ReturnQue
 from sglang_canopy.records import Leaf, Request
 from sglang_canopy.reuse import saved_curves
 from sglang_canopy.reuse.categories import Category
+from sglang_canopy.reuse.depth_price import SOFT, depth_bucket, depth_factor
 from sglang_canopy.reuse.exponential import CDF_COUNTS, READINGS, ExponentialModel
 from sglang_canopy.reuse.hint_trust import return_slack_s, speaker
 from sglang_canopy.reuse.learner import ReuseModel
@@ -36,6 +39,8 @@ from sglang_canopy.reuse.survival import still_returns
 
 _MODELS = ("survival", "exponential", "recency")
 _CATEGORIES = ("refined", "type-turn")
+_DEPTH_WEIGHTS = {"off": 0.0, "auto": 1.0, "soft": SOFT}
+"""Factor on the measured depth scale, by ``depth_weight``; 0 ignores depth."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +81,11 @@ class Config:
         256, "Categories to learn; later ones share a coarser category.", low=4, high=4096
     )
     own_gaps: bool = declare_key(True, "Refine the category by the conversation's own past gaps.")
-    depth_weight_tokens: float = declare_key(
-        0.0,
-        "Above 0, multiplies ranks by 1 + depth / this: deep hits save more prefill FLOPs.",
-        low=0,
+    depth_weight: str = declare_key(
+        "off",
+        "``auto`` multiplies ranks by 1 + depth / s, since a deep token costs more to prefill: s is "
+        "measured, the depth at which a token costs twice as much as the first. ``soft``: 6 s.",
+        choices=tuple(_DEPTH_WEIGHTS),
     )
     profile: str | None = declare_key(
         None, "A JSON file of curves saved by an earlier run, to start from."
@@ -124,6 +130,7 @@ class WorkloadAware(Policy):
         """Queues by speaker, since each speaker's hints have their own accuracy."""
         self._kept = EndQueue()
         self._ranked_version = 0
+        self._depth_weight = _DEPTH_WEIGHTS[config.depth_weight]
         if config.profile is not None:
             saved = saved_curves.read(config.profile)
             if saved is not None:
@@ -145,6 +152,11 @@ class WorkloadAware(Policy):
     ) -> None:
         if self.learns:
             self.model.hinted(conversation, source, now, over, return_in_s)
+
+    def set_depth_scale(self, tokens: float) -> None:
+        if tokens != self.model.depth_scale:
+            self.model.depth_scale = tokens
+            self.model.version += 1
 
     def twin(self) -> Policy:
         """Return a policy for another tier, which shares this policy's learnt state."""
@@ -301,12 +313,12 @@ class WorkloadAware(Policy):
 
     def _bucket(self, leaf: Leaf, category: Category) -> Hashable:
         """Return the part of a leaf's cell key that is not its category."""
-        scale = self.config.depth_weight_tokens
-        return int(1.0 + (leaf.offset + leaf.length) / scale).bit_length() if scale > 0 else 0
+        return depth_bucket(leaf.offset + leaf.length) if self._depth_weight else 0
 
     def _weight(self, category: Category, bucket: Any) -> float:
         """Return the factor on the ranks of a cell."""
-        return 1.5 * 2.0 ** (bucket - 1) if self.config.depth_weight_tokens > 0 else 1.0
+        weight = self._depth_weight
+        return depth_factor(bucket, weight * self.model.depth_scale) if weight else 1.0
 
     def _reweigh(self, cell: Cell) -> float:
         cell.category = self.model.categories.get(cell.key[0])  # type: ignore[index]
@@ -326,9 +338,20 @@ class WorkloadAware(Policy):
             "idle_s": round(idle_s, 3),
             "still_returns": round(still_returns(category.curve, idle_s), 4),
             "rank": weight * self._cells.rank(category, leaf.last_access, now),
+            **self._explain_depth(leaf, weight),
             **({"said_to_be": "over"} if leaf.over else {}),
             **({} if leaf.return_at is None else {"said_to_return_in_s": leaf.return_at - now}),
             **({"kept_for_s": kept_for_s} if kept_for_s > 0 else {}),
+        }
+
+    def _explain_depth(self, leaf: Leaf, factor: float) -> Mapping[str, Any]:
+        if not self._depth_weight:
+            return {}
+        scale = self.model.depth_scale
+        return {
+            "depth": leaf.offset + leaf.length,
+            "depth_scale": None if math.isinf(scale) else round(scale * self._depth_weight),
+            "depth_factor": round(factor, 4),
         }
 
     def stats(self) -> Mapping[str, Any]:

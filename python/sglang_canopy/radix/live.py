@@ -23,6 +23,7 @@ from sglang_canopy.radix.counters import Counters
 from sglang_canopy.radix.disk_tier import DiskTier, NoDiskTier
 from sglang_canopy.radix.saved_profile import Profile
 from sglang_canopy.reuse import saved_curves
+from sglang_canopy.reuse.depth_price import UNKNOWN, moved
 from sglang_canopy.whatif.meter import Meter
 
 ReadProfile = Callable[[str], Any]
@@ -56,6 +57,8 @@ class LiveCache:
     """Who may start, with ``--canopy-session-gate``."""
     meter: Meter | None = None
     """What other policies would hit, with ``--canopy-whatif``."""
+    depth_scale: float = UNKNOWN
+    """Measured depth scale in tokens (``reuse/depth_price.py``), equal on all ranks."""
     keeps_floor: bool = True
     """Whether ``canopy-lru`` ranks while the policy is behind it (``whatif/floor.py``)."""
     free_tokens: Callable[[], int] = int
@@ -64,6 +67,20 @@ class LiveCache:
     host_tokens: int = 0
     make_disk_tier: Callable[[Any], DiskTier] = NoDiskTier
     """From the tree core to the tier below the host."""
+
+    def measured(self, depth_scale: float) -> None:
+        """Use a measured depth scale if it has moved far. Call it with equal values at the same
+        request on every rank."""
+        before, self.depth_scale = self.depth_scale, moved(self.depth_scale, depth_scale)
+        if self.depth_scale == before:
+            return
+        self.price_by_depth(self.device_policy, self.host_policy, *self.learners)
+        if self.meter is not None:
+            self.meter.set_depth_scale(self.depth_scale)
+
+    def price_by_depth(self, *policies: Policy) -> None:
+        for policy in policies:
+            policy.set_depth_scale(self.depth_scale)
 
 
 def live_cache(

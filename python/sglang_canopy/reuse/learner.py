@@ -22,6 +22,7 @@ from sglang_canopy.reuse.categories import (
     shared_features,
     type_turn_features,
 )
+from sglang_canopy.reuse.depth_price import UNKNOWN
 from sglang_canopy.reuse.exponential import ExponentialModel
 from sglang_canopy.reuse.fitting import fit
 from sglang_canopy.reuse.hint_trust import HintRecords, speaker
@@ -71,7 +72,9 @@ class ReuseModel:
         self.hints = HintRecords()
         self._spoken_of = LastTips()
         self.version = 0
-        """Incremented by every fit, which makes earlier ranks stale."""
+        """Incremented by every fit and every new depth scale, which make earlier ranks stale."""
+        self.depth_scale = UNKNOWN
+        """Measured depth scale in tokens (``depth_price.py``)."""
         self.samples = 0
         """Reuses observed."""
         self._saved_samples = 0.0

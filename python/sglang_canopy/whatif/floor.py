@@ -1,20 +1,26 @@
-"""Limit how far a policy may fall behind LRU on the same requests.
+"""Limit how far a policy may fall behind LRU on the same requests, in prefill seconds.
+
+Hits count by what they save: ``reuse/depth_price.py``, in tokens of the mean price, so that the
+limits are tokens whatever the model. A floor that counted tokens would let a policy lose seconds,
+and would undo every policy that ranks by cost (docs/research/whatif.md).
 
 Shadow caches of both serve every request, so the loss is known and needs no significance test: the
-rule is a budget. The policy ranks until its balance, the tokens it hit more than LRU, falls below
+rule is a budget. The policy ranks until its balance, what it saved more than LRU, falls below
 minus ``SLACK`` of the cache; then LRU ranks. The policy ranks again once its shadow has gained four
 times that slack, doubled after each further fall, so that two equally good policies do not
 alternate. Earlier gains count as credit, up to ``CREDIT``.
 
-A loss of ``SHARE`` of the prompt tokens is tolerated at any time, but not saved up: the tolerance
+A loss of ``SHARE`` of the prompts is tolerated at any time, but not saved up: the tolerance
 refills the balance up to ``SLACK`` of the cache and no further. docs/research/whatif.md measures
 the three constants.
 """
 
 from __future__ import annotations
 
+from sglang_canopy.reuse.depth_price import UNKNOWN, MeanPrice, price
+
 SHARE = 0.0005
-"""Share of the prompt tokens: 0.05 points."""
+"""Share of the prompts' price: 0.05 points."""
 SLACK = 0.02
 """Chance difference allowed between two policies' contents, as a share of the cache."""
 CREDIT = 2.0
@@ -22,9 +28,9 @@ CREDIT = 2.0
 
 
 class Floor:
-    """Compare one policy with LRU, in tokens, for a cache of ``capacity_tokens``."""
+    """Compare one policy with LRU for a cache of ``capacity_tokens``."""
 
-    __slots__ = ("_balance", "_credit", "_slack", "behind", "falls")
+    __slots__ = ("_balance", "_credit", "_mean", "_slack", "behind", "falls")
 
     def __init__(self, capacity_tokens: int) -> None:
         self.behind = False
@@ -33,14 +39,25 @@ class Floor:
         self._slack = SLACK * capacity_tokens
         self._credit = CREDIT * capacity_tokens
         self._balance = 0.0
+        self._mean = MeanPrice()
 
-    def compare(self, policy: int, lru: int, prompt_tokens: int, doubt: float = 0.0) -> None:
-        """Add one request: prompt tokens, and the tokens that each of the two hit.
+    def compare(
+        self,
+        policy: int,
+        lru: int,
+        prompt_tokens: int,
+        doubt: float = 0.0,
+        scale: float = UNKNOWN,
+    ) -> None:
+        """Add one request: prompt tokens, and the leading tokens that each of the two hit.
 
-        ``doubt``: tolerance for sampling error, as a share of the prompt tokens.
+        ``doubt``: tolerance for sampling error, as a share of the prompt's price. ``scale``: depth
+        scale; unknown, tokens count alike.
         """
-        balance = self._balance + policy - lru
-        tolerated = (SHARE + doubt) * prompt_tokens
+        self._mean.add(prompt_tokens)
+        mean = self._mean.at(scale)
+        balance = self._balance + (price(policy, scale) - price(lru, scale)) / mean
+        tolerated = (SHARE + doubt) * price(prompt_tokens, scale) / mean
         if self.behind:
             if balance > -self._slack:
                 balance = max(balance - tolerated, -self._slack)

@@ -8,6 +8,7 @@ and their stamps alone and is therefore identical on all tensor-parallel ranks.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple
 from sglang_canopy.policy.base import Policy
 from sglang_canopy.policy.registry import live_names, make_policy, options_of
 from sglang_canopy.records import Request
+from sglang_canopy.reuse.depth_price import UNKNOWN
 from sglang_canopy.whatif.account import Account
 from sglang_canopy.whatif.floor import Floor
 from sglang_canopy.whatif.origins import Origins
@@ -32,8 +34,11 @@ NOW = "now"
 """Label of the server's actual capacity."""
 LRU = "canopy-lru"
 SGLANGS_LRU = "lru"
-SUMS = ("prompt_tokens", "hit_tokens", "sampled_tokens")
-"""Prompt and hit tokens of all requests, and prompt tokens of sampled ones."""
+SUMS = (
+    *("prompt_tokens", "hit_tokens", "sampled_tokens"),
+    *("prompt_squares", "hit_squares", "sampled_squares"),
+)
+"""Prompt and hit tokens of all requests, prompt tokens of sampled ones, and the squares of each."""
 TIMED = 17
 """Time one request in this many: reading the thread clock can cost more than the work."""
 LEAST_REQUESTS = 200
@@ -105,9 +110,12 @@ class Meter:
         """Token counts since the start, across changes of policy."""
         self.shadow_tokens: dict[str, int] = {}
         """Sampled tokens hit by each policy's shadow cache of the server's capacity."""
+        self.shadow_squares: dict[str, int] = {}
+        """Squares of these, request by request."""
         self._finished_requests = 0
         self._origins = Origins()
         self._account = Account(setup.memory_s)
+        self._depth_scale = UNKNOWN
         self._learners: dict[str, Policy] = {}
         self.caches = SampledCaches(setup.one_in)
         self._restart_arms(running)
@@ -126,8 +134,14 @@ class Meter:
     def _adopt_options(self, name: str, policy: Policy) -> None:
         options, learner = options_of(policy), self._learners.get(name)
         if learner is None or options_of(learner) != options:
-            self._learners[name] = make_policy(name, options)
+            self._learners[name] = self._make(name, options)
             self.caches.remove([q for q in self._arms if q.policy == name])
+
+    def set_depth_scale(self, tokens: float) -> None:
+        """Price hits by their depth from now on (``reuse/depth_price.py``)."""
+        self._depth_scale = tokens
+        for learner in self._learners.values():
+            learner.set_depth_scale(tokens)
 
     @property
     def keeper(self) -> str:
@@ -165,8 +179,8 @@ class Meter:
         tokens = request.block_tokens
         missed = max(0, covered_tokens(request) - hit_tokens // tokens * tokens)
         account.serve(request.time, request.prompt_tokens, hit_tokens, missed)
-        self.sums["prompt_tokens"] += request.prompt_tokens
-        self.sums["hit_tokens"] += hit_tokens
+        self._sum("prompt", request.prompt_tokens)
+        self._sum("hit", hit_tokens)
         sample = self._observe(request)
         if sample is None:
             return
@@ -181,27 +195,44 @@ class Meter:
     def _update_floor(self, sample: Sample) -> None:
         """Update the floor and the shadow hits with one sampled request."""
         saved, wanted = sample.saved_tokens, Question(self._requested, NOW)
-        self.sums["sampled_tokens"] += sample.prompt_tokens
+        self._sum("sampled", sample.prompt_tokens)
+        shadow, squares = self.shadow_tokens, self.shadow_squares
         for name, tokens in saved.items():
             if isinstance(name, Question) and name.capacity == NOW:
-                self.shadow_tokens[name.policy] = self.shadow_tokens.get(name.policy, 0) + tokens
+                policy = name.policy
+                shadow[policy] = shadow.get(policy, 0) + tokens
+                squares[policy] = squares.get(policy, 0) + tokens * tokens
         if _LRU_NOW in saved and wanted in saved:
             other = wanted if self._floor.behind else _LRU_NOW
-            doubt = 2.0 * self._account.sampling_error(other) if self.caches.one_in > 1 else 0.0
-            self._floor.compare(saved[wanted], saved[_LRU_NOW], sample.prompt_tokens, doubt)
+            scale, doubt = self._depth_scale, 0.0
+            if self.caches.one_in > 1:
+                doubt = 2.0 * self._account.sampling_error(other, scale)
+            self._floor.compare(saved[wanted], saved[_LRU_NOW], sample.prompt_tokens, doubt, scale)
+
+    def _sum(self, what: str, tokens: int) -> None:
+        self.sums[f"{what}_tokens"] += tokens
+        self.sums[f"{what}_squares"] += tokens * tokens
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the hit ratio of each arm: measured for the running policy, else estimated."""
-        account = self._account
+        """Return the hit ratio of each arm: measured for the running policy, else estimated.
+
+        ``saved_share``: the same share of the prompts' prefill seconds; of their tokens while the
+        depth scale is unknown.
+        """
+        account, scale = self._account, self._depth_scale
         return [
             {
                 "policy": name.policy,
                 "capacity": name.capacity,
                 "tokens": self._capacities[name.capacity],
-                "hit_ratio": round(_share(account.served_ratio + account.lead(name)), 5),
+                "hit_ratio": round(_share(account.served_ratio() + account.lead(name)), 5),
                 "sampled_hit_ratio": round(account.sampled_ratio(name), 5),
                 "standard_error": round(account.error(name), 5),
                 "sampling_error": round(account.sampling_error(name), 5),
+                "saved_share": round(
+                    _share(account.served_ratio(scale) + account.lead(name, scale)), 5
+                ),
+                "saved_share_error": round(account.error(name, scale), 5),
                 "running": name == (self.running, NOW),
             }
             for name in self._arms
@@ -211,7 +242,11 @@ class Meter:
         """Return the complete state for operators."""
         return {
             "running": self.running,
-            "hit_ratio": round(self._account.served_ratio, 5),
+            "hit_ratio": round(self._account.served_ratio(), 5),
+            "saved_share": round(self._account.served_ratio(self._depth_scale), 5),
+            "depth_scale_tokens": None
+            if math.isinf(self._depth_scale)
+            else round(self._depth_scale),
             "arms": self.rows(),
             "one_block_in": self.caches.one_in,
             "sampled_requests": self.caches.seen,
@@ -219,6 +254,7 @@ class Meter:
             "undecided": self.undecided,
             "sums": dict(self.sums),
             "shadow_tokens": dict(self.shadow_tokens),
+            "shadow_squares": dict(self.shadow_squares),
             "floor": {
                 "policy": self._requested,
                 "behind": self._floor.behind,
@@ -256,9 +292,13 @@ class Meter:
     def _learner(self, name: str) -> Policy:
         learner = self._learners.get(name)
         if learner is None:
-            learner = make_policy(name, self.setup.configs.get(name, {}))
-            self._learners[name] = learner
+            self._learners[name] = learner = self._make(name, self.setup.configs.get(name, {}))
         return learner
+
+    def _make(self, name: str, options: Mapping[str, Any]) -> Policy:
+        policy = make_policy(name, options)
+        policy.set_depth_scale(self._depth_scale)
+        return policy
 
     def _observe(self, request: Request, again: bool = False) -> Sample | None:
         """Learn from a request and serve its sampled blocks in the shadow caches.

@@ -346,6 +346,18 @@ def test_two_ranks_adopt_the_first_ones_figures_and_decide_equally(tmp_path: Pat
     assert len(first["orders"]) > 10
 
 
+def test_two_ranks_with_different_measured_rates_evict_and_judge_alike(tmp_path: Path) -> None:
+    with two_ranks(tmp_path) as run:
+        first, second = run("depth_scales", tmp_path)
+    assert second["own"] > 3 * first["own"]
+    assert first.pop("own") == pytest.approx(5_000, rel=0.3)
+    assert first["scales"][0] == float("inf")  # until both have measured
+    assert first["scales"][-1] == pytest.approx(5_000, rel=0.5)
+    assert first["victims"][-1][0] > 50
+    del second["own"]
+    assert first == second
+
+
 @pytest.mark.parametrize(
     ("given", "server", "ours", "message"),
     [

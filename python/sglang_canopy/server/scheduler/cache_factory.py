@@ -17,7 +17,7 @@ from sglang.srt.runtime_context import get_parallel
 from sglang_canopy.admission.capacity import capacity_tokens
 from sglang_canopy.admission.gate import SessionGate
 from sglang_canopy.config import auto
-from sglang_canopy.config.refusals import DISK, POLICIES, unsupported
+from sglang_canopy.config.refusals import DISK, POLICIES, QUEUE, unsupported
 from sglang_canopy.config.server_options import options_of
 from sglang_canopy.config.tiers import TierOptions
 from sglang_canopy.errors import CanopyError
@@ -98,6 +98,7 @@ def build(ctx: TreeCacheBuildContext) -> BasePrefixCache:
         cache,
         options_of(ctx.server_args).queue,
         step if step > 0 else ctx.server_args.max_prefill_tokens,
+        measures=unsupported(QUEUE, ctx.server_args, ctx) is None,
     )
     live.gate = session_gate(ctx.server_args, cache)
     live.meter = meter_of(ctx.server_args, cache, live.running, live.device_policy)

@@ -40,10 +40,16 @@ class LiveQueue:
     """The waiting queue of a scheduler with ``cache``. All calls are on the scheduler's thread."""
 
     def __init__(
-        self, cache: CanopyRadixCache, options: QueueFlags, step_tokens: int = STEP_TOKENS
+        self,
+        cache: CanopyRadixCache,
+        options: QueueFlags,
+        step_tokens: int = STEP_TOKENS,
+        measures: bool = True,
     ) -> None:
-        """``step_tokens``: of the largest prefill step."""
+        """``step_tokens``: of the largest prefill step. ``measures``: whether the time of every
+        batch is that of its prefills, and all ranks compute equal batches."""
         self.orders = options.queue_order == BOUNDED_SHORTEST
+        self.measures = measures or self.orders
         self.cost = PrefillCost(step_tokens)
         self.order = BoundedShortest(self.cost, options.max_wait_factor)
         self.predictions = Predictions(self.order)
@@ -100,7 +106,7 @@ class LiveQueue:
             self.predictions.queued(req, time.monotonic())
 
     def computed(self, batch: Any) -> None:
-        """``batch``'s results are there: note what it took, and agree on the cost model at times.
+        """Record the time that ``batch`` took, and agree on the cost model at times.
 
         Collective every ``REFIT_BATCHES`` prefill batches.
         """
@@ -112,7 +118,7 @@ class LiveQueue:
         parts = []
         for req, new, cached in zip(batch.reqs, batch.extend_lens, batch.prefix_lens, strict=False):
             parts.append(Prefill(new, cached, _loaded(req, cached)))
-            if cached + new >= len(req.origin_input_ids):
+            if self.orders and cached + new >= len(req.origin_input_ids):
                 self._computing.pop(id(req), None)
                 self.predictions.first_token(req, now)
         self.cost.add(parts, now - since)
@@ -121,18 +127,19 @@ class LiveQueue:
             self._agree()
 
     def _agree(self) -> None:
-        """Adopt what the first rank has fitted. Collective."""
+        """Adopt what the first rank has fitted, and its depth scale. Collective."""
         if not torch.distributed.is_initialized():  # a cache without a server
             self.cost.refit()
-            self.order.reprice()
-            return
-        sent = torch.zeros(4, dtype=torch.float64)
-        if is_first_rank(self._cache):
-            sent[:] = torch.tensor(self.cost.fitted() or (0.0, 0.0, 0.0, 0.0), dtype=torch.float64)
-        # Of the first rank's figures, none below 0, and everybody else's zeros.
-        self._cache._all_reduce(sent, torch.distributed.ReduceOp.MAX)
-        base, token, pair, load = sent.tolist()
-        self.cost.adopt((base, token, pair, load))
+        else:
+            sent = torch.zeros(4, dtype=torch.float64)
+            if is_first_rank(self._cache):
+                fitted = self.cost.fitted() or (0.0, 0.0, 0.0, 0.0)
+                sent[:] = torch.tensor(fitted, dtype=torch.float64)
+            # The other ranks send zeros, and no coefficient is below 0.
+            self._cache._all_reduce(sent, torch.distributed.ReduceOp.MAX)
+            base, token, pair, load = sent.tolist()
+            self.cost.adopt((base, token, pair, load))
+        self._core.live.measured(self.cost.depth_scale())
         self.order.reprice()
 
     # ---- who is next ----

@@ -114,7 +114,7 @@ def request_queued(scheduler: Any, req: Any) -> None:
 def batch_computed(_result: Any, scheduler: Any, batch: Any, *_: Any, **__: Any) -> None:
     """After ``Scheduler.process_batch_result``."""
     queue = _queue(scheduler.tree_cache)
-    if queue is not None and queue.orders:
+    if queue is not None and queue.measures:
         queue.computed(batch)
     observed = observer.observer_of(scheduler)
     if observed is not None:

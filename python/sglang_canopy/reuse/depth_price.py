@@ -1,0 +1,75 @@
+"""Price of a prompt's tokens by their depth, in tokens of the linear part of prefill.
+
+A token at depth d costs c1 + c2 d seconds to prefill, whatever part of its prefix is cached: c1 for
+the layers that are linear in the tokens, c2 for attention to each token before it. Decisions need
+only the depth scale s = c1 / c2, the depth at which a token costs twice as much as the first. It
+spans a factor of 20 between models, so it is measured (``schedule/prefill_cost.py``).
+"""
+
+from __future__ import annotations
+
+import math
+
+UNKNOWN = math.inf
+"""Depth scale before a measurement: every token has the same price."""
+LEAST, MOST = 1_000.0, 200_000.0
+"""Range of depth scales, in tokens."""
+MOVED = 1.5
+"""Smallest factor between two depth scales: noise must not rank leaves anew."""
+SOFT = 6.0
+"""Factor on the depth scale under ``depth_weight: soft``."""
+
+
+def price(tokens: float, scale: float) -> float:
+    """Return the price of a prompt's first ``tokens`` tokens."""
+    return tokens + tokens * tokens / (2.0 * scale)
+
+
+def moved(scale: float, measured: float) -> float:
+    """Return the depth scale to use after a measurement: ``scale``, or ``measured`` within the
+    range if it differs by a factor of ``MOVED``. A measurement that is not above 0 is ignored."""
+    if not measured > 0.0:
+        return scale
+    measured = min(max(measured, LEAST), MOST)
+    if scale / MOVED < measured < scale * MOVED:
+        return scale
+    return measured
+
+
+def depth_bucket(depth: int) -> int:
+    """Return the half octave of 1 + depth / ``LEAST``. It does not depend on the scale, so that a
+    new scale moves no leaf."""
+    return int(2.0 * math.log2(1.0 + depth / LEAST))
+
+
+def depth_factor(bucket: int, scale: float) -> float:
+    """Return 1 + depth / scale in the middle of a bucket."""
+    return 1.0 + LEAST * (2.0 ** ((bucket + 0.5) / 2.0) - 1.0) / scale
+
+
+class MeanPrice:
+    """Mean price of a token over the latest prompts."""
+
+    __slots__ = ("_prompts", "_squares", "_tokens")
+
+    _KEPT = 4096
+    """Prompts after which the sums are halved."""
+
+    def __init__(self) -> None:
+        self._prompts = 0
+        self._tokens = self._squares = 0.0
+
+    def add(self, prompt_tokens: int) -> None:
+        self._prompts += 1
+        self._tokens += prompt_tokens
+        self._squares += prompt_tokens * prompt_tokens
+        if self._prompts >= 2 * self._KEPT:
+            self._prompts //= 2
+            self._tokens /= 2.0
+            self._squares /= 2.0
+
+    def at(self, scale: float) -> float:
+        """Return the mean price per token; 1 before the first prompt."""
+        if not self._tokens:
+            return 1.0
+        return 1.0 + self._squares / (2.0 * scale * self._tokens)
