@@ -39,7 +39,7 @@ def advice():
 def test_it_answers_every_question_and_loads_nothing(advice):
     html = page(advice, "chats <1>.jsonl", "plan <2>.json")
     for words in ("How much of the traffic repeats", "What each policy, and hints", "host memory",
-                  "hindsight bound", "random labels", "95 % interval", "GPU-s saved/h",
+                  "hindsight bound", "random labels", "95 % interval", "GPU h saved/day", "prefill s",
                   "one conversation in 4", "4 bytes of UTF-8", "1.10 tokens",
                   "chats &lt;1&gt;.jsonl"):  # fmt: skip
         assert words in html.replace("&nbsp;", " ")

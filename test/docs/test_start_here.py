@@ -57,5 +57,5 @@ def test_the_whole_journey_on_a_real_server(tiny_model, tmp_path) -> None:
     assert "refused" not in said["doctor"].lower() or "nothing is refused" in said["doctor"].lower()
     assert re.search("^(pair 6|Nothing to try)", said["trial"], re.M), said["trial"]
     assert said["look"].startswith("http://127.0.0.1:")
-    assert re.search("Keep |would find", said["top"])
+    assert re.search("Keep |would save", said["top"])
     assert json.loads(said["back"]) == {"device": "canopy-lru", "replicas": 1}

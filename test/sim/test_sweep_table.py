@@ -18,6 +18,8 @@ def row(policy, seed, blocks, hits, distinct=1000, placebo=False):
         "tel_tokens": 50_000.0,
         "slo_violations": 3,
         "kv_bytes_saved": None,
+        "prefill_s": 100.0 * (1 - hits),
+        "prefill_profile": "llama",
         "seconds": 0.5,
     }
 
@@ -35,6 +37,17 @@ def test_the_gap_is_the_share_of_the_way_to_hindsight():
     gaps = [line.split()[5] for line in sweep_table(rows).splitlines()[2:]]
     assert gaps == ["0", "50", "100"]
     assert any(note.startswith("gap") for note in sweep_notes(rows))
+
+
+def test_prefill_seconds_stand_beside_lrus():
+    rows = [row("lru", 1, 50, 0.1), row("wa", 1, 50, 0.28)]
+    lru, wa = (line.split() for line in sweep_table(rows).splitlines()[2:])
+    assert lru[6:9] == ["90", "+0.0", "%"]
+    assert wa[6:9] == ["72", "-20.0", "%"]
+    assert any("profile llama" in note for note in sweep_notes(rows))
+    alone = sweep_table(rows[1:]).splitlines()
+    assert "prefill s" in alone[0]
+    assert "against lru" not in alone[0]
 
 
 def test_a_placebo_has_a_line_of_its_own():

@@ -15,13 +15,22 @@ def arm(policy: str, hits: float, error: float = 0.0, capacity: str = "now", run
         "capacity": capacity,
         "hit_ratio": hits,
         "standard_error": error,
+        "saved_share": hits,
+        "saved_share_error": error,
         "running": running,
     }
 
 
 def meter(*arms: dict[str, Any], undecided: str | None = None, running: str = "canopy-lru"):
     own = arm(running, 0.41, running=True)
-    return {"running": running, "hit_ratio": 0.41, "arms": [own, *arms], "undecided": undecided}
+    return {
+        "running": running,
+        "hit_ratio": 0.41,
+        "saved_share": 0.41,
+        "depth_scale_tokens": 19_400,
+        "arms": [own, *arms],
+        "undecided": undecided,
+    }
 
 
 def test_nothing_is_said_before_it_is_known() -> None:
@@ -37,9 +46,19 @@ def test_a_server_that_measures_nothing_names_the_flag_that_does(ours, flag) -> 
 def test_a_sure_gain_is_to_be_tried_on_this_server() -> None:
     said = next_step(meter(arm("wa", 0.535, 0.015)), "canopy-lru", ours=True)
     assert said == (
-        "wa would find 12.5 ± 3.0 points more of your prompt tokens than canopy-lru: run canopy "
+        "wa would save 12.5 ± 3.0 points more of your prefill seconds than canopy-lru: run canopy "
         "trial --policy wa"
     )
+    unmeasured = meter(arm("wa", 0.535, 0.015)) | {"depth_scale_tokens": None}
+    assert "more of your prompt tokens than" in next_step(unmeasured, "canopy-lru", ours=True)
+
+
+def test_the_verdict_is_by_seconds_whatever_the_hits() -> None:
+    shallow = arm("wa", 0.5) | {"saved_share": 0.40}
+    deep = arm("threshold-lru", 0.40) | {"saved_share": 0.45}
+    said = next_step(meter(shallow), "canopy-lru", ours=True)
+    assert said == "Keep canopy-lru: no policy tried would save more."
+    assert next_step(meter(shallow, deep), "canopy-lru", ours=True).startswith("threshold-lru")
 
 
 def test_sglangs_own_policy_is_left_by_a_restart() -> None:
@@ -50,16 +69,16 @@ def test_sglangs_own_policy_is_left_by_a_restart() -> None:
 @pytest.mark.parametrize(("hits", "error"), [(0.414, 0.0), (0.46, 0.03), (0.3, 0.0)])
 def test_little_or_unsure_gains_change_nothing(hits: float, error: float) -> None:
     said = next_step(meter(arm("wa", hits, error)), "canopy-lru", ours=True)
-    assert said == "Keep canopy-lru: no policy tried would find more."
+    assert said == "Keep canopy-lru: no policy tried would save more."
 
 
 def test_auto_is_left_alone() -> None:
     gain = next_step(meter(arm("wa", 0.6, 0.01)), "canopy-lru", ours=True, auto=True)
-    assert gain.startswith("Nothing to do: wa would find 19.0 ± 2.0 points more")
+    assert gain.startswith("Nothing to do: wa would save 19.0 ± 2.0 points more")
     assert next_step(meter(), "wa", ours=True, auto=True).startswith("Keep auto: ")
 
 
 def test_more_memory_is_named_where_no_policy_helps() -> None:
     larger = arm("canopy-lru", 0.52, 0.004, capacity="host x2")
     said = next_step(meter(arm("wa", 0.41), larger), "canopy-lru", ours=True)
-    assert said.endswith("More memory would: host x2 finds 11.0 ± 0.8 points more.")
+    assert said.endswith("More memory would: host x2 saves 11.0 ± 0.8 points more.")

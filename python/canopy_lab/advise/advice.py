@@ -266,7 +266,8 @@ class _Adviser:
 
     def _row(self, arm: Arm, base: Cost, kind: str) -> Row:
         cost = self.coster.cost(self.results[arm, self.at])
-        return Row(self._gain(arm, self.at), cost, self._saved(base, cost), kind)
+        change = cost.gpu_s_per_request / base.gpu_s_per_request - 1.0
+        return Row(self._gain(arm, self.at), cost, self._saved(base, cost), change, kind)
 
     def _saved(self, base: Cost, cost: Cost) -> float:
         return (base.gpu_s_per_request - cost.gpu_s_per_request) * self._per_second() * 3600

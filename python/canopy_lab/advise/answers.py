@@ -18,6 +18,8 @@ class Row:
     cost: Cost
     gpu_s_saved_per_hour: float
     """Of prefill, in an hour of the log, against the baseline."""
+    prefill_change: float
+    """Prefill seconds against the baseline, as a share."""
     kind: str
     """``baseline``, ``policy``, ``placebo``, ``hints`` or ``bound``."""
 

@@ -19,8 +19,8 @@ KINDS = {
 }
 FEW_PROMPTS = 50
 """Below so many mean prompts in the simulated cache, a single one decides too much."""
-HEAD = ("policy", "tokens hit", "gain, points", "95 % interval", "TTFT alone", "queued", "queued, P95", "GPU-s saved/h", "")  # fmt: skip
-TIER_HEAD = ("memory", "holds", "LRU hits", "queued TTFT", "advised hits", "queued TTFT", "GPU-s saved/h")  # fmt: skip
+HEAD = ("policy", "tokens hit", "gain, points", "95 % interval", "prefill s", "TTFT alone", "queued", "queued, P95", "GPU h saved/day", "")  # fmt: skip
+TIER_HEAD = ("memory", "holds", "LRU hits", "queued TTFT", "advised hits", "queued TTFT", "GPU h saved/day")  # fmt: skip
 
 
 def percent(share: float) -> str:
@@ -49,10 +49,11 @@ def policy_cells(row: Row) -> list[str]:
         percent(g.hit_ratio),
         "" if base else f"{g.points:+.1f}",
         "" if base else _interval(g),
+        "" if base else f"{100 * row.prefill_change:+.1f} %",
         seconds(row.cost.ttft_mean_s),
         seconds(row.cost.queued_mean_s),
         seconds(row.cost.queued_p95_s),
-        "" if base else short_number(row.gpu_s_saved_per_hour),
+        "" if base else _gpu_hours_a_day(row.gpu_s_saved_per_hour),
         KINDS[row.kind],
     ]
 
@@ -66,8 +67,12 @@ def tier_cells(tier: Tier) -> list[str]:
         seconds(tier.lru_cost.queued_mean_s),
         percent(tier.advised.hit_ratio),
         seconds(tier.advised_cost.queued_mean_s),
-        short_number(tier.gpu_s_saved_per_hour),
+        _gpu_hours_a_day(tier.gpu_s_saved_per_hour),
     ]
+
+
+def _gpu_hours_a_day(seconds_an_hour: float) -> str:
+    return f"{24 * seconds_an_hour / 3600:.3g}"
 
 
 def about_log(advice: Advice) -> list[str]:
@@ -172,8 +177,8 @@ def about_profile(advice: Advice) -> str:
     """What TTFT and GPU-seconds mean here."""
     return (
         f"Times are those of {advice.profile} ({advice.profile_source}). TTFT alone is the mean of each "
-        "request by itself, the least that hits save. GPU-s saved/h are seconds of prefill saved in an "
-        f"hour of this log. Prefill under LRU {_busy(advice.prefill_busy)}."
+        "request by itself, the least that hits save. Prefill s is the change of the prefill seconds of all "
+        f"requests, GPU h saved/day what that is in a day at this log's rate. Prefill under LRU {_busy(advice.prefill_busy)}."
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -63,7 +64,8 @@ def run(args: Options) -> int:
         with contextlib.nullcontext() if verdict else contextlib.suppress(CanopyError):
             server.exchange(ranks)
     assert pair.so_far is not None
-    print("\n".join(_end(args, pair.so_far, ranks, "again" if ranks == before else "now")))
+    unit = "prompt tokens" if math.isinf(server.counts().depth_scale) else "prefill seconds"
+    print("\n".join(_end(args, pair.so_far, unit, ranks, "again" if ranks == before else "now")))
     return 0 if verdict == stopping.BETTER else 1
 
 
@@ -78,8 +80,9 @@ def _meter_agrees(status: dict[str, Any], args: Options) -> bool:
     if meter["undecided"]:
         why = f"{meter['undecided']}; try again later"
     elif arm is not None and meter["running"] == args.against:
-        points, error = 100 * (arm["hit_ratio"] - meter["hit_ratio"]), 200 * arm["standard_error"]
-        result = f"{args.policy} would find {points:+.1f} ± {error:.1f} points"
+        points = 100 * (arm["saved_share"] - meter["saved_share"])
+        error = 200 * arm["saved_share_error"]
+        result = f"{args.policy} would save {points:+.1f} ± {error:.1f} points"
         print(f"The meter: {result}.")
         if points + error < stopping.WORTH_POINTS:
             why = f"{result}, too little to try"
@@ -103,15 +106,15 @@ def _line(number: int, pair: Pair, args: Options) -> str:
 
 def _shown(one: Slice) -> str:
     beside = f" (shadows {100 * one.shadow:.1f})" if one.shadow else ""
-    return f"{100 * one.hit:.1f} %{beside}"
+    return f"saves {100 * one.saved:.1f} %{beside}, hits {100 * one.hit:.1f} %"
 
 
 def _interval(far: stopping.Standing) -> str:
     return f"{far.low:+.1f} to {far.high:+.1f}"
 
 
-def _end(args: Options, far: stopping.Standing, ranks: str, since: str) -> list[str]:
-    result = f"{far.points:+.1f} points of the prompt tokens ({_interval(far)}), {far.pairs} pairs."
+def _end(args: Options, far: stopping.Standing, unit: str, ranks: str, since: str) -> list[str]:
+    result = f"{far.points:+.1f} points of the {unit} ({_interval(far)}), {far.pairs} pairs."
     back = f'curl -X POST {args.url}/canopy/policy -d \'{{"device": "{args.against}"}}\''
     if far.verdict == stopping.BETTER:
         flag = "auto" if args.policy == "wa" else args.policy

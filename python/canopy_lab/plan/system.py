@@ -27,6 +27,7 @@ _KEPT = (
     "mean_e2e_s", "throughput_tokens_per_s", "output_tokens_per_s", "makespan_s",
     "token_hit_ratio", "token_hit_ratio_by_tier", "mean_bytes_by_tier", "peak_bytes_by_tier",
     "disk_read_bytes", "disk_written_bytes", "mean_queue_s", "busy_share", "retracted", "seconds",
+    "prefill_s_saved_by_tier",
 )  # fmt: skip
 
 

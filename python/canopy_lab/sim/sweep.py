@@ -12,14 +12,18 @@ from canopy_lab.sim.compact import CompactTrace
 from canopy_lab.sim.driver import simulate
 from canopy_lab.sim.hindsight import hindsight_class, hindsight_names, make_hindsight
 from canopy_lab.sim.hindsight.future import Future
+from canopy_lab.sim.prefill_seconds import PrefillSeconds
 from canopy_lab.sim.requests import Hints
 from canopy_lab.sim.stack import lru_uncached_tokens
+from canopy_lab.sim.system.engine_profile import load_profile
 from canopy_lab.sim.workers import Workers
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.base import TAIL_TARGETS, Policy
 from sglang_canopy.policy.registry import make_policy, policy_class, policy_names
 
 _TAIL_PERCENTILE = 90
+SECONDS_PROFILE = "llama-3.1-8b-h100"
+"""Profile of the prefill seconds; between policies only its ratio of attention to the rest matters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +90,7 @@ class SweepInputs:
             tails = {c: np.percentile(left, _TAIL_PERCENTILE) for c, left in uncached.items()}
             self.thresholds = tuple(float(tails[c]) for c in self.capacities)
         self._future: Future | None = None
+        self.seconds = PrefillSeconds(load_profile(SECONDS_PROFILE), trace)
 
     def future(self) -> Future:
         """Return the trace's future, computed once per process."""
@@ -131,6 +136,7 @@ def simulate_task(inputs: SweepInputs, task: SweepTask) -> dict[str, Any]:
     threshold = inputs.thresholds[task.capacity]
     future = inputs.future() if task.arm.hindsight else None
     policy = _build(task.arm, future, threshold)
+    policy.set_depth_scale(inputs.seconds.depth_scale)
     result = simulate(
         inputs.trace,
         policy,
@@ -157,6 +163,8 @@ def simulate_task(inputs: SweepInputs, task: SweepTask) -> dict[str, Any]:
         "block_tokens": inputs.trace[0].block_tokens,
         "tel_threshold_tokens": threshold,
         **{name: getattr(result, name) for name in kept},
+        "prefill_s": inputs.seconds.of(result.uncached_tokens),
+        "prefill_profile": SECONDS_PROFILE,
     }
 
 

@@ -36,8 +36,10 @@ def mean(rows: Sequence[Row], key: str) -> float:
 def sweep_table(rows: Sequence[Row]) -> str:
     """Return a sweep's rows as text, with the gap to hindsight if it was simulated."""
     cells = by_cell(rows)
+    with_base = (BASE, 0) in cells
     with_gap = {(BASE, 0), (BOUND, 0)} <= cells.keys()
     header = ["policy", "capacity", "blocks", "block hit %", *["gap %"] * with_gap, "token hit %"]
+    header += ["prefill s", "against lru"] if with_base else ["prefill s"]
     header += ["uncached p50", "p90", "p95", "p99", "TEL", "over", "s"]
     lines = []
     for (label, at), group in cells.items():
@@ -52,6 +54,10 @@ def sweep_table(rows: Sequence[Row]) -> str:
         if with_gap:
             line.append(_gap(cells, at, float(np.mean(hits))))
         line.append(f"{100 * mean(group, 'token_hit_ratio'):.2f}")
+        seconds = mean(group, "prefill_s")
+        line.append(f"{seconds:.0f}")
+        if with_base:
+            line.append(f"{100 * (seconds / mean(cells[BASE, at], 'prefill_s') - 1):+.1f} %")
         line += [short_number(mean(group, f"uncached_tokens_p{p}")) for p in (50, 90, 95, 99)]
         line += [short_number(mean(group, "tel_tokens")), f"{mean(group, 'slo_violations'):.0f}"]
         lines.append([*line, f"{mean(group, 'seconds'):.2f}"])
@@ -72,6 +78,9 @@ def sweep_notes(rows: Sequence[Row]) -> list[str]:
         notes.append(f"means over {seeds} seeds, ± half the range")
     if {BASE, BOUND} <= {row["policy"] for row in rows}:
         notes.append(f"gap: share of the way from {BASE} to the hindsight bound {BOUND}")
+    notes.append(
+        f"prefill s: seconds of all requests, each alone, under the profile {first['prefill_profile']}"
+    )
     notes.append(f"TEL: uncached tokens above {above}; over: requests above it")
     return notes
 

@@ -135,6 +135,8 @@ class Counters:
         "_rows",
         "_served",
         "adapters",
+        "hit_squares",
+        "prompt_squares",
         "records_compared",
         "records_disagreed",
         "refused",
@@ -148,6 +150,8 @@ class Counters:
         """Those whose records said different things, the times of uses left out."""
         self.refused = [0] * len(REFUSALS)
         """Requests that ended without having been admitted, by reason. No other count has them."""
+        self.prompt_squares = self.hit_squares = 0
+        """Squares of the tokens of every prompt, and of its hits: attention grows with them."""
         self.victims = Victims()
         self.adapters: dict[str, AdapterRow] = {}
         self._rows: dict[str, Row] = {}
@@ -191,7 +195,10 @@ class Counters:
         device.hits += hits[DEVICE]
         host.hits += hits[HOST]
         disk.hits += hits[DISK]
-        row.misses += max(0, prompt_tokens - sum(hits))
+        hit = sum(hits)
+        row.misses += max(0, prompt_tokens - hit)
+        self.prompt_squares += prompt_tokens * prompt_tokens
+        self.hit_squares += hit * hit
 
     def served_adapter(self, name: str, prompt_tokens: int, hits: tuple[int, ...]) -> None:
         """The same request used the LoRA adapter ``name``."""

@@ -26,7 +26,13 @@ from sglang_canopy.radix.counters import (
     Counters,
     Row,
 )
-from sglang_canopy.telemetry import adapter_series, documents_series, limit_series, queue_series
+from sglang_canopy.telemetry import (
+    adapter_series,
+    documents_series,
+    limit_series,
+    prefill_seconds,
+    queue_series,
+)
 from sglang_canopy.telemetry.series import CACHE, PREFIX, RANK_LABEL, Metric
 
 if TYPE_CHECKING:
@@ -103,6 +109,7 @@ class Metrics:
             self._count("refused_requests_total", requests, reason)
         limit_series.update(self._set, self._count, status)
         queue_series.update(self._set, self._count, status)
+        prefill_seconds.update(self._set, self._count, status)
         self._count("rank_disagreements_total", status["agreement"]["records_disagreed"])
         self._count("reporting_seconds_total", status["reporting_s"])
 
@@ -190,10 +197,12 @@ class Metrics:
         for arm in meter["arms"]:
             labels = (arm["policy"], arm["capacity"])
             self._set("whatif_hit_ratio", arm["hit_ratio"], *labels)
+            self._set("whatif_saved_share", arm["saved_share"], *labels)
             self._arms.add(labels)
             gone.discard(labels)
         for labels in gone:
             self._set("whatif_hit_ratio", math.nan, *labels)
+            self._set("whatif_saved_share", math.nan, *labels)
             self._arms.discard(labels)
         self._set("whatif_decided", float(meter["undecided"] is None))
         self._set("whatif_behind", float(meter["floor"]["behind"]))

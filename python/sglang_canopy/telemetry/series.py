@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from sglang_canopy.telemetry import adapter_series, documents_series, limit_series, queue_series
+from sglang_canopy.telemetry import (
+    adapter_series,
+    documents_series,
+    limit_series,
+    prefill_seconds,
+    queue_series,
+)
 from sglang_canopy.telemetry.metric import Metric
 
 PREFIX = "canopy:"
@@ -108,6 +114,7 @@ CACHE = (
     *adapter_series.METRICS,
     *limit_series.METRICS,
     *queue_series.METRICS,
+    *prefill_seconds.METRICS,
     Metric(
         "rank_disagreements_total",
         "counter",
@@ -155,6 +162,12 @@ CACHE = (
         ("policy", "capacity"),
         "share of the prompt tokens that a policy would hit at a capacity; `NaN` for one that "
         "the meter has dropped",
+    ),
+    Metric(
+        "whatif_saved_share",
+        "gauge",
+        ("policy", "capacity"),
+        "the same share of the prompts' prefill seconds; of their tokens until they are measured",
     ),
     Metric(
         "whatif_decided", "gauge", (), "1 if the meter has seen enough for its estimates, else 0"

@@ -26,6 +26,7 @@ from sglang_canopy.telemetry.history import POINT_S, History
 from sglang_canopy.telemetry.holdings import Holdings
 from sglang_canopy.telemetry.hour import Hour, Sums
 from sglang_canopy.telemetry.limit_series import heeded, limits
+from sglang_canopy.telemetry.prefill_seconds import PrefillSeconds, status_of
 from sglang_canopy.tenant import shown_tenant
 from sglang_canopy.ttl.table import RESIDUAL
 
@@ -53,6 +54,7 @@ class Status:
         self.hour = Hour()
         self.started = time.time()
         self.holdings = Holdings(cache)
+        self.seconds = PrefillSeconds()
         self._next_walk = -math.inf
 
     def take(self, now: float, pause: Callable[[], None] = lambda: None) -> dict[str, Any]:
@@ -100,6 +102,7 @@ class Status:
             "disk": disk,
             "session_gate": self._gate(),
             "queue": self._queue(),
+            "prefill": self._prefill(prompts, sum(hits)),
             "whatif": self._whatif(),
             "agreement": agreement(self.counters, self.cache.tree_core.live.gate),
             "profile": self._profile(),
@@ -221,8 +224,19 @@ class Status:
 
     def _queue(self) -> dict[str, Any] | None:
         """Return the queue's order and counts; ``None`` for a cache without a scheduler's queue."""
-        queue = getattr(self.cache, "canopy_queue", None)
+        queue = self._live_queue()
         return None if queue is None else queue.status()
+
+    def _prefill(self, prompts: int, hits: int) -> dict[str, Any] | None:
+        """Return prefill seconds saved and computed; ``None`` before they are measured."""
+        queue, scale = self._live_queue(), self.cache.tree_core.live.depth_scale
+        if queue is not None and not math.isinf(scale):
+            squares = self.counters.prompt_squares, self.counters.hit_squares
+            self.seconds.add((prompts, hits, *squares), *queue.cost.token_costs())
+        return status_of(self.seconds, scale)
+
+    def _live_queue(self) -> Any:
+        return getattr(self.cache, "canopy_queue", None)
 
     def _profile(self) -> dict[str, Any] | None:
         """Return the device policy's profile, and whether this server saves it."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 WORTH_POINTS = 0.5
-"""Minimum gain, in points of the prompt tokens, to recommend a trial of a policy."""
+"""Minimum gain, in points of the prompts' prefill seconds, to recommend a trial of a policy."""
 WORTH_MEMORY_POINTS = 2.0
 """Minimum gain to recommend more memory, which costs money."""
 
@@ -31,7 +31,7 @@ def next_step(
         return f"Nothing to decide yet: {meter['undecided']}."
     best, points, error = _best(meter)
     if best is not None and points >= WORTH_POINTS and points > error:
-        found = f"{best} would find {points:.1f} ± {error:.1f} points more of your prompt tokens"
+        found = f"{best} would save {points:.1f} ± {error:.1f} points more of your {_unit(meter)}"
         if auto:
             return f"Nothing to do: {found}, and auto lets it rank once that has lasted."
         if not ours:
@@ -41,18 +41,26 @@ def next_step(
             )
         return f"{found} than {policy}: run canopy trial --policy {best}"
     return (
-        f"Keep {'auto' if auto else policy}: no policy tried would find more.{_memory_gain(meter)}"
+        f"Keep {'auto' if auto else policy}: no policy tried would save more.{_memory_gain(meter)}"
     )
 
 
 def _best(meter: Mapping[str, Any]) -> tuple[str | None, float, float]:
-    """Return the best other policy at this capacity: name, points gained, two standard errors."""
+    """Return the policy at this capacity that saves most: name, points gained, two standard
+    errors."""
     here = [a for a in meter["arms"] if a["capacity"] == "now" and not a["running"]]
     if not here:
         return None, 0.0, 0.0
-    arm = max(here, key=lambda a: a["hit_ratio"])
-    points = 100 * (arm["hit_ratio"] - meter["hit_ratio"])
-    return arm["policy"], points, 200 * arm["standard_error"]
+    arm = max(here, key=lambda a: a["saved_share"])
+    return arm["policy"], *_gain(meter, arm)
+
+
+def _gain(meter: Mapping[str, Any], arm: Mapping[str, Any]) -> tuple[float, float]:
+    return 100 * (arm["saved_share"] - meter["saved_share"]), 200 * arm["saved_share_error"]
+
+
+def _unit(meter: Mapping[str, Any]) -> str:
+    return "prompt tokens" if meter["depth_scale_tokens"] is None else "prefill seconds"
 
 
 def _memory_gain(meter: Mapping[str, Any]) -> str:
@@ -60,8 +68,8 @@ def _memory_gain(meter: Mapping[str, Any]) -> str:
     same = [a for a in meter["arms"] if a["policy"] == meter["running"] and not a["running"]]
     if not same:
         return ""
-    arm = max(same, key=lambda a: a["hit_ratio"])
-    points, error = 100 * (arm["hit_ratio"] - meter["hit_ratio"]), 200 * arm["standard_error"]
+    arm = max(same, key=lambda a: a["saved_share"])
+    points, error = _gain(meter, arm)
     if points < WORTH_MEMORY_POINTS or points <= error:
         return ""
-    return f" More memory would: {arm['capacity']} finds {points:.1f} ± {error:.1f} points more."
+    return f" More memory would: {arm['capacity']} saves {points:.1f} ± {error:.1f} points more."

@@ -147,7 +147,7 @@ def test_a_trial_that_fails_goes_back_first(command) -> None:
 
 
 def arm(hits: float, error: float):
-    return {"policy": "wa", "capacity": "now", "hit_ratio": hits, "standard_error": error}
+    return {"policy": "wa", "capacity": "now", "saved_share": hits, "saved_share_error": error}
 
 
 @pytest.mark.parametrize(
@@ -159,9 +159,41 @@ def arm(hits: float, error: float):
 )
 def test_the_meter_is_asked_first(command, meter, says) -> None:
     server = FakeServer({"wa": 0.5, "canopy-lru": 0.4})
-    status, said = command(server, {"running": "canopy-lru", "hit_ratio": 0.4, **meter})
+    status, said = command(server, {"running": "canopy-lru", "saved_share": 0.4, **meter})
     assert (status, server.exchanged) == (1, [])
     assert says in said
+
+
+class Priced(FakeServer):
+    """``wa`` hits more tokens, in short prompts; ``canopy-lru`` fewer, in long ones."""
+
+    def __init__(self) -> None:
+        super().__init__({"wa": 0.5, "canopy-lru": 0.4}, noise=0.001)
+        self.squares = 0.0
+
+    def wait(self, seconds: float) -> None:
+        before = self.found
+        super().wait(seconds)
+        depth = {"wa": 1_000, "canopy-lru": 50_000}[self.running]
+        self.squares += (self.found - before) * depth
+
+    def counts(self) -> Counts:
+        plain = super().counts()
+        return plain._replace(
+            prompt_squares=40_000 * plain.prompt_tokens,
+            hit_squares=int(self.squares),
+            depth_scale=10_000.0,
+        )
+
+
+def test_the_verdict_is_by_seconds_and_hits_are_shown(command) -> None:
+    status, said = command(Priced())
+    assert status == 1
+    assert "wa is worse than canopy-lru" in said
+    assert "points of the prefill seconds" in said
+    assert "hits 50." in said
+    status, said = command(FakeServer({"wa": 0.5, "canopy-lru": 0.4}))
+    assert "points of the prompt tokens" in said  # seconds are not measured
 
 
 class Waves(FakeServer):

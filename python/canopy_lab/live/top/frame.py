@@ -20,7 +20,7 @@ def frame(status: Mapping[str, Any], trouble: str | None = None) -> str:
 def _parts(status: Mapping[str, Any], trouble: str | None) -> Iterator[str]:
     yield _header(status)
     if status["ranks"]:
-        yield _hit_ratios(status)
+        yield "\n".join(line for line in (_hit_ratios(status), _prefill(status)) if line)
         if status.get("workers"):
             yield _workers(status["workers"])
         yield _tiers(status)
@@ -164,9 +164,9 @@ def _whatif(meter: Mapping[str, Any]) -> str:
     rows = []
     for policy in dict.fromkeys(policy for policy, _ in arms):
         cells = [_arm(arms.get((policy, capacity))) for capacity in capacities]
-        rows.append((plain(policy, 20), *cells))
+        rows.append((plain(policy, 20), *cells, _seconds(meter, arms.get((policy, "now")))))
     return (
-        f"{_table(('what if', *capacities), rows)}\n"
+        f"{_table(('what if', *capacities, 'prefill seconds'), rows)}\n"
         f"share of prompt tokens hit; {plain(meter['running'])} runs and hits "
         f"{100 * meter['hit_ratio']:.1f} %; {short_number(meter['sampled_requests'])} sampled "
         f"requests, one block in {meter['one_block_in']}"
@@ -178,6 +178,27 @@ def _arm(arm: Mapping[str, Any] | None) -> str:
         return "-"
     ratio, error = 100 * arm["hit_ratio"], 200 * arm["standard_error"]
     return f"{ratio:.1f} %" if arm["running"] else f"{ratio:.1f} % ± {error:.1f}"
+
+
+def _seconds(meter: Mapping[str, Any], arm: Mapping[str, Any] | None) -> str:
+    """Format an arm's prefill seconds against those of the running policy, in percent."""
+    left = 1.0 - (meter.get("saved_share") or 0.0)
+    if arm is None or arm["running"] or not meter.get("depth_scale_tokens") or left <= 0.0:
+        return "-"
+    more = meter["saved_share"] - arm["saved_share"]
+    return f"{100 * more / left:+.1f} % ± {200 * arm['saved_share_error'] / left:.1f}"
+
+
+def _prefill(status: Mapping[str, Any]) -> str:
+    """Prefill seconds that hits saved since the start, by the server's own measurement."""
+    ranks = [rank["prefill"] for rank in status["ranks"] if rank.get("prefill")]
+    if not ranks:
+        return ""
+    saved, computed = (sum(rank[key] for rank in ranks) for key in ("saved_s", "computed_s"))
+    return (
+        f"prefill since start: {seconds(saved)} saved by hits, {seconds(computed)} computed "
+        f"({percent(saved, saved + computed)} saved)"
+    )
 
 
 def _table(heading: Sequence[str], rows: Sequence[Sequence[str]], name: str = "rows") -> str:

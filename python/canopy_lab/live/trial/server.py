@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import urllib.error
 import urllib.request
 from typing import Any
@@ -38,9 +39,12 @@ class RunningServer:
         if meter is not None:
             sums = meter["sums"]
             return Counts(
-                sums["prompt_tokens"], sums["hit_tokens"], running,
-                sums["sampled_tokens"], meter["shadow_tokens"],
-            )  # fmt: skip
+                running=running,
+                shadow_tokens=meter["shadow_tokens"],
+                shadow_squares=meter["shadow_squares"],
+                depth_scale=meter["depth_scale_tokens"] or math.inf,
+                **sums,
+            )
         hits = sum(tier["hit_tokens"] for tier in status["tiers"].values())
         return Counts(status["prompt_tokens"], hits, running)
 

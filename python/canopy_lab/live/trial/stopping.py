@@ -25,7 +25,7 @@ BETTER, WORSE, SAME, UNSURE = "better", "worse", "same", "unsure"
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Result of the pairs so far, in points (hundredths) of the prompt tokens."""
+    """Result of the pairs so far, in points (hundredths) of the prompts' prefill seconds."""
 
     pairs: int
     points: float

@@ -1,7 +1,8 @@
-"""Slices of a trial: the policy of each, and its hits."""
+"""Slices of a trial: the policy of each, its hits, and the prefill seconds that they save."""
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,14 @@ class Counts(NamedTuple):
     """Prompt tokens that its meter's shadow caches sampled; 0 without a meter."""
     shadow_tokens: Mapping[str, int] = {}
     """Sampled tokens that the shadow caches hit, by policy."""
+    prompt_squares: int = 0
+    """Squares of the prompt tokens, request by request; so of the other counts."""
+    hit_squares: int = 0
+    sampled_squares: int = 0
+    shadow_squares: Mapping[str, int] = {}
+    depth_scale: float = math.inf
+    """Depth in tokens at which a token costs twice as much to prefill as the first; infinite until
+    the server has measured it, and seconds then count as tokens."""
 
 
 class TrialServer(Protocol):
@@ -39,18 +48,21 @@ class TrialServer(Protocol):
 
 
 class Slice(NamedTuple):
-    """Shares (0 to 1) of the prompt tokens of one slice."""
+    """Shares (0 to 1) of the prompts of one slice."""
 
     hit: float
+    """Share of the prompt tokens."""
+    saved: float
+    """Share of the prefill seconds."""
     shadow: float
-    """Mean share hit by both policies' shadow caches; 0 without a meter."""
+    """Mean share of the prefill seconds that both policies' shadow caches save; 0 without a meter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
     """Two consecutive slices, and the standing of all pairs so far.
 
-    The difference compares hits *in excess of the shadow caches*. Requests that hit under either
+    The difference compares seconds saved *in excess of the shadow caches*. Requests that hit under either
     policy are in the shadows of both slices, so the randomness of the requests cancels (a control
     variate). The average of the two shadows is fair to both policies: with LRU's shadow alone, the
     randomness of requests that only the other policy hits would remain.
@@ -63,7 +75,7 @@ class Pair:
 
     @property
     def points(self) -> float:
-        ours, theirs = (one.hit - one.shadow for one in (self.policy, self.against))
+        ours, theirs = (one.saved - one.shadow for one in (self.policy, self.against))
         return 100 * (ours - theirs)
 
 
@@ -117,15 +129,35 @@ def _slice(
         if after.prompt_tokens < before.prompt_tokens:
             raise CanopyError("the server was restarted during the trial; begin it again")
         if after.prompt_tokens > before.prompt_tokens:
-            prompt_tokens = after.prompt_tokens - before.prompt_tokens
-            sampled = after.sampled_tokens - before.sampled_tokens
-            shadows = [after.shadow_tokens[b] - before.shadow_tokens[b] for b in beside]
-            return Slice(
-                _share(after.hit_tokens - before.hit_tokens, prompt_tokens),
-                _share(sum(shadows), sampled * len(beside)),
-            )
+            return _between(before, after, beside)
     raise CanopyError("no request ended for a long while; a trial needs traffic, or longer slices")
 
 
-def _share(part: int, whole: int) -> float:
+def _between(before: Counts, after: Counts, beside: Sequence[str]) -> Slice:
+    def price(tokens: int, squares: int) -> float:
+        return tokens + squares / (2.0 * after.depth_scale)
+
+    prompt_tokens = after.prompt_tokens - before.prompt_tokens
+    hit_tokens = after.hit_tokens - before.hit_tokens
+    prompts = price(prompt_tokens, after.prompt_squares - before.prompt_squares)
+    hits = price(hit_tokens, after.hit_squares - before.hit_squares)
+    sampled = price(
+        after.sampled_tokens - before.sampled_tokens,
+        after.sampled_squares - before.sampled_squares,
+    )
+    shadows = sum(
+        price(
+            after.shadow_tokens[name] - before.shadow_tokens[name],
+            after.shadow_squares.get(name, 0) - before.shadow_squares.get(name, 0),
+        )
+        for name in beside
+    )
+    return Slice(
+        _share(hit_tokens, prompt_tokens),
+        _share(hits, prompts),
+        _share(shadows, sampled * len(beside)),
+    )
+
+
+def _share(part: float, whole: float) -> float:
     return part / whole if whole else 0.0

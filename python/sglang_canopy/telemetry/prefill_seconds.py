@@ -1,0 +1,75 @@
+"""Prefill seconds that hits saved, by the server's own fit of prefill times."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from sglang_canopy.telemetry.metric import Metric
+
+METRICS = (
+    Metric(
+        "prefill_saved_seconds_total",
+        "counter",
+        (),
+        "seconds of prefill that hits on any tier saved, by the fitted times of this server's own "
+        "batches; time to load them is not deducted",
+    ),
+    Metric(
+        "prefill_computed_seconds_total",
+        "counter",
+        (),
+        "seconds of prefill of the prompt tokens that were not hit, by the same fit",
+    ),
+    Metric(
+        "prefill_depth_scale_tokens",
+        "gauge",
+        (),
+        "depth at which a token costs twice as much to prefill as the first; measured",
+    ),
+)
+
+
+class PrefillSeconds:
+    """Sums of seconds. What is served before the first fit counts with the first fit."""
+
+    def __init__(self) -> None:
+        self.saved_s = self.computed_s = 0.0
+        self._counted = (0, 0, 0, 0)
+
+    def add(self, sums: tuple[int, int, int, int], token_s: float, pair_s: float) -> None:
+        """Add what was served since the last call.
+
+        ``sums``: prompt tokens, hit tokens and the squares of both, since the start. ``token_s``,
+        ``pair_s``: fitted seconds of a token and of a pair of tokens.
+        """
+        more = [now - before for now, before in zip(sums, self._counted)]
+        self._counted = sums
+        prompts, hits, prompt_squares, hit_squares = more
+        saved = token_s * hits + pair_s * hit_squares / 2.0
+        self.saved_s += saved
+        self.computed_s += max(token_s * prompts + pair_s * prompt_squares / 2.0 - saved, 0.0)
+
+
+def status_of(seconds: PrefillSeconds, depth_scale: float) -> dict[str, Any] | None:
+    """Return the sums as JSON data; ``None`` before the first fit."""
+    if math.isinf(depth_scale):
+        return None
+    return {
+        "saved_s": round(seconds.saved_s, 3),
+        "computed_s": round(seconds.computed_s, 3),
+        "depth_scale_tokens": round(depth_scale),
+    }
+
+
+def update(
+    set_: Callable[..., None], count: Callable[..., None], status: Mapping[str, Any]
+) -> None:
+    """Update the series from a rank's status."""
+    found = status.get("prefill")
+    if found is None:
+        return
+    count("prefill_saved_seconds_total", found["saved_s"])
+    count("prefill_computed_seconds_total", found["computed_s"])
+    set_("prefill_depth_scale_tokens", found["depth_scale_tokens"])
