@@ -11,7 +11,7 @@ def minutes() -> str:
     """From the log to the answer: minutes of each step, and what the trial said."""
     found = load(JOURNEY)
     took = {step: seconds / 60 for step, seconds in found["seconds"].items()}
-    (answer,) = (line for line in found["trial"] if " points of the prompt tokens (" in line)
+    (answer,) = (line for line in found["trial"] if " points of the p" in line)
     steps = ("advise", "start", "meter", "trial")
     told = ", ".join(f"{step} {took[step]:.1f}" for step in steps)
     return (

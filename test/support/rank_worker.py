@@ -156,7 +156,7 @@ def queue_orders(rank: int, folder: Path) -> Any:
         mode = ForwardMode.DECODE if decodes else ForwardMode.EXTEND
         new = [len(req.origin_input_ids) for req in admitted] or [1]
         launched = time.monotonic() - own.uniform(0.1, 2.0)
-        live._done_at = launched
+        live.times.done_at = launched
         live.computed(
             SimpleNamespace(
                 reqs=admitted
@@ -235,7 +235,7 @@ def depth_scales(rank: int, folder: Path) -> Any:
         live.meter.ended(request, hit)
         tree.insert(prompt, request)
         new = len(prompt) - hit
-        queue._done_at = time.monotonic() - 1e-4 * new - pair_s * new * (hit + new / 2)
+        queue.times.done_at = time.monotonic() - 1e-4 * new - pair_s * new * (hit + new / 2)
         req = fake_req(prompt, [], num_matched_prefix_tokens=hit, host_loaded_length=0)
         queue.computed(
             SimpleNamespace(

@@ -189,7 +189,7 @@ class Priced(FakeServer):
 def test_the_verdict_is_by_seconds_and_hits_are_shown(command) -> None:
     status, said = command(Priced())
     assert status == 1
-    assert "wa is worse than canopy-lru" in said
+    assert "Wa is worse than canopy-lru" in said
     assert "points of the prefill seconds" in said
     assert "hits 50." in said
     status, said = command(FakeServer({"wa": 0.5, "canopy-lru": 0.4}))

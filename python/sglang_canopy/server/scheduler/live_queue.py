@@ -24,6 +24,7 @@ from sglang_canopy.schedule.fair_shares import Party, Vouched
 from sglang_canopy.schedule.prefill_cost import REFIT_BATCHES, STEP_TOKENS, Prefill, PrefillCost
 from sglang_canopy.schedule.shared_prefix import Path
 from sglang_canopy.server.scheduler.predictions import Predictions
+from sglang_canopy.server.scheduler.prefill_times import PrefillTimes
 from sglang_canopy.server.scheduler.under_way import under_way
 from sglang_canopy.storage.agreement import is_first_rank
 
@@ -69,7 +70,7 @@ class LiveQueue:
         self._computing: dict[int, Any] = {}
         """Let in, and the tree does not have their prompts yet; by ``id``."""
         self._passes = 0
-        self._done_at = 0.0
+        self.times = PrefillTimes()
         self._batches = 0
 
     def status(self) -> dict[str, Any]:
@@ -110,21 +111,21 @@ class LiveQueue:
 
         Collective every ``REFIT_BATCHES`` prefill batches.
         """
-        # One batch may be launched while the one before it still runs.
-        now, since = time.monotonic(), max(self._done_at, batch.launch_ts or 0.0)
-        self._done_at = now
-        if not batch.forward_mode.is_extend() or not batch.extend_lens:
+        found = self.times.of(batch)
+        if found is None:
             return
-        parts = []
-        for req, new, cached in zip(batch.reqs, batch.extend_lens, batch.prefix_lens, strict=False):
-            parts.append(Prefill(new, cached, _loaded(req, cached)))
-            if self.orders and cached + new >= len(req.origin_input_ids):
-                self._computing.pop(id(req), None)
-                self.predictions.first_token(req, now)
-        self.cost.add(parts, now - since)
+        if self.orders:
+            self._note_first_tokens(batch)
+        self.cost.add(*found)
         self._batches += 1
         if self._batches % REFIT_BATCHES == 0:
             self._agree()
+
+    def _note_first_tokens(self, batch: Any) -> None:
+        for req, new, cached in zip(batch.reqs, batch.extend_lens, batch.prefix_lens, strict=False):
+            if cached + new >= len(req.origin_input_ids):
+                self._computing.pop(id(req), None)
+                self.predictions.first_token(req, self.times.done_at)
 
     def _agree(self) -> None:
         """Adopt what the first rank has fitted, and its depth scale. Collective."""
@@ -299,10 +300,3 @@ def _to_generate(req: Any) -> int:
     """Tokens that SGLang keeps room for."""
     left = req.sampling_params.max_new_tokens - len(req.output_ids)
     return min(max(left, 0), CLIP_MAX_NEW_TOKENS)
-
-
-def _loaded(req: Any, cached: int) -> int:
-    """Tokens of ``req`` that were loaded from the host for this batch."""
-    # The chunks after a prompt's first one begin beyond what was found.
-    first = cached <= req.num_matched_prefix_tokens
-    return min(req.host_loaded_length, cached) if first else 0

@@ -6,6 +6,7 @@ Only what has ended is looked at: its tokens, its stamp and what it hit. Nothing
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from sglang_canopy.config.server_options import options_of
@@ -13,6 +14,9 @@ from sglang_canopy.policy import registry
 from sglang_canopy.policy.base import Policy
 from sglang_canopy.radix.live_request import complete, is_refused, live_request
 from sglang_canopy.radix.parallel_samples import ParallelSamples
+from sglang_canopy.reuse.depth_price import UNKNOWN, moved
+from sglang_canopy.schedule.prefill_cost import REFIT_BATCHES, STEP_TOKENS, PrefillCost
+from sglang_canopy.server.scheduler.prefill_times import PrefillTimes
 from sglang_canopy.whatif.meter import Memory, Meter, MeterSetup
 from sglang_canopy.whatif.total import added_up, in_words
 
@@ -56,28 +60,48 @@ def keeps_floor(server_args: Any) -> bool:
 class Observer:
     """One scheduler's meter under a policy of SGLang's."""
 
-    def __init__(self, meter: Meter) -> None:
+    def __init__(self, meter: Meter, step_tokens: int = STEP_TOKENS) -> None:
+        """``step_tokens``: of the largest prefill step."""
         self.meter = meter
         self._now = 0.0
         self._failed = False
         self._trusted = False
         self._samples = ParallelSamples()
+        self._times, self._cost, self._scale = PrefillTimes(), PrefillCost(step_tokens), UNKNOWN
         logger.info(
             "canopy: watching %s, of which nothing is changed; see 'canopy top' or /canopy/ui",
             meter.running,
         )
 
     def computed(self, batch: Any) -> None:
-        """A batch has been computed: tell the meter of the requests in it that have ended."""
+        """Record a computed batch's time, and the requests in it that have ended."""
+        self._tried(self._measure, batch)
         for req in batch.reqs:
             if req.finished() and not hasattr(req, _SEEN):
                 setattr(req, _SEEN, True)
-                try:
-                    self._ended(req)
-                except Exception:  # whoever only watches must not end a server
-                    if not self._failed:
-                        self._failed = True
-                        logger.exception("canopy: cannot watch (said once)")
+                self._tried(self._ended, req)
+
+    def _tried(self, step: Callable[[Any], None], of: Any) -> None:
+        """Run a step; an error must not end a server that is only watched."""
+        try:
+            step(of)
+        except Exception:
+            if not self._failed:
+                self._failed = True
+                logger.exception("canopy: cannot watch (said once)")
+
+    def _measure(self, batch: Any) -> None:
+        """Fit this rank's own prefill times: no decision depends on what is only watched."""
+        found = self._times.of(batch)
+        if found is None:
+            return
+        self._cost.add(*found)
+        if self._cost.batches and self._cost.batches % REFIT_BATCHES == 0:
+            self._cost.refit()
+            scale = moved(self._scale, self._cost.depth_scale())
+            if scale != self._scale:
+                self._scale = scale
+                self.meter.set_depth_scale(scale)
 
     def _ended(self, req: Any) -> None:
         if is_refused(req) and not req.output_ids:
@@ -112,7 +136,8 @@ def observer_of(scheduler: Any) -> Observer | None:
             running = str(args.radix_eviction_policy)
             meter = meter_of(args, scheduler.tree_cache, running)
             assert meter is not None
-            found = Observer(meter)
+            step = args.chunked_prefill_size or 0
+            found = Observer(meter, step if step > 0 else args.max_prefill_tokens)
             enabled = bool(getattr(args, "enable_metrics", False))
             reporter.start_watching(meter, enabled)
         setattr(scheduler, _ATTRIBUTE, found)

@@ -1,0 +1,39 @@
+"""Times of a scheduler's prefill batches, for the cost model."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from sglang_canopy.schedule.prefill_cost import Prefill
+
+
+class PrefillTimes:
+    """The time that each batch took since the one before it was done."""
+
+    def __init__(self) -> None:
+        self.done_at = 0.0
+        """On the monotonic clock."""
+
+    def of(self, batch: Any) -> tuple[list[Prefill], float] | None:
+        """Return what a computed batch prefilled, and its seconds; ``None`` for a batch that only
+        decoded. Call it for every batch."""
+        # One batch may be launched while the one before it still runs.
+        now, since = time.monotonic(), max(self.done_at, batch.launch_ts or 0.0)
+        self.done_at = now
+        if not batch.forward_mode.is_extend() or not batch.extend_lens:
+            return None
+        parts = [
+            Prefill(new, cached, _loaded(req, cached))
+            for req, new, cached in zip(
+                batch.reqs, batch.extend_lens, batch.prefix_lens, strict=False
+            )
+        ]
+        return parts, now - since
+
+
+def _loaded(req: Any, cached: int) -> int:
+    """Return the tokens of ``req`` that were loaded from the host for this batch."""
+    # The chunks after a prompt's first one begin beyond what was found.
+    first = cached <= req.num_matched_prefix_tokens
+    return min(req.host_loaded_length, cached) if first else 0
