@@ -4,7 +4,7 @@
     python benchmark/eviction/depth_weight.py queued --data DIR --out results/depth_weight_queued.json
 
 Agents are overlays of sessions of agents_global.tar.xz, split by user: ``tune`` has users 2, 3 and 7,
-``judge`` users 4 and 8. ``alone`` serves an overlay of 60 sessions, blocks merged to 512 tokens, in a
+``judge`` users 4 and 8; ``mixed`` are 150 of the 500 older sessions. ``alone`` serves an overlay of 60 sessions, blocks merged to 512 tokens, in a
 cache that is a share of its distinct blocks; the seconds are those of each prompt's uncached tokens
 alone under a profile. ``queued`` is a whole system: 50 agents in a closed loop, at shares of the
 saturation of SGLang's defaults, every arm with the same sessions, starts and pauses. The placebo
@@ -107,6 +107,12 @@ def sessions(data: Path, split: str, count: int, seed: int) -> Iterator[TraceReq
         yield from overlay(Path(folder), count, 7200.0, seed)
 
 
+def mixed(data: Path, seed: int) -> Iterator[TraceRequest]:
+    """An overlay of 150 of the 500 sessions, whose users are not known: what ``soft`` and the buckets
+    were chosen on, before the sessions of known users were there."""
+    return overlay(data / "agentic_coding" / "traces_500.tar.xz", 150, 7200.0, seed)
+
+
 def conversation(data: Path, seed: int) -> Iterator[TraceRequest]:
     """The trace's first half, then the rest of what is shared."""
     rows = list(open_trace(data / "mooncake" / "conversation_first60.jsonl", "mooncake"))
@@ -161,11 +167,11 @@ _traces: dict[tuple[str, int], list[TraceRequest]] = {}
 def _alone_trace(data: Path, split: str, seed: int) -> list[TraceRequest]:
     if (split, seed) not in _traces:
         _traces.clear()
-        made = (
-            list(conversation(data, seed))
-            if split == "conversation"
-            else [merged(r, MERGED) for r in sessions(data, split, 60, seed)]
-        )
+        if split == "conversation":
+            made = list(conversation(data, seed))
+        else:
+            found = mixed(data, seed) if split == "mixed" else sessions(data, split, 60, seed)
+            made = [merged(r, MERGED) for r in found]
         _traces[split, seed] = made
     return _traces[split, seed]
 
@@ -205,7 +211,7 @@ def main() -> int:
     add("part", choices=("alone", "queued"))
     add("--data", type=Path, required=True, help="folder with agents_global.tar.xz and mooncake/")
     add("--out", type=Path, required=True, help="result, JSON lines are merged into it")
-    add("--splits", default="tune,judge", help="tune, judge; alone also conversation")
+    add("--splits", default="tune,judge", help="tune, judge; alone also conversation and mixed")
     add("--seeds", type=int, default=20, help="overlays of a split")
     add("--first-seed", type=int, default=0)
     add("--minutes", type=float, default=math.inf, help="stop after so long")

@@ -74,23 +74,24 @@ class LiveQueue:
         self._batches = 0
 
     def status(self) -> dict[str, Any]:
-        """For operators; may be called from another thread. ``None`` where SGLang's order says."""
+        """Return the state for operators; may be called from another thread. Fields of Canopy's order
+        are ``None`` under SGLang's, the fitted times if prefills are not measured."""
         base, token, pair, loaded = self.cost.coefficients
         return {
             "order": BOUNDED_SHORTEST if self.orders else SGLANG,
             "waiting_requests": len(self._arranged) if self.orders else None,
             "let_in": dict(self.order.let_in_by) if self.orders else None,
             "deferrals": self.deferrals if self.orders else None,
-            "fitted_batches": self.cost.batches if self.orders else None,
+            "fitted_batches": self.cost.batches if self.measures else None,
             "seconds": {
                 "batch": base,
                 "token": token,
                 "token_pair": pair,
                 "loaded_token": loaded,
             }
-            if self.orders
+            if self.measures
             else None,
-            "step_tokens": self.cost.step_tokens if self.orders else None,
+            "step_tokens": self.cost.step_tokens if self.measures else None,
             "predicted_ttft": self.predictions.status(len(self._arranged)) if self.orders else None,
         }
 
