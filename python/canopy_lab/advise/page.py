@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from canopy_lab.advise import text as words
@@ -14,16 +15,18 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.private_file import replace_file
 
 
-def write_page(path: Path | str, advice: Advice, name: str) -> None:
-    """Write the page of the log ``name``, whole or not at all. Raises ``CanopyError``."""
+def write_page(path: Path | str, advice: Advice, name: str, breaks: Sequence[str] = ()) -> None:
+    """Write the page of the log ``name``, whole or not at all. Raises ``CanopyError``.
+
+    ``breaks``: sentences about what breaks prefixes."""
     try:
-        replace_file(path, page(advice, name, plan_beside(Path(path)).name))
+        replace_file(path, page(advice, name, plan_beside(Path(path)).name, breaks))
     except OSError as error:
         raise CanopyError(f"cannot write {str(path)!r}: {error}") from None
 
 
-def page(advice: Advice, name: str, plan: str) -> str:
-    """The page, figures included as data. ``plan``: the file of its first start."""
+def page(advice: Advice, name: str, plan: str, breaks: Sequence[str] = ()) -> str:
+    """Return the page, figures included as data. ``plan``: the file of its first start."""
     light = {n: as_data(png_bytes(f)) for n, f in charts(advice, LIGHT)}
     dark = {n: as_data(png_bytes(f)) for n, f in charts(advice, DARK)}
     marked = next(
@@ -61,6 +64,10 @@ def page(advice: Advice, name: str, plan: str) -> str:
                 "figure": None,
                 "table": HtmlTable(words.TIER_HEAD, tiers, notes=[words.about_tiers()]),
             }
+        )
+    if breaks:
+        sections.append(
+            {"heading": "What breaks prefixes", "text": list(breaks), "figure": None, "table": None}
         )
     return render(
         "advise",

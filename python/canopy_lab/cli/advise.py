@@ -12,6 +12,10 @@ from tqdm import tqdm
 
 from canopy_lab.advise.advice import LOST_POINTS, Below, advise
 from canopy_lab.advise.answers import Advice
+from canopy_lab.advise.breaks.cures import as_json, sentences
+from canopy_lab.advise.breaks.finder import Breaks
+from canopy_lab.advise.breaks.memory import MOST_PROMPTS
+from canopy_lab.advise.breaks.read import read_breaks
 from canopy_lab.advise.first_start import first_start, plan_beside
 from canopy_lab.advise.sample import MOST_REQUESTS, Sample, read_sample
 from canopy_lab.cli.shared import PROFILE_HELP, LogOptions
@@ -36,7 +40,7 @@ def _sizes(text: str) -> tuple[float, ...]:
 @dataclass(frozen=True, slots=True)
 class Options(LogOptions):
     tokenizer: str | None = declare(
-        None, "--tokenizer", "tokenizer.json or its folder, for logs of text", metavar="PATH",
+        None, "--tokenizer", "tokenizer.json or its folder, for logs of text and logs of token ids", metavar="PATH",
         shown_default="4 bytes count as a token",
     )  # fmt: skip
     capacity_tokens: float | None = declare(
@@ -65,6 +69,9 @@ class Options(LogOptions):
         MOST_REQUESTS, "--sample-requests",
         "most requests to simulate; of a longer log conversations are sampled",
         metavar="N", low=1,
+    )  # fmt: skip
+    show_values: bool = declare(
+        False, "--show-values", "show the texts of the log that break prefixes: times, ids, names",
     )  # fmt: skip
     jobs: int | None = declare(
         None, "--jobs", "processes", metavar="N", low=1, shown_default="one a core"
@@ -98,13 +105,17 @@ def run(args: Options) -> int:
     format = args.format or guess_format(args.log)
     logged = pool_tokens(args.log) if format == "sglang" else None
     sample = _read(args, format)
+    breaks = _breaks(args, format)
+    told = sentences(breaks, show_values=args.show_values)
     made = _advise(args, sample, profile, below, logged)
-    write_page(args.out, made, Path(args.log).name)
+    write_page(args.out, made, Path(args.log).name, told)
     if args.json:
-        write(args.json, json.dumps(made.as_json(), indent=1) + "\n")
+        found = as_json(breaks, show_values=args.show_values)
+        write(args.json, json.dumps({**made.as_json(), "breaks": found}, indent=1) + "\n")
     first, plan = first_start(made), plan_beside(args.out)
     write_plan(plan, first.plan)
     print(summary(made))
+    print("", *told, sep="\n")
     print(f"\nThe page: {args.out}; the plan of a first start: {plan}")
     command = [*(args.start or ("sglang", "serve", "MODEL")), *first.arguments(plan)]
     print(f"{'Starting' if args.start else 'Start'}: {shlex.join(command)}")
@@ -129,6 +140,14 @@ def _read(args: Options, format: str) -> Sample:
             most_requests=args.sample_requests,
             skip_bad=args.skip_bad,
             progress=bar.update,
+        )
+
+
+def _breaks(args: Options, format: str) -> Breaks:
+    log = Path(args.log)
+    with tqdm(desc="comparing prompts", unit="req", total=MOST_PROMPTS, disable=None) as bar:
+        return read_breaks(
+            log, format, tokenizer=args.tokenizer, skip_bad=args.skip_bad, progress=bar.update
         )
 
 

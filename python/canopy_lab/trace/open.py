@@ -6,8 +6,9 @@ import importlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from canopy_lab.trace import sglang_text
 from canopy_lab.trace.lines import Tolerance, existing
-from canopy_lab.trace.prompts import Cutter, LoggedPrompt, to_trace
+from canopy_lab.trace.prompts import Cutter, LoggedPrompt, decoder, to_trace
 from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.errors import CanopyError
 
@@ -53,9 +54,9 @@ def open_trace(path: Path | str, format: str, *, skip_bad: int = 0) -> Iterator[
 def check_log(path: Path | str, format: str, tokenizer: str | None) -> Path:
     """Return ``path`` if it and the options fit. Raises ``CanopyError``."""
     _check(format)
-    if tokenizer is not None and format not in _TEXT:
+    if tokenizer is not None and format not in (*_TEXT, "sglang"):
         raise CanopyError(
-            f"--tokenizer is for logs of text ({', '.join(_TEXT)}); a log of format "
+            f"--tokenizer is for logs of text ({', '.join(_TEXT)}) and of sglang; a log of format "
             f"{format!r} has blocks already"
         )
     return existing(path)
@@ -66,6 +67,30 @@ def open_prompts(path: Path, format: str, tolerance: Tolerance) -> Iterator[Logg
     module = importlib.import_module(f"canopy_lab.trace.{_TEXT[format]}")
     prompts: Iterator[LoggedPrompt] = module.prompts(path, tolerance)
     return prompts
+
+
+def open_texts(
+    path: Path, format: str, tolerance: Tolerance, tokenizer: str | None = None
+) -> Iterator[LoggedPrompt] | None:
+    """The prompts of a log that holds prompts, in the order of the file; ``None`` for other formats.
+
+    Prompts of token ids are decoded by ``tokenizer``, if it is given.
+    """
+    decode = decoder(tokenizer)
+    if format == "sglang":
+        return sglang_text.prompts(path, tolerance, decode)
+    if format not in _TEXT:
+        return None
+    return _decoded(open_prompts(path, format, tolerance), decode)
+
+
+def _decoded(
+    prompts: Iterator[LoggedPrompt], decode: sglang_text.Decode | None
+) -> Iterator[LoggedPrompt]:
+    for prompt in prompts:
+        if prompt.token_ids is not None and decode is not None:
+            prompt.text, prompt.token_ids = decode(prompt.token_ids), None
+        yield prompt
 
 
 def _check(format: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import count
@@ -191,6 +191,14 @@ def by_time(requests: Iterable[TraceRequest], tolerance: Tolerance) -> Iterator[
             tolerance.bad(request.line, str(error))
             continue
         yield changed(request, time_s=time_s)
+
+
+def decoder(tokenizer: str | Path | None) -> Callable[[list[int]], str] | None:
+    """Return what turns token ids into text; ``None`` without a tokenizer. Raises ``CanopyError``."""
+    if tokenizer is None:
+        return None
+    loaded = _load(Path(tokenizer))
+    return lambda ids: str(loaded.decode(ids, skip_special_tokens=False))
 
 
 def _load(path: Path) -> Any:

@@ -195,9 +195,9 @@ class _Reader:
             flight = self._arrive(_Flight(rid, ended_s - waited_s))
         del self._running[rid]
         flight.left_out = True  # unless it can be read
-        if _was_refused(meta):
+        if was_refused(meta):
             self.tolerance.understood.left_out["refused, or aborted before their first token"] += 1
-        elif not _is_warm_up(given):
+        elif not is_warm_up(given):
             flight.request = self._request(given, meta, line)
             flight.left_out = False
 
@@ -313,14 +313,14 @@ class _Clock:
         return now_s
 
 
-def _is_warm_up(given: Mapping[str, Any]) -> bool:
+def is_warm_up(given: Mapping[str, Any]) -> bool:
     """Whether the server sent this request to itself at its start."""
     text = given.get("text")
     texts = text if isinstance(text, list) else [text]
     return bool(texts) and all(t == WARM_UP_TEXT for t in texts) and not token_ids(given)
 
 
-def _was_refused(meta: Mapping[str, Any]) -> bool:
+def was_refused(meta: Mapping[str, Any]) -> bool:
     """Whether nothing of the prompt was computed: a full queue, too long, or aborted while it waited."""
     reason = inner(meta, "finish_reason")
     return reason.get("type") == "abort" and (

@@ -1,0 +1,91 @@
+"""Name the kind of a difference between two texts."""
+
+from __future__ import annotations
+
+import re
+
+from canopy_lab.advise.breaks.texts import equal_but_blanks, equal_words
+
+TIME, IDENTIFIER, NUMBER, COUNTER = "time", "id", "number", "counter"
+TOOL_ORDER, TOOL_SET, KEY_ORDER, WHITE_SPACE = "tool order", "tool set", "key order", "white space"
+ORDER, USER, TEXT, PICTURE = "order", "user", "text", "picture"
+SHORTENED, DROPPED, INSERTED, REWRITTEN = "shortened", "dropped", "inserted", "rewritten"
+REMINDER, MODELS = "reminder", "models"
+NEW = "new"
+"""A new message behind a difference; costs nothing itself."""
+
+SHORT = 200
+"""Characters up to which a difference is a value, not a passage."""
+_SHORT_TIME = 60
+_WIDEN = 40
+"""Most characters added to widen a difference to whole words."""
+_KEPT = 0.7
+"""A replacement below this share of the old length counts as shortened."""
+
+_BESIDE = 30
+"""Letters allowed beside a time or an id; text with more is no value."""
+
+_LETTERS = re.compile(r"[^\W\d_]")
+_EDGE = re.compile(r"[A-Za-z0-9_.:/+@-]")
+_TIME = re.compile(
+    r"\d{4}[-/]\d{1,2}[-/]\d{1,2}([T ]\d{1,2}:\d{2}(:\d{2})?(\.\d+)?)?|\b\d{1,2}[:.]\d{2}([:.]\d{2})?\b"
+    r"|\b1[5-9]\d{8}(\.\d+|\d{3}|\d{6})?\b|\b\d{1,2}[./]\d{1,2}[./]\d{2,4}\b"
+    r"|\b(Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)day\b|\b(Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*\b",
+    re.I,
+)
+_IDENTIFIER = re.compile(
+    r"[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-|[0-9a-fA-F]{7,}|(?=[\w-]*\d)(?=[\w-]*[A-Za-z])[\w-]{6,}"
+)
+
+
+def whole_words(
+    old: str, new: str, at_old: tuple[int, int], at_new: tuple[int, int]
+) -> tuple[str, str, int]:
+    """Return both sides of a difference, widened to whole words, and where the new one begins."""
+    (begin_old, end_old), (begin_new, end_new) = at_old, at_new
+    for _ in range(_WIDEN):
+        if not begin_old or not begin_new or not _EDGE.match(old[begin_old - 1]):
+            break
+        begin_old, begin_new = begin_old - 1, begin_new - 1
+    for _ in range(_WIDEN):
+        if end_old >= len(old) or end_new >= len(new) or old[end_old] != new[end_new]:
+            break
+        if not _EDGE.match(old[end_old]):
+            break
+        end_old, end_new = end_old + 1, end_new + 1
+    return old[begin_old:end_old], new[begin_new:end_new], begin_new
+
+
+def kind_of(old: str, new: str, place: str) -> str:
+    """Return the kind of a difference in a ``place`` of ``align.py``."""
+    if equal_but_blanks(old, new):
+        return WHITE_SPACE
+    is_short = len(old) <= SHORT and len(new) <= SHORT
+    if place == "history" or (place == "first message" and not is_short):
+        if is_short and len(old) < _SHORT_TIME and _TIME.search(old) and _TIME.search(new):
+            return TIME
+        if old and new and equal_words(old, new):
+            return KEY_ORDER
+        if not (is_short and old and new):
+            if len(new) < _KEPT * len(old):
+                return SHORTENED
+            return REWRITTEN if place == "history" else TEXT
+    return _kind_of_value(old, new, place, is_short)
+
+
+def _is_value(pattern: re.Pattern[str], text: str) -> bool:
+    """Whether ``text`` is a match of ``pattern`` with few words around it."""
+    return bool(pattern.search(text)) and len(_LETTERS.findall(pattern.sub("", text))) <= _BESIDE
+
+
+def _kind_of_value(old: str, new: str, place: str, is_short: bool) -> str:
+    if is_short and old and new:
+        if _is_value(_TIME, old) and _is_value(_TIME, new):
+            return TIME
+        if old.strip().isdigit() and new.strip().isdigit():
+            return NUMBER
+        if _is_value(_IDENTIFIER, old) and _is_value(_IDENTIFIER, new):
+            return IDENTIFIER
+    if old and new and equal_words(old, new):
+        return KEY_ORDER
+    return USER if is_short and place == "system" else TEXT

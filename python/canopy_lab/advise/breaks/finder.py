@@ -1,0 +1,254 @@
+"""Read prompts in their order and sum up the differences that break their prefixes.
+
+For each prompt: the leading text that an endless cache would hold; the remembered prompt that shares
+most text with what follows; an alignment of the two. A difference that equal text follows is a break,
+and costs that text. Tokens are characters / 4.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from canopy_lab.advise.breaks import differences as kinds
+from canopy_lab.advise.breaks.align import HISTORY, Run, align
+from canopy_lab.advise.breaks.applications import Applications
+from canopy_lab.advise.breaks.memory import (
+    LEAST_RUN,
+    MOST_BYTES,
+    MOST_PROMPTS,
+    Memory,
+    Prompt,
+)
+from canopy_lab.trace.prompts import LoggedPrompt
+from canopy_lab.trace.template import parts_of
+
+CHARACTERS_A_TOKEN = 4
+LEAST_SHARE = 0.005
+"""Least share of the prompt tokens of a reported finding."""
+LEAST_REQUESTS = 3
+
+_LABELLED = (kinds.TIME, kinds.IDENTIFIER, kinds.NUMBER, kinds.USER, kinds.TEXT)
+_EDITS = (kinds.SHORTENED, kinds.DROPPED, kinds.INSERTED, kinds.REWRITTEN)
+_MOST_VALUES = 5000
+_EXAMPLES = 3
+_SHOWN = 80
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One kind of break at one place of one application."""
+
+    application: int
+    """From 1, in the order in which they appear."""
+    category: str
+    """Category of the application's first request."""
+    kind: str
+    place: str
+    per: str
+    """Scope of a value: ``request``, ``conversation`` or ``user``."""
+    requests: int
+    tokens: int
+    """Computed again because of it."""
+    share: float
+    """Share of all prompt tokens."""
+    at_token: int
+    """Median distance from the prompt's start, in tokens."""
+    values: int
+    label: str
+    """Words before the value. Text of the log."""
+    name: str
+    """First words of the application's system prompt. Text of the log."""
+    examples: tuple[tuple[str, str], ...]
+    """Pairs of values. Text of the log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Breaks:
+    """Totals of the log and the findings, most tokens first."""
+
+    requests: int
+    tokens: int
+    cached_tokens: int
+    """In an endless cache."""
+    applications: int
+    findings: tuple[Finding, ...]
+    is_whole: bool = True
+    """Whether the whole log was read."""
+    not_read: str = ""
+    """Why prompts were not compared; empty if they were."""
+
+
+@dataclass(slots=True)
+class _Sum:
+    """A finding while it grows."""
+
+    requests: int = 0
+    characters: int = 0
+    numbers: int = 0
+    ascending: int = 0
+    named: int = 0
+    """Requests with a conversation."""
+    starts: list[int] = field(default_factory=list)
+    values: set[int] = field(default_factory=set)
+    of_conversation: dict[str | int, set[int]] = field(default_factory=lambda: defaultdict(set))
+    of_user: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
+    examples: list[tuple[str, str]] = field(default_factory=list)
+
+
+def _together(sums: list[_Sum]) -> _Sum:
+    made = _Sum(examples=sums[0].examples)
+    for one in sums:
+        made.requests += one.requests
+        made.characters += one.characters
+        made.named += one.named
+        made.starts += one.starts
+        made.values |= one.values
+        for total, more in (
+            (made.of_conversation, one.of_conversation),
+            (made.of_user, one.of_user),
+        ):
+            for name, values in more.items():
+                total[name] |= values  # type: ignore[index]
+    return made
+
+
+class _Key(NamedTuple):
+    application: int
+    place: str
+    kind: str
+    label: str
+
+
+class Finder:
+    """Call ``add`` for each prompt, then ``found``."""
+
+    def __init__(self, most_prompts: int = MOST_PROMPTS, most_bytes: int = MOST_BYTES) -> None:
+        self.memory = Memory(most_prompts, most_bytes)
+        self.applications = Applications()
+        self.requests = self.characters = self.cached = 0
+        self._sums: dict[_Key, _Sum] = defaultdict(_Sum)
+        self._categories: list[str] = []
+
+    def add(self, logged: LoggedPrompt) -> None:
+        """Compare one prompt with earlier ones and remember it."""
+        parts = parts_of(logged)
+        if not parts:
+            return
+        prompt = self.memory.prompt(logged, parts)
+        hit, elsewhere = self.memory.endless_hit(prompt)
+        prompt.application = self.applications.number(prompt)
+        if prompt.application == len(self._categories):
+            self._categories.append(logged.category)
+        self.requests += 1
+        self.characters += prompt.size
+        self.cached += min(hit, prompt.size)
+        if elsewhere >= LEAST_RUN:
+            model, before = prompt.apart[0], Run(0, kinds.MODELS, HISTORY, "", prompt.apart[0])
+            self._note(prompt, before._replace(label=model), elsewhere, hit)
+        similar = self.memory.most_similar(prompt, hit)
+        if similar is not None:
+            self._compare(similar, prompt, hit)
+        self.memory.remember(prompt)
+
+    def _compare(self, old: Prompt, new: Prompt, hit: int) -> None:
+        """Charge each difference with the equal text between it and the next one, behind ``hit``."""
+        at, cost = 0, 0
+        pending, begin = None, 0
+        for run in align(old, new):
+            end = at + run.size
+            if not run.kind:
+                if end - max(at, hit) >= LEAST_RUN:
+                    cost += end - max(at, hit)
+            else:
+                if pending is not None:
+                    self._note(new, pending, cost, begin)
+                pending, begin = run, at
+                # Another prompt may have this part, too: only text behind ``hit`` is lost.
+                cost = max(0, run.inside - max(0, hit - at)) if run.inside >= LEAST_RUN else 0
+            at = end
+        if pending is not None:
+            self._note(new, pending, cost, begin)
+
+    def _note(self, prompt: Prompt, run: Run, cost: int, begin: int) -> None:
+        if cost < LEAST_RUN:
+            return
+        named = run.kind in _LABELLED and run.place != HISTORY
+        label = run.label if named or run.kind == kinds.MODELS else ""
+        found = self._sums[_Key(prompt.application, run.place, run.kind, label)]
+        found.requests += 1
+        found.characters += cost
+        if len(found.starts) < _MOST_VALUES:
+            found.starts.append(begin)
+            value = hash(run.new)
+            found.values.add(value)
+            found.named += prompt.conversation is not None
+            talk = prompt.number if prompt.conversation is None else prompt.conversation
+            found.of_conversation[talk].add(value)
+            if prompt.user is not None:
+                found.of_user[prompt.user].add(value)
+        if run.old.strip().isdigit() and run.new.strip().isdigit():
+            found.numbers += 1
+            found.ascending += int(run.old) < int(run.new)
+        if len(found.examples) < _EXAMPLES and run.old != run.new:
+            found.examples.append((run.old[:_SHOWN], run.new[:_SHOWN]))
+
+    def found(self) -> Breaks:
+        """Return totals and findings so far."""
+        rows = [
+            self._finding(key, one)
+            for key, one in self._folded().items()
+            if one.requests >= LEAST_REQUESTS and one.characters >= LEAST_SHARE * self.characters
+        ]
+        rows.sort(key=lambda row: -row.tokens)
+        return Breaks(
+            self.requests,
+            self.characters // CHARACTERS_A_TOKEN,
+            self.cached // CHARACTERS_A_TOKEN,
+            len(self.applications.names),
+            tuple(rows),
+        )
+
+    def _folded(self) -> dict[_Key, _Sum]:
+        """The sums, with an application's edits of its history under the kind that costs most."""
+        found = dict(self._sums)
+        edits: dict[int, list[_Key]] = defaultdict(list)
+        for key in found:
+            if key.place == HISTORY and key.kind in _EDITS:
+                edits[key.application].append(key)
+        for keys in edits.values():
+            main = max(keys, key=lambda key: found[key].characters)
+            found[main] = _together([found[main], *(found.pop(key) for key in keys if key != main)])
+        return found
+
+    def _finding(self, key: _Key, one: _Sum) -> Finding:
+        kind = key.kind
+        if kind == kinds.NUMBER and one.numbers and one.ascending >= 0.8 * one.numbers:
+            kind = kinds.COUNTER
+        talks = [len(values) for values in one.of_conversation.values()]
+        if one.named:
+            changes = sum(talks) > 1.5 * len(talks)
+        else:
+            changes = 2 * len(one.values) > len(one.starts)
+        per = "request" if changes else "conversation"
+        users = one.of_user.values()
+        if per == "conversation" and users and all(len(values) == 1 for values in users):
+            per = "user"
+        if kind == kinds.USER and per == "request":
+            kind = kinds.TEXT
+        return Finding(
+            application=key.application + 1,
+            category=self._categories[key.application],
+            kind=kind,
+            place=key.place,
+            per=per,
+            requests=one.requests,
+            tokens=one.characters // CHARACTERS_A_TOKEN,
+            share=one.characters / max(self.characters, 1),
+            at_token=sorted(one.starts)[len(one.starts) // 2] // CHARACTERS_A_TOKEN,
+            values=len(one.values),
+            label=key.label,
+            name=self.applications.names[key.application],
+            examples=tuple(one.examples),
+        )

@@ -1,0 +1,264 @@
+"""Earlier prompts in bounded memory, and the most similar one to a new prompt."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter, OrderedDict
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from canopy_lab.advise.breaks.texts import canonical, sentences
+from canopy_lab.trace.chat import Part
+from canopy_lab.trace.prompts import LoggedPrompt
+
+MOST_PROMPTS = 20_000
+MOST_BYTES = 256 << 20
+"""Bytes of texts, sentences and block hashes that are remembered."""
+BLOCK = 64
+"""Characters of a block of the endless cache: 16 tokens."""
+LEAST_RUN = 64
+"""Characters. A difference costs something if at least this much equal text follows it."""
+
+_BLOCK_BYTES = 160
+"""Estimate for one remembered block hash, in two generations."""
+_SENTENCE_BYTES = 150
+_CANDIDATES = 6
+"""Remembered prompts that are compared in full with a new one."""
+
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class Segment:
+    """One part of a prompt; equal parts of all prompts are one object."""
+
+    __slots__ = (
+        "_canonical",
+        "_sentences",
+        "kind",
+        "last",
+        "number",
+        "role",
+        "size",
+        "text",
+        "uses",
+    )
+
+    def __init__(self, part: Part, number: int) -> None:
+        self.kind, self.role, self.text = part
+        self.number, self.size = number, len(part.text)
+        self.uses = 0
+        """Remembered prompts that contain it."""
+        self.last = -1
+        """Number of the latest prompt that contains it."""
+        self._sentences: tuple[str, ...] | None = None
+        self._canonical: str | None = None
+
+    @property
+    def is_media(self) -> bool:
+        return self.kind in ("image", "media")
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        if self._sentences is None:
+            self._sentences = () if self.is_media else tuple(sentences(self.text))
+        return self._sentences
+
+    @property
+    def canonical(self) -> str:
+        if self._canonical is None:
+            self._canonical = canonical(self.text)
+        return self._canonical
+
+    @property
+    def bytes(self) -> int:
+        """Estimate of the memory that it takes, its sentences included."""
+        return 2 * sys.getsizeof(self.text) + _SENTENCE_BYTES * len(self.sentences)
+
+
+@dataclass(slots=True, eq=False)
+class Prompt:
+    """A prompt as segments."""
+
+    number: int
+    segments: list[Segment]
+    conversation: str | None
+    user: str | None
+    apart: tuple[str, ...]
+    application: int = 0
+    numbers: set[int] = field(default_factory=set)
+    """Numbers of its segments."""
+
+    @property
+    def size(self) -> int:
+        """Characters."""
+        return sum(one.size for one in self.segments)
+
+
+class Recent(Generic[K, V]):
+    """Bounded map that keeps recently used keys: two generations of ``most`` keys each."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._new: dict[K, V] = {}
+        self._old: dict[K, V] = {}
+
+    def get(self, key: K) -> V | None:
+        found = self._new.get(key)
+        if found is None:
+            found = self._old.get(key)
+            if found is not None:
+                self.put(key, found)
+        return found
+
+    def put(self, key: K, value: V) -> None:
+        if len(self._new) >= self.most:
+            self._old, self._new = self._new, {}
+        self._new[key] = value
+
+
+class Memory:
+    """Remembered prompts. The oldest are forgotten beyond ``most_prompts`` or ``most_bytes``."""
+
+    def __init__(self, most_prompts: int = MOST_PROMPTS, most_bytes: int = MOST_BYTES) -> None:
+        self.most_prompts = most_prompts
+        self.most_text_bytes = most_bytes // 2
+        self.text_bytes = 0
+        blocks = max(1024, most_bytes // 2 // _BLOCK_BYTES)
+        self._blocks: Recent[int, bool] = Recent(blocks)
+        self._chains: Recent[tuple[int, int], int] = Recent(blocks // 8)
+        self._models: Recent[int, tuple[str, ...]] = Recent(blocks // 8)
+        self._prompts: OrderedDict[int, Prompt] = OrderedDict()
+        self._segments: dict[Part, Segment] = {}
+        self._of_sentence: dict[str, Segment] = {}
+        self._of_conversation: dict[str, int] = {}
+        self._made = self._read = 0
+
+    def prompt(self, logged: LoggedPrompt, parts: tuple[Part, ...]) -> Prompt:
+        """Return ``logged`` as segments, not remembered yet."""
+        found = [self._segment(part) for part in parts]
+        made = Prompt(self._read, found, logged.conversation, logged.user, logged.apart)
+        made.numbers = {one.number for one in found}
+        self._read += 1
+        return made
+
+    def _segment(self, part: Part) -> Segment:
+        found = self._segments.get(part)
+        if found is None:
+            found = self._segments[part] = Segment(part, self._made)
+            self._made += 1
+        return found
+
+    def endless_hit(self, prompt: Prompt) -> tuple[int, int]:
+        """Return the leading characters that an endless cache holds, and add the prompt to it.
+
+        The second number: characters behind the hit that the same prompt left in the cache of another
+        model or adapter.
+        """
+        chain, is_hit, hit = hash(prompt.apart), True, 0
+        bare, elsewhere = hash(prompt.apart[2:]), 0
+        for one in prompt.segments:
+            after = self._chains.get((chain, one.number))
+            if after is None:
+                after = chain
+                for at in range(0, one.size - BLOCK + 1, BLOCK):
+                    after = hash((after, one.text[at : at + BLOCK]))
+                    if self._blocks.get(after) is None:
+                        is_hit = False
+                        self._blocks.put(after, True)
+                    hit += BLOCK * is_hit
+                is_hit = False
+                after = hash((after, one.number))
+                self._chains.put((chain, one.number), after)
+            elif is_hit:
+                hit += one.size
+            chain = after
+            bare = hash((bare, one.number))
+            owner = self._models.get(bare)
+            if owner is not None and owner != prompt.apart and not is_hit:
+                elsewhere += one.size
+            self._models.put(bare, prompt.apart)
+        return hit, elsewhere
+
+    def most_similar(self, prompt: Prompt, hit: int) -> Prompt | None:
+        """Return the remembered prompt that shares most text with ``prompt`` behind its ``hit``."""
+        votes = self._votes(prompt, hit)
+        previous = None
+        if prompt.conversation is not None:
+            previous = self._of_conversation.get(prompt.conversation)
+        candidates = [number for number, _ in votes.most_common(_CANDIDATES)]
+        if previous is not None and previous not in candidates:
+            candidates.append(previous)
+        best, best_shared = None, 0
+        for number in candidates:
+            other = self._prompts.get(number)
+            if other is None or other.application != prompt.application:
+                continue
+            shared = _shared(prompt, other) + LEAST_RUN * (number == previous)
+            if shared > best_shared:
+                best, best_shared = other, shared
+        return best
+
+    def _votes(self, prompt: Prompt, hit: int) -> Counter[int]:
+        """Characters behind ``hit`` by the latest prompt that contains them."""
+        votes: Counter[int] = Counter()
+        end = 0
+        for one in prompt.segments:
+            end += one.size
+            if end <= hit:
+                continue
+            if one.last >= 0:
+                votes[one.last] += one.size
+            else:
+                for sentence in one.sentences:
+                    other = self._of_sentence.get(sentence)
+                    if other is not None:
+                        votes[other.last] += len(sentence)
+        return votes
+
+    def remember(self, prompt: Prompt) -> None:
+        """Add ``prompt`` and forget the oldest prompts beyond the limits."""
+        for one in prompt.segments:
+            if one.uses == 0:
+                self.text_bytes += one.bytes
+                for sentence in one.sentences:
+                    self._of_sentence[sentence] = one
+            one.uses += 1
+            one.last = prompt.number
+        self._prompts[prompt.number] = prompt
+        if prompt.conversation is not None:
+            self._of_conversation[prompt.conversation] = prompt.number
+        while len(self._prompts) > self.most_prompts or (
+            self.text_bytes > self.most_text_bytes and len(self._prompts) > 1
+        ):
+            self._forget(self._prompts.popitem(last=False)[1])
+
+    def _forget(self, prompt: Prompt) -> None:
+        if self._of_conversation.get(str(prompt.conversation)) == prompt.number:
+            del self._of_conversation[str(prompt.conversation)]
+        for one in prompt.segments:
+            one.uses -= 1
+            if one.uses == 0:
+                self.text_bytes -= one.bytes
+                self._segments.pop(Part(one.kind, one.role, one.text), None)
+                for sentence in one.sentences:
+                    if self._of_sentence.get(sentence) is one:
+                        del self._of_sentence[sentence]
+
+
+def _shared(prompt: Prompt, other: Prompt) -> int:
+    """Characters of ``prompt`` that ``other`` contains, by segments and by sentences of new segments."""
+    shared = 0
+    theirs: set[str] | None = None
+    for one in prompt.segments:
+        if one.number in other.numbers:
+            shared += one.size
+        elif one.last < 0 and not one.is_media:
+            if theirs is None:
+                theirs = set()
+                for segment in other.segments:
+                    if segment.number not in prompt.numbers:
+                        theirs.update(segment.sentences)
+            shared += sum(len(sentence) for sentence in one.sentences if sentence in theirs)
+    return shared

@@ -1,0 +1,53 @@
+"""Find the breaks of a log in its first ``MOST_PROMPTS`` prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from canopy_lab.advise.breaks.finder import Breaks, Finder
+from canopy_lab.advise.breaks.memory import MOST_BYTES, MOST_PROMPTS
+from canopy_lab.trace.lines import Tolerance
+from canopy_lab.trace.open import open_texts
+from canopy_lab.trace.prompts import LoggedPrompt
+
+NO_TEXT = "the log holds ids of blocks, not prompts"
+NEEDS_TOKENIZER = "the log holds token ids; give --tokenizer PATH, the model's tokenizer.json"
+
+
+def read_breaks(
+    path: Path,
+    format: str,
+    *,
+    tokenizer: str | None = None,
+    skip_bad: int = 0,
+    most_prompts: int = MOST_PROMPTS,
+    most_bytes: int = MOST_BYTES,
+    progress: Callable[[int], object] = lambda n: None,
+) -> Breaks:
+    """Read the first ``most_prompts`` prompts of a log. Raises ``CanopyError`` as readers do."""
+    prompts = open_texts(path, format, Tolerance(path, skip_bad), tokenizer)
+    if prompts is None:
+        return _nothing(NO_TEXT)
+    finder, ids = Finder(most_prompts, most_bytes), 0
+    for number, prompt in enumerate(_counted(prompts, progress)):
+        if number >= most_prompts:
+            return replace(finder.found(), is_whole=False)
+        ids += prompt.token_ids is not None
+        finder.add(prompt)
+    if not finder.requests and ids:
+        return _nothing(NEEDS_TOKENIZER)
+    return finder.found()
+
+
+def _counted(
+    prompts: Iterator[LoggedPrompt], progress: Callable[[int], object]
+) -> Iterator[LoggedPrompt]:
+    for prompt in prompts:
+        progress(1)
+        yield prompt
+
+
+def _nothing(why: str) -> Breaks:
+    return Breaks(0, 0, 0, 0, (), not_read=why)

@@ -1,0 +1,104 @@
+"""Compare two texts: common ends, sentences, and forms in which equal contents are equal."""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from typing import Any
+
+LEAST_SENTENCE = 12
+"""Characters. Shorter sentences occur everywhere and identify nothing."""
+
+_ENDS = re.compile(r"[\r\n]+|(?<=[.!?;:,}\]])\s+")
+_BLANKS = re.compile(r"\s+")
+_WORDS = re.compile(r"\w+|[^\w\s]")
+
+
+def common_prefix(a: str, b: str) -> int:
+    """Return the number of leading characters that two texts share."""
+    high = min(len(a), len(b))
+    if a[:high] == b[:high]:
+        return high
+    low, step = 0, 64
+    while low + step < high and a[low : low + step] == b[low : low + step]:
+        low, step = low + step, step * 2
+    high = min(high, low + step)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def common_suffix(a: str, b: str) -> int:
+    """Return the number of trailing characters that two texts share."""
+    low, high = 0, min(len(a), len(b)) + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        if a[len(a) - middle :] == b[len(b) - middle :]:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def sentences(text: str) -> list[str]:
+    """Return the lines and sentences of a text that are long enough to identify it."""
+    return [s for s in map(str.strip, _ENDS.split(text)) if len(s) >= LEAST_SENTENCE]
+
+
+def spans(text: str) -> list[tuple[int, int, str]]:
+    """Return ``sentences`` with their places: (begin, end, text)."""
+    found, at = [], 0
+    for end in _ENDS.finditer(text):
+        if end.start() - at >= LEAST_SENTENCE:
+            found.append((at, end.start(), text[at : end.start()]))
+        at = end.end()
+    if len(text) - at >= LEAST_SENTENCE:
+        found.append((at, len(text), text[at:]))
+    return found
+
+
+def equal_but_blanks(a: str, b: str) -> bool:
+    """Return whether two texts differ only in white space or in how accents are encoded."""
+    return _bare(a) == _bare(b)
+
+
+def _bare(text: str) -> str:
+    return _BLANKS.sub("", unicodedata.normalize("NFC", text))
+
+
+def equal_words(a: str, b: str) -> bool:
+    """Return whether two texts have the same words and signs in another order."""
+    return sorted(_WORDS.findall(a)) == sorted(_WORDS.findall(b))
+
+
+def canonical(text: str) -> str:
+    """Return a JSON text with sorted keys, nested JSON texts included; other texts unchanged."""
+    found = _parsed(text)
+    return text if found is None else json.dumps(_sorted(found), sort_keys=True)
+
+
+def _sorted(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _sorted(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_sorted(inner) for inner in value]
+    found = _parsed(value) if isinstance(value, str) else None
+    return value if found is None else _sorted(found)
+
+
+def _parsed(text: str) -> Any:
+    """The object or list of a JSON text; ``None`` for any other text."""
+    at = text.find("{") if text[:1] == "<" else 0  # a message's first part begins with its role
+    body = text[at:] if at >= 0 else ""
+    if body[:1] not in ("{", "["):
+        return None
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    return found if at == 0 else [text[:at], found]

@@ -1,0 +1,66 @@
+"""Prompts of SGLang's request log as text, for what compares words and not blocks."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from canopy_lab.trace import lines
+from canopy_lab.trace.prompts import LoggedPrompt, clients_name
+from canopy_lab.trace.sglang_log import is_warm_up, was_refused
+from canopy_lab.trace.sglang_prompt import event_of, inner, token_ids
+
+Decode = Callable[[list[int]], str]
+
+
+def prompts(
+    path: Path, tolerance: lines.Tolerance, decode: Decode | None = None
+) -> Iterator[LoggedPrompt]:
+    """Yield the finished requests, earliest end first.
+
+    ``decode`` turns token ids into text; without it, prompts keep their ids. Refused requests, health checks and the server's warm-up are left out.
+    """
+    before = b""
+    for line, text in lines.read_lines(path):
+        try:
+            event = event_of(text, ("request.finished",))
+            if event is None or text == before:  # two handlers may write every line twice
+                continue
+            before = text
+            prompt = _prompt(event, line, decode)
+        except lines.BadLine as error:
+            tolerance.bad(line, error)
+            continue
+        if prompt is not None:
+            yield prompt
+
+
+def _prompt(event: Mapping[str, Any], line: int, decode: Decode | None) -> LoggedPrompt | None:
+    given, meta = inner(event, "obj"), inner(event, "out", "meta_info")
+    if str(event.get("rid")).startswith("HEALTH_CHECK") or was_refused(meta) or is_warm_up(given):
+        return None
+    ids, text = token_ids(given), given.get("text")
+    if not ids and not isinstance(text, str):
+        return None
+    prompt = LoggedPrompt(_seconds(event), line)
+    if ids and decode is None:
+        prompt.token_ids = ids
+    else:
+        prompt.text = decode(ids) if ids and decode is not None else str(text)
+    custom = inner(given, "sampling_params", "custom_params")
+    named = custom.get("canopy_conversation") or given.get("session_id")
+    prompt.conversation = clients_name(named) if named else None
+    prompt.category = str(custom.get("canopy_category") or "default")
+    adapter = given.get("lora_id") or given.get("lora_path") or ""
+    salts = (given.get("extra_key") or "", given.get("cache_salt") or "")
+    prompt.apart = ("", str(adapter), *map(str, salts))
+    return prompt
+
+
+def _seconds(event: Mapping[str, Any]) -> float:
+    try:
+        return datetime.datetime.fromisoformat(str(event.get("timestamp"))).timestamp()
+    except ValueError:
+        return 0.0

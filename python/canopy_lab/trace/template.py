@@ -1,0 +1,62 @@
+"""Split a prompt that a chat template rendered into the parts of ``chat.py``.
+
+Logs of servers hold prompts as the model receives them. Role markers of ChatML, Llama, Gemma, GPT-OSS,
+GLM, DeepSeek and Mistral are recognised; another prompt is one part. Tools on lines of their own
+inside a system prompt become parts, so that their order can be compared.
+"""
+
+from __future__ import annotations
+
+import re
+
+from canopy_lab.trace.chat import Part
+from canopy_lab.trace.prompts import LoggedPrompt
+
+_ROLE = re.compile(
+    r"<\|(?:im_start|start|turn|start_header_id)\|>(?P<a>\w+)"
+    r"|<start_of_turn>(?P<b>\w+)"
+    r"|<[|\uff5c](?P<c>system|user|assistant|tool|observation)[|\uff5c]>"
+    r"|\[(?P<d>INST|AVAILABLE_TOOLS|SYSTEM_PROMPT|TOOL_RESULTS)\]",
+    re.I,
+)
+_NAMES = {
+    **{"model": "assistant", "observation": "tool", "ipython": "tool", "developer": "system"},
+    **{"inst": "user", "available_tools": "system", "system_prompt": "system", "tool_results": "tool"},
+}  # fmt: skip
+_TOOL_LINE = re.compile(r'^\{"(?:type|name|function|description)":.*\n?', re.M)
+
+
+def parts_of(prompt: LoggedPrompt) -> tuple[Part, ...]:
+    """Return a prompt's parts; empty for a prompt of token ids."""
+    if prompt.parts or not prompt.text:
+        return prompt.parts
+    return split_template(prompt.text)
+
+
+def split_template(text: str) -> tuple[Part, ...]:
+    """Return the parts of a rendered prompt; their texts joined are ``text``."""
+    starts = list(_ROLE.finditer(text))
+    if not starts:
+        return (Part("text", "user", text),)
+    found = []
+    if starts[0].start():
+        found.append(Part("text", "system", text[: starts[0].start()]))
+    for mark, following in zip(starts, [*starts[1:], None]):
+        end = len(text) if following is None else following.start()
+        name = (mark["a"] or mark["b"] or mark["c"] or mark["d"]).lower()
+        role, body = _NAMES.get(name, name), text[mark.start() : end]
+        found += _with_tools(body) if role == "system" else [Part("text", role, body)]
+    return tuple(found)
+
+
+def _with_tools(body: str) -> list[Part]:
+    """A system prompt, its tools apart."""
+    found, at = [], 0
+    for tool in _TOOL_LINE.finditer(body):
+        if tool.start() > at:
+            found.append(Part("text", "system", body[at : tool.start()]))
+        found.append(Part("tool", "tools", tool[0]))
+        at = tool.end()
+    if at < len(body):
+        found.append(Part("text", "system", body[at:]))
+    return found

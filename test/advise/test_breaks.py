@@ -1,0 +1,259 @@
+"""What breaks prefixes: every kind is found where it was put, and nothing in logs that only grow."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from canopy_lab.advise.breaks import finder
+from canopy_lab.advise.breaks.cures import as_json, sentences
+from canopy_lab.advise.breaks.finder import Finder
+from canopy_lab.advise.breaks.memory import Memory, Recent
+from canopy_lab.advise.breaks.read import NEEDS_TOKENIZER, NO_TEXT, read_breaks
+from canopy_lab.cli.main import main
+from canopy_lab.trace.openai_log import parse
+from canopy_lab.trace.prompts import LoggedPrompt
+from canopy_lab.trace.template import split_template
+
+FILE = Path(__file__).resolve().parents[2] / "benchmark" / "advise" / "seed_breaks.py"
+
+
+COSTS_NOTHING = "reminder in last"
+"""Nothing that was in a prompt before stands behind it: only the answer's KV is lost."""
+
+
+def _module() -> Any:
+    spec = importlib.util.spec_from_file_location("seed_breaks", FILE)
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+seeds = _module()
+
+
+def prose(count: int, words: int, seed: int) -> list[str]:
+    draw = random.Random(seed)
+    return [
+        " ".join(f"w{draw.randrange(3000):04d}" for _ in range(words)) + "." for _ in range(count)
+    ]
+
+
+@pytest.fixture(scope="module")
+def clean_log():
+    lines = iter(prose(4000, 12, 3))
+    runs = [
+        [("\n".join(next(lines) for _ in range(8)), "\n".join(next(lines) for _ in range(5))) for _ in range(6)]
+        for _ in range(18)
+    ]  # fmt: skip
+    return seeds.clean_log(runs, prose(600, 16, 4), 1, 18)
+
+
+def find(log, *, named=True, **limits):
+    made = Finder(**limits)
+    for number, row in enumerate(log):
+        for prompt in parse(seeds.without_labels(row, named=named), number):
+            made.add(prompt)
+    return made.found()
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_log_that_only_grows_has_no_findings(clean_log, named):
+    found = find(clean_log, named=named)
+    assert found.requests == len(clean_log)
+    assert found.applications == 3
+    assert not found.findings
+    assert sentences(found) == [
+        f"No difference breaks the prefixes of {found.requests} requests: equal text always follows equal text."
+    ]
+
+
+@pytest.mark.parametrize("name", [n for n in (*seeds.KINDS, *seeds.UNSEEN) if n != COSTS_NOTHING])
+def test_a_seeded_break_is_placed_and_named(clean_log, name):
+    kind = {**seeds.KINDS, **seeds.UNSEEN}[name]
+    rate = 1.0 if name == "moving reminder" else 0.5
+    found = find(seeds.seeded(clean_log, name, "middle", rate, 1))
+    right = [one for one in found.findings if one.place == kind.place and one.kind in kind.names]
+    assert right, [(one.place, one.kind, one.tokens) for one in found.findings]
+    assert found.findings[0] in right
+
+
+@pytest.mark.parametrize("name", ["time", "tool order", "picture"])
+def test_the_tokens_are_those_that_an_endless_cache_misses_more(clean_log, name):
+    same = seeds.seeded(clean_log, name, "middle", 0.0, 1)
+    before, after = find(same), find(seeds.seeded(clean_log, name, "middle", 1.0, 1))
+    lost = (after.tokens - after.cached_tokens) - (before.tokens - before.cached_tokens)
+    said = sum(one.tokens for one in after.findings)
+    assert lost > 0
+    assert said == pytest.approx(lost, rel=0.1)
+
+
+def test_values_change_with_users_or_with_requests(clean_log, monkeypatch):
+    monkeypatch.setattr(finder, "LEAST_SHARE", 0.0)
+    users = find(seeds.seeded(clean_log, "user", "middle", 1.0, 1)).findings[0]
+    times = find(seeds.seeded(clean_log, "time", "middle", 1.0, 1)).findings[0]
+    assert (users.per, times.per) == ("user", "request")
+
+
+def test_memory_is_bounded_by_prompts_and_by_bytes(clean_log):
+    log = seeds.seeded(clean_log, "time", "middle", 1.0, 1)
+    by_prompts = Finder(most_prompts=20)
+    by_bytes = Finder(most_bytes=400_000)
+    for number, row in enumerate(log):
+        for prompt in parse(seeds.without_labels(row, named=True), number):
+            by_prompts.add(prompt)
+            by_bytes.add(prompt)
+            assert len(by_prompts.memory._prompts) <= 20
+            assert by_bytes.memory.text_bytes <= 200_000
+    assert by_prompts.found().findings[0].kind == "time"
+    numbers = [one.number for one in by_prompts.memory._segments.values() if one.uses]
+    assert len(numbers) == len(set(numbers)) == len(by_prompts.memory._segments)
+
+
+def test_what_was_forgotten_leaves_no_memory():
+    memory = Memory(most_prompts=1)
+    for number in range(50):
+        text = " ".join(prose(4, 20, number))
+        made = memory.prompt(LoggedPrompt(number, number, text), split_template(text))
+        memory.remember(made)
+    assert len(memory._prompts) == len(memory._segments) == 1
+    assert len(memory._of_sentence) <= 4
+
+
+def test_recent_keys_outlive_old_ones():
+    recent: Recent[int, int] = Recent(4)
+    for number in range(40):
+        recent.put(number, number)
+        assert recent.get(0) == 0
+    assert recent.get(20) is None
+    assert len(recent._new) + len(recent._old) <= 8
+
+
+# ---- where the prompts come from ----
+
+CHATML = "<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\n{user}<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "roles"),
+    [
+        (CHATML, ["system", "user", "assistant"]),
+        ("<|start_header_id|>system<|end_header_id|>a<|start_header_id|>user<|end_header_id|>b", ["system", "user"]),
+        ("<start_of_turn>user\nhi<start_of_turn>model\n", ["user", "assistant"]),
+        ("[INST]hi[/INST]", ["user"]),
+        ("<|system|>\nx<|user|>y<|assistant|>", ["system", "user", "assistant"]),
+        ("<\uff5cUser\uff5c>y<\uff5cAssistant\uff5c>", ["user", "assistant"]),
+        ("no template", ["user"]),
+    ],
+)  # fmt: skip
+def test_a_rendered_prompt_is_split_at_its_roles(text, roles):
+    parts = split_template(text)
+    assert [part.role for part in parts] == roles
+    assert "".join(part.text for part in parts) == text
+
+
+def test_tools_inside_a_rendered_system_prompt_are_parts():
+    text = (
+        '<|im_start|>system\nYou may call:\n{"type": "function"}\n{"name": "b"}\nNow.<|im_end|>\n'
+    )
+    parts = split_template(text)
+    assert [part.kind for part in parts] == ["text", "tool", "tool", "text"]
+    assert "".join(part.text for part in parts) == text
+
+
+def server_log(tmp_path, *, ids=False):
+    """A live server's request log whose system prompt holds a clock."""
+    rules, lines = "\n".join(prose(20, 12, 5)), []
+    for at in range(40):
+        system = f"You help.\nCurrent time: 2026-01-02 03:{at:02d}:00.\n{rules}"
+        text = CHATML.format(system=system, user=prose(1, 20, 100 + at)[0])
+        given = {"input_ids": list(text.encode()), "text": None} if ids else {"text": text}
+        out = {"meta_info": {"completion_tokens": 4, "finish_reason": {"type": "stop"}}}
+        stamp = f"2026-01-02T03:{at:02d}:00"
+        for kind, more in (("received", {"obj": {}}), ("finished", {"obj": given, "out": out})):
+            lines.append(json.dumps({"timestamp": stamp, "event": f"request.{kind}", "rid": str(at), **more}))  # fmt: skip
+    path = tmp_path / "server.log"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_a_live_servers_request_log_is_read(tmp_path):
+    found = read_breaks(server_log(tmp_path), "sglang")
+    (one,) = found.findings
+    assert (one.kind, one.place, one.per) == ("time", "system", "request")
+    assert one.requests == 39
+
+
+def test_token_ids_need_a_tokenizer(tmp_path):
+    log = server_log(tmp_path, ids=True)
+    assert read_breaks(log, "sglang").not_read == NEEDS_TOKENIZER
+    from tokenizers import Tokenizer, decoders
+    from tokenizers.models import WordLevel
+
+    made = Tokenizer(WordLevel({chr(i): i for i in range(256)}, unk_token="\x00"))
+    made.decoder = decoders.Fuse()
+    made.save(str(tmp_path / "tokenizer.json"))
+    found = read_breaks(log, "sglang", tokenizer=str(tmp_path / "tokenizer.json"))
+    assert [one.kind for one in found.findings] == ["time"]
+
+
+def test_a_trace_of_blocks_holds_no_prompts(tmp_path):
+    assert read_breaks(tmp_path / "t.jsonl", "mooncake").not_read == NO_TEXT
+
+
+def test_a_long_log_is_read_in_part_and_it_says_so(tmp_path):
+    found = read_breaks(server_log(tmp_path), "sglang", most_prompts=20)
+    assert not found.is_whole
+    assert "the first 20 requests" in sentences(found)[0]
+
+
+# ---- what is shown ----
+
+
+def advise(log, tmp_path, capsys, *more):
+    numbers, page = tmp_path / "n.json", tmp_path / "page.html"
+    common = [
+        "--capacity-tokens",
+        "20000",
+        "--out",
+        str(page),
+        "--json",
+        str(numbers),
+        "--jobs",
+        "1",
+    ]
+    assert main(["advise", str(log), *common, *more]) == 0
+    return capsys.readouterr().out + page.read_text(), json.loads(numbers.read_text())
+
+
+def test_advice_names_the_break_and_hides_its_values(tmp_path, capsys):
+    log = server_log(tmp_path)
+    shown, numbers = advise(log, tmp_path, capsys)
+    assert "time in the system prompt, about " in shown
+    assert "new in each request: 39 requests" in shown
+    assert "move it to the last message" in shown
+    (one,) = numbers["breaks"]["findings"]
+    assert one["kind"] == "time"
+    for text in (shown, json.dumps(numbers["breaks"])):
+        assert "03:07" not in text
+        assert "Current time" not in text
+        assert "You help" not in text
+    shown, numbers = advise(log, tmp_path, capsys, "--show-values")
+    assert "03:01:00" in shown
+    assert "You help" in numbers["breaks"]["findings"][0]["name"]
+
+
+def test_json_without_values_has_no_text_of_the_log(clean_log):
+    found = find(seeds.seeded(clean_log, "id", "middle", 1.0, 1))
+    data = as_json(found)
+    assert data["findings"]
+    assert not {"label", "name", "examples"} & set(data["findings"][0])
+    assert {"label", "name", "examples"} <= set(as_json(found, show_values=True)["findings"][0])
