@@ -32,7 +32,7 @@ def test_a_conversation_is_where_its_tokens_are():
     (one,) = ask(tree, "a", tenant=None)
     assert one["cached"]
     assert one["tokens"]["device"] == 16
-    assert one["last_use_s"] == 15.0
+    assert one["last_use_ago_s"] == 15.0
     assert [(row["offset"], row["tokens"]) for row in one["nodes"]] == [(0, 10), (10, 6)]
     assert one["belief"]["category"].startswith("chat")
     assert one["next_to_go"]["tokens_before"] == 0
@@ -40,6 +40,19 @@ def test_a_conversation_is_where_its_tokens_are():
     assert one["evicted"] == []
     assert "device 16" in text([one])
     assert "wa believes: category chat" in text([one])
+
+
+def test_the_use_of_a_shared_beginning_by_others_is_not_the_conversations_use():
+    tree = LiveTree(96, "wa", {"quantum_tokens": 1})
+    system = list(range(1000, 1016))
+    tree.serve([*system, *range(8)], 1.0, conversation="a")
+    tree.serve([*system, *range(100, 108)], 5.0, conversation="b")
+    tree.serve([*system, *range(200, 208)], 9.0, conversation="c")
+    tree.request(20.0)
+    (one,) = ask(tree, "a", tenant=None)
+    assert one["last_use_ago_s"] == 19.0
+    assert "last used 19 s ago" in text([one])
+    assert [node["last_use_ago_s"] for node in one["nodes"]] == [11.0, 19.0]
 
 
 def test_who_evicted_it_and_why_is_remembered():
@@ -50,7 +63,7 @@ def test_who_evicted_it_and_why_is_remembered():
     assert one["tokens"]["device"] == 8
     (gone,) = one["evicted"]
     assert gone == {
-        "s_ago": 0.0,
+        "evicted_ago_s": 0.0,
         "tier": "device",
         "tokens": 8,
         "offset": 8,

@@ -58,7 +58,7 @@ RANK: dict[str, Any] = {
     "tiers": {"device": TIER, "host": TIER},
     "hour": [
         {
-            "time": 1.8e9 + 60 * n,
+            "time_unix_s": 1.8e9 + 60 * n,
             "prompt_tokens": 1000,
             "hit_tokens": {"device": 300 + 9 * n, "host": 100},
             "evicted_tokens": {"capacity": 50 + n, "ttl": n % 7, "trim": 0, "quota": 0},
@@ -98,7 +98,7 @@ STATUS: dict[str, Any] = {
         "mean_residual_ms": None,
     },
     "ttft_hour": [
-        {"time": 1.8e9 + 60 * n, "requests": 9, "p50_s": 0.2, "p99_s": 0.4 + n % 3}
+        {"time_unix_s": 1.8e9 + 60 * n, "requests": 9, "p50_s": 0.2, "p99_s": 0.4 + n % 3}
         for n in range(60)
     ],
     "ranks": [RANK],

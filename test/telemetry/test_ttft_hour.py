@@ -32,7 +32,7 @@ def test_the_hour_forgets_and_quiet_minutes_are_left_out():
         if minute % 2:
             hour.add(0.5)
     points = hour.points()
-    assert [point["time"] for point in points] == [60.0 * m for m in range(41, 100, 2)]
+    assert [point["time_unix_s"] for point in points] == [60.0 * m for m in range(41, 100, 2)]
     now[0] = 1e6
     assert hour.points() == []
 

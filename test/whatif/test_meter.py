@@ -394,6 +394,23 @@ def test_flags_say_what_they_need():
     assert several == MeterOptions(("wa", "canopy-tlru"), (1.0, 4.0), 8)
 
 
+def test_it_reports_the_requests_that_do_not_count_and_keeps_the_count_across_an_exchange():
+    meter = Meter(MeterSetup((LRU, "wa")), Memory(64 * BLOCK), LRU)
+    requests = [request for _, request in turns(3)][:30]
+    for request in requests:
+        meter.ended(request, 0)
+    for second in range(7):
+        short = Request(time=1e4 + second, path=(), block_tokens=BLOCK, prompt_tokens=BLOCK - 1)
+        meter.ended(short, 0)
+    assert meter.undecided == "too few requests: 30 of 200 (7 shorter than a block do not count)"
+    meter.runs("wa", make_policy("wa"))
+    meter.ended(Request(time=2e4, path=(1, 2), block_tokens=BLOCK, prompt_tokens=32), 0)
+    found = meter.stats()["requests"]
+    assert (found["counted"], found["counted_since_exchange"], found["needed"]) == (31, 1, 200)
+    assert found["uncounted"]["shorter than a block"] == 7
+    assert "1 of 200 (30 counted before the exchange of policies, 7 shorter" in meter.undecided
+
+
 # ---- several replicas, and words ----
 
 
@@ -411,6 +428,16 @@ def stats(hit, sampled, wa):
         ],
         "one_block_in": 4,
         "sampled_requests": sampled,
+        "requests": {
+            "counted": sampled,
+            "counted_since_exchange": sampled,
+            "needed": 200,
+            "uncounted": {
+                "shorter than a block": 2,
+                "without a sampled block": 0,
+                "while paused": 0,
+            },
+        },
         "spent_s": 0.5,
         "undecided": None if sampled else "too few requests: 0 of 200",
         "sums": {"prompt_tokens": 2 * sampled, "hit_tokens": sampled},

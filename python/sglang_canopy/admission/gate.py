@@ -229,7 +229,6 @@ class SessionGate:
             "footprint_tokens": round(self.footprints.tokens),
             "capacity_tokens": self.places.capacity_tokens,
             **self.counts.stats(),
-            "clock_s": round(self.now, 3),
         }
 
     def agreement(self) -> dict[str, Any]:

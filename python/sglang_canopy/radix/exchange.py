@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -32,8 +33,8 @@ so that every rank changes its order at the same request."""
 class Changed:
     """One exchange, for operators."""
 
-    time: float
-    """On the requests' clock, in seconds."""
+    time_unix_s: float
+    """Wall time on this rank, only for operators: no decision depends on it."""
     before: str
     after: str
     why: str
@@ -120,7 +121,7 @@ class Exchange:
         self.advance()
         if live.meter is not None:
             live.meter.runs(after, device, keep_floor)
-        self.changes.append(Changed(tree.clock.now, before, after, why))
+        self.changes.append(Changed(time.time(), before, after, why))
         del self.changes[:-MAX_CHANGES]
         logger.info("canopy: policy %s instead of %s (%s)", after, before, why)
 

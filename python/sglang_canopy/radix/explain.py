@@ -70,20 +70,20 @@ def _of_tenant(
     for row in nodes:
         for tier in row["tiers"]:
             tokens[tier] += row["tokens"]
-    last = max((n.canopy.last_access for n in _above(core, end)), default=None)
+    own = [n.canopy.last_access for n in _above(core, end) if not n.canopy.shared]
     return {
         "tenant": shown_tenant(tenant),
         "conversation": conversation,
         "cached": bool(nodes),
         "tokens": tokens,
-        "last_use_s": None if last is None else round(now - last, 3),
+        "last_use_ago_s": round(now - max(own), 3) if own else None,
         "nodes": nodes[:MAX_NODES],
         "policy": core.live.device_policy.name,
         "belief": {} if end is None else dict(core.live.device_policy.explain(end.canopy, now)),
         "next_to_go": None if end is None else _turn(core, end, order),
         "evicted": [
             {
-                "s_ago": round(now - one.time, 3),
+                "evicted_ago_s": round(now - one.time, 3),
                 "tier": TIERS[one.tier],
                 "tokens": one.tokens,
                 "offset": one.offset,
@@ -118,7 +118,7 @@ def _path(core: CanopyTreeCore, end: UnifiedTreeNode) -> list[dict[str, Any]]:
                 "tokens": len(node.key),
                 "tiers": [tier for tier, has in zip(TIERS, held) if has],
                 "category": leaf.category,
-                "last_use_s": round(now - leaf.last_access, 3),
+                "last_use_ago_s": round(now - leaf.last_access, 3),
                 "uses": leaf.hits,
                 "shared": leaf.shared,
             }

@@ -41,7 +41,7 @@ class Hour:
         assert self._last is not None
         (_, (prompts, hits, gone)), (_, (before, hits_before, gone_before)) = self._now, self._last
         return {
-            "time": round(self._epoch, 1),
+            "time_unix_s": round(self._epoch, 1),
             "prompt_tokens": prompts - before,
             "hit_tokens": _more(hits, hits_before),
             "evicted_tokens": _more(gone, gone_before),

@@ -73,7 +73,7 @@ class Status:
         keep = _shown(self.cache.tree_core.protected.keeps.stats(), "tenants")
         return {
             "rank": self.rank,
-            "time": time.time(),
+            "time_unix_s": time.time(),
             "uptime_s": time.time() - self.started,
             "policies": self._policies(disk),
             "running": self.cache.tree_core.live.running,
@@ -100,7 +100,7 @@ class Status:
             "hints": heeded(getattr(self.cache.tree_core.live.device_policy, "model", None)),
             "awaited": _shown(self.cache.tree_core.protected.waiting.budget.stats(), "tenants"),
             "disk": disk,
-            "session_gate": self._gate(),
+            "session_gate": self._gate(now),
             "queue": self._queue(),
             "prefill": self._prefill(prompts, sum(hits)),
             "whatif": self._whatif(),
@@ -212,10 +212,15 @@ class Status:
                 names[TIERS[DISK]] = disk["policy"] if disk is not None else backend
         return names
 
-    def _gate(self) -> dict[str, Any] | None:
-        """Return the session gate's counts; ``None`` without a gate."""
+    def _gate(self, now: float) -> dict[str, Any] | None:
+        """Return the session gate's counts; ``None`` without a gate.
+
+        ``clock_ago_s``: age of the last time that the gate received, from a request or a tick.
+        """
         gate = self.cache.tree_core.live.gate
-        return None if gate is None else gate.stats()
+        if gate is None:
+            return None
+        return {**gate.stats(), "clock_ago_s": round(max(0.0, now - gate.now), 3)}
 
     def _whatif(self) -> dict[str, Any] | None:
         """Return the what-if meter's results; ``None`` without a meter."""

@@ -44,7 +44,7 @@ class TtftHour:
             self._turn()
             oldest = self._minute - (POINTS - 1) * POINT_S
             points = [*self._points, self._point()] if self._counts else list(self._points)
-        return [point for point in points if point["time"] >= oldest]
+        return [point for point in points if point["time_unix_s"] >= oldest]
 
     def _turn(self) -> None:
         minute = self._clock() // POINT_S * POINT_S
@@ -55,7 +55,7 @@ class TtftHour:
 
     def _point(self) -> dict[str, Any]:
         number = self._counts.total()
-        found: dict[str, Any] = {"time": self._minute, "requests": number}
+        found: dict[str, Any] = {"time_unix_s": self._minute, "requests": number}
         for name, share in QUANTILES.items():
             rank, below = math.ceil(share * number), 0
             for at in sorted(self._counts):

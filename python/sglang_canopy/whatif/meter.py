@@ -43,6 +43,9 @@ TIMED = 17
 """Time one request in this many: reading the thread clock can cost more than the work."""
 LEAST_REQUESTS = 200
 """Sampled requests required before estimates are reported."""
+TOO_SHORT, UNSAMPLED, PAUSED = "shorter than a block", "without a sampled block", "while paused"
+UNCOUNTED = (TOO_SHORT, UNSAMPLED, PAUSED)
+"""Reasons why a finished request does not count."""
 
 
 class Question(NamedTuple):
@@ -112,6 +115,8 @@ class Meter:
         """Sampled tokens hit by each policy's shadow cache of the server's capacity."""
         self.shadow_squares: dict[str, int] = {}
         """Squares of these, request by request."""
+        self.uncounted = dict.fromkeys(UNCOUNTED, 0)
+        """Finished requests that do not count, by reason, since the start."""
         self._finished_requests = 0
         self._origins = Origins()
         self._account = Account(setup.memory_s)
@@ -155,10 +160,19 @@ class Meter:
             rate = self.caches.requests_per_s
             return f"too many requests to sample within 1 % of a core: {rate:.0f} per second"
         if self._sampled_requests < LEAST_REQUESTS:
-            return f"too few requests: {self._sampled_requests} of {LEAST_REQUESTS}"
+            return self._too_few()
         if not any(self.caches.has_evicted(q) for q in self._arms if q.capacity == NOW):
             return "the cache has not filled: nothing to win"
         return None
+
+    def _too_few(self) -> str:
+        """Return how many requests count so far, and how many do not and why."""
+        before = self.caches.seen - self._sampled_requests
+        notes = [f"{count} {why} do not count" for why, count in self.uncounted.items() if count]
+        if before:
+            notes.insert(0, f"{before} counted before the exchange of policies")
+        found = f"too few requests: {self._sampled_requests} of {LEAST_REQUESTS}"
+        return f"{found} ({', '.join(notes)})" if notes else found
 
     def ended(self, request: Request, hit_tokens: int) -> None:
         """Record a finished request; ``hit_tokens``: prompt tokens hit on device or host."""
@@ -183,6 +197,7 @@ class Meter:
         self._sum("hit", hit_tokens)
         sample = self._observe(request)
         if sample is None:
+            self.uncounted[self._why_uncounted(request)] += 1
             return
         self._sampled_requests += 1
         served = len(caches.sampled(request.path[: hit_tokens // tokens]))
@@ -191,6 +206,11 @@ class Meter:
             sample, sample.hit_blocks.get(running, served), served, tokens, caches.one_in
         )
         self._update_floor(sample)
+
+    def _why_uncounted(self, request: Request) -> str:
+        if not request.path:
+            return TOO_SHORT
+        return PAUSED if self.caches.paused else UNSAMPLED
 
     def _update_floor(self, sample: Sample) -> None:
         """Update the floor and the shadow hits with one sampled request."""
@@ -250,6 +270,12 @@ class Meter:
             "arms": self.rows(),
             "one_block_in": self.caches.one_in,
             "sampled_requests": self.caches.seen,
+            "requests": {
+                "counted": self.caches.seen,
+                "counted_since_exchange": self._sampled_requests,
+                "needed": LEAST_REQUESTS,
+                "uncounted": dict(self.uncounted),
+            },
             "spent_s": round(self.spent_s, 4),
             "undecided": self.undecided,
             "sums": dict(self.sums),

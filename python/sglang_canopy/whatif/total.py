@@ -43,6 +43,17 @@ def added_up(meters: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
         "arms": arms,
         "one_block_in": max(m["one_block_in"] for m in meters),
         "sampled_requests": whole,
+        "requests": {
+            **{
+                key: sum(m["requests"][key] for m in meters)
+                for key in ("counted", "counted_since_exchange")
+            },
+            "needed": first["requests"]["needed"],
+            "uncounted": {
+                why: sum(m["requests"]["uncounted"][why] for m in meters)
+                for why in first["requests"]["uncounted"]
+            },
+        },
         "spent_s": round(sum(m["spent_s"] for m in meters), 4),
         "sums": {key: sum(m["sums"][key] for m in meters) for key in first["sums"]},
         **{

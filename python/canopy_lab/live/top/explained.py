@@ -65,7 +65,9 @@ def _conversation(one: Mapping[str, Any]) -> Iterator[str]:
     yield f"conversation {_plain(one['conversation'])}{whose}"
     if one["cached"]:
         held = ", ".join(f"{tier} {n:,}" for tier, n in one["tokens"].items() if n)
-        yield f"  tokens held: {held or 'none'}; last used {one['last_use_s']:g} s ago"
+        ago = one["last_use_ago_s"]
+        used = "only the part shared with others" if ago is None else f"last used {ago:g} s ago"
+        yield f"  tokens held: {held or 'none'}; {used}"
         for node in one["nodes"]:
             where = "+".join(node["tiers"]) or "nowhere"
             shared = ", shared" if node["shared"] else ""
@@ -84,7 +86,7 @@ def _conversation(one: Mapping[str, Any]) -> Iterator[str]:
     for gone in one["evicted"]:
         kept = ", and stayed a tier down" if gone["demoted"] else ""
         yield (
-            f"  {gone['s_ago']:g} s ago {_plain(gone['by'])} evicted {gone['tokens']:,} tokens from "
+            f"  {gone['evicted_ago_s']:g} s ago {_plain(gone['by'])} evicted {gone['tokens']:,} tokens from "
             f"{gone['offset']:,} on from the {gone['tier']} ({gone['reason']}), unused for "
             f"{gone['idle_s']:g} s, as {_plain(gone['category'])}{kept}"
         )

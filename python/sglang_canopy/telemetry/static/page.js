@@ -135,7 +135,7 @@ function hits(ranks) {
   if (timed.length) byId("ratios").append(node("p", "Prefill since the start: " + lasting(saved) + " saved by hits, " +
     percent(saved, saved + sum(timed.map((p) => p.computed_s))) + " of it.", "note"));
   const hour = ranks[0].hour, names = Object.keys(ranks[0].tiers);
-  const xs = hour.map((p) => p.time);
+  const xs = hour.map((p) => p.time_unix_s);
   plot("hits", xs, names.map((label) => ({
     label, values: hour.map((p) => (p.prompt_tokens ? 100 * (p.hit_tokens[label] || 0) / p.prompt_tokens : null)),
   })), { y: { range: [0, 100] }, yValues: (_, v) => v.map((one) => one + " %"), value: (_, v) => v == null ? "" : v.toFixed(1) + " %" });
@@ -188,7 +188,7 @@ function held(ranks) {
 function firstTokens(status) {
   const hour = status.ttft_hour || [], time = lasting, last = hour.length && hour[hour.length - 1];
   show("waited", ...(last ? [node("span", time(last.p50_s), "big"), node("span", " is the median of the last minute; 99 in 100 are below " + time(last.p99_s))] : []));
-  plot("ttft-hour", hour.map((p) => p.time), [
+  plot("ttft-hour", hour.map((p) => p.time_unix_s), [
     { label: "median", values: hour.map((p) => p.p50_s) }, { label: "99 in 100 below", values: hour.map((p) => p.p99_s) },
   ], { y: { range: (_, low, high) => [0, 1.1 * high || 1] }, yValues: (_, v) => v.map(time), value: (_, v) => v == null ? "" : time(v) });
   const line = status.ttft_model || {}, ms = (v) => time(v / 1000);
@@ -255,10 +255,10 @@ byId("ask").addEventListener("submit", async (event) => {
 function explained(one) {
   const held = Object.entries(one.tokens).filter(([, n]) => n).map(([tier, n]) => tier + " " + n.toLocaleString()).join(", ");
   const turn = one.next_to_go, last = one.evicted[0], parts = [
-    node("p", one.cached ? "Holds " + (held || "nothing") + " tokens; last used " + one.last_use_s + " s ago." : "Nothing of it is cached."),
+    node("p", one.cached ? "Holds " + (held || "nothing") + " tokens; " + (one.last_use_ago_s == null ? "only the part shared with others." : "last used " + one.last_use_ago_s + " s ago.") : "Nothing of it is cached."),
   ];
   if (last)
-    parts.push(node("p", "Evicted last, " + last.s_ago + " s ago: " + last.tokens.toLocaleString() + " tokens from " + last.offset.toLocaleString() +
+    parts.push(node("p", "Evicted last, " + last.evicted_ago_s + " s ago: " + last.tokens.toLocaleString() + " tokens from " + last.offset.toLocaleString() +
       " on left the " + last.tier + ", by " + last.by + " (" + last.reason + "), unused for " + last.idle_s + " s" +
       (last.category ? ", as " + last.category : "") + "."));
   if (turn && turn.tokens_before !== null)
@@ -267,9 +267,9 @@ function explained(one) {
   if (Object.keys(one.belief).length)
     parts.push(node("p", one.policy + " believes: " + Object.entries(one.belief).map(([k, v]) => k + " " + (typeof v === "number" ? +v.toPrecision(4) : v)).join(", ")));
   if (one.nodes.length) parts.push(table(["tokens", "tiers", "category", "last use, s", "uses"], one.nodes
-    .map((n) => [n.offset + " .. " + (n.offset + n.tokens), n.tiers.join(" + "), n.category, n.last_use_s, n.uses])));
+    .map((n) => [n.offset + " .. " + (n.offset + n.tokens), n.tiers.join(" + "), n.category, n.last_use_ago_s, n.uses])));
   if (one.evicted.length) parts.push(node("h2", "Evicted"), table(["s ago", "tier", "from", "tokens", "by", "reason", "unused for, s"],
-    one.evicted.map((e) => [e.s_ago, e.tier, e.offset, e.tokens, e.by, e.reason, e.idle_s])));
+    one.evicted.map((e) => [e.evicted_ago_s, e.tier, e.offset, e.tokens, e.by, e.reason, e.idle_s])));
   return parts;
 }
 
