@@ -6,12 +6,14 @@ import json
 
 import pytest
 
+from canopy_lab.sim.prefill_seconds import PrefillSeconds
 from canopy_lab.sim.system import (
     EngineProfile,
     load_profile,
     profile_names,
 )
 from canopy_lab.sim.system.engine_profile import PUBLISHED
+from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.errors import CanopyError
 from support.systems import profile
 
@@ -78,3 +80,19 @@ def test_a_profile_of_another_model_or_none_at_all_is_refused(tmp_path):
     file.write_text("{")
     with pytest.raises(CanopyError, match="not JSON"):
         load_profile(file)
+
+
+def test_a_profiles_depth_scale_is_where_attention_costs_as_much_as_the_rest():
+    profile = load_profile("llama-3.1-8b-h100")
+    scale, step = profile.depth_scale(8192), 8192
+    assert 15_000 < scale < 30_000
+    new, context = profile.attention_new_tokens[-1], profile.attention_context_tokens[-1]
+    pair_s = profile.attend_s(new, context) / (new * context + new * (new + 1) / 2)
+    assert profile.linear_s(step) / step == pytest.approx(pair_s * scale)
+
+
+def test_seconds_of_a_trace_are_the_sum_of_its_requests_alone():
+    profile = load_profile("llama-3.1-8b-h100")
+    trace = [TraceRequest(0.0, 1000, 1, (1, 2), 512), TraceRequest(1.0, 900, 1, (1, 3), 512)]
+    found = PrefillSeconds(profile, trace).of([1000, 0])
+    assert found == pytest.approx(profile.prefill_s(1000) + profile.prefill_s(1, 899))
