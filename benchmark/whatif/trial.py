@@ -100,7 +100,12 @@ class Turns:
     def counts(self) -> Counts:
         sums, shadows = self.meter.sums, dict(self.meter.shadow_tokens)
         return Counts(
-            sums["prompt_tokens"], sums["hit_tokens"], self.running, sums["sampled_tokens"], shadows
+            sums["prompt_tokens"],
+            sums["hit_tokens"],
+            self.running,
+            sums["sampled_tokens"],
+            shadows,
+            evicted_tokens=self.live.evicted_blocks,
         )
 
     def exchange(self, policy: str) -> None:

@@ -22,7 +22,7 @@ from sglang_canopy.policy.registry import live_names
 class Options(ServerOptions):
     policy: str = declare("wa", "--policy", "the policy on trial", choices=live_names())
     against: str = declare(
-        "canopy-lru", "--against", "the other one; the same twice is a placebo", choices=live_names()
+        "canopy-lru", "--against", "the other one", choices=live_names()
     )  # fmt: skip
     slice: float = declare(
         60.0, "--slice", "how long one policy ranks at a time; its first half does not count",
@@ -31,6 +31,10 @@ class Options(ServerOptions):
 
     def __post_init__(self) -> None:
         declared.check(self)
+        if self.policy == self.against:
+            raise CanopyError(
+                f"--policy and --against are both {self.policy}: give two different policies"
+            )
 
 
 OPTIONS = (Options,)
@@ -43,15 +47,18 @@ def run(args: Options) -> int:
     fails, the previous policy is restored before ``CanopyError`` is raised.
     """
     server = RunningServer(args.url, args.key)
-    if args.policy != args.against and not _meter_agrees(server.status(), args):
+    if not _meter_agrees(server.status(), args):
         return 1
     print(
         f"{args.policy} and {args.against} rank in turns of {args.slice:g} s, {stopping.LOOKS[0]} to "
         f"{stopping.LOOKS[-1]} pairs: {_minutes(args, 0):.0f} to {_minutes(args, -1):.0f} minutes. "
-        "Ctrl-C goes back.",
+        "Ctrl-C goes back.\n"
+        "A pair: the share of the prefill seconds that each saves (in brackets: that the shadow "
+        "caches of both would save), the share of the prompt tokens that it hits, and the difference "
+        "in points of seconds, in excess of the shadows. So far: mean and interval.",
         flush=True,
     )
-    before, verdict = server.counts().running, None
+    before, verdict, pair = server.counts().running, None, None
     try:
         for number, pair in enumerate(
             pairs(server, args.policy, args.against, args.slice, time.sleep), start=1
@@ -63,6 +70,9 @@ def run(args: Options) -> int:
         ranks = won.get(verdict or "", before)
         with contextlib.nullcontext() if verdict else contextlib.suppress(CanopyError):
             server.exchange(ranks)
+        if verdict is None:
+            print(_unfinished(args, pair, ranks), flush=True)
+    assert pair is not None
     assert pair.so_far is not None
     unit = "prompt tokens" if math.isinf(server.counts().depth_scale) else "prefill seconds"
     print("\n".join(_end(args, pair.so_far, unit, ranks, "again" if ranks == before else "now")))
@@ -113,6 +123,16 @@ def _interval(far: stopping.Standing) -> str:
     return f"{far.low:+.1f} to {far.high:+.1f}"
 
 
+def _unfinished(args: Options, pair: Pair | None, ranks: str) -> str:
+    """Return the last line of a trial that was stopped or failed."""
+    far = None if pair is None else pair.so_far
+    if far is None:
+        known = "too few pairs to say anything"
+    else:
+        known = f"{args.policy} against {args.against} {far.points:+.1f} points ({_interval(far)}), {far.pairs} pairs"
+    return f"Stopped before a verdict: {known}. {ranks} ranks again."
+
+
 def _end(args: Options, far: stopping.Standing, unit: str, ranks: str, since: str) -> list[str]:
     result = f"{far.points:+.1f} points of the {unit} ({_interval(far)}), {far.pairs} pairs."
     back = f'curl -X POST {args.url}/canopy/policy -d \'{{"device": "{args.against}"}}\''
@@ -125,6 +145,8 @@ def _end(args: Options, far: stopping.Standing, unit: str, ranks: str, since: st
     why = {
         stopping.WORSE: f"{args.policy} is worse than {args.against}",
         stopping.SAME: f"no difference of {stopping.WORTH_POINTS:g} points",
+        stopping.IDLE: "not tried: nothing was evicted, and where no policy evicts none differs; try "
+        "again when the cache is full",
         stopping.UNSURE: "not sure after the last look; longer slices tell more",
     }[far.verdict or stopping.UNSURE]
     return [f"{why[0].upper()}{why[1:]}: {result} {ranks} ranks {since}."]

@@ -21,7 +21,7 @@ class FakeServer:
         self.now = self.prompts = self.found = 0.0
         self.running, self.exchanged = "canopy-lru", list[str]()
         self.draw = random.Random(1)
-        self.floor = False
+        self.floor, self.evicts = False, True
 
     def wait(self, seconds: float) -> None:
         ratio = self.hits[self.running] + self.trend * self.now + self.draw.gauss(0, self.noise)
@@ -30,7 +30,8 @@ class FakeServer:
         self.found += 1000 * seconds * ratio
 
     def counts(self) -> Counts:
-        return Counts(int(self.prompts), int(self.found), self.running)
+        evicted = int(self.prompts) if self.evicts else 0
+        return Counts(int(self.prompts), int(self.found), self.running, evicted_tokens=evicted)
 
     def exchange(self, policy: str) -> None:
         self.exchanged.append(policy)
@@ -196,6 +197,44 @@ def test_the_verdict_is_by_seconds_and_hits_are_shown(command) -> None:
     assert "points of the prompt tokens" in said  # seconds are not measured
 
 
+def test_a_cache_that_evicts_nothing_shows_no_difference_between_policies(command) -> None:
+    server = FakeServer({"wa": 0.4, "canopy-lru": 0.4}, noise=0.0)
+    server.evicts = False
+    status, text = command(server)
+    assert (status, server.running) == (1, "canopy-lru")
+    assert server.exchanged.count("wa") == LOOKS[0]
+    assert "Not tried: nothing was evicted" in text
+    assert "No difference" not in text
+
+
+def test_a_trial_that_is_stopped_prints_what_is_known(monkeypatch, capsys) -> None:
+    server = FakeServer({"wa": 0.5, "canopy-lru": 0.4})
+
+    def wait(seconds: float) -> None:
+        server.wait(seconds)
+        if server.now > 400:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(trial, "RunningServer", lambda url, key: server)
+    monkeypatch.setattr(trial.time, "sleep", wait)
+    with pytest.raises(KeyboardInterrupt):
+        trial.run(trial.Options())
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("Stopped before a verdict: wa against canopy-lru +10.")
+    assert last.endswith("3 pairs. canopy-lru ranks again.")
+    assert server.running == "canopy-lru"
+
+
+def test_a_policy_is_not_tried_against_itself() -> None:
+    with pytest.raises(CanopyError, match="both wa"):
+        trial.Options(policy="wa", against="wa")
+
+
+def test_the_line_of_a_pair_has_a_legend(command) -> None:
+    _, text = command(FakeServer({"wa": 0.5, "canopy-lru": 0.4}))
+    assert text.index("A pair: the share of the prefill seconds") < text.index("pair 1:")
+
+
 class Waves(FakeServer):
     """Traffic that comes in waves, of which ``share`` by policy can be hit; shadow caches see the same."""
 
@@ -214,7 +253,7 @@ class Waves(FakeServer):
 
     def counts(self) -> Counts:
         asked, shadows = int(self.prompts), {k: int(v) for k, v in self.shadows.items()}
-        return Counts(asked, int(self.found), self.running, asked, shadows)
+        return Counts(asked, int(self.found), self.running, asked, shadows, evicted_tokens=asked)
 
 
 def test_what_any_policy_would_have_hit_drops_out() -> None:

@@ -13,6 +13,8 @@ from canopy_lab.live.trial.turns import Counts
 from sglang_canopy.errors import CanopyError
 
 TIMEOUT_S = 30.0
+_NO_ROOM = "capacity"
+"""Reason of an eviction that a policy decides."""
 
 
 class RunningServer:
@@ -36,6 +38,8 @@ class RunningServer:
         """Return counts of the meter if there is one: both sides then count the same requests."""
         status = self.status()
         running, meter = status["ranks"][0]["running"], status.get("whatif")
+        tiers = status["tiers"]
+        evicted = sum(tier["evicted_tokens"].get(_NO_ROOM, 0) for tier in tiers.values())
         if meter is not None:
             sums = meter["sums"]
             return Counts(
@@ -43,10 +47,11 @@ class RunningServer:
                 shadow_tokens=meter["shadow_tokens"],
                 shadow_squares=meter["shadow_squares"],
                 depth_scale=meter["depth_scale_tokens"] or math.inf,
+                evicted_tokens=evicted,
                 **sums,
             )
-        hits = sum(tier["hit_tokens"] for tier in status["tiers"].values())
-        return Counts(status["prompt_tokens"], hits, running)
+        hits = sum(tier["hit_tokens"] for tier in tiers.values())
+        return Counts(status["prompt_tokens"], hits, running, evicted_tokens=evicted)
 
     def exchange(self, policy: str) -> None:
         """Exchange the policy: ``POST /canopy/policy``."""

@@ -21,6 +21,8 @@ LEVEL = 0.05
 WORTH_POINTS = 0.5
 """A difference that is surely smaller counts as equal."""
 BETTER, WORSE, SAME, UNSURE = "better", "worse", "same", "unsure"
+IDLE = "idle"
+"""Nothing was evicted, so that no policy could differ."""
 
 
 @dataclass(frozen=True, slots=True)

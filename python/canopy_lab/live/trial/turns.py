@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
-from canopy_lab.live.trial.stopping import Standing, standing
+from canopy_lab.live.trial.stopping import IDLE, Standing, standing
 from sglang_canopy.errors import CanopyError
 
 SETTLES = 0.5
@@ -36,6 +36,8 @@ class Counts(NamedTuple):
     depth_scale: float = math.inf
     """Depth in tokens at which a token costs twice as much to prefill as the first; infinite until
     the server has measured it, and seconds then count as tokens."""
+    evicted_tokens: int = 0
+    """Tokens evicted from the tiers for lack of room."""
 
 
 class TrialServer(Protocol):
@@ -56,6 +58,8 @@ class Slice(NamedTuple):
     """Share of the prefill seconds."""
     shadow: float
     """Mean share of the prefill seconds that both policies' shadow caches save; 0 without a meter."""
+    evicted: bool
+    """Whether anything was evicted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +93,14 @@ def pairs(
 ) -> Iterator[Pair]:
     """Yield pairs until ``so_far`` has a verdict. ``wait`` takes seconds.
 
+    Two policies can only differ if they evict: while no slice of one of them had an eviction, the
+    verdict at a look is ``IDLE``.
+
     Raises ``CanopyError`` if the server ranks by another policy than requested, is restarted, or
     has no requests.
     """
     draw, differences = random.Random(seed), list[float]()
+    evicted = {True: False, False: False}
     shadows = server.counts().shadow_tokens
     beside = [name for name in dict.fromkeys((policy, against)) if name in shadows]
     while True:
@@ -101,8 +109,12 @@ def pairs(
         found = {first: _slice(server, name, beside, slice_s, wait) for first, name in turn}
         pair = Pair(found[True], found[False], None)
         differences.append(pair.points)
+        evicted = {first: evicted[first] or one.evicted for first, one in found.items()}
         if len(differences) > 1:
-            pair = Pair(found[True], found[False], standing(differences))
+            far = standing(differences)
+            if far.verdict is not None and not all(evicted.values()):
+                far = replace(far, verdict=IDLE)
+            pair = Pair(found[True], found[False], far)
         yield pair
         if pair.so_far is not None and pair.so_far.verdict is not None:
             return
@@ -156,6 +168,7 @@ def _between(before: Counts, after: Counts, beside: Sequence[str]) -> Slice:
         _share(hit_tokens, prompt_tokens),
         _share(hits, prompts),
         _share(shadows, sampled * len(beside)),
+        after.evicted_tokens > before.evicted_tokens,
     )
 
 
