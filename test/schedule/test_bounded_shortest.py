@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang_canopy.schedule.bounded_shortest import PLACES, BoundedShortest
-from sglang_canopy.schedule.fair_shares import OWN_TURNS, REMEMBERED
-from sglang_canopy.schedule.line import TIGHT_PLACES, Waiting
+from sglang_canopy.schedule.fair_shares import OWN_TURNS, REMEMBERED, FairShares, first
+from sglang_canopy.schedule.line import TIGHT_PLACES, Line, Waiting
 from sglang_canopy.schedule.prefill_cost import Prefill, PrefillCost
 from support.bound_ledger import BoundLedger
 
@@ -126,6 +126,33 @@ def test_a_higher_priority_always_goes_first() -> None:
     order = line.order()
     assert set(order[:5]) == set(high)
     assert set(order[5:]) == set(low)
+
+
+def test_a_turn_that_was_not_served_is_first_however_little_the_others_received() -> None:
+    shares = FairShares()
+    shares.charge("served", "served", 0.25)
+    assert shares.starts(["served", "new"]) == {"served": 0.25, "new": 0.0}
+    assert first(shares.starts(["served", "new"])) == "new"
+
+
+def test_only_the_requests_that_the_tokens_of_a_step_reach_are_checked() -> None:
+    line = queue(1.0, 0.0, 0.0)
+    oldest, passed, younger = (line.add(Prefill(tokens)) for tokens in (100, 40, 60))
+    order = [oldest, younger, passed]
+    assert line.may_not_pass(order, 100) == []
+    assert line.may_not_pass(order, 101) == [younger]
+
+
+def test_arrivals_rarely_reassign_the_places_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    rebuild = Line._rebuild
+    monkeypatch.setattr(
+        Line, "_rebuild", lambda line, new=None: made.append(rebuild(line, new)) or None
+    )
+    line = queue()
+    for _ in range(1_000):
+        line.add(Prefill(5))
+    assert 1 <= len(made) <= 10  # the capacity doubles
 
 
 def test_order_changes_nothing() -> None:
