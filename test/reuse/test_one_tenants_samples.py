@@ -6,7 +6,7 @@ from collections import Counter
 
 from sglang_canopy.records import Request
 from sglang_canopy.reuse.learner import MAX_JUNCTIONS, ReuseModel
-from sglang_canopy.reuse.sample_window import MAX_PARTIES
+from sglang_canopy.reuse.tenant_window import MAX_PARTIES
 
 BLOCKS = 400
 

@@ -99,7 +99,7 @@ class ReuseModel:
             self._sample_junctions(request, matched, departs=before is None)
         full = full_blocks(path, request.prompt_tokens, request.block_tokens)
         tip = self._tip_of(request, before, matched, full)
-        shadow.learn(now, path[matched:])
+        shadow.learn(now, request.tenant, path[matched:])
         if full > matched or (before is not None and full > 0):
             # A prompt that ends inside another request's prefix has no tip of its own.
             shadow.open_tip(tip, path[full - 1])
@@ -134,7 +134,7 @@ class ReuseModel:
             full = full_blocks(request.path, tip.history, request.block_tokens)
             if full and request.path[full - 1] not in tip.keys:
                 matched = self.shadow.matched_blocks(request.path)
-                self.shadow.learn(request.time, request.path[matched:])
+                self.shadow.learn(request.time, request.tenant, request.path[matched:])
                 self.shadow.open_tip(tip, request.path[full - 1])
         tip.speaker = speaker(request.tenant, request.source)
         if request.conversation is not None:

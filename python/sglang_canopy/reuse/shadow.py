@@ -10,12 +10,11 @@ its own evictions.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 from sglang_canopy.records import Request
-from sglang_canopy.reuse.sample_window import SampleWindow
+from sglang_canopy.reuse.tenant_window import TenantWindow
 from sglang_canopy.reuse.tip import Tip
 
 MAX_CONVERSATIONS = 1024
@@ -55,7 +54,10 @@ class NewBlocks:
     """Blocks that one request added."""
 
     born: float
+    tenant: str | None
     blocks: Sequence[int]
+    size: int
+    """Number of ``blocks``."""
 
 
 def full_blocks(path: Sequence[int], tokens: int, block_tokens: int) -> int:
@@ -67,17 +69,17 @@ def full_blocks(path: Sequence[int], tokens: int, block_tokens: int) -> int:
 class ShadowIndex:
     """Tips and junctions by chained block hash, in a window bounded in time and in number.
 
-    ``cap``: samples of the window (``sample_window.py``); ``block_cap``: block hashes held; the
-    oldest are dropped first.
+    ``cap``: samples of the window; all of them were observed for the same chance to return, so
+    censoring is unbiased. ``block_cap``: block hashes held. At both bounds the tenant with most
+    loses its oldest (``tenant_window.py``).
     """
 
     def __init__(self, window_s: float, cap: int, block_cap: int) -> None:
-        self.samples = SampleWindow(window_s, cap)
-        self.block_cap = block_cap
+        self.samples: TenantWindow[Tip] = TenantWindow(window_s, cap)
         self._tips: dict[int, Tip] = {}
         self._junctions: dict[int, Tip] = {}
         self._owner: dict[int, NewBlocks] = {}
-        self._segments: deque[NewBlocks] = deque()
+        self._new_blocks: TenantWindow[NewBlocks] = TenantWindow(window_s, block_cap)
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -123,21 +125,17 @@ class ShadowIndex:
         segment = self._owner.get(block)
         return otherwise if segment is None else segment.born
 
-    def learn(self, time: float, blocks: Sequence[int]) -> None:
-        """Add new blocks, first seen at ``time``."""
+    def learn(self, time: float, tenant: str | None, blocks: Sequence[int]) -> None:
+        """Add new blocks, first seen at ``time`` in a request of ``tenant``."""
         if not blocks:
             return
-        segment = NewBlocks(time, blocks)
-        self._segments.append(segment)
-        self._owner.update(dict.fromkeys(blocks, segment))
-        horizon = time - self.samples.window_s
-        while self._segments and (
-            len(self._owner) > self.block_cap or self._segments[0].born < horizon
-        ):
-            old = self._segments.popleft()
+        owner, new = self._owner, NewBlocks(time, tenant, blocks, len(blocks))
+        owner.update(dict.fromkeys(blocks, new))
+        for old in self._new_blocks.add(new, time):
             for block in old.blocks:
-                if self._owner.get(block) is old:
-                    del self._owner[block]
+                if owner.get(block) is old:
+                    del owner[block]
+            old.blocks = ()
 
     def open_tip(self, tip: Tip, key: int) -> None:
         """Index ``tip`` at block ``key``, so that a request through the block continues it."""

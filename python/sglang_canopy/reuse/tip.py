@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from sglang_canopy.reuse.categories import Category
 from sglang_canopy.reuse.hint_trust import HintRecord
@@ -13,6 +14,8 @@ from sglang_canopy.reuse.hint_trust import HintRecord
 class Tip:
     """End of one request's path, or a junction of two paths, and whether it was continued."""
 
+    size: ClassVar[int] = 1
+    """A tip is one sample (``tenant_window.py``)."""
     born: float
     category: Category
     tenant: str | None = None

@@ -1,0 +1,91 @@
+"""A tenant with many new prompts does not make the model forget the prompts of the others."""
+
+from __future__ import annotations
+
+import random
+
+from sglang_canopy.records import Request
+from sglang_canopy.reuse.learner import ReuseModel
+from sglang_canopy.reuse.tenant_window import MAX_PARTIES
+
+CAP = 1_000
+
+
+def ask(model: ReuseModel, now: float, path: list[int], tenant: str | None) -> None:
+    request = Request(now, "chat", path, 64, 64 * len(path), tenant=tenant)
+    model.arrive(request)
+    request.output_tokens, request.stop = 64, "end"
+    model.finish(request)
+
+
+def turns(model: ReuseModel, now: float, tenant: str, talks: int, turn: int) -> None:
+    for talk in range(talks):
+        path = [10**9 + 1000 * talk + at for at in range(4 * turn)]
+        ask(model, now + 0.001 * talk, path, tenant)
+
+
+def flood(model: ReuseModel, now: float, blocks: int, names: int = 1) -> None:
+    for number in range(blocks // 20):
+        path = list(range(20 * number, 20 * number + 20))
+        ask(model, now + 0.001 * number, path, f"other-{number % names}")
+
+
+def test_conversations_are_recognised_after_a_flood_of_another_tenants_blocks() -> None:
+    model = ReuseModel(max_blocks=CAP)
+    turns(model, 1.0, "honest", talks=20, turn=1)
+    flood(model, 2.0, 5 * CAP)
+    before = model.samples
+    turns(model, 20.0, "honest", talks=20, turn=2)
+    assert model.samples - before == 20
+    assert model.shadow.blocks <= CAP
+
+
+def test_names_beyond_a_number_have_the_room_of_one_tenant() -> None:
+    model = ReuseModel(max_blocks=CAP)
+    turns(model, 1.0, "honest", talks=2, turn=1)
+    flood(model, 2.0, 20 * CAP, names=10 * MAX_PARTIES)
+    before = model.samples
+    turns(model, 50.0, "honest", talks=2, turn=2)
+    assert model.samples - before == 2
+    assert len(model.shadow._new_blocks._parties) <= MAX_PARTIES + 1
+
+
+def test_a_tenant_alone_forgets_its_oldest_blocks() -> None:
+    model = ReuseModel(max_blocks=CAP)
+    flood(model, 1.0, 2 * CAP)
+    assert model.shadow.blocks == CAP
+    assert [model.shadow.matched_blocks([block]) for block in (0, CAP - 1, CAP, 2 * CAP - 1)] == [
+        0,
+        0,
+        1,
+        1,
+    ]
+
+
+def test_a_prompt_longer_than_the_bound_is_not_kept() -> None:
+    model = ReuseModel(max_blocks=CAP)
+    turns(model, 1.0, "honest", talks=2, turn=1)
+    ask(model, 2.0, list(range(2 * CAP)), "other")
+    assert model.shadow.blocks == 8
+    assert list(model.shadow._new_blocks._parties) == ["honest"]
+
+
+def test_the_books_hold_what_is_held_whatever_comes() -> None:
+    """Parties, the total and the index agree, and the largest party gives way."""
+    draw, model = random.Random(4), ReuseModel(max_blocks=CAP, max_samples=300, window_s=20.0)
+    now = 0.0
+    for number in range(3_000):
+        now += draw.choice((0.0, 0.01, 0.05, 5.0 if number % 97 == 0 else 0.0))
+        tenant = f"t{min(9, int(draw.expovariate(0.5)))}"
+        start = 1000 * number if draw.random() < 0.8 else 1000 * draw.randrange(number + 1)
+        ask(model, now, [start + at for at in range(draw.randint(1, 40))], tenant)
+        window = model.shadow._new_blocks
+        held = {name: party.held for name, party in window._parties.items()}
+        assert all(held.values())
+        assert sum(held.values()) == len(window) == model.shadow.blocks <= CAP
+        for one in (window, model.shadow.samples):
+            assert all(
+                party.held == sum(item.size for item in party.items)
+                for party in one._parties.values()
+            )
+            assert sum(item.size for item in one) == len(one) <= one.cap
