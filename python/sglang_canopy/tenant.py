@@ -17,9 +17,11 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 import os
 import secrets
-from typing import Any
+from collections.abc import Hashable
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from sglang_canopy.errors import CanopyError
@@ -27,11 +29,46 @@ from sglang_canopy.errors import CanopyError
 MAX_TENANT = 128
 """Characters of a tenant's name; a longer name is replaced by its digest."""
 
+VOUCHED_S = 600.0
+"""Seconds after a vouched request during which all others are one party."""
+
 AT_LIMIT = 0.95
 """Used share of a limit at which metrics count a tenant as at its limit."""
 
 SHOWN_KEY_VARIABLE = "CANOPY_SHOWN_TENANT_KEY"
 """Environment variable with the key of ``shown_tenant``, for a server's processes."""
+
+
+class Vouched(NamedTuple):
+    """A tenant named by a gateway that shows its secret, or with the administrator's key."""
+
+    tenant: str | None
+
+
+Party = str | Vouched | None
+"""A tenant as clients name it, or as a gateway vouches for it."""
+
+UNVOUCHED = ("unvouched",)
+"""The party of all requests that no gateway vouches for; no tenant's name is a tuple."""
+
+
+class Parties:
+    """Chooses the party that a request's use of a shared resource is charged to.
+
+    A client can use any number of tenant names, so a name alone is worth little. Each tenant that a
+    gateway vouches for is a party. All other requests are one party, ``UNVOUCHED``, for
+    ``VOUCHED_S`` after each vouched request. Without a gateway each name is a party.
+    """
+
+    def __init__(self) -> None:
+        self._until = -math.inf
+
+    def of(self, tenant: str | None, vouched: bool, now: float) -> Hashable:
+        """Return the party of a request at ``now``, in seconds on the requests' clock."""
+        if vouched:
+            self._until = now + VOUCHED_S
+            return Vouched(tenant)
+        return UNVOUCHED if now < self._until else tenant
 
 
 def tenant_of(extra_key: str | None, cache_salt: str | None) -> str | None:

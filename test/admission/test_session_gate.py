@@ -413,11 +413,11 @@ class World:
         for session in active:
             own[session.tenant] += session.charge  # type: ignore[assignment]
         held = {t: tokens for t, tokens in own.items() if tokens > 1e-6}
-        assert {t: n for t, n in gate.footprints.of_tenant.items() if n > 1e-6} == pytest.approx(
+        assert {t: n for t, n in gate.footprints.of_party.items() if n > 1e-6} == pytest.approx(
             held
         )
         assert gate.footprints.shared_blocks == sum(n > 1 for n in uses.values())
-        assert gate.places.of_tenant == Counter(s.tenant for s in active)
+        assert gate.places.of_party == Counter(s.tenant for s in active)
         assert all(s.tickets <= self.open.keys() for s in active)
         assert set(gate._by_ticket) == set(self.open)
         paused = gate.places.paused

@@ -7,8 +7,9 @@ import itertools
 import pytest
 
 from sglang_canopy.schedule.bounded_shortest import BoundedShortest
-from sglang_canopy.schedule.fair_shares import OWN_TURNS, REMEMBERED, Party, Vouched
+from sglang_canopy.schedule.fair_shares import OWN_TURNS, REMEMBERED
 from sglang_canopy.schedule.prefill_cost import Prefill, PrefillCost
+from sglang_canopy.tenant import Party, Vouched
 
 STEPS, WARM_UP = 3000, 500
 

@@ -7,7 +7,7 @@ predicted seconds of prefill, at the price at which each request was let in.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,8 +24,15 @@ class _Account:
 class BoundLedger:
     """Everybody who waits in `order`, what may pass them, and what did."""
 
-    def __init__(self, order: Any) -> None:
+    def __init__(
+        self, order: Any, is_excluded: Callable[[Any], bool] = lambda _waiting: False
+    ) -> None:
+        """``is_excluded``: whether a waiting request may be passed without a charge, because SGLang
+        reads its KV from storage."""
         self.order = order
+        self.is_excluded = is_excluded
+        self.excluded = 0
+        """Times that a request was passed beyond its budget while its KV was read from storage."""
         self.over = 0
         """Times that someone was passed by more than it may be."""
         self.fullest = 0.0
@@ -64,6 +71,10 @@ class BoundLedger:
             for waiting, account in self._accounts.items():
                 if waiting.number < one.number and _line(waiting) == _line(one):
                     account.passed_s += one.cost
+                    over = account.passed_s > account.allowed_s + ROUNDING
+                    if over and self.is_excluded(waiting):
+                        self.excluded += 1
+                        account.allowed_s = account.passed_s
                     self.over += account.passed_s > account.allowed_s + ROUNDING
                     full = account.passed_s / account.allowed_s
                     self.fullest = max(self.fullest, full)

@@ -233,7 +233,10 @@ def with_tight_budgets(engine: InProcess) -> BoundLedger | None:
     if not queue.orders:
         return None
     queue.order.own, queue.order.least_s = 0.2, 0.0
-    return BoundLedger(queue.order)
+    cache = engine.scheduler.tree_cache
+    return BoundLedger(
+        queue.order, lambda one: cache.has_ongoing_prefetch(one.about.cache_request_handle)
+    )
 
 
 def what_is_held(engine: InProcess, seen: list[Any]) -> dict[str, Any]:

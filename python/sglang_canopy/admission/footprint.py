@@ -10,7 +10,7 @@ once.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from sglang_canopy.admission.session import Session
 from sglang_canopy.reuse.bins import BINS, EDGES, age_bin
@@ -42,8 +42,8 @@ class Footprints:
         """Blocks that at least two active sessions share."""
         self.block_tokens = 1
         self.mean_output = 0.0
-        self.of_tenant: dict[str | None, float] = {}
-        """Own charges by tenant."""
+        self.of_party: dict[Hashable, float] = {}
+        """Own charges by party."""
         self._sessions: dict[int, Session] = {}
         self._uses: dict[int, tuple[int, int]] = {}
         """Per block: the number of active sessions that use it, and the sum of their numbers. For
@@ -78,7 +78,7 @@ class Footprints:
     def leave(self, session: Session, now: float) -> None:
         """Remove the charges of ``session``."""
         self._charge(session, 0.0, 0.0)
-        self.of_tenant = {t: tokens for t, tokens in self.of_tenant.items() if tokens > _NOTHING}
+        self.of_party = {t: tokens for t, tokens in self.of_party.items() if tokens > _NOTHING}
         blocks, session.blocks = session.blocks, ()
         del self._sessions[session.number]
         self._update_all(self._free(blocks, session.number), now)
@@ -141,7 +141,7 @@ class Footprints:
         session.working = working
         self.growth += growth - session.growth
         self.charged += more
-        self.of_tenant[session.tenant] = self.of_tenant.get(session.tenant, 0.0) + more
+        self.of_party[session.party] = self.of_party.get(session.party, 0.0) + more
         session.charge, session.growth = has + growth, growth
 
     def _update_all(self, numbers: set[int], now: float) -> None:

@@ -21,11 +21,12 @@ from sglang_canopy.admission.counts import GateCounts
 from sglang_canopy.admission.footprint import common_blocks
 from sglang_canopy.admission.index import SessionIndex
 from sglang_canopy.admission.line import Line
-from sglang_canopy.admission.places import Places, of_largest_tenant
+from sglang_canopy.admission.places import Places, of_largest_party
 from sglang_canopy.admission.session import Session
 from sglang_canopy.admission.settings import REJECT, GateSettings
-from sglang_canopy.records import ABORT, Request
+from sglang_canopy.records import ABORT, GATEWAY, Request
 from sglang_canopy.reuse.learner import ReuseModel
+from sglang_canopy.tenant import Parties
 
 _REFRESH_S, _REFRESH_AT_LEAST_S = 1.0, 30.0
 """Seconds between updates of the charges: while sessions wait, and otherwise."""
@@ -51,7 +52,8 @@ class SessionGate:
         self.arming = Arming(capacity_tokens, settings.horizon_s, settings.always, settings.few)
         self.agents = Agents()
         self.line = Line()
-        self.places.tenant_changed = self.line.set_active
+        self.parties = Parties()
+        self.places.party_changed = self.line.set_active
         self.entered: Callable[[set[Hashable]], None] = lambda _tickets: None
         """Called with the tickets of each admitted session."""
         self.index = SessionIndex()
@@ -115,6 +117,8 @@ class SessionGate:
             first = self.model.category_of_first_turn(request)
             who = request.tenant, request.conversation
             session = Session(self._numbers, *who, self.now, first)
+            vouched = request.source == GATEWAY
+            session.party = self.parties.of(request.tenant, vouched, self.now)
         session.left, session.unlearnt = self._left(session, request), True
         self._add(ticket, session, request)
         if session.active:
@@ -153,7 +157,7 @@ class SessionGate:
         self.counts.refused += 1
         absent = [s for s in self.line.sessions.values() if not s.under_way]
         if len(absent) > self.settings.max_absent:
-            self._forget(of_largest_tenant(absent))
+            self._forget(of_largest_party(absent))
 
     def finish(self, ticket: Hashable, request: Request, warm_up: bool = False) -> None:
         """Record an answered request. ``warm_up``: SGLang's warm-up for its parallel samples."""
@@ -303,7 +307,7 @@ class SessionGate:
     def _enter(self, session: Session) -> None:
         self.counts.admit(session, self.now)
         self.line.discard(session)
-        self.line.took_turn(session, self.places.of_tenant)
+        self.line.took_turn(session, self.places.of_party)
         self.places.enter(session, self.now)
         if session.tickets:
             self.entered(session.tickets)
@@ -379,17 +383,17 @@ class SessionGate:
         return True
 
     def _make_room(self, session: Session) -> bool:
-        """Pause sessions of tenants above their share, for an aged session of a tenant below it."""
-        charged = self.footprints.of_tenant
-        share = self.places.capacity_tokens / len({*self.places.of_tenant, session.tenant})
+        """Pause sessions of parties above their share, for an aged session of a party below it."""
+        charged = self.footprints.of_party
+        share = self.places.capacity_tokens / len({*self.places.of_party, session.party})
         need = self.footprints.need(session)
-        if charged.get(session.tenant, 0.0) + need > share:
+        if charged.get(session.party, 0.0) + need > share:
             return False
         while not self.places.fits(session):
             above = (
                 s
                 for s in self.places.active.values()
-                if charged.get(s.tenant, 0.0) - s.charge >= share
+                if charged.get(s.party, 0.0) - s.charge >= share
             )
             if not self._pause_one(above):
                 return False

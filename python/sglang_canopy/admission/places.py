@@ -8,7 +8,7 @@ end. A paused session waits when it returns, ahead of all younger sessions.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 
 from sglang_canopy.admission.footprint import Footprints
 from sglang_canopy.admission.session import Session
@@ -31,10 +31,10 @@ class Places:
         self.footprints = Footprints(model, settings.horizon_s, settings.turns_ahead)
         self.active: OrderedDict[int, Session] = OrderedDict()
         """Active sessions by number; the most recent request last."""
-        self.of_tenant: Counter[str | None] = Counter()
-        """Number of active sessions by tenant."""
-        self.tenant_changed: Callable[[str | None, bool], None] = lambda _tenant, _active: None
-        """Called when a tenant gets its first active session (True) or loses its last."""
+        self.of_party: Counter[Hashable] = Counter()
+        """Number of active sessions by party."""
+        self.party_changed: Callable[[Hashable, bool], None] = lambda _party, _active: None
+        """Called when a party gets its first active session (True) or loses its last."""
         self.paused: OrderedDict[int, Session] = OrderedDict()
         """Paused sessions by number, the most recent pause last."""
 
@@ -60,9 +60,9 @@ class Places:
         session.active = True
         self.paused.pop(session.number, None)
         self.active[session.number] = session
-        self.of_tenant[session.tenant] += 1
-        if self.of_tenant[session.tenant] == 1:
-            self.tenant_changed(session.tenant, True)
+        self.of_party[session.party] += 1
+        if self.of_party[session.party] == 1:
+            self.party_changed(session.party, True)
         self.footprints.enter(session, now)
 
     def leave(self, session: Session, now: float) -> None:
@@ -73,10 +73,10 @@ class Places:
         self.footprints.leave(session, now)
         session.active = False
         del self.active[session.number]
-        self.of_tenant[session.tenant] -= 1
-        if not self.of_tenant[session.tenant]:
-            del self.of_tenant[session.tenant]
-            self.tenant_changed(session.tenant, False)
+        self.of_party[session.party] -= 1
+        if not self.of_party[session.party]:
+            del self.of_party[session.party]
+            self.party_changed(session.party, False)
 
     def pause(self, session: Session, now: float) -> None:
         """Pause the thinking ``session``: it must wait when it returns."""
@@ -86,15 +86,15 @@ class Places:
 
     def to_pause(self, wanted: Iterable[Session]) -> Session | None:
         """Return the session to pause first: the youngest thinking session with a charge. Sessions
-        of tenants above their share with several sessions are preferred."""
-        charged = self.footprints.of_tenant
-        share = self.capacity_tokens / max(1, len(self.of_tenant))
+        of parties above their share with several sessions are preferred."""
+        charged = self.footprints.of_party
+        share = self.capacity_tokens / max(1, len(self.of_party))
 
-        def greedy(tenant: str | None) -> bool:
-            return self.of_tenant[tenant] > 1 and charged.get(tenant, 0.0) > share
+        def greedy(party: Hashable) -> bool:
+            return self.of_party[party] > 1 and charged.get(party, 0.0) > share
 
         thinking = (s for s in wanted if not s.under_way and s.charge and s.calls_tools)
-        return max(thinking, key=lambda s: (greedy(s.tenant), s.number), default=None)
+        return max(thinking, key=lambda s: (greedy(s.party), s.number), default=None)
 
     def refresh(self, now: float) -> Iterator[Session]:
         """Update all charges; yield the sessions that are over."""
@@ -113,11 +113,11 @@ class Places:
     def too_many(self) -> Session | None:
         """Return a session to drop if a bound is exceeded."""
         if len(self.paused) > self.settings.max_absent:
-            return of_largest_tenant(self.paused.values())
+            return of_largest_party(self.paused.values())
         if len(self.active) <= self.settings.max_sessions:
             return None
-        most = self.of_tenant.most_common(1)[0][0]
-        idle = (s for s in self.active.values() if not s.under_way and s.tenant == most)
+        most = self.of_party.most_common(1)[0][0]
+        idle = (s for s in self.active.values() if not s.under_way and s.party == most)
         return next(idle, None)
 
     def _is_gone(self, session: Session, now: float) -> bool:
@@ -125,8 +125,8 @@ class Places:
         return silent and self.footprints.return_probability(session, now) < _GONE
 
 
-def of_largest_tenant(sessions: Iterable[Session]) -> Session:
-    """Return the youngest session of the tenant with most sessions."""
+def of_largest_party(sessions: Iterable[Session]) -> Session:
+    """Return the youngest session of the party with most sessions."""
     held = [*sessions]
-    most = Counter(session.tenant for session in held).most_common(1)[0][0]
-    return max((s for s in held if s.tenant == most), key=lambda s: s.number)
+    most = Counter(session.party for session in held).most_common(1)[0][0]
+    return max((s for s in held if s.party == most), key=lambda s: s.number)

@@ -23,6 +23,7 @@ class Session:
         "left",
         "number",
         "over",
+        "party",
         "path",
         "seen",
         "tenant",
@@ -45,6 +46,8 @@ class Session:
         self.number = number
         """Number in order of arrival: the lowest is the oldest."""
         self.tenant = tenant
+        self.party: Hashable = tenant
+        """Party that its turns and its memory are charged to (``tenant.Parties``)."""
         self.who = tenant, conversation
         self.waits_since = now
         """Time since which it waits for admission, if it does."""

@@ -15,10 +15,10 @@ from itertools import islice
 from typing import Generic, Protocol, TypeVar
 
 from sglang_canopy.schedule.bounded_shortest import BoundedShortest
-from sglang_canopy.schedule.fair_shares import Party
 from sglang_canopy.schedule.line import Waiting
 from sglang_canopy.schedule.prefill_cost import Prefill
 from sglang_canopy.schedule.shared_prefix import PLACES, Path, deferred
+from sglang_canopy.tenant import Party
 
 HEAD_LOOKUPS = 8
 """Requests at the head of the queue whose prefix match is refreshed in every pass."""

@@ -12,7 +12,8 @@ the oldest may always go. A chunked prefill keeps its budget for requests that s
 Bound: regardless of later arrivals, at most (1 + kappa) w + (1 + lambda) c + beta seconds of its
 turn's work are admitted up to and including a request, because work admitted before it is either
 older (at most w) or charged to B. The bound excludes the rest of its last step, recomputation after
-retractions, decode steps and higher priorities.
+retractions, decode steps, higher priorities, and work admitted while the request's KV is read from
+storage, since SGLang passes over such requests.
 
 Budgets count within one turn (a tenant's share, ``fair_shares.py``) and one priority.
 """
@@ -23,11 +24,12 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from sglang_canopy.schedule.fair_shares import PUBLIC, FairShares, Party, Turn, first
+from sglang_canopy.schedule.fair_shares import PUBLIC, FairShares, Turn, first
 from sglang_canopy.schedule.line import Line, Waiting, go, number_of
 from sglang_canopy.schedule.passing import Passing
 from sglang_canopy.schedule.predicted_ttft import WorkBefore
 from sglang_canopy.schedule.prefill_cost import Cost, Prefill, PrefillCost
+from sglang_canopy.tenant import Party
 
 MAX_WAIT_FACTOR = 1.0
 """1 + kappa."""

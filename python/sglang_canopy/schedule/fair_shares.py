@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
 from heapq import nlargest
-from typing import NamedTuple
+
+from sglang_canopy.tenant import Party, Vouched
 
 OWN_TURNS = 64
 """Limit of parties with their own turn: those served most, with decay."""
@@ -22,16 +23,6 @@ _FORGOTTEN_S = 1e-3
 """A party with less work is forgotten."""
 PUBLIC: str | None = None
 """Tenant of requests that name none."""
-
-
-class Vouched(NamedTuple):
-    """A tenant named by a gateway that shows its secret, or with the administrator's key."""
-
-    tenant: str | None
-
-
-Party = str | Vouched | None
-"""A tenant as clients name it, or as a gateway vouches for it."""
 
 
 class _SharedTurn:

@@ -8,9 +8,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sglang_canopy.schedule.fair_shares import Party, Turn
+from sglang_canopy.schedule.fair_shares import Turn
 from sglang_canopy.schedule.passing import Passing
 from sglang_canopy.schedule.prefill_cost import Cost, Prefill
+from sglang_canopy.tenant import Party
 
 TIGHT_PLACES = 32
 """Requests sorted per call once budgets restrict the order."""

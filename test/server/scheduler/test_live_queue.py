@@ -259,6 +259,19 @@ def test_one_that_was_aborted_is_waited_for_no_longer(tree: LiveTree) -> None:
     assert chosen(tree, scheduler.waiting_queue, 1)[1] == waiting[1:]
 
 
+def test_a_request_that_was_retracted_uncomputed_is_deferred_for_no_request(tree: LiveTree) -> None:
+    """A pause retracts a batch whose results are never processed."""
+    live, waiting = tree.cache.canopy_queue, branches(tree, 3)
+    scheduler, retracted = chosen(tree, waiting, 1)
+    again = [*scheduler.waiting_queue, *retracted]
+    scheduler, found = chosen(tree, again, 3)
+    assert found == retracted
+    assert list(live._computing) == [id(retracted[0])]
+    assert chosen(tree, retracted, 1)[1] == retracted
+    assert chosen(tree, retracted, 0)[1] == []
+    assert live._computing == {}
+
+
 def test_one_that_left_the_queue_without_being_let_in_leaves_nothing(tree: LiveTree) -> None:
     """SGLang takes an aborted request out of its queue and marks nothing on it."""
     live, waiting = tree.cache.canopy_queue, branches(tree, 2)

@@ -20,13 +20,13 @@ from sglang_canopy.config.queue import BOUNDED_SHORTEST, SGLANG, QueueFlags
 from sglang_canopy.records import GATEWAY
 from sglang_canopy.schedule.arranged import Arranged
 from sglang_canopy.schedule.bounded_shortest import BoundedShortest
-from sglang_canopy.schedule.fair_shares import Party, Vouched
 from sglang_canopy.schedule.prefill_cost import REFIT_BATCHES, STEP_TOKENS, Prefill, PrefillCost
 from sglang_canopy.schedule.shared_prefix import Path
 from sglang_canopy.server.scheduler.predictions import Predictions
 from sglang_canopy.server.scheduler.prefill_times import PrefillTimes
 from sglang_canopy.server.scheduler.under_way import under_way
 from sglang_canopy.storage.agreement import is_first_rank
+from sglang_canopy.tenant import Party, Vouched
 
 if TYPE_CHECKING:
     from sglang_canopy.radix.cache import CanopyRadixCache
@@ -150,6 +150,8 @@ class LiveQueue:
         """Put ``queue`` into the order in which requests are to be let in, in place."""
         self._requests.urgency = urgency
         queue[:] = self._arranged.arrange(queue, self._chunked)
+        for waiting in self._arranged.entered:
+            self._computing.pop(id(waiting.about), None)  # retracted before it was computed
         self.predictions.arranged(self._arranged.entered, time.monotonic())
 
     def choose(self, scheduler: Any, running: Any, choose: Callable[[], Any]) -> Any:

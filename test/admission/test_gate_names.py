@@ -1,0 +1,84 @@
+"""A client with many tenant names at the session gate, against tenants that a gateway vouches for."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, deque
+from collections.abc import Iterable
+
+import pytest
+
+from sglang_canopy.admission.gate import SessionGate
+from sglang_canopy.admission.settings import GateSettings
+from sglang_canopy.records import CLIENT, GATEWAY, Request
+
+PLACES, TOKENS, WAITING = 20, 50, 3
+ROUNDS, WARM_UP = 3_000, 300
+
+
+def share(owners: dict[str, tuple[str, str]]) -> dict[str, float]:
+    """Share of admissions by owner. ``owners``: tenant -> (owner, source). Every tenant always has
+    ``WAITING`` new sessions at the gate; the oldest active session ends each second."""
+    gate = SessionGate(GateSettings(always=True, age_s=1e9, over_age_s=1e9), PLACES * TOKENS)
+    numbers, active = itertools.count(1), deque[tuple[int, Request]]()
+    requests: dict[int, Request] = {}
+    admitted: Counter[str] = Counter()
+    waiting: Counter[str] = Counter()
+
+    def entered(tickets: Iterable[int]) -> None:
+        active.extend((ticket, requests[ticket]) for ticket in tickets)
+        waiting.subtract(requests[ticket].tenant for ticket in tickets)
+
+    gate.entered = entered
+
+    def come(tenant: str, now: float) -> None:
+        number = next(numbers)
+        path = tuple(range(100 * number, 100 * number + TOKENS // 10))
+        requests[number] = Request(
+            time=now, path=path, block_tokens=10, prompt_tokens=TOKENS, tenant=tenant,
+            conversation=f"c{number}", source=owners[tenant][1], stop="tool",
+        )  # fmt: skip
+        waiting[tenant] += 1
+        gate.arrive(number, requests[number])
+
+    for now in range(ROUNDS):
+        for tenant in owners:
+            while waiting[tenant] < WAITING:
+                come(tenant, float(now))
+        ticket, request = active.popleft()
+        request.over = True
+        gate.finish(ticket, request)
+        if now > WARM_UP:
+            admitted[owners[request.tenant][0]] += 1
+        gate.advance(float(now))
+    return {owner: count / admitted.total() for owner, count in admitted.items()}
+
+
+@pytest.mark.parametrize("names", [1, 60])
+def test_names_that_no_gateway_vouches_for_take_one_turn_together(names: int) -> None:
+    liar = {f"x{i}": ("liar", CLIENT) for i in range(names)}
+    found = share({"honest": ("honest", GATEWAY), **liar})
+    assert found["honest"] == pytest.approx(0.5, abs=0.02)
+
+
+def test_tenants_that_a_gateway_vouches_for_share_alike() -> None:
+    honest = {name: (name, GATEWAY) for name in ("a", "b", "c")}
+    found = share({**honest, **{f"x{i}": ("liar", CLIENT) for i in range(60)}})
+    assert list(found.values()) == pytest.approx([0.25] * 4, abs=0.02)
+
+
+def test_the_name_of_a_vouched_tenant_is_worth_nothing_without_the_gateway() -> None:
+    gate = SessionGate(GateSettings(always=True), 1000)
+    parties = [
+        gate.arrive(
+            number,
+            Request(time=1.0, path=(), prompt_tokens=10, tenant="honest", source=source),
+        ).party
+        for number, source in enumerate((GATEWAY, CLIENT))
+    ]
+    assert parties[0] != parties[1]
+
+
+def test_without_a_gateway_each_name_is_a_party() -> None:
+    found = share({"a": ("a", CLIENT), "b": ("b", CLIENT)})
+    assert found["a"] == pytest.approx(0.5, abs=0.02)
