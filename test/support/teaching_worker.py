@@ -2,7 +2,8 @@
 
     cd test && python -m support.teaching_worker MODEL ARGUMENT...
 
-Prints one JSON object. The server has ``--max-queued-requests 2``.
+Prints one JSON object. The server has ``--max-queued-requests 2``. With ``--canopy-observe``, only the
+counts of refusals and metered tokens.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from sglang_canopy.radix.counters import REFUSALS
+from sglang_canopy.radix.counters import INVALID, REFUSALS
+from sglang_canopy.server.scheduler import observer
 from support.prompts import token_ids
 from support.scheduler_worker import InProcess, run
 
@@ -31,16 +33,7 @@ def teach(engine: InProcess) -> dict[str, Any]:
         engine.serve(samples)
         turns += [req.canopy.turn for req in samples]
     after_samples = core.live.device_policy.model.samples
-    prompt = token_ids(300, 90)
-    for attempt in range(2):  # given up while it waits
-        engine.feed(prompt, 4, at=100.0 + attempt, stamp={"conversation": "r"}, rid="gone")
-        engine.abort("gone")
-    engine.serve([engine.feed(token_ids(5000, 91), 4, at=110.0)])  # too long
-    waiting = [engine.feed(token_ids(100, 92 + i), 4, at=120.0) for i in range(2)]
-    refused = engine.feed(prompt, 4, at=121.0, stamp={"conversation": "r"})  # the queue is full
-    engine.serve(waiting)
-    last = engine.feed(prompt, 4, at=130.0, stamp={"conversation": "r"})
-    engine.serve([last])
+    refused, last = refusals(engine)
     rows = core.live.counters.rows()
     engine.scheduler.tree_cache.sanity_check()
     return {
@@ -57,5 +50,32 @@ def teach(engine: InProcess) -> dict[str, Any]:
     }
 
 
+def refusals(engine: InProcess) -> tuple[Any, Any]:
+    """Four requests that are not admitted, and three that are. Return a refused one and the last."""
+    prompt = token_ids(300, 90)
+    for attempt in range(2):  # given up while it waits
+        engine.feed(prompt, 4, at=100.0 + attempt, stamp={"conversation": "r"}, rid="gone")
+        engine.abort("gone")
+    engine.serve([engine.feed(token_ids(5000, 91), 4, at=110.0)])  # too long
+    waiting = [engine.feed(token_ids(100, 92 + i), 4, at=120.0) for i in range(2)]
+    refused = engine.feed(prompt, 4, at=121.0, stamp={"conversation": "r"})  # the queue is full
+    engine.serve(waiting)
+    last = engine.feed(prompt, 4, at=130.0, stamp={"conversation": "r"})
+    engine.serve([last])
+    return refused, last
+
+
+def observe(engine: InProcess) -> dict[str, Any]:
+    _, last = refusals(engine)
+    last.output_ids.clear()  # only its end was seen: an answered request is not refused later
+    observed = observer.observer_of(engine.scheduler)
+    assert observed is not None
+    observed.refuse(last, INVALID)
+    return {
+        "refused": dict(zip(REFUSALS, observed.refused, strict=True)),
+        "metered_tokens": observed.meter.sums["prompt_tokens"],
+    }
+
+
 if __name__ == "__main__":
-    run(sys.argv[1:], teach)
+    run(sys.argv[1:], observe if "--canopy-observe" in sys.argv else teach)

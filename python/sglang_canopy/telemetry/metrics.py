@@ -105,8 +105,7 @@ class Metrics:
         self._update_gate(status.get("session_gate"))
         self.update_whatif(status.get("whatif"))
         adapter_series.update(self._count, status)
-        for reason, requests in status["refused_requests"].items():
-            self._count("refused_requests_total", requests, reason)
+        self.update_refused(status["refused_requests"])
         limit_series.update(self._set, self._count, status)
         queue_series.update(self._set, self._count, status)
         prefill_seconds.update(self._set, self._count, status)
@@ -190,7 +189,7 @@ class Metrics:
             self._count(f"gate_{name}_total", gate[name])
 
     def update_whatif(self, meter: Mapping[str, Any] | None) -> None:
-        """Update the meter's series, the only series without Canopy's tree."""
+        """Update the meter's series."""
         if meter is None:
             return
         gone = set(self._arms)
@@ -208,6 +207,11 @@ class Metrics:
         self._set("whatif_behind", float(meter["floor"]["behind"]))
         self._count("whatif_sampled_requests_total", meter["sampled_requests"])
         self._count("whatif_seconds_total", meter["spent_s"])
+
+    def update_refused(self, refused: Mapping[str, int]) -> None:
+        """Update the counts of requests that were not admitted, by reason."""
+        for reason, requests in refused.items():
+            self._count("refused_requests_total", requests, reason)
 
     def update_documents(self, documents: Mapping[str, Any]) -> None:
         """Update the series of documents, which do not need Canopy's cache."""

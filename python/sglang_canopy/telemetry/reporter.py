@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from sglang_canopy.radix.counters import REFUSALS
 from sglang_canopy.telemetry import documents_series
 from sglang_canopy.telemetry.auto_line import AutoLine
 from sglang_canopy.telemetry.metrics import Metrics
@@ -100,10 +101,14 @@ class Reporter(_Every):
 
 
 class Watcher(_Every):
-    """Reports a meter's results for a cache that is not Canopy's."""
+    """Reports a meter's results, and refused requests, for a cache that is not Canopy's."""
 
-    def __init__(self, meter: Meter, rank: int, metrics: Metrics | None) -> None:
+    def __init__(
+        self, meter: Meter, refused: Sequence[int], rank: int, metrics: Metrics | None
+    ) -> None:
+        """``refused``: current counts, in the order of ``REFUSALS``."""
         self.meter = meter
+        self.refused = refused
         self.rank = rank
         self.metrics = metrics
         super().__init__()
@@ -111,10 +116,12 @@ class Watcher(_Every):
     def report(self) -> dict[str, Any]:
         """One report, now."""
         stats = self.meter.stats()
-        status = {"rank": self.rank, "whatif": stats}
+        refused = dict(zip(REFUSALS, self.refused, strict=True))
+        status = {"rank": self.rank, "whatif": stats, "refused_requests": refused}
         status_file.write(self.rank, status, kind=status_file.OBSERVED)
         if self.metrics is not None:
             self.metrics.update_whatif(stats)
+            self.metrics.update_refused(refused)
         return status
 
 
@@ -150,15 +157,16 @@ def start_documents(counted: Callable[[], Mapping[str, Any]], enable_metrics: bo
         DocumentsReporter(counted, metrics, rank).start()
 
 
-def start_watching(meter: Meter, enable_metrics: bool) -> Watcher | None:
-    """Report on a meter of SGLang's own cache, on the first tensor-parallel rank only."""
+def start_watching(meter: Meter, refused: Sequence[int], enable_metrics: bool) -> Watcher | None:
+    """Report on SGLang's own cache, on the first tensor-parallel rank only. ``refused``: current
+    counts, in the order of ``REFUSALS``."""
     from sglang.srt.runtime_context import get_observability
 
     rank, peer = _place()
     if peer:
         return None
     metrics = Metrics(rank, get_observability().extra_metric_labels) if enable_metrics else None
-    watcher = Watcher(meter, rank, metrics)
+    watcher = Watcher(meter, refused, rank, metrics)
     watcher.start()
     return watcher
 

@@ -10,6 +10,8 @@ from support.teaching_worker import SAMPLES, TALKS
 from support.worker import worked
 
 PATIENCE_S = 900
+SERVER = ("--page-size", "16", "--chunked-prefill-size", "256", "--max-queued-requests", "2")
+REFUSED = {"invalid": 1, "queue": 1, "gate": 0, "given_up": 2}
 
 
 @pytest.mark.timeout(PATIENCE_S)
@@ -17,8 +19,7 @@ def test_only_admitted_requests_teach_and_count_and_samples_do_so_once(tiny_mode
     found = worked(
         "teaching_worker",
         tiny_model,
-        *("--radix-eviction", "wa", "--page-size", "16", "--chunked-prefill-size", "256"),
-        *("--max-queued-requests", "2", "--canopy-whatif", "auto"),
+        *("--radix-eviction", "wa", "--canopy-whatif", "auto", *SERVER),
         patience_s=PATIENCE_S,
     )
     assert found["turns"] == [1] * (SAMPLES * TALKS)
@@ -28,5 +29,12 @@ def test_only_admitted_requests_teach_and_count_and_samples_do_so_once(tiny_mode
     assert found["returns"] == 0
     assert found["requests"] == TALKS + 3
     assert found["prompt_tokens"] == found["metered_tokens"] == 300 * TALKS + 2 * 100 + 300
-    assert found["refused"] == {"invalid": 1, "queue": 1, "gate": 0, "given_up": 2}
+    assert found["refused"] == REFUSED
     assert found["warm_ups"] == 0
+
+
+@pytest.mark.timeout(PATIENCE_S)
+def test_refusals_are_counted_while_sglangs_own_cache_is_observed(tiny_model: Path) -> None:
+    given = ("--canopy-observe", *SERVER)
+    found = worked("teaching_worker", tiny_model, *given, patience_s=PATIENCE_S)
+    assert found == {"refused": REFUSED, "metered_tokens": 2 * 100 + 300}

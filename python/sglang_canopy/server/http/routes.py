@@ -6,6 +6,8 @@ import asyncio
 import logging
 import os
 import time
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -95,6 +97,7 @@ def _add(server_args: Any) -> None:
             "ttft_hour": entered.ttft_hour.points(),
             "client_hints": entered.hint_rule.mode,
             "hints_waiting": len(hints),
+            "refused_requests": _refused([*ranks, *watched]),
             "uptime_s": time.monotonic() - started,
             "process": os.getpid(),
             "auto": auto,
@@ -111,6 +114,14 @@ def _add(server_args: Any) -> None:
     explaining = Explaining(partial(_send, EXPLAIN), server_args.admin_api_key)
     access.add_read_route(app, "GET", "/canopy/explain", explaining, server_args.admin_api_key)
     access.add_read_route(app, "GET", "/canopy/status", status, server_args.admin_api_key)
+
+
+def _refused(ranks: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """Return requests that ended without having been admitted, by reason, over all ``ranks``."""
+    total: Counter[str] = Counter()
+    for rank in ranks:
+        total.update(rank.get("refused_requests", {}))
+    return dict(total)
 
 
 def _sglangs_policy(server_args: Any) -> str | None:

@@ -11,7 +11,7 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.radix.counters import GATE, GIVEN_UP, INVALID, QUEUE
 from sglang_canopy.radix.live_request import is_refused
 from sglang_canopy.server.documents import hooks as documents
-from sglang_canopy.server.scheduler import queue
+from sglang_canopy.server.scheduler import observer, queue
 from sglang_canopy.server.scheduler.session_gate import gate_of, take_time
 from sglang_canopy.tenant import is_documents_key, keep_adapters_apart, unreserved_key
 from sglang_canopy.wire import messages
@@ -48,9 +48,8 @@ def request_queued(scheduler: Any, req: Any, *_: Any, **__: Any) -> None:
 def request_handled(_result: Any, scheduler: Any, *_: Any, **__: Any) -> None:
     """After ``Scheduler.handle_generate_request``: count a request that was not valid."""
     req = scheduler.__dict__.pop("canopy_created", None)
-    core = _core(scheduler)
-    if core is not None and req is not None and is_refused(req):
-        core.requests.refuse(core.requests.of(req), INVALID)
+    if req is not None and is_refused(req):
+        _refuse(scheduler, req, INVALID)
 
 
 def batch_formed(batch: Any, *_: Any, **__: Any) -> None:
@@ -63,9 +62,6 @@ def batch_formed(batch: Any, *_: Any, **__: Any) -> None:
 
 def request_aborted(_result: Any, scheduler: Any, abort: Any, req: Any, *_: Any, **__: Any) -> None:
     """After ``Scheduler.send_abort_output``: count a request that was not admitted."""
-    core = _core(scheduler)
-    if core is None:
-        return
     reason = abort.finished_reason or {}
     status = reason.get("status_code")
     if RETRY_AFTER in reason:
@@ -74,7 +70,7 @@ def request_aborted(_result: Any, scheduler: Any, abort: Any, req: Any, *_: Any,
         kind = QUEUE
     else:
         kind = GIVEN_UP if status is None else INVALID
-    core.requests.refuse(core.requests.of(req), kind)
+    _refuse(scheduler, req, kind)
 
 
 def internal_state_set(original: Any, scheduler: Any, recv_req: Any) -> Any:
@@ -137,6 +133,16 @@ def _receive(scheduler: Any, req: Any) -> None:
     core = _core(scheduler)
     if core is not None:
         core.requests.of(req)
+
+
+def _refuse(scheduler: Any, req: Any, reason: int) -> None:
+    core = _core(scheduler)
+    if core is not None:
+        core.requests.refuse(core.requests.of(req), reason)
+        return
+    observed = observer.observer_of(scheduler)
+    if observed is not None:
+        observed.refuse(req, reason)
 
 
 def _core(owner: Any) -> Any:

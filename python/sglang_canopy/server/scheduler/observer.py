@@ -12,6 +12,7 @@ from typing import Any
 from sglang_canopy.config.server_options import options_of
 from sglang_canopy.policy import registry
 from sglang_canopy.policy.base import Policy
+from sglang_canopy.radix.counters import REFUSALS
 from sglang_canopy.radix.live_request import complete, is_refused, live_request
 from sglang_canopy.radix.parallel_samples import ParallelSamples
 from sglang_canopy.reuse.depth_price import UNKNOWN, moved
@@ -63,6 +64,8 @@ class Observer:
     def __init__(self, meter: Meter, step_tokens: int = STEP_TOKENS) -> None:
         """``step_tokens``: of the largest prefill step."""
         self.meter = meter
+        self.refused = [0] * len(REFUSALS)
+        """Requests that ended without having been admitted, by reason."""
         self._now = 0.0
         self._failed = False
         self._trusted = False
@@ -77,18 +80,28 @@ class Observer:
         """Record a computed batch's time, and the requests in it that have ended."""
         self._tried(self._measure, batch)
         for req in batch.reqs:
-            if req.finished() and not hasattr(req, _SEEN):
-                setattr(req, _SEEN, True)
+            if req.finished() and _is_first_event(req):
                 self._tried(self._ended, req)
 
-    def _tried(self, step: Callable[[Any], None], of: Any) -> None:
+    def refuse(self, req: Any, reason: int) -> None:
+        """Count ``req``, which ended for a reason of ``counters.REFUSALS``, unless it was admitted."""
+        if not req.output_ids and not req.retraction_count and _is_first_event(req):
+            self._tried(self._count_refusal, req, reason)
+
+    def _tried(self, step: Callable[..., None], *of: Any) -> None:
         """Run a step; an error must not end a server that is only watched."""
         try:
-            step(of)
+            step(*of)
         except Exception:
             if not self._failed:
                 self._failed = True
                 logger.exception("canopy: cannot watch (said once)")
+
+    def _count_refusal(self, req: Any, reason: int) -> None:
+        request = live_request(req, self._now, BLOCK_TOKENS)
+        self._samples.received(request)
+        if request.first is None:
+            self.refused[reason] += 1
 
     def _measure(self, batch: Any) -> None:
         """Fit this rank's own prefill times: no decision depends on what is only watched."""
@@ -124,6 +137,13 @@ class Observer:
         return in_words(total)
 
 
+def _is_first_event(req: Any) -> bool:
+    """Return whether ``req`` was not seen before; it is from now on."""
+    is_first = not hasattr(req, _SEEN)
+    setattr(req, _SEEN, True)
+    return is_first
+
+
 def observer_of(scheduler: Any) -> Observer | None:
     """The scheduler's observer; ``None`` without ``--canopy-observe``."""
     found: Observer | None = getattr(scheduler, _ATTRIBUTE, None)
@@ -139,6 +159,6 @@ def observer_of(scheduler: Any) -> Observer | None:
             step = args.chunked_prefill_size or 0
             found = Observer(meter, step if step > 0 else args.max_prefill_tokens)
             enabled = bool(getattr(args, "enable_metrics", False))
-            reporter.start_watching(meter, enabled)
+            reporter.start_watching(meter, found.refused, enabled)
         setattr(scheduler, _ATTRIBUTE, found)
     return found
