@@ -57,6 +57,8 @@ def test_arguments_without_secrets_are_shown_as_they_are() -> None:
         {"admin_api_key": SECRET},
         {"outer": {"credentials": {"user": "u", "id": SECRET}}},
         {"extra": json.dumps({"password": SECRET})},
+        {"extra": json.dumps({"auth": {"credentials": ["user", SECRET]}})},
+        {"extra": "{'secret_key': '" + SECRET + "', rest"},
         [{"hf_token": SECRET}],
     ],
 )

@@ -260,7 +260,7 @@ SEAMS = (
         "hints and commands come by Canopy's own routes alone",
     ),
     *(
-        Seam(*hook, purpose="keys and passwords are redacted in `/server_info` and the log")
+        Seam(*hook, purpose="keys and passwords are redacted wherever SGLang shows them")
         for hook in secrets.HOOKS
     ),
     *(

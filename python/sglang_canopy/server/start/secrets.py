@@ -1,4 +1,5 @@
-"""Redact secrets in SGLang's displayed arguments: ``GET /server_info``, its log and its dumps.
+"""Redact secrets in SGLang's displayed arguments: ``GET /server_info``, ``GET
+/hicache/storage-backend``, its log and its dumps.
 
 SGLang 0.5.23 shows keys there in clear text, so a client with a user's key could read the
 administrator's.
@@ -6,6 +7,7 @@ administrator's.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -33,12 +35,24 @@ def redacted(value: Any, name: str = "") -> Any:
     if _NAME.search(name):
         return REDACTED
     if isinstance(value, str):
-        return _IN_TEXT.sub(_without_text, value) if ":" in value else value
+        return _redacted_text(value) if ":" in value else value
     if isinstance(value, Mapping):
         return {key: redacted(one, str(key)) for key, one in value.items()}
     if isinstance(value, list | tuple) and type(value) in (list, tuple):
         return type(value)(redacted(one) for one in value)
     return value
+
+
+def _redacted_text(text: str) -> str:
+    if text.lstrip().startswith("{"):
+        try:
+            parsed = json.loads(text)
+        except (ValueError, RecursionError):
+            pass  # other text that begins like JSON
+        else:
+            shown = redacted(parsed)
+            return text if shown == parsed else json.dumps(shown)
+    return _IN_TEXT.sub(_without_text, text)
 
 
 def _without_text(found: re.Match[str]) -> str:
@@ -75,6 +89,11 @@ def resolved(result: dict[str, Any], *_: Any, **__: Any) -> dict[str, Any]:
     return shown
 
 
+def config_shown(value: Any, _manager: Any, name: str, *_: Any, **__: Any) -> Any:
+    """Hook after ``TokenizerManager.config_value``, shown by ``/hicache/storage-backend``."""
+    return redacted(value, name)
+
+
 def printed(text: str, server_args: Any, *_: Any, **__: Any) -> str:
     """Hook after ``ServerArgs.__repr__``."""
     for flag in FLAGS:
@@ -93,10 +112,12 @@ def command_line(
 
 _CORE = "sglang.srt.sampling.watermarking.core."
 _ARGS = "sglang.srt.server_args.ServerArgs."
+_MANAGER = "sglang.srt.managers.tokenizer_manager.TokenizerManager."
 
 HOOKS: tuple[tuple[str, str, Callable[..., Any], tuple[str, ...]], ...] = (
     (_ARGS + "resolved_dict", "after", resolved, ("self",)),
     (_ARGS + "__repr__", "after", printed, ("self",)),
+    (_MANAGER + "config_value", "after", config_shown, ("self", "name")),
     (_CORE + "redact_watermark_command_line", "around", command_line, ("argv", "watermark_config")),
 )
 """``(target, kind of hook, hook, leading parameters)``."""
