@@ -37,6 +37,19 @@ def test_without_samples_it_is_lru():
     assert play("wa", 4, paths) == play("lru", 4, paths)
 
 
+def test_by_default_a_conversations_own_gaps_refine_its_category():
+    def label(**options):
+        policy = make_policy("wa", options)
+        for turn, time in enumerate((0.0, 1.0, 2.0)):
+            request = Request(time, "chat", tuple(range(turn + 1)), 10, 10 * (turn + 1))
+            policy.arrive(request)
+            request.stop = "tool"
+            policy.finish(request)
+        return request.label
+
+    assert label() == label(own_gaps=True) != label(own_gaps=False)
+
+
 def test_the_category_that_returns_less_goes_first_though_it_is_younger():
     policy = policy_with({"stays": [5], "leaves": [1]})
     leaf_of(policy, "stays", 0.0)

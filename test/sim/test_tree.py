@@ -46,6 +46,15 @@ def test_a_request_that_ends_inside_a_node_stamps_only_its_own_part():
     }
 
 
+def test_an_expired_leaf_gives_its_blocks_back():
+    _, _, tree = run([record(0, [1, 2, 3]), record(1, [1, 2, 4, 5])], 100)
+    leaf = next(node for node in tree.nodes() if node.blocks == (4, 5))
+    tree.remove(leaf)
+    tree.verify()
+    assert tree.used_blocks == 3
+    assert runs(tree) == {(1, 2): (), (3,): (1, 2)}
+
+
 def test_cuts_the_victims_tail_only_as_far_as_needed():
     trace = [record(0, [1, 2, 3, 4]), record(1, [5, 6]), record(2, [7, 8, 9])]
     _, cuts, tree = run(trace, 7)

@@ -111,6 +111,7 @@ def test_a_rescaled_account_states_the_same_error():
         account = Account(1.0)
         fill(account, 4, seed=1, requests=60)
         account.serve(between_s, 0, 0, 0)
-        stated.append((account.sampling_error("arm"), account.lead("arm")))
-    assert stated[0][0] > 0.0
+        errors = account.sampling_error("arm"), account.error("arm")
+        stated.append((*errors, account.lead("arm"), account.sampled_ratio("arm")))
+    assert min(stated[0]) > 0.0
     assert stated[1] == pytest.approx(stated[0])

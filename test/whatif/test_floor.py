@@ -113,3 +113,22 @@ def test_a_sample_that_may_differ_by_chance_needs_more():
         unsure.compare(90, ASKED, ASKED, doubt=0.1)
     assert sure.behind
     assert not unsure.behind
+
+
+def test_what_was_lost_or_gained_beyond_a_change_does_not_count_after_it():
+    def requests_until(behind, floor, policy, lru):
+        requests = 0
+        while floor.behind != behind:
+            floor.compare(policy, lru, ASKED)
+            requests += 1
+        return requests
+
+    needed = []
+    for more in (0, CAPACITY):
+        floor = Floor(CAPACITY)
+        floor.compare(0, int(SLACK * CAPACITY) + ASKED + more, ASKED)
+        back = requests_until(False, floor, ASKED, 0)
+        needed.append((back, requests_until(True, floor, 0, ASKED)))
+    assert needed[0] == needed[1]
+    # Back after 4 times the slack, behind again after one.
+    assert needed[0] == (4 * SLACK * CAPACITY // ASKED + 1, SLACK * CAPACITY // ASKED + 1)

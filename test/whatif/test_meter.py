@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import random
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -16,7 +17,8 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.block_tree import RadixTree
 from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.records import Request
-from sglang_canopy.whatif.meter import LRU, NOW, Memory, Meter, MeterSetup, Question
+from sglang_canopy.whatif.floor import Floor
+from sglang_canopy.whatif.meter import LRU, NOW, TIMED, Memory, Meter, MeterSetup, Question
 from sglang_canopy.whatif.origins import Origins
 from sglang_canopy.whatif.sampled_caches import (
     MIN_BLOCKS,
@@ -189,6 +191,32 @@ def test_a_load_that_leaves_too_small_a_sample_pauses_the_meter_until_it_falls()
     assert not meter.caches.paused
     assert meter.caches.seen > sampled
     assert meter.caches.one_in <= 2_000 // MIN_BLOCKS // 2
+
+
+def test_one_request_in_a_number_is_timed_and_stands_for_the_others(monkeypatch):
+    ticks = iter(range(10_000))
+    monkeypatch.setattr(time, "thread_time", lambda: float(next(ticks)))
+    meter, spent = Meter(MeterSetup((LRU,)), Memory(60 * BLOCK), LRU), []
+    for number in range(2 * TIMED):
+        meter.ended(
+            Request(time=float(number), path=(number,), block_tokens=BLOCK, prompt_tokens=BLOCK), 0
+        )
+        spent.append(meter.spent_s)
+    assert spent == [0.0] * (TIMED - 1) + [float(TIMED)] * TIMED + [2.0 * TIMED]
+
+
+def test_the_floor_tolerates_two_standard_errors_of_the_sample(monkeypatch):
+    doubts = []
+    monkeypatch.setattr(Floor, "compare", lambda _floor, *given: doubts.append(given[-1]))
+    setup = MeterSetup((LRU, "threshold-lru"), one_in=4, configs=LONG)
+    meter, stated = Meter(setup, Memory(60 * BLOCK), "threshold-lru"), []
+    for _, request in turns(3, conversations=80):
+        before = len(doubts)
+        meter.ended(request, 0)
+        if len(doubts) > before:
+            stated.append(meter._account.sampling_error(Question(LRU, NOW)))
+    assert max(stated) > 0.0
+    assert doubts == pytest.approx([2.0 * one for one in stated])
 
 
 def test_what_the_server_really_hits_is_the_ground_of_every_estimate():
@@ -462,6 +490,18 @@ def test_replicas_weigh_by_what_they_sampled():
     assert in_words(unmeasured) == "canopy-lru hits 50.0 %, wa would hit 60.0 ± 4.0 %"
     assert added_up([]) is None
     assert added_up([stats(0.0, 0, 0.0)])["hit_ratio"] == 0.0
+
+
+def test_figures_are_rounded_to_what_they_can_mean():
+    small = {**stats(0.4, 300, 0.5), "spent_s": 0.123449}
+    assert added_up([small])["spent_s"] == 0.1234
+    meter = Meter(MeterSetup((LRU,), (1.0, 4.0), one_in=2), Memory(60 * BLOCK), LRU)
+    for _, request in turns(3):
+        meter.ended(request, 0)
+    for row in meter.rows():
+        figures = [value for value in row.values() if isinstance(value, float)]
+        assert len(figures) == 4
+        assert figures == [round(value, 5) for value in figures]
 
 
 def test_a_question_is_its_policy_and_capacity():

@@ -1,5 +1,6 @@
 """Shadow caches hit what the real cache would, whole or on a sample of the blocks."""
 
+import math
 import random
 
 import pytest
@@ -9,7 +10,16 @@ from hypothesis import strategies as st
 from sglang_canopy.policy.block_tree import RadixTree
 from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.records import Request
-from sglang_canopy.whatif.sampled_caches import MOST_BLOCKS, Arm, SampledCaches
+from sglang_canopy.whatif.sampled_caches import (
+    LEARN_FROM_ALL_PER_S,
+    MIN_BLOCKS,
+    MOST_BLOCKS,
+    OBSERVE_WORK,
+    PASS_WORK,
+    WORK_PER_BLOCK,
+    Arm,
+    SampledCaches,
+)
 from sglang_canopy.whatif.shadow_cache import ShadowCache, as_sampled
 
 BLOCK = 16
@@ -156,3 +166,46 @@ def test_caches_too_large_to_shadow_are_sampled_from_the_start():
     for step in range(20):
         served(caches, (float(step), (step,), step))
     assert caches.one_in * MOST_BLOCKS * BLOCK >= 10**9
+
+
+@pytest.mark.parametrize(
+    ("per_s", "blocks", "exact"),
+    [(LEARN_FROM_ALL_PER_S / 2, 40, 31.0), (8 * LEARN_FROM_ALL_PER_S, 4, 134.4)],
+)
+def test_the_required_sample_is_the_power_of_two_below_the_exact_one(per_s, blocks, exact):
+    """Up to a rate policies learn from all requests, above it from the sampled ones alone."""
+    arms, learns_from_all = 3, per_s <= LEARN_FROM_ALL_PER_S
+    every = PASS_WORK + WORK_PER_BLOCK * blocks + OBSERVE_WORK * learns_from_all
+
+    def work(one_in):
+        served_share = 1.0 - (1.0 - 1.0 / one_in) ** blocks
+        return (every + served_share * (arms + OBSERVE_WORK * (not learns_from_all))) * per_s
+
+    limit = work(exact)
+    caches = SampledCaches(most_work_per_s=limit)
+    for number in range(arms):
+        caches.add(number, Arm(lambda: make_policy("lru"), 1_000 * BLOCK))
+    seconds = 20
+    caches._window_start, caches._requests = 100.0, int(per_s * seconds)
+    caches._request_blocks = caches._requests * blocks
+    found = caches._required_interval(100.0 + seconds)
+    assert math.log2(found).is_integer()
+    assert work(2 * found) < limit < work(found)
+
+
+def test_caches_too_large_to_shadow_do_not_pause_the_sampling_of_small_ones():
+    caches = SampledCaches()
+    caches.add("large", Arm(lambda: make_policy("lru"), 10**9))
+    caches.add("small", Arm(lambda: make_policy("lru"), 100 * BLOCK))
+    for step in range(20):
+        served(caches, (float(step), (step,), step))
+    assert not caches.paused
+
+
+def test_the_smallest_cache_decides_when_a_sample_is_too_small():
+    caches = SampledCaches(most_work_per_s=1.0)
+    caches.add("large", Arm(lambda: make_policy("lru"), 100_000 * BLOCK))
+    caches.add("small", Arm(lambda: make_policy("lru"), 2 * MIN_BLOCKS * BLOCK))
+    for step in range(10_000):
+        served(caches, (step * 0.01, tuple(range(20 * step, 20 * step + 20)), step))
+    assert caches.paused
