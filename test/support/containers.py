@@ -28,14 +28,18 @@ def entries(*roots: Any) -> dict[str, int]:
                 (*value.keys(), *value.values()) if isinstance(value, dict) else value
             )
             stack += [(f"{place}[]", item) for item in inside if _is_followed(item)]
-        if type(value).__module__.startswith("sglang_canopy"):
+        if _is_ours(value):
             name = type(value).__name__
             stack += [(f"{name}.{key}", item) for key, item in _attributes(value)]
     return found
 
 
 def _is_followed(value: Any) -> bool:
-    return isinstance(value, _CONTAINERS) or type(value).__module__.startswith("sglang_canopy")
+    return isinstance(value, _CONTAINERS) or _is_ours(value)
+
+
+def _is_ours(value: Any) -> bool:
+    return type(value).__module__.startswith(("sglang_canopy", "canopy_chunks"))
 
 
 def _attributes(value: Any) -> Iterator[tuple[str, Any]]:

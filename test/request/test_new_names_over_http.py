@@ -1,0 +1,136 @@
+"""A client may use a new name in every request. No container of the HTTP process grows with the names.
+
+Names are salts (tenants), conversations and ids of responses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from canopy_chunks.text.documents import Documents
+from canopy_chunks.text.find import Finder
+from canopy_chunks.text.variants import Heads
+from sglang_canopy.config.server_options import RequestOptions
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.request.access import Refused
+from sglang_canopy.request.document_limits import DocumentLimits
+from sglang_canopy.server.http import entry
+from sglang_canopy.server.http.explain import Explaining
+from sglang_canopy.wire.hints import Waiting
+from sglang_canopy.wire.replay_clock import ReplayClock
+from support.containers import entries
+
+TOKENS = 80
+"""Of a document."""
+SLACK = 16
+
+
+async def no_answer(_message: str) -> list[Any]:
+    return []
+
+
+class Process:
+    """The parts of an HTTP process that receive names from clients, whose ``now`` is moved by hand."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        self.entry = entry.Entry(RequestOptions())
+        monkeypatch.setattr(entry, "current", self.entry)
+        self.hints = Waiting()
+        self.explaining = Explaining(no_answer, None)
+        self.limits = DocumentLimits(clock=lambda: self.now)
+        self.documents = Documents(most=512, most_tokens=512 * TOKENS, clock=lambda: self.now)
+        self.finder, self.heads, self.replayed = Finder(), Heads(most=512), ReplayClock()
+
+    def serve(self, number: int) -> None:
+        """One request of a new tenant on each route, a tenth of a second after the one before."""
+        self.now += 0.1
+        tenant = f"t{number}"
+        self._generate(number, tenant)
+        hint = {"conversation": f"c{number}", "cache_salt": tenant, "over": True}
+        with contextlib.suppress(CanopyError):  # the bound on waiting hints
+            self.hints.add(hint, self.now)
+        question = SimpleNamespace(
+            query_params={"conversation": f"c{number}", "cache_salt": tenant}, headers={}
+        )
+        with contextlib.suppress(CanopyError, Refused):
+            asyncio.run(self.explaining(question))
+        self._register(number, tenant)
+        self.replayed.stamp(number, 1.0, self.now)
+
+    def _generate(self, number: int, tenant: str) -> None:
+        body = {"previous_response_id": f"resp_{number - 1}", "user": f"u{number}"}
+        request = SimpleNamespace(
+            scope={"path": "/v1/responses"}, headers={}, json=lambda: self._body(body)
+        )
+        obj = SimpleNamespace(
+            sampling_params={"custom_params": {"canopy_category": f"k{number}"}},
+            rid=f"resp_{number}",
+            extra_key=None,
+            cache_salt=tenant,
+            session_id=f"s{number}",
+        )
+        entry.stamp(obj, {"category": "chat", "turn": 1}, request)
+        assert obj.sampling_params["custom_params"]["canopy"]["conversation"]
+
+    @staticmethod
+    async def _body(body: dict[str, Any]) -> dict[str, Any]:
+        return body
+
+    def _register(self, number: int, tenant: str) -> None:
+        self.limits.register(tenant)
+        self.limits.change(tenant)
+        ids = tuple(range(number, number + TOKENS))
+        with contextlib.suppress(CanopyError):
+            self.documents.add(ids, tenant)
+            self.finder.add(ids, tenant)
+        while self.documents.removed:  # as the route does
+            gone = self.documents.removed.pop()
+            self.finder.remove(gone.ids, gone.tenant)
+        self.heads.come_again(tenant, ids[:8])
+
+    def entries(self) -> dict[str, int]:
+        return entries(
+            self.entry,
+            self.hints,
+            self.explaining,
+            self.limits,
+            self.documents,
+            self.finder,
+            self.heads,
+            self.replayed,
+        )
+
+
+def growth(process: Process, first: int, last: int) -> dict[str, tuple[int, int]]:
+    """Containers that hold more entries after ``last`` requests than after ``first``."""
+    before: dict[str, int] = {}
+    for number in range(last):
+        process.serve(number)
+        if number == first:
+            before = process.entries()
+    return {
+        place: (before.get(place, 0), count)
+        for place, count in process.entries().items()
+        if count > 1.02 * before.get(place, 0) + SLACK
+    }
+
+
+def test_no_container_of_the_http_process_grows_with_new_names(monkeypatch) -> None:
+    process = Process(monkeypatch)
+    assert growth(process, 4_200, 5_500) == {}
+    # The sweep sees them all: none is empty.
+    filled = {place.partition(".")[0] for place, count in process.entries().items() if count}
+    assert {"Waiting", "TenantRate", "Documents", "Finder", "Heads", "ReplayClock"} <= filled
+    assert {"Responses"} <= filled
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_no_container_of_the_http_process_grows_with_100_000_new_names(monkeypatch) -> None:
+    assert growth(Process(monkeypatch), 5_000, 100_000) == {}
