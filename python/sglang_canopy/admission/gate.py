@@ -117,8 +117,7 @@ class SessionGate:
             first = self.model.category_of_first_turn(request)
             who = request.tenant, request.conversation
             session = Session(self._numbers, *who, self.now, first)
-            vouched = request.source == GATEWAY
-            session.party = self.parties.of(request.tenant, vouched, self.now)
+            session.party = self.parties.of(who[0], request.source == GATEWAY, self.now)
         session.left, session.unlearnt = self._left(session, request), True
         self._add(ticket, session, request)
         if session.active:
