@@ -44,8 +44,8 @@ def test_by_default_a_conversations_own_gaps_refine_its_category():
             request = Request(time, "chat", tuple(range(turn + 1)), 10, 10 * (turn + 1))
             policy.arrive(request)
             request.stop = "tool"
-            policy.finish(request)
-        return request.label
+            label = policy.finish(request)
+        return label
 
     assert label() == label(own_gaps=True) != label(own_gaps=False)
 

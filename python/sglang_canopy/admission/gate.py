@@ -115,9 +115,9 @@ class SessionGate:
         if session is None:
             self._numbers += 1
             first = self.model.category_of_first_turn(request)
-            who = request.tenant, request.conversation
-            session = Session(self._numbers, *who, self.now, first)
-            session.party = self.parties.of(who[0], request.source == GATEWAY, self.now)
+            tenant = request.tenant
+            session = Session(self._numbers, tenant, request.conversation, self.now, first)
+            session.party = self.parties.of(tenant, request.source == GATEWAY, self.now)
         session.left, session.unlearnt = self._left(session, request), True
         self._add(ticket, session, request)
         if session.active:
