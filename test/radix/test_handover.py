@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from test_exchange import POLICIES, nodes, prompts, to
 
+from sglang_canopy.radix.leaf import NodeLeaf
 from support.hybrid_tree import HybridTree
 from support.live_tree import LiveTree, check
 
@@ -85,6 +86,63 @@ def test_an_arrival_passes_on_one_slice_and_no_more(monkeypatch):
         arrivals += 1
         assert len(passed) - before <= SLICE
     assert arrivals <= len(tree.core._node_arena) // SLICE + 1
+
+
+def exchanged_and_passed_on(before: str, after: str) -> LiveTree:
+    """A tree whose new policy has just begun to rank."""
+    tree = filled(before)
+    tree.core.exchange.apply(to(after), "test")
+    while not is_ranked_by(tree, type(tree.core.evictable_device_leaves.next_policy).name):
+        tree.request(tree.core.clock.now + 1.0)
+    return tree
+
+
+@pytest.mark.parametrize("after", POLICIES)
+@pytest.mark.parametrize("before", POLICIES)
+def test_no_arrival_settles_or_releases_more_than_a_slice(before, after):
+    tree = filled(before)
+    old = tree.core.evictable_device_leaves.policy
+    tree.core.exchange.apply(to(after), "test")
+    new = tree.core.evictable_device_leaves.next_policy
+    leaves = [node.canopy for node in tree.core._node_arena.values()]
+    settled, held = 0, len(list(old.leaves()))
+    while tree.core.exchange.handing_over:
+        tree.request(tree.core.clock.now + 1.0)
+        settled_before, settled = settled, sum(leaf.policy is new for leaf in leaves)
+        held_before, held = held, len(list(old.leaves()))
+        assert settled - settled_before <= SLICE
+        assert held_before - held <= 2 * SLICE
+    assert settled == len(list(new.leaves())) > 3 * SLICE
+    assert not held
+    check(tree)
+
+
+@pytest.mark.parametrize("after", POLICIES)
+@pytest.mark.parametrize("arrivals", [0, 1, 5, 9])
+def test_while_leaves_settle_the_victims_are_those_of_the_new_policy(after, arrivals):
+    tree, settled = (exchanged_and_passed_on("canopy-lru", after) for _ in range(2))
+    for _ in range(arrivals):
+        tree.request(tree.core.clock.now + 1.0)
+    assert tree.core.exchange.handing_over
+    while settled.core.exchange.handing_over:
+        settled.request(settled.core.clock.now + 1.0)
+    check(tree)
+    assert evict_all(tree) == evict_all(settled)
+
+
+@pytest.mark.parametrize("after", POLICIES)
+def test_an_exchange_while_leaves_settle(after):
+    tree = exchanged_and_passed_on("wa", "canopy-tlru")
+    tree.serve([7000, 1, 2], tree.core.clock.now + 1.0)
+    tree.core.exchange.apply(to(after), "test")
+    tree.serve([8000, 1, 2], tree.core.clock.now + 1.0)
+    check(tree)
+    held = nodes(tree)
+    while tree.core.exchange.handing_over:
+        tree.request(tree.core.clock.now + 1.0)
+        check(tree)
+    assert {type(node.canopy) for node in tree.core._node_arena.values()} == {NodeLeaf}
+    assert nodes(tree) == held
 
 
 def test_a_second_exchange_replaces_one_that_is_not_finished():

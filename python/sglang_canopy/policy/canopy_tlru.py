@@ -23,6 +23,7 @@ from sglang_canopy import declared
 from sglang_canopy.declared import declare_key
 from sglang_canopy.policy.base import Policy, Victim
 from sglang_canopy.policy.structures.end_queue import EndQueue
+from sglang_canopy.policy.structures.reranking import Reranking
 from sglang_canopy.policy.tail_target import TailTarget, only_one
 from sglang_canopy.records import Leaf, Request
 from sglang_canopy.reuse.bins import TOKEN_EDGES
@@ -76,6 +77,7 @@ class TailOptimizedLRU(Policy):
         self.model = ReuseModel(own_gaps=False)
         self.target = TailTarget(config.ttft_ms, config.ttft_percentile, config.threshold_tokens)
         self._planned = self._versions()
+        self._replanning = Reranking()
         self._allowance = 0
         """Tokens that the current request may still evict from others (optional caching)."""
         self._free = EndQueue()
@@ -109,15 +111,22 @@ class TailOptimizedLRU(Policy):
             queue, entry, _ = leaf.slot
             leaf.slot = None
             queue.remove(entry)
+            if self._replanning:
+                self._replanning.discard(leaf)
 
     def put_back(self, leaf: Leaf, slot: Any, now: float) -> None:
         queue, entry, keep = slot
         leaf.slot = (queue, queue.push(leaf, entry[0]), keep)
+        if self._replanning:
+            self._replanning.put_back(leaf)
 
     # free(leaf) = the tokens of leaf beyond L + Q - xi; victim = free(the oldest leaf with free
     # tokens), else the oldest leaf
     def victim(self, now: float) -> Victim | None:
         if self._planned != self._versions():
+            self._planned = self._versions()
+            self._replanning.begin(self.leaves())
+        if self._replanning:
             self._replan(now)
         entry = self._free.oldest()
         if entry is not None:
@@ -182,10 +191,14 @@ class TailOptimizedLRU(Policy):
         return self.target.version, fits.bit_length() if fits < 16 else 4 + fits // 16
 
     def _replan(self, now: float) -> None:
-        self._planned = self._versions()
-        for leaf in list(self.leaves()):
-            self.drop(leaf)
-            self.admit(leaf, now)
+        for leaf in self._replanning.due(now):
+            queue, entry, _ = leaf.slot
+            keep = self._keep(leaf)
+            if (queue is self._free) == (keep < leaf.length):
+                leaf.slot = (queue, entry, keep)
+            else:
+                self.drop(leaf)
+                self.admit(leaf, now)
 
     def stats(self) -> Mapping[str, Any]:
         return {
@@ -200,6 +213,9 @@ class TailOptimizedLRU(Policy):
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self.model.restore(state)
+
+    def release(self, count: int) -> bool:
+        return self._free.release(count) and self._needed.release(count)
 
     def leaves(self) -> Iterator[Leaf]:
         yield from self._free

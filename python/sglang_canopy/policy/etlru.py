@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 from sglang_canopy.declared import declare_key
 from sglang_canopy.policy import wa
 from sglang_canopy.policy.base import Policy, Victim
+from sglang_canopy.policy.structures.reranking import Reranking
 from sglang_canopy.policy.tail_target import TailTarget, only_one
 from sglang_canopy.records import Leaf, Request
 from sglang_canopy.reuse.bins import TOKEN_BINS, TOKEN_EDGES, token_bin
@@ -61,6 +62,7 @@ class ExpectedTailLRU(wa.WorkloadAware):
         super().__init__(config)
         self.target = TailTarget(config.ttft_ms, config.ttft_percentile, config.threshold_tokens)
         self._planned = 0
+        self._replanning = Reranking()
 
     def finish(self, request: Request) -> str:
         label = super().finish(request)
@@ -74,15 +76,26 @@ class ExpectedTailLRU(wa.WorkloadAware):
         other.target = self.target
         return other
 
+    def drop(self, leaf: Leaf) -> None:
+        super().drop(leaf)
+        if self._replanning:
+            self._replanning.discard(leaf)
+
+    def put_back(self, leaf: Leaf, slot: Any, now: float) -> None:
+        super().put_back(leaf, slot, now)
+        if self._replanning:
+            self._replanning.put_back(leaf)
+
     # rank(leaf) = wa's rank * (floor + (1 - floor) * P(next turn adds > threshold - history +
     # depth)); victim = the leaf of least rank, trimmed to the point at which the last factor
     # changes
     def victim(self, now: float) -> Victim | None:
         if self._planned != self.target.version:
             self._planned = self.target.version
-            for leaf in list(self.leaves()):
-                self.drop(leaf)
-                self.admit(leaf, now)
+            self._replanning.begin(self.leaves())
+        if self._replanning:
+            for leaf in self._replanning.due(now):
+                self._readmit(leaf, now)
         return super().victim(now)
 
     def _slack(self, leaf: Leaf) -> float | None:

@@ -59,6 +59,8 @@ class EvictableLeaves(set):
         the policy does not receive them."""
         self._set_aside: dict[UnifiedTreeNode, None] = {}
         self._handover: Handover | None = None
+        self._retired: list[Policy] = []
+        """Policies that rank no more and still hold leaves."""
 
     def add(self, node: UnifiedTreeNode) -> None:
         if node not in self:
@@ -113,15 +115,24 @@ class EvictableLeaves(set):
         """The policy that ranks these leaves once they are handed over, or does so now."""
         return self.policy if self._handover is None else self._handover.policy
 
+    @property
+    def handing_over(self) -> bool:
+        """Whether ``hand_over`` has work left."""
+        return self._handover is not None or bool(self._retired)
+
     def begin_handover(self, policy: Policy, nodes: Iterable[UnifiedTreeNode]) -> None:
         """Let ``policy`` rank these leaves as soon as ``hand_over`` has passed on all of ``nodes``,
         the nodes of the tree. Replaces a handover that is not finished."""
+        if self.next_policy is not self.policy:
+            self._retired.append(self.next_policy)
         self._handover = Handover(policy, nodes, self.clock.now)
 
     def hand_over(self, count: int) -> bool:
-        """Pass on the next ``count`` nodes. Returns whether the policy has changed."""
+        """Pass on the next ``count`` nodes; after the last, settle leaves and release the policy
+        before, ``count`` leaves a call. Returns whether the policy has changed."""
         handover = self._handover
-        if handover is None:
+        if handover is None or handover.complete:
+            self._clean_up(count)
             return False
         nodes = handover.slice(count)
         for node in nodes:
@@ -131,8 +142,16 @@ class EvictableLeaves(set):
                     handover.admit(leaf, self.clock.now)
         if len(nodes) == count:
             return False
-        self.policy, self._handover = handover.finish(), None
+        handover.complete = True
+        self._retired.append(self.policy)
+        self.policy = handover.policy
         return True
+
+    def _clean_up(self, count: int) -> None:
+        if self._handover is not None and self._handover.settle_slice(count):
+            self._handover = None
+        if self._retired and self._retired[-1].release(count):
+            self._retired.pop()
 
     # ---- victims ----
 

@@ -44,7 +44,8 @@ class Exchange:
     """The exchanges of one tree. Call it between two requests, at the same one on every rank.
 
     New policies learn from the exchange on. They rank once they have received every leaf, a slice
-    at each arrival; until then the policies before them rank (``LiveCache.device_policy``).
+    at each arrival; until then the policies before them rank (``LiveCache.device_policy``). The
+    memory of the policies before them is then released, a slice at each arrival.
     """
 
     def __init__(self, tree: Tree) -> None:
@@ -52,7 +53,7 @@ class Exchange:
         self.changes: list[Changed] = []
         """The last ones."""
         self.handing_over = False
-        """Whether some leaves have not reached the new policies yet."""
+        """Whether ``advance`` has work left."""
         self._retired: dict[str, Mapping[str, Any]] = {}
         """State of policies that no longer learn, by name."""
         self._wanted: PolicyChange | None = None
@@ -70,15 +71,14 @@ class Exchange:
         self._wanted = None
 
     def advance(self) -> None:
-        """Pass one slice of leaves to the new policies. Call at every arrival while
-        ``handing_over``."""
+        """Pass one slice of leaves to the new policies, or release one of the old. Call at every
+        arrival while ``handing_over``."""
         device, host = self.tree.evictable_device_leaves, self.tree.evictable_host_leaves
         if device.hand_over(SLICE_NODES):
             self.tree.live.device_policy = device.policy
         if host.hand_over(SLICE_NODES):
             self.tree.live.host_policy = host.policy
-        # Both received the same nodes, and finish with the same slice.
-        self.handing_over = device.policy is not device.next_policy
+        self.handing_over = device.handing_over or host.handing_over
 
     def finish(self) -> None:
         """Let the new policies rank at once: the tree is empty."""

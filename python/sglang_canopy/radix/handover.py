@@ -10,11 +10,41 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from sglang_canopy.policy.base import Policy
+from sglang_canopy.radix.leaf import NodeLeaf
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
-    from sglang_canopy.radix.leaf import NodeLeaf
+_SLOT = vars(NodeLeaf.__mro__[1])["slot"]
+
+
+class PassedLeaf(NodeLeaf):
+    """A ``NodeLeaf`` of which two policies have a view; it is given this class and loses it again.
+
+    ``slot`` is the view of the present policy until the handover is complete, then that of the new
+    policy. A complete handover settles each leaf in a slice or at the first use of ``slot``.
+    """
+
+    __slots__ = ()
+
+    @property
+    def slot(self) -> Any:  # type: ignore[override]
+        if self._is_settled():
+            return self.slot
+        return _SLOT.__get__(self)
+
+    @slot.setter
+    def slot(self, value: Any) -> None:
+        if self._is_settled():
+            self.slot = value
+        else:
+            _SLOT.__set__(self, value)
+
+    def _is_settled(self) -> bool:
+        assert self.handover is not None
+        if self.handover.complete:
+            self.handover.settle(self)
+        return type(self) is NodeLeaf
 
 
 class Handover:
@@ -27,7 +57,10 @@ class Handover:
 
     def __init__(self, policy: Policy, nodes: Iterable[UnifiedTreeNode], now: float) -> None:
         self.policy = policy
-        self._nodes = iter(list(nodes))
+        self.complete = False
+        """Whether all leaves have passed: the new policy ranks."""
+        self._nodes = iter(nodes)
+        self._passed: list[NodeLeaf] = []
         # Without leaves, a policy takes note of its present fit; later it would rank all anew.
         policy.victim(now)
 
@@ -37,29 +70,43 @@ class Handover:
 
     def admit(self, leaf: NodeLeaf, now: float) -> None:
         """Rank ``leaf`` by the new policy, unless it does so already."""
-        if leaf.next_policy is self.policy:
+        if self.complete or leaf.handover is self:
             return
-        leaf.next_policy, leaf.next_slot = self.policy, None
+        if leaf.handover is not None:
+            leaf.handover.settle(leaf)
+        leaf.handover, leaf.next_slot = self, None
+        leaf.__class__ = PassedLeaf
+        self._passed.append(leaf)
         self._call(self.policy.admit, leaf, now)
 
     def drop(self, leaf: NodeLeaf) -> None:
-        if leaf.next_policy is self.policy:
+        """The present policy dropped ``leaf``."""
+        if leaf.handover is None:
+            return
+        if leaf.handover is self and not self.complete:
             self._call(self.policy.drop, leaf)
-            leaf.next_policy = leaf.next_slot = None
+        leaf.handover.settle(leaf)
 
     def split(self, leaf: NodeLeaf, head: NodeLeaf) -> None:
         """``head`` now holds the first tokens of ``leaf``."""
-        if leaf.next_policy is self.policy:
+        if leaf.handover is self and not self.complete:
             self._call(self.policy.split, leaf, head)
 
-    def finish(self) -> Policy:
-        """Make the new policy's view of each leaf the leaf's ``slot``; returns the policy."""
-        policy = self.policy
-        leaf: NodeLeaf
-        for leaf in policy.leaves():  # type: ignore[assignment]
-            leaf.policy, leaf.slot = policy, leaf.next_slot
-            leaf.next_policy = leaf.next_slot = None
-        return policy
+    def settle(self, leaf: NodeLeaf) -> None:
+        """Make a passed leaf an ordinary one again; after a complete handover with the new policy's
+        view of it."""
+        view, leaf.next_slot, leaf.handover = leaf.next_slot, None, None
+        leaf.__class__ = NodeLeaf
+        if self.complete:
+            leaf.policy, leaf.slot = self.policy, view
+
+    def settle_slice(self, count: int) -> bool:
+        """Settle the next ``count`` leaves. Returns whether none is left."""
+        for leaf in self._passed[-count:]:
+            if leaf.handover is self:
+                self.settle(leaf)
+        del self._passed[-count:]
+        return not self._passed
 
     @staticmethod
     def _call(call: Callable[..., None], leaf: NodeLeaf, *arguments: Any) -> None:

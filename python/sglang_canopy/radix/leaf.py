@@ -15,6 +15,8 @@ from sglang_canopy.ttl.table import RESIDUAL
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
+    from sglang_canopy.radix.handover import Handover
+
 
 @dataclass(slots=True, eq=False, repr=False)
 class NodeLeaf(Leaf):
@@ -28,8 +30,8 @@ class NodeLeaf(Leaf):
     """Why this node is being evicted (``counters.REASONS``)."""
     policy: Policy | None = None
     """Whose ``slot`` it is: the policy of the tier that last ranked this node."""
-    next_policy: Policy | None = None
-    """Whose ``next_slot`` it is: the policy that ranks this tier next (``handover``)."""
+    handover: Handover | None = None
+    """What passes this leaf to another policy, and that policy's view of the leaf."""
     next_slot: Any = None
     request_number: int = -1
     """Number of the last request counted in ``hits``."""

@@ -165,6 +165,19 @@ class Cells:
         """Iterate over the cells with leaves, in order of creation."""
         return (c for c in self._cells.values() if c.live)
 
+    def release(self, count: int) -> bool:
+        """Release about ``count`` leaves of cells that are of no use any more. Returns whether none
+        is left."""
+        del self._heap[-4 * count :], self._edges[-4 * count :]
+        self._changed.clear()
+        while self._cells and count > 0:
+            key, cell = self._cells.popitem()
+            if not cell.release(count):
+                self._cells[key] = cell
+                break
+            count -= len(cell) + 1
+        return not (self._cells or self._heap or self._edges)
+
     def __iter__(self) -> Iterator[Leaf]:
         for cell in self._cells.values():
             yield from cell

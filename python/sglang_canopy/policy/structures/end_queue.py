@@ -82,6 +82,12 @@ class EndQueue:
             heapq.heappop(high)
         return high[0][-1] if high else None
 
+    def release(self, count: int) -> bool:
+        """Release ``count`` entries of a queue that is of no use any more. Returns whether none is
+        left."""
+        del self._low[-count:], self._high[-count:]
+        return not (self._low or self._high)
+
     def __iter__(self) -> Iterator[Leaf]:
         return (e[-1] for e in self._low if e[-1] is not None)
 
@@ -107,6 +113,10 @@ class ReturnQueue(EndQueue):
             self._ends = [e for e in self._ends if e[2][-1] is not None]
             heapq.heapify(self._ends)
         return entry
+
+    def release(self, count: int) -> bool:
+        del self._ends[-count:]
+        return super().release(count) and not self._ends
 
     def overdue(self, now: float) -> Leaf | None:
         """Return the leaf that is overdue the longest, or ``None``."""

@@ -66,6 +66,14 @@ class LazyHeap:
             heapq.heappop(entries)
         return None
 
+    def release(self, count: int) -> bool:
+        """Release ``count`` leaves of a heap that is of no use any more. Returns whether none is
+        left."""
+        del self._entries[-count:]
+        for _ in range(min(count, len(self._live))):
+            self._live.popitem()
+        return not (self._entries or self._live)
+
     def rank(self, leaf: Leaf) -> Any:
         """Return the rank of ``leaf`` at its push."""
         return self._live[leaf][0]

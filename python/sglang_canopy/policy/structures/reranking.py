@@ -1,0 +1,48 @@
+"""Leaves that a policy ranks anew after a fit, in slices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from operator import attrgetter
+
+from sglang_canopy.records import Leaf
+
+SLICE_LEAVES = 4096
+"""Leaves of one slice: about ten milliseconds."""
+
+
+class Reranking:
+    """All leaves at once if one slice holds them; else a slice at each new time of the requests.
+
+    Until its turn a leaf keeps its rank of the fit before. Slices follow the order of creation, so
+    that equal requests give equal slices.
+    """
+
+    def __init__(self) -> None:
+        self._left: dict[Leaf, None] = {}
+        self._last = -math.inf
+
+    def __bool__(self) -> bool:
+        return bool(self._left)
+
+    def begin(self, leaves: Iterable[Leaf]) -> None:
+        """Rank all of ``leaves`` anew, from now on."""
+        self._left = dict.fromkeys(sorted(leaves, key=attrgetter("number"), reverse=True))
+        self._last = -math.inf
+
+    def due(self, now: float) -> list[Leaf]:
+        """Return the leaves to rank anew at ``now``, each once."""
+        left = self._left
+        if now <= self._last:
+            return []
+        self._last = now
+        return [left.popitem()[0] for _ in range(min(SLICE_LEAVES, len(left)))]
+
+    def discard(self, leaf: Leaf) -> None:
+        """Forget ``leaf``: it was dropped, and gets a new rank if it is admitted again."""
+        self._left.pop(leaf, None)
+
+    def put_back(self, leaf: Leaf) -> None:
+        """Rank ``leaf`` anew: it was put back with a rank of the fit before, perhaps."""
+        self._left[leaf] = None
