@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import random
+import sqlite3
 import threading
 from collections.abc import Callable
 from typing import ClassVar
@@ -10,7 +13,11 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
+from sglang_canopy.disk.journal import Journal
+from sglang_canopy.disk.retired import Retired
+from sglang_canopy.disk.units import UnitAllocator
 from sglang_canopy.policy.lru import LRU
+from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.records import Request
 from support.disk_pages import PAGE, chain, get, put, store_at
 
@@ -28,6 +35,7 @@ def test_a_cleared_store_is_empty_also_after_a_restart(tmp_path) -> None:
     assert store.state.evictable.tenant_bytes == {}
     assert store.state.evictable.pinned_by_tenant == {}
     assert store.counters.evicted == {"cleared": 30}
+    store.sweep()
     assert sum(store.counters.residency_s) == 30
     assert store.counters.page_seconds == 30 * 20
     store.verify()
@@ -90,7 +98,7 @@ class Announced:
         return self.lock.__exit__(*error)
 
 
-@pytest.mark.parametrize("call", ["close", "clear", "flush", "sweep"])
+@pytest.mark.parametrize("call", ["close", "flush", "sweep"])
 def test_nobody_holds_the_store_while_waiting_for_its_index_file(tmp_path, call) -> None:
     """One commits (it has the file's lock) and then looks at the store, as ``flush`` does."""
     store = store_at(tmp_path)
@@ -130,22 +138,116 @@ def test_a_request_reaches_the_twin_of_its_tenant_alone(tmp_path) -> None:
     assert CountingPolicy.received == ["t3", "t3", "new"]
 
 
-def test_clearing_counts_each_tenants_pages_in_one_pass(tmp_path, monkeypatch) -> None:
+def test_clearing_visits_no_page_and_no_tenant(tmp_path, monkeypatch) -> None:
     store = store_at(tmp_path, pages=64, quotas={"*": 1 << 20})
     for i in range(30):
         put(store, chain(i, 1), tenant=f"t{i}")
-    passes = []
-    bincount = np.bincount
-    monkeypatch.setattr(np, "bincount", lambda *a, **k: passes.append(1) or bincount(*a, **k))
-    refunds = []
-    refund = store.state.evictable.refund_tenant
+    visits = []
+    for visited in (LRU, type(store.state.evictable), type(store.state.index), UnitAllocator):
+        for name in ("drop", "refund_tenant", "withdraw", "remove", "free"):
+            if hasattr(visited, name):
+                monkeypatch.setattr(visited, name, lambda *a, **k: visits.append(a))
+    store.clear()
+    assert not visits
+    assert len(store) == store.state.units.used == 0
+    assert store.counters.evicted == {"cleared": 30}
+    assert not store.state.evictable.tenant_bytes
+    store.verify()
+
+
+def test_a_sweep_releases_what_was_cleared_in_slices(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("sglang_canopy.disk.retired.SLICE", 4)
+    store = store_at(tmp_path, pages=64, quotas={"*": 1 << 20})
+    for i in range(10):
+        put(store, chain(i, 3), tenant=f"t{i}")
+    old, policy = store.state.index, store.policy
+    lengths = []
+    release = Retired.release
     monkeypatch.setattr(
-        store.state.evictable, "refund_tenant", lambda *a: refunds.append(a) or refund(*a)
+        Retired, "release", lambda self: lengths.append(len(old.rows)) or release(self)
     )
     store.clear()
-    assert len(passes) <= 2  # the residency histogram, and the tenants
-    assert len(refunds) == 30
+    put(store, chain("new", 3))
+    store.sweep()
+    assert not store.state.retired
+    assert not old.rows
+    assert not old.keys
+    assert not list(policy.leaves())
+    assert all(before - after <= 4 for before, after in itertools.pairwise(lengths))
+    assert sum(store.counters.residency_s) == 30
+    assert all(get(store, chain("new", 3)))
     store.verify()
+
+
+def test_clearing_waits_for_no_commit(tmp_path) -> None:
+    store = store_at(tmp_path)
+    put(store, chain("a", 2))
+    other = threading.Thread(target=store.clear)
+    with store.state.journal.lock:  # held by a commit
+        other.start()
+        other.join(WAIT_S)
+        assert not other.is_alive()
+    assert len(store) == 0
+
+
+def test_the_policy_keeps_what_it_has_learnt(tmp_path) -> None:
+    store = store_at(tmp_path, policy=make_policy("wa"))
+    put(store, chain("a", 2))
+    model = store.policy.model
+    store.clear()
+    assert store.policy.model is model
+    assert store.policy.learns
+    assert not list(store.policy.leaves())
+
+
+def test_a_file_that_could_not_be_emptied_is_emptied_by_a_later_commit(
+    tmp_path, monkeypatch
+) -> None:
+    store = store_at(tmp_path)
+    put(store, chain("a", 2))
+    store.clear()
+    transaction = Journal._transaction
+
+    def full(*_: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(Journal, "_transaction", full)
+    assert not store.flush()
+    monkeypatch.setattr(Journal, "_transaction", staticmethod(transaction))
+    put(store, chain("b", 2))
+    store.close()
+    again = store_at(tmp_path)
+    assert again.leading(chain("a", 2)) == 0
+    assert all(get(again, chain("b", 2)))
+    assert again.counters.dropped_at_start == 0
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_units_in_use_are_allocated_to_no_other_page(seed: int) -> None:
+    draw, units = random.Random(seed), UnitAllocator(12)
+    written, pages, read = [], [], []
+    for _ in range(400):
+        move = draw.randrange(8)
+        if move < 3 and units.available:
+            unit = units.allocate()
+            assert unit not in {*written, *pages, *read}
+            written.append(unit)
+        elif move == 3 and written:
+            pages.append(written.pop(draw.randrange(len(written))))
+            units.entered(pages[-1])
+        elif move == 4 and written + pages:
+            where = draw.choice([kind for kind in (written, pages) if kind])
+            units.free([where.pop(draw.randrange(len(where)))])
+        elif move == 5 and pages:
+            read.append(draw.choice(pages))
+            units.begin_read(read[-1:])
+        elif move == 6 and read:
+            units.end_read([read.pop(draw.randrange(len(read)))])
+        elif move == 7 and draw.random() < 0.3:
+            units.free_all()
+            pages.clear()
+        assert units.used == len(written) + len(pages)
+        assert units.available == 12 - len({*written, *pages, *read})
 
 
 def test_tenants_at_their_quota_are_counted_as_pages_come_and_go(tmp_path) -> None:

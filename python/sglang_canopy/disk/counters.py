@@ -81,10 +81,14 @@ class StoreCounters:
         self.page_seconds += max(0.0, stay_s)
         self.residency_s[bisect_left(RESIDENCY_EDGES_S, stay_s)] += 1
 
-    def all_left(self, reason: str, page_bytes: int, stays_s: Any) -> None:
-        """Count removed pages; ``stays_s``: an array of their seconds on disk."""
-        self.evicted[reason] += len(stays_s)
-        self.evicted_bytes[reason] += page_bytes * len(stays_s)
+    def cleared(self, pages: int, page_bytes: int) -> None:
+        """Count cleared pages; ``stayed`` counts their time on disk later."""
+        if pages:
+            self.evicted["cleared"] += pages
+            self.evicted_bytes["cleared"] += page_bytes * pages
+
+    def stayed(self, stays_s: Any) -> None:
+        """Count the seconds on disk of removed pages, an array."""
         self.page_seconds += float(np.maximum(stays_s, 0.0).sum())
         buckets = np.bincount(
             np.searchsorted(RESIDENCY_EDGES_S, stays_s), minlength=len(self.residency_s)

@@ -11,7 +11,9 @@ import heapq
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from sglang_canopy.disk.index import NO_ROW, PageIndex
+import numpy as np
+
+from sglang_canopy.disk.index import NO_LABEL, NO_ROW, PageIndex
 from sglang_canopy.policy.base import Policy
 from sglang_canopy.records import Leaf, Request
 from sglang_canopy.tenant import AT_LIMIT, tenant_digest
@@ -69,13 +71,37 @@ class EvictablePages:
             self.withdraw(row)
             return
         if row not in self._leaves:
-            self._leaves[row] = self._admit(self.policy, row, now)
-            tenant = self.index.label("tenant", row)
-            if self.quota(tenant) is not None:
-                twin = self._twins.get(tenant)
-                if twin is None:
-                    twin = self._twins[tenant] = self.policy.twin()
-                self._twin_leaves[row] = self._admit(twin, row, now)
+            self._admit(row, self._leaf(row), now)
+
+    def admit_all(self, now: float) -> None:
+        """Admit every evictable page of a loaded index; none was admitted before."""
+        index = self.index
+        ends = (index.array["children"] == 0)[: index.top]
+        ends &= index.array["category"][: index.top] != NO_LABEL
+        rows = [row for row in np.flatnonzero(ends).tolist() if row not in self._pins]
+        leaves = [PageLeaf(row) for row in rows]
+        index.fill_all(leaves, np.asarray(rows, np.int64))
+        for row, leaf in zip(rows, leaves, strict=True):
+            self._admit(row, leaf, now)
+
+    def _admit(self, row: int, leaf: PageLeaf, now: float) -> None:
+        """Admit ``leaf`` to the policy, and another leaf of the row to its tenant's twin."""
+        self._leaves[row] = leaf
+        self.policy.admit(leaf, now)
+        if not self.quotas:
+            return
+        tenant = self.index.label("tenant", row)
+        if self.quota(tenant) is not None:
+            twin = self._twins.get(tenant)
+            if twin is None:
+                twin = self._twins[tenant] = self.policy.twin()
+            self._twin_leaves[row] = twin_leaf = self._leaf(row)
+            twin.admit(twin_leaf, now)
+
+    def _leaf(self, row: int) -> PageLeaf:
+        leaf = PageLeaf(row)
+        self.index.fill(leaf, row)
+        return leaf
 
     def rerank(self, row: int, now: float) -> None:
         """Drop and admit the leaf of ``row`` again after its metadata changed."""
@@ -132,29 +158,32 @@ class EvictablePages:
         if chosen and leaf is not None:
             self.policy.evicted(leaf, leaf.length)
 
-    def clear(self) -> None:
-        """Drop every page, after the caller's refunds. The policy keeps its state."""
-        self._twins.clear()  # created again on demand
-        for leaf in self._leaves.values():
-            self.policy.drop(leaf)
-        for rows in (self._leaves, self._twin_leaves, self._locked, self._pins):
-            rows.clear()
-        self._pin_ends.clear()
-        self._pin_tenants.clear()
-        self.pinned_by_tenant.clear()
-        self.pinned_bytes = 0
+    def without_pages(self, index: PageIndex) -> EvictablePages:
+        """Return one for the empty ``index``, whose policy goes on with what this one's learnt."""
+        policy = self.policy.twin()
+        policy.learns = self.policy.learns
+        return EvictablePages(
+            index, policy, self.page_bytes, self.quotas, self.pin_bytes, self.pin_tenant_bytes
+        )
 
-    def charge_tenant(self, tenant: str | None) -> None:
-        """Add one page to the bytes of ``tenant``."""
+    def containers(self) -> Iterator[Any]:
+        """Iterate over the lists, dicts and sets that grow with pages and tenants."""
+        yield from (self._leaves, self._twins, self._twin_leaves, self._locked)
+        yield from (self._pins, self._pin_tenants, self._pin_ends, self.pinned_by_tenant)
+        yield from (self.tenant_bytes, self._tenants_at_quota)
+
+    def charge_tenant(self, tenant: str | None, pages: int = 1) -> None:
+        """Add pages to the bytes of ``tenant``."""
         if tenant is not None:
-            self.tenant_bytes[tenant] = self.tenant_bytes.get(tenant, 0) + self.page_bytes
+            size = pages * self.page_bytes
+            self.tenant_bytes[tenant] = self.tenant_bytes.get(tenant, 0) + size
             self._update_at_quota(tenant)
 
-    def refund_tenant(self, tenant: str | None, pages: int = 1) -> None:
-        """Subtract pages that were removed, or charged but not written."""
+    def refund_tenant(self, tenant: str | None) -> None:
+        """Subtract a page that was removed, or charged but not written."""
         if tenant is None:
             return
-        left = self.tenant_bytes.get(tenant, 0) - pages * self.page_bytes
+        left = self.tenant_bytes.get(tenant, 0) - self.page_bytes
         if left > 0:
             self.tenant_bytes[tenant] = left
         else:
@@ -290,12 +319,6 @@ class EvictablePages:
 
     def __len__(self) -> int:
         return len(self._leaves)
-
-    def _admit(self, policy: Policy, row: int, now: float) -> PageLeaf:
-        leaf = PageLeaf(row)
-        self.index.fill(leaf, row)
-        policy.admit(leaf, now)
-        return leaf
 
     def _readmit(self, policy: Policy, leaf: PageLeaf, now: float) -> None:
         policy.drop(leaf)

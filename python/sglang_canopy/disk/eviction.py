@@ -18,7 +18,7 @@ _EXPIRE_EVERY_S = 1.0
 
 
 class Eviction:
-    """Remove pages. Callers of all methods except ``sweep`` and ``clear`` hold the store's lock."""
+    """Remove pages. The caller holds the store's lock, except for ``sweep`` and ``clear``."""
 
     def __init__(self, state: StoreState, index_writer: IndexWriter) -> None:
         self._state = state
@@ -29,6 +29,7 @@ class Eviction:
     def sweep(self, now: float | None = None, limit: int = SWEEP_PAGES) -> int:
         """Remove expired pages, at most ``limit``; see ``DiskStore.sweep``."""
         state = self._state
+        state.release_retired()
         if state.unavailable:
             return 0
         now = state.clock() if now is None else now
@@ -40,14 +41,13 @@ class Eviction:
         return removed
 
     def clear(self) -> None:
-        """Remove every page in one pass, because the scheduler thread may call this."""
+        """Remove every page; see ``DiskStore.clear``."""
         state = self._state
         if state.unavailable:
             return
-        with state.journal.lock:
-            with state.lock:
-                rows = self._forget_pages(state.clock())
-            self._index_writer.erase(rows)
+        with state.lock:
+            state.counters.cleared(len(state.index), state.content.page_bytes)
+            state.forget_pages(state.units.free_all(), *self._index_writer.erase())
 
     def make_room(self, now: float) -> bool:
         """Evict until a unit is available. Returns false if no page is evictable."""
@@ -129,19 +129,3 @@ class Eviction:
             self._cursor = window.stop
         self._last_expiry_scan = now
         return removed
-
-    def _forget_pages(self, now: float) -> list[int]:
-        state, index = self._state, self._state.index
-        rows = list(index.rows.values())
-        at = np.asarray(rows, np.int64)
-        stays_s = now - index.array["written"][at]
-        state.counters.all_left("cleared", state.content.page_bytes, stays_s)
-        pages = np.bincount(index.array["tenant"][at], minlength=index.labels["tenant"].capacity())
-        counts = pages.tolist()
-        for number, tenant in list(index.labels["tenant"].items()):
-            state.evictable.refund_tenant(tenant, counts[number])
-        state.evictable.clear()
-        state.units.free(index.array["unit"][at].tolist())
-        index.clear()
-        self._index_writer.forget()
-        return rows

@@ -7,7 +7,7 @@ times faster). The index file uses the same row numbers. Rows of removed pages a
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -53,7 +53,12 @@ class Labels:
         """Return a number above every label's number."""
         return len(self._values)
 
-    def take(self, value: Hashable) -> int:
+    def containers(self) -> Iterator[Any]:
+        """Iterate over the lists and dicts that grow with the labels."""
+        yield from (self._numbers, self._values, self._uses, self._free)
+
+    def take(self, value: Hashable, uses: int = 1) -> int:
+        """Return the number of ``value``, which ``uses`` more rows use."""
         number = self._numbers.get(value)
         if number is None:
             if self._free:
@@ -64,7 +69,7 @@ class Labels:
                 self._values.append(value)
                 self._uses.append(0)
             self._numbers[value] = number
-        self._uses[number] += 1
+        self._uses[number] += uses
         return number
 
     def number(self, value: Hashable) -> int:
@@ -156,19 +161,50 @@ class PageIndex:
             self.children[parent] -= 1
         return parent
 
-    def clear(self) -> None:
-        """Remove every page. Row numbers stay valid for readers and writers in progress."""
-        self.rows.clear()
-        self.keys = [None] * len(self.keys)
-        self.labels = {name: Labels() for name in LABELS}
-        self.array["children"][:] = 0
-        self.array["category"][:] = NO_LABEL
-        self.array["expires"][:] = math.inf
-        self.collect_free_rows()
+    def load(
+        self,
+        keys: Sequence[bytes],
+        rows: Any,
+        columns: Mapping[str, Any],
+        labels: Mapping[str, tuple[Sequence[Hashable], Any]],
+    ) -> None:
+        """Insert pages into an empty index, at the row numbers of the array ``rows``.
 
-    def collect_free_rows(self) -> None:
-        """Rebuild the list of free rows after insertions at given row numbers."""
-        self._free = [row for row in range(len(self.keys) - 1, -1, -1) if self.keys[row] is None]
+        ``columns``: an array for each column without labels and children; ``parent`` has row
+        numbers. ``labels``: distinct values, and an array with the position of each page's value.
+        """
+        assert not self.keys, "the index has pages"
+        top = int(rows.max()) + 1 if len(rows) else 0
+        if top > len(self.parent):
+            self._grow(top)
+        self.rows = dict(zip(keys, rows.tolist(), strict=True))
+        by_row = np.full(top, None, object)
+        by_row[rows] = np.fromiter(keys, object, len(keys))
+        self.keys = by_row.tolist()
+        for name, values in columns.items():
+            self.array[name][rows] = values
+        above = columns["parent"]
+        children = np.bincount(above[above != NO_ROW], minlength=len(self.parent))
+        self.array["children"][:] = children
+        for name, (distinct, at) in labels.items():
+            uses = np.bincount(at, minlength=len(distinct)).tolist()
+            take = self.labels[name].take
+            numbers = [take(value, n) if n else NO_LABEL for value, n in zip(distinct, uses)]
+            self.array[name][rows] = np.asarray(numbers, np.int64)[at]
+        free = np.ones(top, bool)
+        free[rows] = False
+        self._free = np.flatnonzero(free)[::-1].tolist()
+
+    def containers(self) -> Iterator[Any]:
+        """Iterate over the lists and dicts that grow with the pages."""
+        yield from (self.rows, self.keys, self._free)
+        for labels in self.labels.values():
+            yield from labels.containers()
+
+    def stays_s(self, now: float) -> Any:
+        """Return an array of the pages' seconds on disk."""
+        used = self.array["category"][: self.top] != NO_LABEL
+        return now - self.array["written"][: self.top][used]
 
     def free_rows(self) -> list[int]:
         return [row for row, key in enumerate(self.keys) if key is None]
@@ -201,6 +237,20 @@ class PageIndex:
         self.fill(meta, row)
         meta.ttl_s = _or_none(self.ttl_s[row])
         return meta
+
+    def fill_all(self, leaves: Sequence[LeafRecord], rows: Any) -> None:
+        """Write each row of an array into one leaf."""
+        for name in _AS_THEY_ARE:
+            for leaf, value in zip(leaves, self.array[name][rows].tolist(), strict=True):
+                setattr(leaf, name, value)
+        for name in _OPTIONAL_OF_LEAF:
+            values = self.array[name][rows]
+            given = ~np.isnan(values)
+            for at in np.flatnonzero(given).tolist():
+                setattr(leaves[at], name, float(values[at]))
+        for name, labels in self.labels.items():
+            for leaf, number in zip(leaves, self.array[name][rows].tolist(), strict=True):
+                setattr(leaf, name, labels[number])
 
     def fill(self, leaf: LeafRecord, row: int) -> None:
         """Write the row into a policy's leaf."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from typing import Any
 
 from sglang_canopy.disk.fault_kinds import damaged, kind_of
 from sglang_canopy.disk.journal import record
@@ -27,6 +28,8 @@ class IndexWriter:
         """Rows with a use that is not committed."""
         self._path_ends: dict[int, None] = {}
         """Last rows of used paths, oldest use first."""
+        self._erases = False
+        """Whether the next ``flush`` removes all records of the file first."""
 
     # The caller holds the store's lock.
 
@@ -42,40 +45,42 @@ class IndexWriter:
         if path_end is not None:
             self._path_ends[path_end] = None
 
-    def forget(self) -> None:
-        """Drop all changes that are not committed."""
-        self._changed.clear()
-        self._used.clear()
-        self._path_ends.clear()
+    def forget(self) -> tuple[Any, ...]:
+        """Drop all changes that are not committed. Returns containers that are of no use any more."""
+        old = self._changed, self._used, self._path_ends
+        self._changed, self._used, self._path_ends = set(), set(), {}
+        return old
+
+    def erase(self) -> tuple[Any, ...]:
+        """Empty the file at the next ``flush``, and ``forget``."""
+        self._erases = True
+        return self.forget()
 
     # These methods take the locks.
 
     def flush(self, *, everything: bool = False) -> bool:
-        """Commit new and removed pages, and a bounded number of uses; see ``DiskStore.flush``."""
+        """Erase the file if required, and commit new and removed pages, and a bounded number of
+        uses; see ``DiskStore.flush``."""
         state = self._state
         if state.unavailable:
             return False
         with state.journal.lock:
             with state.lock:
+                erases, self._erases = self._erases, False
                 changed = self._take_changed(everything)
                 index = state.index
                 live = [row for row in changed if row >= 0 and index.key_at(row) is not None]
                 put = [record(index, row, state.ttl) for row in live]
                 gone = changed.difference(live)
-            if not changed:
+            if not (changed or erases):
                 return True
             try:
-                state.journal.commit(put, gone)
+                state.journal.commit(put, gone, erase=erases)
             except (sqlite3.Error, OSError) as error:
+                with state.lock:
+                    self._erases |= erases
                 return self._commit_failed(error, changed)
             return True
-
-    def erase(self, rows: Sequence[int]) -> None:
-        """Empty the index file, which had ``rows``. The caller holds the journal's lock."""
-        try:
-            self._state.journal.erase()
-        except (sqlite3.Error, OSError) as error:
-            self._commit_failed(error, set(rows))
 
     def _take_changed(self, everything: bool) -> set[int]:
         changed, self._changed = self._changed, set()
@@ -105,6 +110,7 @@ class IndexWriter:
                 put = [record(state.index, row, state.ttl) for row in rows]
                 self._changed.clear()
                 self._used.clear()
+                self._erases = False
             state.journal.commit(put, ())
         except (sqlite3.Error, OSError) as second_error:
             state.faults.note(kind_of(second_error), f"index: {second_error}")

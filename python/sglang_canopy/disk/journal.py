@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import math
 import os
 import sqlite3
 import threading
@@ -20,13 +19,13 @@ from typing import Any
 from sglang_canopy.disk.folder import Claim
 from sglang_canopy.disk.index import PageIndex
 from sglang_canopy.disk.page import FIELDS as PAGE_FIELDS
-from sglang_canopy.disk.page import Kind, PageMeta
-from sglang_canopy.errors import CanopyError
 from sglang_canopy.private_file import set_aside
 from sglang_canopy.ttl.table import TTLTable
 
 FILE = "index.sqlite"
 VERSION = 3
+CHUNK_ROWS = 16_384
+"""Records read at once."""
 
 _OF_STORE = ("id", "key", "parent", "unit", "checksum", "written")
 """``id``: the row. ``parent``: the parent's row, or -1. ``unit``: the unit that stores the page."""
@@ -37,6 +36,7 @@ Row = tuple[Any, ...]
 
 _NAMES = ", ".join(f'"{name}"' for name in FIELDS[1:])
 _CREATE = f"CREATE TABLE IF NOT EXISTS pages (id INTEGER PRIMARY KEY, {_NAMES})"
+_CHUNK = f"SELECT * FROM pages WHERE id >= ? ORDER BY id LIMIT {CHUNK_ROWS}"
 _PUT = f"INSERT OR REPLACE INTO pages VALUES ({', '.join('?' * len(FIELDS))})"
 
 
@@ -55,40 +55,6 @@ def record(index: PageIndex, row: int, ttl: TTLTable) -> Row:
         index.written[row],
         *values.values(),
     )
-
-
-def is_sound(row: Row) -> bool:
-    """Whether the row's number, key, parent, unit, checksum and time are valid."""
-    number, key, parent, unit, checksum, written = row[: len(_OF_STORE)]
-    return (
-        type(number) is int
-        and 0 <= number < 1 << 31
-        and isinstance(key, bytes)
-        and len(key) == 32
-        and type(parent) is int
-        and parent != number
-        and type(unit) is int
-        and 0 <= unit < 1 << 40
-        and isinstance(checksum, bytes)
-        and len(checksum) == 16
-        and isinstance(written, float)
-        and math.isfinite(written)
-    )
-
-
-def decode_meta(row: Row, roots: dict[int, int]) -> PageMeta | None:
-    """Return the row's metadata, or ``None`` if a field is out of range. ``roots``: root -> group."""
-    values = dict(zip(PAGE_FIELDS, row[len(_OF_STORE) :], strict=True))
-    root = values["group"]
-    number = int.from_bytes(root, "little") if isinstance(root, bytes) else None
-    values["group"] = -1 if number is None else roots.get(number, -1)
-    for name, kind in PAGE_FIELDS.items():
-        if kind is Kind.FLAG and values[name] in (0, 1):
-            values[name] = bool(values[name])
-    try:
-        return PageMeta.from_json(values)
-    except CanopyError:
-        return None
 
 
 class Journal:
@@ -116,7 +82,6 @@ class Journal:
         connection = sqlite3.connect(
             path, isolation_level=None, check_same_thread=False, timeout=5.0
         )
-        connection.text_factory = _text
         try:
             connection.execute("PRAGMA journal_mode=WAL")
             connection.execute("PRAGMA synchronous=NORMAL")
@@ -149,38 +114,47 @@ class Journal:
         if gone is not None:
             raise OSError(errno.ESTALE, f"{gone} was removed or replaced")
 
-    def rows(self) -> Iterator[Row]:
-        """Iterate over all records, as ``FIELDS``. The caller validates them."""
-        assert self._connection is not None
-        return iter(self._connection.execute("SELECT * FROM pages"))
+    def chunks(self) -> Iterator[list[Row]]:
+        """Iterate over all records by id, as lists of ``FIELDS``. The caller validates them."""
+        connection, last = self._connection, -(1 << 63)
+        assert connection is not None
+        while True:
+            try:
+                connection.text_factory = str
+                rows = connection.execute(_CHUNK, (last,)).fetchall()
+            except sqlite3.OperationalError as error:
+                if "decode" not in str(error):
+                    raise
+                connection.text_factory = _text
+                rows = connection.execute(_CHUNK, (last,)).fetchall()
+            if rows:
+                yield rows
+            if len(rows) < CHUNK_ROWS:
+                return
+            last = rows[-1][0] + 1
 
-    def commit(self, put: Iterable[Row], delete: Iterable[int]) -> None:
-        """Write and delete records in one transaction."""
+    def commit(self, put: Iterable[Row], delete: Iterable[int], *, erase: bool = False) -> None:
+        """Write and delete records in one transaction; with ``erase``, delete all others first."""
         connection = self._connection
         if connection is None:
             raise sqlite3.OperationalError("index is closed")
         put, gone = list(put), [(row,) for row in delete]
         with self.lock:
             try:
-                self._transaction(connection, put, gone)
+                self._transaction(connection, put, gone, erase)
             except sqlite3.OperationalError:
                 # The disk may be full: a checkpoint makes room in the WAL.
                 connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-                self._transaction(connection, put, gone)
-
-    def erase(self) -> None:
-        """Delete all records in one statement."""
-        if self._connection is None:
-            raise sqlite3.OperationalError("index is closed")
-        with self.lock:
-            self._connection.execute("DELETE FROM pages")
+                self._transaction(connection, put, gone, erase)
 
     @staticmethod
     def _transaction(
-        connection: sqlite3.Connection, put: list[Row], gone: list[tuple[int]]
+        connection: sqlite3.Connection, put: list[Row], gone: list[tuple[int]], erase: bool
     ) -> None:
         connection.execute("BEGIN IMMEDIATE")
         try:
+            if erase:
+                connection.execute("DELETE FROM pages")
             connection.executemany("DELETE FROM pages WHERE id = ?", gone)
             connection.executemany(_PUT, put)
             connection.execute("COMMIT")

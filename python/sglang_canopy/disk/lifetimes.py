@@ -106,6 +106,11 @@ class Lifetimes:
                 pinned += 1
         return pinned
 
+    def set_expiries(self, rows: Sequence[int]) -> None:
+        """Set ``expires`` of rows without pins. The caller holds the lock."""
+        array, at = self._state.index.array, np.asarray(rows, np.int64)
+        array["expires"][at] = array["last_access"][at] + self._ttls(self._state.index.top)[at]
+
     def set_expiry(self, row: int) -> None:
         """Set ``expires`` from the row's last use, TTL and pin. The caller holds the lock."""
         state, index = self._state, self._state.index

@@ -61,7 +61,7 @@ class PageMeta(LeafRecord):
                 raise CanopyError(
                     f"page metadata has an unknown field {name!r}; known: {', '.join(FIELDS)}"
                 )
-            if not _is_sound(name, value):
+            if not is_sound(name, value):
                 raise CanopyError(f"page metadata field {name!r} cannot be {value!r}")
         return cls(**given)
 
@@ -105,7 +105,8 @@ def _plain(label: Any) -> str | int | None:
     return (label if isinstance(label, str) else repr(label))[:MAX_TEXT]
 
 
-def _is_sound(name: str, value: Any) -> bool:
+def is_sound(name: str, value: Any) -> bool:
+    """Whether a page's record may have this value of the field ``name``."""
     kind = FIELDS[name]
     if kind is Kind.FLAG:
         return isinstance(value, bool)

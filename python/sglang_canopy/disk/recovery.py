@@ -6,30 +6,21 @@ import os
 import sqlite3
 import threading
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
+
+import numpy as np
 
 from sglang_canopy.disk.eviction import Eviction
 from sglang_canopy.disk.fault_kinds import damaged, kind_of
 from sglang_canopy.disk.folder import Claim, Unavailable, claim
-from sglang_canopy.disk.index import NO_ROW
 from sglang_canopy.disk.index_writer import IndexWriter
-from sglang_canopy.disk.journal import Journal, Row, decode_meta, is_sound
+from sglang_canopy.disk.journal import Journal
 from sglang_canopy.disk.lifetimes import Lifetimes
+from sglang_canopy.disk.loading import Records, load, restore_uses
 from sglang_canopy.disk.segments import SegmentFiles
 from sglang_canopy.disk.state import StoreState
 from sglang_canopy.disk.units import UnitAllocator
 from sglang_canopy.errors import CanopyError
-
-
-@dataclass(slots=True)
-class _LoadedRows:
-    """Rows that ``_enter_rows`` inserted into the index."""
-
-    rows: list[int] = field(default_factory=list)
-    units: set[int] = field(default_factory=set)
-    in_future: int = 0
-    """Pages used or written after the current time."""
 
 
 class Recovery:
@@ -141,12 +132,8 @@ class Recovery:
     def _forget_rows(self) -> None:
         """Remove all pages from memory; the policy's state and the TTLs stay."""
         state = self._state
-        for row in state.index.rows.values():
-            state.evictable.withdraw(row)
-            state.evictable.page_removed(row, None, chosen=False)
-        state.replace_index()
+        state.forget_pages(*self._index_writer.forget())
         state.units = UnitAllocator(state.units.limit)
-        self._index_writer.forget()
 
     # ---- loading ----
 
@@ -159,7 +146,7 @@ class Recovery:
             if not damaged(error):
                 raise
             state.faults.note("index", error)
-            state.replace_index()
+            state.forget_pages()
             state.journal.start_over(error)
             renumbered = False
         if renumbered:
@@ -170,80 +157,29 @@ class Recovery:
         state.counters.orphans += cut // state.content.page_bytes
 
     def _load_rows(self, now: float) -> bool:
-        """Load the index file into an empty store and skip unsound records.
+        """Load the index file into an empty store, and count unusable records (``loading``).
 
-        A page is loaded only below its prefix, and from a unit that exists in the files and that no
-        other page has. Returns whether the rows were renumbered.
+        Returns whether the rows were renumbered.
         """
         state = self._state
-        rows: dict[int, Row] = {}
-        unsound = []
-        for row in state.journal.rows():
-            if is_sound(row) and state.segments.present(row[3]):
-                rows[row[0]] = row
-            else:
-                unsound.append(row[0])
-        renumber = bool(rows) and max(rows) > 4 * len(rows) + state.units.limit + 1024
-        loaded = self._enter_rows(rows, renumber, now)
-        bad = len(unsound) + len(rows) - len(loaded.rows)
-        if not renumber:
-            self._index_writer.mark_changed(*unsound)
-            self._index_writer.mark_changed(
-                *(number for number in rows if state.index.key_at(number) is None)
-            )
-        state.index.collect_free_rows()
-        state.units.adopt(loaded.units)
-        self._restore_uses(loaded.rows)
-        for at in loaded.rows:
-            self._lifetimes.set_expiry(at)
-            self._lifetimes.pin_if_requested(at, now)
-        for at in loaded.rows:
-            state.evictable.refresh(at, now)
+        roots = {group.root: i for i, group in enumerate(state.ttl.groups)}
+        records = Records(state.journal.chunks(), roots)
+        rows, left_out, renumbered = load(records, state, now)
+        if not renumbered:
+            self._index_writer.mark_changed(*left_out)
+        index = state.index
+        state.units.adopt(set(index.array["unit"][np.asarray(rows, np.int64)].tolist()))
+        restore_uses(index, rows)
+        self._lifetimes.set_expiries(rows)
+        kept = index.array["keep_until"]
+        for row in [row for row in rows if kept[row] > now]:
+            self._lifetimes.pin_if_requested(row, now)
+        state.evictable.admit_all(now)
+        bad = len(left_out)
         state.counters.dropped_at_start += bad
         if bad:
             state.faults.note("index", f"{bad} records were not usable", bad)
-        if loaded.in_future:
-            count = loaded.in_future
-            state.faults.note("clock", f"{count} pages were used in the future", count)
-        return renumber
-
-    def _enter_rows(self, rows: dict[int, Row], renumber: bool, now: float) -> _LoadedRows:
-        """Insert the rows into the index, parents first."""
-        state, index = self._state, self._state.index
-        loaded = _LoadedRows()
-        below: dict[int, list[int]] = {}
-        for number, row in rows.items():
-            below.setdefault(row[2], []).append(number)
-        roots = {group.root: i for i, group in enumerate(state.ttl.groups)}
-        order: list[tuple[int, int]] = [(number, NO_ROW) for number in below.get(NO_ROW, ())]
-        while order:
-            number, parent = order.pop()
-            row = rows[number]
-            _, key, _, unit, checksum, written = row[:6]
-            meta = decode_meta(row, roots)
-            if meta is None or unit in loaded.units or key in index.rows:
-                continue
-            loaded.units.add(unit)
-            loaded.in_future += meta.last_access > now or written > now
-            meta.last_access = min(meta.last_access, now)
-            meta.created = min(meta.created, now)
-            at = index.insert(key, parent, unit, NO_ROW if renumber else number)
-            index.set_checksum(at, int.from_bytes(checksum, "little"))
-            index.written[at] = min(written, now)
-            index.put(at, meta)
-            state.evictable.charge_tenant(meta.tenant)
-            loaded.rows.append(at)
-            order.extend((child, at) for child in below.get(number, ()))
-        return loaded
-
-    def _restore_uses(self, entered: list[int]) -> None:
-        """Raise the last use of each page to that of its children: often only ends are committed."""
-        index = self._state.index
-        last = index.last_access
-        for at in reversed(entered):  # children first
-            parent = index.parent[at]
-            if parent != NO_ROW:
-                last[parent] = max(last[parent], last[at])
+        return renumbered
 
     # ---- reduced capacity ----
 
@@ -270,5 +206,6 @@ class Recovery:
             state.segments.read([(index.unit[row], buffers)])
             state.segments.write([(new, buffers)])
             state.units.retire()
+            state.units.entered(new)
             index.unit[row] = new
             self._index_writer.mark_changed(row)

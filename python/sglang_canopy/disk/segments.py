@@ -12,6 +12,9 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatch
+from typing import Any
+
+import numpy as np
 
 SEGMENT_BYTES = 1 << 30
 _IOV_MAX = 1024
@@ -43,14 +46,18 @@ class SegmentFiles:
         """Fill buffers from units. Past the end of a file, buffers stay unchanged without an error."""
         return self._transfer(extents, _read_all, create=False)
 
-    def present(self, unit: int) -> bool:
-        """Whether the file of ``unit`` is long enough to contain it."""
-        segment, index = divmod(unit, self.per_segment)
+    def present(self, units: Any) -> Any:
+        """Return a mask of the units of an array whose files are long enough to contain them."""
+        segments, of = np.unique(units // self.per_segment, return_inverse=True)
+        lengths = np.asarray([self._length(number) for number in segments.tolist()], np.int64)
+        return units % self.per_segment < lengths[of]
+
+    def _length(self, segment: int) -> int:
+        """Return the whole units in a file, 0 without the file."""
         try:
-            fd = self._open(segment, create=False)
-            return os.fstat(fd).st_size >= (index + 1) * self.unit_bytes
+            return os.fstat(self._open(segment, create=False)).st_size // self.unit_bytes
         except OSError:
-            return False
+            return 0
 
     def gone(self) -> str | None:
         """Return the name of an open file that was removed, or ``None``."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from sglang_canopy.disk.content import Content
 from sglang_canopy.disk.counters import Faults, StoreCounters
 from sglang_canopy.disk.evictable import EvictablePages
 from sglang_canopy.disk.index import PageIndex
 from sglang_canopy.disk.journal import Journal
+from sglang_canopy.disk.retired import Retired
 from sglang_canopy.disk.segments import SegmentFiles
 from sglang_canopy.disk.units import UnitAllocator
 from sglang_canopy.ttl.table import TTLTable
@@ -40,6 +42,8 @@ class StoreState:
     journal: Journal = field(init=False)
     opening: int = 0
     """Number of index replacements; batches from before one are dropped."""
+    retired: list[Retired] = field(default_factory=list)
+    """Memory of earlier indexes, for ``release_retired``."""
     _clock_jumps: int = 0
 
     def notice_clock_jumps(self) -> None:
@@ -49,8 +53,27 @@ class StoreState:
             self.faults.note("clock", "the wall clock was set", jumps - self._clock_jumps)
             self._clock_jumps = jumps
 
-    def replace_index(self) -> None:
-        """Install an empty index. The caller removed the old pages from ``evictable``."""
+    def forget_pages(self, *leftovers: Any) -> None:
+        """Continue without pages, in constant time; quotas are free again, and the policy keeps
+        what it has learnt. ``leftovers``: other containers to release later."""
+        old, evictable = self.index, self.evictable
         self.opening += 1
         self.index = PageIndex()
-        self.evictable.index = self.index
+        self.evictable = evictable.without_pages(self.index)
+        containers = (*leftovers, *old.containers(), *evictable.containers())
+        stays_s = old.stays_s(self.clock())
+        self.retired.append(Retired(old, containers, evictable.policy, stays_s))
+
+    def release_retired(self) -> None:
+        """Release the memory of forgotten pages, and count how long they were on disk. Any thread
+        but the scheduler's may call it, without the lock."""
+        while True:
+            with self.lock:
+                if not self.retired:
+                    return
+                one = self.retired[-1]
+                stays_s = one.next_stays()
+                if len(stays_s):
+                    self.counters.stayed(stays_s)
+                elif one.release():
+                    self.retired.pop()

@@ -79,7 +79,7 @@ class DiskStore:
         # Keep "compress=False": it selects the folder that earlier versions used.
         namespace = f"{namespace}|page_bytes={page_bytes}|compress=False"
         index = PageIndex()
-        self.capacity_bytes, self.policy = capacity_bytes, policy
+        self.capacity_bytes = capacity_bytes
         self.content = content = Content(page_bytes, namespace)
         self.counters = counters = counters or StoreCounters()
         self.clock = now or SteadyClock()
@@ -121,6 +121,10 @@ class DiskStore:
     def path(self) -> Path:
         """Folder of the namespace; set by the first successful ``open``."""
         return self._recovery.path
+
+    @property
+    def policy(self) -> Policy:
+        return self.state.evictable.policy
 
     @property
     def ttl(self) -> TTLTable:
@@ -196,7 +200,11 @@ class DiskStore:
         return self._lifetimes.touch(keys, meta)
 
     def clear(self) -> None:
-        """Remove every page in one pass, because the scheduler thread may call this."""
+        """Remove every page, in constant time: the scheduler thread may call this.
+
+        The next ``write``, ``sweep`` or ``flush`` empties the index file, ``sweep`` releases the
+        memory. After a crash before that, the pages are on disk again.
+        """
         self._eviction.clear()
 
     # ---- pins, TTLs and uses ----

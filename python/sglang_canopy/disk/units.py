@@ -17,6 +17,12 @@ class UnitAllocator:
         self.growth_allowed = True
         """False while the disk is full: only existing units are allocated."""
         self._free: list[int] = []
+        self._unused = range(0)
+        """Units that ``free_all`` freed, without those in ``_busy``."""
+        self._busy: set[int] = set()
+        """Units of ``_unused`` that were in use when it was set; each is freed by itself."""
+        self._writing: set[int] = set()
+        """Units that are allocated and have no page yet."""
         self._readers: dict[int, int] = {}
         self._freed_while_read: set[int] = set()
         self._missing: list[int] = []
@@ -26,21 +32,47 @@ class UnitAllocator:
     def available(self) -> int:
         """Number of units that can be allocated now."""
         fresh = max(0, self.limit - self.top) if self.growth_allowed else 0
-        return len(self._free) + fresh
+        return len(self._free) + len(self._unused) - len(self._busy) + fresh
 
     def allocate(self) -> int:
-        """Return a free unit. The caller checks ``available`` first."""
+        """Return a free unit. The caller checks ``available`` first, and calls ``entered`` or
+        ``free`` later."""
         assert self.available, "no unit is free"
         self.used += 1
+        unit = self._next()
+        self._writing.add(unit)
+        return unit
+
+    def _next(self) -> int:
         if self._free:
             return self._free.pop()
+        while self._unused:
+            unit, self._unused = self._unused[0], self._unused[1:]
+            if unit not in self._busy:
+                return unit
+            self._busy.discard(unit)
         self.top += 1
         return self.top - 1
+
+    def entered(self, unit: int) -> None:
+        """Record that an allocated unit has a page in the index now."""
+        self._writing.discard(unit)
+
+    def free_all(self) -> list[int]:
+        """Free the units of all pages, in constant time. Units being read or written stay apart
+        until ``end_read`` and ``free``. Returns a list that is of no use any more."""
+        old, self._free = self._free, []
+        self._unused = range(self.top)
+        self._freed_while_read = set(self._readers)
+        self._busy = self._writing | self._freed_while_read | set(self._missing)
+        self.used = len(self._writing)
+        return old
 
     def free(self, units: Iterable[int]) -> None:
         """Free ``units``. A unit being read is reused only after ``end_read``."""
         for unit in units:
             self.used -= 1
+            self._writing.discard(unit)
             if unit in self._readers:
                 self._freed_while_read.add(unit)
             else:
@@ -49,6 +81,7 @@ class UnitAllocator:
     def disk_full(self, unit: int) -> None:
         """Record that ``unit`` could not be written because the disk is full; stop growth."""
         self.used -= 1
+        self._writing.discard(unit)
         self._missing.append(unit)
         self.growth_allowed = False
 
@@ -93,4 +126,5 @@ class UnitAllocator:
 
     def unused_units(self) -> set[int]:
         """Return all units without a page, for checks."""
-        return set(self._free) | self._freed_while_read | set(self._missing)
+        unused = set(self._unused) - self._busy
+        return unused | set(self._free) | self._freed_while_read | set(self._missing)

@@ -16,6 +16,7 @@ from sglang_canopy.disk.index_writer import IndexWriter
 from sglang_canopy.disk.lifetimes import Lifetimes, on_store_clock
 from sglang_canopy.disk.page import PageMeta
 from sglang_canopy.disk.state import StoreState
+from sglang_canopy.disk.units import UnitAllocator
 
 GROWTH_RETRY_S = 30.0
 """Seconds after a full disk before the files may grow again."""
@@ -42,6 +43,7 @@ class _Batch:
 
     opening: int
     """``StoreState.opening`` at the start of the batch."""
+    units: UnitAllocator
     placed: list[_PageWrite] = field(default_factory=list)
     keys: set[bytes] = field(default_factory=set)
     locked_parents: list[int] = field(default_factory=list)
@@ -87,7 +89,7 @@ class PageWriter:
             offered[i].views = content.views(pages[i])
         now = state.clock()
         with state.lock:
-            batch = _Batch(state.opening)
+            batch = _Batch(state.opening, state.units)
             segments = state.segments
             self._retry_growth()
             self._use_present(offered, now)
@@ -157,9 +159,8 @@ class PageWriter:
     ) -> None:
         """Insert the pages whose data was written without an error into the index."""
         state = self._state
-        if batch.opening != state.opening:  # the index was replaced
-            for page in batch.placed:
-                state.evictable.refund_tenant(page.meta.tenant)
+        if batch.opening != state.opening:  # all pages were removed, and all charges with them
+            batch.units.free(page.unit for page in batch.placed)
             return
         entered = []
         for page, checksum, error in zip(batch.placed, checksums, errors, strict=True):
@@ -185,6 +186,7 @@ class PageWriter:
         if page.key in index.rows or parent is None:
             return NO_ROW
         row = index.insert(page.key, parent, page.unit)
+        state.units.entered(page.unit)
         index.set_checksum(row, checksum)
         index.written[row] = now
         index.put(row, on_store_clock(state.clock, page.meta, now))
