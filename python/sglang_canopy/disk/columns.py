@@ -81,13 +81,16 @@ class LabelColumn:
     def add(self, values: Sequence[Any]) -> Checked:
         """Check more rows; returns the positions of their values, and the mask."""
         ok = np.ones(len(values), bool)
-        # Equal numbers of other types are no labels.
-        typed = {
-            pair: is_sound(self._name, pair[1]) for pair in set(zip(map(type, values), values))
-        }
-        if not all(typed.values()):
-            ok = np.asarray([typed[type(value), value] for value in values], bool)
+        positions, name = self._positions, self._name
+        distinct = dict.fromkeys(values)
+        # An integer equals floats, which are no labels.
+        mixed = not {str, type(None)}.issuperset(map(type, values))
+        if mixed or not all(is_sound(name, value) for value in distinct):
+            ok = np.asarray([is_sound(name, value) for value in values], bool)
             values = [value if good else "" for value, good in zip(values, ok)]
-        positions = self._positions
-        found = [positions.setdefault(value, len(positions)) for value in values]
-        return np.asarray(found, np.int64), ok
+            distinct = dict.fromkeys(values)
+        for value in distinct:
+            positions.setdefault(value, len(positions))
+        if len(distinct) == 1:
+            return np.full(len(values), positions[values[0]]), ok
+        return np.fromiter(map(positions.__getitem__, values), np.int64, len(values)), ok

@@ -8,7 +8,7 @@ evicted, so every page on disk has its prefix on disk.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -71,7 +71,10 @@ class EvictablePages:
             self.withdraw(row)
             return
         if row not in self._leaves:
-            self._admit(row, self._leaf(row), now)
+            self._leaves[row] = leaf = self._leaf(row)
+            self.policy.admit(leaf, now)
+            if self.quotas:
+                self._admit_to_twin(self._leaf(row), now)
 
     def admit_all(self, now: float) -> None:
         """Admit every evictable page of a loaded index; none was admitted before."""
@@ -79,29 +82,33 @@ class EvictablePages:
         ends = (index.array["children"] == 0)[: index.top]
         ends &= index.array["category"][: index.top] != NO_LABEL
         rows = [row for row in np.flatnonzero(ends).tolist() if row not in self._pins]
-        leaves = [PageLeaf(row) for row in rows]
-        index.fill_all(leaves, np.asarray(rows, np.int64))
-        for row, leaf in zip(rows, leaves, strict=True):
-            self._admit(row, leaf, now)
+        for leaf in self._filled(rows):
+            self._leaves[leaf.row] = leaf
+            self.policy.admit(leaf, now)
+        if self.quotas:
+            for leaf in self._filled(rows):
+                self._admit_to_twin(leaf, now)
 
-    def _admit(self, row: int, leaf: PageLeaf, now: float) -> None:
-        """Admit ``leaf`` to the policy, and another leaf of the row to its tenant's twin."""
-        self._leaves[row] = leaf
-        self.policy.admit(leaf, now)
-        if not self.quotas:
-            return
-        tenant = self.index.label("tenant", row)
-        if self.quota(tenant) is not None:
-            twin = self._twins.get(tenant)
-            if twin is None:
-                twin = self._twins[tenant] = self.policy.twin()
-            self._twin_leaves[row] = twin_leaf = self._leaf(row)
-            twin.admit(twin_leaf, now)
+    def _filled(self, rows: Sequence[int]) -> list[PageLeaf]:
+        leaves = [PageLeaf(row) for row in rows]
+        self.index.fill_all(leaves, np.asarray(rows, np.int64))
+        return leaves
 
     def _leaf(self, row: int) -> PageLeaf:
         leaf = PageLeaf(row)
         self.index.fill(leaf, row)
         return leaf
+
+    def _admit_to_twin(self, leaf: PageLeaf, now: float) -> None:
+        """Admit ``leaf`` to the twin of its tenant, if the tenant has a quota."""
+        tenant = leaf.tenant
+        if tenant is None or self.quota(tenant) is None:
+            return
+        twin = self._twins.get(tenant)
+        if twin is None:
+            twin = self._twins[tenant] = self.policy.twin()
+        self._twin_leaves[leaf.row] = leaf
+        twin.admit(leaf, now)
 
     def rerank(self, row: int, now: float) -> None:
         """Drop and admit the leaf of ``row`` again after its metadata changed."""

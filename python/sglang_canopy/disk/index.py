@@ -6,6 +6,7 @@ times faster). The index file uses the same row numbers. Rows of removed pages a
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,7 @@ _OF_STORE = {
 }
 COLUMNS = _OF_STORE | {name: kind.column for name, kind in FIELDS.items()}
 _AS_THEY_ARE = tuple(set(FIELDS) - {*LABELS, *OPTIONAL})
+_DEFAULTS = {f.name: f.default for f in dataclasses.fields(PageMeta)}
 _OPTIONAL_OF_LEAF = tuple(set(OPTIONAL) - {"ttl_s"})
 
 
@@ -239,9 +241,12 @@ class PageIndex:
         return meta
 
     def fill_all(self, leaves: Sequence[LeafRecord], rows: Any) -> None:
-        """Write each row of an array into one leaf."""
+        """Write each row of an array into one new leaf."""
         for name in _AS_THEY_ARE:
-            for leaf, value in zip(leaves, self.array[name][rows].tolist(), strict=True):
+            values = self.array[name][rows]
+            if (values == _DEFAULTS[name]).all():
+                continue
+            for leaf, value in zip(leaves, values.tolist(), strict=True):
                 setattr(leaf, name, value)
         for name in _OPTIONAL_OF_LEAF:
             values = self.array[name][rows]

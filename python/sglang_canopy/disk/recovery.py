@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import sqlite3
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +23,18 @@ from sglang_canopy.disk.segments import SegmentFiles
 from sglang_canopy.disk.state import StoreState
 from sglang_canopy.disk.units import UnitAllocator
 from sglang_canopy.errors import CanopyError
+
+
+@contextlib.contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Prevent collections, which would visit all new records again and again and free none."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class Recovery:
@@ -141,7 +155,8 @@ class Recovery:
         state, now = self._state, self._state.clock()
         try:
             state.journal.open()
-            renumbered = self._load_rows(now)
+            with _no_garbage_collection():
+                renumbered = self._load_rows(now)
         except sqlite3.Error as error:
             if not damaged(error):
                 raise

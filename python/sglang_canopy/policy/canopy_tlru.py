@@ -72,9 +72,10 @@ class TailOptimizedLRU(Policy):
     takes_tail_target: ClassVar[bool] = True
     learns: bool = True
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: Any, model: ReuseModel | None = None) -> None:
+        """``model``: learnt state to share; by default a new one."""
         super().__init__(config)
-        self.model = ReuseModel(own_gaps=False)
+        self.model = ReuseModel(own_gaps=False) if model is None else model
         self.target = TailTarget(config.ttft_ms, config.ttft_percentile, config.threshold_tokens)
         self._planned = self._versions()
         self._replanning = Reranking()
@@ -97,8 +98,8 @@ class TailOptimizedLRU(Policy):
 
     def twin(self) -> Policy:
         """Return a policy for another tier, which shares this policy's learnt state."""
-        other = type(self)(self.config)
-        other.model, other.target, other.learns = self.model, self.target, False
+        other = type(self)(self.config, self.model)
+        other.target, other.learns = self.target, False
         return other
 
     def admit(self, leaf: Leaf, now: float) -> None:

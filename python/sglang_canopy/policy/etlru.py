@@ -25,6 +25,7 @@ from sglang_canopy.policy.tail_target import TailTarget, only_one
 from sglang_canopy.records import Leaf, Request
 from sglang_canopy.reuse.bins import TOKEN_BINS, TOKEN_EDGES, token_bin
 from sglang_canopy.reuse.categories import Category
+from sglang_canopy.reuse.learner import ReuseModel
 
 _NO_TARGET = -1
 
@@ -58,8 +59,8 @@ class ExpectedTailLRU(wa.WorkloadAware):
     Config: ClassVar[type] = Config
     takes_tail_target: ClassVar[bool] = True
 
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
+    def __init__(self, config: Any, model: ReuseModel | None = None) -> None:
+        super().__init__(config, model)
         self.target = TailTarget(config.ttft_ms, config.ttft_percentile, config.threshold_tokens)
         self._planned = 0
         self._replanning = Reranking()

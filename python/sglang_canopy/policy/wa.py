@@ -107,23 +107,11 @@ class WorkloadAware(Policy):
     Config: ClassVar[type] = Config
     learns: bool = True
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: Any, model: ReuseModel | None = None) -> None:
+        """``model``: learnt state to share; by default a new one, from the profile if there is
+        one."""
         super().__init__(config)
-        exponential = None
-        if config.model == "exponential":
-            exponential = ExponentialModel(
-                config.cdf == "all", config.life, config.reading == "hazard"
-            )
-        self.model = ReuseModel(
-            window_s=config.window_s,
-            max_samples=config.max_samples,
-            min_samples=config.min_samples,
-            max_categories=config.max_categories,
-            own_gaps=config.own_gaps,
-            added=True,
-            exponential=exponential,
-            type_turn=config.categories == "type-turn",
-        )
+        self.model = _model(config) if model is None else model
         self._cells = Cells(config.model)
         self._over = EndQueue()
         self._returning: dict[Hashable, ReturnQueue] = {}
@@ -131,7 +119,7 @@ class WorkloadAware(Policy):
         self._kept = EndQueue()
         self._ranked_version = 0
         self._depth_weight = _DEPTH_WEIGHTS[config.depth_weight]
-        if config.profile is not None:
+        if model is None and config.profile is not None:
             saved = saved_curves.read(config.profile)
             if saved is not None:
                 self.restore(saved)
@@ -160,8 +148,10 @@ class WorkloadAware(Policy):
 
     def twin(self) -> Policy:
         """Return a policy for another tier, which shares this policy's learnt state."""
-        other = type(self)(dataclasses.replace(self.config, profile=None))
-        other.model = self.model
+        config = self.config
+        if config.profile is not None:
+            config = dataclasses.replace(config, profile=None)
+        other = type(self)(config, self.model)
         other.learns = False
         return other
 
@@ -372,6 +362,22 @@ class WorkloadAware(Policy):
         for queue in (self._kept, self._over, *self._returning.values()):
             yield from queue
         yield from self._cells
+
+
+def _model(config: Config) -> ReuseModel:
+    exponential = None
+    if config.model == "exponential":
+        exponential = ExponentialModel(config.cdf == "all", config.life, config.reading == "hazard")
+    return ReuseModel(
+        window_s=config.window_s,
+        max_samples=config.max_samples,
+        min_samples=config.min_samples,
+        max_categories=config.max_categories,
+        own_gaps=config.own_gaps,
+        added=True,
+        exponential=exponential,
+        type_turn=config.categories == "type-turn",
+    )
 
 
 def _overdue_at(leaf: Leaf) -> float:
