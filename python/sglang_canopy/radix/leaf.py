@@ -15,8 +15,6 @@ from sglang_canopy.ttl.table import RESIDUAL
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
-    from sglang_canopy.radix.handover import Handover
-
 
 @dataclass(slots=True, eq=False, repr=False)
 class NodeLeaf(Leaf):
@@ -30,8 +28,8 @@ class NodeLeaf(Leaf):
     """Why this node is being evicted (``counters.REASONS``)."""
     policy: Policy | None = None
     """Whose ``slot`` it is: the policy of the tier that last ranked this node."""
-    handover: Handover | None = None
-    """What passes this leaf to another policy, and that policy's view of the leaf."""
+    handover: Any = None
+    """The ``Handover`` that passes this leaf to another policy, and that policy's view of the leaf."""
     next_slot: Any = None
     request_number: int = -1
     """Number of the last request counted in ``hits``."""
