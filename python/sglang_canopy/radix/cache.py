@@ -1,4 +1,4 @@
-"""SGLang's cache, evicting as much as is needed, by a shorter way where there is one tier."""
+"""SGLang's cache, with a shorter eviction path for a single tier."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _FULL = ComponentType.FULL
 class CanopyRadixCache(UnifiedRadixCache):
     """``UnifiedRadixCache`` over a ``CanopyTreeCore``.
 
-    SGLang walks victim by victim through resumable steps, so that a host copy can be made
-    between two of them. With no lower tier nothing can come between, and the victims of one
-    call are deleted in one pass and their slots freed together. Beside sliding windows and states
-    the walk is SGLang's, which evicts those in its own order.
+    SGLang evicts victim by victim in resumable steps, so that a host copy can be made between two
+    of them. Without a lower tier no copy is needed: the victims of one call are deleted in one pass
+    and their slots freed together. With sliding windows or states SGLang's steps are used, since it
+    evicts those in its own order.
     """
 
     tree_core: CanopyTreeCore
@@ -67,7 +67,7 @@ class CanopyRadixCache(UnifiedRadixCache):
             or self.linker is not None
             or allocation_reclaim_satisfied is not None
         ):
-            # SGLang's walk for an allocation asks for everything and stops at its target.
+            # For an allocation, SGLang requests the eviction of everything and stops at its target.
             if _FULL in targets and targets[_FULL][0] is _FULL:
                 self.tree_core.shortfall = lambda: self._shortfall(targets)
             try:
@@ -87,15 +87,15 @@ class CanopyRadixCache(UnifiedRadixCache):
             frees: dict[ComponentType, list] = {_FULL: []}
             try:
                 freed = self.tree_core.delete_leaves(need, frees)
-            finally:  # what is out of the tree is free, whatever went wrong with the next leaf
+            finally:  # free the slots of removed leaves, even if the next leaf failed
                 self._free_values(frees, {})
             tracker[_FULL] += freed
             if freed == 0 or _FULL not in targets:
                 return
-            # An allocator may hold back part of what it was given: go on to its target.
+            # An allocator may hold back freed slots, so continue until its target is met.
             need = self._shortfall(targets)
 
     def _shortfall(self, targets: dict[ComponentType, tuple[ComponentType, int]]) -> int:
-        """Tokens that an allocation still lacks."""
+        """Return the tokens that an allocation still lacks."""
         component, target = targets[_FULL]
         return target - self._component_available_size(component)

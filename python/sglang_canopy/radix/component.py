@@ -1,7 +1,7 @@
-"""SGLang's Full component, choosing victims through the tier's policy.
+"""SGLang's Full component, with victims chosen by the tier's policy.
 
-Where SGLang builds a heap over every evictable leaf for each eviction, this asks the policy
-for one victim at a time: O(W) for W categories.
+SGLang builds a heap over every evictable leaf for each eviction. The policy returns one victim at a
+time instead, in O(W) for W categories.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 class CanopyFullComponent(FullComponent):
-    """Full attention KV whose eviction order is a Canopy policy's."""
+    """Full attention KV evicted in the order of a Canopy policy."""
 
     tree_core: CanopyTreeCore
 
-    # ---- what a request says, carried to the nodes it touches ----
+    # ---- write a request's attributes to its nodes ----
 
     def prepare_for_caching_req(
         self, req: Req, insert_params: InsertParams, token_ids_len: int, is_finished: bool

@@ -1,8 +1,8 @@
 """SGLang's Python tree core with a ``NodeLeaf`` on every node and a policy for each tier.
 
-The tree mechanism is all SGLang's: this follows it. Parts with a state of their own: the leaves that
-may go (``evictable``), what is protected (``protected``), the requests (``requests``), what is
-counted (``traffic``), and the tier below the host (``disk_tier``).
+The tree mechanism is SGLang's. Canopy's state is in separate parts: evictable leaves
+(``evictable``), protected paths (``protected``), requests (``requests``), counters (``traffic``),
+and the tier below the host (``disk_tier``).
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     from sglang_canopy.radix.live import LiveCache
 
 BACKEND = "canopy"
-"""The name under which this core is registered with SGLang."""
+"""Name under which this core is registered with SGLang."""
 
 
 class CanopyTreeCore(OffsetWalkCore):
-    """A tree core that asks a ``Policy`` for its victims.
+    """A tree core whose victims are chosen by a ``Policy``.
 
     ``params.canopy`` (a ``LiveCache``) holds the policies and settings.
     """
@@ -64,11 +64,11 @@ class CanopyTreeCore(OffsetWalkCore):
         self.conversations = Conversations(self)
         self.exchange = Exchange(self)
         self.requests = Requests(self, self.conversations, self.exchange)
-        # The cache sets these two around SGLang's own methods, which have no argument for them.
+        # The cache sets these two around SGLang's methods, which have no argument for them.
         self.inserting: LiveRequest | None = None
         """The request whose KV is being inserted."""
         self.shortfall: Callable[[], int] | None = None
-        """Tokens that the allocation lacks for which SGLang walks over victims."""
+        """Tokens missing for the allocation, while SGLang evicts for one."""
         super().__init__(params, components)
 
     def reset(self) -> None:
@@ -90,15 +90,15 @@ class CanopyTreeCore(OffsetWalkCore):
                 live.states.drop(state)
 
     def contains(self, node: UnifiedTreeNode) -> bool:
-        """Whether ``node`` is still in the tree."""
+        """Return whether ``node`` is still in the tree."""
         return self._node_arena.get(node.id) is node
 
     def readmit(self, node: UnifiedTreeNode) -> None:
-        """``node``'s metadata is about to change: the policies rank it anew afterwards."""
+        """Let the policies rank ``node`` again later, as its metadata is about to change."""
         self.evictable_device_leaves.readmit(node)
         self.evictable_host_leaves.readmit(node)
 
-    # ---- nodes come, are split, and go ----
+    # ---- nodes are created, split and removed ----
 
     def _new_node(self, priority: int = 0) -> UnifiedTreeNode:
         node, now = UnifiedTreeCore._new_node(self, priority), self.clock.now
@@ -139,10 +139,10 @@ class CanopyTreeCore(OffsetWalkCore):
             self.protected.gone(leaf)
 
     def _update_evictable_leaf_sets(self, node: UnifiedTreeNode) -> None:
-        if len(self.components) > 1:  # windows and states are locked and kept on their own
+        if len(self.components) > 1:  # windows and states are locked and evicted separately
             super()._update_evictable_leaf_sets(node)
             return
-        # The same for full attention alone.
+        # The same, for full attention only.
         data = node.component_data[BASE_COMPONENT_TYPE]
         device = host = False
         if data.lock_ref == 0 and node is not self.root_node:
@@ -168,7 +168,7 @@ class CanopyTreeCore(OffsetWalkCore):
     def _usable(self, leaf: UnifiedTreeNode) -> bool:
         return can_end_after(self, leaf, len(leaf.key))
 
-    # ---- into a tier ----
+    # ---- insertion into a tier ----
 
     def _unevict_node_on_insert(self, node: UnifiedTreeNode, *args: Any, **kwargs: Any) -> None:
         super()._unevict_node_on_insert(node, *args, **kwargs)
@@ -201,7 +201,7 @@ class CanopyTreeCore(OffsetWalkCore):
             self.traffic.entered(HOST, node, len(key) - result.prefix_len)
         return result
 
-    # ---- out of a tier ----
+    # ---- removal from a tier ----
 
     def _delete_unbacked_device_leaf(
         self, node: UnifiedTreeNode, *args: Any, **kwargs: Any
@@ -225,20 +225,23 @@ class CanopyTreeCore(OffsetWalkCore):
             self.traffic.left(HOST, node)
 
     def _evicted(self, tier: int, node: UnifiedTreeNode, demoted: bool = False) -> None:
-        """``tier``'s policy hears of it if it ranked the node: windows or states may not wait."""
+        """Notify ``tier``'s policy if it ranked the node, and count the eviction.
+
+        A node that SGLang evicts with a window or state may not have been ranked yet.
+        """
         policy = self.live.device_policy if tier == DEVICE else self.live.host_policy
         if node.canopy.policy is policy:
             policy.evicted(node.canopy, node.canopy.length)
         self.traffic.left(tier, node, demoted)
 
-    # ---- eviction by need ----
+    # ---- evict the tokens needed ----
 
     def cut(self, node: UnifiedTreeNode, keep: int, need: int, actions: list) -> UnifiedTreeNode:
         """Split off the part of ``node`` to evict and return the node that holds it.
 
-        ``keep`` tokens the policy wants kept; ``need`` tokens are to be freed. How many go:
-        ``policy/cut.py``, the rule of the simulators too. What no request could use without the
-        rest (``match_end.py``) goes with it.
+        ``keep``: tokens that the policy keeps; ``need``: tokens to free. ``policy/cut.py`` decides
+        the number to evict, as in the simulators. A kept part that no request could use without the
+        rest (``match_end.py``) is evicted too.
         """
         node.canopy.eviction_reason = TRIM if keep > 0 else CAPACITY
         settings = self.live.settings
@@ -258,10 +261,10 @@ class CanopyTreeCore(OffsetWalkCore):
         return node
 
     def delete_leaves(self, need: int, frees: dict[ComponentType, list]) -> int:
-        """Delete device leaves until ``need`` tokens are free; their slots go to ``frees``.
+        """Delete device leaves until ``need`` tokens are freed; their slots are added to ``frees``.
 
-        Returns the tokens freed, fewer than ``need`` only when no leaf is left. For caches
-        without a lower tier: nothing is demoted.
+        Returns the tokens freed, fewer than ``need`` only if no leaf is left. For caches without a
+        lower tier, as no node is demoted.
         """
         leaves, tracker = self.evictable_device_leaves, {BASE_COMPONENT_TYPE: 0}
         actions: list[Any] = []
@@ -269,11 +272,11 @@ class CanopyTreeCore(OffsetWalkCore):
             choice = leaves.next_victim(self.clock.now)
             if choice is None:
                 break
-            # Not ranked any more, the cut does not make the policy rank anew what goes at once.
+            # Withdraw the leaf first, so that the policy does not rank again what is evicted next.
             leaves.readmit(choice[0])
             node = self.cut(*choice, need - tracker[BASE_COMPONENT_TYPE], actions)
             self._delete_unbacked_device_leaf(node, tracker, frees, {}, actions)
-        assert not actions, actions  # only copies between tiers leave work behind
+        assert not actions, actions  # only copies between tiers add actions
         return tracker[BASE_COMPONENT_TYPE]
 
     # ---- the disk tier ----
@@ -292,6 +295,6 @@ class CanopyTreeCore(OffsetWalkCore):
 
     def snapshot_buffer_backup(self, node_id: int, *args: Any, **kwargs: Any) -> Any:
         snapshot = super().snapshot_buffer_backup(node_id, *args, **kwargs)
-        if snapshot is not None:  # host memory in buffer_only mode: straight to the storage
+        if snapshot is not None:  # host memory in buffer_only mode: written directly to the storage
             self.disk.before_staged_write(self.node_by_id(node_id))
         return snapshot

@@ -1,10 +1,10 @@
-"""What each tier served, took in and let go: plain integers, added where it happens.
+"""Counters of each tier's hits, insertions and evictions: plain integers, added at the event.
 
-Nothing here knows Prometheus: the scheduler's thread pays an addition, and ``metrics.py``
-reads the sums from a thread of its own. Counts are of tokens; one token is counted once for
-each tier it was in. Rows are bounded whatever clients call their categories: while there is
-room, a tenant may have any number. When there is none, a new name gets the row of one that is no
-longer used, or one of the tenant that has most, as long as that has more than its share.
+Independent of Prometheus: the scheduler's thread pays an addition, and ``metrics.py`` reads the
+sums from its own thread. Counts are in tokens; one token is counted once for each tier it was in.
+The number of rows is bounded for any category names. While there is room, a tenant may have any
+number. Without room, a new name replaces an unused row, or a row of the tenant with the most rows
+if it has more than its share.
 """
 
 from __future__ import annotations
@@ -23,31 +23,39 @@ TIERS = ("device", "host", "disk")
 
 CAPACITY, TTL, TRIM, QUOTA = range(4)
 REASONS = ("capacity", "ttl", "trim", "quota")
-"""Why tokens left a tier. ``capacity``: room was needed and the policy chose them. ``ttl``: their
-group's time was over. ``trim``: the policy gave up a tail and kept the head of the same leaf.
-``quota``: their tenant held more than its share."""
+"""Reasons for eviction.
+
+``capacity``: room was needed and the policy chose the tokens. ``ttl``: their group's TTL expired.
+``trim``: the policy evicted a tail and kept the head of the same leaf. ``quota``: their tenant
+exceeded its share.
+"""
 
 INVALID, QUEUE, GATE, GIVEN_UP = range(4)
 REFUSALS = ("invalid", "queue", "gate", "given_up")
-"""Why requests ended without having been admitted. ``invalid``: the prompt is too long, or a field is
-not supported. ``queue``: SGLang's queue was full, or the wait too long. ``gate``: the session gate
-refused a session. ``given_up``: the client left while the request waited."""
+"""Reasons why requests ended without admission.
+
+``invalid``: the prompt is too long, or a field is not supported. ``queue``: SGLang's queue was
+full, or the wait too long. ``gate``: the session gate refused a session. ``given_up``: the client
+disconnected while the request waited.
+"""
 
 EDGES_S = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)
-"""Upper edges, in seconds, of the residency histogram's bins; one more bin has no edge. The same
-on every tier, the disk store's included."""
+"""Upper edges, in seconds, of the residency histogram's bins; one more bin has no edge.
+
+Equal for every tier, the disk store's included.
+"""
 
 MAX_ADAPTERS = 64
-"""LoRA adapters with a row of their own, the first that were used; later ones share ``OTHER``."""
+"""LoRA adapters with a row of their own, the first ones used; later ones share ``OTHER``."""
 MAX_CATEGORIES = 32
 OTHER = "other"
-"""Where categories without a row of their own are counted."""
+"""Row of all categories without a row of their own."""
 TENANT_ROWS = MAX_CATEGORIES // 4
-"""Rows that a tenant may hold on to when others need one."""
+"""Rows that a tenant may keep when others need one."""
 IDLE_REQUESTS = 10_000
-"""A category that none of so many requests had may lose its row."""
+"""A category's row may be replaced once this many requests were of other categories."""
 PAST = "(earlier categories)"
-"""The sum of the rows that were given to other names: no client can use this name."""
+"""Row with the sums of all replaced rows; clients cannot use this name."""
 
 _MAX_LABELS = 4096
 _VICTIM = struct.Struct("<5q")
@@ -55,12 +63,12 @@ _VICTIM = struct.Struct("<5q")
 
 @dataclass(slots=True)
 class Residency:
-    """How long tokens stayed in a tier, from entering it to leaving it. A token counts once."""
+    """Time that tokens stayed in a tier, from insertion to removal. A token counts once."""
 
     tokens: list[int] = field(default_factory=lambda: [0] * (len(EDGES_S) + 1))
     """Tokens by bin of ``EDGES_S``."""
     token_seconds: float = 0.0
-    """The same as a sum."""
+    """Sum of the tokens' times, in token-seconds."""
 
 
 @dataclass(slots=True)
@@ -68,29 +76,29 @@ class TierRow:
     """One category in one tier. All counts are tokens since the start."""
 
     hits: int = 0
-    """Prompt tokens of finished requests that were found in this tier."""
+    """Prompt tokens of finished requests found in this tier."""
     entered: int = 0
-    """Tokens that came into the tier: computed, copied down to it or brought up to it."""
+    """Tokens inserted into the tier: computed, copied from above or loaded from below."""
     evicted: list[int] = field(default_factory=lambda: [0] * len(REASONS))
-    """Tokens that left, by reason."""
+    """Tokens evicted, by reason."""
     demoted: int = 0
-    """The part of ``evicted`` that stays in the tier below."""
+    """The part of ``evicted`` that remains in the tier below."""
     residency: Residency = field(default_factory=Residency)
 
 
 @dataclass(slots=True)
 class Row:
-    """One category: its requests and what each tier did for it."""
+    """One category: its requests and their counts in each tier."""
 
     category: str
     tenant: str | None = None
-    """Whose request made the row."""
+    """Tenant whose request created the row."""
     used: int = 0
-    """Number of the last request that was counted in it."""
+    """Number of the last request counted in the row."""
     requests: int = 0
     prompt_tokens: int = 0
     misses: int = 0
-    """Prompt tokens of finished requests that no tier had."""
+    """Prompt tokens of finished requests found in no tier."""
     tiers: tuple[TierRow, TierRow, TierRow] = field(
         default_factory=lambda: (TierRow(), TierRow(), TierRow())
     )
@@ -103,31 +111,32 @@ class AdapterRow:
     requests: int = 0
     prompt_tokens: int = 0
     hits: tuple[int, ...] = (0,) * len(TIERS)
-    """Prompt tokens that were found in each tier."""
+    """Prompt tokens found in each tier."""
 
 
 class Victims:
-    """The order in which leaves left the tiers, as one running digest.
+    """Running digest of the order of evictions from all tiers.
 
-    Tensor-parallel ranks must evict alike: equal counts and different digests on two of them
-    are a fault.
+    Tensor-parallel ranks must evict alike: equal counts with different digests on two ranks are a
+    fault.
     """
 
     __slots__ = ("sum",)
 
     def __init__(self) -> None:
         self.sum = (0, 0)
-        """How many left, and the digest. One object, so that any thread reads a pair."""
+        """Number of evictions, and the digest. One object, so that any thread reads a consistent
+        pair."""
 
     def add(self, tier: int, offset: int, tokens: Sequence[int]) -> None:
-        """``tokens``, ``offset`` tokens deep in their path, left ``tier``."""
+        """Add the eviction from ``tier`` of ``tokens``, at ``offset`` tokens in their path."""
         count, digest = self.sum
         what = _VICTIM.pack(tier, offset, len(tokens), tokens[0], tokens[-1])
         self.sum = (count + 1, xxhash.xxh3_64_intdigest(what, seed=digest))
 
 
 class Counters:
-    """All counts of one live cache. Filled by the scheduler's thread alone; read by any."""
+    """All counts of one live cache. Written only by the scheduler's thread; read by any."""
 
     __slots__ = (
         "_of_label",
@@ -145,9 +154,9 @@ class Counters:
 
     def __init__(self) -> None:
         self.records_compared = 0
-        """Disk reads of which tensor-parallel ranks compared their records."""
+        """Disk reads whose records tensor-parallel ranks compared."""
         self.records_disagreed = 0
-        """Those whose records said different things, the times of uses left out."""
+        """Of these, reads whose records differed, apart from times of use."""
         self.refused = [0] * len(REFUSALS)
         """Requests that ended without having been admitted, by reason. No other count has them."""
         self.prompt_squares = self.hit_squares = 0
@@ -160,19 +169,20 @@ class Counters:
         self._served = 0
 
     def row(self, label: str, tenant: str | None = None) -> Row:
-        """The row of a category, or of a policy's refinement of one (``chat|end|turn1``)."""
+        """Return the row of a category, or of a policy's refinement of one (``chat|end|turn1``)."""
         row = self._of_label.get(label)
         if row is None:
             row = self._new_label(label, tenant)
         return row
 
     def rows(self) -> list[Row]:
-        """Every category that has a row, with ``OTHER`` and ``PAST`` where they count anything."""
+        """Return the rows of all categories, with ``OTHER`` and ``PAST`` if they count anything."""
         rows = list(self._rows.values())
         return rows if self._past is None else [*rows, self._past]
 
     def category_of(self, label: str) -> str:
-        """The name under which ``label`` is or would be counted; makes no row."""
+        """Return the category under which ``label`` is or would be counted, without creating a
+        row."""
         name = label.partition("|")[0]
         return name if name in self._rows or self._has_room() else OTHER
 
@@ -183,7 +193,8 @@ class Counters:
         hits: tuple[int, int, int],
         tenant: str | None = None,
     ) -> None:
-        """A request of ``tenant`` finished; ``hits`` are its prompt tokens found in each tier."""
+        """Count a finished request of ``tenant``; ``hits``: its prompt tokens found in each
+        tier."""
         row = self.row(label, tenant)
         if row.category == OTHER:
             row = self._new_label(label, tenant)  # there may be room by now
@@ -201,7 +212,7 @@ class Counters:
         self.hit_squares += hit * hit
 
     def served_adapter(self, name: str, prompt_tokens: int, hits: tuple[int, ...]) -> None:
-        """The same request used the LoRA adapter ``name``."""
+        """Count the same request under the LoRA adapter ``name``."""
         row = self.adapters.get(name)
         if row is None:
             if len(self.adapters) >= MAX_ADAPTERS:
@@ -221,9 +232,9 @@ class Counters:
         demoted: bool = False,
         tenant: str | None = None,
     ) -> None:
-        """``tokens`` left ``tier`` for ``reason`` after ``seconds`` in it.
+        """Count ``tokens`` evicted from ``tier`` for ``reason`` after ``seconds`` in it.
 
-        ``demoted`` says that the tier below still has them.
+        ``demoted``: the tier below still has them.
         """
         row = self.row(label, tenant).tiers[tier]
         row.evicted[reason] += tokens
@@ -243,7 +254,7 @@ class Counters:
             row = self._rows.get(name)
             if row is None:
                 row = self._rows[name] = Row(name, tenant, used=self._served)
-        # A client can invent any number of names: remember only so many.
+        # Clients can invent any number of names, so the number of labels is bounded.
         if len(self._of_label) < _MAX_LABELS:
             self._of_label[label] = row
         return row
@@ -252,7 +263,7 @@ class Counters:
         return len(self._rows) - (OTHER in self._rows) < MAX_CATEGORIES
 
     def _make_room(self, tenant: str | None) -> bool:
-        """Take the row of a category that is not used, or of a tenant with more than its share."""
+        """Replace the row of an unused category, or of a tenant with more than its share."""
         rows = [row for row in self._rows.values() if row.category != OTHER]
         oldest = min(rows, key=_last_use)
         if oldest.used + IDLE_REQUESTS > self._served:

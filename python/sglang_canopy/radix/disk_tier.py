@@ -1,4 +1,4 @@
-"""What the tree core tells the tier below the host, and asks of it."""
+"""Calls from the tree core to the tier below the host."""
 
 from __future__ import annotations
 
@@ -16,39 +16,42 @@ class DiskTier(Protocol):
     """The tier that stores pages; all calls come from the scheduler's thread."""
 
     active: bool
-    """Whether the storage backend takes metadata with its pages. Where it does not, the tree
-    core skips ``node_used``, ``request_finished`` and ``unwritten_ancestors``."""
+    """Whether the storage backend takes metadata with its pages.
+
+    If not, the tree core skips ``node_used``, ``request_finished`` and ``unwritten_ancestors``.
+    """
 
     def attach(self, cache: UnifiedRadixCache) -> None:
-        """The cache that the tree belongs to exists now."""
+        """Attach the cache of the tree, which exists from now on."""
 
     def request_arrived(self, epoch: float) -> None:
-        """A request entered; ``epoch``: seconds since 1970 when the requests' clock was 0."""
+        """Register a new request; ``epoch``: seconds since 1970 when the requests' clock was 0."""
 
     def request_finished(self, request: LiveRequest) -> None:
-        """``request`` is complete; its path is in the tree."""
+        """Handle a completed request, whose path is in the tree."""
 
     def node_used(self, node: UnifiedTreeNode) -> None:
-        """A finished request used ``node``."""
+        """Note that a finished request used ``node``."""
 
     def before_write(self, node: UnifiedTreeNode) -> None:
-        """SGLang is about to write ``node``'s pages."""
+        """Prepare a write of ``node``'s pages by SGLang."""
 
     def before_staged_write(self, node: UnifiedTreeNode) -> None:
-        """Like ``before_write``, where SGLang may ask many times before it writes."""
+        """As ``before_write``, but SGLang may call it several times before it writes."""
 
     def unwritten_ancestors(self, node: UnifiedTreeNode) -> list[UnifiedTreeNode]:
-        """Nodes above ``node`` to write before it, shallowest first."""
+        """Return the nodes above ``node`` to write before it, shallowest first."""
 
     def pages_read(self, node_id: int | None, hashes: Sequence[str]) -> None:
-        """Pages ``hashes`` were read; ``node_id`` is the deepest node that now holds them."""
+        """Note that pages ``hashes`` were read; ``node_id``: the deepest node that now holds
+        them."""
 
     def tree_reset(self) -> None:
-        """The tree is being emptied. What is stored stays."""
+        """Handle a reset of the tree. Stored pages remain."""
 
 
 class NoDiskTier:
-    """Nothing is below the host, or nothing of ours."""
+    """No tier below the host, or none of Canopy's."""
 
     active = False
 

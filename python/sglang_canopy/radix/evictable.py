@@ -1,8 +1,8 @@
-"""One tier of the live cache (device or host): the leaves that may be evicted, and the next victim.
+"""One tier of the live cache (device or host): the evictable leaves, and the next victim.
 
-SGLang keeps each tier's evictable leaves in a plain set and rebuilds a heap over all of it
-on every eviction. ``EvictableLeaves`` is that set, reporting each change to a policy instead,
-so that nothing is rebuilt.
+SGLang keeps each tier's evictable leaves in a plain set and rebuilds a heap over all of it for
+every eviction. ``EvictableLeaves`` is that set, but reports each change to a policy, so that no
+heap is rebuilt.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
 MAX_CHILDREN_READ = 16_384
-"""Children that one look at the next victims reads in all."""
+"""Children read in all by one call of ``lowest_ranked``."""
 
 
 class EvictableLeaves(set):
@@ -48,15 +48,17 @@ class EvictableLeaves(set):
         self.policy = policy
         self.expiry = None if ttl is None else HostExpiry(ttl)
         self.victim_expired = False
-        """Whether the last victim's TTL was over; the policy did not choose it."""
+        """Whether the last victim's TTL had expired; the policy did not choose it."""
         self.clock = clock
         self.pending: dict[UnifiedTreeNode, float] = {}
         """Nodes that the policy has not received yet, and the clock when they were added."""
         self.usable = usable
         """Whether a request can use a leaf; ``None`` if requests can use all of them."""
         self.unusable = LazyHeap()
-        """Leaves that no request can use, least recent first. They are evicted before all others;
-        the policy does not receive them."""
+        """Leaves that no request can use, least recent first.
+
+        They are evicted before all others; the policy does not receive them.
+        """
         self._set_aside: dict[UnifiedTreeNode, None] = {}
         self._handover: Handover | None = None
         self._retired: list[Policy] = []
@@ -76,13 +78,13 @@ class EvictableLeaves(set):
                 self._drop(node)
 
     def readmit(self, node: UnifiedTreeNode) -> None:
-        """Rank ``node`` anew later: its metadata is about to change."""
+        """Rank ``node`` again later, as its metadata is about to change."""
         if node in self and node not in self.pending:
             self._drop(node)
             self.pending[node] = self.clock.now
 
     def set_aside(self, node: UnifiedTreeNode) -> None:
-        """Do not offer ``node`` again before ``restore_set_aside``: SGLang could not evict it."""
+        """Exclude ``node`` until ``restore_set_aside``, as SGLang could not evict it."""
         if node in self:
             self.readmit(node)
             del self.pending[node]
@@ -103,7 +105,8 @@ class EvictableLeaves(set):
                 self._handover.drop(leaf)
 
     def split(self, leaf: NodeLeaf, head: NodeLeaf) -> None:
-        """``head`` now holds the first tokens of ``leaf``, which this tier ranked last."""
+        """Handle a split: ``head`` now holds the first tokens of ``leaf``, which this tier ranked
+        last."""
         self.policy.split(leaf, head)
         if self._handover is not None:
             self._handover.split(leaf, head)
@@ -112,7 +115,7 @@ class EvictableLeaves(set):
 
     @property
     def next_policy(self) -> Policy:
-        """The policy that ranks these leaves once they are handed over, or does so now."""
+        """The policy that will rank these leaves after the handover, or ranks them now."""
         return self.policy if self._handover is None else self._handover.policy
 
     @property
@@ -156,7 +159,7 @@ class EvictableLeaves(set):
     # ---- victims ----
 
     def admit_pending(self) -> None:
-        """Pass every node added since the last time to the policy."""
+        """Pass all nodes added since the last call to the policy."""
         if not self.pending:
             return
         for node, since in self.pending.items():
@@ -173,7 +176,8 @@ class EvictableLeaves(set):
         self.pending.clear()
 
     def next_victim(self, now: float) -> tuple[UnifiedTreeNode, int] | None:
-        """The node to evict next and the number of its first tokens that the policy keeps."""
+        """Return the node to evict next and the number of its first tokens that the policy
+        keeps."""
         self.admit_pending()
         if self.usable is not None:
             unusable: NodeLeaf | None = self.unusable.least()  # type: ignore[assignment]
@@ -188,10 +192,10 @@ class EvictableLeaves(set):
         return None if victim is None else (victim.leaf.node, victim.keep)  # type: ignore[attr-defined]
 
     def lowest_ranked(self, tokens: int, leaves: int) -> list[tuple[UnifiedTreeNode, int]]:
-        """The next victims and the tokens that the policy keeps of each, ``tokens`` tokens in all
-        and at most ``leaves`` leaves. The order of eviction stays as it is.
+        """Return the next victims, and the tokens that the policy keeps of each.
 
-        A node also counts as the parent of the victims before it, if these are all that keeps it
+        At most ``tokens`` tokens in all and ``leaves`` leaves. The order of eviction is not
+        changed. A node also counts as the parent of the victims before it, if only these keep it
         from being evictable.
         """
         self.admit_pending()
@@ -219,7 +223,7 @@ class EvictableLeaves(set):
         return [(leaf.node, keep) for leaf, keep in victims]  # type: ignore[attr-defined]
 
     def _ready(self, node: UnifiedTreeNode, since: float) -> NodeLeaf:
-        """``node``'s leaf as the policy may see it, for the first time at ``since``."""
+        """Return ``node``'s leaf, prepared for the policy, which first sees it at ``since``."""
         leaf = node.canopy
         set_offsets(node)
         if leaf.hits == 0:
@@ -229,13 +233,13 @@ class EvictableLeaves(set):
         return leaf
 
     def empty(self) -> None:
-        """Remove every leaf from the policy (the tree is being reset)."""
+        """Remove every leaf from the policy, as the tree is being reset."""
         for node in list(self):
             self.discard(node)
 
 
 def _inherit_from_parent(leaf: NodeLeaf, node: UnifiedTreeNode, now: float) -> None:
-    """Give a node that no request made (it came from storage) its parent's attributes."""
+    """Give a node without a request (loaded from storage) its parent's attributes."""
     parent = node.parent
     if parent is not None and parent.canopy.hits:
         protection = leaf.awaited_until, leaf.keep_until

@@ -1,4 +1,4 @@
-"""Exchange the policies of a tree that is in use. No KV moves, and none is evicted for it."""
+"""Exchange the policies of a tree in use. No KV is moved or evicted for it."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ FALLBACK = PolicyChange(PolicyChoice("canopy-lru"))
 """Policy of a server whose own policy is behind the floor."""
 MAX_CHANGES = 16
 SLICE_NODES = 512
-"""Nodes that pass to the new policies at each arrival, in each tier: about two milliseconds. A count,
-so that every rank changes its order at the same request."""
+"""Nodes passed to the new policies per arrival, in each tier: about two milliseconds.
+
+A count, so that every rank changes its order at the same request.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,7 @@ class Changed:
 
 
 class Exchange:
-    """The exchanges of one tree. Call it between two requests, at the same one on every rank.
+    """The exchanges of one tree. Call it between two requests, the same two on every rank.
 
     New policies learn from the exchange on. They rank once they have received every leaf, a slice
     at each arrival; until then the policies before them rank (``LiveCache.device_policy``). The
@@ -51,21 +53,21 @@ class Exchange:
     def __init__(self, tree: Tree) -> None:
         self.tree = tree
         self.changes: list[Changed] = []
-        """The last ones."""
+        """The latest exchanges."""
         self.handing_over = False
         """Whether ``advance`` has work left."""
         self._retired: dict[str, Mapping[str, Any]] = {}
         """State of policies that no longer learn, by name."""
         self._wanted: PolicyChange | None = None
-        """The change that was asked for, while LRU ranks in its place."""
+        """The requested change, while LRU ranks in its place."""
 
     def apply(self, change: PolicyChange, why: str) -> None:
-        """Begin to let the policies of ``change`` rank both tiers.
+        """Start to replace the policies of both tiers by those of ``change``.
 
-        If none of them learns, the learning policies before them go on to learn and to label, so
-        that their labels are on the nodes if they come back. A new policy that learns goes on with
+        If none of them learns, the previous learning policies continue to learn and to label, so
+        that their labels are on the nodes if they return. A new policy that learns continues with
         the model of an equal one; otherwise it starts from the meter's arm of its name, or from the
-        state that it had when it last ran. Raises ``CanopyError`` for a bad configuration.
+        state of its last run. Raises ``CanopyError`` for a bad configuration.
         """
         self._exchange(change, why)
         self._wanted = None
@@ -81,20 +83,20 @@ class Exchange:
         self.handing_over = device.handing_over or host.handing_over
 
     def finish(self) -> None:
-        """Let the new policies rank at once: the tree is empty."""
+        """Let the new policies rank at once, as the tree is empty."""
         live = self.tree.live
         live.device_policy = self.tree.evictable_device_leaves.next_policy
         live.host_policy = self.tree.evictable_host_leaves.next_policy
         self.handing_over = False
 
     def keep_the_floor(self, meter: Meter) -> None:
-        """Run LRU instead of a policy that has fallen too far behind it, and that policy again once
-        it would have been ahead."""
+        """Replace a policy that is too far behind LRU by LRU, and restore it once it would be
+        ahead."""
         live = self.tree.live
         if not live.keeps_floor or meter.keeper == live.running:
             return
         if policy_class(live.running).takes_tail_target:
-            return  # a policy for the tail gives up hits
+            return  # a policy for the tail trades hits for it
         wanted = self._wanted
         if wanted is None:
             options = options_of(self.tree.evictable_device_leaves.next_policy)
@@ -109,7 +111,9 @@ class Exchange:
         tree, live = self.tree, self.tree.live
         tiers = dataclasses.replace(live.tiers, host=change.host)
         if tiers.disk is None:
-            tiers = dataclasses.replace(tiers, disk=live.started)  # the disk's is not exchanged
+            tiers = dataclasses.replace(
+                tiers, disk=live.started
+            )  # the disk's policy is not exchanged
         new = live_cache(change.device.name, change.device.config, tiers, lambda _: None)
         before, after = live.running, change.device.name
         device, host, live.learners = self._taught(new)
@@ -126,14 +130,15 @@ class Exchange:
         logger.info("canopy: policy %s instead of %s (%s)", after, before, why)
 
     def _taught(self, new: LiveCache) -> tuple[Policy, Policy, tuple[Policy, ...]]:
-        """The policies that rank the device and the host, and those that learn, device first."""
+        """Return the policies of the device and the host, and the learning policies, device
+        first."""
         before = self.tree.live.learners
-        for policy in reversed(before):  # the device's is first, and stays
+        for policy in reversed(before):  # the device's state is written last, and so remains
             if state := policy.state():
                 self._retired[policy.name] = state
         device, host = new.device_policy, new.host_policy
         if not (device.learns or host.learns):
-            same = tuple(self._learner(one, before) for one in new.learners)  # the disk's
+            same = tuple(self._learner(one, before) for one in new.learners)  # the disk's policy
             return device, host, same or tuple(map(_learning, before))
         twins = type(host) is type(device) and not host.learns
         if device.learns:
@@ -145,7 +150,7 @@ class Exchange:
         return device, host, tuple(policy for policy in (device, host) if policy.learns)
 
     def _learner(self, policy: Policy, before: tuple[Policy, ...]) -> Policy:
-        """``policy`` with what the learners before it, the meter or its last run have learnt."""
+        """Return ``policy`` with the state of an equal learner, the meter, or its own last run."""
         same = _going_on(policy, before)
         if same is not None:
             return same
@@ -153,14 +158,15 @@ class Exchange:
         state = {} if meter is None else meter.learnt(live_name(policy.name))
         state = state or self._retired.get(policy.name, {})
         if state:
-            # It may have been learnt with other options.
+            # The state may have been learnt with other options.
             with contextlib.suppress(saved_curves.OtherLabels):
                 policy.restore(state)
         return policy
 
 
 def _going_on(policy: Policy, learners: tuple[Policy, ...]) -> Policy | None:
-    """A policy that shares the model of ``policy``'s equal among ``learners``, if there is one."""
+    """Return a policy that shares the model of ``policy``'s equal among ``learners``, or
+    ``None``."""
     for one in learners:
         if type(one) is type(policy) and one.config == policy.config:
             return _learning(one)
@@ -168,7 +174,7 @@ def _going_on(policy: Policy, learners: tuple[Policy, ...]) -> Policy | None:
 
 
 def _learning(policy: Policy) -> Policy:
-    """A policy without leaves that goes on with what ``policy`` learns."""
+    """Return a policy without leaves that continues ``policy``'s learning."""
     fresh = policy.twin()
     fresh.learns = True
     return fresh

@@ -1,4 +1,5 @@
-"""Where a conversation's KV is, what the policy believes of it, and when it would go."""
+"""Explain a conversation: where its KV is, how the policy ranks it, and when it would be
+evicted."""
 
 from __future__ import annotations
 
@@ -21,8 +22,10 @@ MAX_NODES = 256
 MAX_TENANTS = 16
 LOOKED_AHEAD_TOKENS = 1 << 16
 LOOKED_AHEAD_LEAVES = 256
-"""Next victims that are read, in tokens and in leaves, once for all tenants. Counts, not times: every
-rank must read the same."""
+"""Victims read ahead, in tokens and in leaves, once for all tenants.
+
+Counts, not times: every rank must read the same ones.
+"""
 
 
 def question_of(text: str) -> tuple[str, dict[str, Any]] | None:
@@ -38,9 +41,9 @@ def question_of(text: str) -> tuple[str, dict[str, Any]] | None:
 
 
 def explain(core: CanopyTreeCore, body: dict[str, Any]) -> list[dict[str, Any]]:
-    """One entry for each tenant that is asked about and has, or had, such a conversation.
+    """Return one entry for each requested tenant that has, or had, such a conversation.
 
-    Nothing that decides about evictions changes.
+    Does not affect evictions.
     """
     conversation = body["conversation"]
     if "tenant" in body:
@@ -52,7 +55,7 @@ def explain(core: CanopyTreeCore, body: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _next_to_go(core: CanopyTreeCore) -> list[tuple[UnifiedTreeNode, int]]:
-    """The next victims, and the tokens of each that would be evicted."""
+    """Return the next victims, and the tokens of each that would be evicted."""
     victims = core.evictable_device_leaves.lowest_ranked(LOOKED_AHEAD_TOKENS, LOOKED_AHEAD_LEAVES)
     return [(node, len(node.key) - keep) for node, keep in victims]
 
@@ -99,7 +102,7 @@ def _of_tenant(
 
 
 def _above(core: CanopyTreeCore, node: UnifiedTreeNode | None) -> list[UnifiedTreeNode]:
-    """``node`` and what is above it, deepest first."""
+    """Return ``node`` and its ancestors, deepest first."""
     found = []
     while node is not None and node is not core.root_node:
         found.append(node)
@@ -130,7 +133,7 @@ def _path(core: CanopyTreeCore, end: UnifiedTreeNode) -> list[dict[str, Any]]:
 def _turn(
     core: CanopyTreeCore, end: UnifiedTreeNode, order: list[tuple[UnifiedTreeNode, int]]
 ) -> dict[str, Any]:
-    """How many other tokens leave the device before this path's last node on it does."""
+    """Return how many other tokens would be evicted before this path's last node on the device."""
     on_device = {
         node
         for node in _above(core, end)

@@ -1,6 +1,7 @@
-"""A tier's leaves pass to another policy in slices, while the present policy goes on to rank them.
+"""Handover of a tier's leaves to another policy in slices, while the present policy still ranks
+them.
 
-Ranking 50,000 leaves anew takes hundreds of milliseconds, for which no request could be scheduled.
+Ranking 50,000 leaves again takes hundreds of milliseconds, in which no request could be scheduled.
 """
 
 from __future__ import annotations
@@ -48,10 +49,10 @@ class PassedLeaf(NodeLeaf):
 
 
 class Handover:
-    """Fills ``policy``, which ranks nothing yet.
+    """Fills ``policy``, which has no leaves yet.
 
-    ``nodes``: those that the present policy may rank, each once. Leaves that the present policy
-    admits or drops meanwhile are reported here too. The new policy's view of a leaf is
+    ``nodes``: the nodes that the present policy may rank, each once. Leaves that the present policy
+    admits or drops in the meantime are reported here too. The new policy's view of a leaf is
     ``next_slot``; it is in ``slot`` only during a call of the new policy.
     """
 

@@ -1,4 +1,4 @@
-"""A place in a long key, from which nodes of the tree are compared without slicing the rest."""
+"""A position in a long key, for comparing tree nodes without slicing the rest of the key."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 TOKEN_BYTES = 8
 """Bytes of a token id in a key's array."""
 _AT_ONCE = 1 << 12
-"""Tokens compared at once: enough to be quick, little enough for keys that soon differ."""
+"""Tokens compared at once: enough to be fast, few enough for keys that soon differ."""
 
 
 class CappedKey(RadixKey):
-    """A key that is rounded down to pages without being copied."""
+    """A key that is rounded down to pages without a copy."""
 
     __slots__ = ()
 
     @classmethod
     def of(cls, key: RadixKey) -> CappedKey:
-        """The same key; its tokens are shared."""
+        """Return the same key; its tokens are shared."""
         return cls(key.token_ids, key.extra_key, key.is_bigram, key.limit, key.cache_salt)
 
     def page_aligned(self, page_size: int) -> RadixKey:
@@ -34,9 +34,9 @@ class CappedKey(RadixKey):
 
 
 class KeyCursor:
-    """Walks ``key`` down a tree: ``child``, then ``advance`` or ``advance_whole``.
+    """Walks down a tree along ``key``: ``child``, then ``advance`` or ``advance_whole``.
 
-    ``key``, or its first ``length`` tokens, are whole pages.
+    ``key``, or its first ``length`` tokens, must be whole pages.
     """
 
     __slots__ = ("_end", "_ids", "_key", "_last", "_page_size", "_pairs", "offset", "whole")
@@ -46,17 +46,17 @@ class KeyCursor:
         self._ids: array[int] = key.token_ids
         self._page_size = page_size
         self._end = len(key) if length is None else length
-        self._pairs = int(key.is_bigram)  # n pairs are of n + 1 tokens
+        self._pairs = int(key.is_bigram)  # n pairs span n + 1 tokens
         self._last = self._end + self._pairs if self._end else 0
         self.offset = 0
-        """Tokens (pairs, in a key of pairs) behind the cursor."""
+        """Tokens (pairs, in a key of pairs) before the cursor."""
         self.whole = True
-        """Whether ``advance`` went behind all of its node's tokens."""
+        """Whether the last ``advance`` passed all tokens of its node."""
 
     def child(self, node: UnifiedTreeNode) -> UnifiedTreeNode | None:
-        """The child of ``node`` that may go on like the key does; ``None`` if there is none.
+        """Return the child of ``node`` that may continue the key; ``None`` if there is none.
 
-        Of an only child not even the first page has been compared: below the root all are of one
+        An only child is returned without comparing its first page: below the root all are of one
         namespace, and building the key of a page takes longer than comparing it.
         """
         if self.offset >= self._end:
@@ -68,7 +68,7 @@ class KeyCursor:
         return children.get(self._key.child_key_at(self.offset, self._page_size))
 
     def advance_whole(self, node: UnifiedTreeNode) -> bool:
-        """Go behind ``node``'s tokens, if all of them come next."""
+        """Move past ``node``'s tokens, if the key continues with all of them."""
         raw = _raw(node.key)
         length = len(raw)
         end = self.offset + length
@@ -83,7 +83,8 @@ class KeyCursor:
         return True
 
     def advance(self, node: UnifiedTreeNode) -> int:
-        """Go behind the pages that ``node`` begins with and that come next. Returns their tokens."""
+        """Move past the first pages of ``node`` that the key continues with. Returns their
+        tokens."""
         before = self.offset
         self.whole = self.advance_whole(node)
         if not self.whole:
@@ -92,7 +93,7 @@ class KeyCursor:
         return self.offset - before
 
     def _common(self, raw: array[int]) -> int:
-        """How many token ids ``raw`` and the rest of the key begin with in common."""
+        """Return how many leading token ids ``raw`` and the rest of the key have in common."""
         size = min(len(raw), self._last - self.offset)
         for at in range(0, size, _AT_ONCE):
             to = min(at + _AT_ONCE, size)

@@ -1,4 +1,4 @@
-"""What Canopy knows of one node of SGLang's tree: the policy's view of it, kept as ``node.canopy``."""
+"""The policy's view of one node of SGLang's tree, stored as ``node.canopy``."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False, repr=False)
 class NodeLeaf(Leaf):
-    """The policy's view of one SGLang tree node; kept as ``node.canopy``."""
+    """The policy's view of one SGLang tree node, at ``node.canopy``."""
 
     node: UnifiedTreeNode = field(kw_only=True)
     device_since: float = 0.0
-    """The requests' clock when these tokens entered the device; ``host_since`` likewise."""
+    """The requests' clock when the tokens entered the device; ``host_since`` likewise."""
     host_since: float = 0.0
     eviction_reason: int = CAPACITY
-    """Why this node is being evicted (``counters.REASONS``)."""
+    """Reason of this node's eviction (``counters.REASONS``)."""
     policy: Policy | None = None
     """Whose ``slot`` it is: the policy of the tier that last ranked this node."""
     handover: Any = None
@@ -34,19 +34,19 @@ class NodeLeaf(Leaf):
     request_number: int = -1
     """Number of the last request counted in ``hits``."""
     state: State | None = None
-    """The recurrent state at this node's end on the device, where their order is ours."""
+    """The recurrent state at this node's end on the device, if Canopy orders states."""
     ttl_s: float | None = None
-    """Seconds below the device that a request asked for; ``None``: the group's."""
+    """TTL below the device requested by a request, in seconds; ``None``: the group's."""
     pin_until: float | None = None
-    """Until when a request asked to keep the disk copy."""
+    """Time until which a request pinned the disk copy."""
     host_group: int = RESIDUAL
-    """Like ``group``, in the host tier's table."""
+    """As ``group``, in the host tier's table."""
     on_disk: bool = False
-    """Whether these pages were written to the disk tier, or came from it."""
+    """Whether these pages were written to the disk tier, or read from it."""
     disk_round: int = 0
-    """The round (``disk_retry``) in which these pages were last written there, or read."""
+    """The round (``disk_retry``) in which these pages were last written to disk, or read."""
     disk_written_at: float = float("-inf")
-    """The requests' clock when they were last written there; ``-inf`` where not known."""
+    """The requests' clock at the last write to disk; ``-inf`` if unknown."""
     reported_at: float = float("-inf")
     """The requests' clock when a use was last reported to the disk tier."""
 
@@ -59,7 +59,7 @@ class NodeLeaf(Leaf):
             self.disk_round, self.disk_written_at = other.disk_round, other.disk_written_at
 
     def become_head(self, tail: NodeLeaf, tokens: int) -> None:
-        """This new node holds the first ``tokens`` of ``tail``'s, and is its parent."""
+        """Initialise this new parent node, which holds the first ``tokens`` of ``tail``'s."""
         self.inherit(tail)
         self.request_number = tail.request_number
         self.device_since, self.host_since = tail.device_since, tail.host_since
@@ -67,10 +67,10 @@ class NodeLeaf(Leaf):
         self.offset, self.length = tail.offset, tokens
 
     def set_retention(self, request: LiveRequest) -> None:
-        """A request asks for a TTL of its own or for a pin, or for neither.
+        """Apply the TTL and pin that a request asks for, if any.
 
-        Where other conversations run through the node too, the longest TTL wins, and a request
-        that asks for none leaves it to the group. A pin is never shortened.
+        In a node that other conversations share, the longest TTL wins, and a request without a TTL
+        restores the group's. A pin is never shortened.
         """
         ttl_s = request.ttl_s
         if self.shared and ttl_s is not None:
@@ -81,7 +81,7 @@ class NodeLeaf(Leaf):
             self.pin_until = until if self.pin_until is None else max(until, self.pin_until)
 
     def touch(self, now: float) -> None:
-        """A use by nobody in particular (a direct call of the cache's ``insert``)."""
+        """Count a use without a request (a direct call of the cache's ``insert``)."""
         if self.hits == 0:
             self.created = now
         self.hits += 1

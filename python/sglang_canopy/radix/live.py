@@ -1,4 +1,4 @@
-"""What one live tree is made of: its policies, one a tier, and the tree's own settings."""
+"""The parts of one live tree: a policy for each tier, and the tree's own settings."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from sglang_canopy.reuse.depth_price import UNKNOWN, moved
 from sglang_canopy.whatif.meter import Meter
 
 ReadProfile = Callable[[str], Any]
-"""From a profile's path to its JSON; ``None`` where no run has saved it yet."""
+"""From a profile's path to its JSON; ``None`` if no run has saved it yet."""
 
 
 @dataclass(slots=True)
 class LiveCache:
-    """What one live tree needs to know: its policies and the tree's own settings."""
+    """The policies and settings of one live tree."""
 
     running: str
     """The device policy's name, as ``--radix-eviction`` takes it."""
@@ -43,18 +43,18 @@ class LiveCache:
     host_policy: Policy
     tiers: TierOptions = field(default_factory=TierOptions)
     learners: tuple[Policy, ...] = ()
-    """Whom each request is announced to. Nodes carry the labels of the first."""
+    """Policies that receive each request. Nodes carry the labels of the first."""
     disk_learns: bool = False
-    """Whether the disk tier's policy wants to hear of requests."""
+    """Whether the disk tier's policy learns from requests."""
     counters: Counters = field(default_factory=Counters)
     profile_path: str | None = None
     """The device policy's profile, if it has one."""
     profile: Profile | None = None
-    """Where what the policy learns is saved; ``None`` on every rank but the first."""
+    """Where the policy's state is saved; ``None`` except on the first rank."""
     states: StatePolicy | None = None
     """The order of a hybrid model's states; ``None``: SGLang's own."""
     gate: SessionGate | None = None
-    """Who may start, with ``--canopy-session-gate``."""
+    """The session gate, with ``--canopy-session-gate``."""
     meter: Meter | None = None
     """What other policies would hit, with ``--canopy-whatif``."""
     depth_scale: float = UNKNOWN
@@ -66,7 +66,7 @@ class LiveCache:
     device_tokens: int = 0
     host_tokens: int = 0
     make_disk_tier: Callable[[Any], DiskTier] = NoDiskTier
-    """From the tree core to the tier below the host."""
+    """Builds the tier below the host from the tree core."""
 
     def measured(self, depth_scale: float) -> None:
         """Use a measured depth scale if it has moved far. Call it with equal values at the same
@@ -105,8 +105,8 @@ def live_cache(
     disk = (
         device if tiers.disk is None else _policy(tiers.disk.name, tiers.disk.config, read_profile)
     )
-    # The disk's own is in another thread: an equal one here makes its labels where neither of the
-    # two above does.
+    # The disk's own policy is in another thread: an equal one here makes its labels if neither of
+    # the two above learns.
     learners = [tier for tier in (device, host) if tier.learns] or [disk] * disk.learns
     disk_options = {key: value for key, value in options.items() if key != "profile"}
     return LiveCache(
@@ -130,7 +130,7 @@ def _host_policy(
     tiers: TierOptions,
     read_profile: ReadProfile,
 ) -> Policy:
-    """The host tier's: the device policy's twin, unless another one was asked for."""
+    """Return the host tier's policy: the device policy's twin by default."""
     host = tiers.host
     if host is None or (host.name, dict(host.config)) == (name, dict(options)):
         return device.twin()
@@ -138,7 +138,7 @@ def _host_policy(
 
 
 def _policy(name: str, options: Mapping[str, Any], read_profile: ReadProfile) -> Policy:
-    """A policy that starts from what ``read_profile`` reads, if it has a profile."""
+    """Return a policy, restored from its profile by ``read_profile`` if it has one."""
     path = options.get("profile")
     if not isinstance(path, str):
         return make_policy(name, options)

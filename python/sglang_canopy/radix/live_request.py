@@ -1,7 +1,7 @@
-"""From SGLang's ``Req`` to the policy's ``Request``.
+"""Convert SGLang's ``Req`` to the policy's ``Request``.
 
-Everything here is the same on every tensor-parallel rank: the arrival stamp travels with the
-request, and block hashes depend on tokens and salts alone.
+The result is equal on every tensor-parallel rank: the arrival stamp travels with the request, and
+block hashes depend only on tokens and salts.
 """
 
 from __future__ import annotations
@@ -25,14 +25,16 @@ if TYPE_CHECKING:
 
 _ABORTED = "FINISH_ABORT"
 UNSTAMPED_S = 0.001
-"""Seconds by which a request without a stamp comes after the last one: its order is right, and the
-same on every rank, though no time passes."""
+"""Seconds between a request without a stamp and the one before.
+
+It keeps the order, equal on every rank, although no time passes.
+"""
 
 
 class RequestClock:
-    """The largest arrival stamp seen, in seconds: what eviction and the tiers call now.
+    """The largest arrival stamp so far, in seconds: the present time for eviction and the tiers.
 
-    It moves with the requests alone, so that every rank reads the same time at the same request.
+    It advances only with requests, so that every rank reads the same time at the same request.
     """
 
     __slots__ = ("now",)
@@ -41,7 +43,7 @@ class RequestClock:
         self.now = 0.0
 
     def advance(self, time: float) -> float:
-        """A request was stamped ``time``; the clock never goes back. Returns what it shows."""
+        """Advance to the stamp ``time``, never back. Returns the present time."""
         self.now = max(self.now, time)
         return self.now
 
@@ -53,26 +55,25 @@ class LiveRequest(Request):
     number: int = field(default_factory=itertools.count().__next__)
     done: bool = False
     hash: int = 0
-    """Of the path so far, tenant included; the next block's hash is chained to it."""
+    """Hash of the path so far, tenant included; the next block's hash is chained to it."""
     stop_hint: str | None = None
     tool_marker: list[int] = field(default_factory=list)
     epoch: float = 0.0
     """Seconds since 1970 when the requests' clock was 0."""
     ttl_s: float | None = None
-    """How long the request asks its path to be kept below the device, in seconds."""
+    """TTL below the device that the request asks for, in seconds."""
     pin_s: float | None = None
-    """How long it asks its path to be pinned on disk, in seconds."""
+    """Time for which the request asks to pin its path on disk, in seconds."""
     parent: str | None = None
     """The conversation that waits for this one, of the same tenant."""
     linear: bool = False
-    """Whether its conversation's name is one conversation's: each request goes on from the one
-    before, or leaves it."""
+    """Whether one conversation has this name: each request extends or abandons the one before."""
     left: UnifiedTreeNode | None = None
-    """Where the conversation ended when this request came."""
+    """End of the conversation before this request."""
     admitted: bool = False
-    """Whether it was chosen for a batch: policies learn from admitted requests only."""
+    """Whether it was chosen for a batch: policies learn only from admitted requests."""
     refused: bool = False
-    """Whether it ended without having been admitted."""
+    """Whether it ended without admission."""
     group: tuple[float, int] | None = None
     """Equal for the parallel samples (n > 1) of one prompt and their warm-up; else ``None``."""
     samples: int = 0
@@ -84,10 +85,10 @@ class LiveRequest(Request):
 
 
 def live_request(req: Req, now: float, block_tokens: int) -> LiveRequest:
-    """What the policies see of ``req``.
+    """Return the policies' view of ``req``.
 
-    ``now``: seconds, the time of the request before, for one without a stamp. ``block_tokens``:
-    tokens of one block of ``path``.
+    ``now``: time of the request before, in seconds, for a request without a stamp.
+    ``block_tokens``: tokens per block of ``path``.
     """
     params = own_params(req)
     stamp = read_stamp(params)
@@ -134,10 +135,10 @@ def is_refused(req: Req) -> bool:
 
 
 def complete(request: LiveRequest, req: Req) -> None:
-    """Write into ``request`` how ``req`` ended: its output, cached tokens and stop reason.
+    """Write the end of ``req`` into ``request``: output, cached tokens and stop reason.
 
-    A server that only prefills (``--disaggregation-mode prefill``) knows neither output nor stop
-    reason: what the client said of them counts, and the next turn shows the rest.
+    A server that only prefills (``--disaggregation-mode prefill``) has neither output nor stop
+    reason: the client's fields are used, and the next turn supplies the rest.
     """
     request.done = True
     elsewhere = _goes_on_elsewhere(req)
@@ -155,7 +156,7 @@ def extend_path(request: LiveRequest, tokens: Sequence[int]) -> None:
     """Append the chained hashes of the full blocks of ``tokens`` to ``request.path``."""
     data = memoryview(array("q", tokens)).cast("B")
     width = 8 * request.block_tokens
-    chain, path = request.hash, cast("list[int]", request.path)  # the policies' own view of it
+    chain, path = request.hash, cast("list[int]", request.path)  # as the policies see it
     for start in range(0, len(data) - width + 1, width):
         chain = xxhash.xxh3_64_intdigest(data[start : start + width], seed=chain)
         path.append(chain)
@@ -163,8 +164,10 @@ def extend_path(request: LiveRequest, tokens: Sequence[int]) -> None:
 
 
 def _goes_on_elsewhere(req: Req) -> bool:
-    """Whether SGLang handed ``req`` to a decode server: it says so with a length of 0, though the
-    first token is computed."""
+    """Return whether SGLang handed ``req`` to a decode server.
+
+    SGLang marks this by a finish length of 0, although the first token is computed.
+    """
     reason = req.finished_reason
     return (
         type(reason).__name__ == "FINISH_LENGTH"

@@ -1,8 +1,8 @@
-"""Where a lookup can end, in trees with sliding windows or recurrent states.
+"""Positions where a lookup can end, in trees with sliding windows or recurrent states.
 
 A request continues from a node only if the node has the state at its end (Mamba, linear attention)
-and a whole window of KV before it (sliding windows), on the device or on the host. Full KV beyond the
-last such place is not used, so that it is worth nothing until a request has computed what is missing.
+and a whole window of KV before it (sliding windows), on the device or on the host. Full KV beyond
+the last such position cannot be used until a request has computed the missing state.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def can_end_after(core: UnifiedTreeCore, node: UnifiedTreeNode, tokens: int) -> bool:
-    """Whether a lookup can end after ``tokens`` (1 or more) of ``node``."""
+    """Return whether a lookup can end after ``tokens`` (1 or more) of ``node``."""
     by_type = core.components_by_type
     if ComponentType.MAMBA in by_type and (
         tokens < len(node.key) or not _has(node, ComponentType.MAMBA)
@@ -31,7 +31,7 @@ def can_end_after(core: UnifiedTreeCore, node: UnifiedTreeNode, tokens: int) -> 
 
 
 def _has(node: UnifiedTreeNode, kind: ComponentType) -> bool:
-    """SGLang's rule for a lookup: a copy on the host will do."""
+    """Apply SGLang's rule for a lookup: a copy on the host is enough."""
     data = node.component_data[kind]
     return data.value is not None or data.host_value is not None
 

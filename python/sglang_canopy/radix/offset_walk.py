@@ -1,9 +1,9 @@
 """SGLang's tree core, walking a long key by offsets.
 
 SGLang's insert slices the rest of the key at every node, and its match and insert copy the whole
-key once more to round it down to pages. Here a walk copies no more of a key than it compares, and
-the rest of it once, where a new leaf needs it. What is found, split, freed and created is the
-same, in the same order.
+key again to round it down to pages. Here a walk copies only the compared parts of a key, and its
+rest once if a new leaf needs it. The nodes found, split, freed and created are the same, in the
+same order.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 
 class OffsetWalkCore(UnifiedTreeCore):
-    """A tree core of full attention alone; with more components the walks are SGLang's."""
+    """A tree core for full attention only; with more components SGLang's walks are used."""
 
     def reset(self) -> None:
         super().reset()
         self._at_once: list[Any] = []
-        """Actions of an insert in one step; the cache takes them out as it does them."""
+        """Actions of a one-step insert; the cache removes them as it performs them."""
 
     @of_the_tree
     def match_prefix(self, params: MatchPrefixParams) -> Any:
@@ -95,7 +95,7 @@ class OffsetWalkCore(UnifiedTreeCore):
         if params.value is None or not self._walks(key):
             return super().begin_insert(params)
         key, params.value = key.maybe_to_bigram_view(self.is_eagle, params.value)
-        # Copies to a lower tier are made between two nodes: the insert waits for them.
+        # The insert must wait for copies to a lower tier, which are made between two nodes.
         copies = self.enable_external_cache_linker or (
             self.enable_hicache and not self.is_write_back
         )
@@ -108,12 +108,12 @@ class OffsetWalkCore(UnifiedTreeCore):
         return super().begin_insert(params)
 
     def end_insert(self) -> list[Any]:
-        # After an exception: what was found twice is still to be freed.
+        # After an exception, duplicate KV must still be freed.
         actions, self._at_once = self._at_once, []
         return [*actions, *super().end_insert()]
 
     def _insert_at_once(self, params: InsertParams, length: int) -> InsertStepResult:
-        """SGLang's insert of the key's first ``length`` tokens in one step."""
+        """Perform SGLang's insert of the key's first ``length`` tokens in one step."""
         assert self._ongoing_insert_walk_state is None, "an insert within an insert"
         key, value, priority = params.key, params.value, params.priority or 0
         own_from, inserted = params.prev_prefix_len, params.inserted_len
@@ -140,13 +140,13 @@ class OffsetWalkCore(UnifiedTreeCore):
                     node, value[before:total], session_id=params.session_id
                 )
                 result.record_adopted_range(BASE_COMPONENT_TYPE, before, total)
-            elif total > own_from:  # the tree has what the request computed again
+            elif total > own_from:  # the tree already has this KV
                 actions.append(FreeDeviceKV([value[max(before, own_from) : total]]))
             if total > inserted and not self.is_write_back:
                 node.hit_count += 1
         new = total < length
         if new:
-            # SGLang copies a key to cut it to pages, and keeps one of single tokens as it is.
+            # SGLang copies a key to cut it to pages, but keeps a key of single tokens as it is.
             whole = self.page_size == 1 and total == 0 and key.limit is None
             result.record_adopted_range(BASE_COMPONENT_TYPE, total, length)
             node = self._add_new_node(
@@ -168,9 +168,9 @@ class OffsetWalkCore(UnifiedTreeCore):
             super()._insert_walk_step(state)
 
     def _insert_along_whole_nodes(self, state: Any) -> bool:
-        """Walk the nodes of which the key has every token, as far as they are on the device.
+        """Walk the nodes on the device that the key contains entirely.
 
-        Returns whether an action is now to be done before the walk goes on.
+        Returns whether an action must be performed before the walk continues.
         """
         params, key, priority = state.params, state.key, state.priority
         own_from, inserted = params.prev_prefix_len, params.inserted_len
@@ -188,7 +188,7 @@ class OffsetWalkCore(UnifiedTreeCore):
             if node.priority < priority:
                 node.priority = priority
             before, total = total, start + cursor.offset
-            if total > own_from:  # the tree has what the request computed again
+            if total > own_from:  # the tree already has this KV
                 duplicate = slice(max(before, own_from) - start, total - start)
                 actions.append(FreeDeviceKV([state.value[duplicate]]))
             if total > inserted and self._inc_hit_count_and_check(node):
@@ -202,14 +202,15 @@ class OffsetWalkCore(UnifiedTreeCore):
         return backup
 
     def _walks(self, key: RadixKey) -> bool:
-        """Whether ``key``'s tokens are an array of 64-bit ids, as the scheduler makes them."""
+        """Return whether ``key``'s tokens are an array of 64-bit ids, as from the scheduler."""
         tokens = key.token_ids
         ids = type(tokens) is array and tokens.itemsize == TOKEN_BYTES
         return ids and len(self.components) == 1
 
 
 def _accessed(node: UnifiedTreeNode | None) -> None:
-    """A lookup ends at ``node``: SGLang's times of access, each a little before that below it."""
+    """Set SGLang's access times for a lookup that ends at ``node``, each just before its
+    child's."""
     time = get_and_increase_time_counter()
     while node is not None:
         node.last_access_time = time

@@ -1,8 +1,7 @@
 """Recognise the parallel samples of one request (n > 1).
 
-SGLang sends such a request to the scheduler n + 1 times, with one stamp: a warm-up that computes the
-prompt, then, once that has been answered, n copies. They are one request for whatever learns or
-counts.
+SGLang sends such a request to the scheduler n + 1 times, with one stamp: a warm-up that computes
+the prompt, then, after its answer, n copies. They are learnt and counted as one request.
 """
 
 from __future__ import annotations
@@ -10,22 +9,22 @@ from __future__ import annotations
 from sglang_canopy.radix.live_request import LiveRequest
 
 MAX_GROUPS, TENANT_GROUPS = 1024, 128
-"""Warm-ups remembered, in all and of one tenant. The samples of a forgotten one count as requests."""
+"""Warm-ups remembered, in all and per tenant. Samples of a forgotten warm-up count as requests."""
 
 
 class ParallelSamples:
-    """Warm-ups whose samples are still to come, the oldest first."""
+    """Warm-ups with outstanding samples, oldest first."""
 
     def __init__(self) -> None:
         self._tenants: dict[str | None, dict[tuple[float, int], LiveRequest]] = {}
         self._left: dict[tuple[float, int], int] = {}
-        """Samples of each warm-up that have not come yet."""
+        """Outstanding samples of each warm-up."""
 
     def __len__(self) -> int:
         return len(self._left)
 
     def received(self, request: LiveRequest) -> None:
-        """Remember a warm-up; make a sample one of its warm-up. Call once for each request."""
+        """Remember a warm-up, or attach a sample to its warm-up. Call once for each request."""
         if request.group is None:
             return
         mine = self._tenants.get(request.tenant, {})

@@ -1,4 +1,4 @@
-"""Paths of a tree that are protected: those that clients keep, and those that the queue waits for."""
+"""Protected paths of a tree: those that clients keep, and those of waiting requests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class ProtectedPaths:
-    """Grants protection within the tenants' budgets, and takes it back.
+    """Grants protection within the tenants' budgets, and revokes it.
 
     ``readmit`` is called with a node before its metadata changes.
     """
@@ -33,7 +33,7 @@ class ProtectedPaths:
         self.waiting = Awaited(device_tokens)
 
     def keep(self, node: UnifiedTreeNode, until: float, tenant: str | None) -> None:
-        """Keep the path to ``node`` until then, as far as the tenant's budget goes."""
+        """Keep the path to ``node`` until ``until``, within the tenant's budget."""
         set_offsets(node)
         path = []
         while node.parent is not None:
@@ -43,11 +43,11 @@ class ProtectedPaths:
         self.keeps.ask(reversed(path), until, tenant, self._clock.now)
 
     def looked_up(self, node: UnifiedTreeNode, request: LiveRequest) -> None:
-        """A request that waits to be scheduled will use the path to ``node``: protect it.
+        """Protect the path to ``node``, which a waiting request will use.
 
-        SGLang looks a waiting request up again and again, which keeps its prefix recent under
-        LRU. Here the deepest node is kept for a bounded time, until the request's own insert
-        stamps it or, if it never comes, the time is over.
+        SGLang looks a waiting request up again and again, which keeps its prefix recent under LRU.
+        Here the deepest node is kept for a bounded time, until the request's own insert stamps it,
+        or the time expires.
         """
         leaf, now = node.canopy, self._clock.now
         if node.parent is None or leaf.request_number == request.number:
@@ -57,11 +57,11 @@ class ProtectedPaths:
         self._protect(node, request.tenant)
 
     def of_queue(self, queue: Iterable[tuple[UnifiedTreeNode, LiveRequest]]) -> None:
-        """Protect what the waiting requests will use, those first in the queue first.
+        """Protect the paths of the waiting requests, from the head of the queue on.
 
-        ``queue``: the deepest node of each one's path, and the request. What was protected before
-        and is not in it loses its protection, so that the budget always goes to those who are
-        served next. Beyond the budget a path is touched, as SGLang's LRU does.
+        ``queue``: the deepest node of each path, and the request. Paths no longer in it lose their
+        protection, so that the budget goes to the next requests to be admitted. Beyond the budget a
+        path is only touched, as by SGLang's LRU.
         """
         for leaf in self.waiting:
             self._readmit(leaf.node)  # type: ignore[attr-defined]
@@ -71,17 +71,17 @@ class ProtectedPaths:
                 self._protect(node, request.tenant)
 
     def gone(self, leaf: NodeLeaf) -> None:
-        """``leaf``'s node leaves the tree."""
+        """Handle the removal of ``leaf``'s node from the tree."""
         self.keeps.gone(leaf)
         self.waiting.served(leaf)
 
     def clear(self) -> None:
-        """The tree is being emptied."""
+        """Remove all protection, as the tree is being emptied."""
         self.keeps.clear()
         self.waiting.clear()
 
     def _protect(self, node: UnifiedTreeNode, tenant: str | None) -> None:
-        """Protect the path to ``node``: it, and the last node of it that is on the device."""
+        """Protect the path to ``node``: the node, and the path's last node on the device."""
         now, above = self._clock.now, node
         while above.parent is not None and above.evicted:
             above = above.parent

@@ -1,5 +1,5 @@
-"""The requests of a tree: received, announced to the policies when they are admitted, and written on
-the nodes that they use."""
+"""The requests of a tree: receive them, announce them to the policies on admission, and stamp their
+nodes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 
 class Requests:
-    """Call it between the tree's own operations, in the order of SGLang's scheduler."""
+    """Handles a tree's requests. Call it between the tree's own operations, in the scheduler's
+    order."""
 
     def __init__(self, tree: Tree, conversations: Conversations, exchange: Exchange) -> None:
         self.tree, self.live = tree, tree.live
@@ -36,10 +37,10 @@ class Requests:
         self._admitted = RequestClock()
 
     def of(self, req: Req) -> LiveRequest:
-        """Return the policy request of ``req``; made on first use.
+        """Return the policy request of ``req``; created on first use.
 
-        Policies receive it when it is admitted: a request that is refused, or given up while it
-        waits, and then sent again, is no return. Health probes are no traffic.
+        Policies receive it on admission: a request that is refused, or aborted while it waits, and
+        then sent again, does not count as a return. Health probes are ignored.
         """
         request: LiveRequest | None = getattr(req, "canopy", None)
         if request is None:
@@ -51,10 +52,10 @@ class Requests:
         return request
 
     def admit(self, req: Req) -> LiveRequest | None:
-        """``req`` is about to be computed. Return its policy request, ``None`` if it is refused.
+        """Admit ``req``, which is about to be computed. Returns its policy request, ``None`` if
+        refused.
 
-        SGLang computes one token of a request that it refuses, to answer it. Further calls change
-        nothing.
+        SGLang computes one token of a refused request, to answer it. Further calls have no effect.
         """
         request = self.of(req)
         if not (request.admitted or request.refused or request.done):
@@ -65,7 +66,8 @@ class Requests:
         return None if request.refused else request
 
     def refuse(self, request: LiveRequest, reason: int) -> None:
-        """``request`` ended for a reason of ``counters.REFUSALS``; ignored once it was admitted."""
+        """Record that ``request`` ended, by a reason of ``counters.REFUSALS``; ignored after
+        admission."""
         if request.admitted or request.refused or request.done:
             return
         request.refused = True
@@ -73,12 +75,12 @@ class Requests:
             self.live.counters.refused[reason] += 1
 
     def ended(self, req: Req) -> None:
-        """``req`` is done: tell the policies, once, how it ended."""
+        """Report the end of ``req`` to the policies, once."""
         request = self.admit(req)
         if request is None or request.done:
             return
         complete(request, req)
-        if not request.samples:  # the samples of a warm-up say how the request ended
+        if not request.samples:  # the samples of a warm-up determine how the request ended
             self.finish(request)
         meter = self.live.meter
         if request.first is not None:
@@ -100,10 +102,10 @@ class Requests:
         self.learn(request)
 
     def receive(self, request: LiveRequest) -> None:
-        """A request entered the scheduler. Call once for each, in arrival order."""
+        """Register a request that entered the scheduler. Call once for each, in arrival order."""
         tree, live = self.tree, self.live
         self._admit_pending()
-        # Requests of several HTTP processes, and long prompts, may come later than younger ones.
+        # Requests of several HTTP processes, and long prompts, may arrive after younger ones.
         request.time = tree.clock.advance(request.time)
         self.samples.received(request)
         if self.exchange.handing_over:
@@ -120,7 +122,7 @@ class Requests:
             request.label, request.turn = request.first.label, request.first.turn
             return
         self._admit_pending()
-        # A request that younger ones overtook counts as arriving with them.
+        # An overtaken request counts as arriving with those that overtook it.
         request.time = self._admitted.advance(request.time)
         # Nodes carry the labels of the first policy that learns.
         labels = [policy.arrive(request) for policy in self.live.learners]
@@ -128,25 +130,27 @@ class Requests:
         self.conversations.admitted(request)
 
     def _admit_pending(self) -> None:
-        """Show the policies what earlier requests left, in the state that they have now: the
-        simulator, which serves one request at a time, does the same."""
+        """Pass the nodes of earlier requests to the policies in their present state.
+
+        The simulator, which serves one request at a time, does the same.
+        """
         self.tree.evictable_device_leaves.admit_pending()
         self.tree.evictable_host_leaves.admit_pending()
 
     def finish(self, request: LiveRequest) -> None:
-        """The request's output and stop reason are known."""
+        """Report the request's output and stop reason to the policies."""
         labels = [policy.finish(request) for policy in self.live.learners]
         request.label = labels[0] if labels else None
         if self.live.profile is not None:
             self.live.profile.save_sometimes(self.live.device_policy, self.tree.clock.now)
 
-    # ---- what a request uses ----
+    # ---- the nodes of a request ----
 
     def used(self, node: UnifiedTreeNode, request: LiveRequest | None) -> None:
-        """``request`` used every node from the root to ``node``.
+        """Stamp every node from the root to ``node`` as used by ``request``.
 
-        It counts once a node however often its path is inserted. Without a request (direct
-        calls of ``insert``) the nodes are stamped with the clock alone.
+        A node counts a request once, however often its path is inserted. Without a request (direct
+        calls of ``insert``) nodes are stamped with the clock alone.
         """
         tree = self.tree
         if request is not None:

@@ -1,4 +1,4 @@
-"""What a policy learnt: read once for all ranks, saved by one server for the next start."""
+"""A policy's learnt state: read once for all ranks, saved by one server for the next start."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from sglang_canopy.reuse import saved_curves
 logger = logging.getLogger(__name__)
 
 EVERY_S = 30.0
-"""Seconds between two saves. SGLang kills its schedulers, so one at exit is not enough."""
+"""Seconds between two saves. SGLang kills its schedulers, so a save at exit is not enough."""
 
 
 def peek(path: str) -> Any:
-    """The state in a profile; ``None`` before the first was saved, and for one that is damaged.
+    """Return the state in a profile; ``None`` if it was never saved or is damaged.
 
-    Raises ``CanopyError`` where there can be no profile.
+    Raises ``CanopyError`` if the path cannot be a profile.
     """
     with contextlib.suppress(saved_curves.Damaged):
         return _checked(path)
 
 
 def read_or_set_aside(path: str) -> Any:
-    """The same, and a damaged profile is set aside: it is learnt and saved anew."""
+    """As :func:`peek`, but set a damaged profile aside, so that it is learnt and saved again."""
     try:
         return _checked(path)
     except saved_curves.Damaged as error:
@@ -52,7 +52,7 @@ def _checked(path: str) -> Any:
 
 
 def from_first_rank(path: str, group: Any) -> Any:
-    """``read_or_set_aside(path)`` as the first rank of ``group`` has it, on every rank.
+    """Return the first rank's ``read_or_set_aside(path)`` on every rank of ``group``.
 
     Ranks may run on several machines, and a rank that started from another profile would evict
     differently. Collective; ``group``: a process group for CPU tensors, ``None`` for one rank.
@@ -83,11 +83,11 @@ def _answer(path: str) -> bytes:
 
 
 class Profile:
-    """A JSON file with a policy's learnt state: replaced whole, readable by its owner only.
+    """A JSON file with a policy's learnt state: replaced whole, readable only by its owner.
 
-    Of several servers with one profile, the first saves. The others learn for themselves, and
-    one of them takes over when that server ends: a lock on a file beside the profile goes with
-    its process, however that ends.
+    If several servers share a profile, the first saves. The others learn for themselves, and one of
+    them takes over when that server ends: its lock on a file beside the profile ends with the
+    process.
     """
 
     def __init__(self, path: str) -> None:
@@ -97,10 +97,10 @@ class Profile:
         self._logged: set[str] = set()
         self._writing = threading.Lock()
         self.writer: threading.Thread | None = None
-        """The thread that writes, so that the scheduler's waits for no disk."""
+        """Thread that writes, so that the scheduler's thread does not wait for the disk."""
 
     def claim(self) -> bool:
-        """Whether this server is the one that saves. Asks again where another one was."""
+        """Return whether this server saves the profile, after trying to take the lock."""
         if self._lock is not None:
             return True
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -116,7 +116,7 @@ class Profile:
                     self.path,
                 )
                 return False
-            # A file system without locks: the last save wins, and is whole all the same.
+            # A file system without locks: the last save wins, and is still whole.
         self._lock = lock
         return True
 
@@ -129,12 +129,14 @@ class Profile:
 
     @property
     def saves(self) -> bool:
-        """Whether this server was the one that saves when it last asked."""
+        """Whether this server held the lock at the last attempt."""
         return self._lock is not None
 
     def save_sometimes(self, policy: Policy, now: float) -> None:
-        """Save if the last time is ``EVERY_S`` or more ago, on a thread; ``now`` on the requests'
-        clock. A disk that is still at the last time's is not waited for."""
+        """Save on a thread, if the last save is ``EVERY_S`` or more ago.
+
+        ``now`` is on the requests' clock. Skipped while the last save is still being written.
+        """
         if now - self._saved_at < EVERY_S or self._writing.locked():
             return
         self._saved_at = now
@@ -143,7 +145,7 @@ class Profile:
         self.writer.start()
 
     def save(self, policy: Policy) -> None:
-        """Write the state, if no other server does. What fails is logged once; serving goes on."""
+        """Write the state, unless another server does. A failure is logged once and not raised."""
         self._write(policy.state())
 
     def _write(self, state: Mapping[str, Any] | None) -> None:

@@ -1,9 +1,9 @@
-"""SGLang's component of recurrent states, evicting the state that is worth least.
+"""SGLang's component of recurrent states, evicting the least valuable state.
 
-SGLang evicts the one whose last use is longest ago. Every turn of a conversation leaves a state,
-and only the last of them is likely to be used again. Here the order is ``policy/states.py``'s; how
-a state goes is SGLang's: a leaf goes whole, another node stays without its state. With a host tier
-the order is that of the device; the host's is SGLang's.
+SGLang evicts the least recently used state. Every turn of a conversation leaves a state, and only
+the last one is likely to be used again. Here the order is that of ``policy/states.py``; the
+eviction itself is SGLang's: a leaf is evicted whole, another node only loses its state. With a host
+tier, this order applies to the device; the host's is SGLang's.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class CanopyMambaComponent(MambaComponent):
-    """States whose eviction order is ``params.canopy.states``."""
+    """States evicted in the order of ``params.canopy.states``."""
 
     tree_core: CanopyTreeCore
 
@@ -39,13 +39,13 @@ class CanopyMambaComponent(MambaComponent):
         assert order is not None, "no order of states"
         self.order = order
         self._passed_over: list[State] = []
-        """States of this walk that could not go: locked, or left by SGLang."""
+        """States that this walk could not evict: locked, or left by SGLang."""
         self._last_state: State | None = None
-        """What this walk offered last."""
+        """The last state that this walk offered."""
         self._copying: State | None = None
-        """What this walk had copied to the host last."""
+        """The last state that this walk had copied to the host."""
 
-    # ---- what is cached ----
+    # ---- cached states ----
 
     def commit_insert_component_data(
         self, node: UnifiedTreeNode, is_new_leaf: bool, params: Any, result: Any, cache_actions: Any
@@ -86,7 +86,7 @@ class CanopyMambaComponent(MambaComponent):
             self._enter(node, State(leaf.offset + leaf.length, now, node.id))
 
     def _enter(self, node: UnifiedTreeNode, state: State) -> None:
-        """The device has ``state`` at the end of ``node``."""
+        """Register ``state``, now on the device at the end of ``node``."""
         node.canopy.state, state.node = state, node
         self._value(node)
         self.order.admit(state, self.tree_core.clock.now)
@@ -108,7 +108,7 @@ class CanopyMambaComponent(MambaComponent):
         for below in self._next_states(node):
             self._revalue(below)
 
-    # ---- what each saves: the tokens from the state above ----
+    # ---- value of a state: tokens since the state above ----
 
     def _value(self, node: UnifiedTreeNode) -> None:
         above = node.parent
@@ -126,7 +126,7 @@ class CanopyMambaComponent(MambaComponent):
             self.order.admit(state, self.tree_core.clock.now)
 
     def _next_states(self, node: UnifiedTreeNode) -> Iterator[UnifiedTreeNode]:
-        """The nodes with a state below ``node`` that have none in between."""
+        """Yield the nearest nodes below ``node`` that have a state."""
         stack = list(node.children.values())
         while stack:
             child = stack.pop()
@@ -161,7 +161,7 @@ class CanopyMambaComponent(MambaComponent):
             and data[kind].host_value is None
             and data[BASE_COMPONENT_TYPE].value is not None
         ):
-            # As SGLang's: the state stays until its copy was tried, then SGLang evicts it.
+            # As in SGLang, the state stays until its copy was attempted; then SGLang evicts it.
             self._last_state = self._copying = node.canopy.state
             return InternalStateBackup(node_id=node.id, num_tokens=1)
         core._evict_component_and_detach_lru(
@@ -181,7 +181,7 @@ class CanopyMambaComponent(MambaComponent):
     def _next_victim(self) -> UnifiedTreeNode | None:
         last, self._last_state = self._last_state, None
         if last is not None and last.slot is not None and not self._copied(last):
-            self._pass_over(last)  # SGLang left it
+            self._pass_over(last)  # SGLang did not evict it
         while (state := self.order.victim(self.tree_core.clock.now)) is not None:
             if state.node.component_data[self.component_type].lock_ref == 0:
                 return state.node
@@ -189,7 +189,8 @@ class CanopyMambaComponent(MambaComponent):
         return None
 
     def _copied(self, state: State) -> bool:
-        """Whether SGLang left ``state`` because it became a leaf's while its copy was made."""
+        """Return whether SGLang kept ``state`` because its node became a leaf while it was
+        copied."""
         copied, self._copying = self._copying, None
         return copied is state and state.node in self.tree_core.evictable_device_leaves
 

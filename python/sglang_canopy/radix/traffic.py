@@ -1,4 +1,4 @@
-"""What entered and left the tiers, and why: sums by category, and the last evictions one by one."""
+"""Tokens that entered and left the tiers: sums by category, and the latest evictions."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 MOST = 4096
 """Decisions remembered, of all tenants together."""
 RATE_S = 300.0
-"""The rate of eviction is over so many seconds, or over what is remembered."""
+"""Seconds over which the rate of eviction is measured, or the remembered time if shorter."""
 
 
 class Decision(NamedTuple):
-    """Tokens that left a tier, and what was known of them when that was decided."""
+    """An eviction from a tier, and what was known of its tokens at that time."""
 
     time: float
     """Seconds on the requests' clock."""
@@ -34,21 +34,21 @@ class Decision(NamedTuple):
     reason: int
     """Index of ``counters.REASONS``."""
     policy: str
-    """Who chose them."""
+    """The policy that chose the tokens."""
     idle_s: float
-    """Seconds since they were last used."""
+    """Seconds since the tokens were last used."""
     demoted: bool
     """Whether the tier below still has them."""
 
 
 class Decisions(deque[Decision]):
-    """The last decisions, filled by the scheduler's thread."""
+    """The latest decisions, appended by the scheduler's thread."""
 
     def __init__(self) -> None:
         super().__init__(maxlen=MOST)
 
     def of(self, tenant: str | None, conversation: Hashable, most: int = 16) -> list[Decision]:
-        """The last ones about a tenant's conversation, the newest first."""
+        """Return the latest decisions about a tenant's conversation, newest first."""
         found = []
         for one in reversed(self):
             if one.conversation == conversation and one.tenant == tenant:
@@ -58,7 +58,7 @@ class Decisions(deque[Decision]):
         return found
 
     def rate(self, tier: int, now: float) -> float:
-        """Tokens a second that leave ``tier``; 0 where none did of late."""
+        """Return the tokens per second evicted from ``tier``; 0 without recent evictions."""
         tokens, since = 0, now
         for one in reversed(self):
             if one.time < now - RATE_S:
@@ -69,25 +69,26 @@ class Decisions(deque[Decision]):
 
 
 class Traffic:
-    """Counts what one tree's tiers take in and let go."""
+    """Counts insertions into and evictions from one tree's tiers."""
 
     def __init__(self, live: LiveCache, clock: RequestClock) -> None:
         self.live, self.clock = live, clock
         self.decisions = Decisions()
 
     def computed(self, tokens: int, request: LiveRequest | None) -> None:
-        """``request``, which is being inserted, brought ``tokens`` to the device."""
+        """Count ``tokens`` brought to the device by ``request``, which is being inserted."""
         label = "default" if request is None else request.label or request.category
         tenant = None if request is None else request.tenant
         self.live.counters.row(label, tenant).tiers[DEVICE].entered += tokens
 
     def entered(self, tier: int, node: UnifiedTreeNode, tokens: int) -> None:
-        """``tokens`` of ``node`` were copied to ``tier``."""
+        """Count ``tokens`` of ``node`` copied to ``tier``."""
         leaf = node.canopy
         self.live.counters.row(leaf.category, leaf.tenant).tiers[tier].entered += tokens
 
     def left(self, tier: int, node: UnifiedTreeNode, demoted: bool = False) -> None:
-        """``node``'s tokens left ``tier``; ``demoted``: the tier below still has them."""
+        """Count the removal of ``node``'s tokens from ``tier``; ``demoted``: the tier below has
+        them."""
         leaf, now, counters = node.canopy, self.clock.now, self.live.counters
         tokens, reason = len(node.key), leaf.eviction_reason
         counters.victims.add(tier, leaf.offset, node.key.raw_token_ids())

@@ -1,4 +1,4 @@
-"""What the parts of a tree, and the tier below it, need of ``CanopyTreeCore``."""
+"""The interface of ``CanopyTreeCore`` for the parts of a tree and the tier below it."""
 
 from __future__ import annotations
 
@@ -31,16 +31,17 @@ class Tree(Protocol):
     _node_arena: Mapping[int, UnifiedTreeNode]
 
     def contains(self, node: UnifiedTreeNode) -> bool:
-        """Whether ``node`` is still in the tree."""
+        """Return whether ``node`` is still in the tree."""
 
     def readmit(self, node: UnifiedTreeNode) -> None:
-        """``node``'s metadata is about to change: the policies rank it anew afterwards."""
+        """Let the policies rank ``node`` again later, as its metadata is about to change."""
 
     def node_by_id(self, node_id: int) -> UnifiedTreeNode:
-        """The node of SGLang's handle."""
+        """Return the node of SGLang's handle."""
 
     def build_backup_kv_action(self, node_id: int) -> Any:
-        """SGLang's action that copies a node to the host."""
+        """Return SGLang's action that copies a node to the host."""
 
     def _split_node(self, key: Any, child: UnifiedTreeNode, split_len: int) -> tuple[Any, Any]:
-        """SGLang's split: the new node above ``child``, and a copy to make, if any."""
+        """Perform SGLang's split. Returns the new node above ``child``, and a copy action, if
+        any."""

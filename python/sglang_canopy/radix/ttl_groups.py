@@ -1,7 +1,7 @@
-"""Subtree groups of live nodes, and the time a host copy is kept for (Kareto, section 4.3).
+"""Subtree groups of live nodes, and the TTL of host copies (Kareto, section 4.3).
 
-Tables change only between two requests, at a time of the requests' own clock, so that every
-rank changes them at the same point.
+Tables change only between two requests, at a time on the requests' clock, so that every rank
+changes them at the same point.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class LiveGroups:
-    """The TTL tables of the disk and of the host, and which group each node is in."""
+    """The TTL tables of disk and host, and the assignment of nodes to groups."""
 
     def __init__(self, tiers: TierOptions) -> None:
         self.disk: TTLTable | None = tiers.ttl
@@ -43,7 +43,7 @@ class LiveGroups:
 
 
 class HostExpiry:
-    """Host copies by when their TTL is over. Entries are checked when they come up."""
+    """Host copies by expiry of their TTL. An entry is checked when it becomes due."""
 
     def __init__(self, table: TTLTable) -> None:
         self.table = table
@@ -51,12 +51,12 @@ class HostExpiry:
         self._count = 0
 
     def expires_at(self, leaf: NodeLeaf) -> float:
-        """When ``leaf``'s TTL is over, seconds on the requests' clock."""
+        """Return when ``leaf``'s TTL expires, in seconds on the requests' clock."""
         ttl_s = self.table.ttl_s(leaf.host_group, leaf.category, leaf.ttl_s)
         return max(leaf.last_access + ttl_s, leaf.protected_until())
 
     def add(self, leaf: NodeLeaf, leaves: set[UnifiedTreeNode]) -> None:
-        """``leaf`` is evictable."""
+        """Add an evictable ``leaf``."""
         expires_at = self.expires_at(leaf)
         if math.isinf(expires_at):
             return
@@ -67,7 +67,7 @@ class HostExpiry:
             self._heap = sorted(alive.values())
 
     def next_expired(self, now: float, leaves: set[UnifiedTreeNode]) -> NodeLeaf | None:
-        """A leaf of ``leaves`` whose TTL is over, the longest ago first."""
+        """Return the leaf of ``leaves`` whose TTL expired first; ``None`` if none has."""
         while self._heap and self._heap[0][0] <= now:
             leaf = self._heap[0][3]
             if leaf.node in leaves:

@@ -1,7 +1,7 @@
-"""Reuse of documents: the one file of a server that names ``canopy_chunks``, with every hook of it.
+"""Document reuse: the only file of the server that names ``canopy_chunks``, with all its hooks.
 
-Nothing of that package is imported unless ``--canopy-chunks`` is on. The one place that decides whether
-it is, and whether a request is concerned: what the hooks call does not ask again.
+Imports that package only if ``--canopy-chunks`` is on. Also the only place that decides whether it
+is on and whether a request is affected: the functions that the hooks call do not check again.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from sglang_canopy.wire.messages import CHUNKS, register
 
 OFF = "off"
 ATTRIBUTE = "_canopy_chunks"
-"""Where the options are noted on ``ServerArgs`` (``None``: documents are not reused)."""
+"""Attribute of ``ServerArgs`` with the options (``None``: documents are not reused)."""
 
 
 @dataclass(frozen=True, slots=True)
 class DocumentFlags:
-    """The one flag of documents; its keys are ``canopy_chunks.server.options.Options``."""
+    """The one flag for documents; its keys are ``canopy_chunks.server.options.Options``."""
 
     chunks: str = declare(
         OFF,
@@ -39,7 +39,7 @@ class DocumentFlags:
 
 
 def is_requested(args: Any) -> bool:
-    """Whether parsed arguments turn documents on."""
+    """Return whether parsed arguments enable document reuse."""
     return getattr(args, "canopy_chunks", None) not in (None, OFF)
 
 
@@ -49,7 +49,7 @@ def _add_flags(_result: Any, parser: Any, *_: Any) -> None:
 
 
 def _keep_options(result: Any, _cls: Any, args: Any, *_: Any, **__: Any) -> None:
-    """After ``ServerArgs.from_cli_args``: check the keys and keep them with the arguments."""
+    """Hook after ``ServerArgs.from_cli_args``: check the keys and store them with the arguments."""
     setattr(result, ATTRIBUTE, None)
     if not is_requested(args):
         return
@@ -66,12 +66,12 @@ def _keep_options(result: Any, _cls: Any, args: Any, *_: Any, **__: Any) -> None
 
 
 def options_of(server_args: Any) -> Any:
-    """The options of a server, or ``None`` where documents are not reused."""
+    """Return a server's options, or ``None`` without document reuse."""
     return getattr(server_args, ATTRIBUTE, None)
 
 
 def engine_of(scheduler: Any) -> Any:
-    """The ``ChunkEngine`` of a scheduler, or ``None`` where documents are not reused or it still starts."""
+    """Return a scheduler's ``ChunkEngine``, or ``None`` without document reuse or during start."""
     return _engine_of_runner(getattr(getattr(scheduler, "tp_worker", None), "model_runner", None))
 
 
@@ -104,15 +104,17 @@ def _pool_budget(original: Any, configurator: Any, budget_bytes: int, **kwargs: 
 
 
 def request_created(scheduler: Any, req: Any) -> None:
-    """Called by the one hook after ``Scheduler._create_generation_req``,
+    """Called by the only hook after ``Scheduler._create_generation_req``, in
     ``server/scheduler/arrivals.py``."""
     if (engine := engine_of(scheduler)) is not None:
         _scheduler_side().request_created(engine, req)
 
 
 def request_queued(scheduler: Any, req: Any) -> bool:
-    """Called by the one hook before ``Scheduler._add_request_to_queue``. Returns whether the request
-    has documents, so that its extra key is set only now."""
+    """Called by the only hook before ``Scheduler._add_request_to_queue``.
+
+    Returns whether the request has documents, so that its extra key is set only now.
+    """
     if getattr(req, "canopy_chunks", None) is None:
         return False
     _scheduler_side().request_queued(engine_of(scheduler), req)
@@ -186,13 +188,13 @@ def _prepare(manager: Any, obj: Any, request: Any = None, *_: Any, **__: Any) ->
         from canopy_chunks.server.http import entry
 
         carriers = server_options.options_of(manager.server_args).requests.carriers
-        # Documents are the tenant's, wherever it is named.
+        # Documents belong to the tenant named in any of these carriers.
         owner.settle(obj, headers_of(request), body_of(request), carriers)
         entry.prepare(manager, obj, on)
 
 
 def _report_documents(answers: Any, manager: Any, *_: Any, **__: Any) -> Any:
-    """After ``TokenizerManager.generate_request``: ``None`` leaves what it answers as it is."""
+    """Hook after ``TokenizerManager.generate_request``; ``None`` leaves its answers unchanged."""
     on = options_of(manager.server_args)
     return None if on is None else documents_usage.with_reports(answers)
 

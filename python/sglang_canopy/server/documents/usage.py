@@ -1,6 +1,7 @@
-"""What became of a prompt's documents, in the ``usage`` of OpenAI's routes, streams too.
+"""Document reuse in the ``usage`` of OpenAI's routes, streams included.
 
-SGLang counts a stream's usage from numbers alone, so the number of cached tokens carries the report.
+SGLang computes a stream's usage from numbers alone, so the number of cached tokens carries the
+report.
 """
 
 from __future__ import annotations
@@ -13,19 +14,21 @@ from typing import Any
 from sglang_canopy.wire.document_names import BOUNDS
 
 FIELD = "canopy_documents"
-"""Beside ``cached_tokens`` in ``usage.prompt_tokens_details``."""
+"""Field beside ``cached_tokens`` in ``usage.prompt_tokens_details``."""
 
 
 class CachedTokens(int):
-    """``cached_tokens`` of a prompt, and what its report says of its documents."""
+    """A prompt's ``cached_tokens``, with the report on its documents."""
 
     report: dict[str, Any]
 
 
 @functools.cache
 def _details_class() -> Any:
-    """SGLang's ``PromptTokensDetails``, which answers show :data:`FIELD` of: pydantic drops what a class
-    does not name, in all the classes that were built around it."""
+    """Return SGLang's ``PromptTokensDetails``, changed so that answers include :data:`FIELD`.
+
+    pydantic drops undeclared fields, so every class built around it is rebuilt.
+    """
     from sglang.srt.entrypoints.openai import protocol
 
     protocol.PromptTokensDetails.model_config["extra"] = "allow"
@@ -38,7 +41,7 @@ def _details_class() -> Any:
 
 
 async def with_reports(answers: AsyncIterator[Any]) -> AsyncIterator[Any]:
-    """``answers`` with each prompt's report on its ``cached_tokens``, from the first part that has one."""
+    """Yield ``answers`` with each prompt's report on its ``cached_tokens``, once a part has one."""
     reports: dict[int, dict[str, Any]] = {}
     async with aclosing(answers) as parts:  # type: ignore[type-var]
         async for part in parts:
@@ -57,17 +60,19 @@ def _carry(one: dict[str, Any], index: int, reports: dict[int, dict[str, Any]]) 
 
 
 def of_answers(usage: Any, answers: Sequence[dict[str, Any]], n_choices: int) -> None:
-    """After ``UsageProcessor.calculate_response_usage``. A prompt counts once, not for each choice."""
+    """Hook after ``UsageProcessor.calculate_response_usage``. Counts a prompt once, not per
+    choice."""
     _add(usage, [one["meta_info"].get("cached_tokens", 0) for one in answers[::n_choices]])
 
 
 def of_stream(usage: Any, cached_tokens: dict[int, int], n_choices: int) -> None:
-    """After ``UsageProcessor.calculate_streaming_usage``."""
+    """Hook after ``UsageProcessor.calculate_streaming_usage``."""
     _add(usage, [tokens for i, tokens in sorted(cached_tokens.items()) if i % n_choices == 0])
 
 
 def _add(usage: Any, cached: Sequence[int]) -> None:
-    """Add the field where a prompt has a report, and ``cached_tokens`` where SGLang is not to report."""
+    """Add the field if a prompt has a report, and ``cached_tokens`` if SGLang does not report
+    them."""
     reports = [tokens.report for tokens in cached if isinstance(tokens, CachedTokens)]
     if not reports:
         return

@@ -1,1 +1,1 @@
-"""Runs in each rank's scheduler: builds the cache, receives requests, orders and admits them."""
+"""Runs in each rank's scheduler: build the cache, receive requests, order and admit them."""

@@ -1,4 +1,4 @@
-"""Requests and hints that a scheduler receives, handed to the tree."""
+"""Pass a scheduler's new requests and hints to the tree."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 def request_created(req: Any, scheduler: Any, recv_req: Any, *_: Any, **__: Any) -> None:
-    """After ``Scheduler._create_generation_req``, on every server with the plugin."""
+    """Hook after ``Scheduler._create_generation_req``, on every server with the plugin."""
     own_params(req)
     if req.extra_key and is_documents_key(req.extra_key):
         req.extra_key = unreserved_key(req.extra_key)
@@ -32,28 +32,28 @@ def request_created(req: Any, scheduler: Any, recv_req: Any, *_: Any, **__: Any)
         req.canopy_adapter = recv_req.lora_name
     scheduler.canopy_created = req
     documents.request_created(scheduler, req)
-    # Images become tokens of their own a little later: until then all images look alike. A request
-    # with documents gets its extra key when it is queued.
+    # Images get tokens of their own later; until then all images look alike. A request with
+    # documents gets its extra key when it is queued.
     if recv_req.mm_inputs is None and getattr(req, "canopy_chunks", None) is None:
         _receive(scheduler, req)
 
 
 def request_queued(scheduler: Any, req: Any, *_: Any, **__: Any) -> None:
-    """Before ``Scheduler._add_request_to_queue``."""
+    """Hook before ``Scheduler._add_request_to_queue``."""
     if documents.request_queued(scheduler, req) or req.multimodal_inputs is not None:
         _receive(scheduler, req)
     queue.request_queued(scheduler, req)
 
 
 def request_handled(_result: Any, scheduler: Any, *_: Any, **__: Any) -> None:
-    """After ``Scheduler.handle_generate_request``: count a request that was not valid."""
+    """Hook after ``Scheduler.handle_generate_request``: count an invalid request."""
     req = scheduler.__dict__.pop("canopy_created", None)
     if req is not None and is_refused(req):
         _refuse(scheduler, req, INVALID)
 
 
 def batch_formed(batch: Any, *_: Any, **__: Any) -> None:
-    """Before ``ScheduleBatch.prepare_for_extend``: the requests of ``batch`` are admitted."""
+    """Hook before ``ScheduleBatch.prepare_for_extend``: admit the requests of ``batch``."""
     core = _core(batch)
     if core is not None:
         for req in batch.reqs:

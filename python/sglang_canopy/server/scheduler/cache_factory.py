@@ -1,4 +1,4 @@
-"""How SGLang's cache registry gets a tree with Canopy in it."""
+"""Builds a tree with Canopy inside for SGLang's cache registry."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 def install_core() -> None:
-    """Register the tree core with SGLang (once a process)."""
+    """Register the tree core with SGLang (once per process)."""
     if BACKEND not in registered_tree_core_backends():
         register_tree_core_backend(BACKEND, CanopyTreeCore)
 
@@ -64,13 +64,13 @@ def prepare(
     }
     if params.canopy.states is not None:
         params.component_registry_override[ComponentType.MAMBA] = CanopyMambaComponent
-    # NOTE: SGLang's core builds one of its own strategies by name; ours never asks it.
+    # NOTE: SGLang's core builds one of its own strategies by name, which Canopy's core never uses.
     params.eviction_policy, params.eviction_policy_config = "lru", None
     return params
 
 
 def build(ctx: TreeCacheBuildContext) -> BasePrefixCache:
-    """The cache for one scheduler, or ``CanopyError`` for a set-up that is not supported."""
+    """Return the cache of one scheduler. Raises ``CanopyError`` for an unsupported set-up."""
     refusal = unsupported(POLICIES, ctx.server_args, ctx) or _unsupported_tiers(ctx)
     if refusal:
         raise CanopyError(f"--radix-eviction {ctx.params.eviction_policy}: {refusal}")
@@ -112,7 +112,7 @@ def build(ctx: TreeCacheBuildContext) -> BasePrefixCache:
 
 
 def _unsupported_tiers(ctx: TreeCacheBuildContext) -> str | None:
-    """Why the memory of this model, or what is below it, cannot be managed here."""
+    """Return why this model's memory, or the tier below it, cannot be managed here."""
     if getattr(ctx, "is_hybrid_swa", False) and getattr(ctx, "full_tokens_per_layer", None) == 0:
         return (
             "a model whose layers all have sliding windows has a cache of its own in SGLang; "
@@ -120,11 +120,11 @@ def _unsupported_tiers(ctx: TreeCacheBuildContext) -> str | None:
         )
     if ctx.server_args.hicache_storage_backend is None:
         return None
-    return unsupported(DISK, ctx)  # what the model alone refuses, whichever storage it is
+    return unsupported(DISK, ctx)  # limits of the model, with any storage
 
 
 def session_gate(server_args: Any, cache: CanopyRadixCache) -> SessionGate | None:
-    """The gate for a scheduler with this cache, if its server has one."""
+    """Return the gate for a scheduler with this cache, if its server has one."""
     settings = options_of(server_args).gate
     if settings is None:
         return None
@@ -138,18 +138,19 @@ def session_gate(server_args: Any, cache: CanopyRadixCache) -> SessionGate | Non
 
 
 def first_ranks_profile(path: str) -> Any:
-    """A profile as the first of this scheduler's ranks reads it. Collective, see there."""
+    """Return a profile as the first of this scheduler's ranks reads it. Collective, see there."""
     world = get_parallel().world_group
     return from_first_rank(path, None if world is None else world.cpu_group)
 
 
 def _is_first_rank() -> bool:
-    """Whether this is the first rank of the server, its data-parallel replicas included."""
+    """Return whether this is the first rank of the server, its data-parallel replicas included."""
     parallel = get_parallel()
     return not (parallel.tp_rank or parallel.pp_rank or parallel.dp_rank)
 
 
 def _claim(mine: Profile) -> None:
-    """Say at the start, not at the first save, if another server saves to this profile."""
-    with contextlib.suppress(OSError):  # said when it is saved
+    """Report already at the start, not at the first save, that another server saves to this
+    profile."""
+    with contextlib.suppress(OSError):  # reported when it is saved
         mine.claim()

@@ -1,14 +1,13 @@
 """Make a server generate the trace's tokens instead of the model's (ATC 2025 paper, section 4.3).
 
-A replay wants the next turn of a conversation to contain what this turn generated, but a model
-fed with made-up tokens generates something else. A server started with
-``--canopy-enable-forced-output`` obeys ``custom_params["canopy_force_output"]``, a list of token
-ids: whatever the model would sample, output token i is the list's token i, while the list lasts.
-Time and memory are those of real decoding; only the choice of the token is replaced.
+In a replay, the next turn of a conversation must contain the text generated in this turn, but a
+model given made-up tokens generates other text. A server started with
+``--canopy-enable-forced-output`` follows ``custom_params["canopy_force_output"]``, a list of token
+ids: output token i is the list's token i, up to its end, regardless of the sample. Time and memory
+are those of real decoding; only the choice of the token is replaced.
 
-Nothing is unpickled and no code travels: the list goes the way of every sampling parameter, and
-one hook writes it over the sampled ids. Every tensor-parallel rank has the same list, so all
-ranks agree.
+Data is neither unpickled nor executed: the list is sent like every sampling parameter, and one hook
+writes it over the sampled ids. Every tensor-parallel rank has the same list, so all ranks agree.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class Forced(NamedTuple):
 
 
 def check(custom_params: Any, vocab_size: int) -> list[int] | None:
-    """The forced tokens of a request, or ``None``. Raises ``CanopyError`` (answered with 400)."""
+    """Return a request's forced tokens, or ``None``. Raises ``CanopyError`` (answered with 400)."""
     if not isinstance(custom_params, Mapping) or KEY not in custom_params:
         return None
     tokens = custom_params[KEY]
@@ -55,11 +54,11 @@ def check(custom_params: Any, vocab_size: int) -> list[int] | None:
 def replacements(
     table: Mapping[str, Forced], rids: Sequence[str], seq_lens: Sequence[int]
 ) -> Iterator[tuple[int, int]]:
-    """``(row, token id)`` for every row of a batch whose next token is given.
+    """Yield ``(row, token id)`` for every row of a batch whose next token is forced.
 
-    ``seq_lens`` are the tokens of each row whose KV exists after this forward pass, so the token
-    sampled now is output number ``seq_len - prompt_tokens``. It is negative in the middle of a
-    chunked prefill, where the sample is thrown away.
+    ``seq_lens``: tokens of each row with KV after this forward pass, so the token sampled now is
+    output number ``seq_len - prompt_tokens``. It is negative during a chunked prefill, whose sample
+    is discarded.
     """
     for row, (rid, length) in enumerate(zip(rids, seq_lens, strict=False)):
         forced = table.get(rid)
@@ -70,7 +69,7 @@ def replacements(
 
 
 class _Requests(Mapping[str, Forced]):
-    """The running requests that have a forced output; one leaves with its ``Req``."""
+    """The running requests with a forced output; a request is removed with its ``Req``."""
 
     def __init__(self) -> None:
         self._reqs: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
@@ -93,11 +92,13 @@ running = _Requests()
 
 
 def request_created(req: Any, scheduler: Any, *_: Any, **__: Any) -> None:
-    """After ``Scheduler._create_generation_req``: remember a request that has forced output."""
+    """Hook after ``Scheduler._create_generation_req``: note a request with forced output."""
     given = own_params(req)
     if KEY in given:
         if options_of(scheduler.server_args).requests.forced_output:
-            with contextlib.suppress(CanopyError):  # the entry refused it, if it went through one
+            with contextlib.suppress(
+                CanopyError
+            ):  # the HTTP entry has already refused an invalid list
                 check(given, _ANY_TOKEN)
                 running.add(req)
         else:
@@ -109,10 +110,10 @@ def request_created(req: Any, scheduler: Any, *_: Any, **__: Any) -> None:
 
 
 def verified(_result: None, params: Any, vocab_size: int) -> None:
-    """After ``SamplingParams.verify``: what cannot be obeyed is a client's mistake.
+    """Hook after ``SamplingParams.verify``: refuse an invalid forced output as the client's error.
 
-    It is also where the trace's clock takes the place of the server's: the arrival was stamped
-    by then, and did not yet leave for the scheduler.
+    Also replaces the server's clock by the trace's: the arrival has been stamped by then, and not
+    yet sent to the scheduler.
     """
     check(params.custom_params, vocab_size)
     replayed = replay_clock.check(params.custom_params)
@@ -129,7 +130,7 @@ def _enabled_here() -> bool:
 
 
 def sampled(next_token_ids: Any, _runner: Any, _logits: Any, batch: Any) -> Any:
-    """After ``ModelRunner.sample``: write the given tokens over the sampled ones."""
+    """Hook after ``ModelRunner.sample``: write the forced tokens over the sampled ones."""
     if not running:
         return None
     lengths = batch.seq_lens_cpu if batch.seq_lens_cpu is not None else batch.seq_lens
@@ -165,8 +166,10 @@ HOOKS: tuple[tuple[str, Callable[..., Any], tuple[str, ...]], ...] = (
 
 
 def install(registry: Any) -> None:
-    """Register the hooks with SGLang's ``HookRegistry``. They act only on a server whose
-    ``ServerArgs`` has ``ENABLED`` set."""
+    """Register the hooks with SGLang's ``HookRegistry``.
+
+    They act only on a server started with ``--canopy-enable-forced-output``.
+    """
     from sglang.srt.plugins.hook_registry import HookType
 
     for target, hook, _ in HOOKS:

@@ -1,8 +1,7 @@
-"""One scheduler's waiting queue: what each request costs, who is next, and what is protected.
+"""One scheduler's waiting queue: the cost of requests, their order, and the protection of prefixes.
 
-Everything decided here is equal on all ranks: it is made of the order of arrival, the tree, and a
-cost model whose figures are the first rank's. Timings differ by rank; those of the other ranks are
-never used.
+All decisions are equal on all ranks: they depend on the order of arrival, the tree, and a cost
+model with the first rank's figures. Timings differ by rank; those of other ranks are never used.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ if TYPE_CHECKING:
     from sglang_canopy.radix.cache import CanopyRadixCache
 
 PROTECT_PASSES = 32
-"""Passes between two renewals of what is protected (SGLang's own for its LRU)."""
+"""Passes between two renewals of the protection (as for SGLang's LRU)."""
 PROTECTED = 128
-"""Requests at the head of the queue whose prefixes are protected (SGLang's number too)."""
+"""Requests at the head of the queue whose prefixes are protected (also SGLang's number)."""
 
 
 class LiveQueue:
@@ -62,13 +61,13 @@ class LiveQueue:
         self._arranged = Arranged(self.order, self._requests)
         self._choosing = False
         self._left_out: list[Any] = []
-        """Of the step that is being chosen: who waits for what another one computes, and who would
-        overdraw somebody's budget meanwhile."""
+        """Requests excluded from the step being chosen: deferred for a prefix that another one
+        computes, or over an older request's budget."""
         self.deferrals = 0
         self._chunked: Any = None
-        """Who is in the middle of its chunks, while a batch is chosen."""
+        """The chunked prefill in progress, while a batch is chosen."""
         self._computing: dict[int, Any] = {}
-        """Let in, and the tree does not have their prompts yet; by ``id``."""
+        """Admitted requests whose prompts are not in the tree yet, by ``id``."""
         self._passes = 0
         self.times = PrefillTimes()
         self._batches = 0
@@ -95,14 +94,14 @@ class LiveQueue:
             "predicted_ttft": self.predictions.status(len(self._arranged)) if self.orders else None,
         }
 
-    # ---- what a request costs ----
+    # ---- the cost of a request ----
 
     def look_up(self, req: Any) -> None:
-        """Find what is cached of ``req``, which protects it in the tree."""
+        """Match ``req`` against the cache, which also protects its prefix in the tree."""
         match_kv_cache(req, self._cache)
 
     def queued(self, req: Any) -> None:
-        """``req`` is about to wait."""
+        """Register ``req`` before it joins the queue."""
         self.look_up(req)
         if self.orders:
             self.predictions.queued(req, time.monotonic())
@@ -144,10 +143,10 @@ class LiveQueue:
         self._core.live.measured(self.cost.depth_scale())
         self.order.reprice()
 
-    # ---- who is next ----
+    # ---- the order of requests ----
 
     def arrange(self, queue: list[Any], urgency: Callable[[Any], int]) -> None:
-        """Put ``queue`` into the order in which requests are to be let in, in place."""
+        """Sort ``queue`` into the order of admission, in place."""
         self._requests.urgency = urgency
         queue[:] = self._arranged.arrange(queue, self._chunked)
         for waiting in self._arranged.entered:
@@ -155,8 +154,10 @@ class LiveQueue:
         self.predictions.arranged(self._arranged.entered, time.monotonic())
 
     def choose(self, scheduler: Any, running: Any, choose: Callable[[], Any]) -> Any:
-        """Choose a batch, without those who wait for what another one is about to compute.
-        ``running``: the batch that decodes."""
+        """Choose a batch without requests that wait for a prefix being computed.
+
+        ``running``: the batch that decodes.
+        """
         self._forget(scheduler, running)
         self._chunked = scheduler.chunked_req
         self._choosing = True
@@ -191,8 +192,10 @@ class LiveQueue:
     def chunk_limit(
         self, chunked: Any, queue: list[Any], step_tokens: int, page: int
     ) -> int | None:
-        """Tokens that ``chunked`` takes of the next step, and ``queue`` with those first who share
-        the step with it; ``None``: as many as it can, since nobody does."""
+        """Return the tokens that ``chunked`` may take of the next step, or ``None`` for no limit.
+
+        Puts the requests that share the step first in ``queue``; without any there is no limit.
+        """
         left, held = self._room(chunked), set[Any]()
 
         def fits(req: Any) -> bool:
@@ -215,15 +218,17 @@ class LiveQueue:
         return max(page, (step_tokens - taken) // page * page)
 
     def _room(self, chunked: Any) -> int:
-        """Tokens of memory beside what ``chunked`` still needs."""
+        """Return the free tokens of memory beyond the remaining need of ``chunked``."""
         free = self._cache.token_to_kv_pool_allocator.available_size()
         free += self._cache.evictable_size()
         rest = len(chunked.full_untruncated_fill_ids) - chunked.prefix_len
         return int(free - rest - _to_generate(chunked))
 
     def _not_held(self, req: Any, held: set[Any]) -> list[Any]:
-        """Of the nodes that ``req`` finds, those that nobody holds, nor would hold with ``held``:
-        they can be evicted, or are on the host alone, until it is let in."""
+        """Return the nodes of ``req``'s match that are neither locked nor in ``held``.
+
+        Until the request is admitted they can be evicted, or are on the host alone.
+        """
         node, found = self._core.node_by_id(req.best_match_node), []
         while node is not self._core.root_node and node not in held:
             if node.component_data[BASE_COMPONENT_TYPE].lock_ref:
@@ -233,7 +238,7 @@ class LiveQueue:
         return found
 
     def leave_out(self, queue: list[Any]) -> None:
-        """Take those out of ``queue``, which is in order, that should not be let in now."""
+        """Remove from the sorted ``queue`` the requests that should not be admitted now."""
         if not self._choosing:
             return
         self._leave_out(queue, self._arranged.deferred(self._computing.values()))
@@ -246,10 +251,10 @@ class LiveQueue:
             gone = {id(req) for req in later}
             queue[:] = [req for req in self._arranged.arranged() if id(req) not in gone]
 
-    # ---- what is protected ----
+    # ---- protection ----
 
     def protect(self, queue: list[Any]) -> None:
-        """Renew the protection of what ``queue``'s first requests will use, at times."""
+        """Renew, at intervals, the protection of the prefixes of ``queue``'s first requests."""
         if not self._protects or not queue:
             return
         self._passes += 1
@@ -263,7 +268,8 @@ class LiveQueue:
 
 
 class _Requests:
-    """SGLang's ``Req`` as the queue sees it. Reads what ``LiveQueue.look_up`` has left on it."""
+    """SGLang's ``Req`` as the queue sees it. Reads the match that ``LiveQueue.look_up`` stored on
+    it."""
 
     def __init__(self, queue: LiveQueue) -> None:
         self._queue = queue
@@ -300,6 +306,6 @@ def _to_compute(req: Any) -> int:
 
 
 def _to_generate(req: Any) -> int:
-    """Tokens that SGLang keeps room for."""
+    """Return the tokens that SGLang reserves for output."""
     left = req.sampling_params.max_new_tokens - len(req.output_ids)
     return min(max(left, 0), CLIP_MAX_NEW_TOKENS)

@@ -1,6 +1,6 @@
-"""The what-if meter in a scheduler, and ``--canopy-observe``: watching SGLang's own cache.
+"""The what-if meter in a scheduler, and ``--canopy-observe``, which observes SGLang's own cache.
 
-Only what has ended is looked at: its tokens, its stamp and what it hit. Nothing of it is changed.
+Reads only ended requests: their tokens, stamp and hits. It changes nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sglang_canopy.whatif.total import added_up, in_words
 logger = logging.getLogger(__name__)
 
 BLOCK_TOKENS = 64
-"""Tokens of the blocks of paths, as ``block_tokens`` is by default."""
+"""Tokens per block of a path, as ``block_tokens`` by default."""
 _ATTRIBUTE = "canopy_observer"
 _SEEN = "canopy_observed"
 
@@ -32,7 +32,7 @@ _SEEN = "canopy_observed"
 def meter_of(
     server_args: Any, cache: Any, running: str, policy: Policy | None = None
 ) -> Meter | None:
-    """The meter for a scheduler with this cache, if its server has one."""
+    """Return the meter for a scheduler with this cache, if its server has one."""
     options = options_of(server_args).meter
     if options is None:
         return None
@@ -53,7 +53,7 @@ def meter_of(
 
 
 def keeps_floor(server_args: Any) -> bool:
-    """Whether ``canopy-lru`` ranks while the policy is behind it."""
+    """Return whether ``canopy-lru`` ranks while the policy is behind it."""
     options = options_of(server_args).meter
     return options is not None and options.floor == "on"
 
@@ -145,7 +145,7 @@ def _is_first_event(req: Any) -> bool:
 
 
 def observer_of(scheduler: Any) -> Observer | None:
-    """The scheduler's observer; ``None`` without ``--canopy-observe``."""
+    """Return the scheduler's observer; ``None`` without ``--canopy-observe``."""
     found: Observer | None = getattr(scheduler, _ATTRIBUTE, None)
     if found is None and not hasattr(scheduler, _ATTRIBUTE):
         args: Any = getattr(scheduler, "server_args", None)

@@ -88,8 +88,10 @@ class Predictions:
             self.model.first_token(work, predicted_s, now - came)
 
     def status(self, waiting: int) -> dict[str, Any]:
-        """Return predictions and errors. ``now_s``: predicted TTFT by prompt size, for a queue of
-        ``waiting`` requests."""
+        """Return predictions and errors.
+
+        ``now_s``: predicted TTFT by prompt size, for a queue of ``waiting`` requests.
+        """
         model, examples = self.model, self._examples if waiting else {}
         alone = {tokens: WorkBefore(self._cost(tokens), 0.0, 0.0) for tokens in EXAMPLE_TOKENS}
         return {

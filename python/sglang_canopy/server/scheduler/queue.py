@@ -1,4 +1,4 @@
-"""Hooks on SGLang's scheduler around its waiting queue, and the options they act on."""
+"""Hooks on SGLang's waiting queue, and the options they use."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 def checked(server_args: Any, args: Any, ours: bool, unless_given: Mapping[str, Any]) -> QueueFlags:
-    """The options, checked against the rest of the command line. Raises ``CanopyError``.
+    """Return the options, checked against the rest of the command line. Raises ``CanopyError``.
 
-    ``ours``: whether the device's policy is one of Canopy's. ``unless_given``: fields of what was
-    not typed.
+    ``ours``: whether the device's policy is one of Canopy's. ``unless_given``: defaults of fields
+    that are not on the command line.
     """
     given = from_args(QueueFlags, args)
     options = QueueFlags(**{**unless_given, **given})
@@ -37,7 +37,7 @@ def checked(server_args: Any, args: Any, ours: bool, unless_given: Mapping[str, 
 
 
 def refuse_unsupported(options: QueueFlags, *configured: Any) -> None:
-    """Raise ``CanopyError`` where this server cannot have the order that ``options`` ask for."""
+    """Raise ``CanopyError`` if this server cannot have the queue order of ``options``."""
     if options.queue_order == BOUNDED_SHORTEST:
         refusal = unsupported(QUEUE, *configured)
         if refusal:
@@ -51,7 +51,7 @@ def priorities_calculated(
     running_batch: Any = None,
     processed_tokens: int = 0,
 ) -> None:
-    """Around ``SchedulePolicy.calc_priority``, once a scheduling pass."""
+    """Hook around ``SchedulePolicy.calc_priority``, once per scheduling pass."""
     queue = _queue(policy.tree_cache)
     if queue is None or not queue.orders:
         original(policy, waiting_queue, running_batch, processed_tokens)
@@ -71,8 +71,8 @@ def chunk_limited(
     budget: int,
     page_size: int,
 ) -> int | None:
-    """Around ``SchedulePolicy.shortest_prefill_chunk_limit``, in a pass with a prompt in the middle
-    of its chunks."""
+    """Hook around ``SchedulePolicy.shortest_prefill_chunk_limit``, in a pass during a chunked
+    prefill."""
     queue = _queue(policy.tree_cache)
     if queue is None or not queue.orders or budget < 2 * page_size:
         return original(policy, chunked_req, waiting_queue, budget, page_size)
@@ -82,10 +82,12 @@ def chunk_limited(
 def admission_selected(
     original: Any, adder: Any, req: Any, *args: Any, has_chunked_req: bool = False, **kwargs: Any
 ) -> Any:
-    """Around ``PrefillAdder._select_prefill_admission``: SGLang follows one unfinished prompt, and
-    takes the last one of a batch for it. An earlier one would be taken for whole, and answered from
-    a part of its prompt. SGLang relies on the room that is left: less than a page. Sharing steps
-    and reusing documents leave more, so that a second one is refused here."""
+    """Hook around ``PrefillAdder._select_prefill_admission``: refuse a second unfinished prompt.
+
+    SGLang tracks one unfinished prompt, the last one of a batch. An earlier one would count as
+    complete, and be answered from a part of its prompt. SGLang relies on the remaining room, less
+    than a page, to prevent this; sharing steps and reusing documents leave more.
+    """
     found = original(adder, req, *args, has_chunked_req=has_chunked_req, **kwargs)
     unfinished = has_chunked_req or adder.new_chunked_req is not None
     if not unfinished or not getattr(found, "is_chunked", False):
@@ -96,8 +98,10 @@ def admission_selected(
 
 
 def prefill_chosen(scheduler: Any, running: Any, choose: Callable[[], Any]) -> Any:
-    """Around the choice of a prefill batch, inside whatever else is around it. ``running``: the
-    batch that decodes."""
+    """Hook around the choice of a prefill batch, inside all other hooks around it.
+
+    ``running``: the batch that decodes.
+    """
     queue = _queue(scheduler.tree_cache)
     if queue is None or not queue.orders:
         return choose()
@@ -105,14 +109,14 @@ def prefill_chosen(scheduler: Any, running: Any, choose: Callable[[], Any]) -> A
 
 
 def request_queued(scheduler: Any, req: Any) -> None:
-    """Before ``Scheduler._add_request_to_queue``, once the tree has heard of the request."""
+    """Hook before ``Scheduler._add_request_to_queue``, after the tree has received the request."""
     queue = _queue(scheduler.tree_cache)
     if queue is not None and (scheduler.waiting_queue or queue.orders):
         queue.queued(req)
 
 
 def batch_computed(_result: Any, scheduler: Any, batch: Any, *_: Any, **__: Any) -> None:
-    """After ``Scheduler.process_batch_result``."""
+    """Hook after ``Scheduler.process_batch_result``."""
     queue = _queue(scheduler.tree_cache)
     if queue is not None and queue.measures:
         queue.computed(batch)
@@ -122,7 +126,7 @@ def batch_computed(_result: Any, scheduler: Any, batch: Any, *_: Any, **__: Any)
 
 
 def _urgency(policy: Any) -> Any:
-    """From a request to its priority, higher being more urgent."""
+    """Return a function from a request to its priority; higher is more urgent."""
     if not policy.enable_priority_scheduling:
         return lambda _req: 0
     sign = -policy.priority_sign

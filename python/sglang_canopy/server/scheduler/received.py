@@ -1,8 +1,8 @@
-"""Stamps for requests that pass by the HTTP entry: made where a scheduler receives them.
+"""Stamps for requests that bypass the HTTP entry, made when a scheduler receives them.
 
-SGLang's gRPC servers for routers, and workers attached to an ``Engine`` from other programs, send
-requests straight to the scheduler. One rank receives a request and SGLang hands it on to all others
-of its replica: what is stamped there, all of them read.
+SGLang's gRPC servers for routers, and workers attached to an ``Engine`` by other programs, send
+requests straight to the scheduler. One rank receives a request and SGLang passes it to all other
+ranks of its replica, so all ranks read the stamp made there.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _warned = False
 
 
 def requests_received(result: Any, receiver: Any, *_: Any, **__: Any) -> None:
-    """After ``SchedulerRequestReceiver._pull_raw_reqs``: stamp what has no stamp of ours."""
+    """Hook after ``SchedulerRequestReceiver._pull_raw_reqs``: stamp requests without a stamp of
+    Canopy's."""
     if not result:
         return
     server_args = receiver.server_args
@@ -33,8 +34,8 @@ def requests_received(result: Any, receiver: Any, *_: Any, **__: Any) -> None:
     from sglang.srt.runtime_context import get_parallel
 
     if get_parallel().pp_rank:
-        return  # the first stage has stamped them
-    # Where clients reach the scheduler without our entry, a stamp is what a client wrote.
+        return  # stamped by the first stage
+    # If clients reach the scheduler without our entry, a stamp was written by a client.
     forged = bool(server_args.grpc_mode or server_args.smg_grpc_mode)
     for params in _sampling(result):
         custom = params.custom_params
@@ -43,7 +44,7 @@ def requests_received(result: Any, receiver: Any, *_: Any, **__: Any) -> None:
 
 
 def _sampling(received: list[Any]) -> Iterator[Any]:
-    """The sampling parameters of every request for text."""
+    """Yield the sampling parameters of every text request."""
     from sglang.srt.managers.io_struct import (
         BatchTokenizedGenerateReqInput,
         TokenizedGenerateReqInput,
@@ -57,8 +58,10 @@ def _sampling(received: list[Any]) -> Iterator[Any]:
 
 
 def _stamped(custom: Any, server_args: Any) -> dict[str, Any]:
-    """``custom``, a client's, with a stamp. Fields that are wrong are left out: nobody is there to
-    be told, as the request is accepted already."""
+    """Return a client's ``custom`` with a stamp.
+
+    Invalid fields are left out: the request has already been accepted, so it cannot be refused.
+    """
     given = {key: _whole(value) for key, value in custom.items()} if custom else {}
     for own in (STAMP_KEY, MARKER_KEY):
         given.pop(own, None)
@@ -76,7 +79,7 @@ def _stamped(custom: Any, server_args: Any) -> dict[str, Any]:
 
 
 def _whole(value: Any) -> Any:
-    """gRPC carries every number as a float."""
+    """Restore whole numbers: gRPC carries every number as a float."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 

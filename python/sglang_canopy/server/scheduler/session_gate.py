@@ -1,9 +1,9 @@
-"""The session gate in a scheduler: SGLang's queue is shown to it without what the gate holds.
+"""The session gate in a scheduler: hides the requests it holds from SGLang's queue.
 
 A held request stays in SGLang's waiting queue, so that aborts, time limits, the limit on queued
-requests and every count of it work as ever; only while a prefill batch is chosen the queue is
-without it. All that happens here follows from the requests, their stamps and the scheduler's own
-state, which are equal on all tensor-parallel ranks.
+requests and all counts work as before. Only while a prefill batch is chosen does the queue exclude
+it. All decisions follow from the requests, their stamps and the scheduler's own state, which are
+equal on all tensor-parallel ranks.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _ATTRIBUTE = "canopy_session_gate"
 
 
 class ServerGate:
-    """One scheduler's gate, with the state of each request that the gate knows.
+    """One scheduler's gate, and the state of each gated request.
 
-    Requests are keyed by ``id``, which is their ticket. A step reads the running requests; the
-    queue is read only if its length is not the number of requests that should be in it.
+    Requests are keyed by ``id``, which is their ticket. A step reads the running requests; it reads
+    the queue only if its length differs from the number of known waiting requests.
     """
 
     def __init__(self, gate: SessionGate) -> None:
@@ -38,15 +38,16 @@ class ServerGate:
         """Waiting requests whose sessions are not."""
         self._running: dict[int, Any] = {}
         self._ungated: dict[int, Any] = {}
-        """Waiting requests that the gate does not see, such as health checks."""
+        """Waiting requests that are not gated, such as health checks."""
         self._choosing = False
         self.sweeps = 0
-        """Times that the whole queue was read."""
+        """Number of sweeps of the whole queue."""
 
     def request_comes(self, scheduler: Any, req: Any) -> float | None:
         """Register a request that is about to enter the queue.
 
-        Returns ``None``, or the seconds after which its client may try again if it is refused.
+        Returns ``None``, or, if the request is refused, the seconds after which its client may
+        retry.
         """
         ticket = id(req)
         if self._running.pop(ticket, None) is not None:  # retracted
@@ -70,7 +71,7 @@ class ServerGate:
         return None
 
     def with_admitted(self, scheduler: Any, batches: tuple[Any, ...], choose: Callable) -> Any:
-        """Run ``choose`` while the scheduler's queue has only what the gate lets through."""
+        """Run ``choose`` while the scheduler's queue has only admitted and ungated requests."""
         if not self.gate.pressed:
             return self._chosen(choose())
         self.settle(scheduler, *batches)
@@ -85,7 +86,7 @@ class ServerGate:
             taken = {id(req) for req in shown if after.pop(id(req), None) is None}
             if taken:
                 before = [req for req in before if id(req) not in taken]
-            # Requests that were put back come last.
+            # Requests that were put back are last.
             scheduler.waiting_queue = [*before, *after.values()] if after else before
 
     def _by_seniority(self) -> list[Any]:
@@ -111,7 +112,7 @@ class ServerGate:
         return tickets
 
     def _let_through(self, tickets: set[Any]) -> None:
-        # The order of a set of ids differs by rank: several are taken in order of arrival.
+        # The order of a set of ids differs by rank, so several are taken in order of arrival.
         several = len(tickets) > 1
         for ticket in [one for one in self._held if one in tickets] if several else tickets:
             req = self._held.pop(ticket, None)
@@ -134,7 +135,7 @@ class ServerGate:
         self.gate.advance(self.gate.now)
 
     def _sweep(self, scheduler: Any, running: set[int]) -> None:
-        """Read the whole queue: some request left it, or came back, without a call."""
+        """Read the whole queue: a request was removed from it, or put back, without a call."""
         self.sweeps += 1
         queue = {id(req): req for req in scheduler.waiting_queue}
         for waiting in (self._admissible, self._held, self._running):
@@ -154,14 +155,13 @@ class ServerGate:
             self.gate.leave(ticket)
 
     def time_is(self, scheduler: Any, time: float) -> None:
-        """The HTTP process says what time it is."""
+        """Advance the gate to the time sent by the HTTP process."""
         self.settle(scheduler)
         if math.isfinite(time):
             self.gate.advance(time)
 
     def _is_gated(self, req: Any) -> bool:
-        """Return whether the gate sees ``req``: not if it only carries an error, or asks whether
-        the server is well."""
+        """Return whether ``req`` is gated: not if it only carries an error or is a health check."""
         from sglang.srt.managers.utils import is_health_check_generate_req
 
         return (
@@ -173,7 +173,7 @@ class ServerGate:
 
 
 def gate_of(scheduler: Any) -> ServerGate | None:
-    """The scheduler's gate; ``None`` without ``--canopy-session-gate``."""
+    """Return the scheduler's gate; ``None`` without ``--canopy-session-gate``."""
     if not hasattr(scheduler, _ATTRIBUTE):
         live = getattr(getattr(scheduler.tree_cache, "tree_core", None), "live", None)
         gate = getattr(live, "gate", None)
@@ -191,8 +191,8 @@ def take_time(scheduler: Any, times: Iterable[str]) -> bool:
 
 
 def queue_limited(original: Any, scheduler: Any, req: Any) -> bool:
-    """Around ``Scheduler._abort_on_queued_limit``: whether ``req`` is refused, with the answer
-    sent."""
+    """Hook around ``Scheduler._abort_on_queued_limit``: return whether ``req`` was refused and
+    answered."""
     if original(scheduler, req):
         return True
     gate = gate_of(scheduler)
@@ -217,7 +217,7 @@ def queue_limited(original: Any, scheduler: Any, req: Any) -> bool:
 
 
 def prefill_chosen(original: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
-    """Around ``Scheduler._get_new_batch_prefill_raw``."""
+    """Hook around ``Scheduler._get_new_batch_prefill_raw``."""
     gate = gate_of(scheduler)
     running = kwargs.get("running_batch", args[-1] if args else None)
 

@@ -1,4 +1,4 @@
-"""Which requests a scheduler has, told by object: clients choose names, and use them again."""
+"""The requests of a scheduler, identified by object: clients choose names, and reuse them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 
 def under_way(scheduler: Any, *batches: Any) -> Iterator[Any]:
-    """Every ``Req`` that was let in and is not over; some may come twice.
+    """Yield every admitted ``Req`` that has not ended; some may occur twice.
 
-    ``batches``: those that the scheduler is working on and has not noted on itself yet.
+    ``batches``: batches in progress that the scheduler does not reference yet.
     """
     if scheduler.chunked_req is not None:
         yield scheduler.chunked_req
