@@ -239,7 +239,7 @@ def test_a_mistake_is_one_line_that_says_what_to_do(plan, capsys, arguments, mes
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "has no requests; give a trace that has"),
+        ("", "has no requests; give a trace with requests"),
         (
             '{"timestamp":5,"input_length":1,"output_length":1,"hash_ids":[1]}\n'
             '{"timestamp":1,"input_length":1,"output_length":1,"hash_ids":[1]}\n',
@@ -337,6 +337,6 @@ def test_a_trace_without_contents_cannot_tell_what_a_cache_saves(tmp_path, capsy
     base = [word for word in SMALL if word not in ("--policy", "lru")]
     assert main(["plan", str(trace), *base, "--cache", str(tmp_path / "c")]) == 0
     said = capsys.readouterr().out
-    assert "cannot know what a cache saves" in said
+    assert "cannot estimate what a cache saves" in said
     assert "what a cache or a policy would save cannot be known from it" in said
     assert "only 0.0 %" not in said

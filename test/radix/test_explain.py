@@ -39,7 +39,7 @@ def test_a_conversation_is_where_its_tokens_are():
     assert one["next_to_go"]["free_tokens"] == 48
     assert one["evicted"] == []
     assert "device 16" in text([one])
-    assert "wa believes: category chat" in text([one])
+    assert "wa estimates: category chat" in text([one])
 
 
 def test_the_use_of_a_shared_beginning_by_others_is_not_the_conversations_use():
@@ -79,7 +79,7 @@ def test_who_evicted_it_and_why_is_remembered():
     assert one["next_to_go"] is None
     assert len(one["evicted"]) == 2
     said = text([one])
-    assert "nothing of it is cached" in said
+    assert "not cached" in said
     assert "lru evicted 8 tokens from 8 on from the device (capacity), unused for 3 s" in said
 
 

@@ -103,7 +103,7 @@ def test_a_field_with_a_bad_value_is_refused_whether_it_counts_or_not(monkeypatc
 def test_trusted_with_nobody_to_trust_stops_the_start(monkeypatch) -> None:
     for name in (SECRET_VARIABLE, SECRET_FILE_VARIABLE):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(CanopyError, match="nobody is trusted; give --admin-api-key"):
+    with pytest.raises(CanopyError, match="trusted needs a credential; give --admin-api-key"):
         rule_of("trusted", None)
     monkeypatch.setenv(SECRET_VARIABLE, SECRET)
     assert rule_of("trusted", None).gateway_secret
@@ -144,4 +144,4 @@ def test_the_server_does_not_start_with_nobody_to_trust(tiny_model: Path, monkey
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode != 0
     last = (done.stdout + done.stderr).strip().splitlines()[-1]
-    assert last.startswith("sglang-canopy: --canopy-client-hints trusted: nobody is trusted;")
+    assert last.startswith("sglang-canopy: --canopy-client-hints trusted needs a credential;")

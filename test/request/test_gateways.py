@@ -295,7 +295,7 @@ def test_a_worker_that_is_gone_is_named_and_the_others_are_told(workers, capsys)
 @pytest.mark.parametrize(
     ("more", "reason"),
     [
-        (["--workers", "http://a"], "say something"),
+        (["--workers", "http://a"], "give at least one of"),
         (["--workers", "a:1", "--over"], "must be like"),
         (["--workers", ",", "--over"], "1 to"),
         (["--workers", "http://a", "--keep-s", "1e9"], "canopy_keep_s"),

@@ -114,7 +114,7 @@ class ServedPrompts:
         if fused and not report.get("fused"):
             raise CanopyError(
                 f"a prompt of the calibration was not fused: {report.get('why', report)}; give the "
-                "server room for its documents, and send it nothing else meanwhile"
+                "server memory for its documents, and send it no other requests meanwhile"
             )
         for name, tier in STORED_TIERS.items():
             if report.get(name):

@@ -71,7 +71,7 @@ def served_model(runner: Any, files: str = "") -> Model:
     name = type(inner).__name__
     if name not in ARCHITECTURES:
         raise CanopyError(
-            f"chunk reuse knows {', '.join(ARCHITECTURES)}, not {name}; serve without "
+            f"chunk reuse supports {', '.join(ARCHITECTURES)}, not {name}; serve without "
             "--canopy-chunks"
         )
     if kind := getattr(runner.model_config, "quantization", None):

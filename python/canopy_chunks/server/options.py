@@ -49,9 +49,8 @@ class Options:
     )
     encode: str = declare_key(
         "mixed",
-        "What a document is encoded behind: the system text (prefix), or, where it does not come "
-        "first, the system text and stand-in documents (mixed; prefix on a server without a "
-        "tokenizer).",
+        "What a document is encoded behind: the system text (prefix), or, unless it comes first, "
+        "the system text and stand-in documents (mixed; prefix on a server without a tokenizer).",
         choices=ENCODINGS,
     )
     device_mb: int = _mebibytes(0, "Device memory for documents.")
@@ -74,7 +73,7 @@ class Options:
         "Under load, tokens encoded for later reuse, as a share of computed prompt tokens.",
     )
     min_tokens: int = declare_key(
-        16, "Shorter documents are computed as they come.", metavar="N", low=1, high=1 << 20
+        16, "Shorter documents are not reused.", metavar="N", low=1, high=1 << 20
     )
     tenant_share: float = _share(
         TENANT_SHARE,
@@ -82,7 +81,7 @@ class Options:
         "one tenant, use 1.",
     )
     min_kept: float | None = _share(
-        None, "Quality gate: refuse to start if fewer right answers than this stay right."
+        None, "Quality gate: refuse to start if a smaller share of correct answers stays correct."
     )
     check_share: float = _share(
         0.01,
@@ -95,7 +94,7 @@ class Options:
         "reuse stops.",
     )
     calibration: str | None = declare_key(
-        None, "What 'canopy documents calibrate' measured: ratios by tier.", metavar="FILE"
+        None, "Ratios by tier, as measured by 'canopy documents calibrate'.", metavar="FILE"
     )
 
     def __post_init__(self) -> None:
@@ -107,10 +106,10 @@ class Options:
             )
         if not (self.device_mb or self.memory_mb or self.disk_mb):
             raise CanopyError(
-                "documents have nowhere to live: device_mb, memory_mb and disk_mb are all 0; give one"
+                "documents need memory: device_mb, memory_mb and disk_mb are all 0; give one"
             )
         if self.disk_mb and not self.directory:
-            raise CanopyError("disk_mb needs directory, a folder")
+            raise CanopyError("disk_mb needs 'directory', a folder for the files; give one")
 
     def longest_prompt(self, context: int) -> int:
         """Return the longest prompt, in tokens, that may reuse chunks; ``context``: the model's

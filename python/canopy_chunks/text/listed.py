@@ -23,7 +23,7 @@ def listed_texts(body: Any) -> list[str]:
 
 _ALLOWED = (
     f'{FIELD} must be a list of strings or of {{"title": ..., "text": ...}}; "content" and "snippet" '
-    'are read as "text", and so is what stands in "data"'
+    'are read as "text", and so is the content of "data"'
 )
 
 

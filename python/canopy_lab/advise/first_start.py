@@ -41,12 +41,14 @@ def first_start(advice: Advice) -> FirstStart:
         return FirstStart(
             ServerPlan(radix_eviction="lru", made_by=made_by),
             ("--canopy-observe",),
-            "look at /canopy/ui on the server: its first line says when something is to be won.",
+            "see /canopy/ui on the server: its first line reports a possible gain.",
         )
     plan = ServerPlan(radix_eviction="canopy-lru", made_by=made_by)
     flags = ("--canopy-whatif", "auto,floor=off")
     if decision.flag == "canopy-lru":
-        return FirstStart(plan, flags, "canopy-lru ranks; /canopy/ui says what others would find.")
+        return FirstStart(
+            plan, flags, "canopy-lru ranks; /canopy/ui shows what other policies would hit."
+        )
     return FirstStart(
         plan,
         flags,

@@ -88,7 +88,7 @@ def _steps(advice: Advice, plan: str) -> list[tuple[str, str]]:
     found = [("Start so, with your model:", _served(*first.arguments(plan)))]
     gain, flag = advice.decision.gain, advice.decision.flag
     if gain is None:
-        return [*found, ("Its page says when something is to be won:", "canopy top page")]
+        return [*found, ("Its page reports a possible gain:", "canopy top page")]
     found.append(("See what the server's meter says of your traffic:", "canopy top page"))
     if flag != "canopy-lru":
         found.append(("Let both rank in turns:", f"canopy trial --policy {gain.label}"))

@@ -199,7 +199,7 @@ def about_queue(advice: Advice) -> str:
     if not advice.servers_given:
         return text + f" So many keep prefill under LRU below {100 * BUSY:.0f} % of their time; say yours with --servers."  # fmt: skip
     if advice.prefill_busy >= advice.servers:
-        return text + " Under LRU that is more than they can do: the queue grows for as long as the log goes on."  # fmt: skip
+        return text + " Under LRU that is more than they can do: the queue grows until the end of the log."  # fmt: skip
     return text
 
 
@@ -214,7 +214,7 @@ def about_uncertainty(advice: Advice) -> str:
 def about_tiers() -> str:
     """How the tiers are estimated."""
     return (
-        "A lower tier holds copies of what is above it, so its size is what counts. Hits from it are "
+        "A lower tier holds copies of the tiers above it, so its size decides. Hits from it are "
         "charged with their transfer; queues on the link are not simulated (canopy simulate system, "
         "canopy plan)."
     )

@@ -290,7 +290,7 @@ class _Pass:
     def done(self) -> Observation:
         """Return the observation."""
         if not self.requests["time_s"].size:
-            raise CanopyError("the trace has no requests; give one that has")
+            raise CanopyError("the trace has no requests; give a trace with requests")
         return Observation(
             block_tokens=self.block_tokens,
             labels=list(self.kinds),

@@ -50,15 +50,15 @@ class Options(LogOptions):
     )  # fmt: skip
     profile: str = declare("llama-3.1-8b-h100", "--profile", PROFILE_HELP, metavar="NAME")
     host_gb: tuple[float, ...] = declare(
-        (200.0,), "--host-gb", "sizes of host memory to ask about, in GB, or none",
+        (200.0,), "--host-gb", "host memory sizes to evaluate, in GB, or none",
         metavar="G,G", parse=_sizes, shown_default="200",
     )  # fmt: skip
     disk_gb: tuple[float, ...] = declare(
-        (1000.0,), "--disk-gb", "sizes of a disk to ask about, in GB, or none",
+        (1000.0,), "--disk-gb", "disk sizes to evaluate, in GB, or none",
         metavar="G,G", parse=_sizes, shown_default="1000",
     )  # fmt: skip
     servers: int | None = declare(
-        None, "--servers", "servers that share the requests, for the wait in the queue", metavar="N",
+        None, "--servers", "servers that share the requests, for the queueing time", metavar="N",
         low=1, shown_default="as many as keep prefill under LRU below 70 % of their time",
     )  # fmt: skip
     out: Path = declare(Path("advice.html"), "--out", "the page", metavar="FILE", parse=out_file)
@@ -67,14 +67,14 @@ class Options(LogOptions):
     )
     sample_requests: int = declare(
         MOST_REQUESTS, "--sample-requests",
-        "most requests to simulate; of a longer log conversations are sampled",
+        "most requests to simulate; a longer log is sampled by conversation",
         metavar="N", low=1,
     )  # fmt: skip
     show_values: bool = declare(
         False, "--show-values", "show the texts of the log that break prefixes: times, ids, names",
     )  # fmt: skip
     jobs: int | None = declare(
-        None, "--jobs", "processes", metavar="N", low=1, shown_default="one a core"
+        None, "--jobs", "processes", metavar="N", low=1, shown_default="one per core"
     )
     seed: int = declare(1, "--seed", "seed of placebo, hints and intervals", metavar="K")
     start: tuple[str, ...] | None = declare(

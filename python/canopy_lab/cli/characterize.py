@@ -31,7 +31,7 @@ class Options:
         "qwen2.5-7b", "--model-config",
         "preset or Hugging Face config.json whose KV bytes are counted", metavar="MODEL",
     )  # fmt: skip
-    skip_bad: int = declare(0, "--skip-bad", "go on past N broken lines", metavar="N", low=0)
+    skip_bad: int = declare(0, "--skip-bad", "skip up to N broken lines", metavar="N", low=0)
 
     def __post_init__(self) -> None:
         declared.check(self)

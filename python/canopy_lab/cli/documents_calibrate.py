@@ -34,9 +34,7 @@ class Options:
     prompts: int = declare(6, "--prompts", "prompts, of random tokens", metavar="N", low=1)
     chunks: int = declare(6, "--chunks", "documents per prompt", metavar="N", low=1)
     chunk_tokens: int = declare(160, "--chunk-tokens", "tokens per document", metavar="N", low=1)
-    repeats: int = declare(
-        3, "--repeats", "times each prompt is asked at each ratio", metavar="N", low=1
-    )
+    repeats: int = declare(3, "--repeats", "requests per prompt and ratio", metavar="N", low=1)
     slack: float = declare(
         0.02, "--slack", "take a larger ratio if it costs at most this share more",
         metavar="SHARE", low=0,

@@ -52,12 +52,12 @@ class Options:
         "the servers themselves, not the gateway",
         metavar="URL,URL", parse=worker_urls, required=True,
     )  # fmt: skip
-    over: bool = declare(False, "--over", "nothing continues the conversation")
+    over: bool = declare(False, "--over", "the conversation is over")
     return_in_s: float | None = declare(
         None, "--return-in-s", "when the conversation continues", metavar="SECONDS"
     )
     keep_s: float | None = declare(
-        None, "--keep-s", "keep it on the device for so long", metavar="SECONDS"
+        None, "--keep-s", "keep it on the device for this long", metavar="SECONDS"
     )
     api_key: str | None = declare(
         None, "--api-key", "the servers' --admin-api-key, or --api-key", metavar="KEY",
@@ -103,7 +103,7 @@ def _body(args: Options) -> dict[str, Any]:
     given = {"over": args.over or None, "return_in_s": args.return_in_s, "keep_s": args.keep_s}
     fields = {key: value for key, value in given.items() if value is not None}
     if not fields:
-        raise CanopyError("say something: --over, --return-in-s or --keep-s")
+        raise CanopyError("give at least one of --over, --return-in-s, --keep-s")
     body = {"conversation": args.conversation, **fields}
     client_fields({f"canopy_{key}": value for key, value in body.items()})
     return body

@@ -13,21 +13,21 @@ from sglang_canopy import __version__, declared
 from sglang_canopy.errors import CanopyError
 
 COMMANDS = {
-    "advise": "from a log to a page: what policies, hints and memory would win on it",
+    "advise": "a page from a log: the gain of policies, hints and memory on it",
     "characterize": "how a trace reuses KV",
     "simulate": "hit ratios of policies at several capacities on a trace, without a server",
     "simulate system": "TTFT, throughput and hits of instances with memory and disk, on a trace",
-    "plan": "how much DRAM and disk a workload should get, at what price",
+    "plan": "the DRAM and disk that a workload should get, and their price",
     "plan ttl": "a plan file with a TTL for each prefix group, within a disk budget",
-    "validate": "what a plan predicted beside what its server's log says, and the error",
+    "validate": "a plan's predictions beside its server's log, and the error",
     "profile": "measure a live server's costs, for the simulator and the planner",
-    "doctor": "what of a server's flags is refused or untested, and what this machine lacks",
-    "hint": "tell every worker behind a gateway when a conversation ends or goes on",
-    "explain": "where a conversation's KV is, when it would go, and why the last of it went",
-    "trial": "two policies on a running server, in turns, until the difference is sure",
+    "doctor": "refused or untested flags of a server, and faults of this machine",
+    "hint": "tell every worker behind a gateway when a conversation ends or continues",
+    "explain": "where a conversation's KV is, when it would be evicted, and why some was",
+    "trial": "two policies on a running server, in turns, until the difference is certain",
     "top": "a running server's tiers, hits and evictions, live",
     "top page": "a running server's page in this machine's browser",
-    "documents calibrate": "measure which share of a document a server should recompute",
+    "documents calibrate": "measure the share of a document that a server should recompute",
 }
 """Names of one or two words. The second names a part."""
 TAKES_THE_REST = ("doctor",)

@@ -150,7 +150,7 @@ def read(command: PlanCommand) -> tuple[CompactTrace, str]:
         source = (r for at, r in zip(range(args.requests), source))
     trace = CompactTrace(at_load(source, args.load))
     if not len(trace):
-        raise CanopyError(f"{command.reading.trace!r} has no requests; give a trace that has")
+        raise CanopyError(f"{command.reading.trace!r} has no requests; give a trace with requests")
     return trace, ids
 
 
@@ -180,7 +180,7 @@ def remarks(command: PlanCommand, work: PlanInputs, about: Mapping[str, Any]) ->
     if command.format in NO_CONTENT:
         lines.append(
             f"A trace of format {command.format} does not say which prompts share a prefix, so this plan "
-            "cannot know what a cache saves: every prompt counts as new, and memory for a cache looks "
+            "cannot estimate what a cache saves: every prompt counts as new, and memory for a cache looks "
             "useless. Plan from a log that has prompts or block ids."
         )
     count, left_out = len(work.trace), about.get("too_long", 0)
@@ -209,7 +209,7 @@ def remarks(command: PlanCommand, work: PlanInputs, about: Mapping[str, Any]) ->
         lines.append(f"Predictions on your traffic were off by: {errors}.")
     else:
         lines.append(
-            "How far predictions are off on your traffic is not known: canopy validate says it."
+            "The error of these predictions on your traffic is unknown; canopy validate measures it."
         )
     if work.prices.example:
         lines.append(

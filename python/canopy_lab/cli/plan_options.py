@@ -143,7 +143,7 @@ class Reading:
         "--format",
         "trace format",
         choices=format_names(),
-        shown_default="what fits the first line",
+        shown_default="guessed from the first line",
     )
     requests: int = declare(
         0, "--requests", "read only the first N requests; 0: all", metavar="N", low=0
@@ -161,7 +161,7 @@ class Reading:
         metavar="N",
         low=1,
     )
-    skip_bad: int = declare(0, "--skip-bad", "pass over N broken lines", metavar="N", low=0)
+    skip_bad: int = declare(0, "--skip-bad", "skip up to N broken lines", metavar="N", low=0)
 
     def __post_init__(self) -> None:
         declared.check(self)
@@ -181,7 +181,7 @@ class Choosing:
         metavar="P", low=0, high=0.999, shown_default=f"{PlanRequest().confidence}; 0 with --no-checks",
     )  # fmt: skip
     best: Metric = declare(
-        METRICS["cost"], "--best", "what to choose by among those that meet the limits",
+        METRICS["cost"], "--best", "metric to minimise among the choices within the limits",
         metavar="METRIC", parse=metric, shown_default="cost",
     )  # fmt: skip
     objectives: tuple[str, ...] = declare(
@@ -226,7 +226,7 @@ class Choosing:
         "sizes of DRAM in the first grid", metavar="N", low=1, high=64,
     )  # fmt: skip
     disk_levels: int = declare(
-        DISK_LEVELS, "--disk-levels", "the same for disks", metavar="N", low=1, high=64
+        DISK_LEVELS, "--disk-levels", "sizes of disk in the first grid", metavar="N", low=1, high=64
     )
     baseline_gib: float = declare(
         0.0, "--baseline-gib", "DRAM of the fixed baseline", metavar="G", low=0,
@@ -245,14 +245,14 @@ class EngineOptions:
         "llama-3.1-8b-h100", "--profile", "engine profile: a name or a file", metavar="NAME"
     )
     model: str | None = declare(
-        None, "--model", "the model you serve; stop if the profile is of another", metavar="NAME"
+        None, "--model", "the served model; stop if the profile is of another", metavar="NAME"
     )
     device_tokens: int | None = declare(
         None, "--device-tokens", "KV pool of one device, in tokens", metavar="N", low=1,
         shown_default="the profile's, or 40 GiB of KV",
     )  # fmt: skip
     gpus_per_instance: int | None = declare(
-        None, "--gpus-per-instance", "GPUs that are paid for one instance", metavar="N", low=1,
+        None, "--gpus-per-instance", "GPUs paid for per instance", metavar="N", low=1,
         shown_default="the profile's, else the price list's",
     )  # fmt: skip
     routing: str = declare("prefix-aware", "--routing", "how requests are spread", choices=ROUTINGS)
@@ -266,7 +266,7 @@ class EngineOptions:
     write_policy: tuple[str, ...] | None = declare(
         None, "--write-policy", f"{_TRIED}: {', '.join(WRITE_POLICIES)}",
         metavar="A,B", parse=_of(WRITE_POLICIES),
-        shown_default=f"write_back where the policy is auto, else {_GIVEN['hicache_write_policy']}",
+        shown_default=f"write_back if the policy is auto, else {_GIVEN['hicache_write_policy']}",
     )  # fmt: skip
     schedule_policy: tuple[str, ...] = declare(
         (_GIVEN["schedule_policy"],), "--schedule-policy", f"{_TRIED}: {', '.join(SCHEDULE_POLICIES)}",
@@ -311,7 +311,7 @@ class Searching:
         low=1,
     )
     scale_traffic: tuple[float, ...] = declare(
-        LOADS, "--scale-traffic", "what the choice does at X times the traffic too", metavar="X,Y",
+        LOADS, "--scale-traffic", "also simulate the choice at X times the traffic", metavar="X,Y",
         parse=_loads, shown_default="0.8,1.2",
     )  # fmt: skip
     compare: tuple[tuple[str, float | None], ...] = declare(
@@ -323,16 +323,16 @@ class Searching:
         False, "--no-checks", "evaluate no neighbours of the choice, and no other loads"
     )
     jobs: int = declare(
-        os.cpu_count() or 1, "--jobs", "processes", metavar="N", low=1, shown_default="one a core"
+        os.cpu_count() or 1, "--jobs", "processes", metavar="N", low=1, shown_default="one per core"
     )
     cache: str | None = declare(
         None,
         "--cache",
-        "where simulations are kept",
+        "folder of saved simulations",
         metavar="FOLDER",
         shown_default="~/.cache/canopy/plan",
     )
-    no_cache: bool = declare(False, "--no-cache", "keep no simulations")
+    no_cache: bool = declare(False, "--no-cache", "save no simulations")
 
     def __post_init__(self) -> None:
         declared.check(self)

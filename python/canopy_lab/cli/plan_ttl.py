@@ -68,7 +68,7 @@ class Options:
         high=65536,
     )  # fmt: skip
     hindsight: bool = declare(False, "--hindsight", "fit the trace itself: a bound, not a plan")
-    skip_bad: int = declare(0, "--skip-bad", "pass over N broken lines", metavar="N", low=0)
+    skip_bad: int = declare(0, "--skip-bad", "skip up to N broken lines", metavar="N", low=0)
     output: Path | None = declare(
         None, "--output", "write the plan file (mode 0600)", metavar="PLAN.json", parse=out_file
     )

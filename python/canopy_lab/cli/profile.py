@@ -28,15 +28,15 @@ class Options:
         required=True,
     )  # fmt: skip
     output: Path = declare(
-        None, "--output", "where the profile goes, JSON", metavar="FILE", parse=out_file,
+        None, "--output", "file for the profile, JSON", metavar="FILE", parse=out_file,
         required=True,
     )  # fmt: skip
     name: str | None = declare(
-        None, "--name", "what the profile is called", metavar="NAME",
+        None, "--name", "name of the profile", metavar="NAME",
         shown_default="the model and the device",
     )  # fmt: skip
     device: str | None = declare(
-        None, "--device", "what the server runs on, in words", metavar="WORDS"
+        None, "--device", "description of the server's hardware", metavar="WORDS"
     )
     max_prompt: int = declare(8192, "--max-prompt", "longest prompt, in tokens", metavar="N", low=1)
     max_context: int = declare(16384, "--max-context", "longest cached prefix", metavar="N", low=0)

@@ -18,9 +18,9 @@ class LogOptions:
     log: str = declare(None, "LOG", "the log, may be compressed (.gz, .xz, .zst)")
     format: str | None = declare(
         None, "--format", "format of the log", choices=format_names(),
-        shown_default="what its first lines look like",
+        shown_default="guessed from its first lines",
     )  # fmt: skip
-    skip_bad: int = declare(0, "--skip-bad", "pass over N broken lines", metavar="N", low=0)
+    skip_bad: int = declare(0, "--skip-bad", "skip up to N broken lines", metavar="N", low=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class TraceOptions:
 
     trace: str = declare(None, "--trace", "trace file", metavar="PATH", required=True)
     format: str = declare(None, "--format", "trace format", choices=format_names(), required=True)
-    skip_bad: int = declare(0, "--skip-bad", "pass over N broken lines", metavar="N", low=0)
+    skip_bad: int = declare(0, "--skip-bad", "skip up to N broken lines", metavar="N", low=0)
 
 
 @dataclass(frozen=True, slots=True)

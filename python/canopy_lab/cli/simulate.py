@@ -89,7 +89,7 @@ class Options(TraceOptions):
         None, "--json", "write the rows as a JSON list", metavar="OUT", parse=out_file
     )
     jobs: int = declare(
-        os.cpu_count() or 1, "--jobs", "processes", metavar="N", low=1, shown_default="one a core"
+        os.cpu_count() or 1, "--jobs", "processes", metavar="N", low=1, shown_default="one per core"
     )
 
     def __post_init__(self) -> None:

@@ -91,7 +91,7 @@ class Settings:
         choices=PREFETCH_POLICIES,
     )  # fmt: skip
     schedule_policy: str = declare(
-        "fcfs", "--schedule-policy", "SGLang's: order of the queue", choices=tuple(QUEUE_ORDERS)
+        "fcfs", "--schedule-policy", "SGLang's --schedule-policy", choices=tuple(QUEUE_ORDERS)
     )
     chunked_prefill_tokens: int = declare(
         8192, "--chunked-prefill-tokens", "most tokens of one prefill step", metavar="N"
@@ -118,7 +118,7 @@ class Traffic(TraceOptions):
     )
     max_new_tokens: int | None = declare(
         None, "--max-new-tokens",
-        "tokens that clients allow an answer", metavar="N",
+        "output limit that clients set, in tokens", metavar="N",
         shown_default="what each generates",
     )  # fmt: skip
     turns_wait: bool = declare(
@@ -129,14 +129,14 @@ class Traffic(TraceOptions):
         "agents: send a turn after the answer to the one before it and the time to think",
     )  # fmt: skip
     sessions_per_hour: float | None = declare(
-        None, "--sessions-per-hour", "of a closed loop: sessions that begin in an hour",
+        None, "--sessions-per-hour", "closed loop: sessions that begin per hour",
         metavar="N", shown_default="as in the trace",
     )  # fmt: skip
     think_cap_s: float = declare(
-        120.0, "--think-cap-s", "of a closed loop: longest time to think", metavar="S"
+        120.0, "--think-cap-s", "closed loop: longest time to think", metavar="S"
     )
     seed: int = declare(
-        0, "--seed", "of routing's ties, spread stamps, sessions' starts", metavar="K"
+        0, "--seed", "seed of routing's ties, spread stamps, sessions' starts", metavar="K"
     )
 
     def __post_init__(self) -> None:
@@ -167,7 +167,7 @@ class Question:
         metavar="TARGET", parse=parse_slo,
     )  # fmt: skip
     warm_up_share: float = declare(
-        WARM_UP_SHARE, "--warm-up-share", "with --loads: leave out this share, the first requests",
+        WARM_UP_SHARE, "--warm-up-share", "with --loads: share of first requests to leave out",
         metavar="S",
     )  # fmt: skip
     json: Path | None = declare(

@@ -39,7 +39,7 @@ class Options:
         required=True,
     )  # fmt: skip
     last_hours: float = declare(
-        1.0, "--last-hours", "how much of the end of the log to compare", metavar="H"
+        1.0, "--last-hours", "compare the last hours of the log", metavar="H"
     )
     device_tokens: int | None = declare(
         None, "--device-tokens", "KV pool of the server, in tokens", metavar="N", low=1,
@@ -49,7 +49,7 @@ class Options:
         None, "--disk-mib-s", "the disk's bandwidth, if not the profile's", metavar="X",
         parse=above_zero,
     )  # fmt: skip
-    skip_bad: int = declare(0, "--skip-bad", "pass over N broken lines", metavar="N", low=0)
+    skip_bad: int = declare(0, "--skip-bad", "skip up to N broken lines", metavar="N", low=0)
     recalibrate: Path | None = declare(
         None, "--recalibrate", "write a profile whose mean TTFT is right", metavar="PROFILE",
         parse=out_file,
@@ -95,7 +95,7 @@ def _requests(log: str, plan: ServerPlan, skip_bad: int = 0) -> Iterator[TraceRe
     flushed = last_flush(log)
     if flushed:
         print(
-            f"{log}: the cache was flushed or the server started (line {flushed}); what came before is left out"
+            f"{log}: the cache was flushed or the server started (line {flushed}); earlier requests are left out"
         )
     for request in read_as_server(log, block_tokens=_block(plan), skip_bad=skip_bad):
         if request.line > flushed:

@@ -318,7 +318,7 @@ def _surer(limit: Constraint, value: float, other: float) -> bool:
 def footprint(trace: CompactTrace, engine: Engine) -> float:
     """Return the GiB of KV of the trace's distinct blocks. Raises ``CanopyError`` if empty."""
     if not len(trace):
-        raise CanopyError("the trace has no requests; give one that has")
+        raise CanopyError("the trace has no requests; give a trace with requests")
     tokens = trace.distinct_blocks * trace[0].block_tokens
     return tokens * engine.profile.kv_bytes_per_token / GIB
 

@@ -119,7 +119,7 @@ def simulate(
         if verify_every and len(uncached) % verify_every == 0:
             tree.verify()
     if tree is None:
-        raise CanopyError("the trace has no requests; give one that has")
+        raise CanopyError("the trace has no requests; give a trace with requests")
     if verify_every:
         tree.verify()
     left = np.frombuffer(uncached, dtype=np.int64)

@@ -62,7 +62,7 @@ def lru_curve(trace: Iterable[TraceRequest], *, chunk_accesses: int = _CHUNK) ->
         blocks += len(chunk.ids)
         tokens += int(chunk.tokens.sum())
     if not requests:
-        raise CanopyError("the trace has no requests; give one that has")
+        raise CanopyError("the trace has no requests; give a trace with requests")
     hits, token_hits = by_distance.cumulated()
     return LRUCurve(requests, blocks, tokens, stack.size, hits, token_hits)
 

@@ -77,7 +77,7 @@ class SweepInputs:
 
     def __init__(self, plan: SweepPlan, trace: CompactTrace) -> None:
         if not len(trace):
-            raise CanopyError("the trace has no requests; give one that has")
+            raise CanopyError("the trace has no requests; give a trace with requests")
         self.plan, self.trace = plan, trace
         distinct = trace.distinct_blocks
         self.capacities = tuple(capacity_blocks(c, distinct) for c in plan.capacities)

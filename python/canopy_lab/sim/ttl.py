@@ -34,7 +34,7 @@ def path_snapshot(trace: Iterable[TraceRequest]) -> PathSnapshot:
             )
         observe(log, record)
     if log is None:
-        raise CanopyError("the trace has no requests; give one that has")
+        raise CanopyError("the trace has no requests; give a trace with requests")
     return log.snapshot()
 
 

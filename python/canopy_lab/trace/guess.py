@@ -51,7 +51,7 @@ def guess_format(path: Path | str) -> str:
     if why:
         raise CanopyError(f"{str(path)!r} cannot be used: {why}")
     raise CanopyError(
-        f"cannot tell the format of {str(path)!r} from its first {_LOOK_AT} lines; say --format"
+        f"cannot tell the format of {str(path)!r} from its first {_LOOK_AT} lines; give --format"
     )
 
 

@@ -69,7 +69,7 @@ class Tolerance:
             self.understood.left_out["broken"] += 1
             return
         if self.allowed == 0:
-            raise CanopyError(f"{at}; --skip-bad N goes on past N broken lines")
+            raise CanopyError(f"{at}; --skip-bad N skips up to N broken lines")
         raise CanopyError(f"{at}; that is one more than the {self.allowed} --skip-bad allows")
 
     def report(self) -> None:

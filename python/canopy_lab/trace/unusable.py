@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-_NO_TIMES = "give a log of a gateway or a server, which says when each request came"
+_NO_TIMES = "give a log of a gateway or a server, which has the time of each request"
 
 _HEADERS = {
     b"Timestamp,Model,Request tokens": (

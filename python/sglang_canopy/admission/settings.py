@@ -22,8 +22,8 @@ class GateSettings:
     )
     held: str = declare_key(
         QUEUE,
-        "The first request of a session that may not start yet waits in the queue, or is refused "
-        "with status 429 and Retry-After.",
+        "Whether the first request of a session that may not start yet waits in the queue, or is "
+        "refused with status 429 and Retry-After.",
         choices=(QUEUE, REJECT),
     )
     always: bool = False

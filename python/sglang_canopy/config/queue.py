@@ -20,8 +20,8 @@ class QueueFlags:
     queue_order: str = declare(
         SGLANG,
         FLAG,
-        "Who is served next: as --schedule-policy says, or the request with the shortest prefill, "
-        "as long as nobody is passed beyond its budget (--canopy-max-wait-factor). Tenants take turns.",
+        "Order of admission: by --schedule-policy, or the request with the shortest prefill first, "
+        "within the overtaking budget of older requests (--canopy-max-wait-factor). Tenants take turns.",
         choices=(SGLANG, BOUNDED_SHORTEST),
         hidden=True,
     )
@@ -29,7 +29,7 @@ class QueueFlags:
         MAX_WAIT_FACTOR,
         "--canopy-max-wait-factor",
         "With bounded-shortest: a request may wait this many times as long as under first come, "
-        "first served, and ten times its own prefill and two seconds more.",
+        "first served, plus ten times its own prefill and two seconds.",
         metavar="FACTOR",
         low=1.0,
         high=1000.0,
@@ -38,8 +38,8 @@ class QueueFlags:
     protect_waiting: str = declare(
         "on",
         "--canopy-protect-waiting",
-        "Protect cached prefixes of waiting requests from eviction, within a budget, from their "
-        "arrival on. off: from their first lookup on.",
+        "Protect cached prefixes of waiting requests from eviction, within a budget, from arrival "
+        "on. off: from the first lookup on.",
         choices=("on", "off"),
         hidden=True,
     )

@@ -25,8 +25,8 @@ _WITHOUT = {
     QUEUE: "leave out --canopy-queue-order",
     DISK: "leave out --hicache-storage-backend",
 }
-_BYPASSES = "takes requests past the place where Canopy stamps them"
-_NO_TICK = "takes requests where nobody tells the session gate the time"
+_BYPASSES = "takes requests that bypass Canopy's stamps"
+_NO_TICK = "takes requests without sending the time to the session gate"
 HTTP_APPS = ("sglang.srt.entrypoints.http_server:app", "sglang_canopy.server.start.http_worker:app")
 """SGLang's own HTTP application, and the application that Canopy's workers import."""
 _DISAGGREGATED = "--disaggregation-mode {} is not verified"
@@ -146,14 +146,14 @@ REFUSALS = (
         "grpc_port",
         refused=_other_than(),
         variable="SGLANG_GRPC_PORT",
-        gate="--grpc-port {}: gRPC clients are not told when to come back",
+        gate="--grpc-port {}: gRPC clients get no time to retry",
     ),
     Refusal(
         "tokenizer_worker_num",
-        chunks="--tokenizer-worker-num {}: the workers do not share what they know of documents",
+        chunks="--tokenizer-worker-num {}: the workers do not share their documents",
         refused=_above_one,
         instead=_ONE,
-        gate="--tokenizer-worker-num {}: the workers do not share what they know of sessions",
+        gate="--tokenizer-worker-num {}: the workers do not share their sessions",
     ),
     Refusal(
         None,

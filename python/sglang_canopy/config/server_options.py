@@ -29,14 +29,14 @@ class RequestOptions:
     forced_output: bool = declare(
         False,
         "--canopy-enable-forced-output",
-        "Obey custom_params.canopy_force_output, a list of token ids that the response must "
-        "consist of. For replaying traces; keep it off in production.",
+        "Make responses consist of the token ids in custom_params.canopy_force_output. For "
+        "replaying traces; keep it off in production.",
         hidden=True,
     )
     client_hints: str = declare(
         client_hints.ON,
         client_hints.FLAG,
-        "Whose hints change what is evicted: everybody's, nobody's, or only those with the admin "
+        "Which hints may affect eviction: those of all requests, none, or only those with the admin "
         f"key or the gateway's secret (${client_hints.SECRET_VARIABLE}) in "
         f"{client_hints.GATEWAY_HEADER}.",
         choices=client_hints.MODES,
@@ -45,7 +45,7 @@ class RequestOptions:
     identity_sources: tuple[str, ...] = declare(
         identity.sources_of(identity.SESSIONS),
         identity.FLAG,
-        "Which fields and headers name a request's conversation, beside canopy_conversation: "
+        "Fields and headers that name a request's conversation, besides canopy_conversation: "
         "sessions (those that name one), all (those that name a user, too), none, or a list.",
         metavar="LIST",
         parse=identity.sources_of,
@@ -55,8 +55,8 @@ class RequestOptions:
     require_tenant: str = declare(
         owner.OFF,
         owner.FLAG,
-        "A request that names no tenant (cache_salt, extra_key): off warns once if others name "
-        "one, warn warns once in any case, on answers 400.",
+        "For requests without a tenant (cache_salt, extra_key): off warns once if other requests "
+        "name one, warn warns once in any case, on answers 400.",
         choices=owner.MODES,
         hidden=True,
     )

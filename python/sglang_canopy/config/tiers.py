@@ -31,7 +31,7 @@ class TreeSettings:
     quantum_tokens: int = declare_key(
         64,
         "An eviction cuts at least this many tokens from a leaf's tail. More means fewer, larger "
-        "cuts (less work a token); one page means that nothing more than needed is ever evicted.",
+        "cuts (less work per token); with one page, no more is evicted than needed.",
         low=1,
     )
     whole_nodes: bool = declare_key(
@@ -46,12 +46,12 @@ class TreeSettings:
         high=1,
     )
     keep_total_share: float = declare_key(
-        TOTAL_SHARE, "Share of it that all tenants together may keep.", low=0, high=1
+        TOTAL_SHARE, "Share of the device's KV that all tenants together may keep.", low=0, high=1
     )
     states: str = declare_key(
         SGLANG_STATES,
-        "Which state of a hybrid model (Mamba, linear attention) goes first: SGLang's least "
-        "recent, or the one that is worth least by its reuse and by the tokens that it saves.",
+        "Which state of a hybrid model (Mamba, linear attention) is evicted first: SGLang's least "
+        "recently used, or the one of least value by its reuse and the tokens that it saves.",
         choices=tuple(ORDERS),
     )
 
@@ -136,7 +136,7 @@ class DiskOptions:
     tenant_quota_gb: Mapping[str, float] | None = declare_key(
         None,
         "GB on disk that one tenant may hold: a number for every tenant, or an object such as "
-        '{"tenant-a": 20, "*": 5}, where * stands for all that are not named.',
+        '{"tenant-a": 20, "*": 5}, in which * stands for all other tenants.',
         parse=_quotas,
         shown_default="none",
     )
@@ -172,7 +172,7 @@ class TierFlags:
         "Eviction policy in host memory, with its options.",
         metavar="NAME[,KEY=VALUE...]",
         parse=_policy,
-        shown_default="the device's policy, with what it has learnt",
+        shown_default="the device's policy, with its learnt state",
     )
     disk_eviction: PolicyChoice | None = declare(
         None,
@@ -185,8 +185,8 @@ class TierFlags:
     plan: str | None = declare(
         None,
         PLAN_FLAG,
-        "A plan file, made by 'canopy plan' or by hand: policies, sizes and TTLs. Options on the "
-        "command line win.",
+        "A plan file, written by 'canopy plan' or by hand: policies, sizes and TTLs. Options on the "
+        "command line override it.",
         metavar="FILE",
     )
     disk: DiskOptions | None = declare(

@@ -49,25 +49,25 @@ class MeterOptions:
     """Keys of ``--canopy-whatif``."""
 
     policies: tuple[str, ...] = declare_key(
-        DEFAULT, "The policies to ask about.", parse=_policies, shown_default="auto: canopy-lru,wa"
+        DEFAULT, "Policies to measure.", parse=_policies, shown_default="auto: canopy-lru,wa"
     )
     capacity: tuple[float, ...] = declare_key(
         (1.0, 2.0),
-        "Capacities to ask about, as multiples of the host tier (without one, of the device).",
+        "Capacities to measure, as multiples of the host tier (without one, of the device).",
         parse=_factors,
         shown_default="1:2",
     )
     one_in: int | None = declare_key(
         None,
-        "Sample one block in so many.",
+        "Sample one block in this many.",
         low=1,
         high=1 << 20,
-        shown_default="all, and fewer where that would take more than 1 % of a core",
+        shown_default="all, or fewer if that would take more than 1 % of a core",
     )
     floor: str = declare_key(
         "on",
-        "Let canopy-lru rank while the policy is measurably behind it. Policies that aim at the "
-        "tail are left alone.",
+        "Use canopy-lru while the policy is measurably behind it. Not for policies that aim at the "
+        "tail.",
         choices=("on", "off"),
     )
     observe: bool = False
@@ -92,7 +92,7 @@ class WhatifFlags:
     observe: bool = declare(
         False,
         OBSERVE_FLAG,
-        "Change nothing, only measure what Canopy's policies would hit on this server's requests. "
+        "Only measure what Canopy's policies would hit on this server's requests; change nothing. "
         "For SGLang's own eviction policies.",
     )
 

@@ -125,7 +125,7 @@ class Faults:
         assert kind in FAULTS, kind
         if not self._counters.faults[kind]:
             logger.warning(
-                "Disk store %s: %s: %s. Pages are recomputed instead; this is said once, and "
+                "Disk store %s: %s: %s. Pages are recomputed instead; this is logged once, and "
                 "counted as fault %r.",
                 self._where,
                 kind,

@@ -61,7 +61,7 @@ class Setup:
         cell: Cell | None = getattr(self, part)
         if why is not None:
             return Cell(REFUSED, why=why.partition(";")[0])
-        return cell or Cell(UNTESTED, why="nobody has tried it")
+        return cell or Cell(UNTESTED, why="not tried yet")
 
 
 def refused(part: str, configured: Any) -> str | None:

@@ -36,7 +36,7 @@ class Config:
         None, "Target TTFT in milliseconds; plain LRU until requests carry a TTFT model.", low=1e-3
     )
     ttft_percentile: float | None = declare_key(
-        None, "Or: the target is this percentile of what is observed.", low=0.01, high=99.99
+        None, "Or: the target is this percentile of the observed requests.", low=0.01, high=99.99
     )
     threshold_tokens: float | None = declare_key(
         None, "Or: tokens that may be left to prefill (simulator).", low=0
@@ -49,7 +49,7 @@ class Config:
     )
     next_prompt_tokens: float | None = declare_key(
         None,
-        "Or: plan for this many, learnt from nothing (the paper's fixed estimate of Q).",
+        "Or: plan for this fixed number (the paper's fixed estimate of Q).",
         low=0,
     )
     caching: str = declare_key(

@@ -36,7 +36,7 @@ class Config(wa.Config):
         None, "Target TTFT in milliseconds; as ``wa`` until requests carry a TTFT model.", low=1e-3
     )
     ttft_percentile: float | None = declare_key(
-        None, "Or: the target is this percentile of what is observed.", low=0.01, high=99.99
+        None, "Or: the target is this percentile of the observed requests.", low=0.01, high=99.99
     )
     threshold_tokens: float | None = declare_key(
         None, "Or: tokens that may be left to prefill (simulator).", low=0

@@ -19,7 +19,7 @@ from sglang_canopy.records import Leaf
 class Config:
     threshold_tokens: int = declare_key(
         1024,
-        "Conversations (prompt and output, at their longest) below this go first.",
+        "Conversations whose longest prompt and output are below this are evicted first.",
         low=0,
     )
 

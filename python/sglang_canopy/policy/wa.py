@@ -48,32 +48,34 @@ class Config:
     model: str = declare_key(
         "survival",
         "``survival``; ``exponential``, the ATC 2025 paper's own formula; or ``recency``, LRU that "
-        "heeds hints.",
+        "applies hints.",
         choices=_MODELS,
     )
     cdf: str = declare_key(
         "all",
-        "Of the exponential model: whether the fit counts blocks that are never reused (``all``) or "
-        "not (``reused``); the paper leaves it open.",
+        "Exponential model: whether the fit counts blocks that are never reused (``all``) or not "
+        "(``reused``); the paper leaves it open.",
         choices=tuple(CDF_COUNTS),
     )
     reading: str = declare_key(
         "hazard",
-        "Of the exponential model: ``hazard``, the rate of reuse given that there was none so far, or "
+        "Exponential model: ``hazard``, the rate of reuse given that there was none so far, or "
         "``formula``, the paper's ReuseProb.",
         choices=tuple(READINGS),
     )
     life: bool = declare_key(
         True,
-        "Of the reading ``formula``: look ahead by no more than the category's expected lifespan.",
+        "Reading ``formula``: look ahead by no more than the category's expected lifespan.",
     )
     categories: str = declare_key(
         "refined",
         "``refined``, or ``type-turn`` for the paper's: a request's type and its turn.",
         choices=_CATEGORIES,
     )
-    window_s: float = declare_key(10800.0, "Learn from the requests of so many seconds.", low=1e-3)
-    max_samples: int = declare_key(100_000, "Learn from at most so many requests.", low=1)
+    window_s: float = declare_key(
+        10800.0, "Learn from the requests of this many seconds.", low=1e-3
+    )
+    max_samples: int = declare_key(100_000, "Learn from at most this many requests.", low=1)
     min_samples: int = declare_key(
         20, "A category with fewer samples uses a coarser category's curve.", low=1
     )

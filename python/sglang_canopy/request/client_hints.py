@@ -69,7 +69,7 @@ def rule_of(mode: str, admin_api_key: str | None) -> ClientHints:
     rule = ClientHints(mode, admin_api_key, gateway_secret(os.environ))
     if mode == TRUSTED and not (rule.admin_api_key or rule.gateway_secret):
         raise CanopyError(
-            f"{FLAG} {TRUSTED}: nobody is trusted; give --admin-api-key, or the gateway's secret in "
+            f"{FLAG} {TRUSTED} needs a credential; give --admin-api-key, or the gateway's secret in "
             f"the environment variable {SECRET_VARIABLE} or in a file named by "
             f"{SECRET_FILE_VARIABLE}"
         )

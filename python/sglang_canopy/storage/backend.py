@@ -213,5 +213,5 @@ class CanopyStorage(HiCacheStorage):
             kind = f"{type(error).__name__} {error}"[:200]
             if kind not in self._logged and len(self._logged) < 100:
                 self._logged.add(kind)
-                logger.exception("Canopy disk tier: recomputing instead; said once")
+                logger.exception("Canopy disk tier: recomputing instead; logged once")
             return otherwise

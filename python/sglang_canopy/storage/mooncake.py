@@ -144,7 +144,7 @@ class CanopyMooncakeStore(MooncakeStore):
             self._refused = True
             logger.warning(
                 "Mooncake took %d of %d objects with a pin of %d ms (codes %s); if its log says "
-                "soft_pin_ttl, start the master with a larger -max_kv_soft_pin_ttl. Said once.",
+                "soft_pin_ttl, start the master with a larger -max_kv_soft_pin_ttl. Logged once.",
                 sum(r == 0 for r in results),
                 len(results),
                 self._pin_ms,

@@ -13,15 +13,15 @@ METRICS = (
         "adapter_requests_total",
         "counter",
         ("adapter",),
-        "requests that finished, by LoRA adapter; the first "
-        f"{MAX_ADAPTERS} that were used have series of their own",
+        "finished requests, by LoRA adapter; the first "
+        f"{MAX_ADAPTERS} adapters used have series of their own",
     ),
     Metric("adapter_prompt_tokens_total", "counter", ("adapter",), "prompt tokens of these"),
     Metric(
         "adapter_hit_tokens_total",
         "counter",
         ("tier", "adapter"),
-        "the part of them that was found in the tier",
+        "the part of these found in the tier",
     ),
 )
 

@@ -23,7 +23,7 @@ def in_words(status: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]) -> s
 def _policy(status: Mapping[str, Any]) -> str:
     meter = status["whatif"]
     if meter is None:
-        return f"{status['running']} ranks"
+        return f"policy {status['running']}"
     floor = meter["floor"]
     behind = f", in place of {floor['policy']}, which is behind it" if floor["behind"] else ""
     return meter_in_words(meter) + behind
@@ -36,7 +36,7 @@ def _order(status: Mapping[str, Any], off: Mapping[str, str]) -> str:
     if queue is None or queue["let_in"] is None:
         return "SGLang's order of the queue"
     let_in = ", ".join(f"{count} as {why}" for why, count in queue["let_in"].items())
-    return f"order {queue['order']}: {queue['waiting_requests']} wait, let in {let_in}"
+    return f"order {queue['order']}: {queue['waiting_requests']} waiting, admitted {let_in}"
 
 
 def _gate(status: Mapping[str, Any], off: Mapping[str, str]) -> str:
@@ -45,11 +45,11 @@ def _gate(status: Mapping[str, Any], off: Mapping[str, str]) -> str:
     gate = status["session_gate"]
     if gate is None:
         return "no session gate"
-    lost = f"agents compute {100 * gate['thrash_share']:.0f} % again of what they had left"
+    lost = f"{100 * gate['thrash_share']:.0f} % of agents' prefill recomputes evicted KV"
     if not gate["armed"]:
-        return f"gate not armed: {lost}"
+        return f"gate off: {lost}"
     waiting, paused = gate["waiting_sessions"], gate["paused_sessions"]
-    return f"gate armed: {lost}; {waiting} sessions wait, {paused} are paused"
+    return f"gate on: {lost}; {waiting} sessions waiting, {paused} paused"
 
 
 class AutoLine:

@@ -9,18 +9,18 @@ from sglang_canopy.telemetry.metric import Metric
 
 METRICS = (
     Metric("documents_fused_requests_total", "counter", (), "requests that reused KV of documents"),
-    Metric("documents_reused_tokens_total", "counter", (), "tokens of documents that they reused"),
+    Metric("documents_reused_tokens_total", "counter", (), "tokens of documents that these reused"),
     Metric(
         "documents_recomputed_tokens_total",
         "counter",
         (),
-        "tokens of stored documents that they computed again",
+        "tokens of stored documents that these recomputed",
     ),
     Metric(
         "documents_kept_requests_total",
         "counter",
         (),
-        "requests that went on from reused KV of an earlier prompt",
+        "requests that extended reused KV of an earlier prompt",
     ),
     Metric("documents_kept_tokens_total", "counter", (), "tokens of that KV"),
     Metric(
@@ -33,7 +33,7 @@ METRICS = (
         "documents_fallbacks_total",
         "counter",
         (),
-        "failures in the reuse of documents, after which a request or batch ran normally",
+        "failures of document reuse, after which a request or batch ran normally",
     ),
     Metric(
         "documents_checked_total",
@@ -52,7 +52,7 @@ METRICS = (
         "documents_tenant_differ_ratio",
         "gauge",
         ("tenant",),
-        "of a tenant's compared answers, the share that differed (32 tenants at most)",
+        "share of a tenant's compared answers that differed (32 tenants at most)",
     ),
     Metric("documents_stored_bytes", "gauge", ("tier",), "KV of documents in the store"),
 )

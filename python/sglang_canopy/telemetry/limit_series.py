@@ -15,23 +15,23 @@ METRICS = (
         "tenants_at_limit",
         "gauge",
         ("limit",),
-        "tenants that use 95 % of what they may have: of their quota on disk (`quota`), of pins there "
-        "(`pin`), of kept paths (`keep`)",
+        "tenants that use 95 % of a limit: of their disk quota (`quota`), of pins on disk (`pin`), of "
+        "kept paths (`keep`)",
     ),
     Metric(
         "limit_refusals_total",
         "counter",
         ("limit",),
-        "pages that the disk did not take (`quota`), and wishes to pin or to keep that were refused, "
-        "since a tenant or all of them had what they may have",
+        "pages refused by the disk (`quota`), and refused pins and keeps, because a limit of one tenant "
+        "or of all tenants was reached",
     ),
     Metric(
         "hint_tenants",
         "gauge",
         ("said", "source", "heeded"),
-        "tenants that said when a conversation goes on (`return`) or that it is over (`over`), by whose "
-        "word it was, and whether it came true often enough to be acted on (`yes`, `no`); of the 64 "
-        "that hinted last",
+        "tenants that hinted when a conversation continues (`return`) or that it is over (`over`), by "
+        "source, and whether such hints were right often enough to be applied (`yes`, `no`); of the 64 "
+        "tenants that hinted last",
     ),
 )
 

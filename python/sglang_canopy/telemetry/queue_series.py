@@ -12,28 +12,28 @@ METRICS = (
         "queue_let_in_total",
         "counter",
         ("by",),
-        "requests let in: as the shortest of their turn, or because of a budget",
+        "requests admitted, as the shortest in the queue or on an older request's budget",
     ),
     Metric(
         "predicted_ttft_seconds",
         "gauge",
         ("tokens",),
-        "TTFT of a request that comes now with so many tokens to compute (`512`, `4096`, `32768`), "
-        "for a router; with `--canopy-queue-order bounded-shortest`",
+        "predicted TTFT of a request that arrives now, by its tokens to compute (`512`, `4096`, "
+        "`32768`), for routers; with `--canopy-queue-order bounded-shortest`",
     ),
     Metric(
         "predicted_ttft_requests_total",
         "counter",
         (),
-        "requests with a predicted TTFT that had their first token",
+        "requests with both a predicted TTFT and a first token",
     ),
-    Metric("predicted_ttft_said_seconds_total", "counter", (), "TTFT predicted for these, summed"),
-    Metric("predicted_ttft_came_seconds_total", "counter", (), "the TTFT that they had, summed"),
+    Metric("predicted_ttft_said_seconds_total", "counter", (), "sum of TTFT predicted for these"),
+    Metric("predicted_ttft_came_seconds_total", "counter", (), "sum of their observed TTFT"),
     Metric(
         "predicted_ttft_error_seconds_total",
         "counter",
         (),
-        "absolute differences of the two, summed",
+        "sum of absolute differences of the two",
     ),
 )
 

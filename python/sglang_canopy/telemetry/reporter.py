@@ -56,7 +56,7 @@ class _Every:
             except Exception:  # a failed report must not stop the server
                 if not self._failed:
                     self._failed = True
-                    logger.warning("canopy: cannot report (said once)", exc_info=True)
+                    logger.warning("canopy: cannot report (logged once)", exc_info=True)
             self.spent_s = time.thread_time()
 
 

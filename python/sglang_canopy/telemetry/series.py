@@ -19,24 +19,24 @@ CACHE = (
         "requests_total",
         "counter",
         ("category",),
-        "requests that finished; one with n > 1 counts once",
+        "finished requests; one with n > 1 counts once",
     ),
     Metric(
         "refused_requests_total",
         "counter",
         ("reason",),
-        "requests that ended without having been admitted, which no other count has: `invalid` (too "
-        "long, or a field that is not supported), `queue` (SGLang's queue was full, or the wait too "
-        "long), `gate` (the session gate), `given_up` (the client left)",
+        "requests that ended without admission, not in any other count: `invalid` (too long, or an "
+        "unsupported field), `queue` (SGLang's queue was full, or the wait too long), `gate` (the "
+        "session gate), `given_up` (the client disconnected)",
     ),
     Metric("prompt_tokens_total", "counter", ("category",), "prompt tokens of these requests"),
     Metric(
         "hit_tokens_total",
         "counter",
         ("tier", "category"),
-        "prompt tokens that were found in the tier",
+        "prompt tokens found in the tier",
     ),
-    Metric("miss_tokens_total", "counter", ("category",), "prompt tokens that no tier had"),
+    Metric("miss_tokens_total", "counter", ("category",), "prompt tokens found in no tier"),
     Metric(
         "entered_tokens_total",
         "counter",
@@ -47,7 +47,7 @@ CACHE = (
         "evicted_tokens_total",
         "counter",
         ("tier", "category", "reason"),
-        "tokens that left the tier, and why",
+        "tokens evicted from the tier, by reason",
     ),
     Metric(
         "demoted_tokens_total",
@@ -61,8 +61,8 @@ CACHE = (
         ("tier", "category"),
         "time in the tier before eviction; a token counts once",
     ),
-    Metric("capacity_bytes", "gauge", ("tier",), "what the tier can hold, on this rank"),
-    Metric("used_bytes", "gauge", ("tier",), "what is not free, on this rank"),
+    Metric("capacity_bytes", "gauge", ("tier",), "capacity of the tier, on this rank"),
+    Metric("used_bytes", "gauge", ("tier",), "bytes of the tier in use, on this rank"),
     Metric(
         "held_tokens",
         "gauge",
@@ -75,9 +75,9 @@ CACHE = (
         "scheduler_seconds_total",
         "counter",
         ("seam",),
-        "processor time of the scheduler's thread in Canopy's hooks, by the function of SGLang's that "
-        "is hooked, whose own time is left out; one call in 17 is timed. `radix.NAME`: whole calls of "
-        "the tree, which SGLang's own tree would take time for too",
+        "CPU time of the scheduler's thread in Canopy's hooks, by hooked function of SGLang, without "
+        "that function's own time; one call in 17 is timed. `radix.NAME`: whole calls of the tree, for "
+        "which SGLang's own tree would take time too",
     ),
     Metric(
         "scheduler_longest_seconds",
@@ -126,19 +126,17 @@ CACHE = (
         "gate_thrash_share",
         "gauge",
         (),
-        "share of recent prefill (one pool's worth) that recomputed what a live session had left",
+        "share of recent prefill (one pool's worth) that recomputed evicted KV of a live session",
     ),
     Metric(
         "gate_waiting_sessions",
         "gauge",
         (),
-        "sessions that the gate holds, or has refused and keeps a place for",
+        "sessions that the gate holds, or has refused but still keeps a place for",
     ),
     Metric("gate_active_sessions", "gauge", (), "sessions admitted and not forgotten"),
     Metric("gate_paused_sessions", "gauge", (), "sessions that must wait when they return"),
-    Metric(
-        "gate_footprint_tokens", "gauge", (), "KV that the active sessions are expected to need"
-    ),
+    Metric("gate_footprint_tokens", "gauge", (), "expected KV of the active sessions, in tokens"),
     Metric("gate_capacity_tokens", "gauge", (), "tokens that device and host can hold"),
     Metric("gate_admitted_sessions_total", "counter", (), "sessions admitted"),
     Metric("gate_delayed_sessions_total", "counter", (), "admitted sessions that had to wait"),
@@ -148,20 +146,20 @@ CACHE = (
         "gate_pauses_total",
         "counter",
         (),
-        "active sessions that were paused until the rest fits",
+        "active sessions paused until the others fit",
     ),
     Metric(
         "gate_forgotten_sessions_total",
         "counter",
         (),
-        "sessions taken for over, after a silence or for lack of room",
+        "sessions presumed over, after a silence or for lack of room",
     ),
     Metric(
         "whatif_hit_ratio",
         "gauge",
         ("policy", "capacity"),
-        "share of the prompt tokens that a policy would hit at a capacity; `NaN` for one that "
-        "the meter has dropped",
+        "share of prompt tokens that a policy would hit at a capacity; `NaN` once the meter has "
+        "dropped it",
     ),
     Metric(
         "whatif_saved_share",
@@ -184,7 +182,7 @@ CACHE = (
         "reporting_seconds_total",
         "counter",
         (),
-        "CPU time of the thread that makes these numbers",
+        "CPU time of the thread that updates these series",
     ),
 )
 """Series of a cache."""

@@ -64,7 +64,7 @@ def test_a_line_at_the_start_and_one_when_the_figures_mean_something(caplog) -> 
     caplog.set_level(logging.INFO)
     meter = Meter(MeterSetup(one_in=1), Memory(40 * BLOCK_TOKENS), "lru")
     observer = Observer(meter)
-    assert "watching lru" in caplog.text
+    assert "observing lru" in caplog.text
     caplog.clear()
     for number in range(LEAST_REQUESTS - 1):
         observer.computed(decoded([ended(number)]))

@@ -168,9 +168,9 @@ def test_it_says_who_ranks_who_is_next_and_why() -> None:
     line = in_words(STATUS, ())
     assert "canopy-lru hits 40.0 %, wa would hit 39.0 ± 0.8 %" in line
     assert "in place of wa, which is behind it" in line
-    assert "bounded-shortest: 7 wait, let in 30 as shortest, 2 as budget" in line
-    assert "gate armed: agents compute 12 % again" in line
-    assert "3 sessions wait, 2 are paused" in line
+    assert "bounded-shortest: 7 waiting, admitted 30 as shortest, 2 as budget" in line
+    assert "gate on: 12 % of agents' prefill recomputes evicted KV" in line
+    assert "3 sessions waiting, 2 paused" in line
     off = [Part(name, False, "", "why").to_json() for name in ("gate", "order")]
     assert "no session gate (why)" in in_words(STATUS, off)
     assert "SGLang's order of the queue (why)" in in_words(STATUS, off)

@@ -176,7 +176,7 @@ def test_the_same_seed_gives_the_same_result():
 @pytest.mark.parametrize(
     ("trace", "config", "said"),
     [
-        ([], {}, "the trace has no requests; give one that has"),
+        ([], {}, "the trace has no requests; give a trace with requests"),
         ([request(1.0, (1,)), request(0.5, (2,))], {}, "sort the trace by arrival time"),
         ([request(0.0, (1,))], {"model": "another"}, "is of model 'toy', not of 'another'"),
         ([request(0.0, range(1, 50))], {"device_tokens": 100}, "give more, or leave the request"),

@@ -61,22 +61,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=None,
         metavar="N",
         help="Leave out requests whose prompt and output are longer (after scaling). "
-        "Default: what an SGLang server says it can hold.",
+        "Default: the limit that the SGLang server reports.",
     )
     group.add_argument(
         "--max-new-tokens",
         type=int,
         default=None,
         metavar="N",
-        help="Ask for N tokens and let the last one of the trace's end the answer, instead of "
-        "fixing its length (needs --canopy-enable-forced-output there): as in production, the "
-        "server does not know how long an answer will be.",
+        help="Ask for N tokens and end the answer with the trace's last token, instead of fixing its "
+        "length (needs --canopy-enable-forced-output there): as in production, the server does not "
+        "know the length of an answer.",
     )
     group.add_argument(
         "--trace-clock",
         action="store_true",
-        help="Tell the server the trace's own time of each request, so that policies see the "
-        "trace's pauses whatever the --time-scale (needs --canopy-enable-forced-output there).",
+        help="Send the server the trace's time of each request, so that policies see the trace's "
+        "pauses at any --time-scale (needs --canopy-enable-forced-output there).",
     )
     group.add_argument(
         "--shuffle-labels",
@@ -89,8 +89,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=0.0,
         metavar="SHARE",
-        help="This share of the requests (0 to 1) also says when the conversation goes on, or that "
-        "it is over, as the requests replayed have it.",
+        help="Share of the requests (0 to 1) that also hint when the conversation continues, or that "
+        "it is over, by the replayed trace.",
     )
     group.add_argument(
         "--no-labels",
@@ -138,7 +138,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "when they were due.",
     )
     group.add_argument(
-        "--skip-bad", type=int, default=0, metavar="N", help="Pass over N broken lines."
+        "--skip-bad", type=int, default=0, metavar="N", help="Skip up to N broken lines."
     )
 
 

@@ -76,15 +76,15 @@ def _conversation(one: Mapping[str, Any]) -> Iterator[str]:
                 f"{_plain(node['category'])}, {node['uses']} uses{shared}"
             )
     else:
-        yield "  nothing of it is cached"
+        yield "  not cached"
     if one["belief"]:
         believed = ", ".join(f"{_plain(k)} {_plain(v)}" for k, v in one["belief"].items())
-        yield f"  {_plain(one['policy'])} believes: {believed}"
+        yield f"  {_plain(one['policy'])} estimates: {believed}"
     turn = one["next_to_go"]
     if turn is not None:
         yield "  " + _turn(turn)
     for gone in one["evicted"]:
-        kept = ", and stayed a tier down" if gone["demoted"] else ""
+        kept = ", kept one tier below" if gone["demoted"] else ""
         yield (
             f"  {gone['evicted_ago_s']:g} s ago {_plain(gone['by'])} evicted {gone['tokens']:,} tokens from "
             f"{gone['offset']:,} on from the {gone['tier']} ({gone['reason']}), unused for "
@@ -95,7 +95,7 @@ def _conversation(one: Mapping[str, Any]) -> Iterator[str]:
 def _turn(turn: Mapping[str, Any]) -> str:
     free = f"{turn['free_tokens']:,} tokens are free"
     if turn["tokens_before"] is None and not turn["looked_at_tokens"]:
-        return f"its turn is not known; {free}"
+        return f"place in the eviction order unknown; {free}"
     if turn["tokens_before"] is None:
         return f"not among the next {turn['looked_at_tokens']:,} tokens to be evicted; {free}"
     when = "" if turn["seconds"] is None else f", in about {turn['seconds']:g} s at today's rate"

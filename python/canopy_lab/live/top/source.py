@@ -113,7 +113,7 @@ def _refusal(url: str, code: int) -> str:
     if code == 404:
         return f"the server at {url} has no /canopy/status: install sglang-canopy beside it"
     if code in (401, 403):
-        return f"the server at {url} wants an API key; give --api-key"
+        return f"the server at {url} needs an API key; give --api-key"
     return f"{url}/canopy/status answers {code}"
 
 

@@ -136,7 +136,7 @@ def _slice(
         if after.running != policy:
             raise CanopyError(
                 f"the server ranks by {after.running} in place of {policy}; start it with "
-                "--canopy-whatif auto,floor=off for a trial, and let nobody else exchange policies"
+                "--canopy-whatif auto,floor=off for a trial, and exchange no policies meanwhile"
             )
         if after.prompt_tokens < before.prompt_tokens:
             raise CanopyError("the server was restarted during the trial; begin it again")

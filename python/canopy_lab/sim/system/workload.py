@@ -58,7 +58,7 @@ class Workload:
                 self.longest_tokens, request.prompt_tokens + request.output_tokens
             )
         if not self.times:
-            raise CanopyError("the trace has no requests; give one that has")
+            raise CanopyError("the trace has no requests; give a trace with requests")
         self.outputs = outputs
         self._after: dict[int, tuple[int, ...]] = dict(outputs or {})
         """Output blocks of requests that a later request continues."""

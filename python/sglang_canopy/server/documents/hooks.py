@@ -32,7 +32,7 @@ class DocumentFlags:
     chunks: str = declare(
         OFF,
         "--canopy-chunks",
-        "Reuse the KV of documents wherever they come in a prompt: 'on', KEY=VALUE,... or a JSON "
+        "Reuse the KV of documents at any position of a prompt: 'on', KEY=VALUE,... or a JSON "
         "object. Approximate: docs/guide/documents.md.",
         metavar="on | KEY=VALUE,...",
     )

@@ -178,8 +178,8 @@ async def _hint(request: Any) -> dict[str, Any]:
     if not rule.heeded(request.headers):
         raise access.Refused(
             403,
-            f"this server runs with {client_hints.FLAG} {rule.mode}: hints are taken "
-            + ("from nobody" if rule.mode == client_hints.OFF else _FROM_WHOM),
+            f"this server runs with {client_hints.FLAG} {rule.mode}: hints are "
+            + ("not accepted" if rule.mode == client_hints.OFF else _ACCEPTED_FROM),
         )
     body = await access.read_json(request, MAX_HINT_BYTES, "a hint")
     if isinstance(body, dict):
@@ -192,8 +192,8 @@ async def _hint(request: Any) -> dict[str, Any]:
     return {"waiting": len(hints)}
 
 
-_FROM_WHOM = (
-    "with the administrator's key, or from a gateway that sends its secret as "
+_ACCEPTED_FROM = (
+    "accepted with the administrator's key, or from a gateway that sends its secret as "
     + client_hints.GATEWAY_HEADER
 )
 
@@ -210,4 +210,4 @@ async def _deliver() -> None:
     try:
         await deliver(hints, partial(_send, HINTS), lambda: asyncio.sleep(EVERY_S))
     except Exception:
-        logger.exception("canopy: hints could not be sent; they go with the next one")
+        logger.exception("canopy: hints could not be sent; they are sent with the next one")

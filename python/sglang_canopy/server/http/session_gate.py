@@ -123,4 +123,4 @@ async def _tell_time(manager: Any) -> None:
         try:
             await send(manager, TIME, repr(time.monotonic()))
         except Exception:
-            logger.exception("canopy: schedulers could not be told the time")
+            logger.exception("canopy: the time could not be sent to the schedulers")

@@ -115,7 +115,7 @@ def _unsupported_tiers(ctx: TreeCacheBuildContext) -> str | None:
     """Return why this model's memory, or the tier below it, cannot be managed here."""
     if getattr(ctx, "is_hybrid_swa", False) and getattr(ctx, "full_tokens_per_layer", None) == 0:
         return (
-            "a model whose layers all have sliding windows has a cache of its own in SGLang; "
+            "SGLang has a separate cache for models whose layers all have sliding windows; "
             "use --radix-eviction lru"
         )
     if ctx.server_args.hicache_storage_backend is None:

@@ -72,7 +72,7 @@ class Observer:
         self._samples = ParallelSamples()
         self._times, self._cost, self._scale = PrefillTimes(), PrefillCost(step_tokens), UNKNOWN
         logger.info(
-            "canopy: watching %s, of which nothing is changed; see 'canopy top' or /canopy/ui",
+            "canopy: observing %s, without changing it; see 'canopy top' or /canopy/ui",
             meter.running,
         )
 
@@ -129,7 +129,7 @@ class Observer:
         self.meter.ended(request, req.cached_tokens_device + req.cached_tokens_host)
         if not self._trusted and self.meter.undecided is None:
             self._trusted = True
-            logger.info("canopy: the first figures that mean anything: %s", self._in_words())
+            logger.info("canopy: first significant figures: %s", self._in_words())
 
     def _in_words(self) -> str:
         total = added_up([self.meter.stats()])

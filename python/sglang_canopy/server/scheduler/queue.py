@@ -29,7 +29,7 @@ def checked(server_args: Any, args: Any, ours: bool, unless_given: Mapping[str, 
     if options.queue_order == BOUNDED_SHORTEST:
         if server_args.schedule_policy != "fcfs":
             raise CanopyError(
-                f"{FLAG} {BOUNDED_SHORTEST} takes the place of --schedule-policy "
+                f"{FLAG} {BOUNDED_SHORTEST} replaces --schedule-policy "
                 f"{server_args.schedule_policy}; drop one"
             )
         refuse_unsupported(options, server_args)

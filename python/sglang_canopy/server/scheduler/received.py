@@ -87,4 +87,4 @@ def _warn(error: CanopyError) -> None:
     global _warned
     if not _warned:
         _warned = True
-        logger.warning("canopy: fields of a request left out (said once): %s", error)
+        logger.warning("canopy: fields of a request ignored (logged once): %s", error)

@@ -201,10 +201,7 @@ def queue_limited(original: Any, scheduler: Any, req: Any) -> bool:
         return False
     from sglang.srt.managers.scheduler import _make_abort_req
 
-    message = (
-        "No room for another session now: those under way need the memory. "
-        f"Try again in {retry_s:.0f} seconds."
-    )
+    message = f"Active sessions need all KV memory. Try again in {retry_s:.0f} seconds."
     reason = {
         "type": "abort",
         "status_code": HTTPStatus.TOO_MANY_REQUESTS,

@@ -53,42 +53,42 @@ SEAMS = (
         "after",
         arguments.add_flags,
         ("parser",),
-        "Canopy's flags",
+        "add Canopy's flags",
     ),
     Seam(
         _SRT + "server_args.prepare_server_args",
         "before",
         arguments.expand,
         ("argv",),
-        "`--radix-eviction`, and the arguments that a plan file stands for",
+        "expand `--radix-eviction` and plan files",
     ),
     Seam(
         _SRT + "server_args.ServerArgs.from_cli_args",
         "after",
         _check_arguments,
         ("cls", "args"),
-        "flags are checked, and so is that every hook is in place",
+        "check the flags, and that every hook is in place",
     ),
     Seam(
         _SRT + "entrypoints.http_server.launch_server",
         "before",
         routes.add_routes,
         ("server_args",),
-        "`/canopy/hint` and `/canopy/status`",
+        "add `/canopy/hint` and `/canopy/status`",
     ),
     Seam(
         _SRT + "mem_cache.registry.default_radix_cache_factory",
         "around",
         _build_cache,
         ("ctx",),
-        "our cache, where the policy is ours; the same checks again",
+        "build Canopy's cache for a policy of Canopy's; repeat the checks",
     ),
     Seam(
         _SRT + "mem_cache.unified_radix_cache.UnifiedRadixCache.attach_storage_backend",
         "around",
         storage_attached,
         ("self", "storage_backend", "storage_backend_extra_config_json"),
-        "our disk tier can be attached to a running server by its name",
+        "attach Canopy's disk tier to a running server by name",
     ),
     Seam(
         _SRT
@@ -96,57 +96,57 @@ SEAMS = (
         "after",
         received.requests_received,
         ("self",),
-        "requests that came past the HTTP entry are stamped on the rank that receives them",
+        "stamp requests that bypassed the HTTP entry, on the rank that receives them",
     ),
     Seam(
         _SRT + "managers.scheduler.Scheduler._create_generation_req",
         "after",
         arrivals.request_created,
         ("self", "recv_req"),
-        "a request is received, in order of arrival",
+        "register a request, in order of arrival",
     ),
     Seam(
         _SRT + "managers.scheduler.Scheduler.handle_generate_request",
         "after",
         arrivals.request_handled,
         ("self", "recv_req"),
-        "a request that is not valid is counted as refused",
+        "count an invalid request as refused",
     ),
     Seam(
         _SRT + "managers.scheduler.Scheduler.send_abort_output",
         "after",
         arrivals.request_aborted,
         ("self", "abort_req", "req"),
-        "a request that ends before it was admitted is counted as refused",
+        "count a request that ends before admission as refused",
     ),
     Seam(
         _SRT + "managers.schedule_batch.ScheduleBatch.prepare_for_extend",
         "before",
         arrivals.batch_formed,
         ("self",),
-        "requests are announced to the policies when they are admitted",
+        "announce admitted requests to the policies",
     ),
     Seam(
         _SRT + "managers.scheduler.Scheduler._add_request_to_queue",
         "before",
         arrivals.request_queued,
         ("self", "req"),
-        "the same for a request with images, once they have become tokens, and for one with documents, "
-        "once it has its extra key; what is cached of a request that will wait is protected",
+        "register a request with images, once they have tokens, and one with documents, once it has its "
+        "extra key; protect the cached prefix of a request that will wait",
     ),
     Seam(
         _SRT + "managers.schedule_policy.SchedulePolicy.calc_priority",
         "around",
         queue.priorities_calculated,
         ("self", "waiting_queue", "running_batch", "processed_tokens"),
-        "`--canopy-queue-order`; what is protected of the queue is renewed",
+        "`--canopy-queue-order`: sort the queue; renew the protection of its prefixes",
     ),
     Seam(
         _SRT + "managers.schedule_policy.SchedulePolicy.shortest_prefill_chunk_limit",
         "around",
         queue.chunk_limited,
         ("self", "chunked_req", "waiting_queue", "budget", "page_size"),
-        "the same: shorter requests share the steps of a long prompt",
+        "`--canopy-queue-order`: shorter requests share the steps of a long prompt",
     ),
     Seam(
         _SRT + "managers.schedule_policy.PrefillAdder._select_prefill_admission",
@@ -161,42 +161,42 @@ SEAMS = (
             "truncation_align_size",
             "has_chunked_req",
         ),
-        "one prompt of a batch is left unfinished: beside it only whole ones are let in",
+        "allow one unfinished prompt per batch; admit only whole prompts beside it",
     ),
     Seam(
         _SRT + "managers.scheduler.Scheduler.process_batch_result",
         "after",
         queue.batch_computed,
         ("self", "batch", "result"),
-        "what a prefill costs, for the queue's order; `--canopy-observe` hears of what has ended",
+        "record prefill costs for the queue's order, and ended requests for `--canopy-observe`",
     ),
     Seam(
         _SRT + "managers.scheduler.Scheduler._abort_on_queued_limit",
         "around",
         session_gate.queue_limited,
         ("self", "recv_req"),
-        "`--canopy-session-gate`: the gate hears of a request, and may refuse it",
+        "`--canopy-session-gate`: pass a request to the gate, which may refuse it",
     ),
     Seam(
         _SRT + "managers.scheduler.Scheduler._get_new_batch_prefill_raw",
         "around",
         session_gate.prefill_chosen,
         ("self", "prefill_delayer_single_pass", "running_batch"),
-        "the same: batches are chosen among the requests that it lets through",
+        "`--canopy-session-gate`: choose batches among the requests that the gate admits",
     ),
     Seam(
         _SRT + "managers.tokenizer_manager.TokenizerManager._handle_abort_finish_reason",
         "before",
         gate_http.request_aborted,
         ("self", "out", "state", "is_stream"),
-        "the same: refusals get a `Retry-After` header",
+        "`--canopy-session-gate`: add a `Retry-After` header to refusals",
     ),
     Seam(
         _SRT + "entrypoints.openai.serving_chat.OpenAIServingChat._convert_to_internal_request",
         "after",
         entry.chat_converted,
         ("self", "request", "raw_request"),
-        "a chat request's fields are checked, the rest is inferred, and its arrival is stamped",
+        "check a chat request's fields, infer missing ones, and stamp its arrival",
     ),
     Seam(
         _SRT
@@ -205,21 +205,21 @@ SEAMS = (
         "after",
         entry.completion_converted,
         ("self", "request", "raw_request"),
-        "the same for completions",
+        "check, infer and stamp, for completions",
     ),
     Seam(
         _SRT + "entrypoints.http_server.serve_generate_request",
         "around",
         early_checks.generate_begins,
         ("obj", "request"),
-        "wrong fields of a stream are refused before it starts",
+        "refuse a stream with wrong fields before it starts",
     ),
     Seam(
         _SRT + "entrypoints.openai.serving_responses.OpenAIServingResponses.create_responses",
         "around",
         early_checks.response_begins,
         ("self", "request", "raw_request"),
-        "the same for `/v1/responses`, and the opening marker of its tool calls",
+        "refuse wrong fields on `/v1/responses`; find the opening marker of its tool calls",
     ),
     *(
         Seam(
@@ -227,7 +227,7 @@ SEAMS = (
             "around",
             early_checks.ollama_begins,
             ("self", "request", "raw_request"),
-            "the same for Ollama's routes",
+            "refuse wrong fields on Ollama's routes",
         )
         for name in ("handle_chat", "handle_generate")
     ),
@@ -236,35 +236,35 @@ SEAMS = (
         "around",
         entry.generation_begins,
         ("self", "obj", "request"),
-        "the same for every other route",
+        "check, infer and stamp, for every other route",
     ),
     Seam(
         _SRT + "managers.tokenizer_manager.TokenizerManager._get_scheduler_first_token_time",
         "after",
         entry.first_token,
         ("state", "recv_obj", "i"),
-        "TTFT as a line over uncached tokens",
+        "fit TTFT as a line over uncached tokens",
     ),
     Seam(
         _SRT + "managers.scheduler.Scheduler.set_internal_state",
         "around",
         arrivals.internal_state_set,
         ("self", "recv_req"),
-        "hints of `/canopy/hint` and commands over documents reach every scheduler",
+        "pass hints of `/canopy/hint` and document commands to every scheduler",
     ),
     Seam(
         _SRT + "managers.tokenizer_control_mixin.TokenizerControlMixin.set_internal_state",
         "around",
         routes.guard_internal_state,
         ("self", "obj"),
-        "hints and commands come by Canopy's own routes alone",
+        "accept hints and commands only from Canopy's own routes",
     ),
     *(
         Seam(*hook, purpose="keys and passwords are redacted wherever SGLang shows them")
         for hook in secrets.HOOKS
     ),
     *(
-        Seam(*hook, purpose="KV on disk is keyed by the weights that computed it")
+        Seam(*hook, purpose="key KV on disk by the weights that computed it")
         for hook in weights.HOOKS
     ),
     *(
@@ -272,7 +272,7 @@ SEAMS = (
         for target, hook, names in forced_output.HOOKS
     ),
     *(
-        Seam(*hook, purpose="reuse of documents; passes through without `--canopy-chunks`")
+        Seam(*hook, purpose="reuse documents; passes through without `--canopy-chunks`")
         for hook in documents.HOOKS
     ),
 )
