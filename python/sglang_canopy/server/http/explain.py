@@ -46,7 +46,7 @@ class Explaining:
             )
         if not status_file.read_all():
             raise access.Refused(
-                409, "this server runs one of SGLang's own policies, which explain nothing"
+                409, "this server runs one of SGLang's own policies, which cannot be explained"
             )
         body["answer"] = answer = secrets.token_hex(8)
         await self._send(json.dumps(body))
