@@ -68,7 +68,7 @@ def test_a_line_at_the_start_and_one_when_the_figures_mean_something(caplog) -> 
     caplog.clear()
     for number in range(LEAST_REQUESTS - 1):
         observer.computed(decoded([ended(number)]))
-    assert "mean anything" not in caplog.text
+    assert "significant figures" not in caplog.text
     for number in range(LEAST_REQUESTS, LEAST_REQUESTS + 20):
         observer.computed(decoded([ended(number)]))
-    assert caplog.text.count("figures that mean anything: lru hits 0.0 %") == 1
+    assert caplog.text.count("first significant figures: lru hits 0.0 %") == 1
