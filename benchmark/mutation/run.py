@@ -44,7 +44,10 @@ OURS = (
     "test_",
 )
 TESTS: dict[str, tuple[list[str], list[str]]] = {
-    "policy": (["test/policy"], ["test/sim/test_tree.py", "test/radix/test_parity.py"]),
+    "policy": (
+        ["test/policy"],
+        ["test/sim/test_tree.py", "test/sim/test_hybrid.py", "test/radix/test_parity.py"],
+    ),
     "schedule": (["test/schedule"], []),
     "admission": (["test/admission"], ["test/server/scheduler/test_session_gate_in_scheduler.py"]),
     "whatif": (["test/whatif"], ["test/radix/test_exchange.py", "test/telemetry"]),

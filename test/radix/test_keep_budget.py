@@ -11,8 +11,9 @@ from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from sglang_canopy.policy.block_tree import RadixTree
+from sglang_canopy.policy.keep import MAX_KNOWN, TokenBudget
 from sglang_canopy.policy.registry import make_policy
-from sglang_canopy.records import Request
+from sglang_canopy.records import CLIENT, GATEWAY, Request
 from sglang_canopy.telemetry.status import Status
 from sglang_canopy.tenant import shown_tenant
 from support.live_tree import LiveTree, check, fake_req
@@ -46,6 +47,47 @@ def test_all_tenants_together_keep_the_total_and_no_more() -> None:
     tree.evict(240)
     assert sum(tree.match(talk(n)) for n in range(40)) == 0
     assert tree.core.protected.keeps.budget.tokens == 0
+
+
+def test_a_client_with_many_names_leaves_a_vouched_tenant_its_share() -> None:
+    tree = LiveTree(1000, "wa", {"quantum_tokens": 1})
+    tree.serve(talk(0), 0.0, tenant="honest", source=GATEWAY)
+    for n in range(1, 40):
+        tree.serve(talk(n), float(n), tenant=f"x{n}", keep_until=3600.0)
+    for n in range(40, 50):
+        tree.serve(talk(n), float(n), tenant="honest", source=GATEWAY, keep_until=3600.0)
+    held = dict(tree.core.protected.keeps.budget.by_tenant)
+    assert held.pop("honest") == 100
+    assert sum(held.values()) == 140  # 250 - 100 in whole nodes
+    check(tree)
+
+
+def test_waiting_requests_of_many_names_leave_a_vouched_tenant_its_share() -> None:
+    tree = LiveTree(1000, "wa", {"quantum_tokens": 1})
+    for n in range(50):
+        tree.serve(talk(n), float(n))
+    awaiting(tree, talk(0), 60.0, tenant="honest", source=GATEWAY)
+    for n in range(1, 30):
+        awaiting(tree, talk(n), 60.0, tenant=f"x{n}")
+    for n in range(30, 50):
+        awaiting(tree, talk(n), 60.0, tenant="honest", source=GATEWAY)
+    held = dict(tree.core.protected.waiting.budget.by_tenant)
+    assert held.pop("honest") == 240  # 250 in whole paths
+    assert sum(held.values()) == 240
+    check(tree)
+
+
+def test_the_public_tenant_and_tenants_long_gone_are_not_known() -> None:
+    budget = TokenBudget(1000, 0.1, 0.25)
+    budget.vouch(None)
+    assert all(budget.take(f"x{n}", 50) for n in range(5))
+    for n in range(5):
+        budget.give_back(f"x{n}", 50)
+    for n in range(2 * MAX_KNOWN):
+        budget.vouch(f"v{n}")
+        budget.take(f"v{n}", 1)
+        budget.check()
+    assert len(budget._known) == MAX_KNOWN
 
 
 @pytest.mark.parametrize("key", ["keep_tenant_share", "keep_total_share"])
@@ -83,9 +125,13 @@ def test_what_is_kept_is_uncharged_when_its_time_is_over() -> None:
     assert tree.core.protected.keeps.budget.by_tenant == {"a": 20}
 
 
-def awaiting(tree: LiveTree, tokens: list[int], time: float, salt: str | None = None) -> Any:
+def awaiting(
+    tree: LiveTree, tokens: list[int], time: float, salt: str | None = None, **fields: str
+) -> Any:
     req = fake_req(tokens, [], {"time": time}, cache_salt=salt)
-    tree.core.requests.of(req)
+    request = tree.core.requests.of(req)
+    for name, value in fields.items():
+        setattr(request, name, value)
     tree.cache.match_prefix(
         MatchPrefixParams(key=RadixKey(array("q", tokens), None, cache_salt=salt), req=req)
     )
@@ -179,6 +225,7 @@ def workload(seed: int, requests: int) -> list[dict[str, Any]]:
                 "category": ("chat", "agent")[who % 2],
                 "conversation": f"c{who}",
                 "tenant": ("a", "b", None)[who % 3],
+                "source": GATEWAY if who % 3 else CLIENT,
                 "keep_until": keep,
             }
         )

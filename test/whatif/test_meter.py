@@ -207,7 +207,7 @@ def test_one_request_in_a_number_is_timed_and_stands_for_the_others(monkeypatch)
 
 def test_the_floor_tolerates_two_standard_errors_of_the_sample(monkeypatch):
     doubts = []
-    monkeypatch.setattr(Floor, "compare", lambda _floor, *given: doubts.append(given[-1]))
+    monkeypatch.setattr(Floor, "compare", lambda _floor, *given: doubts.append(given[3]))
     setup = MeterSetup((LRU, "threshold-lru"), one_in=4, configs=LONG)
     meter, stated = Meter(setup, Memory(60 * BLOCK), "threshold-lru"), []
     for _, request in turns(3, conversations=80):
@@ -500,7 +500,7 @@ def test_figures_are_rounded_to_what_they_can_mean():
         meter.ended(request, 0)
     for row in meter.rows():
         figures = [value for value in row.values() if isinstance(value, float)]
-        assert len(figures) == 4
+        assert len(figures) >= 4
         assert figures == [round(value, 5) for value in figures]
 
 

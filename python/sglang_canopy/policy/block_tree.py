@@ -19,7 +19,7 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.base import Policy
 from sglang_canopy.policy.cut import tokens_kept
 from sglang_canopy.policy.keep import TENANT_SHARE, TOTAL_SHARE, Keeps
-from sglang_canopy.records import Leaf, Request
+from sglang_canopy.records import GATEWAY, Leaf, Request
 
 AnyNode = TypeVar("AnyNode", bound=Any)
 
@@ -177,6 +177,8 @@ class RadixTree:
         while node is not root:
             node.stamp(request)
             node = node.parent  # type: ignore[assignment]  # only the root has none
+        if request.source == GATEWAY:
+            self.keeps.budget.vouch(request.tenant)
         if request.keep_until is not None:
             path = self._path_to(leaf)
             self.keeps.ask(path, request.keep_until, request.tenant, self.now)

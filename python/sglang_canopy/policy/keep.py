@@ -8,6 +8,7 @@ shortened, so a node is charged at least as long as its descendants.
 from __future__ import annotations
 
 import heapq
+from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Any
 
@@ -19,8 +20,16 @@ TOTAL_SHARE = 0.25
 """Default share of the tier that all tenants together may keep."""
 
 
+MAX_KNOWN = 256
+"""Most recent tenants that a gateway vouched for."""
+
+
 class TokenBudget:
-    """Tokens in use, per tenant and in total, each within a limit."""
+    """Tokens in use, per tenant and in total, each within a limit.
+
+    A client can use any number of tenant names. Once a gateway has vouched for a tenant, all tenants
+    that it never vouched for leave one tenant's share free.
+    """
 
     def __init__(self, capacity_tokens: int, tenant_share: float, total_share: float) -> None:
         self.tenant_tokens = int(capacity_tokens * min(tenant_share, total_share))
@@ -30,6 +39,22 @@ class TokenBudget:
         self.tokens = 0
         self.by_tenant: dict[str | None, int] = {}
         """Tokens in use, by tenant."""
+        self._known: OrderedDict[str, None] = OrderedDict()
+        """Tenants that a gateway vouched for, the most recent last."""
+        self._strangers = 0
+        """Tokens in use by other tenants."""
+
+    def vouch(self, tenant: str | None) -> None:
+        """Record that a gateway vouches for ``tenant``. Every client can use the public tenant."""
+        if tenant is None:
+            return
+        if tenant not in self._known:
+            self._strangers -= self.by_tenant.get(tenant, 0)
+            if len(self._known) >= MAX_KNOWN:
+                forgotten, _ = self._known.popitem(last=False)
+                self._strangers += self.by_tenant.get(forgotten, 0)
+        self._known[tenant] = None
+        self._known.move_to_end(tenant)
 
     def take(self, tenant: str | None, tokens: int) -> bool:
         """Charge ``tokens`` to ``tenant``. Return false, without a charge, if a limit would be
@@ -37,19 +62,31 @@ class TokenBudget:
         used = self.by_tenant.get(tenant, 0)
         if used + tokens > self.tenant_tokens or self.tokens + tokens > self.total_tokens:
             return False
+        is_stranger = tenant not in self._known
+        if is_stranger and self._known:
+            room = self.total_tokens - self.tenant_tokens
+            if self._strangers + tokens > max(room, self.tenant_tokens):
+                return False
         if tokens:
             self.by_tenant[tenant] = used + tokens
             self.tokens += tokens
+            self._strangers += tokens * is_stranger
         return True
 
     def give_back(self, tenant: str | None, tokens: int) -> None:
         """Return ``tokens`` of ``tenant`` to the budget."""
         self.tokens -= tokens
+        self._strangers -= tokens * (tenant not in self._known)
         left = self.by_tenant[tenant] - tokens
         if left:
             self.by_tenant[tenant] = left
         else:
             del self.by_tenant[tenant]
+
+    def check(self) -> None:
+        """Recount the tokens of tenants that no gateway vouched for."""
+        known = sum(self.by_tenant.get(tenant, 0) for tenant in self._known)
+        assert self._strangers == self.tokens - known, (self._strangers, self.tokens, known)
 
     def stats(self, tenants: int = 64) -> dict[str, Any]:
         """Return use and limits in tokens, with the ``tenants`` largest users (``None``: the public
@@ -163,6 +200,7 @@ class Keeps:
             by_tenant[tenant] = by_tenant.get(tenant, 0) + tokens
         assert by_tenant == self.budget.by_tenant, (by_tenant, self.budget.by_tenant)
         assert self.budget.tokens == sum(by_tenant.values())
+        self.budget.check()
 
     def stats(self) -> dict[str, Any]:
         """Return the budget, and the number of paths granted and refused since the start."""

@@ -10,6 +10,7 @@ from sglang_canopy.policy.awaited import Awaited
 from sglang_canopy.policy.keep import Keeps
 from sglang_canopy.radix.leaf import NodeLeaf, set_offsets
 from sglang_canopy.radix.live_request import LiveRequest, RequestClock
+from sglang_canopy.records import GATEWAY
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
@@ -50,6 +51,8 @@ class ProtectedPaths:
         or the time expires.
         """
         leaf, now = node.canopy, self._clock.now
+        if request.source == GATEWAY:
+            self.waiting.budget.vouch(request.tenant)
         if node.parent is None or leaf.request_number == request.number:
             return
         if leaf.last_access >= now or self.waiting.is_fresh(leaf, now):

@@ -20,6 +20,7 @@ from sglang_canopy.radix.live_request import (
 )
 from sglang_canopy.radix.parallel_samples import ParallelSamples
 from sglang_canopy.radix.tree import Tree
+from sglang_canopy.records import GATEWAY
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
@@ -155,6 +156,8 @@ class Requests:
         tree = self.tree
         if request is not None:
             self.conversations.remember(request, node)
+            if request.source == GATEWAY:
+                tree.protected.keeps.budget.vouch(request.tenant)
             if request.keep_until is not None:
                 tree.protected.keep(node, request.keep_until, request.tenant)
         done = request is not None and tree.disk.active and request.done
