@@ -17,7 +17,7 @@ from typing import Any
 
 from sglang_canopy.config.policy_change import PolicyChange
 from sglang_canopy.config.tiers import PolicyChoice
-from sglang_canopy.wire.messages import TIME
+from sglang_canopy.wire.messages import POLICY, TIME
 from support.evictable_recount import recount_leaves, recount_protected
 from support.leaving_worker import MOST_STEPS, what_is_held, with_armed_gate, with_tight_budgets
 from support.prompts import continuing_prompts
@@ -135,7 +135,7 @@ class Chaos:
         draw = self.draw
         host = draw.choice([None, PolicyChoice(draw.choice(POLICIES))])
         change = PolicyChange(PolicyChoice(draw.choice(POLICIES)), host)
-        done = self.internal_state(change.message())
+        done = self.internal_state(POLICY.key(change.message()))
         self.counts["exchanges" if done else "refused_exchanges"] += 1
 
     def internal_state(self, key: str) -> bool:

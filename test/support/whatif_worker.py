@@ -33,6 +33,7 @@ def exchanged(engine: InProcess) -> dict[str, Any]:
     """Every request alone, then all of them with exchanges between the steps."""
     from sglang_canopy.config.policy_change import change_of
     from sglang_canopy.server.scheduler.observer import observer_of
+    from sglang_canopy.wire.messages import POLICY
 
     asked = continuing_prompts(REQUESTS, seed=3, most_shared=600)
     alone = []
@@ -46,7 +47,7 @@ def exchanged(engine: InProcess) -> dict[str, Any]:
         while sum(req.finished() for req in together) < 8 * (number + 1):
             engine.step()
         before = len(core._node_arena)
-        told.append(tell(engine, change_of(change).message()))
+        told.append(tell(engine, POLICY.key(change_of(change).message())))
         held.append(len(core._node_arena) == before)
     engine.serve(together)
     observer = observer_of(scheduler)
