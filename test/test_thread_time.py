@@ -72,7 +72,7 @@ def test_a_sample_stands_for_all_calls(clock, monkeypatch):
 
 def test_a_method_of_the_tree_is_timed_whole_under_its_name(clock):
     class Tree:
-        @thread_time.of_the_tree
+        @thread_time.timed_method
         def _evict(self, seconds):
             clock[0] += seconds
             return self

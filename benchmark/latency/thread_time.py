@@ -133,7 +133,7 @@ def gate_ms(armed: bool) -> tuple[float, float]:
     scheduler = SimpleNamespace(
         waiting_queue=[], chunked_req=None, running_batch=None, last_batch=None
     )
-    settle = gate.settle
+    settle = gate.report_ended
 
     def arrive(number: int) -> float:
         req = Req(number, draw, 512)
@@ -141,10 +141,10 @@ def gate_ms(armed: bool) -> tuple[float, float]:
         scheduler.waiting_queue.append(req)
         return took
 
-    gate.settle = lambda *_: None  # the queue is filled without its cost
+    gate.report_ended = lambda *_: None  # the queue is filled without its cost
     for number in range(WAITING):
         arrive(number)
-    gate.settle = settle
+    gate.report_ended = settle
     arrivals = [arrive(WAITING + number) for number in range(25)]
     steps = [
         cpu_ms(lambda: gate.with_admitted(scheduler, (None,), lambda: None)) for _ in range(15)

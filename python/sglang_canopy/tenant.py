@@ -6,7 +6,7 @@ pins, quotas and metrics all name a tenant by the result of ``tenant_of``.
 
 A *namespace* is finer: SGLang appends the id of a LoRA adapter to the extra key of the requests
 that use it, since their KV differs. One tenant may use several adapters. A client's key could
-therefore end like an adapter's id and match that adapter's KV; ``keep_adapters_apart`` prevents
+therefore end like an adapter's id and match that adapter's KV; ``isolate_adapter_keys`` prevents
 this.
 
 Any client with a tenant's name can send requests as that tenant, so a name is a secret between the
@@ -160,7 +160,7 @@ def remember_clients_key(req: Any) -> None:
     setattr(req, _CLIENTS_KEY, _clients_key(req) or None)
 
 
-def keep_adapters_apart(req: Any) -> None:
+def isolate_adapter_keys(req: Any) -> None:
     """Give a new SGLang ``Req`` an extra key that is equal only for equal adapters and tenants.
 
     Applies to every request of a server with adapters, including requests without an adapter. A

@@ -105,7 +105,7 @@ def timed(name: str, hook: Callable[..., Any], around: bool) -> Callable[..., An
     return with_original if around else alone
 
 
-def of_the_tree(method: M) -> M:
+def timed_method(method: M) -> M:
     """Decorate a method of our tree to count its time under its name."""
     counted: Any = timed(TREE + method.__name__.strip("_"), method, around=False)
     return counted  # type: ignore[no-any-return]

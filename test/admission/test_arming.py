@@ -247,7 +247,7 @@ def test_it_lets_everybody_in_for_a_while_where_holding_back_does_not_help() -> 
         time += 1.0
         arming.passed(time, waiting=True)
         arming.answered(9, 10, 1.0)
-    assert arming.times_in_vain == 1
+    assert arming.ineffective_arms == 1
     arming.answered(60, 60, 1.0)
     assert not arming.may_arm(time + 599.0, 9.0)
     assert arming.may_arm(time + 600.0, 9.0)

@@ -17,7 +17,7 @@ from sglang_canopy.radix.counters import MAX_ADAPTERS, OTHER, Counters
 from sglang_canopy.server.scheduler import arrivals
 from sglang_canopy.telemetry.metrics import Metrics
 from sglang_canopy.telemetry.status import Status
-from sglang_canopy.tenant import keep_adapters_apart, tenant_of, tenant_of_req
+from sglang_canopy.tenant import isolate_adapter_keys, tenant_of, tenant_of_req
 from support.disk_tree import DiskTree
 from support.live_tree import LiveTree
 
@@ -52,7 +52,7 @@ def test_keys_are_equal_for_equal_adapters_and_tenants_alone(who) -> None:
     namespaces, tenants = {}, {}
     for key, adapter in who:
         made = req(key, adapter)
-        keep_adapters_apart(made)
+        isolate_adapter_keys(made)
         assert tenant_of_req(made) == tenant_of(key, None)
         same = namespaces.setdefault(made.extra_key, (key or None, adapter))
         assert same == (key or None, adapter)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_canopy.radix.conversations import CHILDREN_PER_TENANT, UnderWay
+from sglang_canopy.radix.conversations import CHILDREN_PER_TENANT, RunningChildren
 from support.live_tree import LiveTree, check, fake_req
 
 
@@ -163,7 +163,7 @@ def test_a_child_that_never_answers_does_not_keep_its_parent_for_ever() -> None:
     for now in range(20, 1000, 20):
         ask(tree, [5], float(now))
     assert not kept(tree)
-    assert not len(tree.core.conversations.under_way)
+    assert not len(tree.core.conversations.running_children)
 
 
 def test_who_waits_for_a_child_that_waits_itself_is_kept_too() -> None:
@@ -190,13 +190,13 @@ def test_the_children_of_one_tenant_that_are_remembered_are_bounded() -> None:
     for n in range(500):
         begin(tree, [1, 2], 1.0, "loud", conversation=f"child-{n}", parent="parent")
     begin(tree, [1, 2], 1.0, "quiet", conversation="child", parent="parent")
-    assert len(tree.core.conversations.under_way) <= CHILDREN_PER_TENANT + 1
+    assert len(tree.core.conversations.running_children) <= CHILDREN_PER_TENANT + 1
     ask(tree, [5], 90.0)
     assert kept(tree) >= set(TURN_1)
 
 
 def test_the_end_of_a_child_that_is_not_remembered_frees_no_place() -> None:
-    children, numbers = UnderWay(), itertools.count()
+    children, numbers = RunningChildren(), itertools.count()
 
     def begin_child(tenant: str | None) -> int:
         number = next(numbers)

@@ -9,7 +9,7 @@ import pytest
 
 from canopy_lab.live.top.explained import lines
 from sglang_canopy.policy.registry import live_names
-from sglang_canopy.radix.explain import LOOKED_AHEAD_LEAVES, explain, question_of
+from sglang_canopy.radix.explain import LOOKED_AHEAD_LEAVES, explain, parse_question
 from sglang_canopy.radix.traffic import MOST, Decision, Decisions
 from sglang_canopy.reuse.survival import still_returns
 from sglang_canopy.tenant import shown_tenant
@@ -160,7 +160,7 @@ def test_what_is_left_of_a_survival_curve():
 
 @pytest.mark.parametrize("bad", ["[", "{}", '{"answer": "../x", "conversation": "a"}', "[1]"])
 def test_a_forged_question_is_none(bad):
-    assert question_of(bad) is None
+    assert parse_question(bad) is None
 
 
 def test_however_many_leaves_there_are_only_so_many_are_looked_at(monkeypatch):

@@ -84,13 +84,13 @@ def test_trusted_means_the_admin_key_or_the_secret(headers, heeded, monkeypatch)
 
 
 def test_without_a_secret_an_empty_header_is_no_gateway() -> None:
-    assert not ClientHints("trusted", ADMIN, None).heeded({GATEWAY_HEADER.lower(): ""})
-    assert not ClientHints("trusted", None, SECRET).heeded({"authorization": "Bearer "})
+    assert not ClientHints("trusted", ADMIN, None).accepts({GATEWAY_HEADER.lower(): ""})
+    assert not ClientHints("trusted", None, SECRET).accepts({"authorization": "Bearer "})
 
 
 def test_a_call_without_a_request_is_trusted_by_nobody_else() -> None:
-    assert not ClientHints("trusted", ADMIN, SECRET).heeded(None)
-    assert ClientHints("on").heeded(None)
+    assert not ClientHints("trusted", ADMIN, SECRET).accepts(None)
+    assert ClientHints("on").accepts(None)
 
 
 def test_a_field_with_a_bad_value_is_refused_whether_it_counts_or_not(monkeypatch) -> None:

@@ -141,8 +141,8 @@ def asked(**fields: Any) -> SimpleNamespace:
 BOTH = "metadata,headers"
 
 
-def settle(obj: SimpleNamespace, request: HttpRequest, carriers: str = "none") -> None:
-    owner.settle(obj, headers_of(request), body_of(request), carriers)
+def set_tenant(obj: SimpleNamespace, request: HttpRequest, carriers: str = "none") -> None:
+    owner.set_tenant(obj, headers_of(request), body_of(request), carriers)
 
 
 def test_metadata_and_headers_name_the_tenant_of_a_request() -> None:
@@ -152,15 +152,15 @@ def test_metadata_and_headers_name_the_tenant_of_a_request() -> None:
         http({"metadata": {METADATA["cache_salt"]: "a"}}, X_Canopy_Cache_Salt="a"),
     ):
         obj = asked()
-        settle(obj, request, BOTH)
-        settle(obj, request, BOTH)
+        set_tenant(obj, request, BOTH)
+        set_tenant(obj, request, BOTH)
         assert (obj.extra_key, obj.cache_salt) == (None, "a")
     for carriers, named in (("none", None), ("headers", None), ("metadata", "a")):
-        settle(obj := asked(), http({"metadata": {METADATA["cache_salt"]: "a"}}), carriers)
+        set_tenant(obj := asked(), http({"metadata": {METADATA["cache_salt"]: "a"}}), carriers)
         assert obj.cache_salt == named
-    settle(messages := asked(), http({"cache_salt": "a"}))  # SGLang's model of them has no salt
+    set_tenant(messages := asked(), http({"cache_salt": "a"}))  # SGLang's model of them has no salt
     assert messages.cache_salt == "a"
-    settle(untouched := asked(cache_salt="own"), http({"metadata": {"user_id": "u"}}))
+    set_tenant(untouched := asked(cache_salt="own"), http({"metadata": {"user_id": "u"}}))
     assert untouched.cache_salt == "own"
 
 
@@ -174,21 +174,21 @@ def test_metadata_and_headers_name_the_tenant_of_a_request() -> None:
 )
 def test_a_tenant_that_is_named_twice_and_differently_is_refused(own, metadata, headers) -> None:
     with pytest.raises(CanopyError, match="several times, and differently"):
-        settle(asked(cache_salt=own), http({"metadata": metadata}, **headers), BOTH)
+        set_tenant(asked(cache_salt=own), http({"metadata": metadata}, **headers), BOTH)
 
 
 def test_a_header_that_client_and_gateway_both_send_is_refused() -> None:
     request = http({}, X_Canopy_Cache_Salt="named by the client")
     request.scope["headers"].append((b"x-canopy-cache-salt", b"named by the gateway"))
     with pytest.raises(CanopyError, match="several times, and differently"):
-        settle(asked(), request, BOTH)
-    settle(obj := asked(), request, "metadata")  # no header counts
+        set_tenant(asked(), request, BOTH)
+    set_tenant(obj := asked(), request, "metadata")  # no header counts
     assert obj.cache_salt is None
 
 
 def test_a_tenant_that_is_no_string_is_refused() -> None:
     with pytest.raises(CanopyError, match="must be strings"):
-        settle(asked(), http({"metadata": {METADATA["extra_key"]: 7}}), BOTH)
+        set_tenant(asked(), http({"metadata": {METADATA["extra_key"]: 7}}), BOTH)
 
 
 def test_our_keys_pass_in_metadata_where_custom_params_do_not(monkeypatch) -> None:
@@ -335,11 +335,11 @@ def test_a_batch_whose_prompts_all_name_a_tenant_is_served(rule) -> None:
 @pytest.mark.parametrize("own", [[""], ["", ""], ["a", ""], []], ids=str)
 def test_a_gateways_header_names_every_prompt_of_a_batch(own) -> None:
     obj = asked(cache_salt=own)
-    settle(obj, http({"cache_salt": own}, X_Canopy_Cache_Salt="a"), "headers")
+    set_tenant(obj, http({"cache_salt": own}, X_Canopy_Cache_Salt="a"), "headers")
     assert obj.cache_salt == "a"
 
 
 @pytest.mark.parametrize("own", [[7], [["a"]], [{}]], ids=str)
 def test_a_batch_with_a_tenant_that_is_no_string_is_refused(own) -> None:
     with pytest.raises(CanopyError, match="must be strings"):
-        settle(asked(cache_salt=own), http({}, X_Canopy_Cache_Salt="a"), "headers")
+        set_tenant(asked(cache_salt=own), http({}, X_Canopy_Cache_Salt="a"), "headers")

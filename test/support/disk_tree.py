@@ -87,7 +87,7 @@ class DiskTree(LiveTree):
         if cache.enable_storage:
             self._drain(n_backup=len(cache.ongoing_backup))
             if self.passes_on and self.storage is not None:
-                self.storage.current.pass_on()
+                self.storage.current.deliver_reports()
 
     def serve(self, tokens: list[int], time: float, **fields: Any) -> int:
         """One whole request, with what the disk has. Returns the tokens found in any tier."""

@@ -141,7 +141,7 @@ def queue_orders(rank: int, folder: Path) -> Any:
 
         def choose(shown: list[Any] = shown) -> tuple[Any, Any]:
             live.arrange(shown, lambda req: 0)
-            live.leave_out(shown)
+            live.exclude_deferred(shown)
             entered = SimpleNamespace(reqs=shown[:2]) if shown else None
             return entered, SimpleNamespace(is_empty=lambda: False)
 

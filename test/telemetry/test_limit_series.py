@@ -45,7 +45,7 @@ def test_a_tenant_whose_hints_come_true_is_told_from_one_whose_do_not() -> None:
     say_over(records, "honest", 400, 2)
     say_over(records, "liar", 0, 400)
     say_over(records, "behind a gateway", 400, 2, ("behind a gateway", GATEWAY))
-    assert records.heeded() == {
+    assert records.applied_hints() == {
         ("over", "client", True): 1,
         ("over", "client", False): 1,
         ("over", "gateway", True): 1,

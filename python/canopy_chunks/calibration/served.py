@@ -45,7 +45,7 @@ class ServedPrompts:
     """
 
     ask: Ask
-    settled: Callable[[], None]
+    wait_encoded: Callable[[], None]
     vocabulary: tuple[int, int]
     count: int = 6
     chunks: int = 6
@@ -66,7 +66,7 @@ class ServedPrompts:
         reuse."""
         for documents in self._documents:
             self._send(documents[::-1], None, fused=False)
-        self.settled()
+        self.wait_encoded()
 
     def ttft(self, ratio: float, share: float = 1.0) -> float:
         """Return equation 12: the mean over prompts of the median time to the first token, in

@@ -80,18 +80,22 @@ class KVCache:
             transfer.arrive(layer)
 
     def _slots_of(self, positions: torch.Tensor) -> torch.Tensor:
-        return _once(self._places, positions, lambda: self.slots[positions])
+        return _cached_result(self._places, positions, lambda: self.slots[positions])
 
     def _rows(self, positions: torch.Tensor) -> attention.Rows:
         """Return the rows' index tensors, whose prefix sums go to a device only once."""
-        return _once(self._batches, positions, lambda: attention.Rows.one(positions, self.slots))
+        return _cached_result(
+            self._batches, positions, lambda: attention.Rows.one(positions, self.slots)
+        )
 
     def _plan(self, q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor) -> list[halves.Step]:
         group = q.shape[1] // k.shape[1]
-        return _once(self._plans, positions, lambda: halves.plan(positions, group, q.dtype))
+        return _cached_result(
+            self._plans, positions, lambda: halves.plan(positions, group, q.dtype)
+        )
 
 
-def _once(
+def _cached_result(
     made_before: list[tuple[torch.Tensor, Made]], positions: torch.Tensor, make: Callable[[], Made]
 ) -> Made:
     """Return ``make()`` for these positions, called once for all layers.

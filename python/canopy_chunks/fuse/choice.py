@@ -50,7 +50,7 @@ class ChosenTokens:
 
     @property
     def _waiting(self) -> int:
-        """Picked tokens that the host does not have yet."""
+        """The number of picked tokens that are not on the host yet."""
         return 0 if self._copy is None else self._copy.tensor.numel()
 
     def rows(self) -> torch.Tensor:

@@ -133,19 +133,19 @@ def _place_from_device(model: Model, parts: Sequence[_Part], cache: KVCache) -> 
         first, last = skip + int(inside[0]), skip + int(inside[-1]) + 1
         keys.append(base.raw_k[:, first:last])
         values.append(base.v[:, first:last])
-    LayersScatter(keys, values, *_where(model, parts, cache), cache.k, cache.v).run()
+    LayersScatter(keys, values, *_locations(model, parts, cache), cache.k, cache.v).run()
 
 
 def _place_from_host(model: Model, parts: Sequence[_Part], cache: KVCache) -> None:
     """Place one layer at a time, as they are read."""
-    where = _where(model, parts, cache)
+    where = _locations(model, parts, cache)
     reads = read_layers_ahead([(p.chunk, inside) for p, inside, _ in parts], model.shape.layers)
     for layer, read in enumerate(reads):
         keys, values = ([to_device(x, cache.slots.device) for x in some] for some in zip(*read))
         one_layer(keys, values, *where, cache.k[layer], cache.v[layer]).run()
 
 
-def _where(
+def _locations(
     model: Model, parts: Sequence[_Part], cache: KVCache
 ) -> tuple[list[int], torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return (tokens of each part, source rows, cos/sin table indices, pool slots, cos/sin

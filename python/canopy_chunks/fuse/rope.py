@@ -1,8 +1,8 @@
 """Rotary embedding, applied and undone exactly, so that a chunk's keys can move to new positions.
 
 Keys are stored before rotation, but captured after it (the cache holds rotated keys). So rotation
-must be undone, in fp32, dividing by ``cos^2 + sin^2``: a scaled rotation (YaRN's attention factor)
-or a table rounded to bf16 is then undone too.
+must be undone, in fp32, dividing by ``cos^2 + sin^2``: this also undoes a scaled rotation (YaRN's
+attention factor) and a table rounded to bf16.
 """
 
 from __future__ import annotations

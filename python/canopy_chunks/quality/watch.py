@@ -93,8 +93,8 @@ class Watch:
 
         A suspect's check is never dropped. Returns whether one was dropped.
         """
-        under_way = self.waiting[0] if self._steps is not None else None
-        others = [one for one in self.waiting if one is not under_way]
+        current = self.waiting[0] if self._steps is not None else None
+        others = [one for one in self.waiting if one is not current]
         least = min(others, key=lambda one: self.meter.rank(one.request.tenant))
         rank = self.meter.rank(least.request.tenant)
         if rank[0] or rank >= self.meter.rank(tenant):

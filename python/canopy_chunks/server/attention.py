@@ -93,7 +93,7 @@ def _forward_extend(
         pool.set_kv_buffer(layer, KVWriteLoc(forward_batch.out_cache_loc, None), k, v)
     query = q.view(-1, layer.tp_q_head_num, layer.qk_head_dim)
     keys, values = pool.get_key_buffer(layer.layer_id), pool.get_value_buffer(layer.layer_id)
-    paged = _way(backend, plan, query, _stock_kernel(backend, query, keys))
+    paged = _faster_kernel(backend, plan, query, _stock_kernel(backend, query, keys))
     size = 1 if paged is None else backend.canopy_page_size
     out = plan.attend(
         query, pages.paged(keys, size), pages.paged(values, size), layer.scaling, paged
@@ -122,7 +122,7 @@ def _stock_kernel(backend: Any, q: torch.Tensor, keys: torch.Tensor) -> decompos
     return backend.canopy_choice.paged
 
 
-def _way(
+def _faster_kernel(
     backend: Any, plan: FusedAttention, q: torch.Tensor, paged: decomposition.Paged | None
 ) -> decomposition.Paged | None:
     """Return ``paged``, or None if Triton alone was measured to be faster on this chip."""

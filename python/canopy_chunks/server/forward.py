@@ -78,7 +78,7 @@ def set_positions(forward_batch: Any, runner: Any) -> None:
 
 
 def _run_without_sampling(worker: Any, run: Any, plan: FusedAttention) -> None:
-    """Run a forward that is not the batch's last: write its KV and sample nothing."""
+    """Run a forward other than the batch's last: write its KV without sampling."""
     from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch
 
     runner = worker.model_runner

@@ -151,7 +151,7 @@ class Library:
         recurs.
         """
         returns = not request.kept and bool(request.places)
-        returns = returns and self.heads.come_again(request.salt, request.places[0].head)
+        returns = returns and self.heads.seen_before(request.salt, request.places[0].head)
         for (start, end), keys, place in zip(request.bounds, request.keys, request.places):
             document = ids[start:end]
             if self._is_deleted(document, request):

@@ -167,22 +167,22 @@ class RowCache(KVCache):
     """
 
     floor: int = 0
-    _whole: tuple[int, torch.Tensor, torch.Tensor] | None = None
+    _last_read: tuple[int, torch.Tensor, torch.Tensor] | None = None
 
     def read(self, layer: int, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """As ``KVCache.read``. ``len(self)`` positions must be all positions, in order."""
         if positions.numel() != len(self) or not is_host(self.slots):
             return KVCache.read(self, layer, positions)
-        if self._whole is None or self._whole[0] != layer:
-            self._whole = (layer, *KVCache.read(self, layer, positions))
-        return self._whole[1:]
+        if self._last_read is None or self._last_read[0] != layer:
+            self._last_read = (layer, *KVCache.read(self, layer, positions))
+        return self._last_read[1:]
 
     def write(self, layer: int, positions: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         """As ``KVCache.write``, for positions from ``floor`` on.
 
         On a device all positions must be at or past ``floor``: a check would wait for the device.
         """
-        self._whole = None
+        self._last_read = None
         if not is_host(positions):
             KVCache.write(self, layer, positions, k, v)
             return

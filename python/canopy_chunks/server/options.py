@@ -126,7 +126,7 @@ class Options:
         return sum(sizes) << 20
 
     def capacity_bytes(self) -> dict[str, int]:
-        """Return the bytes of each tier of the chunk store, by name."""
+        """Return the capacity of each tier of the chunk store, in bytes, by name."""
         sizes = {"device": self.device_mb, "host": self.memory_mb, "disk": self.disk_mb}
         return {name: size << 20 for name, size in sizes.items() if size}
 

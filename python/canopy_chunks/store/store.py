@@ -277,10 +277,10 @@ class ChunkStore:
                 continue
             while tier.used_bytes + size > tier.capacity_bytes:
                 self._evict(index, now)
-            settled = self._settle(tier, key, chunk)
-            if settled is None:
+            converted = self._in_form_of(tier, key, chunk)
+            if converted is None:
                 break
-            entry = Entry(key, settled, size)
+            entry = Entry(key, converted, size)
             tier.entries[key] = entry
             tier.used_bytes += size
             self._documents.setdefault(chunk.document, set()).add(key)
@@ -319,7 +319,7 @@ class ChunkStore:
     def _size(self, tier: Tier, chunk: StoredChunk) -> int:
         return chunk.nbytes if tier.name != "disk" else disk.file_size(chunk)
 
-    def _settle(self, tier: Tier, key: str, chunk: StoredChunk) -> StoredChunk | None:
+    def _in_form_of(self, tier: Tier, key: str, chunk: StoredChunk) -> StoredChunk | None:
         """Return the chunk in this tier's form; ``None`` if it cannot be written."""
         if isinstance(chunk, disk.DiskChunk):
             return chunk

@@ -70,7 +70,7 @@ class Heads:
     by_salt: dict[str, OrderedDict[int, None]] = field(default_factory=dict)
     count: int = 0
 
-    def come_again(self, salt: str, head: Tokens) -> bool:
+    def seen_before(self, salt: str, head: Tokens) -> bool:
         """Note a head. Returns whether it had occurred before."""
         own, key = self.by_salt.setdefault(salt, OrderedDict()), hash(head)
         if key in own:

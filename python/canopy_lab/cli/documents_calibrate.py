@@ -60,7 +60,7 @@ def run(args: Options) -> int:
             f"{server.url} does not reuse documents; start it with --canopy-chunks on"
         )
     sizes = (args.prompts, args.chunks, args.chunk_tokens, args.repeats)
-    prompts = ServedPrompts(_asking(server), _settling(server), server.token_range, *sizes)
+    prompts = ServedPrompts(_asker(server), _encoding_waiter(server), server.token_range, *sizes)
     prompts.learn()
     found, search = calibrate_server(prompts, args.floor, slack=args.slack)
     for ratio, seconds in sorted(search.probes):
@@ -81,7 +81,7 @@ def run(args: Options) -> int:
     return 0
 
 
-def _asking(server: Any) -> Any:
+def _asker(server: Any) -> Any:
     from sglang_canopy.wire.document_names import BOUNDS, RATIO
 
     def ask(ids: Any, bounds: Any, ratio: float | None) -> tuple[float, dict[str, Any]]:
@@ -94,13 +94,13 @@ def _asking(server: Any) -> Any:
     return ask
 
 
-def _settling(server: Any) -> Any:
+def _encoding_waiter(server: Any) -> Any:
     from canopy_lab.live.profile.client import wait_until
 
-    def settled() -> None:
+    def wait_encoded() -> None:
         if not wait_until(lambda: not server.state(STATE).get("waiting_chunks"), MOST_S, 0.5):
             raise CanopyError(
                 f"the server has not encoded the documents after {MOST_S // 60} minutes"
             )
 
-    return settled
+    return wait_encoded

@@ -39,7 +39,7 @@ def module_of(name: str) -> str:
     return f"canopy_lab.cli.{name.replace(' ', '_')}"
 
 
-def _whole(argv: list[str]) -> list[str]:
+def _pass_through(argv: list[str]) -> list[str]:
     """Insert ``--`` before the first argument of ``argv`` that is not the command's own option."""
     own = 0
     while own < len(argv) and argv[own] in ("-h", "--help", "--json", "--"):
@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _overview(argv)
     rest = argv[len(name.split()) :]
     parser, module = parser_of(name)
-    args = parser.parse_args(_whole(rest) if name in TAKES_THE_REST else rest)
+    args = parser.parse_args(_pass_through(rest) if name in TAKES_THE_REST else rest)
     try:
         return module.run(*(declared.read(group, args) for group in module.OPTIONS)) or 0
     except CanopyError as error:

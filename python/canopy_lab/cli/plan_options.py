@@ -44,7 +44,7 @@ def _names(text: str) -> tuple[str, ...]:
     return names
 
 
-def _whole(text: str) -> tuple[int, ...]:
+def _integers(text: str) -> tuple[int, ...]:
     names = _names(text)
     if not all(name.isdecimal() and int(name) >= 1 for name in names):
         raise CanopyError(f"must be whole numbers of 1 or more, got {text!r}")
@@ -210,7 +210,7 @@ class Choosing:
         "--instances",
         "numbers of servers to try",
         metavar="N,N",
-        parse=_whole,
+        parse=_integers,
         shown_default="1",
     )
     dram_max_gib: float = declare(
@@ -257,7 +257,7 @@ class EngineOptions:
     )  # fmt: skip
     routing: str = declare("prefix-aware", "--routing", "how requests are spread", choices=ROUTINGS)
     page_size: tuple[int, ...] = declare(
-        (1, 64), "--page-size", _TRIED, metavar="A,B", parse=_whole, shown_default="1,64"
+        (1, 64), "--page-size", _TRIED, metavar="A,B", parse=_integers, shown_default="1,64"
     )
     prefetch_policy: tuple[str, ...] = declare(
         ("timeout", "wait_complete"), "--prefetch-policy", f"{_TRIED}: {', '.join(PREFETCH_POLICIES)}",
@@ -273,7 +273,7 @@ class EngineOptions:
         metavar="A,B", parse=_of(SCHEDULE_POLICIES), shown_default=_GIVEN["schedule_policy"],
     )  # fmt: skip
     chunked_prefill_size: tuple[int, ...] | None = declare(
-        None, "--chunked-prefill-size", _TRIED, metavar="A,B", parse=_whole,
+        None, "--chunked-prefill-size", _TRIED, metavar="A,B", parse=_integers,
         shown_default="SGLang's for --gpu-memory-gib",
     )  # fmt: skip
     gpu_memory_gib: float = declare(80.0, "--gpu-memory-gib", "of one GPU", metavar="G", low=0)

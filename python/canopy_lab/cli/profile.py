@@ -89,15 +89,15 @@ def measure(args: Options) -> EngineProfile:
     limits = Limits(longest, max(context, 0), args.max_batch, args.repeats)
     kv_bytes, layers = _shape(args, facts)
 
-    def say(what: str) -> None:
+    def show(what: str) -> None:
         if sys.stderr.isatty():
             print(f"\r\033[K{what}", end="", file=sys.stderr, flush=True)
 
-    measurer = Measurer(server, limits, args.seed, say)
+    measurer = Measurer(server, limits, args.seed, show)
     costs = measurer.surfaces()
-    say("bandwidths")
+    show("bandwidths")
     tiers = measure_tiers(measurer, kv_bytes)
-    say("")
+    show("")
     model = str(facts.get("served_model_name") or Path(str(facts["model_path"])).name)
     model = Path(model).name
     on_cpu = str(facts.get("device")) == "cpu"

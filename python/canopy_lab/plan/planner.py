@@ -186,7 +186,7 @@ def make_plan(
     footprint_gib = footprint(work.trace, work.engine)
     space = make_space(request, footprint_gib, work.prices, least_size(work.trace, work.engine))
 
-    def say(stage: str, done: int) -> None:
+    def report_progress(stage: str, done: int) -> None:
         if progress is not None:
             progress(stage, done, request.options.evaluations)
 
@@ -196,14 +196,14 @@ def make_plan(
             part = work.with_trace(busiest(work.trace, request.sample_requests))
             target = Target(objectives, request.constraints, request.minimise, request.options)
             with Evaluator(part, jobs=jobs, cache=cache) as on_part:
-                found = sampled_search(space, target, on_part, evaluate, [fixed], say)
+                found = sampled_search(space, target, on_part, evaluate, [fixed], report_progress)
         else:
             found = search(
                 space, objectives, evaluate, certain_of=evaluate.certain_of, options=request.options,
-                progress=say,
+                progress=report_progress,
             )  # fmt: skip
         baseline = found.rows.get(fixed) or evaluate([fixed])[0]
-        checked = _checked(request, space, found, evaluate, say)
+        checked = _checked(request, space, found, evaluate, report_progress)
     rows = list(found.rows.values())
     points = objectives.matrix(rows)
     scale = Scale.of(points)
@@ -246,7 +246,7 @@ def _checked(
     space: Space,
     found: SearchResult,
     evaluate: Evaluator,
-    say: Callable[[str, int], None],
+    report_progress: Callable[[str, int], None],
 ) -> _Checked:
     """Choose among rows simulated on the whole trace; evaluate the neighbours of the choice.
 
@@ -256,15 +256,15 @@ def _checked(
     choice = choose(rows, request.constraints, request.minimise)
     if not request.checks:
         return _Checked(choice, sensitivity={1.0: choice.row})
-    say("neighbours", len(rows))
+    report_progress("neighbours", len(rows))
     if len(rows) == len(found.rows):
         choice, seen = settle(choice, rows, request.constraints, request.minimise, space, evaluate)
         found.stages["neighbours"] = len(seen) - len(rows)
         found.rows, rows = seen, list(seen.values())
-    say("how sure", len(rows))
+    report_progress("how sure", len(rows))
     choice, sure, unsure = _sure(choice, rows, request, evaluate)
     near = rejected(choice, found.rows, request.constraints, request.minimise, space)
-    say("other loads", len(rows))
+    report_progress("other loads", len(rows))
     chosen = configuration_of(choice.row)
     others = evaluate.at_loads([(chosen, load) for load in request.loads])
     loads = {1.0: choice.row, **dict(zip(request.loads, others))}

@@ -74,7 +74,7 @@ def sampled_search(
     for _ in range(ROUNDS):
         chosen = configuration_of(found.choice.row)
         near = [*beside(chosen, window, space), *space.alternatives(chosen)]
-        new = [c for c in dict.fromkeys(near) if c not in window and _sold(c, on_window)]
+        new = [c for c in dict.fromkeys(near) if c not in window and _is_sold(c, on_window)]
         if not new:
             break
         window.update(zip(new, on_window(new)))
@@ -112,7 +112,7 @@ def _corrected(found: Screened) -> dict[Configuration, Row]:
     return rows
 
 
-def _sold(c: Configuration, evaluate: Evaluator) -> bool:
+def _is_sold(c: Configuration, evaluate: Evaluator) -> bool:
     """Whether the disk is sold in that size."""
     try:
         evaluate.certain_of(c, [{"makespan_s": 0.0}])

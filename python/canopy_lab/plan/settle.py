@@ -47,7 +47,7 @@ def settle(
     for _ in range(ROUNDS):
         chosen = configuration_of(choice.row)
         near = [c for c in beside(chosen, seen, space) if _may_win(c, choice, minimise, evaluate)]
-        others = [c for c in space.alternatives(chosen) if _sold(c, evaluate)]
+        others = [c for c in space.alternatives(chosen) if _is_sold(c, evaluate)]
         new = [c for c in dict.fromkeys((*near, *others)) if c not in seen]
         if not new:
             break
@@ -88,13 +88,13 @@ def _may_win(
     c: Configuration, choice: ChosenConfiguration, minimise: Metric, evaluate: Evaluator
 ) -> bool:
     """Whether a neighbouring size could be better, given the lower bound of its cost."""
-    if not _sold(c, evaluate):
+    if not _is_sold(c, evaluate):
         return False
     certain = evaluate.certain_of(c, [choice.row]).get(minimise.key)
     return not choice.feasible or certain is None or certain < choice.row[minimise.key]
 
 
-def _sold(c: Configuration, evaluate: Evaluator) -> bool:
+def _is_sold(c: Configuration, evaluate: Evaluator) -> bool:
     """Whether the disk is sold in that size."""
     try:
         evaluate.certain_of(c, [{"makespan_s": 0.0}])

@@ -61,7 +61,7 @@ def to_requests(
     else:
         records = trace if isinstance(trace, Sequence) else list(trace)
         labels = None if shuffle_seed is None else _shuffled_labels(records, shuffle_seed)
-        futures = None if hints is None else _spoken(records, hints)
+        futures = None if hints is None else _simulated_hints(records, hints)
     last, last_given = -inf, -inf
     for index, record in enumerate(records):
         if record.time_s < last_given:
@@ -127,20 +127,22 @@ def _shuffled_labels(trace: Iterable[TraceRequest], seed: int) -> list[_Label]:
     return labels
 
 
-def _spoken(trace: Sequence[TraceRequest], hints: Hints) -> list[tuple[bool, float | None]]:
+def _simulated_hints(
+    trace: Sequence[TraceRequest], hints: Hints
+) -> list[tuple[bool, float | None]]:
     """Return the hints (over, return_in_s) of each record."""
     draw = random.Random(hints.seed)
     truth = continuations(trace)
     gaps = [gap for gap in truth if gap is not None]
-    speaks: dict[object, bool] = {}
+    gives_hints: dict[object, bool] = {}
     hinted: list[tuple[bool, float | None]] = []
     for index, (record, gap) in enumerate(zip(trace, truth)):
         client: object = index if record.conversation is None else record.conversation
-        if client not in speaks:
-            speaks[client] = draw.random() < hints.share
+        if client not in gives_hints:
+            gives_hints[client] = draw.random() < hints.share
         right = draw.random() < hints.accuracy
         other = draw.choice(gaps) if gaps else None
-        if not speaks[client]:
+        if not gives_hints[client]:
             hinted.append((False, None))
             continue
         over = (gap is None) == right

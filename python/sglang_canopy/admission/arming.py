@@ -41,7 +41,7 @@ class Arming:
         self.armed = always
         self.thrash = Thrash(capacity_tokens)
         self.times_armed = 0
-        self.times_in_vain = 0
+        self.ineffective_arms = 0
         """Times that it disarmed because it did not help."""
         self._behind = 0.0
         self._answers = 0
@@ -111,7 +111,7 @@ class Arming:
         if lost <= max(_HIGH, self._worst):
             self._hold_off_s = _HOLD_OFF_S
             return
-        self.times_in_vain += 1
+        self.ineffective_arms += 1
         self._not_before = now + self._hold_off_s
         self._wary_until = -math.inf
         self._hold_off_s *= 2

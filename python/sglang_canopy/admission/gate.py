@@ -179,7 +179,7 @@ class SessionGate:
                 self._forget(session)
         if session.active:
             self.footprints.moved(session, self.now)
-        self._settle()
+        self._arm_and_pause()
 
     def _learn(self, session: Session, request: Request) -> None:
         """Learn from one answer to a request, unless it was aborted."""
@@ -206,7 +206,7 @@ class SessionGate:
         else:  # paused before
             self.line.discard(session)
             self.places.pause(session, self.now)
-        self._settle()
+        self._arm_and_pause()
 
     def hint_over(self, tenant: str | None, conversation: Hashable) -> None:
         """Apply a client's hint that a conversation is over."""
@@ -224,7 +224,7 @@ class SessionGate:
             "mode": self.settings.mode,
             "armed": self.arming.armed,
             "times_armed": self.arming.times_armed,
-            "times_in_vain": self.arming.times_in_vain,
+            "ineffective_arms": self.arming.ineffective_arms,
             "thrash_share": round(self.arming.thrash.share, 4),
             "waiting_sessions": len(self.line),
             "active_sessions": len(self.places.active),
@@ -271,7 +271,7 @@ class SessionGate:
                 else:
                     self._enter(session)
 
-    def _settle(self) -> None:
+    def _arm_and_pause(self) -> None:
         """Arm and pause, if necessary, after the end of a request."""
         self._changed = True
         surplus = self.places.too_many()

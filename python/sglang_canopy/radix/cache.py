@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
-from sglang_canopy.thread_time import of_the_tree
+from sglang_canopy.thread_time import timed_method
 
 if TYPE_CHECKING:
     from sglang_canopy.radix.core import CanopyTreeCore
@@ -51,7 +51,7 @@ class CanopyRadixCache(UnifiedRadixCache):
         finally:
             core.inserting = None
 
-    @of_the_tree
+    @timed_method
     def _evict_components(
         self,
         request_by_type: dict[ComponentType, int],

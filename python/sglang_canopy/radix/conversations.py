@@ -64,19 +64,19 @@ class Conversations:
         self.tree = tree
         self._ends: dict[str | None, dict[Hashable, End]] = {}
         self._count = 0
-        self.under_way = UnderWay()
+        self.running_children = RunningChildren()
 
     def __len__(self) -> int:
         return self._count
 
     def received(self, request: LiveRequest) -> None:
         """Keep the conversations that wait for running or waiting children."""
-        for tenant, parent in self.under_way.waiting(request.time):
+        for tenant, parent in self.running_children.waiting(request.time):
             self._keep_parents(tenant, parent, request.time)
         if request.parent is not None:
             self._keep_parents(request.tenant, request.parent, request.time)
             if request.conversation is not None and request.first is None:
-                self.under_way.began(request)
+                self.running_children.began(request)
 
     def admitted(self, request: LiveRequest) -> None:
         """Handle an admitted request, after the policies have received it."""
@@ -101,7 +101,7 @@ class Conversations:
             return
         if request.done:
             if request.parent is not None and not request.samples:
-                self.under_way.ended(request.number)
+                self.running_children.ended(request.number)
                 self._keep_parents(request.tenant, request.parent, self.tree.clock.now)
             if request.left is not None:
                 self._retire_branch(request, node)
@@ -179,7 +179,7 @@ class Conversations:
     def clear(self) -> None:
         self._ends.clear()
         self._count = 0
-        self.under_way.clear()
+        self.running_children.clear()
 
     # ---- parents and branches ----
 
@@ -258,7 +258,7 @@ class Conversations:
                 self._ends = {tenant: ends for tenant, ends in self._ends.items() if ends}
 
 
-class UnderWay:
+class RunningChildren:
     """Running requests of child conversations. Times are on the requests' clock."""
 
     def __init__(self) -> None:

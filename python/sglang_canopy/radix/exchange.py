@@ -116,7 +116,7 @@ class Exchange:
             )  # the disk's policy is not exchanged
         new = live_cache(change.device.name, change.device.config, tiers, lambda _: None)
         before, after = live.running, change.device.name
-        device, host, live.learners = self._taught(new)
+        device, host, live.learners = self._with_learnt_state(new)
         live.price_by_depth(device, host)
         live.running, live.tiers = after, dataclasses.replace(live.tiers, host=change.host)
         nodes = list(tree._node_arena.values())
@@ -129,7 +129,7 @@ class Exchange:
         del self.changes[:-MAX_CHANGES]
         logger.info("canopy: policy %s instead of %s (%s)", after, before, why)
 
-    def _taught(self, new: LiveCache) -> tuple[Policy, Policy, tuple[Policy, ...]]:
+    def _with_learnt_state(self, new: LiveCache) -> tuple[Policy, Policy, tuple[Policy, ...]]:
         """Return the policies of the device and the host, and the learning policies, device
         first."""
         before = self.tree.live.learners
@@ -151,7 +151,7 @@ class Exchange:
 
     def _learner(self, policy: Policy, before: tuple[Policy, ...]) -> Policy:
         """Return ``policy`` with the state of an equal learner, the meter, or its own last run."""
-        same = _going_on(policy, before)
+        same = _sharing_model(policy, before)
         if same is not None:
             return same
         meter = self.tree.live.meter
@@ -164,7 +164,7 @@ class Exchange:
         return policy
 
 
-def _going_on(policy: Policy, learners: tuple[Policy, ...]) -> Policy | None:
+def _sharing_model(policy: Policy, learners: tuple[Policy, ...]) -> Policy | None:
     """Return a policy that shares the model of ``policy``'s equal among ``learners``, or
     ``None``."""
     for one in learners:

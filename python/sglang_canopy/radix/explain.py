@@ -28,7 +28,7 @@ Counts, not times: every rank must read the same ones.
 """
 
 
-def question_of(text: str) -> tuple[str, dict[str, Any]] | None:
+def parse_question(text: str) -> tuple[str, dict[str, Any]] | None:
     """Parse a message: the name of the answer, and the question (``conversation``, and ``tenant``,
     absent for all tenants). ``None`` for any other text."""
     try:
@@ -50,11 +50,11 @@ def explain(core: CanopyTreeCore, body: dict[str, Any]) -> list[dict[str, Any]]:
         tenants = [body["tenant"]]
     else:
         tenants = core.conversations.tenants_of(conversation)[:MAX_TENANTS]
-    order = _next_to_go(core) if tenants else []
+    order = _next_victims(core) if tenants else []
     return [_of_tenant(core, tenant, conversation, order) for tenant in tenants]
 
 
-def _next_to_go(core: CanopyTreeCore) -> list[tuple[UnifiedTreeNode, int]]:
+def _next_victims(core: CanopyTreeCore) -> list[tuple[UnifiedTreeNode, int]]:
     """Return the next victims, and the tokens of each that would be evicted."""
     victims = core.evictable_device_leaves.lowest_ranked(LOOKED_AHEAD_TOKENS, LOOKED_AHEAD_LEAVES)
     return [(node, len(node.key) - keep) for node, keep in victims]
@@ -73,7 +73,7 @@ def _of_tenant(
     for row in nodes:
         for tier in row["tiers"]:
             tokens[tier] += row["tokens"]
-    own = [n.canopy.last_access for n in _above(core, end) if not n.canopy.shared]
+    own = [n.canopy.last_access for n in _ancestors(core, end) if not n.canopy.shared]
     return {
         "tenant": shown_tenant(tenant),
         "conversation": conversation,
@@ -83,7 +83,7 @@ def _of_tenant(
         "nodes": nodes[:MAX_NODES],
         "policy": core.live.device_policy.name,
         "belief": {} if end is None else dict(core.live.device_policy.explain(end.canopy, now)),
-        "next_to_go": None if end is None else _turn(core, end, order),
+        "next_to_go": None if end is None else _eviction_place(core, end, order),
         "evicted": [
             {
                 "evicted_ago_s": round(now - one.time, 3),
@@ -101,7 +101,7 @@ def _of_tenant(
     }
 
 
-def _above(core: CanopyTreeCore, node: UnifiedTreeNode | None) -> list[UnifiedTreeNode]:
+def _ancestors(core: CanopyTreeCore, node: UnifiedTreeNode | None) -> list[UnifiedTreeNode]:
     """Return ``node`` and its ancestors, deepest first."""
     found = []
     while node is not None and node is not core.root_node:
@@ -112,7 +112,7 @@ def _above(core: CanopyTreeCore, node: UnifiedTreeNode | None) -> list[UnifiedTr
 
 def _path(core: CanopyTreeCore, end: UnifiedTreeNode) -> list[dict[str, Any]]:
     now, offset, rows = core.clock.now, 0, []
-    for node in reversed(_above(core, end)):
+    for node in reversed(_ancestors(core, end)):
         data, leaf = node.component_data[BASE_COMPONENT_TYPE], node.canopy
         held = (data.value is not None, data.host_value is not None, leaf.on_disk)
         rows.append(
@@ -130,13 +130,13 @@ def _path(core: CanopyTreeCore, end: UnifiedTreeNode) -> list[dict[str, Any]]:
     return rows
 
 
-def _turn(
+def _eviction_place(
     core: CanopyTreeCore, end: UnifiedTreeNode, order: list[tuple[UnifiedTreeNode, int]]
 ) -> dict[str, Any]:
     """Return how many other tokens would be evicted before this path's last node on the device."""
     on_device = {
         node
-        for node in _above(core, end)
+        for node in _ancestors(core, end)
         if node.component_data[BASE_COMPONENT_TYPE].value is not None
     }
     rate = core.traffic.decisions.rate(DEVICE, core.clock.now)

@@ -141,12 +141,12 @@ def complete(request: LiveRequest, req: Req) -> None:
     reason: the client's fields are used, and the next turn supplies the rest.
     """
     request.done = True
-    elsewhere = _goes_on_elsewhere(req)
-    output = [] if elsewhere else list(req.output_ids)
+    handed_over = _handed_to_decode(req)
+    output = [] if handed_over else list(req.output_ids)
     request.output_tokens = len(output)
     request.cached_tokens = req.cached_tokens
     request.stop = request.stop_hint
-    if request.stop is None and not elsewhere:
+    if request.stop is None and not handed_over:
         request.stop = _stop_reason(req, request, output)
     covered = len(request.path) * request.block_tokens
     extend_path(request, [*req.origin_input_ids[covered:], *output])
@@ -163,7 +163,7 @@ def extend_path(request: LiveRequest, tokens: Sequence[int]) -> None:
     request.hash = chain
 
 
-def _goes_on_elsewhere(req: Req) -> bool:
+def _handed_to_decode(req: Req) -> bool:
     """Return whether SGLang handed ``req`` to a decode server.
 
     SGLang marks this by a finish length of 0, although the first token is computed.

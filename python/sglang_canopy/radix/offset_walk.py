@@ -22,7 +22,7 @@ from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
 from sglang.srt.mem_cache.unified_cache.unified_tree_core_interface import InsertStepResult
 
 from sglang_canopy.radix.key_cursor import TOKEN_BYTES, CappedKey, KeyCursor
-from sglang_canopy.thread_time import of_the_tree
+from sglang_canopy.thread_time import timed_method
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.base_prefix_cache import InsertParams, MatchPrefixParams
@@ -37,7 +37,7 @@ class OffsetWalkCore(UnifiedTreeCore):
         self._at_once: list[Any] = []
         """Actions of a one-step insert; the cache removes them as it performs them."""
 
-    @of_the_tree
+    @timed_method
     def match_prefix(self, params: MatchPrefixParams) -> Any:
         key = params.key
         if self.page_size > 1 and self._walks(key):
@@ -89,7 +89,7 @@ class OffsetWalkCore(UnifiedTreeCore):
             cache_actions=[] if action is None else [action],
         )
 
-    @of_the_tree
+    @timed_method
     def begin_insert(self, params: InsertParams) -> Any:
         key = params.key
         if params.value is None or not self._walks(key):
@@ -162,7 +162,7 @@ class OffsetWalkCore(UnifiedTreeCore):
         self.components[0].commit_insert_component_data(node, new, params, result, actions)
         return InsertStepResult(actions, result)
 
-    @of_the_tree
+    @timed_method
     def _insert_walk_step(self, state: Any) -> None:
         if not self._walks(state.key) or not self._insert_along_whole_nodes(state):
             super()._insert_walk_step(state)

@@ -31,7 +31,7 @@ class ParallelSamples:
         first = mine.get(request.group)
         if first is not None:
             request.first, request.samples = first, 0
-            # One request: its nodes are used once, at one time.
+            # A sample counts as its warm-up: their nodes are used once, at one time.
             request.number, request.time = first.number, first.time
             self._left[request.group] -= 1
             if not self._left[request.group]:

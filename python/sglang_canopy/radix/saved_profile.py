@@ -110,7 +110,7 @@ class Profile:
         except OSError as error:
             if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
                 os.close(lock)
-                self._say_once(
+                self._warn_once(
                     "another server saves the policy's profile to %s; this one does when that "
                     "one has ended, or give it a profile of its own",
                     self.path,
@@ -156,9 +156,9 @@ class Profile:
                 if self.claim():
                     replace_file(self.path, json.dumps(state), durable=True)
         except OSError as error:
-            self._say_once("cannot save the policy's profile to %s: %s", self.path, error)
+            self._warn_once("cannot save the policy's profile to %s: %s", self.path, error)
 
-    def _say_once(self, message: str, *arguments: Any) -> None:
+    def _warn_once(self, message: str, *arguments: Any) -> None:
         if message not in self._logged:
             self._logged.add(message)
             logger.warning(message, *arguments)

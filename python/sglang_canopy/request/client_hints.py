@@ -51,7 +51,7 @@ class ClientHints:
         )
         return GATEWAY if trusted else CLIENT
 
-    def heeded(self, headers: Mapping[str, str] | None) -> bool:
+    def accepts(self, headers: Mapping[str, str] | None) -> bool:
         """Whether to use hints of a request with these headers; ``None``: a request without headers."""
         if self.mode != TRUSTED:
             return self.mode == ON
@@ -59,7 +59,7 @@ class ClientHints:
 
     def allowed(self, fields: dict[str, Any], headers: Mapping[str, str] | None) -> dict[str, Any]:
         """Return a request's validated ``fields`` without its unauthorised ones."""
-        if fields.keys().isdisjoint(PRIORITY_FIELDS) or self.heeded(headers):
+        if fields.keys().isdisjoint(PRIORITY_FIELDS) or self.accepts(headers):
             return fields
         return {field: value for field, value in fields.items() if field not in PRIORITY_FIELDS}
 

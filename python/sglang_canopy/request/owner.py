@@ -61,7 +61,7 @@ def tenant_fields(request: Any, body: Mapping[str, Any] | None = None) -> dict[s
     return found
 
 
-def settle(
+def set_tenant(
     obj: Any,
     headers: Mapping[str, str] | None,
     body: Mapping[str, Any],
@@ -116,7 +116,7 @@ class RequireTenant:
         self._warned = False
 
     def check(self, obj: Any, headers: Mapping[str, str] | None) -> str | None:
-        """Return a warning about ``obj``, once per process. Call it after ``settle``.
+        """Return a warning about ``obj``, once per process. Call it after ``set_tenant``.
 
         With mode ``off``, warn if only some requests have a tenant: a gateway may drop the fields on one
         route only. Raises ``CanopyError`` if a tenant is required.

@@ -316,7 +316,7 @@ class HintRecords:
         tenant = who[0] if isinstance(who, tuple) else who
         return self._records.get(tenant, _NO_HINTS)
 
-    def heeded(self) -> Counter[tuple[str, str, bool]]:
+    def applied_hints(self) -> Counter[tuple[str, str, bool]]:
         """Count tenants by kind of hint (``over``, ``return``), source (``CLIENT`` or other), and
         whether the hints are applied."""
         counts: Counter[tuple[str, str, bool]] = Counter()

@@ -87,7 +87,7 @@ class CanopyStorage(HiCacheStorage):
         if self.sweeper is not None:
             self.sweeper.stop()
         if self.current is not None:
-            self.current.pass_on()
+            self.current.deliver_reports()
             self.current.store.close()
 
     def clear(self) -> None:
@@ -165,7 +165,7 @@ class CanopyStorage(HiCacheStorage):
         return True
 
     def _write(self, keys: Sequence[str], views: Views, prefix_key: str | None) -> None:
-        self._guarded(lambda: self._opened().pass_on(), None)
+        self._guarded(lambda: self._opened().deliver_reports(), None)
         self._guarded(lambda: self._opened().write(keys, views, prefix_key), None)
 
     def _read(self, keys: Sequence[str], views: Views) -> list[bool]:
@@ -191,7 +191,7 @@ class CanopyStorage(HiCacheStorage):
 
     def sweep(self) -> None:
         """Deliver uses and requests to the store, and remove expired pages."""
-        self._guarded(self._opened().pass_on, None)
+        self._guarded(self._opened().deliver_reports, None)
         self._guarded(lambda: self._opened().store.sweep(), 0)
 
     # ---- helpers ----

@@ -109,7 +109,7 @@ class CurrentStore:
         self.table.add_read([k for k, _ in found], [m for _, m in found])
         return ok
 
-    def pass_on(self) -> None:
+    def deliver_reports(self) -> None:
         """Deliver to the store the requests and uses that the tree reported since the last call."""
         if not self._passing_on.acquire(blocking=False):
             return  # another thread delivers them

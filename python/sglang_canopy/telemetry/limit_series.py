@@ -36,14 +36,14 @@ METRICS = (
 )
 
 
-def heeded(model: Any) -> list[dict[str, Any]]:
+def hint_rows(model: Any) -> list[dict[str, Any]]:
     """Return the number of tenants with applied and ignored hints, by kind of hint and source.
 
     ``model``: the policy's reuse model; ``None`` for a policy that does not learn.
     """
     if model is None:
         return []
-    counts = model.hints.heeded()
+    counts = model.hints.applied_hints()
     rows = product(("over", "return"), (CLIENT, GATEWAY, INFERRED), (True, False))
     return [
         {"said": hint, "source": source, "heeded": acts, "tenants": counts[hint, source, acts]}

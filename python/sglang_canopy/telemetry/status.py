@@ -25,7 +25,7 @@ from sglang_canopy.reuse.bins import EDGES
 from sglang_canopy.telemetry.history import POINT_S, History
 from sglang_canopy.telemetry.holdings import Holdings
 from sglang_canopy.telemetry.hour import Hour, Sums
-from sglang_canopy.telemetry.limit_series import heeded, limits
+from sglang_canopy.telemetry.limit_series import hint_rows, limits
 from sglang_canopy.telemetry.prefill_seconds import PrefillSeconds, status_of
 from sglang_canopy.tenant import shown_tenant
 from sglang_canopy.ttl.table import RESIDUAL
@@ -97,7 +97,7 @@ class Status:
             "groups": list(self._groups()),
             "keep": keep,
             "limits": limits(keep, disk),
-            "hints": heeded(getattr(self.cache.tree_core.live.device_policy, "model", None)),
+            "hints": hint_rows(getattr(self.cache.tree_core.live.device_policy, "model", None)),
             "awaited": _shown(self.cache.tree_core.protected.waiting.budget.stats(), "tenants"),
             "disk": disk,
             "session_gate": self._gate(now),

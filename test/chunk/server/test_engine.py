@@ -65,7 +65,7 @@ def prompt(ids, order=(0, 1, 2)):
 
 def know_head(engine: ChunkEngine, state) -> None:
     """As if the tokens before the first document had come before."""
-    engine.library.heads.come_again(state.salt, state.places[0].head)
+    engine.library.heads.seen_before(state.salt, state.places[0].head)
 
 
 def learn(engine: ChunkEngine, req, head_returns: bool = True) -> None:

@@ -38,10 +38,10 @@ def test_behind_the_prefix_there_are_no_stand_ins() -> None:
 
 def test_heads_are_bounded_and_of_each_tenants_own() -> None:
     heads = Heads(most=4)
-    assert not heads.come_again("mine", HEAD)
-    assert not heads.come_again("yours", HEAD)
+    assert not heads.seen_before("mine", HEAD)
+    assert not heads.seen_before("yours", HEAD)
     for i in range(100):
-        heads.come_again("invented", (i,))
+        heads.seen_before("invented", (i,))
     assert heads.count == 4
-    assert heads.come_again("mine", HEAD)
-    assert heads.come_again("yours", HEAD)
+    assert heads.seen_before("mine", HEAD)
+    assert heads.seen_before("yours", HEAD)

@@ -175,7 +175,7 @@ def test_a_session_that_is_paused_waits_in_sglangs_queue_until_the_rest_fits() -
         scheduler.step()
         for i in (2, 1, 0):
             scheduler.end(f"r{i}{turn}")
-            scheduler.gate.settle(scheduler)
+            scheduler.gate.report_ended(scheduler)
     assert scheduler.gate.gate.stats()["pauses"] == 1
     scheduler.add(Req("paused", "s2", 40, 10.0))
     scheduler.add(Req("under way", "s0", 40, 10.0))
@@ -218,7 +218,7 @@ def test_a_name_that_is_used_again_is_another_request() -> None:
     scheduler.add(Req("job", "s1", 90, 1.0))
     assert scheduler.shown() == []
     scheduler.waiting_queue.pop()  # its client hangs up
-    scheduler.gate.settle(scheduler)
+    scheduler.gate.report_ended(scheduler)
     assert scheduler.gate.gate.stats()["active_sessions"] == 1
     assert not scheduler.gate.gate.pressed
 
@@ -257,7 +257,7 @@ def test_refused_requests_are_told_when_to_come_back_and_leave_nothing() -> None
     assert scheduler.step() == ["r0"]
     scheduler.end("r0")
     scheduler.gate.gate.hint_over(None, "s0")
-    scheduler.gate.settle(scheduler)
+    scheduler.gate.report_ended(scheduler)
     scheduler.gate.gate.hint_over(None, "s0")
     assert scheduler.add(Req("r1b", "s1", 90, 2.0)) is None
 
@@ -407,7 +407,7 @@ def crowd(count: int, always: bool) -> Scheduler:
         scheduler.add(Req(f"r{number}", f"s{number}", 80, number / 1e3))
     first = scheduler.waiting_queue.pop(0)
     scheduler.running_batch.reqs.append(first)
-    scheduler.gate.settle(scheduler)
+    scheduler.gate.report_ended(scheduler)
     return scheduler
 
 

@@ -50,15 +50,15 @@ class Surfaces:
 
 
 class Measurer:
-    """Measures one server. ``say`` is called with the name of the next measurement."""
+    """Measures one server. ``show`` is called with the name of the next measurement."""
 
     def __init__(
-        self, server: ProfiledServer, limits: Limits, seed: int, say: Callable[[str], None]
+        self, server: ProfiledServer, limits: Limits, seed: int, show: Callable[[str], None]
     ) -> None:
         self.server = server
         self.limits = limits
         self._draw = random.Random(seed)
-        self._say = say
+        self._show = show
 
     def surfaces(self) -> Surfaces:
         """Measure all costs of prefill and decode. Raises ``CanopyError`` for implausible ones."""
@@ -69,13 +69,13 @@ class Measurer:
         batches, decode_contexts, decode = self._decode(contexts)
         whole: list[list[float]] = []
         for new in lengths:
-            self._say(f"prefill of {new} tokens")
+            self._show(f"prefill of {new} tokens")
             whole.append([self._prefill(new, context) for context in contexts])
         # Computing one token takes equally long in a prefill and a decode step; the rest is
         # arrival.
         arrival = max(0.0, whole[0][0] - decode[0][0])
         linear, attention = _split(lengths, contexts, whole, arrival)
-        self._say(f"prefill of {_TOGETHER} requests at once")
+        self._show(f"prefill of {_TOGETHER} requests at once")
         return Surfaces(
             arrival_s=arrival,
             prefill_request_s=self._together(lengths, linear, attention, arrival),
@@ -125,7 +125,7 @@ class Measurer:
                     # The pool is too small to measure it: extrapolate.
                     row.append(_continued(lengths, row, rows, context))
                     continue
-                self._say(f"decode of {batch} x {context} tokens")
+                self._show(f"decode of {batch} x {context} tokens")
                 row.append(self._decode_step(batch, context))
             rows.append(tuple(row))
         columns = [_rising(list(column)) for column in zip(*rows, strict=True)]

@@ -189,7 +189,7 @@ def _prepare(manager: Any, obj: Any, request: Any = None, *_: Any, **__: Any) ->
 
         carriers = server_options.options_of(manager.server_args).requests.carriers
         # Documents belong to the tenant named in any of these carriers.
-        owner.settle(obj, headers_of(request), body_of(request), carriers)
+        owner.set_tenant(obj, headers_of(request), body_of(request), carriers)
         entry.prepare(manager, obj, on)
 
 

@@ -15,7 +15,7 @@ from sglang_canopy.config.server_options import RequestOptions, options_of
 from sglang_canopy.request import owner
 from sglang_canopy.request.client_hints import rule_of
 from sglang_canopy.request.identity import Identities
-from sglang_canopy.request.owner import RequireTenant, settle
+from sglang_canopy.request.owner import RequireTenant, set_tenant
 from sglang_canopy.request.prompt import check_prompts
 from sglang_canopy.request.sent import (
     body_of,
@@ -27,7 +27,7 @@ from sglang_canopy.request.sent import (
     path_of,
 )
 from sglang_canopy.reuse.ttft import TtftFit
-from sglang_canopy.server.http.session_gate import see_to_time
+from sglang_canopy.server.http.session_gate import start_ticker
 from sglang_canopy.telemetry.ttft_hour import TtftHour
 from sglang_canopy.tenant import tenant_of
 from sglang_canopy.wire.stamp import (
@@ -102,7 +102,7 @@ def generation_begins(
             if marker and isinstance(obj.sampling_params, dict):
                 obj.sampling_params["custom_params"][MARKER_KEY] = marker
     if options_of(self.server_args).gate is not None:
-        see_to_time(self)
+        start_ticker(self)
     return original(self, obj, request, *args, **kwargs)
 
 
@@ -118,7 +118,7 @@ def stamp(obj: Any, inferred: dict[str, Any], request: Any = None) -> None:
     obj.canopy_stamped = True
     params = obj.sampling_params = _copied(obj.sampling_params)
     headers, body = headers_of(request), body_of(request)
-    settle(obj, headers, body, current.carriers)
+    set_tenant(obj, headers, body, current.carriers)
     warning = current.require_tenant.check(obj, headers)
     if warning is not None:
         logger.warning("canopy: %s", warning)

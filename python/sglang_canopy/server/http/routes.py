@@ -175,7 +175,7 @@ async def guard_internal_state(
 async def _hint(request: Any) -> dict[str, Any]:
     """``POST /canopy/hint``: queue one hint and start its delivery."""
     rule = entry.current.hint_rule
-    if not rule.heeded(request.headers):
+    if not rule.accepts(request.headers):
         raise access.Refused(
             403,
             f"this server runs with {client_hints.FLAG} {rule.mode}: hints are "
@@ -188,7 +188,7 @@ async def _hint(request: Any) -> dict[str, Any]:
         hints.add(body, time.monotonic(), rule.source(request.headers))
     except TooManyHints as error:
         raise access.Refused(429, str(error), retry_after_s=1) from None
-    _see_to_delivery()
+    _start_delivery()
     return {"waiting": len(hints)}
 
 
@@ -198,7 +198,7 @@ _ACCEPTED_FROM = (
 )
 
 
-def _see_to_delivery() -> None:
+def _start_delivery() -> None:
     """Send waiting hints now, or with the next message of a running delivery. Call it in the event
     loop."""
     global _delivery

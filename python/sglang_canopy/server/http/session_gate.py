@@ -107,7 +107,7 @@ class _Answer:
 _ticking: asyncio.Task[None] | None = None
 
 
-def see_to_time(manager: Any) -> None:
+def start_ticker(manager: Any) -> None:
     """Send the time to the schedulers once a second while ``manager`` (SGLang's tokenizer manager) has
     running requests. Call it in its event loop for each request."""
     global _ticking
@@ -116,10 +116,10 @@ def see_to_time(manager: Any) -> None:
 
 
 async def _tell_time(manager: Any) -> None:
-    under_way = True
-    while under_way:
+    is_busy = True
+    while is_busy:
         await asyncio.sleep(TICK_S)
-        under_way = bool(manager.rid_to_state)
+        is_busy = bool(manager.rid_to_state)
         try:
             await send(manager, TIME, repr(time.monotonic()))
         except Exception:

@@ -13,7 +13,7 @@ from sglang_canopy.radix.live_request import is_refused
 from sglang_canopy.server.documents import hooks as documents
 from sglang_canopy.server.scheduler import observer, queue
 from sglang_canopy.server.scheduler.session_gate import gate_of, take_time
-from sglang_canopy.tenant import is_documents_key, keep_adapters_apart, unreserved_key
+from sglang_canopy.tenant import is_documents_key, isolate_adapter_keys, unreserved_key
 from sglang_canopy.wire import messages
 from sglang_canopy.wire.hints import unpack
 from sglang_canopy.wire.messages import RETRY_AFTER
@@ -28,7 +28,7 @@ def request_created(req: Any, scheduler: Any, recv_req: Any, *_: Any, **__: Any)
     if req.extra_key and is_documents_key(req.extra_key):
         req.extra_key = unreserved_key(req.extra_key)
     if scheduler.enable_lora and _core(scheduler) is not None:
-        keep_adapters_apart(req)
+        isolate_adapter_keys(req)
         req.canopy_adapter = recv_req.lora_name
     scheduler.canopy_created = req
     documents.request_created(scheduler, req)
@@ -96,10 +96,10 @@ def _apply_hints(scheduler: Any, texts: list[str]) -> bool:
 
 
 def _explain(scheduler: Any, texts: list[str]) -> bool:
-    from sglang_canopy.radix.explain import explain, question_of
+    from sglang_canopy.radix.explain import explain, parse_question
     from sglang_canopy.telemetry import reporter
 
-    core, question = _core(scheduler), question_of(texts[-1])
+    core, question = _core(scheduler), parse_question(texts[-1])
     if core is None or question is None:
         return False
     name, body = question

@@ -23,7 +23,7 @@ from sglang_canopy.schedule.prefill_cost import REFIT_BATCHES, STEP_TOKENS, Pref
 from sglang_canopy.schedule.shared_prefix import Path
 from sglang_canopy.server.scheduler.predictions import Predictions
 from sglang_canopy.server.scheduler.prefill_times import PrefillTimes
-from sglang_canopy.server.scheduler.under_way import under_way
+from sglang_canopy.server.scheduler.running_requests import running_requests
 from sglang_canopy.storage.agreement import is_first_rank
 from sglang_canopy.tenant import Party, Vouched
 
@@ -60,7 +60,7 @@ class LiveQueue:
         self._requests = _Requests(self)
         self._arranged = Arranged(self.order, self._requests)
         self._choosing = False
-        self._left_out: list[Any] = []
+        self._excluded: list[Any] = []
         """Requests excluded from the step being chosen: deferred for a prefix that another one
         computes, or over an older request's budget."""
         self.deferrals = 0
@@ -166,13 +166,13 @@ class LiveQueue:
         finally:
             self._choosing = False
             self._chunked = None
-            left_out, self._left_out = self._left_out, []
-            scheduler.waiting_queue.extend(left_out)
+            excluded, self._excluded = self._excluded, []
+            scheduler.waiting_queue.extend(excluded)
         batch, still_running = chosen
         if batch is not None:
             entered = self._arranged.let_in(batch.reqs)
             self._computing.update({id(req): req for req in entered})
-        elif left_out and still_running.is_empty():
+        elif excluded and still_running.is_empty():
             self._arranged.nothing_to_do()
         return chosen
 
@@ -181,7 +181,7 @@ class LiveQueue:
         arranged = self._arranged
         if len(scheduler.waiting_queue) < len(arranged):
             arranged.keep(scheduler.waiting_queue)
-        here = {id(req) for req in under_way(scheduler, running) if not req.finished()}
+        here = {id(req) for req in running_requests(scheduler, running) if not req.finished()}
         gone = arranged.may_come_back - here
         if not all(arranged.admitted(key).finished() for key in gone):
             gone -= {id(req) for req in scheduler.waiting_queue}  # retracted
@@ -196,11 +196,11 @@ class LiveQueue:
 
         Puts the requests that share the step first in ``queue``; without any there is no limit.
         """
-        left, held = self._room(chunked), set[Any]()
+        left, held = self._free_tokens(chunked), set[Any]()
 
         def fits(req: Any) -> bool:
             nonlocal left
-            found = self._not_held(req, held)
+            found = self._unlocked_nodes(req, held)
             needed = _to_compute(req) + _to_generate(req) + page
             needed += sum(len(node.key) for node in found)
             if needed > left:
@@ -213,18 +213,18 @@ class LiveQueue:
         sharing, later = self._arranged.sharing(tokens, step_tokens, page, fits)
         if not sharing:
             return None
-        self._leave_out(queue, later)
+        self._exclude(queue, later)
         taken = sum(-(-_to_compute(req) // page) * page for req in sharing)
         return max(page, (step_tokens - taken) // page * page)
 
-    def _room(self, chunked: Any) -> int:
+    def _free_tokens(self, chunked: Any) -> int:
         """Return the free tokens of memory beyond the remaining need of ``chunked``."""
         free = self._cache.token_to_kv_pool_allocator.available_size()
         free += self._cache.evictable_size()
         rest = len(chunked.full_untruncated_fill_ids) - chunked.prefix_len
         return int(free - rest - _to_generate(chunked))
 
-    def _not_held(self, req: Any, held: set[Any]) -> list[Any]:
+    def _unlocked_nodes(self, req: Any, held: set[Any]) -> list[Any]:
         """Return the nodes of ``req``'s match that are neither locked nor in ``held``.
 
         Until the request is admitted they can be evicted, or are on the host alone.
@@ -237,16 +237,16 @@ class LiveQueue:
             node = node.parent
         return found
 
-    def leave_out(self, queue: list[Any]) -> None:
+    def exclude_deferred(self, queue: list[Any]) -> None:
         """Remove from the sorted ``queue`` the requests that should not be admitted now."""
         if not self._choosing:
             return
-        self._leave_out(queue, self._arranged.deferred(self._computing.values()))
-        self.deferrals += len(self._left_out)
+        self._exclude(queue, self._arranged.deferred(self._computing.values()))
+        self.deferrals += len(self._excluded)
 
-    def _leave_out(self, queue: list[Any], later: list[Any]) -> None:
+    def _exclude(self, queue: list[Any], later: list[Any]) -> None:
         """Set ``queue`` to the current order without ``later``."""
-        self._left_out = later
+        self._excluded = later
         if later or self._arranged.reordered:
             gone = {id(req) for req in later}
             queue[:] = [req for req in self._arranged.arranged() if id(req) not in gone]

@@ -60,7 +60,7 @@ def priorities_calculated(
     if queue is not None:
         queue.protect(waiting_queue)
         if queue.orders:
-            queue.leave_out(waiting_queue)
+            queue.exclude_deferred(waiting_queue)
 
 
 def chunk_limited(

@@ -24,8 +24,8 @@ _warned = False
 
 
 def requests_received(result: Any, receiver: Any, *_: Any, **__: Any) -> None:
-    """Hook after ``SchedulerRequestReceiver._pull_raw_reqs``: stamp requests without a stamp of
-    Canopy's."""
+    """Hook after ``SchedulerRequestReceiver._pull_raw_reqs``: stamp requests that lack
+    Canopy's stamp."""
     if not result:
         return
     server_args = receiver.server_args
@@ -62,7 +62,7 @@ def _stamped(custom: Any, server_args: Any) -> dict[str, Any]:
 
     Invalid fields are left out: the request has already been accepted, so it cannot be refused.
     """
-    given = {key: _whole(value) for key, value in custom.items()} if custom else {}
+    given = {key: _restore_integer(value) for key, value in custom.items()} if custom else {}
     for own in (STAMP_KEY, MARKER_KEY):
         given.pop(own, None)
     try:
@@ -78,7 +78,7 @@ def _stamped(custom: Any, server_args: Any) -> dict[str, Any]:
     return {**given, STAMP_KEY: stamp}
 
 
-def _whole(value: Any) -> Any:
+def _restore_integer(value: Any) -> Any:
     """Restore whole numbers: gRPC carries every number as a float."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from sglang_canopy.admission.gate import SessionGate
 from sglang_canopy.server.scheduler import queue
-from sglang_canopy.server.scheduler.under_way import under_way
+from sglang_canopy.server.scheduler.running_requests import running_requests
 from sglang_canopy.wire.messages import RETRY_AFTER
 
 _ATTRIBUTE = "canopy_session_gate"
@@ -35,7 +35,7 @@ class ServerGate:
         self._admissible: dict[int, Any] = {}
         """Waiting requests whose sessions are admitted."""
         self._held: dict[int, Any] = {}
-        """Waiting requests whose sessions are not."""
+        """Waiting requests whose sessions are not admitted."""
         self._running: dict[int, Any] = {}
         self._ungated: dict[int, Any] = {}
         """Waiting requests that are not gated, such as health checks."""
@@ -57,7 +57,7 @@ class ServerGate:
         if not self._is_gated(req):
             self._ungated[ticket] = req
             return None
-        self.settle(scheduler)
+        self.report_ended(scheduler)
         first = req.canopy.first
         if first is not None and first.session is not None:
             self.gate.join(ticket, req.canopy, first.session)
@@ -74,7 +74,7 @@ class ServerGate:
         """Run ``choose`` while the scheduler's queue has only admitted and ungated requests."""
         if not self.gate.pressed:
             return self._chosen(choose())
-        self.settle(scheduler, *batches)
+        self.report_ended(scheduler, *batches)
         before = scheduler.waiting_queue
         shown = [*self._ungated.values(), *self._by_seniority()]
         scheduler.waiting_queue, self._choosing = [*shown], True
@@ -119,9 +119,9 @@ class ServerGate:
             if req is not None:
                 self._admissible[ticket] = req
 
-    def settle(self, scheduler: Any, *batches: Any) -> None:
+    def report_ended(self, scheduler: Any, *batches: Any) -> None:
         """Report all requests that have ended since the latest call to the gate."""
-        running = self._start(under_way(scheduler, *batches))
+        running = self._start(running_requests(scheduler, *batches))
         lost = False
         for ticket, req in list(self._running.items()):
             if req.finished():
@@ -154,9 +154,9 @@ class ServerGate:
         else:
             self.gate.leave(ticket)
 
-    def time_is(self, scheduler: Any, time: float) -> None:
+    def set_time(self, scheduler: Any, time: float) -> None:
         """Advance the gate to the time sent by the HTTP process."""
-        self.settle(scheduler)
+        self.report_ended(scheduler)
         if math.isfinite(time):
             self.gate.advance(time)
 
@@ -186,7 +186,7 @@ def take_time(scheduler: Any, times: Iterable[str]) -> bool:
     if (gate := gate_of(scheduler)) is not None:
         for time in times:
             with contextlib.suppress(ValueError):
-                gate.time_is(scheduler, float(time))
+                gate.set_time(scheduler, float(time))
     return True
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 
-def under_way(scheduler: Any, *batches: Any) -> Iterator[Any]:
+def running_requests(scheduler: Any, *batches: Any) -> Iterator[Any]:
     """Yield every admitted ``Req`` that has not ended; some may occur twice.
 
     ``batches``: batches in progress that the scheduler does not reference yet.
