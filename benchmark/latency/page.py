@@ -10,8 +10,8 @@ from typing import Any
 from result_tables import ROOT, load, signed, table
 
 sys.path.append(str(Path(__file__).parent))
+from agent_slices import table as served_table
 from auto import goodputs
-from served_gate import table as served_table
 
 RESULTS = ROOT / "benchmark" / "latency" / "results" / "simulated"
 LOADS = ("0.6", "0.8", "0.95", "1.1")

@@ -4,7 +4,7 @@
         --out FILE --kv-tokens 2048 --sessions 10 --slices 6 \\
         --arm "lru=" --arm "again=" --arm "auto=--radix-eviction auto"
 
-The sessions, slices and figures of ``served_gate.py``, the engine and clock of ``stepped.py``: one
+The sessions, slices and figures of ``agent_slices.py``, the engine and clock of ``stepped.py``: one
 process an arm steps the scheduler, its clock is the CPU time that it used and the time that it would
 have been idle. A turn comes after the answer to the one before it and the time to think. What
 agents' clients and the HTTP process tell a server, the scheduler is told: the session, that the
@@ -23,7 +23,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from served_gate import links_of, plan, table
+from agent_slices import links_of, plan, table
 from slices import turn
 from stepped import TICK_S, Arm, Engine
 
