@@ -31,7 +31,6 @@ from canopy_chunks.text import fields as chunk_fields
 from canopy_lab.cli import main as cli
 from canopy_lab.sim import hindsight
 from sglang_canopy import declared
-from sglang_canopy.admission.settings import GateSettings
 from sglang_canopy.config import refusals
 from sglang_canopy.config.plan_file import ServerPlan
 from sglang_canopy.config.tiers import DiskOptions, TreeSettings
@@ -396,7 +395,6 @@ PARTS: dict[str, Callable[[], str]] = {
     "policy-options": policy_options,
     "server-flags": lambda: canopy_flags(hidden=False),
     "advanced-flags": lambda: canopy_flags(hidden=True),
-    "gate-keys": lambda: keys_table(GateSettings),
     "meter-keys": lambda: keys_table(MeterOptions),
     "disk-keys": lambda: keys_table(DiskOptions),
     "storage-keys": lambda: options(StorageSettings),

@@ -8,7 +8,7 @@ from sglang_canopy.admission.agents import Agents
 from sglang_canopy.admission.arming import Arming
 from sglang_canopy.admission.gate import SessionGate
 from sglang_canopy.admission.session import Session
-from sglang_canopy.admission.settings import REJECT, GateSettings
+from sglang_canopy.admission.settings import GateSettings
 from sglang_canopy.admission.thrash import Thrash
 from sglang_canopy.records import Request
 
@@ -168,33 +168,6 @@ def test_a_paused_session_whose_request_is_aborted_keeps_its_age() -> None:
     assert (young.held, new.held) == (False, True)
 
 
-def test_paused_sessions_wait_where_new_ones_are_refused() -> None:
-    gate, (_, _, young) = thrashing(held=REJECT)
-    young.send(10.0)
-    assert young.held
-    assert not gate.refuses(young.ticket)
-    new = Client(gate, "new")
-    new.send(11.0)
-    assert gate.refuses(new.ticket)
-    assert 1.0 <= gate.retry_after_s(new.ticket) <= 120.0
-
-
-def test_a_refused_session_does_not_enter_when_the_gate_disarms() -> None:
-    gate, _ = thrashing(held=REJECT)
-    new, waits = Client(gate, "new"), Client(gate, "waits")
-    new.send(11.0)
-    waits.send(11.0)
-    gate.refuse(new.ticket)
-    gate.advance(11.5)  # sessions wait, so what is lost from now on judges the gate
-    gate.arming.answered(lost=10 * CAPACITY, computed=10 * CAPACITY, working=1.0)
-    active = gate.stats()["active_sessions"]
-    gate.advance(12.0)
-    assert not gate.stats()["armed"]
-    assert not waits.held
-    assert gate.stats()["active_sessions"] == active + 1
-    assert gate.index.of_conversation(None, "new") is None
-
-
 def test_when_nobody_has_waited_for_a_while_everybody_passes_again() -> None:
     gate, clients = thrashing()
     for client in clients:
@@ -264,7 +237,7 @@ def test_it_stays_where_less_is_lost_than_at_the_worst_without_it() -> None:
 
 
 def test_what_is_paused_and_remembered_is_bounded_by_tenant() -> None:
-    gate, _ = thrashing(max_absent=4)
+    gate, _ = thrashing(max_paused=4)
     for number in range(50):
         client = Client(gate, f"x{number}", tenant="flood")
         client.send(20.0 + number)

@@ -61,6 +61,3 @@ def test_any_sequence_of_calls_gives_the_defined_order(steps: int, draw) -> None
                     line.set_active(tenant, False)
         found = [session.number for session in line.in_turn()]
         assert found == by_definition(waiting, active, line._turns)
-        for session in waiting:
-            older = sum(other.number < session.number for other in waiting)
-            assert line.older(session) == older

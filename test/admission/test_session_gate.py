@@ -268,39 +268,6 @@ def test_a_tenant_above_its_share_makes_room_for_an_aged_session_of_another() ->
     assert gate.stats()["pauses"] == 1
 
 
-def test_a_refused_session_keeps_its_place_for_a_while() -> None:
-    gate = gate_of(100, age_s=5.0)
-    arrive(gate, Agent("a", 100), 0.0)
-    agent = Agent("b", 100)
-    tries = 0
-    for time in range(1, 31):
-        ticket, _ = arrive(gate, agent, float(time))
-        assert gate.holds(ticket)
-        assert 1.0 <= gate.retry_after_s(ticket) <= 120.0
-        gate.refuse(ticket)
-        tries += 1
-    gate.leave("None/a/1")
-    gate.advance(30.5)
-    other, _ = arrive(gate, Agent("c", 60), 30.6)
-    assert gate.stats()["refused_requests"] == tries
-    assert gate.stats()["active_sessions"] == 1, "nothing is kept free in an empty cache"
-    assert not gate.holds(other)
-
-
-def test_room_is_kept_for_an_aged_session_that_was_refused() -> None:
-    gate = gate_of(100, age_s=30.0)
-    for name in "ab":
-        arrive(gate, Agent(name, 45), 0.0)
-    large, refused = Agent("large", 80), ""
-    for time in range(1, 41):  # its client tries again each second
-        refused, _ = arrive(gate, large, float(time))
-        gate.refuse(refused)
-    small, _ = arrive(gate, Agent("small", 10), 40.5)
-    assert gate.holds(small), "ten tokens are free, for the session that was refused"
-    gate.advance(1000.0)
-    assert not gate.holds(small), "the refused one did not come back"
-
-
 def test_a_conversation_that_ends_during_its_request_leaves_with_the_answer() -> None:
     gate = gate_of(100)
     ticket, request = arrive(gate, Agent("a", 90), 0.0)
@@ -309,18 +276,6 @@ def test_a_conversation_that_ends_during_its_request_leaves_with_the_answer() ->
     gate.finish(ticket, request)
     assert gate.stats()["active_sessions"] == 0
     assert turn(gate, Agent("b", 90), 1.0)
-
-
-def test_what_is_kept_of_refused_sessions_is_bounded() -> None:
-    gate = gate_of(100, max_absent=8)
-    arrive(gate, Agent("a", 100, tenant="honest"), 0.0)
-    mine, _ = arrive(gate, Agent("b", 100, tenant="honest"), 0.0)
-    gate.refuse(mine)
-    for i in range(200):
-        ticket, _ = arrive(gate, Agent(f"x{i}", 100, tenant="flood"), 0.1)
-        gate.refuse(ticket)
-    assert gate.stats()["waiting_sessions"] == 8
-    assert next(s.who for s in gate.line.sessions.values()) == ("honest", "b")
 
 
 def test_what_is_remembered_of_sessions_is_bounded() -> None:
@@ -336,7 +291,7 @@ def test_what_is_remembered_of_sessions_is_bounded() -> None:
 
 EVENTS = st.lists(
     st.tuples(
-        st.sampled_from(["new", "new", "return", "finish", "finish", "leave", "refuse", "over"]),
+        st.sampled_from(["new", "new", "return", "finish", "finish", "leave", "over"]),
         st.integers(0, 30),
         st.integers(1, 60),
         st.sampled_from([None, "t1", "t2"]),
@@ -384,9 +339,7 @@ class World:
             ticket = tickets[pick % len(tickets)]
             held = self.gate.holds(ticket)
             agent, request = self.open[ticket]
-            if kind == "refuse" and held:
-                self.gate.refuse(ticket)
-            elif kind == "finish" and not held:
+            if kind == "finish" and not held:
                 request.cached_tokens = request.prompt_tokens * (pick % 4) // 4
                 self.gate.finish(ticket, request)
                 agent.grow()
@@ -456,14 +409,14 @@ def test_equal_calls_give_equal_answers(events: list, always: bool) -> None:
 def test_nobody_is_held_for_longer_than_its_place_in_the_line_times_the_patience(
     events: list, always: bool
 ) -> None:
-    """Though nothing that is under way ever ends. What was refused keeps a place for a while."""
+    """Even if no request ever ends."""
     world = World(always)
     world.play(events)
     patience = world.gate.settings.over_age_s
     held = sum(world.gate.holds(t) for t in world.open)
     began = world.time
-    refused_s, step_s = 240.0, 5.0
-    while world.time < began + refused_s + (patience + 2 * step_s) * (held + 1):
+    step_s = 5.0
+    while world.time < began + (patience + 2 * step_s) * (held + 1):
         world.time += step_s
         world.gate.advance(world.time)
     assert not any(world.gate.holds(t) for t in world.open)
@@ -493,7 +446,7 @@ def test_everything_waiting_gets_in_while_others_end(events: list, always: bool)
             world.gate.finish(ticket, world.open.pop(ticket)[1])
         world.time += 30.0
         world.gate.advance(world.time)
-    for _ in range(60):  # those that think fade, refused ones expire
+    for _ in range(60):  # thinking sessions fade
         for ticket in [t for t in world.open if not world.gate.holds(t)]:
             world.gate.finish(ticket, world.open.pop(ticket)[1])
         world.time += 30.0

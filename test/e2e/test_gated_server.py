@@ -111,38 +111,3 @@ def test_a_new_session_waits_until_there_is_room_and_says_the_same(server, smoll
             until(client, lambda gate: gate["waiting_sessions"] == 0)
         assert gate_status(client)["footprint_tokens"] < 3 * PROMPT
         assert "Traceback" not in client.server.log_text()
-
-
-@pytest.mark.long
-def test_a_new_session_is_refused_with_429_and_comes_in_when_there_is_room(server, smollm2: Path):
-    with server(smollm2, *GATED, "auto,few=2,held=reject", kv_tokens=KV_TOKENS) as client:
-        alone = fill(client)
-        sampling = {"max_new_tokens": 4, "custom_params": {**AGENT, "canopy_conversation": "c"}}
-        words = " ".join(str(number) for number in range(400))
-        refused = {
-            "/generate": {"input_ids": token_ids(PROMPT, 2), "sampling_params": sampling},
-            "/v1/chat/completions": {
-                "model": "m",
-                "messages": [{"role": "user", "content": words}],
-                "max_tokens": 4,
-                "custom_params": AGENT,
-            },
-            "/v1/completions": {
-                "model": "m",
-                "prompt": words,
-                "max_tokens": 4,
-                "custom_params": AGENT,
-            },
-        }
-        for path, body in refused.items():
-            for stream in (False, True):
-                answer = post(client, path, {**body, "stream": stream})
-                text = answer.read().decode()
-                assert answer.status == 429, (path, stream, text)
-                assert 1 <= int(answer.getheader("Retry-After") or 0) <= 120
-                assert "another session" in text
-        until(client, lambda gate: gate["refused_requests"] == 2 * len(refused))
-        client.post("/canopy/hint", {"conversation": "a", "over": True})
-        until(client, lambda gate: gate["footprint_tokens"] < 2 * PROMPT)
-        assert turn(client, "c", token_ids(PROMPT, 2))["text"] == alone
-        assert "Traceback" not in client.server.log_text()

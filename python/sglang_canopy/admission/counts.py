@@ -10,12 +10,10 @@ from sglang_canopy.admission.session import Session
 
 _EVENT = struct.Struct("<qdd")
 _PAUSED = -1.0
-_FIRST_INTERVAL_S = 5.0
-_NEWEST = 0.2
 
 
 class GateCounts:
-    """Counts since the start, and the rate at which waiting sessions are admitted."""
+    """Counts since the start."""
 
     def __init__(self) -> None:
         self.admitted = 0
@@ -23,14 +21,10 @@ class GateCounts:
         self.delayed = 0
         """Admitted sessions that waited."""
         self.wait_sum_s = 0.0
-        self.refused = 0
         self.pauses = 0
         """Active sessions that lost their place until the rest fits."""
         self.forgotten = 0
         """Sessions assumed over: silent too long, or beyond the bound."""
-        self.interval_s = _FIRST_INTERVAL_S
-        """Seconds between two admissions of waiting sessions, a moving average."""
-        self._last_delayed: float | None = None
         self._digest = 0
 
     def admit(self, session: Session, now: float) -> None:
@@ -42,9 +36,6 @@ class GateCounts:
             return
         self.delayed += 1
         self.wait_sum_s += waited_s
-        if self._last_delayed is not None:
-            self.interval_s += _NEWEST * (now - self._last_delayed - self.interval_s)
-        self._last_delayed = now
 
     def pause(self, session: Session, now: float) -> None:
         """Count the pause of ``session``."""
@@ -56,7 +47,6 @@ class GateCounts:
         return {
             "admitted_sessions": self.admitted,
             "delayed_sessions": self.delayed,
-            "refused_requests": self.refused,
             "pauses": self.pauses,
             "forgotten_sessions": self.forgotten,
             "wait_seconds": round(self.wait_sum_s, 3),

@@ -21,9 +21,9 @@ from sglang_canopy.admission.counts import GateCounts
 from sglang_canopy.admission.footprint import common_blocks
 from sglang_canopy.admission.index import SessionIndex
 from sglang_canopy.admission.line import Line
-from sglang_canopy.admission.places import Places, of_largest_party
+from sglang_canopy.admission.places import Places
 from sglang_canopy.admission.session import Session
-from sglang_canopy.admission.settings import REJECT, GateSettings
+from sglang_canopy.admission.settings import GateSettings
 from sglang_canopy.records import ABORT, GATEWAY, Request
 from sglang_canopy.reuse.learner import ReuseModel
 from sglang_canopy.tenant import Parties
@@ -32,7 +32,6 @@ _REFRESH_S, _REFRESH_AT_LEAST_S = 1.0, 30.0
 """Seconds between updates of the charges: while sessions wait, and otherwise."""
 _TRIES = 64
 """Waiting sessions tried for one place."""
-_LEAST_RETRY_S, _MOST_RETRY_S = 1.0, 120.0
 
 
 class SessionGate:
@@ -82,21 +81,10 @@ class SessionGate:
         found = self._by_ticket.get(ticket)
         return found is not None and not found[0].active
 
-    def refuses(self, ticket: Hashable) -> bool:
-        """Return whether to call ``refuse``. Paused sessions wait in any case."""
-        rejects = self.settings.held == REJECT and self.holds(ticket)
-        return rejects and not self._by_ticket[ticket][0].answered
-
     def seniority(self, ticket: Hashable) -> int:
         """Return the age rank of a request's session: lower is older, unknown is first."""
         found = self._by_ticket.get(ticket)
         return -1 if found is None else found[0].number
-
-    def retry_after_s(self, ticket: Hashable) -> float:
-        """Return the seconds until a refused client may retry, from the sessions ahead of it."""
-        session = self._by_ticket[ticket][0]
-        wait_s = self.counts.interval_s * (1 + self.line.older(session))
-        return float(math.ceil(min(max(wait_s, _LEAST_RETRY_S), _MOST_RETRY_S)))
 
     # ---- events ----
 
@@ -142,21 +130,9 @@ class SessionGate:
 
     def _add(self, ticket: Hashable, session: Session, request: Request) -> None:
         session.tickets.add(ticket)
-        session.seen, session.expires = self.now, None
+        session.seen = self.now
         self._by_ticket[ticket] = session, request
         self.index.describe(session, request, request.prompt_tokens)
-
-    def refuse(self, ticket: Hashable) -> None:
-        """Refuse a held request. Its session keeps its position in the line for the retry."""
-        retry_s = self.retry_after_s(ticket)
-        session, _ = self._by_ticket.pop(ticket)
-        assert not session.active, "only a request that is held is refused"
-        session.tickets.clear()
-        session.expires = self.now + 2.0 * retry_s
-        self.counts.refused += 1
-        absent = [s for s in self.line.sessions.values() if not s.under_way]
-        if len(absent) > self.settings.max_absent:
-            self._forget(of_largest_party(absent))
 
     def finish(self, ticket: Hashable, request: Request, warm_up: bool = False) -> None:
         """Record an answered request. ``warm_up``: SGLang's warm-up for its parallel samples."""
@@ -266,10 +242,7 @@ class SessionGate:
         self.arming.passed(self.now, bool(self.line))
         if was and not self.arming.armed:
             for session in [*self.line.sessions.values()]:
-                if not session.under_way:
-                    self._forget(session)
-                else:
-                    self._enter(session)
+                self._enter(session)
 
     def _arm_and_pause(self) -> None:
         """Arm and pause, if necessary, after the end of a request."""
@@ -294,7 +267,7 @@ class SessionGate:
 
     def _ask_in(self, session: Session, request: Request) -> None:
         """Queue or admit a session that is not active."""
-        if session.number in self.line.sessions:  # refused before, and retried
+        if session.number in self.line.sessions:
             return
         session.waits_since = self.now
         gated = self.settings.always or self.agents.is_one(session, request)
@@ -333,9 +306,6 @@ class SessionGate:
         for session in self.places.refresh(self.now):
             self._forget(session)
             self.counts.forgotten += 1
-        for session in [*self.line.sessions.values()]:
-            if session.expires is not None and session.expires <= self.now:
-                self._forget(session)
 
     def _admit(self) -> None:
         """Admit the waiting sessions that fit, in turn."""
@@ -355,10 +325,6 @@ class SessionGate:
         """Admit the next waiting session that fits; return whether there was one."""
         for session in islice(self.line.in_turn(), _TRIES):
             aged = self._waited_s(session) >= self.settings.age_s
-            if not session.under_way:  # a refused session: keep room for it if it is aged
-                if aged and self.places.active:
-                    return False
-                continue
             if (
                 self.places.fits(session)
                 or (aged and self._make_room(session))

@@ -69,10 +69,6 @@ class Line:
             self._in_turn[before] = left
         self._in_turn[after] = sorted([*self._in_turn.get(after, ()), *numbers])
 
-    def older(self, session: Session) -> int:
-        """Return the number of waiting sessions that are older than ``session``."""
-        return sum(bisect_left(numbers, session.number) for numbers in self._in_turn.values())
-
     def in_turn(self) -> Iterator[Session]:
         """Yield waiting sessions in the order in which the gate tries them.
 

@@ -112,7 +112,7 @@ class Places:
 
     def too_many(self) -> Session | None:
         """Return a session to drop if a bound is exceeded."""
-        if len(self.paused) > self.settings.max_absent:
+        if len(self.paused) > self.settings.max_paused:
             return of_largest_party(self.paused.values())
         if len(self.active) <= self.settings.max_sessions:
             return None

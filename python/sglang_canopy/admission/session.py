@@ -18,7 +18,6 @@ class Session:
         "category",
         "charge",
         "ends",
-        "expires",
         "growth",
         "left",
         "number",
@@ -81,8 +80,6 @@ class Session:
         """Hashes of the last blocks of its prompt and answer."""
         self.left = 0
         """Tokens left by the previous request for the request in progress."""
-        self.expires: float | None = None
-        """Time at which a refused session loses its position in the line."""
 
     @property
     def under_way(self) -> bool:

@@ -8,7 +8,6 @@ from sglang_canopy import declared
 from sglang_canopy.declared import declare_key
 
 OFF, AUTO = "off", "auto"
-QUEUE, REJECT = "queue", "reject"
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +18,6 @@ class GateSettings:
         AUTO,
         "Whether agents' sessions are held back while their KV does not fit.",
         choices=(OFF, AUTO),
-    )
-    held: str = declare_key(
-        QUEUE,
-        "Whether the first request of a session that may not start yet waits in the queue, or is "
-        "refused with status 429 and Retry-After.",
-        choices=(QUEUE, REJECT),
     )
     always: bool = False
     """Always armed, for every session: the baseline of measurements."""
@@ -41,8 +34,8 @@ class GateSettings:
     """Interval at which the next session starts without room, if it waited as long."""
     max_sessions: int = 4096
     """Largest number of active sessions, without sessions that have a request."""
-    max_absent: int = 1024
-    """Largest number of absent sessions, paused or refused."""
+    max_paused: int = 1024
+    """Largest number of paused sessions."""
 
     def __post_init__(self) -> None:
         declared.check(self)

@@ -30,13 +30,12 @@ REASONS = ("capacity", "ttl", "trim", "quota")
 exceeded its share.
 """
 
-INVALID, QUEUE, GATE, GIVEN_UP = range(4)
-REFUSALS = ("invalid", "queue", "gate", "given_up")
+INVALID, QUEUE, GIVEN_UP = range(3)
+REFUSALS = ("invalid", "queue", "given_up")
 """Reasons why requests ended without admission.
 
 ``invalid``: the prompt is too long, or a field is not supported. ``queue``: SGLang's queue was
-full, or the wait too long. ``gate``: the session gate refused a session. ``given_up``: the client
-disconnected while the request waited.
+full, or the wait too long. ``given_up``: the client disconnected while the request waited.
 """
 
 EDGES_S = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)

@@ -183,7 +183,7 @@ class Metrics:
         ):
             self._set(f"gate_{name}", gate[name])
         for name in (
-            *("admitted_sessions", "delayed_sessions", "wait_seconds", "refused_requests"),
+            *("admitted_sessions", "delayed_sessions", "wait_seconds"),
             *("pauses", "forgotten_sessions"),
         ):
             self._count(f"gate_{name}_total", gate[name])

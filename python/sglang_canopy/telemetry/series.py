@@ -26,8 +26,8 @@ CACHE = (
         "counter",
         ("reason",),
         "requests that ended without admission, not in any other count: `invalid` (too long, or an "
-        "unsupported field), `queue` (SGLang's queue was full, or the wait too long), `gate` (the "
-        "session gate), `given_up` (the client disconnected)",
+        "unsupported field), `queue` (SGLang's queue was full, or the wait too long), "
+        "`given_up` (the client disconnected)",
     ),
     Metric("prompt_tokens_total", "counter", ("category",), "prompt tokens of these requests"),
     Metric(
@@ -141,7 +141,6 @@ CACHE = (
     Metric("gate_admitted_sessions_total", "counter", (), "sessions admitted"),
     Metric("gate_delayed_sessions_total", "counter", (), "admitted sessions that had to wait"),
     Metric("gate_wait_seconds_total", "counter", (), "sum of their waits"),
-    Metric("gate_refused_requests_total", "counter", (), "requests answered with status 429"),
     Metric(
         "gate_pauses_total",
         "counter",

@@ -34,9 +34,6 @@ CHUNKS = Kind("canopy_chunk:", "/canopy/chunks")
 KINDS = (TIME, EXPLAIN, POLICY, HINTS, CHUNKS)
 """All kinds, first match first."""
 
-RETRY_AFTER = "canopy_retry_after_s"
-"""Key of a finish reason: seconds until the client may retry."""
-
 Handler = Callable[[Any, list[str]], bool | None]
 """Takes a scheduler and the texts of its messages of one kind. Returns whether they were applied;
 ``None`` if this server does not support the kind."""

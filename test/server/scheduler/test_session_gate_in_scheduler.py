@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import random
 from types import SimpleNamespace
 from typing import Any
@@ -12,16 +11,13 @@ import pytest
 
 from sglang_canopy import declared
 from sglang_canopy.admission.gate import SessionGate
-from sglang_canopy.admission.settings import QUEUE, REJECT, GateSettings
+from sglang_canopy.admission.settings import GateSettings
 from sglang_canopy.config.refusals import GATE, unsupported
 from sglang_canopy.config.server_options import RequestOptions, ServerOptions
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.records import Request
-from sglang_canopy.server.http import session_gate as gate_http
-from sglang_canopy.server.http.session_gate import Refusals, request_aborted
 from sglang_canopy.server.scheduler.session_gate import ServerGate, gate_of, take_time
 from sglang_canopy.server.start import arguments
-from sglang_canopy.wire.messages import RETRY_AFTER
 
 
 class PolicyRequest(Request):
@@ -62,8 +58,8 @@ class Req:
 class Scheduler:
     """A scheduler's queue and batches; a batch takes all that it is shown."""
 
-    def __init__(self, mode: str = QUEUE, capacity: int = 100, always: bool = True) -> None:
-        gate = SessionGate(GateSettings(held=mode, always=always, few=1.5), capacity)
+    def __init__(self, capacity: int = 100, always: bool = True) -> None:
+        gate = SessionGate(GateSettings(always=always, few=1.5), capacity)
         self.tree_cache = SimpleNamespace(
             tree_core=SimpleNamespace(live=SimpleNamespace(gate=gate))
         )
@@ -75,11 +71,9 @@ class Scheduler:
         assert isinstance(found, ServerGate)
         self.gate = found
 
-    def add(self, req: Req) -> float | None:
-        retry_s = self.gate.request_comes(self, req)
-        if retry_s is None:
-            self.waiting_queue.append(req)
-        return retry_s
+    def add(self, req: Req) -> None:
+        self.gate.request_comes(self, req)
+        self.waiting_queue.append(req)
 
     def shown(self) -> list[str]:
         """What a batch could be chosen of; nothing is taken."""
@@ -247,21 +241,6 @@ def test_what_carries_only_an_error_or_a_health_check_is_let_through() -> None:
     assert len(scheduler.shown()) == 3
 
 
-def test_refused_requests_are_told_when_to_come_back_and_leave_nothing() -> None:
-    scheduler = Scheduler(REJECT)
-    assert scheduler.add(Req("r0", "s0", 90, 0.0)) is None
-    retry_s = scheduler.add(Req("r1", "s1", 90, 1.0))
-    assert retry_s is not None
-    assert 1 <= retry_s <= 120
-    assert scheduler.queue == ["r0"]
-    assert scheduler.step() == ["r0"]
-    scheduler.end("r0")
-    scheduler.gate.gate.hint_over(None, "s0")
-    scheduler.gate.report_ended(scheduler)
-    scheduler.gate.gate.hint_over(None, "s0")
-    assert scheduler.add(Req("r1b", "s1", 90, 2.0)) is None
-
-
 def test_sessions_fade_by_the_time_that_schedulers_are_told() -> None:
     scheduler = Scheduler()
     scheduler.add(Req("r0", "s0", 90, 0.0))
@@ -276,9 +255,8 @@ def test_sessions_fade_by_the_time_that_schedulers_are_told() -> None:
 
 
 @pytest.mark.parametrize("always", [True, False])
-@pytest.mark.parametrize("mode", [QUEUE, REJECT])
-def test_two_ranks_that_are_told_the_same_decide_the_same(mode: str, always: bool) -> None:
-    ranks = Scheduler(mode, always=always), Scheduler(mode, always=always)
+def test_two_ranks_that_are_told_the_same_decide_the_same(always: bool) -> None:
+    ranks = Scheduler(always=always), Scheduler(always=always)
     seen: list[list[Any]] = [[], []]
     for scheduler, log in zip(ranks, seen, strict=True):
         draw = random.Random(7)
@@ -292,7 +270,7 @@ def test_two_ranks_that_are_told_the_same_decide_the_same(mode: str, always: boo
                 number = 100 + count if kind == "new" else draw.randrange(8)
                 session = f"s{number}"
                 count += 1
-                log.append(scheduler.add(Req(f"r{count}", session, draw.randrange(10, 60), time)))
+                scheduler.add(Req(f"r{count}", session, draw.randrange(10, 60), time))
             elif kind == "step":
                 log.append(scheduler.step(draw.randrange(3)))
             elif kind == "end" and scheduler.running_batch.reqs:
@@ -307,61 +285,6 @@ def test_two_ranks_that_are_told_the_same_decide_the_same(mode: str, always: boo
     assert ranks[0].gate.gate.agreement()["gate_pauses"] > 5 or always
 
 
-# ---- HTTP ----
-
-
-def answered(app: Any) -> tuple[int, dict[bytes, bytes], bytes]:
-    """Status, headers and body that a client gets of ``app``."""
-    sent: list[dict[str, Any]] = []
-
-    async def send(message: dict[str, Any]) -> None:
-        sent.append(message)
-
-    asyncio.run(Refusals(app)({"type": "http"}, None, send))
-    head, *parts = sent
-    return head["status"], dict(head["headers"]), b"".join(part["body"] for part in parts)
-
-
-def app_that(refuses: bool, status: int, *parts: bytes) -> Any:
-    reason = {"type": "abort", "status_code": 429, "message": "No room", RETRY_AFTER: 7}
-    if not refuses:
-        reason = {"type": "stop"}
-
-    async def app(_scope: Any, _receive: Any, send: Any) -> None:
-        await send({"type": "http.response.start", "status": status, "headers": []})
-
-        async def generate() -> None:
-            request_aborted(None, {"meta_info": {"finish_reason": reason}})
-
-        await asyncio.create_task(generate())  # as SGLang does for a batch
-        for part in parts:
-            await send({"type": "http.response.body", "body": part, "more_body": True})
-        await send({"type": "http.response.body", "body": b""})
-
-    return app
-
-
-def test_a_refusal_gets_the_header_and_keeps_its_body() -> None:
-    status, headers, body = answered(app_that(True, 429, b"refused"))
-    assert (status, headers, body) == (429, {b"retry-after": b"7"}, b"refused")
-
-
-def test_a_stream_that_is_refused_is_no_stream() -> None:
-    status, headers, body = answered(app_that(True, 200, b"data: error\n\n"))
-    assert status == 429
-    assert headers[b"retry-after"] == b"7"
-    assert int(headers[b"content-length"]) == len(body)
-    assert b"No room" in body
-    assert b"data:" not in body
-
-
-def test_every_other_answer_passes_as_it_is() -> None:
-    assert answered(app_that(False, 200, b"one", b"two")) == (200, {}, b"onetwo")
-    assert answered(app_that(False, 429, b"busy")) == (429, {}, b"busy")
-    assert answered(app_that(False, 200)) == (200, {}, b"")
-    assert gate_http._refusal.get() is None
-
-
 # ---- options ----
 
 
@@ -374,14 +297,13 @@ def gate(*typed: str) -> GateSettings | None:
 def test_the_gate_is_off_unless_asked_for() -> None:
     assert gate() is None
     assert gate("--canopy-session-gate", "off") is None
-    assert gate("--canopy-session-gate", "auto,held=reject") == GateSettings(held=REJECT)
+    assert gate("--canopy-session-gate", "auto") == GateSettings()
 
 
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
         ("often", "one of off, auto"),
-        ("auto,held=often", "one of queue, reject"),
         ("auto,colour=1", "unknown key 'colour'"),
     ],
 )

@@ -20,7 +20,6 @@ LINES = {
     "alone": (),
     "order by hand": ("--schedule-policy", "lpm"),
     "gate off": ("--canopy-session-gate", "off"),
-    "gate refuses": ("--canopy-session-gate", "auto,held=reject"),
     "workers": ("--tokenizer-worker-num", "2"),
     "order off": ("--canopy-queue-order", "sglang"),
     "wait": ("--canopy-max-wait-factor", "3"),
@@ -40,7 +39,7 @@ for name, argv in json.loads(sys.argv[1]).items():
     o = a._canopy_options
     read[name] = {
         "policy": a.radix_eviction_policy, "order": o.queue.queue_order,
-        "gate": o.gate and o.gate.held, "factor": o.queue.max_wait_factor, "floor": o.meter and o.meter.floor,
+        "gate": o.gate and o.gate.mode, "factor": o.queue.max_wait_factor, "floor": o.meter and o.meter.floor,
         "parts": {part.name: part.to_json() for part in o.auto} if o.auto is not None else None,
         "write": a.hicache_write_policy,
     }
@@ -81,7 +80,7 @@ def test_it_is_refused_without_a_prefix_cache(tiny_model: Path) -> None:
 def test_every_part_is_on_and_the_policy_is_one_that_ranks(read) -> None:
     alone = read["alone"]
     assert (alone["policy"], alone["order"]) == ("wa", "bounded-shortest")
-    assert (alone["gate"], alone["floor"]) == ("queue", "on")
+    assert (alone["gate"], alone["floor"]) == ("auto", "on")
     assert reasons(alone) == {"write policy": "there is no host tier"}
     assert reasons(read["host"]) == {}
     assert list(alone["parts"]) == list(NAMES)
@@ -90,7 +89,7 @@ def test_every_part_is_on_and_the_policy_is_one_that_ranks(read) -> None:
 def test_what_the_user_sets_is_left_as_it_is(read) -> None:
     assert read["order off"]["order"] == "sglang"
     assert read["wait"]["factor"] == 3.0
-    assert (read["gate off"]["gate"], read["gate refuses"]["gate"]) == (None, "reject")
+    assert read["gate off"]["gate"] is None
     assert read["meter by hand"]["floor"] == "off"
     assert read["order by hand"]["order"] == "sglang"
     assert reasons(read["order by hand"])["order"] == "--schedule-policy lpm was given"

@@ -264,8 +264,8 @@ def test_help_shows_what_most_need_and_where_the_rest_is() -> None:
     for flag in ("--canopy-session-gate", "--canopy-client-hints", "--canopy-disk "):
         assert flag not in shown
     assert "docs/reference/flags.md" in shown
-    typed = parser.parse_args(["--canopy-session-gate", "auto,held=reject"])
-    assert typed.canopy_session_gate == "auto,held=reject"
+    typed = parser.parse_args(["--canopy-session-gate", "auto"])
+    assert typed.canopy_session_gate == "auto"
 
 
 @pytest.mark.parametrize("policy", ["lru", "lfu", "fifo", "mru", "filo", "priority", "slru"])

@@ -12,10 +12,8 @@ from functools import partial
 from typing import Any
 
 from sglang_canopy import __version__
-from sglang_canopy.admission.settings import REJECT
 from sglang_canopy.config.policy_change import MAX_BYTES as MAX_CHANGE_BYTES
 from sglang_canopy.config.policy_change import change_of
-from sglang_canopy.config.server_options import options_of
 from sglang_canopy.policy.registry import AUTO, live_names
 from sglang_canopy.request import access, client_hints
 from sglang_canopy.request.owner import tenant_fields
@@ -23,7 +21,6 @@ from sglang_canopy.server.http import entry, tokenizer_workers
 from sglang_canopy.server.http.access_log import hide_queries
 from sglang_canopy.server.http.explain import Explaining
 from sglang_canopy.server.http.page import add_page
-from sglang_canopy.server.http.session_gate import Refusals
 from sglang_canopy.tenant import new_shown_key
 from sglang_canopy.whatif.next_step import next_step
 from sglang_canopy.whatif.total import added_up, in_words
@@ -74,9 +71,6 @@ def _add(server_args: Any) -> None:
 
     hide_queries()
     entered = entry.set_up(server_args)
-    gate = options_of(server_args).gate
-    if gate is not None and gate.held == REJECT:
-        app.add_middleware(Refusals)
     started = time.monotonic()
 
     async def status(_request: Any) -> dict[str, Any]:

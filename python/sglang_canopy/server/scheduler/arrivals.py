@@ -8,7 +8,7 @@ from typing import Any
 
 from sglang_canopy.config.policy_change import unpacked
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.radix.counters import GATE, GIVEN_UP, INVALID, QUEUE
+from sglang_canopy.radix.counters import GIVEN_UP, INVALID, QUEUE
 from sglang_canopy.radix.live_request import is_refused
 from sglang_canopy.server.documents import hooks as documents
 from sglang_canopy.server.scheduler import observer, queue
@@ -16,7 +16,6 @@ from sglang_canopy.server.scheduler.session_gate import gate_of, take_time
 from sglang_canopy.tenant import is_documents_key, isolate_adapter_keys, unreserved_key
 from sglang_canopy.wire import messages
 from sglang_canopy.wire.hints import unpack
-from sglang_canopy.wire.messages import RETRY_AFTER
 from sglang_canopy.wire.params import own_params
 
 logger = logging.getLogger(__name__)
@@ -62,11 +61,8 @@ def batch_formed(batch: Any, *_: Any, **__: Any) -> None:
 
 def request_aborted(_result: Any, scheduler: Any, abort: Any, req: Any, *_: Any, **__: Any) -> None:
     """After ``Scheduler.send_abort_output``: count a request that was not admitted."""
-    reason = abort.finished_reason or {}
-    status = reason.get("status_code")
-    if RETRY_AFTER in reason:
-        kind = GATE
-    elif status == HTTPStatus.SERVICE_UNAVAILABLE:
+    status = (abort.finished_reason or {}).get("status_code")
+    if status == HTTPStatus.SERVICE_UNAVAILABLE:
         kind = QUEUE
     else:
         kind = GIVEN_UP if status is None else INVALID

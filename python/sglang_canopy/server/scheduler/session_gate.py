@@ -11,13 +11,11 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterable
-from http import HTTPStatus
 from typing import Any
 
 from sglang_canopy.admission.gate import SessionGate
 from sglang_canopy.server.scheduler import queue
 from sglang_canopy.server.scheduler.running_requests import running_requests
-from sglang_canopy.wire.messages import RETRY_AFTER
 
 _ATTRIBUTE = "canopy_session_gate"
 
@@ -43,32 +41,23 @@ class ServerGate:
         self.sweeps = 0
         """Number of sweeps of the whole queue."""
 
-    def request_comes(self, scheduler: Any, req: Any) -> float | None:
-        """Register a request that is about to enter the queue.
-
-        Returns ``None``, or, if the request is refused, the seconds after which its client may
-        retry.
-        """
+    def request_comes(self, scheduler: Any, req: Any) -> None:
+        """Register a request that is about to enter the queue."""
         ticket = id(req)
         if self._running.pop(ticket, None) is not None:  # retracted
             self._admissible[ticket] = req
         if ticket in self._admissible or ticket in self._held:
-            return None
+            return
         if not self._is_gated(req):
             self._ungated[ticket] = req
-            return None
+            return
         self.report_ended(scheduler)
         first = req.canopy.first
         if first is not None and first.session is not None:
             self.gate.join(ticket, req.canopy, first.session)
         else:
             req.canopy.session = self.gate.arrive(ticket, req.canopy)
-            if self.gate.refuses(ticket):
-                retry_s = self.gate.retry_after_s(ticket)
-                self.gate.refuse(ticket)
-                return retry_s
         (self._held if self.gate.holds(ticket) else self._admissible)[ticket] = req
-        return None
 
     def with_admitted(self, scheduler: Any, batches: tuple[Any, ...], choose: Callable) -> Any:
         """Run ``choose`` while the scheduler's queue has only admitted and ungated requests."""
@@ -191,26 +180,14 @@ def take_time(scheduler: Any, times: Iterable[str]) -> bool:
 
 
 def queue_limited(original: Any, scheduler: Any, req: Any) -> bool:
-    """Hook around ``Scheduler._abort_on_queued_limit``: return whether ``req`` was refused and
-    answered."""
+    """Hook around ``Scheduler._abort_on_queued_limit``: register a request that SGLang admits to its
+    queue."""
     if original(scheduler, req):
         return True
     gate = gate_of(scheduler)
-    retry_s = None if gate is None else gate.request_comes(scheduler, req)
-    if retry_s is None:
-        return False
-    from sglang.srt.managers.scheduler import _make_abort_req
-
-    message = f"Active sessions need all KV memory. Try again in {retry_s:.0f} seconds."
-    reason = {
-        "type": "abort",
-        "status_code": HTTPStatus.TOO_MANY_REQUESTS,
-        "message": message,
-        RETRY_AFTER: int(retry_s),
-    }
-    scheduler.send_abort_output(_make_abort_req(req, finished_reason=reason), req)
-    req.time_stats.trace_ctx.abort(abort_info={"reason": message})
-    return True
+    if gate is not None:
+        gate.request_comes(scheduler, req)
+    return False
 
 
 def prefill_chosen(original: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:

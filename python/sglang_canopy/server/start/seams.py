@@ -8,7 +8,6 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import AUTO, live_names
 from sglang_canopy.server.documents import hooks as documents
 from sglang_canopy.server.http import early_checks, entry, routes
-from sglang_canopy.server.http import session_gate as gate_http
 from sglang_canopy.server.scheduler import (
     arrivals,
     forced_output,
@@ -175,7 +174,7 @@ SEAMS = (
         "around",
         session_gate.queue_limited,
         ("self", "recv_req"),
-        "`--canopy-session-gate`: pass a request to the gate, which may refuse it",
+        "`--canopy-session-gate`: pass a request to the gate",
     ),
     Seam(
         _SRT + "managers.scheduler.Scheduler._get_new_batch_prefill_raw",
@@ -183,13 +182,6 @@ SEAMS = (
         session_gate.prefill_chosen,
         ("self", "prefill_delayer_single_pass", "running_batch"),
         "`--canopy-session-gate`: choose batches among the requests that the gate admits",
-    ),
-    Seam(
-        _SRT + "managers.tokenizer_manager.TokenizerManager._handle_abort_finish_reason",
-        "before",
-        gate_http.request_aborted,
-        ("self", "out", "state", "is_stream"),
-        "`--canopy-session-gate`: add a `Retry-After` header to refusals",
     ),
     Seam(
         _SRT + "entrypoints.openai.serving_chat.OpenAIServingChat._convert_to_internal_request",
