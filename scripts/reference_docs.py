@@ -277,7 +277,9 @@ def setups_table() -> str:
     rows: dict[tuple[str, ...], list[str]] = {}
     for one in setups.SETUPS:
         cells = [one.cell(part) for part in setups.PARTS]
-        if any(cell.test for cell in cells) or all(cell.state != setups.REFUSED for cell in cells):
+        if any(cell.state in (setups.SERVED, setups.CACHE) for cell in cells) or all(
+            cell.state != setups.REFUSED for cell in cells
+        ):
             states = tuple(cell.state.split()[0] for cell in cells)
             rows.setdefault(states, []).append(one.name)
     names = [[", ".join(of), *states] for states, of in rows.items()]

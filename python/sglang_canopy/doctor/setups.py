@@ -1,7 +1,7 @@
 """Table of server set-ups and their support, for the documentation and the doctor.
 
-A cell has the level of testing of a set-up with one part of Canopy, and the test. ``refusals.py`` defines
-the refused set-ups; ``test/doctor/test_setups.py`` compares this table with it and with the tests.
+A cell has the level of testing of a set-up with one part of Canopy. ``refusals.py`` defines the refused
+set-ups; ``test/doctor/test_setups.py`` compares this table with it, and names the test of each cell.
 """
 
 from __future__ import annotations
@@ -33,8 +33,6 @@ class Cell:
     """Level of testing of one part of Canopy in a set-up."""
 
     state: str
-    test: str | None = None
-    """Test, as ``folder/file.py::name`` below ``test/``."""
     why: str = ""
     """Reason for ``REFUSED`` or ``UNTESTED``."""
 
@@ -46,11 +44,11 @@ class Setup:
     name: str
     option: str
     value: Any
-    device: Cell | None = None
-    host: Cell | None = None
-    disk: Cell | None = None
-    chunks: Cell | None = None
-    """``None`` means refused, or untested if it is not refused."""
+    device: str | None = None
+    host: str | None = None
+    disk: str | None = None
+    chunks: str | None = None
+    """State of each part; ``None`` means refused, or untested if it is not refused."""
     applies: Callable[[Any], bool] = bool
     """Whether the option's value selects this set-up."""
 
@@ -58,24 +56,16 @@ class Setup:
         """Return the state of ``part``."""
         sample = SimpleNamespace(**{self.option: self.value})
         why = refused(part, sample)
-        cell: Cell | None = getattr(self, part)
+        state: str | None = getattr(self, part)
         if why is not None:
             return Cell(REFUSED, why=why.partition(";")[0])
-        return cell or Cell(UNTESTED, why="not tried yet")
+        return Cell(state) if state else Cell(UNTESTED, why="not tried yet")
 
 
 def refused(part: str, configured: Any) -> str | None:
     """Return the reason why ``part`` (of ``PARTS``) is refused with ``configured``, or ``None``."""
     reasons = (unsupported(feature, configured, environment={}) for feature in FEATURES[part])
     return next((why for why in reasons if why is not None), None)
-
-
-def _served(test: str) -> Cell:
-    return Cell(SERVED, f"e2e/{test}")
-
-
-def _cache(test: str) -> Cell:
-    return Cell(CACHE, test)
 
 
 def _is(*values: Any) -> Callable[[Any], bool]:
@@ -90,205 +80,99 @@ def _above(limit: int) -> Callable[[Any], bool]:
     return lambda value: (value or 0) > limit
 
 
-_EVICTS = _served("test_canopy_server.py::test_a_prefix_is_found_again_and_the_pool_evicts")
-_TIERS = _served(
-    "test_three_tiers.py::test_three_tiers_answer_alike_and_a_restart_is_served_from_disk"
-)
-_TWO = _served("test_two_ranks.py::test_both_ranks_evict_alike_over_500_requests")
-_MLA = _served("test_mla_served.py::test_mla_answers_alike_from_three_tiers")
-
-_USUAL = _served(
-    "test_setups_served.py::test_chunks_mixed_batches_pages_of_64_priorities_and_schemas"
-)
-_LORA = _served("test_lora_served.py::test_adapters_answer_alike_and_never_share_kv")
-_RECEIVED = _cache(
-    "server/scheduler/test_requests_received.py::test_a_grpc_client_cannot_write_a_stamp"
-)
-_SLOTS = _cache("radix/test_sglang_kit.py::test_no_slot_of_two_tiers_is_lost_or_used_twice")
-
-_NGRAM = _served("test_ngram_served.py::test_drafts_by_ngrams_answer_alike_on_three_tiers")
-_HYBRID = _served("test_hybrid_served.py::test_hybrid_models_answer_as_with_sglangs_policy")
-
 SETUPS = (
     Setup(
         "one process, CPU",
         "device",
         "cpu",
-        _EVICTS,
-        _TIERS,
-        _TIERS,
-        _served("test_chunks.py::test_a_second_prompt_reuses_documents_in_another_order"),
-        _is("cpu"),
+        device=SERVED,
+        host=SERVED,
+        disk=SERVED,
+        chunks=SERVED,
+        applies=_is("cpu"),
     ),
     Setup("CUDA", "device", "cuda", applies=_is("cuda")),
     Setup(
         "`--tp-size 2`",
         "tp_size",
         2,
-        _TWO,
-        _TWO,
-        _served("test_two_ranks.py::test_what_is_known_comes_back_with_every_read_from_disk"),
-        _served("test_chunks.py::test_tensor_parallel_ranks_reuse_alike"),
-        _is(2),
+        device=SERVED,
+        host=SERVED,
+        disk=SERVED,
+        chunks=SERVED,
+        applies=_is(2),
     ),
     Setup("`--tp-size` above 2", "tp_size", 4, applies=_above(2)),
-    Setup(
-        "`--dp-size`",
-        "dp_size",
-        2,
-        _served(
-            "test_hints_and_keys.py::test_a_hint_reaches_every_replica_and_only_trusted_ones_count"
-        ),
-        disk=_cache(
-            "storage/test_storage_ranks.py::test_replicas_of_data_parallelism_each_have_a_disk_tier"
-        ),
-        applies=_above(1),
-    ),
-    Setup(
-        "`--enable-dp-attention`",
-        "enable_dp_attention",
-        True,
-        _cache(
-            "server/scheduler/test_receiving_ranks.py::"
-            "test_replicas_of_data_parallel_attention_are_apart_and_all_hear_of_hints"
-        ),
-    ),
-    Setup(
-        "`--pp-size`",
-        "pp_size",
-        2,
-        _served("test_parallel_served.py::test_answers_are_those_of_sglangs_policy"),
-        disk=_cache(
-            "storage/test_namespace.py::test_page_size_heads_and_ranks_are_part_of_the_namespace"
-        ),
-        applies=_above(1),
-    ),
-    Setup("MLA models (DeepSeek, Kimi)", "is_mla", True, _MLA, _MLA, _MLA),
-    Setup("sliding-window models", "is_hybrid_swa", True, _HYBRID, _HYBRID),
-    Setup("Mamba and linear attention", "is_hybrid_ssm", True, _HYBRID, _HYBRID),
+    Setup("`--dp-size`", "dp_size", 2, device=SERVED, disk=CACHE, applies=_above(1)),
+    Setup("`--enable-dp-attention`", "enable_dp_attention", True, device=CACHE),
+    Setup("`--pp-size`", "pp_size", 2, device=SERVED, disk=CACHE, applies=_above(1)),
+    Setup("MLA models (DeepSeek, Kimi)", "is_mla", True, device=SERVED, host=SERVED, disk=SERVED),
+    Setup("sliding-window models", "is_hybrid_swa", True, device=SERVED, host=SERVED),
+    Setup("Mamba and linear attention", "is_hybrid_ssm", True, device=SERVED, host=SERVED),
     Setup("`--enable-unified-memory`", "enable_unified_memory", True),
+    Setup("images in prompts", "is_multimodal", True, device=SERVED, host=CACHE),
+    Setup("LoRA adapters", "enable_lora", True, device=SERVED, host=SERVED, disk=SERVED),
     Setup(
-        "images in prompts",
-        "is_multimodal",
-        True,
-        _served("test_images_served.py::test_pictures_are_told_apart_and_the_text_is_the_same"),
-        _cache("radix/test_images.py::test_the_kv_of_another_image_is_never_found"),
-    ),
-    Setup(
-        "LoRA adapters",
-        "enable_lora",
-        True,
-        _LORA,
-        _LORA,
-        _LORA,
-    ),
-    Setup(
-        "pages of 1 token",
-        "page_size",
-        1,
-        _EVICTS,
-        _SLOTS,
-        None,
-        _served("test_chunks.py::test_a_second_prompt_reuses_documents_in_another_order"),
-        _is(1),
+        "pages of 1 token", "page_size", 1, device=SERVED, host=CACHE, chunks=SERVED, applies=_is(1)
     ),
     Setup(
         "pages of 16 tokens",
         "page_size",
         16,
-        _TWO,
-        _TWO,
-        _served(
-            "test_three_tiers.py::test_host_memory_as_a_buffer_only_gives_pages_of_the_disk_back"
-        ),
-        _served("test_chunk_windows.py::test_windows_pages_and_retraction"),
-        _is(16),
+        device=SERVED,
+        host=SERVED,
+        disk=SERVED,
+        chunks=SERVED,
+        applies=_is(16),
     ),
-    Setup(
-        "pages of 64 tokens",
-        "page_size",
-        64,
-        _USUAL,
-        applies=_is(64),
-    ),
-    Setup(
-        "the overlap schedule",
-        "overlap_schedule",
-        True,
-        _USUAL,
-        chunks=_served(
-            "test_chunk_windows.py::test_decode_rows_in_a_fused_batch_and_the_overlap_schedule"
-        ),
-    ),
+    Setup("pages of 64 tokens", "page_size", 64, device=SERVED, applies=_is(64)),
+    Setup("the overlap schedule", "overlap_schedule", True, device=SERVED, chunks=SERVED),
     Setup(
         "chunked prefill",
         "chunked_prefill_size",
         256,
-        _served("test_queue_order.py::test_every_answer_is_what_it_is_alone"),
-        chunks=_served("test_chunk_windows.py::test_windows_pages_and_retraction"),
+        device=SERVED,
+        chunks=SERVED,
         applies=_above(0),
     ),
-    Setup(
-        "`--enable-mixed-chunk`",
-        "enable_mixed_chunk",
-        True,
-        _USUAL,
-        chunks=_served(
-            "test_chunk_windows.py::test_decode_rows_in_a_fused_batch_and_the_overlap_schedule"
-        ),
-    ),
-    Setup(
-        "`--enable-priority-scheduling`",
-        "enable_priority_scheduling",
-        True,
-        _served("test_queue_order.py::test_short_ones_overtake_and_priorities_go_first"),
-    ),
-    Setup("structured output", "structured_output", True, _USUAL),
-    Setup(
-        "`sglang.Engine` in Python",
-        "engine",
-        True,
-        _served("test_setups_served.py::test_an_engine_in_python_stamps_learns_and_says_the_same"),
-    ),
+    Setup("`--enable-mixed-chunk`", "enable_mixed_chunk", True, device=SERVED, chunks=SERVED),
+    Setup("`--enable-priority-scheduling`", "enable_priority_scheduling", True, device=SERVED),
+    Setup("structured output", "structured_output", True, device=SERVED),
+    Setup("`sglang.Engine` in Python", "engine", True, device=SERVED),
     Setup(
         "speculative decoding by n-grams",
         "speculative_algorithm",
         "NGRAM",
-        _NGRAM,
-        _NGRAM,
-        _NGRAM,
+        device=SERVED,
+        host=SERVED,
+        disk=SERVED,
         applies=_is("NGRAM"),
     ),
     Setup(
         "speculative decoding with a draft model (EAGLE, MTP)",
         "speculative_algorithm",
         "EAGLE",
-        _cache("radix/test_token_pairs.py::test_random_work_on_two_tiers_keeps_every_slot"),
-        _cache("radix/test_token_pairs.py::test_a_drafts_kv_follows_the_targets_through_the_host"),
+        device=CACHE,
+        host=CACHE,
         applies=lambda algorithm: algorithm not in (None, "NGRAM"),
     ),
     Setup(
         "`--disaggregation-mode prefill`",
         "disaggregation_mode",
         "prefill",
-        _cache("radix/test_prefill_side.py::test_the_next_turn_tells_what_the_output_was"),
-        _cache("radix/test_prefill_side.py::test_a_turn_that_comes_back_from_the_host_is_a_return"),
+        device=CACHE,
+        host=CACHE,
         applies=_is("prefill"),
     ),
     Setup("`--disaggregation-mode decode`", "disaggregation_mode", "decode", applies=_is("decode")),
-    Setup(
-        "`--grpc-port`",
-        "grpc_port",
-        30001,
-        _cache("server/http/test_grpc_bridge.py::test_a_request_over_grpc_is_stamped"),
-    ),
-    Setup("`--grpc-mode`", "grpc_mode", True, _RECEIVED),
-    Setup("`--smg-grpc-mode`", "smg_grpc_mode", True, _RECEIVED),
+    Setup("`--grpc-port`", "grpc_port", 30001, device=CACHE),
+    Setup("`--grpc-mode`", "grpc_mode", True, device=CACHE),
+    Setup("`--smg-grpc-mode`", "smg_grpc_mode", True, device=CACHE),
     Setup(
         "`--tokenizer-worker-num` above 1",
         "tokenizer_worker_num",
         2,
-        _served("test_tokenizer_workers.py::test_two_workers_stamp_alike_and_each_takes_hints"),
+        device=SERVED,
         applies=_above(1),
     ),
     Setup("`--ep-size` above 1", "ep_size", 8, applies=_above(1)),
@@ -299,9 +183,7 @@ SETUPS = (
         "HiCache storage `mooncake`",
         "hicache_storage_backend",
         "mooncake",
-        host=_cache(
-            "storage/test_mooncake_tree.py::test_a_tree_reads_what_another_one_wrote_at_the_same_time"
-        ),
+        host=CACHE,
         applies=_is("mooncake"),
     ),
     Setup(

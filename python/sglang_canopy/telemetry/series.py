@@ -132,7 +132,7 @@ CACHE = (
         "gate_waiting_sessions",
         "gauge",
         (),
-        "sessions that the gate holds, or has refused but still keeps a place for",
+        "sessions that the gate holds",
     ),
     Metric("gate_active_sessions", "gauge", (), "sessions admitted and not forgotten"),
     Metric("gate_paused_sessions", "gauge", (), "sessions that must wait when they return"),
