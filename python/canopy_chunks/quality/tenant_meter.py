@@ -24,7 +24,7 @@ IN_DOUBT = 10
 FIRST_CHECKS = 8
 """Checks after which a tenant is no longer new."""
 LEAST_GAIN = 0.1
-"""Least weight of an equal answer towards the step before, however few answers may differ."""
+"""Smallest credit of an equal answer towards the previous step."""
 MAX_TENANTS = 1024
 LOWEST_RAISED = 0.3
 TIE_NATS = 0.5

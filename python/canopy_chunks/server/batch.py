@@ -107,7 +107,7 @@ def split_into_windows(
     surplus = sum(map(len, chosen)) - max_rows
     if surplus <= 0:
         return [list(chosen)]
-    room = max(1, max_rows - len(chosen) + 1)  # beside one row of each other request
+    room = max(1, max_rows - len(chosen) + 1)  # next to one row of each other request
     early: list[list[torch.Tensor]] = []
     last, free = [], 0
     for i, rows in enumerate(chosen):

@@ -62,7 +62,7 @@ class Handover:
         """Whether all leaves have passed: the new policy ranks."""
         self._nodes = iter(nodes)
         self._passed: list[NodeLeaf] = []
-        # Without leaves, a policy takes note of its present fit; later it would rank all anew.
+        # A policy without leaves adopts its present fit here; later it would rank all leaves again.
         policy.victim(now)
 
     def slice(self, count: int) -> list[UnifiedTreeNode]:

@@ -34,6 +34,6 @@ class PrefillTimes:
 
 def _loaded(req: Any, cached: int) -> int:
     """Return the tokens of ``req`` that were loaded from the host for this batch."""
-    # The chunks after a prompt's first one begin beyond what was found.
+    # Later chunks of a prompt begin beyond the matched prefix.
     first = cached <= req.num_matched_prefix_tokens
     return min(req.host_loaded_length, cached) if first else 0
