@@ -1,8 +1,7 @@
-"""What docs/research/policies.md says of ``depth_weight``, from the results of depth_weight.py."""
+"""Tables on ``depth_weight`` for docs/research/policies.md, from the results of depth_weight.py."""
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from functools import cache
@@ -10,7 +9,7 @@ from typing import Any
 
 from scipy.stats import t
 
-from result_tables import ROOT, listed, load, signed, table
+from result_tables import listed, load, signed, table
 
 ALONE, QUEUED = "depth_weight", "depth_weight_queued"
 SHARES, LOADS = (0.02, 0.05, 0.1), (0.8, 0.95, 1.2)
@@ -26,7 +25,7 @@ NAMES = {
     "sglang": "SGLang's defaults",
 }
 FALL, RISE = 5.0, 5.0
-"""Of ``soft`` against ``wa``, in percent: least fall of busy seconds, most rise of the median."""
+"""Limits of the rule for ``soft`` in percent: least fall of busy seconds, most rise of the median."""
 
 Cell = tuple[float, float, float, int]
 """Change in percent, its 95 % interval, and the number of overlays."""
@@ -95,6 +94,11 @@ def judged() -> str:
     return _alone("judge", _ARMS)
 
 
+def mixed() -> str:
+    """The overlays that the buckets and the factor of ``soft`` were chosen on."""
+    return _alone("mixed", _ARMS)
+
+
 def tuned() -> str:
     return _alone("tune", _ARMS)
 
@@ -129,32 +133,35 @@ def verdict() -> str:
     return f"Over {count} overlays `soft` changes the busy seconds of a session by {listed(texts)}: {said}."
 
 
-def floors() -> str:
-    """The policy alone and under either floor, against LRU."""
-    path = "benchmark/whatif/results/floor_seconds.json"
-    rows = json.loads((ROOT / path).read_text(encoding="utf-8"))
-    lines = []
-    for share, policy in dict.fromkeys((r["share"], r["policy"]) for r in rows):
-        mine = [r for r in rows if (r["share"], r["policy"]) == (share, policy)]
-        texts = []
-        for name in ("policy", "tokens", "seconds"):
-            seconds = statistics.fmean(
-                100 * (r["seconds"][name] / r["seconds"]["lru"] - 1) for r in mine
-            )
-            hits = statistics.fmean(r["hits"][name] - r["hits"]["lru"] for r in mine)
-            texts.append(f"{signed(seconds)} %; hits {signed(hits, 2)}")
-        falls = " and ".join(str(sum(r["falls"][f] for r in mine)) for f in ("tokens", "seconds"))
-        name = "`wa`" if policy == "wa" else f"`wa`, `{policy}`"
-        lines.append([f"{share:.0%}: {name}", *texts, falls])
-    head = ["prefill seconds against LRU", "alone", "floor in tokens", "floor in seconds", "falls"]
-    return table(head, lines, numbers=True)
+def _against_lru(split: str) -> str:
+    """Hits of LRU and of ``wa`` at 5 % of the blocks, and the seconds of ``wa`` against LRU's."""
+    of = {
+        arm: statistics.fmean(
+            row["hits"]
+            for (kind, _, at, name), row in _rows(ALONE).items()
+            if (kind, at, name) == (split, 0.05, arm)
+        )
+        for arm in ("lru", "wa")
+    }
+    seconds = cell(changes(ALONE, split, 0.05, "wa", "seconds", base="lru"))
+    return f"{of['lru']:.1f} % | {of['wa']:.1f} % | {signed(seconds[0])} %"
+
+
+def readme_agents() -> str:
+    return _against_lru("judge")
+
+
+def readme_conversation() -> str:
+    return _against_lru("conversation")
 
 
 PARTS = {
+    "readme-agents": readme_agents,
+    "readme-conversation": readme_conversation,
+    "mixed": mixed,
     "judged": judged,
     "tuned": tuned,
     "conversation": conversation,
     "queued": queued,
     "verdict": verdict,
-    "floors": floors,
 }

@@ -1,4 +1,4 @@
-"""Evict by what a miss costs: prefill seconds of ``wa`` with and without ``depth_weight``.
+"""Measure eviction by the cost of a miss: prefill seconds of ``wa`` with and without ``depth_weight``.
 
     python benchmark/eviction/depth_weight.py alone --data DIR --out results/depth_weight.json
     python benchmark/eviction/depth_weight.py queued --data DIR --out results/depth_weight_queued.json
@@ -57,7 +57,7 @@ MERGED, POOL = 8, 5000
 
 
 class Placebo(wa.WorkloadAware):
-    """Weighs a leaf by the depth of another one, the same whenever it is admitted."""
+    """Weighs a leaf by another leaf's depth, drawn once."""
 
     name = "wa-placebo"
 
@@ -108,13 +108,13 @@ def sessions(data: Path, split: str, count: int, seed: int) -> Iterator[TraceReq
 
 
 def mixed(data: Path, seed: int) -> Iterator[TraceRequest]:
-    """An overlay of 150 of the 500 sessions, whose users are not known: what ``soft`` and the buckets
-    were chosen on, before the sessions of known users were there."""
+    """An overlay of 150 of the 500 sessions of unknown users. The buckets and the factor of ``soft``
+    were chosen on such overlays."""
     return overlay(data / "agentic_coding" / "traces_500.tar.xz", 150, 7200.0, seed)
 
 
 def conversation(data: Path, seed: int) -> Iterator[TraceRequest]:
-    """The trace's first half, then the rest of what is shared."""
+    """Half of the Mooncake trace: the first for seed 0, else the second."""
     rows = list(open_trace(data / "mooncake" / "conversation_first60.jsonl", "mooncake"))
     half = len(rows) // 2
     yield from rows[half:] if seed else rows[:half]

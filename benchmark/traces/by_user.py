@@ -16,8 +16,8 @@ from sglang_canopy.errors import CanopyError
 
 
 def write(archive: Path, users: Iterable[str], folder: Path) -> int:
-    """Write the sessions of ``users`` (the field ``source``) into ``folder``, one file each. Return
-    their number. Raises ``CanopyError`` if a user has none."""
+    """Write each session of ``users`` (the field ``source``) into a file of ``folder``. Return the
+    number of sessions. Raises ``CanopyError`` if a user is not in the archive."""
     wanted, found = set(users), set[str]()
     folder.mkdir(parents=True, exist_ok=True)
     count = 0

@@ -1,8 +1,8 @@
-"""A floor that counts tokens against the floor that counts prefill seconds.
+"""Compare a floor in tokens with the floor in prefill seconds.
 
     python benchmark/whatif/floor_seconds.py --data DIR --out benchmark/whatif/results/floor_seconds.json
 
-Overlays of agents (``judge`` of benchmark/eviction/depth_weight.py) under LRU, under a policy, and
+Overlays of agents (``mixed`` of benchmark/eviction/depth_weight.py) under LRU, under a policy, and
 under that policy with either floor. Seconds are those of every prompt alone under a profile.
 """
 
@@ -20,7 +20,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.append(str(Path(__file__).resolve().parents[1] / "eviction"))
-from depth_weight import ARMS, MERGED, PROFILE, STEP_TOKENS, sessions
+from depth_weight import ARMS, MERGED, PROFILE, STEP_TOKENS, mixed
 from floor import Exchanged
 
 from canopy_lab.advise.sample import merged
@@ -35,7 +35,7 @@ from sglang_canopy.reuse.depth_price import UNKNOWN
 from sglang_canopy.whatif.floor import Floor
 
 SHARES = (0.05, 0.1)
-POLICIES = ("wa", "soft", "auto")
+POLICIES = ("wa", "auto")
 
 
 def served(
@@ -88,7 +88,7 @@ def main() -> None:
     for seed in range(args.seeds):
         if time.monotonic() > until:
             break
-        trace = [merged(r, MERGED) for r in sessions(args.data, "judge", 60, seed)]
+        trace = [merged(r, MERGED) for r in mixed(args.data, seed)]
         seconds = PrefillSeconds(load_profile(PROFILE), trace)
         assert seconds.depth_scale == load_profile(PROFILE).depth_scale(STEP_TOKENS)
         for share, name in itertools.product(SHARES, POLICIES):

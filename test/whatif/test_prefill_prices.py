@@ -1,4 +1,4 @@
-"""The floor and the meter judge by what a miss costs, not by how many tokens it has."""
+"""The floor and the meter judge by the cost of a miss."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class KeepShort(threshold_lru.ThresholdLRU):
 
 
 def long_and_short(requests, shorts, between, longs, first):
-    """Every ``between`` requests for one of ``shorts`` prompts of 2 blocks, one of ``longs`` prompts
-    of 10; both in turn. Before, all of those that are ``first``."""
+    """Yield requests for ``shorts`` prompts of 2 blocks, in turn, and after every ``between`` of them
+    one for the next of ``longs`` prompts of 10. All prompts of the kind ``first`` come before."""
     short = long = 0
     for step in range(-(longs if first == "long" else shorts), requests):
         if step % (between + 1) == between if step >= 0 else first == "long":

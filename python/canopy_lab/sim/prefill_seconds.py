@@ -20,8 +20,7 @@ class PrefillSeconds:
         self._pairs = profile.pair_s()
 
     def of(self, uncached_tokens: Sequence[int]) -> float:
-        """Return the seconds of all requests, of which so many tokens each are not cached; at least
-        one token is computed."""
+        """Return the sum over requests with these uncached tokens; each computes one or more."""
         total = 0.0
         for record, left in zip(self._trace, uncached_tokens, strict=True):
             new = max(left, 1)

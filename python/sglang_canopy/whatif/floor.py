@@ -1,8 +1,8 @@
 """Limit how far a policy may fall behind LRU on the same requests, in prefill seconds.
 
-Hits count by what they save: ``reuse/depth_price.py``, in tokens of the mean price, so that the
-limits are tokens whatever the model. A floor that counted tokens would let a policy lose seconds,
-and would undo every policy that ranks by cost (docs/research/whatif.md).
+Hits count by their price (``reuse/depth_price.py``), in tokens of the mean price, so that the
+limits are tokens for every model. A floor in tokens lets a policy lose seconds and undoes every rank
+by cost (docs/research/whatif.md).
 
 Shadow caches of both serve every request, so the loss is known and needs no significance test: the
 rule is a budget. The policy ranks until its balance, what it saved more than LRU, falls below

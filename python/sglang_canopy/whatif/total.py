@@ -77,8 +77,8 @@ def in_words(meter: Mapping[str, Any]) -> str:
 
 
 def seconds_change(meter: Mapping[str, Any], arm: Mapping[str, Any]) -> tuple[float, float] | None:
-    """Return how much more prefill time an arm would take than the running policy, and two standard
-    errors, in percent; ``None`` while prefill times are not measured."""
+    """Return an arm's change of prefill seconds against the running policy, and two standard errors,
+    in percent; ``None`` while prefill times are not measured."""
     left = 1.0 - meter["saved_share"]
     if meter["depth_scale_tokens"] is None or left <= 0.0:
         return None
