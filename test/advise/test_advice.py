@@ -8,10 +8,12 @@ import pytest
 from canopy_lab.advise.advice import Below, advise
 from canopy_lab.advise.arms import LRU, SGLANG_LRU
 from canopy_lab.advise.costs import Coster
+from canopy_lab.advise.misses import why_missed
 from canopy_lab.advise.sample import Sample, read_sample
 from canopy_lab.sim.driver import simulate
 from canopy_lab.sim.system.engine_profile import load_profile
 from canopy_lab.trace.prompts import changed
+from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import make_policy
 from support.tiny_traces import ask
@@ -131,3 +133,18 @@ def test_on_the_conversation_trace_auto_is_advised_and_a_sample_says_so_too(data
     assert part.sample["one_in"] > 1
     for one, other in zip(whole.rows, part.rows):
         assert abs(one.gain.hit_ratio - other.gain.hit_ratio) < 0.03
+
+
+def test_causes_of_the_baselines_misses_sum_to_them():
+    def request(time_s, blocks, tokens):
+        return TraceRequest(time_s, tokens, 1, blocks, 16)
+
+    requests = [
+        request(0.0, (1, 2), 32),
+        request(100.0, (1, 2, 3), 40),
+        request(101.0, (1, 2, 3), 40),
+    ]
+    found = why_missed(requests, np.array([32, 40, 8]))
+    assert found.never_seen == 40 / 112
+    assert found.evicted_after == (8 / 112, 32 / 112, 0, 0)
+    assert found.never_seen + found.evicted == pytest.approx(80 / 112)

@@ -10,7 +10,8 @@ import pytest
 from canopy_lab.live.top.explained import lines
 from sglang_canopy.policy.registry import live_names
 from sglang_canopy.radix.explain import LOOKED_AHEAD_LEAVES, explain, parse_question
-from sglang_canopy.radix.traffic import MOST, Decision, Decisions
+from sglang_canopy.radix.missed import Decision
+from sglang_canopy.radix.traffic import MOST, Decisions
 from sglang_canopy.reuse.survival import still_returns
 from sglang_canopy.tenant import shown_tenant
 from support.live_tree import LiveTree, check

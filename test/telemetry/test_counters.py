@@ -394,7 +394,7 @@ status = {
     "tiers": {"device": {"capacity_bytes": 100, "used_bytes": 7}},
     "categories": [], "groups": [], "disk": None, "nodes": 3, "page_tokens": 1,
     "kv_bytes_per_token": 2.0, "agreement": {"records_disagreed": 0}, "reporting_s": 0.5,
-    "limits": {}, "hints": [], "refused_requests": {},
+    "limits": {}, "hints": [], "refused_requests": {}, "missed": {"tokens": {}},
 }
 for seconds in (0.5, 3.0, 1e9):
     counters.served("chat", 10, (4, 0, 0))

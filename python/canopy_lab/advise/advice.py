@@ -26,6 +26,7 @@ from canopy_lab.advise.arms import (
 from canopy_lab.advise.bootstrap import bootstrap, clusters
 from canopy_lab.advise.costs import DISK_BYTES_PER_S, Cost, Coster
 from canopy_lab.advise.decide import Decision, Gain, decide
+from canopy_lab.advise.misses import why_missed
 from canopy_lab.advise.queue import servers_for
 from canopy_lab.advise.sample import Sample
 from canopy_lab.sim.stack import LRUCurve, lru_curve
@@ -196,6 +197,7 @@ class _Adviser:
             cluster_kind=self.cluster_kind,
             scaled_prompts=self.at * self.sample.block_tokens / max(float(self.tokens.mean()), 1.0),
             placebo_points=self._gain(PLACEBO, self.at).points,
+            misses=why_missed(self.sample.requests, self.results[self.base, self.at]),
             too_long=float((self.tokens * self.sample.token_scale > self.capacity_tokens).mean()),
         )
 

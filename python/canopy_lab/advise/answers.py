@@ -7,6 +7,7 @@ from typing import Any
 
 from canopy_lab.advise.costs import Cost
 from canopy_lab.advise.decide import Decision, Gain
+from canopy_lab.advise.misses import Misses
 from sglang_canopy import __version__
 
 
@@ -82,6 +83,8 @@ class Advice:
     """Gain of ``wa`` with another request's labels over the baseline, at the capacity."""
     too_long: float
     """Share of the prompts that the capacity does not hold."""
+    misses: Misses
+    """Why the baseline misses at the capacity."""
 
     def as_json(self) -> dict[str, Any]:
         """Plain data."""

@@ -41,7 +41,11 @@ def page(advice: Advice, name: str, plan: str, breaks: Sequence[str] = ()) -> st
     sections = [
         {
             "heading": "How much of the traffic repeats, and what a cache of any size hits",
-            "text": [words.about_repeats(advice), words.about_capacity(advice)],
+            "text": [
+                words.about_repeats(advice),
+                words.about_misses(advice),
+                words.about_capacity(advice),
+            ],
             "figure": "capacity" if advice.repeats else None,
             "table": None,
         },

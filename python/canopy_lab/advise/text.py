@@ -152,6 +152,19 @@ def about_repeats(advice: Advice) -> str:
     return text
 
 
+def about_misses(advice: Advice) -> str:
+    """Why the baseline misses, and how long evicted tokens were unused."""
+    found = advice.misses
+    text = f"Of the prompt tokens, SGLang's LRU misses {percent(found.never_seen)} that no earlier request had"
+    if not found.evicted:
+        return text + "; it evicts nothing that is used again."
+    soon, later = (sum(found.evicted_after[: n + 1]) / found.evicted for n in (0, 1))
+    return (
+        f"{text}, and {percent(found.evicted)} that it had evicted; {percent(soon)} of these were last used "
+        f"less than a minute before, {percent(later)} less than 5 minutes."
+    )
+
+
 def about_placebo(advice: Advice) -> str:
     """What the labels bring."""
     wa = next(r.gain for r in advice.rows if r.gain.label == "wa")
@@ -229,6 +242,7 @@ def _summary(advice: Advice) -> Iterator[str]:
     yield from about_log(advice)
     yield about_capacity(advice)
     yield about_repeats(advice)
+    yield about_misses(advice)
     yield ""
     yield text_table(HEAD, [policy_cells(row) for row in advice.rows])
     yield ""

@@ -17,6 +17,7 @@ from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
 from sglang_canopy.policy.cut import tokens_kept
 from sglang_canopy.radix.conversations import Conversations
 from sglang_canopy.radix.counters import CAPACITY, DEVICE, HOST, TRIM
+from sglang_canopy.radix.departures import Departures
 from sglang_canopy.radix.disk_tier import DiskTier
 from sglang_canopy.radix.evictable import EvictableLeaves
 from sglang_canopy.radix.exchange import Exchange
@@ -57,9 +58,15 @@ class CanopyTreeCore(OffsetWalkCore):
         live.device_tokens, live.free_tokens = allocator.size, allocator.available_size
         self.live = live
         self.clock = RequestClock()
-        self.traffic = Traffic(live, self.clock)
         self.protected = ProtectedPaths(self.clock, self.readmit, allocator.size, live.settings)
         self.disk: DiskTier = live.make_disk_tier(self)
+        self.departures = Departures(
+            live.settings.block_tokens,
+            params.page_size,
+            live,
+            self.disk,
+        )
+        self.traffic = Traffic(live, self.clock, self.departures)
         self.groups = LiveGroups(live.tiers)
         self.conversations = Conversations(self)
         self.exchange = Exchange(self)
@@ -76,6 +83,7 @@ class CanopyTreeCore(OffsetWalkCore):
             self.evictable_device_leaves.empty()
             self.evictable_host_leaves.empty()
             self.exchange.finish()
+            self.traffic.flushed(self._node_arena.values())
         super().reset()
         self.protected.clear()
         live, usable = self.live, self._usable if len(self.components) > 1 else None

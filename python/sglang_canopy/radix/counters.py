@@ -83,6 +83,10 @@ class TierRow:
     demoted: int = 0
     """The part of ``evicted`` that remains in the tier below."""
     residency: Residency = field(default_factory=Residency)
+    hit_ages: list[int] = field(default_factory=lambda: [0] * (len(EDGES_S) + 1))
+    """Tokens used again, by seconds since their use before, in bins of ``EDGES_S``. Device only."""
+    idle_ages: list[int] = field(default_factory=lambda: [0] * (len(EDGES_S) + 1))
+    """Tokens that left, by seconds since their last use."""
 
 
 @dataclass(slots=True)
@@ -230,8 +234,10 @@ class Counters:
         seconds: float,
         demoted: bool = False,
         tenant: str | None = None,
+        idle_s: float = 0.0,
     ) -> None:
-        """Count ``tokens`` evicted from ``tier`` for ``reason`` after ``seconds`` in it.
+        """Count ``tokens`` evicted from ``tier`` for ``reason`` after ``seconds`` in it,
+        unused for ``idle_s``.
 
         ``demoted``: the tier below still has them.
         """
@@ -243,6 +249,12 @@ class Counters:
         seconds = seconds if seconds > 0.0 else 0.0
         stay.tokens[bisect_left(EDGES_S, seconds)] += tokens
         stay.token_seconds += seconds * tokens
+        row.idle_ages[bisect_left(EDGES_S, idle_s)] += tokens
+
+    def used_again(self, label: str, tokens: int, age_s: float, tenant: str | None) -> None:
+        """A request found ``tokens`` on the device, ``age_s`` after their use before."""
+        ages = self.row(label, tenant).tiers[DEVICE].hit_ages
+        ages[bisect_left(EDGES_S, age_s)] += tokens
 
     def _new_label(self, label: str, tenant: str | None) -> Row:
         name = label.partition("|")[0]
@@ -294,4 +306,6 @@ def _add(into: Row, row: Row) -> None:
         total.evicted = [a + b for a, b in zip(total.evicted, tier.evicted)]
         stay = total.residency
         stay.tokens = [a + b for a, b in zip(stay.tokens, tier.residency.tokens)]
+        total.hit_ages = [a + b for a, b in zip(total.hit_ages, tier.hit_ages)]
+        total.idle_ages = [a + b for a, b in zip(total.idle_ages, tier.idle_ages)]
         stay.token_seconds += tier.residency.token_seconds

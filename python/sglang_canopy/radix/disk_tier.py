@@ -42,6 +42,9 @@ class DiskTier(Protocol):
     def unwritten_ancestors(self, node: UnifiedTreeNode) -> list[UnifiedTreeNode]:
         """Return the nodes above ``node`` to write before it, shallowest first."""
 
+    def holds(self, page: str) -> bool:
+        """Whether this rank's disk has a page now."""
+
     def pages_read(self, node_id: int | None, hashes: Sequence[str]) -> None:
         """Note that pages ``hashes`` were read; ``node_id``: the deepest node that now holds
         them."""
@@ -71,6 +74,9 @@ class NoDiskTier:
 
     def unwritten_ancestors(self, node: UnifiedTreeNode) -> list[UnifiedTreeNode]:
         return []
+
+    def holds(self, page: str) -> bool:
+        return False
 
     def pages_read(self, node_id: int | None, hashes: Sequence[str]) -> None: ...
 

@@ -51,7 +51,8 @@ def explain(core: CanopyTreeCore, body: dict[str, Any]) -> list[dict[str, Any]]:
     else:
         tenants = core.conversations.tenants_of(conversation)[:MAX_TENANTS]
     order = _next_victims(core) if tenants else []
-    return [_of_tenant(core, tenant, conversation, order) for tenant in tenants]
+    is_admin = body.get("admin") is True
+    return [_of_tenant(core, tenant, conversation, order, is_admin) for tenant in tenants]
 
 
 def _next_victims(core: CanopyTreeCore) -> list[tuple[UnifiedTreeNode, int]]:
@@ -65,6 +66,7 @@ def _of_tenant(
     tenant: str | None,
     conversation: Hashable,
     order: list[tuple[UnifiedTreeNode, int]],
+    is_admin: bool,
 ) -> dict[str, Any]:
     now = core.clock.now
     end = core.conversations.deepest(tenant, conversation)
@@ -84,6 +86,7 @@ def _of_tenant(
         "policy": core.live.device_policy.name,
         "belief": {} if end is None else dict(core.live.device_policy.explain(end.canopy, now)),
         "next_to_go": None if end is None else _eviction_place(core, end, order),
+        "missed": core.departures.missed.of_tenant(tenant, is_admin=is_admin),
         "evicted": [
             {
                 "evicted_ago_s": round(now - one.time, 3),

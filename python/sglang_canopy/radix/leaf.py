@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +51,9 @@ class NodeLeaf(Leaf):
     reported_at: float = float("-inf")
     """The requests' clock when a use was last reported to the disk tier."""
 
+    path: Sequence[int] = ()
+    """Block hashes of the last request that used it, shared with the request."""
+
     def inherit(self, other: Leaf) -> None:
         Leaf.inherit(self, other)
         if isinstance(other, NodeLeaf):
@@ -63,7 +67,7 @@ class NodeLeaf(Leaf):
         self.inherit(tail)
         self.request_number = tail.request_number
         self.device_since, self.host_since = tail.device_since, tail.host_since
-        self.policy = tail.policy
+        self.policy, self.path = tail.policy, tail.path
         self.offset, self.length = tail.offset, tokens
 
     def set_retention(self, request: LiveRequest) -> None:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
+    from sglang_canopy.radix.block_facts import Misses
+
 _ABORTED = "FINISH_ABORT"
 UNSTAMPED_S = 0.001
 """Seconds between a request without a stamp and the one before.
@@ -82,6 +84,8 @@ class LiveRequest(Request):
     """The warm-up, if this request is a sample of it."""
     session: Any = None
     """The session gate's session."""
+    misses: Misses | None = None
+    """Causes of its misses, from its admission to its end."""
 
 
 def live_request(req: Req, now: float, block_tokens: int) -> LiveRequest:

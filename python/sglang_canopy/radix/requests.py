@@ -64,7 +64,20 @@ class Requests:
                 self.refuse(request, INVALID)
             else:
                 self.learn(request)
+                if request.first is None:
+                    self._classify_misses(request, req)
         return None if request.refused else request
+
+    def _classify_misses(self, request: LiveRequest, req: Req) -> None:
+        """Record the causes of the misses of ``req``, which is about to be computed."""
+        on_host, loaded = getattr(req, "host_hit_length", 0), getattr(req, "host_loaded_length", 0)
+        self.tree.departures.classify_misses(
+            request,
+            min(getattr(req, "prefix_len", 0), request.prompt_tokens),
+            max(0, on_host - loaded),
+            req.origin_input_ids,
+            (req.extra_key, req.cache_salt),
+        )
 
     def refuse(self, request: LiveRequest, reason: int) -> None:
         """Record that ``request`` ended, by a reason of ``counters.REFUSALS``; ignored after
@@ -91,6 +104,7 @@ class Requests:
         hits = (req.cached_tokens_device, req.cached_tokens_host, req.cached_tokens_storage)
         label, tokens = request.label or request.category, request.prompt_tokens
         self.live.counters.served(label, tokens, hits, request.tenant)
+        self.tree.departures.count_misses(request, sum(hits))
         adapter = getattr(req, "canopy_adapter", None)
         if adapter is not None:
             self.live.counters.served_adapter(adapter, tokens, hits)
@@ -160,6 +174,9 @@ class Requests:
                 tree.protected.keeps.budget.vouch(request.tenant)
             if request.keep_until is not None:
                 tree.protected.keep(node, request.keep_until, request.tenant)
+            if request.misses is not None:
+                set_offsets(node)
+                tree.departures.written(request, node.canopy.offset + node.canopy.length)
         done = request is not None and tree.disk.active and request.done
         device, host = tree.evictable_device_leaves, tree.evictable_host_leaves
         while node is not tree.root_node:
@@ -183,9 +200,14 @@ class Requests:
 
     def _stamp(self, node: UnifiedTreeNode, request: LiveRequest) -> None:
         leaf, groups = node.canopy, self.tree.groups
+        leaf.path = request.path
         if leaf.request_number == request.number:
             leaf.refresh(request)
         else:
+            if leaf.hits and leaf.device_since < request.time:
+                self.live.counters.used_again(
+                    leaf.category, len(node.key), request.time - leaf.last_access, leaf.tenant
+                )
             leaf.stamp(request)
             leaf.request_number = request.number
         asks = request.ttl_s is not None or request.pin_s is not None

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Hashable, Iterable
+from typing import TYPE_CHECKING
+
+from sglang.srt.mem_cache.unified_cache.components import BASE_COMPONENT_TYPE
 
 from sglang_canopy.radix.counters import DEVICE
+from sglang_canopy.radix.departures import Departures
 from sglang_canopy.radix.live_request import LiveRequest, RequestClock
+from sglang_canopy.radix.missed import Decision
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
@@ -18,27 +22,6 @@ MOST = 4096
 """Decisions remembered, of all tenants together."""
 RATE_S = 300.0
 """Seconds over which the rate of eviction is measured, or the remembered time if shorter."""
-
-
-class Decision(NamedTuple):
-    """An eviction from a tier, and what was known of its tokens at that time."""
-
-    time: float
-    """Seconds on the requests' clock."""
-    tier: int
-    tenant: str | None
-    conversation: Hashable | None
-    category: str
-    offset: int
-    tokens: int
-    reason: int
-    """Index of ``counters.REASONS``."""
-    policy: str
-    """The policy that chose the tokens."""
-    idle_s: float
-    """Seconds since the tokens were last used."""
-    demoted: bool
-    """Whether the tier below still has them."""
 
 
 class Decisions(deque[Decision]):
@@ -71,8 +54,8 @@ class Decisions(deque[Decision]):
 class Traffic:
     """Counts insertions into and evictions from one tree's tiers."""
 
-    def __init__(self, live: LiveCache, clock: RequestClock) -> None:
-        self.live, self.clock = live, clock
+    def __init__(self, live: LiveCache, clock: RequestClock, departures: Departures) -> None:
+        self.live, self.clock, self.departures = live, clock, departures
         self.decisions = Decisions()
 
     def computed(self, tokens: int, request: LiveRequest | None) -> None:
@@ -94,19 +77,39 @@ class Traffic:
         counters.victims.add(tier, leaf.offset, node.key.raw_token_ids())
         since = leaf.device_since if tier == DEVICE else leaf.host_since
         policy = self.live.device_policy if tier == DEVICE else self.live.host_policy
-        self.decisions.append(
-            Decision(
-                now,
-                tier,
-                leaf.tenant,
-                leaf.conversation,
-                leaf.category,
-                leaf.offset,
-                tokens,
-                reason,
-                policy.name,
-                now - leaf.last_access,
-                demoted,
-            )
+        idle_s = now - leaf.last_access
+        decision = Decision(
+            now,
+            tier,
+            leaf.tenant,
+            leaf.conversation,
+            leaf.category,
+            leaf.offset,
+            tokens,
+            reason,
+            policy.name,
+            idle_s,
+            demoted,
         )
-        counters.evicted(tier, leaf.category, tokens, reason, now - since, demoted, leaf.tenant)
+        self.decisions.append(decision)
+        counters.evicted(
+            tier, leaf.category, tokens, reason, now - since, demoted, leaf.tenant, idle_s
+        )
+        if not demoted and leaf.path and (tier == DEVICE or _left_the_device(node)):
+            self.departures.left(decision, leaf.path, self.page_on_disk(node))
+
+    def page_on_disk(self, node: UnifiedTreeNode) -> str | None:
+        """Return the name of the last page of ``node`` if it was written to the disk."""
+        return node.hash_value[-1] if node.canopy.on_disk and node.hash_value else None
+
+    def flushed(self, nodes: Iterable[UnifiedTreeNode]) -> None:
+        """The tree that holds ``nodes`` is emptied."""
+        for node in nodes:
+            if node.canopy.path:
+                page = self.page_on_disk(node)
+                self.departures.flushed(node.canopy, len(node.key), self.clock.now, page)
+
+
+def _left_the_device(node: UnifiedTreeNode) -> bool:
+    """Whether the device has nothing of ``node``, which leaves the host."""
+    return node.component_data[BASE_COMPONENT_TYPE].value is None

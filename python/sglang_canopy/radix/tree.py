@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
+from sglang_canopy.radix.departures import Departures
 from sglang_canopy.radix.disk_tier import DiskTier
 from sglang_canopy.radix.evictable import EvictableLeaves
 from sglang_canopy.radix.live import LiveCache
@@ -21,6 +22,7 @@ class Tree(Protocol):
 
     live: LiveCache
     clock: RequestClock
+    departures: Departures
     disk: DiskTier
     groups: LiveGroups
     protected: ProtectedPaths

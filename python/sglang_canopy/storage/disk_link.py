@@ -94,6 +94,10 @@ class DiskLink:
             node = node.parent
         return above[::-1]
 
+    def holds(self, page: str) -> bool:
+        store = getattr(self._backend, "store", None)
+        return store is not None and store.leading([page]) == 1
+
     def before_write(self, node: UnifiedTreeNode) -> None:
         if not self.active or not node.hash_value:
             return

@@ -106,6 +106,9 @@ class Metrics:
         self.update_whatif(status.get("whatif"))
         adapter_series.update(self._count, status)
         self.update_refused(status["refused_requests"])
+        for cause, by_tier in status["missed"]["tokens"].items():
+            for tier, tokens in by_tier.items():
+                self._count("missed_tokens_total", tokens, cause, tier)
         limit_series.update(self._set, self._count, status)
         queue_series.update(self._set, self._count, status)
         prefill_seconds.update(self._set, self._count, status)

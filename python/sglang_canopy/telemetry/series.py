@@ -38,6 +38,14 @@ CACHE = (
     ),
     Metric("miss_tokens_total", "counter", ("category",), "prompt tokens found in no tier"),
     Metric(
+        "missed_tokens_total",
+        "counter",
+        ("cause", "tier"),
+        "the same tokens by cause: `never_seen`; `evicted` from `tier`, the last that held them; "
+        "`not_written` to `tier` before they left the tier above; `late`: `tier` held them and did not "
+        "deliver; `in_flight`: a running request computed them; `flushed`; `partial_page`; `unknown`",
+    ),
+    Metric(
         "entered_tokens_total",
         "counter",
         ("tier", "category"),

@@ -103,6 +103,7 @@ class Status:
             "session_gate": self._gate(now),
             "queue": self._queue(),
             "prefill": self._prefill(prompts, sum(hits)),
+            "missed": self._missed(rows),
             "whatif": self._whatif(),
             "agreement": agreement(self.counters, self.cache.tree_core.live.gate),
             "profile": self._profile(),
@@ -226,6 +227,26 @@ class Status:
         """Return the what-if meter's results; ``None`` without a meter."""
         meter = self.cache.tree_core.live.meter
         return None if meter is None else meter.stats()
+
+    def _missed(self, rows: Sequence[Row]) -> dict[str, Any]:
+        """Return why prompt tokens were missed, and ages of tokens at hits and at evictions.
+
+        ``tokens``: by cause and tier. Tokens that another namespace holds count as never seen; their
+        number is apart, for administrators.
+        """
+        found = self.cache.tree_core.departures.stats()
+        ages = [
+            {
+                "category": row.category,
+                "tier": name,
+                "hits": list(row.tiers[tier].hit_ages),
+                "evictions": list(row.tiers[tier].idle_ages),
+            }
+            for row in rows
+            for tier, name in ((DEVICE, TIERS[DEVICE]), (HOST, TIERS[HOST]))
+            if any(row.tiers[tier].idle_ages) or any(row.tiers[tier].hit_ages)
+        ]
+        return {**found, "ages": ages}
 
     def _queue(self) -> dict[str, Any] | None:
         """Return the queue's order and counts; ``None`` for a cache without a scheduler's queue."""

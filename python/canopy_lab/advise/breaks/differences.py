@@ -23,7 +23,7 @@ _KEPT = 0.7
 """A replacement below this share of the old length counts as shortened."""
 
 _BESIDE = 30
-"""Letters allowed beside a time or an id; text with more is no value."""
+"""Most letters beside a time or an id in a difference of that kind."""
 
 _LETTERS = re.compile(r"[^\W\d_]")
 _EDGE = re.compile(r"[A-Za-z0-9_.:/+@-]")

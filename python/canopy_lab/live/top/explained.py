@@ -83,6 +83,9 @@ def _conversation(one: Mapping[str, Any]) -> Iterator[str]:
     turn = one["next_to_go"]
     if turn is not None:
         yield "  " + _turn(turn)
+    missed = sum(sum(row.values()) for row in one.get("missed", {}).values())
+    if missed:
+        yield f"  {missed:,} tokens that this tenant missed: {missed_in_words(one['missed'])}"
     for gone in one["evicted"]:
         kept = ", kept one tier below" if gone["demoted"] else ""
         yield (
@@ -90,6 +93,16 @@ def _conversation(one: Mapping[str, Any]) -> Iterator[str]:
             f"{gone['offset']:,} on from the {gone['tier']} ({gone['reason']}), unused for "
             f"{gone['idle_s']:g} s, as {_plain(gone['category'])}{kept}"
         )
+
+
+def missed_in_words(missed: Mapping[str, Mapping[str, int]]) -> str:
+    """Return the causes of missed tokens as shares, most tokens first."""
+    rows = [(n, cause, tier) for cause, row in missed.items() for tier, n in row.items() if n]
+    total = sum(n for n, _, _ in rows) or 1
+    return ", ".join(
+        f"{_plain(cause).replace('_', ' ')}{'' if tier == 'none' else f' ({_plain(tier)})'} {n / total:.1%}"
+        for n, cause, tier in sorted(rows, reverse=True)
+    )
 
 
 def _turn(turn: Mapping[str, Any]) -> str:

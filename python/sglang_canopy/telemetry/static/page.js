@@ -139,6 +139,10 @@ function hits(ranks) {
   plot("hits", xs, names.map((label) => ({
     label, values: hour.map((p) => (p.prompt_tokens ? 100 * (p.hit_tokens[label] || 0) / p.prompt_tokens : null)),
   })), { y: { range: [0, 100] }, yValues: (_, v) => v.map((one) => one + " %"), value: (_, v) => v == null ? "" : v.toFixed(1) + " %" });
+  const missed = added(ranks, (r) => Object.fromEntries(Object.entries((r.missed || { tokens: {} }).tokens).map(([k, row]) => [k, sum(Object.values(row))])));
+  const all = sum(Object.values(missed));
+  byId("missed").textContent = all ? "Missed so far: " + Object.entries(missed).sort((a, b) => b[1] - a[1])
+    .map(([k, n]) => k.replaceAll("_", " ") + " " + percent(n, all)).join(", ") + "." : "";
   const reasons = [...new Set(hour.flatMap((p) => Object.keys(p.evicted_tokens).filter((name) => p.evicted_tokens[name])))];
   if (only("evictions", reasons.length)) plot("evictions", xs, reasons.map((label) => ({ label, values: hour.map((p) => p.evicted_tokens[label] || 0) })),
     { yValues: (_, v) => v.map(size), value: (_, v) => v == null ? "" : size(v) });

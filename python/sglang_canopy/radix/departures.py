@@ -1,0 +1,313 @@
+"""Causes of missed prompt tokens, from the history of each block of earlier prompts.
+
+One bounded map holds the latest fact of a block: the request that computes it, or its departure from the
+tiers. Departures enter where nodes are evicted (``Traffic.left``). A request is looked up when it is
+admitted, in the state in which SGLang matched it. Only stamps, paths and tree operations count, so all
+tensor-parallel ranks agree, with one exception: each rank asks its own disk whether it holds a page.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import xxhash
+
+from sglang_canopy.radix.block_facts import BlockMap, Misses, Visit, fitted
+from sglang_canopy.radix.counters import DEVICE, DISK, HOST
+from sglang_canopy.radix.missed import (
+    EVICTED,
+    FLUSHED,
+    IN_FLIGHT,
+    LATE,
+    NEVER_SEEN,
+    NO_TIER,
+    NOT_WRITTEN,
+    OTHER_NAMESPACE,
+    PARTIAL_PAGE,
+    UNKNOWN,
+    Decision,
+    Key,
+    Left,
+    Missed,
+    tier_name,
+)
+from sglang_canopy.thread_time import timed_method
+from sglang_canopy.whatif.sampled_caches import block_number
+
+if TYPE_CHECKING:
+    from sglang_canopy.radix.disk_tier import DiskTier
+    from sglang_canopy.radix.leaf import NodeLeaf
+    from sglang_canopy.radix.live import LiveCache
+    from sglang_canopy.radix.live_request import LiveRequest
+
+TIMES_THE_CACHE = 4
+"""Blocks that are remembered, relative to the blocks that device and host hold."""
+LEAST_BLOCKS = 4096
+MOST_BLOCKS = 1 << 18
+"""Most entries of the map, about 120 bytes each; with more, blocks are sampled by number."""
+MOST_TOKENS_PER_S = 1e6
+"""Load, in prompt tokens a second, that halves the sample."""
+MOST_ONE_IN = 64
+MOST_PENDING = 1024
+"""Departures that wait to be recorded."""
+_WINDOW_S = 10.0
+_NEW, _IN_FLIGHT, _PARTIAL = (NEVER_SEEN, NO_TIER), (IN_FLIGHT, NO_TIER), (PARTIAL_PAGE, NO_TIER)
+
+
+class Departures:
+    """History of one tree's blocks, and the sums of its misses.
+
+    ``live``: sizes of the tiers. ``disk``: the tier below the host.
+    """
+
+    def __init__(
+        self, block_tokens: int, page_tokens: int, live: LiveCache, disk: DiskTier
+    ) -> None:
+        self.block_tokens, self.page_tokens = block_tokens, page_tokens
+        self.missed = Missed()
+        self.one_in = 1
+        """One block in this many is remembered; the others share its causes."""
+        self.corrected_tokens = 0
+        """Tokens whose cause was not known at admission, or that were not missed after all."""
+        self._live, self._disk = live, disk
+        self._pending: list[tuple[Decision, Sequence[int], str | None]] = []
+        self._blocks = BlockMap(LEAST_BLOCKS)
+        self._evicted_tokens = 0
+        self._admitted_last = "default"
+        self._last: Key = _NEW
+        self._window = (0.0, 0)
+        self._namespaces: set[Hashable] = set()
+        """The first two."""
+        self._plain = BlockMap(LEAST_BLOCKS)
+        """Blocks hashed without their namespace, each with the visit of its first."""
+
+    @property
+    def _capacity(self) -> int:
+        """Tokens that device and host hold."""
+        return self._live.device_tokens + self._live.host_tokens
+
+    # ---- nodes leave ----
+
+    def left(self, decision: Decision, path: Sequence[int], page: str | None) -> None:
+        """Tokens left a tier, and no other tier of the tree has them.
+
+        ``path``: block hashes of the path that they are of. ``page``: the name of their last page on the
+        disk, if it was written there. What follows is done when the next request is admitted.
+        """
+        self._pending.append((decision, path, page))
+        if len(self._pending) > MOST_PENDING:
+            self._settle()
+
+    def flushed(self, leaf: NodeLeaf, tokens: int, now: float, page: str | None) -> None:
+        """The tree is emptied while it holds ``leaf``; ``page`` as in ``left``."""
+        self._settle()
+        decision = Decision(
+            now, DEVICE, leaf.tenant, leaf.conversation, leaf.category, leaf.offset, tokens, 0, "",
+            now - leaf.last_access, False,
+        )  # fmt: skip
+        cause, tier = (FLUSHED, DEVICE) if page is None else (LATE, DISK)
+        self._depart(decision, leaf.path, cause, tier, page)
+
+    def _settle(self) -> None:
+        """Record what left since the last request was admitted."""
+        below = (HOST if self._live.host_tokens else None, DISK if self._disk.active else None)
+        for decision, path, page in self._pending:
+            tier = decision.tier
+            self._evicted_tokens += decision.tokens
+            if page is not None:
+                self._depart(decision, path, LATE, DISK, page)
+            elif below[tier] is None:
+                self._depart(decision, path, EVICTED, tier, None)
+            else:
+                self._depart(decision, path, NOT_WRITTEN, tier + 1, None)
+        self._pending.clear()
+
+    def _depart(
+        self, decision: Decision, path: Sequence[int], cause: str, tier: int, page: str | None
+    ) -> None:
+        size = self.block_tokens
+        blocks = path[decision.offset // size : (decision.offset + decision.tokens) // size]
+        if self.one_in > 1:
+            blocks = self._sampled(blocks)
+        if blocks:
+            last = self._admitted_last
+            fact = Left(decision, cause, tier, last, self._evicted_tokens, page)
+            self._blocks.put(blocks, fact)
+
+    # ---- requests are admitted, write and end ----
+
+    @timed_method
+    def classify_misses(
+        self, request: LiveRequest, cached: int, late_host: int = 0,
+        tokens: Sequence[int] = (), namespace: Hashable = None,
+    ) -> None:  # fmt: skip
+        """``request`` found ``cached`` of its prompt tokens and computes the rest.
+
+        ``late_host``: tokens behind them that the host holds and that are not loaded. ``tokens``: the
+        prompt, to recognise it in other namespaces; ``namespace``: its own. That is free on a server
+        with one namespace, and skipped while blocks are sampled.
+        """
+        if self._pending:
+            self._settle()
+        self._limit(request)
+        prompt = request.prompt_tokens
+        found = request.misses = Misses(cached)
+        at = cached
+        if late_host > 0 and at < prompt:
+            late_host = min(late_host, prompt - at)
+            found.add((LATE, tier_name(HOST)), late_host)
+            at += late_host
+        if at < prompt:
+            self._classify(request, found, at)
+        if len(self._namespaces) < 2:
+            self._namespaces.add(namespace)
+        if len(self._namespaces) > 1 and self.one_in == 1 and _NEW in found.sums:
+            self._elsewhere(request, found, tokens)
+        self._admitted_last = request.label or request.category
+
+    def _classify(self, request: LiveRequest, found: Misses, at: int) -> None:
+        """Add the causes of the prompt tokens from ``at`` on."""
+        size, path, prompt = self.block_tokens, request.path, request.prompt_tokens
+        full = min(len(path), prompt // size)
+        first = min(at // size, full)
+        blocks = path[first:full]
+        key: Any = None
+        if self.one_in > 1:
+            key = self._classify_sample(found, blocks, first, at, prompt)
+            blocks = self._sampled(blocks)
+            at = max(at, full * size)
+        else:
+            get, known, begin = self._blocks.get, None, at
+            for end, block in enumerate(blocks, first + 1):
+                fact = get(block)
+                if fact is None:
+                    break
+                if fact is not known or (type(fact) is Visit and key != _IN_FLIGHT):
+                    if at > begin:
+                        found.charge(key, known, at - begin)
+                    key, known, begin = self._cause(fact, end * size, prompt), fact, at
+                at = end * size
+            if at > begin:
+                found.charge(key, known, at - begin)
+            if at < full * size:
+                # The first request with a block is the first one with the blocks behind it, too.
+                key = _NEW
+        if at < prompt:
+            # Tokens behind the last whole block: as new as that block, else part of no whole page.
+            as_before = key in (_NEW, _IN_FLIGHT)
+            found.add(key if as_before else _PARTIAL, prompt - at)
+        self._last = key or self._last
+        if blocks:
+            self._blocks.put(blocks, found.visit)
+
+    def _classify_sample(
+        self, found: Misses, blocks: Sequence[int], first: int, at: int, prompt: int
+    ) -> Key | None:
+        """Add the causes of ``blocks``, of which one in ``one_in`` is known: the others share the next
+        one's, or the last one's. Returns the last cause."""
+        size, pending, key = self.block_tokens, 0, None
+        for end, block in enumerate(blocks, first + 1):
+            tokens = end * size - at
+            at = end * size
+            if block_number(block) % self.one_in:
+                pending += tokens
+                continue
+            fact = self._blocks.get(block)
+            key = self._cause(fact, end * size, prompt)
+            found.charge(key, fact, tokens + pending)
+            pending = 0
+        if pending:
+            found.add(key or self._last, pending)
+        return key
+
+    def _cause(self, fact: Visit | Left | None, end: int, prompt: int) -> Key:
+        """The cause of a missed block that ends after ``end`` tokens."""
+        if fact is None:
+            return _NEW
+        if type(fact) is Left:
+            if fact.cause == LATE and not self._disk.holds(fact.page or ""):
+                return EVICTED, tier_name(DISK)
+            if fact.cause == FLUSHED:
+                return FLUSHED, NO_TIER
+            return fact.cause, tier_name(fact.tier)
+        assert type(fact) is Visit
+        if end > fact.written:
+            if fact.running:
+                return _IN_FLIGHT
+            if end - fact.written >= self.page_tokens + self.block_tokens:
+                return NOT_WRITTEN, tier_name(DEVICE)
+            return _PARTIAL
+        # The last token is always computed, and with it its page.
+        if end > (prompt - 1) // self.page_tokens * self.page_tokens:
+            return _PARTIAL
+        return UNKNOWN, NO_TIER
+
+    def _elsewhere(self, request: LiveRequest, found: Misses, tokens: Sequence[int]) -> None:
+        """Charge new tokens that another namespace has to ``OTHER_NAMESPACE``."""
+        key = _NEW
+        size, chain, seen = self.block_tokens, 0, 0
+        raw = memoryview(array("q", tokens)).cast("B")
+        blocks = []
+        for at in range(0, len(tokens) // size * size, size):
+            chain = xxhash.xxh3_64_intdigest(raw[8 * at : 8 * (at + size)], seed=chain)
+            blocks.append(chain)
+            if len(blocks) == seen + 1 and self._plain.get(chain) is not None:
+                seen += 1
+        self._plain.put(blocks[seen:], found.visit)
+        new = found.sums[key]
+        moved = min(new, max(0, seen * size - (request.prompt_tokens - new)))
+        if moved:
+            found.sums[key] -= moved
+            found.add((OTHER_NAMESPACE, NO_TIER), moved)
+
+    def written(self, request: LiveRequest, tokens: int) -> None:
+        """The first ``tokens`` of the path of ``request`` are in the tree."""
+        misses = request.misses
+        if misses is not None and tokens > misses.visit.written:
+            misses.visit.written = tokens
+
+    @timed_method
+    def count_misses(self, request: LiveRequest, hits: int) -> None:
+        """``request`` ended; ``hits``: its prompt tokens that some tier had, as they are counted."""
+        misses, request.misses = request.misses, None
+        if misses is None:
+            misses = Misses(hits)
+        misses.visit.running = False
+        sums, missed = misses.sums, max(0, request.prompt_tokens - hits)
+        wrong = missed - sum(sums.values())
+        if wrong:
+            self.corrected_tokens += abs(wrong)
+            sums = fitted(sums, missed)
+        self.missed.add(sums, request.tenant)
+        for left, tokens in misses.evicted:
+            self.missed.add_evicted(left, tokens, request.time, self._evicted_tokens, self._capacity)  # fmt: skip
+
+    def stats(self) -> dict[str, Any]:
+        """Return all sums as plain data, for administrators."""
+        return {
+            **self.missed.stats(),
+            "one_block_in": self.one_in,
+            "corrected_tokens": self.corrected_tokens,
+            "remembered_blocks": len(self._blocks),
+        }
+
+    # ---- bounds ----
+
+    def _sampled(self, blocks: Sequence[int]) -> list[int]:
+        return [block for block in blocks if not block_number(block) % self.one_in]
+
+    def _limit(self, request: LiveRequest) -> None:
+        """Adapt the size of the map to the cache, and the sample to size and load."""
+        begin, tokens = self._window
+        if request.time - begin < _WINDOW_S:
+            self._window = begin, tokens + request.prompt_tokens
+            return
+        self._window = request.time, request.prompt_tokens
+        blocks = TIMES_THE_CACHE * self._capacity // self.block_tokens
+        busy = begin > 0 and tokens > MOST_TOKENS_PER_S * (request.time - begin)
+        if (busy or blocks > MOST_BLOCKS * self.one_in) and self.one_in < MOST_ONE_IN:
+            self.one_in *= 2
+        self._blocks.most = min(max(blocks // self.one_in, LEAST_BLOCKS), MOST_BLOCKS)
+        self._plain.most = self._blocks.most

@@ -1,0 +1,164 @@
+"""Sums of missed prompt tokens by cause: in all, by tenant, and for evicted ones by age."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Hashable
+from typing import Any, NamedTuple
+
+from sglang_canopy.radix.counters import DEVICE, DISK, EDGES_S, HOST, TIERS
+
+(
+    NEVER_SEEN,
+    EVICTED,
+    NOT_WRITTEN,
+    LATE,
+    IN_FLIGHT,
+    OTHER_NAMESPACE,
+    FLUSHED,
+    PARTIAL_PAGE,
+    UNKNOWN,
+) = CAUSES = (
+    "never_seen",
+    "evicted",
+    "not_written",
+    "late",
+    "in_flight",
+    "other_namespace",
+    "flushed",
+    "partial_page",
+    "unknown",
+)
+"""Why a prompt token was computed. ``never_seen``: no request had it here. ``evicted``: it left ``tier``,
+the last that held it. ``not_written``: it left the tier above before ``tier`` had a copy, or its request
+ended before it was cached. ``late``: ``tier`` held it and did not deliver it. ``in_flight``: a running
+request was computing it. ``other_namespace``: never seen, but cached for another tenant or adapter.
+``flushed``: the cache was emptied. ``partial_page``: only whole pages are cached, and the last token is
+always computed. ``unknown``: none of these; a lookup that could not end there (windows, states), or a
+record that was dropped."""
+
+NO_TIER = "none"
+"""Tier of causes without a tier."""
+WITH_MEMORY = (1.25, 1.5, 2.0, 4.0)
+"""Relative cache sizes with an estimate of their hits."""
+MAX_TENANTS = 64
+"""Tenants with sums of their own, the latest to miss; the sums of others are dropped."""
+MAX_PAIRS = 256
+"""Pairs of categories (evicted, evicted for) that are counted; later pairs count as ``other``."""
+
+Key = tuple[str, str]
+"""Cause and tier."""
+Sums = dict[Key, int]
+"""Tokens by cause and tier."""
+
+
+class Decision(NamedTuple):
+    """An eviction from a tier, and the state of its tokens at that time."""
+
+    time: float
+    """Seconds on the requests' clock."""
+    tier: int
+    tenant: str | None
+    conversation: Hashable | None
+    category: str
+    offset: int
+    tokens: int
+    reason: int
+    """Index of ``counters.REASONS``."""
+    policy: str
+    """The policy that chose the tokens."""
+    idle_s: float
+    """Seconds since the tokens were last used."""
+    demoted: bool
+    """Whether the tier below still has them."""
+
+
+class Left(NamedTuple):
+    """A stretch of tokens that left its last tier, or all tiers but the disk."""
+
+    decision: Decision
+    cause: str
+    """``EVICTED``, ``NOT_WRITTEN``, ``FLUSHED``, or ``LATE`` if the disk has it."""
+    tier: int
+    evicted_for: str
+    """Category of the request that was admitted last."""
+    evicted_before: int
+    """Tokens evicted before it, in all."""
+    page: str | None = None
+    """Name of its last page on the disk."""
+
+
+class Missed:
+    """Filled by the scheduler's thread; ``stats`` may be called by any."""
+
+    def __init__(self) -> None:
+        self.sums: Counter[Key] = Counter()
+        self.ago = [0] * (len(EDGES_S) + 1)
+        """Evicted tokens by seconds from eviction to the request, in bins of ``EDGES_S``."""
+        self.more = dict.fromkeys(WITH_MEMORY, 0)
+        """Missed tokens that a cache of that size would still hold."""
+        self.pairs: Counter[tuple[str, str]] = Counter()
+        """Evicted tokens by (category, category of the evicting request)."""
+        self._tenants: dict[str | None, Counter[Key]] = {}
+
+    def add(self, sums: Sums, tenant: str | None) -> None:
+        """A request of ``tenant`` ended with these misses."""
+        mine = self._tenants.pop(tenant, None)
+        if mine is None:
+            mine = Counter()
+            if len(self._tenants) >= MAX_TENANTS:
+                del self._tenants[next(iter(self._tenants))]
+        self._tenants[tenant] = mine
+        total = self.sums
+        for key, tokens in sums.items():
+            total[key] += tokens
+            mine[key] += tokens
+
+    def add_evicted(self, left: Left, tokens: int, now: float, evicted: int, capacity: int) -> None:
+        """``tokens`` of ``left`` were missed ``now``. ``evicted``: tokens evicted so far, in all."""
+        self.ago[bisect_left(EDGES_S, max(0.0, now - left.decision.time))] += tokens
+        since = evicted - left.evicted_before
+        for size in WITH_MEMORY:
+            if since <= (size - 1) * capacity:
+                self.more[size] += tokens
+        pair = (left.decision.category.partition("|")[0], left.evicted_for.partition("|")[0])
+        if pair not in self.pairs and len(self.pairs) >= MAX_PAIRS:
+            pair = ("other", "other")
+        self.pairs[pair] += tokens
+
+    def of_tenant(self, tenant: str | None, *, is_admin: bool = False) -> dict[str, dict[str, int]]:
+        """Return a tenant's sums by cause and tier.
+
+        Only an administrator gets ``OTHER_NAMESPACE``, which reveals other tenants' prompts."""
+        return nested(self._tenants.get(tenant, Counter()), other_namespace=is_admin)
+
+    def stats(self) -> dict[str, Any]:
+        """Return all sums as plain data. Only administrators may see ``OTHER_NAMESPACE``."""
+        return {
+            "tokens": nested(Counter(self.sums), other_namespace=False),
+            OTHER_NAMESPACE: self.sums[OTHER_NAMESPACE, NO_TIER],
+            "evicted_ago_s": {"edges": list(EDGES_S), "tokens": list(self.ago)},
+            "hits_with_memory": {f"x{size:g}": n for size, n in self.more.items()},
+            "evicted_for": [
+                {"category": whose, "evicted_for": sake, "tokens": n}
+                for (whose, sake), n in Counter(self.pairs).most_common(8)
+            ],
+        }
+
+
+def nested(sums: Counter[Key], *, other_namespace: bool) -> dict[str, dict[str, int]]:
+    """Return ``{cause: {tier: tokens}}``; without ``other_namespace``, its tokens count as never
+    seen."""
+    found: dict[str, dict[str, int]] = {}
+    for (cause, tier), tokens in sorted(sums.items()):
+        if cause == OTHER_NAMESPACE and not other_namespace:
+            cause = NEVER_SEEN
+        row = found.setdefault(cause, {})
+        row[tier] = row.get(tier, 0) + tokens
+    return found
+
+
+def tier_name(tier: int) -> str:
+    """The name of a tier in sums."""
+    return TIERS[tier] if tier in (DEVICE, HOST, DISK) else NO_TIER

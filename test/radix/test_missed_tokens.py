@@ -1,0 +1,335 @@
+"""Every missed token has a cause, and the causes sum to the misses whatever happens."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from canopy_lab.live.top.explained import missed_in_words
+from sglang_canopy.radix import departures
+from sglang_canopy.radix.block_facts import BlockMap, Visit, fitted
+from sglang_canopy.radix.explain import explain
+from sglang_canopy.radix.missed import MAX_TENANTS, Missed
+from sglang_canopy.storage.page_table import PAGES
+from sglang_canopy.tenant import tenant_of
+from support.disk_tree import DiskTree
+from support.live_tree import LiveTree
+from support.missed_runs import Run, causes, misses
+
+CONFIG = {"quantum_tokens": 1, "block_tokens": 4}
+PROMPT = list(range(16))
+
+
+def tree_of(tokens=64, **more):
+    return LiveTree(tokens, "canopy-lru", CONFIG, **more)
+
+
+def serve(tree, tokens, time, **more):
+    return Run(tree, tokens, time, **more).admit().end()
+
+
+def new(tree, before):
+    """Causes since ``before``."""
+    return {key: n - before.get(key, 0) for key, n in causes(tree).items() if n != before.get(key)}
+
+
+def test_a_first_prompt_was_never_seen_and_its_repeat_misses_the_last_token():
+    tree = tree_of()
+    serve(tree, PROMPT, 1.0)
+    assert causes(tree) == {("never_seen", "none"): 16}
+    serve(tree, PROMPT, 2.0)
+    assert causes(tree) == {("never_seen", "none"): 16, ("partial_page", "none"): 1}
+
+
+def test_an_evicted_prompt_says_when_of_whom_and_for_whom():
+    tree = tree_of()
+    serve(tree, PROMPT, 1.0, category="chat")
+    serve(tree, list(range(100, 160)), 3.0, category="batch")
+    before = causes(tree)
+    serve(tree, PROMPT, 11.0, category="chat")
+    assert new(tree, before) == {("evicted", "device"): 12}
+    found = tree.core.departures.stats()
+    assert found["evicted_for"] == [{"category": "chat", "evicted_for": "batch", "tokens": 12}]
+    assert found["evicted_ago_s"]["tokens"][2] == 12  # 4 to 16 s
+    assert found["hits_with_memory"]["x2"] == 12
+    assert found["hits_with_memory"]["x1.25"] == 12
+
+
+def test_a_prompt_that_another_request_computes_is_in_flight():
+    tree = tree_of()
+    first, second = Run(tree, PROMPT, 1.0).admit(), Run(tree, PROMPT, 2.0).admit()
+    first.end()
+    second.end()
+    assert causes(tree) == {("never_seen", "none"): 16, ("in_flight", "none"): 16}
+
+
+def test_a_request_that_ended_without_kv_wrote_nothing():
+    tree = tree_of()
+    Run(tree, PROMPT, 1.0).admit().give_up()
+    before = causes(tree)
+    serve(tree, PROMPT, 2.0)
+    assert new(tree, before)["not_written", "device"] >= 8
+
+
+def test_a_flush_is_a_cause_of_its_own():
+    tree = tree_of()
+    serve(tree, PROMPT, 1.0)
+    tree.cache.reset()
+    tree.allocator.clear()
+    before = causes(tree)
+    serve(tree, PROMPT, 2.0)
+    assert new(tree, before) == {("flushed", "none"): 16}
+
+
+def test_the_same_prompt_of_another_tenant_is_only_shown_to_administrators():
+    tree = tree_of()
+    serve(tree, PROMPT, 1.0, cache_salt="a")
+    serve(tree, [50, *PROMPT], 2.0, cache_salt="b")
+    serve(tree, PROMPT, 3.0, cache_salt="c")
+    found = causes(tree)
+    serve(tree, [50, *PROMPT], 4.0, cache_salt="c")
+    assert new(tree, found) == {("other_namespace", "none"): 16, ("never_seen", "none"): 1}
+    missed, tenant = tree.core.departures.missed, tenant_of(None, "c")
+    assert missed.of_tenant(tenant) == {"never_seen": {"none": 33}}
+    assert missed.of_tenant(tenant, is_admin=True)["other_namespace"] == {"none": 16}
+    assert "other_namespace" not in missed.stats()["tokens"]
+    assert tree.core.departures.stats()["other_namespace"] == 16
+
+
+def test_explain_shows_a_tenant_its_own_misses():
+    tree = tree_of()
+    serve(tree, PROMPT, 1.0, cache_salt="a")
+    serve(tree, PROMPT, 2.0, cache_salt="b")
+    (one,) = explain(tree.core, {"conversation": "x", "tenant": tenant_of(None, "a")})
+    assert one["missed"] == {"never_seen": {"none": 16}}
+    assert missed_in_words(one["missed"]) == "never seen 100.0%"
+
+
+# ---- tiers ----
+
+
+def test_what_left_the_device_without_a_copy_was_not_written():
+    tree = tree_of(host_tokens=128)
+    tree.cache.write_through_threshold = 100
+    serve(tree, PROMPT, 1.0)
+    tree.evict(64)
+    before = causes(tree)
+    serve(tree, PROMPT, 2.0)
+    assert new(tree, before) == {("not_written", "host"): 16}
+
+
+def test_what_the_host_has_and_does_not_load_is_late():
+    tree = tree_of(host_tokens=128)
+    serve(tree, PROMPT, 1.0)
+    tree.evict(64)
+    before = causes(tree)
+    Run(tree, PROMPT, 2.0).admit(late_host=16).end()
+    assert new(tree, before) == {("late", "host"): 16}
+
+
+def test_what_left_the_host_was_evicted_there():
+    tree = tree_of(64, host_tokens=64)
+    serve(tree, PROMPT, 1.0)
+    for number in range(1, 5):
+        serve(tree, list(range(100 * number, 100 * number + 60)), 1.0 + number)
+    before = causes(tree)
+    serve(tree, PROMPT, 20.0)
+    (key,) = new(tree, before)
+    assert key in (("evicted", "host"), ("not_written", "host"))
+
+
+@pytest.fixture
+def disk_tree(tmp_path):
+    tree = DiskTree(tmp_path / "disk", policy="canopy-lru", config=CONFIG)
+    yield tree
+    tree.close()
+    PAGES.clear()
+
+
+def flood(tree, time):
+    for number in range(1, 8):
+        serve(tree, list(range(100 * number, 100 * number + 28)), time + number)
+
+
+def test_what_the_disk_has_and_was_not_read_is_late_and_else_evicted_there(disk_tree):
+    serve(disk_tree, PROMPT, 1.0)
+    disk_tree.settle()
+    flood(disk_tree, 1.0)
+    assert disk_tree.on_disk(PROMPT) >= 14
+    before = causes(disk_tree)
+    serve(disk_tree, PROMPT, 20.0)
+    assert set(new(disk_tree, before)) <= {("late", "disk"), ("partial_page", "none")}
+    flood(disk_tree, 20.0)
+    disk_tree.store.clear()
+    before = causes(disk_tree)
+    serve(disk_tree, PROMPT, 60.0)
+    assert ("evicted", "disk") in new(disk_tree, before)
+
+
+# ---- ages ----
+
+
+def test_ages_at_hits_stand_beside_ages_at_evictions():
+    tree = tree_of()
+    serve(tree, PROMPT, 1.0, category="chat")
+    serve(tree, PROMPT, 11.0, category="chat")
+    serve(tree, list(range(100, 160)), 31.0, category="chat")
+    row = tree.core.live.counters.row("chat").tiers[0]
+    assert row.hit_ages[2] >= 15  # 10 s
+    assert row.idle_ages[3] == 12  # 20 s
+    assert sum(row.idle_ages) == sum(row.evicted)
+
+
+# ---- bounds, sampling, ranks ----
+
+
+def test_the_map_of_blocks_is_bounded_and_keeps_the_latest():
+    held = BlockMap(100)
+    for number in range(10_000):
+        held.put([number], Visit())
+        assert len(held) <= 100
+        assert len(held._dying) <= 50
+    assert held.get(9_999) is not None
+    assert held.get(9_950) is not None
+    assert held.get(0) is None
+
+
+def test_sums_of_tenants_and_pairs_are_bounded():
+    missed = Missed()
+    for number in range(1000):
+        missed.add({("never_seen", "none"): 1}, f"t{number}")
+    assert len(missed._tenants) == MAX_TENANTS
+    assert missed.sums["never_seen", "none"] == 1000
+    assert missed.of_tenant("t0") == {}
+
+
+def many_requests(seed, one_in=1):
+    """A served mix of prompts; returns its tree."""
+    draw, tree = random.Random(seed), tree_of(256)
+    tree.core.departures.one_in = one_in
+    time = 0.0
+    for _ in range(250):
+        time += draw.random() * 10
+        run = [draw.randrange(4) for _ in range(draw.randrange(1, 6))]
+        tokens = [100 * at + name * 20 + i for at, name in enumerate(run) for i in range(12)]
+        serve(tree, [*tokens, 9999], time, category=draw.choice(["chat", "batch"]))
+    return tree
+
+
+@pytest.mark.parametrize("one_in", [1, 4])
+def test_two_ranks_count_alike(one_in):
+    one, other = many_requests(3, one_in), many_requests(3, one_in)
+    assert one.core.departures.stats() == other.core.departures.stats()
+    json.dumps(one.core.departures.stats())
+
+
+def test_a_sample_of_blocks_gives_nearly_the_same_causes():
+    every, some = causes(many_requests(5)), causes(many_requests(5, one_in=2))
+    total = sum(every.values())
+    assert sum(some.values()) == total
+    for key in {*every, *some}:
+        assert abs(every.get(key, 0) - some.get(key, 0)) < 0.15 * total, key
+
+
+def test_more_than_a_million_tokens_a_second_are_sampled(monkeypatch):
+    monkeypatch.setattr(departures, "MOST_TOKENS_PER_S", 1.0)
+    tree = tree_of(256)
+    for number in range(30):
+        serve(tree, list(range(100 * number, 100 * number + 40)), 1.0 + number)
+    assert tree.core.departures.one_in > 1
+    assert sum(causes(tree).values()) == misses(tree)
+
+
+def test_causes_are_fitted_to_the_misses_that_are_counted():
+    sums = {("evicted", "device"): 10, ("never_seen", "none"): 6}
+    assert fitted(sums, 16) == sums
+    assert fitted(sums, 4) == {("never_seen", "none"): 4}
+    assert sum(fitted(sums, 20).values()) == 20
+
+
+# ---- random operations ----
+
+runs = st.lists(st.integers(0, 2), min_size=1, max_size=6)
+
+
+class Misses(RuleBasedStateMachine):
+    """Requests begin, overlap, end or are given up; nodes are evicted; the cache is flushed."""
+
+    @initialize(
+        page=st.sampled_from([1, 2, 8]),
+        host=st.sampled_from([0, 64, 160]),
+        copies=st.sampled_from([1, 100]),
+        one_in=st.sampled_from([1, 2]),
+    )
+    def start(self, page, host, copies, one_in) -> None:
+        self.tree = tree_of(96, page_size=page, host_tokens=host)
+        if host:
+            self.tree.cache.write_through_threshold = copies
+        self.tree.core.departures.one_in = one_in
+        self.time, self.running = 0.0, []
+
+    @rule(
+        run=runs,
+        extra=st.integers(0, 3),
+        tenant=st.sampled_from([None, None, "a", "b"]),
+        wait=st.sampled_from([0.5, 70.0]),
+    )
+    def begin(self, run, extra, tenant, wait) -> None:
+        if len(self.running) > 2:
+            return
+        self.time += wait
+        tokens = [100 * at + 10 * name + i for at, name in enumerate(run) for i in range(6)]
+        one = Run(self.tree, [*tokens, *range(9000, 9000 + extra)], self.time, cache_salt=tenant)
+        if self.tree.cache.cache_controller is not None and tenant is None:
+            self.tree.load_back(one.tokens[:-1])
+        self.running.append(one.admit())
+
+    @rule(at=st.integers(0, 2), output=st.integers(0, 5))
+    def end(self, at, output) -> None:
+        if at < len(self.running):
+            self.running.pop(at).end(output)
+
+    @rule(at=st.integers(0, 2))
+    def give_up(self, at) -> None:
+        if at < len(self.running):
+            self.running.pop(at).give_up()
+
+    @rule(tokens=st.integers(1, 60))
+    def evict(self, tokens) -> None:
+        self.tree.evict(tokens)
+        self.tree.settle()
+
+    @rule()
+    def flush(self) -> None:
+        if not self.running:
+            self.tree.settle()
+            self.tree.cache.reset()
+            self.tree.allocator.clear()
+
+    @invariant()
+    def causes_sum_to_the_misses(self) -> None:
+        if hasattr(self, "tree"):
+            found = causes(self.tree)
+            assert all(n > 0 for n in found.values())
+            assert self.tree.core.departures.corrected_tokens == 0
+
+    @invariant()
+    def unknown_is_rare(self) -> None:
+        if hasattr(self, "tree"):
+            found = causes(self.tree)
+            assert found.get(("unknown", "none"), 0) <= 0.25 * max(sum(found.values()), 100)
+
+
+TestMisses = Misses.TestCase
+TestMisses.settings = settings(
+    max_examples=60,
+    stateful_step_count=25,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+TestMisses = pytest.mark.timeout(300)(TestMisses)

@@ -1,0 +1,51 @@
+"""Requests as SGLang's scheduler runs them over a live tree, for what is counted of their misses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from support.live_tree import LiveTree, fake_req
+
+
+class Run:
+    """One request: created on arrival; ``admit``, then ``end``."""
+
+    def __init__(
+        self, tree: LiveTree, tokens: list[int], time: float, category: str = "default", **more: Any
+    ) -> None:
+        self.tree, self.tokens = tree, tokens
+        self.req = fake_req(tokens, [], {"time": time, "category": category}, **more)
+        self.salt, self.extra = self.req.cache_salt, self.req.extra_key
+        self.request = tree.core.requests.of(self.req)
+
+    def admit(self, late_host: int = 0) -> Run:
+        """Look up as SGLang does, never the last token, and admit."""
+        self.hit = self.tree.match(self.tokens[:-1], self.salt, self.extra)
+        self.req.prefix_len = self.req.cached_tokens = self.req.cached_tokens_device = self.hit
+        self.req.host_hit_length, self.req.host_loaded_length = late_host, 0
+        self.tree.core.requests.admit(self.req)
+        return self
+
+    def end(self, output: int = 0) -> Run:
+        """The prompt's KV, then that of ``output`` tokens, is inserted."""
+        self.tree.insert(self.tokens, self.request, self.salt, self.extra)
+        self.req.output_ids = [-1 - i for i in range(output)]
+        self.tree.core.requests.ended(self.req)
+        self.tree.insert(self.tokens + self.req.output_ids, self.request, self.salt, self.extra)
+        return self
+
+    def give_up(self) -> None:
+        """It ends without KV."""
+        self.tree.core.requests.ended(self.req)
+
+
+def misses(tree: LiveTree) -> int:
+    """Missed prompt tokens as the categories' rows count them."""
+    return sum(row.misses for row in tree.core.live.counters.rows())
+
+
+def causes(tree: LiveTree) -> dict[tuple[str, str], int]:
+    """Missed tokens by cause and tier; they sum to ``misses``."""
+    found = {key: n for key, n in tree.core.departures.missed.sums.items() if n}
+    assert sum(found.values()) == misses(tree), (found, misses(tree))
+    return found
