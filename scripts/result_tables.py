@@ -35,6 +35,15 @@ class Claim:
 
     says: str
     holds: bool
+    mostly: bool = False
+    """Whether it holds in more than half of its cells, if it has several."""
+
+
+def over_cells(says: str, cells: Iterable[bool]) -> Claim:
+    """A statement about many cells of a table: it holds if it does in every cell."""
+    held = list(cells)
+    count = sum(held)
+    return Claim(f"{says} (in {count} of {len(held)})", count == len(held), 2 * count > len(held))
 
 
 @dataclass(frozen=True)
@@ -61,9 +70,16 @@ class Row:
     follows: str = ""
     """What it follows from: no measurement of its own."""
 
+    calibrated: bool = False
+    """Whether our trace was made to these numbers, so that they confirm nothing."""
+
     def verdict(self) -> str:
-        """`reproduced`: every claim holds. `in part`: some do. `differs`: none does. `built`: there
-        is no claim, and the tests named hold the code to the text."""
+        """Return the verdict by rule.
+
+        `reproduced`: every claim holds, in all its cells. `in part`: some claim does, or does in most
+        of its cells. `differs`: none does. `calibrated`: our trace was made to hold it. `built`:
+        there is no claim, and the tests named hold the code to the text.
+        """
         if self.impossible:
             return f"not possible here: {self.impossible}"
         if self.follows:
@@ -73,13 +89,16 @@ class Row:
         reason = f": {self.because}" if self.because else ""
         holds = [claim.holds for claim in self.claims]
         if all(holds):
-            return "reproduced"
-        return f"in part{reason}" if any(holds) else f"differs{reason}"
+            return "calibrated" if self.calibrated else "reproduced"
+        some = any(claim.holds or claim.mostly for claim in self.claims)
+        return f"in part{reason}" if some else f"differs{reason}"
 
     def statements(self) -> str:
         """What the paper says; where some of it holds, what does not is marked."""
         some = any(claim.holds for claim in self.claims)
-        verdicts = (f"(not) {c.says}" if some and not c.holds else c.says for c in self.claims)
+        verdicts = (
+            f"(not) {c.says}" if some and not (c.holds or c.mostly) else c.says for c in self.claims
+        )
         return self.shows or "; ".join(verdicts)
 
 
@@ -105,7 +124,10 @@ def items(rows: Iterable[Row]) -> str:
 
 def tally(rows: Iterable[Row]) -> dict[str, int]:
     """How many of a paper's items have each verdict."""
-    kinds = ("reproduced", "in part", "differs", "follows", "built", "not possible here")
+    kinds = (
+        *("reproduced", "in part", "differs", "calibrated"),
+        *("follows", "built", "not possible here"),
+    )
     counts = dict.fromkeys(kinds, 0)
     for row in rows:
         kind = next(kind for kind in kinds if row.verdict().startswith(kind))

@@ -9,6 +9,7 @@ from canopy_lab.advise.advice import Below, advise
 from canopy_lab.advise.arms import LRU, SGLANG_LRU
 from canopy_lab.advise.costs import Coster
 from canopy_lab.advise.misses import why_missed
+from canopy_lab.advise.queue import every_arrival
 from canopy_lab.advise.sample import Sample, read_sample
 from canopy_lab.sim.driver import simulate
 from canopy_lab.sim.system.engine_profile import load_profile
@@ -108,12 +109,16 @@ def test_nothing_repeats_keep_lru():
 def test_costs_are_the_profiles():
     tokens = np.array([1000, 2000])
     first, second = PROFILE.prefill_s(400, 600), PROFILE.prefill_s(1, 1999)
-    apart = Coster(PROFILE, tokens, 1.0, np.array([0.0, 60.0])).cost(np.array([400, 0]))
+    apart = Coster(PROFILE, tokens, 1.0, every_arrival(np.array([0.0, 60.0]))).cost(
+        np.array([400, 0])
+    )
     assert apart.gpu_s_per_request == pytest.approx((first + second) / 2)
     assert apart.queued_mean_s == apart.ttft_mean_s
-    together = Coster(PROFILE, tokens, 1.0, np.array([0.0, 0.0])).cost(np.array([400, 0]))
+    together = Coster(PROFILE, tokens, 1.0, every_arrival(np.zeros(2))).cost(np.array([400, 0]))
     assert together.queued_mean_s - together.ttft_mean_s == pytest.approx(first / 2)
-    waits = Coster(PROFILE, tokens, 1.0, np.zeros(2)).transfer_s(np.array([0, 1000]), 1e9)
+    waits = Coster(PROFILE, tokens, 1.0, every_arrival(np.zeros(2))).transfer_s(
+        np.array([0, 1000]), 1e9
+    )
     assert waits.tolist() == [0, 1000 * PROFILE.kv_bytes_per_token / 1e9]
 
 

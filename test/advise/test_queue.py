@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from canopy_lab.advise.queue import servers_for, waits_s
+from canopy_lab.advise.queue import log_arrivals, servers_for, waits_s
 
 
 def by_events(arrivals, service, servers):
@@ -55,3 +55,40 @@ def test_the_mean_wait_is_that_of_queueing_theory() -> None:
 @pytest.mark.parametrize(("busy", "want"), [(0.0, 1), (0.69, 1), (0.71, 2), (3.4, 5)])
 def test_so_many_servers_that_none_is_busier_than_seventy_percent(busy: float, want: int) -> None:
     assert servers_for(busy) == want
+
+
+def of_log(times, service, servers, one_in, most=10**9):
+    """Mean wait of a log whose services are known for one in ``one_in`` of its requests only."""
+    kept = np.random.default_rng(5).random(len(times)) < 1 / one_in
+    log = log_arrivals(times[kept], times, most=most)
+    waits = waits_s(log.times_s, service[kept][log.of], servers, log.stands_for)
+    return waits[log.measured].mean()
+
+
+@pytest.mark.parametrize("servers", [1, 3])
+@pytest.mark.parametrize(("most", "within"), [(10**9, 0.15), (20_000, 0.3)])
+def test_a_sample_waits_as_long_as_its_log_if_the_load_varies(servers, most, within) -> None:
+    """Ten busy minutes at 130 % of the servers, ten quiet ones at 10 %.
+
+    Slices see some of these minutes only.
+    """
+    draw, times, now = np.random.default_rng(1), [], 0.0
+    while now < 8 * 3600:
+        busy = now // 600 % 2 == 0
+        now += draw.exponential(0.3 / servers / (1.3 if busy else 0.1))
+        times.append(now)
+    arrivals, service = np.array(times), draw.exponential(0.3, len(times))
+    whole = waits_s(arrivals, service, servers).mean()
+    assert whole > 50
+    for one_in in (2, 4, 16):
+        assert of_log(arrivals, service, servers, one_in, most) == pytest.approx(whole, rel=within)
+
+
+@pytest.mark.parametrize("most", [10**9, 50_000])
+def test_a_sample_waits_as_long_as_its_log_if_the_load_is_even(most) -> None:
+    draw = np.random.default_rng(2)
+    arrivals = np.cumsum(draw.exponential(0.3 / 0.7, 100_000))
+    service = draw.exponential(0.3, len(arrivals))
+    whole = waits_s(arrivals, service, 1).mean()
+    for one_in in (2, 16):
+        assert of_log(arrivals, service, 1, one_in, most) == pytest.approx(whole, rel=0.25)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import result_pages
-from result_tables import Claim, Row
+from result_tables import Claim, Row, over_cells, tally
 
 PAGES = result_pages.pages()
 MARKED = [path for path in PAGES if result_pages.BLOCK.search(path.read_text(encoding="utf-8"))]
@@ -90,3 +90,25 @@ def test_a_verdict_follows_from_its_claims() -> None:
     assert (part.verdict(), part.statements()) == ("in part: of it", "it is less; (not) it is none")
     assert Row("Figure 1", (no,), because="of it").verdict() == "differs: of it"
     assert Row("Figure 1", shows="a sketch").verdict() == "built"
+
+
+def test_a_statement_about_many_cells_is_judged_over_all_of_them() -> None:
+    every, most, few = (over_cells("it is less", [True] * n + [False] * (4 - n)) for n in (4, 3, 1))
+    assert Row("Table 1", (every,)).verdict() == "reproduced"
+    assert Row("Table 1", (most,), because="of it").verdict() == "in part: of it"
+    assert Row("Table 1", (few,), because="of it").verdict() == "differs: of it"
+    assert few.says == "it is less (in 1 of 4)"
+
+
+def test_a_trace_made_to_a_number_does_not_reproduce_it() -> None:
+    row = Row("Figure 4", (Claim("62 %", True),), calibrated=True)
+    assert row.verdict() == "calibrated"
+    assert tally([row])["calibrated"] == 1
+
+
+def test_tables_of_which_most_cells_are_worse_are_not_reproduced() -> None:
+    from tail.page import all_rows
+
+    verdicts = {row.item: row.verdict() for row in all_rows()}
+    for item in ("Table 1", "Table 2", "Table 4", "Table 5", "Figure 3"):
+        assert not verdicts[item].startswith("reproduced"), item

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from result_tables import Claim, Results, Row, change, items, listed, near, signed, table
+from result_tables import (
+    Claim,
+    Results,
+    Row,
+    change,
+    items,
+    listed,
+    near,
+    over_cells,
+    signed,
+    table,
+)
 
 RESULTS = Results("tail")
 CAPACITIES = (0.02, 0.05, 0.1, 0.2)
@@ -130,15 +141,10 @@ def evaluation() -> list[Row]:
     return [
         Row(
             "Figure 3",
-            (
-                Claim(
-                    "TTFT is linear in uncached tokens (R2 over 0.95) to 10,000", short["r2"] > 0.95
-                ),
-                Claim("beyond", whole["r2"] > 0.95),
-            ),
-            f"R2 {short['r2']:.2f} up to 10,000 tokens, {whole['r2']:.2f} over all",
-            "`figure-3`",
-            because="prompts here are longer than Vicuna's context, and attention bends the line",
+            shows="TTFT is linear in uncached tokens (R2 over 0.95)",
+            here=f"R2 {short['r2']:.2f} up to 10,000 tokens, {whole['r2']:.2f} over all",
+            where="`figure-3`",
+            follows="the roofline that our times come from: nothing was measured",
         ),
         Row(
             "Figure 4, Figure 6",
@@ -154,7 +160,7 @@ def evaluation() -> list[Row]:
         Row(
             "Table 1",
             (
-                Claim("P90 and P95 shorter than LRU's", min(_gains("tables-1-3")) > 0),
+                over_cells("P90 and P95 shorter than LRU's", _shorter("tables-1-3")),
                 Claim("each percentile gains most at its own threshold", order == sorted(order)),
                 Claim("by up to 27.5 and 23.9 %", _sized("tables-1-3", 27.5, 23.9)),
             ),
@@ -165,12 +171,14 @@ def evaluation() -> list[Row]:
         Row(
             "Table 2",
             (
-                Claim(
-                    "shorter than Threshold-LRU's", min(_gains("tables-1-3", "threshold_lru")) > 0
+                over_cells(
+                    "P90 and P95 shorter than Threshold-LRU's",
+                    _shorter("tables-1-3", "threshold_lru"),
                 ),
             ),
             best_cells("tables-1-3", "threshold_lru"),
             "`tables-1-3`",
+            because="a threshold shortens the percentile that it matches, and lengthens others",
         ),
         Row(
             "Table 3",
@@ -186,7 +194,7 @@ def evaluation() -> list[Row]:
         Row(
             "Table 4",
             (
-                Claim("ShareGPT: P90 and P95 shorter than LRU's", min(_gains("tables-4-6")) > 0),
+                over_cells("ShareGPT: P90 and P95 shorter than LRU's", _shorter("tables-4-6")),
                 Claim("by up to 10 and 7 %", _sized("tables-4-6", 10, 7)),
             ),
             best_cells("tables-4-6"),
@@ -196,12 +204,14 @@ def evaluation() -> list[Row]:
         Row(
             "Table 5",
             (
-                Claim(
-                    "shorter than Threshold-LRU's", min(_gains("tables-4-6", "threshold_lru")) > 0
+                over_cells(
+                    "P90 and P95 shorter than Threshold-LRU's",
+                    _shorter("tables-4-6", "threshold_lru"),
                 ),
             ),
             best_cells("tables-4-6", "threshold_lru"),
             "`tables-4-6`",
+            because="rates and lengths are ours",
         ),
         Row(
             "Table 6",
@@ -221,6 +231,12 @@ def evaluation() -> list[Row]:
 
 def _gains(key: str, base: str = "lru") -> tuple[float, float]:
     return best(key, "p90_ms", base)["p90_ms"], best(key, "p95_ms", base)["p95_ms"]
+
+
+def _shorter(key: str, base: str = "lru") -> list[bool]:
+    """Whether P90 and P95 are shorter, cell by cell."""
+    cells = RESULTS[key][f"t_lru_over_{base}_pct"]
+    return [cell["p90_ms"] > 0 and cell["p95_ms"] > 0 for cell in cells]
 
 
 def _sized(key: str, p90: float, p95: float) -> bool:

@@ -27,7 +27,7 @@ from canopy_lab.advise.bootstrap import bootstrap, clusters
 from canopy_lab.advise.costs import DISK_BYTES_PER_S, Cost, Coster
 from canopy_lab.advise.decide import Decision, Gain, decide
 from canopy_lab.advise.misses import why_missed
-from canopy_lab.advise.queue import servers_for
+from canopy_lab.advise.queue import Arrivals, every_arrival, log_arrivals, servers_for
 from canopy_lab.advise.sample import Sample
 from canopy_lab.sim.stack import LRUCurve, lru_curve
 from canopy_lab.sim.system.engine_profile import EngineProfile
@@ -143,7 +143,7 @@ class _Adviser:
         self.at = sample.blocks_of(self.capacity_tokens)
         # Whole nodes weigh more in a cache that is scaled down, and their sizes are not.
         self.base = SGLANG_LRU if sample.one_in == 1 else replace(SGLANG_LRU, whole_nodes=False)
-        self.coster = Coster(profile, self.tokens, sample.token_scale, _arrivals_s(sample))
+        self.coster = Coster(profile, self.tokens, sample.token_scale, _arrivals(sample))
         self.results: dict[Run, Uncached] = {}
         self.gains: dict[Run, Gain] = {}
 
@@ -346,6 +346,9 @@ def _kind(arm: Arm) -> str:
     return "hints" if arm.hints else "policy"
 
 
-def _arrivals_s(sample: Sample) -> NDArray[np.float64]:
-    """When the sample's requests come, as close together as the log's do."""
-    return np.array(spread_stamps([r.time_s for r in sample.requests])) / sample.one_in
+def _arrivals(sample: Sample) -> Arrivals:
+    """Return the arrivals of the log, equal stamps spread."""
+    sample_s = np.array(spread_stamps([r.time_s for r in sample.requests]))
+    if sample.one_in == 1:
+        return every_arrival(sample_s)
+    return log_arrivals(sample_s, np.array(spread_stamps(sample.arrivals.seconds())))

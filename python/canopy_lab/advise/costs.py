@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from canopy_lab.advise.arms import Uncached
-from canopy_lab.advise.queue import waits_s
+from canopy_lab.advise.queue import Arrivals, waits_s
 from canopy_lab.sim.system.engine_profile import EngineProfile
 
 DISK_BYTES_PER_S = 3e9
@@ -33,7 +33,7 @@ class Cost:
 class Coster:
     """Costs arms on one sample: ``tokens`` of the prompts, each ``scale`` of the server's.
 
-    The prompts come at ``arrivals_s``, ascending, to ``servers`` servers.
+    The prompts arrive at ``servers`` servers as ``arrivals`` has them.
     """
 
     def __init__(
@@ -41,11 +41,11 @@ class Coster:
         profile: EngineProfile,
         tokens: NDArray[np.int64],
         scale: float,
-        arrivals_s: NDArray[np.float64],
+        arrivals: Arrivals,
         servers: int = 1,
     ) -> None:
         self.profile, self.scale = profile, scale
-        self.arrivals_s, self.servers = arrivals_s, servers
+        self.arrivals, self.servers = arrivals, servers
         self._tokens = tokens * scale
         self._pairs = profile.pair_s()
 
@@ -65,7 +65,9 @@ class Coster:
         ttft = prefill + self.profile.arrival_s
         if transfer_s is not None:
             ttft = ttft + transfer_s
-        queued = ttft + waits_s(self.arrivals_s, prefill, self.servers)
+        log = self.arrivals
+        waits = waits_s(log.times_s, prefill[log.of], self.servers, log.stands_for)
+        queued = (ttft[log.of] + waits)[log.measured]
         return Cost(
             gpu_s_per_request=float(prefill.mean()),
             ttft_mean_s=float(ttft.mean()),

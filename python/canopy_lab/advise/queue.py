@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,20 +17,86 @@ from numpy.typing import NDArray
 BUSY = 0.7
 """Share of its time that a server computes prompts, where nobody says how many servers there are."""
 
+MOST = 400_000
+"""Arrivals of a queue."""
+SLICES, GROUP = 20, 16
+"""A longer log has slices with every arrival; between them one arrival stands for a group."""
+WARM = 0.25
+"""Start of a slice whose waits do not count."""
+NEAR = 100
+"""An arrival is one of so many requests of the sample before or after it."""
+
 
 def servers_for(prefill_busy: float) -> int:
     """Fewest servers of which none is busier than ``BUSY``, given the work in servers."""
     return max(1, math.ceil(prefill_busy / BUSY))
 
 
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """Arrivals of the whole log, ascending, made of a sample's."""
+
+    times_s: NDArray[np.float64]
+    of: NDArray[np.int64]
+    """Request of the sample that arrives."""
+    stands_for: NDArray[np.int64]
+    """Requests of the log that the arrival stands for."""
+    measured: NDArray[np.bool_]
+    """Whether the wait counts."""
+
+
+def log_arrivals(
+    sample_s: NDArray[np.float64], log_s: NDArray[np.float64], *, most: int = MOST
+) -> Arrivals:
+    """Return the arrivals of a log, each as a request of its sample at about that time.
+
+    A sample alone does not have the log's queue: its own arrivals vary more, and squeezed in time
+    they make a busy hour as short. Deterministic. Beyond ``most`` arrivals, only ``SLICES`` slices
+    of time have every arrival; between them one stands for ``GROUP``.
+    """
+    count, sampled = len(log_s), len(sample_s)
+    every = _in_slices(count, most / count)
+    kept = every | (np.arange(count) % GROUP == 0)
+    times, draw = log_s[kept], np.random.default_rng(0)
+    near = np.searchsorted(sample_s, times) + draw.integers(-NEAR, NEAR + 1, len(times))
+    near = np.clip(near, 0, sampled - 1)
+    # A group of arrivals at once leaves more work than its requests one by one.
+    measured = every if most >= count else every & ~_in_slices(count, WARM * most / count)
+    return Arrivals(times, near, np.where(every[kept], 1, GROUP), measured[kept])
+
+
+def every_arrival(times_s: NDArray[np.float64]) -> Arrivals:
+    """Return the arrivals of a log that is its own sample."""
+    count = len(times_s)
+    return Arrivals(times_s, np.arange(count), np.ones(count, np.int64), np.ones(count, np.bool_))
+
+
+def _in_slices(count: int, share: float) -> NDArray[np.bool_]:
+    """Return which of ``count`` requests are in slices that together have ``share`` of them."""
+    if share >= 1:
+        return np.ones(count, np.bool_)
+    within = np.arange(count) * SLICES / count % 1
+    return within < share
+
+
 def waits_s(
-    arrivals_s: NDArray[np.float64], service_s: NDArray[np.float64], servers: int
+    arrivals_s: NDArray[np.float64],
+    service_s: NDArray[np.float64],
+    servers: int,
+    stands_for: NDArray[np.int64] | None = None,
 ) -> NDArray[np.float64]:
-    """Seconds from each arrival (ascending) until its prompt is begun."""
+    """Seconds from each arrival (ascending) until its prompt is begun.
+
+    An arrival that stands for several requests gives each server its share of their work.
+    """
     free = [0.0] * servers
     waits = np.empty(len(arrivals_s))
-    for index, (at, needs) in enumerate(zip(arrivals_s.tolist(), service_s.tolist())):
+    count = [1] * len(waits) if stands_for is None else stands_for.tolist()
+    for index, (at, needs, many) in enumerate(zip(arrivals_s.tolist(), service_s.tolist(), count)):
         begin = max(at, free[0])
-        heapq.heapreplace(free, begin + needs)
+        if many == 1:
+            heapq.heapreplace(free, begin + needs)
+        else:
+            free = [max(at, end) + needs * many / servers for end in free]
         waits[index] = begin - at
     return waits

@@ -9,12 +9,15 @@ several conversations of the sample share not at all, since those are in every s
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from hashlib import blake2b
 from itertools import count
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from canopy_lab.advise.token_scale import TokenScale
 from canopy_lab.trace import lines
@@ -36,6 +39,7 @@ from sglang_canopy.errors import CanopyError
 MOST_REQUESTS = 20_000
 MOST_ACCESSES = 2_000_000
 """Block accesses that are kept: blocks are merged, then the sample is thinned out."""
+MOST_ARRIVALS = 1_000_000
 COARSEST_SHARE = 1 / 32
 """Blocks may be merged up to this share of the mean prompt: what is cut off at its end is small."""
 COARSEST_TOKENS = (64, 1024)
@@ -43,6 +47,28 @@ COARSEST_TOKENS = (64, 1024)
 _FULL = 1 << 32
 
 Progress = Callable[[int], object]
+
+
+class ArrivalTimes:
+    """Times of a log's requests; of ever fewer of them beyond ``most``."""
+
+    def __init__(self, most: int = MOST_ARRIVALS) -> None:
+        self.most, self.start, self._one_in, self._count = most, 0.0, 1, 0
+        self._times = array("d")
+
+    def add(self, time_s: float) -> None:
+        """Note a request."""
+        if self._count % self._one_in == 0:
+            self._times.append(time_s)
+            if len(self._times) > self.most:
+                del self._times[1::2]
+                self._one_in *= 2
+        self._count += 1
+
+    def seconds(self) -> list[float]:
+        """Return the time of each request since the sample's first one, ascending."""
+        times = np.sort(np.frombuffer(self._times)) - self.start
+        return np.repeat(times, self._one_in)[: self._count].tolist()
 
 
 @dataclass(slots=True)
@@ -71,14 +97,16 @@ class Sample:
     """Estimate for the log, in the sample's blocks."""
     conversations: int = 0
     """Of the log; an estimate if it is sampled."""
+    arrivals: ArrivalTimes = field(default_factory=ArrivalTimes)
+    """Of the log, as its stamps say."""
     has_content: bool = True
     """Whether the format says which prompts share a prefix."""
     understood: Understood = field(default_factory=Understood)
     """What the reader left out, changed and counted."""
 
     def about(self) -> dict[str, Any]:
-        """Return everything but the requests, of which their number."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        """Return everything but the arrivals, and the number of requests."""
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "arrivals"}
         return values | {
             "requests": len(self.requests),
             "understood": self.understood.as_dict(),
@@ -253,6 +281,7 @@ def _from_blocks(
         first = row.time_s if first is None else first
         made.requests_in_log += 1
         made.tokens_in_log += row.input_tokens
+        made.arrivals.add(row.time_s)
         made.span_s = max(made.span_s, row.time_s - first)
         progress(1)
         yield row
@@ -276,6 +305,7 @@ def _from_text(
             made.requests_in_log += 1
             tolerance.understood.requests += 1
             first, last = min(first, prompt.time_s), max(last, prompt.time_s)
+            made.arrivals.add(prompt.time_s)
             progress(1)
             is_named = prompt.conversation is not None
             if is_named and not kept.wants(_key(str(prompt.conversation).split("/", 1)[0])):
@@ -298,6 +328,7 @@ def _finish(made: Sample, kept: Thinned) -> None:
     if not rows:
         raise CanopyError("no conversation of the log was kept; raise --sample-requests")
     start = rows[0].time_s
+    made.arrivals.start = start
     one: dict[int, int] = {}
     for at, r in enumerate(rows):
         # Equal ids as one object each: most are asked for again and again.
