@@ -4,10 +4,10 @@ All KV here is approximate unless the ratio is 1. Fused KV must never enter the 
 """
 
 ENCODINGS = ("prefix", "mixed")
-"""What a chunk is encoded behind.
+"""Encodings of a chunk.
 
-``prefix``: the prompt's head. ``mixed``: the head for a first chunk, the head and stand-in
-documents for later chunks. ``variants.py`` has the reasons.
+``prefix``: behind the prompt's head. ``mixed``: behind the head for a first chunk, behind the head
+and stand-in documents for later chunks. ``variants.py`` has the reasons.
 """
 
 SELECTORS = ("question", "frequency")

@@ -121,7 +121,7 @@ def _is_number(value: Any, most: float = sys.float_info.max) -> bool:
 def calibrated_ratios(path: str | None, setting: Setting) -> dict[str, float]:
     """Return the ratios by tier of the store from the calibration file.
 
-    Raises CanopyError if it has none for this model, machine, dtype, split and backend.
+    Raises CanopyError if the file has no ratio for this model, machine, dtype, split and backend.
     """
     if path is None:
         return {}

@@ -49,7 +49,7 @@ class KVCache:
         return self.read_keys(layer, positions), pages.read(self.v[layer], slots)
 
     def read_keys(self, layer: int, positions: torch.Tensor) -> torch.Tensor:
-        """As :meth:`read`, but K only."""
+        """Return K (rotated) only, otherwise as :meth:`read`."""
         self.arrive(layer)
         return pages.read(self.k[layer], self._slots_of(positions))
 

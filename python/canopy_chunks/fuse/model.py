@@ -72,7 +72,7 @@ class Model(abc.ABC):
     def forward(
         self, ids: torch.Tensor, positions: torch.Tensor, attention: Attention
     ) -> torch.Tensor:
-        """Run rows ``ids [m]`` at ``positions [m]`` through all layers, each of which calls
+        """Run rows ``ids [m]`` at ``positions [m]`` through all layers; each layer calls
         ``attention``.
 
         Returns hidden states ``[remaining rows, hidden]`` after the last norm.
@@ -83,5 +83,5 @@ class Model(abc.ABC):
         """``[m, hidden]`` of :meth:`forward` -> ``[m, vocab]`` fp32."""
 
     def whole(self, part: torch.Tensor) -> torch.Tensor:
-        """Return the sum over heads or inner width, of which this rank has ``part``."""
+        """Return the sum over all ranks, over heads or inner width; ``part``: this rank's share."""
         return part if self.ranks is None else self.ranks.sum(part)

@@ -116,7 +116,7 @@ def prove_rotation(rope: Any, head_dim: int, device: torch.device, positions: in
 
 
 def from_config(config: Any) -> Rope:
-    """Return the rotation that a Hugging Face config asks for.
+    """Return the rotation of a Hugging Face config.
 
     Raises CanopyError, naming the variant, if it cannot be moved.
     """

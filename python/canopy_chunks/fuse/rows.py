@@ -119,8 +119,8 @@ def probe_rows(
     last: int,
     watch: Watch | None = None,
 ) -> None:
-    """As :func:`run_rows`, but only up to the attention of layer ``last``, the last watched
-    layer."""
+    """Run rows as :func:`run_rows`, but only up to the attention of layer ``last``, the last
+    watched layer."""
     scale = model.shape.head_dim**-0.5
     try:
         model.forward(

@@ -51,7 +51,7 @@ class Transfer:
             torch.cuda.current_stream().wait_event(self.events[layer])
 
     def finish(self) -> None:
-        """As :meth:`arrive`, for all layers: the stream's last event covers the others."""
+        """Wait for all layers, as :meth:`arrive`: the stream's last event covers the others."""
         if self.events:
             self.arrive(len(self.events) - 1)
 
@@ -59,7 +59,7 @@ class Transfer:
 def send(
     model: Model, placed: Sequence[Placed], cache: KVCache, positions: torch.Tensor
 ) -> Transfer | None:
-    """Start to write KV of those of ``positions [m]`` that are in chunks of a :class:`HostMemory`.
+    """Start to write KV of ``positions [m]``, if they are in chunks of a :class:`HostMemory`.
 
     positions: on the pool's device, distinct. A position of another chunk is written from an
     arbitrary row to slot 0, which SGLang reserves for padding. ``None`` if no chunk is in such

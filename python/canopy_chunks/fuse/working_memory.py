@@ -1,8 +1,8 @@
-"""Memory of chunk reuse beside the KV pool, reserved before the pool is sized.
+"""Memory of chunk reuse outside the KV pool, reserved before the pool is sized.
 
 SGLang measures the free memory once the weights are loaded, and gives nearly all of it to the pool.
-Memory allocated later (chunks kept on the device, and the planning of prompts) must be left out of
-that measurement, or a long prompt ends a server that has run for hours.
+Memory allocated later (chunks kept on the device, and the planning of prompts) must be excluded
+from that measurement, or a long prompt ends a server that has run for hours.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ that text's own stored KV."""
 class WorkingMemory:
     """Bytes to reserve, by use; ``prompt_tokens``: the longest prompt that reuses chunks.
 
-    tiers: chunks in the pool's own memory; caches: KV of one prompt beside the pool while it is
-    planned in several windows, and of one document while it is encoded; probe: scores, and the keys
-    and values that a probe reads.
+    tiers: chunks in the pool's own memory; caches: KV outside the pool, of one prompt that is
+    planned in several windows, and of one document being encoded; probe: scores, and the keys and
+    values that a probe reads.
     """
 
     prompt_tokens: int

@@ -49,7 +49,8 @@ class Method:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Of ``right`` correct answers by full recompute, ``kept`` are still correct after reuse."""
+    """Correct answers by full recompute (``right``), and how many of them stay correct after reuse
+    (``kept``)."""
 
     right: int
     kept: int

@@ -89,7 +89,7 @@ class QualityMeter:
         return one.step if one is not None else SERVED
 
     def rank(self, tenant: str | None) -> tuple[bool, int]:
-        """Return a tenant's rank when places are few: suspects first, then those with more prompts.
+        """Return a tenant's rank when places are few: suspects first, then by number of prompts.
 
         A newly invented tenant has the lowest rank.
         """
@@ -142,7 +142,7 @@ class QualityMeter:
         }
 
     def of_tenants(self, most: int) -> dict[str | None, dict[str, Any]]:
-        """Return the ``most`` tenants furthest from ``SERVED``, then those with the most checks."""
+        """Return the ``most`` tenants furthest from ``SERVED``, then by number of checks."""
         order = sorted(self.tenants.items(), key=lambda t: (-t[1].step, -t[1].checked))
         return {
             name: {"step": STEPS[one.step], "checked": one.checked, "differed": one.differed}

@@ -91,7 +91,7 @@ class Watch:
     def _displace(self, tenant: str | None) -> bool:
         """Drop the waiting check of the lowest-ranked tenant, if ``tenant`` ranks higher.
 
-        A suspect's check is never dropped. Returns whether one was dropped.
+        A suspect's check is never dropped. Returns whether a check was dropped.
         """
         current = self.waiting[0] if self._steps is not None else None
         others = [one for one in self.waiting if one is not current]
@@ -116,7 +116,7 @@ class Watch:
         self._drop_old(now)
 
     def spend(self, library: Any, now: float, most_pieces: int | None) -> None:
-        """Under load, run the pieces that were earned, at most ``most_pieces``.
+        """Run earned pieces under load, at most ``most_pieces``.
 
         A check continues after the batch, in the encoder's share of the memory, unless the encoder
         needs it.
@@ -167,7 +167,7 @@ class Watch:
         return {shown_tenant(name) or "": found for name, found in shown.items()}
 
     def _drop_old(self, now: float) -> None:
-        """Drop prompts that waited too long, except the one whose check is in progress."""
+        """Drop prompts that waited too long, except the prompt being checked."""
         waiting = list(self.waiting)[int(self._steps is not None) :]
         for one in [one for one in waiting if now - one.request.time_s > KEPT_S]:
             self.waiting.remove(one)

@@ -102,7 +102,7 @@ def _forward_extend(
 
 
 def _stock_kernel(backend: Any, q: torch.Tensor, keys: torch.Tensor) -> decomposition.Paged | None:
-    """Return the stock kernel for fused batches; chosen and logged at the first one."""
+    """Return the stock kernel for fused batches, chosen and logged at the first call."""
     if backend.canopy_choice is None:
         choice = stock_kernels.choose(
             backend.canopy_name,

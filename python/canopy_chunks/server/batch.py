@@ -19,7 +19,7 @@ from canopy_kernel.attention import Rows
 
 
 def logit_rows(batch: Any) -> list[int]:
-    """Return how many rows at each request's end need logits: 1, or the rows with prompt
+    """Return the number of rows at each request's end that need logits: 1, or the rows with prompt
     log-probabilities."""
     if not getattr(batch, "return_logprob", False):
         return [1] * len(batch.extend_lens)

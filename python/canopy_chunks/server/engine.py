@@ -333,7 +333,7 @@ class ChunkEngine:
             self.watch.run_piece(self.library, self.time_s)
 
     def encode_missing(self, req: Any, request: ChunkRequest, row: torch.Tensor) -> None:
-        """After a prefill, whose slots are ``row``, enqueue the chunks that the store lacks."""
+        """Enqueue the chunks that the store lacks, after a prefill with slots ``row``."""
         if request.reason is None or request.reason in STILL_ENCODED:
             ids = req.origin_input_ids
             self.library.encode_missing(
@@ -352,7 +352,7 @@ class ChunkEngine:
         }
 
     def status(self) -> dict[str, Any]:
-        """As :meth:`counted`, with the quality by tenant."""
+        """Return :meth:`counted`, with the quality by tenant."""
         counted = self.counted()
         counted["quality"]["tenants"] = self.watch.of_tenants()
         return counted

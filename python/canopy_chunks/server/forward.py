@@ -21,7 +21,7 @@ from canopy_chunks.server.request import (
 logger = logging.getLogger(__name__)
 
 REPORT = "canopy_chunks"
-"""Field of ``meta_info`` that reports what a request reused: a list with one object."""
+"""Field of ``meta_info`` with the report on a request's reuse: a list with one object."""
 
 Run = tuple[Any, FusedAttention]
 """A packed batch and its plan."""
@@ -204,7 +204,7 @@ def _of_prompt(batch: Any, index: int) -> ChunkRequest | None:
 
 
 def _fusable(engine: ChunkEngine, batch: Any, index: int) -> ChunkRequest | None:
-    """As :func:`_of_prompt`, but only if the rows may be fused."""
+    """Return :func:`_of_prompt` if the rows may be fused, else ``None``."""
     request = _of_prompt(batch, index)
     if request is None or not engine.may_fuse(batch.reqs[index], request):
         return None
@@ -212,7 +212,7 @@ def _fusable(engine: ChunkEngine, batch: Any, index: int) -> ChunkRequest | None
 
 
 def _to_plan(engine: ChunkEngine, batch: Any, index: int) -> ChunkRequest | None:
-    """As :func:`_fusable`, but only if the request has no plan or has lost its prefix."""
+    """Return :func:`_fusable` if the request has no plan or has lost its prefix, else ``None``."""
     request = _fusable(engine, batch, index)
     if request is None:
         return None
@@ -231,7 +231,7 @@ def _rows_of_window(
     """Return the positions of this window to compute; ``None`` for all of them.
 
     If the window holds the whole prompt, the chosen positions stay on their device. For a part of
-    the prompt the host must wait to know how many there are.
+    the prompt the host must wait for their number.
     """
     if request.plan is not None and prefix < request.plan.prefix:
         request.plan = None  # restarted after a retraction, with a shorter prefix

@@ -71,12 +71,12 @@ class ExactEvents:
         return getattr(self._recorder, name)
 
     def record_store(self, node: Any, *args: Any, **kwargs: Any) -> None:
-        """As SGLang's, but ignore nodes of approximate KV."""
+        """Record as SGLang does, but ignore nodes of approximate KV."""
         if not is_documents_key(node.key.extra_key):
             self._recorder.record_store(node, *args, **kwargs)
 
     def record_remove(self, node: Any, *args: Any, **kwargs: Any) -> None:
-        """As SGLang's, but ignore nodes of approximate KV."""
+        """Record as SGLang does, but ignore nodes of approximate KV."""
         if not is_documents_key(node.key.extra_key):
             self._recorder.record_remove(node, *args, **kwargs)
 

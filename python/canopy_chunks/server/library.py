@@ -82,7 +82,7 @@ class Library:
         return found
 
     def open(self, request: ChunkRequest, touch: bool = True) -> list[ResolvedChunk]:
-        """As :meth:`resolve` for a use, taking chunks on disk from the read-ahead if it has them.
+        """Resolve the chunks for a use, taking chunks on disk from the read-ahead if it has them.
 
         Without ``touch`` it does not count for eviction.
         """
@@ -132,7 +132,7 @@ class Library:
         )
 
     def delete_damaged(self, request: ChunkRequest) -> None:
-        """After failed planning, delete chunks whose file cannot be read, so that they are encoded
+        """Delete chunks whose file cannot be read, after failed planning, so that they are encoded
         again.
 
         Not on several ranks, which have already agreed on the readable chunks.
@@ -143,7 +143,7 @@ class Library:
     def encode_missing(
         self, ids: Sequence[int], request: ChunkRequest, cache: Callable[[], Any]
     ) -> None:
-        """After a prefill, store or enqueue the chunks that the store lacks.
+        """Store or enqueue the chunks that the store lacks, after a prefill.
 
         A first chunk that was computed plainly, behind exactly the prefix it is to be encoded
         behind, is taken from the pool as it is. cache: returns the request's KV in the pool. Turns
@@ -177,13 +177,13 @@ class Library:
         return self._deleted.get(name, 0) > request.deletions
 
     def earn_encoding(self, tokens: int) -> None:
-        """Under load, a prefill of ``tokens`` tokens earns encoding of a share of them, for
-        later."""
+        """Credit a prefill of ``tokens`` tokens: a share of them may be encoded later, under
+        load."""
         owed = self.encode_credit + self.options.learn_share * tokens
         self.encode_credit = owed if self.encoder.busy else 0.0
 
     def spend_encoding(self, now: float, max_pieces: int | None = None) -> None:
-        """Encode what was earned, in at most ``max_pieces`` pieces.
+        """Encode the earned tokens, in at most ``max_pieces`` pieces.
 
         Runs before the next forward, never between a prefill and its answer, so that the first
         request with a document does not wait for its encoding.
@@ -240,10 +240,10 @@ def reusable_tokens(chunks: Sequence[ResolvedChunk], prefix: int, total: int) ->
 
 
 def make_store(model: Model, options: Options, must_have_disk: bool = True) -> ChunkStore:
-    """Build the tiers that the server's options ask for. Each of several ranks has its own folder.
+    """Build the tiers of the server's options. Each of several ranks has its own folder.
 
     Raises CanopyError if the folder cannot be used; without ``must_have_disk`` the disk tier is
-    left out instead.
+    omitted instead.
     """
     ranked, sizes, folder = model.ranks is not None, options.capacity_bytes(), options.directory
     if ranked:
@@ -264,7 +264,7 @@ def make_store(model: Model, options: Options, must_have_disk: bool = True) -> C
 
 
 def score_chunk(selector: str, chunk: Chunk) -> None:
-    """Before a chunk is stored, compute its scores, if the server's selector uses stored scores."""
+    """Compute a chunk's scores before it is stored, if the server's selector uses stored scores."""
     chooser = make_selector(selector)
     if isinstance(chooser, Offline):
         chooser.scores(chunk)

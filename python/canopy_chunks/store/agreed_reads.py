@@ -54,7 +54,7 @@ class AgreedReads:
         return self._read.get(key)
 
     def clear(self) -> None:
-        """Drop the chunks; a planned batch's plans hold what they need."""
+        """Drop the chunks; a planned batch's plans hold the ones in use."""
         self._read.clear()
 
     def _load(self, store: ChunkStore, key: str) -> Chunk | None:

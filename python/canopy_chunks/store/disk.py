@@ -156,7 +156,7 @@ class DiskChunk:
         """Return K (before RoPE) and V ``[m, kv_heads, d]`` of these sorted tokens; reads only
         these and small gaps.
 
-        Raises CanopyError if a record cannot be read or differs from what was written.
+        Raises CanopyError if a record cannot be read or differs from the written one.
         """
         index = tokens.numpy()
         got = self._read(layer, index)
@@ -324,7 +324,7 @@ def _fill(file: int, out: np.ndarray, at: int) -> None:
 
 
 def _cuts(starts: np.ndarray, ends: np.ndarray, gap: int) -> np.ndarray:
-    """Return the indices of sorted spans that begin more than ``gap`` after the one before."""
+    """Return the indices of sorted spans that begin more than ``gap`` after the previous span."""
     return np.flatnonzero(starts[1:] - ends[:-1] > gap) + 1
 
 

@@ -38,7 +38,8 @@ class _PendingRead:
     future: Future[Chunk | None] = field(default_factory=Future)
 
     def read(self, chunk: DiskChunk) -> Chunk | None:
-        """Read the chunk into memory, on the reader's thread; None if no request waits any more."""
+        """Read the chunk into memory, on the reader's thread; None if its requests no longer
+        wait."""
         return chunk.load() if self.waiters else None
 
 
@@ -109,7 +110,7 @@ class ReadAhead:
         self.drop_unneeded()
 
     def stats(self) -> dict[str, int]:
-        """Return the chunks requested, taken and left out for lack of room since the start; bytes
+        """Return the chunks requested, taken and omitted for lack of room since the start; bytes
         held now."""
         self.drop_unneeded()
         return {

@@ -1,4 +1,4 @@
-"""The sizes of a decoder, which determine those of its KV."""
+"""The sizes of a decoder, which determine the sizes of its KV."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ class ChunkStore:
     def keys(
         self, ids: Sequence[int], prefixes: Sequence[Sequence[int]], salt: str = ""
     ) -> tuple[str, ...]:
-        """As :meth:`key`, behind each of several prefixes."""
+        """Return :meth:`key` behind each of several prefixes."""
         return chunk_keys(ids, self.identity, prefixes, salt)
 
     def put(self, chunk: Chunk, salt: str = "", now: float = 0.0) -> str:
@@ -133,7 +133,7 @@ class ChunkStore:
             return entry.chunk
 
     def look(self, key: str) -> StoredChunk | None:
-        """As :meth:`get`, but neither counted nor a use for eviction."""
+        """Return the chunk of a key, neither counted nor as a use for eviction."""
         with self._lock:
             found = self._find(key)
             return None if found is None else found[1].chunk

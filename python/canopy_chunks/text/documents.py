@@ -95,7 +95,8 @@ class Documents:
         return dict(self.by_tenant.get(tenant, {}))
 
     def get(self, name: str, tenant: str | None) -> Document:
-        """Return the tenant's document of an id. Raises CanopyError if it has none."""
+        """Return the tenant's document of an id. Raises CanopyError if there is no such
+        document."""
         found = self.by_tenant.get(tenant, {}).get(name)
         if found is None:
             raise CanopyError(
@@ -143,7 +144,7 @@ class Documents:
             largest = max(self.by_tenant, key=lambda name: self._held(name, by_tokens))
             mine = self._held(tenant, by_tokens) + (tokens if by_tokens else 1)
             if largest == tenant or self._held(largest, by_tokens) < mine:
-                raise CanopyError(  # does not reveal how much the others hold
+                raise CanopyError(  # does not reveal the other tenants' share
                     f"the tenants of this server have registered all that is allowed, {self.most} "
                     f"documents or {self.most_tokens} tokens; delete some"
                 )

@@ -280,7 +280,7 @@ class CanopyTreeCore(OffsetWalkCore):
             choice = leaves.next_victim(self.clock.now)
             if choice is None:
                 break
-            # Withdraw the leaf first, so that the policy does not rank again what is evicted next.
+            # Withdraw the leaf first, so that the policy does not rank again the part evicted next.
             leaves.readmit(choice[0])
             node = self.cut(*choice, need - tracker[BASE_COMPONENT_TYPE], actions)
             self._delete_unbacked_device_leaf(node, tracker, frees, {}, actions)

@@ -45,7 +45,7 @@ Equal for every tier, the disk store's included.
 """
 
 MAX_ADAPTERS = 64
-"""LoRA adapters with a row of their own, the first ones used; later ones share ``OTHER``."""
+"""LoRA adapters with a row of their own; adapters used later share ``OTHER``."""
 MAX_CATEGORIES = 32
 OTHER = "other"
 """Row of all categories without a row of their own."""
@@ -159,7 +159,7 @@ class Counters:
         self.records_compared = 0
         """Disk reads whose records tensor-parallel ranks compared."""
         self.records_disagreed = 0
-        """Of these, reads whose records differed, apart from times of use."""
+        """Compared reads whose records differed, apart from times of use."""
         self.refused = [0] * len(REFUSALS)
         """Requests that ended without having been admitted, by reason. No other count has them."""
         self.prompt_squares = self.hit_squares = 0

@@ -37,7 +37,8 @@ class DiskTier(Protocol):
         """Prepare a write of ``node``'s pages by SGLang."""
 
     def before_staged_write(self, node: UnifiedTreeNode) -> None:
-        """As ``before_write``, but SGLang may call it several times before it writes."""
+        """Prepare a write as ``before_write`` does, but SGLang may call it several times before it
+        writes."""
 
     def unwritten_ancestors(self, node: UnifiedTreeNode) -> list[UnifiedTreeNode]:
         """Return the nodes above ``node`` to write before it, shallowest first."""

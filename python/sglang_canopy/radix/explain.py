@@ -136,7 +136,8 @@ def _path(core: CanopyTreeCore, end: UnifiedTreeNode) -> list[dict[str, Any]]:
 def _eviction_place(
     core: CanopyTreeCore, end: UnifiedTreeNode, order: list[tuple[UnifiedTreeNode, int]]
 ) -> dict[str, Any]:
-    """Return how many other tokens would be evicted before this path's last node on the device."""
+    """Return the number of other tokens that would be evicted before this path's last node on the
+    device."""
     on_device = {
         node
         for node in _ancestors(core, end)

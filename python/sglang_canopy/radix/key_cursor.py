@@ -93,7 +93,8 @@ class KeyCursor:
         return self.offset - before
 
     def _common(self, raw: array[int]) -> int:
-        """Return how many leading token ids ``raw`` and the rest of the key have in common."""
+        """Return the number of leading token ids that ``raw`` and the rest of the key have in
+        common."""
         size = min(len(raw), self._last - self.offset)
         for at in range(0, size, _AT_ONCE):
             to = min(at + _AT_ONCE, size)

@@ -23,12 +23,12 @@ class NodeLeaf(Leaf):
 
     node: UnifiedTreeNode = field(kw_only=True)
     device_since: float = 0.0
-    """The requests' clock when the tokens entered the device; ``host_since`` likewise."""
+    """The requests' clock when the tokens entered the device; ``host_since``: the host."""
     host_since: float = 0.0
     eviction_reason: int = CAPACITY
     """Reason of this node's eviction (``counters.REASONS``)."""
     policy: Policy | None = None
-    """Whose ``slot`` it is: the policy of the tier that last ranked this node."""
+    """Policy of the tier that last ranked this node, to which ``slot`` belongs."""
     handover: Any = None
     """The ``Handover`` that passes this leaf to another policy, and that policy's view of the leaf."""
     next_slot: Any = None
@@ -41,7 +41,7 @@ class NodeLeaf(Leaf):
     pin_until: float | None = None
     """Time until which a request pinned the disk copy."""
     host_group: int = RESIDUAL
-    """As ``group``, in the host tier's table."""
+    """Group in the host tier's table."""
     on_disk: bool = False
     """Whether these pages were written to the disk tier, or read from it."""
     disk_round: int = 0

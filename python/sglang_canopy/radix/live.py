@@ -50,13 +50,13 @@ class LiveCache:
     profile_path: str | None = None
     """The device policy's profile, if it has one."""
     profile: Profile | None = None
-    """Where the policy's state is saved; ``None`` except on the first rank."""
+    """File of the policy's state; ``None`` except on the first rank."""
     states: StatePolicy | None = None
     """The order of a hybrid model's states; ``None``: SGLang's own."""
     gate: SessionGate | None = None
     """The session gate, with ``--canopy-session-gate``."""
     meter: Meter | None = None
-    """What other policies would hit, with ``--canopy-whatif``."""
+    """Meter of other policies' hits, with ``--canopy-whatif``."""
     depth_scale: float = UNKNOWN
     """Measured depth scale in tokens (``reuse/depth_price.py``), equal on all ranks."""
     keeps_floor: bool = True

@@ -63,13 +63,13 @@ class LiveRequest(Request):
     epoch: float = 0.0
     """Seconds since 1970 when the requests' clock was 0."""
     ttl_s: float | None = None
-    """TTL below the device that the request asks for, in seconds."""
+    """TTL below the device that the request sets, in seconds."""
     pin_s: float | None = None
-    """Time for which the request asks to pin its path on disk, in seconds."""
+    """Time to pin the request's path on disk, in seconds."""
     parent: str | None = None
     """The conversation that waits for this one, of the same tenant."""
     linear: bool = False
-    """Whether one conversation has this name: each request extends or abandons the one before."""
+    """Whether one conversation has this name: each request extends or abandons the previous one."""
     left: UnifiedTreeNode | None = None
     """End of the conversation before this request."""
     admitted: bool = False

@@ -108,7 +108,7 @@ class OffsetWalkCore(UnifiedTreeCore):
         return super().begin_insert(params)
 
     def end_insert(self) -> list[Any]:
-        # After an exception, duplicate KV must still be freed.
+        # Duplicate KV must still be freed after an exception.
         actions, self._at_once = self._at_once, []
         return [*actions, *super().end_insert()]
 

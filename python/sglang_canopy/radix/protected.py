@@ -1,4 +1,4 @@
-"""Protected paths of a tree: those that clients keep, and those of waiting requests."""
+"""Protected paths of a tree: paths that clients keep, and paths of waiting requests."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ class Requests:
             request.label, request.turn = request.first.label, request.first.turn
             return
         self._admit_pending()
-        # An overtaken request counts as arriving with those that overtook it.
+        # An overtaken request counts as arriving with its overtakers.
         request.time = self._admitted.advance(request.time)
         # Nodes carry the labels of the first policy that learns.
         labels = [policy.arrive(request) for policy in self.live.learners]

@@ -36,7 +36,8 @@ def peek(path: str) -> Any:
 
 
 def read_or_set_aside(path: str) -> Any:
-    """As :func:`peek`, but set a damaged profile aside, so that it is learnt and saved again."""
+    """Return the state as :func:`peek`, but set a damaged profile aside, so that it is learnt and
+    saved again."""
     try:
         return _checked(path)
     except saved_curves.Damaged as error:

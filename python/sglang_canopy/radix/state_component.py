@@ -161,7 +161,7 @@ class CanopyMambaComponent(MambaComponent):
             and data[kind].host_value is None
             and data[BASE_COMPONENT_TYPE].value is not None
         ):
-            # As in SGLang, the state stays until its copy was attempted; then SGLang evicts it.
+            # The state stays until its copy was attempted; then SGLang evicts it.
             self._last_state = self._copying = node.canopy.state
             return InternalStateBackup(node_id=node.id, num_tokens=1)
         core._evict_component_and_detach_lru(

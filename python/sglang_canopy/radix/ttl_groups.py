@@ -67,7 +67,7 @@ class HostExpiry:
             self._heap = sorted(alive.values())
 
     def next_expired(self, now: float, leaves: set[UnifiedTreeNode]) -> NodeLeaf | None:
-        """Return the leaf of ``leaves`` whose TTL expired first; ``None`` if none has."""
+        """Return the leaf of ``leaves`` whose TTL expired first; ``None`` if no TTL has."""
         while self._heap and self._heap[0][0] <= now:
             leaf = self._heap[0][3]
             if leaf.node in leaves:

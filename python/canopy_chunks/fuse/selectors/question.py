@@ -26,19 +26,19 @@ cheaper."""
 MOST = 64
 """Probed question tokens at most, counted from the end."""
 STRIDE, FEWEST = 8, 100
-"""Below the probed layers, the question attends to every ``STRIDE``-th chunk token, at least
-``FEWEST``.
+"""Stride of the chunk tokens that the question attends to below the probed layers, and their least
+number.
 
-Each sampled token is weighted for the tokens it represents. What is read there hardly changes the
-choice (docs/research/chunks.md), and it is half of a probe's attention. On a device all tokens are
-read: another kernel costs the host more than these keys cost the device.
+Each sampled token is weighted for the tokens it represents. These layers hardly change the choice
+(docs/research/chunks.md), but are half of a probe's attention. On a device all tokens are read:
+another kernel costs the host more than these keys cost the device.
 """
 PIECE_ROWS = 2048
 """Other tokens outside chunks run at a time, which bounds their memory like a prefill's window."""
 
 
 def probed_layers(layers: int) -> int:
-    """Return how many of a model's layers the probe runs, from the first."""
+    """Return the number of a model's layers that the probe runs, from the first."""
     return max(1, math.ceil(LAST * layers))
 
 
@@ -60,7 +60,7 @@ def question_scores(context: Context, most: int = MOST, last_weight: float = 0.0
     lowest, depth = int(FIRST * shape.layers), probed_layers(shape.layers)
     score = torch.zeros(len(prompt), device=model.device)
     rows = torch.cat([outside, tail]).unique()
-    before = int((rows < probed[0]).sum())  # sorted: the question's rows are the last ones
+    before = int((rows < probed[0]).sum())  # sorted, so the question's rows are last
     first, ids = int(rows[before]), to_device(prompt.ids[rows.to(prompt.ids.device)], model.device)
     rows = to_device(rows, model.device)
     while before > PIECE_ROWS:  # no row attends to a later one
@@ -82,8 +82,8 @@ def question_scores(context: Context, most: int = MOST, last_weight: float = 0.0
 class _Probe:
     """Adds the attention of the question's rows to ``score [prompt]`` at ``layers``.
 
-    The question's rows are those of sorted ``rows`` from index ``before`` on; ``share [m]`` weights
-    them. first: the question's first position; heads: query heads; group: query heads per KV head.
+    rows: sorted; the question's rows start at index ``before``; ``share [m]`` weights them. first:
+    the question's first position; heads: query heads; group: query heads per KV head.
     """
 
     cache: KVCache

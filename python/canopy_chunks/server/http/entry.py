@@ -225,7 +225,8 @@ def _add_listed(request: Any, raw_request: Any) -> bool:
 def _mark(request: Any, in_parts: bool) -> tuple[str, str] | None:
     """Put signs around the documents of a chat's parts and template.
 
-    ``None`` if there are none: a prompt for which retrieval found no document is an ordinary one.
+    ``None`` without documents: retrieval may find no document, and the prompt is then an ordinary
+    one.
     """
     nonce = secrets.token_hex(8)
     signs = f"\ue000{nonce}\ue001", f"\ue001{nonce}\ue000"

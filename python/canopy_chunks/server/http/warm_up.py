@@ -41,7 +41,7 @@ def register(options: Options) -> None:
 async def warm_up(manager: Any, options: Options) -> None:
     """Fuse one prompt alone and two together, then delete their documents.
 
-    The documents belong to a tenant that no client can name. Logs how many prompts were fused.
+    The documents belong to a tenant that no client can name. Logs the number of fused prompts.
     """
     started = time.monotonic()
     tokens = max(DOCUMENT_TOKENS, options.min_tokens)

@@ -14,7 +14,7 @@ from typing import Any
 from sglang_canopy.wire.document_names import BOUNDS
 
 FIELD = "canopy_documents"
-"""Field beside ``cached_tokens`` in ``usage.prompt_tokens_details``."""
+"""Field next to ``cached_tokens`` in ``usage.prompt_tokens_details``."""
 
 
 class CachedTokens(int):

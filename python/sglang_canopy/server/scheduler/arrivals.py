@@ -60,7 +60,7 @@ def batch_formed(batch: Any, *_: Any, **__: Any) -> None:
 
 
 def request_aborted(_result: Any, scheduler: Any, abort: Any, req: Any, *_: Any, **__: Any) -> None:
-    """After ``Scheduler.send_abort_output``: count a request that was not admitted."""
+    """Hook after ``Scheduler.send_abort_output``: count a request that was not admitted."""
     status = (abort.finished_reason or {}).get("status_code")
     if status == HTTPStatus.SERVICE_UNAVAILABLE:
         kind = QUEUE

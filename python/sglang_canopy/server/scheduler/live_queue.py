@@ -61,8 +61,8 @@ class LiveQueue:
         self._arranged = Arranged(self.order, self._requests)
         self._choosing = False
         self._excluded: list[Any] = []
-        """Requests excluded from the step being chosen: deferred for a prefix that another one
-        computes, or over an older request's budget."""
+        """Requests excluded from the step being chosen: deferred for a shared prefix, or over an
+        older request's budget."""
         self.deferrals = 0
         self._chunked: Any = None
         """The chunked prefill in progress, while a batch is chosen."""
@@ -128,7 +128,7 @@ class LiveQueue:
                 self.predictions.first_token(req, self.times.done_at)
 
     def _agree(self) -> None:
-        """Adopt what the first rank has fitted, and its depth scale. Collective."""
+        """Adopt the first rank's fit and depth scale. Collective."""
         if not torch.distributed.is_initialized():  # a cache without a server
             self.cost.refit()
         else:

@@ -104,7 +104,8 @@ class Observer:
             self.refused[reason] += 1
 
     def _measure(self, batch: Any) -> None:
-        """Fit this rank's own prefill times: no decision depends on what is only watched."""
+        """Fit this rank's own prefill times, since an observer makes no decisions that ranks must
+        share."""
         found = self._times.of(batch)
         if found is None:
             return

@@ -18,7 +18,7 @@ class PrefillTimes:
     def of(self, batch: Any) -> tuple[list[Prefill], float] | None:
         """Return what a computed batch prefilled, and its seconds; ``None`` for a batch that only
         decoded. Call it for every batch."""
-        # One batch may be launched while the one before it still runs.
+        # A batch may be launched while the previous one still runs.
         now, since = time.monotonic(), max(self.done_at, batch.launch_ts or 0.0)
         self.done_at = now
         if not batch.forward_mode.is_extend() or not batch.extend_lens:
