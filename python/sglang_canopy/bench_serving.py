@@ -102,7 +102,7 @@ def _parser_class(base: type, argv: list[str]) -> type:
 
         def parse_args(self, *_: Any, **__: Any) -> argparse.Namespace:
             options.add_arguments(self)
-            return super().parse_args(argv)
+            return options.parse(super().parse_args(argv))
 
     return Parser
 

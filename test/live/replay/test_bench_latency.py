@@ -99,10 +99,10 @@ def test_sessions_of_a_closed_loop_begin_at_a_rate_and_think_in_scaled_time() ->
 def arguments(**given: Any) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     options.add_arguments(parser)
-    args = parser.parse_args([])
-    args.num_prompts, args.dataset_path, args.request_rate = 1, "x", float("inf")
-    for name, value in given.items():
-        setattr(args, name, value)
+    typed = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
+    parser.add_argument("--request-rate", type=float, default=float("inf"))
+    args = options.parse(parser.parse_args(typed))
+    args.num_prompts, args.dataset_path = 1, "x"
     return args
 
 
@@ -110,7 +110,7 @@ def arguments(**given: Any) -> argparse.Namespace:
     ("given", "said"),
     [
         ({"slo": "fast"}, "an SLO is written like"),
-        ({"rates": "1,x"}, "--rates takes numbers above 0"),
+        ({"rates": "1,x"}, "--rates must be numbers above 0"),
         ({"rates": "1", "request_rate": 2.0}, "drop one of them"),
         ({"warm_up_share": 1.0}, "--warm-up-share must be"),
         ({"think_cap_s": -1.0}, "--think-cap-s must be"),

@@ -7,18 +7,20 @@ import itertools
 import random
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 
 from canopy_lab.latency.report import WARM_UP_SHARE
-from canopy_lab.latency.slo import parse_slo
+from canopy_lab.latency.slo import SLO, parse_slo
 from canopy_lab.live.replay.schedule import ReplayRequest
 from canopy_lab.trace import TraceRequest, open_trace
 from canopy_lab.trace.materialise import Materialiser, Planned
 from canopy_lab.trace.sessions import SessionLinks, session_links
+from sglang_canopy import declared
+from sglang_canopy.declared import declare
 from sglang_canopy.errors import CanopyError
 
 DATASETS = {
@@ -35,152 +37,76 @@ _LONGEST_NAME = 128
 _LONGEST_RETURN_S = 7 * 24 * 3600.0
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare Canopy's options on the benchmark's own parser."""
-    group = parser.add_argument_group(
-        "canopy", f"Replay of traces (--dataset-name {', '.join(DATASETS)})."
-    )
-    group.add_argument(
-        "--time-scale",
-        type=float,
-        default=1.0,
-        metavar="X",
-        help="Multiply the trace's arrival times: 0.1 is ten times as fast, 0 is as fast as the "
-        "order of turns allows. --request-rate replaces the trace's times by random ones.",
-    )
-    group.add_argument(
-        "--scale-lengths",
-        type=_fraction,
-        default=Fraction(1),
-        metavar="F",
-        help="Multiply lengths, for a small model: 1/16 or 0.0625. Blocks shrink and stay shared.",
-    )
-    group.add_argument(
-        "--max-request-tokens",
-        type=int,
-        default=None,
-        metavar="N",
-        help="Leave out requests whose prompt and output are longer (after scaling). "
-        "Default: the limit that the SGLang server reports.",
-    )
-    group.add_argument(
-        "--max-new-tokens",
-        type=int,
-        default=None,
-        metavar="N",
-        help="Ask for N tokens and end the answer with the trace's last token, instead of fixing its "
-        "length (needs --canopy-enable-forced-output there): as in production, the server does not "
-        "know the length of an answer.",
-    )
-    group.add_argument(
-        "--trace-clock",
-        action="store_true",
-        help="Send the server the trace's time of each request, so that policies see the trace's "
-        "pauses at any --time-scale (needs --canopy-enable-forced-output there).",
-    )
-    group.add_argument(
-        "--shuffle-labels",
-        action="store_true",
-        help="Send every request with the category, turn and stop reason of another one (--seed). Not "
-        "a placebo of a policy: the server counts turns and lengths from the prompts.",
-    )
-    group.add_argument(
-        "--hints",
-        type=float,
-        default=0.0,
-        metavar="SHARE",
-        help="Share of the requests (0 to 1) that also hint when the conversation continues, or that "
-        "it is over, by the replayed trace.",
-    )
-    group.add_argument(
-        "--no-labels",
-        action="store_true",
-        help="Send no category, turn, conversation or stop reason.",
-    )
-    group.add_argument(
-        "--vocab-size",
-        type=int,
-        default=None,
-        metavar="N",
-        help="Take token ids below N; needs no tokenizer.",
-    )
-    group.add_argument(
-        "--closed-loop",
-        action="store_true",
-        help="Agents: send a turn after the answer to the one before it and the time to think, "
-        "which the trace says or is the gap between the two, times --time-scale.",
-    )
-    group.add_argument(
-        "--think-cap-s",
-        type=float,
-        default=120.0,
-        metavar="S",
-        help="Of a closed loop: longest time to think, before scaling.",
-    )
-    group.add_argument(
-        "--rates",
-        metavar="R,...",
-        help="Replay at several rates, one after the other, with an empty cache each: requests a "
-        "second, the trace's times stretched to them, or in a closed loop sessions an hour.",
-    )
-    group.add_argument(
-        "--slo",
-        metavar="TARGET",
-        help="A target such as p99_ttft<2s, from when a request was due: says whether it is met, "
-        "and with --rates the highest rate that meets it.",
-    )
-    group.add_argument(
-        "--warm-up-share",
-        type=float,
-        default=WARM_UP_SHARE,
-        metavar="S",
-        help="Leave this share of the requests, the first, out of the report of latencies from "
-        "when they were due.",
-    )
-    group.add_argument(
-        "--skip-bad", type=int, default=0, metavar="N", help="Skip up to N broken lines."
-    )
-
-
 def _fraction(text: str) -> Fraction:
     try:
         value = Fraction(text)
     except (ValueError, ZeroDivisionError):
         value = Fraction(0)
     if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"expected a factor above 0 and at most 1, got {text!r}")
+        raise CanopyError(f"must be above 0 and at most 1, such as 1/16, got {text!r}")
     return value
 
 
+def _rates(text: str) -> tuple[float, ...]:
+    try:
+        rates = sorted({float(part) for part in text.split(",")})
+    except ValueError:
+        rates = []
+    if not rates or not 0 < rates[0] <= rates[-1] < float("inf"):
+        raise CanopyError(f"must be numbers above 0, such as 0.5,1,2; got {text!r}")
+    return tuple(rates)
+
+
+# fmt: off
+@dataclass(frozen=True, slots=True)
+class ReplayOptions:
+    """Canopy's options of a replay."""
+
+    time_scale: float = declare(1.0, "--time-scale", "Multiply the trace's arrival times: 0.1 is ten times as fast, 0 is as fast as the order of turns allows. --request-rate replaces the trace's times by random ones.", metavar="X", low=0)
+    scale_lengths: Fraction = declare(Fraction(1), "--scale-lengths", "Multiply lengths, for a small model: 1/16 or 0.0625. Blocks shrink and stay shared.", metavar="F", parse=_fraction, shown_default="1")
+    max_request_tokens: int | None = declare(None, "--max-request-tokens", "Leave out requests whose prompt and output are longer (after scaling).", metavar="N", low=1, shown_default="the limit that the SGLang server reports")
+    max_new_tokens: int | None = declare(None, "--max-new-tokens", "Ask for N tokens and end the answer with the trace's last token, instead of fixing its length (needs --canopy-enable-forced-output there): as in production, the server does not know the length of an answer.", metavar="N", low=1)
+    trace_clock: bool = declare(False, "--trace-clock", "Send the server the trace's time of each request, so that policies see the trace's pauses at any --time-scale (needs --canopy-enable-forced-output there).")
+    shuffle_labels: bool = declare(False, "--shuffle-labels", "Send every request with the category, turn and stop reason of another one (--seed). Not a placebo of a policy: the server counts turns and lengths from the prompts.")
+    hints: float = declare(0.0, "--hints", "Share of the requests that also hint when the conversation continues, or that it is over, by the replayed trace.", metavar="SHARE", low=0, high=1)
+    no_labels: bool = declare(False, "--no-labels", "Send no category, turn, conversation or stop reason.")
+    vocab_size: int | None = declare(None, "--vocab-size", "Take token ids below N; needs no tokenizer.", metavar="N", low=1)
+    closed_loop: bool = declare(False, "--closed-loop", "Agents: send a turn after the answer to the one before it and the time to think, which the trace says or is the gap between the two, times --time-scale.")
+    think_cap_s: float = declare(120.0, "--think-cap-s", "Longest time to think in a closed loop, before scaling.", metavar="S", low=0)
+    rates: tuple[float, ...] = declare((), "--rates", "Replay at several rates, one after the other, with an empty cache each: requests a second, the trace's times stretched to them, or in a closed loop sessions an hour.", metavar="R,...", parse=_rates, shown_default="")
+    slo: SLO | None = declare(None, "--slo", "A target such as p99_ttft<2s, from when a request was due: says whether it is met, and with --rates the highest rate that meets it.", metavar="TARGET", parse=parse_slo)
+    warm_up_share: float = declare(WARM_UP_SHARE, "--warm-up-share", "Leave this share of the requests, the first, out of the report of latencies from when they were due.", metavar="S", low=0, high=0.99)
+    skip_bad: int = declare(0, "--skip-bad", "Skip up to N broken lines.", metavar="N", low=0)
+    # fmt: on
+
+    def __post_init__(self) -> None:
+        declared.check(self)
+        if self.no_labels and (self.hints or self.shuffle_labels):
+            raise CanopyError("--no-labels sends no labels: drop --hints and --shuffle-labels")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare Canopy's options on the benchmark's own parser."""
+    title = f"Replay of traces (--dataset-name {', '.join(DATASETS)})."
+    declared.add_flags(parser.add_argument_group("canopy", title), ReplayOptions)
+
+
+def parse(args: argparse.Namespace) -> argparse.Namespace:
+    """Return ``args`` with the values of ``ReplayOptions``. Raises ``CanopyError``."""
+    options = declared.read(ReplayOptions, args)
+    values = {field.name: getattr(options, field.name) for field in fields(options)}
+    return argparse.Namespace(**{**vars(args), **values})
+
+
 def check(args: argparse.Namespace) -> None:
-    """Refuse values that argparse accepts. Raises ``CanopyError``."""
-    if not 0 <= args.time_scale < float("inf"):
-        raise CanopyError(f"--time-scale must be 0 or more, got {args.time_scale}")
-    if args.max_new_tokens is not None and args.max_new_tokens < 1:
-        raise CanopyError(f"--max-new-tokens must be 1 or more, got {args.max_new_tokens}")
+    """Check Canopy's options against the benchmark's own. Raises ``CanopyError``."""
     if args.num_prompts < 1:
         raise CanopyError(f"--num-prompts must be 1 or more, got {args.num_prompts}")
-    if not 0 <= args.warm_up_share < 1:
-        raise CanopyError(f"--warm-up-share must be from 0 to below 1, got {args.warm_up_share}")
-    if not args.think_cap_s >= 0:
-        raise CanopyError(f"--think-cap-s must be 0 or more, got {args.think_cap_s}")
-    if args.slo is not None:
-        parse_slo(args.slo)
-    if args.rates is not None:
-        rates(args.rates)
-        if args.request_rate != float("inf"):
-            raise CanopyError("--rates and --request-rate both set the rate: drop one of them")
+    if args.rates and args.request_rate != float("inf"):
+        raise CanopyError("--rates and --request-rate both set the rate: drop one of them")
     if not args.dataset_path:
         raise CanopyError(
             "--dataset-path is missing: give the trace's file; docs/reference/traces.md says where traces are"
-        )
-    if not 0 <= args.hints <= 1:
-        raise CanopyError(f"--hints must be a share from 0 to 1, got {args.hints}")
-    if args.no_labels and args.hints:
-        raise CanopyError("--hints needs labels: drop --no-labels")
-    if args.shuffle_labels and args.no_labels:
-        raise CanopyError(
-            "--shuffle-labels sends labels and --no-labels sends none: drop one of them"
         )
 
 
@@ -266,17 +192,6 @@ def _label(request: TraceRequest) -> dict[str, Any]:
     if request.stop is not None:
         hints["canopy_stop"] = request.stop
     return hints
-
-
-def rates(text: str) -> list[float]:
-    """Parse ``0.5,1,2`` to ascending rates. Raises ``CanopyError``."""
-    try:
-        made = sorted({float(part) for part in text.split(",")})
-    except ValueError:
-        made = []
-    if not made or not 0 < made[0] <= made[-1] < float("inf"):
-        raise CanopyError(f"--rates takes numbers above 0, like 0.5,1,2; got {text!r}")
-    return made
 
 
 def closed_loop(

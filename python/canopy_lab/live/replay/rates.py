@@ -18,11 +18,11 @@ def replay_all(upstream: Any, args: argparse.Namespace) -> dict[str, Any]:
     The lowest rate runs first. SGLang's and vLLM's caches are emptied before each. Raises
     ``CanopyError``.
     """
-    if args.rates is None:
+    if not args.rates:
         return Replay(upstream, args)()
     options.check(args)
     results = []
-    for rate in options.rates(args.rates):
+    for rate in args.rates:
         given = argparse.Namespace(**vars(args))
         given.flush_cache = args.flush_cache or args.backend.startswith(("sglang", "vllm"))
         results.append(Replay(upstream, given, rate)())

@@ -22,7 +22,6 @@ from typing import Any
 import aiohttp
 import numpy as np
 
-from canopy_lab.latency.slo import parse_slo
 from canopy_lab.live.replay import client, options, outcome
 from canopy_lab.live.replay.schedule import ReplayRequest, Schedule
 from canopy_lab.live.replay.upstream import replaced
@@ -346,7 +345,7 @@ class Replay:
                 self._jobs,
                 duration_s,
                 warm_up_share=args.warm_up_share,
-                slo=None if args.slo is None else parse_slo(args.slo),
+                slo=args.slo,
             ),
             "upstream": {
                 k: v for k, v in upstreams.items() if k != "server_info" and not isinstance(v, list)
