@@ -81,7 +81,9 @@ def test_one_that_comes_back_has_its_place_and_what_is_left_of_its_budget() -> N
     younger = line.add(Prefill(40))
     line.back(first, Prefill(110))
     assert line.left(first) == 30.0
-    assert line.order() == [first, younger]
+    assert line.order() == list(line) == [first, younger]
+    line.let_in([first, younger])
+    assert len(line) == 0
 
 
 def test_nobody_is_let_in_past_a_prompt_in_its_chunks_whose_budget_is_used_up() -> None:
@@ -153,6 +155,11 @@ def test_arrivals_rarely_reassign_the_places_of_all(monkeypatch: pytest.MonkeyPa
     for _ in range(1_000):
         line.add(Prefill(5))
     assert 1 <= len(made) <= 10  # the capacity doubles
+    admitted = line.add(Prefill(7))
+    line.let_in([admitted])
+    before = len(made)
+    line.back(admitted, Prefill(8))
+    assert len(made) == before
 
 
 def test_order_changes_nothing() -> None:
@@ -331,6 +338,15 @@ def test_what_is_remembered_of_tenants_is_bounded() -> None:
     assert len(shares._own_turns) <= OWN_TURNS + 1
     assert len(shares._next_start) <= 2 * OWN_TURNS + 1
     assert line._lines == {}
+
+
+def test_the_work_of_turns_that_had_enough_is_forgotten() -> None:
+    shares = FairShares()
+    for number in range(1_000):
+        shares.charge(f"t{number}", f"t{number}", 1.0)
+        shares.charge("slow", "slow", 2.0)
+        assert len(shares._next_start) <= 2 * OWN_TURNS + 1
+    assert shares.starts(["t0"]) == {"t0": shares._virtual_time}
 
 
 def test_a_request_that_was_given_up_leaves_nothing() -> None:

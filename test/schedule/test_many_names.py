@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from sglang_canopy.schedule.bounded_shortest import BoundedShortest
-from sglang_canopy.schedule.fair_shares import OWN_TURNS, REMEMBERED
+from sglang_canopy.schedule.fair_shares import OWN_TURNS, REMEMBERED, VOUCHED_REST, FairShares
 from sglang_canopy.schedule.prefill_cost import Prefill, PrefillCost
 from sglang_canopy.tenant import Party, Vouched
 
@@ -63,6 +63,15 @@ def test_more_vouched_tenants_than_turns_stay_bounded() -> None:
         order.let_in(order.order(1))
     assert len(order.shares._own_turns) <= OWN_TURNS
     assert len(order.shares._served_s) <= REMEMBERED
+
+
+def test_vouched_tenants_share_a_turn_once_all_turns_are_taken() -> None:
+    shares, new = FairShares(), Vouched("new")
+    for number in range(OWN_TURNS - 1):
+        shares.charge(Vouched(f"v{number}"), Vouched(f"v{number}"), 1.0)
+    assert shares.turn_of(new) == new
+    shares.charge(Vouched("last"), Vouched("last"), 1.0)
+    assert shares.turn_of(new) is VOUCHED_REST
 
 
 def test_once_no_request_is_vouched_for_names_have_turns_again() -> None:

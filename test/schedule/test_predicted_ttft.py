@@ -28,6 +28,13 @@ def test_alone_it_takes_its_own_prefill() -> None:
     assert PredictedTtft().seconds(queue().work_before_new(7.0)) == 7.0
 
 
+def test_a_request_of_any_cost_is_predicted() -> None:
+    for cost_s in (0.0, 1e-12, 1e6, 1e18):
+        predicted = PredictedTtft()
+        predicted.arrived(cost_s, 1.0)
+        assert predicted.seconds(WorkBefore(cost_s, 0.0, 0.0)) == cost_s
+
+
 def test_what_is_shorter_goes_before_and_what_is_longer_does_not() -> None:
     line = queue()
     for tokens in (3, 50, 5):

@@ -67,7 +67,7 @@ def refusals(engine: InProcess) -> tuple[Any, Any]:
 
 def observe(engine: InProcess) -> dict[str, Any]:
     _, last = refusals(engine)
-    last.output_ids.clear()  # only its end was seen: an answered request is not refused later
+    del last.output_ids[:]  # only its end was seen: an answered request is not refused later
     observed = observer.observer_of(engine.scheduler)
     assert observed is not None
     observed.refuse(last, INVALID)

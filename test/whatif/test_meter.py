@@ -193,6 +193,17 @@ def test_a_load_that_leaves_too_small_a_sample_pauses_the_meter_until_it_falls()
     assert meter.caches.one_in <= 2_000 // MIN_BLOCKS // 2
 
 
+def test_sums_are_those_of_the_requests():
+    meter, asked = Meter(MeterSetup((LRU,)), Memory(60 * BLOCK), LRU), 0
+    for _, request in turns(3):
+        meter.ended(request, BLOCK)
+        asked += request.prompt_tokens
+    requests = sum(1 for _ in turns(3))
+    assert meter.sums["prompt_tokens"] == meter.sums["sampled_tokens"] == asked
+    assert meter.sums["hit_tokens"] == requests * BLOCK
+    assert meter.sums["hit_squares"] == requests * BLOCK * BLOCK
+
+
 def test_one_request_in_a_number_is_timed_and_stands_for_the_others(monkeypatch):
     ticks = iter(range(10_000))
     monkeypatch.setattr(time, "thread_time", lambda: float(next(ticks)))
