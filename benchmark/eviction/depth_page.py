@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 from functools import cache
@@ -9,7 +10,7 @@ from typing import Any
 
 from scipy.stats import t
 
-from result_tables import listed, load, signed, table
+from result_tables import ROOT, listed, load, signed, table
 
 ALONE, QUEUED = "depth_weight", "depth_weight_queued"
 SHARES, LOADS = (0.02, 0.05, 0.1), (0.8, 0.95, 1.2)
@@ -133,6 +134,27 @@ def verdict() -> str:
     return f"Over {count} overlays `soft` changes the busy seconds of a session by {listed(texts)}: {said}."
 
 
+def floors() -> str:
+    """The policy alone and under either floor, against LRU."""
+    path = "benchmark/whatif/results/floor_seconds.json"
+    rows = json.loads((ROOT / path).read_text(encoding="utf-8"))
+    lines = []
+    for share, policy in dict.fromkeys((r["share"], r["policy"]) for r in rows):
+        mine = [r for r in rows if (r["share"], r["policy"]) == (share, policy)]
+        texts = []
+        for name in ("policy", "tokens", "seconds"):
+            seconds = statistics.fmean(
+                100 * (r["seconds"][name] / r["seconds"]["lru"] - 1) for r in mine
+            )
+            hits = statistics.fmean(r["hits"][name] - r["hits"]["lru"] for r in mine)
+            texts.append(f"{signed(seconds)} %; hits {signed(hits, 2)}")
+        falls = " and ".join(str(sum(r["falls"][f] for r in mine)) for f in ("tokens", "seconds"))
+        name = "`wa`" if policy == "wa" else f"`wa`, `{policy}`"
+        lines.append([f"{share:.0%}: {name}", *texts, falls])
+    head = ["prefill seconds against LRU", "alone", "floor in tokens", "floor in seconds", "falls"]
+    return table(head, lines, numbers=True)
+
+
 def _against_lru(split: str) -> str:
     """Hits of LRU and of ``wa`` at 5 % of the blocks, and the seconds of ``wa`` against LRU's."""
     of = {
@@ -147,6 +169,15 @@ def _against_lru(split: str) -> str:
     return f"{of['lru']:.1f} % | {of['wa']:.1f} % | {signed(seconds[0])} %"
 
 
+def against_lru() -> str:
+    """README's numbers in a sentence."""
+    texts = []
+    for split, name in (("judge", "sessions of users 4 and 8"), ("conversation", "conversation")):
+        lru, mine, seconds = _against_lru(split).split(" | ")
+        texts.append(f"on {name} LRU hits {lru} of the tokens and `wa` {mine} (seconds {seconds})")
+    return f"At 5 % of the blocks, {'; '.join(texts)}."
+
+
 def readme_agents() -> str:
     return _against_lru("judge")
 
@@ -156,6 +187,7 @@ def readme_conversation() -> str:
 
 
 PARTS = {
+    "against-lru": against_lru,
     "readme-agents": readme_agents,
     "readme-conversation": readme_conversation,
     "mixed": mixed,
@@ -164,4 +196,5 @@ PARTS = {
     "conversation": conversation,
     "queued": queued,
     "verdict": verdict,
+    "floors": floors,
 }
