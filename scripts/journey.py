@@ -78,7 +78,7 @@ def walk(model: Path, log: Path, folder: Path, slice_s: float, pictures: Path | 
         made.done("start", server.log_text())
         for seed in range(CLIENTS):
             threading.Thread(target=ask, args=(server.url, seed, stopped), daemon=True).start()
-        trial = shlex.split(f"{TRIAL} --url {server.url} --slice {slice_s:g}")[1:]
+        trial = shlex.split(f"{TRIAL} --url {server.url} --slice-s {slice_s:g}")[1:]
         made.done("meter", until_the_meter_knows(server.url))
         made.done("look", look(server.url, folder, pictures))
         made.done("top", run([*CANOPY, "top", "--once", "--url", server.url], folder))

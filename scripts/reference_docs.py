@@ -286,7 +286,16 @@ def setups_table() -> str:
     return table(["set-up", *setups.PARTS], names)
 
 
-COMMON = ("--format", "--skip-bad", "--jobs", "--api-key", "--json", "--url", "--seed")
+COMMON = (
+    "--format",
+    "--skip-bad",
+    "--jobs",
+    "--api-key",
+    "--json",
+    "--json-out",
+    "--url",
+    "--seed",
+)
 """Options that mean the same in every command that has them: the page has them once, by hand."""
 
 

@@ -1,6 +1,6 @@
 """Draw what ``canopy simulate`` gave: hit ratio against capacity, and the distance to the bound.
 
-    canopy simulate --trace T --format mooncake --policy lru,wa,belady --capacity 0.02,0.1 --json rows.json
+    canopy simulate T --format mooncake --policy lru,wa,belady --capacity 0.02,0.1 --json-out rows.json
     python benchmark/eviction/hit_ratio.py rows.json --out conversation.png
 
 Give several files for several traces alike, such as overlays of other seeds: means and their range.

@@ -60,7 +60,7 @@ def planned() -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "plan.json"
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            status = main(["plan", str(trace), *OPTIONS, "--json", str(out)])
+            status = main(["plan", str(trace), *OPTIONS, "--json-out", str(out)])
         if status != 0:
             raise SystemExit(f"canopy plan ended with {status}")
         return json.loads(out.read_text())

@@ -20,7 +20,7 @@ def trace() -> Tracer:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "trace.jsonl"
         file.write_text("".join(json.dumps(line) + "\n" for line in conversations()))
-        command = ["simulate", "--trace", str(file), "--format", "mooncake", "--policy", "wa"]
+        command = ["simulate", str(file), "--format", "mooncake", "--policy", "wa"]
         command += ["--capacity", "0.1", "--jobs", "1"]
         main(command)  # once untraced, so that imports are none of its calls
         with tracer.staged("simulate"):

@@ -189,7 +189,7 @@ def served(slice_s: float) -> None:
         traffic.start()
         canopy = [sys.executable, "-m", "canopy_lab.cli.main"]
         for policy in ("canopy-lru", "wa"):
-            words = ["trial", "--url", server.url, "--policy", policy, "--slice", str(slice_s)]
+            words = ["trial", "--url", server.url, "--policy", policy, "--slice-s", str(slice_s)]
             subprocess.run([*canopy, *words], check=False)
             subprocess.run([*canopy, "top", "--once", "--url", server.url], check=False)
 

@@ -34,7 +34,7 @@ def advise(tmp_path, log, *more):
 
 def test_a_log_becomes_a_page_a_summary_and_numbers(chats, tmp_path, capsys):
     numbers = tmp_path / "advice.json"
-    status, out = advise(tmp_path, chats, "--json", str(numbers), "--host-gb", "8,16")
+    status, out = advise(tmp_path, chats, "--json-out", str(numbers), "--host-gb", "8,16")
     said = capsys.readouterr().out
     assert status == 0
     assert "120 requests" in said
@@ -66,7 +66,7 @@ def served_log(tmp_path, pool):
 
 def plain_advice(tmp_path, log):
     numbers = tmp_path / "n.json"
-    out = ["--out", str(tmp_path / "page.html"), "--json", str(numbers), "--jobs", "1"]
+    out = ["--out", str(tmp_path / "page.html"), "--json-out", str(numbers), "--jobs", "1"]
     assert main(["advise", str(log), *out]) == 0
     return json.loads(numbers.read_text())
 

@@ -27,12 +27,12 @@ def test_a_log_becomes_advice_a_plan_and_a_start_that_is_not_refused(
 
     monkeypatch.chdir(tmp_path)
     log = str(WRITERS[program](tmp_path / "requests.log"))
-    asked = ["--capacity-tokens", POOL, "--json", "advice.json", "--jobs", "1"]
+    asked = ["--capacity-tokens", POOL, "--json-out", "advice.json", "--jobs", "1"]
     assert main(["advise", log, *asked]) == 0
     advice = json.loads((tmp_path / "advice.json").read_text())
     assert advice["sample"]["requests"] == 2 * SESSIONS * TURNS
     assert advice["decision"]["flag"] == "auto"
-    assert main(["plan", log, *PLAN, "--output", "plan.json"]) == 0
+    assert main(["plan", log, *PLAN, "--out", "plan.json"]) == 0
     assert "Policy: auto, as canopy advise finds" in capsys.readouterr().out
     assert read_plan("plan.json").radix_eviction == "auto"
     for plan, policy in (("advice.plan.json", "canopy-lru"), ("plan.json", "auto")):

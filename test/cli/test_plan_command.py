@@ -42,7 +42,7 @@ def plan(trace, tmp_path):
     def run(*arguments, base=SMALL):
         out = tmp_path / "out.json"
         common = [str(trace), "--format", "mooncake", "--cache", str(tmp_path / "c")]
-        status = main(["plan", *common, *base, "--json", str(out), *arguments])
+        status = main(["plan", *common, *base, "--json-out", str(out), *arguments])
         return status, json.loads(out.read_text()) if out.exists() else None
 
     return run
@@ -51,7 +51,7 @@ def plan(trace, tmp_path):
 def test_a_plan_is_printed_and_written_in_every_form(plan, tmp_path, capsys):
     page, file = tmp_path / "plan.html", tmp_path / "plan.json"
     status, report = plan(
-        "--slo", "p99_ttft<600s", "--best", "cost", "--html", str(page), "--output", str(file),
+        "--slo", "p99_ttft<600s", "--best", "cost", "--html", str(page), "--out", str(file),
         "--disk-path", "/var/lib/kv",
     )  # fmt: skip
     assert status == 0
@@ -141,13 +141,13 @@ def test_a_plan_is_for_the_policy_that_advise_finds_and_its_file_says_so(scanned
     out, file = tmp_path / "out.json", tmp_path / "plan.json"
     common = ["plan", str(scanned), "--format", "bailian", "--device-tokens", "6400", "--disks", "none",
               "--dram-levels", "2", "--jobs", "1", "--no-cache", "--no-checks"]  # fmt: skip
-    assert main([*common, "--json", str(out), "--output", str(file)]) == 0
+    assert main([*common, "--json-out", str(out), "--out", str(file)]) == 0
     rows = json.loads(out.read_text())["evaluated"]
     assert {row["policy"] for row in rows} == {"wa"}
     assert read_plan(file).radix_eviction == "auto"
     assert "Policy: auto" in capsys.readouterr().out
     assert {row["write_policy"] for row in rows if row["dram_gib"]} == {"write_back"}
-    assert main([*common, "--json", str(out), "--policy", "lru"]) == 0
+    assert main([*common, "--json-out", str(out), "--policy", "lru"]) == 0
     rows = json.loads(out.read_text())["evaluated"]
     assert {row["policy"] for row in rows} == {"lru"}
 
@@ -167,7 +167,7 @@ def test_limits_that_cannot_be_met_name_what_binds_and_the_nearest_point(plan, c
 
 def test_no_server_starts_with_a_plan_that_misses_its_limits(trace, tmp_path, capsys):
     file = tmp_path / "plan.json"
-    common = ["plan", str(trace), "--no-cache", "--no-checks", "--output", str(file), *SMALL]
+    common = ["plan", str(trace), "--no-cache", "--no-checks", "--out", str(file), *SMALL]
     assert main([*common, "--slo", "p99_ttft<1us"]) == 1
     said = capsys.readouterr().out
     assert "Start a server with it" not in said
@@ -218,9 +218,9 @@ def test_the_trace_may_be_given_alone(trace, tmp_path, capsys):
         (("--page-size", "48"), "must be a multiple of page_size 48"),
         (("--mem-fraction-static", "2"), "mem_fraction_static must be a number between 0 and 1"),
         (("--confidence", "1"), "--confidence must be from 0 to 0.999"),
-        (("--validation", "/no/file"), "is not what canopy validate --json writes"),
+        (("--validation", "/no/file"), "is not what canopy validate --json-out writes"),
         (("--evaluations", "0"), "--evaluations must be at least 1"),
-        (("--json", "/no/such/folder/out.json"), "its folder does not exist"),
+        (("--json-out", "/no/such/folder/out.json"), "its folder does not exist"),
         (("--last-hours", "0"), "at most 168"),
         (("--jobs", "0"), "--jobs must be at least 1"),
         (("--device-tokens", "600"), "device_tokens is 600"),

@@ -32,7 +32,7 @@ def trace(conversations):
 
 def simulate(trace, *arguments, jobs="1"):
     out = trace.with_name("out.json")
-    command = ["simulate", "--trace", str(trace), "--format", "mooncake", "--json", str(out)]
+    command = ["simulate", str(trace), "--format", "mooncake", "--json-out", str(out)]
     status = main([*command, "--jobs", jobs, *arguments])
     return status, json.loads(out.read_text()) if out.exists() else None
 
@@ -149,7 +149,6 @@ def test_broken_lines_are_passed_over_on_request(trace, capsys):
         (["--policy", "wa", "--capacity", "0.1", "--policy-config", "lru={}"], "does not name"),
         (["--policy", "lru", "--capacity", "0.1", "--hints", "0.5"], "two numbers"),
         (["--policy", "lru", "--capacity", "0.1", "--hints", "0.5,2"], "accuracy"),
-        (["--policy", "lru", "--capacity", "0.1", "--trace", "none.jsonl"], "none.jsonl"),
     ],
 )
 def test_a_mistake_is_one_line(trace, arguments, says, capsys):
@@ -157,3 +156,8 @@ def test_a_mistake_is_one_line(trace, arguments, says, capsys):
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("canopy")]
     assert len(lines) == 1
     assert says in lines[0]
+
+
+def test_a_trace_that_does_not_exist_is_named(capsys):
+    assert main(["simulate", "none.jsonl", "--policy", "lru", "--capacity", "0.1"]) == 2
+    assert "none.jsonl" in capsys.readouterr().err

@@ -74,7 +74,7 @@ def test_a_plan_from_a_servers_log_names_the_servers_own_subtrees(
         "sglang",
         "--budget-gb",
         "0.08",
-        "--output",
+        "--out",
         str(out),
     ]
     assert main(args) == 0
@@ -103,7 +103,7 @@ def test_a_plan_from_a_trace_is_not_for_a_server(
     trace, out = tmp_path / "t.jsonl", tmp_path / "plan.json"
     trace.write_text("\n".join(map(json.dumps, rows)))
     args = ["plan", "ttl", str(trace), "--format", "mooncake", "--budget-gb", "0.5", "--hindsight"]
-    assert main([*args, "--output", str(out)]) == 0
+    assert main([*args, "--out", str(out)]) == 0
     plan = read_plan(out)
     assert plan.ttl is not None
     assert [g.root for g in plan.ttl.groups] == [1]
@@ -122,7 +122,7 @@ def test_a_plan_from_a_trace_is_not_for_a_server(
         (["--budget-gb", "1", "--block-tokens", "0"], "--block-tokens"),
         (["--budget-gb", "1", "--refresh-s", "-5"], "refresh_s"),
         (["--budget-gb", "1", "--model", "nope"], "nope"),
-        (["--budget-gb", "1", "--output", "/no/such/plan.json"], "folder does not exist"),
+        (["--budget-gb", "1", "--out", "/no/such/plan.json"], "folder does not exist"),
     ],
 )
 def test_a_mistake_is_one_line_with_status_2(

@@ -27,8 +27,8 @@ def test_every_key_of_a_row_is_on_the_page(tmp_path):
     line = {"timestamp": 0, "input_length": 600, "output_length": 1, "hash_ids": [1, 2]}
     trace.write_text(json.dumps(line) + "\n")
     out = tmp_path / "rows.json"
-    command = ["simulate", "--trace", str(trace), "--format", "mooncake", "--policy", "lru"]
-    assert main([*command, "--capacity", "1", "--json", str(out), "--jobs", "1"]) == 0
+    command = ["simulate", str(trace), "--format", "mooncake", "--policy", "lru"]
+    assert main([*command, "--capacity", "1", "--json-out", str(out), "--jobs", "1"]) == 0
     keys = set(json.loads(out.read_text())[0])
     section = ROWS.split("### Rows")[1].split("##")[0]
     named = set(re.findall(r"`(\w+)`", section))

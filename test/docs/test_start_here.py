@@ -32,6 +32,7 @@ def test_these_are_the_commands_of_the_page() -> None:
 def test_a_log_becomes_a_server_that_can_be_tried(tmp_path, monkeypatch, capsys) -> None:
     pytest.importorskip("sglang")
     from sglang_canopy.doctor import command_line
+    from sglang_canopy.doctor.launch import launch_of
 
     monkeypatch.chdir(tmp_path)
     log, ran = agents(tmp_path / "agents.jsonl"), []
@@ -42,7 +43,7 @@ def test_a_log_becomes_a_server_that_can_be_tried(tmp_path, monkeypatch, capsys)
     assert "Use auto (wa ranks)" in said
     assert (tmp_path / "advice.html").exists()
     for line in (SERVE, SWITCH, SWITCH_BACK):
-        given = command_line.parse(command_line.server_arguments(shlex.split(line)))
+        given = command_line.parse(launch_of(shlex.split(line)).arguments)
         assert not command_line.refused(given), line
 
 

@@ -90,8 +90,17 @@ def test_the_host_and_a_restarted_servers_disk_give_prefixes_back(server, tiny_m
 def test_a_measured_profile_simulates(shared_server, small_model, tmp_path, capsys):
     client = shared_server(small_model, *LRU, kv_tokens=2048)
     out = tmp_path / "profile.json"
-    limits = ["--max-prompt", "256", "--max-context", "256", "--max-batch", "2", "--repeats", "1"]
-    assert main(["profile", "--url", client.url, "--output", str(out), *limits]) == 0
+    limits = [
+        "--max-prompt-tokens",
+        "256",
+        "--max-context-tokens",
+        "256",
+        "--max-batch",
+        "2",
+        "--repeats",
+        "1",
+    ]
+    assert main(["profile", "--url", client.url, "--out", str(out), *limits]) == 0
     assert "prefill of" in capsys.readouterr().out
     profile = load_profile(out, model=small_model.name)
     assert profile.source == "measured"

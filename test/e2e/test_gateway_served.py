@@ -82,7 +82,7 @@ def test_tenants_stay_apart_and_hints_reach_both_workers(server, tiny_model, tmp
                 assert min(again) > 300
             with pytest.MonkeyPatch.context() as environment:
                 environment.setenv("CANOPY_CACHE_SALT", "a")
-                assert main(["hint", f"{gateway}-c", "--over", "--workers", ",".join(urls)]) == 0
+                assert main(["hint", f"{gateway}-c", "--over", "--url", ",".join(urls)]) == 0
             for one in urls:
                 assert over_reaches(one, f"{gateway}-c", "a")
                 assert said_to_be(one, f"{gateway}-c", "b") is None

@@ -42,7 +42,7 @@ def planned(folder):
     command += ["--instances", "2", "--routing", "round-robin", "--max-running", "48"]
     command += ["--page-size", str(PAGE), "--prefetch-policy", "wait_complete"]
     command += ["--chunked-prefill-size", "1024", "--prefetch-threshold", "128"]
-    command += ["--disk-path", str(folder / "disk"), "--output", str(plan)]
+    command += ["--disk-path", str(folder / "disk"), "--out", str(plan)]
     assert main(command) == 0
     return plan
 
@@ -154,7 +154,7 @@ def test_its_log_is_held_against_the_simulation(client, plan, tmp_path):
     out = tmp_path / "errors.json"
     profile = str(plan.parent / "profile.json")
     command = ["validate", str(log), "--plan", str(plan), "--profile", profile]
-    assert main([*command, "--disk-mib-s", "500", "--json", str(out)]) == 0
+    assert main([*command, "--disk-mib-per-s", "500", "--json-out", str(out)]) == 0
     found = json.loads(out.read_text())
     assert found["requests"] >= 36
     assert found["seen"]["mean_ttft_s"] > 0
@@ -177,8 +177,17 @@ def test_a_servers_tiers_can_be_profiled(server, tiny_model, tmp_path):
 
 
 def profile_tiers(client, out):
-    limits = ["--max-prompt", "64", "--max-context", "256", "--max-batch", "1", "--repeats", "1"]
-    assert main(["profile", "--url", client.url, "--output", str(out), *limits]) == 0
+    limits = [
+        "--max-prompt-tokens",
+        "64",
+        "--max-context-tokens",
+        "256",
+        "--max-batch",
+        "1",
+        "--repeats",
+        "1",
+    ]
+    assert main(["profile", "--url", client.url, "--out", str(out), *limits]) == 0
     profile = load_profile(out)
     for tier in (profile.host_tier(1e6), profile.disk_tier(1e6)):
         assert 1e4 < tier.read_bytes_per_s < 1e12

@@ -101,7 +101,7 @@ def test_the_command_prints_and_writes_what_a_plan_then_prints(served, tmp_path,
     plan, out, profile = (tmp_path / name for name in ("plan.json", "errors.json", "new.json"))
     write_plan(plan, PLAN)
     command = ["validate", str(served), "--plan", str(plan), "--profile", PROFILE.name]
-    assert main([*command, "--json", str(out), "--recalibrate", str(profile)]) == 0
+    assert main([*command, "--json-out", str(out), "--recalibrate", str(profile)]) == 0
     said = capsys.readouterr().out
     assert "p99 ttft, s " in said
     assert "throughput, tokens/s " in said
@@ -136,7 +136,7 @@ def test_what_a_flush_threw_away_is_not_predicted_to_be_hit(tmp_path, capsys):
     plan, out = tmp_path / "plan.json", tmp_path / "errors.json"
     write_plan(plan, PLAN)
     command = ["validate", str(log), "--plan", str(plan), "--profile", PROFILE.name]
-    assert main([*command, "--json", str(out)]) == 0
+    assert main([*command, "--json-out", str(out)]) == 0
     found = json.loads(out.read_text())
     assert abs(found["errors"]["token_hit_ratio"]) < 0.001
     assert abs(found["errors"]["mean_ttft_s"]) < 0.01
@@ -183,7 +183,7 @@ def test_a_plan_without_a_pool_asks_for_it():
     with pytest.raises(CanopyError, match="give --device-tokens"):
         system_of_plan(ServerPlan(host_bytes=1 << 30), PROFILE)
     plan = ServerPlan(host_bytes=1 << 30, disk_bytes=1 << 30)
-    with pytest.raises(CanopyError, match="give --disk-mib-s"):
+    with pytest.raises(CanopyError, match="give --disk-mib-per-s"):
         system_of_plan(plan, PROFILE, device_tokens=1000)
 
 

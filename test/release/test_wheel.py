@@ -186,7 +186,7 @@ def test_the_laboratory_from_nothing(
         ["--version"],
         ["advise", str(TRACE), "--capacity-tokens", "20000"],
         ["characterize", str(TRACE), "--format", "bailian", "--out", "report"],
-        ["simulate", "--trace", str(TRACE), "--format", "bailian", "--policy", "lru,wa", "--capacity", "0.1"],
+        ["simulate", str(TRACE), "--format", "bailian", "--policy", "lru,wa", "--capacity", "0.1"],
     ):  # fmt: skip
         env = {**os.environ, "PYTHONPATH": ""}
         done = subprocess.run([canopy, *arguments], cwd=tmp_path, capture_output=True, text=True, env=env, check=False)  # fmt: skip

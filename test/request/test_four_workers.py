@@ -55,7 +55,7 @@ def test_round_robin_spreads_a_conversation_and_its_end_is_told_to_all_four(
         assert Counter(complete(url, workers, "c", 8)) == dict.fromkeys(range(4), 2)
     for worker in workers:
         worker.seen.clear()
-    assert main(["hint", "c", "--over", "--workers", ",".join(urls)]) == 0
+    assert main(["hint", "c", "--over", "--url", ",".join(urls)]) == 0
     told = [(path, body) for worker in workers for path, _, body in worker.seen]
     assert told == [("/canopy/hint", {"conversation": "c", "over": True})] * 4
     assert capsys.readouterr().out.count(": taken") == 4

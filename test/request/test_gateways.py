@@ -270,7 +270,7 @@ def test_a_hint_reaches_every_worker_with_its_tenant_and_keys(workers, capsys, m
         worker.seen.clear()
     monkeypatch.setenv("CANOPY_CACHE_SALT", "the-salt")
     urls = ",".join(worker.url for worker in workers)
-    command = ["hint", "c-17", "--workers", urls, "--over", "--api-key", "key"]
+    command = ["hint", "c-17", "--url", urls, "--over", "--api-key", "key"]
     assert main(command) == 0
     for worker in workers:
         ((path, headers, body),) = worker.seen
@@ -285,7 +285,7 @@ def test_a_worker_that_is_gone_is_named_and_the_others_are_told(workers, capsys)
     gone = Worker()
     gone.close()
     urls = f"{gone.url},{workers[0].url}"
-    assert main(["hint", "c", "--workers", urls, "--return-in-s", "5"]) == 1
+    assert main(["hint", "c", "--url", urls, "--return-in-s", "5"]) == 1
     out = capsys.readouterr().out
     assert f"{gone.url}: no answer" in out
     assert f"{workers[0].url}: taken" in out
@@ -295,10 +295,10 @@ def test_a_worker_that_is_gone_is_named_and_the_others_are_told(workers, capsys)
 @pytest.mark.parametrize(
     ("more", "reason"),
     [
-        (["--workers", "http://a"], "give at least one of"),
-        (["--workers", "a:1", "--over"], "must be like"),
-        (["--workers", ",", "--over"], "1 to"),
-        (["--workers", "http://a", "--keep-s", "1e9"], "canopy_keep_s"),
+        (["--url", "http://a"], "give at least one of"),
+        (["--url", "a:1", "--over"], "must be like"),
+        (["--url", ",", "--over"], "1 to"),
+        (["--url", "http://a", "--keep-s", "1e9"], "canopy_keep_s"),
     ],
 )
 def test_a_hint_that_says_nothing_or_nonsense_is_refused(more, reason, capsys) -> None:

@@ -18,10 +18,9 @@ from canopy_lab.advise.breaks.memory import MOST_PROMPTS
 from canopy_lab.advise.breaks.read import read_breaks
 from canopy_lab.advise.first_start import first_start, plan_beside
 from canopy_lab.advise.sample import MOST_REQUESTS, Sample, read_sample
-from canopy_lab.cli.shared import PROFILE_HELP, LogOptions
+from canopy_lab.cli.shared import PROFILE_HELP, LogOptions, format_of
 from canopy_lab.cli.values import above_zero, listed, out_file, positive, write
 from canopy_lab.sim.system.engine_profile import EngineProfile, load_profile
-from canopy_lab.trace.guess import guess_format
 from canopy_lab.trace.sglang_log import pool_tokens
 from sglang_canopy import declared
 from sglang_canopy.config.plan_file import write_plan
@@ -63,7 +62,7 @@ class Options(LogOptions):
     )  # fmt: skip
     out: Path = declare(Path("advice.html"), "--out", "the page", metavar="FILE", parse=out_file)
     json: Path | None = declare(
-        None, "--json", "write every number as JSON", metavar="FILE", parse=out_file
+        None, "--json-out", "write every number as JSON", metavar="FILE", parse=out_file
     )
     sample_requests: int = declare(
         MOST_REQUESTS, "--sample-requests",
@@ -102,7 +101,7 @@ def run(args: Options) -> int:
         *(Below(f"{g:g} GB of host memory", g) for g in args.host_gb),
         *(Below(f"and a disk of {g:g} GB", g, disk=True) for g in args.disk_gb),
     ]  # fmt: skip
-    format = args.format or guess_format(args.log)
+    format = format_of(args.log, args.format)
     logged = pool_tokens(args.log) if format == "sglang" else None
     sample = _read(args, format)
     breaks = _breaks(args, format)

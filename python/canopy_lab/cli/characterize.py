@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from canopy_lab.characterize.report import ReadProgress, characterize
 from canopy_lab.characterize.text import summary
-from canopy_lab.trace.open import format_names
+from canopy_lab.cli.shared import format_of, format_option
 from sglang_canopy import declared
 from sglang_canopy.declared import declare
 from sglang_canopy.errors import CanopyError
@@ -21,7 +21,7 @@ class Options:
     trace: Path = declare(
         None, "TRACE", "the trace, may be compressed (.gz, .xz, .zst)", parse=Path
     )
-    format: str = declare(None, "--format", "trace format", choices=format_names(), required=True)
+    format: str = format_option()
     out: Path = declare(
         None, "--out", "folder for report.html, report.json and the PNGs", metavar="FOLDER",
         parse=Path, required=True,
@@ -56,7 +56,7 @@ def run(args: Options) -> int:
 
         report = characterize(
             args.trace,
-            args.format,
+            format_of(args.trace, args.format),
             model=args.model_config,
             skip_bad=args.skip_bad,
             work=ReadProgress(bar.update, resize),

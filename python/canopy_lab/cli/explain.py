@@ -13,9 +13,7 @@ from sglang_canopy.declared import declare
 
 @dataclass(frozen=True, slots=True)
 class Options(ServerOptions):
-    conversation: str = declare(
-        None, "--conversation", "as in canopy_conversation", metavar="ID", required=True
-    )
+    conversation: str = declare(None, "CONVERSATION", "its name, as in its requests")
     extra_key: str | None = declare(
         None, "--extra-key", "the tenant's, as in its requests", metavar="KEY"
     )

@@ -48,7 +48,7 @@ def worker_urls(text: str) -> list[str]:
 class Options:
     conversation: str = declare(None, "CONVERSATION", "its name, as in the conversation's requests")
     workers: list[str] = declare(
-        None, "--workers",
+        None, "--url",
         "the servers themselves, not the gateway",
         metavar="URL,URL", parse=worker_urls, required=True,
     )  # fmt: skip

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Any
 
+from canopy_lab.cli.completion import FLAG as COMPLETION
+from canopy_lab.cli.completion import print_completion
 from sglang_canopy import __version__, declared
 from sglang_canopy.errors import CanopyError
 
@@ -30,6 +32,25 @@ COMMANDS = {
     "documents calibrate": "measure the share of a document that a server should recompute",
 }
 """Names of one or two words. The second names a part."""
+EXAMPLES = {
+    "advise": "advise requests.jsonl --host-gb 200,400",
+    "characterize": "characterize requests.jsonl --out report",
+    "simulate": "simulate requests.jsonl --policy lru,wa --capacity 0.05,0.2",
+    "simulate system": "simulate system requests.jsonl --profile llama-3.1-8b-h100 "
+    "--device-tokens 300000 --policy wa",
+    "plan": "plan requests.jsonl --slo 'p99_ttft<2s' --out plan.json",
+    "plan ttl": "plan ttl server.log --budget-gb 500 --out plan.json",
+    "validate": "validate server.log --plan plan.json --profile mine.json",
+    "profile": "profile --url http://127.0.0.1:30000 --out mine.json",
+    "doctor": "doctor sglang serve MODEL --radix-eviction auto",
+    "hint": "hint c-17 --over --url http://10.0.0.1:30000,http://10.0.0.2:30000",
+    "explain": "explain c-17 --cache-salt SALT",
+    "trial": "trial --policy wa --against canopy-lru",
+    "top": "top --watch-s 2",
+    "top page": "top page --url http://10.0.0.1:30000",
+    "documents calibrate": "documents calibrate --url http://127.0.0.1:30000 --out ratios.json",
+}
+"""One command line for each help text."""
 TAKES_THE_REST = ("doctor",)
 """Commands whose arguments, options included, belong to another program."""
 
@@ -50,7 +71,11 @@ def _pass_through(argv: list[str]) -> list[str]:
 def parser_of(name: str) -> tuple[argparse.ArgumentParser, Any]:
     """Return a command's parser and its module. Several groups of options have headings."""
     module = importlib.import_module(module_of(name))
-    parser = argparse.ArgumentParser(prog=f"canopy {name}", description=COMMANDS[name])
+    parser = argparse.ArgumentParser(
+        prog=f"canopy {name}",
+        description=COMMANDS[name],
+        epilog=f"example: canopy {EXAMPLES[name]}",
+    )
     for group in module.OPTIONS:
         words = (group.__doc__ or "").rstrip(".").lower()
         several = len(module.OPTIONS) > 1
@@ -61,6 +86,8 @@ def parser_of(name: str) -> tuple[argparse.ArgumentParser, Any]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand. Returns the exit status: 0, or 2 for a user's mistake."""
     argv = list(sys.argv[1:] if argv is None else argv)
+    if argv[:1] == [COMPLETION]:
+        return print_completion(argv[1:])
     name = next((n for n in (" ".join(argv[:2]), *argv[:1]) if n in COMMANDS), None)
     if name is None:
         return _overview(argv)
@@ -86,6 +113,7 @@ def _overview(argv: Sequence[str]) -> int:
         epilog="commands:\n" + "\n".join(f"  {n:{width}}  {s}" for n, s in COMMANDS.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument(COMPLETION, metavar="SHELL", help="print completion for bash, zsh or tcsh")
     parser.add_argument("--version", action="version", version=f"canopy {__version__}")
     if not argv or argv[0].startswith("-"):
         parser.parse_args(argv)

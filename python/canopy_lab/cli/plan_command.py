@@ -10,6 +10,7 @@ from typing import Any
 from canopy_lab.advise.advice import advised_policy
 from canopy_lab.advise.sample import sample_of
 from canopy_lab.cli.plan_options import Choosing, EngineOptions, Reading, Searching, Writing
+from canopy_lab.cli.shared import format_of
 from canopy_lab.cli.validate import read_validation
 from canopy_lab.plan.planner import PlanRequest
 from canopy_lab.plan.prices import GIB, Prices, load_prices
@@ -19,7 +20,6 @@ from canopy_lab.plan.system import Engine
 from canopy_lab.plan.worker import PlanInputs
 from canopy_lab.sim.compact import CompactTrace
 from canopy_lab.sim.system.engine_profile import EngineProfile, load_profile
-from canopy_lab.trace.guess import guess_format
 from canopy_lab.trace.open import NO_CONTENT
 from sglang_canopy.config import auto
 from sglang_canopy.config.server_settings import ServerSettings, chunk_of
@@ -70,7 +70,7 @@ def check(
     for page, chunk in product(request.page_sizes, request.chunked_prefill_sizes):
         engine.settings_of(Configuration(page_size=page, chunked_prefill_size=chunk))
     PlanInputs(CompactTrace(()), engine, prices)
-    form = reading.format or guess_format(reading.trace)
+    form = format_of(reading.trace, reading.format)
     return PlanCommand(
         form,
         reading,

@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from canopy_lab.cli.shared import format_option
 from canopy_lab.cli.values import out_file
 from canopy_lab.plan.choice import Constraint, parse_constraints
 from canopy_lab.plan.objective import DEFAULT_OBJECTIVES, METRICS, Metric, metric
@@ -17,7 +18,6 @@ from canopy_lab.plan.search import SearchOptions
 from canopy_lab.plan.space import GROUP, TTL
 from canopy_lab.sim.system.config import ROUTINGS
 from canopy_lab.sim.system.engine_profile import load_profile
-from canopy_lab.trace.open import format_names
 from sglang_canopy import declared
 from sglang_canopy.config.server_settings import (
     PREFETCH_POLICIES,
@@ -138,13 +138,7 @@ class Reading:
     """Input."""
 
     trace: str = declare(None, "TRACE", "the trace: a file, or a server's own log")
-    format: str | None = declare(
-        None,
-        "--format",
-        "trace format",
-        choices=format_names(),
-        shown_default="guessed from the first line",
-    )
+    format: str = format_option()
     requests: int = declare(
         0, "--requests", "read only the first N requests; 0: all", metavar="N", low=0
     )
@@ -343,7 +337,7 @@ class Writing:
     """Output."""
 
     output: Path | None = declare(
-        None, "--output", "the plan file for --canopy-plan", metavar="PLAN", parse=out_file
+        None, "--out", "the plan file for --canopy-plan", metavar="PLAN", parse=out_file
     )
     html: Path | None = declare(
         None, "--html", "the report with figures", metavar="OUT", parse=out_file
@@ -351,7 +345,9 @@ class Writing:
     figures: str | None = declare(
         None, "--figures", "the report's figures as PNG", metavar="FOLDER"
     )
-    json: Path | None = declare(None, "--json", "everything as JSON", metavar="OUT", parse=out_file)
+    json: Path | None = declare(
+        None, "--json-out", "everything as JSON", metavar="OUT", parse=out_file
+    )
     disk_path: str | None = declare(
         None, "--disk-path", "the disk store's folder, for the plan file", metavar="FOLDER"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import math
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from canopy_lab.cli.shared import format_of, format_option
 from canopy_lab.cli.values import above_zero, out_file
 from canopy_lab.group_ttl.learn import (
     BOTH,
@@ -27,7 +29,7 @@ from canopy_lab.group_ttl.path_log import PathSnapshot
 from canopy_lab.report.table import bytes_text, text_table
 from canopy_lab.sim.model import PRESETS, load_model_shape
 from canopy_lab.sim.ttl import path_snapshot
-from canopy_lab.trace.open import format_names, open_trace
+from canopy_lab.trace.open import open_trace
 from canopy_lab.trace.record import TraceRequest
 from canopy_lab.trace.sglang_log import logs_tokens, read_as_server
 from sglang_canopy import declared
@@ -44,7 +46,7 @@ class Options:
     trace: str = declare(
         None, "TRACE", "trace file; a server's own log makes a plan for that server"
     )
-    format: str = declare(None, "--format", "trace format", choices=format_names(), required=True)
+    format: str = format_option()
     budget_gb: float = declare(
         None, "--budget-gb", "average GB (1e9 bytes) on the disk", metavar="X", parse=above_zero,
         required=True,
@@ -70,7 +72,7 @@ class Options:
     hindsight: bool = declare(False, "--hindsight", "fit the trace itself: a bound, not a plan")
     skip_bad: int = declare(0, "--skip-bad", "skip up to N broken lines", metavar="N", low=0)
     output: Path | None = declare(
-        None, "--output", "write the plan file (mode 0600)", metavar="PLAN.json", parse=out_file
+        None, "--out", "write the plan file (mode 0600)", metavar="PLAN.json", parse=out_file
     )
     all: bool = declare(False, "--all", f"print every group, not the {_SHOWN} with most hits")
 
@@ -83,6 +85,7 @@ OPTIONS = (Options,)
 
 def run(args: Options) -> int:
     """Learn the TTLs, print the table, write the plan."""
+    args = dataclasses.replace(args, format=format_of(args.trace, args.format))
     kinds = (BOTH, GROUPS, CATEGORIES) if args.categories else (GROUPS,)
     learning = Learning(groups=args.groups, kinds=kinds, refresh_s=args.refresh_s)
     bytes_per_token = load_model_shape(args.model).kv_bytes_per_token()

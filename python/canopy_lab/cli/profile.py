@@ -28,7 +28,7 @@ class Options:
         required=True,
     )  # fmt: skip
     output: Path = declare(
-        None, "--output", "file for the profile, JSON", metavar="FILE", parse=out_file,
+        None, "--out", "file for the profile, JSON", metavar="FILE", parse=out_file,
         required=True,
     )  # fmt: skip
     name: str | None = declare(
@@ -38,8 +38,12 @@ class Options:
     device: str | None = declare(
         None, "--device", "description of the server's hardware", metavar="WORDS"
     )
-    max_prompt: int = declare(8192, "--max-prompt", "longest prompt, in tokens", metavar="N", low=1)
-    max_context: int = declare(16384, "--max-context", "longest cached prefix", metavar="N", low=0)
+    max_prompt: int = declare(
+        8192, "--max-prompt-tokens", "longest prompt, in tokens", metavar="N", low=1
+    )
+    max_context: int = declare(
+        16384, "--max-context-tokens", "longest cached prefix", metavar="N", low=0
+    )
     max_batch: int = declare(
         64, "--max-batch", "most requests that decode together", metavar="N", low=1
     )
@@ -108,7 +112,7 @@ def measure(args: Options) -> EngineProfile:
         device=device,
         date=datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
         source=MEASURED,
-        sources=(f"canopy profile --max-prompt {longest} --max-context {limits.context_tokens} "
+        sources=(f"canopy profile --max-prompt-tokens {longest} --max-context-tokens {limits.context_tokens} "
                  f"--max-batch {args.max_batch} --repeats {args.repeats}",),
         kv_bytes_per_token=kv_bytes,
         # On a CPU, copies do not overlap with computation.

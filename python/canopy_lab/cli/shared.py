@@ -4,11 +4,28 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+from canopy_lab.trace.guess import guess_format
 from canopy_lab.trace.open import format_names
 from sglang_canopy.declared import declare
 
+AUTO = "auto"
 PROFILE_HELP = "costs of the engine: a file, or the name of a shipped profile"
+
+
+def format_option() -> Any:
+    """Return the field of ``--format``; ``format_of`` resolves its default."""
+    return declare(
+        AUTO, "--format", "format of the input; auto: what its first lines look like",
+        choices=(AUTO, *format_names()),
+    )  # fmt: skip
+
+
+def format_of(path: Path | str, format: str) -> str:
+    """Return ``format``, or the format that fits the first lines of ``path`` if it is ``AUTO``."""
+    return guess_format(path) if format == AUTO else format
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,10 +33,7 @@ class LogOptions:
     """Options of commands that read a log."""
 
     log: str = declare(None, "LOG", "the log, may be compressed (.gz, .xz, .zst)")
-    format: str | None = declare(
-        None, "--format", "format of the log", choices=format_names(),
-        shown_default="guessed from its first lines",
-    )  # fmt: skip
+    format: str = format_option()
     skip_bad: int = declare(0, "--skip-bad", "skip up to N broken lines", metavar="N", low=0)
 
 
@@ -27,8 +41,8 @@ class LogOptions:
 class TraceOptions:
     """Options of commands that simulate a trace."""
 
-    trace: str = declare(None, "--trace", "trace file", metavar="PATH", required=True)
-    format: str = declare(None, "--format", "trace format", choices=format_names(), required=True)
+    trace: str = declare(None, "TRACE", "the trace, may be compressed (.gz, .xz, .zst)")
+    format: str = format_option()
     skip_bad: int = declare(0, "--skip-bad", "skip up to N broken lines", metavar="N", low=0)
 
 

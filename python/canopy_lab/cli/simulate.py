@@ -12,7 +12,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from canopy_lab.cli.shared import TraceOptions
+from canopy_lab.cli.shared import TraceOptions, format_of
 from canopy_lab.cli.values import listed, out_file
 from canopy_lab.sim.compact import CompactTrace
 from canopy_lab.sim.requests import Hints
@@ -86,7 +86,7 @@ class Options(TraceOptions):
         False, "--whole-nodes", "evict whole nodes as SGLang does, not only what is needed"
     )
     json: Path | None = declare(
-        None, "--json", "write the rows as a JSON list", metavar="OUT", parse=out_file
+        None, "--json-out", "write the rows as a JSON list", metavar="OUT", parse=out_file
     )
     jobs: int = declare(
         os.cpu_count() or 1, "--jobs", "processes", metavar="N", low=1, shown_default="one per core"
@@ -114,7 +114,8 @@ def run(options: Options) -> None:
         threshold_tokens=options.tel_threshold_tokens,
         whole_nodes=options.whole_nodes,
     )
-    trace = CompactTrace(open_trace(options.trace, options.format, skip_bad=options.skip_bad))
+    format = format_of(options.trace, options.format)
+    trace = CompactTrace(open_trace(options.trace, format, skip_bad=options.skip_bad))
     with tqdm(unit="run", desc="simulating", disable=None) as bar:
 
         def progress(done: int, tasks: int, what: str) -> None:
@@ -125,6 +126,6 @@ def run(options: Options) -> None:
         rows = run_sweep(plan, trace, jobs=options.jobs, progress=progress)
     print("\n".join([sweep_table(rows), "", *sweep_notes(rows)]))
     if options.json:
-        where = {"trace": options.trace, "format": options.format}
+        where = {"trace": options.trace, "format": format}
         text = json.dumps([{**where, **row} for row in rows], indent=1)
         options.json.write_text(text + "\n")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from canopy_lab.cli.shared import PROFILE_HELP, TraceOptions
+from canopy_lab.cli.shared import PROFILE_HELP, TraceOptions, format_of
 from canopy_lab.cli.system_loads import parse_loads, run_loads
 from canopy_lab.cli.values import above_zero, out_file
 from canopy_lab.latency.report import WARM_UP_SHARE
@@ -171,7 +171,7 @@ class Question:
         metavar="S",
     )  # fmt: skip
     json: Path | None = declare(
-        None, "--json", "write the result as JSON", metavar="OUT", parse=out_file
+        None, "--json-out", "write the result as JSON", metavar="OUT", parse=out_file
     )
 
     def __post_init__(self) -> None:
@@ -229,7 +229,8 @@ def _system(
 
 
 def _workload(traffic: Traffic) -> Workload:
-    trace = open_trace(traffic.trace, traffic.format, skip_bad=traffic.skip_bad)
+    format = format_of(traffic.trace, traffic.format)
+    trace = open_trace(traffic.trace, format, skip_bad=traffic.skip_bad)
     requests = itertools.islice(trace, traffic.requests)
     return Workload(requests, seed=traffic.seed)
 

@@ -25,13 +25,13 @@ class Options(ServerOptions):
     once: bool = declare(False, "--once", "print one status and exit; the default")
     json: bool = declare(False, "--json", "print one status as JSON and exit")
     watch: float | None = declare(
-        None, "--watch", "print a status every SECONDS", metavar="SECONDS", low=MIN_INTERVAL_S
+        None, "--watch-s", "print a status every SECONDS", metavar="SECONDS", low=MIN_INTERVAL_S
     )
 
     def __post_init__(self) -> None:
         declared.check(self)
         if self.watch is not None and (self.once or self.json):
-            raise CanopyError("--watch runs until Ctrl-C; --once and --json print one status")
+            raise CanopyError("--watch-s runs until Ctrl-C; --once and --json print one status")
 
 
 OPTIONS = (Options,)

@@ -25,7 +25,7 @@ class Options(ServerOptions):
         "canopy-lru", "--against", "the other one", choices=live_names()
     )  # fmt: skip
     slice: float = declare(
-        60.0, "--slice", "time that one policy ranks per turn; the first half is not counted",
+        60.0, "--slice-s", "time that one policy ranks per turn; the first half is not counted",
         metavar="SECONDS", low=1.0, high=86400.0,
     )  # fmt: skip
 

@@ -46,7 +46,7 @@ class Options:
         shown_default="the plan's, else the log's",
     )  # fmt: skip
     disk_mib_s: float | None = declare(
-        None, "--disk-mib-s", "the disk's bandwidth, if not the profile's", metavar="X",
+        None, "--disk-mib-per-s", "the disk's bandwidth, if not the profile's", metavar="X",
         parse=above_zero,
     )  # fmt: skip
     skip_bad: int = declare(0, "--skip-bad", "skip up to N broken lines", metavar="N", low=0)
@@ -55,7 +55,7 @@ class Options:
         parse=out_file,
     )  # fmt: skip
     json: Path | None = declare(
-        None, "--json", "write the errors, for canopy plan --validation", metavar="OUT",
+        None, "--json-out", "write the errors, for canopy plan --validation", metavar="OUT",
         parse=out_file,
     )  # fmt: skip
 
@@ -127,7 +127,7 @@ def read_validation(path: str) -> str:
         return f"{', '.join(parts)} ({document['requests']} requests)"
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CanopyError(
-            f"{path!r} is not what canopy validate --json writes ({error!r:.80})"
+            f"{path!r} is not what canopy validate --json-out writes ({error!r:.80})"
         ) from None
 
 

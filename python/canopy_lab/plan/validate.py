@@ -97,7 +97,7 @@ def system_of_plan(
         width = disk or profile.disk
         if width is None:
             raise CanopyError(
-                f"profile {profile.name!r} has no disk bandwidth; give --disk-mib-s, or profile "
+                f"profile {profile.name!r} has no disk bandwidth; give --disk-mib-per-s, or profile "
                 "a server that has a disk tier"
             )
         stored = TierSpec(

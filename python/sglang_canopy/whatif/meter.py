@@ -166,7 +166,7 @@ class Meter:
         return None
 
     def _too_few(self) -> str:
-        """Return how many requests count so far, and how many do not and why."""
+        """Return the counted and the uncounted requests as text."""
         before = self.caches.seen - self._sampled_requests
         notes = [f"{count} {why} do not count" for why, count in self.uncounted.items() if count]
         if before:

@@ -276,17 +276,17 @@ def test_an_api_key_is_sent() -> None:
 
 
 def test_the_interval_has_a_floor(capsys) -> None:
-    assert main(["top", "--watch", "0"]) == 2
-    assert "--watch must be at least 0.2" in capsys.readouterr().err
+    assert main(["top", "--watch-s", "0"]) == 2
+    assert "--watch-s must be at least 0.2" in capsys.readouterr().err
 
 
 def test_watching_and_one_status_exclude_each_other(capsys) -> None:
-    assert main(["top", "--watch", "1", "--json"]) == 2
-    assert "--watch runs until Ctrl-C" in capsys.readouterr().err
+    assert main(["top", "--watch-s", "1", "--json"]) == 2
+    assert "--watch-s runs until Ctrl-C" in capsys.readouterr().err
 
 
 def test_watching_goes_on_when_the_server_stops_answering() -> None:
-    command = [sys.executable, "-m", "canopy_lab.cli.main", "top", "--watch", "0.2"]
+    command = [sys.executable, "-m", "canopy_lab.cli.main", "top", "--watch-s", "0.2"]
     with answering(STATUS) as url:
         watch = subprocess.Popen([*command, "--url", url], stdout=subprocess.PIPE, text=True)
         assert watch.stdout is not None

@@ -88,5 +88,5 @@ def test_the_command_names_what_is_missing(tmp_path, capsys):
         "--parameters",
         "8e9",
     ]
-    assert main([*given, "--output", str(tmp_path / "p.json")]) == 2
+    assert main([*given, "--out", str(tmp_path / "p.json")]) == 2
     assert "no tables of 'h100_sxm'" in capsys.readouterr().err

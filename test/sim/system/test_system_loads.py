@@ -98,7 +98,7 @@ def trace_file(tmp_path):
 
 def arguments(path, *more):
     return [
-        "simulate", "system", "--trace", str(path), "--format", "agentic",
+        "simulate", "system", str(path), "--format", "agentic",
         "--profile", "qwen2.5-7b-h100",
         "--device-tokens", "4000", *more,
     ]  # fmt: skip
@@ -107,7 +107,7 @@ def arguments(path, *more):
 def test_the_command_prints_and_writes_every_load(trace_file, tmp_path, capsys):
     out = tmp_path / "loads.json"
     more = ["--closed-loop", "--loads", "0.5,0.9", "--seeds", "2", "--saturation", "4000",
-            "--slo", "p99_ttft<30s", "--think-cap-s", "1", "--json", str(out)]  # fmt: skip
+            "--slo", "p99_ttft<30s", "--think-cap-s", "1", "--json-out", str(out)]  # fmt: skip
     assert main(arguments(trace_file, *more)) == 0
     printed = capsys.readouterr().out
     assert "saturation   4000 sessions/h" in printed

@@ -159,7 +159,7 @@ class EngineProfile:
         if model.lower() != self.model.lower():
             raise CanopyError(
                 f"profile {self.name!r} is of model {self.model!r}, not of {model!r}; measure "
-                "yours with: canopy profile --url URL --output FILE"
+                "yours with: canopy profile --url URL --out FILE"
             )
 
     def to_json(self) -> dict[str, Any]:
@@ -172,7 +172,7 @@ class EngineProfile:
         if not isinstance(data, dict) or data.get("version") != VERSION:
             raise CanopyError(
                 f"an engine profile is a JSON object with version {VERSION}; make one with: "
-                "canopy profile --url URL --output FILE"
+                "canopy profile --url URL --out FILE"
             )
         given = {key: value for key, value in data.items() if key != "version"}
         allowed = {f.name for f in fields(cls)}
@@ -215,7 +215,7 @@ def load_profile(name: str | Path, model: str | None = None) -> EngineProfile:
         except (OSError, UnicodeDecodeError):
             raise CanopyError(
                 f"profile {text!r} is neither one of {', '.join(profile_names())} nor a readable "
-                "file; measure one with: canopy profile --url URL --output FILE"
+                "file; measure one with: canopy profile --url URL --out FILE"
             ) from None
     try:
         data = json.loads(body)

@@ -1,0 +1,108 @@
+"""One vocabulary over the parsers of all commands."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import subprocess
+
+import pytest
+
+from canopy_lab.cli.completion import FLAG, SHELLS
+from canopy_lab.cli.main import COMMANDS, EXAMPLES, TAKES_THE_REST, main, parser_of
+
+EACH = pytest.mark.parametrize("name", COMMANDS)
+READ_A_FILE = ("advise", "characterize", "simulate", "simulate system", "plan", "plan ttl")
+GONE = ("--trace", "--log", "--output", "--workers", "--processes", "--server", "--conversation")
+"""Spellings of the input, the output and the server beside the one convention."""
+SGLANGS = ("--page-size", "--chunked-prefill-size", "--max-running", "--prefetch-timeout-base")
+UNITS = {
+    "SECONDS": ("-s",),
+    "S": ("-s",),
+    "G": ("-gb", "-gib", "-per-s"),
+    "G,G": ("-gb", "-gib"),
+    "H": ("-hours",),
+}
+"""Suffixes of flags by the display name of their value."""
+
+
+def actions(name: str) -> list[argparse.Action]:
+    return [one for one in parser_of(name)[0]._actions if one.dest != "help"]
+
+
+def named(name: str) -> dict[str, argparse.Action]:
+    return {flag: one for one in actions(name) for flag in one.option_strings}
+
+
+@EACH
+def test_no_second_spelling_exists(name) -> None:
+    assert not set(GONE) & set(named(name))
+
+
+@pytest.mark.parametrize("name", READ_A_FILE)
+def test_the_input_is_the_first_positional_and_its_format_is_found(name) -> None:
+    positionals = [one for one in actions(name) if not one.option_strings]
+    assert [one.metavar for one in positionals] in (["TRACE"], ["LOG"])
+    given = named(name)["--format"]
+    assert not given.required
+    assert given.choices[0] == "auto"
+    assert "auto" in given.help
+
+
+@EACH
+def test_shared_flags_have_one_meaning(name) -> None:
+    flags = named(name)
+    for flag, metavars in {
+        "--url": ("URL", "URL,URL"),
+        "--jobs": ("N",),
+        "--out": ("FILE", "FOLDER", "PLAN", "PLAN.json"),
+        "--json-out": ("FILE", "OUT"),
+        "--seed": ("K", "K,K"),
+    }.items():
+        if flag in flags:
+            assert flags[flag].metavar in metavars, (name, flag)
+    if "--json" in flags:
+        assert flags["--json"].nargs == 0, "it prints JSON; --json-out FILE writes it"
+
+
+@EACH
+def test_a_unit_is_part_of_the_name(name) -> None:
+    for flag, action in named(name).items():
+        suffixes = UNITS.get(str(action.metavar))
+        if suffixes and flag not in SGLANGS and "share" not in flag:
+            assert flag.endswith(suffixes), (name, flag, action.metavar)
+
+
+@EACH
+def test_each_help_has_one_example_that_its_parser_accepts(name, capsys) -> None:
+    with pytest.raises(SystemExit):
+        main([*name.split(), "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"example: canopy {name}" in shown
+    words = shlex.split(EXAMPLES[name])
+    assert " ".join(words).startswith(name)
+    rest = words[len(name.split()) :]
+    parser_of(name)[0].parse_args(["--", *rest] if name in TAKES_THE_REST else rest)
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_completion_is_printed_for_each_shell(shell, capsys) -> None:
+    pytest.importorskip("shtab")
+    assert main([FLAG, shell]) == 0
+    script = capsys.readouterr().out
+    assert all(head in script for head in {name.split()[0] for name in COMMANDS})
+
+
+def test_bash_reads_the_completion_and_completes_a_command(capsys, tmp_path) -> None:
+    pytest.importorskip("shtab")
+    assert main([FLAG, "bash"]) == 0
+    script = tmp_path / "canopy.bash"
+    script.write_text(capsys.readouterr().out)
+    ask = f"source {script}; COMP_WORDS=(canopy exp); COMP_CWORD=1; _shtab_canopy; echo ${{COMPREPLY[*]}}"
+    done = subprocess.run(["bash", "-c", ask], capture_output=True, text=True, check=False)
+    assert "explain" in done.stdout, done.stderr
+
+
+def test_an_unknown_shell_is_a_mistake(capsys) -> None:
+    assert main([FLAG, "fish"]) == 2
+    assert "bash, zsh, tcsh" in capsys.readouterr().err
