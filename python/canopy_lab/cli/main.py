@@ -87,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand. Returns the exit status: 0, or 2 for a user's mistake."""
     argv = list(sys.argv[1:] if argv is None else argv)
     if argv[:1] == [COMPLETION]:
-        return print_completion(argv[1:])
+        return print_completion(argv[1:], {name: parser_of(name)[0] for name in COMMANDS})
     name = next((n for n in (" ".join(argv[:2]), *argv[:1]) if n in COMMANDS), None)
     if name is None:
         return _overview(argv)
