@@ -9,7 +9,7 @@ from test_choice import row
 from canopy_lab.plan import planner
 from canopy_lab.plan.choice import choose, parse_constraints
 from canopy_lab.plan.objective import METRICS
-from canopy_lab.plan.uncertainty import WINDOWS, uncertainty_of
+from canopy_lab.plan.uncertainty import WINDOWS, conversations_of, uncertainty_of
 
 
 def result(ttft):
@@ -77,11 +77,52 @@ def test_candidates_for_a_sure_choice_are_not_all_one_configuration(monkeypatch)
     rows = [row(dram, 1.0, 1000.0, 4.0 + dram / 100, p99=19.0) for dram in range(20)]
     rows.append(row(64, 1.0, 1000.0, 9.0, p99=12.0))
     monkeypatch.setattr(
-        planner, "uncertainty_of", lambda p99, _: SimpleNamespace(met=float(p99 < 15))
+        planner, "uncertainty_of", lambda p99, *_: SimpleNamespace(met=float(p99 < 15))
     )
-    evaluate = SimpleNamespace(result=lambda c: 12.0 if c.dram_gib == 64 else 19.0)
+    evaluate = SimpleNamespace(
+        result=lambda c: 12.0 if c.dram_gib == 64 else 19.0, conversations=lambda: None
+    )
     request = planner.PlanRequest(constraints=limits)
     choice = choose(rows, limits, METRICS["cost"])
     best, sure, unsure = planner._sure(choice, rows, request, evaluate)
     assert (best.row["dram_gib"], sure.met) == (64, 1.0)
     assert [one.row["dram_gib"] for one in unsure] == [0]
+
+
+def test_turns_of_one_conversation_are_not_separate_evidence():
+    """A few slow conversations with many turns decide the P99: a log without them is likely."""
+    draw = np.random.default_rng(1)
+    slow = draw.choice(400, 5, replace=False)
+    numbers = np.concatenate([np.arange(3600) % 360 + 1000, np.repeat(slow, 80)])
+    ttft = np.concatenate([np.full(3600, 1.0), np.full(400, 5.0)])
+    order = draw.permutation(4000)
+    limit = parse_constraints(["mean_ttft<1.5s"])
+    apart = uncertainty_of(result(ttft[order]), limit)
+    together = uncertainty_of(result(ttft[order]), limit, numbers[order])
+    assert apart.met > 0.95
+    assert together.met < 0.9
+    assert together.conversations == 365
+
+
+def test_conversations_are_known_by_name_or_by_the_links_of_their_turns():
+    def request(name):
+        return SimpleNamespace(user=None, conversation=name)
+
+    trace = [request(name) for name in ("a", "b", "a", None, None)]
+    assert conversations_of(trace, [-1, -1, -1, 4, -1]).tolist() == [0, 1, 0, 3, 3]
+
+
+def test_a_long_trace_is_resampled_by_days():
+    of = result([1.5] * 700)
+    of.due_s = np.linspace(0, 7 * 86400 - 1, 700)
+    assert uncertainty_of(of).periods == "7 days"
+    assert uncertainty_of(result([1.5] * 700)).periods == "40 parts"
+
+
+def test_a_fresh_trace_differs_more_than_one_resample_does():
+    """A limit one standard error above the mean: met by five in six of one resample, by three in four
+    of fresh logs."""
+    ttft = np.random.default_rng(2).exponential(1.0, 4000)
+    error = ttft.std() / len(ttft) ** 0.5
+    limit = parse_constraints([f"mean_ttft<{ttft.mean() + error:.6f}s"])
+    assert 0.68 < uncertainty_of(result(ttft), limit).met < 0.82

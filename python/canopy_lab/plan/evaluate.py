@@ -8,10 +8,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+
 from canopy_lab.plan.cache import Cache, code_digest, digest, trace_digest
 from canopy_lab.plan.objective import Row
 from canopy_lab.plan.space import GROUP, Configuration
 from canopy_lab.plan.system import least_cost, row_of, system_of
+from canopy_lab.plan.uncertainty import conversations_of
 from canopy_lab.plan.worker import PlanInputs, SimulationTask, run_in_full, simulated
 from canopy_lab.sim.system.result import SystemResult
 from canopy_lab.sim.workers import Done, Item, Workers
@@ -93,6 +96,10 @@ class Evaluator:
             task = SimulationTask(configuration, seed=self._seed)
             self._results[key] = simulated(self.work, task)[0]
         return self._results[key]
+
+    def conversations(self) -> np.ndarray:
+        """Return the number of each request's conversation."""
+        return conversations_of(self.work.trace, self.work.served().next_turn)
 
     def certain_of(self, configuration: Configuration, rows: Sequence[Row]) -> Mapping[str, float]:
         """Return lower bounds that need no simulation."""

@@ -288,11 +288,12 @@ def _sure(
     candidates could be one configuration with other minor settings.
     """
     tried: list[tuple[ChosenConfiguration, Uncertainty]] = []
+    conversations = evaluate.conversations()
     left = [row for row in rows if all(c.met(row) for c in request.constraints)]
     candidate = choice
     while True:
         result = evaluate.result(configuration_of(candidate.row))
-        found = uncertainty_of(result, request.constraints)
+        found = uncertainty_of(result, request.constraints, conversations)
         tried.append((candidate, found))
         enough = found.met is None or not choice.feasible or found.met >= request.confidence
         limits = [(c, c.value(candidate.row)) for c in request.constraints]

@@ -172,7 +172,9 @@ def next_step(plan: CapacityPlan) -> str:
 
 def uncertainty_text(found: Uncertainty) -> list[str]:
     """Describe the uncertainty of the choice."""
-    lines = [f"  Over traces drawn from blocks of {found.block_requests} requests of this one:"]
+    lines = [
+        f"  Over traces drawn from the {found.conversations} conversations and {found.periods} of this one:"
+    ]
     by_key = {m.key: m for m in METRICS.values()}
     for key in SHOWN:
         of, (low, high), parts = by_key[key], found.intervals[key], found.windows[key]

@@ -1,15 +1,17 @@
 """Uncertainty of a plan: its choice's metrics in other traces like this one.
 
-A trace is one draw. It is cut into blocks of consecutive requests, because slow requests are
-clustered, and blocks are drawn with replacement (moving-block bootstrap, Künsch 1989). Each draw
-has its own P99. The share of draws that meet the limits is the probability that they are met by
-traffic that differs from this trace no more than the trace's parts differ from each other.
-Consecutive windows of the trace show that difference.
+A trace is one draw of periods and of conversations. Each resampled trace draws periods with
+replacement, and within each drawn period its conversations with replacement (a two-stage cluster
+bootstrap; Davison and Hinkley 1997, section 3.8), both twice: the trace and a fresh one are two draws
+of one population. Periods keep bursts together; conversations keep
+turns together, whose times are alike. Periods are days if the trace has enough of them. Each draw has
+its own P99. The share of draws that meet the limits is the confidence in the choice, and
+``benchmark/plan/confidence.py`` compares it with fresh traces. Consecutive windows of the trace show
+how its parts differ.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,11 +20,15 @@ import numpy as np
 
 from canopy_lab.plan.choice import Constraint
 from canopy_lab.sim.system.result import SystemResult
+from canopy_lab.trace.record import TraceRequest
 
 DRAWS = 400
 WINDOWS = 6
-BLOCKS = 40
-"""Approximate number of blocks of a trace."""
+PERIODS = 40
+"""Periods of a trace that has few days."""
+LEAST_DAYS = 5
+"""Days from which on a period is a day."""
+_DAY_S = 86400.0
 LEVEL = 0.9
 """Coverage of the intervals."""
 
@@ -59,7 +65,10 @@ class Uncertainty:
     """Share of draws that meet all resampled limits; ``None`` without limits."""
     left_out: tuple[str, ...]
     """Limits on metrics of the whole run, which are not resampled."""
-    block_requests: int
+    conversations: int
+    """Conversations that were resampled."""
+    periods: str
+    """What a period is: ``40 parts`` or ``12 days``."""
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-able summary."""
@@ -69,35 +78,96 @@ class Uncertainty:
             "windows": {name: list(values) for name, values in self.windows.items()},
             "limits_met": self.met,
             "limits_left_out": list(self.left_out),
-            "block_requests": self.block_requests,
+            "conversations": self.conversations,
+            "periods": self.periods,
         }
 
 
 def uncertainty_of(
-    result: SystemResult, constraints: Sequence[Constraint] = (), seed: int = 0
+    result: SystemResult,
+    constraints: Sequence[Constraint] = (),
+    conversations: np.ndarray | None = None,
+    seed: int = 0,
 ) -> Uncertainty:
-    """Resample ``result``. Deterministic."""
-    count = result.requests
-    block = max(1, math.ceil(count / BLOCKS))
+    """Resample ``result``. Deterministic.
+
+    ``conversations``: number of each request's conversation; by default each request is one.
+    """
     limits = [c for c in constraints if c.metric.key in _STATISTICS]
     names = tuple(dict.fromkeys((*SHOWN, *(c.metric.key for c in limits))))
-    order = np.argsort(result.due_s, kind="stable")
     draw = np.random.default_rng(seed)
+    resampled = _Resampling(
+        result.due_s, np.arange(result.requests) if conversations is None else conversations
+    )
     found: dict[str, list[float]] = {name: [] for name in names}
     met = 0
     for _ in range(DRAWS):
-        starts = draw.integers(0, count - block + 1, size=math.ceil(count / block))
-        at = order[(starts[:, None] + np.arange(block)).ravel()[:count]]
+        at = resampled.draw(draw)
         row = {name: _STATISTICS[name](result, at) for name in names}
         for name, value in row.items():
             found[name].append(value)
         met += all(c.met(row) for c in limits)
     tails = (50 * (1 - LEVEL), 50 * (1 + LEVEL))
+    order = np.argsort(result.due_s, kind="stable")
     parts = [part for part in np.array_split(order, WINDOWS) if len(part)]
     return Uncertainty(
         intervals={n: tuple(map(float, np.percentile(v, tails))) for n, v in found.items()},  # type: ignore[misc]
         windows={n: tuple(_STATISTICS[n](result, part) for part in parts) for n in names},
         met=met / DRAWS if limits else None,
         left_out=tuple(c.text for c in constraints if c not in limits),
-        block_requests=block,
+        conversations=resampled.conversations,
+        periods=resampled.periods,
     )
+
+
+class _Resampling:
+    """Draws of a trace's requests: periods twice, and in each drawn period its conversations twice.
+
+    A resample of a resample differs from this trace as a fresh trace of the population does.
+    """
+
+    def __init__(self, due_s: np.ndarray, conversations: np.ndarray) -> None:
+        _, self._of = np.unique(conversations, return_inverse=True)
+        self.conversations = int(self._of.max()) + 1
+        starts = np.full(self.conversations, np.inf)
+        np.minimum.at(starts, self._of, due_s)
+        self._order = np.argsort(starts, kind="stable")
+        days = np.floor((starts[self._order] - starts.min()) / _DAY_S)
+        ends = np.flatnonzero(np.diff(days, append=np.inf)) + 1
+        count, self.periods = len(ends), f"{len(ends)} days"
+        if count < LEAST_DAYS:
+            count = min(PERIODS, self.conversations)
+            ends = np.arange(1, count + 1) * self.conversations // count
+            self.periods = f"{count} parts"
+        self._sizes = np.diff(ends, prepend=0)
+        self._begins = ends - self._sizes
+
+    def draw(self, draw: np.random.Generator) -> np.ndarray:
+        """Return the requests of one draw."""
+        count = len(self._sizes)
+        periods = draw.integers(0, count, count)[draw.integers(0, count, count)]
+        sizes = self._sizes[periods]
+        size, total = np.repeat(sizes, sizes), int(sizes.sum())
+        once = np.repeat(self._begins[periods], sizes) + (draw.random(total) * size).astype(int)
+        block = np.repeat(np.cumsum(sizes) - sizes, sizes)
+        twice = once[block + (draw.random(total) * size).astype(int)]
+        times = np.bincount(self._order[twice], minlength=self.conversations)
+        return np.repeat(np.arange(len(self._of)), times[self._of])
+
+
+def conversations_of(trace: Sequence[TraceRequest], next_turn: Sequence[int]) -> np.ndarray:
+    """Return the number of each request's conversation: by name, or by the links of its turns.
+
+    ``next_turn``: index of the request that continues each request; negative for none.
+    """
+    numbers = np.full(len(trace), -1)
+    named: dict[tuple[str | None, str], int] = {}
+    for at, request in enumerate(trace):
+        if request.conversation is not None:
+            numbers[at] = named.setdefault((request.user, request.conversation), at)
+        elif numbers[at] < 0:
+            numbers[at] = at
+        following = next_turn[at]
+        if following >= 0:
+            numbers[following] = numbers[at]
+    return numbers
