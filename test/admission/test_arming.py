@@ -168,6 +168,28 @@ def test_a_paused_session_whose_request_is_aborted_keeps_its_age() -> None:
     assert (young.held, new.held) == (False, True)
 
 
+def test_a_gate_that_disarms_admits_a_slice_of_the_waiting_sessions_at_each_call(
+    monkeypatch,
+) -> None:
+    monkeypatch.setattr("sglang_canopy.admission.gate._ENTER_AT_ONCE", 3, raising=False)
+    gate, _ = thrashing()
+    waiting = [Client(gate, f"new{number}") for number in range(10)]
+    for client in waiting:
+        client.send(11.0)
+    gate.advance(11.5)  # sessions wait, so what is lost from now on judges the gate
+    gate.arming.answered(lost=10 * CAPACITY, computed=10 * CAPACITY, working=1.0)
+    held = []
+    for step in range(5):
+        gate.advance(12.0 + step)
+        held.append([client.name for client in waiting if client.held])
+    assert not gate.stats()["armed"]
+    names = [client.name for client in waiting]
+    assert held == [names[3:], names[6:], names[9:], [], []]
+    late = Client(gate, "late")
+    late.send(20.0)
+    assert not late.held
+
+
 def test_when_nobody_has_waited_for_a_while_everybody_passes_again() -> None:
     gate, clients = thrashing()
     for client in clients:
