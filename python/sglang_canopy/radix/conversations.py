@@ -71,8 +71,9 @@ class Conversations:
 
     def received(self, request: LiveRequest) -> None:
         """Keep the conversations that wait for running or waiting children."""
-        for tenant, parent in self.running_children.waiting(request.time):
-            self._keep_parents(tenant, parent, request.time)
+        if request.time - self.running_children.renewed_at >= RENEWED_EVERY_S:
+            for tenant, parent in self.running_children.waiting(request.time):
+                self._keep_parents(tenant, parent, request.time)
         if request.parent is not None:
             self._keep_parents(request.tenant, request.parent, request.time)
             if request.conversation is not None and request.first is None:
@@ -265,7 +266,8 @@ class RunningChildren:
         self._running: dict[int, tuple[str | None, str, float]] = {}
         """Request number -> (tenant, parent, arrival), in order of arrival."""
         self._children: Counter[str | None] = Counter()
-        self._renewed_at = 0.0
+        self.renewed_at = 0.0
+        """Time of the last call of ``waiting``."""
 
     def __len__(self) -> int:
         return len(self._running)
@@ -292,10 +294,8 @@ class RunningChildren:
             del self._children[tenant]
 
     def waiting(self, now: float) -> Iterator[tuple[str | None, str]]:
-        """Yield (tenant, name) of each waiting parent, once per ``RENEWED_EVERY_S``."""
-        if now - self._renewed_at < RENEWED_EVERY_S:
-            return
-        self._renewed_at = now
+        """Yield (tenant, name) of each waiting parent. Call it every ``RENEWED_EVERY_S``."""
+        self.renewed_at = now
         for number in [n for n, (_, _, at) in self._running.items() if now - at > CHILD_AT_MOST_S]:
             self.ended(number)
         yield from dict.fromkeys((tenant, parent) for tenant, parent, _ in self._running.values())

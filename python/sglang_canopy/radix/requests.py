@@ -122,7 +122,8 @@ class Requests:
         self._admit_pending()
         # Requests of several HTTP processes, and long prompts, may arrive after younger ones.
         request.time = tree.clock.advance(request.time)
-        self.samples.received(request)
+        if request.group is not None:
+            self.samples.received(request)
         if self.exchange.handing_over:
             self.exchange.advance()
         if live.meter is not None:
@@ -140,17 +141,23 @@ class Requests:
         # An overtaken request counts as arriving with its overtakers.
         request.time = self._admitted.advance(request.time)
         # Nodes carry the labels of the first policy that learns.
-        labels = [policy.arrive(request) for policy in self.live.learners]
-        request.label = labels[0] if labels else None
-        self.conversations.admitted(request)
+        label = None
+        for policy in self.live.learners:
+            given = policy.arrive(request)
+            label = given if label is None else label
+        request.label = label
+        if request.conversation is not None:
+            self.conversations.admitted(request)
 
     def _admit_pending(self) -> None:
         """Pass the nodes of earlier requests to the policies in their present state.
 
         The simulator, which serves one request at a time, does the same.
         """
-        self.tree.evictable_device_leaves.admit_pending()
-        self.tree.evictable_host_leaves.admit_pending()
+        tree = self.tree
+        for leaves in (tree.evictable_device_leaves, tree.evictable_host_leaves):
+            if leaves.pending:
+                leaves.admit_pending()
 
     def finish(self, request: LiveRequest) -> None:
         """Report the request's output and stop reason to the policies."""

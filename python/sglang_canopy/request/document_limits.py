@@ -13,7 +13,7 @@ from typing import Any
 from sglang_canopy.request.access import Refused
 from sglang_canopy.wire.tenant_rate import TenantRate
 
-REGISTER = 2.0, 256
+REGISTER = 1.0, 64
 """Documents that one tenant may register, in a second and at once."""
 CHANGE = 50.0, 256
 """Pins, unpins and deletions of one tenant."""
