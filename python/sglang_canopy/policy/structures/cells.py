@@ -166,8 +166,8 @@ class Cells:
         return (c for c in self._cells.values() if c.live)
 
     def release(self, count: int) -> bool:
-        """Release about ``count`` leaves of cells that are of no use any more. Returns whether none
-        is left."""
+        """Release about ``count`` leaves of cells that are no longer used. Returns whether all
+        are released."""
         del self._heap[-4 * count :], self._edges[-4 * count :]
         self._changed.clear()
         while self._cells and count > 0:

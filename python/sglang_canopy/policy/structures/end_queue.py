@@ -83,7 +83,7 @@ class EndQueue:
         return high[0][-1] if high else None
 
     def release(self, count: int) -> bool:
-        """Release ``count`` entries of a queue that is of no use any more. Returns whether none is
+        """Release ``count`` entries of a queue that is no longer used. Returns whether none is
         left."""
         del self._low[-count:], self._high[-count:]
         return not (self._low or self._high)

@@ -67,7 +67,7 @@ class LazyHeap:
         return None
 
     def release(self, count: int) -> bool:
-        """Release ``count`` leaves of a heap that is of no use any more. Returns whether none is
+        """Release ``count`` leaves of a heap that is no longer used. Returns whether none is
         left."""
         del self._entries[-count:]
         for _ in range(min(count, len(self._live))):
