@@ -18,6 +18,7 @@ def test_a_policy_in_thirty_lines_runs_beside_the_others() -> None:
     assert re.findall(r"^(\S+) +\d", done.stdout, re.M) == ["lru", "wa", "heads-last"]
 
 
-def test_every_example_says_how_to_run_it() -> None:
+def test_every_example_says_how_to_run_it_or_is_a_file_to_copy() -> None:
     for script in EXAMPLES.glob("*.py"):
-        assert f"python examples/{script.name}" in script.read_text().split('"""')[1]
+        head = script.read_text().split('"""')[1]
+        assert f"python examples/{script.name}" in head or "Copy this file" in head
