@@ -150,8 +150,8 @@ class Policy(abc.ABC):
         """Load a validated ``state()`` of an earlier run. Raises ``CanopyError``."""
 
     def release(self, count: int) -> bool:
-        """Release the memory of at least ``count`` leaves of a policy that ranks no more. Returns
-        whether none is left; the policy is of no use afterwards."""
+        """Release the memory of at least ``count`` leaves of a policy that no longer ranks. Returns
+        whether all are released; the policy is of no use afterwards."""
         return True
 
     def leaves(self) -> Iterator[Leaf]:

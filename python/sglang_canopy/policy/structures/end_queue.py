@@ -83,8 +83,8 @@ class EndQueue:
         return high[0][-1] if high else None
 
     def release(self, count: int) -> bool:
-        """Release ``count`` entries of a queue that is no longer used. Returns whether none is
-        left."""
+        """Release ``count`` entries of a queue that is no longer used. Returns whether all are
+        released."""
         del self._low[-count:], self._high[-count:]
         return not (self._low or self._high)
 
