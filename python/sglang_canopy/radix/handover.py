@@ -102,7 +102,7 @@ class Handover:
             leaf.policy, leaf.slot = self.policy, view
 
     def settle_slice(self, count: int) -> bool:
-        """Settle the next ``count`` leaves. Returns whether all are released."""
+        """Settle the next ``count`` leaves. Returns whether all are settled."""
         for leaf in self._passed[-count:]:
             if leaf.handover is self:
                 self.settle(leaf)
