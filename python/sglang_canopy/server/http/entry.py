@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sglang_canopy.config.server_options import RequestOptions, options_of
-from sglang_canopy.request import owner
+from sglang_canopy.request import kv_hints, owner
 from sglang_canopy.request.client_hints import rule_of
 from sglang_canopy.request.identity import Identities
 from sglang_canopy.request.owner import RequireTenant, set_tenant
@@ -54,6 +54,7 @@ class Entry:
         self.identities = Identities(options.identity_sources)
         self.require_tenant = RequireTenant(options.require_tenant)
         self.carriers = options.carriers
+        self.kv_hints = kv_hints.Outcomes()
         self.ttft_fit = TtftFit()
         """Fit TTFT ~ alpha * uncached tokens + beta over this process's requests."""
         self.ttft_hour = TtftHour(time.time)
@@ -103,7 +104,33 @@ def generation_begins(
                 obj.sampling_params["custom_params"][MARKER_KEY] = marker
     if options_of(self.server_args).gate is not None:
         start_ticker(self)
-    return original(self, obj, request, *args, **kwargs)
+    answers = original(self, obj, request, *args, **kwargs)
+    outcomes = getattr(obj, "canopy_kv_hints", None)
+    return answers if outcomes is None else _with_outcomes(answers, outcomes)
+
+
+async def _with_outcomes(answers: Any, outcomes: list[list[kv_hints.Outcome]]) -> Any:
+    """Add the outcomes of ``kv_hints`` to every answer, or chunk of one, of a request or batch."""
+    async for answer in answers:
+        for number, one in enumerate(answer if isinstance(answer, list) else [answer]):
+            if isinstance(one, dict) and isinstance(one.get("meta_info"), dict):
+                place = one.get("index", number) if len(outcomes) > 1 else 0
+                one["meta_info"]["kv_hints"] = outcomes[min(place, len(outcomes) - 1)]
+        yield answer
+
+
+def _kv_fields(obj: Any, headers: Mapping[str, str] | None) -> list[dict[str, Any]]:
+    """Return the fields that the ``kv_hints`` of a request, or of each in a batch, set; count and
+    keep the outcomes."""
+    given = getattr(obj, "kv_hints", None)
+    if not given:
+        return [{}]
+    heeded = current.hint_rule.accepts(headers)
+    read = [kv_hints.read(one, heeded) for one in (given if isinstance(given, list) else [given])]
+    obj.canopy_kv_hints = [outcomes for _, outcomes in read]
+    for _, outcomes in read:
+        current.kv_hints.add(outcomes)
+    return [fields for fields, _ in read]
 
 
 def stamp(obj: Any, inferred: dict[str, Any], request: Any = None) -> None:
@@ -124,13 +151,15 @@ def stamp(obj: Any, inferred: dict[str, Any], request: Any = None) -> None:
         logger.warning("canopy: %s", warning)
     metadata = metadata_fields(body, _CHECKS) if owner.IN_METADATA in current.carriers else {}
     metadata |= dropped_params(path_of(request), body)
+    hinted = _kv_fields(obj, headers)
     if isinstance(params, list):
-        for one in params:
+        for number, one in enumerate(params):
             if isinstance(one, dict):
-                _write_stamp(one, metadata, inferred, {}, headers)
+                fields = hinted[min(number, len(hinted) - 1)]
+                _write_stamp(one, metadata, inferred, {}, headers, fields)
     elif isinstance(params, dict):
         identity = _identity(obj, body, headers, inferred.get("turn", 1))
-        _write_stamp(params, metadata, inferred, identity, headers)
+        _write_stamp(params, metadata, inferred, identity, headers, hinted[0])
 
 
 def _copied(params: Any) -> Any:
@@ -161,11 +190,13 @@ def _write_stamp(
     inferred: Mapping[str, Any],
     identity: Mapping[str, Any],
     headers: Mapping[str, str] | None,
+    hinted: Mapping[str, Any],
 ) -> None:
     """Validate the ``custom_params`` of ``params``, and add the stamp.
 
     ``metadata``: Canopy's keys from other parts of the body; ``custom_params`` overrides them.
-    ``identity``: conversation from other fields, used if Canopy's fields lack it.
+    ``identity``: conversation from other fields, used if Canopy's fields lack it. ``hinted``: fields
+    of ``kv_hints``, used if Canopy's fields lack them.
     """
     given = params.get("custom_params")
     custom = given or {}
@@ -174,7 +205,7 @@ def _write_stamp(
     fields = client_fields(custom)
     if "conversation" not in fields:
         fields = {**identity, **fields}
-    fields = current.hint_rule.allowed(fields, headers)
+    fields = {**hinted, **current.hint_rule.allowed(fields, headers)}
     made = make_stamp(inferred, fields, time.monotonic(), current.hint_rule.source(headers))
     samples = params.get("n")
     if isinstance(samples, int) and samples > 1:  # SGLang checks ``n`` later
