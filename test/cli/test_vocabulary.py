@@ -106,3 +106,8 @@ def test_bash_reads_the_completion_and_completes_a_command(capsys, tmp_path) -> 
 def test_an_unknown_shell_is_a_mistake(capsys) -> None:
     assert main([FLAG, "fish"]) == 2
     assert "bash, zsh, tcsh" in capsys.readouterr().err
+
+
+def test_a_wrong_limit_names_its_flag_once(tmp_path, capsys) -> None:
+    assert main(["plan", str(tmp_path / "t.jsonl"), "--slo", "p99_ttft"]) == 2
+    assert capsys.readouterr().err.count("--slo") == 1

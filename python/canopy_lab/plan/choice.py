@@ -62,29 +62,29 @@ def parse_constraint(text: str) -> Constraint:
     match = _FORM.fullmatch(text)
     if match is None:
         raise CanopyError(
-            f"--slo {text!r} is not of the form METRIC<VALUE; for example {_EXAMPLE} "
+            f"{text!r} is not of the form METRIC<VALUE; for example {_EXAMPLE} "
             "(quote it: the shell takes < for a file)"
         )
     name, sign, number, unit = match.groups()
     try:
         found = metric(name)
     except CanopyError as error:
-        raise CanopyError(f"--slo {text!r}: {error}") from None
+        raise CanopyError(f"{text!r}: {error}") from None
     units = _UNITS[found.unit]
     if (unit or "") not in units:
         allowed = ", ".join(repr(u) for u in units if u)
-        raise CanopyError(f"--slo {text!r}: unit {unit!r} is not one of {allowed}")
+        raise CanopyError(f"{text!r}: unit {unit!r} is not one of {allowed}")
     try:
         limit = float(number) * units[unit or ""]
     except ValueError:
         limit = math.nan
     if not math.isfinite(limit):
-        raise CanopyError(f"--slo {text!r}: {number!r} is not a number")
+        raise CanopyError(f"{text!r}: {number!r} is not a number")
     at_most = sign.startswith("<")
     if at_most == found.maximise:
         better = ">" if found.maximise else "<"
         raise CanopyError(
-            f"--slo {text!r}: more {found.name} is {'better' if found.maximise else 'worse'}; "
+            f"{text!r}: more {found.name} is {'better' if found.maximise else 'worse'}; "
             f"write {found.name}{better}{number}{unit or ''}"
         )
     return Constraint(found, at_most, limit, text.strip())
