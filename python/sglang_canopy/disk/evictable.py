@@ -166,7 +166,7 @@ class EvictablePages:
             self.policy.evicted(leaf, leaf.length)
 
     def without_pages(self, index: PageIndex) -> EvictablePages:
-        """Return one for the empty ``index``, whose policy goes on with what this one's learnt."""
+        """Return the pages of the empty ``index``. Their policy keeps the learnt state."""
         policy = self.policy.twin()
         policy.learns = self.policy.learns
         return EvictablePages(

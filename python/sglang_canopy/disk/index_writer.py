@@ -46,7 +46,7 @@ class IndexWriter:
             self._path_ends[path_end] = None
 
     def forget(self) -> tuple[Any, ...]:
-        """Drop all changes that are not committed. Returns containers that are of no use any more."""
+        """Drop all changes that are not committed. Returns their containers, for later release."""
         old = self._changed, self._used, self._path_ends
         self._changed, self._used, self._path_ends = set(), set(), {}
         return old

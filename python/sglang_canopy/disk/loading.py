@@ -1,7 +1,7 @@
 """Load the pages of an earlier process into an empty store, a column at a time.
 
-A page is loaded only below its prefix, and from a unit that exists in the files. If two records have
-one unit or key, the one with the lowest row number is loaded.
+A page is loaded only below its prefix, and from a unit that exists in the files. Of two records
+with one unit or key, the record with the lower row number is loaded.
 """
 
 from __future__ import annotations

@@ -54,8 +54,8 @@ class StoreState:
             self._clock_jumps = jumps
 
     def forget_pages(self, *leftovers: Any) -> None:
-        """Continue without pages, in constant time; quotas are free again, and the policy keeps
-        what it has learnt. ``leftovers``: other containers to release later."""
+        """Continue without pages, in constant time. No quota is used, and the policy keeps its
+        learnt state. ``leftovers``: other containers to release later."""
         old, evictable = self.index, self.evictable
         self.opening += 1
         self.index = PageIndex()
@@ -65,8 +65,8 @@ class StoreState:
         self.retired.append(Retired(old, containers, evictable.policy, stays_s))
 
     def release_retired(self) -> None:
-        """Release the memory of forgotten pages, and count how long they were on disk. Any thread
-        but the scheduler's may call it, without the lock."""
+        """Release the memory of forgotten pages, and count how long they were on disk. Call it
+        without the lock, from any thread except the scheduler's."""
         while True:
             with self.lock:
                 if not self.retired:

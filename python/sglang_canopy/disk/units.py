@@ -18,9 +18,9 @@ class UnitAllocator:
         """False while the disk is full: only existing units are allocated."""
         self._free: list[int] = []
         self._unused = range(0)
-        """Units that ``free_all`` freed, without those in ``_busy``."""
+        """Units that ``free_all`` freed, except those in ``_busy``."""
         self._busy: set[int] = set()
-        """Units of ``_unused`` that were in use when it was set; each is freed by itself."""
+        """Units of ``_unused`` that were in use when it was set. Each is freed separately."""
         self._writing: set[int] = set()
         """Units that are allocated and have no page yet."""
         self._readers: dict[int, int] = {}
@@ -60,7 +60,7 @@ class UnitAllocator:
 
     def free_all(self) -> list[int]:
         """Free the units of all pages, in constant time. Units being read or written stay apart
-        until ``end_read`` and ``free``. Returns a list that is of no use any more."""
+        until ``end_read`` and ``free``. Returns the old list, for later release."""
         old, self._free = self._free, []
         self._unused = range(self.top)
         self._freed_while_read = set(self._readers)
