@@ -213,3 +213,39 @@ def test_the_next_victim_is_a_leaf_whatever_was_exchanged_at_an_arrival(policy):
         tree.serve(tree.steps._make_seq(2000 + 50 * number, 10), 5.0 + number)
         tree.recount()
     tree.close()
+
+
+def split_the_longest_leaf(tree: LiveTree) -> None:
+    """Look up the first half of the longest evictable leaf, as a request that is never admitted does."""
+    leaf = max(tree.core.evictable_device_leaves, key=lambda n: (len(n.key), -n.canopy.number))
+    path, node = [], leaf
+    while node is not tree.core.root_node:
+        path[:0] = node.key.token_ids
+        node = node.parent
+    tree.match(path[: len(path) - len(leaf.key) // 2])
+
+
+@pytest.mark.parametrize("change", [*map(to, POLICIES), to("canopy-tlru", threshold_tokens=4)])
+def test_a_leaf_split_while_leaves_settle_is_ranked_by_the_rest_of_it(change):
+    tree, settled = (filled("canopy-lru") for _ in range(2))
+    for each in (tree, settled):
+        each.core.exchange.apply(change, "test")
+        leaves = each.core.evictable_device_leaves
+        while leaves.policy is not leaves.next_policy:
+            each.request(each.core.clock.now + 1.0)
+    assert tree.core.exchange.handing_over
+    while settled.core.exchange.handing_over:
+        settled.request(settled.core.clock.now + 1.0)
+    for each in (tree, settled):
+        split_the_longest_leaf(each)
+    check(tree)
+    kept = [kept_tokens(each) for each in (tree, settled)]
+    assert kept[0] == kept[1]
+    assert evict_all(tree) == evict_all(settled)
+
+
+def kept_tokens(tree: LiveTree) -> list[tuple[tuple[int, ...], int]]:
+    """The tokens of each leaf, and how many of them T-LRU keeps."""
+    leaves = tree.core.evictable_device_leaves.policy.leaves()
+    slots = [(tuple(leaf.node.key.token_ids), leaf.slot) for leaf in leaves]
+    return sorted((tokens, slot[2] if slot and len(slot) == 3 else 0) for tokens, slot in slots)

@@ -126,6 +126,8 @@ class CanopyTreeCore(OffsetWalkCore):
     def _split_node(self, key: Any, child: UnifiedTreeNode, split_len: int) -> Any:
         head, action = super()._split_node(key, child, split_len)
         tail_leaf, head_leaf = child.canopy, head.canopy
+        if tail_leaf.handover is not None and tail_leaf.handover.complete:
+            tail_leaf.handover.settle(tail_leaf)  # else its policy is still the one before
         head_leaf.become_head(tail_leaf, split_len)
         tail_leaf.offset += split_len
         tail_leaf.length = len(child.key)
