@@ -118,7 +118,7 @@ def test_a_request_is_stamped_with_its_hints_and_its_answer_has_the_outcomes(mon
         yield {"text": "", "meta_info": {"id": "r"}}
 
     async def collected():
-        return [one async for one in entry._with_outcomes(answers(), obj.canopy_kv_hints)]
+        return [one async for one in entry._with_outcomes(answers(), obj)]
 
     entry.stamp(obj, {})
     stamp = obj.sampling_params["custom_params"]["canopy"]
@@ -126,3 +126,29 @@ def test_a_request_is_stamped_with_its_hints_and_its_answer_has_the_outcomes(mon
     (answer,) = asyncio.run(collected())
     assert [one["outcome"] for one in answer["meta_info"]["kv_hints"]] == ["accepted", "ignored"]
     assert entry.current.kv_hints.stats()["retain"] == {"accepted": 1}
+
+
+def test_each_prompt_of_a_batch_has_its_own_hints_and_outcomes(monkeypatch):
+    """With one object of sampling parameters for all, and two samples of each prompt."""
+    from sglang.srt.managers.io_struct import GenerateReqInput
+
+    monkeypatch.setattr(entry, "current", entry.Entry(RequestOptions()))
+    sent = [envelope(action("kv.release")), envelope(action("kv.retain", seconds=30))]
+    obj = GenerateReqInput(text=["a", "b"], sampling_params={"n": 2}, kv_hints=sent)
+
+    async def answers():
+        obj.normalize_batch_and_arguments()
+        yield [{"text": "", "meta_info": {"id": str(number)}} for number in range(4)]
+        for number in (3, 0):
+            yield {"text": "", "index": number, "meta_info": {"id": str(number)}}
+
+    async def collected():
+        return [one async for one in entry._with_outcomes(answers(), obj)]
+
+    entry.stamp(obj, {})
+    whole, *chunks = asyncio.run(collected())
+    stamps = [obj[number].sampling_params["custom_params"]["canopy"] for number in range(2)]
+    assert [one.get("over") for one in stamps] == [True, None]
+    assert [one.get("keep_s") for one in stamps] == [None, 30.0]
+    kinds = [one["meta_info"]["kv_hints"][0]["action_type"] for one in (*whole, *chunks)]
+    assert kinds == ["release", "release", "retain", "retain", "retain", "release"]

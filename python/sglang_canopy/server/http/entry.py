@@ -105,16 +105,17 @@ def generation_begins(
     if options_of(self.server_args).gate is not None:
         start_ticker(self)
     answers = original(self, obj, request, *args, **kwargs)
-    outcomes = getattr(obj, "canopy_kv_hints", None)
-    return answers if outcomes is None else _with_outcomes(answers, outcomes)
+    return _with_outcomes(answers, obj) if hasattr(obj, "canopy_kv_hints") else answers
 
 
-async def _with_outcomes(answers: Any, outcomes: list[list[kv_hints.Outcome]]) -> Any:
+async def _with_outcomes(answers: Any, obj: Any) -> Any:
     """Add the outcomes of ``kv_hints`` to every answer, or chunk of one, of a request or batch."""
+    outcomes: list[list[kv_hints.Outcome]] = obj.canopy_kv_hints
     async for answer in answers:
+        samples = max(1, getattr(obj, "parallel_sample_num", 1))  # a prompt's answers are adjacent
         for number, one in enumerate(answer if isinstance(answer, list) else [answer]):
             if isinstance(one, dict) and isinstance(one.get("meta_info"), dict):
-                place = one.get("index", number) if len(outcomes) > 1 else 0
+                place = one.get("index", number) // samples
                 one["meta_info"]["kv_hints"] = outcomes[min(place, len(outcomes) - 1)]
         yield answer
 
@@ -152,6 +153,8 @@ def stamp(obj: Any, inferred: dict[str, Any], request: Any = None) -> None:
     metadata = metadata_fields(body, _CHECKS) if owner.IN_METADATA in current.carriers else {}
     metadata |= dropped_params(path_of(request), body)
     hinted = _kv_fields(obj, headers)
+    if len(hinted) > 1 and isinstance(params, dict):  # each prompt has its own hints
+        params = obj.sampling_params = [dict(params) for _ in hinted]
     if isinstance(params, list):
         for number, one in enumerate(params):
             if isinstance(one, dict):
