@@ -253,10 +253,10 @@ class CanopyTreeCore(OffsetWalkCore):
         the number to evict, as in the simulators. A kept part that no request could use without the
         rest (``match_end.py``) is evicted too.
         """
-        node.canopy.eviction_reason = TRIM if keep > 0 else CAPACITY
-        settings = self.live.settings
+        leaf, settings = node.canopy, self.live.settings
+        leaf.eviction_reason = TRIM if keep > 0 else CAPACITY
         kept = tokens_kept(
-            len(node.key),
+            leaf.length or len(node.key),
             keep,
             need,
             page=self.page_size,

@@ -178,7 +178,8 @@ class EvictableLeaves(set):
     def next_victim(self, now: float) -> tuple[UnifiedTreeNode, int] | None:
         """Return the node to evict next and the number of its first tokens that the policy
         keeps."""
-        self.admit_pending()
+        if self.pending:
+            self.admit_pending()
         if self.usable is not None:
             unusable: NodeLeaf | None = self.unusable.least()  # type: ignore[assignment]
             if unusable is not None:

@@ -119,7 +119,8 @@ class Requests:
     def receive(self, request: LiveRequest) -> None:
         """Register a request that entered the scheduler. Call once for each, in arrival order."""
         tree, live = self.tree, self.live
-        self._admit_pending()
+        if tree.evictable_device_leaves.pending or tree.evictable_host_leaves.pending:
+            self._admit_pending()
         # Requests of several HTTP processes, and long prompts, may arrive after younger ones.
         request.time = tree.clock.advance(request.time)
         if request.group is not None:
@@ -137,7 +138,9 @@ class Requests:
         if request.first is not None:
             request.label, request.turn = request.first.label, request.first.turn
             return
-        self._admit_pending()
+        tree = self.tree
+        if tree.evictable_device_leaves.pending or tree.evictable_host_leaves.pending:
+            self._admit_pending()
         # An overtaken request counts as arriving with its overtakers.
         request.time = self._admitted.advance(request.time)
         # Nodes carry the labels of the first policy that learns.

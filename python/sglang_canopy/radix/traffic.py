@@ -72,9 +72,10 @@ class Traffic:
     def left(self, tier: int, node: UnifiedTreeNode, demoted: bool = False) -> None:
         """Count the removal of ``node``'s tokens from ``tier``; ``demoted``: the tier below has
         them."""
-        leaf, now, counters = node.canopy, self.clock.now, self.live.counters
-        tokens, reason = len(node.key), leaf.eviction_reason
-        counters.victims.add(tier, leaf.offset, node.key.raw_token_ids())
+        leaf, now, counters, key = node.canopy, self.clock.now, self.live.counters, node.key
+        tokens, reason = leaf.length or len(key), leaf.eviction_reason
+        ids = key.token_ids if key.limit is None else key.raw_token_ids()
+        counters.victims.add(tier, leaf.offset, ids)
         since = leaf.device_since if tier == DEVICE else leaf.host_since
         policy = self.live.device_policy if tier == DEVICE else self.live.host_policy
         idle_s = now - leaf.last_access

@@ -108,7 +108,8 @@ class ReuseModel:
         if self._since_fit >= self._next_fit:
             self.categories.forget_unused(shadow.samples.horizon(now), now)
             self.fit(now)
-        return tip.category.current.label
+        category = tip.category
+        return category.label if category.merged is None else category.current.label
 
     def category_of_first_turn(self, request: Request) -> Category:
         """Return the category of a conversation's first request. The request is not a sample."""
@@ -208,22 +209,24 @@ class ReuseModel:
         tip = Tip(request.time, self.categories.root, request.tenant)
         tip.history = request.prompt_tokens
         tip.blocks = len(request.path)
-        tip.turn = max(1, request.turn)
+        turn = request.turn if request.turn > 1 else 1
         held_before = matched * request.block_tokens if before is None else before.history
-        tip.added = max(0, request.prompt_tokens - held_before)
+        added = request.prompt_tokens - held_before
+        tip.added = added if added > 0 else 0
         if before is not None:
             # The same prompt after an answer that was cut off is the same turn.
             again = before.void and request.prompt_tokens <= before.history
-            tip.turn = max(tip.turn, before.turn + (not again))
+            seen_turns = before.turn + (not again)
+            turn = turn if turn > seen_turns else seen_turns
             tip.own_gap_s = before.own_gap_s
             if not before.void:
                 tip.own_gap_s = _moving_average(before.own_gap_s, request.time - before.born)
-            tip.seen = before.seen
-            tip.seen[0] = request.time
+            seen = tip.seen = before.seen
+            seen[0] = request.time
             tip.origin = before.origin
         elif request.path:
             tip.origin = request.path[max(0, full - 1)]
-        request.turn = tip.turn
+        request.turn = tip.turn = turn
         tip.category = self._categorise(tip, request)
         return tip
 
@@ -298,20 +301,26 @@ class ReuseModel:
         tip.open = False
         if tip.void:
             return
-        tip.gap_s = max(0.0, now - tip.born)
-        category = tip.category.current
-        category.events[age_bin(tip.gap_s)] += 1.0
-        category.gap_sum_s += tip.gap_s
+        gap_s = now - tip.born
+        gap_s = tip.gap_s = gap_s if gap_s > 0.0 else 0.0
+        category = tip.category
+        if category.merged is not None:
+            category = category.current
+        category.events[age_bin(gap_s)] += 1.0
+        category.gap_sum_s += gap_s
         self.samples += 1
 
     def _continue(self, tip: Tip, request: Request) -> None:
         self._close(tip, request.time)
         if tip.void:
             return
-        tip.growth = max(0, request.prompt_tokens - tip.history)
-        category = tip.category.current
-        category.growth[token_bin(tip.growth)] += 1.0
-        category.growth_sum += tip.growth
+        growth = request.prompt_tokens - tip.history
+        growth = tip.growth = growth if growth > 0 else 0
+        category = tip.category
+        if category.merged is not None:
+            category = category.current
+        category.growth[token_bin(growth)] += 1.0
+        category.growth_sum += growth
         self.hints.continued(tip, request.time)
 
     @staticmethod
@@ -377,7 +386,8 @@ def mean_growth(category: Category) -> float:
 
 
 def _moving_average(average_s: float | None, gap_s: float) -> float:
-    gap_s = max(_LEAST_GAP_S, gap_s)
+    if gap_s < _LEAST_GAP_S:
+        gap_s = _LEAST_GAP_S
     if average_s is None:
         return gap_s
     return math.exp((1.0 - _OWN_GAP_STEP) * math.log(average_s) + _OWN_GAP_STEP * math.log(gap_s))

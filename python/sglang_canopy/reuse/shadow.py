@@ -153,7 +153,7 @@ class ShadowIndex:
         self._junctions[block] = tip
         tip.keys = (block,)
 
-    def sample(self, tip: Tip, now: float) -> list[Tip]:
+    def sample(self, tip: Tip, now: float) -> Sequence[Tip]:
         """Add a sample to the window. Return the samples that it pushed out."""
         left = self.samples.add(tip, now)
         for old in left:
@@ -168,8 +168,10 @@ class ShadowIndex:
 
     def close(self, tip: Tip) -> None:
         """Remove a tip or junction from the index; its sample stays in the window."""
+        tips, junctions = self._tips, self._junctions
         for key in tip.keys:
-            for index in (self._tips, self._junctions):
-                if index.get(key) is tip:
-                    del index[key]
+            if tips.get(key) is tip:
+                del tips[key]
+            if junctions and junctions.get(key) is tip:
+                del junctions[key]
         tip.keys = ()

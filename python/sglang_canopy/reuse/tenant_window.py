@@ -8,7 +8,7 @@ by inventing tenants.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from operator import attrgetter
 from typing import Generic, Protocol, TypeVar
 
@@ -74,7 +74,7 @@ class TenantWindow(Generic[Item]):
         horizon = now - self.window_s
         return max(horizon, self._all[0].born) if self._held >= self.cap else horizon
 
-    def add(self, item: Item, now: float) -> list[Item]:
+    def add(self, item: Item, now: float) -> Sequence[Item]:
         """Add an item. Return the items that it pushed out of the window."""
         party = self._parties.get(item.tenant)
         if party is None:
@@ -87,6 +87,8 @@ class TenantWindow(Generic[Item]):
             self._second = held
         window, gone, horizon = self._all, self._dropped, now - self.window_s
         window.append(item)
+        if not gone and self._held <= self.cap and window[0].born >= horizon:
+            return ()
         left: list[Item] = []
         while (old := window[0]).born < horizon or (gone and old in gone):
             window.popleft()

@@ -72,6 +72,8 @@ class DiskLink:
     def _ours(self) -> Any:
         """Return the storage backend, or ``None`` if it does not accept metadata."""
         controller = getattr(self.attachment.cache, "cache_controller", None)
+        if controller is None:
+            return None
         backend = getattr(controller, "storage_backend", None)
         return backend if getattr(backend, "pages", None) is PAGES else None
 
