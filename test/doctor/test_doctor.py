@@ -23,6 +23,7 @@ from sglang_canopy.doctor.command_line import HIDDEN, masked
 from sglang_canopy.doctor.examine import Report
 from sglang_canopy.doctor.finding import FAULT, NOTE, REFUSED, UNTESTED, Finding
 from sglang_canopy.doctor.launch import launch_of
+from sglang_canopy.errors import CanopyError
 
 BASE = "--model-path /none --device cpu --port {port} "
 LINES = {
@@ -287,3 +288,30 @@ def test_the_doctors_own_help_is_its_own(capsys) -> None:
         cli.main(["doctor", "--help"])
     assert stop.value.code == 0
     assert "sglang serve" in capsys.readouterr().out
+
+
+_DEPLOYMENT = """
+kind: Deployment
+metadata: {name: %s}
+spec: {template: {spec: {containers: [{name: sglang, command: [sglang, serve, m, --tp, "%d"]}]}}}
+"""
+
+
+def test_of_two_deployments_with_one_container_name_none_is_chosen_silently(tmp_path):
+    file = tmp_path / "both.yaml"
+    file.write_text(_DEPLOYMENT % ("prefill", 8) + "---" + _DEPLOYMENT % ("decode", 1))
+    with pytest.raises(CanopyError, match=r"starts 2 servers.*#prefill/sglang.*#decode/sglang"):
+        launch_of([str(file)])
+    with pytest.raises(CanopyError, match="starts 2 servers"):
+        launch_of([f"{file}#sglang"])
+    assert launch_of([f"{file}#prefill/sglang"]).arguments[-1] == "8"
+
+
+@pytest.mark.parametrize(
+    "text", ["a: 2024-13-45", "a: " + "1" * 5000, "a: &a [*a]", "a: " + "[" * 3000 + "]" * 3000]
+)
+def test_a_strange_yaml_file_is_refused_with_its_name(tmp_path, text):
+    file = tmp_path / "strange.yaml"
+    file.write_text(text)
+    with pytest.raises(CanopyError, match=r"strange\.yaml"):
+        launch_of([str(file)])

@@ -134,41 +134,53 @@ def _from_file(file: Path, name: str) -> Launch:
     try:
         text = file.read_text(encoding="utf-8")
         documents = list(yaml.safe_load_all(text))
-    except (OSError, UnicodeDecodeError) as error:
+        servers = [
+            (label, f"{owner}/{label}", launch)
+            for document in documents
+            for owner, label, container in _containers(document)
+            if (launch := _from_container(container, str(file))) is not None
+        ]
+    except RecursionError:
+        raise CanopyError(f"{file} is nested too deeply, or contains itself") from None
+    except (OSError, ValueError) as error:
         raise CanopyError(f"{file}: {error}") from None
     except yaml.YAMLError as error:
         if "{{" in text:
             raise CanopyError(f"{file} is a template; render it first (helm template)") from None
         raise CanopyError(f"{file} is not YAML: {' '.join(str(error).split())[:200]}") from None
-    servers = {
-        label: launch
-        for document in documents
-        for label, container in _containers(document)
-        if (launch := _from_container(container, str(file))) is not None
-    }
     if name:
-        servers = {label: launch for label, launch in servers.items() if label == name}
+        servers = [one for one in servers if name in one[:2]]
     if len(servers) == 1:
-        return next(iter(servers.values()))
+        return servers[0][2]
     if not servers:
         of = f" named {name!r}" if name else ""
         raise CanopyError(f"{file} has no container{of} that starts SGLang; {_HOW}")
+    labels = [label for label, _, _ in servers]
+    names = [label if labels.count(label) == 1 else whole for label, whole, _ in servers]
     raise CanopyError(
         f"{file} starts {len(servers)} servers; choose one: "
-        + ", ".join(f"{file.name}#{label}" for label in servers)
+        + ", ".join(f"{file.name}#{one}" for one in names)
     )
 
 
-def _containers(node: Any, label: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield every container below ``node``, of a pod's list or of a Compose file's services."""
+def _containers(
+    node: Any, label: str = "", owner: str = ""
+) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+    """Yield every container below ``node``, of a pod's list or of a Compose file's services.
+
+    With its name, and before it the name of the object that it belongs to.
+    """
     if isinstance(node, Mapping):
+        metadata = node.get("metadata")
+        if isinstance(metadata, Mapping) and metadata.get("name"):
+            owner = str(metadata["name"])
         if "command" in node or "args" in node or "entrypoint" in node:
-            yield str(node.get("name") or label), node
+            yield owner, str(node.get("name") or label), node
         for key, value in node.items():
-            yield from _containers(value, str(key))
+            yield from _containers(value, str(key), owner)
     elif isinstance(node, list):
         for value in node:
-            yield from _containers(value, label)
+            yield from _containers(value, label, owner)
 
 
 def _from_container(container: Mapping[str, Any], file: str) -> Launch | None:
