@@ -46,8 +46,15 @@ class SeamClock:
         return {"calls": self.calls, "seconds": seconds, "longest_s": self.longest_s}
 
 
+def _from_environment() -> int:
+    """Return the sampling interval. An invalid variable is ignored: an error at import would keep SGLang
+    from loading the plugin."""
+    given = os.environ.get(VARIABLE, "")
+    return max(1, int(given)) if given.isdecimal() else EVERY
+
+
 _clocks: dict[str, SeamClock] = {}
-_every = max(1, int(os.environ.get(VARIABLE) or EVERY))
+_every = _from_environment()
 """Sampling interval; the first call of each hook is always timed."""
 
 

@@ -92,7 +92,7 @@ class Process:
         while self.documents.removed:  # as the route does
             gone = self.documents.removed.pop()
             self.finder.remove(gone.ids, gone.tenant)
-        self.heads.come_again(tenant, ids[:8])
+        self.heads.seen_before(tenant, ids[:8])
 
     def entries(self) -> dict[str, int]:
         return entries(

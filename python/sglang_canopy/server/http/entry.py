@@ -13,7 +13,7 @@ from typing import Any
 
 from sglang_canopy.config.server_options import RequestOptions, options_of
 from sglang_canopy.request import kv_hints, owner
-from sglang_canopy.request.client_hints import rule_of
+from sglang_canopy.request.client_hints import ClientHints, rule_of
 from sglang_canopy.request.identity import Identities
 from sglang_canopy.request.owner import RequireTenant, set_tenant
 from sglang_canopy.request.prompt import check_prompts
@@ -45,12 +45,11 @@ logger = logging.getLogger(__name__)
 class Entry:
     """Request options of one HTTP process, and measurements of its requests.
 
-    ``admin_api_key``: SGLang's. Raises ``CanopyError`` for the hint mode ``trusted`` without a key or
-    secret.
+    ``hint_rule``: whose hints count; without it no credential is known.
     """
 
-    def __init__(self, options: RequestOptions, admin_api_key: str | None = None) -> None:
-        self.hint_rule = rule_of(options.client_hints, admin_api_key)
+    def __init__(self, options: RequestOptions, hint_rule: ClientHints | None = None) -> None:
+        self.hint_rule = hint_rule or ClientHints(options.client_hints)
         self.identities = Identities(options.identity_sources)
         self.require_tenant = RequireTenant(options.require_tenant)
         self.carriers = options.carriers
@@ -62,13 +61,19 @@ class Entry:
 
 
 current = Entry(RequestOptions())
-"""Entry of this process; ``set_up`` replaces it by one with the server's options."""
+"""Entry of this process; ``set_up`` replaces it by one with the server's options. It reads no
+environment: an error here would keep SGLang from loading the plugin."""
 
 
 def set_up(server_args: Any) -> Entry:
-    """Apply the server's options, before it serves."""
+    """Apply the server's options, before it serves.
+
+    Raises ``CanopyError`` for an invalid secret, and for the hint mode ``trusted`` without a key or
+    secret.
+    """
     global current
-    current = Entry(options_of(server_args).requests, server_args.admin_api_key)
+    options = options_of(server_args).requests
+    current = Entry(options, rule_of(options.client_hints, server_args.admin_api_key))
     return current
 
 
