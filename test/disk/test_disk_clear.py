@@ -259,3 +259,18 @@ def test_tenants_at_their_quota_are_counted_as_pages_come_and_go(tmp_path) -> No
     assert store.stats()["tenants_at_quota"] == 1
     store.clear()
     assert store.stats()["tenants_at_quota"] == 0
+
+
+def test_a_folder_opened_again_has_the_pages_that_its_index_file_has(tmp_path) -> None:
+    """It was cleared, and given up before the file was emptied."""
+    store = store_at(tmp_path, pages=8)
+    put(store, chain("old", 3))
+    store.clear()
+    store._recovery._give_up("gone", "the disk was unmounted")
+    assert store.open()
+    put(store, chain("new", 2))
+    held = len(store)
+    store.close()
+    again = store_at(tmp_path, pages=8)
+    assert len(again) == held == 2
+    assert all(get(again, chain("new", 2)))

@@ -28,7 +28,7 @@ class IndexWriter:
         """Rows with a use that is not committed."""
         self._path_ends: dict[int, None] = {}
         """Last rows of used paths, oldest use first."""
-        self._erases = False
+        self.erases = False
         """Whether the next ``flush`` removes all records of the file first."""
 
     # The caller holds the store's lock.
@@ -53,7 +53,7 @@ class IndexWriter:
 
     def erase(self) -> tuple[Any, ...]:
         """Empty the file at the next ``flush``, and ``forget``."""
-        self._erases = True
+        self.erases = True
         return self.forget()
 
     # These methods take the locks.
@@ -66,7 +66,7 @@ class IndexWriter:
             return False
         with state.journal.lock:
             with state.lock:
-                erases, self._erases = self._erases, False
+                erases, self.erases = self.erases, False
                 changed = self._take_changed(everything)
                 index = state.index
                 live = [row for row in changed if row >= 0 and index.key_at(row) is not None]
@@ -78,7 +78,7 @@ class IndexWriter:
                 state.journal.commit(put, gone, erase=erases)
             except (sqlite3.Error, OSError) as error:
                 with state.lock:
-                    self._erases |= erases
+                    self.erases |= erases
                 return self._commit_failed(error, changed)
             return True
 
@@ -110,7 +110,7 @@ class IndexWriter:
                 put = [record(state.index, row, state.ttl) for row in rows]
                 self._changed.clear()
                 self._used.clear()
-                self._erases = False
+                self.erases = False
             state.journal.commit(put, ())
         except (sqlite3.Error, OSError) as second_error:
             state.faults.note(kind_of(second_error), f"index: {second_error}")

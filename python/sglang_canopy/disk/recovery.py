@@ -155,6 +155,9 @@ class Recovery:
         state, now = self._state, self._state.clock()
         try:
             state.journal.open()
+            if self._index_writer.erases:  # the store was cleared before it was given up
+                state.journal.commit((), (), erase=True)
+                self._index_writer.erases = False
             with _no_garbage_collection():
                 renumbered = self._load_rows(now)
         except sqlite3.Error as error:
