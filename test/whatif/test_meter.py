@@ -499,6 +499,8 @@ def test_replicas_weigh_by_what_they_sampled():
     assert in_words(total) == said
     unmeasured = total | {"depth_scale_tokens": None}
     assert in_words(unmeasured) == "canopy-lru hits 50.0 %, wa would hit 60.0 ± 4.0 %"
+    measured, not_yet = stats(0.4, 300, 0.5), {**stats(0.8, 100, 0.9), "depth_scale_tokens": None}
+    assert added_up([measured, not_yet])["depth_scale_tokens"] is None
     assert added_up([]) is None
     assert added_up([stats(0.0, 0, 0.0)])["hit_ratio"] == 0.0
 

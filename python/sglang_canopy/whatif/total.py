@@ -37,9 +37,7 @@ def added_up(meters: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
         "running": first["running"],
         "hit_ratio": mean([m["hit_ratio"] for m in meters]),
         "saved_share": mean([m["saved_share"] for m in meters]),
-        "depth_scale_tokens": next(
-            (m["depth_scale_tokens"] for m in meters if m["depth_scale_tokens"]), None
-        ),
+        "depth_scale_tokens": _depth_scale(meters),
         "arms": arms,
         "one_block_in": max(m["one_block_in"] for m in meters),
         "sampled_requests": whole,
@@ -62,6 +60,13 @@ def added_up(meters: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
         },
         "undecided": min((m["undecided"] for m in meters), key=lambda why: why is not None),
     }
+
+
+def _depth_scale(meters: Sequence[Mapping[str, Any]]) -> int | None:
+    """Return a depth scale, or ``None`` while a meter with requests has none: then shares of seconds
+    and of tokens would be mixed."""
+    used = [m["depth_scale_tokens"] for m in meters if m["sampled_requests"]]
+    return None if None in used else next(iter(used), None)
 
 
 def in_words(meter: Mapping[str, Any]) -> str:
