@@ -79,18 +79,22 @@ class Traffic:
         since = leaf.device_since if tier == DEVICE else leaf.host_since
         policy = self.live.device_policy if tier == DEVICE else self.live.host_policy
         idle_s = now - leaf.last_access
-        decision = Decision(
-            now,
-            tier,
-            leaf.tenant,
-            leaf.conversation,
-            leaf.category,
-            leaf.offset,
-            tokens,
-            reason,
-            policy.name,
-            idle_s,
-            demoted,
+        # ``tuple.__new__`` takes two thirds of the time of ``Decision(...)``.
+        decision = tuple.__new__(
+            Decision,
+            (
+                now,
+                tier,
+                leaf.tenant,
+                leaf.conversation,
+                leaf.category,
+                leaf.offset,
+                tokens,
+                reason,
+                policy.name,
+                idle_s,
+                demoted,
+            ),
         )
         self.decisions.append(decision)
         counters.evicted(
