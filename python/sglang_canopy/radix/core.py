@@ -255,8 +255,11 @@ class CanopyTreeCore(OffsetWalkCore):
         """
         leaf, settings = node.canopy, self.live.settings
         leaf.eviction_reason = TRIM if keep > 0 else CAPACITY
+        length = leaf.length or len(node.key)
+        if keep <= 0 and length <= need:
+            return node  # the whole node is needed: ``tokens_kept`` is 0
         kept = tokens_kept(
-            leaf.length or len(node.key),
+            length,
             keep,
             need,
             page=self.page_size,

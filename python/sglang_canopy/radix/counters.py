@@ -241,7 +241,8 @@ class Counters:
 
         ``demoted``: the tier below still has them.
         """
-        row = self.row(label, tenant).tiers[tier]
+        found = self._of_label.get(label) or self._new_label(label, tenant)
+        row = found.tiers[tier]
         row.evicted[reason] += tokens
         if demoted:
             row.demoted += tokens
