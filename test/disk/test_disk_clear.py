@@ -274,3 +274,14 @@ def test_a_folder_opened_again_has_the_pages_that_its_index_file_has(tmp_path) -
     again = store_at(tmp_path, pages=8)
     assert len(again) == held == 2
     assert all(get(again, chain("new", 2)))
+
+
+def test_a_discarded_store_leaves_no_memory_to_release_at_once(tmp_path) -> None:
+    """A million pages freed at once hold up the scheduler, though another thread frees them."""
+    store = store_at(tmp_path, pages=8)
+    put(store, chain("a", 3))
+    index, policy = store.state.index, store.policy
+    store.discard()
+    assert not store.state.retired
+    assert not index.rows
+    assert not list(policy.leaves())

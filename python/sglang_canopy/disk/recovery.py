@@ -129,6 +129,7 @@ class Recovery:
         if claim is not None:
             claim.remove_pages()
             claim.release()
+        self._state.release_retired()
 
     def _give_up(self, fault: str, why: object) -> None:
         state = self._state
