@@ -65,8 +65,8 @@ class StoreState:
         self.retired.append(Retired(old, containers, evictable.policy, stays_s))
 
     def release_retired(self) -> None:
-        """Release the memory of forgotten pages, and count how long they were on disk. Call it
-        without the lock, from any thread except the scheduler's."""
+        """Release the memory of forgotten pages, and count how long they were on disk. Needs no
+        lock, and not the scheduler's thread."""
         while True:
             with self.lock:
                 if not self.retired:

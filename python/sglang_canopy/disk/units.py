@@ -18,7 +18,7 @@ class UnitAllocator:
         """False while the disk is full: only existing units are allocated."""
         self._free: list[int] = []
         self._unused = range(0)
-        """Units that ``free_all`` freed, except those in ``_busy``."""
+        """Units freed by ``free_all``, except ``_busy``."""
         self._busy: set[int] = set()
         """Units of ``_unused`` that were in use when it was set. Each is freed separately."""
         self._writing: set[int] = set()
