@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 START = """
 import sys, sglang
 if __name__ == "__main__":
@@ -16,6 +18,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 def test_an_engine_with_a_refused_option_stops_with_its_name(tiny_model, tmp_path) -> None:
     script = tmp_path / "start.py"
     script.write_text(START)

@@ -25,7 +25,7 @@ def action(kind: str, **payload: Any) -> dict[str, Any]:
     return {**fields, "payload": payload}
 
 
-@pytest.mark.parametrize("released", [False, True])
+@pytest.mark.parametrize("released", [pytest.param(False, marks=pytest.mark.long), True])
 def test_what_is_released_leaves_first_and_the_answer_tells_it(server, smollm2, released) -> None:
     flags = ("--radix-eviction", "wa")
     with server(smollm2, *flags, kv_tokens=POOL) as client:
@@ -46,7 +46,8 @@ def test_what_is_released_leaves_first_and_the_answer_tells_it(server, smollm2, 
     assert status == {"other": {"ignored": 1}, "release": {"accepted": 1}}
 
 
-def test_hints_of_a_sender_without_trust_are_refused(server, smollm2, monkeypatch) -> None:
+@pytest.mark.long
+def test_hints_of_a_sender_without_trust_are_refused(server, smollm2) -> None:
     flags = ("--radix-eviction", "canopy-lru", "--canopy-client-hints", "trusted")
     secret = {"CANOPY_GATEWAY_SECRET": "a-secret-of-the-gateway"}
     with server(smollm2, *flags, kv_tokens=POOL, environment=secret) as client:

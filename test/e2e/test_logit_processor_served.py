@@ -36,7 +36,7 @@ def serialised() -> str:
     return text
 
 
-@pytest.mark.parametrize("policy", ["wa", "lru"])
+@pytest.mark.parametrize("policy", ["wa", pytest.param("lru", marks=pytest.mark.long)])
 def test_a_processor_receives_its_clients_parameters_alone(shared_server, tiny_model, policy):
     client = shared_server(
         tiny_model, "--radix-eviction", policy, "--enable-custom-logit-processor", kv_tokens=2048
