@@ -19,9 +19,10 @@ Checked = tuple[Any, Any]
 
 def whole(values: Sequence[Any], low: int, high: int) -> Checked:
     """Check whole numbers from ``low`` to ``high``, both included."""
-    array = np.asarray(values)
-    if array.dtype.kind == "i":
-        return array, (array >= low) & (array <= high)
+    if set(map(type, values)) == {int}:
+        array = np.asarray(values)
+        if array.dtype.kind == "i":
+            return array, (array >= low) & (array <= high)
     return _one_by_one(values, "i8", lambda value: type(value) is int and low <= value <= high)
 
 
@@ -50,12 +51,14 @@ def field(name: str, values: Sequence[Any]) -> Checked:
     def valid(value: Any) -> bool:
         return is_sound(name, bool(value) if kind is Kind.FLAG and value in (0, 1) else value)
 
-    array = np.asarray(values)
-    # Valid numbers are a range: its ends decide.
-    if array.dtype.kind in ("if" if kind in (Kind.SECONDS, Kind.OPTIONAL) else "i") and all(
-        valid(end.item()) for end in (array.min(), array.max())
-    ):
-        return array.astype(kind.column), np.ones(len(values), bool)
+    # NumPy pads every row to the longest text, so that a column with texts is never an array.
+    if {int, float, bool}.issuperset(map(type, values)):
+        array = np.asarray(values)
+        # Valid numbers are a range: its ends decide.
+        if array.dtype.kind in ("if" if kind in (Kind.SECONDS, Kind.OPTIONAL) else "i") and all(
+            valid(end.item()) for end in (array.min(), array.max())
+        ):
+            return array.astype(kind.column), np.ones(len(values), bool)
     return _one_by_one(values, kind.column, valid)
 
 
