@@ -315,3 +315,17 @@ def test_a_strange_yaml_file_is_refused_with_its_name(tmp_path, text):
     file.write_text(text)
     with pytest.raises(CanopyError, match=r"strange\.yaml"):
         launch_of([str(file)])
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "sglang serve m --tp 2; echo done",
+        "cd /x;sglang serve m --tp 2&&echo done",
+        "sglang serve m 2>&1 --tp 2|tee log",
+        "exec sglang serve m --tp 2 &",
+    ],
+)
+def test_an_operator_of_the_shell_is_no_part_of_a_value(script) -> None:
+    launch = launch_of(["bash", "-c", script])
+    assert launch.arguments == ["--model-path", "m", "--tp", "2"]

@@ -18,6 +18,8 @@ _ASSIGNED = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _DEFAULT = re.compile(r"\$\{(\w+)(?::?-([^}]*))?\}")
 """A variable of a Compose file, with or without a default."""
 _BETWEEN = (";", "&&", "||", "|", "&")
+_JOINED = re.compile(r"\d*>&\d")
+"""A redirection of one stream to another."""
 _REDIRECTED = re.compile(r"\d?>")
 _HOW = "put 'canopy doctor' before the server's own command: sglang serve MODEL ..."
 
@@ -84,7 +86,7 @@ def _server(words: Sequence[str]) -> tuple[int, list[str]] | None:
 def _shell_words(text: str) -> list[str]:
     """Return the words of the first command in a shell script that starts a server."""
     for line in text.replace("\\\n", " ").splitlines():
-        words = _plain_words(line)
+        words = _commands(line)
         starts = [0, *(at + 1 for at, word in enumerate(words) if word in _BETWEEN)]
         for start, end in zip(starts, [*(at - 1 for at in starts[1:]), len(words)], strict=True):
             command = [word for word in words[start:end] if not _REDIRECTED.match(word)]
@@ -216,6 +218,16 @@ def _words_of(given: Any, environment: Mapping[str, str]) -> list[str]:
         words = _plain_words(str(given)) if given else []
     words = [_DEFAULT.sub(known, word) for word in words]
     return [re.sub(r"\$\((\w+)\)", lambda m: environment.get(m[1], m[0]), word) for word in words]
+
+
+def _commands(line: str) -> list[str]:
+    """Return the words of a shell line. Operators between commands are words of their own."""
+    parser = shlex.shlex(_JOINED.sub(" ", line), posix=True, punctuation_chars=";&|")
+    parser.whitespace_split, parser.commenters = True, ""
+    try:
+        return list(parser)
+    except ValueError:
+        return line.split()
 
 
 def _plain_words(text: str) -> list[str]:
