@@ -4,6 +4,7 @@
     python benchmark/chunk/serve.py first --model DIR --data DATA --tokens 2048 --repeats 6
     python benchmark/chunk/serve.py load  --model DIR --data DATA --tokens 2048 --rates 0.2,0.4,0.8
     python benchmark/chunk/serve.py exact --model DIR --data DATA --tokens 400 --prompts 100
+    python benchmark/chunk/serve.py turns --model DIR --data DATA --lengths 1024,2048,4096 --repeats 3
 
 Both sides of `ttft`, `first` and `load` are requests to one server: a request either names its
 documents or says ``"off"``, which is SGLang's own prefix cache. Orders are shuffled, so a prefix
@@ -18,12 +19,14 @@ import rag_server
 import serve_exact
 import serve_load
 import serve_ttft
+import serve_turns
 
 COMMANDS = {
     "ttft": serve_ttft.ttft,
     "first": serve_ttft.first_use,
     "load": serve_load.load,
     "exact": serve_exact.exact,
+    "turns": serve_turns.turns,
 }
 
 
@@ -34,9 +37,14 @@ def main() -> None:
     add = parser.add_argument
     add("what", choices=tuple(COMMANDS))
     rag_server.add_arguments(parser)
-    add("--lengths", default="2048,4096,7168", help="prompt tokens (ttft)")
-    add("--tokens", type=int, default=2048, help="prompt tokens (all but ttft)")
-    add("--repeats", type=int, default=5, help="pairs of requests (ttft, first)")
+    add("--lengths", default="2048,4096,7168", help="prompt tokens (ttft, turns)")
+    add("--tokens", type=int, default=2048, help="prompt tokens (first, load, exact)")
+    add(
+        "--repeats",
+        type=int,
+        default=5,
+        help="pairs of requests (ttft, first), of conversations (turns)",
+    )
     add("--rates", default="0.1,0.2,0.4,0.8", help="requests a second (load)")
     add("--reuse-rates", default=None, help="other rates for the side with reuse (load)")
     add("--side", choices=("both", "prefix", "reuse"), default="both", help="who is loaded")

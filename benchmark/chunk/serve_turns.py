@@ -1,0 +1,114 @@
+"""Conversations over documents: seconds to the first token of each turn, of a retry, and of n samples."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+import urllib.request
+from typing import Any
+
+from rag_load import Answer, Library, Prompt, ask, flush, learn, off
+from rag_pairs import cpu_s
+from rag_server import Rows, a_library, started
+
+TURNS = 5
+MORE = 2
+"""Documents that a tool returns before turns 2 and 4."""
+ANSWER = 24
+"""Tokens of each answer in the history: a fixed text, so both sides have equal prompts."""
+SAMPLES = (4, 8)
+SAMPLE_TOKENS = 8
+
+
+def turns(tokenizer: Any, args: argparse.Namespace) -> None:
+    """By length of the first prompt: conversations with documents named and with "off", in turns.
+
+    Each conversation begins with an empty tree, and every document is encoded before.
+    """
+    lengths, rows = [int(x) for x in args.lengths.split(",")], Rows(args)
+    with started(args, 2 * max(lengths), crowd=4) as server:
+        for tokens in lengths:
+            lib, chunks = a_library(tokenizer, args, tokens)
+            flush(server.url)
+            learn(server.url, lib, chunks)
+            for repeat in range(args.repeats):
+                first = lib.prompt(chunks + 2 * MORE)
+                again, sampled = lib.prompt(chunks), [lib.prompt(chunks) for _ in SAMPLES]
+                sides = ("documents", "plain") if repeat % 2 == 0 else ("plain", "documents")
+                for side in sides:
+                    flush(server.url)
+                    row = {"tokens": tokens, "chunks": chunks, "repeat": repeat, "side": side}
+                    row |= _conversation(server, lib, first, chunks, side)
+                    row |= _retry(server, again, side)
+                    row["samples"] = {
+                        n: _samples(server.url, _as(prompt, side), n)
+                        for n, prompt in zip(SAMPLES, sampled)
+                    }
+                    rows.add(row)
+                    print(_line(row), flush=True)
+
+
+def _as(prompt: Prompt, side: str) -> Prompt:
+    return prompt if side == "documents" else off(prompt)
+
+
+def _conversation(
+    server: Any, lib: Library, drawn: Prompt, chunks: int, side: str
+) -> dict[str, Any]:
+    """Five turns. ``drawn`` has the documents of all of them; the first prompt has ``chunks``."""
+    documents = [lib.documents[i] for i in drawn.documents]
+    ids, bounds = list(lib.system), []
+    answers = []
+    for turn in range(TURNS):
+        new = documents[:chunks] if turn == 0 else documents[:MORE] if turn in (2, 4) else []
+        documents = documents[len(new) :]
+        for document in new:
+            bounds += [len(ids), len(ids) + len(document)]
+            ids += document
+        ids += lib.questions[turn % len(lib.questions)]
+        answers.append(_timed(server, _as(Prompt(list(ids), list(bounds), ()), side)))
+        ids += lib.questions[-1][:1] * ANSWER
+    return {
+        "ttft_s": [one.ttft_s for one in answers],
+        "cpu_s": [one.cpu_s for one in answers],
+        "cached": [one.cached for one in answers],
+        "prompt_tokens": len(ids) - ANSWER,
+        "computed": [one.report.get("computed") for one in answers],
+        "kept": [one.report.get("kept") for one in answers],
+    }
+
+
+def _retry(server: Any, prompt: Prompt, side: str) -> dict[str, Any]:
+    """The same prompt twice; returns what the second took."""
+    _timed(server, _as(prompt, side))
+    second = _timed(server, _as(prompt, side))
+    return {"retry_s": second.ttft_s, "retry_cpu_s": second.cpu_s}
+
+
+def _timed(server: Any, prompt: Prompt) -> Answer:
+    before = cpu_s(server.process.pid)
+    answer = ask(server.url, prompt)
+    answer.cpu_s = cpu_s(server.process.pid) - before
+    return answer
+
+
+def _samples(url: str, prompt: Prompt, n: int) -> float:
+    """Seconds until all of ``n`` answers of 8 tokens are complete."""
+    sampling = {"temperature": 0.7, "max_new_tokens": SAMPLE_TOKENS, "ignore_eos": True, "n": n}
+    sampling["custom_params"] = {"canopy_chunks": prompt.bounds}
+    body = {"input_ids": prompt.ids, "sampling_params": sampling}
+    request = urllib.request.Request(
+        url + "/generate", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    begun = time.perf_counter()
+    with urllib.request.urlopen(request, timeout=3600) as answer:
+        found = json.loads(answer.read())
+    assert len(found) == n
+    return time.perf_counter() - begun
+
+
+def _line(row: dict[str, Any]) -> str:
+    seconds = " / ".join(f"{x:.2f}" for x in row["ttft_s"])
+    samples = ", ".join(f"n = {n}: {s:.1f}" for n, s in row["samples"].items())
+    return f"{row['tokens']:5} {row['side']:9}  {seconds}  retry {row['retry_s']:.2f}  {samples}"
