@@ -6,6 +6,7 @@ import argparse
 import json
 import time
 import urllib.request
+from dataclasses import replace
 from typing import Any
 
 from rag_load import Answer, Library, Prompt, ask, flush, learn, off
@@ -24,14 +25,16 @@ SAMPLE_TOKENS = 8
 def turns(tokenizer: Any, args: argparse.Namespace) -> None:
     """By length of the first prompt: conversations with documents named and with "off", in turns.
 
-    Each conversation begins with an empty tree, and every document is encoded before.
+    Each conversation begins with an empty tree, and every document is encoded before, also behind
+    the system text.
     """
     lengths, rows = [int(x) for x in args.lengths.split(",")], Rows(args)
     with started(args, 2 * max(lengths), crowd=4) as server:
         for tokens in lengths:
             lib, chunks = a_library(tokenizer, args, tokens)
             flush(server.url)
-            learn(server.url, lib, chunks)
+            for documents in (lib.documents, lib.documents[::-1]):  # the head has to come twice
+                learn(server.url, replace(lib, documents=documents), chunks)
             for repeat in range(args.repeats):
                 first = lib.prompt(chunks + 2 * MORE)
                 again, sampled = lib.prompt(chunks), [lib.prompt(chunks) for _ in SAMPLES]
