@@ -18,6 +18,7 @@ from canopy_lab.plan.uncertainty import conversations_of
 from canopy_lab.plan.worker import PlanInputs, SimulationTask, run_in_full, simulated
 from canopy_lab.sim.system.result import SystemResult
 from canopy_lab.sim.workers import Done, Item, Workers
+from sglang_canopy.errors import CanopyError
 
 REQUESTS_KEPT = 2_000_000
 """Requests whose individual results are kept, over all recent simulations."""
@@ -104,6 +105,14 @@ class Evaluator:
     def certain_of(self, configuration: Configuration, rows: Sequence[Row]) -> Mapping[str, float]:
         """Return lower bounds that need no simulation."""
         return least_cost(configuration, rows, self.work.prices, self._kv_bytes)
+
+    def is_sold(self, configuration: Configuration) -> bool:
+        """Return whether the disk is sold in the size of ``configuration``."""
+        try:
+            self.certain_of(configuration, [{"makespan_s": 0.0}])
+        except CanopyError:
+            return False
+        return True
 
     def _key(self, configuration: Configuration, load: float) -> str:
         work = self.work

@@ -19,7 +19,6 @@ from canopy_lab.plan.objective import METRICS, PREDICTED_ROW, Metric, Objectives
 from canopy_lab.plan.search import SearchOptions, SearchResult, search
 from canopy_lab.plan.space import Configuration, Space
 from canopy_lab.sim.compact import CompactTrace
-from sglang_canopy.errors import CanopyError
 
 ROUNDS = 2
 """Rounds in which sizes next to the choice are also tried."""
@@ -74,7 +73,7 @@ def sampled_search(
     for _ in range(ROUNDS):
         chosen = configuration_of(found.choice.row)
         near = [*beside(chosen, window, space), *space.alternatives(chosen)]
-        new = [c for c in dict.fromkeys(near) if c not in window and _is_sold(c, on_window)]
+        new = [c for c in dict.fromkeys(near) if c not in window and on_window.is_sold(c)]
         if not new:
             break
         window.update(zip(new, on_window(new)))
@@ -110,12 +109,3 @@ def _corrected(found: Screened) -> dict[Configuration, Row]:
             better = {m.key: float(bounds[m.key].middle[at]) for m in metrics}
             rows[c] = {**row, **better, PREDICTED_ROW: True}
     return rows
-
-
-def _is_sold(c: Configuration, evaluate: Evaluator) -> bool:
-    """Whether the disk is sold in that size."""
-    try:
-        evaluate.certain_of(c, [{"makespan_s": 0.0}])
-    except CanopyError:
-        return False
-    return True

@@ -20,7 +20,6 @@ from canopy_lab.plan.evaluate import Evaluator
 from canopy_lab.plan.lines import beside, lines_through
 from canopy_lab.plan.objective import Metric, Row
 from canopy_lab.plan.space import Configuration, Space
-from sglang_canopy.errors import CanopyError
 
 ROUNDS = 24
 """Most rounds. Each halves the gaps next to the choice."""
@@ -47,7 +46,7 @@ def settle(
     for _ in range(ROUNDS):
         chosen = configuration_of(choice.row)
         near = [c for c in beside(chosen, seen, space) if _may_win(c, choice, minimise, evaluate)]
-        others = [c for c in space.alternatives(chosen) if _is_sold(c, evaluate)]
+        others = [c for c in space.alternatives(chosen) if evaluate.is_sold(c)]
         new = [c for c in dict.fromkeys((*near, *others)) if c not in seen]
         if not new:
             break
@@ -88,16 +87,7 @@ def _may_win(
     c: Configuration, choice: ChosenConfiguration, minimise: Metric, evaluate: Evaluator
 ) -> bool:
     """Whether a neighbouring size could be better, given the lower bound of its cost."""
-    if not _is_sold(c, evaluate):
+    if not evaluate.is_sold(c):
         return False
     certain = evaluate.certain_of(c, [choice.row]).get(minimise.key)
     return not choice.feasible or certain is None or certain < choice.row[minimise.key]
-
-
-def _is_sold(c: Configuration, evaluate: Evaluator) -> bool:
-    """Whether the disk is sold in that size."""
-    try:
-        evaluate.certain_of(c, [{"makespan_s": 0.0}])
-    except CanopyError:
-        return False
-    return True
