@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from canopy_lab.characterize.report import ReadProgress, characterize
 from canopy_lab.characterize.text import summary
-from canopy_lab.cli.shared import format_of, format_option
+from canopy_lab.cli.shared import format_of, format_option, skip_bad_option
 from sglang_canopy import declared
 from sglang_canopy.declared import declare
 from sglang_canopy.errors import CanopyError
@@ -31,7 +31,7 @@ class Options:
         "qwen2.5-7b", "--model-config",
         "preset or Hugging Face config.json whose KV bytes are counted", metavar="MODEL",
     )  # fmt: skip
-    skip_bad: int = declare(0, "--skip-bad", "skip up to N broken lines", metavar="N", low=0)
+    skip_bad: int = skip_bad_option()
 
     def __post_init__(self) -> None:
         declared.check(self)

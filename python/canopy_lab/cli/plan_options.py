@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from canopy_lab.cli.shared import format_option
+from canopy_lab.cli.shared import format_option, skip_bad_option
 from canopy_lab.cli.values import out_file
 from canopy_lab.plan.choice import Constraint, parse_constraints
 from canopy_lab.plan.objective import DEFAULT_OBJECTIVES, METRICS, Metric, metric
@@ -155,7 +155,7 @@ class Reading:
         metavar="N",
         low=1,
     )
-    skip_bad: int = declare(0, "--skip-bad", "skip up to N broken lines", metavar="N", low=0)
+    skip_bad: int = skip_bad_option()
 
     def __post_init__(self) -> None:
         declared.check(self)

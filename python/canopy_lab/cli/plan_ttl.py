@@ -14,7 +14,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from canopy_lab.cli.shared import format_of, format_option
+from canopy_lab.cli.shared import format_of, format_option, skip_bad_option
 from canopy_lab.cli.values import above_zero, out_file
 from canopy_lab.group_ttl.learn import (
     BOTH,
@@ -70,7 +70,7 @@ class Options:
         high=65536,
     )  # fmt: skip
     hindsight: bool = declare(False, "--hindsight", "fit the trace itself: a bound, not a plan")
-    skip_bad: int = declare(0, "--skip-bad", "skip up to N broken lines", metavar="N", low=0)
+    skip_bad: int = skip_bad_option()
     output: Path | None = declare(
         None, "--out", "write the plan file (mode 0600)", metavar="PLAN.json", parse=out_file
     )

@@ -23,6 +23,11 @@ def format_option() -> Any:
     )  # fmt: skip
 
 
+def skip_bad_option() -> Any:
+    """Return the declaration of ``--skip-bad``."""
+    return declare(0, "--skip-bad", "skip up to N broken lines", metavar="N", low=0)
+
+
 def format_of(path: Path | str, format: str) -> str:
     """Return ``format``, or the format that fits the first lines of ``path`` if it is ``AUTO``."""
     return guess_format(path) if format == AUTO else format
@@ -34,7 +39,7 @@ class LogOptions:
 
     log: str = declare(None, "LOG", "the log, may be compressed (.gz, .xz, .zst)")
     format: str = format_option()
-    skip_bad: int = declare(0, "--skip-bad", "skip up to N broken lines", metavar="N", low=0)
+    skip_bad: int = skip_bad_option()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +48,7 @@ class TraceOptions:
 
     trace: str = declare(None, "TRACE", "the trace, may be compressed (.gz, .xz, .zst)")
     format: str = format_option()
-    skip_bad: int = declare(0, "--skip-bad", "skip up to N broken lines", metavar="N", low=0)
+    skip_bad: int = skip_bad_option()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from canopy_lab.cli.shared import skip_bad_option
 from canopy_lab.cli.values import above_zero, out_file, write
 from canopy_lab.plan.prices import MIB
 from canopy_lab.plan.slots import last_hours
@@ -49,7 +50,7 @@ class Options:
         None, "--disk-mib-per-s", "the disk's bandwidth, if not the profile's", metavar="X",
         parse=above_zero,
     )  # fmt: skip
-    skip_bad: int = declare(0, "--skip-bad", "skip up to N broken lines", metavar="N", low=0)
+    skip_bad: int = skip_bad_option()
     recalibrate: Path | None = declare(
         None, "--recalibrate", "write a profile whose mean TTFT is right", metavar="PROFILE",
         parse=out_file,
