@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from canopy_lab.trace import sglang_text
 from canopy_lab.trace.lines import Tolerance, existing
 from canopy_lab.trace.prompts import Cutter, LoggedPrompt, decoder, to_trace
 from canopy_lab.trace.record import TraceRequest
@@ -27,7 +26,8 @@ _TEXT = {
 }
 """Formats that hold prompts as text: their modules have ``prompts``, the others ``read``."""
 TEXT_FORMATS = tuple(_TEXT)
-
+_PROMPTS = {**_TEXT, "sglang": "sglang_text"}
+"""Formats whose prompts can be compared as text: these modules have ``prompts``."""
 
 NO_CONTENT = ("azure",)
 """Formats that do not say which prompts share a prefix."""
@@ -54,7 +54,7 @@ def open_trace(path: Path | str, format: str, *, skip_bad: int = 0) -> Iterator[
 def check_log(path: Path | str, format: str, tokenizer: str | None) -> Path:
     """Return ``path`` if it and the options fit. Raises ``CanopyError``."""
     _check(format)
-    if tokenizer is not None and format not in (*_TEXT, "sglang"):
+    if tokenizer is not None and format not in _PROMPTS:
         raise CanopyError(
             f"--tokenizer is for logs of text ({', '.join(_TEXT)}) and of sglang; a log of format "
             f"{format!r} has blocks already"
@@ -64,7 +64,7 @@ def check_log(path: Path | str, format: str, tokenizer: str | None) -> Path:
 
 def open_prompts(path: Path, format: str, tolerance: Tolerance) -> Iterator[LoggedPrompt]:
     """The prompts of a log of text, in the order of the file."""
-    module = importlib.import_module(f"canopy_lab.trace.{_TEXT[format]}")
+    module = importlib.import_module(f"canopy_lab.trace.{_PROMPTS[format]}")
     prompts: Iterator[LoggedPrompt] = module.prompts(path, tolerance)
     return prompts
 
@@ -76,16 +76,13 @@ def open_texts(
 
     Prompts of token ids are decoded by ``tokenizer``, if it is given.
     """
-    decode = decoder(tokenizer)
-    if format == "sglang":
-        return sglang_text.prompts(path, tolerance, decode)
-    if format not in _TEXT:
+    if format not in _PROMPTS:
         return None
-    return _decoded(open_prompts(path, format, tolerance), decode)
+    return _decoded(open_prompts(path, format, tolerance), decoder(tokenizer))
 
 
 def _decoded(
-    prompts: Iterator[LoggedPrompt], decode: sglang_text.Decode | None
+    prompts: Iterator[LoggedPrompt], decode: Callable[[list[int]], str] | None
 ) -> Iterator[LoggedPrompt]:
     for prompt in prompts:
         if prompt.token_ids is not None and decode is not None:

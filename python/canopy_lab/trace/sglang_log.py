@@ -40,7 +40,7 @@ from sglang_canopy.errors import CanopyError
 
 WARM_UP_TEXT = "The capital city of France is"
 """What SGLang asks itself before it takes requests (``http_server.py``, ``_execute_server_warmup``)."""
-_HEALTH_CHECK = "HEALTH_CHECK"
+HEALTH_CHECK = "HEALTH_CHECK"
 """How the names of SGLang's own health checks begin (``constants.py``)."""
 _RECEIVED, _FINISHED = "request.received", "request.finished"
 
@@ -171,7 +171,7 @@ class _Reader:
         self._seen += 1
         names = event.get("rid")
         for rid in map(str, names if isinstance(names, list) else [names]):
-            if rid.startswith(_HEALTH_CHECK):
+            if rid.startswith(HEALTH_CHECK):
                 continue  # no request of a client, and often more of them than of all others
             if event["event"] == _FINISHED:
                 self._end(rid, event, line)
@@ -228,7 +228,7 @@ class _Reader:
         blocks, tokens = self._cut(given)
         self._note(given)
         custom = inner(given, "sampling_params", "custom_params")
-        named = custom.get("canopy_conversation") or given.get("session_id")
+        conversation, category = named(given)
         turn, stop = custom.get("canopy_turn"), custom.get("canopy_stop")
         reason = inner(meta, "finish_reason").get("type")
         return TraceRequest(
@@ -238,9 +238,9 @@ class _Reader:
             lines.count(meta, "completion_tokens") if "completion_tokens" in meta else 0,
             blocks,
             self._cut.block_tokens,
-            category=str(custom.get("canopy_category") or "default"),
+            category=category,
             turn=turn if type(turn) is int and turn > 0 else 0,
-            conversation=clients_name(named) if named else None,
+            conversation=conversation,
             stop=str(stop) if stop else _STOPS.get(str(reason)),
             line=line,
         )
@@ -311,6 +311,13 @@ class _Clock:
             now_s = self._last_s
         self._last_s = max(self._last_s, now_s)
         return now_s
+
+
+def named(given: Mapping[str, Any]) -> tuple[str | None, str]:
+    """Return the conversation and the category of a logged request."""
+    custom = inner(given, "sampling_params", "custom_params")
+    name = custom.get("canopy_conversation") or given.get("session_id")
+    return clients_name(name) if name else None, str(custom.get("canopy_category") or "default")
 
 
 def is_warm_up(given: Mapping[str, Any]) -> bool:

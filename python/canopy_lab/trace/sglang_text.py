@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from canopy_lab.trace import lines
-from canopy_lab.trace.prompts import LoggedPrompt, clients_name
-from canopy_lab.trace.sglang_log import is_warm_up, was_refused
+from canopy_lab.trace.prompts import LoggedPrompt
+from canopy_lab.trace.sglang_log import HEALTH_CHECK, is_warm_up, named, was_refused
 from canopy_lab.trace.sglang_prompt import event_of, inner, token_ids
 
-Decode = Callable[[list[int]], str]
 
-
-def prompts(
-    path: Path, tolerance: lines.Tolerance, decode: Decode | None = None
-) -> Iterator[LoggedPrompt]:
+def prompts(path: Path, tolerance: lines.Tolerance) -> Iterator[LoggedPrompt]:
     """Yield the finished requests, earliest end first.
 
-    ``decode`` turns token ids into text; without it, prompts keep their ids. Refused requests, health checks and the server's warm-up are left out.
+    Token ids stay ids. Refused requests, health checks and the server's warm-up are left out.
     """
     before = b""
     for line, text in lines.read_lines(path):
@@ -29,7 +25,7 @@ def prompts(
             if event is None or text == before:  # two handlers may write every line twice
                 continue
             before = text
-            prompt = _prompt(event, line, decode)
+            prompt = _prompt(event, line)
         except lines.BadLine as error:
             tolerance.bad(line, error)
             continue
@@ -37,22 +33,19 @@ def prompts(
             yield prompt
 
 
-def _prompt(event: Mapping[str, Any], line: int, decode: Decode | None) -> LoggedPrompt | None:
+def _prompt(event: Mapping[str, Any], line: int) -> LoggedPrompt | None:
     given, meta = inner(event, "obj"), inner(event, "out", "meta_info")
-    if str(event.get("rid")).startswith("HEALTH_CHECK") or was_refused(meta) or is_warm_up(given):
+    if str(event.get("rid")).startswith(HEALTH_CHECK) or was_refused(meta) or is_warm_up(given):
         return None
     ids, text = token_ids(given), given.get("text")
     if not ids and not isinstance(text, str):
         return None
     prompt = LoggedPrompt(_seconds(event), line)
-    if ids and decode is None:
+    if ids:
         prompt.token_ids = ids
     else:
-        prompt.text = decode(ids) if ids and decode is not None else str(text)
-    custom = inner(given, "sampling_params", "custom_params")
-    named = custom.get("canopy_conversation") or given.get("session_id")
-    prompt.conversation = clients_name(named) if named else None
-    prompt.category = str(custom.get("canopy_category") or "default")
+        prompt.text = str(text)
+    prompt.conversation, prompt.category = named(given)
     adapter = given.get("lora_id") or given.get("lora_path") or ""
     salts = (given.get("extra_key") or "", given.get("cache_salt") or "")
     prompt.apart = ("", str(adapter), *map(str, salts))
