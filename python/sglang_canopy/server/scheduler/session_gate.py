@@ -179,15 +179,11 @@ def take_time(scheduler: Any, times: Iterable[str]) -> bool:
     return True
 
 
-def queue_limited(original: Any, scheduler: Any, req: Any) -> bool:
-    """Hook around ``Scheduler._abort_on_queued_limit``: register a request that SGLang admits to its
+def queue_limited(is_refused: bool, scheduler: Any, req: Any) -> None:
+    """Hook after ``Scheduler._abort_on_queued_limit``: register a request that SGLang admits to its
     queue."""
-    if original(scheduler, req):
-        return True
-    gate = gate_of(scheduler)
-    if gate is not None:
+    if not is_refused and (gate := gate_of(scheduler)) is not None:
         gate.request_comes(scheduler, req)
-    return False
 
 
 def prefill_chosen(original: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:

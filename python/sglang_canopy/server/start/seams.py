@@ -171,7 +171,7 @@ SEAMS = (
     ),
     Seam(
         _SRT + "managers.scheduler.Scheduler._abort_on_queued_limit",
-        "around",
+        "after",
         session_gate.queue_limited,
         ("self", "recv_req"),
         "`--canopy-session-gate`: pass a request to the gate",
