@@ -175,7 +175,7 @@ def run(layout: str, rank: int, folder: Path) -> dict[str, Any]:
                 one.control(got)
     torch.distributed.barrier()
     counters = one.tree.core.live.counters
-    fits = one.queue._batches // REFIT_BATCHES
+    fits = one.queue.times.prefills // REFIT_BATCHES
     return {**one.found, "victims": counters.victims.sum, "fits": fits}
 
 

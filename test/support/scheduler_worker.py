@@ -169,7 +169,7 @@ def answers(engine: InProcess, priorities: bool) -> dict[str, Any]:
     found["predicted"] = queue.status()["predicted_ttft"]
     found["fed"], found["pending"] = engine.fed, len(queue.predictions)
     found["fitted"] = list(queue.cost.coefficients)
-    found["batches"] = queue._batches
+    found["batches"] = queue.times.prefills
     engine.scheduler.tree_cache.sanity_check()
     return found
 

@@ -19,7 +19,7 @@ from sglang_canopy.config.queue import BOUNDED_SHORTEST, SGLANG, QueueFlags
 from sglang_canopy.records import GATEWAY
 from sglang_canopy.schedule.arranged import Arranged
 from sglang_canopy.schedule.bounded_shortest import BoundedShortest
-from sglang_canopy.schedule.prefill_cost import REFIT_BATCHES, STEP_TOKENS, Prefill, PrefillCost
+from sglang_canopy.schedule.prefill_cost import STEP_TOKENS, Prefill, PrefillCost
 from sglang_canopy.schedule.shared_prefix import Path
 from sglang_canopy.server.scheduler.predictions import Predictions
 from sglang_canopy.server.scheduler.prefill_times import PrefillTimes
@@ -70,7 +70,6 @@ class LiveQueue:
         """Admitted requests whose prompts are not in the tree yet, by ``id``."""
         self._passes = 0
         self.times = PrefillTimes()
-        self._batches = 0
 
     def status(self) -> dict[str, Any]:
         """Return the state for operators; may be called from another thread. Fields of Canopy's order
@@ -117,8 +116,7 @@ class LiveQueue:
         if self.orders:
             self._note_first_tokens(batch)
         self.cost.add(*found)
-        self._batches += 1
-        if self._batches % REFIT_BATCHES == 0:
+        if self.times.refit_due:
             self._agree()
 
     def _note_first_tokens(self, batch: Any) -> None:

@@ -16,7 +16,7 @@ from sglang_canopy.radix.counters import REFUSALS
 from sglang_canopy.radix.live_request import complete, is_refused, live_request
 from sglang_canopy.radix.parallel_samples import ParallelSamples
 from sglang_canopy.reuse.depth_price import UNKNOWN, moved
-from sglang_canopy.schedule.prefill_cost import REFIT_BATCHES, STEP_TOKENS, PrefillCost
+from sglang_canopy.schedule.prefill_cost import STEP_TOKENS, PrefillCost
 from sglang_canopy.server.scheduler.prefill_times import PrefillTimes
 from sglang_canopy.whatif.meter import Memory, Meter, MeterSetup
 from sglang_canopy.whatif.total import added_up, in_words
@@ -95,7 +95,7 @@ class Observer:
         except Exception:
             if not self._failed:
                 self._failed = True
-                logger.exception("canopy: cannot watch (said once)")
+                logger.exception("canopy: cannot observe; later errors are not logged")
 
     def _count_refusal(self, req: Any, reason: int) -> None:
         request = live_request(req, self._now, BLOCK_TOKENS)
@@ -110,7 +110,7 @@ class Observer:
         if found is None:
             return
         self._cost.add(*found)
-        if self._cost.batches and self._cost.batches % REFIT_BATCHES == 0:
+        if self._times.refit_due:
             self._cost.refit()
             scale = moved(self._scale, self._cost.depth_scale())
             if scale != self._scale:

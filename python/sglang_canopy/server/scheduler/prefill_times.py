@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from sglang_canopy.schedule.prefill_cost import Prefill
+from sglang_canopy.schedule.prefill_cost import REFIT_BATCHES, Prefill
 
 
 class PrefillTimes:
@@ -14,6 +14,13 @@ class PrefillTimes:
     def __init__(self) -> None:
         self.done_at = 0.0
         """On the monotonic clock."""
+        self.prefills = 0
+        """Prefill batches so far; equal on all ranks."""
+
+    @property
+    def refit_due(self) -> bool:
+        """Whether to fit the cost model after this prefill batch."""
+        return self.prefills % REFIT_BATCHES == 0
 
     def of(self, batch: Any) -> tuple[list[Prefill], float] | None:
         """Return what a computed batch prefilled, and its seconds; ``None`` for a batch that only
@@ -23,6 +30,7 @@ class PrefillTimes:
         self.done_at = now
         if not batch.forward_mode.is_extend() or not batch.extend_lens:
             return None
+        self.prefills += 1
         parts = [
             Prefill(new, cached, _loaded(req, cached))
             for req, new, cached in zip(
