@@ -9,6 +9,7 @@ from difflib import SequenceMatcher
 from typing import NamedTuple
 
 from canopy_lab.advise.breaks import differences as kinds
+from canopy_lab.advise.breaks.differences import FIRST, HISTORY, SYSTEM, TOOLS
 from canopy_lab.advise.breaks.memory import LEAST_RUN, Prompt, Segment
 from canopy_lab.advise.breaks.texts import (
     common_prefix,
@@ -17,9 +18,6 @@ from canopy_lab.advise.breaks.texts import (
     sentences,
     spans,
 )
-
-TOOLS, SYSTEM, FIRST, HISTORY = "tools", "system", "first message", "history"
-"""Places of a difference. ``first message`` follows the system prompt."""
 
 MOST_PAIRS = 4_000_000
 """Pairs of sentences up to which two texts are aligned; the time of the alignment grows with them."""

@@ -31,7 +31,7 @@ CURES = {
 }  # fmt: skip
 """Kind -> what it is, and what to do."""
 
-_PLACES = {"tools": "the tools", "system": "the system prompt", "first message": "the first message", "history": "the history"}  # fmt: skip
+_PLACES = {kinds.TOOLS: "the tools", kinds.SYSTEM: "the system prompt", kinds.FIRST: "the first message", kinds.HISTORY: "the history"}  # fmt: skip
 _MOST_SHOWN = 12
 
 

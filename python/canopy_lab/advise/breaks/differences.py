@@ -11,6 +11,8 @@ TOOL_ORDER, TOOL_SET, KEY_ORDER, WHITE_SPACE = "tool order", "tool set", "key or
 ORDER, USER, TEXT, PICTURE = "order", "user", "text", "picture"
 SHORTENED, DROPPED, INSERTED, REWRITTEN = "shortened", "dropped", "inserted", "rewritten"
 REMINDER, MODELS = "reminder", "models"
+TOOLS, SYSTEM, FIRST, HISTORY = "tools", "system", "first message", "history"
+"""Places of a difference. ``first message`` follows the system prompt."""
 NEW = "new"
 """A new message behind a difference; costs nothing itself."""
 
@@ -57,11 +59,11 @@ def whole_words(
 
 
 def kind_of(old: str, new: str, place: str) -> str:
-    """Return the kind of a difference in a ``place`` of ``align.py``."""
+    """Return the kind of a difference in a ``place``."""
     if equal_but_blanks(old, new):
         return WHITE_SPACE
     is_short = len(old) <= SHORT and len(new) <= SHORT
-    if place == "history" or (place == "first message" and not is_short):
+    if place == HISTORY or (place == FIRST and not is_short):
         if is_short and len(old) < _SHORT_TIME and _TIME.search(old) and _TIME.search(new):
             return TIME
         if old and new and equal_words(old, new):
@@ -69,7 +71,7 @@ def kind_of(old: str, new: str, place: str) -> str:
         if not (is_short and old and new):
             if len(new) < _KEPT * len(old):
                 return SHORTENED
-            return REWRITTEN if place == "history" else TEXT
+            return REWRITTEN if place == HISTORY else TEXT
     return _kind_of_value(old, new, place, is_short)
 
 
@@ -88,4 +90,4 @@ def _kind_of_value(old: str, new: str, place: str, is_short: bool) -> str:
             return IDENTIFIER
     if old and new and equal_words(old, new):
         return KEY_ORDER
-    return USER if is_short and place == "system" else TEXT
+    return USER if is_short and place == SYSTEM else TEXT

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from canopy_lab.advise.breaks import differences as kinds
-from canopy_lab.advise.breaks.align import HISTORY, Run, align
+from canopy_lab.advise.breaks.align import Run, align
 from canopy_lab.advise.breaks.applications import Applications
 from canopy_lab.advise.breaks.memory import (
     LEAST_RUN,
@@ -145,8 +145,9 @@ class Finder:
         self.characters += prompt.size
         self.cached += min(hit, prompt.size)
         if elsewhere >= LEAST_RUN:
-            model, before = prompt.apart[0], Run(0, kinds.MODELS, HISTORY, "", prompt.apart[0])
-            self._note(prompt, before._replace(label=model), elsewhere, hit)
+            model = prompt.apart[0]
+            before = Run(0, kinds.MODELS, kinds.HISTORY, new=model, label=model)
+            self._note(prompt, before, elsewhere, hit)
         similar = self.memory.most_similar(prompt, hit)
         if similar is not None:
             self._compare(similar, prompt, hit)
@@ -174,7 +175,7 @@ class Finder:
     def _note(self, prompt: Prompt, run: Run, cost: int, begin: int) -> None:
         if cost < LEAST_RUN:
             return
-        named = run.kind in _LABELLED and run.place != HISTORY
+        named = run.kind in _LABELLED and run.place != kinds.HISTORY
         label = run.label if named or run.kind == kinds.MODELS else ""
         found = self._sums[_Key(prompt.application, run.place, run.kind, label)]
         found.requests += 1
@@ -215,7 +216,7 @@ class Finder:
         found = dict(self._sums)
         edits: dict[int, list[_Key]] = defaultdict(list)
         for key in found:
-            if key.place == HISTORY and key.kind in _EDITS:
+            if key.place == kinds.HISTORY and key.kind in _EDITS:
                 edits[key.application].append(key)
         for keys in edits.values():
             main = max(keys, key=lambda key: found[key].characters)
