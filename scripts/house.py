@@ -88,7 +88,7 @@ ROOMS: dict[str, set[str]] = {
     "live/replay": {"latency", "trace", "wire"},
     "live/profile": set(),
     "live/top": {"policy", "report"},
-    "live/trial": {"live/top"},
+    "live/trial": {"live/top", "reuse"},
     "cli": {
         *("advise", "canopy_chunks/calibration", "characterize", "config", "doctor", "latency"),
         *("live/profile", "live/top", "live/trial", "plan", "policy", "report", "request"),

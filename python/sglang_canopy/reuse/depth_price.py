@@ -22,7 +22,13 @@ SOFT = 6.0
 
 def price(tokens: float, scale: float) -> float:
     """Return the price of a prompt's first ``tokens`` tokens."""
-    return tokens + tokens * tokens / (2.0 * scale)
+    return price_of_sums(tokens, tokens * tokens, scale)
+
+
+def price_of_sums(tokens: float, squares: float, scale: float) -> float:
+    """Return the price of the first tokens of several prompts: the sums of their numbers and of the
+    numbers' squares."""
+    return tokens + squares / (2.0 * scale)
 
 
 def moved(scale: float, measured: float) -> float:

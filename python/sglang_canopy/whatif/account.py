@@ -17,7 +17,7 @@ import math
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 
-from sglang_canopy.reuse.depth_price import UNKNOWN
+from sglang_canopy.reuse.depth_price import UNKNOWN, price_of_sums
 from sglang_canopy.whatif.sampled_caches import Sample, block_number
 
 GROUPS = 32  # selected by the upper five bits of ``block_number``
@@ -43,7 +43,7 @@ class _Sum:
         self.squares += weight * tokens * (2.0 * after + tokens)
 
     def price(self, scale: float) -> float:
-        return self.tokens + self.squares / (2.0 * scale)
+        return price_of_sums(self.tokens, self.squares, scale)
 
     def rescale(self, by: float) -> None:
         self.tokens *= by

@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 
 from canopy_lab.live.trial.stopping import IDLE, Standing, standing
 from sglang_canopy.errors import CanopyError
+from sglang_canopy.reuse.depth_price import price_of_sums
 
 SETTLES = 0.5
 """Excluded start of a slice: the cache reflects the other policy."""
@@ -147,7 +148,7 @@ def _slice(
 
 def _between(before: Counts, after: Counts, beside: Sequence[str]) -> Slice:
     def price(tokens: int, squares: int) -> float:
-        return tokens + squares / (2.0 * after.depth_scale)
+        return price_of_sums(tokens, squares, after.depth_scale)
 
     prompt_tokens = after.prompt_tokens - before.prompt_tokens
     hit_tokens = after.hit_tokens - before.hit_tokens
