@@ -25,10 +25,10 @@ def pairs(server: Any, lib: Library, chunks: int, repeats: int) -> tuple[Prompt,
     return prompt, found
 
 
-def timed(server: Any, prompt: Prompt) -> Answer:
+def timed(server: Any, prompt: Prompt, tops: int = 20) -> Answer:
     """An answer, with the processor seconds that the server's processes took for it."""
     before = cpu_s(server.process.pid)
-    answer = ask(server.url, prompt, tops=20)
+    answer = ask(server.url, prompt, tops=tops)
     answer.cpu_s = cpu_s(server.process.pid) - before
     return answer
 

@@ -9,8 +9,8 @@ import urllib.request
 from dataclasses import replace
 from typing import Any
 
-from rag_load import Answer, Library, Prompt, ask, flush, learn, off
-from rag_pairs import cpu_s
+from rag_load import Library, Prompt, flush, learn, off
+from rag_pairs import timed
 from rag_server import Rows, a_library, started
 
 TURNS = 5
@@ -70,7 +70,7 @@ def _conversation(
             bounds += [len(ids), len(ids) + len(document)]
             ids += document
         ids += lib.questions[turn % len(lib.questions)]
-        answers.append(_timed(server, _as(Prompt(list(ids), list(bounds), ()), side)))
+        answers.append(timed(server, _as(Prompt(list(ids), list(bounds), ()), side), tops=0))
         ids += lib.questions[-1][:1] * ANSWER
     return {
         "ttft_s": [one.ttft_s for one in answers],
@@ -84,16 +84,9 @@ def _conversation(
 
 def _retry(server: Any, prompt: Prompt, side: str) -> dict[str, Any]:
     """The same prompt twice; returns what the second took."""
-    _timed(server, _as(prompt, side))
-    second = _timed(server, _as(prompt, side))
+    timed(server, _as(prompt, side), tops=0)
+    second = timed(server, _as(prompt, side), tops=0)
     return {"retry_s": second.ttft_s, "retry_cpu_s": second.cpu_s}
-
-
-def _timed(server: Any, prompt: Prompt) -> Answer:
-    before = cpu_s(server.process.pid)
-    answer = ask(server.url, prompt)
-    answer.cpu_s = cpu_s(server.process.pid) - before
-    return answer
 
 
 def _samples(url: str, prompt: Prompt, n: int) -> float:

@@ -23,7 +23,7 @@ from typing import Any
 
 RESULTS = Path(__file__).parent / "results" / "paired_cost.json"
 POLICIES = ("wa", "canopy-lru", "canopy-tlru")
-COSTS = {"arrival": "arrival", "evict": "victim", "evict_many": "`evict_many`"}
+COSTS = ("arrival", "evict", "evict_many", "insert", "match")
 LEAVES, SINGLES, ARRIVALS = 4_000, 60, 2_000
 
 
@@ -113,7 +113,7 @@ def measure_pairs(old: Path, rounds: int, seconds: float) -> list[dict[str, Any]
         {"policy": policy, "cost": cost}
         | ratio(*([row[cost] for row in found[policy, side]] for side in ("old", "new")))
         for policy in POLICIES
-        for cost in ("arrival", "evict", "evict_many", "insert", "match")
+        for cost in COSTS
     ]
 
 

@@ -27,10 +27,10 @@ Outcome = dict[str, str]
 """``action_id``, ``action_type``, ``outcome`` and, unless accepted, ``reason``."""
 
 
-def read(envelope: Any, heeded: bool) -> tuple[dict[str, Any], list[Outcome]]:
+def read(envelope: Any, trusted: bool) -> tuple[dict[str, Any], list[Outcome]]:
     """Return the stamp's fields that an envelope sets, and the outcome of each action.
 
-    ``envelope``: a mapping or SGLang's struct. ``heeded``: whether the sender's hints count. Later
+    ``envelope``: a mapping or SGLang's struct. ``trusted``: whether the sender's hints count. Later
     actions override earlier ones. A malformed envelope sets nothing: SGLang rejects the request.
     """
     fields: dict[str, Any] = {}
@@ -46,7 +46,7 @@ def read(envelope: Any, heeded: bool) -> tuple[dict[str, Any], list[Outcome]]:
             found = (IGNORED, f"unknown type; known: {', '.join(TYPES)}")
         elif _get(action, "action_version") not in VERSIONS:
             found = (IGNORED, f"unknown version; known: {', '.join(VERSIONS)}")
-        elif not heeded:
+        elif not trusted:
             found = (REFUSED, "hints of this sender are not trusted")
         else:
             found = _apply(kind, _get(action, "payload") or {}, fields)

@@ -131,8 +131,8 @@ def _kv_fields(obj: Any, headers: Mapping[str, str] | None) -> list[dict[str, An
     given = getattr(obj, "kv_hints", None)
     if not given:
         return [{}]
-    heeded = current.hint_rule.accepts(headers)
-    read = [kv_hints.read(one, heeded) for one in (given if isinstance(given, list) else [given])]
+    trusted = current.hint_rule.accepts(headers)
+    read = [kv_hints.read(one, trusted) for one in (given if isinstance(given, list) else [given])]
     obj.canopy_kv_hints = [outcomes for _, outcomes in read]
     for _, outcomes in read:
         current.kv_hints.add(outcomes)

@@ -96,9 +96,7 @@ def request_created(req: Any, scheduler: Any, *_: Any, **__: Any) -> None:
     given = own_params(req)
     if KEY in given:
         if options_of(scheduler.server_args).requests.forced_output:
-            with contextlib.suppress(
-                CanopyError
-            ):  # the HTTP entry has already refused an invalid list
+            with contextlib.suppress(CanopyError):  # the HTTP entry has refused an invalid list
                 check(given, _ANY_TOKEN)
                 running.add(req)
         else:
