@@ -3,27 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import importlib
-import sys
 from fractions import Fraction
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 from canopy_lab.trace import TraceRequest
-
-FOLDER = Path(__file__).parents[2] / "benchmark" / "latency"
-
-
-def module(name: str) -> ModuleType:
-    sys.path.insert(0, str(FOLDER))
-    try:
-        return importlib.import_module(name)
-    finally:
-        sys.path.remove(str(FOLDER))
-
+from support.load_benchmarks import module
 
 agents = module("agent_slices")
 

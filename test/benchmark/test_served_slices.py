@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import json
 import random
 import statistics
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -19,17 +16,7 @@ from hypothesis import strategies as st
 
 from canopy_lab.trace import TraceRequest
 from canopy_lab.trace.materialise import Planned
-
-FOLDER = Path(__file__).parents[2] / "benchmark" / "latency"
-
-
-def module(name: str) -> ModuleType:
-    sys.path.insert(0, str(FOLDER))
-    try:
-        return importlib.import_module(name)
-    finally:
-        sys.path.remove(str(FOLDER))
-
+from support.load_benchmarks import module
 
 slices = module("slices")
 paired = module("paired")

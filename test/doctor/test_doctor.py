@@ -6,8 +6,6 @@ import json
 import os
 import shlex
 import socket
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,6 +22,7 @@ from sglang_canopy.doctor.examine import Report
 from sglang_canopy.doctor.finding import FAULT, NOTE, REFUSED, UNTESTED, Finding
 from sglang_canopy.doctor.launch import launch_of
 from sglang_canopy.errors import CanopyError
+from support.doctored import reports_on
 
 BASE = "--model-path /none --device cpu --port {port} "
 LINES = {
@@ -45,17 +44,6 @@ LINES = {
     "--hicache-storage-prefetch-policy best_effort "
     """--hicache-storage-backend-extra-config '{{"path": "{folder}"}}' --api-key opensesame""",
 }
-RUN = """
-import contextlib, io, json, sys
-from canopy_lab.cli.main import main
-found = {}
-for name, words in json.loads(sys.argv[1]).items():
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        status = main(["doctor", "--json", *words])
-    found[name] = {"code": status, "said": err.getvalue(), **json.loads(out.getvalue() or "{}")}
-print(json.dumps(found))
-"""
 
 
 @pytest.fixture(scope="module")
@@ -72,15 +60,7 @@ def reports(tmp_path_factory) -> dict:
     with socket.create_server(("127.0.0.1", 0)) as busy:
         port = str(busy.getsockname()[1])
         words["busy port"] = [*shlex.split(LINES["plain"].format(port=port))]
-        done = subprocess.run(
-            [sys.executable, "-c", RUN, json.dumps(words)],
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+        return reports_on(words)
 
 
 def of_kind(report: dict, kind: str) -> list[str]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from doctor.public_lines import LINES, OK, REFUSED, UNKNOWN
+from support.doctored import in_a_process, reports_on
 
 AUTO = "--radix-eviction auto"
 SERVER = """
@@ -41,32 +40,9 @@ for name, argv in json.loads(sys.argv[1]).items():
     refuse_unsupported(options.queue, server_args)
     parts = [part.to_json() for part in auto.state(server_args, options)]
     answers[name] = ["starts" if refusal is None else "refused", refusal, parts, resolved]
-print("SERVER" + json.dumps(answers))
-"""
-DOCTOR = """
-import contextlib, io, json, sys
-from canopy_lab.cli.main import main
-found = {}
-for name, words in json.loads(sys.argv[1]).items():
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        status = main(["doctor", "--json", *words])
-    found[name] = {"code": status, "said": err.getvalue(), **json.loads(out.getvalue() or "{}")}
-print("DOCTOR" + json.dumps(found))
+print("ANSWER" + json.dumps(answers))
 """
 NAMES = [str(number) for number in range(len(LINES))]
-
-
-def in_a_process(program: str, given: dict, label: str) -> dict:
-    done = subprocess.run(
-        [sys.executable, "-c", program, json.dumps(given)],
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.rpartition(label)[2])
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +64,7 @@ def words(tiny_model: Path, tmp_path_factory) -> dict[str, list[str]]:
 
 @pytest.fixture(scope="module")
 def doctor(words) -> dict:
-    return in_a_process(DOCTOR, words, "DOCTOR")
+    return reports_on(words)
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +81,7 @@ def server(words, tiny_model: Path) -> dict:
             script += f" {AUTO}"
         argv = shlex.split(script.rpartition("sglang.launch_server")[2] or script)
         given[name] = [str(tiny_model) if word == "M" else word for word in argv]
-    return in_a_process(SERVER, given, "SERVER")
+    return in_a_process(SERVER, given)
 
 
 def outcome(report: dict) -> str:

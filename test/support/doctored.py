@@ -1,0 +1,42 @@
+"""Reports of ``canopy doctor``, made in a process of its own: SGLang is hooked there."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+LABEL = "ANSWER"
+"""Stands before the answer, since imports may print too."""
+_DOCTOR = """
+import contextlib, io, json, sys
+from canopy_lab.cli.main import main
+found = {}
+for name, words in json.loads(sys.argv[1]).items():
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = main(["doctor", "--json", *words])
+    found[name] = {"code": status, "said": err.getvalue(), **json.loads(out.getvalue() or "{}")}
+print("ANSWER" + json.dumps(found))
+"""
+
+
+def in_a_process(program: str, given: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """Return the answer that ``program`` prints behind ``LABEL``."""
+    done = subprocess.run(
+        [sys.executable, "-c", program, json.dumps(given)],
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, Any] = json.loads(done.stdout.rpartition(LABEL)[2])
+    return found
+
+
+def reports_on(words: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """Return the doctor's report on each command line, with its exit status and error output."""
+    return in_a_process(_DOCTOR, words)
