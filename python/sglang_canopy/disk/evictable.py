@@ -8,7 +8,7 @@ evicted, so every page on disk has its prefix on disk.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -266,9 +266,6 @@ class EvictablePages:
 
     def pinned_until(self, row: int) -> float | None:
         return self._pins.get(row)
-
-    def pinned_rows(self) -> Iterable[int]:
-        return self._pins
 
     def pinned_leaves(self) -> Iterator[int]:
         return (row for row in self._pins if self.index.children[row] == 0)

@@ -208,9 +208,6 @@ class PageIndex:
         used = self.array["category"][: self.top] != NO_LABEL
         return now - self.array["written"][: self.top][used]
 
-    def free_rows(self) -> list[int]:
-        return [row for row, key in enumerate(self.keys) if key is None]
-
     def key_at(self, row: int) -> bytes | None:
         """Return the key of a row, or ``None`` if the row is free or does not exist."""
         return self.keys[row] if row < len(self.keys) else None

@@ -19,7 +19,7 @@ from sglang_canopy.radix.counters import DEVICE, DISK, EDGES_S, HOST, TIERS
     FLUSHED,
     PARTIAL_PAGE,
     UNKNOWN,
-) = CAUSES = (
+) = (
     "never_seen",
     "evicted",
     "not_written",
