@@ -73,7 +73,7 @@ class EvictablePages:
         if row not in self._leaves:
             self._leaves[row] = leaf = self._leaf(row)
             self.policy.admit(leaf, now)
-            if self.quotas:
+            if self.quota(leaf.tenant) is not None:
                 self._admit_to_twin(self._leaf(row), now)
 
     def admit_all(self, now: float) -> None:
@@ -86,7 +86,8 @@ class EvictablePages:
             self._leaves[leaf.row] = leaf
             self.policy.admit(leaf, now)
         if self.quotas:
-            for leaf in self._filled(rows):
+            limited = [row for row in rows if self.quota(self._leaves[row].tenant) is not None]
+            for leaf in self._filled(limited):
                 self._admit_to_twin(leaf, now)
 
     def _filled(self, rows: Sequence[int]) -> list[PageLeaf]:
@@ -100,10 +101,9 @@ class EvictablePages:
         return leaf
 
     def _admit_to_twin(self, leaf: PageLeaf, now: float) -> None:
-        """Admit ``leaf`` to the twin of its tenant, if the tenant has a quota."""
+        """Admit ``leaf`` to the twin of its tenant, which has a quota."""
         tenant = leaf.tenant
-        if tenant is None or self.quota(tenant) is None:
-            return
+        assert tenant is not None
         twin = self._twins.get(tenant)
         if twin is None:
             twin = self._twins[tenant] = self.policy.twin()
