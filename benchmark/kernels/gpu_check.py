@@ -34,7 +34,7 @@ from canopy_chunks.fuse.selectors import make_selector
 from canopy_chunks.fuse.selectors.frequency import layer_scores
 from canopy_chunks.store.chunk import Chunk, FusedPrompt, Placed
 from canopy_chunks.store.shape import Shape
-from canopy_kernel import attention, decomposition, floors, fuse, lowpass, pages, rope_scatter
+from canopy_kernel import attention, decomposition, floors, lowpass, pages, rope_scatter
 
 LLAMA_8B = Shape(32, 32, 8, 128, 4096, 128256, 1e-5)
 DATA_SHEET = {"flop_per_second": 989e12, "bytes_per_second": 4.8e12}
@@ -84,20 +84,14 @@ def _one_case(
             want = expected if page == 1 else attention.reference(q, k, v, at, dim**-0.5)
             errors[name] = off(decomposition.decomposed(q, k, v, at, dim**-0.5, paged), want)
     cos_sin = table(1000, dim, where)
-    raw = [b.random(n, kv_heads, dim, dtype=dtype) for _ in range(4)]
+    raw = [b.random(n, kv_heads, dim, dtype=dtype) for _ in range(2)]
     at = torch.randint(0, 1000, (n,), device=where)
-    origin = torch.where(torch.rand(n, device=where) < 0.2, 1, -1) * torch.randint(
-        1, n, (n,), device=where
-    )
-    for name, fast, slow, args in (
-        ("rope_scatter", rope_scatter.rope_scatter_triton, rope_scatter.reference, (*raw[:2], torch.randperm(n, device=where), at, slots, cos_sin)),
-        ("fuse", fuse.fuse_triton, fuse.reference, (*raw, origin, at, slots, cos_sin)),
-    ):  # fmt: skip
-        pools = [pool(), pool()]
-        copies = [p.clone() for p in pools]
-        fast(*args, *pools)
-        slow(*args, *copies)
-        errors[name] = max(off(x, y) for x, y in zip(pools, copies))
+    args = (*raw, torch.randperm(n, device=where), at, slots, cos_sin)
+    pools = [pool(), pool()]
+    copies = [p.clone() for p in pools]
+    rope_scatter.rope_scatter_triton(*args, *pools)
+    rope_scatter.reference(*args, *copies)
+    errors["rope_scatter"] = max(off(x, y) for x, y in zip(pools, copies))
     x, y = (b.random(2, n, kv_heads * dim, dtype=dtype) for _ in range(2))
     errors["energy"] = off(lowpass.energy_triton(x, y), lowpass.reference(x, y))
     return {
@@ -108,17 +102,16 @@ def _one_case(
 
 
 def movers(b: Bench, top: dict, lengths: list[int]) -> list[dict]:
-    """rope_scatter, fuse and energy of one 8B-shaped layer against their bytes."""
+    """rope_scatter and energy of one 8B-shaped layer against their bytes."""
     found, (heads, dim) = [], (8, 128)
     for n in lengths:
-        raw = [b.random(n, heads, dim) for _ in range(4)]
+        raw = [b.random(n, heads, dim) for _ in range(2)]
         pools = [b.random(n, 1, heads, dim) for _ in range(2)]
         at = torch.arange(n, device=b.device)
         slots = torch.randperm(n, device=b.device)
         cos_sin = table(n, dim, b.device)
-        origin = torch.where(torch.rand(n, device=b.device) < 0.15, at, -1 - at)
         cut = [slice(i, min(i + 500, n)) for i in range(0, n, 500)]  # chunks, where they are
-        keys, values = ([x[c] for c in cut] for x in raw[:2])
+        keys, values = ([x[c] for c in cut] for x in raw)
         inside = torch.cat([torch.arange(len(k), device=b.device) for k in keys])
         floor = floors.rope_scatter_floor(n, floors.Heads(32, heads, dim))
         ways = {
@@ -128,7 +121,6 @@ def movers(b: Bench, top: dict, lengths: list[int]) -> list[dict]:
             "rope_scatter joined": lambda: rope_scatter.rope_scatter_triton(
                 torch.cat(keys), torch.cat(values), at, at, slots, cos_sin, *pools
             ),
-            "fuse": lambda: fuse.fuse_triton(*raw, origin, at, slots, cos_sin, *pools),
         }
         found += [
             {

@@ -9,7 +9,6 @@ pytest.importorskip("triton")
 
 from canopy_kernel import (  # noqa: E402
     attention,
-    fuse,
     halves,
     lowpass,
     pages,
@@ -187,28 +186,6 @@ def test_rows_of_another_type_or_layout_are_refused_by_name():
             rope_scatter.one_layer([k], [other], [4], *rest).launch(0, 1)
     with pytest.raises(ValueError, match="not alike"):
         rope_scatter.one_layer([k, k], [v], [4], *rest).launch(0, 1)
-
-
-@every_case
-@pytest.mark.parametrize("fresh", [0, 1, 20, 40])
-def test_fusion_takes_each_token_from_its_origin(case, fresh):
-    dim, _, heads, dtype, page, layout = case
-    torch.manual_seed(fresh)
-    n = 40
-    rows = [torch.randn(48, heads, dim, device=DEVICE).to(dtype) for _ in range(4)]
-    new = torch.zeros(n, dtype=torch.bool)
-    new[torch.randperm(n)[:fresh]] = True
-    pick = torch.randperm(48)[:n]
-    origin = torch.where(new, pick, -1 - pick).to(DEVICE)
-    positions = torch.randint(0, 500, (n,), device=DEVICE)
-    slots = torch.randperm(100, device=DEVICE)[:n]
-    pools = [pool(100, dim, heads, dtype, page, layout) for _ in range(2)]
-    copies = [p.clone() for p in pools]
-    args = (*rows, origin, positions, slots, table(500, dim))
-    fuse.reference(*args, *copies)
-    fuse.fuse_triton(*args, *pools)
-    for got, expected in zip(pools, copies):
-        close(got, expected, dtype)
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 2, 33, 160])

@@ -254,8 +254,9 @@ def speed() -> list[Row]:
                     min(same) > 0.8,
                 ),
             ),
-            f"{listed(same, '{:.0%}')} are those of 0.5",
-            "`figure-2` `python/canopy_chunks/fuse/selectors/frequency.py` `test/chunk/fuse/test_selectors.py`",
+            f"{listed(same, '{:.0%}')} are those of 0.5. A server takes one set for all layers, by the mean score; "
+            "the printed sets, one a layer, are `frequency-per-layer`: their union is computed",
+            "`figure-2` `python/canopy_chunks/fuse/selectors/frequency.py` `benchmark/chunk/comparators/per_layer.py` `test/chunk/fuse/test_selectors.py`",
             because="counted over chunks of 160 tokens of this model",
         ),
         Row(
@@ -303,13 +304,16 @@ def code() -> list[Row]:
         Row(
             "Figure 5",
             shows="offline scores, sparse transfer, fusion",
-            here="scores lie with the chunk; only what is reused is read, rotated and written",
+            here="scores lie with the chunk; with `frequency` only what is reused is read, rotated and written. "
+            "`question`, the default, places all of a chunk, since it reads the keys to choose",
             where="`python/canopy_chunks/fuse/fusion.py` `python/canopy_chunks/fuse/placement.py`",
         ),
         Row(
             "Figure 6",
             shows="the pipeline: transfer a layer ahead, recompute, deferred RoPE, scatter",
-            here="overlaps on a CPU and changes no logit; the CUDA streams have not run",
+            here="overlaps on a CPU and changes no logit; the CUDA streams have not run. Reused rows are rotated "
+            "and scattered by one kernel, recomputed ones written by SGLang. With `question` recompute waits for "
+            "the transfer of the first 70 % of the layers, which its probe reads",
             where="`python/canopy_chunks/fuse/transfer.py` `test/chunk/test_cachetune_figures.py`",
             impossible="a CUDA device; `scripts/gpu_lease.sh` runs them on one",
         ),
@@ -322,7 +326,7 @@ def code() -> list[Row]:
         Row(
             "Equation 2, Equation 3, Equation 4, Equation 5, Equation 6",
             shows="FFT along the tokens, the lowest bins kept, norms of what is reconstructed",
-            here="as printed",
+            here="as printed, so bin 0, a chunk's mean, counts as low",
             where=f"{lowpass} `python/canopy_chunks/fuse/selectors/frequency.py`",
         ),
         Row(

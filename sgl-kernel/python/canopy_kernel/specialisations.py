@@ -121,11 +121,10 @@ def _merges(kind: str, few: bool, arch: int) -> Iterator[Specialisation]:
 
 
 def _movers(kind: str, dim: int, page: int) -> Iterator[Specialisation]:
-    from canopy_kernel import fuse, rope_scatter, rows
+    from canopy_kernel import rope_scatter, rows
 
     label = f"d{dim} {kind} page{page}"
     pointers = {"positions_ptr": "*i64", "slots_ptr": "*i64", "table_ptr": "*fp32"}
-    pools = ("k_pool_ptr", "v_pool_ptr")
     yield Specialisation(
         f"rope_scatter {label}",
         rope_scatter._rope_scatter_kernel,
@@ -135,15 +134,6 @@ def _movers(kind: str, dim: int, page: int) -> Iterator[Specialisation]:
             **pointers,
         },
         {"HEADS": KV_HEADS, "PAGE": page, "DIM": dim, "BLOCK": rope_scatter.BLOCK},
-        rows.warps(dim),
-        2,
-    )
-    fresh = ("fresh_k_ptr", "fresh_v_ptr", "raw_k_ptr", "raw_v_ptr")
-    yield Specialisation(
-        f"fuse {label}",
-        fuse._fuse_kernel,
-        {**dict.fromkeys((*fresh, *pools), f"*{kind}"), "origin_ptr": "*i64", **pointers},
-        {"HEADS": KV_HEADS, "PAGE": page, "DIM": dim, "BLOCK": fuse.BLOCK},
         rows.warps(dim),
         2,
     )
