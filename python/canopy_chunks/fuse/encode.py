@@ -28,17 +28,46 @@ STAND_IN = (
     "stone. It was widened in the last century, when carts gave way to lorries, and again after "
     "the flood. Few travellers use it today, because the new bridge is shorter, but it is kept "
     "open for the farms along the valley and for those who like to walk.",
+    "Bees visit the lime trees in early summer, and for two weeks the honey of the district tastes of "
+    "them. The keepers move their hives to the edge of the wood before the trees flower. After a wet "
+    "June there is little to carry home, and most of it is left for the winter.",
+    "The library keeps its newspapers in a cellar, bound by year. Readers fill in a slip and wait "
+    "a quarter of an hour. The oldest volumes may be read only in the mornings, on a table near the "
+    "desk, and no page may be copied without the consent of the director.",
+    "A ferry crosses the bay every forty minutes between March and October. It carries sixteen cars "
+    "and about a hundred passengers. In strong wind from the west it stays in the harbour, and a bus "
+    "takes travellers around the bay instead.",
+    "Bricks of this kind were made from the clay of the lower fields and dried for three weeks before "
+    "they were fired. They are a little longer than those of the next valley. Builders preferred them "
+    "for chimneys, since they crack less in frost.",
+    "The orchestra rehearses on Thursday evenings in the hall of the school. It has no conductor of "
+    "its own, and the players choose one for each concert. Last spring they performed two suites and "
+    "an overture, and the collection paid for new lamps.",
+    "Wool from the hill farms is washed twice and sorted by length. The longest goes to the weavers, "
+    "the rest is felted. Prices have hardly changed for ten years, although the number of sheep has "
+    "fallen and transport costs more than before.",
+    "The observatory was moved to the ridge when the lights of the town became too bright. Its dome "
+    "turns on wheels from a disused railway. On clear nights the telescope is open to visitors, who "
+    "are asked to bring warm clothes.",
+    "Salt was carried over the pass by mules, in bags of equal weight, so that no animal was loaded "
+    "on one side more than on the other. Inns along the way kept stables, and some of their cellars "
+    "still show the marks of the scales.",
 )
-"""Two documents about nothing that stand in for a chunk's predecessors: about 130 tokens."""
+"""Documents about nothing that stand in for a chunk's predecessors: the first two are about 130
+tokens, all ten about 640."""
+
+FEW_STAND_INS = 2
 
 
-def stand_in(ids: Callable[[str], Sequence[int]]) -> tuple[int, ...]:
-    """Return the tokens of the stand-in documents, each with its closing empty line.
+def stand_in(
+    ids: Callable[[str], Sequence[int]], documents: int = FEW_STAND_INS
+) -> tuple[int, ...]:
+    """Return the tokens of the first stand-in ``documents``, each with its closing empty line.
 
     ``ids`` tokenizes a text without special tokens.
     """
     gap = tuple(ids("\n\n"))
-    return tuple(token for text in STAND_IN for token in (*ids(text), *gap))
+    return tuple(token for text in STAND_IN[:documents] for token in (*ids(text), *gap))
 
 
 class Encoder:
