@@ -1,1 +1,1 @@
-"""From a log of requests to what a cache policy, hints and memory would win on it."""
+"""Gains of cache policies, hints and memory on a log of requests."""

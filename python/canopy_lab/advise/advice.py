@@ -1,4 +1,4 @@
-"""All answers about one log."""
+"""Advice about one log: simulations, decision and tiers."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ from canopy_lab.sim.system.stamps import spread_stamps
 from sglang_canopy.errors import CanopyError
 
 LOST_POINTS = 5.0
-"""Where nobody says the capacity, the one asked about is the largest at which LRU hits so many points
-of the prompt tokens less than an endless cache; half of what repeats where that is less."""
+"""Loss of LRU, in points of the prompt tokens, that sets the capacity if none is given: the largest
+capacity at which LRU hits that much less than an endless cache. At most half of what repeats."""
 OTHER_CAPACITIES = (0.25, 0.5, 2.0, 4.0)
 """Multiples of the capacity at which policies are compared as well."""
 CURVE_POINTS = 200
 LEAST_REQUESTS = 30
-"""A shorter log says nothing."""
+"""Smallest log on which a policy is advised."""
 
 
 @dataclass(frozen=True, slots=True)
 class Below:
-    """A tier below the device that is asked about."""
+    """A tier below the device."""
 
     label: str
     gigabytes: float
@@ -66,11 +66,11 @@ def advise(
     resize: Callable[[int], object] = lambda n: None,
     progress: Callable[[], object] = lambda: None,
 ) -> Advice:
-    """Simulate and decide. ``resize`` is told how many simulations there will be at most.
+    """Simulate and decide. ``resize`` receives the largest number of simulations.
 
-    ``servers`` share the log's requests; ``None`` stands for as many as are not too busy under the
-    baseline. ``capacity_from`` says whose word ``capacity_tokens`` is; without one the curve is
-    asked. Raises ``CanopyError`` for a capacity or servers that are not above 0.
+    ``servers`` share the log's requests; ``None``: the fewest that are at most ``BUSY`` under the
+    baseline. ``capacity_from``: source of ``capacity_tokens``. Without a capacity, the LRU curve
+    sets it (``LOST_POINTS``). Raises ``CanopyError`` for a capacity or servers that are not above 0.
     """
     if capacity_tokens is not None and not 0 < capacity_tokens < float("inf"):
         raise CanopyError(f"the capacity must be tokens above 0, got {capacity_tokens}")
@@ -88,15 +88,14 @@ def advise(
 def advised_policy(
     sample: Sample, profile: EngineProfile, capacity_tokens: float, *, jobs: int | None = None
 ) -> tuple[Arm, Decision]:
-    """What ``advise`` would recommend, without the rest of its page. Keeping SGLang's LRU is the
-    arm ``lru``."""
+    """Return only the recommendation of ``advise``. The arm ``lru`` means: keep SGLang's LRU."""
     capacity = _Capacity(float(capacity_tokens), "given")
     adviser = _Adviser(sample, profile, lru_curve(sample.requests), capacity, (), None, 1)
     return adviser.policy(jobs)
 
 
 def lossy_capacity(sample: Sample, curve: LRUCurve) -> float:
-    """The largest capacity, in the server's tokens, at which LRU has lost ``LOST_POINTS``."""
+    """Return the largest capacity, in the server's tokens, at which LRU loses ``LOST_POINTS``."""
     hits = _hits(curve, np.arange(len(curve.token_hits_at)))
     lost = hits[-1] - min(LOST_POINTS / 100, hits[-1] / 2)
     return sample.tokens_of(max(1, int(np.searchsorted(hits, lost, side="right")) - 1))
@@ -141,7 +140,7 @@ class _Adviser:
         self.tokens = np.array([r.input_tokens for r in sample.requests], np.int64)
         self.clusters, self.cluster_kind = clusters(sample)
         self.at = sample.blocks_of(self.capacity_tokens)
-        # Whole nodes weigh more in a cache that is scaled down, and their sizes are not.
+        # Node sizes are not scaled down with the cache, so evicting whole nodes would cost too much.
         self.base = SGLANG_LRU if sample.one_in == 1 else replace(SGLANG_LRU, whole_nodes=False)
         self.coster = Coster(profile, self.tokens, sample.token_scale, _arrivals(sample))
         self.results: dict[Run, Uncached] = {}
@@ -158,7 +157,7 @@ class _Adviser:
         first += [(arm, c) for arm in compared for c in others]
         first += [(self.base, self._tier_blocks(b)) for b in self.below]
         if not repeats:
-            # Nothing is ever hit, whoever evicts: one run says it for all.
+            # No policy ever hits: one run stands for all.
             first = [(self.base, self.at)]
         resize(len(set(first)) + len(self.below))
         self._simulate(first, jobs, progress)
@@ -202,7 +201,7 @@ class _Adviser:
         )
 
     def policy(self, jobs: int | None) -> tuple[Arm, Decision]:
-        """The decision alone."""
+        """Return the decision without costs and tiers."""
         repeats = float(self.curve.token_hits_at[-1] / max(self.curve.tokens, 1))
         here = [(arm, self.at) for arm in (self.base, *CANDIDATES, BOUND)]
         self._simulate(here if repeats else here[:1], jobs, lambda: None)
@@ -250,8 +249,8 @@ class _Adviser:
         )
 
     def _more(self, base: float) -> str:
-        """What the tiers asked about would add, where that is much: the smallest that adds as much as
-        any."""
+        """Return a sentence about the smallest tier that adds as much as any; empty if that is less
+        than a point."""
         sizes = sorted(self.below, key=lambda b: b.gigabytes)
         added = [
             100 * (hit_ratio(self.results[self.base, self._tier_blocks(b)], self.tokens) - base)
@@ -306,7 +305,7 @@ class _Adviser:
     def _with_layers(
         self, arm: Arm, blocks: int, layers: list[tuple[int, float]]
     ) -> tuple[Gain, Cost]:
-        """Hits of the largest layer; what is not on the device waits for its layer's link."""
+        """Return the hits of the largest layer. Tokens below the device wait for their layer's link."""
         waits = np.zeros(len(self.tokens))
         before = self.results[arm, self.at]
         for size, bytes_per_s in layers:
@@ -317,7 +316,7 @@ class _Adviser:
         return self._gain(arm, blocks), cost
 
     def _lru_curve(self) -> Curve:
-        """LRU that evicts by need at every capacity, from the stack distances."""
+        """Return LRU that evicts only the needed tokens, at every capacity, from stack distances."""
         most = max(self.sample.distinct_blocks, self.at, 2)
         sizes = np.unique(np.geomspace(1, most, CURVE_POINTS).astype(np.int64))
         hits = _hits(self.curve, sizes)

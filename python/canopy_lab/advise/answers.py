@@ -1,4 +1,4 @@
-"""What advice is: plain data that a page or a terminal shows."""
+"""Advice as plain data, for a page or a terminal."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ from sglang_canopy import __version__
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One arm at the capacity asked about."""
+    """One arm at the given capacity."""
 
     gain: Gain
     cost: Cost
     gpu_s_saved_per_hour: float
-    """Of prefill, in an hour of the log, against the baseline."""
+    """Prefill seconds saved per hour of the log, against the baseline."""
     prefill_change: float
-    """Prefill seconds against the baseline, as a share."""
+    """Change of the prefill seconds against the baseline, as a share."""
     kind: str
     """``baseline``, ``policy``, ``placebo``, ``hints`` or ``bound``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """A device with memory below it, under the baseline's policy and under the one advised."""
+    """A device with memory below it, under the baseline and under the advised policy."""
 
     label: str
     tokens: float
-    """Of the largest tier: the tiers above it hold copies of what is there."""
+    """Capacity of the largest tier, which has copies of the tiers above it."""
     lru: Gain
     lru_cost: Cost
     advised: Gain
     advised_cost: Cost
     gpu_s_saved_per_hour: float
-    """Of ``advised`` against the device alone under the baseline."""
+    """Savings of ``advised`` against the device alone under the baseline."""
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Token hit ratio by capacity, both as the server counts tokens."""
+    """Token hit ratio by capacity, in the server's tokens."""
 
     tokens: tuple[float, ...]
     hit_ratio: tuple[float, ...]
@@ -60,11 +60,11 @@ class Advice:
     kv_bytes_per_token: int
     capacity_tokens: float
     capacity_from: str
-    """``given``, ``log`` (of the server), ``ranks`` (the sum of its DP ranks), or ``curve``: where LRU has lost ``LOST_POINTS``."""
+    """``given``, ``log`` (the server's), ``ranks`` (sum of DP ranks) or ``curve`` (``LOST_POINTS``)."""
     repeats: float
     """Share of the prompt tokens that an endless cache would hit."""
     distinct_tokens: float
-    """What an endless cache would hold."""
+    """Size of an endless cache after the log."""
     lru: Curve
     rows: tuple[Row, ...]
     others: dict[str, Curve]
@@ -73,19 +73,19 @@ class Advice:
     prefill_busy: float
     """Share of one GPU's time that prefill takes under the baseline."""
     servers: int
-    """That share the requests, in the queue."""
+    """Servers that share the queue of requests."""
     servers_given: bool
     clusters: int
     cluster_kind: str
     scaled_prompts: float
-    """Mean prompts that fit into the simulated cache, scaled down with the sample."""
+    """Mean prompts that fit into the scaled-down cache."""
     placebo_points: float
-    """Gain of ``wa`` with another request's labels over the baseline, at the capacity."""
+    """Gain of ``wa`` over the baseline with labels of other requests."""
     too_long: float
-    """Share of the prompts that the capacity does not hold."""
+    """Share of the prompts that are larger than the capacity."""
     misses: Misses
     """Why the baseline misses at the capacity."""
 
     def as_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return a JSON object."""
         return {"canopy_version": __version__, **asdict(self)}

@@ -23,15 +23,14 @@ class Arm:
     """One way to run a cache."""
 
     label: str
-    """As the page names it."""
+    """Name on the page."""
     flag: str
-    """What ``--radix-eviction`` would be given; empty where no server can run it. ``auto`` lets
-    ``wa`` rank as long as it is ahead of LRU."""
+    """Value for ``--radix-eviction``; empty if no server can run the arm."""
     policy: str
     config: tuple[tuple[str, object], ...] = ()
     whole_nodes: bool = False
     hints: tuple[float, float] | None = None
-    """(share of the clients that give hints, how often these are right)."""
+    """Share of the clients that give hints, and share of true hints."""
     placebo: bool = False
     hindsight: bool = False
 
@@ -44,7 +43,7 @@ CANDIDATES = (
     LRU,
     WA,
 )
-"""What a server could run instead, without a word from clients. Simplest first."""
+"""Policies that a server can run without hints from clients, the simplest first."""
 PLACEBO = Arm("wa, random labels", "", "wa", placebo=True)
 HINTED = (
     Arm("wa, half of the clients hint, 9 in 10 right", AUTO, "wa", hints=(0.5, 0.9)),
@@ -66,7 +65,7 @@ def run_arms(
     seed: int = 1,
     progress: Callable[[], object] = lambda: None,
 ) -> dict[Run, Uncached]:
-    """Simulate each of ``runs`` once. Raises ``CanopyError`` where a process was killed."""
+    """Simulate each of ``runs`` once. Raises ``CanopyError`` if a process was killed."""
     wanted = list(dict.fromkeys(runs))
     work = _Work(requests, seed)
     jobs = max(1, min(jobs or os.cpu_count() or 1, len(wanted)))
@@ -79,13 +78,13 @@ def run_arms(
 
 
 def hit_ratio(uncached: Uncached, tokens: NDArray[np.int64]) -> float:
-    """Share of the prompt tokens that were in the cache."""
+    """Return the share of the prompt tokens that were in the cache."""
     return 1.0 - float(uncached.sum()) / max(float(tokens.sum()), 1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """What all simulations share."""
+    """Input of every simulation."""
 
     requests: Sequence[TraceRequest]
     seed: int

@@ -1,4 +1,4 @@
-"""How sure a gain is: whole clusters of requests drawn with replacement."""
+"""Confidence interval of a gain: a bootstrap over whole clusters of requests."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ LEAST_WINDOWS = 10
 
 
 def clusters(sample: Sample) -> tuple[np.ndarray, str]:
-    """The cluster of each request, from 0 on, and what they are: conversations with their sub-agents,
-    or windows of time where these are few, or runs of requests where most came in a few windows."""
+    """Return the cluster of each request, from 0 on, and the kind of clusters.
+
+    Clusters are conversations with their sub-agents. If there are few, they are windows of time; if
+    most requests are in a few windows, runs of requests.
+    """
     names: dict[str, int] = {}
     found = [
         -1
@@ -38,10 +41,10 @@ def clusters(sample: Sample) -> tuple[np.ndarray, str]:
 def bootstrap(
     won: np.ndarray, tokens: np.ndarray, cluster: np.ndarray, rng: np.random.Generator
 ) -> tuple[float, float, float]:
-    """(points, low, high): tokens won per token asked, with the 95 % interval over clusters.
+    """Return the gain in points of the prompt tokens and its 95 % interval: (points, low, high).
 
-    ``won``, ``tokens`` and ``cluster`` have one entry a request. Clusters are drawn with
-    replacement, ``RESAMPLES`` times, each with all its requests.
+    ``won``, ``tokens`` and ``cluster`` have one entry per request. ``RESAMPLES`` times, clusters are
+    drawn with replacement, each with all its requests.
     """
     count = int(cluster.max()) + 1
     gained = np.bincount(cluster, won, count)

@@ -1,4 +1,4 @@
-"""The figures of advice, each once for a light page and once for a dark one."""
+"""Figures of advice, for a light and a dark page."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ DARK = Theme("#16191d", "#e4e6e8", "#3a4047", "#56b4e9", "#f0a057", "#e4e6e8", "
 
 
 def charts(advice: Advice, theme: Theme) -> Iterator[tuple[str, Figure]]:
-    """(name, figure): ``capacity`` and ``policies``."""
+    """Yield (name, figure): ``capacity`` and ``policies``."""
     yield "capacity", capacity_chart(advice, theme)
     yield "policies", policies_chart(advice, theme)
 
 
 def capacity_chart(advice: Advice, theme: Theme) -> Figure:
-    """Token hit ratio against capacity: LRU everywhere, policies where they were simulated."""
+    """Plot the token hit ratio against capacity: a curve for LRU, points for simulated policies."""
     figure, axes = _figure(theme, 3.9)
     lru = advice.lru
     axes.plot(lru.tokens, _percents(lru.hit_ratio), color=theme.lru, lw=1.8, label="LRU at every capacity")  # fmt: skip
@@ -54,7 +54,7 @@ def capacity_chart(advice: Advice, theme: Theme) -> Figure:
     axes.axhline(100 * advice.repeats, color=theme.grey, ls="-.", lw=1, label="endless cache")
     axes.axvline(advice.capacity_tokens, color=theme.grey, lw=1)
     axes.annotate(
-        "asked about",
+        "your capacity",
         (advice.capacity_tokens, 1),
         xycoords=("data", "axes fraction"),
         xytext=(0, 3),
@@ -77,7 +77,7 @@ def capacity_chart(advice: Advice, theme: Theme) -> Figure:
 
 
 def policies_chart(advice: Advice, theme: Theme) -> Figure:
-    """Gain over SGLang's LRU of each arm, with its interval."""
+    """Plot the gain of each arm over SGLang's LRU, with its interval."""
     rows = [row for row in advice.rows if row.kind != "baseline"][::-1]
     figure, axes = _figure(theme, 0.9 + 0.28 * len(rows))
     at = np.arange(len(rows))

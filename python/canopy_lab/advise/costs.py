@@ -1,6 +1,7 @@
-"""What hits are worth under a profile: GPU-seconds of prefill and the time of a first token.
+"""Value of hits under a profile: GPU-seconds of prefill, and TTFT.
 
-Each request is costed by itself, the least that hits save, and in a queue of all (``queue.py``).
+TTFT is computed for each request alone, which is the least that hits save, and in a queue of all
+requests (``queue.py``).
 """
 
 from __future__ import annotations
@@ -15,25 +16,26 @@ from canopy_lab.advise.queue import Arrivals, waits_s
 from canopy_lab.sim.system.engine_profile import EngineProfile
 
 DISK_BYTES_PER_S = 3e9
-"""Of a local NVMe disk, where the profile has none."""
+"""Read speed of a local NVMe disk, if the profile has none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of one arm."""
+    """Cost of one arm."""
 
     gpu_s_per_request: float
     ttft_mean_s: float
-    """Of each request by itself."""
+    """TTFT without a queue."""
     queued_mean_s: float
-    """TTFT with the wait for the prompts before it."""
+    """TTFT including the wait for earlier prompts."""
     queued_p95_s: float
 
 
 class Coster:
-    """Costs arms on one sample: ``tokens`` of the prompts, each ``scale`` of the server's.
+    """Computes the costs of arms on one sample.
 
-    The prompts arrive at ``servers`` servers as ``arrivals`` has them.
+    ``tokens``: prompt tokens of each request; each stands for ``scale`` tokens of the server.
+    ``arrivals``: times at which prompts arrive at ``servers`` servers.
     """
 
     def __init__(
@@ -50,7 +52,7 @@ class Coster:
         self._pairs = profile.pair_s()
 
     def prefill_s(self, uncached: Uncached) -> NDArray[np.float64]:
-        """Seconds to compute what is left of each prompt, one token at the least."""
+        """Return the seconds to compute the uncached tokens of each prompt, at least one."""
         left = np.maximum(uncached * self.scale, 1.0)
         return np.array(
             [
@@ -60,7 +62,7 @@ class Coster:
         )
 
     def cost(self, uncached: Uncached, transfer_s: NDArray[np.float64] | None = None) -> Cost:
-        """``transfer_s`` is what each request of the sample waits for tiers below the device."""
+        """Return the cost of a run. ``transfer_s``: each request's wait for tiers below the device."""
         prefill = self.prefill_s(uncached)
         ttft = prefill + self.profile.arrival_s
         if transfer_s is not None:
@@ -76,6 +78,6 @@ class Coster:
         )
 
     def transfer_s(self, tokens: Uncached, bytes_per_s: float) -> NDArray[np.float64]:
-        """Seconds to load so many tokens of each request."""
+        """Return the seconds to load ``tokens`` of each request."""
         moved = np.maximum(tokens, 0) * self.scale * self.profile.kv_bytes_per_token
         return moved / bytes_per_s

@@ -1,15 +1,15 @@
-"""From gains to one sentence: which policy, how sure, and when to keep what there is."""
+"""The recommendation from measured gains: a policy, or to keep LRU."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 WORTH_POINTS = 0.5
-"""Least gain, in points of the token hit ratio, that is worth another policy."""
+"""Smallest gain, in points of the token hit ratio, that justifies a change of policy."""
 SIMPLER_POINTS = 0.5
-"""A simpler policy is taken where the best is ahead of it by less."""
+"""A simpler policy wins if the best is ahead of it by less."""
 REPEATS_POINTS = 1.0
-"""Where less than this repeats, nothing is to be won."""
+"""Smallest share of repeated prompt tokens, in percent, for any advice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +30,9 @@ class Decision:
     """The recommendation."""
 
     flag: str
-    """What to give ``--radix-eviction``; ``lru`` is to keep SGLang's own."""
+    """Value for ``--radix-eviction``; ``lru`` keeps SGLang's own."""
     gain: Gain | None
-    """``None`` where LRU is kept."""
+    """``None`` if LRU is kept."""
     sentence: str
 
 
@@ -47,11 +47,12 @@ def decide(
     more: str = "",
     few: int = 0,
 ) -> Decision:
-    """Decide from hit ratios (0 to 1): of the baseline, of an endless cache, of hindsight.
+    """Return the recommendation.
 
-    ``candidates`` go from the simplest on; ``capacity`` is how a reader would say it; ``more``
-    goes on after a sentence that keeps LRU: what a larger cache would add; ``few`` are the requests of
-    a log that is too short.
+    ``baseline``, ``repeats`` and ``bound``: hit ratios (0 to 1) of the baseline, an endless cache and
+    hindsight. ``candidates``: the simplest first. ``capacity``: text for the sentence. ``more``: a
+    sentence about a larger cache, added if LRU is kept. ``few``: requests of a log that is too
+    short, else 0.
     """
     lru = f"{100 * baseline:.1f} %"
     if not has_content:
@@ -83,7 +84,7 @@ def decide(
 
 
 def _named(gain: Gain) -> str:
-    """What to give ``--radix-eviction``, and who ranks then."""
+    """Return the value for ``--radix-eviction`` and the policy that ranks under it."""
     return gain.flag if gain.flag == gain.label else f"{gain.flag} ({gain.label} ranks)"
 
 

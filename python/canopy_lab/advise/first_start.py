@@ -1,7 +1,7 @@
-"""From advice to the first start of a server: a plan file, what measures, and what comes then.
+"""The first start of a server after advice: its plan file, its flags and the next step.
 
-The first start changes as little as can be compared: SGLang's own cache, only watched, where LRU is to
-be kept; SGLang's order on Canopy's tree, whose policies can be exchanged, where another one is advised.
+The first start changes as little as possible. If LRU is advised, SGLang's own cache runs and Canopy
+observes. If another policy is advised, Canopy's tree runs LRU, and the policy can be exchanged later.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ _MADE_BY = {"command": "canopy advise"}
 
 @dataclass(frozen=True, slots=True)
 class FirstStart:
-    """How to start, and what to do then."""
+    """Plan, flags and the next step."""
 
     plan: ServerPlan
     flags: tuple[str, ...]
     then: str
 
     def arguments(self, plan: Path | str) -> tuple[str, ...]:
-        """What to add to the server's command line; ``plan``: where its file lies."""
+        """Return the arguments for the server's command line. ``plan``: path of the plan file."""
         return ("--canopy-plan", str(plan), *self.flags)
 
 
 def plan_beside(page: Path) -> Path:
-    """Where the plan file of the page's advice lies."""
+    """Return the path of the plan file that belongs to a page."""
     return page.with_suffix(".plan.json")
 
 
 def first_start(advice: Advice) -> FirstStart:
-    """The first start for this advice."""
+    """Return the first start for ``advice``."""
     decision = advice.decision
     made_by = {**_MADE_BY, "advice": decision.sentence, "capacity_tokens": advice.capacity_tokens}
     if decision.gain is None:

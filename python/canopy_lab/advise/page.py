@@ -1,4 +1,4 @@
-"""Write advice as one self-contained HTML page, light or dark as the reader's screen is."""
+"""Write advice as one self-contained HTML page with a light and a dark theme."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from sglang_canopy.private_file import replace_file
 
 
 def write_page(path: Path | str, advice: Advice, name: str, breaks: Sequence[str] = ()) -> None:
-    """Write the page of the log ``name``, whole or not at all. Raises ``CanopyError``.
+    """Write the page of the log ``name`` atomically. Raises ``CanopyError``.
 
-    ``breaks``: sentences about what breaks prefixes."""
+    ``breaks``: sentences about differences that break prefixes."""
     try:
         replace_file(path, page(advice, name, plan_beside(Path(path)).name, breaks))
     except OSError as error:
@@ -87,13 +87,13 @@ def page(advice: Advice, name: str, plan: str, breaks: Sequence[str] = ()) -> st
 
 
 def _steps(advice: Advice, plan: str) -> list[tuple[str, str]]:
-    """(what for, command), in order."""
+    """Return the next steps, each as (purpose, command)."""
     first = first_start(advice)
     found = [("Start so, with your model:", _served(*first.arguments(plan)))]
     gain, flag = advice.decision.gain, advice.decision.flag
     if gain is None:
         return [*found, ("Its page reports a possible gain:", "canopy top page")]
-    found.append(("See what the server's meter says of your traffic:", "canopy top page"))
+    found.append(("See the meter's figures for your traffic:", "canopy top page"))
     if flag != "canopy-lru":
         found.append(("Let both rank in turns:", f"canopy trial --policy {gain.label}"))
         found.append(("If it is better, for good:", _served("--radix-eviction", flag)))

@@ -1,8 +1,8 @@
-"""How long prompts wait for each other: a queue before servers that compute one prompt at a time.
+"""Waiting times of prompts: a queue in front of servers that compute one prompt at a time.
 
 First come, first served; a request goes to the server that is free first (Kiefer and Wolfowitz,
-1955; with one server Lindley's recursion, 1952). Decode steps between prompts, and memory that a
-prompt waits for, are left out: ``canopy simulate system`` has both.
+1955; with one server Lindley's recursion, 1952). The model has no decode steps between prompts and
+no waits for memory: ``canopy simulate system`` has both.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 BUSY = 0.7
-"""Share of its time that a server computes prompts, where nobody says how many servers there are."""
+"""Largest share of time that a server spends on prefill, if the number of servers is not given."""
 
 MOST = 400_000
-"""Arrivals of a queue."""
+"""Most arrivals of a queue."""
 SLICES, GROUP = 20, 16
-"""A longer log has slices with every arrival; between them one arrival stands for a group."""
+"""Slices of a longer log with every arrival, and the group that one arrival between them stands for."""
 WARM = 0.25
-"""Start of a slice whose waits do not count."""
+"""Share of a slice at its start whose waits do not count."""
 NEAR = 100
-"""An arrival is one of so many requests of the sample before or after it."""
+"""An arrival is drawn from this number of requests of the sample before and after it."""
 
 
 def servers_for(prefill_busy: float) -> int:
-    """Fewest servers of which none is busier than ``BUSY``, given the work in servers."""
+    """Return the fewest servers that are at most ``BUSY``. ``prefill_busy``: work in servers."""
     return max(1, math.ceil(prefill_busy / BUSY))
 
 
 @dataclass(frozen=True, slots=True)
 class Arrivals:
-    """Arrivals of the whole log, ascending, made of a sample's."""
+    """Arrivals of the whole log, ascending, drawn from a sample."""
 
     times_s: NDArray[np.float64]
     of: NDArray[np.int64]
@@ -50,9 +50,9 @@ def log_arrivals(
 ) -> Arrivals:
     """Return the arrivals of a log, each as a request of its sample at about that time.
 
-    A sample alone does not have the log's queue: its own arrivals vary more, and squeezed in time
-    they make a busy hour as short. Deterministic. Beyond ``most`` arrivals, only ``SLICES`` slices
-    of time have every arrival; between them one stands for ``GROUP``.
+    The sample's own arrivals would make another queue: they vary more, and a busy hour would shrink
+    with the time axis. Deterministic. Beyond ``most`` arrivals, only ``SLICES`` slices of time have
+    every arrival; between them one stands for ``GROUP``.
     """
     count, sampled = len(log_s), len(sample_s)
     every = _in_slices(count, most / count)
@@ -60,7 +60,7 @@ def log_arrivals(
     times, draw = log_s[kept], np.random.default_rng(0)
     near = np.searchsorted(sample_s, times) + draw.integers(-NEAR, NEAR + 1, len(times))
     near = np.clip(near, 0, sampled - 1)
-    # A group of arrivals at once leaves more work than its requests one by one.
+    # A group that arrives at once leaves more work than requests that arrive one by one.
     measured = every if most >= count else every & ~_in_slices(count, WARM * most / count)
     return Arrivals(times, near, np.where(every[kept], 1, GROUP), measured[kept])
 
@@ -85,9 +85,9 @@ def waits_s(
     servers: int,
     stands_for: NDArray[np.int64] | None = None,
 ) -> NDArray[np.float64]:
-    """Seconds from each arrival (ascending) until its prompt is begun.
+    """Return the seconds from each arrival (ascending) until its prefill begins.
 
-    An arrival that stands for several requests gives each server its share of their work.
+    The work of an arrival that stands for several requests is spread over all servers.
     """
     free = [0.0] * servers
     waits = np.empty(len(arrivals_s))

@@ -1,10 +1,10 @@
 """Read a log of any length into a sample of bounded size: whole conversations, chosen by hash.
 
-As in SHARDS with a fixed sample size (Waldspurger et al., FAST 2015, Section 3.2), only that the
-unit is a conversation: its hash is kept if it lies below a threshold, and the threshold is halved
-whenever the sample has grown too large. What is kept does not depend on the order of the log. A
-cache is then scaled down with the sample: blocks of one conversation by the threshold, blocks that
-several conversations of the sample share not at all, since those are in every sample.
+The method is SHARDS with a fixed sample size (Waldspurger et al., FAST 2015, Section 3.2), with
+conversations as the unit. A conversation is sampled if its hash is below a threshold, and the
+threshold is halved when the sample grows too large, so the order of the log does not matter. The
+cache is scaled down with the sample: blocks of one conversation by the threshold. Blocks that
+several sampled conversations share are in every sample, so they are not scaled.
 """
 
 from __future__ import annotations
@@ -38,26 +38,26 @@ from sglang_canopy.errors import CanopyError
 
 MOST_REQUESTS = 20_000
 MOST_ACCESSES = 2_000_000
-"""Block accesses that are kept: blocks are merged, then the sample is thinned out."""
+"""Most block accesses of a sample. Beyond it, blocks are merged, then conversations dropped."""
 MOST_ARRIVALS = 1_000_000
 COARSEST_SHARE = 1 / 32
-"""Blocks may be merged up to this share of the mean prompt: what is cut off at its end is small."""
+"""Longest merged block as a share of the mean prompt. It bounds the partial block at a prompt's end."""
 COARSEST_TOKENS = (64, 1024)
-"""Least and most of that length."""
+"""Bounds of that length, in tokens."""
 _FULL = 1 << 32
 
 Progress = Callable[[int], object]
 
 
 class ArrivalTimes:
-    """Times of a log's requests; of ever fewer of them beyond ``most``."""
+    """Times of a log's requests. Beyond ``most``, one in 2, 4, 8... is stored."""
 
     def __init__(self, most: int = MOST_ARRIVALS) -> None:
         self.most, self.start, self._one_in, self._count = most, 0.0, 1, 0
         self._times = array("d")
 
     def add(self, time_s: float) -> None:
-        """Note a request."""
+        """Add a request."""
         if self._count % self._one_in == 0:
             self._times.append(time_s)
             if len(self._times) > self.most:
@@ -66,46 +66,46 @@ class ArrivalTimes:
         self._count += 1
 
     def seconds(self) -> list[float]:
-        """Return the time of each request since the sample's first one, ascending."""
+        """Return the times of all requests, ascending, in seconds since the sample's first request."""
         times = np.sort(np.frombuffer(self._times)) - self.start
         return np.repeat(times, self._one_in)[: self._count].tolist()
 
 
 @dataclass(slots=True)
 class Sample:
-    """What advice is made of."""
+    """A sample of a log: the input of advice."""
 
     requests: list[TraceRequest] = field(default_factory=list)
-    """By time, from 0 on; in blocks of ``block_tokens``."""
+    """Sorted by time, from 0 on; in blocks of ``block_tokens``."""
     one_in: int = 1
-    """Of so many conversations one was kept."""
+    """The sample has one in this number of conversations."""
     requests_in_log: int = 0
     tokens_in_log: int = 0
     """Prompt tokens, as the log was cut."""
     span_s: float = 0.0
-    """Of the log."""
+    """Duration of the log."""
     block_tokens: int = 0
     merged: int = 1
-    """Blocks of the log in one of the sample's."""
+    """Blocks of the log in one block of the sample."""
     method: str = ""
-    """How texts became tokens; empty where the log has blocks."""
+    """Method that cut texts into tokens; empty for a log of blocks."""
     token_scale: float = 1.0
-    """Tokens as the log's server counted them, for each one here."""
+    """Tokens of the server for one token of the sample."""
     distinct_blocks: int = 0
-    """Of the sample."""
+    """Distinct blocks in the sample."""
     log_blocks: float = 0.0
     """Estimate for the log, in the sample's blocks."""
     conversations: int = 0
-    """Of the log; an estimate if it is sampled."""
+    """Conversations in the log; an estimate if it is sampled."""
     arrivals: ArrivalTimes = field(default_factory=ArrivalTimes)
-    """Of the log, as its stamps say."""
+    """Arrivals of the log."""
     has_content: bool = True
-    """Whether the format says which prompts share a prefix."""
+    """Whether the format shows shared prefixes."""
     understood: Understood = field(default_factory=Understood)
-    """What the reader left out, changed and counted."""
+    """Counts of the reader: lines read, ignored and changed."""
 
     def about(self) -> dict[str, Any]:
-        """Return everything but the arrivals, and the number of requests."""
+        """Return all fields but the arrivals, with the number of requests in place of the requests."""
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "arrivals"}
         return values | {
             "requests": len(self.requests),
@@ -114,20 +114,20 @@ class Sample:
 
     @property
     def share(self) -> float:
-        """The sample's distinct blocks as a share of the log's: what capacities are scaled by."""
+        """The sample's distinct blocks as a share of the log's: the scale of capacities."""
         return self.distinct_blocks / self.log_blocks if self.log_blocks else 1.0
 
     def blocks_of(self, tokens: float) -> int:
-        """A cache of ``tokens`` (the server's) in blocks of the sample, scaled down with it."""
+        """Convert a capacity in tokens of the server to blocks of the sample."""
         return max(1, round(tokens / self.token_scale / self.block_tokens * self.share))
 
     def tokens_of(self, blocks: float) -> float:
-        """The other way round."""
+        """Convert blocks of the sample to tokens of the server."""
         return blocks / self.share * self.block_tokens * self.token_scale
 
 
 class Thinned:
-    """Keeps rows by the hash of their conversation: at most ``most`` rows and ``most_accesses`` blocks."""
+    """Rows of sampled conversations: at most ``most`` rows with ``most_accesses`` blocks."""
 
     def __init__(self, most: int, most_accesses: int) -> None:
         self.most, self.most_accesses = most, most_accesses
@@ -138,30 +138,30 @@ class Thinned:
         self._count = self._accesses = self._tokens = 0
 
     def wants(self, key: int) -> bool:
-        """Whether a conversation's hash is below the threshold of now."""
+        """Return whether a conversation's hash is below the current threshold."""
         return key < self._below
 
     @property
     def conversations(self) -> int:
-        """Conversations of the log, estimated from those kept."""
+        """Estimated conversations of the log."""
         return len(self._rows) * self.one_in
 
     def add(self, key: int, row: TraceRequest) -> None:
-        """Keep a row of a wanted conversation."""
+        """Add a row of a sampled conversation."""
         row = merged(row, self.merged)
         self._rows.setdefault(key, []).append((next(self._number), row))
         self._account(row, 1)
         while self._accesses > self.most_accesses and self._may_merge(row):
             self._merge()
             row = self._rows[key][-1][1]
-        # One conversation may be more than was asked for: rather that than none.
+        # A single conversation may exceed the limits: a sample is never empty.
         while (self._count > self.most or self._accesses > self.most_accesses) and len(
             self._rows
         ) > 1:
             self._halve()
 
     def rows(self) -> list[TraceRequest]:
-        """The rows kept, by time; those of one time in the order in which they were added."""
+        """Return the sampled rows, sorted by time and, for equal times, by the order of ``add``."""
         kept = sorted((r.time_s, n, r) for rows in self._rows.values() for n, r in rows)
         return [row for _, _, row in kept]
 
@@ -182,7 +182,7 @@ class Thinned:
         self._accesses = sum(len(r.blocks) for rows in self._rows.values() for _, r in rows)
 
     def _halve(self) -> None:
-        """Keep one in twice as many conversations."""
+        """Halve the threshold."""
         self._below //= 2
         self.one_in *= 2
         for key in [k for k in self._rows if k >= self._below]:
@@ -191,7 +191,7 @@ class Thinned:
 
 
 def merged(request: TraceRequest, factor: int) -> TraceRequest:
-    """The request in blocks ``factor`` times as long."""
+    """Return the request with blocks ``factor`` times as long."""
     if factor == 1:
         return request
     blocks = coarser(request.blocks, factor)
@@ -208,10 +208,7 @@ def read_sample(
     skip_bad: int = 0,
     progress: Progress = lambda n: None,
 ) -> Sample:
-    """Read ``path`` once, in memory bounded by the sample (and what infers conversations).
-
-    Raises ``CanopyError`` for a log without requests, and what readers raise.
-    """
+    """Read ``path`` once, in bounded memory. Raises ``CanopyError`` for a log without requests."""
     path = check_log(path, format, tokenizer)
     if most_requests < 1:
         raise CanopyError(f"the sample must be of 1 request or more, got {most_requests}")
@@ -241,7 +238,7 @@ def _nothing_in(path: Path, understood: Understood) -> str:
 def sample_of(
     trace: Iterable[TraceRequest], most_requests: int = MOST_REQUESTS, *, has_content: bool = True
 ) -> Sample:
-    """Sample requests that were read already. Raises ``CanopyError`` if there are none."""
+    """Sample the requests of ``trace``. Raises ``CanopyError`` if there are none."""
     made, kept = Sample(has_content=has_content), Thinned(most_requests, MOST_ACCESSES)
     ids: dict[int, int] = {}  # a server's own ids take 64 bits without a sign
     numbered = (
@@ -261,7 +258,7 @@ def _take(rows: Iterable[TraceRequest], kept: Thinned) -> None:
 
 
 def conversation_key(request: TraceRequest) -> int:
-    """32 bits of the hash of a request's conversation; sub-agents go with their parent."""
+    """Return 32 bits of the hash of a request's conversation. Sub-agents belong to their parent's."""
     name = request.conversation
     if name is None:
         name = f"line {request.line}"
@@ -296,7 +293,7 @@ def _from_text(
     tolerance: lines.Tolerance,
     progress: Progress,
 ) -> Iterator[TraceRequest]:
-    """Yield the prompts' rows; a prompt of a named conversation that is not kept is never cut."""
+    """Yield the prompts' rows. Prompts of named conversations outside the sample are not cut."""
     first, last = float("inf"), float("-inf")
 
     def rows() -> Iterator[TraceRequest]:
@@ -323,7 +320,7 @@ def _from_text(
 
 
 def _finish(made: Sample, kept: Thinned) -> None:
-    """Begin at 0, and count what is shared."""
+    """Shift times to start at 0, and count distinct and shared blocks."""
     rows = kept.rows()
     if not rows:
         raise CanopyError("no conversation of the log was kept; raise --sample-requests")
@@ -331,7 +328,7 @@ def _finish(made: Sample, kept: Thinned) -> None:
     made.arrivals.start = start
     one: dict[int, int] = {}
     for at, r in enumerate(rows):
-        # Equal ids as one object each: most are asked for again and again.
+        # Intern the ids: most repeat, and equal ints would be separate objects.
         blocks = tuple([one.setdefault(block, block) for block in r.blocks])
         rows[at] = changed(r, time_s=r.time_s - start, blocks=blocks)
     made.requests, made.merged, made.one_in = rows, kept.merged, kept.one_in

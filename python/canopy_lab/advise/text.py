@@ -18,7 +18,7 @@ KINDS = {
     "bound": "no server can",
 }
 FEW_PROMPTS = 50
-"""Below so many mean prompts in the simulated cache, a single one decides too much."""
+"""Mean prompts in the simulated cache below which its hit ratio is rough."""
 HEAD = ("policy", "tokens hit", "gain, points", "95 % interval", "prefill s", "TTFT alone", "queued", "queued, P95", "GPU h saved/day", "")  # fmt: skip
 TIER_HEAD = ("memory", "holds", "LRU hits", "queued TTFT", "advised hits", "queued TTFT", "GPU h saved/day")  # fmt: skip
 
@@ -42,7 +42,7 @@ def duration(value: float) -> str:
 
 
 def policy_cells(row: Row) -> list[str]:
-    """A row of the table of policies, under ``HEAD``."""
+    """Return a row of the table of policies, under ``HEAD``."""
     g, base = row.gain, row.kind == "baseline"
     return [
         g.label,
@@ -59,7 +59,7 @@ def policy_cells(row: Row) -> list[str]:
 
 
 def tier_cells(tier: Tier) -> list[str]:
-    """A row of the table of tiers, under ``TIER_HEAD``."""
+    """Return a row of the table of tiers, under ``TIER_HEAD``."""
     return [
         tier.label,
         f"{short_number(tier.tokens)} tokens",
@@ -76,7 +76,7 @@ def _gpu_hours_a_day(seconds_an_hour: float) -> str:
 
 
 def about_log(advice: Advice) -> list[str]:
-    """What was read, and how; first of all what was left out or changed, if that is much."""
+    """Return lines about the log and its reading, alarms first."""
     s = advice.sample
     rate = s["requests_in_log"] / max(s["span_s"], 1.0)
     about = "about " if s["one_in"] > 1 else ""
@@ -115,7 +115,7 @@ def about_log(advice: Advice) -> list[str]:
 
 
 def about_capacity(advice: Advice) -> str:
-    """Where the capacity comes from."""
+    """Return the capacity and its source."""
     size = bytes_text(advice.capacity_tokens * advice.kv_bytes_per_token)
     if advice.capacity_from != "curve":
         where = {
@@ -141,9 +141,9 @@ def _too_long(advice: Advice) -> str:
 
 
 def about_repeats(advice: Advice) -> str:
-    """How much of the traffic repeats."""
+    """Return the share of repeated prompt tokens."""
     base = advice.rows[0].gain.hit_ratio
-    text = f"{percent(advice.repeats)} of the prompt tokens were asked for before: what an endless cache hits."
+    text = f"{percent(advice.repeats)} of the prompt tokens repeat an earlier prompt: an endless cache would hit them."
     if advice.repeats:
         text += (
             f" It would hold {short_number(advice.distinct_tokens)} tokens. SGLang's LRU hits "
@@ -153,7 +153,7 @@ def about_repeats(advice: Advice) -> str:
 
 
 def about_misses(advice: Advice) -> str:
-    """Why the baseline misses, and how long evicted tokens were unused."""
+    """Return the causes of the baseline's misses and the idle times of evicted tokens."""
     found = advice.misses
     text = f"Of the prompt tokens, SGLang's LRU misses {percent(found.never_seen)} that no earlier request had"
     if not found.evicted:
@@ -166,7 +166,7 @@ def about_misses(advice: Advice) -> str:
 
 
 def about_placebo(advice: Advice) -> str:
-    """What the labels bring."""
+    """Return the gain with and without true labels."""
     wa = next(r.gain for r in advice.rows if r.gain.label == "wa")
     return (
         f"Placebo: with another request's labels (type, turn, stop, length, gaps) on each request, wa "
@@ -176,18 +176,18 @@ def about_placebo(advice: Advice) -> str:
 
 
 def about_hints(advice: Advice) -> str:
-    """What hints would add."""
+    """Return the gain with hints."""
     half, full = [r.gain.points for r in advice.rows if r.kind == "hints"]
     bound = advice.rows[-1].gain
     return (
-        f"If clients said whether and when a conversation continues: {half:+.1f} points with half of "
-        f"them, right nine times in ten; {full:+.1f} with all of them, always right. A policy that "
-        f"knew the future and caches every request: {bound.points:+.1f}."
+        f"With hints whether and when a conversation continues: {half:+.1f} points if half of the clients "
+        f"give them and nine in ten are true; {full:+.1f} if all clients give them and all are true. A policy "
+        f"that knows the future: {bound.points:+.1f}."
     )
 
 
 def about_profile(advice: Advice) -> str:
-    """What TTFT and GPU-seconds mean here."""
+    """Return the definitions of TTFT and GPU-seconds."""
     return (
         f"Times are those of {advice.profile} ({advice.profile_source}). TTFT alone is the mean of each "
         "request by itself, the least that hits save. Prefill s is the change of the prefill seconds of all "
@@ -196,28 +196,28 @@ def about_profile(advice: Advice) -> str:
 
 
 def _busy(share: float) -> str:
-    """What it takes of a GPU's time, or how many GPUs."""
+    """Return the share of a GPU's time, or the number of GPUs."""
     if share <= 1:
         return f"keeps one such GPU busy for {percent(share)} of the time"
     return f"is the work of {share:.1f} such GPUs"
 
 
 def about_queue(advice: Advice) -> str:
-    """How long prompts wait, and before how many servers."""
+    """Return the assumptions behind queued TTFT."""
     count = "one server" if advice.servers == 1 else f"{advice.servers} servers"
     text = (
         f"Queued: prompts come as in the log to {count} and wait for each other, first come first "
         "served; decoding beside them is left out (canopy simulate system has it)."
     )
     if not advice.servers_given:
-        return text + f" So many keep prefill under LRU below {100 * BUSY:.0f} % of their time; say yours with --servers."  # fmt: skip
+        return text + f" That number keeps prefill under LRU below {100 * BUSY:.0f} % of their time; give yours with --servers."  # fmt: skip
     if advice.prefill_busy >= advice.servers:
         return text + " Under LRU that is more than they can do: the queue grows until the end of the log."  # fmt: skip
     return text
 
 
 def about_uncertainty(advice: Advice) -> str:
-    """How the intervals are made."""
+    """Return the method of the intervals."""
     return (
         f"Intervals: {advice.clusters:,} {advice.cluster_kind} drawn with replacement a thousand times, "
         "with what the simulator gave for each request. They do not cover another week's traffic."
@@ -225,7 +225,7 @@ def about_uncertainty(advice: Advice) -> str:
 
 
 def about_tiers() -> str:
-    """How the tiers are estimated."""
+    """Return the method of the tiers' estimates."""
     return (
         "A lower tier holds copies of the tiers above it, so its size decides. Hits from it are "
         "charged with their transfer; queues on the link are not simulated (canopy simulate system, "
@@ -234,7 +234,7 @@ def about_tiers() -> str:
 
 
 def summary(advice: Advice) -> str:
-    """What the terminal shows."""
+    """Return the text for a terminal."""
     return "\n".join(_summary(advice))
 
 

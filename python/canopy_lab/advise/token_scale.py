@@ -1,7 +1,7 @@
-"""Tokens as a log's server counted them, for each token that the reader cut.
+"""The token scale: the server's token counts in a log divided by the tokens that the reader cut.
 
-Capacities are converted by this scale, so a wrong one makes all advice wrong. Counts that leave out
-cached tokens are the usual fault: the scale is then far too low, or differs from prompt to prompt.
+Capacities are converted by it, so a wrong scale makes all advice wrong. The usual fault is a log
+whose counts exclude cached tokens: the scale is then far too low, or varies between prompts.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from canopy_lab.trace.understood import Understood
 from sglang_canopy.errors import CanopyError
 
 LEAST, MOST = 0.4, 4.0
-"""A token has 1 to 10 bytes in every language and tokenizer that we know; 4 bytes make the scale 1."""
+"""Range of the scale: tokens of 10 bytes to 1 byte. The reader cuts tokens of 4 bytes."""
 WIDEST = 4.0
-"""Most by which the ratio of most prompts' tokens may differ within one log."""
+"""Largest ratio between the scales of most prompts of a log."""
 _OUTER = 0.1
-"""Share of the tokens at either end that may lie outside."""
+"""Share of the tokens at either end that is not compared."""
 _STEP = 0.05
-"""Width of the histogram's cells, in powers of two."""
+"""Width of a cell of the histogram, in powers of two."""
 
 
 class TokenScale:
-    """Compares logged counts with the tokens that were cut. Prompts with pictures are left out."""
+    """Compares logged counts with the tokens that were cut. Ignores prompts with pictures."""
 
     def __init__(self, has_tokenizer: bool) -> None:
         self._has_tokenizer = has_tokenizer
         self._logged = self._cut = 0
         self._ratios: Counter[int] = Counter()
-        """Tokens cut, by the ratio of their prompt."""
+        """Tokens by the scale of their prompt, in cells."""
 
     def add(self, prompt: LoggedPrompt, tokens: int) -> None:
-        """Take in a prompt that was cut into ``tokens``."""
+        """Add a prompt that was cut into ``tokens``."""
         if prompt.logged_tokens is None or not tokens:
             return
         if any(part.kind in ("image", "media") for part in prompt.parts):
@@ -45,8 +45,8 @@ class TokenScale:
     def found(self, understood: Understood) -> float:
         """Return the scale; 1 if the log counts nothing.
 
-        Raises ``CanopyError`` for counts that cannot be those of the prompts. With a tokenizer they
-        are ignored instead, and ``understood`` says so.
+        Raises ``CanopyError`` if the counts cannot belong to the prompts. With a tokenizer, such
+        counts are ignored and noted in ``understood``.
         """
         if not self._cut:
             return 1.0
@@ -67,7 +67,7 @@ class TokenScale:
         )
 
     def _spread(self) -> float:
-        """Ratio between the upper and the lower end of the middle of the histogram."""
+        """Return the ratio between the upper and the lower end of the histogram without its outer cells."""
         total, seen, ends = self._ratios.total(), 0, []
         for share in (_OUTER, 1 - _OUTER):
             seen = 0
