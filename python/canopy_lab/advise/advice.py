@@ -36,7 +36,7 @@ from sglang_canopy.errors import CanopyError
 
 LOST_POINTS = 5.0
 """Loss of LRU, in points of the prompt tokens, that sets the capacity if none is given: the largest
-capacity at which LRU hits that much less than an endless cache. At most half of what repeats."""
+capacity at which LRU hits that much less than an endless cache. At most half of the repeats."""
 OTHER_CAPACITIES = (0.25, 0.5, 2.0, 4.0)
 """Multiples of the capacity at which policies are compared as well."""
 CURVE_POINTS = 200

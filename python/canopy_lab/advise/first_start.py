@@ -1,6 +1,6 @@
 """The first start of a server after advice: its plan file, its flags and the next step.
 
-The first start changes as little as possible. If LRU is advised, SGLang's own cache runs and Canopy
+The first start changes little. If LRU is advised, SGLang's own cache runs and Canopy
 observes. If another policy is advised, Canopy's tree runs LRU, and the policy can be exchanged later.
 """
 

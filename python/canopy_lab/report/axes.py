@@ -13,7 +13,7 @@ from matplotlib.ticker import FuncFormatter, NullLocator, PercentFormatter
 
 from canopy_lab.report.units import seconds
 
-# Okabe and Ito's palette: told apart by people of every colour vision, and in grey.
+# Okabe and Ito's palette: distinct for every type of colour vision, and in grey.
 BLUE, ORANGE, GREEN, PINK, SKY, GREY = (
     "#0072B2",
     "#D55E00",
@@ -59,7 +59,7 @@ def percent_axis(axis: Axis) -> None:
 
 
 def time_axis(axes: Axes, longest: float, shortest: float = 0.1) -> None:
-    """A logarithmic x axis of times a person would say."""
+    """Make the x axis logarithmic, with readable times as ticks."""
     axes.set_xscale("log")
     ticks = [t for t in _TIMES if shortest <= t <= longest * 1.01]
     axes.set_xticks(ticks, [seconds(t) for t in ticks])

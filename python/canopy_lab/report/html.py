@@ -23,7 +23,7 @@ class HtmlTable:
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
     text: Sequence[int] = ()
-    """Columns of words beside the first; the others hold numbers and are set flush right."""
+    """Other columns of words than the first. Columns of numbers are aligned right."""
     marked: int | None = None
     """The row to stand out."""
     notes: Sequence[str] = ()

@@ -9,7 +9,7 @@ def percent(value: float, digits: int = 0) -> str:
 
 
 def seconds(value: float) -> str:
-    """A time a person would say."""
+    """Return a readable time, such as ``85 ms`` or ``12 min``."""
     if value < 0.0005:
         return "0 s"
     if value < 1.0:

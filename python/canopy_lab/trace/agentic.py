@@ -1,25 +1,25 @@
 """Agentic coding conversations (the ``kv-cache-tester`` format) and overlays of them.
 
-Three things are read, told apart by their content:
+The reader accepts three kinds of files and distinguishes them by content:
 
 - one conversation, a JSON object: ``block_size``, and ``requests[{t, in, out, hash_ids, stop,
   ...}]``, among them sub-agents (``type: "subagent"``) with a start ``t`` and ``requests`` of
   their own, timed from it;
 - a tar archive (compressed or not) or a folder of such files. They have no common clock, so they
-  are read one after the other in archive order, each from where the one before it ended;
+  are read in archive order, and each starts when the previous one ends;
   ``benchmark/traces/make_overlay.py`` makes them run side by side;
 - an overlay: JSON lines, one request each, with the fields of a request (``t``, ``in``, ``out``,
   ``hash_ids``, ``stop``, ``think_time``, ``api_time``, ``model``, ``input_types``, ``output_types``)
   plus ``block_size``, ``tool_tokens``, ``system_tokens``, ``conversation``, ``turn``, ``category`` and
   ``user`` (the archive's file, which parent and sub-agents share).
 
-A conversation, and each sub-agent, says how many tokens its tools (``tool_tokens``) and its system
-prompt (``system_tokens``) have; prompts begin with them, in this order.
+Conversations and sub-agents have the numbers of tokens of their tools (``tool_tokens``) and system
+prompts (``system_tokens``). Prompts begin with the tools, then the system prompt.
 
 ``hash_ids`` are prefix-chained and cover full blocks only: the rest of a prompt, less than a
-block, has no id. They are local to a file, so the reader renumbers them file by file, unless the file has
-``hash_id_scope: global``: then they are valid in all files of one ``source`` (a user), and sessions share
-blocks as they did.
+block, has no id. They are local to a file, so the reader renumbers them file by file. With
+``hash_id_scope: global`` they are valid in all files of one ``source`` (a user), and sessions keep
+the blocks that they share.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def parse_conversation(document: dict[str, Any], name: str, ordinal: int) -> Con
 
 
 def _source(document: dict[str, Any]) -> str | None:
-    """Whose numbering the block ids follow; ``None`` for the file's own. Raises ``BadLine``."""
+    """Return the source that numbers the block ids; ``None``: the file itself. Raises ``BadLine``."""
     scope = document.get("hash_id_scope")
     if scope in (None, "local"):
         return None
@@ -166,7 +166,7 @@ def _source(document: dict[str, Any]) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class _Agent:
-    """What all requests of one agent have in common."""
+    """Fields that all requests of an agent share."""
 
     conversation: str | None
     user: str | None
@@ -284,13 +284,13 @@ def _after(conversation: Conversation, start_s: float, first_id: int) -> tuple[f
 
 
 class SharedIds:
-    """Places the block ids of every source in a range of its own, above those of single files."""
+    """Gives the block ids of each source their own range, above the ids of single files."""
 
     def __init__(self) -> None:
         self._ranges: dict[str, int] = {}
 
     def first_id(self, conversation: Conversation, next_id: int) -> int:
-        """What to add to the conversation's ids; ``next_id`` if they are valid in its file alone.
+        """Return the offset of the conversation's ids; ``next_id`` if they are valid in its file only.
 
         Raises ``CanopyError`` for ids that do not fit a range.
         """

@@ -3,9 +3,9 @@
     TIMESTAMP,ContextTokens,GeneratedTokens
     2023-11-16 18:17:03.9799600,4808,10
 
-Columns may come in any order and beside others, such as ``NumImages``. The traces have no content, so
-every request gets blocks of its own: nothing is ever reused. They are good for arrival times and
-lengths, and as the case in which no policy can win anything.
+The order of the columns does not matter, and other columns, such as ``NumImages``, are ignored. The
+traces have no content, so every request has its own blocks and nothing is reused. They provide
+arrival times and lengths, and a case in which no policy can gain.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 
 def columns(header: bytes) -> tuple[int, ...] | None:
-    """Places of ``COLUMNS`` in the header of a file; ``None`` if one is missing."""
+    """Return the positions of ``COLUMNS`` in a header; ``None`` if a column is missing."""
     names = header.decode("utf-8-sig", "replace").strip().split(",")
     return tuple(map(names.index, COLUMNS)) if set(COLUMNS) <= set(names) else None
 

@@ -24,7 +24,7 @@ REMEMBERED_CHATS = 1_000_000
 class Roots:
     """The first chat of every conversation, for the ``limit`` chats used last.
 
-    A parent that was forgotten, or lies before the trace, becomes a root itself.
+    A parent that was dropped, or that is older than the trace, becomes a root.
     """
 
     def __init__(self, limit: int = REMEMBERED_CHATS) -> None:
@@ -65,7 +65,7 @@ def read(path: Path, tolerance: lines.Tolerance) -> Iterator[TraceRequest]:
         time_s = clock.check(lines.number(record, "timestamp"))
         most = -(-tokens // BLOCK_TOKENS)
         if len(blocks) > most:
-            # The publishers say that the last block may hold padding.
+            # According to the publishers, the last block may contain padding.
             trimmed += 1
             blocks = blocks[:most]
         return TraceRequest(

@@ -3,9 +3,9 @@
 Two forms, recognised by a file's first line:
 
 - Docker's json-file: ``{"log":"text\\n","stream":"stdout","time":"2026-01-02T..."}``. A line longer
-  than 16 KiB is several entries, of which only the last ends in a line feed.
+  than 16 KiB is several entries, and only the last ends in a line feed.
 - CRI (containerd, CRI-O): ``2026-01-02T10:00:00.1Z stdout P text``. ``P`` marks a part that another
-  entry of the same stream continues, ``F`` the last one.
+  entry of the same stream continues, ``F`` the last part.
 """
 
 from __future__ import annotations

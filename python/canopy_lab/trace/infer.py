@@ -1,9 +1,8 @@
 """Conversation and turn of a request, from its block chain alone.
 
-For traces that name no conversation. A request continues an earlier one when its blocks run
-through the last full block of the earlier prompt and go on from there. A prefix that several
-conversations share (a system prompt) does not count: the last full block must be one that the
-earlier conversation itself brought in.
+Traces that name no conversation need it. A request continues an earlier one if its blocks contain
+the last full block of the earlier prompt and more after it. A prefix that several conversations
+share (a system prompt) does not count: the earlier conversation must have introduced that block.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ REMEMBERED_BLOCKS = 4_000_000
 
 
 class ConversationIndex:
-    """The prompts seen so far: the ``limit`` blocks that came first last, some 200 bytes each.
+    """Recent prompts, as the ``limit`` newest blocks of about 200 bytes each.
 
-    A conversation whose blocks were forgotten goes on as a new one.
+    A conversation whose blocks were dropped continues as a new one.
     """
 
     def __init__(self, limit: int = REMEMBERED_BLOCKS) -> None:
@@ -29,7 +28,7 @@ class ConversationIndex:
         self._count = 0
 
     def _forget(self) -> None:
-        """Drop a quarter, the first that came: one by one would walk over the gaps each time."""
+        """Drop the oldest quarter. Single deletions would scan the dict's gaps each time."""
         for block in list(islice(self._owner, max(1, self._limit // 4))):
             del self._owner[block]
             self._end.pop(block, None)
@@ -51,7 +50,7 @@ class ConversationIndex:
         conversation, turn, parent = self._count, 1, None
         for i in range(shared - 1, -1, -1):
             end = self._end.get(blocks[i])
-            # An equal or shorter prompt is the same turn asked again, not the next one.
+            # An equal or shorter prompt repeats the turn.
             if end is not None and end[2] < input_tokens:
                 conversation, turn, parent = end[0], end[1] + 1, blocks[i]
                 break

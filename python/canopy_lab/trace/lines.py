@@ -1,7 +1,6 @@
 """Read a trace file line by line, with a clear message for a broken line.
 
-Every reader goes through here, so that a trace of any size is read in the memory of one
-line (for an archive: of one conversation).
+Every reader uses it, so memory is bounded by one line (in an archive: by one conversation).
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ Parsed = TypeVar("Parsed")
 
 
 class BadLine(Exception):
-    """One line cannot be used. The message is what is wrong with it, without its number."""
+    """A line cannot be used. The message is the reason, without the line's number."""
 
 
 class CutOff(BadLine):
@@ -38,10 +37,10 @@ class CutOff(BadLine):
 
 
 class Tolerance:
-    """Broken lines of one file that may be passed over, and the counts of what was understood.
+    """Limit on the broken lines of a file, and the reader's counts.
 
-    ``skip_bad`` is the number allowed; the first line beyond it raises ``CanopyError`` with
-    the file, the line number and what is wrong.
+    The first broken line beyond ``skip_bad`` raises ``CanopyError`` with the file, the line number
+    and the reason.
     """
 
     def __init__(self, path: Path | str, skip_bad: int = 0) -> None:
@@ -56,7 +55,7 @@ class Tolerance:
     def bad(self, line: int, why: BadLine | str, where: str = "") -> None:
         """Count one broken line. Raises ``CanopyError`` if no more are allowed.
 
-        A last line that is cut off is left out with a warning.
+        A last line that is cut off is ignored with a warning.
         """
         if isinstance(why, CutOff):
             log.warning("%s, line %d: %s", self.path, line, why)
@@ -73,7 +72,7 @@ class Tolerance:
         raise CanopyError(f"{at}; that is one more than the {self.allowed} --skip-bad allows")
 
     def report(self) -> None:
-        """Log what was left out or changed, if that is a notable share, and the first broken line."""
+        """Log a notable share of ignored or changed entries, and the first broken line."""
         alarms = self.understood.alarms()
         if alarms:
             log.warning("%s: %s", self.path, " ".join(alarms))
@@ -139,8 +138,8 @@ def _open_zst(path: Path, stack: contextlib.ExitStack) -> Any:
 
 
 class _ZstdFrames(io.RawIOBase):
-    """All frames of a zstd file. zstandard's own reader ends after the first, and where a file is cut
-    off without a word; here both read as they do from gzip and xz."""
+    """Reads all frames of a zstd file, and raises for a file that is cut off, as gzip and xz do.
+    zstandard's own reader stops silently in both cases."""
 
     def __init__(self, raw: IO[bytes], frame: Callable[[], Any], error: type[Exception]) -> None:
         self._raw, self._new_frame, self._error = raw, frame, error
@@ -173,8 +172,7 @@ class _ZstdFrames(io.RawIOBase):
 def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield ``(1-based line number, line)`` of every line that is not blank.
 
-    Lines are those of the process: the wrapping of a container's log is removed
-    (``container.py``).
+    The wrapping of a container's log is removed (``container.py``).
     """
     with open_binary(path) as stream:
         yield from unwrapped((n, line) for n, line in enumerate(stream, 1) if line.strip())
@@ -183,9 +181,9 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 def each(
     path: Path, tolerance: Tolerance, parse: Callable[[int, bytes], Parsed | None]
 ) -> Iterator[Parsed]:
-    """What ``parse(number, line)`` makes of every line that is not blank.
+    """Yield the results of ``parse(number, line)`` for every line that is not blank.
 
-    ``None`` leaves a line out; where ``parse`` raises ``BadLine`` it counts as broken.
+    A result of ``None`` is ignored. A line for which ``parse`` raises ``BadLine`` is broken.
     """
     for number, text in read_lines(path):
         try:
@@ -243,7 +241,7 @@ _IDS = 1 << 63
 
 
 def _folded(block: int) -> int:
-    """An id of 63 bits for one that is negative or larger: a hash of its digits."""
+    """Return an id of 63 bits for a negative or larger number: a hash of its digits."""
     if 0 <= block < _IDS:
         return block
     return int.from_bytes(blake2b(b"%d" % block, digest_size=8).digest(), "little") >> 1
@@ -263,7 +261,7 @@ class Clock:
         self.last = 0.0
 
     def check(self, time_s: float) -> float:
-        """``time_s`` again. Raises ``BadLine`` when it lies before the one seen last."""
+        """Return ``time_s``. Raises ``BadLine`` if it is earlier than the previous time."""
         if time_s < self.last:
             raise BadLine(
                 f"its time {time_s:g} s lies before the line above it ({self.last:g} s); "

@@ -1,13 +1,12 @@
 """Generate prompts and outputs, as token ids, from a trace's block ids.
 
-A trace says which blocks prompts share, not what is in them. Here every block gets token ids that
-depend on its id alone: equal ids give equal tokens, so that a server sees exactly the sharing the
-trace had, and nothing is stored. Lengths are exact. What a response generates is read off the
-next turn of its conversation (ATC 2025 paper, section 4.3): with it forced, a turn hits what the
-turn before it generated.
+A trace has the ids of blocks, not their contents. The token ids of a block depend only on its id,
+so a server sees the sharing of the trace, and nothing is stored. Lengths are exact. The output of a
+response is taken from the next turn of its conversation (ATC 2025 paper, section 4.3): with forced
+outputs, a turn hits the output of the previous turn.
 
-For a small model lengths can be scaled down: a block of B tokens becomes one of b tokens under
-the same id, so blocks stay shared as they were.
+For a small model, lengths can be scaled down: a block of B tokens becomes a block of b tokens with
+the same id, which keeps the sharing.
 """
 
 from __future__ import annotations
@@ -26,19 +25,19 @@ from sglang_canopy.errors import CanopyError
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _OPEN = 8
-"""Requests of one conversation that a later one may still continue (parallel branches)."""
+"""Requests of a conversation that a later request can continue (parallel branches)."""
 
 Key = tuple[int, int, int]
-"""What tokens are derived from: (0, block id, 0), or (1, request's ordinal, block index) where
-the trace has no id."""
+"""Source of a block's tokens: (0, block id, 0), or (1, request's ordinal, block index) if the trace
+has no id."""
 
 
 def usable_tokens(tokenizer: Any) -> np.ndarray:
-    """The token ids of a Hugging Face tokenizer that are plain text, sorted.
+    """Return the token ids of a Hugging Face tokenizer that are plain text, sorted.
 
-    Left out: special and added tokens, and ids whose text is not printable ASCII. A piece of a
-    UTF-8 character decodes to nothing until the rest of it came, and a client that waits for
-    text would miss the moment of the first token.
+    Special and added tokens are excluded, as are ids whose text is not printable ASCII: a piece of a
+    UTF-8 character decodes to nothing until the character is complete, so a streaming client would
+    receive the first token late.
     """
     special = set(tokenizer.all_special_ids) | set(getattr(tokenizer, "added_tokens_decoder", ()))
     ids = sorted(set(tokenizer.get_vocab().values()) - special)
@@ -55,7 +54,7 @@ def usable_tokens(tokenizer: Any) -> np.ndarray:
 
 
 def middle_tokens(vocab_size: int) -> np.ndarray:
-    """Token ids for a model without a tokenizer at hand: special ones sit at either end."""
+    """Return token ids for a model without a tokenizer. Special tokens are at both ends."""
     if vocab_size < 16:
         raise CanopyError(f"the vocabulary must have 16 or more tokens, got {vocab_size}")
     edge = min(1000, vocab_size // 8)
@@ -71,7 +70,7 @@ class Planned:
     prompt_tokens: int
     output_tokens: int
     previous: int | None
-    """Ordinal of the request of this conversation to be answered before this one is sent."""
+    """Ordinal of the request that must be answered before this one is sent."""
     continues: int | None = None
     """Ordinal of the request whose prompt and output this prompt begins with."""
 
@@ -116,10 +115,10 @@ class Materialiser:
         return self._tokens(planned, 0, planned.prompt_tokens)
 
     def output(self, planned: Planned) -> list[int]:
-        """The ``output_tokens`` token ids of its response.
+        """Return the ``output_tokens`` token ids of the response.
 
-        As far as the conversation goes on they are what the next turn contains in their place,
-        then tokens of the request's own.
+        They are equal to the next turn of the conversation at that place, if it has one; the rest
+        is unique to the request.
         """
         start = planned.prompt_tokens
         return self._tokens(planned, start, start + planned.output_tokens)
@@ -131,7 +130,7 @@ class Materialiser:
         return Planned(request, ordinal, prompt, max(1, whole - prompt), None)
 
     def _connect(self) -> None:
-        """Find who continues whom, and let the shorter one take the longer one's tokens."""
+        """Link each request to the one it continues. The shorter prompt takes the longer prompt's tokens."""
         last: dict[str, int] = {}
         open_: dict[str, deque[Planned]] = defaultdict(lambda: deque(maxlen=_OPEN))
         for planned in self.planned:

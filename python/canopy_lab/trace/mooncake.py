@@ -3,10 +3,10 @@
     {"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, 2353]}
 
 ``hash_ids`` are prefix-chained and cover the prompt; a last partial block may have one or not. Blocks
-have 512 tokens in Mooncake's own traces, and those of the model's KV cache in Dynamo's and AIPerf's;
-the size is the field ``block_size``, else inferred from lengths and numbers of ids. Rows may
-name a ``session_id``, whose later rows may have a ``delay`` after the answer before them in place of a
-time. Without a session, conversation and turn are inferred from the chain (``infer.py``).
+have 512 tokens in Mooncake's own traces; in Dynamo's and AIPerf's their size is that of the model's
+KV blocks. The size is the field ``block_size``, else it is inferred from lengths and numbers of ids.
+Rows may have a ``session_id``; later rows of a session may have a ``delay`` after the previous answer
+instead of a time. Without a session, conversation and turn are inferred from the chain (``infer.py``).
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ _PROMPTS = {**_TEXT, "sglang": "sglang_text"}
 """Formats whose prompts can be compared as text: these modules have ``prompts``."""
 
 NO_CONTENT = ("azure",)
-"""Formats that do not say which prompts share a prefix."""
+"""Formats without information about shared prefixes."""
 
 
 def format_names() -> tuple[str, ...]:
@@ -41,10 +41,10 @@ def format_names() -> tuple[str, ...]:
 def open_trace(path: Path | str, format: str, *, skip_bad: int = 0) -> Iterator[TraceRequest]:
     """Read a trace, one request at a time, in order of time.
 
-    ``path`` may be compressed (``.gz``, ``.xz``, ``.zst``). The file is checked for existence
-    at once; everything else happens while iterating. A line that cannot be used raises
-    ``CanopyError`` with the file, the line's number and what is wrong; up to ``skip_bad`` such
-    lines are passed over. What was left out or changed is logged at the end.
+    ``path`` may be compressed (``.gz``, ``.xz``, ``.zst``). Its existence is checked at once, its
+    lines during the iteration. Up to ``skip_bad`` broken lines are ignored; the next one raises
+    ``CanopyError`` with the file, the line's number and the reason. Counts of ignored and changed
+    entries are logged at the end.
     """
     _check(format)
     path = existing(path)
@@ -98,7 +98,7 @@ def _check(format: str) -> None:
 
 
 def read_trace(path: Path, format: str, tolerance: Tolerance) -> Iterator[TraceRequest]:
-    """Yield the requests by time and count in ``tolerance`` what was understood."""
+    """Yield the requests in order of time, and count them in ``tolerance``."""
     if format in _TEXT:
         found = to_trace(open_prompts(path, format, tolerance), tolerance, Cutter())
     else:

@@ -2,12 +2,12 @@
 
 LiteLLM (``StandardLoggingPayload`` and rows of its table SpendLogs), Langfuse's observations, Helicone's
 export, OpenAI's batch files, AIPerf's inputs with ``messages``, bodies of OpenAI's, Anthropic's and
-Gemini's interfaces, and plain lines of one's own:
+Gemini's interfaces, and plain lines:
 
     {"time": "2026-01-02T10:00:00Z", "messages": [{"role": "user", "content": "Hello"}]}
 
-``chat.py`` turns a chat into text. Its tokens differ slightly from those of a model's own template; shared
-prefixes are the same. Requests may be out of order by
+``chat.py`` turns a chat into text. Its tokens differ slightly from a chat template's; shared prefixes
+are the same. Requests may be out of order by
 ``prompts.ORDER_WINDOW`` requests; a file that is newest first is read from its end.
 """
 
@@ -51,10 +51,10 @@ _ENTRYS_OWN = ("hidden_params", "model_map_information", "error_information", "s
 
 
 def prompts(path: Path, tolerance: lines.Tolerance) -> Iterator[LoggedPrompt]:
-    """Yield the prompts of ``path``, by time if it is newest first, else in the order of the file.
+    """Yield the prompts of ``path`` in order of time if it is newest first, else in the file's order.
 
-    Failed calls, answers from a gateway's cache, second records of one call and calls of other models
-    are left out and counted in ``tolerance.understood``.
+    Failed calls, answers from a gateway's cache, second records of a call and calls of other models
+    are ignored, and counted in ``tolerance.understood``.
     """
     seen, repeats = tolerance.understood, calls.Repeats()
     for line, entry in entries(path, tolerance, _entry_time):

@@ -44,8 +44,8 @@ _REMEMBERED = 100_000
 
 
 def prompts(path: Path, tolerance: lines.Tolerance) -> Iterator[LoggedPrompt]:
-    """Yield the prompts of ``path``. Other spans are left out and counted: failed calls, repeated calls,
-    spans of other kinds."""
+    """Yield the prompts of ``path``. Failed calls, repeated calls and spans of other kinds are ignored
+    and counted."""
     seen, nestings = tolerance.understood, _Nestings()
     for line, entry in entries(path, tolerance, _entry_time):
         for span in spans(entry):

@@ -101,8 +101,8 @@ def salt_of(*apart: Any) -> bytes:
 
 
 def chained(raw: bytes, block_bytes: int, salt: bytes = b"") -> tuple[int, ...]:
-    """Ids (63 bits) of the blocks of ``raw``, the last one partial: equal id, equal prefix and
-    ``salt`` (64 bytes at most)."""
+    """Return the ids (63 bits) of the blocks of ``raw``, including a partial last block. Blocks have
+    equal ids if their prefixes and ``salt`` (64 bytes at most) are equal."""
     ids, before = [], salt
     for at in range(0, len(raw), block_bytes):
         before = blake2b(raw[at : at + block_bytes], digest_size=8, key=before).digest()
@@ -119,7 +119,7 @@ def coarser(blocks: tuple[int, ...], factor: int) -> tuple[int, ...]:
 
 
 def in_order(prompts: Iterable[TraceRequest], window: int = ORDER_WINDOW) -> Iterator[TraceRequest]:
-    """The requests by time, as far as none comes more than ``window`` requests late."""
+    """Yield the requests in order of time, if each is at most ``window`` requests late."""
     heap: list[tuple[float, int, TraceRequest]] = []
     number = count()
     for request in prompts:
@@ -149,7 +149,7 @@ def record(prompt: LoggedPrompt, cut: Cut) -> TraceRequest:
 
 
 def with_conversation(request: TraceRequest, index: ConversationIndex) -> TraceRequest:
-    """The request with conversation and turn, inferred from its blocks where it has none."""
+    """Return the request with a conversation and a turn, inferred from its blocks if it has none."""
     if request.conversation is not None and request.turn:
         return request
     talk, turn, _ = index.add(request.blocks, request.input_tokens, request.block_tokens)
@@ -178,7 +178,7 @@ def to_trace(
 
 
 def by_time(requests: Iterable[TraceRequest], tolerance: Tolerance) -> Iterator[TraceRequest]:
-    """Yield the requests by time; the first one is at 0.
+    """Yield the requests in order of time, starting at 0.
 
     A request more than ``ORDER_WINDOW`` requests late is a broken line of ``tolerance``.
     """

@@ -1,4 +1,4 @@
-"""The one record type that every trace reader yields."""
+"""The record type of all trace readers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class TraceRequest:
     """Why the response stopped: ``tool``, ``end``, ``length``; ``None`` if the trace is silent."""
     user: str | None = None
     think_s: float | None = None
-    """Seconds between the answer to the turn before and this one, where the trace says."""
+    """Seconds since the answer to the previous turn, if the trace has it."""
     api_s: float | None = None
     """Seconds that the answer took where the trace was taken."""
     model: str | None = None
@@ -35,6 +35,6 @@ class TraceRequest:
     tool_tokens: int = 0
     """Tokens of the tools' definitions, which the prompt begins with; 0 if the trace is silent."""
     system_tokens: int = 0
-    """Tokens of the system prompt, which comes after them."""
+    """Tokens of the system prompt, which follows the tools."""
     line: int = 0
     """1-based line (or ordinal) in the source, for messages."""

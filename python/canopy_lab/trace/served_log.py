@@ -1,8 +1,8 @@
-"""What a server's request log says of how each request was served: TTFT, duration, cached tokens.
+"""TTFT, duration and cached tokens of each request in a server's request log.
 
-With ``--enable-metrics`` SGLang notes when the prefill was done, and with ``--enable-cache-report``
-from which tier the cached tokens came. Beside ``sglang_log.py``, whose records name the line of the
-log that each request ended on.
+SGLang logs the end of the prefill with ``--enable-metrics``, and the tiers of cached tokens with
+``--enable-cache-report``. A record of ``sglang_log.py`` has the line of the log on which its request
+ended.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TIERS = {"device": "device", "host": "host", "storage": "disk"}
 
 @dataclass(frozen=True, slots=True)
 class ServedRequest:
-    """One finished request. Times in seconds, ``None`` where the log does not say."""
+    """A finished request. Times in seconds; ``None`` if the log has no value."""
 
     ttft_s: float | None
     e2e_s: float | None
@@ -34,9 +34,9 @@ class ServedRequest:
 
 
 def read_served(path: Path | str) -> dict[int, ServedRequest]:
-    """The finished requests of a log by the number of their line.
+    """Return the finished requests of a log by line number.
 
-    Raises ``CanopyError`` if none says when its first token was there.
+    Raises ``CanopyError`` if no request has the time of its first token.
     """
     source = lines.existing(path)
     found: dict[int, ServedRequest] = {}
@@ -56,7 +56,7 @@ def read_served(path: Path | str) -> dict[int, ServedRequest]:
 
 def _served(meta: Mapping[str, Any]) -> ServedRequest:
     received, filled = (_number(meta, k) for k in ("request_received_ts", "prefill_finished_time"))
-    # Without streaming the first token that is sent is not the first that was there.
+    # Without streaming, the first token is sent with the last.
     ttft = _number(meta, "first_token_latency")
     if received is not None and filled is not None and filled > received:
         ttft = filled - received

@@ -1,4 +1,4 @@
-"""What belongs to one session, what follows what in it, and how long is thought in between."""
+"""Sessions of a trace: the order of their turns, and the think times between them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from canopy_lab.trace.record import TraceRequest
 
 @dataclass(frozen=True, slots=True)
 class SessionLinks:
-    """Of each request of a trace, by its place in it."""
+    """Links of each request, indexed by its position in the trace."""
 
     first: list[int]
     """The first request of its session."""
     before: list[int]
-    """The request whose answer it comes after; -1 for the first of a session."""
+    """Request whose answer precedes it; -1 for the first of a session."""
     think_s: list[float]
     """Seconds from that answer; 0 for the first of a session."""
 
@@ -25,11 +25,10 @@ def session_links(
 ) -> SessionLinks:
     """Link the turns of a trace in order of time.
 
-    A turn follows the one before it in its conversation. A sub-agent, whose conversation is named
-    after its parent's (``parent/child``), follows the parent's last turn before it and belongs to
-    the parent's session. The time to think is ``TraceRequest.think_s`` between turns where the
-    trace has it, else the gap between the two arrivals, less the answer's own time where the trace
-    has that; at most ``think_cap_s``.
+    A turn follows the previous turn of its conversation. A sub-agent (conversation ``parent/child``)
+    belongs to the parent's session and follows the parent's latest turn. The think time is
+    ``TraceRequest.think_s`` if the trace has it, else the gap between the two arrivals, less the
+    duration of the answer if known; at most ``think_cap_s``.
     """
     count = len(requests)
     links = SessionLinks(list(range(count)), [-1] * count, [0.0] * count)

@@ -2,11 +2,11 @@
 
 Written by a server started with ``--log-requests --log-requests-level 3 --log-requests-format
 json`` (to stdout, or into a folder with ``--log-requests-target``). Other lines of the server's
-log are ignored. A request appears twice, when it is received and when it is finished; it is
-yielded in order of arrival once its end is known, so memory is that of the requests in flight
-plus, where clients name no conversation, the inference's O(distinct blocks).
+log are ignored. A request has two lines, for its arrival and its end. Requests are yielded in order
+of arrival once their ends are known. Memory is that of the requests in flight, plus O(distinct
+blocks) to infer conversations that clients do not name.
 
-Left out: what SGLang asks itself (its warm-up, health checks), and requests that it refused or that
+SGLang's own requests (warm-up, health checks) are ignored, as are refused requests and requests that
 were aborted before their first token. ``sglang_prompt.py`` cuts the prompts.
 """
 
@@ -39,9 +39,9 @@ from canopy_lab.trace.sglang_prompt import (
 from sglang_canopy.errors import CanopyError
 
 WARM_UP_TEXT = "The capital city of France is"
-"""What SGLang asks itself before it takes requests (``http_server.py``, ``_execute_server_warmup``)."""
+"""Prompt of SGLang's warm-up (``http_server.py``, ``_execute_server_warmup``)."""
 HEALTH_CHECK = "HEALTH_CHECK"
-"""How the names of SGLang's own health checks begin (``constants.py``)."""
+"""Prefix of the request ids of SGLang's health checks (``constants.py``)."""
 _RECEIVED, _FINISHED = "request.received", "request.finished"
 
 _POOL = re.compile(rb"\bmax_total_num_tokens=(\d{1,15})\b")
@@ -77,13 +77,13 @@ def read(path: Path, tolerance: lines.Tolerance) -> Iterator[TraceRequest]:
 def read_as_server(
     path: Path | str, *, block_tokens: int = SERVER_BLOCK_TOKENS, skip_bad: int = 0
 ) -> Iterator[TraceRequest]:
-    """Yield them with the block ids that a server itself makes of tokens and salts.
+    """Yield the requests with the block ids that a server computes from tokens and salts.
 
-    Those of ``radix/live_request.py``: whole blocks only, of ``block_tokens`` (the server's own setting
-    of that name), chained xxh3 seeded by the request's salts. A plan made from these names
-    subtrees that the server knows. A prompt logged as text only, with images, or of a LoRA adapter,
-    whose salt the log lacks, gets ids that no server makes: it counts as traffic, and a TTL of its
-    subtree would wait for nobody. Raises ``CanopyError``.
+    The ids are those of ``radix/live_request.py``: whole blocks of ``block_tokens`` (the server's
+    setting of that name), chained xxh3 seeded by the request's salts. So a plan made from these ids
+    names subtrees of the server. A prompt that is logged as text only, or with images, or for a LoRA
+    adapter (the log lacks its salt) has ids that no server computes: it counts as traffic, and a TTL
+    for its subtree has no effect. Raises ``CanopyError``.
     """
     source = lines.existing(path)
     tolerance = lines.Tolerance(source, skip_bad)
@@ -105,8 +105,8 @@ def logs_tokens(path: Path | str) -> bool:
 
 
 def pool_tokens(path: Path | str) -> tuple[int, int] | None:
-    """The device's KV pool in tokens, as the scheduler says it when it starts, and of how many DP
-    ranks it is the sum; those of the last of several starts. ``None`` where the log does not say."""
+    """Return the device's KV pool in tokens, as logged at the latest start, and the number of DP ranks
+    that it is the sum of; ``None`` if the log has no such line."""
     pools: dict[bytes, int] = {}
     for _, text in lines.read_lines(lines.existing(path)):
         if is_event(text):
@@ -120,9 +120,9 @@ def pool_tokens(path: Path | str) -> tuple[int, int] | None:
 
 
 def last_flush(path: Path | str) -> int:
-    """The line on which a server last began, or a scheduler last said that it had emptied its cache
-    (``/flush_cache``, an update of the weights); 0 where none did. Nothing runs then: later lines are
-    of later requests. Raises ``CanopyError``."""
+    """Return the line of the last server start or cache flush (``/flush_cache``, weights update); 0 if
+    there is none. No request runs at that time, so later lines belong to later requests. Raises
+    ``CanopyError``."""
     found = 0
     for line, text in lines.read_lines(lines.existing(path)):
         if (_FLUSHED in text or _STARTS in text) and not is_event(text):
@@ -151,7 +151,7 @@ class _Reader:
         self._latest: deque[bytes] = deque(maxlen=_LATEST)
         self._running: dict[str, _Flight] = {}
         self._lost: set[str] = set()
-        """Those given up while they were in flight."""
+        """Requests dropped while they were in flight."""
         self._clock = _Clock(path)
         self._last_s = 0.0
         self._index = ConversationIndex()
@@ -189,7 +189,7 @@ class _Reader:
         self._lost.discard(rid)
         flight = self._running.get(rid)
         if flight is None:
-            # The log begins after this one was received.
+            # The log begins after the request's arrival.
             waited = meta.get("e2e_latency")
             waited_s = waited if isinstance(waited, (int, float)) else 0.0
             flight = self._arrive(_Flight(rid, ended_s - waited_s))
@@ -202,8 +202,8 @@ class _Reader:
             flight.left_out = False
 
     def ready(self, most: int | None = None) -> Iterator[TraceRequest]:
-        """What can be yielded: the oldest requests, up to the first still running, which is given up
-        where more than ``most`` (``ORDER_WINDOW``) came after it."""
+        """Yield the oldest requests up to the first that still runs. A running request is dropped after
+        ``most`` (``ORDER_WINDOW``) later arrivals."""
         most = ORDER_WINDOW if most is None else most
         while self._arrived:
             flight = self._arrived[0]
@@ -217,14 +217,14 @@ class _Reader:
                 if self._running.get(flight.rid) is flight:
                     del self._running[flight.rid]
                 continue
-            # Requests without a received event may come late; a trace never goes back.
+            # A request without a received event may be late; times of a trace never decrease.
             self._last_s = max(self._last_s, flight.time_s)
             yield with_conversation(changed(flight.request, time_s=self._last_s), self._index)
 
     def _request(
         self, given: Mapping[str, Any], meta: Mapping[str, Any], line: int
     ) -> TraceRequest:
-        """Its time is not known yet, nor what has to be inferred. Raises ``BadLine``."""
+        """Return the request without its time and its inferred fields. Raises ``BadLine``."""
         blocks, tokens = self._cut(given)
         self._note(given)
         custom = inner(given, "sampling_params", "custom_params")
@@ -234,7 +234,7 @@ class _Reader:
         return TraceRequest(
             0.0,
             tokens,
-            # An embedding has none.
+            # An embedding has no completion tokens.
             lines.count(meta, "completion_tokens") if "completion_tokens" in meta else 0,
             blocks,
             self._cut.block_tokens,

@@ -1,9 +1,9 @@
 """Prompts of SGLang's request log, cut into chained blocks.
 
 Token ids are cut by count. A prompt logged as text only (``/v1/completions``, chats with images) is cut
-by characters: equal texts still mean equal blocks, and its length is an estimate, by the characters a
-token of the log's own counts (``characters_a_token``). Prompts of two tenants or adapters share no
-block, as they share no KV; prompts with different images share what comes before the first that differs.
+by characters: equal texts have equal blocks, and the length is an estimate from the log's own counts
+(``characters_a_token``). Prompts of different tenants or adapters share no block, as they share no KV.
+Prompts with images share the blocks before the first different image.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ HOW_TO_LOG = "--log-requests --log-requests-level 3 --log-requests-format json"
 _EVENT = re.compile(rb'"event": ?"(request\.[a-z.]+)"')
 _CHARACTERS_A_TOKEN = 4.0
 _LOOK_AT = 10_000
-"""Lines that are asked how many characters a token has."""
+"""Lines that are read to estimate the characters per token."""
 _CUT = 1024
-"""``request_logger.py`` leaves so many characters at both ends of a text at levels below 3."""
+"""Characters at each end of a text that ``request_logger.py`` logs at levels below 3."""
 _LARGEST = 1 << 63
-"""Of the integers that a token id may be."""
+"""Upper bound of token ids."""
 _MEDIA = ("image_data", "video_data", "audio_data")
 _PLACE = re.compile(r"(?:<[^<>]{0,40}(?:image|img|vision|video|audio)[^<>]{0,40}>)+", re.I)
-"""Where an image stands in a prompt, as the chat templates of many models write it."""
+"""An image's placeholder in a prompt, in the chat templates of many models."""
 
 
 def is_event(text: bytes) -> bool:
@@ -55,7 +55,7 @@ def event_of(text: bytes, kinds: tuple[str, ...]) -> dict[str, Any] | None:
 
 
 def inner(of: Mapping[str, Any], *keys: str) -> dict[str, Any]:
-    """``of[key]``, and so on through ``keys``; empty where one of them is no object."""
+    """Return ``of[key1][key2]...``; empty if a value is not an object."""
     value: Any = of
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
@@ -63,9 +63,9 @@ def inner(of: Mapping[str, Any], *keys: str) -> dict[str, Any]:
 
 
 def characters_a_token(path: Path) -> float:
-    """Characters for each token of the prompts that are logged as text, as the server counted both.
+    """Return the characters per token of prompts that are logged as text, by the server's counts.
 
-    In sixteenths, so that a block is of whole characters; 4 where the log does not say.
+    A multiple of 1/16, so that blocks have whole characters; 4 if the log has no counts.
     """
     characters = tokens = 0
     for _, line in islice(lines.read_lines(path), _LOOK_AT):
@@ -104,7 +104,7 @@ class PromptCutter:
     def _blocks(self, given: Mapping[str, Any]) -> tuple[tuple[int, ...], int]:
         ids, seen = token_ids(given), media(given)
         if ids:
-            # Where an image stands among ids is not known: all of it counts as behind the first.
+            # The position of an image among the ids is unknown: all ids count as behind the first image.
             raw, width = array("q", ids).tobytes(), self.block_tokens * array("q").itemsize
             return chained(raw, width, _salt(given, seen[:1])), len(ids)
         text = _marked(_text(given), seen)
@@ -114,7 +114,7 @@ class PromptCutter:
 
 
 def token_ids(given: Mapping[str, Any]) -> list[int]:
-    """Token ids of a logged prompt; empty where it is logged as text. Raises ``BadLine``."""
+    """Return the token ids of a logged prompt; empty if it is logged as text. Raises ``BadLine``."""
     ids = given.get("input_ids")
     if not isinstance(ids, list):
         return []
@@ -157,7 +157,7 @@ def _text(given: Mapping[str, Any]) -> str:
 
 
 def _marked(text: str, names: list[str]) -> str:
-    """``text`` with each image's name where it stands, or before all where no place is found."""
+    """Return ``text`` with each image's name at its placeholder, or in front if there is none."""
     if not names:
         return text
     left = iter(names)
@@ -176,7 +176,7 @@ def _adapter(given: Mapping[str, Any]) -> Any:
 
 
 def _server_blocks(given: Mapping[str, Any], block_tokens: int) -> tuple[tuple[int, ...], int]:
-    """As the server hashes them: ``radix/live_request.py``, ``live_request`` and ``_extend``."""
+    """Return the server's block hashes (``radix/live_request.py``, ``live_request`` and ``_extend``)."""
     try:
         import xxhash
     except ImportError:

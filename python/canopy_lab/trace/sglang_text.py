@@ -16,7 +16,7 @@ from canopy_lab.trace.sglang_prompt import event_of, inner, token_ids
 def prompts(path: Path, tolerance: lines.Tolerance) -> Iterator[LoggedPrompt]:
     """Yield the finished requests, earliest end first.
 
-    Token ids stay ids. Refused requests, health checks and the server's warm-up are left out.
+    Token ids are not decoded. Refused requests, health checks and the warm-up are ignored.
     """
     before = b""
     for line, text in lines.read_lines(path):

@@ -1,6 +1,6 @@
-"""Counts of a log's requests, and of the entries and text that its reader left out or changed.
+"""Counts of a log's requests, and of the entries and text that its reader ignored or changed.
 
-If more than ``NOTABLE`` of a log is left out or changed, every report begins with that.
+If that is more than ``NOTABLE`` of a log, every report begins with it.
 """
 
 from __future__ import annotations

@@ -136,7 +136,7 @@ class _Lengths:
 
 
 class _Clock:
-    """Times without a year: one that falls back by half a year begins the next."""
+    """Times without a year: a time half a year earlier than the previous one begins a new year."""
 
     def __init__(self) -> None:
         self._year, self._last = 2000, ""

@@ -25,7 +25,7 @@ _KEPT = 0.7
 """A replacement below this share of the old length counts as shortened."""
 
 _BESIDE = 30
-"""Most letters beside a time or an id in a difference of that kind."""
+"""Most other letters in a difference that is a time or an id."""
 
 _LETTERS = re.compile(r"[^\W\d_]")
 _EDGE = re.compile(r"[A-Za-z0-9_.:/+@-]")
