@@ -2,8 +2,9 @@
 
 A chunk of an ordinary prompt was computed behind other documents and perhaps behind private text,
 so its KV must not enter another user's prompt. It is encoded again: behind the tokens that precede
-the first chunk (the system prompt), or alone. That costs one prefill of the chunk, in pieces of
-``PIECE_TOKENS`` tokens: in idle time, and under load within a share of the requests' own tokens.
+the first chunk (the system prompt), or alone. That costs one prefill of the chunk, in pieces
+(:func:`~.rows.piece_tokens`): in idle time, and under load within a share of the requests' own
+tokens.
 """
 
 from __future__ import annotations
@@ -19,14 +20,11 @@ from canopy_chunks.fuse.cache import KVCache, dense_cache
 from canopy_chunks.fuse.encode import capture, stand_in
 from canopy_chunks.fuse.encode_queue import EncodeQueue, QueuedChunk
 from canopy_chunks.fuse.model import Model
-from canopy_chunks.fuse.rows import prefill
+from canopy_chunks.fuse.rows import piece_tokens, prefill
 from canopy_chunks.store.chunk import Chunk
 from canopy_chunks.store.device_copy import to_device
 from canopy_chunks.store.store import ChunkStore
 from canopy_chunks.text.documents import document_name
-
-PIECE_TOKENS = 64
-"""Tokens encoded between two checks for new requests."""
 
 
 def stand_in_tokens(tokenizer: Any) -> tuple[int, ...]:
@@ -62,7 +60,7 @@ class BackgroundEncoder:
         on_stored: Callable[[str, str, str | None], None] = lambda key, document, tenant: None,
     ) -> None:
         self.model, self.store, self.score, self.on_stored = model, store, score, on_stored
-        self.queue = EncodeQueue()
+        self.queue, self.piece_tokens = EncodeQueue(), piece_tokens(model.device)
         self.encoded_tokens = self.encoded_chunks = 0
         self._job: _EncodeJob | None = None
         self._prefix: tuple[tuple[int, ...], KVCache] | None = None
@@ -121,7 +119,7 @@ class BackgroundEncoder:
             return 0
         self._job = job
         whole = (*job.chunk.prefix, *job.chunk.ids)
-        piece = whole[job.done : job.done + PIECE_TOKENS]
+        piece = whole[job.done : job.done + self.piece_tokens]
         ids = to_device(torch.tensor(piece, dtype=torch.long), self.model.device)
         prefill(self.model, ids, job.cache, start=job.done)
         job.done += len(piece)

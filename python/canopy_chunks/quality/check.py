@@ -17,13 +17,11 @@ from canopy_chunks.store.chunk import FusedPrompt, Placed
 from canopy_chunks.store.device_copy import to_device
 
 ANSWER_TOKENS = 16
-PIECE_TOKENS = 64
-"""Tokens computed between two checks for new requests."""
 
 
-def pieces_of(n: int) -> int:
-    """Return the most pieces of a check of ``n`` prompt tokens."""
-    return -(-n // PIECE_TOKENS) + 1 + 2 * (ANSWER_TOKENS - 1)
+def pieces_of(n: int, piece: int) -> int:
+    """Return the most pieces of a check of ``n`` prompt tokens, ``piece`` in each."""
+    return -(-n // piece) + 1 + 2 * (ANSWER_TOKENS - 1)
 
 
 class NoLongerStored(Exception):
@@ -49,8 +47,9 @@ def answers_differ(
     n = len(ids)
     tokens = to_device(torch.tensor(ids, dtype=torch.long), model.device)
     cache = dense_cache(model, n + ANSWER_TOKENS)
-    for first in range(0, n, PIECE_TOKENS):
-        piece = tokens[first : first + PIECE_TOKENS]
+    size = engine.piece_tokens(model.device)
+    for first in range(0, n, size):
+        piece = tokens[first : first + size]
         hidden = engine.prefill(model, piece, cache.upto(first + piece.numel()), first)
         yield
     rows = [model.logits(hidden[-1:])[0]]

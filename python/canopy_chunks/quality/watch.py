@@ -14,7 +14,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from canopy_chunks.quality.check import PIECE_TOKENS, NoLongerStored, answers_differ, pieces_of
+from canopy_chunks.quality.check import NoLongerStored, answers_differ, pieces_of
 from canopy_chunks.quality.tenant_meter import (
     MAX_TENANTS,
     RAISED,
@@ -49,12 +49,14 @@ class _Waiting:
 class Watch:
     """Checks of one scheduler process. end: the token that ends an answer, if known.
 
+    piece_tokens: of a piece of a check.
+
     Every rank of a split model offers the same prompts and takes the same steps. Requests have the
     fields of ``server.request.ChunkRequest``; the library is ``server.library.Library``.
     """
 
-    def __init__(self, meter: QualityMeter, end: int | None) -> None:
-        self.meter, self.end = meter, end
+    def __init__(self, meter: QualityMeter, end: int | None, piece_tokens: int) -> None:
+        self.meter, self.end, self.piece_tokens = meter, end, piece_tokens
         self.waiting: deque[_Waiting] = deque()
         self.dropped: Counter[str] = Counter()
         self.credit = 0.0
@@ -109,23 +111,24 @@ class Watch:
         if self._steps is not None:
             self._steps = None
             one = self.waiting.popleft()
-            if one.pieces < MAX_TIMES * pieces_of(len(one.ids)):
+            if one.pieces < MAX_TIMES * pieces_of(len(one.ids), self.piece_tokens):
                 self.waiting.append(one)
             else:
                 self.dropped["interrupted"] += 1
         self._drop_old(now)
 
-    def spend(self, library: Any, now: float, most_pieces: int | None) -> None:
-        """Run earned pieces under load, at most ``most_pieces``.
+    def spend(self, library: Any, now: float, tokens: int) -> None:
+        """Run earned pieces before a batch of ``tokens``: one, or more in its share.
 
         A check continues after the batch, in the encoder's share of the memory, unless the encoder
         needs it.
         """
         self._drop_old(now)
         pieces = 0
-        while self.waiting and self.credit >= 1.0 and pieces != most_pieces:
+        most = max(1, int(LOAD_SHARE * tokens) // self.piece_tokens)
+        while self.waiting and self.credit >= self.piece_tokens and pieces < most:
             self.run_piece(library, now)
-            self.credit -= PIECE_TOKENS
+            self.credit -= self.piece_tokens
             pieces += 1
 
     def earn(self, tokens: int) -> None:

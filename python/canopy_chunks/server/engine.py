@@ -16,6 +16,7 @@ from canopy_chunks.fuse.background_encoder import stand_in_tokens
 from canopy_chunks.fuse.cache import KVCache
 from canopy_chunks.fuse.choice import ChosenTokens
 from canopy_chunks.fuse.placement import place_chunks
+from canopy_chunks.fuse.rows import piece_tokens
 from canopy_chunks.fuse.selectors import make_selector
 from canopy_chunks.fuse.transfer import base_of, send
 from canopy_chunks.quality.tenant_meter import STOPPED, QualityMeter, ratio_at
@@ -65,7 +66,6 @@ class ChunkEngine:
             )
         self.runner, self.options = runner, options
         self.end_token = getattr(tokenizer, "eos_token_id", None)
-        self.watch = self._new_watch()
         self.stand_in = stand_in_tokens(tokenizer) if options.encode == "mixed" else ()
         # The digest of the weight files is needed only if KV outlives this process.
         self._files = model_view.weight_files(runner) if self._on_disk() else ""
@@ -73,6 +73,7 @@ class ChunkEngine:
         self.start = model_view.first_ranks(secrets.token_hex(8)) if self._stores_kept() else ""
         self._updates = WEIGHTS.id
         self.library = Library(model_view.served_model(runner, self._files), options)
+        self.watch = self._new_watch()
         self.counts: Counter[str] = Counter()
         self.not_fused: Counter[str] = Counter()
         self.time_s = 0.0
@@ -83,7 +84,7 @@ class ChunkEngine:
 
     def _new_watch(self) -> Watch:
         meter = QualityMeter(self.options.check_share, self.options.max_differ)
-        return Watch(meter, self.end_token)
+        return Watch(meter, self.end_token, piece_tokens(self.library.model.device))
 
     @property
     def model(self) -> Any:
@@ -308,16 +309,15 @@ class ChunkEngine:
             if ratio < 1:
                 self.watch.offer(req.origin_input_ids, request, ratio)
 
-    def work_before_batch(self, is_decode: bool) -> None:
+    def work_before_batch(self, tokens: int) -> None:
         """Encode and check what completed prefills have paid for, never between a prefill and its
-        answer."""
+        answer. ``tokens``: prompt tokens of the batch."""
         self.follow_updates()
-        most = 1 if is_decode else None
         if self.library.encoder.busy:
             self.watch.interrupt(self.time_s)  # the encoder needs the memory of the check
-            self.library.spend_encoding(self.time_s, most)
+            self.library.spend_encoding(self.time_s, tokens)
         else:
-            self.watch.spend(self.library, self.time_s, most)
+            self.watch.spend(self.library, self.time_s, tokens)
 
     @property
     def has_idle_work(self) -> bool:

@@ -36,8 +36,9 @@ def forward(
     hold more than one window. A failure while planning is logged and counted, and the request is
     computed whole: no part of the unfinished plan stays in its slots.
     """
-    engine.work_before_batch(batch.forward_mode.is_decode())
-    if not batch.forward_mode.is_extend_without_speculative() or not any(
+    extends = batch.forward_mode.is_extend_without_speculative()
+    engine.work_before_batch(int(batch.extend_num_tokens) if extends else 0)
+    if not extends or not any(
         chunk_request_of(req) is not None for req in batch.reqs
     ):
         return original(worker, batch, *args, **kwargs)

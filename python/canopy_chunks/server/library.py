@@ -182,14 +182,16 @@ class Library:
         owed = self.encode_credit + self.options.learn_share * tokens
         self.encode_credit = owed if self.encoder.busy else 0.0
 
-    def spend_encoding(self, now: float, max_pieces: int | None = None) -> None:
-        """Encode the earned tokens, in at most ``max_pieces`` pieces.
+    def spend_encoding(self, now: float, tokens: int) -> None:
+        """Encode earned pieces before a batch of ``tokens``: one, or more in its share.
 
         Runs before the next forward, never between a prefill and its answer, so that the first
-        request with a document does not wait for its encoding.
+        request with a document does not wait for its encoding. A short prompt does not wait for
+        pieces that a long one has earned.
         """
-        pieces = 0
-        while self.encode_credit >= 1.0 and pieces != max_pieces:
+        piece, pieces = self.encoder.piece_tokens, 0
+        most = max(1, int(self.options.learn_share * tokens) // piece)
+        while self.encode_credit >= piece and pieces < most:
             done = self.encode_piece(now)
             self.encode_credit = self.encode_credit - done if done else 0.0
             pieces += 1

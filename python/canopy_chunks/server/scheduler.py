@@ -30,6 +30,9 @@ from sglang_canopy.errors import CanopyError
 logger = logging.getLogger(__name__)
 
 COMMANDS = ("pin", "unpin", "delete")
+PAUSE_MS = 50
+"""Idle time before background work begins: the next turn of a quick client comes sooner, and would
+wait for the piece in progress."""
 
 
 def build(
@@ -148,13 +151,15 @@ def work_when_idle(engine: ChunkEngine, scheduler: Any) -> None:
         return
     socket = scheduler.ipc_channels.recv_from_tokenizer
 
-    def something_comes() -> bool:
-        return not scheduler.is_fully_idle() or (socket is not None and bool(socket.poll(0)))
+    def something_comes(wait_ms: int) -> bool:
+        return not scheduler.is_fully_idle() or (socket is not None and bool(socket.poll(wait_ms)))
 
+    wait_ms = PAUSE_MS
     while engine.has_idle_work:
-        if first_ranks(something_comes()):
+        if first_ranks(something_comes(wait_ms)):
             return
         engine.work_when_idle()
+        wait_ms = 0
 
 
 def flushed(engine: ChunkEngine, success: Any) -> None:

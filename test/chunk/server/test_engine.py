@@ -12,10 +12,10 @@ from canopy_chunks.fuse import background_encoder  # noqa: E402
 from canopy_chunks.fuse.cache import KVCache, dense_cache  # noqa: E402
 from canopy_chunks.fuse.encode import encode  # noqa: E402
 from canopy_chunks.fuse.fusion import fused_prefill  # noqa: E402
-from canopy_chunks.fuse.rows import prefill  # noqa: E402
+from canopy_chunks.fuse.rows import piece_tokens, prefill  # noqa: E402
 from canopy_chunks.fuse.selectors import make_selector  # noqa: E402
 from canopy_chunks.server import engine as engines  # noqa: E402
-from canopy_chunks.server import library  # noqa: E402
+from canopy_chunks.server import library, scheduler  # noqa: E402
 from canopy_chunks.server.engine import ChunkEngine  # noqa: E402
 from canopy_chunks.server.options import LEARN_PREFIX_TOKENS, Options  # noqa: E402
 from canopy_chunks.store.chunk import FusedPrompt  # noqa: E402
@@ -260,18 +260,77 @@ def test_a_prefill_pays_for_its_share_and_a_later_forward_does_the_work(make, id
     state = engine.new_request(req)
     state.fused = True
     engine.encode_missing(req, state, torch.arange(len(req.origin_input_ids)))
-    engine.library.earn_encoding(640)
+    engine.library.earn_encoding(630)  # one piece is 64 tokens
+    engine.work_before_batch(10_000)
     assert engine.library.encoder.encoded_tokens == 0
-    engine.library.spend_encoding(0.0, 1)
+    engine.library.earn_encoding(10)
+    engine.work_before_batch(1)
     assert engine.library.encoder.encoded_tokens == SYSTEM + LENGTH
     assert engine.library.encode_credit == 64 - (SYSTEM + LENGTH)
-    engine.library.spend_encoding(0.0)
-    assert engine.library.encoder.encoded_tokens == SYSTEM + 2 * LENGTH
-    assert engine.library.encode_credit < 1
     while engine.library.encoder.busy:
         engine.library.encode_piece(0.0)
     engine.library.earn_encoding(640)
     assert engine.library.encode_credit == 0  # nothing waits: nothing is saved up
+
+
+def test_a_short_prompt_waits_for_one_piece_that_a_long_prompt_has_earned(make, ids) -> None:
+    engine = make(learn_share=0.1, encode="prefix", check_share=1.0)
+    learn(engine, request(*prompt(ids, (2,))))
+    served = request(*prompt(ids, (2,)))
+    state = engine.new_request(served)
+    state.fused = True
+    engine.offer_check(served, state)
+    pieces = []
+    for did in (engine.library.encoder, engine.watch):
+        name = "step" if did is engine.library.encoder else "run_piece"
+        run = getattr(did, name)
+        setattr(did, name, lambda *args, run=run: pieces.append(1) or run(*args))
+    for tokens, most in ((0, 1), (1, 1), (10 * 128, 2)):
+        engine.library.encoder.enqueue(range(300), (), "", None)
+        engine.library.earn_encoding(6400)
+        engine.work_before_batch(tokens)
+        assert len(pieces) == most
+        pieces.clear()
+    while engine.library.encoder.busy:
+        engine.library.encode_piece(0.0)
+    pieces.clear()
+    engine.watch.earn(6400)
+    for tokens, most in ((0, 1), (50 * 128, 1)):  # 128 earned tokens are two pieces
+        engine.work_before_batch(tokens)
+        assert len(pieces) == most
+        pieces.clear()
+
+
+def test_idle_work_begins_after_a_pause_in_which_the_next_turn_may_come(
+    make, ids, monkeypatch
+) -> None:
+    monkeypatch.setattr(scheduler, "first_ranks", lambda mine: mine)
+    engine = make()
+    engine.library.encoder.enqueue(range(200), (), "", None)
+    waited = []
+
+    def poll(wait_ms: int) -> bool:
+        waited.append(wait_ms)
+        return comes(len(waited))
+
+    socket = SimpleNamespace(poll=poll)
+    server = SimpleNamespace(
+        is_fully_idle=lambda: True, ipc_channels=SimpleNamespace(recv_from_tokenizer=socket)
+    )
+    comes = lambda polls: True  # noqa: E731
+    scheduler.work_when_idle(engine, server)
+    assert waited == [scheduler.PAUSE_MS]
+    assert engine.library.encoder.encoded_tokens == 0
+    waited.clear()
+    comes = lambda polls: polls == 3  # noqa: E731
+    scheduler.work_when_idle(engine, server)
+    assert waited == [scheduler.PAUSE_MS, 0, 0]
+    assert engine.library.encoder.encoded_tokens == 128
+
+
+def test_a_gpu_computes_more_tokens_in_a_piece() -> None:
+    sizes = [piece_tokens(torch.device(name)) for name in ("cpu", "cuda")]
+    assert sizes == [64, 256]
 
 
 def test_a_chunk_that_cannot_be_encoded_is_dropped_and_counted(make, ids, monkeypatch) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from canopy_chunks.quality.check import PIECE_TOKENS, pieces_of  # noqa: E402
+from canopy_chunks.quality.check import pieces_of  # noqa: E402
 from canopy_chunks.quality.tenant_meter import (  # noqa: E402
     MAX_TENANTS,
     RAISED,
@@ -155,7 +155,7 @@ def test_a_check_that_is_given_up_again_and_again_is_forgotten(engine, ids) -> N
             engine.work_when_idle()
             pieces += 1
         engine.watch.interrupt(engine.time_s)
-    whole = pieces_of(SYSTEM + LENGTH + TAIL)
+    whole = pieces_of(SYSTEM + LENGTH + TAIL, engine.watch.piece_tokens)
     assert MAX_TIMES * whole <= pieces < MAX_TIMES * whole + 10
     assert quality(engine)["dropped"] == {"interrupted": 1}
     engine.watch.interrupt(engine.time_s)  # nothing is under way
@@ -186,12 +186,12 @@ def test_a_server_that_is_never_idle_checks_within_its_budget(engine, ids) -> No
 
     engine.watch.run_piece = counted
     while quality(engine)["checked"] < 3:
-        engine.work_before_batch(is_decode=False)
+        engine.work_before_batch(step)
         serve(engine, prompt(ids))
         engine.watch.earn(step)
         rows += step
         assert rows < 2_000_000
-    assert pieces * PIECE_TOKENS <= LOAD_SHARE * rows + 2 * PIECE_TOKENS
+    assert pieces * engine.watch.piece_tokens <= LOAD_SHARE * rows
     assert not quality(engine)["dropped"].get("interrupted")
 
 
@@ -227,7 +227,7 @@ def test_few_prompts_wait_and_one_a_tenant(engine, ids) -> None:
 
 
 def test_invented_tenants_do_not_hold_the_places_of_a_tenant_with_many_prompts() -> None:
-    watch = Watch(QualityMeter(0.01, 0.4), None)
+    watch = Watch(QualityMeter(0.01, 0.4), None, 64)
 
     def offer(tenant: str, prompts: int) -> None:
         for _ in range(prompts):
@@ -286,7 +286,7 @@ def test_a_check_that_fails_is_counted_and_the_next_one_runs(engine, ids, monkey
 
 
 def test_a_restart_begins_with_a_new_meter_that_checks_more(engine) -> None:
-    fresh = Watch(QualityMeter(0.01, 0.4), None)
+    fresh = Watch(QualityMeter(0.01, 0.4), None, 64)
     taken = [fresh.meter.take(None) for _ in range(10)]
     assert taken == [None] * 9 + [SERVED]
 
