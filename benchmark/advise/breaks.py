@@ -19,10 +19,13 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 import seed_breaks as seeds
+from seed_independent import INDEPENDENT
 
 from canopy_lab.advise.breaks.finder import Breaks, Finder
 from canopy_lab.trace.openai_log import parse
 
+SETS = {"made_with": seeds.KINDS, "unseen": seeds.UNSEEN, "independent": INDEPENDENT}
+ALL = {name: kind for kinds in SETS.values() for name, kind in kinds.items()}
 RATES = (0.1, 0.5, 1.0)
 LEAST_LOST = 0.01
 
@@ -38,8 +41,8 @@ def find(log: Sequence[seeds.Row], named: bool = True) -> tuple[Breaks, float]:
 
 def baseline(log: list[seeds.Row], name: str, seed: int) -> list[seeds.Row]:
     """The log that a break is measured against: with the constant in place, if it has one."""
-    kind = {**seeds.KINDS, **seeds.UNSEEN}[name]
-    return log if kind.only_bad else seeds.seeded(log, name, "head", 0.0, seed)
+    kind = ALL[name]
+    return log if kind.only_bad else seeds.seeded(log, name, "head", 0.0, seed, ALL)
 
 
 def missed(found: Breaks) -> int:
@@ -58,13 +61,13 @@ def judge(
     rows = []
     known = {(one.place, one.kind) for one in clean.findings}
     for name in names:
-        kind = {**seeds.KINDS, **seeds.UNSEEN}[name]
+        kind = ALL[name]
         base = baseline(log, name, seed)
         before = clean if base is log else find(base, named)[0]
         depths = seeds.DEPTHS if kind.app is None else ("middle",)
         for depth in depths:
             for rate in rates:
-                found, spent = find(seeds.seeded(log, name, depth, rate, seed), named)
+                found, spent = find(seeds.seeded(log, name, depth, rate, seed, ALL), named)
                 right = [
                     f for f in found.findings if f.place == kind.place and f.kind in kind.names
                 ]
@@ -120,14 +123,14 @@ def main() -> None:
     runs, prose = seeds.runs_of(args.data), seeds.prose_of(args.prose)
     rates, named = [float(r) for r in args.rates.split(",")], not args.unnamed
     only = set(args.kinds.split(",")) if args.kinds else None
-    rows: dict[str, list[dict[str, Any]]] = {"made_with": [], "unseen": []}
+    rows: dict[str, list[dict[str, Any]]] = {name: [] for name in SETS}
     clean_findings = clean_requests = 0
     for seed in range(args.first_seed, args.first_seed + args.seeds):
         log = seeds.clean_log(runs, prose, seed, args.sessions)
         clean, _ = find(log, named)
         clean_findings += len(clean.findings)
         clean_requests += clean.requests
-        for set_name, kinds in (("made_with", seeds.KINDS), ("unseen", seeds.UNSEEN)):
+        for set_name, kinds in SETS.items():
             names = [name for name in kinds if only is None or name in only]
             rows[set_name] += judge(log, clean, names, seed, rates, named)
     result = {

@@ -3,7 +3,8 @@
 A conversation is rebuilt from a real agent's run so that it only grows: the first input, then each answer
 and what the next input adds. Three applications share the log: an agent with 12 tools (0), a chat (1), and
 questions over six passages (2). ``KINDS`` are the breaks that the finder was made with; ``UNSEEN`` were
-written from public reports of gateways and agents before the finder first ran on them.
+written from public reports of gateways and agents before the finder first ran on them; those of
+``seed_independent`` by an author who had not read the finder.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import random
 import unicodedata
 import uuid
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -161,7 +162,7 @@ class Kind:
     """Whether the other requests stay as they are."""
 
 
-def _kind(put: Any, place: str, *names: str, app: int | None = 0, only_bad: bool = False) -> Kind:
+def kind_of(put: Any, place: str, *names: str, app: int | None = 0, only_bad: bool = False) -> Kind:
     return Kind(put, place, frozenset(names), app, only_bad)
 
 
@@ -248,20 +249,20 @@ def _dropped(one: Seeded) -> None:
 
 
 KINDS: dict[str, Kind] = {
-    "time": _kind(_time, "system", "time", app=None),
-    "id": _kind(_id, "system", "id", app=None),
-    "counter": _kind(_counter, "system", "counter", "number", app=None),
-    "user": _kind(_user, "system", "user", "text", app=None),
-    "white space": _kind(_white_space, "system", "white space", app=None, only_bad=True),
-    "tool order": _kind(_tool_order, "tools", "tool order", only_bad=True),
-    "key order": _kind(_key_order, "tools", "key order", only_bad=True),
-    "tool set": _kind(_tool_set, "tools", "tool set", only_bad=True),
-    "shortened": _kind(_shortened, "history", "shortened", only_bad=True),
-    "key order in calls": _kind(_key_order_in_calls, "history", "key order", "white space", only_bad=True),
-    "order": _kind(_order, "first message", "order", app=2, only_bad=True),
-    "picture": _kind(_picture, "first message", "picture", app=1),
-    "dropped": _kind(_dropped, "history", "dropped", only_bad=True),
-    "time in first message": _kind(_time_in_first, "first message", "time", app=1),
+    "time": kind_of(_time, "system", "time", app=None),
+    "id": kind_of(_id, "system", "id", app=None),
+    "counter": kind_of(_counter, "system", "counter", "number", app=None),
+    "user": kind_of(_user, "system", "user", "text", app=None),
+    "white space": kind_of(_white_space, "system", "white space", app=None, only_bad=True),
+    "tool order": kind_of(_tool_order, "tools", "tool order", only_bad=True),
+    "key order": kind_of(_key_order, "tools", "key order", only_bad=True),
+    "tool set": kind_of(_tool_set, "tools", "tool set", only_bad=True),
+    "shortened": kind_of(_shortened, "history", "shortened", only_bad=True),
+    "key order in calls": kind_of(_key_order_in_calls, "history", "key order", "white space", only_bad=True),
+    "order": kind_of(_order, "first message", "order", app=2, only_bad=True),
+    "picture": kind_of(_picture, "first message", "picture", app=1),
+    "dropped": kind_of(_dropped, "history", "dropped", only_bad=True),
+    "time in first message": kind_of(_time_in_first, "first message", "time", app=1),
 }  # fmt: skip
 """The breaks that the finder was made with."""
 
@@ -347,27 +348,32 @@ def _indented_results(one: Seeded) -> None:
 
 
 UNSEEN: dict[str, Kind] = {
-    "state of files": _kind(_state_of_files, "system", "text", "user", "rewritten"),
-    "line ends": _kind(_line_ends, "history", "white space", only_bad=True),
-    "reasoning removed": _kind(_reasoning_removed, "history", "shortened", "rewritten", app=1, only_bad=True),
-    "time in a tool": _kind(_time_in_tool, "tools", "time"),
-    "id in first message": _kind(_id_in_first, "first message", "id", app=1),
-    "examples drawn": _kind(_examples, "system", "order", only_bad=True),
-    "signed picture": _kind(_signed_picture, "first message", "picture", app=1),
-    "summary": _kind(_summary, "history", "rewritten", "dropped", "shortened", only_bad=True),
-    "moving reminder": _kind(_moving_reminder, "history", "reminder", only_bad=True),
-    "reminder in last": _kind(_reminder_in_last, "history", "reminder", only_bad=True),
-    "two models": _kind(_two_models, "history", "models", only_bad=True),
-    "accents": _kind(_accents, "system", "white space"),
-    "memories": _kind(_memories, "system", "text", "user", "inserted", "rewritten", "number"),
-    "indented results": _kind(_indented_results, "history", "white space", only_bad=True),
+    "state of files": kind_of(_state_of_files, "system", "text", "user", "rewritten"),
+    "line ends": kind_of(_line_ends, "history", "white space", only_bad=True),
+    "reasoning removed": kind_of(_reasoning_removed, "history", "shortened", "rewritten", app=1, only_bad=True),
+    "time in a tool": kind_of(_time_in_tool, "tools", "time"),
+    "id in first message": kind_of(_id_in_first, "first message", "id", app=1),
+    "examples drawn": kind_of(_examples, "system", "order", only_bad=True),
+    "signed picture": kind_of(_signed_picture, "first message", "picture", app=1),
+    "summary": kind_of(_summary, "history", "rewritten", "dropped", "shortened", only_bad=True),
+    "moving reminder": kind_of(_moving_reminder, "history", "reminder", only_bad=True),
+    "reminder in last": kind_of(_reminder_in_last, "history", "reminder", only_bad=True),
+    "two models": kind_of(_two_models, "history", "models", only_bad=True),
+    "accents": kind_of(_accents, "system", "white space"),
+    "memories": kind_of(_memories, "system", "text", "user", "inserted", "rewritten", "number"),
+    "indented results": kind_of(_indented_results, "history", "white space", only_bad=True),
 }  # fmt: skip
 """Breaks that the finder was not made with."""
 
 
-def seeded(log: list[Row], name: str, depth: str, rate: float, seed: int) -> list[Row]:
+BOTH = {**KINDS, **UNSEEN}
+
+
+def seeded(
+    log: list[Row], name: str, depth: str, rate: float, seed: int, kinds: Mapping[str, Kind] = BOTH
+) -> list[Row]:
     """A copy of ``log`` with the break ``name`` in ``rate`` of one application's requests."""
-    kind = {**KINDS, **UNSEEN}[name]
+    kind = kinds[name]
     rng = random.Random(1000 * seed + zlib.crc32(name.encode()) % 997)
     app = rng.randrange(3) if kind.app is None else kind.app
     found = []

@@ -63,7 +63,7 @@ def traces(data: Path, out: Path, wanted: list[str] | None):  # type: ignore[no-
     if asked("agentic"):
         overlay = out / "agentic_overlay.jsonl"
         archive = data / "agentic_coding" / "traces_500.tar.xz"
-        command = ["--archive", str(archive), "--conversations", "200", "--own-prefixes"]
+        command = ["--archive", str(archive), "--conversations", "200"]
         if make_overlay([*command, "--window-s", "7200", "--seed", "1", "-o", str(overlay)]):
             sys.exit("overlay failed")
         yield "agentic", overlay, "agentic"

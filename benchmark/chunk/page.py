@@ -76,4 +76,14 @@ def needles() -> str:
     return table(["r", "found", "KL", "worst"], lines, numbers=True)
 
 
-PARTS: dict[str, Callable[[], str]] = {"questions": questions, "needles": needles}
+def needles_short() -> str:
+    """The guide's sentence: numbers found at the default ratio and encoding."""
+    rows = [r for r in decoded() if r["set"] in LENGTHS and r["right"]]
+    return f"at r = 0.15 finds {kept(by_way(rows)[0.15, 'mixed'])} numbers hidden in essays that it finds by itself"
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    "questions": questions,
+    "needles": needles,
+    "needles-short": needles_short,
+}

@@ -93,7 +93,7 @@ def traces(data: Path) -> Iterator[tuple[str, int, list[TraceRequest]]]:
     yield "azure", 0, list(open_trace(azure, "azure"))
     archive = data / "agentic_coding" / "traces_500.tar.xz"
     for seed in SEEDS:
-        yield "agentic", seed, list(overlay(archive, 200, 7200.0, seed, own_prefixes=True))
+        yield "agentic", seed, list(overlay(archive, 200, 7200.0, seed))
 
 
 def plan(name: str) -> Iterator[tuple[str, float]]:

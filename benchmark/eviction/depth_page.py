@@ -66,9 +66,13 @@ def _quantile(logs: list[float]) -> str:
     return f"{signed(cell(logs)[0], 0)} %"
 
 
-def _alone(split: str, arms: tuple[str, ...]) -> str:
-    lines = []
-    for arm in arms:
+_ARMS = ("lru", "auto", "auto, placebo", "soft", "soft, placebo", "gdfs", "s3fifo", "hindsight")
+
+
+def judged() -> str:
+    """Prefill seconds against ``wa``, users that nothing was chosen on."""
+    split, lines = "judge", []
+    for arm in _ARMS:
         cells = []
         for share in SHARES:
             seconds = changes(ALONE, split, share, arm, "seconds")
@@ -84,40 +88,6 @@ def _alone(split: str, arms: tuple[str, ...]) -> str:
         lines.append([NAMES[arm], *cells, f"{p50} / {p99}"])
     count = cell(changes(ALONE, split, SHARES[0], "lru", "seconds"))[3]
     head = [f"{split}, {count} runs", *(f"{share:.0%}" for share in SHARES), "P50 / P99 at 5%"]
-    return table(head, lines, numbers=True)
-
-
-_ARMS = ("lru", "auto", "auto, placebo", "soft", "soft, placebo", "gdfs", "s3fifo", "hindsight")
-
-
-def judged() -> str:
-    """Prefill seconds against ``wa``, users that nothing was chosen on."""
-    return _alone("judge", _ARMS)
-
-
-def mixed() -> str:
-    """The overlays that the buckets and the factor of ``soft`` were chosen on."""
-    return _alone("mixed", _ARMS)
-
-
-def tuned() -> str:
-    return _alone("tune", _ARMS)
-
-
-def conversation() -> str:
-    return _alone("conversation", _ARMS)
-
-
-def queued() -> str:
-    """A whole system in a closed loop, against ``wa``."""
-    keys = ("busy_s", "sessions_per_hour", "mean", "p50", "p99")
-    lines = []
-    for load_, arm in ((at, arm) for at in LOADS for arm in NAMES):
-        found = [changes(QUEUED, "judge", load_, arm, key) for key in keys]
-        if not found[0]:
-            continue
-        lines.append([f"{load_:.0%}: {NAMES[arm]}", *(_shown(cell(one)) for one in found)])
-    head = ["% of `wa`", "busy seconds", "sessions/h", "mean TTFT", "P50", "P99"]
     return table(head, lines, numbers=True)
 
 
@@ -190,11 +160,7 @@ PARTS = {
     "against-lru": against_lru,
     "readme-agents": readme_agents,
     "readme-conversation": readme_conversation,
-    "mixed": mixed,
     "judged": judged,
-    "tuned": tuned,
-    "conversation": conversation,
-    "queued": queued,
     "verdict": verdict,
     "floors": floors,
 }

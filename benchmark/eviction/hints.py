@@ -48,7 +48,7 @@ def traces(data: Path) -> Iterator[tuple[str, tuple[int, ...], list[TraceRequest
     path = data / "mooncake" / "conversation_first60.jsonl"
     yield "conversation", (1, 2), list(open_trace(path, "mooncake"))
     archive = data / "agentic_coding" / "traces_500.tar.xz"
-    agents = list(overlay(archive, 200, 7200.0, 1, own_prefixes=True))
+    agents = list(overlay(archive, 200, 7200.0, 1))
     yield "agentic", (1,), agents
     yield "agentic, no names", (1,), [replace(request, conversation=None) for request in agents]
 

@@ -55,7 +55,7 @@ def read(data: Path, name: str, seed: int) -> list[TraceRequest]:
     if name == "trace-a":
         return trace_a(seconds=6 * 3600.0, seed=seed)
     archive = data / "agentic_coding" / "traces_500.tar.xz"
-    return list(overlay(archive, 200, 7200.0, seed, own_prefixes=True))
+    return list(overlay(archive, 200, 7200.0, seed))
 
 
 def without(signal: str) -> Features:

@@ -72,7 +72,7 @@ def requests_of(data: Path, name: str) -> list[TraceRequest]:
     kind, _, seed = name.partition("-")
     if kind == "agentic":
         archive = data / "agentic_coding" / "traces_500.tar.xz"
-        return list(overlay(archive, 60, 7200.0, int(seed), own_prefixes=True))
+        return list(overlay(archive, 60, 7200.0, int(seed)))
     return list(open_trace(data / "mooncake" / "conversation_first60.jsonl", "mooncake"))
 
 

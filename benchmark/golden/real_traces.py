@@ -21,7 +21,7 @@ def read(name: str, requests: int = REQUESTS) -> list[TraceRequest]:
     """The first ``requests`` of ``conversation``, ``synthetic`` or ``agentic``."""
     if name == "agentic":
         archive = data() / "agentic_coding" / "traces_500.tar.xz"
-        made = overlay(archive, SESSIONS, WINDOW_S, 0, own_prefixes=True)
+        made = overlay(archive, SESSIONS, WINDOW_S, 0)
         return list(islice(made, requests))
     files = {"conversation": "conversation_first60.jsonl", "synthetic": "synthetic_trace.jsonl"}
     return list(islice(open_trace(data() / "mooncake" / files[name], "mooncake"), requests))

@@ -31,9 +31,7 @@ FIGURES = ("all answered, s", "mean TTFT, s", "P99 TTFT, s", "mean session, s", 
 def sessions(args: argparse.Namespace) -> list[list[TraceRequest]]:
     """Sessions to replay, slice after slice; those of the warm-up first."""
     found: dict[str, list[TraceRequest]] = {}
-    for request in overlay(
-        args.data / ARCHIVE, CONVERSATIONS, 7200.0, args.seed, own_prefixes=True
-    ):
+    for request in overlay(args.data / ARCHIVE, CONVERSATIONS, 7200.0, args.seed):
         if request.user is not None:
             found.setdefault(request.user, []).append(request)
     longest = args.context / args.scale_lengths

@@ -111,7 +111,7 @@ class Timed:
 def sessions(archive: Path, seed: int) -> Iterator[TraceRequest]:
     """Requests of the overlay, each session up to the first one that the context cannot hold."""
     over: set[str | None] = set()
-    for request in overlay(archive, CONVERSATIONS, 7200.0, seed, own_prefixes=True):
+    for request in overlay(archive, CONVERSATIONS, 7200.0, seed):
         if request.input_tokens + request.output_tokens > CONTEXT_TOKENS:
             over.add(request.user)
         if request.user not in over:

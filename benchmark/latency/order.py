@@ -190,7 +190,6 @@ def main() -> int:
         path = args.out / f"overlay-{args.conversations}-{args.seed}.jsonl.gz"
         if not path.exists():
             given = [
-                "--own-prefixes",
                 "--archive",
                 args.data / "agentic_coding/traces_500.tar.xz",
                 "-o",

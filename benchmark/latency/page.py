@@ -12,6 +12,7 @@ from result_tables import ROOT, load, signed, table
 sys.path.append(str(Path(__file__).parent))
 from agent_slices import table as served_table
 from auto import goodputs
+from paired import ratio
 
 RESULTS = ROOT / "benchmark" / "latency" / "results" / "simulated"
 LOADS = ("0.6", "0.8", "0.95", "1.1")
@@ -182,19 +183,125 @@ def slowest() -> str:
 
 def served_agents() -> str:
     """Agents at SGLang's scheduler: the placebo and `auto` against SGLang's defaults."""
-    known = load("benchmark/latency/results/served/agents-stepped.json")
     lines = []
-    for name, run in known.items():
-        rows = {}
-        for line in list(served_table(run))[2:]:
-            arm, *cells = (cell.strip() for cell in line.strip("|").split("|"))
-            rows[arm] = cells
+    for name in load("benchmark/latency/results/served/agents-stepped.json"):
+        rows = _agents(name)
         for arm, label in (("again", "placebo"), ("auto", "`auto`")):
             changes = [rows[arm][i].partition("(")[2].rstrip(")") for i in (0, 1, 2)]
             hits = f"{100 * float(rows[arm][4].partition(' ')[0]):.0f}"
             lines.append([f"{name}: {label}", *changes, hits])
     heads = ("all answered, %", "mean TTFT, %", "P99, %", "hits, %")
     return table(["", *heads], lines, numbers=True)
+
+
+def _agents(run: str) -> dict[str, list[str]]:
+    """Cells of a run of agents by arm: sums with their changes, and hits."""
+    known = load("benchmark/latency/results/served/agents-stepped.json")[run]
+    lines = list(served_table(known))[2:]
+    return {
+        arm: cells for arm, *cells in ([c.strip() for c in x.strip("|").split("|")] for x in lines)
+    }
+
+
+def _changed(cell: str) -> str:
+    """`-34` from `152.32 (-34 [-36, -32])`."""
+    return cell.partition("(")[2].split()[0].rstrip(")")
+
+
+def cliff_short() -> str:
+    """The guide's figures of the session gate."""
+    auto = _agents("past the cliff, 2,048 tokens")["auto"]
+    return (
+        f"all sessions answered after {_changed(auto[0]).lstrip('-')} % less time, mean TTFT "
+        f"{_changed(auto[1])} %, P99 {_changed(auto[2])} %"
+    )
+
+
+def _readme_hits(run: str) -> str:
+    hits = (
+        f"{100 * float(_agents(run)[arm][4].partition(' ')[0]):.0f} %" for arm in ("lru", "auto")
+    )
+    return " | ".join(hits)
+
+
+def readme_cliff() -> str:
+    """README: tokens that served agents hit if their KV does not fit."""
+    return _readme_hits("past the cliff, 2,048 tokens")
+
+
+def readme_room() -> str:
+    """README: the same if it does."""
+    return _readme_hits("8,192 tokens")
+
+
+SERVED_ORDERS = {
+    "fcfs": "first come, first served",
+    "placebo": "the same again, the placebo",
+    "hrrn": "`hrrn`",
+    "shortest": "`shortest-prefill-first`",
+    "ours": "`bounded-shortest`",
+}
+
+
+def _served_orders() -> dict[str, Any]:
+    """Trace -> the run with all orders."""
+    runs = load("benchmark/latency/results/served/order-stepped.json")
+    return {
+        run["about"]["trace"]: run["loads"][0] for run in runs if "fcfs" in run["about"]["arms"]
+    }
+
+
+def served_orders() -> str:
+    """Orders of the queue at SGLang's scheduler, against first come, first served."""
+    lines = []
+    for trace, at in _served_orders().items():
+        for arm, label in SERVED_ORDERS.items():
+            cells = []
+            for key in ("mean", "p99", "max"):
+                if arm == "fcfs":
+                    cells.append(f"{at['figures'][arm][key]:.2f} s")
+                else:
+                    value, low, high = (signed(100 * v, 0) for v in at["changes"][arm][key])
+                    cells.append(f"{value} [{low}, {high}]")
+            lines.append([f"{trace}, {100 * at['load']:.0f} %: {label}", *cells])
+    return table(["%", "mean", "P99", "slowest"], lines, numbers=True)
+
+
+def served_orders_short() -> str:
+    """The guide's figures of the orders."""
+    means = {
+        arm: " and ".join(
+            signed(100 * at["changes"][arm]["mean"][0], 0) for at in _served_orders().values()
+        )
+        for arm in ("ours", "shortest")
+    }
+    return (
+        f"mean TTFT {means['ours']} %; SGLang's `shortest-prefill-first` {means['shortest']} %, "
+        "without a bound"
+    )
+
+
+def copies() -> str:
+    """Agents with a host tier over HTTP: `write_back` against SGLang's defaults."""
+    slices = load("benchmark/latency/results/served/copies-closed-loop.json")["slices"]
+    base, found = slices["lru"], []
+    for arm, label in (("through", "`wa` alone"), ("back", "with `write_back`")):
+        value, low, high = (
+            signed(100 * v, 0)
+            for v in ratio(
+                [sum(one["ttft_s"]) for one in base], [sum(one["ttft_s"]) for one in slices[arm]], 1
+            )
+        )
+        hits = sum(sum(one["cached_tokens"]) for one in slices[arm]) / sum(
+            sum(one["prompt_tokens"]) for one in slices[arm]
+        )
+        found.append(f"{label} {value} % [{low}, {high}], {100 * hits:.0f} % of the tokens hit")
+    return "mean TTFT " + "; ".join(found)
+
+
+def copies_short() -> str:
+    """The guide's figure of the host tier."""
+    return "mean TTFT " + copies().rpartition("`write_back` ")[2].partition(" [")[0]
 
 
 CHAT = {
@@ -255,6 +362,13 @@ def arm_cells(at: Any, arm: str, keys: tuple[str, ...]) -> list[str]:
 
 
 PARTS = {
+    "cliff-short": cliff_short,
+    "readme-cliff": readme_cliff,
+    "readme-room": readme_room,
+    "served-orders": served_orders,
+    "served-orders-short": served_orders_short,
+    "copies": copies,
+    "copies-short": copies_short,
     "served-chat": served_chat,
     "served-tail": served_tail,
     "served-tail-hits": served_tail_hits,

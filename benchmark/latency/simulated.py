@@ -115,7 +115,7 @@ def trace(workload: str, seed: int, data: Path, longest: int | None = None) -> l
 
 def agents(sessions: int, seed: int, data: Path, longest: int | None) -> Iterator[TraceRequest]:
     archive = data / "agentic_coding" / "traces_500.tar.xz"
-    made = overlay(archive, sessions, 3600.0, seed, own_prefixes=True)
+    made = overlay(archive, sessions, 3600.0, seed)
     return made if longest is None else up_to(made, longest)
 
 

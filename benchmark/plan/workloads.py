@@ -118,5 +118,5 @@ def _source(workload: Workload, args: argparse.Namespace) -> Iterable[TraceReque
         return (drawn.request for drawn in synthesise(preset, seconds, seed=1))
     if workload.name == "agentic":
         archive = args.data / "agentic_coding" / "traces_500.tar.xz"
-        return overlay(archive, max(10, args.requests // 30), 3600.0, seed=1, own_prefixes=True)
+        return overlay(archive, max(10, args.requests // 30), 3600.0, seed=1)
     return open_trace(args.data / "mooncake" / "conversation_first60.jsonl", "mooncake")

@@ -72,7 +72,7 @@ def traces(args: argparse.Namespace) -> list[tuple[str, str, Path]]:
         path = args.out / f"overlay-{args.conversations}-{args.window_s:g}-{seed}.jsonl.gz"
         if not path.exists():
             archive = args.data / "agentic_coding/traces_500.tar.xz"
-            given = ["--own-prefixes", "--archive", archive, "--conversations", args.conversations]
+            given = ["--archive", archive, "--conversations", args.conversations]
             given += ["--window-s", args.window_s, "--seed", seed, "-o", path]
             if make_overlay([*map(str, given)]) != 0:
                 raise SystemExit(2)

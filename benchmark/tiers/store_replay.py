@@ -50,11 +50,7 @@ def agentic(
     archive: Path, conversations: int, window_s: float, seed: int
 ) -> Iterator[TraceRequest]:
     """An overlay of agentic conversations, as long as new ones start (then load fades)."""
-    return (
-        r
-        for r in overlay(archive, conversations, window_s, seed, own_prefixes=True)
-        if r.time_s <= window_s
-    )
+    return (r for r in overlay(archive, conversations, window_s, seed) if r.time_s <= window_s)
 
 
 def key_of(block: int) -> str:

@@ -81,7 +81,7 @@ def load(name: str, data: Path, out: Path) -> list[TraceRequest]:
     if name == "agentic":
         archive = data / "agentic_coding" / "traces_500.tar.xz"
         # The hours in which conversations start; what comes after is their tail.
-        requests = overlay(archive, 200, 7200.0, 1, own_prefixes=True)
+        requests = overlay(archive, 200, 7200.0, 1)
         return list(itertools.takewhile(lambda r: r.time_s <= 7200.0, requests))
     path = out / f"{name}.jsonl"
     write_trace(path, get_preset(name), 7200.0, 1)

@@ -37,12 +37,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="they start within so many seconds",
     )
     add("--seed", type=int, default=0, metavar="K", help="of which conversations, and when")
-    add(
-        "--own-prefixes",
-        action="store_true",
-        help="share no blocks: by default agents of the same model with the same numbers of tokens "
-        "of tools and of system prompt begin with the same ones",
-    )
     add("--skip-bad", type=int, default=0, metavar="N", help="pass over N broken conversations")
     add(
         "-o",
@@ -67,7 +61,6 @@ def write(args: argparse.Namespace) -> int:
         args.window_s,
         args.seed,
         skip_bad=args.skip_bad,
-        own_prefixes=args.own_prefixes,
     )
     output = Path(args.output)
     partial = output.with_name(f".partial.{output.name}")

@@ -4,7 +4,7 @@ Public agentic traces are one conversation a file, each with a clock and block i
 overlay chooses some, starts each at a random moment of a window and merges their requests by
 time. Agents of one kind begin with the same tools and the same system prompt, so agents with the
 same model and the same numbers of tokens of both share those blocks (``shared_heads.py``); every
-other block stays unique to its conversation. With ``own_prefixes`` those are, too.
+other block stays unique to its conversation.
 """
 
 from __future__ import annotations
@@ -63,7 +63,6 @@ def overlay(
     seed: int,
     *,
     skip_bad: int = 0,
-    own_prefixes: bool = False,
 ) -> Iterator[TraceRequest]:
     """Yield the merged requests by time; equal arguments give equal requests.
 
@@ -79,7 +78,7 @@ def overlay(
     starts = choose(documents, conversations, window_s, seed)
     wanted = {s.document for s in starts}
     texts = {i: d for i, d in enumerate(agentic.documents(archive)) if i in wanted}
-    yield from _merged(starts, texts, tolerance, None if own_prefixes else SharedHeads())
+    yield from _merged(starts, texts, tolerance, SharedHeads())
     tolerance.report()
 
 
@@ -87,7 +86,7 @@ def _merged(
     starts: list[Start],
     texts: dict[int, tuple[str, bytes]],
     tolerance: lines.Tolerance,
-    heads: SharedHeads | None,
+    heads: SharedHeads,
 ) -> Iterator[TraceRequest]:
     running: list[tuple[float, int, TraceRequest, Iterator[TraceRequest]]] = []
     first_id, shared = 0, agentic.SharedIds()
@@ -120,13 +119,12 @@ def _merged(
 
 
 def _placed(
-    conversation: agentic.Conversation, start: Start, first_id: int, heads: SharedHeads | None
+    conversation: agentic.Conversation, start: Start, first_id: int, heads: SharedHeads
 ) -> Iterator[TraceRequest]:
     # One int object a block, shared by all requests: a long conversation repeats them by the
     # thousand.
     ids = list(range(first_id, first_id + conversation.most_id + 1))
-    if heads is not None:
-        heads.share(conversation, ids)
+    heads.share(conversation, ids)
     lookup = ids.__getitem__
     suffix = f"#{start.copy + 1}" if start.copy else ""
     for request in conversation.requests:

@@ -55,7 +55,7 @@ def trace(data: Path, name: str) -> tuple[list[TraceRequest], int]:
     kind, _, users = name.partition("-")
     if kind == "agentic":
         archive = data / "agentic_coding" / "traces_500.tar.xz"
-        requests = list(overlay(archive, int(users), 7200.0, 1, own_prefixes=True))
+        requests = list(overlay(archive, int(users), 7200.0, 1))
     else:
         files = {"conversation": "conversation_first60.jsonl", "synthetic": "synthetic_trace.jsonl"}
         requests = list(open_trace(data / "mooncake" / files[kind], "mooncake"))

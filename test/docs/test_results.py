@@ -53,6 +53,76 @@ def test_the_papers_pages_have_no_result_outside_a_mark(page) -> None:
     assert re.findall(r".*\d\.\d.*|.*\d %.*", text) == []
 
 
+RENDERED = [result_pages.ROOT / "README.md", result_pages.ROOT / "docs/index.md", *GUIDES]
+"""Pages on which every result is rendered."""
+UNIT = (
+    r"(?:%|points?\b|times\b|x\b|[unm]?s\b|seconds?\b|minutes?\b|hours?\b|[KMGT]i?B\b|USD\b|of \d)"
+)
+QUANTITY = r"(?<![\w.,-])[+-]?\d[\d,]*(?:\.\d+)?(?!\w)(?!\.\d)"
+MEASURED = re.compile(
+    rf"{QUANTITY}(?= ?{UNIT})|(?<![\w.-])\d+\.\d+(?![\w.])|(?<=\| ){QUANTITY}(?= \|)"
+)
+"""A result: a number with a unit, with a decimal point, or alone in the cell of a table."""
+UNMEASURED = re.compile(
+    r"<!--.*?-->|^```.*?^```|^(?: {4}|#).*?$|`[^`\n]*`|\]\([^)\s]*\)"
+    r"|(?:SGLang|Python|Prometheus|version|arXiv|vLLM|from|[Ss]ections?|[Ff]igures?|[Tt]ables?) [\d.]+",
+    re.DOTALL | re.MULTILINE,
+)
+"""Code and quoted values (flags, defaults, limits), headings, links, versions, places in a paper."""
+
+
+def measured(text: str) -> list[str]:
+    return MEASURED.findall(UNMEASURED.sub(" ", text))
+
+
+def shares(page: Path) -> tuple[int, int]:
+    """Results of a page that are rendered, and all of them."""
+    text = page.read_text(encoding="utf-8")
+    rendered = sum(len(measured(block[3])) for block in result_pages.BLOCK.findall(text))
+    return rendered, rendered + len(measured(result_pages.BLOCK.sub(" ", text)))
+
+
+@pytest.mark.parametrize("page", RENDERED, ids=lambda page: page.name)
+def test_every_result_is_rendered(page) -> None:
+    rendered, count = shares(page)
+    written_by_hand = measured(result_pages.BLOCK.sub(" ", page.read_text(encoding="utf-8")))
+    assert rendered == count, written_by_hand
+
+
+def test_readme_and_start_page_have_results() -> None:
+    assert shares(RENDERED[0])[0] > 15
+    assert shares(RENDERED[1])[0] > 5
+
+
+@pytest.mark.parametrize(
+    ("text", "results"),
+    [
+        ("LRU hits 59.0 %, 4.8x faster, in 6 of 16 cells", ["59.0", "4.8", "6"]),
+        ("took 84 s and 301 MB", ["84", "301"]),
+        ("| lru | 104 | +1.2 |", ["104", "+1.2"]),
+        ("SGLang 0.5.23 on Python 3.11 gives 401 (arXiv 2506.02634, Section 4.3, Figure 5)", []),
+        ("at most `64 MiB`, see [it](a.md#5-s)\n\n    canopy plan --slo 2 s\n", []),
+    ],
+)
+def test_a_result_is_a_number_that_was_measured(text: str, results: list[str]) -> None:
+    assert measured(text) == results
+
+
+def tables(text: str) -> list[str]:
+    return re.findall(r"(?:^\|.*\n?)+", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    "page",
+    sorted((result_pages.ROOT / "docs/research").rglob("*.md")),
+    ids=lambda page: page.name,
+)
+def test_tables_of_results_are_rendered_whole(page) -> None:
+    text = page.read_text(encoding="utf-8")
+    own = tables(result_pages.BLOCK.sub("", text))
+    assert [table.splitlines()[0] for table in own if len(measured(table)) > 2] == []
+
+
 NUMBER = re.compile(r"(?<![\w.])\d[\d,]*(?:\.\d+)?")
 RESULT = re.compile(rf"({NUMBER.pattern})(?= ?(?:%|points|times|x\b|us\b|s\b|ms\b))")
 

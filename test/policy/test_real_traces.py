@@ -21,7 +21,7 @@ def synthetic(data_dir):
 @pytest.fixture(scope="module")
 def agentic(data_dir):
     archive = data_dir / "agentic_coding" / "traces_500.tar.xz"
-    return list(overlay(archive, 200, 7200.0, 1, own_prefixes=True))
+    return list(overlay(archive, 200, 7200.0, 1))
 
 
 def run(trace, name, capacity, options=None, **more):

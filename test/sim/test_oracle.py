@@ -34,7 +34,7 @@ def mooncake_blocks():
 
 def agentic_blocks():
     archive = data_folder() / "agentic_coding" / "traces_500.tar.xz"
-    merged = overlay(archive, 12, 600.0, seed=0, own_prefixes=True)
+    merged = overlay(archive, 12, 600.0, seed=0)
     # Every 16th block: prompts are so long that few of them would be the whole trace.
     blocks = chain.from_iterable(r.blocks[::16] for r in merged)
     return list(islice(blocks, ACCESSES))

@@ -107,7 +107,7 @@ def test_equal_ids_still_mean_equal_prefixes(data: st.DataObject) -> None:
                 assert before.setdefault(block, previous) == previous
 
 
-def test_an_overlay_shares_them_unless_told_not_to(tmp_path: Path) -> None:
+def test_agents_of_one_kind_share_their_heads_in_an_overlay(tmp_path: Path) -> None:
     archive = tmp_path / "c.tar"
     with tarfile.open(archive, "w") as tar:
         for name in "ab":
@@ -117,8 +117,6 @@ def test_an_overlay_shares_them_unless_told_not_to(tmp_path: Path) -> None:
     first, second = overlay(archive, 2, 10, 1)
     assert first.blocks[:3] == second.blocks[:3]
     assert first.blocks[3] != second.blocks[3]
-    first, second = overlay(archive, 2, 10, 1, own_prefixes=True)
-    assert not set(first.blocks) & set(second.blocks)
 
 
 def test_sub_agents_of_one_real_conversation_have_the_heads_that_counts_say(

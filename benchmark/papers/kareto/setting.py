@@ -97,9 +97,7 @@ def trace(name: str, data: Path) -> CompactTrace:
         drawn = synthesise(get_preset("trace-b"), 750.0, seed=1)
         return _window((d.request for d in drawn), 600.0, 750.0, _LOADS[name])
     archive = data / "agentic_coding" / "traces_500.tar.xz"
-    return _window(
-        overlay(archive, 30, 10800.0, seed=1, own_prefixes=True), 2700.0, 8100.0, _LOADS[name]
-    )
+    return _window(overlay(archive, 30, 10800.0, seed=1), 2700.0, 8100.0, _LOADS[name])
 
 
 @cache
@@ -107,7 +105,7 @@ def long_trace(name: str, data: Path) -> CompactTrace:
     """Two hours, as the paper's: 43,000 and 173,000 requests of A and B, and of agents."""
     if name == "C":
         archive = data / "agentic_coding" / "traces_500.tar.xz"
-        return _window(overlay(archive, 40, 10800.0, seed=1, own_prefixes=True), 900.0, 8100.0, 1.0)
+        return _window(overlay(archive, 40, 10800.0, seed=1), 900.0, 8100.0, 1.0)
     preset = get_preset({"A": "trace-a", "B": "trace-b"}[name])
     return CompactTrace(d.request for d in synthesise(preset, 7200.0, seed=1))
 

@@ -42,4 +42,4 @@ def mooncake_synthetic(data: Path) -> list[TraceRequest]:
 def agentic(data: Path, conversations: int = 60) -> list[TraceRequest]:
     """Real agents' conversations, overlaid: started within two hours."""
     archive = data / "agentic_coding" / "traces_500.tar.xz"
-    return list(overlay(archive, conversations, 7200.0, 1, own_prefixes=True))
+    return list(overlay(archive, conversations, 7200.0, 1))
