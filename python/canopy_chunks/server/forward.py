@@ -38,9 +38,7 @@ def forward(
     """
     extends = batch.forward_mode.is_extend_without_speculative()
     engine.work_before_batch(int(batch.extend_num_tokens) if extends else 0)
-    if not extends or not any(
-        chunk_request_of(req) is not None for req in batch.reqs
-    ):
+    if not extends or not any(chunk_request_of(req) is not None for req in batch.reqs):
         return original(worker, batch, *args, **kwargs)
     # Planning reads the prefix, so it waits here for a prefix that is being loaded from the host.
     worker.set_hicache_consumer(batch.hicache_consumer_index)
