@@ -1,8 +1,8 @@
-"""The quick start's traffic: agents that come back and readers that do not, with real text.
+"""The quick start's traffic: agents that return and readers that do not, with real text.
 
 An agent works on a task in a few turns. Each turn sends the whole conversation and, as the output
-of its tool, another piece of a file. A reader asks one question about a file and never returns to
-it. Nothing but plain chat requests is sent: no labels, no hints.
+of its tool, another piece of a file. A reader sends one question about a file and never returns.
+All requests are plain chats without labels or hints.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class Answer:
 
 
 def read_texts(folders: Iterable[Path]) -> list[str]:
-    """Text files below ``folders``, in the order of their names.
+    """Return the text files below ``folders``, sorted by name.
 
-    Raises SetupError where that is too little to make different prompts of.
+    Raises SetupError if there is too little text for different prompts.
     """
     folders = list(folders)
     paths = sorted(p for f in folders for p in f.rglob("*") if p.suffix in SUFFIXES and p.is_file())
@@ -79,7 +79,7 @@ def piece(texts: Sequence[str], characters: int, draw: random.Random) -> str:
 
 
 def task(texts: Sequence[str], draw: random.Random) -> Iterator[Messages]:
-    """The prompts of one task; the caller appends each answer to the list before it goes on."""
+    """Yield the prompts of a task. The caller appends each answer to the list before the next one."""
     messages = [{"role": "system", "content": SYSTEM}]
     ask = f"Task {draw.randrange(10**6)}: explain this, then improve it.\n\n"
     text = ask + piece(texts, TASK_CHARS, draw)
@@ -109,10 +109,10 @@ class Traffic:
         self._lock = threading.Lock()
 
     def run(self, seconds: float, progress: Callable[[list[Answer]], object]) -> list[Answer]:
-        """The answers whose first token came within ``seconds``. ``progress`` gets them as they grow.
+        """Return the answers whose first token arrived within ``seconds``, and pass them to ``progress``.
 
-        Everyone draws with a seed of their own, so each server is asked for the same tasks.
-        Raises what a request raised.
+        Each client has its own seed, so every server receives the same tasks. Raises the exception
+        of a failed request.
         """
         began = time.monotonic()
         self._until = began + seconds
@@ -184,10 +184,10 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What users would notice of a run."""
+    """Results of a run that a user notices."""
 
     steps: int
-    """Of agents, finished."""
+    """Finished steps of agents."""
     documents: int
     first_token_s: float
     """Mean over the agents' steps."""

@@ -1,4 +1,4 @@
-"""Build the wheel and the source distribution, and check what is in them.
+"""Build the wheel and the source distribution, and check their contents.
 
     python scripts/build.py --out dist
     python scripts/build.py --expect 0.1.0    # only: is this the version?
@@ -27,9 +27,9 @@ PACKAGES = {
     "canopy_kernel": ROOT / "sgl-kernel" / "python",
 }
 MOST_BYTES = 2_000_000
-"""Of the wheel, and of the source distribution: they are text."""
+"""Largest size of the wheel and of the source distribution."""
 _BESIDE = ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff")
-"""What a source distribution holds beside the packages."""
+"""Other files of a source distribution than the packages."""
 _DATA = (".py", ".json", ".j2", ".typed", ".html", ".js", ".css", ".LICENSE")
 
 
@@ -42,7 +42,7 @@ def version() -> str:
 
 
 def files() -> set[str]:
-    """What the wheel must hold of the packages, as paths in it."""
+    """Return the paths of the packages' files in the wheel."""
     return {
         path.relative_to(folder).as_posix()
         for name, folder in PACKAGES.items()
@@ -52,7 +52,7 @@ def files() -> set[str]:
 
 
 def disagreements() -> list[str]:
-    """What says another version than the package."""
+    """Return the files with another version than the package."""
     found, now = [], version()
     cited = re.search(r"^version: (\S+)$", (ROOT / "CITATION.cff").read_text("utf-8"), re.M)
     if cited is None or cited[1] != now:
@@ -71,7 +71,7 @@ def build(out: Path) -> tuple[Path, Path]:
     before = Path.cwd()
     with tempfile.TemporaryDirectory(prefix="canopy-build-") as scratch:
         tree = Path(scratch) / "tree"
-        # Setuptools leaves build/ and *.egg-info where it works.
+        # Setuptools writes build/ and *.egg-info into its working directory.
         tree.mkdir()
         for name in _BESIDE:
             shutil.copy2(ROOT / name, tree / name)
@@ -88,7 +88,7 @@ def build(out: Path) -> tuple[Path, Path]:
 
 
 def check(wheel: Path) -> list[str]:
-    """What is wrong with a wheel."""
+    """Return the faults of a wheel."""
     with zipfile.ZipFile(wheel) as archive:
         held = {name for name in archive.namelist() if ".dist-info/" not in name}
     found = [f"the wheel lacks {name}" for name in sorted(files() - held)]
@@ -99,10 +99,10 @@ def check(wheel: Path) -> list[str]:
 
 
 def check_source(source: Path) -> list[str]:
-    """What is wrong with a source distribution: a wheel can be built of it, and no more is in it."""
+    """Return the faults of a source distribution: missing files, and files beyond those of a wheel."""
     with tarfile.open(source) as archive:
         held = {m.name.partition("/")[2] for m in archive.getmembers() if m.isfile()}
-    # What setuptools writes itself.
+    # Setuptools writes these files.
     held = {n for n in held if ".egg-info/" not in n and n not in ("PKG-INFO", "setup.cfg")}
     wanted = set(_BESIDE)
     for name, folder in PACKAGES.items():

@@ -1,7 +1,7 @@
 """The Grafana dashboard of `deploy/kubernetes/dashboard.json`, written from the list of panels below.
 
     python scripts/dashboard.py            # write it
-    python scripts/dashboard.py --check    # exit status 1 if it is not what the list says
+    python scripts/dashboard.py --check    # exit status 1 if it differs from the list
 
 Import it in Grafana (Dashboards, New, Import), or let the chart's side-car find the config map.
 """

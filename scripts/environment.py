@@ -1,7 +1,7 @@
-"""The project's `.venv`, made once and kept current: one path for the quick start and the tests.
+"""The project's `.venv`, made once and kept current, for the quick start and the tests.
 
-Standard library only until `enter()` has moved into the environment. A step is done again only if
-what it depends on changed: its stamp, in `.venv/canopy-stamps`, holds the digest of that.
+Uses only the standard library until `enter()` has moved into the environment. A step is repeated
+only if its inputs changed: its stamp in `.venv/canopy-stamps` is a digest of them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ DISK_GB = {"cpu": 5, "cuda": 25}  # the environment, the model, and room to unpa
 
 
 class SetupError(Exception):
-    """One line: what is wrong and what to do."""
+    """A setup step failed. The message is one line with the fault and the cure."""
 
 
 def say(text: str) -> None:
@@ -65,8 +65,8 @@ def enter(kind: str) -> None:
         pins = str(REQUIREMENTS / "pins.txt")
         _with_dots("fetching tqdm", [str(python), "-m", "pip", "install", "-q", "-c", pins, "tqdm"])
         stamp("created", b"")
-    # Packages are installed without bytecode, and the first import writes what is used; where that
-    # is forbidden, each of a server's processes would compile SGLang anew at every start.
+    # Packages are installed without bytecode, which the first import writes. With
+    # PYTHONDONTWRITEBYTECODE every process of a server would compile SGLang at each start.
     settings = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     os.execve(python, [str(python), *sys.argv], settings)
 
@@ -88,7 +88,7 @@ def install(kind: str, *, tests: bool = False) -> None:
         _add_test_support()
     _install_project("sglang-canopy", ROOT, ["-e", str(ROOT)])
     check_torch(kind)
-    # This interpreter read its .pth files before the ones just installed were there.
+    # This interpreter read its .pth files before the installation.
     site.addsitedir(sysconfig.get_paths()["purelib"])
     importlib.invalidate_caches()
 
@@ -135,8 +135,8 @@ def check_disk(free_bytes: int, needed_gb: int) -> None:
 
 
 def pip(arguments: Sequence[str], label: str) -> None:
-    """Run `pip install`, and once more if it failed: an index that does not answer for a moment
-    looks to pip like a package that does not exist."""
+    """Run `pip install`, with one retry: pip reports an index that briefly fails as a package that
+    does not exist."""
     if _pip_once(arguments, label):
         time.sleep(RETRY_AFTER_S)
         reason = _pip_once(arguments, label)
@@ -145,7 +145,8 @@ def pip(arguments: Sequence[str], label: str) -> None:
 
 
 def _pip_once(arguments: Sequence[str], label: str) -> str | None:
-    """Why it failed. A bar for fetching and one for installing; output goes to PIP_LOG."""
+    """Run pip with a bar for downloads and a bar for installation; its output is in PIP_LOG. Return
+    the reason of a failure."""
     from tqdm import tqdm
 
     command = [sys.executable, "-m", "pip", "install", "--no-compile", "--progress-bar", "off"]
@@ -255,7 +256,7 @@ def _is_311(python: Path) -> bool:
 
 
 def _with_dots(label: str, command: Sequence[str]) -> None:
-    """Run what comes before tqdm is there: a dot every half second."""
+    """Run a command before tqdm is installed, and print a dot every half second."""
     sys.stderr.write(f"canopy: {label} ")
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     while True:

@@ -1,15 +1,15 @@
-"""Say in one line what moved between the pinned SGLang and another release, by default the newest.
+"""Print in one line which functions differ between the pinned SGLang and another release.
 
     python scripts/follow_sglang.py                 # the newest on the package index
     python scripts/follow_sglang.py --release 0.5.22
-    python scripts/follow_sglang.py --wheel FILE    # one that is here already
-    python scripts/follow_sglang.py --list          # and a table: every function, and who stands on it
+    python scripts/follow_sglang.py --wheel FILE    # a local wheel
+    python scripts/follow_sglang.py --list          # and a table of functions and the files that use them
     python scripts/follow_sglang.py --try           # the table, then two servers and the caches' suites
 
-Only the wheel is downloaded, into a temporary folder, and nothing of it is run: the functions that
-Canopy hooks, overrides or relies on (``sglang_digests.json``) are compared by their syntax trees,
-and arguments of the server are named that nobody has reviewed for whether they change KV.
-Exit status 0: none moved; 1: some did; 2: the release cannot be had.
+The default is the newest release. Only the wheel is downloaded, into a temporary folder, and its code
+is not run. The functions that Canopy hooks, overrides or relies on (``sglang_digests.json``) are
+compared by their syntax trees. New arguments of the server are listed, since they may change KV.
+Exit status 0: no function differs; 1: some differ; 2: the release is not available.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ FIELDS = "sglang/srt/arg_groups/fields/"
 
 
 class NoRelease(Exception):
-    """One line: why the release cannot be looked at."""
+    """A release cannot be compared. The message is the reason."""
 
 
 @dataclass(slots=True)
 class Moved:
-    """What differs in one release, as ``FILE: NAME``."""
+    """Differences of a release, as ``FILE: NAME``."""
 
     release: str
     functions_known: int
     changed: list[str] = field(default_factory=list)
     gone: list[str] = field(default_factory=list)
     arguments: list[str] = field(default_factory=list)
-    """Of the server, that ``storage/server_arguments.py`` does not know."""
+    """Arguments of the server that ``storage/server_arguments.py`` does not list."""
 
     def line(self) -> str:
         """All of it in one line."""
@@ -68,7 +68,7 @@ class Moved:
 
 
 def moved(wheel: Path) -> Moved:
-    """Compare a wheel of SGLang with the table. Raises ``NoRelease`` for a file that is none."""
+    """Compare a wheel of SGLang with the table. Raises ``NoRelease`` if it is not a wheel."""
     table = digests.read_table()
     name = re.fullmatch(r"sglang-([^-]+)-.*\.whl", wheel.name)
     if name is None:
@@ -159,7 +159,7 @@ def table(result: Moved) -> str:
 
 
 def _standing_on(function: str) -> list[str]:
-    """Our files that name a function and its class; where none has both, those that name it at all."""
+    """Return our files that name a function and its class; if no file has both, files that name it."""
     parts = {part for part in function.split(".") if not part.startswith("__")}
     named = [path for path, words in _our_sources() if parts <= words]
     name = function.rpartition(".")[2]

@@ -1,6 +1,6 @@
-"""How the packages are laid out: their rooms, and what each may import.
+"""Layout of the packages: the rooms, and the imports that each may have.
 
-`test/test_architecture.py` holds the code against this file, and `scripts/reference_docs.py` makes
+`test/test_architecture.py` checks the code against this file, and `scripts/reference_docs.py` writes
 the table of `docs/architecture.md` from it.
 """
 
@@ -21,7 +21,7 @@ PACKAGES: dict[str, str] = {
 """Each reads alone: a server without documents never imports the other two."""
 
 OPEN = {"declared", "errors", "private_file", "records", "tenant", "thread_time", "__init__"}
-"""Files at the top of ``sglang_canopy``, which import nothing but each other and are open to every room."""
+"""Top-level files of ``sglang_canopy``: they import only each other, and every room may import them."""
 
 SPLIT = {"server", "live"}
 """Folders of several rooms. So is all of ``canopy_chunks``."""
@@ -96,8 +96,8 @@ ROOMS: dict[str, set[str]] = {
     },
     "bench_serving": {"live/replay"},
 }
-"""Room -> the rooms it may import. Directions only: no two rooms import each other. What the HTTP
-process and the schedulers tell each other goes through ``wire``: neither imports the other."""
+"""Room -> the rooms it may import. No two rooms import each other. The HTTP process and the schedulers
+exchange messages through ``wire`` and do not import each other."""
 
 LABORATORY = (
     *(

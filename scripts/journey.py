@@ -2,9 +2,10 @@
 
     python scripts/journey.py --slice 10 --out benchmark/advise/results/journey.json --pictures docs/figures
 
-The commands are read from the page. The log is of sessions among prompts that never come again
-(``test/support/logs.py``), the traffic is alike, the model has two layers of random weights. What is
-written: the seconds of each step, what the trial said, and pictures of both pages where a browser is.
+The commands are read from the page. The log has sessions among prompts that never repeat
+(``test/support/logs.py``), the traffic is similar, and the model has two layers of random weights. The
+result has the seconds of each step and the trial's verdict. With a browser, pictures of both pages
+are taken.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from launch_server import Server, cpu_arguments, free_port, wait_until_ready
 ROOT = Path(__file__).resolve().parents[1]
 CANOPY = [sys.executable, "-m", "canopy_lab.cli.main"]
 POOL_TOKENS = 6000
-"""The KV pool that is asked about and served: too small for the sessions under way."""
+"""Size of the KV pool: too small for the open sessions."""
 CLIENTS, SESSIONS, TURNS, TURN_TOKENS, SCAN_TOKENS = 2, 8, 6, 170, 660
-"""Traffic with the log's sessions and lengths, SESSIONS a client; a random one goes on."""
+"""Traffic with the log's sessions and lengths. A client has SESSIONS and continues a random one."""
 
 
 def commands() -> list[str]:
-    """Those of the page's steps, in its order."""
+    """Return the commands of the page's steps, in order."""
     page = (ROOT / "docs" / "guide" / "start-here.md").read_text(encoding="utf-8")
     steps = page[page.index("## 1.") : page.index("## Which logs")]
     return [line[4:] for line in steps.splitlines() if line.startswith("    ")]
@@ -45,7 +46,7 @@ ADVISE, START, DOCTOR, SERVE, LOOK, TRIAL, SWITCH, BACK, SWITCH_BACK = commands(
 
 @dataclass(slots=True)
 class Walk:
-    """What each step took, in seconds, and what it printed."""
+    """Seconds and output of each step."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     outputs: dict[str, str] = field(default_factory=dict)
@@ -94,7 +95,7 @@ def walk(model: Path, log: Path, folder: Path, slice_s: float, pictures: Path | 
 
 
 def until_the_meter_knows(url: str) -> str:
-    """What the server's page says first, once there are requests enough."""
+    """Return the first line of the server's page, once there are enough requests."""
     while True:
         with urllib.request.urlopen(f"{url}/canopy/status", timeout=60) as answer:
             sentence: str = json.load(answer)["next_step"]
@@ -117,7 +118,7 @@ def start(words: list[str], model: Path, folder: Path) -> Server:
 
 
 def run(words: list[str], folder: Path) -> str:
-    """What it printed. Raises ``AssertionError`` for a traceback."""
+    """Run a command and return its output. Raises ``AssertionError`` for a traceback."""
     done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
     assert "Traceback" not in done.stderr, done.stderr
     return done.stdout
@@ -159,7 +160,7 @@ def look(url: str, folder: Path, pictures: Path | None) -> str:
 
 
 def picture(url: str, out: Path, folder: Path) -> None:
-    """A picture of the upper part of a page, where there is a browser."""
+    """Take a picture of the upper part of a page, if there is a browser."""
     browser = shutil.which("chromium") or shutil.which("chromium-browser")
     if browser is not None:
         flags = ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars")

@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from sglang_canopy.errors import CanopyError
 
-# What a start writes to its log, in order; a start-up bar counts them.
+# Lines of the log during a start, in order. A start-up bar counts them.
 MILESTONES = (
     ("server_args=", "arguments"),
     ("Init torch distributed begin", "scheduler"),
@@ -41,7 +41,7 @@ ENVIRONMENT = {"SGLANG_TIMEOUT_KEEP_ALIVE": "300"}
 
 @dataclass(slots=True)
 class Server:
-    """A running server: where it answers, what it wrote, its process group."""
+    """A running server: its address, its log and its process group."""
 
     url: str
     log: Path
@@ -142,11 +142,11 @@ def healthy(url: str, timeout_s: float = 5.0) -> bool:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port that nobody uses at this moment, below those that the system gives to clients.
+    """Return a free port below the system's range for clients.
 
-    One of the clients' ports may be taken by any connection of any process before a server that
-    takes a minute to start binds it; SGLang then waits for itself and ends after two minutes.
-    Raises CanopyError if 100 ports in a row are taken.
+    Any connection could take a port of that range before a server, which starts for a minute, binds
+    it; SGLang would then wait for two minutes and exit. Raises CanopyError if 100 ports in a row
+    are in use.
     """
     first_of_clients = _first_client_port()
     draw = random.SystemRandom()  # processes that fork agree on no sequence
@@ -167,7 +167,7 @@ def _first_client_port() -> int:
 
 
 def cpu_dtype() -> str:
-    """``bfloat16`` where this processor multiplies it in hardware, else ``float32``.
+    """Return ``bfloat16`` if this processor multiplies it in hardware, else ``float32``.
 
     Without such instructions bfloat16 is emulated, at about half the speed of float32.
     """
@@ -179,9 +179,9 @@ def cpu_dtype() -> str:
 
 
 def cpu_arguments(model: Path, *, kv_tokens: int, dtype: str | None = None) -> list[str]:
-    """What every server on a CPU wants: a bounded KV pool, and no core burnt while idle.
+    """Return the arguments of a server on a CPU: a bounded KV pool, and no busy waiting while idle.
 
-    ``dtype`` is ``cpu_dtype()`` unless it is given.
+    ``dtype`` defaults to ``cpu_dtype()``.
     """
     return [
         *("--model-path", str(model), "--device", "cpu", "--dtype", dtype or cpu_dtype()),

@@ -4,9 +4,9 @@
     python scripts/live_tests.py newest --into /tmp/newest
     python scripts/live_tests.py 0.5.24
 
-The copy gets an environment of its own in which another release stands where the pinned one is
-named, and a table of digests made from that release: what fails then is what following it takes.
-Exit status 0: all tests passed; 2: the release cannot be had or installed; else pytest's.
+The copy has its own environment with the other release in place of the pinned one, and a table of
+digests made from that release. The failures show the work of an update. Exit status 0: all tests
+passed; 2: the release is not available or cannot be installed; else pytest's.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ LIGHT = (
     "test/e2e/test_cpu_server.py",
     "test/e2e/test_canopy_server.py",
 )
-"""What touches SGLang most for the time that it takes: the caches' own suites, and two servers."""
+"""Tests with the most use of SGLang for their time: the caches' own suites, and two servers."""
 NAMED_IN = ("python/sglang_canopy/__init__.py", "requirements/cpu-nodeps.txt")
-"""Where the pinned release is named for a program."""
+"""Files that name the pinned release for programs."""
 
 
 def newest() -> str:

@@ -1,7 +1,7 @@
 """Run the long tests that have gone longest without a green run: ``./scripts/test.sh --due MINUTES``.
 
-``--due`` alone prints what is overdue and exits with 1 if anything is. Paths behind ``--due`` restrict
-both to files below them. A file is overdue if it never had a green run, if it changed since, or if its
+``--due`` without minutes prints the overdue files and exits with 1 if there are any. Paths behind
+``--due`` restrict it to files below them. A file is overdue if it never had a green run, if it changed since, or if its
 last green run is more than ``MOST_DAYS`` days ago. Green runs are recorded in ``test/long_tests.json``.
 """
 

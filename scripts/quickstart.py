@@ -1,8 +1,8 @@
-"""From a fresh clone to a running server: what ./scripts/quickstart.sh runs.
+"""From a fresh clone to a running server: the program behind ./scripts/quickstart.sh.
 
 Makes .venv with the pinned packages, prepares a small model, serves it under `lru` and under
-`auto`, lets the same agents work on each (scripts/agents.py) and shows what they got done side by
-side, and what `auto` says that it did. Finished steps are not repeated.
+`auto`, runs the same agents on each (scripts/agents.py), and prints their results side by side and
+the actions of `auto`. Finished steps are not repeated.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from environment import ROOT, STATE, SetupError, say
 
 NAME = "smollm2-135m-instruct"
 QUESTION = "What is the capital of France? Answer in one sentence."
-# Sized by benchmark/quickstart/size.py. Ten agents' conversations need some 5,000 tokens: they fit
-# beside what is computed at a time, but not beside the documents that readers leave behind.
+# Chosen with benchmark/quickstart/size.py. Ten agents' conversations need about 5,000 tokens: they fit
+# with the running requests, but not with the documents that readers leave behind.
 KV_TOKENS = 5632
 RUNNING = 4  # what runs is held: without a limit it fills such a pool, and no policy has a choice
 # Prompts of a few hundred tokens: by default reuse is learnt in blocks of 64.
@@ -109,7 +109,7 @@ def check_port(port: int) -> None:
 
 
 def check_model(model: Path) -> None:
-    """Raise SetupError where a folder has not what a server needs of a model."""
+    """Raise SetupError if a model folder lacks a file that a server needs."""
     wanted = {
         "config.json": ("config.json",),
         "weights (*.safetensors or *.bin)": ("*.safetensors", "*.bin"),
@@ -188,7 +188,7 @@ def ask(url: str, name: str, *, show: bool) -> None:
 
 
 def open_page(url: str, wanted: bool) -> None:
-    """Show the server's page while the agents work, where there is a screen."""
+    """Show the server's page while the agents work, if there is a screen."""
     import webbrowser
 
     print(f"What its cache holds and does: {url}", flush=True)
@@ -198,7 +198,7 @@ def open_page(url: str, wanted: bool) -> None:
 
 
 def work(url: str, name: str, policy: str, texts: Sequence[str], seconds: float) -> Outcome:
-    """Let the agents work, with a bar; what they got is kept as a file too."""
+    """Run the agents with a bar. Write their answers to a file as well."""
     import dataclasses
     import json
     import time
@@ -242,7 +242,7 @@ def post(url: str, body: dict) -> None:
 
 
 def what_auto_did(url: str) -> str:
-    """What the server says that `auto` does, and why."""
+    """Return the actions of `auto` and their reasons, from the server's status."""
     import json
     import urllib.request
 

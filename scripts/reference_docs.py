@@ -68,7 +68,7 @@ REQUEST_MEANINGS = {
     "canopy_pin_s": "How long the path stays on disk whatever policy and TTL say, "
     "within the budgets of pins.",
 }
-"""What each field of a request says. A new field needs a line here."""
+"""Meaning of each field of a request. A new field needs a line here."""
 
 CHUNK_MEANINGS = {
     document_names.BOUNDS: "Where the documents are in `input_ids`, or `off` to run normally.",
@@ -76,7 +76,7 @@ CHUNK_MEANINGS = {
     document_names.SELECTOR: "Which tokens to compute again.",
     document_names.DOCUMENTS: "`parts`: every text part of a chat message but its last is a document.",
 }
-"""What each field about documents says."""
+"""Meaning of each field about documents."""
 
 PLAN_MEANINGS = {
     "radix_eviction": "Eviction policy on the device.",
@@ -94,7 +94,7 @@ PLAN_MEANINGS = {
     "infeasible": "Limits that the plan misses. A server and `canopy doctor` refuse such a file.",
     "made_by": "Where the plan comes from: command, hash of the trace, date. For people.",
 }
-"""What each key of a plan file says."""
+"""Meaning of each key of a plan file."""
 
 
 def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -105,7 +105,7 @@ def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def entries(rows: Iterable[Iterable[str]]) -> str:
-    """A Markdown list: what each row's first cell means, the other cell says."""
+    """Return a Markdown list of (name, meaning)."""
     lines = [[_words(text) for text in row] for row in rows]
     return "\n".join(f"- {name}: {meaning}" for name, meaning in lines) + "\n"
 
@@ -156,7 +156,7 @@ def _declared(option: declared.Declared) -> str:
 
 
 def _with_allowed(meaning: str, allowed: str) -> str:
-    """What a value may be, unless the meaning names every choice already."""
+    """Return the meaning with the allowed values, unless it names every choice already."""
     choices = allowed[7:].split(", ") if allowed.startswith("one of ") else []
     named = [re.search(rf"(?<![\w-]){re.escape(one)}(?![\w-])", meaning) for one in choices]
     if choices and all(named):
@@ -206,8 +206,8 @@ def policy_config(name: str) -> type:
 
 
 def declared_flags(*classes: type, hidden: bool | None = None) -> list[list[str]]:
-    """Flag and meaning of each declared option of a server; ``hidden``: only those that ``--help``
-    leaves out, or the others."""
+    """Return flag and meaning of each declared option of a server. ``hidden``: only options that are
+    not in ``--help`` (true) or that are (false)."""
     rows = []
     for row in (row for cls in classes for row in declared.rows(cls, hidden)):
         value = f" {row['value']}" if row["value"] else ""
@@ -216,7 +216,7 @@ def declared_flags(*classes: type, hidden: bool | None = None) -> list[list[str]
 
 
 def _full_meaning(row: Mapping[str, str]) -> str:
-    """What an option does, what it may be, and its default."""
+    """Return the meaning of an option, its allowed values and its default."""
     return _with_default(_with_allowed(row["help"], row["allowed"]), row["default"])
 
 
@@ -226,7 +226,7 @@ def keys_table(cls: type) -> str:
 
 
 def canopy_flags(hidden: bool) -> str:
-    """The flags of ``--help``, or those that it leaves out."""
+    """Return the flags of ``--help``, or the hidden flags."""
     short = [f"`{flags.SHORT} NAME`", flags.short_help()]
     rows = declared_flags(*flags.KINDS, hidden=hidden)
     return entries(rows if hidden else [short, *rows])
@@ -246,11 +246,11 @@ MODELS = {
     "is_hybrid_swa": "a model with sliding windows",
     "is_hybrid_ssm": "a model with Mamba or linear-attention state",
 }
-"""Fields that are no options -> what they say of the model."""
+"""Meaning of fields that are not options."""
 
 
 def refused() -> str:
-    """What stops the start, for policies and for all that needs one of them."""
+    """Return the refusals at the start, for policies and for features that need a policy."""
     names: dict[tuple[str, str], list[str]] = {}
     for one in refusals.REFUSALS:
         whys = {feature: getattr(one, field) for field, feature in FEATURES.items()}
@@ -272,8 +272,8 @@ def refused() -> str:
 
 
 def setups_table() -> str:
-    """How far each set-up was tried with each part; what is only refused is in the table of
-    refusals."""
+    """Return the level of testing of each set-up with each feature. Refused set-ups are in the table
+    of refusals."""
     rows: dict[tuple[str, ...], list[str]] = {}
     for one in setups.SETUPS:
         cells = [one.cell(part) for part in setups.PARTS]
@@ -319,13 +319,13 @@ def commands() -> str:
 
 
 def _meaning(row: Mapping[str, str]) -> str:
-    """What an option does, its choices, and its default."""
+    """Return the meaning of an option, its choices and its default."""
     of = f": {row['allowed'][7:]}" if row["allowed"].startswith("one of ") else ""
     return f"{row['help']}{of}" + (f" ({row['default']})" if row["default"] else "")
 
 
 def request_fields() -> str:
-    """Key, allowed values and meaning of what a client may write into ``custom_params``."""
+    """Return key, allowed values and meaning of the fields that a client may put into ``custom_params``."""
     rows = [
         [f"`{key}`", _allowed(check), REQUEST_MEANINGS[key]]
         for key, (_, check) in stamp.FIELDS.items()
@@ -345,7 +345,7 @@ def chunk_request_fields() -> str:
 
 
 def identity_sources() -> str:
-    """Where a conversation's name may stand, in order."""
+    """Return the possible places of a conversation's name, in order of precedence."""
     rows = [
         [f"`{s.name}`", s.where, s.sent_by, "one conversation" if s.linear else "a user or a group"]
         for s in identity.SOURCES
@@ -354,7 +354,7 @@ def identity_sources() -> str:
 
 
 def _allowed(check: Callable[[Any], Any]) -> str:
-    """What a check wants, in the words with which it refuses."""
+    """Return the allowed values of a check, from the message of its refusal."""
     try:
         check(object())
     except ValueError as error:

@@ -25,7 +25,7 @@ BLOCK = re.compile(r"(<!-- results: (\S+) (\S+) -->)(.*?)(<!-- end -->)", re.S)
 
 @functools.cache
 def parts(file: str) -> dict[str, Callable[[], str]]:
-    """What ``benchmark/FILE`` can write."""
+    """Return the functions of ``benchmark/FILE`` that render parts of pages."""
     spec = importlib.util.spec_from_file_location(f"results of {file}", ROOT / "benchmark" / file)
     if spec is None or spec.loader is None:
         raise ImportError(f"benchmark/{file} is no Python file")

@@ -1,4 +1,4 @@
-"""What modules that write results into pages are made of: result files, rows, verdicts, tables."""
+"""Building blocks of rendered pages: result files, rows, verdicts and tables."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def load(path: str) -> Any:
 
 @dataclass(frozen=True)
 class Results:
-    """The result files of one paper: ``results["figure-5"]`` is what its run returned."""
+    """Result files of a paper: ``results["figure-5"]`` is the result of its run."""
 
     paper: str
 
@@ -53,22 +53,22 @@ class Row:
     item: str
     claims: tuple[Claim, ...] = ()
     here: str = ""
-    """What came out, in numbers."""
+    """Measured numbers."""
 
     where: str = ""
     """Keys of `run.py` and files, in backquotes."""
 
     shows: str = ""
-    """What the paper has there, where that is no statement that numbers can hold or break."""
+    """Contents of the paper's item, if it is not a statement that numbers can test."""
 
     because: str = ""
     """Why a claim fails."""
 
     impossible: str = ""
-    """What would be needed to try it."""
+    """Missing means for a test."""
 
     follows: str = ""
-    """What it follows from: no measurement of its own."""
+    """Source of the verdict, if there is no separate measurement."""
 
     calibrated: bool = False
     """Whether our trace was made to these numbers, so that they confirm nothing."""
@@ -94,7 +94,7 @@ class Row:
         return f"in part{reason}" if some else f"differs{reason}"
 
     def statements(self) -> str:
-        """What the paper says; where some of it holds, what does not is marked."""
+        """Return the paper's statements. If only some hold, the others are marked."""
         some = any(claim.holds for claim in self.claims)
         verdicts = (
             f"(not) {c.says}" if some and not (c.holds or c.mostly) else c.says for c in self.claims
@@ -123,7 +123,7 @@ def items(rows: Iterable[Row]) -> str:
 
 
 def tally(rows: Iterable[Row]) -> dict[str, int]:
-    """How many of a paper's items have each verdict."""
+    """Count a paper's items by verdict."""
     kinds = (
         *("reproduced", "in part", "differs", "calibrated"),
         *("follows", "built", "not possible here"),

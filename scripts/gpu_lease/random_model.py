@@ -27,9 +27,9 @@ SIZES = {
     },
     "8b": {},
 }
-"""What differs from the bundle's own configuration, an 8B's."""
+"""Differences from the bundle's configuration of an 8B model."""
 SPREAD, EMBEDDED = 1.6, 20.0
-"""Gain of a product, and of the embeddings, beside which a layer's output must not vanish."""
+"""Gain of a product and of the embeddings. A layer's output must not vanish next to these."""
 
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
@@ -41,7 +41,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def shapes(config: dict) -> Iterator[dict[str, tuple[int, ...]]]:
-    """Names and shapes of a file's weights: what is outside the layers, then each layer."""
+    """Yield names and shapes of each file's weights: first those outside the layers, then each layer."""
     hidden, inner, vocab = (config[n] for n in ("hidden_size", "intermediate_size", "vocab_size"))
     queries = config["num_attention_heads"] * config["head_dim"]
     keys = config["num_key_value_heads"] * config["head_dim"]

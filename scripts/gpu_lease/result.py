@@ -7,5 +7,5 @@ from typing import Any
 
 
 def result(name: str, **values: Any) -> None:
-    """One line: what was measured, and its values."""
+    """Print a measurement and its values in one line."""
     print(f"RESULT {name} {json.dumps(values)}", flush=True)

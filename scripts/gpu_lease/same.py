@@ -24,7 +24,7 @@ def prompts(source: random.Random) -> list[list[int]]:
 
 
 def compared(cold: list[talk.Answer], other: list[talk.Answer]) -> dict[str, int]:
-    """How many answers equal the cold ones, in all tokens and in the first."""
+    """Count the answers that equal the cold ones in all tokens, and in the first token."""
     pairs = list(zip(cold, other))
     return {
         "all": sum(a.ids == b.ids for a, b in pairs),

@@ -1,4 +1,4 @@
-"""What the lease asks a served model over HTTP; only Python's own library."""
+"""HTTP client of the lease, with the standard library only."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ TOKENS = range(100, 40000)
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """seconds: of the whole request; cached: prompt tokens of the exact cache; documents: what
-    ``meta_info.canopy_chunks`` says; top: log-probabilities of the first token by id."""
+    """An answer. seconds: duration; cached: prompt tokens in the exact cache; documents:
+    ``meta_info.canopy_chunks``; top: log-probabilities of the first token by id."""
 
     seconds: float
     ids: list[int]
@@ -72,7 +72,7 @@ def generate(
 
 
 def flush(tries: int = 20) -> None:
-    """Empty the prefix cache, as soon as nothing runs. Raises OSError where that never is."""
+    """Empty the prefix cache once no request runs. Raises OSError after ``tries``."""
     for left in reversed(range(tries)):
         try:
             post("/flush_cache", {})

@@ -1,4 +1,4 @@
-"""The table that attention is chosen by, out of a report of what was timed: canopy_kernel/ways.json."""
+"""Write the table that selects attention kernels (canopy_kernel/ways.json) from measured times."""
 
 from __future__ import annotations
 

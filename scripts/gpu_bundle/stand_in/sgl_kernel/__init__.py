@@ -1,8 +1,8 @@
-"""Stand-in for ``sgl_kernel`` where its compiled kernels are not: what a Llama needs of it.
+"""Stand-in for ``sgl_kernel`` without its compiled kernels: the functions that a Llama needs.
 
-Norms go to SGLang's just-in-time kernels, the rest is plain torch. Every other name exists, so
-that SGLang's imports by name succeed, and raises NotImplementedError when it is called.
-``sgl_kernel.scalar_type`` must stay absent: SGLang then takes quantisation as not there.
+Norms use SGLang's just-in-time kernels, the rest is plain torch. Every other name exists, so that
+SGLang's imports succeed, and raises NotImplementedError when it is called.
+``sgl_kernel.scalar_type`` must stay absent: SGLang then disables quantisation.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def silu_and_mul(input, out=None):
 
 
 def top_k_renorm_prob(probs, top_k):
-    """``probs [n, vocab]`` with all but the ``top_k`` greatest of a row zeroed (ties are kept)."""
+    """Return ``probs [n, vocab]`` with zeros except the ``top_k`` greatest of a row (ties are kept)."""
     ranked = probs.sort(dim=-1, descending=True).values
     count = torch.as_tensor(top_k, device=probs.device).long().clamp(1, probs.shape[-1])
     least = ranked.gather(1, count.reshape(-1, 1).expand(len(probs), 1) - 1)
@@ -92,7 +92,7 @@ def _module(name, **names):
 
 
 def _launches_overlap():
-    """Whether the chip can start a kernel before the last one ends (Hopper and later)."""
+    """Return whether the chip can overlap the start of a kernel with the previous kernel (Hopper)."""
     return torch.cuda.is_available() and torch.cuda.get_device_capability()[0] >= 9
 
 
@@ -100,7 +100,7 @@ __getattr__ = _missing("sgl_kernel")
 _module("sgl_kernel.utils", is_arch_support_pdl=_launches_overlap)
 _module("sgl_kernel.kvcacheio", transfer_kv_direct=transfer_kv_direct)
 _module("sgl_kernel.quantization")
-# SGLang imports CUTLASS's Python DSL for a product that only Blackwell has; this one says no.
+# SGLang imports CUTLASS's Python DSL for a product that only Blackwell has. It is not available here.
 _module(
     "sglang.kernels.ops.gemm.cutedsl_dual_gemm",
     MAX_DUAL_GEMM_DECODE_TOKENS=0,
