@@ -1,1 +1,1 @@
-"""What several tests and benchmarks share: trees, traces, small models, oracles."""
+"""Trees, traces, small models and oracles for tests and benchmarks."""

@@ -1,7 +1,7 @@
-"""A second set of books on `BoundedShortest`: by how much was each request passed?
+"""Independent accounts for `BoundedShortest`: the work that overtook each request.
 
-Spies on a live queue's order: nothing of its own budgets is read, and nothing is changed. Work is in
-predicted seconds of prefill, at the price at which each request was let in.
+Observes a live queue's order without reading or changing its budgets. Work is in predicted seconds of
+prefill, at the price of each request's admission.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ ROUNDING = 1e-9
 @dataclass(slots=True)
 class _Account:
     allowed_s: float
-    """Of younger work: kappa times the older work that it found, lambda times its own, and beta."""
+    """Allowed younger work: kappa * older work at arrival + lambda * own work + beta."""
     passed_s: float = 0.0
 
 
 class BoundLedger:
-    """Everybody who waits in `order`, what may pass them, and what did."""
+    """Requests that wait in `order`, with the allowed and the actual work that overtakes them."""
 
     def __init__(
         self, order: Any, is_excluded: Callable[[Any], bool] = lambda _waiting: False
@@ -34,11 +34,11 @@ class BoundLedger:
         self.excluded = 0
         """Times that a request was passed beyond its budget while its KV was read from storage."""
         self.over = 0
-        """Times that someone was passed by more than it may be."""
+        """Number of violations."""
         self.fullest = 0.0
-        """The largest share of its allowance that anybody was passed by."""
+        """Largest used share of an allowance."""
         self._accounts: dict[Any, _Account] = {}
-        """Of those who wait, and of the prompt in the middle of its chunks."""
+        """Accounts of waiting requests and of the prompt in chunked prefill."""
         self._inside: dict[Any, _Account] = {}
         self._chunk: Any = None
         self._rest_s = 0.0

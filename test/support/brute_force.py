@@ -7,12 +7,12 @@ from itertools import combinations
 
 
 def best(paths, capacity, cost, optional=False):
-    """Least total cost of serving ``paths`` (tuples of chained block ids) from an empty cache.
+    """Return the least total cost of serving ``paths`` (tuples of chained block ids) from an empty cache.
 
-    ``cost(index, hit)`` is what request ``index`` costs when ``hit`` leading blocks are cached.
-    As in the tree: each request is cached whole, or its first ``capacity`` blocks, what is
-    evicted are ends of paths, and a request cannot evict its own blocks. With ``optional`` what
-    is kept after a request is any choice of its blocks and of those that were cached.
+    ``cost(index, hit)``: cost of request ``index`` with ``hit`` leading blocks cached. The rules are
+    the tree's: a request is cached whole, or its first ``capacity`` blocks; only ends of paths are
+    evicted; a request cannot evict its own blocks. With ``optional``, any subset of its blocks and
+    the cached blocks may stay after a request.
     """
     parent = {}
     for path in paths:

@@ -1,4 +1,4 @@
-"""What a live tree has cached and where, as a set of prefixes: what KV events are held against."""
+"""Cached prefixes of a live tree by tier, to compare KV events with."""
 
 from __future__ import annotations
 

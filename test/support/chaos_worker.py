@@ -1,10 +1,10 @@
-"""A random life of SGLang's own scheduler in one process, its overlapped loop if asked.
+"""Random operations on SGLang's own scheduler in one process, with or without overlap.
 
     cd test && python -m support.chaos_worker MODEL SEED STEPS ARGUMENT...
 
-Requests arrive alone and in samples, with hints that are true or not; some are aborted, retracted or
-paused; the cache is flushed and the policies are exchanged meanwhile. Prints one JSON object: counts, of
-which ``wrong`` are answers that differ from the prompt's answer when it was alone.
+Requests arrive alone and in samples, with true and false hints. Some are aborted, retracted or paused;
+the cache is flushed and the policies are exchanged meanwhile. Prints one JSON object of counts.
+``wrong``: answers that differ from the answer to the prompt alone.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ COUNTS = (
 
 
 class Chaos:
-    """One life. Every choice comes from ``seed``; times are the machine's."""
+    """One run. Every choice comes from ``seed``; times are the machine's."""
 
     def __init__(self, engine: InProcess, seed: int, vocabulary: int) -> None:
         self.engine, self.scheduler = engine, engine.scheduler
@@ -52,7 +52,7 @@ class Chaos:
             self.alone.append(list(req.output_ids))
 
     def live(self, steps: int) -> dict[str, Any]:
-        """Take ``steps`` random steps, then serve what is left; return counts and what is still held."""
+        """Take ``steps`` random steps, then drain; return counts and leaks."""
         gate, ledger = with_armed_gate(self.engine), with_tight_budgets(self.engine)
         for number in range(steps):
             self.one_step()
@@ -166,7 +166,7 @@ class Chaos:
         self.counts["hints"] += 1
 
     def drain(self) -> None:
-        """Serve what is left. Time passes faster, so that the gate admits every session."""
+        """Serve the remaining requests. Time passes faster, so that the gate admits every session."""
         for number in range(MOST_STEPS):
             if not self.running:
                 break
@@ -178,7 +178,7 @@ class Chaos:
 
 
 def check_books(core: Any) -> None:
-    """Compare what the policies rank with what SGLang's tree may evict, in both tiers."""
+    """Compare the leaves that the policies rank with the evictable nodes of SGLang's tree, in both tiers."""
     nodes = [node for node in core._node_arena.values() if node is not core.root_node]
     for leaves, may_go in (
         (core.evictable_device_leaves, core._is_device_leaf),

@@ -1,4 +1,4 @@
-"""An OpenAI API without a model: it answers from a list, and keeps what it was sent."""
+"""An OpenAI API without a model: it answers from a list and records the requests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def calls(*tools: str) -> dict[str, Any]:
 
 
 class Sent:
-    """What arrived, in order."""
+    """Received requests, in order."""
 
     def __init__(self) -> None:
         self.requests: list[tuple[str, dict[str, Any]]] = []
@@ -48,8 +48,8 @@ class Sent:
 
 @contextmanager
 def chat_endpoint(answers: list[dict[str, Any]]) -> Iterator[tuple[str, Sent]]:
-    """(URL, what it was sent). Answers beyond the list are ``done``; routes but those of OpenAI and
-    hints are a 404."""
+    """Yield (URL, received requests). Answers beyond the list are ``done``; routes other than OpenAI's
+    and hints are a 404."""
     sent, left = Sent(), list(answers)
 
     class Handler(BaseHTTPRequestHandler):

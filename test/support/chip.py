@@ -1,4 +1,4 @@
-"""Where kernels run under pytest: compiled on a chip where there is one, interpreted elsewhere."""
+"""Mode of kernels under pytest: compiled if there is a chip, else interpreted."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 DRIVERS = ("/dev/nvidiactl", "/dev/dxg")
-"""What an NVIDIA driver has, on Linux and under Windows: asked first, since torch takes seconds."""
+"""Files of an NVIDIA driver on Linux and under Windows. Importing torch takes seconds, so they are
+checked first."""
 
 
 def has_cuda() -> bool:

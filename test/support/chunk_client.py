@@ -1,4 +1,4 @@
-"""Prompts of documents, and what a test asks of a server that reuses their chunks."""
+"""Prompts of documents, and requests to a server that reuses their chunks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small real architectures with random weights, for the tests beside this file."""
+"""Small real architectures with random weights."""
 
 from __future__ import annotations
 

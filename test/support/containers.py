@@ -1,4 +1,4 @@
-"""How many entries each container of Canopy's objects holds, by where it is."""
+"""Number of entries of each container in Canopy's objects, by path."""
 
 from __future__ import annotations
 

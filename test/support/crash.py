@@ -1,4 +1,4 @@
-"""Kill a busy store at a random instant, open what it left, and check every page."""
+"""Kill a busy store at a random instant, open its folder, and check every page."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ class CrashCounts:
     start_failures: int = 0
     """Stores that did not open afterwards (or opened unavailable)."""
     wrong: int = 0
-    """Pages served with other bytes than recomputation gives. The one that must be 0."""
+    """Pages served with wrong bytes. Must be 0."""
     found: int = 0
     """Pages on record after the kills."""
     absent: int = 0
-    """Of these, pages whose bytes were gone: dropped, not served."""
+    """Acknowledged pages without bytes: dropped, not served."""
     acknowledged: int = 0
     """Pages of the last acknowledged batch of each life, which nothing had time to evict."""
     survived: int = 0
-    """Of these, pages that were there and right afterwards."""
+    """Acknowledged pages that were correct afterwards."""
     written: int = 0
     """Pages in acknowledged batches, present ones included."""
     orphans: int = 0
@@ -43,7 +43,7 @@ class CrashCounts:
 
 
 def kill_once(folder: Path, seed: int, counts: CrashCounts) -> None:
-    """One life of the writer, one kill, one check. Lives on what the last life left."""
+    """Start the writer on the folder, kill it, check every page."""
     rng = random.Random(seed)
     writer = subprocess.Popen(
         [sys.executable, "-m", "support.crash_writer", str(folder), str(seed)],

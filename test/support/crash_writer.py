@@ -2,9 +2,8 @@
 
     cd test && python -m support.crash_writer FOLDER SEED
 
-One line a batch that ``write`` answered: the store's clock, the path, and how many of its pages
-are on disk. Everything else is under load at the same time: another writer, readers, uses and
-sweeps, with evictions all along.
+Prints a line per batch that ``write`` acknowledged: the store's clock, the path, and the number of its
+pages on disk. At the same time another writer, readers, uses, sweeps and evictions load the store.
 """
 
 from __future__ import annotations

@@ -30,12 +30,12 @@ def page_key(*path: object) -> str:
 
 
 def content(key: str, size: int = PAGE) -> bytes:
-    """What a recomputation of that page would give."""
+    """Return the page's bytes, as recomputation would give them."""
     return hashlib.shake_128(key.encode()).digest(size)
 
 
 def store_at(folder: Path, pages: int = 8, **options: Any) -> DiskStore:
-    """A store of ``pages`` pages of 512 bytes, LRU and a settable clock unless told otherwise."""
+    """Return a store of ``pages`` pages of 512 bytes, by default with LRU and a settable clock."""
     given = {
         "page_bytes": PAGE,
         "capacity_bytes": pages * PAGE,
@@ -71,7 +71,7 @@ def put(store: DiskStore, keys: list[str], parent: str | None = None, **fields: 
 
 
 def get(store: DiskStore, keys: list[str]) -> list[bool]:
-    """Read a run of pages; whatever is said to be there must be what recomputation gives."""
+    """Read a run of pages; check the bytes of every page that is found."""
     buffers = [bytearray(PAGE) for _ in keys]
     ok = store.read(keys, buffers)
     for key, buffer, good in zip(keys, buffers, ok, strict=True):

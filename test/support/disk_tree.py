@@ -22,7 +22,7 @@ _RANKS = ("tp_rank", "pp_rank", "attn_tp_rank", "attn_cp_rank", "attn_dp_rank", 
 
 
 class DiskTree(LiveTree):
-    """``close`` it, and another one on the same folder is the server after a restart.
+    """A live tree with a disk tier. After ``close``, a new one on the same folder is a restarted server.
 
     Page 1 of a path is token 0 to ``page_size``. Every stamp has the same ``epoch``.
     """
@@ -51,13 +51,13 @@ class DiskTree(LiveTree):
         return self.storage.store
 
     def detach(self) -> None:
-        """What ``DELETE /hicache/storage-backend`` does on an idle server."""
+        """Act as ``DELETE /hicache/storage-backend`` on an idle server."""
         self.settle()
         ok, message = self.cache.detach_storage_backend()
         assert ok, message
 
     def attach(self, folder: Path, **extra: Any) -> str | None:
-        """What ``PUT /hicache/storage-backend`` does with ``canopy``; the error, if it fails."""
+        """Act as ``PUT /hicache/storage-backend`` with ``canopy``. Return the error, if it fails."""
         given = {"path": str(folder), "capacity_bytes": 10**7, "policy": "lru"}
         given |= {"prefetch_threshold": 1, "sweep_s": 3600, **extra}
         with get_parallel().override(**dict.fromkeys(_RANKS, 0)):
@@ -90,7 +90,7 @@ class DiskTree(LiveTree):
                 self.storage.current.deliver_reports()
 
     def serve(self, tokens: list[int], time: float, **fields: Any) -> int:
-        """One whole request, with what the disk has. Returns the tokens found in any tier."""
+        """Serve a request, reading from the disk. Return the tokens found in any tier."""
         request = self.request(time, prompt_tokens=len(tokens), **fields)
         self.fetch(tokens)
         self.load_back(tokens)
@@ -102,7 +102,7 @@ class DiskTree(LiveTree):
         return hit
 
     def fetch(self, tokens: list[int], extra: str | None = None) -> int:
-        """Read what the disk has of a path into the host pool. Returns the tokens read."""
+        """Read a path's pages from the disk into the host pool. Return the tokens read."""
         cache = self.cache
         key = RadixKey(array("q", tokens), extra)
         hit = cache.match_prefix(MatchPrefixParams(key=key))
@@ -136,12 +136,12 @@ class DiskTree(LiveTree):
         return self.store.leading(self.keys(tokens, extra)) * self.page_size
 
     def close(self) -> None:
-        """What the server does when it ends."""
+        """Act as a server that stops."""
         self.settle()
         self.cache.shutdown()
 
     def _drain(self, **counts: int) -> None:
-        """Wait for so many messages of the storage's threads and act on them."""
+        """Wait for ``counts`` messages of the storage's threads and process them."""
         names = ("n_storage_hit", "n_ack_prefetch", "n_backup", "n_release")
         self.cache._drain_storage_control_queues_impl(
             **{name: counts.get(name, 0) for name in names},

@@ -1,4 +1,4 @@
-"""Recounts of what a live tree keeps about its leaves, after any operation."""
+"""Recounts of a live tree's data about its leaves, after any operation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def recount_leaves(leaves: Any, truth: set[Any]) -> None:
 
 
 def recount_protected(core: Any) -> None:
-    """What is protected is charged to a budget."""
+    """Check that protected tokens are charged to a budget."""
     now, protected = core.clock.now, core.protected
     nodes = [node.canopy for node in core._node_arena.values() if node is not core.root_node]
     protected.keeps.check(nodes)

@@ -1,6 +1,6 @@
-"""The gateways that stand before SGLang, started from their packages, and workers for them.
+"""Gateways in front of SGLang, started from their packages, and workers for them.
 
-They must not become dependencies of a server: install them beside it, and say where.
+They must not become dependencies of a server: install them into a folder of their own.
 
     pip install --no-deps --target FOLDER sglang-router==0.3.2 smg==1.13.0
     CANOPY_GATEWAYS=FOLDER python -m pytest test/request/test_gateways.py

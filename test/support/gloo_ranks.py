@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 
 def on_ranks(count: int, work: Callable[..., Any], folder: Path, *args: Any) -> dict[int, Any]:
-    """What ``work(rank, *args)``, a function of a module, found on each of ``count`` ranks."""
+    """Return the results of ``work(rank, *args)``, a function of a module, on ``count`` ranks."""
     out = torch.multiprocessing.get_context("spawn").SimpleQueue()
     given = (count, work, str(folder / "meet"), out, args)
     joined = torch.multiprocessing.spawn(_one_rank, given, nprocs=count, join=False)

@@ -1,6 +1,6 @@
-"""Whose code reads what a tensor holds: on a GPU each such read of the device's memory is a wait.
+"""Functions that read values of tensors: on a GPU each such read of device memory is a wait.
 
-Without a device all tensors look alike; so a read counts wherever its tensor may lie.
+Without a device all tensors look alike, so reads of host tensors count as well.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CANOPY, SGLANG = ("sglang_canopy", "canopy_chunks", "canopy_kernel"), "sglang"
 
 
 class HostReads(TorchDispatchMode):
-    """While entered, the reads of this thread by who made them: ``package.module:function``."""
+    """While entered, counts this thread's reads by caller: ``package.module:function``."""
 
     def __init__(self) -> None:
         super().__init__()

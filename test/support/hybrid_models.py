@@ -12,7 +12,7 @@ VOCABULARY = 2048
 ANSWER = 8
 """Tokens of an answer."""
 NEAR_TIE = 0.01
-"""Of two logits."""
+"""Largest difference of two logits in a tie."""
 _SIZES = {
     "vocab_size": VOCABULARY,
     "hidden_size": 128,
@@ -71,7 +71,7 @@ def build(kind: str, out: Path, tokenizer_from: Path, **more: Any) -> Any:
 
 
 def greedy(model: Any, prompt: list[int], tokens: int) -> list[int]:
-    """transformers' answer, up to where two tokens are as good but for rounding."""
+    """Return transformers' answer up to the first near tie of two tokens."""
     import torch
 
     made = model.generate(
@@ -98,8 +98,8 @@ TURNS = 3
 
 
 def by_turn() -> list[list[int]]:
-    """The same prompts, each turn of all conversations before the next: what one finds was left
-    long before, and has left a small device."""
+    """Return the same prompts, turn by turn over all conversations: each prefix is old, and evicted from
+    a small device."""
     return [prompt for turn in range(TURNS) for prompt in conversations()[turn::TURNS]]
 
 

@@ -80,13 +80,13 @@ class HybridTree(KitTree):
         self.steps.doCleanups()
 
     def settle(self) -> None:
-        """Wait for what is being copied between the tiers."""
+        """Wait for copies between the tiers."""
         if self.write is not None:
             self.cache.writing_check(write_back=True)
             self.cache.loading_check()
 
     def load_back(self, tokens: list[int]) -> int:
-        """What the scheduler does on admission. Returns the tokens brought to the device."""
+        """Load a path to the device, as on admission. Return the loaded tokens."""
         before = self.match(tokens)
         windows, states = before.swa_host_hit_length, before.mamba_host_hit_length
         if not (before.host_hit_length or windows or states):
@@ -127,7 +127,7 @@ class HybridTree(KitTree):
             request.cached_tokens = hit
             self.core.requests.finish(request)
         need = len(tokens)
-        # SGLang asks for what is missing of each kind.
+        # SGLang evicts the missing tokens of each kind.
         self.evict(
             full=need - self.available(FULL),
             swa=need - self.available(SWA) if self.has_swa else 0,
@@ -177,7 +177,7 @@ class HybridTree(KitTree):
         return [slot for value in held if value is not None for slot in value.tolist()]
 
     def recount(self, sanity_check: Any = None) -> None:
-        """Every slot of every pool is free or in one node; the leaf sets are those of a walk."""
+        """Check that every slot of every pool is free or in one node, and recount the leaf sets."""
         sizes = {FULL: self.cfg.kv_size, SWA: self.cfg.kv_size, MAMBA: self.cfg.mamba_cache_size}
         for kind in self.cfg.components:
             slots = self.values(kind)

@@ -3,7 +3,7 @@
     cd test && python -m support.hybrid_worker MODEL KV_TOKENS ARGUMENT...
 
 Prints one JSON object: the answers to ``conversations()`` and ``by_turn()`` one after another and to
-the first all at once, and what was found of each prompt, on the host as well.
+the first all at once, and the cached tokens of each prompt, on the host as well.
 """
 
 from __future__ import annotations

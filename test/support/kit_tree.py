@@ -100,7 +100,7 @@ class KitTree:
             self.steps.addCleanup(self.cache.cache_controller.storage_backend.close)
 
     def fetch(self, tokens: list[int]) -> int:
-        """Read what the storage has of a path. Returns the tokens then on the device."""
+        """Read a path's pages from the storage. Return the tokens then on the device."""
         handle = CacheRequestHandle("fetch", 0)
         self.cache.prefetch_from_storage(
             handle, self.cache.root_node_handle(), array("q", tokens), None, None
@@ -109,7 +109,7 @@ class KitTree:
         return self.match(tokens).device_prefix_len
 
     def load_back(self, tokens: list[int]) -> int:
-        """What the scheduler does on admission. Returns the tokens brought to the device."""
+        """Load a path to the device, as on admission. Return the loaded tokens."""
         before = self.match(tokens)
         if before.host_hit_length == 0 or self.allocator.available_size() < before.host_hit_length:
             return 0

@@ -1,8 +1,8 @@
-"""CUDA's streams and events without a device: what is queued runs as late, or as early, as it may.
+"""CUDA's streams and events without a device: queued work runs as late, or as early, as allowed.
 
-A stream is a queue. ``late``: it runs only up to what something waits for. ``early``: all streams but
-the one that computes run at once, and that one late: whoever does not wait for it reads too soon. A
-wait that is missing so gives other numbers in one of the two orders.
+A stream is a queue. ``late``: it runs only up to the events that are waited for. ``early``: the compute
+stream runs late and all other streams at once, so a reader that does not wait for compute reads too
+soon. A missing wait gives wrong numbers in one of the two orders.
 """
 
 from __future__ import annotations

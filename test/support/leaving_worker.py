@@ -1,8 +1,8 @@
-"""Clients that hang up and ask again, at SGLang's own scheduler in one process.
+"""Clients that disconnect and retry, at SGLang's own scheduler in one process.
 
     cd test && python -m support.leaving_worker MODEL SCENARIO ARGUMENT...
 
-Prints one JSON object: what the function ``SCENARIO`` below returns.
+Prints the result of the function ``SCENARIO`` below as one JSON object.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ANSWER = 4
 MOST_OTHERS = 400
 MOST_STEPS = 2_000
 STEPS = 300
-"""Of one turn of the fuzz: arrivals, hang-ups and steps of the engine."""
+"""Steps of a fuzz run: arrivals, disconnects and steps of the engine."""
 
 
 def passed_by_a_short_one(engine: InProcess, ids: list[int], rid: str) -> list[Any]:
@@ -48,8 +48,8 @@ def passed_by_a_short_one(engine: InProcess, ids: list[int], rid: str) -> list[A
 
 
 def retry(engine: InProcess) -> dict[str, Any]:
-    """A prompt is abandoned while it waits, and asked again while others come and are served: after
-    how many others it is answered."""
+    """A waiting prompt is aborted and sent again while others arrive and are served. Return the number
+    of others that are answered before it."""
     prompt = token_ids(1200, 1)
     passed_by_a_short_one(engine, prompt, "given-up")
     engine.abort("given-up")
@@ -85,7 +85,7 @@ def same_name(engine: InProcess) -> dict[str, Any]:
 
 
 def fuzz(engine: InProcess, seed: int = 0) -> dict[str, Any]:
-    """Clients that come, hang up at random places and ask again, under the same name or another."""
+    """Clients arrive, disconnect at random places and retry, under the same name or another."""
     draw = random.Random(seed)
     asked = continuing_prompts(12, seed, most_shared=600)
     alone = []
@@ -158,7 +158,7 @@ def fuzz(engine: InProcess, seed: int = 0) -> dict[str, Any]:
     left = [req for _, req in under_way]
     for number in range(MOST_STEPS):
         engine.step()
-        # No one comes any more: sessions that might return are over at some time.
+        # No further arrivals: sessions that might return expire.
         take_time(engine.scheduler, [repr(time.monotonic() + number)])
         if all(req.finished() for req in left):
             break
@@ -184,7 +184,7 @@ def fuzz(engine: InProcess, seed: int = 0) -> dict[str, Any]:
 
 
 def reads(engine: InProcess, seed: int = 0) -> dict[str, Any]:
-    """Who reads tensors between a request's arrival and its answer: ``ours`` and ``sglangs``, by function."""
+    """Count reads of tensors between arrival and answer by function: ``ours`` and ``sglangs``."""
     asked = continuing_prompts(14, seed, most_shared=600)
     with_armed_gate(engine)
     with_tight_budgets(engine)
@@ -217,8 +217,8 @@ def reads(engine: InProcess, seed: int = 0) -> dict[str, Any]:
 
 
 def with_armed_gate(engine: InProcess) -> SessionGate | None:
-    """The server's gate, in place of one that waits for thrash: it holds every session that does
-    not fit."""
+    """Replace the server's gate, which waits for thrash, by one that holds every session that does not
+    fit."""
     live = engine.scheduler.tree_cache.tree_core.live
     if live.gate is not None:
         live.gate = SessionGate(GateSettings(always=True), KV_TOKENS)
@@ -227,8 +227,8 @@ def with_armed_gate(engine: InProcess) -> SessionGate | None:
 
 
 def with_tight_budgets(engine: InProcess) -> BoundLedger | None:
-    """Books on who passes whom, where the order is ours. Budgets are made small enough to decide
-    over these prompts, of at most 1,000 tokens."""
+    """Return accounts of overtaking if the order is ours. The budgets are small enough to matter for
+    these prompts of at most 1,000 tokens."""
     queue = engine.scheduler.tree_cache.canopy_queue
     if not queue.orders:
         return None
@@ -240,7 +240,7 @@ def with_tight_budgets(engine: InProcess) -> BoundLedger | None:
 
 
 def what_is_held(engine: InProcess, seen: list[Any]) -> dict[str, Any]:
-    """What a server still has of clients that are all gone."""
+    """Return the remaining state of a server after all clients left."""
     scheduler = engine.scheduler
     scheduler.last_batch = None
     scheduler.running_batch.chunked_req = None  # SGLang's own note of the last prompt in chunks

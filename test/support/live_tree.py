@@ -168,7 +168,7 @@ class LiveTree:
         return MatchPrefixParams(key=self.key(tokens))
 
     def compute(self, slots: torch.Tensor, tokens: list[int]) -> None:
-        """What a forward pass writes: here every token's KV is its own id."""
+        """Write KV as a forward pass does: here every token's KV is its id."""
         pool = self.allocator.get_kvcache()
         for buffer in (*pool.k_buffer, *pool.v_buffer):
             buffer[slots] = torch.tensor(tokens, dtype=buffer.dtype)[:, None, None]
@@ -262,7 +262,7 @@ def fake_req(
 
 
 def check(tree: LiveTree) -> None:
-    """Recount everything: sizes, leaf sets, metadata, and what the policies hold."""
+    """Recount sizes, leaf sets, metadata and the policies' leaves."""
     core = tree.core
     device_tokens = host_tokens = 0
     device_leaves, host_leaves = set(), set()

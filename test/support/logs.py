@@ -1,5 +1,5 @@
-"""Small logs of what LRU is bad at, as different programs write them: sessions that come back within
-seconds, and long prompts that never do."""
+"""Small logs of traffic that LRU handles badly, in several formats: sessions that return within
+seconds, and long prompts that never return."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ START = datetime.datetime(2026, 3, 1, 9, 0, tzinfo=datetime.UTC)
 
 
 def _asked() -> Iterator[tuple[int, str | None, list[str]]]:
-    """(second, session, what was said so far); without a session: a prompt by itself."""
+    """Yield (second, session, messages so far). A single prompt has no session."""
     for at in range(2 * SESSIONS * TURNS):
         if at % 2:
             yield at, None, [f"scan {at} of a long file " * 120]

@@ -1,4 +1,4 @@
-"""Requests as SGLang's scheduler runs them over a live tree, for what is counted of their misses."""
+"""Requests over a live tree, in the steps of SGLang's scheduler, to count their misses."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
     cd test && python -m support.mla_rank FOLDER
 
-Each rank writes a path of pages, looks it up as the ranks agree, reads it back, and prints what it
-found; then two more, of a restart, only read. Each is a process, forked after the imports; they meet
+Each rank writes a path of pages, looks it up as the ranks agree, reads it, and prints its result. Two
+more ranks, after a restart, only read. Each rank is a process, forked after the imports; they connect
 through a file.
 """
 
@@ -107,7 +107,7 @@ def look_up(controller: HiCacheController) -> int:
 
 
 def read(controller: HiCacheController) -> str:
-    """A digest of what comes back."""
+    """Return a digest of the pages read."""
     pool = controller.mem_pool_host
     pool.kv_buffer.zero_()
     at = torch.arange(PAGE * PAGES, 2 * PAGE * PAGES)
@@ -117,7 +117,7 @@ def read(controller: HiCacheController) -> str:
 
 
 def placed(rank: int):
-    """The placement that a scheduler process states of itself."""
+    """Set the rank's placement, as a scheduler process does."""
     names = ("pp_rank", "attn_cp_rank", "attn_dp_rank", "attn_dcp_rank")
     return get_parallel().override(tp_rank=rank, attn_tp_rank=rank, **dict.fromkeys(names, 0))
 

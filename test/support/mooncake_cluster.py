@@ -37,7 +37,7 @@ for line in sys.stdin:
         made += 1
     print(f"stored {done}", flush=True)
 """
-"""Gives memory to the cluster, and stores so many fillers of 64 KiB for each line it reads."""
+"""Gives memory to the cluster. For each line with a number, stores that number of 64 KiB fillers."""
 
 
 @pytest.fixture(scope="module")
@@ -68,13 +68,13 @@ class Cluster:
         return int(float(re.search(rf"^{name} (\S+)$", text, re.MULTILINE)[1]))
 
     def fill(self, objects: int) -> int:
-        """Store objects that nobody pins. Returns how many found room at once."""
+        """Store unpinned objects. Return the number that found room at once."""
         self.store.stdin.write(f"{objects}\n")
         self.store.stdin.flush()
         return int(said(self.store, "stored ")[7:])
 
     def extra(self) -> dict[str, Any]:
-        """What a client of the cluster is told."""
+        """Return the configuration of a client of the cluster."""
         return {
             "master_server_address": self.address,
             "local_hostname": "127.0.0.1",

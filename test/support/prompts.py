@@ -12,8 +12,8 @@ def token_ids(count: int, seed: int) -> list[int]:
 
 
 def continuing_prompts(count: int, seed: int, most_shared: int) -> list[list[int]]:
-    """Lengths from a few tokens to several chunks; a third begin with up to ``most_shared`` tokens
-    of another one."""
+    """Return prompts from a few tokens to several chunks. A third share up to ``most_shared`` tokens
+    with another prompt."""
     draw = random.Random(seed)
     made: list[list[int]] = []
     for number in range(count):

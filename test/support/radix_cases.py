@@ -1,4 +1,4 @@
-"""Hand-made radix cases: what a policy evicts, block by block, as requests come in."""
+"""Hand-made radix cases: the evicted blocks after each request."""
 
 from __future__ import annotations
 

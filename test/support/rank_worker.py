@@ -48,7 +48,7 @@ def forget(tree: DiskTree) -> None:
 
 
 def known(tree: DiskTree) -> list[Any]:
-    """What is known of every node, the deepest last."""
+    """Return the metadata of every node, the deepest last."""
     leaves = [n.canopy for n in tree.core._node_arena.values() if n is not tree.core.root_node]
     leaves.sort(key=lambda leaf: leaf.offset)
     return [
@@ -78,7 +78,7 @@ def reads(rank: int, folder: Path) -> Any:
 
 
 def late_use(rank: int, folder: Path) -> Any:
-    """The second rank's store has not yet heard of the last use when the pages are read."""
+    """Read pages while the second rank's store has not yet received the last use."""
     tree = tree_of(rank, folder)
     tree.epoch = 990.0
     tree.serve(PROMPT, 1.0, category="chat", conversation="c")
@@ -121,7 +121,7 @@ def queue_orders(rank: int, folder: Path) -> Any:
     for step in range(5 * REFIT_BATCHES):
         for _ in range(draw.randint(0, 4)):
             tokens = [draw.randrange(2000) for _ in range(draw.randint(5, 400))]
-            if draw.random() < 0.7:  # a branch of a few prompts that nobody has computed
+            if draw.random() < 0.7:  # a branch of a few new prompts
                 tokens = [draw.randrange(2)] * 512 + tokens
             req = fake_req(
                 tokens,

@@ -11,7 +11,7 @@ from typing import Any
 
 
 class Readmission:
-    """Re-admits leaves of a live tree, and admits what is pending in a random order.
+    """Re-admits leaves of a live tree, and admits pending leaves in a random order.
 
     ``which`` draws the leaves, ``order`` their order: two trees with equal ``which`` and different
     ``order`` re-admit the same leaves in different orders.

@@ -17,7 +17,7 @@ from sglang.srt.server_args import ServerArgs
 def receiver_of(
     server_args: ServerArgs, context: zmq.Context
 ) -> tuple[SchedulerRequestReceiver, zmq.Socket]:
-    """A scheduler's receiver, and the socket by which requests reach it."""
+    """Return a scheduler's receiver and the socket for its requests."""
     push, pull, rpc = (context.socket(kind) for kind in (zmq.PUSH, zmq.PULL, zmq.DEALER))
     pull.bind("inproc://scheduler")
     push.connect("inproc://scheduler")

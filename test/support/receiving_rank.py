@@ -1,8 +1,8 @@
 """One rank of two: SGLang's own receiver of requests over real process groups, and a tree of ours.
 
-A worker of ``two_ranks.py``. Its scenarios are ``dp-attention``: each rank is a replica with requests
-of its own; and ``pipeline``: two stages, of which the first receives. Finds what came, in which order,
-and what it did to the tree.
+A worker of ``two_ranks.py``. Its scenarios are ``dp-attention``, in which each rank is a replica with
+its own requests, and ``pipeline``, in which the first of two stages receives. Returns the received
+requests in order and their effect on the tree.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ POOL = 96
 
 
 class Rank:
-    """The receiver of one rank, its sockets, and a tree that serves what it receives."""
+    """The receiver of a rank, its sockets, and a tree that serves the requests."""
 
     def __init__(self, layout: str, rank: int, folder: Path) -> None:
         self.tree = LiveTree(POOL, "wa", config={"quantum_tokens": 1})
@@ -85,7 +85,7 @@ class Rank:
         sock_send(self.socket, one)
 
     def receive(self) -> list[Any]:
-        """One turn of the scheduler's loop; a first stage hands on what it got, as SGLang's does."""
+        """Take one turn of the scheduler's loop. A first stage forwards its requests, as in SGLang."""
         got = self.receiver.recv_requests()
         if self.pipeline and get_parallel().pp_rank == 0:
             group = get_parallel().world_group.cpu_group
@@ -129,11 +129,11 @@ class Rank:
 
 
 def requests_of(stream: int, rounds: int, most: int) -> list[list[TokenizedGenerateReqInput]]:
-    """For each round what comes: up to ``most`` requests, which share beginnings."""
+    """Return each round's arrivals: up to ``most`` requests, which share prefixes."""
     draw, made = random.Random(stream), []
     for number in range(rounds):
         came = []
-        # The HTTP process stamps, or for the last ones, as if they came by gRPC, who receives them.
+        # The HTTP process stamps requests; for the last ones the receiver does, as for gRPC.
         for place in range(draw.randint(0, most)):
             stamp = {"canopy": {"time": float(number), "conversation": f"c{draw.randrange(5)}"}}
             if number >= STAMPED_ROUNDS:
@@ -145,7 +145,7 @@ def requests_of(stream: int, rounds: int, most: int) -> list[list[TokenizedGener
 
 
 def controls(number: int) -> list[SetInternalStateReq]:
-    """What the HTTP process sends to all: hints, and an exchange of the policy."""
+    """Return the HTTP process's broadcasts: hints, and an exchange of the policy."""
     keys = []
     if number % 10 == 5:
         over = {"conversation": f"c{number // 10 % 5}", "over": True}

@@ -1,9 +1,9 @@
-"""What SGLang's own scheduler answers with a small model, in one process without HTTP.
+"""Answers of SGLang's own scheduler with a small model, in one process without HTTP.
 
     cd test && python -m support.scheduled_answers MODEL ARGUMENT... < PROMPTS
 
-Reads a JSON list of rounds, each a list of prompts (token ids) that come at once; between rounds
-everything settles. Prints ``answers`` and ``found`` (cached tokens by tier) of each prompt, in order,
+Reads a JSON list of rounds, each a list of prompts (token ids) that arrive at once; a round starts when
+the scheduler is idle. Prints ``answers`` and ``found`` (cached tokens by tier) of each prompt, in order,
 and the ``victims`` of the device.
 """
 

@@ -2,8 +2,8 @@
 
     cd test && python -m support.scheduler_worker MODEL ARGUMENT...
 
-No HTTP and no second process: who waits and who is served when is up to the caller alone. Prints one
-JSON object; ``answers`` below says what.
+Without HTTP and a second process, the caller controls the order of events. Prints one JSON object (see
+``answers``).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class InProcess:
 
     @property
     def fed(self) -> int:
-        """Requests that came."""
+        """Number of requests received."""
         return self._count
 
     def feed(
@@ -71,7 +71,7 @@ class InProcess:
         at: float | None = None,
         **more: Any,
     ) -> Any:
-        """A request comes, ``at`` a time (s; now, unless given); its ``Req``, which waits.
+        """Queue a request that arrives at time ``at`` (s; default: now) and return its ``Req``.
         ``more``: fields of SGLang's message."""
         from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
         from sglang.srt.sampling.sampling_params import SamplingParams
@@ -123,7 +123,7 @@ class InProcess:
         one.last_batch = batch
 
     def serve(self, reqs: list[Any]) -> list[Any]:
-        """Until all of them are answered; in the order of the answers."""
+        """Step until all are answered; return them in the order of the answers."""
         done: list[Any] = []
         for _ in range(MOST_STEPS):
             self.step()
@@ -134,8 +134,8 @@ class InProcess:
 
 
 def answers(engine: InProcess, priorities: bool) -> dict[str, Any]:
-    """``equal``: every answer together is what it was alone. ``kinds``: in which order short, long
-    and urgent ones are answered that all waited at the same time."""
+    """``equal``: answers are the same together and alone. ``kinds``: the order in which waiting short,
+    long and urgent requests are answered."""
     asked = prompts(REQUESTS, seed=1)
     alone = []
     for ids in asked:
@@ -156,10 +156,10 @@ def answers(engine: InProcess, priorities: bool) -> dict[str, Any]:
     kinds |= {engine.feed(token_ids(20, seed), 1, at=at): "short" for seed in (4, 5, 6)}
     if priorities:
         kinds |= {engine.feed(token_ids(700, s), 1, 5, at): "urgent" for s in (7, 8)}
-    # Nobody comes any more: time passes with the steps alone.
+    # No further arrivals: time passes only with the steps.
     order = engine.serve([*kinds, *held])
     found["kinds"] = [kinds[req] for req in order if req in kinds]
-    # Branches of one prompt that nobody has computed, all at once: of each, what was cached.
+    # Branches of a new prompt, all at once: the cached tokens of each.
     shared = token_ids(600, 50)
     branches = [engine.feed([*shared, *token_ids(30, 51 + i)], 2) for i in range(4)]
     engine.serve(branches)
@@ -175,8 +175,8 @@ def answers(engine: InProcess, priorities: bool) -> dict[str, Any]:
 
 
 def run(arguments: list[str], work: Callable[[InProcess], dict[str, Any]]) -> None:
-    """What a worker's program does: ``arguments`` are its model and the server's own, and what
-    ``work`` finds is printed. Does not return."""
+    """Run a worker: ``arguments`` are the model and the server's arguments. Print the result of ``work``.
+    Does not return."""
     import torch
 
     engine = InProcess(Path(arguments[0]), arguments[1:])

@@ -1,10 +1,11 @@
-"""A device of its own without one: tensors that say they live elsewhere, and refuse to be waited for.
+"""An emulated device: tensors on it raise when the host waits for them.
 
 A tensor of this device reports ``meta`` as its device and keeps its numbers in a CPU tensor that
 only operations reach. Every way in which a host waits for a GPU raises :class:`HostSync`: reading
 a value (``item``, ``int``, ``bool``, ``tolist``, ``equal``), a shape that depends on values
 (``nonzero``, ``unique``, masks as indices), and copies that are not asynchronous. Copies
-are counted by direction, in bytes, and operations that would be launched (not views) by name. Give kernels that are written for a GPU what ``inside`` returns.
+are counted by direction, in bytes, and launched operations (not views) by name. Pass the result of
+``inside`` to kernels that are written for a GPU.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class There(torch.Tensor):
         return made
 
     def record_stream(self, stream: Any) -> None:
-        """Memory of this device is freed when nobody holds it."""
+        """Do nothing: memory of this device is freed with its last reference."""
 
     def __repr__(self) -> str:  # type: ignore[override]
         return f"There({tuple(self.shape)}, {self.dtype})"
@@ -60,7 +61,7 @@ class There(torch.Tensor):
 
 
 def inside(x: Any) -> Any:
-    """What a kernel on the device sees: the numbers themselves."""
+    """Return the numbers, as a kernel on the device reads them."""
     return x.held if isinstance(x, There) else x
 
 
@@ -103,7 +104,7 @@ class _Factories(TorchFunctionMode):
 
 
 def is_mask(index: torch.Tensor) -> bool:
-    """Whether an index says which rows rather than where: how many they are is read on the host."""
+    """Return whether an index is a mask, whose number of rows must be read on the host."""
     return index.dtype in (torch.bool, torch.uint8)
 
 

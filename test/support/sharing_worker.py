@@ -1,8 +1,8 @@
-"""Shorter requests that share a long prompt's steps, some of which became shorter meanwhile.
+"""Shorter requests that share a long prompt's steps. Some became shorter while they waited.
 
     cd test && python -m support.sharing_worker MODEL SCENARIO ARGUMENT...
 
-Prints one JSON object: what the function ``SCENARIO`` below returns.
+Prints the result of the function ``SCENARIO`` below as one JSON object.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from support.prompts import token_ids
 from support.scheduler_worker import InProcess, run
 
 SHORT, SHARED = 8, 4
-"""Tokens of a short prompt, and of those how many all short ones begin with."""
+"""Tokens of a short prompt, and tokens of the prefix that all short prompts share."""
 
 
 def shared(engine: InProcess) -> dict[str, Any]:
-    """``answered``: requests answered. ``beside``: those let in beside the long prompt."""
+    """``answered``: requests answered. ``beside``: requests admitted with the long prompt."""
     begins = token_ids(SHARED, 1)
     long = engine.feed(token_ids(2000, 2), 1)
     engine.step()
@@ -34,9 +34,9 @@ def shared(engine: InProcess) -> dict[str, Any]:
 
 
 def cached(engine: InProcess) -> dict[str, Any]:
-    """The long prompt needs more than is free, so what is cached has to go; those that would share
-    its steps would hold what they find there. ``answered``: requests answered. ``beside``: whether
-    one of them was let in."""
+    """The long prompt needs more than the free memory, so cached tokens must be evicted; requests that
+    shared its steps would lock them. ``answered``: requests answered. ``beside``: whether one was
+    admitted."""
     begins = [token_ids(300, seed) for seed in range(6)]
     engine.serve([engine.feed(ids, 1) for ids in begins])
     long = engine.feed(token_ids(2600, 10), 1)

@@ -1,7 +1,7 @@
 """Small models of real architectures with random weights of a useful size, as files.
 
-SGLang's dummy weights are within a thousandth of zero: what such a model says hardly depends on the
-prompt, and equal answers would prove nothing.
+SGLang's dummy weights are within a thousandth of zero. The output of such a model is almost independent
+of the prompt, so equal answers would prove nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from tiny_model import TOKENIZER_FILES
 
 VOCABULARY = 49152
-"""Of SmolLM2's tokenizer."""
+"""Vocabulary size of SmolLM2's tokenizer."""
 COMMON: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "bos_token_id": 1,
@@ -96,7 +96,7 @@ def rescale(parameter: torch.Tensor) -> None:
 
 
 def write_adapter(out: Path, model: Path, seed: int, rank: int = 4) -> Path:
-    """A LoRA adapter for a model of the family ``LLAMA``, large enough to change what is said."""
+    """Write a LoRA adapter for a model of the family ``LLAMA``, large enough to change answers."""
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))
     width = config["hidden_size"]
     sizes = {

@@ -1,4 +1,4 @@
-"""What the scheduler has of a request that was stamped, as far as its policy request is made of it."""
+"""The scheduler's fields of a stamped request that its policy request is made from."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def host_pool(
 
 
 def storage_config(extra: dict[str, Any] | None, **fields: Any) -> HiCacheStorageConfig:
-    """Of a single rank."""
+    """Return the configuration of a single rank."""
     given: dict[str, Any] = {"model_name": "model", "extra_config": extra}
     for group in ("tp", "pp", "attn_cp"):
         given |= {f"{group}_rank": 0, f"{group}_size": 1}
@@ -69,5 +69,5 @@ def token_indices(pool: Any, pages: list[int]) -> torch.Tensor:
 
 
 def keys(name: str, count: int) -> list[str]:
-    """Page hashes as SGLang's, of pages that nobody else has."""
+    """Return unique page hashes in SGLang's form."""
     return [hashlib.sha256(f"{name}{i}".encode()).hexdigest() for i in range(count)]

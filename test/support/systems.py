@@ -47,7 +47,7 @@ def request(
 def rounds(
     prompts: int, times: int, *, blocks: int = 10, every_s: float = 1.0, **others: object
 ) -> list[TraceRequest]:
-    """``prompts`` different prompts, asked one after another, ``times`` times over."""
+    """Return ``prompts`` different prompts in sequence, repeated ``times`` times."""
     made = []
     for i, which in enumerate(itertools.chain.from_iterable([range(prompts)] * times)):
         path = range(which * blocks + 1, (which + 1) * blocks + 1)

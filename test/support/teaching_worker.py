@@ -1,4 +1,4 @@
-"""What SGLang's own scheduler teaches the policies: samples (n > 1), refusals and retries.
+"""Requests from which the policies learn in SGLang's own scheduler: samples (n > 1), refusals, retries.
 
     cd test && python -m support.teaching_worker MODEL ARGUMENT...
 
@@ -53,7 +53,7 @@ def teach(engine: InProcess) -> dict[str, Any]:
 def refusals(engine: InProcess) -> tuple[Any, Any]:
     """Four requests that are not admitted, and three that are. Return a refused one and the last."""
     prompt = token_ids(300, 90)
-    for attempt in range(2):  # given up while it waits
+    for attempt in range(2):  # aborted while it waits
         engine.feed(prompt, 4, at=100.0 + attempt, stamp={"conversation": "r"}, rid="gone")
         engine.abort("gone")
     engine.serve([engine.feed(token_ids(5000, 91), 4, at=110.0)])  # too long

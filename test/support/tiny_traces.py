@@ -41,4 +41,4 @@ TWO_TALKS = [
     ask(40.0, [9], talk="c", user="v"),
     ask(100.0, [1, 2, 4, 5], talk="a", user="u", turn=3),
 ]
-"""12 blocks asked for, 6 distinct; hits: 0, 1 (b on 1), 2 (1 and 2), 0, 3 (1, 2, 4)."""
+"""12 block accesses, 6 distinct; hits: 0, 1 (b on 1), 2 (1 and 2), 0, 3 (1, 2, 4)."""

@@ -1,4 +1,4 @@
-"""Small traces for the simulator's tests, and the real ones where they are present."""
+"""Small traces for the simulator's tests, and the real traces if they are present."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from canopy_lab.trace.record import TraceRequest
 
 
 def record(time_s, blocks, *, block_tokens=10, tail=0, **more):
-    """A request of ``blocks``; ``tail`` tokens are missing from the last one."""
+    """Return a request of ``blocks``; ``tail`` tokens are missing from the last block."""
     blocks = tuple(blocks)
     tokens = len(blocks) * block_tokens - tail
     fields = {"output_tokens": 1, **more}
@@ -58,7 +58,8 @@ def random_trace(seed, requests=60, *, branching=3, depth=6, block_tokens=10, ga
 
 
 def data_folder():
-    """The real data's folder, or skip: CANOPY_DATA, then ``shared/data`` beside the checkout."""
+    """Return the real data's folder: CANOPY_DATA, else ``shared/data`` next to the checkout. Skip without
+    one."""
     given = os.environ.get("CANOPY_DATA")
     beside = Path(__file__).resolve().parents[3] / "shared" / "data"
     folder = Path(given) if given else beside

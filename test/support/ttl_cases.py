@@ -1,4 +1,4 @@
-"""Small traces of paths, and the slow way to say what TTLs win on them."""
+"""Small traces of paths, and a slow computation of the hits that TTLs give on them."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ Run = Callable[[str, Path], tuple[Any, Any]]
 
 @contextlib.contextmanager
 def two_ranks(log: Path, worker: str = "support.rank_worker") -> Iterator[Run]:
-    """``run(scenario, folder)``: what the two ranks of ``worker`` found."""
+    """Yield ``run(scenario, folder)``, which returns the results of two ranks of ``worker``."""
     with contextlib.ExitStack() as stack:
         ranks = []
         for rank in range(2):
@@ -47,7 +47,7 @@ def two_ranks(log: Path, worker: str = "support.rank_worker") -> Iterator[Run]:
             found = []
             for number, rank in enumerate(ranks):
                 assert rank.stdout is not None
-                line = "\n"  # the test's own time limit ends a rank that hangs
+                line = "\n"  # the test's time limit ends a blocked rank
                 while line and not line.startswith(("{", "failed")):  # others write here as well
                     line = rank.stdout.readline()
                 assert line.startswith("{"), (log / f"rank-{number}.log").read_text()[-3000:]
@@ -58,11 +58,11 @@ def two_ranks(log: Path, worker: str = "support.rank_worker") -> Iterator[Run]:
 
 
 def answer(run: Callable[[str, int, Path], Any]) -> None:
-    """A worker's whole work: each line of its input is run in a child, which prints what it found."""
+    """Run a worker: each line of its input runs in a child process, which prints its result."""
     rank = int(sys.argv[1])
     for line in sys.stdin:
         scenario, folder = json.loads(line)
-        child = os.fork()  # nothing but imports has happened, so no thread is lost
+        child = os.fork()  # only imports have happened, so no thread is lost
         if child == 0:
             try:
                 found = run(scenario, rank, Path(folder))

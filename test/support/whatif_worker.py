@@ -1,8 +1,8 @@
-"""A scheduler whose policies are exchanged while it computes, or that is only watched.
+"""A scheduler whose policies are exchanged while it computes, or that is only observed.
 
     cd test && python -m support.whatif_worker MODEL ARGUMENT...
 
-Prints one JSON object. The cache is far smaller than what is asked for.
+Prints one JSON object. The cache is far smaller than the traffic's prompts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A module of ``support`` as a process of its own: what it found, which is its last line as JSON."""
+"""Run a module of ``support`` as a process. Its result is its last line, as JSON."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def worked(
     given: Any = None,
     **environment: str,
 ) -> Any:
-    """``given`` is what it reads, as JSON. Fails with the end of its log."""
+    """Run it with ``given`` as JSON on standard input. A failure shows the end of its log."""
     done = subprocess.run(
         [sys.executable, "-m", f"support.{module}", str(model), *arguments],
         cwd=TESTS,
