@@ -1,4 +1,4 @@
-"""When the session gate acts, for whom, and what it does to sessions under way."""
+"""Arming of the session gate: its conditions, and its effect on running sessions."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def thrashing(stop: str = "tool", **settings: object) -> tuple[SessionGate, list
 
 
 def thrash(gate: SessionGate, stop: str = "tool") -> list[Client]:
-    """Three sessions of 40 tokens in 100 that hardly think; one finds half of what it left."""
+    """Three sessions of 40 tokens in 100 with short think times; one finds half of its tokens."""
     clients = [Client(gate, name, stop=stop) for name in "abc"]
     for time in (0.0, 1.0):
         for client in clients:
@@ -77,7 +77,7 @@ def thrash(gate: SessionGate, stop: str = "tool") -> list[Client]:
 
 
 def others_come_and_go(gate: SessionGate, times: range) -> None:
-    """Agents of one turn, which compute what nobody has left."""
+    """Agents of one turn, which compute new prompts."""
     for time in times:
         other = Client(gate, f"other {time}")
         other.turn(float(time), found=0.0)
@@ -176,7 +176,7 @@ def test_a_gate_that_disarms_admits_a_slice_of_the_waiting_sessions_at_each_call
     waiting = [Client(gate, f"new{number}") for number in range(10)]
     for client in waiting:
         client.send(11.0)
-    gate.advance(11.5)  # sessions wait, so what is lost from now on judges the gate
+    gate.advance(11.5)  # sessions wait, so later losses judge the gate
     gate.arming.answered(lost=10 * CAPACITY, computed=10 * CAPACITY, working=1.0)
     held = []
     for step in range(5):
@@ -210,7 +210,7 @@ def test_after_one_cliff_footprints_are_enough() -> None:
 
 
 def test_losses_that_the_device_keeps_up_with_arm_nothing() -> None:
-    """To compute again takes seconds where nobody waits for it, to wait for a place minutes."""
+    """Recomputation takes seconds if no request waits for it; waiting for a place takes minutes."""
     arming = Arming(CAPACITY, quiet_s=120.0, always=False)
     for _ in range(100):
         arming.answered(90, 100, 0.3)
@@ -221,7 +221,7 @@ def test_losses_that_the_device_keeps_up_with_arm_nothing() -> None:
 
 
 def test_where_few_fit_it_arms_only_when_nearly_everybody_waits() -> None:
-    """Who waits for one of a few places waits for much of another's session."""
+    """With few places, a waiting session waits for much of another session."""
     arming = Arming(CAPACITY, quiet_s=120.0, few=2.0)
     for _ in range(200):
         arming.answered(90, 100, 0.9)

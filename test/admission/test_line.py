@@ -1,4 +1,4 @@
-"""The order in which waiting sessions are tried equals its definition, whatever comes and goes."""
+"""The order of waiting sessions equals its definition under random arrivals and departures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The session gate by itself: who is admitted, in which order, and what is given back."""
+"""The session gate alone: admitted sessions, their order, and released places."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def arrive(gate: SessionGate, agent: Agent, time: float) -> tuple[str, Request]:
 
 
 def turn(gate: SessionGate, agent: Agent, time: float) -> bool:
-    """A whole turn, answered at once; whether it was let in."""
+    """Serve a turn at once; return whether it was admitted."""
     ticket, request = arrive(gate, agent, time)
     if gate.holds(ticket):
         gate.leave(ticket)
@@ -127,7 +127,7 @@ def test_a_shared_prefix_counts_once() -> None:
 
 
 def test_parallel_requests_of_one_conversation_are_sessions_of_their_own() -> None:
-    """A client that names everything alike takes no more memory than one that does not."""
+    """A client that gives all requests one name takes no more memory than others."""
     gate = gate_of(100)
     arrive(gate, Agent("same", 40), 0.0)
     for i in range(3):
@@ -151,7 +151,7 @@ def test_a_session_that_never_returns_gives_its_place_up() -> None:
 
 
 def test_what_is_learnt_says_how_long_a_silent_session_counts() -> None:
-    """After turns that all came within two seconds, ten seconds of silence are an end."""
+    """After turns within two seconds of each other, ten seconds of silence end a session."""
     gate = gate_of(1000)
     for n in range(60):
         agent = Agent(f"fast {n}", 10)
@@ -171,7 +171,7 @@ def test_aborted_requests_give_back_what_they_hold() -> None:
     second, _ = arrive(gate, Agent("b", 90), 0.0)
     third, _ = arrive(gate, Agent("c", 90), 0.0)
     gate.leave(second)  # while it waits
-    gate.leave(first)  # under way, never answered
+    gate.leave(first)  # running, never answered
     gate.advance(0.0)
     assert not gate.holds(third)
     gate.leave(third)
@@ -302,7 +302,7 @@ EVENTS = st.lists(
 
 
 class World:
-    """Clients and a server: what the gate is told, and a count of its own beside it."""
+    """Clients and a server: the gate's events, and an independent count."""
 
     def __init__(self, always: bool = True) -> None:
         settings = GateSettings(always=always, age_s=20.0, over_age_s=200.0, max_sessions=1000)

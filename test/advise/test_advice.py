@@ -34,7 +34,7 @@ def sample_of(requests) -> Sample:
 
 @pytest.fixture(scope="module")
 def mixed() -> Sample:
-    """Chats that come back after a while, among scans that never do: what LRU is bad at."""
+    """Chats that return after a while, among scans that never do: LRU handles them badly."""
     rows = []
     for at in range(1500):
         if at % 3 == 0:

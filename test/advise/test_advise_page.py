@@ -1,4 +1,4 @@
-"""The page of ``canopy advise``: whole in itself, in words, and drawn by a browser where one is."""
+"""The page of ``canopy advise``: self-contained, with text, and rendered by a browser if there is one."""
 
 from __future__ import annotations
 
@@ -87,6 +87,6 @@ def test_a_browser_draws_it_light_and_dark(advice, dark, tmp_path):
     picture = imread(shot)[:, :, :3]
     ground = picture[5, 5].mean()
     assert ground < 0.2 if dark else ground > 0.95
-    # A figure is where one should be: its lines have the colours of the theme.
+    # The figure is rendered: its lines have the colours of the theme.
     colours = {tuple(np.round(c * 255).astype(int)) for c in picture[::3, ::3].reshape(-1, 3)}
     assert (0x56, 0xB4, 0xE9) in colours if dark else (0x00, 0x72, 0xB2) in colours

@@ -1,4 +1,4 @@
-"""What breaks prefixes: every kind is found where it was put, and nothing in logs that only grow."""
+"""Breaks of prefixes: every seeded kind is found, and none in logs that only grow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The recommendation, also where it is to change nothing."""
+"""The recommendation, including the one to change nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Waits of prompts in a queue, against theory and against a simulation that goes by events."""
+"""Waits of prompts in a queue, against theory and against an event-driven simulation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from canopy_lab.advise.queue import log_arrivals, servers_for, waits_s
 
 
 def by_events(arrivals, service, servers):
-    """Every server asked in turn who is free first; slow and plain."""
+    """Return the waits from a slow, simple search for the first free server."""
     free, waits = [0.0] * servers, []
     for at, needs in zip(arrivals, service):
         first = min(range(servers), key=free.__getitem__)

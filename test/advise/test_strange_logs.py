@@ -1,4 +1,4 @@
-"""Advice on logs that say little: it says so, and recommends nothing."""
+"""Advice on logs with little information: it states that, and recommends nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PROFILE = load_profile("llama-3.1-8b-h100")
 
 
 def scanned(count: int, every_s: float = 1.0) -> Sample:
-    """A few chats that come back among scans that never do: LRU loses them, ``wa`` need not."""
+    """A few chats that return among scans that never do: LRU evicts them, ``wa`` need not."""
     rows = []
     for at in range(count):
         if at % 3 == 0:
@@ -38,7 +38,7 @@ def test_a_log_of_a_few_requests_is_too_short_to_tell() -> None:
 
 
 def test_requests_of_one_moment_have_an_interval() -> None:
-    """One window of time drawn again and again always says the same, and looked sure."""
+    """A bootstrap over a single window of time has no variance, and looked certain."""
     got = advised(scanned(900, every_s=0.0))
     assert (got.clusters, got.cluster_kind) == (50, "runs of requests")
     gains = [row.gain for row in got.rows if row.gain.points]

@@ -1,4 +1,4 @@
-"""Which law predicts reuse: hand-made traces whose law is known."""
+"""Laws that predict reuse, on hand-made traces with a known law."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def test_a_law_is_tested_on_what_came_after_the_time_it_was_fitted_on() -> None:
 
 
 def test_what_was_not_yet_known_when_the_first_half_ended_is_not_fitted() -> None:
-    """Every block comes back once, after 10 s, or after the middle: the fit has seen 10 s alone."""
+    """Every block returns once, after 10 s or after the middle: the fit sees only the 10 s."""
     soon = [(float(i), float(i) + 10.0) for i in range(0, 400)]
     late = [(float(i), 1200.0 + i) for i in range(500, 900)]
     again = [(1500.0 + i, 1510.0 + i) for i in range(500)]
     events = [(t, n) for n, pair in enumerate(soon + late + again) for t in pair]
     row = laws(observe([ask(t, [n]) for t, n in sorted(events)]))[0]
-    # Among the uses of the second half all returned after 10 s, as an exponential of mean 10 has
-    # it but for its shape: 1 - 1/e is gone at 10 s.
+    # All uses of the second half returned after 10 s. An exponential of mean 10 has returned
+    # 1 - 1/e by then.
     assert row.exponential.ks == pytest.approx(1.0 - math.exp(-1.0), abs=0.12)
 
 

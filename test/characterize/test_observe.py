@@ -1,4 +1,4 @@
-"""The one pass: what is counted, by hand on tiny traces and against a slow recount."""
+"""Counts of the single pass, by hand on tiny traces and against a slow recount."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_lives_run_from_first_to_last_use() -> None:
 
 def test_places_are_tenths_of_the_prompt() -> None:
     seen = observe([ask(0, list(range(10))), ask(1, list(range(5)))])
-    # Five blocks at places 0, 2, 4, 6, 8 that stood at 0, 1, 2, 3, 4 before.
+    # Five blocks at places 0, 2, 4, 6, 8, which were at 0, 1, 2, 3, 4 before.
     first = seen.place_count[0]
     assert first.sum() == 15
     assert [int(first[p, 1 << b]) for p, b in zip((0, 2, 4, 6, 8), range(5))] == [1] * 5
@@ -153,7 +153,7 @@ def test_the_pass_agrees_with_a_recount(trace: list[TraceRequest]) -> None:
 
 
 def test_memory_does_not_grow_with_what_is_asked_again() -> None:
-    """1.5 million accesses of 1,050 distinct blocks: what is kept is blocks and request rows."""
+    """1.5 million accesses of 1,050 distinct blocks: memory is O(blocks + requests)."""
     chains = [tuple(range(50 * i, 50 * i + 50)) for i in range(21)]
     trace = (ask(float(i), chains[i % 21]) for i in range(30_000))
     tracemalloc.start()

@@ -87,7 +87,7 @@ def test_next_turn_probabilities_by_category() -> None:
 
 
 def test_requests_near_the_end_are_left_out_of_next_turns() -> None:
-    """The last one would be followed after the end: it does not count as not followed."""
+    """The last request would be followed after the end, so it does not count as not followed."""
     trace = [ask(10.0 * i, [i], talk=str(i // 2), turn=i % 2 + 1) for i in range(41)]
     t = turns(observe(trace))
     assert t is not None
@@ -117,9 +117,9 @@ def test_reuse_quantiles_and_means_come_out() -> None:
 
 
 def test_blocks_still_waiting_are_censored_and_not_never() -> None:
-    """Half are used again after 10 s, and then wait for good: of three uses one is followed.
+    """Half are used again after 10 s and never later: one in three uses is followed.
 
-    The last to come cannot have been used again yet, and do not pull the share down."""
+    The last uses cannot have been followed yet, so they do not lower the share."""
     rng = random.Random(1)
     ages = [10.0 if rng.random() < 0.5 else 1e9 for _ in range(2000)]
     trace = [r for r in reused(ages, 0) if r.time_s < 2000.0]

@@ -1,4 +1,4 @@
-"""What the figures of CacheTune are made with (benchmark/papers/cachetune), on a small model."""
+"""The programs of CacheTune's figures (benchmark/papers/cachetune), on a small model."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_the_queue_waits_as_the_pollaczek_khinchine_formula_says():
 
 
 def test_algorithm_1_as_printed_is_golden_section_search_from_a_golden_point_alone():
-    """With the prior it can leave the valley: its own reuse of a probe needs golden points."""
+    """With the prior it can leave the valley: reuse of a probe needs golden points."""
     from cachetune.search import as_printed
 
     from canopy_chunks.calibration.search import GOLDEN, golden_section

@@ -123,7 +123,7 @@ def test_a_mistake_is_one_line(chats, tmp_path, monkeypatch, capsys, arguments, 
 
 
 def started(monkeypatch, log, tmp_path, *command):
-    """What the process would become, and the plan that it is given."""
+    """Return the command that the process would execute, and its plan."""
     ran = []
     monkeypatch.setattr("canopy_lab.cli.advise.os.execvp", lambda *a: ran.append(a))
     _, page = advise(tmp_path, log, "--start", *command)
@@ -164,7 +164,7 @@ def test_a_program_that_is_not_there_is_a_mistake(tmp_path, capsys):
 
 @pytest.fixture
 def scanned_log(tmp_path):
-    """Agents' sessions that come back within seconds, among long prompts that never do."""
+    """Agents' sessions that return within seconds, among long prompts that never do."""
     path = tmp_path / "agents.jsonl"
     with path.open("w") as out:
         for at in range(600):

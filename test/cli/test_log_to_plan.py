@@ -11,7 +11,7 @@ from sglang_canopy.config.plan_file import read_plan
 from support.logs import SESSIONS, TURNS, WRITERS
 
 POOL = "6000"
-"""Tokens: less than the sessions under way have."""
+"""Tokens: less than the open sessions have."""
 PLAN = (
     "--device-tokens", POOL, "--disks", "none", "--dram-levels", "1", "--page-size", "64", "--ttl", "none",
     "--no-cache", "--no-checks", "--jobs", "1",

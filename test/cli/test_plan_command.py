@@ -121,7 +121,7 @@ def test_without_being_asked_a_plan_meets_its_limits_in_nine_traces_of_ten(plan)
 
 @pytest.fixture
 def scanned(tmp_path):
-    """Chats that come back after a while, among scans that never do: what LRU is bad at."""
+    """Chats that return after a while, among scans that never do: LRU handles them badly."""
     lines = []
     for at in range(900):
         talk, turn = (at // 3) % 50, (at // 3) // 50
@@ -256,7 +256,7 @@ def test_a_trace_that_cannot_be_planned_for(plan, trace, capsys, content, messag
 
 
 def test_prompts_that_the_device_cannot_hold_are_left_out_and_counted(plan, trace, capsys):
-    """A server of this size refuses them; a plan for the others is what was asked for."""
+    """A server of this size refuses them, so the plan is for the others."""
     long = {"timestamp": 10**6, "input_length": 29_950, "output_length": 9, "hash_ids": [*range(10**6, 10**6 + 59)]}  # fmt: skip
     trace.write_text(trace.read_text() + json.dumps(long) + "\n")
     status, report = plan("--no-checks")
@@ -304,7 +304,7 @@ def test_gpus_are_compared_at_their_prices(plan, capsys):
 
 
 def test_gpus_are_compared_on_the_same_requests(plan, trace, capsys):
-    """One that refuses the longest prompts would else look cheaper than one that serves them."""
+    """Otherwise a GPU that refuses the longest prompts would look cheaper than one that serves them."""
     long = {"timestamp": 10**6, "input_length": 400_000, "output_length": 9, "hash_ids": [*range(10**6, 10**6 + 700)]}  # fmt: skip
     trace.write_text(trace.read_text() + json.dumps(long) + "\n")
     profiles = "llama-3.1-8b-h100=4,qwen2.5-7b-h100=4"

@@ -38,7 +38,7 @@ def simulate(trace, *arguments, jobs="1"):
 
 
 def results(rows):
-    """Rows without what a machine's load decides."""
+    """Return the rows without values that depend on the machine's load."""
     return [{k: v for k, v in r.items() if k != "seconds"} for r in rows]
 
 

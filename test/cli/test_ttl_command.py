@@ -30,7 +30,7 @@ def event(kind: str, rid: str, second: float, **more: Any) -> str:
 
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
-    """A server's log: a tenant with a long prompt, back every 40 s, among others who never are."""
+    """A server's log: a tenant with a long prompt that repeats every 40 s, among others that never do."""
     lines = []
     for i in range(200):
         alone = [1000 + 200 * i + k for k in range(192)]
@@ -46,7 +46,7 @@ def log(tmp_path: Path) -> Path:
 
 
 def server_ids(tokens: list[int], salt: str) -> list[int]:
-    """As ``radix/live_request.py`` makes them, written down a second time."""
+    """A second implementation of the ids of ``radix/live_request.py``."""
     chain, ids = xxhash.xxh3_64_intdigest(namespace_of(None, salt)), []
     for at in range(0, len(tokens) - 63, 64):
         chain = xxhash.xxh3_64_intdigest(array("q", tokens[at : at + 64]).tobytes(), seed=chain)

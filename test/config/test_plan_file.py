@@ -1,4 +1,4 @@
-"""Plan files: what is written is read, and what is wrong is refused by name."""
+"""Plan files: written plans are read, and wrong keys are refused by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a plan says of SGLang's own settings, and the record of SGLang's defaults."""
+"""SGLang's own settings in a plan, and the record of SGLang's defaults."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_defaults_are_those_of_sglangs_server_args() -> None:
     for name, value in known.items():
         if theirs.get(name) is not None:
             assert theirs[name] == value, name
-    # Those that SGLang works out, or keeps elsewhere, are held by the tests below.
+    # The tests below check settings that SGLang computes or stores elsewhere.
     left = {name for name in known if theirs.get(name) is None}
     assert left == {
         "page_size", "chunked_prefill_size", "max_running_requests",

@@ -1,4 +1,4 @@
-"""The options of the tiers: flags, the plan file, and what each mistake is told."""
+"""The options of the tiers: flags, the plan file, and the message for each mistake."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sglang_canopy.ttl.table import Group, TTLTable
 
 
 def arguments(**changes):
-    """The fields of ``ServerArgs`` that are looked at."""
+    """Return the fields of ``ServerArgs`` that are read."""
     given = {
         "radix_eviction_policy": "wa",
         "radix_eviction_policy_config": None,

@@ -17,7 +17,7 @@ from canopy_cpu.attention import NewTokensAttnBackend
 trees = st.integers(1, 7).flatmap(
     lambda size: st.tuples(*[st.integers(0, max(node - 1, 0)) for node in range(size)])
 )
-"""The parent of each node; node 0 has none."""
+"""The parent of each node; node 0 is the root."""
 
 
 def mask_of(parents: tuple[int, ...]) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The stand-in for `sgl_kernel`: two functions that work, and names that say they do not."""
+"""The stand-in for `sgl_kernel`: two functions that work, and names that raise."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def sglangs() -> str:
 @pytest.mark.parametrize("title", [*PANELS, *ALERTS])
 def test_a_query_reads_what_there_is(title) -> None:
     query = ({**PANELS, **ALERTS})[title].replace("$__rate_interval", "1m")
-    promql_parser.parse(query)  # raises where it is not PromQL
+    promql_parser.parse(query)  # raises if it is not PromQL
     names = re.findall(r"\b((?:canopy|sglang):\w+)", query)
     assert names
     ours, text = series(), sglangs()

@@ -1,4 +1,4 @@
-"""What deploy/ says is so: flags, probes, volumes and pins of the server that it starts."""
+"""deploy/ matches the server that it starts: flags, probes, volumes and pins."""
 
 from __future__ import annotations
 

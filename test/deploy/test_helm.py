@@ -1,4 +1,4 @@
-"""The Helm chart, rendered by a real ``helm``: what it starts, and that Kubernetes knows it."""
+"""The Helm chart, rendered by a real ``helm``: its containers, and its validity for Kubernetes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Any row in the index file: the store starts, drops what it cannot use, and counts it."""
+"""Any row in the index file: the store starts, drops unusable rows, and counts them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def written() -> Iterator[Path]:
 
 
 def damage(folder: Path, row: int, field: str, value: Any) -> None:
-    """Put ``value`` there; ``("text", raw)`` are bytes that say that they are text."""
+    """Write ``value`` there; ``("text", raw)`` are bytes declared as text."""
     with closing(sqlite3.connect(next(folder.rglob(FILE)))) as index, index:
         cell = "?"
         if isinstance(value, tuple):
@@ -76,7 +76,7 @@ def starts_and_works(written: Path, changes: list) -> None:
         kept = len(store)
         assert kept + store.counters.dropped_at_start == 9
         for name in "abc":
-            get(store, chain(name, 3))  # asserts that what is served is right
+            get(store, chain(name, 3))  # asserts that the pages served are correct
         put(store, chain("new", 3))
         assert all(get(store, chain("new", 3)))
         store.sweep()

@@ -75,7 +75,7 @@ def test_a_reader_and_a_writer_under_way_meet_an_empty_store(tmp_path) -> None:
         return through
 
     store.state.segments.read = cleared_before(read)
-    get(store, chain("a", 4))  # asserts that what is served is right
+    get(store, chain("a", 4))  # asserts that the pages served are correct
     store.verify(pages=True)
     put(store, chain("c", 3))
     store.state.segments.write = cleared_before(write)
@@ -85,7 +85,7 @@ def test_a_reader_and_a_writer_under_way_meet_an_empty_store(tmp_path) -> None:
 
 
 class Announced:
-    """A lock that says when somebody comes for it."""
+    """A lock that signals when a thread waits for it."""
 
     def __init__(self, lock) -> None:
         self.lock, self.wanted = lock, threading.Event()
@@ -116,7 +116,7 @@ def test_nobody_holds_the_store_while_waiting_for_its_index_file(tmp_path, call)
 
 
 class CountingPolicy(LRU):
-    """Counts the requests that it receives, and those of its twins."""
+    """Counts the requests that it and its twins receive."""
 
     received: ClassVar[list[str | None]] = []
 
@@ -262,7 +262,7 @@ def test_tenants_at_their_quota_are_counted_as_pages_come_and_go(tmp_path) -> No
 
 
 def test_a_folder_opened_again_has_the_pages_that_its_index_file_has(tmp_path) -> None:
-    """It was cleared, and given up before the file was emptied."""
+    """It was cleared, and abandoned before the file was emptied."""
     store = store_at(tmp_path, pages=8)
     put(store, chain("old", 3))
     store.clear()

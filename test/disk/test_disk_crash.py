@@ -1,4 +1,4 @@
-"""``kill -9`` at random instants: what is served afterwards is right or absent.
+"""``kill -9`` at random instants: pages served afterwards are correct or absent.
 
 The same 200 times, with figures: ``python benchmark/tiers/crash.py``.
 """

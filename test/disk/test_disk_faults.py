@@ -1,4 +1,4 @@
-"""Every fault of the disk: said once, counted, and answered by "not there"."""
+"""Every fault of the disk is logged once, counted, and reported as a miss."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def test_a_full_disk_keeps_what_is_there_and_reuses_its_room(small_disk, caplog)
     # Everything that was accepted and is still there is right.
     there = [i for i in range(60) if all(get(store, chain(i, store.leading(chain(i, 10)))))]
     assert len(there) == 60
-    # The disk is still full, and newer pages take the place of older ones. (That they are not
-    # acknowledged is right: the index had no room for a record of them.)
+    # The disk is still full, and newer pages take the place of older ones. (They are not
+    # acknowledged, since the index had no room for their records.)
     store.clock.now += 10
     put(store, chain("late", 4))
     assert get(store, chain("late", 4)) == [True] * 4
@@ -73,7 +73,7 @@ def test_a_limit_on_file_size_is_a_full_disk(tmp_path):
     assert 0 < found["stored"] < 600
     assert found["full"] >= 1
     assert found["bad"] == 0
-    # What was acknowledged comes back without the limit, or was evicted; nothing is wrong.
+    # Acknowledged pages are read without the limit, or were evicted; no page is wrong.
     again = store_at(tmp_path / "store", pages=1000)
     assert len(again) > 0
     for i in range(60):
@@ -260,7 +260,7 @@ def test_an_index_that_lies_serves_nothing_wrong(tmp_path):
         index.execute("UPDATE pages SET hits='many' WHERE id=?", (ids[8],))
     again = store_at(tmp_path, pages=16)
     for name in "abc":
-        get(again, chain(name, 3))  # asserts that what is served is right
+        get(again, chain(name, 3))  # asserts that the pages served are correct
     assert again.leading(chain("c", 3)) == 1
     assert again.counters.dropped_at_start >= 3
     assert again.counters.faults["corrupt"] == 1

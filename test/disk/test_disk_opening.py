@@ -1,4 +1,4 @@
-"""A store whose folder cannot be had at the start takes it later, and one may be left behind."""
+"""A store whose folder is not available at the start opens it later, and a folder may be abandoned."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_an_index_that_cannot_be_read_now_is_read_later(tmp_path, monkeypatch) -
 
 
 def test_a_mark_that_was_never_written_is_made(tmp_path) -> None:
-    """As a crash or a full disk leaves it, beside what a cut-off write had begun."""
+    """A crash or a full disk leaves such a folder, next to a partial write."""
     (tmp_path / MARK).touch()
     (tmp_path / f".{MARK}.k3v1").touch()
     store = store_at(tmp_path)

@@ -1,4 +1,4 @@
-"""The disk store: what is kept, what goes first, and what comes back after a restart."""
+"""The disk store: stored pages, the order of eviction, and pages after a restart."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def steps(title: str) -> list[Call]:
 
 
 def not_in_order(steps: list[Call], called: list[Call]) -> list[Call]:
-    """Steps that were not called, or whose first call came before that of the step above them."""
+    """Return the steps that were not called, or were called before the previous step."""
     wrong, at = [], -1
     for step in steps:
         place = called.index(step) if step in called else -1

@@ -37,7 +37,7 @@ def test_live_names_are_the_registrys():
 
 @pytest.fixture
 def walkthrough(monkeypatch):
-    """The page's policy, registered as the page says; returns its test code."""
+    """Register the page's policy as the page describes; return its test code."""
     section = WALKTHROUGH.split("<!-- adding-a-policy", 1)[1].split("<!-- end: adding-a-policy", 1)[
         0
     ]

@@ -1,4 +1,4 @@
-"""docs/reference/: what is generated is as the code has it."""
+"""docs/reference/: the generated pages match the code."""
 
 import re
 import subprocess

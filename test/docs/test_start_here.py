@@ -1,4 +1,4 @@
-"""Every command of "Start here" is run: those that need no server here, the others on a real one."""
+"""Every command of "Start here" is run, on a real server if it needs one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pages say what is true today: what was before is in the history of git."""
+"""The pages describe the current state; the history is in git."""
 
 import re
 from pathlib import Path

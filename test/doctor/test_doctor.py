@@ -1,4 +1,4 @@
-"""`canopy doctor`: it reads a server's flags as the server does, and tells nobody's secrets."""
+"""`canopy doctor`: it reads a server's flags as the server does, and prints no secret."""
 
 from __future__ import annotations
 

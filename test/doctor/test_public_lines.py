@@ -1,4 +1,4 @@
-"""`canopy doctor` on command lines of public reports, beside what the started server does."""
+"""`canopy doctor` on command lines of public reports, compared with the started server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The prior, the search with a warm start, and what is saved."""
+"""The prior, the search with a warm start, and the saved values."""
 
 from __future__ import annotations
 

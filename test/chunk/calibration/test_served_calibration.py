@@ -1,4 +1,4 @@
-"""Calibration through a server: what is found where computing, bringing or neither dominates."""
+"""Calibration through a server: the result if compute, transfer or neither dominates."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ N = CHUNKS * LENGTH
 
 
 def server_of(ttft, tier: str = "disk"):
-    """``ask`` of a server that takes ``ttft(tokens in documents, ratio)`` seconds."""
+    """Return ``ask`` for a server with a TTFT of ``ttft(tokens in documents, ratio)`` seconds."""
     known: set[tuple[int, ...]] = set()
 
     def ask(ids, bounds, ratio):
@@ -43,7 +43,7 @@ def calibrated(ttft, floor: float = 0.15, slack: float = 0.0, tier: str = "disk"
 
 
 def ahead(compute: float, transfer: float, other: float):
-    """Equation 10: the transfer runs beside the compute."""
+    """Equation 10: transfer overlaps compute."""
     return lambda n, r: max(r * n * compute, (1 - r) * n * transfer) + other
 
 
@@ -111,7 +111,7 @@ def test_a_prompt_that_is_not_fused_ends_it_with_the_reason() -> None:
 
 
 class StandIn(http.server.BaseHTTPRequestHandler):
-    """A server that answers what an SGLang server with chunk reuse would."""
+    """A server with the answers of an SGLang server with chunk reuse."""
 
     asked: list[dict]
     setting: dict | None

@@ -1,4 +1,4 @@
-"""What CacheTune's baselines and controls choose (benchmark/chunk/comparators)."""
+"""Choices of CacheTune's baselines and controls (benchmark/chunk/comparators)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from canopy_chunks.fuse.selectors import Context  # noqa: E402
 from canopy_chunks.store.chunk import FusedPrompt, Placed  # noqa: E402
 
 SPENDS_MORE = ("hkvd", "frequency-per-layer", "frequency-nested", "epic")
-"""Those with a rule of their own, each tested below."""
+"""Comparators with their own rule, each tested below."""
 
 
 @pytest.mark.parametrize("name", [n for n in SELECTORS if n not in SPENDS_MORE])

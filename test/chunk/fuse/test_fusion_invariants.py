@@ -1,4 +1,4 @@
-"""What must hold whatever the model: fused prefill with exact KV, or with everything, is prefill."""
+"""Invariants for every model: fused prefill with exact KV, or with all rows, equals prefill."""
 
 from __future__ import annotations
 

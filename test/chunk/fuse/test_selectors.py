@@ -1,4 +1,4 @@
-"""What each selector chooses, on chunks small enough to check by hand."""
+"""Choices of each selector, on chunks small enough to check by hand."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_a_probe_weighs_keys_by_the_attention_it_computes(share):
 
 
 def test_a_sample_of_keys_stands_for_those_like_it(llama, ids, monkeypatch):
-    """Where eight neighbours are the same key and value, reading one of them is reading all."""
+    """If eight neighbours have equal keys and values, reading one of them is enough."""
     from canopy_chunks.fuse.selectors import question
 
     shape, n = llama.shape, 96

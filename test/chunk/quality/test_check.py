@@ -1,4 +1,4 @@
-"""What counts as another answer for the quality meter."""
+"""Answers that differ for the quality meter."""
 
 from __future__ import annotations
 

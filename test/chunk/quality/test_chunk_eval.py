@@ -187,7 +187,7 @@ def test_a_split_fact_lies_in_two_documents():
 
 
 def test_an_answer_may_be_longer_than_what_kl_is_measured_along(model_dir, musique):
-    """Both full recompute's and a fused one's: each is as long as asked where no end comes."""
+    """Answers of full recompute and of fusion have the full length if no end token is generated."""
     from transformers import AutoTokenizer
 
     model, tokenizer = load(model_dir), AutoTokenizer.from_pretrained(model_dir)
@@ -214,7 +214,7 @@ def test_an_answer_may_be_longer_than_what_kl_is_measured_along(model_dir, musiq
         ("cat mat dog", ["cat on mat today"], 4 / 7, 4 / 7),
         # all four shared, the longest common subsequence is 3 (b c d)
         ("b c d e", ["e b c d"], 1.0, 3 / 4),
-        # a repeated word counts as often as it is in both: 2 of 3 and 2 of 2
+        # a repeated word counts by its occurrences in both: 2 of 3 and 2 of 2
         ("red red red", ["red red"], 4 / 5, 4 / 5),
         # the best of several answers; articles, case and punctuation do not count
         ("The Exeter College, of Oxford", ["Oxford", "an exeter college"], 2 / 3, 2 / 3),

@@ -1,4 +1,4 @@
-"""The quality meter's decisions: what a fault does, what luck does not, and whose reuse it concerns."""
+"""Decisions of the quality meter after faults and after chance, and their tenants."""
 
 from __future__ import annotations
 

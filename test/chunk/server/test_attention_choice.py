@@ -1,4 +1,4 @@
-"""Fused batches behind a server's backend: its own paged kernel where it has one, stated in the log."""
+"""Fused batches with a server's backend: its own paged kernel if it has one, stated in the log."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def converted(
     role="user",
     listed=None,
 ):
-    """What becomes of a chat whose template is ``<user>CONTENT</user>``, and its manager."""
+    """Return the result for a chat with the template ``<user>CONTENT</user>``, and its manager."""
     request = SimpleNamespace(
         messages=[Message(content=content, role=role)],
         custom_params=custom,

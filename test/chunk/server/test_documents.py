@@ -1,4 +1,4 @@
-"""Documents are cut out of a prompt and tokenised by themselves, wherever they stand."""
+"""Documents are cut out of a prompt and tokenised separately, at any position."""
 
 from __future__ import annotations
 
@@ -165,6 +165,6 @@ def test_an_idle_document_gives_way_before_one_that_is_used_and_a_pinned_one_las
         documents.get(idle, "b")
     assert documents.get(pinned, "a")
     assert documents.get(used, "a")
-    documents.add(range(40, 45), "d")  # none is idle: of the largest tenant, and not the pinned one
+    documents.add(range(40, 45), "d")  # the largest tenant gives way, but not its pinned document
     with pytest.raises(CanopyError, match="gave way"):
         documents.get(used, "a")

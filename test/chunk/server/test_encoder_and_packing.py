@@ -183,7 +183,7 @@ def test_a_document_that_waits_is_forgotten_with_its_registration(llama, store, 
 def test_prompt_logprobs_beside_a_fused_request_stay_whole() -> None:
     batch = batch_of([(10, 30), (0, 8)])
     batch.return_logprob = True
-    batch.extend_logprob_start_lens = [20, 3]  # the second wants those of positions 3 to 7
+    batch.extend_logprob_start_lens = [20, 3]  # the second request needs positions 3 to 7
     packed, _ = pack_rows(batch, batch.table, [torch.tensor([12, 29]), torch.arange(8)])
     assert packed.extend_logprob_start_lens == [2, 3]
     assert logit_rows(batch) == [1, 5]

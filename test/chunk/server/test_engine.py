@@ -1,4 +1,4 @@
-"""What the engine of one scheduler remembers: addresses, versions of a document, tenants, bounds."""
+"""State of a scheduler's engine: addresses, versions of a document, tenants, bounds."""
 
 from __future__ import annotations
 
@@ -64,12 +64,12 @@ def prompt(ids, order=(0, 1, 2)):
 
 
 def know_head(engine: ChunkEngine, state) -> None:
-    """As if the tokens before the first document had come before."""
+    """Register the tokens before the first document as seen."""
     engine.library.heads.seen_before(state.salt, state.places[0].head)
 
 
 def learn(engine: ChunkEngine, req, head_returns: bool = True) -> None:
-    """What follows a fused prefill: missing chunks are asked for, and encoded."""
+    """Act after a fused prefill: request and encode missing chunks."""
     state = engine.new_request(req)
     if head_returns:
         know_head(engine, state)
@@ -448,7 +448,7 @@ def test_a_command_that_is_none_is_ignored(make) -> None:
 
 
 def held(engine: ChunkEngine, req) -> list[tuple[int, ...] | None]:
-    """What each document of a request was encoded behind, as it would be used."""
+    """Return the context that each used document of a request was encoded behind."""
     found = engine.library.resolve(engine.new_request(req), touch=True)
     return [one.chunk.prefix if one.chunk is not None else None for one in found]
 
@@ -464,7 +464,7 @@ def test_the_place_in_the_prompt_decides_what_a_document_is_encoded_behind(make,
     learn(engine, turned)
     for order in ((2, 0, 1), (0, 1, 2), (0, 2, 1)):
         assert held(engine, request(*prompt(ids, order))) == [head, later, later]
-    assert len(engine.library.store) == 5  # the second document never came first
+    assert len(engine.library.store) == 5  # the second document was never first
 
 
 def test_documents_are_found_whatever_stands_before_them(make, ids) -> None:
@@ -513,7 +513,7 @@ def test_no_document_is_exact_behind_a_text_that_is_too_long_to_encode(make, ids
 @pytest.mark.parametrize("how", ["prefix", "mixed"])
 @pytest.mark.parametrize("ratio", [0.0, 0.3])
 def test_one_document_behind_the_system_text_is_plain_serving(make, llama, ids, how, ratio):
-    """Nothing of it is recomputed, and the logits are those of a plain prefill."""
+    """No row is recomputed, and the logits equal a plain prefill."""
     engine = make(encode=how)
     req = request(*prompt(ids, (1,)))
     learn(engine, req)

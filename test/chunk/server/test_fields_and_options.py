@@ -1,4 +1,4 @@
-"""What a request or an operator may say about chunks; everything else is refused with the reason."""
+"""Fields of requests and options about chunks. Every other value is refused with the reason."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def test_a_directory_that_is_lost_ends_no_server(served, change, tmp_path) -> No
 
 
 class Inner(torch.nn.Module):
-    """Two tensors, of which samples see few elements."""
+    """Two tensors with more elements than a sample reads."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ def test_documents_of_before_an_update_are_not_reused(
     engine.weights_changed()
     req = request(*prompt(ids))
     learn(engine, req)
-    engine.library.encoder.enqueue(list(range(40)), (), "")  # under way when the update comes
+    engine.library.encoder.enqueue(list(range(40)), (), "")  # queued at the time of the update
     engine.work_when_idle()
     assert tiers(engine, req) == ["host"] * 3
     weights.changed()

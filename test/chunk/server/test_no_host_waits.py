@@ -1,4 +1,4 @@
-"""A fused step never waits for the device, and chooses and places there what a CPU does."""
+"""A fused step never waits for the device, and its choices and placements equal those on a CPU."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ def moved(model, device: SeparateDevice):
 
 
 def kernels_on(monkeypatch) -> list[tuple[int, int]]:
-    """The kernels' own references, which see the device's numbers as kernels do.
+    """Replace kernels by their references, which read the device's numbers as kernels do.
 
-    Returns of each launch that writes reused KV from how many tensors, and at how many layers.
+    Return (tensors, layers) of each launch that writes reused KV.
     """
     launches: list[tuple[int, int]] = []
     real = attention.reference
@@ -139,7 +139,7 @@ def step_of(engine: ChunkEngine, ids, chunks, put, window: int | None = None):
 
 
 def run(engine: ChunkEngine, batch, monkeypatch) -> list[torch.Tensor]:
-    """The step as the server makes it, SGLang's own forward left out; returns the rows it ran."""
+    """Run the server's step without SGLang's forward; return the rows."""
     ran, worker = [], Worker(engine, monkeypatch)
     engine.runner.token_to_kv_pool = SimpleNamespace(
         get_key_buffer=lambda i: engine.runner.keys[i],
@@ -208,8 +208,8 @@ def test_a_fused_step_waits_for_nothing(llama, ids, chunks, monkeypatch, selecto
 @pytest.mark.parametrize("selector", ["question", "frequency"])
 @pytest.mark.parametrize("tier", ["host", "device"])
 def test_encoding_waits_for_nothing(llama, ids, monkeypatch, selector, tier) -> None:
-    """What follows a prefill that ran normally: its first document is taken from the pool, the others
-    are encoded piece by piece, scored and stored."""
+    """After a normal prefill the first document is taken from the pool, and the others are encoded piece
+    by piece, scored and stored."""
     out, bounds = prompt(ids)
 
     def encoded(engine: ChunkEngine, put) -> list[tuple[str, ...]]:
@@ -273,8 +273,8 @@ class OfKernels(Model):
 def test_a_fused_step_of_32_layers_launches_no_more_than_its_budget(
     ids, monkeypatch, selector, own, layers
 ) -> None:
-    """own: operations and kernels of ours, all but SGLang's forward of the chosen rows; layers:
-    kernels of SGLang's layers that the probe runs."""
+    """own: our operations and kernels, without SGLang's forward of the chosen rows; layers: kernels of
+    SGLang's layers that the probe runs."""
     model = random_model(Shape(32, 4, 2, 32, 64, 300, 1e-5), 64)
     starts = range(SYSTEM, SYSTEM + 3 * LENGTH, LENGTH)
     chunks = [encode(model, ids[a : a + LENGTH].tolist(), ids[:SYSTEM].tolist()) for a in starts]
@@ -323,8 +323,8 @@ def waits_are_errors():
 
 
 def watched_steps(strict, engine: ChunkEngine, ids, chunks, put, monkeypatch):
-    """Two steps, the first of which compiles kernels, under ``strict`` alone: their set-up copies from
-    pageable memory, which waits. The last request."""
+    """Run two steps and return the last request. The first compiles kernels, under ``strict`` only: its
+    set-up copies from pageable memory, which waits."""
     for _ in range(2):
         req, batch, _ = step_of(engine, ids, chunks, put)
         with strict():
@@ -337,7 +337,7 @@ def watched_steps(strict, engine: ChunkEngine, ids, chunks, put, monkeypatch):
 def test_what_a_watched_step_needs_is_there_before_waits_are_errors(
     llama, ids, chunks, monkeypatch
 ) -> None:
-    """What the test below does on a device, with copies that say when they are made."""
+    """The test below, with recorded copies in place of a device."""
     device, under_way = SeparateDevice(), []
     kernels_on(monkeypatch)
 

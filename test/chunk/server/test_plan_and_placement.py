@@ -1,4 +1,4 @@
-"""Choosing and placing over a server's pool gives what the engine gives over a cache of its own."""
+"""Choices and placement over a server's pool equal those of the engine over its own cache."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def row_of(n: int) -> torch.Tensor:
 
 
 def exact_prefix(llama, runner, prompt, row, count: int) -> None:
-    """What a radix hit of ``count`` tokens means: their KV is in the row's slots."""
+    """Put the KV of ``count`` tokens into the row's slots, as a radix hit does."""
     keys, values = pool_views(runner)
     if count:
         engine.prefill(llama, prompt.ids[:count], KVCache(keys, values, row[:count]))
@@ -140,7 +140,7 @@ def test_at_ratio_one_everything_is_computed_and_at_zero_only_what_no_chunk_has(
 def test_a_request_that_is_started_again_computes_what_it_computed_before(prompt) -> None:
     n = len(prompt)
     chosen = torch.zeros(n, dtype=torch.bool)
-    chosen[:PREFIX] = True  # came from the exact tree
+    chosen[:PREFIX] = True  # from the exact tree
     chosen[[PREFIX + 3, PREFIX + CHUNK + 7]] = True
     chosen[-TAIL:] = True
     answer = 5  # tokens it had made when it was retracted

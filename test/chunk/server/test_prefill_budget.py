@@ -1,4 +1,4 @@
-"""The prefill budget is charged with what is computed."""
+"""The prefill budget is charged with the computed rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support.bare_adder import bare_adder
 
 
 class Stock:
-    """As much of SGLang's adder as the budget touches: one window of ``rem_chunk_tokens``."""
+    """The part of SGLang's adder that the budget uses: one window of ``rem_chunk_tokens``."""
 
     def __init__(self, room: int) -> None:
         self.rem_input_tokens = self.rem_chunk_tokens = room
@@ -106,7 +106,7 @@ def test_without_chunked_prefill_all_savings_count() -> None:
 
 
 class Request(SimpleNamespace):
-    """As much of SGLang's request as its adder asks for."""
+    """The fields of SGLang's request that its adder reads."""
 
     def __init__(self, number: int, length: int) -> None:
         super().__init__(

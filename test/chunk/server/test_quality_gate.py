@@ -22,7 +22,7 @@ METHOD = Method("question", "prefix")
 
 @pytest.fixture
 def kept(monkeypatch):
-    """``kept[ratio] = Kept(...)``: what the questions show; ratios that were asked for are noted."""
+    """``kept[ratio] = Kept(...)`` sets the result of the questions. Evaluated ratios are recorded."""
     found: dict[float, Kept] = {}
 
     def measured(model, tokenizer, method, ratios):
@@ -55,7 +55,7 @@ def test_a_gate_needs_a_tokenizer() -> None:
 
 
 def started(llama, monkeypatch, tmp_path, calibrated: dict[str, float], **options) -> dict:
-    """What the gate of a starting server is given."""
+    """Return the arguments of a starting server's gate."""
     seen: dict = {}
     setting = Setting(
         llama.identity, f"cpu-{torch.get_num_threads()}", "float32", 1, "torch_native"

@@ -1,4 +1,4 @@
-"""A model split over two processes chooses and computes what the whole one does."""
+"""A model split over two processes makes the choices and results of the whole model."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def fuse(model, selector: str):
 
 
 def check(model, ratio: float) -> tuple[bool, int]:
-    """Whether the prompt's answers differ, and the steps that it took to say so."""
+    """Return whether the prompt's answers differ, and the number of steps of the check."""
     prompt, taken = prompt_of_three(model), 0
     steps = answers_differ(
         model, prompt.ids.tolist(), lambda: prompt.placed, "question", ratio, None

@@ -30,7 +30,7 @@ from support.queued import queued  # noqa: E402
 
 
 class Group:
-    """SGLang's group coordinator, as far as chunk reuse asks it."""
+    """The part of SGLang's group coordinator that chunk reuse calls."""
 
     def __init__(self, rank: int) -> None:
         self.rank_in_group, self.world_size, self.cpu_group = rank, RANKS, dist.group.WORLD
@@ -59,7 +59,7 @@ def damage(engine, req, which: int) -> None:
 
 
 def rows_of(engine, out, bounds):
-    """What one step of the prompt computes, and where the chunks are after it."""
+    """Return the rows that one step of the prompt computes, and the chunks' places after it."""
     req = request(out, bounds, rid="r", full_untruncated_fill_ids=out)
     queued(engine, req)
     batch = batch_of([(0, len(out))])
@@ -127,7 +127,7 @@ def test_another_variant_of_what_a_rank_lacks_is_agreed_on_too(llama, tmp_path) 
 
     def true_on_all(mine):
         asked.append(mine)
-        return [len(asked) > 1] * len(mine)  # the other rank cannot read what is wanted first
+        return [len(asked) > 1] * len(mine)  # the other rank cannot read the first chunk
 
     agreed = AgreedReads(ReadAhead(0), true_on_all)
     agreed.read(store, lambda: [k for k in variants if store.where(k)][:1])

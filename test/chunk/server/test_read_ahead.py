@@ -41,7 +41,7 @@ def request() -> ChunkRequest:
 
 
 class Slow:
-    """A chunk on disk that takes until it is told to go on."""
+    """A chunk on disk whose read blocks until it is released."""
 
     nbytes = 10
 
@@ -131,7 +131,7 @@ def test_a_chunk_that_is_not_begun_is_left_to_the_file(files, busy) -> None:
     reader.request("a", files[0][1], stays)
     assert reader.take("a") is None
     slow.go.set()
-    assert reader.take("slow") is slow  # one that is being read is waited for
+    assert reader.take("slow") is slow  # take waits for a running read
     reader.release(stays)
     assert reader.used_bytes == 0
 
@@ -185,7 +185,7 @@ def resident_pages(mapped) -> list[int]:
 
 @pytest.fixture
 def cold(tmp_path):
-    """A file of records of a page each, none of which is in memory."""
+    """A file with one record per page, and no page in memory."""
     tokens, dim = 256, mmap.PAGESIZE // 4 // 2
     k, v = (torch.randn(2, tokens, 1, dim) for _ in range(2))
     path = tmp_path / "cold.chunk"

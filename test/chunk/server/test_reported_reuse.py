@@ -1,4 +1,4 @@
-"""What an answer says of its documents is what was done with them, also where that is not the plan."""
+"""The reuse reported in an answer equals the actual reuse, even if it differs from the plan."""
 
 from __future__ import annotations
 

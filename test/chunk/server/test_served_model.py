@@ -138,7 +138,7 @@ def test_a_model_that_no_test_has_seen_is_refused_by_name() -> None:
         model_view.served_model(runner)
     llama = type("LlamaForCausalLM", (), {})()
     awq = SimpleNamespace(quantization="awq", hf_config=SimpleNamespace())
-    with pytest.raises(CanopyError, match=r"quantised \(awq\)"):  # as the checkpoint says itself
+    with pytest.raises(CanopyError, match=r"quantised \(awq\)"):  # the method in the checkpoint
         model_view.served_model(SimpleNamespace(model=llama, model_config=awq))
     shape = SimpleNamespace(head_dim=8)
     norms = [SimpleNamespace(weight=torch.ones(n)) for n in (8, 16)]

@@ -1,4 +1,4 @@
-"""The quality meter in a server: prompts that wait, their checks in idle time, and what is done then."""
+"""The quality meter in a server: waiting prompts, their checks in idle time, and the consequences."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def learn(engine: ChunkEngine, req) -> None:
 
 
 def serve(engine: ChunkEngine, req, seconds: float = 0.0):
-    """What a fused prompt does when it is complete, or one whose tenant's reuse is stopped."""
+    """Complete a fused prompt, or a prompt whose tenant's reuse is stopped."""
     state = queued(engine, copy(req))
     state.time_s = seconds
     state.fused = state.kept_key is not None
@@ -102,7 +102,7 @@ def test_shuffled_kv_stops_reuse_and_new_kv_brings_it_back(engine, ids, caplog) 
     assert "now stopped" in caplog.text
     state = serve(engine, req)
     assert (state.fused, state.reason) == (False, DIFFERED)
-    idle(engine)  # it differs: what is stored is deleted
+    idle(engine)  # it differs: the stored chunks are deleted
     assert engine.library.store.stats()["tiers"]["host"]["used_bytes"] == 0
     learn(engine, req)
     for _ in range(32):
@@ -158,7 +158,7 @@ def test_a_check_that_is_given_up_again_and_again_is_forgotten(engine, ids) -> N
     whole = pieces_of(SYSTEM + LENGTH + TAIL, engine.watch.piece_tokens)
     assert MAX_TIMES * whole <= pieces < MAX_TIMES * whole + 10
     assert quality(engine)["dropped"] == {"interrupted": 1}
-    engine.watch.interrupt(engine.time_s)  # nothing is under way
+    engine.watch.interrupt(engine.time_s)  # no check is running
 
 
 def test_a_text_is_kept_no_longer_than_its_check(engine, ids) -> None:

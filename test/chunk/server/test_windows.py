@@ -1,4 +1,4 @@
-"""What was admitted as a fused prompt and is computed whole runs in windows, and stays exact."""
+"""A prompt that is admitted as fused but computed whole runs in windows, and stays exact."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What chunk reuse needs beside the KV pool is known before the pool is sized, and a prompt that
-would need more runs normally."""
+"""Chunk reuse states its memory before the KV pool is sized. A prompt that would need more runs
+normally."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_planning_takes_no_more_than_is_set_aside(llama, runner, placed, window)
     set_aside = working_memory(llama.shape, 4, TOKENS, 0)
     assert peak.most > set_aside.total / 20, "nothing was measured"
     assert peak.most <= set_aside.total
-    if window < TOKENS:  # a cache of the whole prompt, beside the pool
+    if window < TOKENS:  # a cache of the whole prompt, in addition to the pool
         assert peak.most > TOKENS * llama.shape.kv_bytes_per_token * 4
 
 
@@ -114,7 +114,7 @@ def test_rows_outside_documents_are_run_in_pieces_with_the_same_scores(
 ) -> None:
     ids = torch.randint(0, 300, (TOKENS,), generator=torch.Generator().manual_seed(3))
     row = torch.arange(1, TOKENS + 1)
-    known = placed[6:]  # six documents' tokens and the first ones are outside
+    known = placed[6:]  # without six documents' tokens and the first tokens
 
     def chosen():
         slots = PromptSlots(ids, row, 0, known)

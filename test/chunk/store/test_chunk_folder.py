@@ -50,7 +50,7 @@ def test_a_file_that_is_cut_while_the_server_runs_is_damaged(tmp_path):
 
 @pytest.fixture
 def read_only(monkeypatch):
-    """As a file system is after an error of its disk."""
+    """Make writes fail, as on a file system after a disk error."""
 
     def refuse(path, *_args, **_more):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))

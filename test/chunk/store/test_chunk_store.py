@@ -195,7 +195,7 @@ DOES = st.sampled_from(["put", "put", "get", "pin", "unpin", "delete", "restart"
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(DOES, st.sampled_from(TENANTS), st.integers(0, DOCUMENTS - 1))))
 def test_three_small_tiers_keep_tenants_and_contents_apart_through_restarts(steps):
-    """What is found is what its own tenant put there last, or nothing; after a restart, what was on disk."""
+    """A read returns the tenant's own latest value or nothing; after a restart, the value on disk."""
     room = disk.file_size(make(0))
     capacity = {"device": SIZE, "host": 2 * SIZE, "disk": 3 * room}
     put, pins = {}, dict.fromkeys([(t, i) for t in TENANTS for i in range(DOCUMENTS)], 0)

@@ -1,4 +1,4 @@
-"""The host's memory beside a device that runs late: nobody reads what is not there yet."""
+"""Host memory next to a device that runs late: no reader reads too early."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def sent(machine, held):
 
 
 def seen_by_layers(machine, under_way, pools) -> list[float]:
-    """What a forward reads of V at each layer, when the device has run all that it was given."""
+    """Return V as a forward reads it at each layer, after the device has run its queue."""
     found = []
     for layer in range(LAYERS):
         under_way.arrive(layer)
@@ -130,7 +130,7 @@ WAITS = {
         HostMemory, "_wait_for_reads", "slots for a chunk of the host", "late",
     ),
 }  # fmt: skip
-"""What waits: where it does so, and the check and the order in which leaving it out shows."""
+"""Each wait: its place, the check and the order in which its absence shows."""
 
 
 @pytest.mark.parametrize("name", WAITS)

@@ -1,4 +1,4 @@
-"""Memory registered with CUDA: as large as asked, whole until nobody holds it, and what else there is."""
+"""Memory registered with CUDA: its size, its lifetime, and its fallbacks."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def test_the_hash_of_a_run_does_not_depend_on_where_it_stands() -> None:
 
 
 class Counted(list):
-    """Ids that count how often a run of them is looked at."""
+    """Ids that count reads of runs."""
 
     looked = 0
 

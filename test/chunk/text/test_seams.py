@@ -21,7 +21,7 @@ TEXTS = (
 
 
 def differ(tokenizer, separator: str) -> int:
-    """Of prompts with four documents each, how many are tokenised differently."""
+    """Return the number of prompts, of four documents each, that are tokenised differently."""
     count = 0
     for i in range(len(TEXTS)):
         documents = [TEXTS[(i + k) % len(TEXTS)] for k in range(4)]

@@ -1,4 +1,4 @@
-"""Which KV of a document is used in a place, and behind what it is encoded."""
+"""The KV of a document that is used at a place, and the context it is encoded behind."""
 
 from __future__ import annotations
 
