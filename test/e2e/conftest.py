@@ -1,4 +1,4 @@
-"""Real servers over HTTP. A test asks for one; it is up when the test runs and gone afterwards.
+"""Real servers over HTTP, started for a test and stopped after it.
 
 `server(...)` is a context manager for a server of the test's own. `shared_server(...)` starts one
 for the whole test module: the same arguments give the same server again.
@@ -29,7 +29,7 @@ Serve = Callable[..., AbstractContextManager["Client"]]
 
 @dataclass(slots=True, frozen=True)
 class Client:
-    """What tests do with a server. `token_ids` in, because lengths then are exact."""
+    """A client for tests. It sends token ids, so that lengths are exact."""
 
     server: Server
 
@@ -65,7 +65,7 @@ class Client:
         return self.post("/generate", {"input_ids": token_ids, "sampling_params": sampling, **body})
 
     def cached(self, token_ids: list[int], tokens: int = 1, **body: Any) -> dict[str, int]:
-        """Generate, and say how many prompt tokens came from each tier."""
+        """Generate; return the cached prompt tokens by tier."""
         info = self.generate(token_ids, tokens, **body)["meta_info"]
         details = info.get("cached_tokens_details") or {}
         return {"total": info["cached_tokens"], "device": 0, "host": 0, "storage": 0, **details}

@@ -1,4 +1,4 @@
-"""The replay against a real server: exact lengths, turns that hit what was generated, labels."""
+"""The replay against a real server: exact lengths, turns that hit generated tokens, labels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real server with Canopy in it: started both ways, told things, fed bad input, loaded."""
+"""A real server with Canopy: both ways to start, hints, bad input, load."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_a_soak_neither_errs_nor_leaks_nor_changes_the_text(smollm2):
 
 
 def test_a_bad_configuration_stops_the_start_with_one_line(server, tiny_model):
-    """Whoever waits for the server is shown the end of its log."""
+    """The launcher prints the end of the server's log."""
     wrong = ("--radix-eviction-policy-config", '{"colour": 1}')
     with (
         pytest.raises(CanopyError, match="before it was ready") as stopped,

@@ -1,4 +1,4 @@
-"""``canopy documents calibrate --url`` on a real server, and a server that starts with what it saved."""
+"""``canopy documents calibrate --url`` on a real server, and a server that starts with its result."""
 
 from __future__ import annotations
 

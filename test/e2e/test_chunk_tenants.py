@@ -1,5 +1,5 @@
-"""Documents of one tenant over real HTTP: nobody else lists, reads, pins or deletes them; and what
-a prompt whose chunks cannot be read costs. One server, chunks on disk, windows of 128 tokens."""
+"""Documents of a tenant over real HTTP: no other tenant lists, reads, pins or deletes them. The cost of
+a prompt with unreadable chunks. One server, chunks on disk, windows of 128 tokens."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def windows(shared_server, smollm2):
 
 
 ORDERS = [(1, 0, 2, 3), (2, 1, 3, 0), (3, 2, 0, 1), (1, 3, 2, 0)]
-"""None begins as the prompt did that the documents were learnt from: its exact KV comes and goes."""
+"""No order begins as the first prompt did, whose exact KV may be evicted."""
 
 
 @pytest.mark.long

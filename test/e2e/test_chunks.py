@@ -1,4 +1,4 @@
-"""Chunk reuse in real servers: exact where it claims to be, and kept apart."""
+"""Chunk reuse in real servers: exact if stated so, and apart from exact KV."""
 
 from __future__ import annotations
 
@@ -112,7 +112,9 @@ def test_planned_and_ordinary_requests_do_not_change_each_other(client) -> None:
     with ThreadPoolExecutor(6) as pool:
         together = list(pool.map(one, jobs))
     assert [a["output_ids"] for a in together] == alone
-    told = [a for a in together if a["meta_info"].get("canopy_chunks")]  # [] beside a fused one
+    told = [
+        a for a in together if a["meta_info"].get("canopy_chunks")
+    ]  # [] in a batch with a fused one
     assert sum(report(a)["fused"] for a in told) == 6
 
 
@@ -137,7 +139,7 @@ def test_what_cannot_be_fused_runs_normally_and_is_counted(client) -> None:
     assert not report(answer)["fused"]
     assert report(answer)["why"] == "prompt logprobs"
     assert state(client)["not_fused"]["prompt logprobs"] >= 1
-    fresh = prompt((0, 3, 1, 2), 4)[0]  # the other one is in the exact tree now
+    fresh = prompt((0, 3, 1, 2), 4)[0]  # the other prompt is in the exact tree now
     output = {**body, "input_ids": fresh, "logprob_start_len": -1, "top_logprobs_num": 2}
     assert report(client.post("/generate", output))["fused"]
 
@@ -230,7 +232,7 @@ def test_text_parts_of_a_chat_are_documents_if_the_client_says_so(client) -> Non
 
 
 def stuffed(texts) -> list[dict]:
-    """What LangChain's chain and LlamaIndex's synthesizer send (examples/documents_*.py)."""
+    """Return the messages of LangChain's chain and LlamaIndex's synthesizer (examples/documents_*.py)."""
     return [{"role": "user", "content": " # # ".join(["Answer.", *texts, "What is it?"])}]
 
 

@@ -37,7 +37,7 @@ def client(shared_server, smollm2):
 
 @pytest.fixture
 def registered(client):
-    """The texts, registered and encoded; and what they are called."""
+    """Register and encode the texts; return them and their names."""
     made = [client.post("/canopy/chunks", {"text": text}) for text in TEXTS]
     wait_until_encoded(client)
     return made

@@ -1,4 +1,4 @@
-"""Real servers whose clients hang up at random, ask again, and use names twice."""
+"""Real servers whose clients disconnect at random, retry, and reuse names."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.long
 
 
 class Asking:
-    """One request for a stream, whose client may hang up."""
+    """A streamed request whose client may disconnect."""
 
     def __init__(self, client: Any, ids: list[int], tokens: int = ANSWER, **body: Any) -> None:
         sampling = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
@@ -43,7 +43,7 @@ class Asking:
         self._connection.close()
 
     def answer(self, patience_s: float = PATIENCE_S) -> list[int] | None:
-        """All tokens; ``None`` if the server does not say them in time, or refuses."""
+        """Return all tokens; ``None`` after a timeout or a refusal."""
         assert self._connection.sock is not None
         self._connection.sock.settimeout(patience_s)
         found: list[int] | None = None
@@ -59,7 +59,7 @@ class Asking:
 
 
 def settled(client: Any) -> dict[str, float]:
-    """What is running and waiting once that is nothing, or after a while."""
+    """Return running and waiting requests once there are none, or after a timeout."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         found = {}
@@ -73,7 +73,7 @@ def settled(client: Any) -> dict[str, float]:
 
 
 def queue_is_empty(client: Any) -> bool:
-    """Whether the queue's own books say so, which are shown once a second."""
+    """Return whether the queue's status, updated once a second, is empty."""
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         (rank,) = json.loads(client.get("/canopy/status"))["ranks"]
@@ -160,7 +160,7 @@ def fuzz(client: Any, priorities: bool = False) -> dict[str, int]:
     assert clients.wrong == []
     assert clients.unanswered == []
     assert not any(settled(client).values())
-    client.flush()  # SGLang does so only where nothing runs, and finds its own leaks
+    client.flush()  # SGLang flushes only an idle server, and checks for leaks
     assert [client.generate(ids, ANSWER)["output_ids"] for ids in prompts] == alone
     assert "Traceback" not in client.server.log_text()
     counts = dict(clients.counts)

@@ -15,7 +15,7 @@ LRU = ("--radix-eviction-policy", "lru")
 
 @pytest.fixture(scope="module")
 def small_model(smollm2, tmp_path_factory):
-    """Two layers with weights of a useful size: what it says depends on the whole prompt."""
+    """A model of two layers with large weights, so that its output depends on the whole prompt."""
     return write_model(tmp_path_factory.mktemp("models") / "small", smollm2, LLAMA)
 
 
@@ -105,7 +105,7 @@ def test_a_measured_profile_simulates(shared_server, small_model, tmp_path, caps
     profile = load_profile(out, model=small_model.name)
     assert profile.source == "measured"
     assert profile.kv_bytes_per_token == 2 * 2 * 2 * 32 * 4  # k and v, layers, heads, size, float32
-    assert profile.layers == 1  # on a CPU nothing is copied beside the computing
+    assert profile.layers == 1  # on a CPU no copy overlaps compute
     trace = [TraceRequest(0.0, 128, 8, tuple(range(8)), 16)]
     result = simulate_system(trace, SystemConfig(device_tokens=4096), profile)
     assert 0 < result.mean_ttft_s < result.mean_e2e_s

@@ -32,7 +32,7 @@ def models(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[P
         shutil.copytree(tiny_model, folder)
         torch.manual_seed(seed)
         config = AutoConfig.from_pretrained(folder)
-        config.initializer_range = 0.3  # so that a token's answer depends on those before
+        config.initializer_range = 0.3  # so that an output depends on all tokens
         AutoModelForCausalLM.from_config(config).save_pretrained(folder)
         shutil.copyfile(tiny_model / "config.json", folder / "config.json")
         found.append(folder)
@@ -52,10 +52,10 @@ def until(said) -> None:
 
 
 def answer(client, written: int = 0) -> tuple[list[int], int]:
-    """Output ids, and prompt tokens that came from the disk, with nothing in memory.
+    """Return the output ids and the prompt tokens read from the disk, with empty memory.
 
-    Waits until the server has ``written`` so many pages since its start: a flush forgets those
-    that wait for it.
+    Waits until the server has ``written`` that number of pages since its start, since a flush drops
+    pages that wait to be written.
     """
     client.flush()
     found = client.generate(PROMPT, 8)

@@ -1,4 +1,4 @@
-"""`canopy doctor` beside started servers: the same parts of `auto`, on and off, with the same reasons."""
+"""`canopy doctor` against started servers: the same parts of `auto` are on or off for the same reasons."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Conversations over documents on a real server: what a turn reuses of the turn before, and that exact
-requests and approximate ones never share KV."""
+"""Conversations over documents on a real server: a turn reuses the previous turn, and exact and
+approximate requests never share KV."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def cached(answer) -> int:
 
 
 def conversation(client, order, said, **params) -> list[dict]:
-    """Three turns: a question, another one, then two more documents as a tool's result and a third
-    question. ``said``: the bounds of a turn's documents -> what the request has for them."""
+    """Send three turns: two questions, then two documents as a tool's result and a third question.
+    ``said`` maps the bounds of a turn's documents to the request's field."""
     ids, bounds = prompt(order[:2], order[0])
     answers = [ask(client, ids, said(bounds), ANSWER, **params)]
     ids = ids + answers[0]["output_ids"] + tokens(QUESTION, 600)
@@ -55,7 +55,7 @@ def test_turns_retries_and_samples_go_on_from_kept_kv(client) -> None:
     assert report(first)["fused"]
     assert (report(first)["kept"], report(first)["reused"] > 0) == (0, True)
     asked = SYSTEM + 2 * DOCUMENT + QUESTION
-    assert cached(second) == asked + ANSWER - 1  # all but the last token of the answer
+    assert cached(second) == asked + ANSWER - 1  # without the last token of the answer
     assert (report(second)["fused"], report(second)["reused"]) == (True, 0)
     assert report(second)["kept"] == cached(second) - SYSTEM
     assert report(second)["computed"] == QUESTION + 1

@@ -1,4 +1,4 @@
-"""The examples that need a server, against real ones: what they print is so, and a log becomes a server."""
+"""The examples that need a server, against real servers: correct output, and a server planned from a log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exchanges of policies on a real server of two ranks: under load, and back by itself."""
+"""Exchanges of policies on a real server of two ranks: under load, and by the floor."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def first_rank(client: Any) -> dict[str, Any]:
 
 
 def once(found: Callable[[], Any], patience_s: float = PATIENCE_S) -> Any:
-    """What ``found`` returns once it is true."""
+    """Return the first true value of ``found``."""
     deadline = time.monotonic() + patience_s
     while not (it := found()):
         assert time.monotonic() < deadline, "not in time"
@@ -77,7 +77,7 @@ def agreed(client: Any) -> dict[str, Any] | None:
 
 
 def posted(client: Any) -> list[str]:
-    """The policies that were asked for; the floor exchanges them by itself, too."""
+    """Return the requested policies; the floor exchanges policies as well."""
     changes = first_rank(client)["policy_changes"]
     return [one["after"] for one in changes if one["why"].startswith("POST")]
 
@@ -114,7 +114,7 @@ def test_under_load_every_answer_is_that_of_the_server_that_never_switched(clien
 
 @pytest.mark.long
 def test_no_kv_is_lost_by_an_exchange(client) -> None:
-    """What fits is found whole after each exchange, where a request before it was."""
+    """Prompts that fit are still cached after each exchange."""
     prompts = [(token_ids(256, 50 + number), TENANTS[number]) for number in range(4)]
     for ids, tenant in prompts:
         client.generate(ids, extra_key=tenant)

@@ -1,4 +1,4 @@
-"""Real servers with ``--canopy-session-gate``: a new session waits, or is told when to try again."""
+"""Real servers with ``--canopy-session-gate``: a new session waits."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ def in_thread(call: Callable[..., Any], *arguments: Any) -> Future[Any]:
 
 
 def fill(client: Any) -> str:
-    """Three sessions evict each other until the gate acts; then two are left, which take all memory.
-    Before them what session ``c`` says alone is noted."""
-    for _ in range(4):  # one that the server works for all the time
+    """Three sessions evict each other until the gate arms; the remaining two take all memory. Returns the
+    answer of session ``c`` alone, taken before."""
+    for _ in range(4):  # a session without pauses
         alone = turn(client, "alone", token_ids(PROMPT, 2))["text"]
     client.post("/canopy/hint", {"conversation": "alone", "over": True})
-    # Of the server's own first request, a few tokens may be left.
+    # A few tokens of the server's warm-up may remain.
     until(client, lambda gate: gate["footprint_tokens"] < PROMPT)
     client.flush()
     for seed, name in enumerate("abx"):

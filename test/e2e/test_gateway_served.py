@@ -19,7 +19,7 @@ LONG = "The ants go marching one by one. " * 60
 
 
 def chat(url: str, opening: str, salt: str | None = None, **more: Any) -> int:
-    """One chat turn. Returns how many of its prompt's tokens were cached."""
+    """Send a chat turn; return its cached prompt tokens."""
     body: dict[str, Any] = {
         "model": "tiny",
         "messages": [{"role": "user", "content": f"{opening}. {LONG}"}],
@@ -50,7 +50,7 @@ def message(url: str, opening: str, salt: str) -> tuple[int, int]:
 
 
 def said_to_be(url: str, conversation: str, salt: str) -> str | None:
-    """What a worker's policy was told of a conversation: ``over``, or nothing."""
+    """Return the hint that a worker's policy received about a conversation: ``over`` or ``None``."""
     time.sleep(0.6)  # users get an explanation every half a second
     request = urllib.request.Request(
         f"{url}/canopy/explain?conversation={conversation}", headers={"X-Canopy-Cache-Salt": salt}
@@ -90,7 +90,7 @@ def test_tenants_stay_apart_and_hints_reach_both_workers(server, tiny_model, tmp
         for salt in ("a", "b"):
             assert max(message(url, "Messages", salt)[1] for _ in urls) < 100
             assert min(message(url, "Messages", salt)[1] for _ in urls) > 300
-        # The salt in the body, where sglang-router drops it: the worker says so, once.
+        # sglang-router drops the salt in the body: the worker logs that once.
         router = stack.enter_context(running("sglang-router", urls, tmp_path / "router.log"))
         for _ in range(4):
             chat(router, "Dropped", cache_salt="d")
@@ -99,7 +99,7 @@ def test_tenants_stay_apart_and_hints_reach_both_workers(server, tiny_model, tmp
 
 
 def over_reaches(url: str, conversation: str, salt: str) -> bool:
-    """A hint is on its way for a moment; asks until it is there, or for long enough."""
+    """Poll until the hint arrives, or until a timeout."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         if said_to_be(url, conversation, salt) == "over":

@@ -1,4 +1,4 @@
-"""SGLang's own gRPC server beside HTTP: its requests are stamped, and say the same."""
+"""SGLang's own gRPC server next to HTTP: its requests are stamped, and its answers are equal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CHAT = "/sglang.runtime.v1.SglangService/ChatComplete"
 
 
 def chat(port: int, body: dict[str, Any]) -> bytes:
-    """What the server answers to an OpenAI chat body. The request's only field is that body."""
+    """Return the answer to an OpenAI chat body, which is the request's only field."""
     import grpc
 
     raw = json.dumps(body).encode()

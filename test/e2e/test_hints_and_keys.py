@@ -1,4 +1,4 @@
-"""Real servers with two data-parallel replicas and an admin key: who may hint, and who hears it."""
+"""Real servers with two data-parallel replicas and an admin key: trusted hints and their receivers."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def call(client, path: str, body: Any = None, headers: dict[str, str] | None = N
 
 
 def fill(client, rank: int, seed: int) -> tuple[list[int], list[int]]:
-    """Two conversations on a replica, the older one first to go. Its client says that it is over,
-    which is ignored, not refused: no user of this server may say so."""
+    """Fill a replica with two conversations; the older is evicted first. Its client's hint that it is over
+    is ignored, since users of this server may not give that hint."""
     old, ended = token_ids(500, seed), token_ids(500, seed + 1)
     for name, prompt in (("old", old), ("ended", ended)):
         said = {"canopy_conversation": name, "canopy_over": name == "old"}
@@ -50,7 +50,7 @@ def test_a_hint_reaches_every_replica_and_only_trusted_ones_count(server, tiny_m
         assert call(client, "/canopy/hint", hint, GATEWAY) == 200
         forged = {"server_args": {"canopy_hints:[]": 1}}
         assert call(client, "/set_internal_state", forged, BEARER) == 403
-        # This one is refused after the entry stamped it: hints must not go down with it.
+        # This request is refused after it was stamped. Its hints must not be lost.
         too_long = {"input_ids": token_ids(9000, 7), "sampling_params": {}}
         assert call(client, "/generate", too_long) == 400
         for rank, (old, ended) in enumerate(filled):

@@ -11,7 +11,7 @@ from support.hybrid_models import ANSWER, build, by_turn, conversations
 from support.small_models import VOCABULARY
 
 KV_TOKENS = 700
-"""A third of what the prompts need."""
+"""A third of the prompts' tokens."""
 SLOTS = ("--max-mamba-cache-size", "12", "--max-running-requests", "3")
 STATES = ("--radix-eviction-policy-config", json.dumps({"states": "worth"}))
 MORE = {"windows": ((), ()), "states": (SLOTS, STATES)}

@@ -1,4 +1,4 @@
-"""A model that looks at pictures (Qwen2-VL): same text as SGLang's own policy, pictures told apart."""
+"""A model with pictures (Qwen2-VL): the text equals that under SGLang's policy; pictures are distinct."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_pictures_are_told_apart_and_the_text_is_the_same(server, smollm2, tmp_p
                 [p for p, *_ in a["meta_info"]["output_token_logprobs"]] for a in every
             ]
             found[policy] = [answer["meta_info"]["cached_tokens"] for answer in every]
-            # Before it is ready SGLang may log that it cannot reach itself yet.
+            # Before it is ready, SGLang may log failed connections to itself.
             assert "Traceback" not in client.server.log_text().partition("ready to roll")[2]
     assert answers["wa"] == answers["lru"]
     first, again, other, _ = chances["wa"]

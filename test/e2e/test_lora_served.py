@@ -21,7 +21,7 @@ ADAPTERS = ("law", "tax", None)
 
 
 def said(client: Any, prompts: list[list[int]], rounds: int) -> tuple[list[Any], dict[str, list]]:
-    """The answers of every prompt under every adapter, and what of each was found in a cache."""
+    """Return the answers of every prompt under every adapter, and the cached tokens of each."""
     answers, found = [], {str(adapter): [] for adapter in ADAPTERS}
     for number in range(rounds):
         for prompt in prompts:
@@ -34,7 +34,7 @@ def said(client: Any, prompts: list[list[int]], rounds: int) -> tuple[list[Any],
 
 
 def settled(client: Any, done: Callable[[dict[str, Any]], bool]) -> None:
-    """Wait until the status, which is written once a second, says so."""
+    """Wait until the status, which is updated once a second, satisfies ``done``."""
     deadline = time.monotonic() + 60.0
     while not done(rank := json.loads(client.get("/canopy/status"))["ranks"][0]):
         assert time.monotonic() < deadline, rank
@@ -70,7 +70,7 @@ def test_adapters_answer_alike_and_never_share_kv(server, smollm2, tmp_path: Pat
         )
         assert 'canopy:adapter_requests_total{adapter="law"' in client.get("/metrics")
         assert "Traceback" not in client.server.log_text()
-        # What is on disk comes back to its own adapter alone.
+        # Pages on disk are read only by their own adapter.
         settled(client, lambda rank: rank["disk"]["pages"] >= 9 * PAGES)
         client.flush()
         again, _ = said(client, prompts, rounds=1)

@@ -30,7 +30,7 @@ Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 def until(true: Callable[[], Any]) -> Any:
-    """What `true` returns, once it does: reports are made every second."""
+    """Return the first true value of `true`; reports are made every second."""
     deadline = time.monotonic() + PATIENCE_S
     while not (found := true()):
         assert time.monotonic() < deadline, true

@@ -21,7 +21,7 @@ __all__ = ["cluster", "wheel"]
 def test_two_servers_at_once_share_pages_and_ttls_become_pins(
     cluster, server, tiny_model, tmp_path
 ) -> None:
-    """What one server wrote the other reads; under pressure pages with a TTL stay, others go."""
+    """A server reads the pages of another; under pressure, pages with a TTL stay and others are evicted."""
     plan = tmp_path / "plan.json"
     ttl = {"residual_ttl_s": 0, "categories": {"system": 3600}}
     plan.write_text(json.dumps({"version": 1, "ttl": ttl}))

@@ -26,7 +26,7 @@ def said(client: Any, rounds: int) -> tuple[list[Any], int, int]:
     answers, found, steps = [], 0, 0
     for number in range(rounds):
         for head in HEADS:
-            # What was said before is what the drafts are made of.
+            # Drafts are made from earlier answers.
             answer = client.generate(head + token_ids(20, 90 + number % 2), ANSWER)
             answers.append(answer["output_ids"])
             found += answer["meta_info"]["cached_tokens"]

@@ -60,7 +60,7 @@ def client(plan, shared_server, tiny_model):
 
 @pytest.fixture
 def second(plan, shared_server, tiny_model, tmp_path_factory):
-    """Beside the first on one machine: a store locks its folder, so it gets one of its own."""
+    """A second server on the machine. A store locks its folder, so it has its own folder."""
     own = {"path": str(plan.parent / "second-disk")}
     flags = ["--canopy-plan", str(plan), "--hicache-storage-backend-extra-config", json.dumps(own)]
     return shared_server(tiny_model, *flags, kv_tokens=DEVICE_TOKENS)

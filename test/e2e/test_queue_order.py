@@ -57,7 +57,7 @@ def test_every_answer_is_what_it_is_alone(ours) -> None:
 
 
 def order_of_answers(client: Any, asked: Sequence[dict[str, Any]]) -> list[int]:
-    """Hold the server with long answers until all of ``asked`` wait; who is answered when."""
+    """Occupy the server with long answers until all of ``asked`` wait; return the order of answers."""
     order: list[int] = []
 
     def ask(number: int) -> None:
@@ -98,13 +98,12 @@ def test_short_ones_overtake_and_priorities_go_first(ours) -> None:
     urgent = [{"ids": token_ids(1500, seed), "priority": 5} for seed in (7, 8)]
     order = order_of_answers(ours, [*long, *short, *urgent])
     place = {number: at for at, number in enumerate(order)}
-    assert max(place[6], place[7]) < 4  # three run at a time: one more may end beside them
+    assert max(place[6], place[7]) < 4  # three run at a time: one more may end with them
     assert sum(place[n] for n in (3, 4, 5)) < sum(place[n] for n in (0, 1, 2))
 
 
 def agreed(client: Any) -> dict[str, Any]:
-    """The first rank's status once the other one's says the same; each writes its own once a
-    second."""
+    """Return the first rank's status once the other rank's is equal; each is updated once a second."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         (first,) = json.loads(client.get("/canopy/status"))["ranks"]

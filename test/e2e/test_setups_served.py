@@ -55,7 +55,7 @@ if __name__ == "__main__":
 
 
 def answers(client: Any) -> tuple[list[Any], int]:
-    """What three rounds of prompts that share beginnings say, and the tokens found in the cache."""
+    """Return the answers to three rounds of prompts with shared prefixes, and the cached tokens."""
     heads = [token_ids(300, seed) for seed in (1, 2, 3)]
     jobs = [
         {

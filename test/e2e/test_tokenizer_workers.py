@@ -30,8 +30,8 @@ def asked(client: Any) -> list[Any]:
 
 
 def workers_of(client: Any) -> list[dict[str, Any]]:
-    """The status of each worker, asked by many at once until both have answered: which of them takes
-    a connection is the kernel's choice, and one that is idle may take all."""
+    """Return the status of each worker. The kernel chooses the worker of a connection, and an idle worker
+    may take all, so many requests are sent at once until both have answered."""
 
     def ask(_: int) -> dict[str, Any]:
         return json.loads(client.get("/canopy/status"))
@@ -46,7 +46,7 @@ def workers_of(client: Any) -> list[dict[str, Any]]:
 
 
 def agents(client: Any) -> int:
-    """Requests that came with their fields."""
+    """Return the number of requests with fields."""
     (rank,) = json.loads(client.get("/canopy/status"))["ranks"]
     rows = [row for row in rank["categories"] if row["category"].startswith("agent")]
     return sum(row["requests"] for row in rows)
@@ -74,6 +74,6 @@ def test_two_workers_stamp_alike_and_each_takes_hints(server, smollm2, tmp_path)
             time.sleep(2.0)  # the other worker's next request could overtake the hint
             client.generate(token_ids(1400, 33 + 10 * turn))
             assert client.cached(old)["total"] > 400
-        # At the end alone: to ask for it again makes its client's hint wrong, and it is not believed.
+        # Only at the end: a further request makes its client's hint wrong, and the client loses trust.
         assert client.cached(ended)["total"] < 250
         assert "Traceback" not in client.server.log_text()

@@ -1,4 +1,4 @@
-"""Two tensor-parallel ranks over three tiers: they evict alike and remember what they read."""
+"""Two tensor-parallel ranks over three tiers: they evict alike, and pages keep their metadata."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def settled(client: Any, requests: int) -> tuple[dict[str, Any], dict[str, Any],
 
 @pytest.fixture
 def client(shared_server, tiny_model, tmp_path_factory):
-    cores = sorted(os.sched_getaffinity(0))  # SGLang wants to be told which core is whose
+    cores = sorted(os.sched_getaffinity(0))  # SGLang needs the cores of each rank
     disk = tmp_path_factory.getbasetemp() / "two-ranks-disk"
     storage = {"prefetch_threshold": PAGE, "path": str(disk), "capacity_gb": 1}
     return shared_server(
@@ -100,7 +100,7 @@ def test_both_ranks_evict_alike_over_500_requests(client) -> None:
 
 
 def entered_host(client: Any, category: str) -> float:
-    """Tokens of the category that came to the host: computed there, or read with their records."""
+    """Return the category's tokens that entered the host: computed, or read with their metadata."""
     line = re.compile(r"^canopy:entered_tokens_total\{(.*)\} (\S+)$", re.MULTILINE)
     for labels, value in line.findall(client.get("/metrics")):
         if 'tier="host"' in labels and f'category="{category}"' in labels:

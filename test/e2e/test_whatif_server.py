@@ -34,7 +34,7 @@ def conversations(requests: int, seed: int = 1) -> list[tuple[list[int], dict[st
 
 
 def sampled(client: Any, requests: int) -> dict[str, Any]:
-    """The meter, once it has heard of ``requests`` requests."""
+    """Return the meter's status after ``requests`` requests."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         status = json.loads(client.get("/canopy/status"))

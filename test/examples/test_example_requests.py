@@ -1,6 +1,6 @@
-"""What the examples send, taken apart by the code that the server takes requests apart with.
+"""Requests of the examples, parsed by the server's own code.
 
-Answers are made up here; a real server gives them in test/e2e/test_examples_served.py.
+The answers are made up; test/e2e/test_examples_served.py uses a real server.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def test_an_agent_says_when_it_returns_and_when_it_is_done(endpoint) -> None:
     assert ["return_in_s" in fields for fields in told] == [True, True, False]
     assert path == "/canopy/hint"
     assert hint_of(hint, 0.0)["over"] is True
-    # Each prompt goes on from the one before: that is what the cache lives on.
+    # Each prompt extends the previous one, so that the cache can hit.
     prompts = [body["messages"] for _, body in turns]
     assert prompts[1][: len(prompts[0])] == prompts[0]
 

@@ -1,4 +1,4 @@
-"""The notebook runs from its first cell to its last, and is committed without what it printed."""
+"""The notebook runs from its first cell to its last, and is committed without outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The example of a policy of one's own. Those that need a server: test/e2e/test_examples_served.py."""
+"""The example of a custom policy. Examples that need a server: test/e2e/test_examples_served.py."""
 
 from __future__ import annotations
 

@@ -23,11 +23,11 @@ KNOWN = {
     (b["arch"], b["config"]): b
     for b in json.loads((ROOT / "benchmark" / "kernels" / "compiled.json").read_text())
 }
-"""What the table in docs/research/kernels.md is written from."""
+"""Source of the table in docs/research/kernels.md."""
 
 
 def built(tmp_path, match, *options):
-    """What `python -m canopy_kernel.compile` says of the names with ``match``."""
+    """Return the output of `python -m canopy_kernel.compile` for names with ``match``."""
     out, command = tmp_path / "built.json", "-m canopy_kernel.compile"
     done = subprocess.run(
         [sys.executable, *command.split(), "--match", match, "--json", str(out), *options],

@@ -1,4 +1,4 @@
-"""Which attention runs the rows of a fused batch, and what stock kernels are called with."""
+"""The attention of a fused batch's rows, and the arguments of stock kernels."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ def test_fa3_is_called_as_sglang_s_backend_calls_it():
 
 
 def planned_lengths(starts, last_page, page_size):
-    """Keys of each request by FlashInfer's own planner (``get_seq_lens``), which looks at
-    ``last_page`` even where a request has no page: there 0 alone is no key."""
+    """Return the keys of each request by FlashInfer's planner (``get_seq_lens``). It reads ``last_page``
+    of requests without pages too; only 0 means no key."""
     return (starts.diff() - 1).clamp(min=0) * page_size + last_page
 
 
@@ -146,7 +146,7 @@ def test_flashinfer_is_planned_once_for_all_layers(monkeypatch):
 
 
 def test_the_real_wrapper_has_the_parameters_used():
-    """Against FlashInfer itself where it is installed, and SGLang's FA3 function."""
+    """Compare with FlashInfer if it is installed, and with SGLang's FA3 function."""
     import inspect
 
     flashinfer = pytest.importorskip("flashinfer", exc_type=ImportError)

@@ -1,4 +1,4 @@
-"""Which way attends: by the table of what was measured, nearest in length and share of rows."""
+"""The kernel that attends: the nearest measurement in length and share of rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests compile kernels where there is a chip, and interpret them only where there is none."""
+"""Tests compile kernels on a chip, and interpret them only without one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How Figure 13 of Kareto's paper judges a search (benchmark/papers/kareto/search.py)."""
+"""The measure of a search in Figure 13 of Kareto's paper (benchmark/papers/kareto/search.py)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Price lists: cliffs, bandwidth tied to size, and what a wrong one is answered with."""
+"""Price lists: cliffs, bandwidth tied to size, and messages for wrong lists."""
 
 import json
 import re
@@ -53,7 +53,7 @@ def test_bandwidth_is_bought_between_a_least_and_a_most():
     assert d.speeds() == (125, 1000)
     assert d.read_bytes_per_s(10) == 125 * MIB
     assert d.read_bytes_per_s(10, 600.0) == 600 * MIB
-    # 1,000 MiB/s need 4,000 IOPS, of which 3,000 are free, and 875 MiB/s beyond what is included.
+    # 1,000 MiB/s need 4,000 IOPS (3,000 are free), and 875 MiB/s more than is included.
     month = 10 * 0.1 + 1000 * 0.005 + 875 * 0.04
     assert d.per_hour(10, mib_s=1000.0) * 730 == pytest.approx(month)
     assert disk().speeds() is None

@@ -45,7 +45,7 @@ def record(at, blocks, output=32, tokens=None):
 
 
 def chat(preset, rate, requests=220, seed=1):
-    """A synthetic trace and an engine whose pool is small beside it."""
+    """Return a synthetic trace and an engine with a much smaller pool."""
     drawn = synthesise(get_preset(preset).at_rate(rate), 20 * requests / rate, seed=seed)
     return CompactTrace(d.request for d, _ in zip(drawn, range(requests)))
 
@@ -61,7 +61,7 @@ def agents(turns=14, conversations=12, rate=1.5):
 
 
 def documents(count=200):
-    """A few documents that many ask about, and many that nobody asks about again."""
+    """Return requests for a few popular documents, and for many that are used once."""
     draw, trace, at = random.Random(4), [], 0.0
     for k in range(count):
         at += draw.expovariate(2.5)

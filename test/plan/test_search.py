@@ -66,7 +66,7 @@ def share_of_grid(model, space=SPACE, finer=GRID, **options):
 
 
 MODELS = [(w, h, g, b) for w in (40.0, 300.0, 2000.0) for h in (20.0, 300.0) for g, b in ((0.0, 0.3), (0.2, 0.8))]  # fmt: skip
-"""Working set, hot set, what a group TTL is worth, hits at best."""
+"""Working set, hot set, gain of a group TTL, and best hits."""
 
 
 def test_a_fortieth_of_a_finer_grid_finds_99_percent_of_its_volume_on_average():
@@ -84,7 +84,7 @@ def test_the_search_ends_when_little_is_left_and_says_how_much():
         assert coarse.left <= 0.05
         assert fine.left <= 0.01
         assert len(fine.rows) > len(coarse.rows)
-        # What was said to be left at most is not less than what the finer search won.
+        # The stated bound is not below the gain of the finer search.
         points = OBJECTIVES.matrix([*coarse.rows.values(), *fine.rows.values()])
         scale = Scale.of(points)
         won, had = (scale.hypervolume(OBJECTIVES.matrix(f.rows.values())) for f in (fine, coarse))

@@ -1,4 +1,4 @@
-"""What of a chosen configuration a server is told."""
+"""The plan file of a chosen configuration."""
 
 import random
 from dataclasses import replace
@@ -23,7 +23,7 @@ PROFILE = load_profile("llama-3.1-8b-a100")
 
 
 def work(ids=TRACE_HASH):
-    """Two kinds of prompts: one asked again within seconds, one after minutes."""
+    """Two kinds of prompts: one repeats within seconds, the other after minutes."""
     draw, requests = random.Random(0), []
     for at in range(600):
         root = 1 + at % 2
@@ -101,7 +101,7 @@ def test_a_shared_store_is_lent_in_equal_parts():
 
 
 def with_groups(ids):
-    """A table whose groups do not depend on what a window is sure of."""
+    """Return a table whose groups do not depend on a window's confidence."""
     given = work(ids)
     # Two disks of 8 GiB: what their TTLs may use together.
     given._tables[16.0, 1.0] = TTLTable(
@@ -136,7 +136,7 @@ def test_the_window_of_a_trace_gives_a_table_in_its_own_ids():
 def test_a_group_that_was_there_from_the_beginning_gets_a_ttl_of_its_own():
     table = work().group_table(24 * 64 * PROFILE.kv_bytes_per_token / GIB)
     ttls = {group.root: group.ttl_s for group in table.groups}
-    assert 0 < ttls[1_000_000] < 120  # the kind that is asked again within seconds
+    assert 0 < ttls[1_000_000] < 120  # the kind that repeats within seconds
 
 
 @pytest.mark.parametrize("name", served_names())

@@ -1,4 +1,4 @@
-"""Which part of a server's log a plan is made from."""
+"""The part of a server's log that a plan uses."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""How sure a plan says it is, against what other draws of the same traffic have."""
+"""Stated confidence of a plan, against other draws of the same traffic."""
 
 from types import SimpleNamespace
 

@@ -44,7 +44,7 @@ def line(kind, seconds, body):
 
 
 def log_of(path, asked, result=None):
-    """What SGLang logs; without a result, of requests that are answered at once."""
+    """Write SGLang's log; without a result, requests are answered at once."""
     events = []
     for at, (seconds, ids) in enumerate(asked):
         obj = {"input_ids": ids, "sampling_params": {}}
@@ -120,7 +120,7 @@ def test_the_command_prints_and_writes_what_a_plan_then_prints(served, tmp_path,
 
 
 def test_what_a_flush_threw_away_is_not_predicted_to_be_hit(tmp_path, capsys):
-    """All conversations, a flush, and their last prompts once more: none of them is there."""
+    """All conversations, a flush, and their last prompts again: none is cached."""
     asked = list(prompts(60))
     again = [(asked[-1][0] + 5 + 0.2 * at, ids) for at, (_, ids) in enumerate(asked[-40:])]
     config = system_of_plan(PLAN, PROFILE)
@@ -188,8 +188,8 @@ def test_a_plan_without_a_pool_asks_for_it():
 
 
 def one_after_another(count=40, took=0.03):
-    """(seconds, tokens) of a client that waits for each answer before it asks again, mostly what
-    it has asked before; and what a server then finds that forgets nothing."""
+    """Return (seconds, tokens) of a client that waits for each answer and mostly repeats its prompts, and
+    the hits of an endless cache."""
     draw = np.random.default_rng(1)
     asked, cached, known = [], [], set()
     for at in range(count):
@@ -201,8 +201,8 @@ def one_after_another(count=40, took=0.03):
 
 
 def test_hits_do_not_suffer_where_the_profile_is_too_slow(tmp_path):
-    """Seen on a real server: a tiny model, and a profile of a larger one. A question asked again
-    came in the simulation while the first was being answered, which no client had done."""
+    """Seen on a real server with a tiny model and the profile of a larger one: in the simulation, a
+    repeated question arrived during the first answer, which no client had done."""
     asked, cached, took = one_after_another()
     result = SimpleNamespace(ttft_s=took / 2, e2e_s=took, cached_tokens=cached)
     trace, seen = read(log_of(tmp_path / "server.log", asked, result))

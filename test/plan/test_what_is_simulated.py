@@ -1,4 +1,4 @@
-"""A plan simulates what a server would be: its settings, its own disk, the TTLs it is given."""
+"""A plan simulates a server with its settings, its own disk and its TTLs."""
 
 from dataclasses import replace
 
@@ -57,7 +57,7 @@ def test_settings_are_sglangs_defaults_unless_a_plan_says_otherwise():
 
 
 def test_a_prefetch_policy_decides_what_a_plan_sees_of_a_disk():
-    """Long prompts that come back when the device and the host have forgotten them."""
+    """Long prompts that return after the device and the host evicted them."""
     requests = [prompt(at % 12, 3.0 * at, blocks=32) for at in range(48)]
     given = work(requests, disk_class(base_mib_s=700.0))
     sizes = {"dram_gib": 48 * KV / GIB, "disk": "d", "disk_gib": 600 * KV / GIB}
@@ -71,7 +71,7 @@ def test_a_prefetch_policy_decides_what_a_plan_sees_of_a_disk():
 
 
 def test_instances_share_no_disk_unless_it_is_sold_as_one():
-    """Two instances in turn; each conversation comes back to the other one."""
+    """Two instances in turn; each conversation returns to the other instance."""
     requests = [prompt(at // 2, 8.0 * at, blocks=32) for at in range(16)]
     own, shared = disk_class(), disk_class(name="s", shared=True)
     given = work(requests, own, shared, routing="round-robin")
@@ -98,7 +98,7 @@ def test_use_is_paid_for_by_what_is_held_and_moved():
 
 
 def test_a_categorys_ttl_ends_what_it_stores():
-    """Four categories come back after 20 s; the TTL of one is shorter than that."""
+    """Four categories return after 20 s; the TTL of one is shorter."""
     requests = [
         prompt(10 * round_ + k, 40.0 * round_ + 20.0 * again + 2 * k, 8, f"k{k}")
         for round_ in range(6)

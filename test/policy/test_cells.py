@@ -1,4 +1,4 @@
-"""The cells find what a scan over all queue ends finds, however times and curves move."""
+"""The cells find the same victim as a scan over all queue ends, for any times and curves."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -11,13 +11,13 @@ from sglang_canopy.policy.cut import QUANTUM_TOKENS, tokens_kept
 @pytest.mark.parametrize(
     ("length", "keep", "need", "page", "quantum", "kept"),
     [
-        (100, 0, 30, 1, 1, 70),  # only what is needed
-        (100, 0, 30, 1, 64, 36),  # but a quantum at least
+        (100, 0, 30, 1, 1, 70),  # only the needed tokens
+        (100, 0, 30, 1, 64, 36),  # at least a quantum
         (200, 0, 65, 1, 64, 135),  # more than a quantum is not rounded up to two
         (96, 0, 30, 16, 1, 64),  # down to whole pages
-        (96, 50, 96, 16, 1, 64),  # what the policy keeps, up to a page
-        (96, 96, 96, 16, 1, 80),  # at least one page goes
-        (90, 90, 1, 16, 1, 80),  # of a partial last page, that page
+        (96, 50, 96, 16, 1, 64),  # the kept part, rounded up to a page
+        (96, 96, 96, 16, 1, 80),  # evicts at least one page
+        (90, 90, 1, 16, 1, 80),  # a partial last page is evicted whole
         (40, 0, 100, 16, 64, 0),  # all of a short leaf
     ],
 )

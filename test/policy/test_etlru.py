@@ -89,7 +89,7 @@ def test_with_threshold_0_and_equal_rates_it_orders_like_lru(steps):
     def cuts(name, options):
         seen = []
         policy = make_policy(name, options)
-        if name == "etlru":  # one category with one rate, whatever the requests say
+        if name == "etlru":  # one category with one rate for all requests
             policy.model.categories.refine = lambda names, *_: policy.model.categories.root
             policy.model.categories.root.exponential = Exponential(0.5, 100.0, 0.01)
             policy.model.fit = lambda now: None

@@ -1,4 +1,4 @@
-"""What is kept, and charged, until a time."""
+"""Tokens that are kept, and charged, until a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Costs read off a server whose costs are known: they come back out of the answers."""
+"""Costs measured on a server with known costs equal those."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ARRIVAL, STEP, TOKEN, PAIR, REQUEST, DECODE = 0.005, 0.01, 1e-4, 1e-7, 0.002, 0.
 
 
 class KnownServer:
-    """Answers as fast as its formula says, and caches prefixes as a radix tree does."""
+    """Answers after its formula's time, and caches prefixes as a radix tree does."""
 
     pool_tokens, page_tokens, token_range = 100_000, 1, (0, 1 << 30)
 

@@ -1,4 +1,4 @@
-"""Latencies from when requests were due, targets and rates, in what the benchmark reports."""
+"""Latencies since the due times, targets and rates in the benchmark's report."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ ANSWER_S = 0.05
 
 
 class Endpoint:
-    """Answers ``/generate`` after a time, and notes what it is asked."""
+    """Answers ``/generate`` after a delay, and records the requests."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []

@@ -18,7 +18,7 @@ from canopy_lab.live.replay.client import DIALECTS, Reply, body  # noqa: E402
 
 
 def answer_to(dialect: str, events: Sequence[Any], status: int = 200) -> Reply:
-    """What the client makes of a server that streams ``events``."""
+    """Return the client's reply for a server that streams ``events``."""
 
     async def main() -> Reply:
         async def handle(request: web.Request) -> web.StreamResponse:

@@ -104,7 +104,7 @@ def test_a_quick_answer_does_not_bring_the_next_turn_forward() -> None:
 
 
 def test_a_replay_without_pauses_keeps_the_order_of_the_trace() -> None:
-    # Turn 2 of the first conversation comes third in the trace, and is sent third.
+    # Turn 2 of the first conversation is third in the trace, and is sent third.
     seen = send([None, None, 0, None, None, 1], [0.0] * 6, [2.0, 3.0, 1.0, 1.0, 1.0, 1.0], limit=1)
     assert [i for i, _, _ in seen] == [0, 1, 2, 3, 4, 5]
     assert [round(at) for _, _, at in seen] == [0, 2, 5, 6, 7, 8]

@@ -98,7 +98,7 @@ def test_a_server_that_starts_anew_ends_it() -> None:
 
 @pytest.fixture
 def command(monkeypatch, capsys):
-    """Runs ``canopy trial`` on a made-up server: its status, what it said."""
+    """Run ``canopy trial`` on a made-up server; return its status and output."""
 
     def run(server: FakeServer, meter=None, **options):
         monkeypatch.setattr(trial, "RunningServer", lambda url, key: server)
@@ -236,7 +236,7 @@ def test_the_line_of_a_pair_has_a_legend(command) -> None:
 
 
 class Waves(FakeServer):
-    """Traffic that comes in waves, of which ``share`` by policy can be hit; shadow caches see the same."""
+    """Traffic in waves. ``share``: hits by policy, equal in the shadow caches."""
 
     def __init__(self, hits: dict[str, float], share: dict[str, float]) -> None:
         super().__init__(hits)
