@@ -41,20 +41,19 @@ ROOMS: dict[str, set[str]] = {
     "storage": {"disk", "policy", "radix", "ttl", "wire"},
     "telemetry": {"admission", "policy", "radix", "reuse", "ttl", "whatif", "wire"},
     "server": set(),
-    "server/documents": {"canopy_chunks/server", "config", "request", "telemetry", "wire"},
     "server/http": {
         *("admission", "config", "policy", "radix", "request"),
         *("reuse", "telemetry", "whatif", "wire"),
     },
     "server/scheduler": {
         *("admission", "config", "policy", "radix", "request", "reuse", "schedule"),
-        *("server/documents", "storage", "telemetry", "whatif", "wire"),
+        *("storage", "telemetry", "whatif", "wire"),
     },
     "server/start": {
         *("admission", "config", "policy", "radix", "request", "storage"),
-        *("server/documents", "server/http", "server/scheduler"),
+        *("server/http", "server/scheduler"),
     },
-    "doctor": {"admission", "config", "policy", "server/documents", "server/start", "storage"},
+    "doctor": {"admission", "config", "policy", "server/start", "storage"},
     "canopy_chunks": set(),
     "canopy_chunks/text": {"canopy_chunks", "wire"},
     "canopy_chunks/store": {"canopy_chunks", "canopy_chunks/text", "policy"},
@@ -64,7 +63,7 @@ ROOMS: dict[str, set[str]] = {
     "canopy_chunks/server": {
         *("canopy_chunks", "canopy_chunks/calibration", "canopy_chunks/fuse"),
         *("canopy_chunks/quality", "canopy_chunks/store", "canopy_chunks/text", "storage"),
-        *("config", "request", "wire"),
+        *("config", "request", "server/scheduler", "server/start", "telemetry", "wire"),
     },
     "report": set(),
     "trace": set(),
@@ -119,7 +118,7 @@ LABORATORY = (
 
 SGLANG = {
     *("radix", "storage", "telemetry"),
-    *("server/start", "server/http", "server/scheduler", "server/documents"),
+    *("server/start", "server/http", "server/scheduler"),
     *("live/replay", "bench_serving", "canopy_chunks/server", "request", "doctor", "wire"),
 }
 """Rooms that may import sglang; ``request`` and ``wire`` inside functions only."""

@@ -26,7 +26,11 @@ from pathlib import Path
 from typing import Any
 
 import house
+from canopy_chunks.server import hooks as documents
 from canopy_chunks.server import options as chunk_options
+from canopy_chunks.server import plugin as chunk_plugin
+from canopy_chunks.server import refusals as chunk_refusals
+from canopy_chunks.server import series as chunk_series
 from canopy_chunks.text import fields as chunk_fields
 from canopy_lab.cli import main as cli
 from canopy_lab.sim import hindsight
@@ -39,7 +43,6 @@ from sglang_canopy.doctor import setups
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy import registry
 from sglang_canopy.request import identity
-from sglang_canopy.server.documents import hooks as documents
 from sglang_canopy.server.start import flags, seams
 from sglang_canopy.storage.settings import StorageSettings
 from sglang_canopy.telemetry import series
@@ -252,8 +255,8 @@ MODELS = {
 def refused() -> str:
     """Return the refusals at the start, for policies and for features that need a policy."""
     names: dict[tuple[str, str], list[str]] = {}
-    for one in refusals.REFUSALS:
-        whys = {feature: getattr(one, field) for field, feature in FEATURES.items()}
+    for one in (*refusals.REFUSALS, *chunk_refusals.REFUSALS):
+        whys = {feature: getattr(one, field, None) for field, feature in FEATURES.items()}
         name = one.option and (MODELS.get(one.option) or f"`--{one.option.replace('_', '-')}`")
         reasons: list[str] = []
         for why in filter(None, whys.values()):
@@ -276,14 +279,14 @@ def setups_table() -> str:
     of refusals."""
     rows: dict[tuple[str, ...], list[str]] = {}
     for one in setups.SETUPS:
-        cells = [one.cell(part) for part in setups.PARTS]
+        cells = [one.cell(part) for part in setups.parts()]
         if any(cell.state in (setups.SERVED, setups.CACHE) for cell in cells) or all(
             cell.state != setups.REFUSED for cell in cells
         ):
             states = tuple(cell.state.split()[0] for cell in cells)
             rows.setdefault(states, []).append(one.name)
     names = [[", ".join(of), *states] for states, of in rows.items()]
-    return table(["set-up", *setups.PARTS], names)
+    return table(["set-up", *setups.parts()], names)
 
 
 COMMON = (
@@ -364,7 +367,7 @@ def _allowed(check: Callable[[Any], Any]) -> str:
 
 def metrics_table() -> str:
     rows = []
-    for m in series.METRICS:
+    for m in (*series.CACHE, *chunk_series.METRICS):
         labels = f"{{{','.join(m.labels)}}}" if m.labels else ""
         rows.append([f"`{series.PREFIX}{m.name}{labels}`", m.meaning])
     return entries(rows)
@@ -386,11 +389,11 @@ def routes() -> str:
     stand_in = types.ModuleType("sglang.srt.entrypoints.http_server")
     stand_in.app = app  # type: ignore[attr-defined]
     server_args = types.SimpleNamespace(admin_api_key=None)
-    setattr(server_args, documents.ATTRIBUTE, chunk_options.Options())
+    setattr(server_args, chunk_plugin.ATTRIBUTE, chunk_options.Options())
     sys.modules[stand_in.__name__] = stand_in
     with tempfile.TemporaryDirectory() as folder:
         tempfile.tempdir = folder
-        for seam in seams.SEAMS:
+        for seam in (*seams.SEAMS, *documents.SEAMS):
             if seam.target.endswith("http_server.launch_server"):
                 seam.hook(server_args)
         tempfile.tempdir = None

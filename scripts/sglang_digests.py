@@ -30,6 +30,8 @@ import canopy_chunks
 import canopy_cpu as cpu
 import canopy_lab
 import sglang_canopy
+from canopy_chunks.server import hooks as documents
+from canopy_chunks.server import plugin as chunk_plugin
 from sglang_canopy.server.start import digests, seams
 
 ROOT = Path(sglang.__path__[0])
@@ -105,7 +107,8 @@ def imported() -> Iterator[Any]:
 
 def named() -> Iterator[Any]:
     """Yield the functions in the tables of hooks and ``seams.RELIED_ON``."""
-    targets = [seam.target for seam in seams.SEAMS]
+    hooks = (*seams.SEAMS, *chunk_plugin.SEAMS, *documents.SEAMS)
+    targets = [seam.target for seam in hooks]
     for target in [*targets, *cpu.SEAMS, *seams.RELIED_ON]:
         owner, name = target.rsplit(".", 1)
         yield inspect.getattr_static(pkgutil.resolve_name(owner), name)

@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 import dashboard
-from sglang_canopy.telemetry.series import METRICS, PREFIX, RANK_LABEL
+from canopy_chunks.server.series import METRICS
+from sglang_canopy.telemetry.series import CACHE, PREFIX, RANK_LABEL
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRAPED = {RANK_LABEL, "job", "instance", "le"}
@@ -35,7 +36,7 @@ PANELS = {
 def series() -> dict[str, set[str]]:
     """Names on ``/metrics`` and the labels of each."""
     found = {}
-    for metric in METRICS:
+    for metric in (*CACHE, *METRICS):
         names = [metric.name]
         if metric.kind == "histogram":
             names = [f"{metric.name}_{part}" for part in ("bucket", "sum", "count")]

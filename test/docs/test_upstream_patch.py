@@ -15,6 +15,8 @@ import pytest
 pytest.importorskip("sglang")
 import sglang
 
+from canopy_chunks.server import hooks as documents
+from canopy_chunks.server import plugin
 from sglang_canopy.server.start import digests, seams
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -72,7 +74,8 @@ def test_the_page_counts_what_there_is() -> None:
     replaced = re.findall(r"^- `(UnifiedTreeCore|FullComponent)`: (.+)$", PAGE, re.M)
     names = {f"{owner}.{name}" for owner, some in replaced for name in re.findall(r"`(\w+)`", some)}
     assert names <= {*table[CORE]["names"], *table[FULL]["names"]}
-    assert f"1 of {len(seams.SEAMS)} hooks" in PAGE
+    hooks = len([*seams.SEAMS, *plugin.SEAMS, *documents.SEAMS])
+    assert f"1 of {hooks} hooks" in PAGE
     assert f"{len(names)} of the {known} functions" in PAGE
 
 

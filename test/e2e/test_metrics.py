@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from canopy_lab.live.top.source import fetch
-from sglang_canopy.telemetry.series import METRICS, PREFIX
+from sglang_canopy.telemetry.series import CACHE, PREFIX
 from sglang_canopy.wire.status_file import FOLDER_VARIABLE
 
 PAGE = 16
@@ -128,7 +128,7 @@ def test_metrics_say_what_the_responses_said(client) -> None:
         assert room >= 2048 * bytes_a_token
     assert total(samples, "group_ttl_seconds", tier="disk", group="category rag") == 60
     assert total(samples, "group_ttl_seconds", tier="disk", group="residual") == 3600
-    known = {PREFIX + m.name for m in METRICS}
+    known = {PREFIX + m.name for m in CACHE}
     shown = {re.sub(r"_(bucket|count|sum)$", "", name) for name, _ in samples}
     assert shown <= known, shown - known
 

@@ -103,8 +103,8 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
     from sglang.srt.utils.auth import add_api_key_middleware
 
     from canopy_chunks.server import options
+    from canopy_chunks.server import plugin as documents
     from canopy_chunks.server.http import routes as chunk_routes
-    from sglang_canopy.server.documents import hooks as documents
     from sglang_canopy.server.http import entry, routes
 
     @contextlib.contextmanager
@@ -470,7 +470,7 @@ def tree(monkeypatch: pytest.MonkeyPatch) -> Any:
     from sglang_canopy.telemetry import reporter
     from support.live_tree import LiveTree
 
-    monkeypatch.setattr(reporter, "_place", lambda: (0, ""))  # there is no scheduler process
+    monkeypatch.setattr(reporter, "place", lambda: (0, ""))  # there is no scheduler process
     tree = LiveTree(64, "wa", {"quantum_tokens": 1})
     for tenant, first in (("x", 0), ("y", 100)):
         tree.serve(list(range(first, first + 8)), 1.0 + first, conversation="c", tenant=tenant)

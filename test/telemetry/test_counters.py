@@ -32,7 +32,7 @@ from sglang_canopy.radix.counters import (
 from sglang_canopy.telemetry.history import POINT_S, History
 from sglang_canopy.telemetry.metrics import MAX_SERIES, Metrics
 from sglang_canopy.telemetry.reporter import Reporter
-from sglang_canopy.telemetry.series import METRICS
+from sglang_canopy.telemetry.series import CACHE
 from sglang_canopy.telemetry.status import Status
 from sglang_canopy.ttl.table import Group, TTLTable
 from sglang_canopy.wire import status_file
@@ -461,8 +461,8 @@ def test_a_group_that_is_gone_shows_no_old_ttl(exported, registry) -> None:
 
 
 def test_every_metric_has_a_table_row_of_its_own() -> None:
-    names = [m.name for m in METRICS]
+    names = [m.name for m in CACHE]
     assert len(set(names)) == len(names)
-    for metric in METRICS:
+    for metric in CACHE:
         assert metric.kind in ("counter", "gauge", "histogram")
         assert metric.name.endswith("_total") == (metric.kind == "counter")

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from canopy_chunks import ENCODINGS, SELECTORS, SPLIT_SELECTORS, TENANT_SHARE
+from canopy_chunks.server.refusals import CHUNKS
 from sglang_canopy import declared
-from sglang_canopy.config.refusals import CHUNKS, unsupported
+from sglang_canopy.config.refusals import unsupported
 from sglang_canopy.declared import declare_key
 from sglang_canopy.errors import CanopyError
 

@@ -1,6 +1,6 @@
 """Chunk reuse around SGLang's scheduler: start, new requests, admission, idle time, commands.
 
-``sglang_canopy.server.documents.hooks`` calls these only if document reuse is enabled.
+``hooks.py`` calls these only if document reuse is enabled.
 """
 
 from __future__ import annotations

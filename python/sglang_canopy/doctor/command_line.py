@@ -19,10 +19,9 @@ from sglang_canopy.config.auto_part import Part
 from sglang_canopy.declared import keyed
 from sglang_canopy.doctor.finding import AUTO as AUTO_PART
 from sglang_canopy.doctor.finding import REFUSED, TESTED, UNTESTED, Finding
-from sglang_canopy.doctor.setups import PARTS, tested, untested
+from sglang_canopy.doctor.setups import tested, untested
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import AUTO, live_names
-from sglang_canopy.server.documents import hooks as documents
 
 HIDDEN = "***"
 _SECRET = re.compile(r"key|token$|secret|password|credential|quota|salt", re.IGNORECASE)
@@ -34,7 +33,6 @@ _SECRET_KEY = re.compile(
 """Keys of ``KEY=VALUE,...`` after which the rest is hidden."""
 _FLAG_OF = {
     refusals.POLICIES: "--radix-eviction",
-    refusals.CHUNKS: "--canopy-chunks",
     refusals.GATE: "--canopy-session-gate",
     refusals.DISK: "--hicache-storage-backend canopy",
 }
@@ -126,9 +124,9 @@ def requested_features(given: argparse.Namespace) -> list[str]:
     """Return the features of ``refusals`` that a command line enables."""
     requested = {
         refusals.POLICIES: given.radix_eviction_policy in (AUTO, *live_names()),
-        refusals.CHUNKS: documents.is_requested(given),
         refusals.GATE: _gated(getattr(given, "canopy_session_gate", None)),
         refusals.DISK: getattr(given, "hicache_storage_backend", None) == "canopy",
+        **{name: added.is_requested(given) for name, added in refusals.ADDITIONS.items()},
     }
     return [feature for feature, wanted in requested.items() if wanted]
 
@@ -144,8 +142,9 @@ def refused(given: argparse.Namespace) -> list[Finding]:
     """Return all refusals that apply, not only the first."""
     found = []
     for feature in requested_features(given):
+        flag = _FLAG_OF.get(feature) or refusals.ADDITIONS[feature].flag
         for why in refusals.all_unsupported(feature, given):
-            found.append(Finding(REFUSED, f"{_FLAG_OF[feature]}: {why}"))
+            found.append(Finding(REFUSED, f"{flag}: {why}"))
     return found
 
 
@@ -172,7 +171,7 @@ def start(words: Sequence[str]) -> Any:
 
 
 def parts_of(given: argparse.Namespace) -> tuple[str, ...]:
-    """Return the ``setups.PARTS`` that a command line uses."""
+    """Return the ``setups.parts()`` that a command line uses."""
     requested = requested_features(given)
     ours = refusals.POLICIES in requested
     host = bool(getattr(given, "enable_hierarchical_cache", False))
@@ -180,9 +179,9 @@ def parts_of(given: argparse.Namespace) -> tuple[str, ...]:
         "device": ours,
         "host": ours and host,
         "disk": host and getattr(given, "hicache_storage_backend", None) == "canopy",
-        "chunks": refusals.CHUNKS in requested,
+        **{name: name in requested for name in refusals.ADDITIONS},
     }
-    return tuple(part for part in PARTS if used[part])
+    return tuple(part for part in used if used[part])
 
 
 def auto_findings(parts: Sequence[Part]) -> list[Finding]:

@@ -11,7 +11,13 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from sglang_canopy.config.refusals import CHUNKS, DISK, POLICIES, unsupported, whole_prefill_graph
+from sglang_canopy.config.refusals import (
+    ADDITIONS,
+    DISK,
+    POLICIES,
+    unsupported,
+    whole_prefill_graph,
+)
 
 SERVED, CACHE, REFUSED, UNTESTED = "served here", "cache level", "refused", "untested"
 """States: tested on a CPU with a real server; tested with the real cache, pools or scheduler objects
@@ -21,11 +27,13 @@ FEATURES = {
     "device": (POLICIES,),
     "host": (POLICIES,),
     "disk": (POLICIES, DISK),
-    "chunks": (CHUNKS,),
 }
-"""Part -> features that may be refused."""
-PARTS = tuple(FEATURES)
-"""Policies on the device, in host memory and on the disk, and reuse of documents' KV."""
+"""Part -> features that may be refused: policies on the device, in host memory and on the disk."""
+
+
+def parts() -> tuple[str, ...]:
+    """Return the parts above, and the features that other plugins have added."""
+    return (*FEATURES, *ADDITIONS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +55,6 @@ class Setup:
     device: str | None = None
     host: str | None = None
     disk: str | None = None
-    chunks: str | None = None
     """State of each part; ``None`` means refused, or untested if it is not refused."""
     applies: Callable[[Any], bool] = bool
     """Whether the option's value selects this set-up."""
@@ -56,15 +63,18 @@ class Setup:
         """Return the state of ``part``."""
         sample = SimpleNamespace(**{self.option: self.value})
         why = refused(part, sample)
-        state: str | None = getattr(self, part)
+        added = ADDITIONS.get(part)
+        state = added.tested.get(self.name) if added else getattr(self, part)
         if why is not None:
             return Cell(REFUSED, why=why.partition(";")[0])
         return Cell(state) if state else Cell(UNTESTED, why="not tried yet")
 
 
 def refused(part: str, configured: Any) -> str | None:
-    """Return the reason why ``part`` (of ``PARTS``) is refused with ``configured``, or ``None``."""
-    reasons = (unsupported(feature, configured, environment={}) for feature in FEATURES[part])
+    """Return the reason why ``part`` (of ``parts()``) is refused with ``configured``, or ``None``."""
+    reasons = (
+        unsupported(feature, configured, environment={}) for feature in FEATURES.get(part, (part,))
+    )
     return next((why for why in reasons if why is not None), None)
 
 
@@ -88,7 +98,6 @@ SETUPS = (
         device=SERVED,
         host=SERVED,
         disk=SERVED,
-        chunks=SERVED,
         applies=_is("cpu"),
     ),
     Setup("CUDA", "device", "cuda", applies=_is("cuda")),
@@ -99,7 +108,6 @@ SETUPS = (
         device=SERVED,
         host=SERVED,
         disk=SERVED,
-        chunks=SERVED,
         applies=_is(2),
     ),
     Setup("`--tp-size` above 2", "tp_size", 4, applies=_above(2)),
@@ -112,9 +120,7 @@ SETUPS = (
     Setup("`--enable-unified-memory`", "enable_unified_memory", True),
     Setup("images in prompts", "is_multimodal", True, device=SERVED, host=CACHE),
     Setup("LoRA adapters", "enable_lora", True, device=SERVED, host=SERVED, disk=SERVED),
-    Setup(
-        "pages of 1 token", "page_size", 1, device=SERVED, host=CACHE, chunks=SERVED, applies=_is(1)
-    ),
+    Setup("pages of 1 token", "page_size", 1, device=SERVED, host=CACHE, applies=_is(1)),
     Setup(
         "pages of 16 tokens",
         "page_size",
@@ -122,20 +128,18 @@ SETUPS = (
         device=SERVED,
         host=SERVED,
         disk=SERVED,
-        chunks=SERVED,
         applies=_is(16),
     ),
     Setup("pages of 64 tokens", "page_size", 64, device=SERVED, applies=_is(64)),
-    Setup("the overlap schedule", "overlap_schedule", True, device=SERVED, chunks=SERVED),
+    Setup("the overlap schedule", "overlap_schedule", True, device=SERVED),
     Setup(
         "chunked prefill",
         "chunked_prefill_size",
         256,
         device=SERVED,
-        chunks=SERVED,
         applies=_above(0),
     ),
-    Setup("`--enable-mixed-chunk`", "enable_mixed_chunk", True, device=SERVED, chunks=SERVED),
+    Setup("`--enable-mixed-chunk`", "enable_mixed_chunk", True, device=SERVED),
     Setup("`--enable-priority-scheduling`", "enable_priority_scheduling", True, device=SERVED),
     Setup("structured output", "structured_output", True, device=SERVED),
     Setup("`sglang.Engine` in Python", "engine", True, device=SERVED),

@@ -28,7 +28,6 @@ from sglang_canopy.radix.counters import (
 )
 from sglang_canopy.telemetry import (
     adapter_series,
-    documents_series,
     limit_series,
     prefill_seconds,
     queue_series,
@@ -86,34 +85,34 @@ class Metrics:
         for tier, sizes in status["tiers"].items():
             for name in ("capacity_bytes", "used_bytes"):
                 if sizes[name] is not None:
-                    self._set(name, sizes[name], tier)
+                    self.set(name, sizes[name], tier)
         for row in status["categories"]:
             if row["category"] not in self._categories:
                 continue
             for tier, tokens in row["held_tokens"].items():
                 if tier in status["tiers"]:
-                    self._set("held_tokens", tokens, tier, row["category"])
-        self._set("kv_bytes_per_token", status["kv_bytes_per_token"])
-        self._set("tree_nodes", status["nodes"])
+                    self.set("held_tokens", tokens, tier, row["category"])
+        self.set("kv_bytes_per_token", status["kv_bytes_per_token"])
+        self.set("tree_nodes", status["nodes"])
         for seam, row in status.get("scheduler", {}).get("seams", {}).items():
-            self._count("scheduler_seconds_total", row["seconds"], seam)
-            self._set("scheduler_longest_seconds", row["longest_s"], seam)
+            self.count("scheduler_seconds_total", row["seconds"], seam)
+            self.set("scheduler_longest_seconds", row["longest_s"], seam)
         self._update_groups(status["groups"])
         self._update_disk(status.get("disk"), status["page_tokens"])
         for file, times in status.get("files_set_aside", {}).items():
-            self._count("files_set_aside_total", times, file)
+            self.count("files_set_aside_total", times, file)
         self._update_gate(status.get("session_gate"))
         self.update_whatif(status.get("whatif"))
-        adapter_series.update(self._count, status)
+        adapter_series.update(self.count, status)
         self.update_refused(status["refused_requests"])
         for cause, by_tier in status["missed"]["tokens"].items():
             for tier, tokens in by_tier.items():
-                self._count("missed_tokens_total", tokens, cause, tier)
-        limit_series.update(self._set, self._count, status)
-        queue_series.update(self._set, self._count, status)
-        prefill_seconds.update(self._set, self._count, status)
-        self._count("rank_disagreements_total", status["agreement"]["records_disagreed"])
-        self._count("reporting_seconds_total", status["reporting_s"])
+                self.count("missed_tokens_total", tokens, cause, tier)
+        limit_series.update(self.set, self.count, status)
+        queue_series.update(self.set, self.count, status)
+        prefill_seconds.update(self.set, self.count, status)
+        self.count("rank_disagreements_total", status["agreement"]["records_disagreed"])
+        self.count("reporting_seconds_total", status["reporting_s"])
 
     def _update_rows(self, counters: Counters, tiers: Iterable[str]) -> None:
         """Update the categories' rows. A category with a new row continues its existing series."""
@@ -129,18 +128,18 @@ class Metrics:
 
     def _update_row(self, row: Row, reported: _Reported, tiers: Iterable[str]) -> None:
         category = self._category_label(row.category)
-        self._count("requests_total", row.requests, category, reported=reported)
-        self._count("prompt_tokens_total", row.prompt_tokens, category, reported=reported)
-        self._count("miss_tokens_total", row.misses, category, reported=reported)
+        self.count("requests_total", row.requests, category, reported=reported)
+        self.count("prompt_tokens_total", row.prompt_tokens, category, reported=reported)
+        self.count("miss_tokens_total", row.misses, category, reported=reported)
         for tier, counted in zip(TIERS, row.tiers):
             if tier not in tiers:
                 continue
             labels = (tier, category)
-            self._count("hit_tokens_total", counted.hits, *labels, reported=reported)
-            self._count("entered_tokens_total", counted.entered, *labels, reported=reported)
-            self._count("demoted_tokens_total", counted.demoted, *labels, reported=reported)
+            self.count("hit_tokens_total", counted.hits, *labels, reported=reported)
+            self.count("entered_tokens_total", counted.entered, *labels, reported=reported)
+            self.count("demoted_tokens_total", counted.demoted, *labels, reported=reported)
             for reason, tokens in zip(REASONS, counted.evicted):
-                self._count("evicted_tokens_total", tokens, *labels, reason, reported=reported)
+                self.count("evicted_tokens_total", tokens, *labels, reason, reported=reported)
             stay = counted.residency
             self._count_residency(stay.tokens, stay.token_seconds, *labels, reported=reported)
 
@@ -156,26 +155,26 @@ class Metrics:
         gone = set(self._groups)
         for group in groups:
             labels, ttl_s = (group["tier"], group["group"]), group["ttl_s"]
-            self._set("group_ttl_seconds", math.inf if ttl_s is None else ttl_s, *labels)
+            self.set("group_ttl_seconds", math.inf if ttl_s is None else ttl_s, *labels)
             self._groups.add(labels)
             gone.discard(labels)
         for labels in gone:  # a group of an older table: its series stays in this process's file
-            self._set("group_ttl_seconds", math.nan, *labels)
+            self.set("group_ttl_seconds", math.nan, *labels)
             self._groups.discard(labels)
 
     def _update_disk(self, disk: Mapping[str, Any] | None, page_tokens: int) -> None:
         if disk is None:
             return
         for reason, pages in disk["evicted_pages"].items():
-            self._count("evicted_tokens_total", pages * page_tokens, "disk", "all", reason)
+            self.count("evicted_tokens_total", pages * page_tokens, "disk", "all", reason)
         tokens = [pages * page_tokens for pages in disk["residency_pages"]]
         token_seconds = disk["residency_page_seconds"] * page_tokens
         self._count_residency(tokens, token_seconds, "disk", "all")
-        self._count("entered_tokens_total", disk["written_pages"] * page_tokens, "disk", "all")
-        self._count("disk_read_bytes_total", disk["read_bytes"])
-        self._count("disk_written_bytes_total", disk["written_bytes"])
+        self.count("entered_tokens_total", disk["written_pages"] * page_tokens, "disk", "all")
+        self.count("disk_read_bytes_total", disk["read_bytes"])
+        self.count("disk_written_bytes_total", disk["written_bytes"])
         for kind, times in disk["faults"].items():
-            self._count("disk_faults_total", times, kind)
+            self.count("disk_faults_total", times, kind)
 
     def _update_gate(self, gate: Mapping[str, Any] | None) -> None:
         if gate is None:
@@ -184,12 +183,12 @@ class Metrics:
             *("armed", "thrash_share", "footprint_tokens", "capacity_tokens"),
             *("waiting_sessions", "active_sessions", "paused_sessions"),
         ):
-            self._set(f"gate_{name}", gate[name])
+            self.set(f"gate_{name}", gate[name])
         for name in (
             *("admitted_sessions", "delayed_sessions", "wait_seconds"),
             *("pauses", "forgotten_sessions"),
         ):
-            self._count(f"gate_{name}_total", gate[name])
+            self.count(f"gate_{name}_total", gate[name])
 
     def update_whatif(self, meter: Mapping[str, Any] | None) -> None:
         """Update the meter's series."""
@@ -198,27 +197,23 @@ class Metrics:
         gone = set(self._arms)
         for arm in meter["arms"]:
             labels = (arm["policy"], arm["capacity"])
-            self._set("whatif_hit_ratio", arm["hit_ratio"], *labels)
-            self._set("whatif_saved_share", arm["saved_share"], *labels)
+            self.set("whatif_hit_ratio", arm["hit_ratio"], *labels)
+            self.set("whatif_saved_share", arm["saved_share"], *labels)
             self._arms.add(labels)
             gone.discard(labels)
         for labels in gone:
-            self._set("whatif_hit_ratio", math.nan, *labels)
-            self._set("whatif_saved_share", math.nan, *labels)
+            self.set("whatif_hit_ratio", math.nan, *labels)
+            self.set("whatif_saved_share", math.nan, *labels)
             self._arms.discard(labels)
-        self._set("whatif_decided", float(meter["undecided"] is None))
-        self._set("whatif_behind", float(meter["floor"]["behind"]))
-        self._count("whatif_sampled_requests_total", meter["sampled_requests"])
-        self._count("whatif_seconds_total", meter["spent_s"])
+        self.set("whatif_decided", float(meter["undecided"] is None))
+        self.set("whatif_behind", float(meter["floor"]["behind"]))
+        self.count("whatif_sampled_requests_total", meter["sampled_requests"])
+        self.count("whatif_seconds_total", meter["spent_s"])
 
     def update_refused(self, refused: Mapping[str, int]) -> None:
         """Update the counts of requests that were not admitted, by reason."""
         for reason, requests in refused.items():
-            self._count("refused_requests_total", requests, reason)
-
-    def update_documents(self, documents: Mapping[str, Any]) -> None:
-        """Update the series of documents, which do not need Canopy's cache."""
-        documents_series.update(self._set, self._count, documents)
+            self.count("refused_requests_total", requests, reason)
 
     def _series_of(self, name: str, labels: tuple[str, ...]) -> Any:
         series = self._series.get((name, labels))
@@ -227,12 +222,13 @@ class Metrics:
             self._series[name, labels] = series
         return series
 
-    def _set(self, name: str, value: float, *labels: str) -> None:
+    def set(self, name: str, value: float, *labels: str) -> None:
+        """Set a gauge."""
         if self._reported.get((name, labels)) != value:
             self._series_of(name, labels).set(value)
             self._reported[name, labels] = value
 
-    def _count(
+    def count(
         self, name: str, total: float, *labels: str, reported: _Reported | None = None
     ) -> None:
         """Raise a counter by the difference of ``total`` and ``reported``.

@@ -9,11 +9,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sglang_canopy.radix.counters import REFUSALS
-from sglang_canopy.telemetry import documents_series
 from sglang_canopy.telemetry.auto_line import AutoLine
 from sglang_canopy.telemetry.metrics import Metrics
 from sglang_canopy.telemetry.status import Status, agreement
@@ -29,7 +28,7 @@ EVERY_S = 1.0
 _SLICE_PAUSE_S = 0.002
 
 
-class _Every:
+class Periodic:
     """A thread that calls ``report`` every ``EVERY_S`` until the process ends (or ``stop``)."""
 
     def __init__(self) -> None:
@@ -60,7 +59,7 @@ class _Every:
             self.spent_s = time.thread_time()
 
 
-class Reporter(_Every):
+class Reporter(Periodic):
     """Reports on one cache until the process ends (or ``stop``).
 
     ``peer``: set on tensor- and pipeline-parallel ranks other than the first, whose trees have the
@@ -100,7 +99,7 @@ class Reporter(_Every):
         return status
 
 
-class Watcher(_Every):
+class Watcher(Periodic):
     """Reports a meter's results, and refused requests, for a cache that is not Canopy's."""
 
     def __init__(
@@ -125,44 +124,12 @@ class Watcher(_Every):
         return status
 
 
-class DocumentsReporter(_Every):
-    """Reports the counts of documents, with any cache."""
-
-    def __init__(
-        self, counted: Callable[[], Mapping[str, Any]], metrics: Metrics | None, rank: int = 0
-    ) -> None:
-        self.counted = counted
-        self.metrics = metrics
-        self.rank = rank
-        super().__init__()
-
-    def report(self) -> dict[str, Any]:
-        """One report, now."""
-        counted = dict(self.counted())
-        status_file.write(self.rank, counted, kind=status_file.DOCUMENTS)
-        if self.metrics is not None:
-            self.metrics.update_documents(counted)
-        return counted
-
-
-def start_documents(counted: Callable[[], Mapping[str, Any]], enable_metrics: bool) -> None:
-    """Report the counts of documents, on the first tensor-parallel rank only."""
-    from sglang.srt.runtime_context import get_observability
-
-    rank, peer = _place()
-    if not peer:
-        labels = get_observability().extra_metric_labels
-        shown = documents_series.METRICS
-        metrics = Metrics(rank, labels, metrics=shown) if enable_metrics else None
-        DocumentsReporter(counted, metrics, rank).start()
-
-
 def start_watching(meter: Meter, refused: Sequence[int], enable_metrics: bool) -> Watcher | None:
     """Report on SGLang's own cache, on the first tensor-parallel rank only. ``refused``: current
     counts, in the order of ``REFUSALS``."""
     from sglang.srt.runtime_context import get_observability
 
-    rank, peer = _place()
+    rank, peer = place()
     if peer:
         return None
     metrics = Metrics(rank, get_observability().extra_metric_labels) if enable_metrics else None
@@ -181,7 +148,7 @@ def start(
     """
     from sglang.srt.runtime_context import get_observability
 
-    rank, peer = _place()
+    rank, peer = place()
     metrics = None
     if enable_metrics and not peer:
         metrics = Metrics(rank, get_observability().extra_metric_labels)
@@ -192,12 +159,12 @@ def start(
 
 def answer(name: str, what: Any) -> None:
     """Write an answer for the HTTP process, on the first tensor-parallel rank only."""
-    rank, peer = _place()
+    rank, peer = place()
     if not peer:
         status_file.write(rank, what, kind=status_file.ANSWER + name)
 
 
-def _place() -> tuple[int, str]:
+def place() -> tuple[int, str]:
     """Return this process's data-parallel rank, and its place among its peers; empty for the
     first."""
     from sglang.srt.runtime_context import get_parallel

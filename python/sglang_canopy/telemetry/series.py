@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from sglang_canopy.telemetry import (
     adapter_series,
-    documents_series,
     limit_series,
     prefill_seconds,
     queue_series,
@@ -193,6 +192,3 @@ CACHE = (
     ),
 )
 """Series of a cache."""
-
-METRICS = (*CACHE, *documents_series.METRICS)
-"""All series, in the order of ``docs/reference/metrics.md``."""

@@ -41,9 +41,11 @@ def make_folder() -> tempfile.TemporaryDirectory[str]:
     return folder
 
 
-RANKS, OBSERVED, DOCUMENTS, ANSWER = "rank", "observed", "documents", "answer"
-"""Kinds of files: a rank with Canopy's tree, an observed rank, reused documents, and (followed by a name)
-a single answer."""
+RANKS, OBSERVED, ANSWER = "rank", "observed", "answer"
+"""Kinds of files: a rank with Canopy's tree, an observed rank, and (followed by a name) a single
+answer."""
+ADDITIONS: list[str] = []
+"""Kinds that other plugins add to the answer of ``/canopy/status``."""
 
 
 def write(rank: int, status: Any, peer: str = "", kind: str = RANKS) -> None:

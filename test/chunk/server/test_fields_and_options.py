@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from canopy_chunks.server import options
+from canopy_chunks.server import options, plugin
+from canopy_chunks.server.refusals import CHUNKS
 from canopy_chunks.text import fields
-from sglang_canopy.config.refusals import CHUNKS, unsupported
+from sglang_canopy.config.refusals import unsupported
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.server.documents import hooks as documents
 
 
 def test_a_request_without_chunk_fields_asks_for_nothing() -> None:
@@ -76,11 +76,11 @@ def test_other_wrong_fields_are_refused(given: dict) -> None:
 
 def parsed(*argv: str) -> options.Options | None:
     parser = argparse.ArgumentParser()
-    documents._add_flags(None, parser)
-    documents._add_flags(None, parser)  # twice is once
+    plugin.add_flag(None, parser)
+    plugin.add_flag(None, parser)  # twice is once
     server_args = argparse.Namespace(tp_size=1)
-    documents._keep_options(server_args, None, parser.parse_args(argv))
-    return documents.options_of(server_args)
+    plugin.keep_options(server_args, parser.parse_args(argv))
+    return getattr(server_args, plugin.ATTRIBUTE)
 
 
 def test_documents_are_off_by_default() -> None:

@@ -13,7 +13,6 @@ from types import SimpleNamespace
 import pytest
 
 from sglang_canopy.config.refusals import (
-    CHUNKS,
     GATE,
     HTTP_APPS,
     POLICIES,
@@ -178,7 +177,7 @@ def test_the_queues_order_is_refused_with_pipeline_stages_on_every_way_in() -> N
 
 
 def test_a_plain_set_up_is_supported() -> None:
-    for feature in (POLICIES, CHUNKS, GATE, QUEUE):
+    for feature in (POLICIES, GATE, QUEUE):
         assert unsupported(feature, supported(), environment={}) is None
 
 

@@ -12,12 +12,12 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from canopy_chunks.server.http import calls, entry
+from canopy_chunks.server.http.limits import DocumentLimits
 from canopy_chunks.server.options import Options
 from canopy_chunks.text.documents import Document, document_name
 from canopy_chunks.text.find import inner
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.request import access
-from sglang_canopy.request.document_limits import DocumentLimits
 from sglang_canopy.request.owner import tenant_fields
 from sglang_canopy.tenant import tenant_of
 

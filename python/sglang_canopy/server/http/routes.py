@@ -102,7 +102,9 @@ def _add(server_args: Any) -> None:
             "auto_parts": ranks[0].get("auto_parts") if ranks else None,
             "whatif": whatif,
             "whatif_in_words": None if whatif is None else in_words(whatif),
-            "documents": next(iter(status_file.read_all(status_file.DOCUMENTS)), None),
+            **{
+                kind: next(iter(status_file.read_all(kind)), None) for kind in status_file.ADDITIONS
+            },
             "ranks": ranks,
         }
 

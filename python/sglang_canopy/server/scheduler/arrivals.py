@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
@@ -10,7 +11,6 @@ from sglang_canopy.config.policy_change import unpacked
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.radix.counters import GIVEN_UP, INVALID, QUEUE
 from sglang_canopy.radix.live_request import is_refused
-from sglang_canopy.server.documents import hooks as documents
 from sglang_canopy.server.scheduler import observer, queue
 from sglang_canopy.server.scheduler.session_gate import gate_of, take_time
 from sglang_canopy.tenant import is_documents_key, isolate_adapter_keys, unreserved_key
@@ -19,6 +19,19 @@ from sglang_canopy.wire.hints import unpack
 from sglang_canopy.wire.params import own_params
 
 logger = logging.getLogger(__name__)
+
+_on_created: list[Callable[[Any, Any], bool]] = []
+_on_queued: list[Callable[[Any, Any], bool]] = []
+
+
+def attach(created: Callable[[Any, Any], bool], queued: Callable[[Any, Any], bool]) -> None:
+    """Call another plugin's functions with the scheduler and each request.
+
+    Both return whether the request is late, that is, registered only when it is queued.
+    """
+    if created not in _on_created:
+        _on_created.append(created)
+        _on_queued.append(queued)
 
 
 def request_created(req: Any, scheduler: Any, recv_req: Any, *_: Any, **__: Any) -> None:
@@ -30,16 +43,17 @@ def request_created(req: Any, scheduler: Any, recv_req: Any, *_: Any, **__: Any)
         isolate_adapter_keys(req)
         req.canopy_adapter = recv_req.lora_name
     scheduler.canopy_created = req
-    documents.request_created(scheduler, req)
-    # Images get tokens of their own later; until then all images look alike. A request with
-    # documents gets its extra key when it is queued.
-    if recv_req.mm_inputs is None and getattr(req, "canopy_chunks", None) is None:
+    late = [created(scheduler, req) for created in _on_created]
+    # Images get tokens of their own later; until then all images look alike. A late request gets its
+    # extra key when it is queued.
+    if recv_req.mm_inputs is None and not any(late):
         _receive(scheduler, req)
 
 
 def request_queued(scheduler: Any, req: Any, *_: Any, **__: Any) -> None:
     """Hook before ``Scheduler._add_request_to_queue``."""
-    if documents.request_queued(scheduler, req) or req.multimodal_inputs is not None:
+    late = [queued(scheduler, req) for queued in _on_queued]
+    if any(late) or req.multimodal_inputs is not None:
         _receive(scheduler, req)
     queue.request_queued(scheduler, req)
 

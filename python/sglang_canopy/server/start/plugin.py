@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import AUTO, live_names
+from sglang_canopy.server.start.arguments import add_flags
 from sglang_canopy.server.start.seams import SEAMS
 from sglang_canopy.server.start.self_check import check_signature, check_version, stop
 
@@ -44,19 +46,24 @@ def load_for_help() -> None:
     That command resolves the platform before it prints its help, but loads general plugins later. This
     function registers no platform, and does nothing without ``--help``.
     """
+    if add_to_help(add_flags):
+        _register_policies()
+
+
+def add_to_help(add: Callable[[Any, Any], None]) -> bool:
+    """Have parsers call ``add(None, parser)`` before they parse, if ``--help`` is given. Returns
+    whether it is."""
     if not {"-h", "--help"} & set(sys.argv):
-        return
-    _register_policies()
+        return False
     # NOTE: SGLang's argument module is partially imported here, so its parser cannot be hooked.
     parse = argparse.ArgumentParser.parse_args
 
     def parse_with_flags(parser: Any, *args: Any, **kwargs: Any) -> Any:
-        for seam in SEAMS:
-            if seam.target.endswith("ServerArgs.add_cli_args"):
-                seam.hook(None, parser)
+        add(None, parser)
         return parse(parser, *args, **kwargs)
 
     argparse.ArgumentParser.parse_args = parse_with_flags  # type: ignore[method-assign, assignment]
+    return True
 
 
 def _support_cpu() -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import AUTO, live_names
-from sglang_canopy.server.documents import hooks as documents
 from sglang_canopy.server.http import early_checks, entry, routes
 from sglang_canopy.server.scheduler import (
     arrivals,
@@ -242,7 +241,7 @@ SEAMS = (
         "around",
         arrivals.internal_state_set,
         ("self", "recv_req"),
-        "pass hints of `/canopy/hint` and document commands to every scheduler",
+        "pass the messages of Canopy's routes to every scheduler",
     ),
     Seam(
         _SRT + "managers.tokenizer_control_mixin.TokenizerControlMixin.set_internal_state",
@@ -263,12 +262,8 @@ SEAMS = (
         Seam(target, "after", hook, names, "`--canopy-enable-forced-output`, for replayed traces")
         for target, hook, names in forced_output.HOOKS
     ),
-    *(
-        Seam(*hook, purpose="reuse documents; passes through without `--canopy-chunks`")
-        for hook in documents.HOOKS
-    ),
 )
-"""All hooks on SGLang's functions."""
+"""All hooks on SGLang's functions, except those of ``canopy_chunks``."""
 
 RELIED_ON = (
     _SRT + "managers.schedule_policy.PrefillAdder.add_one_req",

@@ -1,68 +1,25 @@
-"""Document reuse: the only file of the server that names ``canopy_chunks``, with all its hooks.
+"""Hooks of document reuse, installed only on a server with ``--canopy-chunks``.
 
-Imports that package only if ``--canopy-chunks`` is on. Also the only place that decides whether it
-is on and whether a request is affected: the functions that the hooks call do not check again.
+Decides whether a request is affected: the functions that the hooks call do not check again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-from sglang_canopy import declared
+from canopy_chunks.server import series
+from canopy_chunks.server import usage as usage_of
+from canopy_chunks.server.plugin import ATTRIBUTE
 from sglang_canopy.config import server_options
-from sglang_canopy.declared import declare
-from sglang_canopy.errors import CanopyError
 from sglang_canopy.request import owner
 from sglang_canopy.request.sent import body_of, headers_of
-from sglang_canopy.server.documents import usage as documents_usage
+from sglang_canopy.server.scheduler import arrivals
+from sglang_canopy.server.start.seam import Seam
+from sglang_canopy.server.start.self_check import check_in_place
+from sglang_canopy.wire import status_file
 from sglang_canopy.wire.document_names import BOUNDS
 from sglang_canopy.wire.messages import CHUNKS, register
-
-OFF = "off"
-ATTRIBUTE = "_canopy_chunks"
-"""Attribute of ``ServerArgs`` with the options (``None``: documents are not reused)."""
-
-
-@dataclass(frozen=True, slots=True)
-class DocumentFlags:
-    """The one flag for documents; its keys are ``canopy_chunks.server.options.Options``."""
-
-    chunks: str = declare(
-        OFF,
-        "--canopy-chunks",
-        "Reuse the KV of documents at any position of a prompt: 'on', KEY=VALUE,... or a JSON "
-        "object. Approximate: docs/guide/documents.md.",
-        metavar="on | KEY=VALUE,...",
-    )
-
-
-def is_requested(args: Any) -> bool:
-    """Return whether parsed arguments enable document reuse."""
-    return getattr(args, "canopy_chunks", None) not in (None, OFF)
-
-
-def _add_flags(_result: Any, parser: Any, *_: Any) -> None:
-    if "--canopy-chunks" not in parser._option_string_actions:
-        declared.add_flags(parser.add_argument_group("canopy documents"), DocumentFlags)
-
-
-def _keep_options(result: Any, _cls: Any, args: Any, *_: Any, **__: Any) -> None:
-    """Hook after ``ServerArgs.from_cli_args``: check the keys and store them with the arguments."""
-    setattr(result, ATTRIBUTE, None)
-    if not is_requested(args):
-        return
-    from canopy_chunks.server import options
-
-    try:
-        given = options.PARSE(args.canopy_chunks)
-        if given.reuse == OFF:
-            return
-        options.check_server(result, given)
-    except CanopyError as error:
-        raise SystemExit(f"sglang-canopy: --canopy-chunks: {error}") from None
-    setattr(result, ATTRIBUTE, given)
 
 
 def options_of(server_args: Any) -> Any:
@@ -86,13 +43,12 @@ def _scheduler_side() -> Any:
 
 
 def _build(original: Any, scheduler: Any, server_args: Any, *args: Any, **kwargs: Any) -> Any:
+    check_in_place(SEAMS)
     on = options_of(server_args)
     if on is None:
         return original(scheduler, server_args, *args, **kwargs)
     _scheduler_side().build(original, scheduler, server_args, on, *args, **kwargs)
-    from sglang_canopy.telemetry import reporter
-
-    reporter.start_documents(engine_of(scheduler).status, server_args.enable_metrics)
+    series.start(engine_of(scheduler).status, server_args.enable_metrics)
     return None
 
 
@@ -103,18 +59,16 @@ def _pool_budget(original: Any, configurator: Any, budget_bytes: int, **kwargs: 
     return _scheduler_side().pool_budget(original, configurator, budget_bytes, on, **kwargs)
 
 
-def request_created(scheduler: Any, req: Any) -> None:
-    """Called by the only hook after ``Scheduler._create_generation_req``, in
-    ``server/scheduler/arrivals.py``."""
+def request_created(scheduler: Any, req: Any) -> bool:
+    """Return whether a created request has documents, so that its extra key is set when it is
+    queued."""
     if (engine := engine_of(scheduler)) is not None:
         _scheduler_side().request_created(engine, req)
+    return getattr(req, "canopy_chunks", None) is not None
 
 
 def request_queued(scheduler: Any, req: Any) -> bool:
-    """Called by the only hook before ``Scheduler._add_request_to_queue``.
-
-    Returns whether the request has documents, so that its extra key is set only now.
-    """
+    """Set the extra key of a queued request with documents. Returns whether it has documents."""
     if getattr(req, "canopy_chunks", None) is None:
         return False
     _scheduler_side().request_queued(engine_of(scheduler), req)
@@ -148,9 +102,6 @@ def _internal_state(result: Any, scheduler: Any, *_: Any, **__: Any) -> None:
 def _run_commands(scheduler: Any, commands: list[str]) -> bool | None:
     engine = engine_of(scheduler)
     return None if engine is None else bool(_scheduler_side().run_commands(engine, commands))
-
-
-register(CHUNKS, _run_commands)
 
 
 def _forward(original: Any, worker: Any, batch: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -196,17 +147,17 @@ def _prepare(manager: Any, obj: Any, request: Any = None, *_: Any, **__: Any) ->
 def _report_documents(answers: Any, manager: Any, *_: Any, **__: Any) -> Any:
     """Hook after ``TokenizerManager.generate_request``; ``None`` leaves its answers unchanged."""
     on = options_of(manager.server_args)
-    return None if on is None else documents_usage.with_reports(answers)
+    return None if on is None else usage_of.with_reports(answers)
 
 
 def _response_usage(usage: Any, responses: Any, n_choices: int = 1, *_: Any, **__: Any) -> None:
-    documents_usage.of_answers(usage, responses, n_choices)
+    usage_of.of_answers(usage, responses, n_choices)
 
 
 def _streaming_usage(
     usage: Any, *_: Any, cached_tokens: Any = None, n_choices: int = 1, **__: Any
 ) -> None:
-    documents_usage.of_stream(usage, cached_tokens or {}, n_choices)
+    usage_of.of_stream(usage, cached_tokens or {}, n_choices)
 
 
 def _convert_chat(original: Any, serving: Any, request: Any, raw_request: Any = None) -> Any:
@@ -222,6 +173,8 @@ def _add_routes(server_args: Any, *_: Any, **__: Any) -> None:
     if (on := options_of(server_args)) is not None:
         from canopy_chunks.server.http import routes, warm_up
 
+        if series.STATUS not in status_file.ADDITIONS:
+            status_file.ADDITIONS.append(series.STATUS)
         routes.add_routes(server_args, on)
         warm_up.register(on)
 
@@ -231,9 +184,7 @@ _USAGE_OF = _SRT + "entrypoints.openai.usage_processor.UsageProcessor."
 _COMMON = _SRT + "mem_cache.common."
 _SCHEDULER = _SRT + "managers.scheduler.Scheduler."
 
-HOOKS: tuple[tuple[str, str, Callable[..., Any], tuple[str, ...]], ...] = (
-    (_SRT + "server_args.ServerArgs.add_cli_args", "after", _add_flags, ("parser",)),
-    (_SRT + "server_args.ServerArgs.from_cli_args", "after", _keep_options, ("cls", "args")),
+_HOOKS: tuple[tuple[str, str, Callable[..., Any], tuple[str, ...]], ...] = (
     (_SRT + "entrypoints.http_server.launch_server", "before", _add_routes, ("server_args",)),
     (_SCHEDULER + "__init__", "around", _build, ("self", "server_args")),
     (
@@ -301,3 +252,11 @@ HOOKS: tuple[tuple[str, str, Callable[..., Any], tuple[str, ...]], ...] = (
     ),
 )
 """``(target, kind of hook, hook, leading parameters)``."""
+
+SEAMS = tuple(Seam(*hook, purpose="reuse documents, with `--canopy-chunks`") for hook in _HOOKS)
+
+
+def attach() -> None:
+    """Register what is no hook: callbacks for new requests, and the handler of commands."""
+    arrivals.attach(request_created, request_queued)
+    register(CHUNKS, _run_commands)

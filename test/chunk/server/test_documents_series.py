@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry
 
-from sglang_canopy.telemetry import documents_series
+from canopy_chunks.server import series
 from sglang_canopy.telemetry.metrics import Metrics
-from sglang_canopy.telemetry.reporter import DocumentsReporter
 
 
 def test_what_is_counted_is_shown_by_reason_and_tier() -> None:
@@ -29,8 +28,8 @@ def test_what_is_counted_is_shown_by_reason_and_tier() -> None:
         },
         "store": {"tiers": {"memory": {"used_bytes": 4096}}},
     }
-    shown = Metrics(0, registry=registry, metrics=documents_series.METRICS)
-    reporter = DocumentsReporter(lambda: counted, shown)
+    shown = Metrics(0, registry=registry, metrics=series.METRICS)
+    reporter = series.Reporter(lambda: counted, shown)
     reporter.report()
     counted["reused_tokens"], counted["not_fused"] = 300, {"lora": 2, "multimodal": 1}
     reporter.report()

@@ -1,4 +1,4 @@
-"""Series of reused documents, separate from the cache's, since documents work with any cache."""
+"""Series of reused documents, and the thread that reports them with any cache."""
 
 from __future__ import annotations
 
@@ -6,6 +6,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sglang_canopy.telemetry.metric import Metric
+from sglang_canopy.telemetry.metrics import Metrics
+from sglang_canopy.telemetry.reporter import Periodic, place
+from sglang_canopy.wire import status_file
+
+STATUS = "documents"
+"""Kind of the status file, and key in ``/canopy/status``."""
 
 METRICS = (
     Metric("documents_fused_requests_total", "counter", (), "requests that reused KV of documents"),
@@ -58,23 +64,52 @@ METRICS = (
 )
 
 
-def update(
-    set_to: Callable[..., None], count: Callable[..., None], documents: Mapping[str, Any]
-) -> None:
+def update(metrics: Metrics, documents: Mapping[str, Any]) -> None:
     """Update every series from the counts in ``documents``, as in ``/server_info``."""
     for name in (
         *("fused_requests", "reused_tokens", "recomputed_tokens", "fallbacks"),
         *("kept_requests", "kept_tokens"),
     ):
-        count(f"documents_{name}_total", documents[name])
+        metrics.count(f"documents_{name}_total", documents[name])
     for reason, requests in documents["not_fused"].items():
-        count("documents_not_fused_total", requests, reason)
+        metrics.count("documents_not_fused_total", requests, reason)
     quality = documents["quality"]
     for name in ("checked", "differed"):
-        count(f"documents_{name}_total", quality[name])
+        metrics.count(f"documents_{name}_total", quality[name])
     for step in ("raised", "stopped"):
-        set_to("documents_tenants", quality[f"tenants_{step}"], step)
+        metrics.set("documents_tenants", quality[f"tenants_{step}"], step)
     for tenant, one in quality["tenants"].items():
-        set_to("documents_tenant_differ_ratio", one["differed"] / one["checked"], tenant)
+        metrics.set("documents_tenant_differ_ratio", one["differed"] / one["checked"], tenant)
     for tier, sizes in documents["store"]["tiers"].items():
-        set_to("documents_stored_bytes", sizes["used_bytes"], tier)
+        metrics.set("documents_stored_bytes", sizes["used_bytes"], tier)
+
+
+class Reporter(Periodic):
+    """Reports the counts of documents, with any cache."""
+
+    def __init__(
+        self, counted: Callable[[], Mapping[str, Any]], metrics: Metrics | None, rank: int = 0
+    ) -> None:
+        self.counted = counted
+        self.metrics = metrics
+        self.rank = rank
+        super().__init__()
+
+    def report(self) -> dict[str, Any]:
+        """One report, now."""
+        counted = dict(self.counted())
+        status_file.write(self.rank, counted, kind=STATUS)
+        if self.metrics is not None:
+            update(self.metrics, counted)
+        return counted
+
+
+def start(counted: Callable[[], Mapping[str, Any]], enable_metrics: bool) -> None:
+    """Report the counts of documents, on the first tensor-parallel rank only."""
+    from sglang.srt.runtime_context import get_observability
+
+    rank, peer = place()
+    if not peer:
+        labels = get_observability().extra_metric_labels
+        metrics = Metrics(rank, labels, metrics=METRICS) if enable_metrics else None
+        Reporter(counted, metrics, rank).start()

@@ -12,8 +12,8 @@ pytest.importorskip("sglang")
 
 
 from canopy_chunks.server.http import calls
+from canopy_chunks.server.http.limits import CHANGE, READ, REGISTER, DocumentLimits
 from sglang_canopy.request.access import Refused
-from sglang_canopy.request.document_limits import CHANGE, READ, REGISTER, DocumentLimits
 
 
 class Clock:

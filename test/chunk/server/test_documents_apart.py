@@ -1,0 +1,88 @@
+"""Documents are a plugin of their own: a server without them has none of their hooks and modules."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import sglang_canopy
+
+PACKAGE = Path(sglang_canopy.__file__).parent
+DOOR = ["canopy_chunks", "canopy_chunks.server", "canopy_chunks.server.plugin"]
+DOOR += ["canopy_chunks.server.refusals"]
+START = """
+import json, os, sys
+from sglang.srt.plugins import load_plugins
+load_plugins()
+from sglang.srt.plugins.hook_registry import HookRegistry
+from sglang.srt.server_args import prepare_server_args
+from sglang_canopy.server.scheduler import arrivals
+from sglang_canopy.wire import messages, status_file
+
+class Scheduler:
+    pass
+
+if sys.argv[1:]:
+    prepare_server_args(["--model-path", sys.argv[1], "--radix-eviction", "wa", *sys.argv[2:]])
+from prometheus_client import REGISTRY
+from canopy_chunks.server import plugin
+hooks = sys.modules.get("canopy_chunks.server.hooks")
+names = [name for name in sys.modules if name.startswith("canopy_chunks")]
+series = "canopy_chunks.server.series" in sys.modules
+callbacks = len(arrivals._on_created) + len(arrivals._on_queued)
+print(json.dumps({
+    "modules": sorted(names),
+    "in_place": hooks and all(seam.is_in_place() for seam in hooks.SEAMS),
+    "handled": messages.receive(Scheduler(), [messages.CHUNKS.key("pin:x:")]) if hooks else None,
+    "callbacks": callbacks,
+    "flag": all(seam.is_in_place() for seam in plugin.SEAMS),
+    "child": os.environ.get(plugin.VARIABLE),
+}))
+"""
+
+
+def imported(path: Path) -> set[str]:
+    """The packages that a file imports, inside functions too."""
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+    return {name.split(".")[0] for name in names}
+
+
+def facts(*arguments: str, **environment: str) -> dict:
+    import os
+
+    done = subprocess.run(
+        [sys.executable, "-c", START, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **environment},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_no_file_of_the_server_names_the_package_of_documents() -> None:
+    naming = [path for path in PACKAGE.rglob("*.py") if "canopy_chunks" in imported(path)]
+    assert naming == []
+
+
+@pytest.mark.parametrize("arguments", [(), ("--canopy-chunks", "off")])
+def test_a_server_without_documents_has_only_their_flag(tiny_model: Path, arguments) -> None:
+    found = facts(str(tiny_model), *arguments)
+    assert found["modules"] == DOOR
+    assert (found["in_place"], found["callbacks"], found["child"]) == (None, 0, None)
+    assert found["flag"]
+
+
+def test_the_launching_process_and_its_children_have_every_hook(tiny_model: Path) -> None:
+    found = facts(str(tiny_model), "--canopy-chunks", "on")
+    assert (found["in_place"], found["callbacks"], found["child"]) == (True, 2, "1")
+    child = facts(CANOPY_CHUNKS_INSTALL="1")
+    assert (child["in_place"], child["callbacks"]) == (True, 2)
