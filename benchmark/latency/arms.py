@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import placebos  # noqa: F401
+
 CHAT, AGENTS = ("conversation", "synthetic", "pauses"), ("agentic", "mix")
 
 

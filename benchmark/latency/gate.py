@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import placebos  # noqa: F401
 
 from canopy_lab.sim.system import SystemConfig, TierSpec, Workload, load_profile, simulate_system
 from canopy_lab.sim.system.arrivals import ClosedLoop

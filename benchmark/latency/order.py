@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import placebos  # noqa: F401
 
 from canopy_lab.sim.system import SystemConfig, simulate_system
 from canopy_lab.sim.system.arrivals import ClosedLoop, OpenLoop

@@ -28,7 +28,6 @@ from canopy_lab.sim.system.engine_profile import Bandwidth, EngineProfile
 from canopy_lab.sim.system.gate import SESSION_GATES
 from canopy_lab.sim.system.loads import LoadedSystem
 from canopy_lab.sim.system.queue_order import QUEUE_ORDERS
-from canopy_lab.sim.system.waiting import WAITING_PREFIXES
 from canopy_lab.sim.system.write_policy import WRITE_POLICIES
 from canopy_lab.trace.open import open_trace
 from sglang_canopy import declared
@@ -105,7 +104,7 @@ class Settings:
     waiting_prefixes: str = declare(
         "by-place", "--waiting-prefixes",
         "how cached prefixes of waiting requests are protected",
-        choices=tuple(WAITING_PREFIXES),
+        choices=("by-place", "awaited", "touched"),
     )  # fmt: skip
 
 

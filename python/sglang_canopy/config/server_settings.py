@@ -18,7 +18,7 @@ from sglang_canopy.errors import CanopyError
 
 WRITE_POLICIES = ("write_through", "write_through_selective", "write_back")
 PREFETCH_POLICIES = ("timeout", "wait_complete", "best_effort")
-SCHEDULE_POLICIES = ("fcfs", "lpm", "hrrn", "shortest-prefill-first", "random")
+SCHEDULE_POLICIES = ("fcfs", "lpm", "hrrn", "shortest-prefill-first")
 """SGLang's orders that the simulator implements."""
 STORAGE_BACKENDS = ("canopy", "mooncake")
 EXTRA_CONFIG = "--hicache-storage-backend-extra-config"

@@ -178,7 +178,7 @@ def test_waiting_does_by_default_what_it_does_on_a_server_by_default():
         min_size=3,
         max_size=40,
     ),
-    st.sampled_from(["by-place", "random-paths"]),
+    st.sampled_from(["by-place", "awaited"]),
     st.sampled_from(["fcfs", "bounded-shortest"]),
 )
 def test_whatever_waits_everybody_is_served_and_the_tree_stays_sound(asked, how, order):
@@ -221,12 +221,27 @@ def test_write_through_selective_copies_at_the_second_use():
     assert (every, twice) == (200 * KV, 100 * KV)
 
 
-def test_a_gate_keeps_sessions_at_the_door_and_their_wait_counts():
+def test_a_gate_keeps_sessions_at_the_door_and_their_wait_counts(monkeypatch):
+    class Second(gates.OpenGate):
+        """Holds the second turn for five seconds after the first has ended."""
+
+        until = math.inf
+
+        def enter(self, turn, now):
+            return turn.number == 0 or now >= self.until
+
+        def ended(self, turn, tokens, now):
+            self.until = now + 5.0
+
+        def wake_at(self, now):
+            return self.until
+
+    monkeypatch.setitem(gates.SESSION_GATES, "second", Second)
     trace = [
         request(0.0, range(1, 11), conversation="a", output=11),
         request(0.01, range(101, 111), conversation="b"),
     ]
-    result = run(trace, session_gate="static", session_gate_config={"sessions": 1, "idle_s": 5.0})
+    result = run(trace, session_gate="second")
     assert result.ttft_s[1] == pytest.approx(0.1 + 0.1 + 5.0 - 0.01 + 0.1, abs=1e-3)
     assert result.mean_queue_s > 2.5
 
@@ -248,9 +263,9 @@ def test_a_gate_that_never_opens_is_named(monkeypatch):
     ("settings", "said"),
     [
         ({"schedule_policy": "best"}, "must be one of fcfs, lpm, hrrn"),
-        ({"session_gate": "wide"}, "must be one of none, static"),
+        ({"session_gate": "wide"}, "must be one of none, footprint"),
         ({"waiting_prefixes": "kept"}, "must be one of awaited, by-place"),
-        ({"session_gate": "static", "session_gate_config": {"doors": 2}}, "does not take"),
+        ({"session_gate": "footprint", "session_gate_config": {"doors": 2}}, "does not take"),
     ],
 )
 def test_a_choice_that_does_not_exist_is_refused(settings, said):

@@ -8,7 +8,6 @@ takes its name as ``session_gate`` and its arguments, without the capacities, as
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -79,75 +78,6 @@ class OpenGate:
         return None
 
 
-class StaticCap:
-    """``static``: at most ``sessions`` active sessions; the placebo of the other gates.
-
-    A session is active from its first turn until ``idle_s`` after its last answer.
-    """
-
-    def __init__(
-        self, device_tokens: int, host_tokens: int, sessions: int = 12, idle_s: float = 120.0
-    ) -> None:
-        self.sessions = sessions
-        self.idle_s = idle_s
-        self._until: dict[Hashable, float] = {}
-        """Active sessions and when each expires; infinity while a turn runs."""
-
-    def enter(self, turn: Turn, now: float) -> bool:
-        session = turn.number if turn.session is None else turn.session
-        for name in [s for s, until in self._until.items() if until <= now]:
-            del self._until[name]
-        if session not in self._until and len(self._until) >= self.sessions:
-            return False
-        self._until[session] = math.inf
-        return True
-
-    def ended(self, turn: Turn, tokens: int, now: float) -> None:
-        if turn.session is None:
-            del self._until[turn.number]
-        else:
-            self._until[turn.session] = now + self.idle_s
-
-    def wake_at(self, now: float) -> float:
-        return min(self._until.values(), default=now)
-
-    def seniority(self, number: int) -> int | None:
-        return None
-
-
-class RandomCap(StaticCap):
-    """``random``: as ``static``, but admits a random held turn."""
-
-    def __init__(
-        self,
-        device_tokens: int,
-        host_tokens: int,
-        sessions: int = 12,
-        idle_s: float = 120.0,
-        seed: int = 0,
-    ) -> None:
-        super().__init__(device_tokens, host_tokens, sessions, idle_s)
-        self._draw = random.Random(seed)
-        self._refused: dict[int, Turn] = {}
-        self._chosen: int | None = None
-
-    def enter(self, turn: Turn, now: float) -> bool:
-        if turn.session in self._until:
-            return super().enter(turn, now)
-        self._refused.setdefault(turn.number, turn)
-        if self._chosen is None:
-            self._chosen = self._draw.choice(list(self._refused))
-        if turn.number != self._chosen or not super().enter(turn, now):
-            return False
-        del self._refused[turn.number]
-        self._chosen = None
-        return True
-
-    def wake_at(self, now: float) -> float:
-        free = sum(until > now for until in self._until.values()) < self.sessions
-        return now if free else super().wake_at(now)
-
-
 class Footprint:
     """``footprint``: the server's own gate, as with ``--canopy-session-gate auto``.
 
@@ -181,10 +111,8 @@ class Footprint:
         return self.gate.seniority(number) if self.gate.pressed else None
 
 
-SESSION_GATES: Mapping[str, Callable[..., SessionGate]] = {
+SESSION_GATES: dict[str, Callable[..., SessionGate]] = {
     "none": OpenGate,
-    "static": StaticCap,
-    "random": RandomCap,
     "footprint": Footprint,
 }
 """Gates by their name in ``SystemConfig.session_gate``."""

@@ -6,7 +6,6 @@ takes its name as ``schedule_policy`` and its arguments as ``schedule_policy_con
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -142,20 +141,6 @@ class ShortestPrefillFirst:
         return waiting, (step_tokens - held) // page * page if held else None
 
 
-class RandomOrder:
-    """``random``: shuffled before every step."""
-
-    def __init__(self, seed: int = 0) -> None:
-        self._draw = random.Random(seed)
-
-    def order(
-        self, waiting: Sequence[SimulatedRequest], view: QueueView
-    ) -> Sequence[SimulatedRequest]:
-        shuffled = list(waiting)
-        self._draw.shuffle(shuffled)
-        return shuffled
-
-
 class BoundedShortestFirst:
     """``bounded-shortest``: the server's own queue order (``--canopy-queue-order``).
 
@@ -275,12 +260,11 @@ def matches(
     return matched, later
 
 
-QUEUE_ORDERS: Mapping[str, Callable[..., QueueOrder]] = {
+QUEUE_ORDERS: dict[str, Callable[..., QueueOrder]] = {
     "fcfs": FirstComeFirstServed,
     "lpm": LongestPrefixMatch,
     "hrrn": HighestResponseRatioNext,
     "shortest-prefill-first": ShortestPrefillFirst,
-    "random": RandomOrder,
     "bounded-shortest": BoundedShortestFirst,
 }
 """Orders by their name in ``--schedule-policy``."""

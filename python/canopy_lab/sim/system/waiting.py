@@ -1,7 +1,7 @@
 """Protect the cached prefixes of waiting requests from eviction.
 
 ``by-place`` is the live tree: arrivals are matched, and the budget is spent from the head of the
-queue. ``random-paths``, its placebo, protects as many random paths.
+queue.
 
 ``awaited`` is the live tree with ``--canopy-protect-waiting off`` (``radix/core.py``,
 ``protect_awaited``): a request that is matched but not admitted protects the deepest node of its path
@@ -18,8 +18,7 @@ To add a variant, implement the three methods and list the class in ``WAITING_PR
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from canopy_lab.sim.system.job import SimulatedRequest
@@ -112,20 +111,6 @@ class ProtectedByPlace(Protected):
         return tree.match(job.path, None, job.blocks_of(job.target, tree.block_tokens)).node
 
 
-class ProtectedAtRandom(ProtectedByPlace):
-    """``random-paths``: the placebo; as many paths, drawn from the whole tree."""
-
-    def __init__(self, tree: TierNodes) -> None:
-        super().__init__(tree)
-        self._draw = random.Random(0)
-
-    def path_end(self, job: SimulatedRequest) -> TierNode:
-        node = self.tree.root
-        while node.children and (node is self.tree.root or self._draw.random() < 0.9):
-            node = self._draw.choice(list(node.children.values()))
-        return node
-
-
 class Touched(TouchedWhenMatched):
     """``touched``: SGLang with ``lru``."""
 
@@ -143,10 +128,9 @@ class Touched(TouchedWhenMatched):
                 self.tree.touch(self.tree.match(job.path_of_prompt(self.tree.block_tokens)).node)
 
 
-WAITING_PREFIXES: Mapping[str, Callable[[TierNodes], WaitingPrefixes]] = {
+WAITING_PREFIXES: dict[str, Callable[[TierNodes], WaitingPrefixes]] = {
     "awaited": Protected,
     "by-place": ProtectedByPlace,
-    "random-paths": ProtectedAtRandom,
     "touched": Touched,
     "matched": TouchedWhenMatched,
     "ignored": Ignored,
