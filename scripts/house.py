@@ -60,10 +60,14 @@ ROOMS: dict[str, set[str]] = {
     "canopy_chunks/fuse": {"canopy_chunks/store", "canopy_chunks/text"},
     "canopy_chunks/quality": {"canopy_chunks/fuse", "canopy_chunks/store", "canopy_chunks/text"},
     "canopy_chunks/calibration": set(),
+    "canopy_chunks/plugin": {
+        *("canopy_chunks", "canopy_chunks/server", "config", "request", "server/scheduler"),
+        *("server/start", "telemetry", "wire"),
+    },
     "canopy_chunks/server": {
         *("canopy_chunks", "canopy_chunks/calibration", "canopy_chunks/fuse"),
         *("canopy_chunks/quality", "canopy_chunks/store", "canopy_chunks/text", "storage"),
-        *("config", "request", "server/scheduler", "server/start", "telemetry", "wire"),
+        *("config", "request", "wire"),
     },
     "report": set(),
     "trace": set(),
@@ -119,7 +123,15 @@ LABORATORY = (
 SGLANG = {
     *("radix", "storage", "telemetry"),
     *("server/start", "server/http", "server/scheduler"),
-    *("live/replay", "bench_serving", "canopy_chunks/server", "request", "doctor", "wire"),
+    *(
+        "live/replay",
+        "bench_serving",
+        "canopy_chunks/plugin",
+        "canopy_chunks/server",
+        "request",
+        "doctor",
+        "wire",
+    ),
 }
 """Rooms that may import sglang; ``request`` and ``wire`` inside functions only."""
 

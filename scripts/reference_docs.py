@@ -26,11 +26,11 @@ from pathlib import Path
 from typing import Any
 
 import house
-from canopy_chunks.server import hooks as documents
+from canopy_chunks.plugin import entry as chunk_plugin
+from canopy_chunks.plugin import hooks as documents
+from canopy_chunks.plugin import refusals as chunk_refusals
+from canopy_chunks.plugin import series as chunk_series
 from canopy_chunks.server import options as chunk_options
-from canopy_chunks.server import plugin as chunk_plugin
-from canopy_chunks.server import refusals as chunk_refusals
-from canopy_chunks.server import series as chunk_series
 from canopy_chunks.text import fields as chunk_fields
 from canopy_lab.cli import main as cli
 from canopy_lab.sim import hindsight

@@ -30,8 +30,8 @@ import canopy_chunks
 import canopy_cpu as cpu
 import canopy_lab
 import sglang_canopy
-from canopy_chunks.server import hooks as documents
-from canopy_chunks.server import plugin as chunk_plugin
+from canopy_chunks.plugin import entry as chunk_plugin
+from canopy_chunks.plugin import hooks as documents
 from sglang_canopy.server.start import digests, seams
 
 ROOT = Path(sglang.__path__[0])

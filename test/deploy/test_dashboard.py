@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 import dashboard
-from canopy_chunks.server.series import METRICS
+from canopy_chunks.plugin.series import METRICS
 from sglang_canopy.telemetry.series import CACHE, PREFIX, RANK_LABEL
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -15,8 +15,8 @@ import pytest
 pytest.importorskip("sglang")
 import sglang
 
-from canopy_chunks.server import hooks as documents
-from canopy_chunks.server import plugin
+from canopy_chunks.plugin import entry as plugin
+from canopy_chunks.plugin import hooks as documents
 from sglang_canopy.server.start import digests, seams
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from canopy_chunks.server import refusals as documents
+from canopy_chunks.plugin import refusals as documents
 from sglang_canopy.config.refusals import ADDITIONS, REFUSALS
 from sglang_canopy.doctor.setups import (
     CACHE,

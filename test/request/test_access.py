@@ -102,8 +102,8 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
     from sglang.srt.entrypoints import http_server
     from sglang.srt.utils.auth import add_api_key_middleware
 
+    from canopy_chunks.plugin import entry as documents
     from canopy_chunks.server import options
-    from canopy_chunks.server import plugin as documents
     from canopy_chunks.server.http import routes as chunk_routes
     from sglang_canopy.server.http import entry, routes
 

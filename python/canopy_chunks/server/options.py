@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from canopy_chunks import ENCODINGS, SELECTORS, SPLIT_SELECTORS, TENANT_SHARE
-from canopy_chunks.server.refusals import CHUNKS
 from sglang_canopy import declared
-from sglang_canopy.config.refusals import unsupported
 from sglang_canopy.declared import declare_key
 from sglang_canopy.errors import CanopyError
 
@@ -137,10 +135,7 @@ PARSE = declared.keyed(Options, head="reuse")
 
 
 def check_server(server_args: Any, options: Options) -> None:
-    """Raise ``CanopyError`` if this server cannot reuse documents with these options."""
-    refusal = unsupported(CHUNKS, server_args)
-    if refusal:
-        raise CanopyError(refusal)
+    """Raise ``CanopyError`` if this server cannot reuse documents with this selector."""
     tp_size = getattr(server_args, "tp_size", 1) or 1
     if tp_size > 1 and options.selector not in SPLIT_SELECTORS:
         raise CanopyError(

@@ -13,8 +13,8 @@ import pytest
 import sglang_canopy
 
 PACKAGE = Path(sglang_canopy.__file__).parent
-DOOR = ["canopy_chunks", "canopy_chunks.server", "canopy_chunks.server.plugin"]
-DOOR += ["canopy_chunks.server.refusals"]
+DOOR = ["canopy_chunks", "canopy_chunks.plugin", "canopy_chunks.plugin.entry"]
+DOOR += ["canopy_chunks.plugin.refusals"]
 START = """
 import json, os, sys
 from sglang.srt.plugins import load_plugins
@@ -30,10 +30,10 @@ class Scheduler:
 if sys.argv[1:]:
     prepare_server_args(["--model-path", sys.argv[1], "--radix-eviction", "wa", *sys.argv[2:]])
 from prometheus_client import REGISTRY
-from canopy_chunks.server import plugin
-hooks = sys.modules.get("canopy_chunks.server.hooks")
+from canopy_chunks.plugin import entry as plugin
+hooks = sys.modules.get("canopy_chunks.plugin.hooks")
 names = [name for name in sys.modules if name.startswith("canopy_chunks")]
-series = "canopy_chunks.server.series" in sys.modules
+series = "canopy_chunks.plugin.series" in sys.modules
 callbacks = len(arrivals._on_created) + len(arrivals._on_queued)
 print(json.dumps({
     "modules": sorted(names),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry
 
-from canopy_chunks.server import series
+from canopy_chunks.plugin import series
 from sglang_canopy.telemetry.metrics import Metrics
 
 

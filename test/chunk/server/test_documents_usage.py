@@ -11,7 +11,7 @@ pytest.importorskip("sglang")
 from sglang.srt.entrypoints.openai import protocol
 from sglang.srt.entrypoints.openai.usage_processor import UsageProcessor
 
-from canopy_chunks.server import usage as documents_usage
+from canopy_chunks.plugin import usage as documents_usage
 
 FUSED = {"fused": True, "reused": 111, "recomputed": 20}
 NORMAL = {"fused": False, "why": "too few of its documents are stored"}

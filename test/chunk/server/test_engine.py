@@ -344,7 +344,7 @@ def test_a_chunk_that_cannot_be_encoded_is_dropped_and_counted(make, ids, monkey
 
 
 def test_reused_kv_is_kept_out_of_the_exact_tree_by_an_assertion(make, ids) -> None:
-    from canopy_chunks.server.hooks import _check_insert
+    from canopy_chunks.plugin.hooks import _check_insert
 
     engine = make()
     req = request(*prompt(ids), rid="r")

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from canopy_chunks.server import options, plugin
-from canopy_chunks.server.refusals import CHUNKS
+from canopy_chunks.plugin import entry as plugin
+from canopy_chunks.plugin.refusals import CHUNKS
+from canopy_chunks.server import options
 from canopy_chunks.text import fields
 from sglang_canopy.config.refusals import unsupported
 from sglang_canopy.errors import CanopyError

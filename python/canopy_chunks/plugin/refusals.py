@@ -21,6 +21,8 @@ from sglang_canopy.config.refusals import (
 CHUNKS = "chunks"
 """Name of the feature, and of the reason in :class:`Refusal`."""
 FLAG = "--canopy-chunks"
+ATTRIBUTE = "_canopy_chunks"
+"""Attribute of ``ServerArgs`` with the options (``None``: documents are not reused)."""
 OFF = "off"
 
 

@@ -13,16 +13,15 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
-from canopy_chunks.server.refusals import FLAG, OFF, is_requested
+from canopy_chunks.plugin.refusals import ATTRIBUTE, CHUNKS, FLAG, OFF, is_requested
 from sglang_canopy import declared
+from sglang_canopy.config.refusals import unsupported
 from sglang_canopy.declared import declare
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.server.start import plugin
 from sglang_canopy.server.start.seam import Seam
 from sglang_canopy.server.start.self_check import check_in_place, check_signature, stop
 
-ATTRIBUTE = "_canopy_chunks"
-"""Attribute of ``ServerArgs`` with the options (``None``: documents are not reused)."""
 VARIABLE = "CANOPY_CHUNKS_INSTALL"
 """Set for the children of a server that reuses documents."""
 _loaded = False
@@ -86,6 +85,8 @@ def keep_options(server_args: Any, args: Any) -> bool:
         given = options.PARSE(args.canopy_chunks)
         if given.reuse == OFF:
             return False
+        if refusal := unsupported(CHUNKS, server_args):
+            raise CanopyError(refusal)
         options.check_server(server_args, given)
     except CanopyError as error:
         stop(f"{FLAG}: {error}")
@@ -105,7 +106,7 @@ def _parsed(server_args: Any, _cls: Any, args: Any, *_: Any, **__: Any) -> None:
 
 
 def _hooks() -> tuple[Seam, ...]:
-    from canopy_chunks.server import hooks
+    from canopy_chunks.plugin import hooks
 
     hooks.attach()
     return hooks.SEAMS

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from canopy_chunks.server import series
-from canopy_chunks.server import usage as usage_of
-from canopy_chunks.server.plugin import ATTRIBUTE
+from canopy_chunks.plugin import series
+from canopy_chunks.plugin import usage as usage_of
+from canopy_chunks.plugin.refusals import ATTRIBUTE
 from sglang_canopy.config import server_options
 from sglang_canopy.request import owner
 from sglang_canopy.request.sent import body_of, headers_of

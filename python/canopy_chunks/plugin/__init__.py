@@ -1,0 +1,1 @@
+"""Entry point of document reuse in a server: its flag, hooks, refusals, series and usage."""
