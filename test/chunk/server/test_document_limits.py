@@ -1,4 +1,4 @@
-"""What clients may cost the scheduler's thread by routes of documents, counted in messages."""
+"""Limits of the routes of documents: messages that clients may send to the scheduler's thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is counted of documents is on ``/metrics`` beside the series of any cache."""
+"""Counts of documents are on ``/metrics``, next to the series of any cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What became of documents is in the usage that SGLang's own classes send, whole and streamed."""
+"""The usage of SGLang's own classes reports the reuse of documents, whole and streamed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def answer(report=None, cached=7, index=0):
 
 
 def passed(*parts):
-    """What comes out where the manager answers ``parts``."""
+    """Return the output for the manager's answers ``parts``."""
 
     async def answers():
         for part in parts:
@@ -36,7 +36,7 @@ def passed(*parts):
 
 
 def sent(usage):
-    """The usage as a client of a chat gets it."""
+    """Return the usage that a client of a chat receives."""
     whole = protocol.ChatCompletionResponse(id="a", model="m", choices=[], usage=usage)
     return json.loads(whole.model_dump_json())["usage"]
 
