@@ -98,7 +98,7 @@ def test_use_is_paid_for_by_what_is_held_and_moved():
 
 
 def test_a_categorys_ttl_ends_what_it_stores():
-    """Four categories return after 20 s; the TTL of one is shorter."""
+    """Four categories return after 20 s; one has a shorter TTL."""
     requests = [
         prompt(10 * round_ + k, 40.0 * round_ + 20.0 * again + 2 * k, 8, f"k{k}")
         for round_ in range(6)

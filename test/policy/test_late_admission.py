@@ -1,8 +1,7 @@
-"""A policy's choices do not depend on when a tree tells it of a leaf.
+"""A policy's choices do not depend on the time of a leaf's admission.
 
-SGLang's tree notes evictable nodes and admits them when a victim is next asked for; the
-simulator's admits at once. The same victims must come out, also where a leaf was used, split or
-extended between.
+SGLang's tree collects evictable nodes and admits them at the next eviction; the simulator's tree
+admits at once. The victims must be equal, even if a leaf was used, split or extended in between.
 """
 
 import random

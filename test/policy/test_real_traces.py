@@ -1,4 +1,4 @@
-"""What wa and etlru win on the public traces: a shorter form of benchmark/eviction/claims.py."""
+"""Gains of wa and etlru on the public traces: a shorter form of benchmark/eviction/claims.py."""
 
 import pytest
 from overlays import overlay

@@ -16,8 +16,8 @@ def test_among_equals_it_is_lru():
 
 
 def test_a_prefix_counts_with_the_longest_conversation_through_it():
-    # 1 was last used alone (11 tokens) but carried (1, 2, 3): when it surfaces, the younger
-    # and shorter 8 still goes before it.
+    # 1 was last used alone (11 tokens) but was the head of (1, 2, 3): when it becomes a leaf, the
+    # younger and shorter 8 is still evicted before it.
     paths = [(1, 2, 3), (1,), (9,), (4, 5, 6), (8,), (7,)]
     assert play("threshold-lru", 5, paths, threshold_tokens=25) == [(9,), (3,), (2,), (8,)]
 

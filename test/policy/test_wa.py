@@ -299,7 +299,7 @@ def test_an_overdue_return_stops_protecting_whatever_other_returns_are_awaited()
     leaf_of(policy, "k", 0.0, return_at=1000.0)
     overdue = leaf_of(policy, "k", 999.0, return_at=1001.0, now=999.0)
     leaf_of(policy, "k", 1000.0, now=1000.0)
-    # The first one's slack is 500 s, the second one's 5 s, and the third has no hint.
+    # The slack of the first is 500 s, of the second 5 s, and the third has no hint.
     assert policy.victim(1006.5).leaf is overdue
 
 

@@ -1,4 +1,4 @@
-"""Class attributes that the simulator goes by are true of every policy."""
+"""The class attributes that the simulator uses are true of every policy."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def test_three_tiers_keep_adapters_and_forged_keys_apart(tmp_path) -> None:
     tree = DiskTree(tmp_path, tokens=16, host_tokens=64)
     who = [("law", None), ("tax", None), (None, None), (None, LAW), ("law", TAX)]
     keys = []
-    for time, (adapter, extra_key) in enumerate(who):  # each evicts the one before to the host
+    for time, (adapter, extra_key) in enumerate(who):  # each evicts its predecessor to the host
         made = entered(tree, adapter, extra_key)
         keys.append(made.extra_key)
         assert tree.match(TOKENS, extra=made.extra_key) == 0

@@ -1,4 +1,4 @@
-"""Conversations that are named: what they leave behind, who waits for whom, and how much is kept."""
+"""Named conversations: their nodes, waits for children, and bounds of memory."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_conversation_that_goes_on_leaves_only_an_answer_that_was_not_sent_bac
 
 
 def test_a_request_that_shares_nothing_with_its_conversation_ends_no_branch() -> None:
-    side = list(range(900, 920))  # a title for the chat, say, under the same session id
+    side = list(range(900, 920))  # for example a title for the chat under the same session id
     assert not over(branches(True, [TURN_1, side]))
 
 
@@ -115,7 +115,7 @@ def test_who_goes_back_to_branches_it_left_is_soon_not_believed() -> None:
             ask(tree, [*prompt, int(now) + 900_000], now, conversation="c", linear=True)
     trust = tree.core.live.device_policy.model.hints
     assert not trust.over_trusted((None, "inferred"))
-    assert trust.over_trusted(None)  # what clients themselves say is counted apart
+    assert trust.over_trusted(None)  # hints of clients are counted separately
     check(tree)
 
 
@@ -136,7 +136,7 @@ def test_while_a_child_runs_its_parent_is_kept() -> None:
     ask(tree, list(range(700, 710)), 10.0, conversation="child", parent="parent")
     assert kept(tree) >= set(TURN_1)
     assert not kept(tree) & set(range(700, 710))
-    ask(tree, [5], 200.0)  # the child has not been heard of for minutes
+    ask(tree, [5], 200.0)  # the child has been silent for minutes
     assert not kept(tree)
     check(tree)
 

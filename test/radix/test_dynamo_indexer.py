@@ -1,6 +1,6 @@
-"""NVIDIA Dynamo's KV indexer, as its package has it, fed with our tree's events over ZMQ.
+"""NVIDIA Dynamo's KV indexer from its package, fed with our tree's events over ZMQ.
 
-It must not become a dependency of a server: install it beside it, and say where.
+It must not become a dependency of a server: install it into a folder of its own.
 
     pip install --no-deps --target FOLDER ai-dynamo-runtime==1.6.1
     CANOPY_INDEXER=FOLDER python -m pytest test/radix/test_dynamo_indexer.py
@@ -98,7 +98,7 @@ def _is_installed() -> bool:
 
 
 def soon(true: Callable[[], bool]) -> bool:
-    """Whether it becomes true; asks until it is, or for long enough."""
+    """Poll until ``true`` is true or a timeout; return its value."""
     deadline = time.monotonic() + READY_S
     while time.monotonic() < deadline:
         if true():
@@ -117,7 +117,7 @@ def leading(prefixes: Cached, tokens: list[int], salt: str | None) -> int:
 
 @pytest.mark.parametrize("late", [False, True], ids=["from the start", "comes late"])
 def test_it_knows_what_each_tenant_has_on_device_and_host(indexer: Indexer, late: bool) -> None:
-    """Every cached prefix and many prompts that are not: it answers what the tree has."""
+    """For every cached prefix and many other prompts, its answer equals the tree's contents."""
     pub, replay = free_port(), free_port()
     # SGLang's publisher binds to addresses with a star.
     publisher = ZmqEventPublisher(0, endpoint=f"tcp://*:{pub}", replay_endpoint=f"tcp://*:{replay}")
@@ -174,7 +174,7 @@ def test_it_knows_what_each_tenant_has_on_device_and_host(indexer: Indexer, late
             return {key: indexer.matched(list(key[0]), key[1]) for key in expected}
 
         def beat() -> None:
-            """Another batch: only by its number does a late listener see what it missed."""
+            """Send another batch: a late listener detects missed batches by its number."""
             publisher.publish(KVEventBatch(ts=0.0, events=[]))
 
         def agrees() -> bool:

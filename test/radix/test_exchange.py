@@ -23,7 +23,7 @@ def to(name, host=None, **config):
 
 
 def prompts(seed, count, tenants=1):
-    """Growing conversations, and who asks."""
+    """Growing conversations and their tenants."""
     draw, talks = random.Random(seed), {}
     for step in range(count):
         who = draw.randrange(8)
@@ -40,7 +40,7 @@ def chained(tokens):
 
 
 def nodes(tree):
-    """What is where: every node's path end, tokens and tiers."""
+    """Return every node's path end, tokens and tiers."""
     found = []
     for node in tree.core._node_arena.values():
         if node is not tree.core.root_node:
@@ -117,7 +117,7 @@ def test_what_wa_had_learnt_is_there_again_after_it_was_away():
 @pytest.mark.parametrize("host_tokens", [0, 160])
 @pytest.mark.parametrize("policy", ["wa", "etlru", "canopy-tlru"])
 def test_while_lru_ranks_the_one_before_goes_on_to_learn_and_to_label(policy, host_tokens) -> None:
-    """Otherwise half of what it finds at its return has no label, and every turn is a first one."""
+    """Otherwise half of the leaves have no label when it returns, and every turn is a first turn."""
     trees = [LiveTree(96, policy, host_tokens=host_tokens) for _ in range(2)]
     asked = list(prompts(1, 200))
     for number, (tokens, time, _) in enumerate(asked):
@@ -146,7 +146,7 @@ def test_a_tree_that_began_with_lru_is_labelled_from_its_first_policy_on() -> No
 
 
 def labels(tree, time):
-    """Those of what the request at ``time`` used."""
+    """Return the labels of the nodes that the request at ``time`` used."""
     used = (node.canopy for node in tree.core._node_arena.values())
     return {leaf.category for leaf in used if leaf.last_access == time}
 
@@ -242,11 +242,11 @@ def test_the_last_changes_are_remembered():
     assert (last.before, last.after, last.why) == ("wa", "canopy-lru", "number 20")
 
 
-# ---- back to LRU by itself ----
+# ---- the floor: back to LRU ----
 
 
 class Behind(Meter):
-    """A meter that finds the policy behind LRU until it is told otherwise."""
+    """A meter that reports the policy behind LRU until a test changes that."""
 
     keeper = "canopy-lru"
 
@@ -283,7 +283,7 @@ def test_the_policy_comes_back_as_it_was_asked_for():
     assert "ahead of canopy-lru again" in tree.core.exchange.changes[-1].why
 
 
-# ---- what may be asked for ----
+# ---- allowed requests ----
 
 
 def test_a_change_travels_as_it_was_asked_for():

@@ -1,4 +1,4 @@
-"""What is said of a conversation is what the tree has, and what was decided about it."""
+"""The explanation of a conversation matches the tree and the decisions about it."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ def victims(tree):
 def test_leaves_that_tie_are_evicted_in_the_same_order_after_a_question(
     policy, looked_at, monkeypatch
 ):
-    """However far the look ahead goes: a rank's own speed must not decide."""
+    """For every look-ahead: a rank's own speed must not decide."""
     asked, quiet = samples_of_one_prompt(policy), samples_of_one_prompt(policy)
     monkeypatch.setattr("sglang_canopy.radix.explain.LOOKED_AHEAD_LEAVES", looked_at)
     ask(asked, "c", tenant=None)

@@ -1,8 +1,8 @@
 """A client may use a new name in every request. No container of the scheduler grows with the names.
 
-Names are salts (tenants), conversations, parents and categories. The clock advances ten seconds a
-request, so that what is remembered for a time stays small, and the containers that are left are
-those that only the number of names could fill.
+Names are salts (tenants), conversations, parents and categories. The clock advances ten seconds per
+request, so containers with a time limit stay small, and only the number of names could fill the
+others.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def everything_fresh(number: int) -> dict[str, str | None]:
 
 
 def vouched(number: int) -> dict[str, str | None]:
-    """As ``everything_fresh``; a gateway vouches for every other tenant."""
+    """Names as in ``everything_fresh``; a gateway vouches for every second tenant."""
     return {**everything_fresh(number), "source": GATEWAY if number % 2 else CLIENT}
 
 

@@ -1,4 +1,4 @@
-"""Leaves pass to a new policy in slices; the policy before it ranks until the last one has passed."""
+"""Leaves pass to a new policy in slices; the old policy ranks until the last leaf has passed."""
 
 from __future__ import annotations
 
@@ -245,7 +245,7 @@ def test_a_leaf_split_while_leaves_settle_is_ranked_by_the_rest_of_it(change):
 
 
 def kept_tokens(tree: LiveTree) -> list[tuple[tuple[int, ...], int]]:
-    """The tokens of each leaf, and how many of them T-LRU keeps."""
+    """Return the tokens of each leaf, and the number that T-LRU keeps."""
     leaves = tree.core.evictable_device_leaves.policy.leaves()
     slots = [(tuple(leaf.node.key.token_ids), leaf.slot) for leaf in leaves]
     return sorted((tokens, slot[2] if slot and len(slot) == 3 else 0) for tokens, slot in slots)

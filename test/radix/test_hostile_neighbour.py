@@ -1,7 +1,7 @@
-"""What a tenant loses beside one that lies, in a tree where both would hold half of the pool.
+"""The loss of a tenant next to a lying tenant, in a tree in which each would have half of the pool.
 
 A replay of benchmark/security on a live tree: conversations in rotation, and between two of their
-requests as many tokens of a neighbour that returns to none of them.
+requests the same number of tokens of a neighbour that never returns to its prompts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from support.live_tree import LiveTree
 POOL, CONVERSATIONS, SYSTEM, TURN, TURNS = 2048, 3, 96, 48, 6
 STEP_S = 0.3
 WARM, STEPS = 150, 400
-"""By then the neighbour's hints have turned out false, and the curves are learnt."""
+"""Requests of the warm-up, in which hints turn out false and curves are learnt, and of the run."""
 
 Lie = Callable[[int, float], dict[str, Any]]
 
@@ -30,7 +30,7 @@ def prompt(step: int) -> tuple[str, int, list[int]]:
 
 
 def hit_rate(lie: Lie) -> float:
-    """Of the honest tenant's prompt tokens, the share found in the cache after the warm-up."""
+    """Return the honest tenant's hit ratio after the warm-up."""
     tree = LiveTree(POOL, "wa")
     hits = tokens = 0
     for step in range(STEPS):

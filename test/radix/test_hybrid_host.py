@@ -1,4 +1,4 @@
-"""Host memory below sliding windows and recurrent states: what goes down comes back whole."""
+"""Host memory below sliding windows and recurrent states: evicted nodes are loaded whole."""
 
 from __future__ import annotations
 
@@ -89,12 +89,12 @@ def test_a_state_that_comes_back_is_ranked_by_what_it_saves() -> None:
 
 
 def test_kv_whose_state_is_on_the_host_alone_is_still_of_use() -> None:
-    """Its leaf is not among those that go first."""
+    """Its leaf is not evicted first."""
     with hybrid("mamba", "canopy-lru", write="write_through") as tree:
         first = sequence(tree, 1, 6)
         tree.serve(first, 1.0)
         tree.serve([*first, *sequence(tree, 500, 4)], 2.0)
-        tree.evict(mamba=1)  # the older one, in the middle of the path
+        tree.evict(mamba=1)  # the older state, in the middle of the path
         tree.evict(full=4)  # and the leaf below it
         assert (tree.match(first).device_prefix_len, tree.values(MAMBA)) == (0, [])
         assert len(tree.values(FULL)) == len(first)

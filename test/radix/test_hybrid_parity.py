@@ -1,7 +1,7 @@
 """The simulator of hybrid models against SGLang's cache on real pools: the same requests, the same hits.
 
-States are short and KV is not: which state goes decides everything. Where KV is short too, the
-simulator frees for what a prompt adds, and SGLang for all that it computes again.
+States are scarce and KV is not, so the choice of the evicted state decides. If KV is scarce too, the
+simulator frees memory for the new tokens of a prompt, and SGLang for all tokens it computes.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def request_of(tokens: list[int], time: float) -> LiveRequest:
 
 
 def serve(tree: HybridTree, tokens: list[int], request: LiveRequest | None) -> int:
-    """As the scheduler does: a state where SGLang says that prompts part, and one at the end."""
+    """Serve as the scheduler does: a state at SGLang's branching point, and a state at the end."""
     core, cache = tree.core, tree.cache
     if request is not None:
         core.requests.arrive(request)

@@ -31,7 +31,7 @@ class Tree(PolicyRules):
         self.locks: list = []
 
     def _tokens(self, run: list[int]) -> list[int]:
-        """Two pages of tokens (three tokens where a page is one) for each number."""
+        """Return two pages of tokens for each number (three tokens if a page has one)."""
         width = 3 if self.tree.cfg.page_size == 1 else 2 * self.tree.cfg.page_size
         return [100 * number + at for number in run for at in range(width)]
 

@@ -1,4 +1,4 @@
-"""Canopy's policy on full attention, beside SGLang's sliding windows and recurrent states."""
+"""Canopy's policy on full attention, together with SGLang's sliding windows and recurrent states."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_kv_that_no_request_can_use_goes_before_what_is_older(core) -> None:
     tree.serve(young, 1.0)
     tree.serve([*young, 900, 901], 2.0)
     tree.serve(old, 1.5)
-    # The tip of the younger path goes, and with it the only state below its parent.
+    # The tip of the younger path is evicted, and with it the only state below its parent.
     tip = tree.core.node_by_id(tree.match([*young, 900, 901]).last_device_node)
     head = tip.parent
     actions: list = []

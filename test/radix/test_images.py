@@ -19,7 +19,7 @@ IMAGE = 7
 
 
 def entered(tree: LiveTree, time: float, picture: int | None):
-    """What the policies see of such a prompt."""
+    """Return the policies' view of such a prompt."""
     return entered_req(tree, time, picture).canopy
 
 
@@ -57,7 +57,7 @@ def test_a_prompt_without_images_is_announced_when_it_is_created() -> None:
 
 
 def test_the_kv_of_another_image_is_never_found() -> None:
-    """On the device and, after it was demoted, in host memory: what comes before the image is."""
+    """Only the tokens before the image are found, on the device and, after demotion, on the host."""
     tree = LiveTree(32, "wa", {"block_tokens": 4}, host_tokens=96)
     cat = entered_req(tree, 0.0, 1)
     dog = entered_req(tree, 1.0, 2)

@@ -1,4 +1,4 @@
-"""What requests may keep from eviction is bounded, by tenant and in total, in both trees alike."""
+"""Tokens that requests keep from eviction are bounded, per tenant and in total, in both trees."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_parts_of_an_awaited_path_stay_charged_however_it_is_split() -> None:
     for n in range(4):
         tree.serve(talk(n, 240), float(n))
         awaiting(tree, talk(n, 240), 10.0 + n)
-        tree.match([*talk(n, 235), 7])  # shares all but the last tokens: splits the node
+        tree.match([*talk(n, 235), 7])  # shares a prefix without the last tokens: splits the node
         check(tree)
     held = [n.canopy for n in tree.core._node_arena.values() if n.canopy.awaited_until is not None]
     assert sum(leaf.length for leaf in held) == tree.core.protected.waiting.budget.tokens == 240

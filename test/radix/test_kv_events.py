@@ -1,4 +1,4 @@
-"""SGLang's KV events with our tree: whoever listens knows what is cached, and where."""
+"""SGLang's KV events with our tree: a listener knows the cached prefixes and their tiers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from support.live_tree import LiveTree, check
 
 
 class Listener:
-    """What a router knows of a worker from its events alone."""
+    """A router's view of a worker, from its events only."""
 
     def __init__(self) -> None:
         self.blocks: dict[int, tuple[int | None, tuple[int, ...], str | None]] = {}
@@ -137,8 +137,8 @@ TestEvents.settings = settings(max_examples=40, stateful_step_count=20, deadline
 
 
 def replayed(publisher: ZmqEventPublisher, batches: int) -> list[tuple[int, bytes]]:
-    """Every batch from the first, as the publisher's replay socket has them; asks until ``batches``
-    are there."""
+    """Return every batch from the first, from the publisher's replay socket; poll until there are
+    ``batches``."""
     with zmq.Context.instance().socket(zmq.DEALER) as asker:
         asker.setsockopt(zmq.RCVTIMEO, 30_000)
         asker.setsockopt(zmq.LINGER, 0)

@@ -114,7 +114,7 @@ def test_metadata_comes_back_with_a_node_from_the_host(write_policy: str) -> Non
 
 
 def test_asking_whether_the_server_is_well_is_no_traffic() -> None:
-    """Probes ask every few seconds: they are nobody's requests, and no policy learns from them."""
+    """Health probes arrive every few seconds. They are not traffic, and no policy learns from them."""
     tree = LiveTree(64, "wa", config=ONE_TOKEN)
     (learner,) = tree.core.live.learners
     for rid, requests in (("HEALTH_CHECK_1f", 0), ("1f", 1)):
@@ -144,7 +144,7 @@ def test_a_flush_gives_every_slot_back_and_the_policy_forgets_its_leaves() -> No
 
 @pytest.mark.parametrize("name", live_names())
 def test_two_ranks_fed_the_same_requests_evict_alike(name: str) -> None:
-    """What tensor parallelism needs: no clock, no randomness, no dependence on identity."""
+    """Required for tensor parallelism: no clock, no randomness, no dependence on identity."""
     import random
 
     def run() -> list[int]:

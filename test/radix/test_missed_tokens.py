@@ -258,7 +258,7 @@ runs = st.lists(st.integers(0, 2), min_size=1, max_size=6)
 
 
 class Misses(RuleBasedStateMachine):
-    """Requests begin, overlap, end or are given up; nodes are evicted; the cache is flushed."""
+    """Requests begin, overlap, end or are aborted; nodes are evicted; the cache is flushed."""
 
     @initialize(
         page=st.sampled_from([1, 2, 8]),

@@ -50,7 +50,7 @@ def path(chosen: list[int], tail: int) -> array:
 
 
 class Played:
-    """One tree, told what to do; ``look`` is all there is to see of it."""
+    """A tree under given operations; ``look`` returns its visible state."""
 
     def __init__(self, core: str, page: int, host: int, write: str, pairs: bool) -> None:
         self.tree = LiveTree(
@@ -192,7 +192,7 @@ def test_a_cursor_advances_as_far_as_sglangs_match(case, page, pairs, before) ->
 
 
 def test_an_array_that_was_walked_can_grow_again() -> None:
-    """The scheduler goes on appending output to the array that a key shares with its request."""
+    """The scheduler appends output to the array that a key shares with its request."""
     tree = Played("offset-walk", 4, 0, "write_through", False)
     tokens = path([1, 2], 0)
     slots = tree.tree.allocator.alloc(40)

@@ -1,4 +1,4 @@
-"""The one idea: the simulator's tree and SGLang's real cache do the same with the same policy.
+"""The simulator's tree and SGLang's real cache behave equally under the same policy.
 
 Both are fed the same requests; every request must hit the same tokens, and every victim must be
 the same part of the same path.

@@ -22,7 +22,7 @@ def aborted(*_: Any) -> Any:
 
 
 class Server:
-    """Requests as SGLang's scheduler passes them to a tree that learns, with a meter beside it."""
+    """Requests as SGLang's scheduler passes them to a learning tree with a meter."""
 
     def __init__(self) -> None:
         self.tree = LiveTree(4096, "wa", {"block_tokens": BLOCK})
@@ -67,7 +67,7 @@ def test_parallel_samples_are_one_request_for_whatever_learns_or_counts() -> Non
     for talk in range(1, 41):
         warm_up, samples = expanded(10.0 * talk, talk)
         first = server.serve(warm_up)
-        # Another client's request comes before the samples do.
+        # Another client's request arrives before the samples.
         server.serve(chat(10.0 * talk + 0.5, 1000 + talk))
         waiting = [server.requests.of(req) for req in samples]
         served = [server.serve(req) for req in samples]

@@ -51,7 +51,7 @@ def test_locks_inserts_and_evictions_of_sglangs_fuzz(kit_tree, monkeypatch, core
         return receipt
 
     cache.sanity_check = lambda: tree.recount(sane)
-    # The fuzz also asks for sliding windows, which there are none of here.
+    # The fuzz also uses sliding windows, which this model lacks.
     cache.inc_lock_ref = lock_without_window
     allocator.free_swa = lambda slots: None
     monkeypatch.setattr(insert_walk, "build_fixture", lambda cfg: (cache, allocator, tree.pool))

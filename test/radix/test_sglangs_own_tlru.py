@@ -1,6 +1,6 @@
-"""``sglang-tlru`` against the code it is named after: SGLang's own tree under ``tlru``.
+"""``sglang-tlru`` against SGLang's own tree under ``tlru``.
 
-Both get the same prompts, and what they hit and evict must be the same. SGLang refreshes the rest
+Both receive the same prompts, and their hits and evictions must be equal. SGLang refreshes the rest
 of a node when it splits it, so no prompt here branches off inside one.
 """
 

@@ -36,7 +36,7 @@ def paths(steps: list[dict[str, Any]]) -> list[tuple[int, ...]]:
 
 
 class NodesOfTheirOwn(TieredTree):
-    """What is cut off a node stays a node of its own on the host, as on a server.
+    """A part cut off a node stays a separate node on the host, as on a server.
 
     The simulator lets the node below take it over, which saves most of its nodes; a cut of a
     quantum then reaches further into one node than it can into each of two.
@@ -159,7 +159,7 @@ def test_every_request_finds_as_much_on_device_and_host(
 
 @pytest.mark.parametrize("policy", ["s3fifo", "gdfs"])
 def test_policies_that_rank_whole_nodes_find_about_as_much(policy: str) -> None:
-    # What is cut off a node goes to the node below it here, and to one of its own there.
+    # Here a cut part joins the node below it; on the server it is a separate node.
     ours, theirs = both(policy, 1)
     assert sum(found(ours)) == pytest.approx(sum(found(theirs)), rel=0.03)
 

@@ -1,4 +1,4 @@
-"""The host tier: what is demoted, by which policy, and what may go because its time is over."""
+"""The host tier: demoted nodes, the policy that ranks them, and expired nodes."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_the_host_evicts_by_its_own_policy() -> None:
     for time in (1, 2, 3):
         tree.serve(often, time=time)
     tree.serve(seldom, time=4)
-    tree.serve(tokens(3, 8), time=5)  # the host holds two of the three: which goes?
+    tree.serve(tokens(3, 8), time=5)  # the host has room for two of the three
     tree.serve(tokens(4, 8), time=6)
     assert tree.load_back(often) == 8
     assert tree.load_back(seldom) == 0

@@ -26,7 +26,7 @@ runs = st.lists(st.integers(0, 2), min_size=1, max_size=8)
 
 
 class Tiers(PolicyRules):
-    """Serve, evict, read from disk, flush, restart; a page's history is kept beside the tree."""
+    """Serve, evict, read from disk, flush, restart; a model records each page's history."""
 
     @initialize(
         device=st.sampled_from(POLICIES),

@@ -1,4 +1,4 @@
-"""Keys of token pairs, as EAGLE and MTP have them, with a draft model's KV beside the target's."""
+"""Keys of token pairs, as in EAGLE and MTP, with a draft model's KV in addition to the target's."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_every_core_finds_what_sglangs_finds(kit_tree, cfg) -> None:
 @pytest.mark.parametrize("core", CORES[1:])
 @pytest.mark.parametrize(("page", "host"), [(1, 0), (4, 0), (1, 192), (4, 192)])
 def test_random_work_on_two_tiers_keeps_every_slot(page: int, host: int, core: str) -> None:
-    """Recounted after every step; what is found holds what was computed there."""
+    """Recount after every step; cached slots have the KV that was computed for them."""
     tree = LiveTree(96, core, page_size=page, host_tokens=host, pairs=True)
     rng, paths = random.Random(f"{page} {host} {core}"), [[]]
     for step in range(60):

@@ -17,11 +17,11 @@ from support.live_tree import LiveTree  # noqa: E402
 from support.separate_device import DEVICE, HostSync, SeparateDevice, There, inside  # noqa: E402
 
 SLOTS, STEPS, MOST = 2048, 60, {"match": 1, "evict": 12, "insert": 12}
-"""Of one call at most so many operations on the device, on average."""
+"""Slots, steps, and the largest mean number of device operations of a call."""
 
 
 def on_the_device(policy: str, page: int, device: SeparateDevice, **host: Any) -> LiveTree:
-    """A tree whose slots, and those of its allocator, are on the separate device."""
+    """Return a tree with its slots and its allocator's on the separate device."""
     tree = LiveTree(SLOTS, policy, {"quantum_tokens": page}, page_size=page, **host)
     tree.compute = lambda *about: None
     for part in (tree.core, tree.cache, tree.allocator, *tree.core.components):
@@ -36,7 +36,7 @@ def on_the_device(policy: str, page: int, device: SeparateDevice, **host: Any) -
 
 
 def copy_by_kernels(controller: Any) -> None:
-    """As on CUDA: SGLang hands the slots of both sides to kernels on the device, and these copy."""
+    """Copy as on CUDA: SGLang passes the slots of both sides to kernels on the device."""
     controller.io_backend, controller.device = "kernel", DEVICE
     engine = controller.l2_transfer_engine
     names = ("submit_device_to_host", "submit_host_to_device")
@@ -90,8 +90,8 @@ def test_the_tree_waits_for_no_device(policy, page) -> None:
 @pytest.mark.parametrize("page", [1, 16])
 @pytest.mark.parametrize("write", ["write_through", "write_back"])
 def test_the_host_tier_waits_for_no_device(write, page) -> None:
-    """Nodes go to the host, are evicted there in turn, and come back; SGLang itself waits for its
-    copies' events, and reads no slot."""
+    """Nodes are written to the host, evicted there, and loaded; SGLang waits for its copies' events and
+    reads no slot."""
     device = SeparateDevice()
     tree = on_the_device("wa", page, device, host_tokens=2 * SLOTS, write_policy=write)
     draw = random.Random(1)
@@ -108,7 +108,7 @@ def test_the_host_tier_waits_for_no_device(write, page) -> None:
 
 
 def test_copies_whose_slots_the_host_reads_would_be_seen() -> None:
-    """As SGLang makes them with `--hicache-io-backend direct`."""
+    """SGLang makes such copies with `--hicache-io-backend direct`."""
     device = SeparateDevice()
     tree = on_the_device("wa", 1, device, host_tokens=SLOTS)
     tree.cache.cache_controller.io_backend = "direct"

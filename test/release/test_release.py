@@ -1,4 +1,4 @@
-"""What a release is made of: one version, a changelog with a form, a workflow that runs what is here."""
+"""Parts of a release: one version, a changelog in its format, a workflow of existing commands."""
 
 from __future__ import annotations
 

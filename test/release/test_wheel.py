@@ -1,4 +1,4 @@
-"""The wheel and the source distribution, built, and installed where nothing else is."""
+"""The wheel and the source distribution, built, and installed into empty environments."""
 
 from __future__ import annotations
 
@@ -108,9 +108,9 @@ def pip(python: Path | str, *arguments: str) -> str:
 
 
 def environment(folder: Path, version: str) -> Path:
-    """The Python of an environment in ``folder`` that holds pip alone.
+    """Return the Python of an environment in ``folder`` that has only pip.
 
-    Skips where no such Python is on PATH or among pyenv's, whose shims are there without one.
+    Skip if there is no such Python on PATH or in pyenv, whose shims exist without one.
     """
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
     others = [f"python{version}", *map(str, pyenv.glob(f"{version}.*/bin/python"))]
@@ -140,12 +140,12 @@ def test_the_cuda_set_resolves(built: tuple[Path, Path], clean: Path) -> None:
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize("version", ["3.11", *OTHER_PYTHONS])
 def test_a_cpu_server_from_nothing(built: tuple[Path, Path], version: str, tmp_path: Path, tiny_model: Path) -> None:  # fmt: skip
-    """As docs/guide/quickstart.md has it by hand, with the wheel in place of the checkout."""
+    """The manual steps of docs/guide/quickstart.md, with the wheel in place of the checkout."""
     clean = environment(tmp_path / "venv", version)
     pins = ROOT / "requirements"
     pip(clean, "install", "--quiet", "-r", str(pins / "cpu.txt"))
     pip(clean, "install", "--quiet", "--no-deps", "-r", str(pins / "cpu-nodeps.txt"))
-    stand_in = tmp_path / "stand-in"  # setuptools leaves build/ where it works
+    stand_in = tmp_path / "stand-in"  # setuptools writes build/ into its working directory
     shutil.copytree(ROOT / "sgl-kernel" / "cpu", stand_in)
     pip(clean, "install", "--quiet", "--no-deps", "--no-build-isolation", str(stand_in), str(built[0]))  # fmt: skip
     code = (

@@ -1,4 +1,4 @@
-"""The pages' templates: everything is escaped, and a page needs nothing but itself."""
+"""The pages' templates: everything is escaped, and a page is self-contained."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may call which of Canopy's routes: over HTTP, behind SGLang's own check of keys."""
+"""Access to Canopy's routes, over HTTP behind SGLang's own check of keys."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ REFUSED = (401, 403)
 
 
 class Manager:
-    """SGLang's tokenizer manager, as far as the routes call it: what is sent to schedulers."""
+    """The part of SGLang's tokenizer manager that the routes call. Records messages to schedulers."""
 
     def __init__(self) -> None:
         self.sent: list[dict[str, int]] = []
         self.tokenizer = None
         self.scheduler: Any = None
-        """Who acts on what is sent; ``None``: nobody."""
+        """Receiver of the messages, if any."""
         self.model_config = SimpleNamespace(vocab_size=1000, context_len=1000)
 
     def auto_create_handle_loop(self) -> None:
@@ -227,7 +227,9 @@ def test_a_body_of_unknown_length_is_read_no_further_than_its_limit(
             yield b" " * (1 << 16)
 
     with serve() as http:
-        with contextlib.suppress(OSError):  # it may hang up while the body is still being sent
+        with contextlib.suppress(
+            OSError
+        ):  # it may close the connection before the whole body is sent
             assert http("POST", path, None, endless())[0] == 400
         assert sent < 128 << 20
         assert http("GET", "/canopy/status")[0] == 200
@@ -478,7 +480,7 @@ def tree(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def served_by(http: Http, tree: Any) -> None:
-    """Let ``tree`` act on what the routes send, as a scheduler that has reported once."""
+    """Let ``tree`` process the routes' messages, as a scheduler that has reported once."""
     from sglang_canopy.wire import status_file
 
     http.manager.scheduler = SimpleNamespace(tree_cache=tree.cache)
@@ -493,7 +495,7 @@ def test_a_tenant_is_told_of_its_own_conversations_alone(
     monkeypatch.setattr(explain_http, "EVERY_S", 1e-9)
     ask = ("GET", "/canopy/explain?conversation=c")
     with serve(api_key=USER, admin_api_key=ADMIN) as http:
-        assert http(*ask, ADMIN)[0] == 409  # nobody has reported
+        assert http(*ask, ADMIN)[0] == 409  # no scheduler has reported
         served_by(http, tree)
         assert http(*ask)[0] == 401
         code, text = http(*ask, ADMIN)

@@ -1,4 +1,4 @@
-"""``--canopy-client-hints``: which fields of a request count, and where the secret comes from."""
+"""``--canopy-client-hints``: the fields of a request that count, and the source of the secret."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def asked_for(rule: ClientHints, monkeypatch: pytest.MonkeyPatch, **headers: str
     sent: list[Any] = []
     request = SimpleNamespace(headers={k.replace("_", "-"): v for k, v in headers.items()})
     asked = {key: value for key, value in ASKED.items() if key != "canopy_conversation"}
-    # A session of SGLang's says, beside its name, that its requests follow one another.
+    # A session of SGLang has a name and implies that its requests follow one another.
     obj = SimpleNamespace(sampling_params={"custom_params": asked}, session_id="c")
     model = SimpleNamespace(vocab_size=100)
     manager = SimpleNamespace(server_args=None, model_config=model)

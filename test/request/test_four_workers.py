@@ -1,5 +1,5 @@
-"""Four workers behind each gateway: everyone is served, tenants arrive, one key stays on one worker,
-a hint reaches all. And the simulator's router decides by the constants of the real ones."""
+"""Four workers behind each gateway: every request is served, tenants arrive, a key stays on a worker, a
+hint reaches all workers. The simulator's router has the constants of the real routers."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What of a request reaches a worker behind the gateways that exist: the table of the docs, held
-against their packages, and what our entry makes of what is left."""
+"""Fields of a request that reach a worker behind real gateways: the table of the docs against their
+packages, and the result of our entry."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def arrived(url: str, workers: list[Worker]) -> dict[str, dict[str, str]]:
 
 
 def documented() -> dict[str, dict[str, dict[str, str]]]:
-    """Field -> gateway -> route -> what the page says of it."""
+    """Return field -> gateway -> route -> cell of the page."""
     section = PAGE.read_text(encoding="utf-8").split("## Behind gateways")[1]
     rows = [line for line in section.splitlines() if line.startswith("| `")]
     table: dict[str, dict[str, dict[str, str]]] = {}

@@ -1,4 +1,4 @@
-"""Which conversation a request belongs to, from the fields and headers that clients send anyway."""
+"""The conversation of a request, from fields and headers that clients send anyway."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def test_a_request_is_stamped_with_its_hints_and_its_answer_has_the_outcomes(mon
 
 
 def test_each_prompt_of_a_batch_has_its_own_hints_and_outcomes(monkeypatch):
-    """With one object of sampling parameters for all, and two samples of each prompt."""
+    """All prompts share an object of sampling parameters, and each has two samples."""
     from sglang.srt.managers.io_struct import GenerateReqInput
 
     monkeypatch.setattr(entry, "current", entry.Entry(RequestOptions()))

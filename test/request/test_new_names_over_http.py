@@ -26,7 +26,7 @@ from sglang_canopy.wire.replay_clock import ReplayClock
 from support.containers import entries
 
 TOKENS = 80
-"""Of a document."""
+"""Tokens of a document."""
 SLACK = 16
 
 
@@ -48,7 +48,7 @@ class Process:
         self.finder, self.heads, self.replayed = Finder(), Heads(most=512), ReplayClock()
 
     def serve(self, number: int) -> None:
-        """One request of a new tenant on each route, a tenth of a second after the one before."""
+        """Send a request of a new tenant on each route, a tenth of a second after the previous one."""
         self.now += 0.1
         tenant = f"t{number}"
         self._generate(number, tenant)
@@ -124,7 +124,7 @@ def growth(process: Process, first: int, last: int) -> dict[str, tuple[int, int]
 def test_no_container_of_the_http_process_grows_with_new_names(monkeypatch) -> None:
     process = Process(monkeypatch)
     assert growth(process, 4_200, 5_500) == {}
-    # The sweep sees them all: none is empty.
+    # The sweep covers all containers: each has an entry.
     filled = {place.partition(".")[0] for place, count in process.entries().items() if count}
     assert {"Waiting", "TenantRate", "Documents", "Finder", "Heads", "ReplayClock"} <= filled
     assert {"Responses"} <= filled

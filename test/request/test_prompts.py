@@ -1,4 +1,4 @@
-"""What no model can compute is refused at the entry, in a sentence; everything else passes."""
+"""Prompts that no model can compute are refused at the entry; all others pass."""
 
 from __future__ import annotations
 

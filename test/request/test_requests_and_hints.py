@@ -1,4 +1,4 @@
-"""What clients say, what is inferred, and how it reaches the nodes of a live tree."""
+"""Given and inferred fields of requests, and their way to the nodes of a live tree."""
 
 from __future__ import annotations
 

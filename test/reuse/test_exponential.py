@@ -52,7 +52,7 @@ def fed(model, rows):
 
 
 def by_category(rows):
-    """Of every type and turn: the gaps to the next use, and the lifespans, from the log alone."""
+    """Return the gaps to the next use and the lifespans of every type and turn, from the log."""
     last, next_use = {}, {}
     for time, _, talk, turn in rows:
         last[talk] = max(time, last.get(talk, time))
@@ -132,7 +132,7 @@ def test_a_tenth_turn_outlives_a_first_one_of_the_same_age_where_it_returns_more
     categories, reading
 ):
     """Section 4.1: many one-turn requests must not push a ten-turn one out."""
-    # One in four goes on after its first turn, and then for fourteen turns; gaps are equal.
+    # One in four continues after its first turn, for fourteen turns; gaps are equal.
     talks = [("text", float(n), [20.0] * (14 if n % 4 == 0 else 0)) for n in range(200)]
     options = {"model": "exponential", "categories": categories, "min_samples": 5, **reading}
     policy = make_policy("wa", options)

@@ -1,4 +1,4 @@
-"""What "this conversation is over" is worth, by tenant and by how often it came true."""
+"""The weight of the hint "this conversation is over", by tenant and by past accuracy."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_weights_are_shares_whatever_is_said(said):
     for tenant, over, goes_on in said:
         tip = Tip(0.0, category, tenant)
         records.note_tip(tip, over)
-        records.note_tip(tip, over)  # said twice, counted once
+        records.note_tip(tip, over)  # given twice, counted once
         if goes_on:
             records.continued(tip, 1.0)
     for tenant in "abc":
@@ -160,7 +160,7 @@ def agents(tenants, turns):
 
 
 def test_agents_that_are_a_tenant_each_lose_nothing_by_wrong_hints():
-    """A new tenant is soon judged by what other new ones said, and wins where that was true."""
+    """A new tenant is judged by the hints of other new tenants, and gains if those were true."""
     trace = agents(tenants=200, turns=8)
 
     def hits(hints):
@@ -172,7 +172,7 @@ def test_agents_that_are_a_tenant_each_lose_nothing_by_wrong_hints():
 
 
 def returns(records, who, tips, accuracy, seed=0):
-    """``tips`` requests that are said to return, and do: when said, or when another one does."""
+    """Record ``tips`` requests with hints of their return, which are true with ``accuracy``."""
     draw = random.Random(seed)
     category = ReuseModel().categories.get(ROOT)
     for _ in range(tips):
@@ -209,7 +209,7 @@ def test_returns_fade_and_a_gateway_that_turned_honest_is_heard():
 
 
 def test_a_gateways_ends_are_compared_with_all_requests_of_its_tenant():
-    """The gateway speaks of ended conversations alone; the clients say nothing."""
+    """The gateway gives hints only for ended conversations; the clients give none."""
     records = HintRecords()
     category = ReuseModel().categories.get(ROOT)
     gateway = speaker("t", GATEWAY)

@@ -53,7 +53,7 @@ def test_what_a_turn_added_refines_the_category_where_it_is_asked_for():
     model = ReuseModel(added=True)
     first = serve(model, 0, range(1, 1001), output_tokens=100)
     assert first.label == "default|-|turn1|out<256|added<4096"
-    # It goes on from a prompt of 1,000 and an answer of 100 tokens, and brings in 50.
+    # It extends a prompt of 1,000 and an answer of 100 tokens by 50.
     goes_on = serve(model, 5, range(1, 1151), output_tokens=10)
     assert goes_on.label == "default|-|turn2|out<64|added<512"
     # Another's first turn, which shares 600 tokens, brings in the rest.
@@ -151,7 +151,7 @@ def test_samples_leave_with_the_window():
 def test_hints_are_checked_against_what_happens():
     model = ReuseModel()
     serve(model, 0, [1], return_in_s=20.0)
-    serve(model, 22, [1, 2], return_in_s=20.0)  # true: within half of the time said
+    serve(model, 22, [1, 2], return_in_s=20.0)  # true: within half of the given time
     serve(model, 92, [1, 2, 3], over=True)  # 70 s instead of 20
     serve(model, 93, [1, 2, 3, 4])  # not over
     record = model.hints.record(None)
@@ -412,7 +412,7 @@ def test_hints_of_a_conversation_that_rewrites_its_history_come_true():
     model.arrive(Request(time=1000.0, path=[999], prompt_tokens=1))
     assert model.hints.return_trusted("t")
     assert model.hints.over_trusted("t")
-    assert not events(model)  # nobody used the old paths again
+    assert not events(model)  # the old paths were not used again
 
 
 def test_an_end_that_a_rewritten_history_belies_counts_as_wrong():

@@ -1,4 +1,4 @@
-"""One tenant's requests do not push out what the others taught, and no arrival costs much more."""
+"""A tenant's requests do not displace the samples of others, and no arrival costs much more."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BLOCKS = 400
 
 
 def ask(model: ReuseModel, now: float, path: list[int], tenant: str | None, kind: str) -> int:
-    """One answered request; returns how many samples it added."""
+    """Serve a request; return the number of samples that it added."""
     before = model.samples + len(model.shadow)
     request = Request(now, kind, path, 64, 64 * len(path), tenant=tenant)
     model.arrive(request)
@@ -40,7 +40,7 @@ def test_a_prompt_with_many_branches_is_few_samples_a_request() -> None:
     now, most = taught(model, 500), 0
     trunk = list(range(1, BLOCKS + 1))
     ask(model, now, trunk, "other", "chat")
-    # Each leaves the long prompt one block above the one before, then further below.
+    # Each branches off the long prompt one block above its predecessor, then further below.
     for place in (*range(BLOCKS - 1, BLOCKS // 2, -1), *range(1, BLOCKS // 2)):
         now += 0.01
         ask(model, now, [*trunk[:place], 10**7 + place], "other", "chat")

@@ -48,7 +48,7 @@ def test_a_sparse_category_leans_on_the_coarser_curve():
 
 
 def test_the_rank_by_hand():
-    # Half return in bin 3 (0.5 to 0.71 s), nobody later.
+    # Half return in bin 3 (0.5 to 0.71 s), none later.
     curve = [1.0] * 4 + [0.5] * (BINS - 4)
     rank = gittins_rank(curve)
     width = EDGES[4] - EDGES[3]

@@ -1,4 +1,4 @@
-"""A scheduler's queue under everything that may happen to it: who is passed by more than its budget?"""
+"""A scheduler's queue under random events: no request is overtaken by more than its budget."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Scheduler:
         self.ledger = BoundLedger(self.order)
         self.arranged = Arranged(self.order, self)
 
-    # what a queue asks about its requests
+    # fields of requests that a queue reads
 
     def tenant(self, job: Job) -> None:
         return None
@@ -80,7 +80,7 @@ class Scheduler:
         return BLOCK * blocks
 
     def step(self, hidden: int = 0) -> None:
-        """``hidden``: how many of the queue's first somebody holds back, who then is not shown."""
+        """Make a step. ``hidden``: number of the queue's first requests that are held back."""
         held, self.queue = self.queue[:hidden], self.queue[hidden:]
         self.queue = list(self.arranged.arrange(self.queue, self.chunk))
         left_out = {id(job) for job in self.arranged.deferred(self.computing)}
@@ -132,7 +132,7 @@ LENGTHS = (1, 1, 2, 3, 5, 9, 14)
 
 
 def anything(scheduler: Scheduler, draw: random.Random) -> None:
-    """A request comes, or a step is made, or something is evicted, or somebody gives up."""
+    """A request arrives, or a step is made, or tokens are evicted, or a client disconnects."""
     what = draw.random()
     if what < 0.45:
         blocks = draw.choice(LENGTHS)
@@ -167,7 +167,7 @@ def test_whoever_costs_more_than_was_known_leaves_room_for_the_prompt_under_way(
     scheduler.cached.update(begins[: at + 1] for at in range(len(begins)))
     scheduler.queue += [Job((*begins, 10 + number)) for number in range(30)]
     scheduler.step()
-    scheduler.evict(0)  # of those that wait, only some are looked up again in a pass
+    scheduler.evict(0)  # only some of the waiting requests are matched again in a pass
     waiting = len(scheduler.queue)
     for _ in range(3):
         scheduler.step()
@@ -196,7 +196,7 @@ def test_requests_that_left_are_not_remembered_as_overtaken() -> None:
         scheduler.arranged.let_in([third])  # the scheduler had no memory for the other two
         assert len(scheduler.arranged._overtaken) == 2
         scheduler.arranged.let_in([first])
-        scheduler.arranged.keep([])  # the second one is aborted
+        scheduler.arranged.keep([])  # the second request is aborted
         assert not scheduler.arranged._overtaken
         scheduler.arranged.over([id(first), id(third)])
 

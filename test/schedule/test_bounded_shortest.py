@@ -1,5 +1,5 @@
-"""The order of the queue: shortest first, nobody passed for more than its budget whatever comes,
-tenants in fair shares."""
+"""The order of the queue: shortest first, no request overtaken by more than its budget, tenants in fair
+shares."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from support.bound_ledger import BoundLedger
 
 
 def queue(factor: float = 2.0, own: float = 1.0, least_s: float = 0.0) -> BoundedShortest:
-    """A queue where a token costs a second."""
+    """Return a queue in which a token costs a second."""
     cost = PrefillCost()
     cost.adopt((0.0, 1.0, 0.0, 0.0))
     return BoundedShortest(cost, factor, own, least_s)
 
 
 def serve(line: BoundedShortest) -> Waiting:
-    """Let the first one in."""
+    """Admit the first request."""
     waiting = line.order()[0]
     line.let_in([waiting])
     return waiting
@@ -178,8 +178,8 @@ def test_order_changes_nothing() -> None:
     st.randoms(use_true_random=False),
 )
 def test_nobody_is_passed_by_more_than_the_bound_whatever_comes(factor, own, step, draw) -> None:
-    """An engine of steps of ``step`` seconds, one prompt in chunks, others that share its steps;
-    requests come without end, at up to three times what it serves, and some hang up."""
+    """An engine with steps of ``step`` seconds, a prompt in chunks, and others that share its steps.
+    Requests arrive at up to three times the capacity, and some clients disconnect."""
     least_s = 4.0
     line = queue(factor, own, least_s)
     done, rest = 0.0, 0.0  # seconds computed; of the chunk still to compute
@@ -257,7 +257,7 @@ def test_at_150_percent_the_mean_stays_far_below_first_come_first_served(seed: i
     for _ in range(1_500):
         cost = max(1, min(3_000, int(draw.lognormvariate(3.5, 1.3))))
         requests.append((time, cost))
-        time += draw.expovariate(1.0) * 77 / 1.5  # the mean cost, at 1.5 times what is served
+        time += draw.expovariate(1.0) * 77 / 1.5  # the mean cost, at 1.5 times the capacity
     fcfs = simulate(lambda line: next(iter(line)), requests)
     ours = simulate(lambda line: line.order(1)[0], requests)
     assert sum(ours) < 0.6 * sum(fcfs)
@@ -372,7 +372,7 @@ def test_behind_the_places_that_are_worked_out_everyone_is_in_order_of_arrival()
 
 
 def test_two_ranks_with_different_timings_decide_equally() -> None:
-    """Each rank times its batches with its own clock; both adopt what the first one fitted."""
+    """Each rank times its batches with its own clock; both adopt the fit of the first rank."""
     draw, ranks = random.Random(11), [queue(), queue()]
     for step in range(600):
         for _ in range(draw.randint(0, 3)):

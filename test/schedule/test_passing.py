@@ -12,7 +12,7 @@ from sglang_canopy.schedule.passing import Passing
 
 
 def shortest(costs: list[float], allowed: list[float]) -> int:
-    """By definition."""
+    """Return the shortest by definition."""
     may = [
         place
         for place, cost in enumerate(costs)

@@ -1,4 +1,4 @@
-"""TTFT predicted for a request that comes: what goes before it, what will, and what was learnt."""
+"""Predicted TTFT of an arriving request: work before it, later work, and learnt errors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sglang_canopy.schedule.prefill_cost import Prefill, PrefillCost
 
 
 def queue(factor: float = 1.0, own: float = 10.0, least_s: float = 2.0) -> BoundedShortest:
-    """A queue where a token costs a second."""
+    """Return a queue in which a token costs a second."""
     cost = PrefillCost()
     cost.adopt((0.0, 1.0, 0.0, 0.0))
     return BoundedShortest(cost, factor, own, least_s)
@@ -76,7 +76,9 @@ def test_shorter_ones_that_come_meanwhile_count_up_to_the_budget() -> None:
     for second in range(1, 600):
         model.arrived(0.25, float(second))
     assert model.seconds(ahead) == pytest.approx(10.0 + 30.0 / (1.0 - 0.25), rel=0.02)
-    assert model.seconds(WorkBefore(0.1, 30.0, 20.0)) == pytest.approx(30.1)  # none is shorter
+    assert model.seconds(WorkBefore(0.1, 30.0, 20.0)) == pytest.approx(
+        30.1
+    )  # no request is shorter
     for tenth in range(6000, 9000):
         model.arrived(0.2, tenth / 10)
     assert model.seconds(ahead) == 60.0
@@ -90,7 +92,7 @@ def test_what_the_engine_takes_beside_is_learnt_and_errors_are_summed() -> None:
         model.first_token(ahead, model.seconds(ahead), 6.0)
     assert model.seconds(ahead) == pytest.approx(6.0)
     assert (model.requests, model.came_s) == (2 * LEARNT_FROM, 12.0 * LEARNT_FROM)
-    assert model.error_s == pytest.approx(2.0 * FEWEST)  # of the first ones
+    assert model.error_s == pytest.approx(2.0 * FEWEST)  # of the first requests
     for number in range(LEARNT_FROM):
         one = WorkBefore(1.0 + number % 7, 0.0, 0.0)
         model.first_token(one, model.seconds(one), 0.5 + 3.0 * one.cost_s)

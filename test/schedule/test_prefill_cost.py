@@ -43,7 +43,7 @@ def test_an_engine_that_is_the_model_is_found_exactly() -> None:
 
 
 def test_a_request_in_a_batch_is_not_charged_for_the_others() -> None:
-    """Batches of a dozen: what one request saw is twelve times what it costs."""
+    """Batches of a dozen: the time of a request's batch is twelve times its cost."""
     cost = PrefillCost()
     for batch in batches(200, seed=2, most=12):
         cost.add(batch, engine_seconds(batch))

@@ -1,4 +1,4 @@
-"""Who waits for a prefix that another one computes: only for whom is ahead, and never for ever."""
+"""Waiting for a prefix that another request computes: only for requests ahead, and never for ever."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Asked:
     path: list[int]
     tenant: str | None = None
     blocked: bool = False
-    """Never let in while this is set, though it is first: it waits for something else."""
+    """Not admitted while this is set, even if it is first: it waits for other reasons."""
     done: int = 0
     """Blocks computed."""
     let_in_at: float | None = None
@@ -243,4 +243,4 @@ def test_everybody_is_served_and_hardly_more_is_computed_than_without(
             assert engine.step(defers)
         done[defers] = engine.computed
         assert number == len(asked)
-    assert done[True] <= 1.05 * done[False]  # who comes while what is computed differs a little
+    assert done[True] <= 1.05 * done[False]  # arrivals during a computation differ a little

@@ -1,4 +1,4 @@
-"""The quick start's agents and readers: what they send, and what is said of it."""
+"""The quick start's agents and readers: their requests, and the report."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_the_demo_is_sized_so_that_a_policy_has_something_to_win(size: Any) -> N
 
 @contextlib.contextmanager
 def endpoint() -> Iterator[SimpleNamespace]:
-    """A chat API whose every answer is one word; `asked` has the bodies."""
+    """Yield a chat API that answers with one word; `asked` has the bodies."""
     asked: list[dict[str, Any]] = []
 
     class Handler(BaseHTTPRequestHandler):

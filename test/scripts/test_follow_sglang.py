@@ -1,4 +1,4 @@
-"""`scripts/follow_sglang.py`: what moved in another SGLang, told from its wheel alone."""
+"""`scripts/follow_sglang.py`: differences of another SGLang release, from its wheel only."""
 
 from __future__ import annotations
 

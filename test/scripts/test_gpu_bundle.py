@@ -1,4 +1,4 @@
-"""The bundle for a GPU machine without a network: what it leaves out, its stand-ins, its refusals."""
+"""The bundle for a GPU machine without a network: excluded files, stand-ins, refusals."""
 
 from __future__ import annotations
 

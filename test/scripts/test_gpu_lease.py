@@ -1,4 +1,4 @@
-"""Half an hour with a GPU, checked without one: what would be run is there and takes its words."""
+"""The GPU lease, checked without a GPU: its commands exist and accept their arguments."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ case "$2" in */commands) cp "$2" "$KEPT" ;; esac
 
 
 def flag(words, name):
-    """What a command line gives, the last time that it does."""
+    """Return the last value of a flag on a command line."""
     (*_, at) = (i for i, word in enumerate(words) if word == name)
     return words[at + 1]
 
 
 def test_what_was_promised_of_the_lease_is_in_it(lease, tmp_path):
-    """`wa` beside `lru` and `auto`, a host tier written back, documents of 2k to 15k tokens beside
+    """`wa` against `lru` and `auto`, a host tier with write-back, documents of 2k to 15k tokens against
     SGLang's prefill, exactness at ratio 1, graphs, pages of 64."""
     import check
     import documents

@@ -1,4 +1,4 @@
-"""What a newcomer can run into: each is one clear line and a nonzero exit status."""
+"""Setup errors of a newcomer: each is one clear line and a nonzero exit status."""
 
 from __future__ import annotations
 

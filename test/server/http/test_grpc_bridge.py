@@ -18,7 +18,7 @@ PATIENCE_S = 60.0
 
 
 class Manager:
-    """What the bridge needs of a tokenizer manager; requests end where SGLang would send them on."""
+    """The part of a tokenizer manager that the bridge needs. Requests are recorded, not forwarded."""
 
     def __init__(self) -> None:
         self.event_loop = asyncio.new_event_loop()
@@ -38,7 +38,7 @@ class Manager:
 
 
 def asked(**given: Any) -> tuple[list[Any], list[Any]]:
-    """What arrives of one request over gRPC, and what its client is told."""
+    """Return the received request of a gRPC call, and the answers to its client."""
     manager, told, done = Manager(), [], threading.Event()
 
     def callback(payload: Any, **more: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Which sampled tokens are replaced by which, and what a client may not ask."""
+"""Replaced sampled tokens, and refused requests."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_replays_clock_starts_where_the_server_is_and_never_goes_back() -> Non
     assert clock.stamp(1, 10.0, now_s=500.0) == 500.0
     assert clock.stamp(1, 70.0, now_s=501.0) == 560.0
     assert clock.stamp(1, 69.0, now_s=502.0) == 559.0
-    # A second run begins behind the first one's last stamp, not at the server's time.
+    # A second run begins after the last stamp of the first, not at the server's time.
     assert clock.stamp(2, 0.0, now_s=510.0) == 560.0
 
 

@@ -1,4 +1,4 @@
-"""Clients that hang up, ask again and use names twice, at SGLang's own scheduler."""
+"""Clients that disconnect, retry and reuse names, at SGLang's own scheduler."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_who_gave_up_and_asks_again_is_answered_while_others_come(tiny_model) ->
 
 @pytest.mark.timeout(PATIENCE_S)
 def test_between_arrival_and_answer_nothing_of_ours_reads_a_tensor(tiny_model) -> None:
-    """On a GPU it would be waited for. SGLang reads its results, which says that reads are seen."""
+    """On a GPU such a read would wait. SGLang reads its results, which proves that reads are detected."""
     found = scenario(tiny_model, "reads", *OURS, *GATE, *PRIORITIES, *HOST)
     ranks = {"sglang_canopy.server.scheduler.live_queue:_agree"}  # costs, in a tensor of the host
     assert found["ours"].keys() <= ranks, found["ours"]

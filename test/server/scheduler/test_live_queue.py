@@ -1,4 +1,4 @@
-"""The waiting queue of a scheduler on a real cache: order, protection, what it costs to compute."""
+"""The waiting queue of a scheduler on a real cache: order, protection, and cost."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_a_prefix_is_protected_from_arrival_on(tree: LiveTree, order: str) -> No
 
 
 def test_the_budget_goes_to_those_who_are_served_next(tree: LiveTree) -> None:
-    """Those far behind came first and took it all; the next pass gives it to the head."""
+    """Requests far behind arrived first and used the whole budget; the next pass gives it to the head."""
     tree.cache.canopy_queue = LiveQueue(tree.cache, QueueFlags())
     prefixes = [tokens(400, seed) for seed in range(1, 10)]
     for n, prefix in enumerate(prefixes):
@@ -200,7 +200,7 @@ def test_lookups_of_a_pass_are_bounded(tree: LiveTree, monkeypatch: pytest.Monke
         most = max(most, len(seen))
         rounds |= {req.rid for req in seen}
     assert most <= PROTECTED + 12
-    assert len(rounds) > 900  # everyone in turn
+    assert len(rounds) > 900  # every request in turn
 
 
 def scheduler_with(waiting: list[Req], running: Sequence[Req] = (), **more: Any) -> Any:
@@ -216,8 +216,7 @@ def scheduler_with(waiting: list[Req], running: Sequence[Req] = (), **more: Any)
 def chosen(
     tree: LiveTree, waiting: list[Req], let_in: int, running: Sequence[Req] = ()
 ) -> tuple[Any, list[Req]]:
-    """A pass in which the first ``let_in`` of those shown are let in, while ``running`` are under
-    way; who they are."""
+    """Make a pass that admits the first ``let_in`` requests while ``running`` run; return them."""
     scheduler = scheduler_with(waiting, running, tree_cache=tree.cache)
     found: list[Req] = []
 
@@ -243,7 +242,7 @@ def test_branches_wait_until_the_first_has_computed_what_they_share(tree: LiveTr
     live, waiting = tree.cache.canopy_queue, branches(tree)
     scheduler, found = chosen(tree, waiting, 3)
     assert found == waiting[:1]
-    assert set(scheduler.waiting_queue) == set(waiting[1:])  # nobody is lost
+    assert set(scheduler.waiting_queue) == set(waiting[1:])  # no request is lost
     assert live.status()["deferrals"] == 2
     # Still computed: they go on waiting, and the engine has something to do.
     assert chosen(tree, scheduler.waiting_queue, 3, running=found)[1] == []
@@ -283,7 +282,7 @@ def test_one_that_left_the_queue_without_being_let_in_leaves_nothing(tree: LiveT
     assert chosen(tree, waiting, 1)[1] == waiting
     gc.collect()
     assert gone() is None
-    assert len(live.predictions) == 1  # of the one that is there
+    assert len(live.predictions) == 1  # of the remaining request
     assert live.order.shares._served_s.keys() == {None}
     chosen(tree, [], 0)
     assert (len(live._arranged), len(live.order), live._computing) == (0, 0, {})
@@ -294,7 +293,7 @@ def test_the_time_at_a_gate_is_not_the_queues(tree: LiveTree) -> None:
     at = time.monotonic() - 100.0
     for req in waiting:
         live.predictions.queued(req, at)
-    chosen(tree, waiting[:1], 1)  # a gate holds the other one
+    chosen(tree, waiting[:1], 1)  # a gate holds the other request
     chosen(tree, waiting[1:], 0)
     for req in waiting:
         live.predictions.first_token(req, time.monotonic())
@@ -315,7 +314,7 @@ def test_sglangs_own_order_leaves_nobody_out(tree: LiveTree) -> None:
 
 
 def test_the_status_says_what_it_ranks_by(tree: LiveTree) -> None:
-    """Seconds of a step, and how many tokens share it."""
+    """Seconds of a step, and the number of tokens that share it."""
     live = LiveQueue(tree.cache, QueueFlags(queue_order=BOUNDED_SHORTEST), step_tokens=128)
     live.cost.adopt((0.09, 2e-3, 3e-7, 4e-8))
     shown = live.status()

@@ -1,4 +1,4 @@
-"""`--canopy-observe` says that it watches, and when its figures can be trusted."""
+"""`--canopy-observe` reports that it observes, and whether its figures are reliable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a burst of arrivals costs the predictions of TTFT, in counts of work."""
+"""Cost of a burst of arrivals for the predictions of TTFT, in counts of work."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Requests:
 
 
 class CountingOrder(BoundedShortest):
-    """Counts the queries for the work before a request, each of which reads the whole queue."""
+    """Counts the queries for the work before a request. Each reads the whole queue."""
 
     queries = 0
 

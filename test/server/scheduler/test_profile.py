@@ -1,4 +1,4 @@
-"""What a live policy learnt comes back at the next start."""
+"""The learnt state of a live policy is restored at the next start."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_disk_that_will_not_take_it_does_not_stop_serving(tmp_path: Path, capl
 
 
 class Learnt:
-    """What a policy has learnt, as far as saving it goes."""
+    """A policy's learnt state, reduced to its saving."""
 
     def __init__(self, who: str) -> None:
         self.who = who

@@ -27,19 +27,19 @@ def scheduled(model: Path, *arguments: str, **environment: str) -> dict[str, Any
 def test_short_ones_overtake_urgent_ones_go_first_and_answers_stay_equal(tiny_model) -> None:
     found = scheduled(tiny_model, *OURS, *FEW, *PRIORITIES, "--default-priority-value", "0")
     assert found["equal"]
-    # Those that end in one step are listed by kind: a short one may fill an urgent one's last batch.
+    # Requests that end in the same step are listed by kind: a short one may fill an urgent batch.
     place = {kind: [i for i, k in enumerate(found["kinds"]) if k == kind] for kind in KINDS}
     assert max(place["urgent"]) < min(place["long"])
     assert max(place["short"]) < max(place["long"])
     assert sum(place["short"]) < sum(place["long"])
-    # 600 are shared: less than what a step costs is not waited for.
+    # 600 tokens are shared: requests do not wait for less than a step's cost.
     assert sorted(found["branches_cached"])[1] >= 512
     assert found["deferrals"] > 0
     assert found["batches"] >= REFIT_BATCHES
     assert found["fitted"] != list(PRIOR)
     predicted = found["predicted"]
     assert (predicted["requests"], found["pending"]) == (found["fed"], 0)
-    assert predicted["error_s"] < predicted["came_s"]  # better than to say that there is no wait
+    assert predicted["error_s"] < predicted["came_s"]  # better than a prediction of no wait
     assert list(predicted["now_s"].values()) == sorted(predicted["now_s"].values())
 
 
@@ -54,7 +54,7 @@ def test_whoever_turns_out_shorter_leaves_no_room_for_half_of_another(tiny_model
 
 @pytest.mark.timeout(PATIENCE_S)
 def test_who_shares_a_step_leaves_the_long_prompt_the_memory_that_it_needs(tiny_model) -> None:
-    """What a request finds in the cache is held by it from then on, and no longer free."""
+    """A request locks the cached tokens that it matches, so they are no longer free."""
     given = ("--radix-eviction", "wa", "--chunked-prefill-size", "256", *OURS)
     found = worked("sharing_worker", tiny_model, "cached", *given, patience_s=PATIENCE_S)
     assert found["answered"] == 7

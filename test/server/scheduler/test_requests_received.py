@@ -34,7 +34,7 @@ def hooks() -> None:
 
 
 def received(*sent: Any, attn_dp_rank: int = 0, **arguments: Any) -> list[dict[str, Any]]:
-    """What the rank that pulls requests hands on of each, as ``custom_params``."""
+    """Return the ``custom_params`` that the receiving rank forwards for each request."""
     hints = arguments.pop("client_hints", client_hints.ON)
     given = {"model_path": "dummy", "device": "cpu", "radix_eviction_policy": "wa", **arguments}
     server_args = ServerArgs(**given)

@@ -1,4 +1,4 @@
-"""The session gate in a scheduler and before HTTP clients: what each of them is shown."""
+"""The session gate in a scheduler and towards HTTP clients."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sglang_canopy.server.start import arguments
 
 
 class PolicyRequest(Request):
-    """As ``LiveRequest``: it has what the scheduler notes on a request."""
+    """A request with the scheduler's notes, as ``LiveRequest``."""
 
     done = False
     first: Any = None
@@ -30,7 +30,7 @@ class PolicyRequest(Request):
 
 
 class Req:
-    """What the gate reads of SGLang's ``Req``."""
+    """The part of SGLang's ``Req`` that the gate reads."""
 
     def __init__(self, rid: str, session: str, tokens: int, time: float) -> None:
         self.rid = rid
@@ -76,7 +76,7 @@ class Scheduler:
         self.waiting_queue.append(req)
 
     def shown(self) -> list[str]:
-        """What a batch could be chosen of; nothing is taken."""
+        """Return the requests that a batch could be chosen from; take none."""
         return self.step(take=0)
 
     def step(self, take: int = 1000) -> list[str]:
@@ -205,13 +205,13 @@ def test_a_request_put_back_keeps_its_place_in_the_gate() -> None:
 
 
 def test_a_name_that_is_used_again_is_another_request() -> None:
-    """Clients choose names: the first one of this name is under way when the second one comes."""
+    """Clients choose names: the first request of this name still runs when the second arrives."""
     scheduler = Scheduler()
     scheduler.add(Req("job", "s0", 90, 0.0))
     scheduler.step()
     scheduler.add(Req("job", "s1", 90, 1.0))
     assert scheduler.shown() == []
-    scheduler.waiting_queue.pop()  # its client hangs up
+    scheduler.waiting_queue.pop()  # its client disconnects
     scheduler.gate.report_ended(scheduler)
     assert scheduler.gate.gate.stats()["active_sessions"] == 1
     assert not scheduler.gate.gate.pressed
@@ -378,4 +378,4 @@ def test_an_armed_arrival_tries_a_bounded_number_of_sessions(monkeypatch) -> Non
     fits = places.fits
     monkeypatch.setattr(places, "fits", lambda session: tried.append(session) or fits(session))
     scheduler.add(Req("late", "late", 80, 1.0))
-    assert 0 < len(tried) <= 2 * 64  # once more after charges were brought up to date
+    assert 0 < len(tried) <= 2 * 64  # again after charges were updated

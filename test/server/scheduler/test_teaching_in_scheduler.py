@@ -1,4 +1,4 @@
-"""Samples, refusals and retries at SGLang's own scheduler: what they teach, and what is counted."""
+"""Samples, refusals and retries at SGLang's own scheduler: learning and counts."""
 
 from __future__ import annotations
 

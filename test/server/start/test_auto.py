@@ -54,7 +54,7 @@ def reasons(one: dict) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def read(tiny_model: Path):
-    """What a server understands of each command line."""
+    """Return the parsed arguments of each command line."""
     common = ["--model-path", str(tiny_model), "--device", "cpu"]
     lines = {name: [*common, "--radix-eviction", "auto", *more] for name, more in LINES.items()}
     lines["wa"] = [*common, "--radix-eviction", "wa", *HOST]
@@ -136,7 +136,7 @@ def test_without_a_command_line_it_is_refused_with_the_way_out(monkeypatch) -> N
         seams._build_cache(None, ctx)
 
 
-# ---- what it says ----
+# ---- log lines ----
 
 METER = {
     "running": "canopy-lru",

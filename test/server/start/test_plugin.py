@@ -1,4 +1,4 @@
-"""Start-up: the self-check finds what is missing, unsupported set-ups are refused by name."""
+"""Start-up: the self-check finds missing functions, and unsupported set-ups are refused by name."""
 
 from __future__ import annotations
 
