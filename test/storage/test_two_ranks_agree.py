@@ -77,3 +77,11 @@ def test_ranks_exchange_their_policies_at_the_same_request(
     assert first == second
     assert first["changes"].count("canopy-lru") > 2  # by hand twice, else by the floor
     assert first["victims"][-1][0] > 0
+
+
+def test_ranks_with_disks_of_different_speed_drain_the_same_pages(
+    on_two_ranks: Run, tmp_path: Path
+) -> None:
+    first, second = on_two_ranks("drains", tmp_path)
+    assert first == second
+    assert 0 < sum(first) < 200

@@ -25,6 +25,7 @@ from sglang_canopy.radix.live import live_cache
 from sglang_canopy.schedule.prefill_cost import REFIT_BATCHES
 from sglang_canopy.server.scheduler.cache_factory import first_ranks_profile
 from sglang_canopy.server.scheduler.live_queue import LiveQueue
+from sglang_canopy.storage import drain
 from support.disk_tree import DiskTree
 from support.live_tree import LiveTree, fake_req
 from support.two_ranks import answer
@@ -95,6 +96,25 @@ def late_use(rank: int, folder: Path) -> Any:
         "compared": counters.records_compared,
         "disagreed": counters.records_disagreed,
     }
+
+
+def drains(rank: int, folder: Path) -> Any:
+    """The second rank's disk is slow, and the time is over before all is written."""
+    tree = tree_of(rank, folder, write_policy="write_back", tokens=256, host_tokens=512)
+    for name in range(25):
+        tree.serve([name * 100 + i for i in range(8)], 1.0 + name)
+    write = tree.store._writer.write
+
+    def slow(keys: Any, *more: Any) -> Any:
+        time.sleep(0.02 * rank * len(keys))
+        return write(keys, *more)
+
+    tree.store._writer.write = slow  # type: ignore[method-assign]
+    drain.FIRST_BYTES = 1
+    tree.cache.drain_s = 1.0
+    tree.cache.release_host_resources()
+    after = tree_of(rank, folder, write_policy="write_back")
+    return [after.on_disk([name * 100 + i for i in range(8)]) for name in range(25)]
 
 
 def learnt(rank: int, folder: Path) -> Any:

@@ -106,6 +106,8 @@ class TierOptions:
     host_bytes: int | None = None
     disk_bytes: int | None = None
     disk_path: str | None = None
+    drain_s: float = 25.0
+    """Seconds from SIGTERM to the end of the drain to disk; 0: no drain."""
 
 
 def _policy(text: str) -> PolicyChoice:
@@ -197,6 +199,19 @@ class TierFlags:
         parse=keyed(DiskOptions, head="tenant_quota_gb"),
         hidden=True,
     )
+    drain_s: float | None = declare(
+        None,
+        "--canopy-drain-s",
+        "After SIGTERM, write KV that only memory holds to the disk tier, until this many seconds "
+        "after the signal; 0 writes nothing.",
+        low=0,
+        high=3600,
+        shown_default="25",
+        hidden=True,
+    )
+
+    def __post_init__(self) -> None:
+        declared.check(self)
 
 
 def tier_options(flags: TierFlags, block_tokens: int = 64) -> TierOptions:
@@ -227,6 +242,7 @@ def tier_options(flags: TierFlags, block_tokens: int = 64) -> TierOptions:
         host_bytes=plan.host_bytes,
         disk_bytes=plan.disk_bytes,
         disk_path=plan.disk_path,
+        drain_s=TierOptions.drain_s if flags.drain_s is None else flags.drain_s,
     )
 
 

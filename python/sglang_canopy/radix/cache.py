@@ -29,11 +29,18 @@ class CanopyRadixCache(UnifiedRadixCache):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.tree_core.disk.attach(self)
+        self.drain_s = self.tree_core.live.tiers.drain_s
+        """Seconds for the drain at shutdown."""
 
     def init_hicache(self, server_args: Any, params: Any) -> None:
         super().init_hicache(server_args, params)
         if self.host_memory_mode != "buffer_only":
             self.tree_core.live.host_tokens = int(self.cache_controller.mem_pool_host.size)
+
+    def release_host_resources(self) -> None:
+        """Drain to the disk tier first: SGLang calls this after a scheduler's last request."""
+        self.tree_core.disk.drain(self.drain_s)
+        super().release_host_resources()
 
     def checkpoint_into_tree(self, req: Any, **options: Any) -> None:
         core = self.tree_core

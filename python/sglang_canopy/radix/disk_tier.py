@@ -53,6 +53,9 @@ class DiskTier(Protocol):
     def tree_reset(self) -> None:
         """Handle a reset of the tree. Stored pages remain."""
 
+    def drain(self, seconds: float) -> None:
+        """Write what only memory holds, for at most ``seconds``, and stop using the host's memory."""
+
 
 class NoDiskTier:
     """No tier below the host, or none of Canopy's."""
@@ -82,3 +85,5 @@ class NoDiskTier:
     def pages_read(self, node_id: int | None, hashes: Sequence[str]) -> None: ...
 
     def tree_reset(self) -> None: ...
+
+    def drain(self, seconds: float) -> None: ...

@@ -52,15 +52,16 @@ def _checked(path: str) -> Any:
     return state
 
 
-def from_first_rank(path: str, group: Any) -> Any:
-    """Return the first rank's ``read_or_set_aside(path)`` on every rank of ``group``.
+def from_first_rank(path: str | None, group: Any) -> Any:
+    """Return the first rank's ``read_or_set_aside(path)`` on every rank of ``group``; ``None`` without
+    a path there.
 
     Ranks may run on several machines, and a rank that started from another profile would evict
     differently. Collective; ``group``: a process group for CPU tensors, ``None`` for one rank.
     Raises the first rank's ``CanopyError`` on all of them.
     """
     if group is None or torch.distributed.get_world_size(group=group) == 1:
-        return read_or_set_aside(path)
+        return None if path is None else read_or_set_aside(path)
     text = b""
     if torch.distributed.get_rank(group=group) == 0:
         text = _answer(path)
@@ -76,9 +77,9 @@ def from_first_rank(path: str, group: Any) -> Any:
     return answer["profile"]
 
 
-def _answer(path: str) -> bytes:
+def _answer(path: str | None) -> bytes:
     try:
-        return json.dumps({"profile": read_or_set_aside(path)}).encode()
+        return json.dumps({"profile": None if path is None else read_or_set_aside(path)}).encode()
     except CanopyError as error:
         return json.dumps({"error": str(error)}).encode()
 

@@ -5,13 +5,16 @@ Runs on the scheduler thread. ``PAGES`` exchanges the data with the storage thre
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from sglang_canopy.disk.page import PageMeta
+from sglang_canopy.disk.store import DiskStore
 from sglang_canopy.radix.leaf import NodeLeaf, set_offsets
 from sglang_canopy.radix.tree import Tree
 from sglang_canopy.storage.agreement import first_ranks, runs_of
+from sglang_canopy.storage.drain import Drain
 from sglang_canopy.storage.disk_retry import Attachment, DiskRetry
 from sglang_canopy.storage.page_metadata import frozen_copy, metadata_of, pages_of, restore
 from sglang_canopy.storage.page_table import PAGES
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
     from sglang_canopy.radix.live_request import LiveRequest
+
+logger = logging.getLogger(__name__)
 
 REPORT_INTERVAL_S = 1.0
 """Minimum seconds between two reports of one node's uses."""
@@ -68,6 +73,32 @@ class DiskLink:
     def tree_reset(self) -> None:
         self._unreported.clear()
         self.retry.clear()
+
+    @property
+    def store(self) -> DiskStore | None:
+        """This rank's disk store, or ``None`` with another storage backend."""
+        store: DiskStore | None = getattr(self._ours(), "store", None)
+        return store
+
+    def drain(self, seconds: float) -> None:
+        """Write what only memory holds; then close the store, since the host's memory ends with the
+        storage threads still running."""
+        cache, backend, store, live = self.attachment.cache, self._ours(), self.store, self.tree.live
+        if live.profile is not None:
+            live.profile.save(live.device_policy)
+        if cache is None or store is None:
+            return
+        self.active = True
+        if seconds > 0 and cache.pp_size == 1 and cache.host_memory_mode != "buffer_only":
+            done = Drain(self.tree, cache, store, seconds).run()
+            logger.info(
+                "Canopy disk tier: drained %d pages in %.1f s; %d pages are lost.",
+                done.pages,
+                done.seconds,
+                done.left,
+            )
+        backend.close()
+        cache.shutdown()
 
     def _ours(self) -> Any:
         """Return the storage backend, or ``None`` if it does not accept metadata."""

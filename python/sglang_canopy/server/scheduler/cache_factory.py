@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from sglang.srt.mem_cache.registry import create_unified_radix_cache
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_cache.tree_core_registry import (
@@ -39,6 +42,12 @@ if TYPE_CHECKING:
     from sglang.srt.mem_cache.base_prefix_cache import BasePrefixCache
     from sglang.srt.mem_cache.cache_init_params import CacheInitParams
     from sglang.srt.mem_cache.registry import TreeCacheBuildContext
+
+
+logger = logging.getLogger(__name__)
+
+LEARNT = "learnt.json"
+"""Name of the learnt state beside the first rank's pages."""
 
 
 def install_core() -> None:
@@ -93,6 +102,8 @@ def build(ctx: TreeCacheBuildContext) -> BasePrefixCache:
 
         mooncake.install(live.tiers.ttl)
     cache = create_unified_radix_cache(ctx, cache_class=CanopyRadixCache)
+    if live.profile_path is None:
+        keep_learnt(cache, _world())
     step = ctx.server_args.chunked_prefill_size or 0
     cache.canopy_queue = LiveQueue(
         cache,
@@ -137,10 +148,37 @@ def session_gate(server_args: Any, cache: CanopyRadixCache) -> SessionGate | Non
     return SessionGate(settings, capacity)
 
 
+def keep_learnt(cache: CanopyRadixCache, group: Any) -> None:
+    """Restore what the last server with this disk tier learnt, and save it there from now on.
+
+    The file is in the first rank's namespace, so another model, other weights or another layout have
+    another file. Collective over ``group``.
+    """
+    live, disk = cache.tree_core.live, cache.tree_core.disk
+    store = disk.store if isinstance(disk, DiskLink) else None
+    if store is None or not live.device_policy.learns:
+        return
+    first = group is None or torch.distributed.get_rank(group=group) == 0
+    path = str(store.path / LEARNT) if first and store.unavailable is None else None
+    try:
+        saved = from_first_rank(path if path and Path(path).exists() else None, group)
+        for policy in (*live.learners, store.policy) if saved else ():
+            policy.restore(saved)
+    except CanopyError as error:
+        logger.warning("What the last server learnt is not used: %s", error)
+    if path is not None:
+        live.profile = Profile(path)
+
+
 def first_ranks_profile(path: str) -> Any:
     """Return a profile as the first of this scheduler's ranks reads it. Collective, see there."""
+    return from_first_rank(path, _world())
+
+
+def _world() -> Any:
+    """Return the group of all of this scheduler's ranks, for CPU tensors."""
     world = get_parallel().world_group
-    return from_first_rank(path, None if world is None else world.cpu_group)
+    return None if world is None else world.cpu_group
 
 
 def _is_first_rank() -> bool:

@@ -34,8 +34,8 @@ from sglang_canopy.tenant import tenant_digest
 logger = logging.getLogger(__name__)
 
 
-_IN_MEMORY = ("host_eviction",)
-_ON_DISK = ("disk_eviction", "disk")
+_IN_MEMORY = ("host_eviction", "drain_s")
+_ON_DISK = ("disk_eviction", "disk", "drain_s")
 
 SHORT = "--radix-eviction"
 KINDS = (WhatifFlags, TierFlags, RequestOptions, QueueFlags)

@@ -6,7 +6,7 @@ from typing import Any
 
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import AUTO, live_names
-from sglang_canopy.server.http import early_checks, entry, routes
+from sglang_canopy.server.http import early_checks, entry, routes, shutdown
 from sglang_canopy.server.scheduler import (
     arrivals,
     forced_output,
@@ -14,6 +14,7 @@ from sglang_canopy.server.scheduler import (
     received,
     session_gate,
 )
+from sglang_canopy.server.scheduler.shutdown import shutdown_requested
 from sglang_canopy.server.start import arguments, secrets
 from sglang_canopy.server.start.attach import storage_attached
 from sglang_canopy.server.start.seam import Seam
@@ -249,6 +250,27 @@ SEAMS = (
         routes.guard_internal_state,
         ("self", "obj"),
         "accept hints and commands only from Canopy's own routes",
+    ),
+    Seam(
+        _SRT + "managers.tokenizer_manager.SignalHandler.sigterm_handler",
+        "before",
+        shutdown.sigterm_received,
+        ("self", "signum", "frame"),
+        "`--canopy-drain-s`: begin the time for the drain",
+    ),
+    Seam(
+        _SRT + "managers.tokenizer_manager.TokenizerManager._dispatch_to_scheduler",
+        "before",
+        shutdown.message_dispatched,
+        ("self", "obj"),
+        "`--canopy-drain-s`: tell the schedulers how much of it is left",
+    ),
+    Seam(
+        _SRT + "managers.scheduler.Scheduler.handle_shutdown",
+        "before",
+        shutdown_requested,
+        ("self", "recv_req"),
+        "`--canopy-drain-s`: the time left for the drain",
     ),
     *(
         Seam(*hook, purpose="keys and passwords are redacted wherever SGLang shows them")

@@ -1,0 +1,187 @@
+"""Write the KV that only memory holds to the disk tier, before the server ends.
+
+Runs on the scheduler thread after the last request. Nodes are written from the highest rank down, each
+below its prefix. All ranks write the same pages: before each node they agree on the bytes that the
+slowest of them can still write, at its measured speed.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from sglang_canopy.disk.store import DiskStore
+from sglang_canopy.radix.tree import Tree
+from sglang_canopy.tenant import is_documents_key
+
+if TYPE_CHECKING:
+    from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
+    from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+
+logger = logging.getLogger(__name__)
+
+FIRST_BYTES = 32 << 20
+"""Bytes written before the speed is measured."""
+BATCH_PAGES = 64
+"""Pages of small nodes between two agreements."""
+SAFETY = 0.8
+"""Share of the measured speed that is relied on."""
+_WAIT_S = 0.002
+_WAIT = -1
+_ALL = 1 << 60
+
+
+@dataclass(slots=True)
+class Drained:
+    """Result of one drain."""
+
+    pages: int = 0
+    """Pages written by this rank."""
+    left: int = 0
+    """Pages that only memory holds: there was no time, or the disk tier refused them."""
+    seconds: float = 0.0
+
+
+class Drain:
+    """One drain of the pages that ``store`` lacks."""
+
+    def __init__(
+        self,
+        tree: Tree,
+        cache: UnifiedRadixCache,
+        store: DiskStore,
+        seconds: float,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.tree, self.cache, self.store = tree, cache, store
+        self._monotonic = monotonic
+        self._began = monotonic()
+        self._ends = self._began + seconds
+        pool = cache.cache_controller.mem_pool_host
+        self._page_bytes = int(pool.size_per_token) * tree.page_size
+        self._host_pages = int(pool.size) // tree.page_size
+        self._pages_of: dict[int, int] = {}
+        """Pages passed on, by node."""
+        self._passed_on = 0
+
+    def run(self) -> Drained:
+        """Write until everything is on disk or the time is over. Collective."""
+        found = Drained()
+        self.cache.writing_check(write_back=True)
+        before = self.store.counters.written
+        nodes = deque(self._absent(ranked(self.tree)))
+        absent = sum(len(node.hash_value) for node in nodes)
+        allowed = 0
+        while nodes:
+            node = nodes.popleft()
+            if not self.tree.contains(node) or (node.evicted and not node.backuped):
+                continue  # evicted from the host to make room
+            wanted = len(node.hash_value)
+            if allowed < wanted:
+                allowed = self._pages_in_time(max(wanted, BATCH_PAGES))
+            if not allowed:
+                break
+            if allowed < wanted:
+                nodes.appendleft(node)
+                node = self._head(node, allowed)
+            allowed -= len(node.hash_value)
+            self._write(node)
+        while self.cache.ongoing_backup and self._least([self._time_left_s() > 0])[0]:
+            self._wait()
+        found.pages = self.store.counters.written - before
+        found.left = max(0, absent - found.pages)
+        found.seconds = self._monotonic() - self._began
+        return found
+
+    def _absent(self, nodes: Sequence[UnifiedTreeNode]) -> list[UnifiedTreeNode]:
+        """Return the nodes of which the disk of some rank lacks pages. KV of fused documents stays
+        out, and all if some rank has no disk."""
+        if not self._least([self.store.unavailable is None])[0]:
+            return []
+        nodes = [n for n in nodes if n.hash_value and not is_documents_key(n.key.extra_key)]
+        whole = [self.store.leading(n.hash_value) == len(n.hash_value) for n in nodes]
+        return [node for node, held in zip(nodes, self._least(whole)) if not held]
+
+    def _pages_in_time(self, wanted: int) -> int:
+        """Return the pages, up to ``wanted``, that every rank can write in time.
+
+        At most an eighth of the host tier. Waits while enough pages are being written.
+        """
+        wanted = min(wanted, max(1, self._host_pages // 8))
+        while True:
+            self.cache.check_hicache_events()
+            pages = self._least([self._own_pages_in_time(wanted)])[0]
+            if pages != _WAIT:
+                return pages
+            time.sleep(_WAIT_S)
+
+    def _own_pages_in_time(self, wanted: int) -> int:
+        left_s = self._time_left_s()
+        if left_s <= 0:
+            return 0
+        pending = sum(self._pages_of.get(n, 0) for n, _ in self.cache.ongoing_backup.values())
+        done = self._passed_on - pending
+        if not done:
+            first = max(1, FIRST_BYTES // self._page_bytes)
+            return min(wanted, first) if pending < first else _WAIT
+        pages_s = done / (self._monotonic() - self._began)
+        if pending > pages_s:  # more than a second's work
+            return _WAIT
+        return min(wanted, max(0, int(SAFETY * pages_s * left_s) - pending))
+
+    def _write(self, node: UnifiedTreeNode) -> None:
+        """Start to write ``node``, unless the host has no room for its copy."""
+        cache = self.cache
+        if node.backuped:
+            cache.write_backup_storage(node.id)
+        else:
+            while not cache.backup_node_for_write_back(node.id):
+                if not cache.ongoing_backup or not self._least([self._time_left_s() > 0])[0]:
+                    return
+                self._wait()
+        self._pages_of[node.id] = len(node.hash_value)
+        self._passed_on += len(node.hash_value)
+
+    def _head(self, node: UnifiedTreeNode, pages: int) -> UnifiedTreeNode:
+        """Split ``node`` after ``pages`` pages. Returns the part above."""
+        head, action = self.tree._split_node(node.key, node, pages * self.tree.page_size)
+        assert action is None, action  # no copy is pending
+        return head
+
+    def _wait(self) -> None:
+        """Let writes end, and release the host copies of those that did."""
+        self.cache.check_hicache_events()
+        time.sleep(_WAIT_S)
+
+    def _time_left_s(self) -> float:
+        return self._ends - self._monotonic()
+
+    def _least(self, values: Sequence[int]) -> list[int]:
+        """Return the least of all ranks' values, for each position."""
+        if self.cache.tp_world_size <= 1 or not values:
+            return [int(value) for value in values]
+        agreed = torch.tensor([int(value) for value in values], dtype=torch.int64)
+        self.cache._all_reduce(agreed, torch.distributed.ReduceOp.MIN)
+        return [int(value) for value in agreed.tolist()]
+
+
+def ranked(tree: Tree) -> list[UnifiedTreeNode]:
+    """Return the nodes in memory by rank, highest first, each after its prefix.
+
+    The order of eviction reversed, the device's before the host's.
+    """
+    order: dict[UnifiedTreeNode, None] = {}
+    for leaves in (tree.evictable_device_leaves, tree.evictable_host_leaves):
+        for node, _ in reversed(leaves.lowest_ranked(_ALL, _ALL)):
+            path = []
+            while node is not tree.root_node and node not in order:
+                path.append(node)
+                node = node.parent
+            order.update(dict.fromkeys(reversed(path)))
+    return list(order)

@@ -1,0 +1,57 @@
+"""The seconds of a drain: from the signal on, minus what SGLang spent on ending requests."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from sglang.srt.managers import tokenizer_manager
+from sglang.srt.managers.io_struct import ShutdownReq
+
+from sglang_canopy.config.server_options import ATTRIBUTE, ServerOptions
+from sglang_canopy.config.tiers import TierOptions
+from sglang_canopy.server.http import shutdown
+from sglang_canopy.server.scheduler.shutdown import shutdown_requested
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [100.0]
+    monkeypatch.setattr(shutdown, "_signalled_at", [])
+    monkeypatch.setattr(shutdown.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(tokenizer_manager, "_SCHEDULER_EXIT_TIMEOUT_SECS", 15)
+    return now
+
+
+def manager(drain_s: float) -> SimpleNamespace:
+    options = ServerOptions(tiers=TierOptions(drain_s=drain_s))
+    return SimpleNamespace(server_args=SimpleNamespace(**{ATTRIBUTE: options}))
+
+
+def drained_for(message: ShutdownReq) -> float:
+    scheduler = SimpleNamespace(tree_cache=SimpleNamespace(drain_s=25.0))
+    shutdown_requested(scheduler, message)
+    return scheduler.tree_cache.drain_s
+
+
+@pytest.mark.parametrize(("ended_after_s", "left_s"), [(5.0, 20.0), (25.0, 0.0), (60.0, 0.0)])
+def test_the_time_to_end_requests_counts(clock: list[float], ended_after_s, left_s) -> None:
+    shutdown.sigterm_received()
+    clock[0] += ended_after_s / 2
+    shutdown.sigterm_received()  # an impatient operator
+    clock[0] += ended_after_s / 2
+    message = ShutdownReq()
+    shutdown.message_dispatched(manager(25.0), message)
+    assert drained_for(message) == left_s
+    assert tokenizer_manager._SCHEDULER_EXIT_TIMEOUT_SECS == 15 + left_s
+
+
+def test_without_a_signal_or_for_another_message_nothing_changes() -> None:
+    message, other = ShutdownReq(), SimpleNamespace(rid="r1")
+    shutdown.message_dispatched(manager(25.0), message)
+    shutdown.sigterm_received()
+    shutdown.message_dispatched(manager(25.0), other)
+    assert message.rid is None
+    assert other.rid == "r1"
+    assert drained_for(message) == 25.0
+    assert tokenizer_manager._SCHEDULER_EXIT_TIMEOUT_SECS == 15

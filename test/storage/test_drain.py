@@ -1,0 +1,267 @@
+"""The drain at shutdown: what only memory holds is on disk after a restart, the best first."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from sglang_canopy.config.tiers import TierOptions
+from sglang_canopy.disk import segments
+from sglang_canopy.server.scheduler.cache_factory import keep_learnt
+from sglang_canopy.storage import drain
+from sglang_canopy.tenant import documents_key
+from support.disk_tree import DiskTree
+
+BACK = {"write_policy": "write_back", "config": {"quantum_tokens": 1}}
+KEPT = pytest.mark.parametrize("policy", ["canopy-lru", "wa"])
+
+
+def tokens(name: int, count: int) -> list[int]:
+    return [name * 100 + i for i in range(count)]
+
+
+def terminated(tree: DiskTree) -> None:
+    """What SGLang does with a scheduler's cache once it has left its loop."""
+    tree.cache.release_host_resources()
+
+
+def restarted(folder: Path, **options) -> DiskTree:
+    return DiskTree(folder / "disk", **{**BACK, **options})
+
+
+@KEPT
+def test_kv_of_the_device_alone_is_served_from_disk_after_a_restart(tmp_path: Path, policy) -> None:
+    tree = restarted(tmp_path, policy=policy)
+    tree.serve(tokens(1, 8), 1.0, category="chat", conversation="c", tenant="t")
+    tree.serve(tokens(1, 8) + tokens(2, 4), 2.0, category="chat", conversation="c", tenant="t")
+    assert tree.on_disk(tokens(1, 8)) == 0
+    terminated(tree)
+    after = restarted(tmp_path, policy=policy)
+    path = tokens(1, 8) + tokens(2, 4)
+    metas = after.store.meta(after.keys(path))
+    assert {(m.conversation, m.tenant) for m in metas} == {("c", "t")}
+    assert after.serve(path, 3.0) == 12
+    assert after.kv(path) == path
+    after.close()
+
+
+def test_with_drain_s_0_nothing_is_written(tmp_path: Path) -> None:
+    tree = restarted(tmp_path, tiers=TierOptions(drain_s=0.0))
+    tree.serve(tokens(1, 8), 1.0)
+    terminated(tree)
+    after = restarted(tmp_path)
+    assert after.on_disk(tokens(1, 8)) == 0
+    after.close()
+
+
+def test_the_highest_ranked_are_written_and_heads_before_tails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = restarted(tmp_path)
+    head = tokens(1, 4)
+    tree.serve(tokens(3, 6), 1.0)  # the oldest
+    tree.serve(head + tokens(2, 4), 2.0)
+    tree.serve(head + tokens(4, 4), 3.0)
+    written: list[str] = []
+    original = tree.storage.batch_set_v1
+    tree.storage.batch_set_v1 = lambda keys, *more: written.extend(keys) or original(keys, *more)
+    tree.cache.cache_controller.page_set_func = tree.cache.cache_controller._page_set_zero_copy
+    terminated(tree)
+    newest, older, oldest = (
+        tree.keys(path) for path in (head + tokens(4, 4), head + tokens(2, 4), tokens(3, 6))
+    )
+    assert written == [*newest, *older[2:], *oldest]
+
+
+@pytest.mark.parametrize("allowed", [1, 2, 3, 4, 5, 6])
+def test_a_drain_that_runs_out_of_time_has_whole_prefixes_of_the_highest_ranked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allowed: int
+) -> None:
+    """The time is over after ``allowed`` pages."""
+    tree = restarted(tmp_path)
+    tree.serve(tokens(3, 6), 1.0)
+    tree.serve(tokens(1, 8), 2.0)
+
+    def pages_in_time(self, wanted: int) -> int:
+        return max(0, min(wanted, allowed - sum(self._pages_of.values())))
+
+    monkeypatch.setattr(drain.Drain, "_own_pages_in_time", pages_in_time)
+    terminated(tree)
+    after = restarted(tmp_path)
+    assert after.on_disk(tokens(1, 8)) == 2 * min(allowed, 4)
+    assert after.on_disk(tokens(3, 6)) == 2 * max(0, allowed - 4)
+    after.close()
+
+
+def test_a_slow_disk_is_measured_and_bounds_the_drain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """100 pages at 20 ms each do not fit into half a second; the drain ends in time."""
+    monkeypatch.setattr(drain, "FIRST_BYTES", 1)
+    tree = restarted(
+        tmp_path, tokens=256, host_tokens=512, tiers=TierOptions(drain_s=0.5), disk={"sweep_s": 3600}
+    )
+    for name in range(25):
+        tree.serve(tokens(name, 8), 1.0 + name)
+    write = tree.store._writer.write
+
+    def slow(keys, *more):
+        time.sleep(0.02 * len(keys))
+        return write(keys, *more)
+
+    monkeypatch.setattr(tree.store._writer, "write", slow)
+    began = time.monotonic()
+    terminated(tree)
+    assert time.monotonic() - began < 3.0
+    after = restarted(tmp_path)
+    found = [after.on_disk(tokens(name, 8)) for name in range(25)]
+    assert 0 < sum(found) < 200
+    missing = [name for name in range(25) if found[name] == 0]
+    assert max(missing) < min(name for name in range(25) if found[name])  # the newest are there
+    after.close()
+
+
+def test_a_device_larger_than_the_host_is_drained_through_it(tmp_path: Path) -> None:
+    tree = restarted(tmp_path, tokens=128, host_tokens=16)
+    for name in range(4):
+        tree.serve(tokens(name, 30), 1.0 + name)
+    terminated(tree)
+    after = restarted(tmp_path, tokens=128, host_tokens=64)
+    assert [after.on_disk(tokens(name, 30)) for name in range(4)] == [30] * 4
+    after.close()
+
+
+def test_a_tenant_at_its_quota_keeps_to_it_and_others_are_drained(tmp_path: Path) -> None:
+    page = restarted(tmp_path).storage.layout.page_bytes
+    quota = {"quota_bytes": {"greedy": 2 * page}}
+    tree = restarted(tmp_path / "b", disk=quota)
+    tree.serve(tokens(1, 8), 1.0, tenant="modest")
+    tree.serve(tokens(2, 8), 2.0, tenant="greedy")
+    terminated(tree)
+    after = restarted(tmp_path / "b", disk=quota)
+    assert after.on_disk(tokens(1, 8)) == 8
+    assert after.on_disk(tokens(2, 8)) == 4
+    after.close()
+
+
+def test_pages_already_on_disk_are_not_written_again(tmp_path: Path) -> None:
+    tree = restarted(tmp_path, write_policy="write_through")
+    tree.serve(tokens(1, 8), 1.0)
+    assert tree.on_disk(tokens(1, 8)) == 8
+    written = tree.store.counters.written
+    terminated(tree)
+    assert tree.store.counters.written == written
+
+
+def test_a_full_disk_ends_the_drain_without_an_error(tmp_path: Path, monkeypatch) -> None:
+    tree = restarted(tmp_path)
+    tree.serve(tokens(1, 8), 1.0)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(segments, "_write_all", full)
+    terminated(tree)
+    monkeypatch.undo()
+    after = restarted(tmp_path)
+    assert after.on_disk(tokens(1, 8)) == 0
+    after.close()
+
+
+def test_a_drain_killed_in_the_middle_leaves_whole_and_right_prefixes(tmp_path: Path) -> None:
+    reads, writes = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            tree = restarted(tmp_path, tokens=128, host_tokens=256)
+            for name in range(8):
+                tree.serve(tokens(name, 12), 1.0 + name)
+            write = tree.store._writer.write
+
+            def slow(*batch):
+                done = write(*batch)
+                os.write(writes, b".")
+                time.sleep(0.05)
+                return done
+
+            tree.store._writer.write = slow  # type: ignore[method-assign]
+            terminated(tree)
+        finally:
+            os._exit(0)
+    os.close(writes)
+    for _ in range(3):
+        assert os.read(reads, 1) == b"."
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    os.close(reads)
+    after = restarted(tmp_path, tokens=128, host_tokens=256)
+    assert after.store.verify(pages=True) == 0
+    found = [after.on_disk(tokens(name, 12)) for name in range(8)]
+    assert found[7] == found[6] == 12
+    assert found[:2] == [0, 0]
+    for name in (7, 6):
+        assert after.serve(tokens(name, 12), 20.0 + name) == 12
+        assert after.kv(tokens(name, 12)) == tokens(name, 12)
+    after.close()
+
+
+def learn(tree: DiskTree) -> None:
+    for i in range(60):
+        tree.serve([i % 5] * 8, 2.0 * i, category="chat", path=list(range(i % 5, 400, 5))[: i + 1])
+
+
+def test_what_was_learnt_is_there_after_a_restart_on_device_and_disk(tmp_path: Path) -> None:
+    tree = restarted(tmp_path, policy="wa", disk={"policy": "wa"})
+    keep_learnt(tree.cache, None)
+    assert not tree.core.live.device_policy.state()["categories"]
+    learn(tree)
+    learnt = tree.core.live.device_policy.state()["categories"]
+    file = tree.store.path / "learnt.json"
+    terminated(tree)
+    assert file.stat().st_mode & 0o777 == 0o600
+    after = restarted(tmp_path, policy="wa", disk={"policy": "wa"})
+    keep_learnt(after.cache, None)
+    assert after.core.live.device_policy.state()["categories"].keys() == learnt.keys()
+    assert after.store.policy.state()["categories"].keys() == learnt.keys()
+    after.close()
+
+
+@pytest.mark.parametrize("other", ["flags", "version", "damage"])
+def test_learnt_state_of_other_flags_or_another_version_is_ignored_with_a_sentence(
+    tmp_path: Path, caplog, other: str
+) -> None:
+    tree = restarted(tmp_path, policy="wa")
+    keep_learnt(tree.cache, None)
+    learn(tree)
+    file = tree.store.path / "learnt.json"
+    terminated(tree)
+    config = {"quantum_tokens": 1}
+    if other == "flags":
+        config |= {"categories": "type-turn"}
+    elif other == "version":
+        file.write_text(json.dumps({**json.loads(file.read_text()), "version": 999}))
+    else:
+        file.write_text("{")
+    after = restarted(tmp_path, policy="wa", config=config)
+    keep_learnt(after.cache, None)
+    assert not after.core.live.device_policy.state()["categories"]
+    assert "not used" in caplog.text or "cannot be used" in caplog.text
+    after.close()
+
+
+def test_kv_of_fused_documents_is_not_drained(tmp_path: Path) -> None:
+    tree = restarted(tmp_path)
+    fused = documents_key(None, "d")
+    tree.insert(tokens(1, 8), tree.request(1.0, prompt_tokens=8), extra=fused)
+    tree.insert(tokens(2, 8), tree.request(2.0, prompt_tokens=8))
+    terminated(tree)
+    after = restarted(tmp_path)
+    assert after.on_disk(tokens(1, 8), fused) == 0
+    assert after.on_disk(tokens(2, 8)) == 8
+    after.close()
