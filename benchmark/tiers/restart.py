@@ -14,27 +14,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import sys
 import tempfile
-from array import array
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-sys.path[:0] = [
-    str(Path(__file__).resolve().parents[2] / "test"),
-    str(Path(__file__).resolve().parents[1] / "traces"),
-]
+sys.path.append(str(Path(__file__).resolve().parents[2] / "test"))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "traces"))
 
 import torch
 from overlays import overlay
 from sglang.srt.environ import envs
 from sglang.srt.runtime_context import get_parallel
-from support.disk_tree import _RANKS, DiskTree
-from support.live_tree import LiveTree
 from tqdm import tqdm
 
 from canopy_lab.sim.requests import to_requests
@@ -44,6 +37,8 @@ from sglang_canopy.config.tiers import TierOptions
 from sglang_canopy.records import Request
 from sglang_canopy.server.scheduler.cache_factory import keep_learnt
 from sglang_canopy.storage import drain
+from support.disk_tree import _RANKS, DiskTree
+from support.live_tree import LiveTree
 
 DEVICE, HOST, DISK = 0.08, 0.16, 0.5
 BOUND = 0.25
@@ -71,7 +66,13 @@ class FileTree(DiskTree):
             envs.SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR.override(str(folder)),
         ):
             LiveTree.__init__(
-                self, tokens, "lru", page_size=1, core="python", host_tokens=host_tokens, storage=storage
+                self,
+                tokens,
+                "lru",
+                page_size=1,
+                core="python",
+                host_tokens=host_tokens,
+                storage=storage,
             )
         self.count = 0
 
@@ -140,7 +141,15 @@ def serve(tree: DiskTree, request: Request) -> tuple[int, int]:
     tokens = list(request.path)
     live = None
     if not isinstance(tree, FileTree):
-        names = ("category", "turn", "conversation", "stop", "prompt_tokens", "block_tokens", "path")
+        names = (
+            "category",
+            "turn",
+            "conversation",
+            "stop",
+            "prompt_tokens",
+            "block_tokens",
+            "path",
+        )
         live = tree.request(request.time, **{name: getattr(request, name) for name in names})
     if isinstance(tree, FileTree):
         tree.core.clock = argparse.Namespace(now=tree.number)  # names the read
@@ -238,7 +247,10 @@ def run(arm: str, asked: list[Request], distinct: int, seed: int) -> dict[str, f
         end(tree, "no drain", seed) if arm == "lru, file" else tree.close()
     found = {}
     for name, (hits, read, total) in spans.items():
-        found |= {name: round(hits / max(1, total), 4), f"{name}, disk": round(read / max(1, total), 4)}
+        found |= {
+            name: round(hits / max(1, total), 4),
+            f"{name}, disk": round(read / max(1, total), 4),
+        }
     return found
 
 
@@ -247,11 +259,12 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--pairs", type=int, default=PAIRS)
+    parser.add_argument("--only", help="one trace, to run the two side by side")
     options = parser.parse_args()
     torch.set_num_threads(1)
     rows = []
     for name, pair, trace in traces(options.data):
-        if pair >= options.pairs:
+        if pair >= options.pairs or options.only not in (None, name):
             continue
         asked, distinct = requests(trace)
         for arm in tqdm(ARMS, desc=f"{name} {pair}"):

@@ -105,7 +105,11 @@ def test_a_slow_disk_is_measured_and_bounds_the_drain(
     """100 pages at 20 ms each do not fit into half a second; the drain ends in time."""
     monkeypatch.setattr(drain, "FIRST_BYTES", 1)
     tree = restarted(
-        tmp_path, tokens=256, host_tokens=512, tiers=TierOptions(drain_s=0.5), disk={"sweep_s": 3600}
+        tmp_path,
+        tokens=256,
+        host_tokens=512,
+        tiers=TierOptions(drain_s=0.5),
+        disk={"sweep_s": 3600},
     )
     for name in range(25):
         tree.serve(tokens(name, 8), 1.0 + name)

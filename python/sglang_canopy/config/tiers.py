@@ -19,6 +19,8 @@ from sglang_canopy.ttl.table import TTLTable
 
 MAX_TENANTS = 4096
 PLAN_FLAG, DISK_FLAG = "--canopy-plan", "--canopy-disk"
+DRAIN_S = 25.0
+"""Default of ``--canopy-drain-s``: Kubernetes kills a container 30 s after SIGTERM."""
 SGLANG_STATES = LeastRecentStates.name
 OTHERS = "*"
 """Quota key for all tenants without an entry."""
@@ -106,7 +108,7 @@ class TierOptions:
     host_bytes: int | None = None
     disk_bytes: int | None = None
     disk_path: str | None = None
-    drain_s: float = 25.0
+    drain_s: float = DRAIN_S
     """Seconds from SIGTERM to the end of the drain to disk; 0: no drain."""
 
 
@@ -206,7 +208,7 @@ class TierFlags:
         "after the signal; 0 writes nothing.",
         low=0,
         high=3600,
-        shown_default="25",
+        shown_default=f"{DRAIN_S:g}",
         hidden=True,
     )
 
@@ -242,7 +244,7 @@ def tier_options(flags: TierFlags, block_tokens: int = 64) -> TierOptions:
         host_bytes=plan.host_bytes,
         disk_bytes=plan.disk_bytes,
         disk_path=plan.disk_path,
-        drain_s=TierOptions.drain_s if flags.drain_s is None else flags.drain_s,
+        drain_s=DRAIN_S if flags.drain_s is None else flags.drain_s,
     )
 
 

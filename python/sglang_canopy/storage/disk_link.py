@@ -14,8 +14,8 @@ from sglang_canopy.disk.store import DiskStore
 from sglang_canopy.radix.leaf import NodeLeaf, set_offsets
 from sglang_canopy.radix.tree import Tree
 from sglang_canopy.storage.agreement import first_ranks, runs_of
-from sglang_canopy.storage.drain import Drain
 from sglang_canopy.storage.disk_retry import Attachment, DiskRetry
+from sglang_canopy.storage.drain import Drain
 from sglang_canopy.storage.page_metadata import frozen_copy, metadata_of, pages_of, restore
 from sglang_canopy.storage.page_table import PAGES
 
@@ -83,7 +83,12 @@ class DiskLink:
     def drain(self, seconds: float) -> None:
         """Write what only memory holds; then close the store, since the host's memory ends with the
         storage threads still running."""
-        cache, backend, store, live = self.attachment.cache, self._ours(), self.store, self.tree.live
+        cache, backend, store, live = (
+            self.attachment.cache,
+            self._ours(),
+            self.store,
+            self.tree.live,
+        )
         if live.profile is not None:
             live.profile.save(live.device_policy)
         if cache is None or store is None:

@@ -9,7 +9,8 @@ from sglang.srt.managers import tokenizer_manager
 from sglang.srt.managers.io_struct import ShutdownReq
 
 from sglang_canopy.config.server_options import ATTRIBUTE, ServerOptions
-from sglang_canopy.config.tiers import TierOptions
+from sglang_canopy.config.tiers import TierFlags, TierOptions, tier_options
+from sglang_canopy.errors import CanopyError
 from sglang_canopy.server.http import shutdown
 from sglang_canopy.server.scheduler.shutdown import shutdown_requested
 
@@ -43,7 +44,18 @@ def test_the_time_to_end_requests_counts(clock: list[float], ended_after_s, left
     message = ShutdownReq()
     shutdown.message_dispatched(manager(25.0), message)
     assert drained_for(message) == left_s
-    assert tokenizer_manager._SCHEDULER_EXIT_TIMEOUT_SECS == 15 + left_s
+    assert 15 + left_s == tokenizer_manager._SCHEDULER_EXIT_TIMEOUT_SECS
+
+
+@pytest.mark.parametrize(("typed", "drain_s"), [(None, 25.0), (0.0, 0.0), (7.5, 7.5)])
+def test_the_flag_is_the_budget(typed, drain_s) -> None:
+    assert tier_options(TierFlags(drain_s=typed)).drain_s == drain_s
+
+
+@pytest.mark.parametrize("typed", [-1.0, 1e9, float("nan")])
+def test_a_budget_out_of_range_is_refused(typed) -> None:
+    with pytest.raises(CanopyError, match="--canopy-drain-s must be"):
+        TierFlags(drain_s=typed)
 
 
 def test_without_a_signal_or_for_another_message_nothing_changes() -> None:
