@@ -83,16 +83,16 @@ class FileTree(DiskTree):
 
 
 def traces(data: Path) -> Iterator[tuple[str, int, list[TraceRequest]]]:
-    """Twelve minutes each: a third of the conversations of three parts of an hour, and three overlays of
+    """Twelve minutes each: a sixth of the conversations of three parts of an hour, and three overlays of
     agents."""
     hour = list(open_trace(data / "mooncake" / "conversation_first60.jsonl", "mooncake"))
     for pair in range(PAIRS):
         since = pair * 1200.0
         part = [r for r in hour if since <= r.time_s < since + END_S]
-        yield "conversation", pair, [r for r in part if len(r.blocks) > 1 and r.blocks[1] % 3 == 0]
+        yield "conversation", pair, [r for r in part if len(r.blocks) > 1 and r.blocks[1] % 6 == 0]
     archive = data / "agentic_coding" / "traces_500.tar.xz"
     for pair in range(PAIRS):
-        found = overlay(archive, 40, END_S, pair + 1)
+        found = overlay(archive, 24, END_S, pair + 1)
         yield "agents", pair, [r for r in found if r.time_s <= END_S]
 
 

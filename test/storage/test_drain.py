@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,6 +16,7 @@ from sglang_canopy.config.tiers import TierOptions
 from sglang_canopy.disk import segments
 from sglang_canopy.server.scheduler.cache_factory import keep_learnt
 from sglang_canopy.storage import drain
+from sglang_canopy.storage.page_table import PAGES
 from sglang_canopy.tenant import documents_key
 from support.disk_tree import DiskTree
 
@@ -269,3 +271,17 @@ def test_kv_of_fused_documents_is_not_drained(tmp_path: Path) -> None:
     assert after.on_disk(tokens(1, 8), fused) == 0
     assert after.on_disk(tokens(2, 8)) == 8
     after.close()
+
+
+def test_a_shared_store_keeps_its_own_ways(tmp_path: Path) -> None:
+    """Mooncake's backend takes our metadata, and its ``store`` is Mooncake's client."""
+    tree = restarted(tmp_path)
+    ours = tree.storage
+    shared = SimpleNamespace(pages=PAGES, store=object())
+    tree.cache.cache_controller.storage_backend = shared
+    keep_learnt(tree.cache, None)
+    tree.core.disk._backend = shared
+    assert not tree.core.disk.holds("page")
+    terminated(tree)
+    assert tree.core.live.profile is None
+    ours.close()

@@ -77,8 +77,8 @@ class DiskLink:
     @property
     def store(self) -> DiskStore | None:
         """This rank's disk store, or ``None`` with another storage backend."""
-        store: DiskStore | None = getattr(self._ours(), "store", None)
-        return store
+        store = getattr(self._ours(), "store", None)
+        return store if isinstance(store, DiskStore) else None
 
     def drain(self, seconds: float) -> None:
         """Write what only memory holds; then close the store, since the host's memory ends with the
@@ -133,8 +133,7 @@ class DiskLink:
         return above[::-1]
 
     def holds(self, page: str) -> bool:
-        store = getattr(self._backend, "store", None)
-        return store is not None and store.leading([page]) == 1
+        return self.store is not None and self.store.leading([page]) == 1
 
     def before_write(self, node: UnifiedTreeNode) -> None:
         if not self.active or not node.hash_value:
