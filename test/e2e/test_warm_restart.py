@@ -24,7 +24,7 @@ def test_a_conversation_goes_on_after_sigterm_and_a_new_start(server, tiny_model
         *("--hicache-storage-prefetch-policy", "wait_complete"),
         *("--hicache-storage-backend-extra-config", json.dumps(extra)),
     )
-    with server(tiny_model, *flags, kv_tokens=4096) as client:
+    with server(tiny_model, *flags, kv_tokens=4096, ready_s=1000.0) as client:
         said = [client.generate(prompt, 8)["output_ids"] for prompt in PROMPTS]
         assert json.loads(client.get("/canopy/status"))["ranks"][0]["disk"]["pages"] == 0
         # Only the HTTP process: what Kubernetes and docker stop signal.
@@ -33,7 +33,7 @@ def test_a_conversation_goes_on_after_sigterm_and_a_new_start(server, tiny_model
         log = client.server.log_text()
     assert "0 pages are lost" in log, log[-2000:]
     assert [f.stat().st_mode & 0o777 for f in (tmp_path / "disk").glob("*/learnt.json")] == [0o600]
-    with server(tiny_model, *flags, kv_tokens=4096) as client:
+    with server(tiny_model, *flags, kv_tokens=4096, ready_s=1000.0) as client:
         for prompt, before in zip(PROMPTS, said):
             answer = client.generate(prompt, 8)
             assert answer["output_ids"] == before
