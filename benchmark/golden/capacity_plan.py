@@ -1,4 +1,4 @@
-"""(c) One plan by ``canopy plan``: every configuration that it tried, and what it chose."""
+"""(c) A plan by ``canopy plan``: every configuration that it tried, and its choice."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OPTIONS = (
     *("--no-cache", "--jobs", "1"),
 )
 PARTS = ("front", "extremes", "neighbours", "sensitivity", "uncertainty")
-"""Parts of the report of which only a digest is kept."""
+"""Parts of the report that are stored as a digest."""
 
 TIERS = ("device_policy", "host_policy", "disk_policy")
 
@@ -35,7 +35,7 @@ def tasks() -> list[Task]:
 
 
 def rows(task: Task) -> dict[str, Any]:
-    """A row for each configuration, and one for what was made of them."""
+    """Return a row for each configuration, and a row for the choice."""
     report = planned()
     made = {"the plan, chosen": clean(report["chosen"])}
     made["the plan, baseline"] = clean(report["baseline"])
@@ -55,7 +55,7 @@ def rows(task: Task) -> dict[str, Any]:
 
 
 def planned() -> dict[str, Any]:
-    """What ``canopy plan --json`` writes."""
+    """Return the output of ``canopy plan --json``."""
     trace = data() / "mooncake" / "conversation_first60.jsonl"
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "plan.json"
@@ -67,7 +67,7 @@ def planned() -> dict[str, Any]:
 
 
 def clean(value: Any) -> Any:
-    """Without the wall time that a run took."""
+    """Return the value without wall times."""
     if isinstance(value, dict):
         made: dict[str, Any] = {}
         for key, of in value.items():

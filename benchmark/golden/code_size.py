@@ -28,7 +28,7 @@ def lines_by_package() -> dict[str, int]:
 
 
 def lines_by_room() -> dict[str, int]:
-    """A room is a folder right below a package; files beside the rooms are ``(top)``."""
+    """A room is a folder right below a package; other files are ``(top)``."""
     rooms: dict[str, int] = {}
     for name, folder in packages().items():
         for path in folder.rglob("*.py"):
@@ -39,7 +39,7 @@ def lines_by_room() -> dict[str, int]:
 
 
 def other_lines() -> dict[str, int]:
-    """Python beside the packages."""
+    """Return the lines of Python outside the packages."""
     folders = ("test", "benchmark", "scripts", "examples")
     golden = Path(__file__).parent
     return {
@@ -49,7 +49,7 @@ def other_lines() -> dict[str, int]:
 
 
 def functions() -> dict[str, Any]:
-    """Lengths in lines, from ``def`` to the last line; nested functions count by themselves too."""
+    """Lengths in lines, from ``def`` to the last line; nested functions also count separately."""
     found = []
     for name, folder in packages().items():
         for path in folder.rglob("*.py"):
@@ -70,7 +70,7 @@ def functions() -> dict[str, Any]:
 
 
 def words() -> dict[str, int]:
-    """Of ``docs/``, and of the pages at the top."""
+    """Return the words of ``docs/`` and of the top-level pages."""
     pages = {"docs": (ROOT / "docs").rglob("*.md"), **{p.name: [p] for p in ROOT.glob("*.md")}}
     return {
         name: sum(len(page.read_text(encoding="utf-8").split()) for page in found)

@@ -32,7 +32,7 @@ def _of_row(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> lis
 
 
 def _by(was: Any, is_now: Any) -> str:
-    """How far apart two numbers are."""
+    """Return the difference of two numbers as text."""
     numbers = all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in (was, is_now))
     if not numbers or not was:
         return ""

@@ -1,4 +1,4 @@
-"""One short name for many values: equal only if every one of them is."""
+"""A digest of many values."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from canopy_lab.sim.hindsight.future import Future
 from sglang_canopy.policy.registry import make_policy, policy_class
 
 SIZES = (0.02, 0.05, 0.10, 0.20)
-"""Of the trace's distinct blocks."""
+"""Cache sizes as shares of the trace's distinct blocks."""
 POLICIES: dict[str, tuple[str, dict[str, Any]]] = {
     "lru": ("lru", {}),
     "wa": ("wa", {}),
@@ -37,7 +37,7 @@ Task = tuple[str, float]
 
 
 def tasks() -> list[Task]:
-    """What can run in processes of its own: a trace at a size."""
+    """Return the independent tasks: a trace at a size."""
     return [(trace, size) for trace in TRACES for size in SIZES]
 
 
@@ -63,7 +63,7 @@ def rows(task: Task) -> dict[str, Any]:
 
 
 def figures(result: SimResult) -> dict[str, Any]:
-    """What is kept of a run."""
+    """Return the stored figures of a run."""
     return {
         "requests": result.requests,
         "blocks": result.blocks,

@@ -41,7 +41,7 @@ def start() -> str:
 
 
 def closure(documents: bool = False) -> set[str]:
-    """Module names; with or without those of document reuse."""
+    """Return module names, with or without document reuse."""
     known = modules()
     seen: set[str] = set()
     ahead = [start()]
@@ -67,7 +67,7 @@ def imported(path: Path) -> Iterator[str]:
 
 
 def taken_by_name(path: Path) -> list[str]:
-    """What stands before the name in ``import_module(f"package.{name}")``."""
+    """Return the packages of calls like ``import_module(f"package.{name}")``."""
     return re.findall(r'import_module\(\s*f"([\w.]+\.)\{', path.read_text(encoding="utf-8"))
 
 

@@ -14,7 +14,7 @@ from canopy_lab.sim.system.loads import LoadedSystem, LoadRun
 
 PROFILE = "qwen2.5-7b-h100"
 TOKENS = {"conversation": 500_000, "agentic": 1_000_000}
-"""Of the device's pool."""
+"""Size of the device's pool."""
 REQUESTS = {"conversation": 2000, "agentic": 1200}
 LOOPS = {"conversation": "turns-wait", "agentic": "closed"}
 RATES = {"conversation": 1.3, "agentic": 100.0}
@@ -45,13 +45,13 @@ ARMS: dict[str, dict[str, Any]] = {
     "host and disk, write_back": {"tiers": 2, "write_policy": "write_back"},
     "host and disk, TTL of 60 s": {"tiers": 2, "ttl_s": 60.0},
 }  # fmt: skip
-"""Row -> settings of ``SystemConfig``, and how many tiers are below the device."""
+"""Row -> settings of ``SystemConfig``, and the number of tiers below the device."""
 
 Task = tuple[str, str]
 
 
 def tasks() -> list[Task]:
-    """What can run in processes of its own: a workload and an arm."""
+    """Return the independent tasks: a workload and an arm."""
     return [(workload, arm) for workload in TOKENS for arm in ARMS]
 
 
@@ -84,7 +84,7 @@ def requests(workload: str) -> Workload:
 
 
 def figures(run: LoadRun) -> dict[str, Any]:
-    """TTFT in seconds, what was hit, and a digest of every request's TTFT."""
+    """Return TTFT in seconds, hits, and a digest of every request's TTFT."""
     return {
         "ttft_mean_s": run.latency.ttft_s.mean,
         "ttft_p50_s": run.latency.ttft_s.p50,

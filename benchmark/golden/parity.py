@@ -46,7 +46,7 @@ Task = tuple[str, str]
 
 
 def tasks() -> list[Task]:
-    """What can run in processes of its own: a policy, or one on two tiers."""
+    """Return the independent tasks: a policy on one or two tiers."""
     return [
         *(("one tier", row) for row in (*SERVED, *SIMULATED)),
         *(("two tiers", policy) for policy in ("canopy-lru", "wa")),
@@ -54,7 +54,7 @@ def tasks() -> list[Task]:
 
 
 def rows(task: Task) -> dict[str, Any]:
-    """Hits, victims and their digest; of what is served too, twice."""
+    """Return hits, victims and their digest, for served policies on both trees."""
     tiers, row = task
     return on_device(row) if tiers == "one tier" else on_two_tiers(row)
 
@@ -85,7 +85,7 @@ def on_device(row: str) -> dict[str, Any]:
 
 
 def on_two_tiers(policy: str) -> dict[str, Any]:
-    """What each request finds on device and host, and what either holds after it."""
+    """Return each request's hits on device and host, and the contents of both after it."""
     made = {}
     name = policy.removeprefix("canopy-")
     for page, quantum in TIERED:

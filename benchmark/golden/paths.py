@@ -1,4 +1,4 @@
-"""Where things are: the checkout, the tests whose streams are reused, and the real traces."""
+"""Paths of the checkout, of the tests whose streams are reused, and of the real traces."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SOURCES = (
 )
 """Folders that hold the project's packages."""
 ON_A_CPU = (ROOT / "python" / "sglang_canopy" / "cpu", ROOT / "sgl-kernel" / "cpu")
-"""What runs SGLang on a CPU, and is no part of a cache."""
+"""Code that runs SGLang on a CPU. It is not part of the cache."""
 
 
 def use_checkout() -> None:
@@ -26,7 +26,7 @@ def use_checkout() -> None:
     inherited = os.environ.get("PYTHONPATH")
     first = [str(f) for f in folders]
     os.environ["PYTHONPATH"] = os.pathsep.join([*first, *([inherited] if inherited else [])])
-    # As test/conftest.py has it, before anything imports sglang.
+    # Set it before sglang is imported, as test/conftest.py does.
     os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -36,7 +36,7 @@ def use_checkout() -> None:
 
 
 def data() -> Path:
-    """The folder of real traces: $CANOPY_DATA, else ``shared/data`` beside the checkout."""
+    """Return the folder of real traces: $CANOPY_DATA, else ``shared/data`` next to the checkout."""
     named = os.environ.get("CANOPY_DATA")
     folder = Path(named) if named else ROOT.parent / "shared" / "data"
     if not folder.is_dir():

@@ -1,4 +1,4 @@
-"""The real traces, cut to a size that every policy goes through in a second."""
+"""The real traces, cut to a size that every policy simulates in a second."""
 
 from __future__ import annotations
 

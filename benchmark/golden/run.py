@@ -1,10 +1,10 @@
-"""Golden rows: what the cache, the simulators, the planner and a server did at one commit.
+"""Golden rows: results of the cache, the simulators, the planner and a server at a commit.
 
     python benchmark/golden/run.py                      # compute them all and write rows.json
     python benchmark/golden/run.py --check              # compute them again; 1 if a digit differs
-    python benchmark/golden/run.py --check hits parity  # some parts of them alone
+    python benchmark/golden/run.py --check hits parity  # some parts only
 
-Parts, each a module beside this file with ``tasks()`` and ``rows(task)``:
+Parts, each a module of this folder with ``tasks()`` and ``rows(task)``:
 
     hits            hits of every policy on three real traces at four sizes of the cache
     parity          every hit and victim of the parity suites' streams, simulated and served

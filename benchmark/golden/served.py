@@ -1,8 +1,8 @@
-"""(e) A replay against a real server on the CPU: what each request found cached, and its answer.
+"""(e) A replay against a real server on the CPU: each request's cached tokens and its answer.
 
-One request at a time, so that only the cache decides what is found. Agents go on with their
-conversations between questions that nobody goes on from; half of the agents say what they do, and
-when they are done. The pool does not hold it all: LRU and ``wa`` keep different parts.
+Requests are sent one at a time, so that only the cache decides the hits. Agents continue their
+conversations between single questions; half of the agents send a category, and a hint at the end. The
+pool is too small for all: LRU and ``wa`` keep different parts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ KV_TOKENS = 1536
 REQUESTS, ANSWER_TOKENS = 90, 4
 AGENTS, TURNS = 6, 5
 QUESTIONS = 0.4
-"""Share of the requests that nobody goes on from."""
+"""Share of single questions among the requests."""
 WA_CONFIG = ("--radix-eviction-policy-config", '{"block_tokens": 16, "quantum_tokens": 16}')
 """Prompts of a few hundred tokens: by default reuse is learnt in blocks of 64."""
 READY_S, ANSWER_S = 300.0, 120.0
@@ -64,7 +64,7 @@ def tasks() -> list[Task]:
 
 
 def rows(task: Task) -> dict[str, Any]:
-    """What was cached of each request, and a digest of the texts."""
+    """Return each request's cached tokens, and a digest of the texts."""
     with tempfile.TemporaryDirectory() as folder:
         port, log = free_port(), Path(folder) / "server.log"
         given = cpu_arguments(model(), kv_tokens=KV_TOKENS, dtype="float32")
@@ -109,13 +109,13 @@ def replay() -> list[dict[str, Any]]:
 
 
 def body(messages: list[dict[str, str]], **says: Any) -> dict[str, Any]:
-    """Of one request."""
+    """Return the body of a request."""
     made = {"model": "m", "messages": list(messages), "max_tokens": ANSWER_TOKENS, "temperature": 0}
     return made | ({"custom_params": says} if says else {})
 
 
 def words(draw: random.Random, least: int, most: int) -> str:
-    """A text of so many words."""
+    """Return a text of ``least`` to ``most`` words."""
     return " ".join(draw.choice(WORDS) for _ in range(draw.randrange(least, most)))
 
 

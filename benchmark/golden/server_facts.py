@@ -1,4 +1,4 @@
-"""What only a process with SGLang in it can tell: Canopy's options, and the modules it has loaded.
+"""Facts from a process with SGLang: Canopy's options, and the loaded modules.
 
 Run by ``size.py``; prints one JSON object as its last line.
 """
@@ -33,7 +33,7 @@ def options() -> dict[str, bool]:
 
 
 def loaded() -> dict[str, int]:
-    """Lines of each of the project's modules in this process, but for what runs a CPU."""
+    """Return the lines of each loaded module of the project, without the code for CPUs."""
     found = {}
     for name, module in sorted(sys.modules.items()):
         file = getattr(module, "__file__", None)

@@ -1,4 +1,4 @@
-"""How large the project is, and how much of it a reader meets: the table before and after.
+"""Size of the project, and the part that a reader meets: the table before and after.
 
     python benchmark/golden/size.py                     # measure, and print beside before.json
     python benchmark/golden/size.py --write before.json # measure, and write it beside this file
@@ -72,7 +72,7 @@ def measured() -> dict[str, Any]:
 
 
 def subcommands() -> dict[str, Any]:
-    """Of the command ``canopy``."""
+    """Return the subcommands of ``canopy``."""
     from canopy_lab.cli.main import COMMANDS
 
     names = sorted({name.split()[0] for name in COMMANDS})
@@ -89,7 +89,7 @@ def traced(way: str) -> dict[str, int]:
 
 
 def output(script: str, *arguments: str) -> str:
-    """What a script of this folder prints, in a process of its own."""
+    """Run a script of this folder as a process and return its output."""
     command = [sys.executable, str(HERE / script), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -98,7 +98,7 @@ def output(script: str, *arguments: str) -> str:
 
 
 def table(before: dict[str, Any], now: dict[str, Any]) -> str:
-    """Markdown: what was and what is."""
+    """Return a Markdown table: before and now."""
     rows = []
     names = [*before["lines_by_package"], *now["lines_by_package"]]
     for name in dict.fromkeys(names):
@@ -128,7 +128,7 @@ def table(before: dict[str, Any], now: dict[str, Any]) -> str:
 
 
 def cell(values: dict[str, Any], keys: tuple[str, ...]) -> str:
-    """The figure that ``keys`` lead to; a dash where there is none."""
+    """Return the figure at ``keys``, or a dash."""
     found: Any = values
     for key in keys:
         found = found.get(key) if isinstance(found, dict) else None

@@ -1,4 +1,4 @@
-"""Through which files and functions a request goes, from its HTTP body to the victim it costs.
+"""Files and functions on a request's path, from its HTTP body to the evicted victim.
 
     python benchmark/golden/trace_request.py               # counts, then the functions in order
     python benchmark/golden/trace_request.py --way server  # through SGLang's scheduler, with a model
@@ -6,10 +6,10 @@
     python benchmark/golden/trace_request.py --json OUT    # the same for a program
     python benchmark/golden/trace_request.py --markdown    # a numbered list for a page
 
-One chat that names its category is stamped, announced to the tree, looked up and inserted, for
-which others must be evicted: by hand into SGLang's cache (way_tree.py), or through a whole server
-in this process (way_server.py), or as one of a trace's (way_simulate.py). Only functions of the project are counted, in the thread that
-serves; what runs SGLang on a CPU, once a layer, is not.
+A chat with a category is stamped, announced to the tree, matched and inserted, which evicts others: by
+hand into SGLang's cache (way_tree.py), through a whole server in this process (way_server.py), or as a
+request of a trace (way_simulate.py). Only the project's functions in the serving thread are counted,
+without the code that runs SGLang's layers on a CPU.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which functions of the project run, in which order, and how often."""
+"""Functions of the project that run, in order, with counts."""
 
 from __future__ import annotations
 
@@ -20,25 +20,24 @@ class Traced:
     """One function that ran."""
 
     file: str
-    """Below its folder of packages: ``sglang_canopy/policy/wa.py``."""
+    """Path below the folder of packages: ``sglang_canopy/policy/wa.py``."""
     name: str
     """Qualified: ``WorkloadAware.victim``."""
     line: int
     depth: int
     """Project functions that it ran within, the first time."""
     stage: str
-    """What was traced when it first ran."""
+    """Stage of its first call."""
     calls: int = 0
     about: str = ""
     """The first line of its docstring."""
 
 
 class Tracer:
-    """Notes every call of a Python function whose file is below one of ``folders``, and not below
-    one of ``but``.
+    """Records calls of Python functions whose files are below ``folders`` and not below ``but``.
 
-    Within ``with tracer.staged(NAME)``, of that thread alone. A generator counts once, however
-    often it is resumed.
+    It records within ``with tracer.staged(NAME)``, in that thread only. A generator counts once for
+    any number of resumptions.
     """
 
     def __init__(self, folders: Sequence[Path], but: Sequence[Path] = ()) -> None:
@@ -68,7 +67,7 @@ class Tracer:
 
     @contextmanager
     def staged(self, stage: str) -> Iterator[None]:
-        """Trace what runs inside; ``stage`` is what the request is at."""
+        """Trace the calls inside. ``stage``: the request's current stage."""
         self._stage = stage
         sys.setprofile(self._heard)
         try:

@@ -1,7 +1,7 @@
-"""The whole way of a request: SGLang's HTTP side, its scheduler and a model, in one process.
+"""The path of a request through SGLang's HTTP side, its scheduler and a model, in one process.
 
-A server is built (``whole_server.py``) and its pool filled by chats like the one that is traced.
-What only runs at a start, or once a process, is over by then.
+A server is built (``whole_server.py``) and its pool filled by similar chats before the traced chat, so
+that code that runs once per process is not traced.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def trace() -> Tracer:
 
 
 def body(number: int) -> dict[str, Any]:
-    """A chat that nothing but the template's head is shared with."""
+    """Return a chat that shares only the template's head with others."""
     text = " ".join(f"word{number * WORDS + i}" for i in range(WORDS))
     return {
         "model": "m",

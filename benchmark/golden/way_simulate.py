@@ -22,7 +22,7 @@ def trace() -> Tracer:
         file.write_text("".join(json.dumps(line) + "\n" for line in conversations()))
         command = ["simulate", str(file), "--format", "mooncake", "--policy", "wa"]
         command += ["--capacity", "0.1", "--jobs", "1"]
-        main(command)  # once untraced, so that imports are none of its calls
+        main(command)  # once untraced, so that imports are not traced
         with tracer.staged("simulate"):
             main(command)
     return tracer

@@ -17,7 +17,7 @@ from support.live_tree import LiveTree, fake_req
 
 POOL_TOKENS, PROMPT_TOKENS, ANSWER = 768, 150, [5, 6]
 CHATS = 9
-"""That fill the pool before the one that is traced."""
+"""Chats that fill the pool before the traced chat."""
 
 
 def trace() -> Tracer:
@@ -31,7 +31,7 @@ def trace() -> Tracer:
 
 
 def serve(tree: LiveTree, number: int, tracer: Tracer) -> None:
-    """Stamp it, announce it, look it up, and insert it where there is no room."""
+    """Stamp, announce, match and insert a chat into a full pool."""
     said = {"canopy_category": "agent", "canopy_conversation": f"c{number}"}
     params: dict[str, Any] = {"custom_params": said}
     adapted = SimpleNamespace(sampling_params=params, extra_key=None, cache_salt=None)

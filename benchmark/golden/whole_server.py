@@ -1,8 +1,8 @@
 """Both halves of a server in one process: SGLang's HTTP side and its scheduler, stepped by hand.
 
-A chat body goes the way that it goes on a server: converted, tokenised and sent by SGLang's own
-objects, received, queued, computed and put into the tree by its scheduler. Only what is SGLang's
-is named here, so that Canopy can be taken apart behind it.
+A chat body takes the path of a server: it is converted, tokenised and sent by SGLang's own objects,
+and received, queued, computed and inserted into the tree by its scheduler. This file names only
+SGLang's objects, so that changes of Canopy do not affect it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class WholeServer(InProcess):
         self.turns = None
 
     def convert(self, body: dict[str, Any]) -> tuple[Any, Any]:
-        """A chat's body as SGLang's internal request, and the HTTP request that it came in."""
+        """Return SGLang's internal request for a chat's body, and its HTTP request."""
         from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
         from starlette.requests import Request
 
@@ -53,7 +53,7 @@ class WholeServer(InProcess):
         return adapted, http
 
     def send(self, adapted: Any, http: Any) -> None:
-        """Tokenise it and send it to the scheduler; nobody waits for the answer here."""
+        """Tokenise it and send it to the scheduler without waiting for the answer."""
 
         async def no_answer(*_: Any) -> Any:
             for nothing in ():

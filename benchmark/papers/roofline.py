@@ -1,7 +1,7 @@
 """An engine profile from published figures: FLOPs, memory bandwidth and a model's dimensions.
 
-A step takes the longer of its arithmetic and its memory traffic, at the share of the peak that
-such kernels are known to reach. It says what hardware could do, not what a server does.
+A step takes the longer of its arithmetic and its memory traffic, at the share of the peak that such
+kernels reach. The result is a bound of the hardware, not a measurement of a server.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Efficiency:
-    """What share of the peak is taken to be reached. Assumptions, written into the profile."""
+    """Assumed shares of the peak. They are written into the profile."""
 
     compute: float = 0.55
     attention: float = 0.4

@@ -7,8 +7,8 @@
 
 Every artefact runs in a process of its own, two at a time, and writes
 benchmark/papers/results/PAPER/KEY.json and, where it has one, its picture in docs/figures/papers.
-`python scripts/result_pages.py` then writes the numbers into docs/research/papers, which says what
-came out for every figure, table, equation, algorithm and theorem of the four papers.
+`python scripts/result_pages.py` then writes the numbers into docs/research/papers, which has the result
+of every figure, table, equation, algorithm and theorem of the four papers.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ FINE = (256.0, 400.0)
 """Steps of the grid of Figure 13: finer than where either search begins. The paper's: 256, 120."""
 MOST = (4096.0, 3600.0)
 TTLS_S = {"A": 600.0, "C": 2400.0}
-"""The longest TTL by trace: beyond it a window of A ends, and C hits no more. The paper gives none."""
+"""Longest TTL by trace: the window of A is no longer, and C has no more hits. Not in the paper."""
 USED_GIB = 65536.0
 """More than any TTL fills, on a disk paid by use."""
 ONE_INSTANCE = ((512, 3600), (1024, 3600), (4096, 0))
@@ -181,7 +181,7 @@ class Judge:
     slos: tuple[float, ...]
     """Limits on mean TTFT, evenly in its logarithm from the least known to the most."""
     least: tuple[float, ...]
-    """What the cheapest point known that meets each costs."""
+    """Least known cost that meets each SLO."""
 
     @classmethod
     def of(cls, known: list[dict[str, Any]], grid: list[dict[str, Any]]) -> Judge:
@@ -223,7 +223,7 @@ def placebo(judge: Judge, grid: list[dict[str, Any]], count: int) -> dict[str, A
 
 
 def _cheapest(rows: list[dict[str, Any]], slos: tuple[float, ...]) -> list[float | None]:
-    """The least cost that meets each SLO; None where no row does."""
+    """Return the least cost that meets each SLO; None if no row meets it."""
     found = []
     for slo in slos:
         costs = [row["cost"] for row in rows if row["mean_ttft_s"] <= slo]
@@ -232,7 +232,7 @@ def _cheapest(rows: list[dict[str, Any]], slos: tuple[float, ...]) -> list[float
 
 
 def figure_12(context: Context) -> Any:
-    """The extremes of the paper's search beside fixed DRAM: three traces, one and four instances."""
+    """Compare the extremes of the paper's search with fixed DRAM: three traces, one and four instances."""
     found: dict[str, Any] = {}
     for name in TRACES:
         for instances in INSTANCES:
@@ -261,7 +261,7 @@ def figure_12_two_hours(context: Context) -> Any:
 
 
 def figure_12_one_instance(context: Context) -> Any:
-    """Some sizes beside fixed DRAM for the same two hours on one instance, the paper's regime."""
+    """Compare some sizes with fixed DRAM for the same two hours on one instance, the paper's regime."""
     points = Points("A", 1, context, long=True)
     fixed = points.at(FIXED_GIB, 0.0)
     rows = {f"{dram} + {disk}": points.at(dram, disk) for dram, disk in ONE_INSTANCE}
@@ -276,7 +276,7 @@ def figure_12_one_instance(context: Context) -> Any:
 
 
 def _extremes(points: Points, found: list[dict[str, Any]]) -> dict[str, Any]:
-    """Figure 12: the extremes of the paper's search, beside 1,024 GB of DRAM an instance."""
+    """Return Figure 12: the extremes of the paper's search, and 1,024 GB of DRAM per instance."""
     fixed = points.at(FIXED_GIB, 0.0)
     rows = [*found, fixed]
     chosen = {

@@ -1,4 +1,4 @@
-"""Section 3 of the paper: what the traces reuse, and what each size and bandwidth does."""
+"""Section 3 of the paper: reuse in the traces, and the effect of sizes and bandwidths."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ NAMES = {"A": "A: chat (synthetic)", "B": "B: API (synthetic)", "C": "C: agents 
 INSTANCES = (1, 4)
 DEVICE_TOKENS = 600_000
 CONTEXT_TOKENS = 262_144
-"""Qwen3-480B's own context: longer requests are left out."""
+"""Context of Qwen3-480B; longer requests are dropped."""
 MAX_RUNNING = 256
 STAGING_GIB = 64.0
 """The DRAM of a "disk only" set-up: SGLang reads from storage into host memory."""
@@ -50,7 +50,7 @@ DISK = "essd-pl1-striped"
 _SHAPE = ModelShape(62, 6144, 96, 8, 128, 8 * 2560)
 _H20X8 = Device("8 x NVIDIA H20 96 GB", 8 * 148e12, 8 * 4.0e12, 64e9, ("published H20 figures",))
 _LOADS = {"A": 0.8, "B": 1.0, "C": 1.0}
-"""Of each trace's own rate, so that one instance without DRAM and disk is over its capacity."""
+"""Load as a multiple of the trace's rate: one instance without DRAM and disk is overloaded."""
 
 
 @cache
@@ -63,10 +63,10 @@ def profile() -> EngineProfile:
 
 @cache
 def prices() -> Prices:
-    """The example list for Alibaba Cloud, eight GPUs an instance, and ESSD PL1 side by side.
+    """Return the example prices for Alibaba Cloud: eight GPUs per instance, ESSD PL1 in parallel.
 
-    One PL1 gives 350 MB/s at most, from 460 GiB on; as the paper says (section 3.3), bandwidth
-    grows with the capacity bought: here volumes of 460 GiB in parallel, 16 at most.
+    A PL1 volume has at most 350 MB/s, from 460 GiB on. Bandwidth grows with the bought capacity
+    (section 3.3): here up to 16 volumes of 460 GiB in parallel.
     """
     listed = load_prices("alibaba-essd")
     one = listed.disk("essd-pl1")
@@ -158,7 +158,7 @@ def run(work: PlanInputs, c: Configuration, *, ttl: Any = None, **config: Any) -
 
 
 def short(row: dict[str, Any]) -> dict[str, Any]:
-    """What the tables quote of a row."""
+    """Return the fields of a row that the tables quote."""
     tiers = row["token_hit_ratio_by_tier"]
     return {
         "instances": row["instances"],
@@ -198,7 +198,7 @@ def facts(work: PlanInputs) -> dict[str, Any]:
 
 
 def slope_share(x: Sequence[float], y: Sequence[float]) -> float:
-    """How straight a line is: Pearson's correlation of ``x`` and ``y``; 1 is a straight one."""
+    """Return Pearson's correlation of ``x`` and ``y``; 1 for a straight line."""
     import numpy as np
 
     return round(float(np.corrcoef(x, y)[0, 1]), 4)

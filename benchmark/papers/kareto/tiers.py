@@ -77,7 +77,7 @@ def figure_5(context: Context) -> Any:
 
 
 def _half_of_gain(rows: list[dict[str, Any]]) -> float | None:
-    """The least DRAM that wins half of what the most wins in mean TTFT, GiB."""
+    """Return the least DRAM (GiB) with half of the largest gain in mean TTFT."""
     first, last = rows[0]["mean_ttft_s"], rows[-1]["mean_ttft_s"]
     if first <= last:
         return None
@@ -85,7 +85,7 @@ def _half_of_gain(rows: list[dict[str, Any]]) -> float | None:
 
 
 def _straight(rows: list[dict[str, Any]], offered: float) -> dict[str, Any]:
-    """How straight throughput is against DRAM up to the size beyond which it gains under 1 %."""
+    """Return the linearity of throughput in DRAM, up to the size with gains under 1 % beyond it."""
     best = max(r["tokens_per_s"] for r in rows)
     end = next(i for i, r in enumerate(rows) if r["tokens_per_s"] >= 0.99 * best) + 1
     used = rows[: max(end, 3)]
@@ -107,7 +107,7 @@ def figure_6(context: Context) -> Any:
         timely: dict[str, Any] = {}
         for n in INSTANCES:
             rows[str(n)] = [short(run(work, configuration(n, 0.0, disk))) for disk in DISK]
-            # What the capacity would hit if every read were done before its request begins.
+            # Hits of the capacity if every read ended before its request begins.
             ideal = run(
                 work, configuration(n, 0.0, DISK[-1], disk="ideal"), prefetch_policy="wait_complete"
             )

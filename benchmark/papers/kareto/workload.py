@@ -1,4 +1,4 @@
-"""Figures 1, 2, 3, 10 and 11: what the traces reuse, without a simulation."""
+"""Figures 1, 2, 3, 10 and 11: reuse in the traces, without a simulation."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _figure_1(context: Context) -> Any:
 
 
 def _figure_2(context: Context) -> Any:
-    """How few blocks account for most hits."""
+    """Return the share of blocks that have most hits."""
     found: dict[str, Any] = {}
     figure, panel = plt.subplots(figsize=(5.4, 3.6), layout="constrained")
     for name in TRACES:

@@ -1,4 +1,4 @@
-"""What of Tail-Optimized Caching (arXiv 2510.15152) ``benchmark/papers/run.py`` regenerates."""
+"""Artefacts of Tail-Optimized Caching (arXiv 2510.15152) for ``benchmark/papers/run.py``."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def prediction(
     thresholds: Sequence[float],
     short: int,
 ) -> Callable[[Context], Any]:
-    """The value of prediction: T-LRU beside those that know ends, lengths, everything."""
+    """Return the value of prediction: T-LRU against policies that know ends, lengths, everything."""
     labels = ("lru", "SGLang's tlru", "canopy-tlru, fixed Q", "etlru")
     online = [a for a in ONLINE if a.label in labels or a.policy == "threshold-lru"]
 
@@ -155,7 +155,7 @@ def shapes(context: Context) -> Any:
 
 
 def _conversations(bench: Workbench) -> list[int]:
-    """For each request the first one of its conversation: by name, else by its blocks."""
+    """Return the first request of each request's conversation, by name or by its blocks."""
     names: dict[Any, int] = {}
     owner: dict[int, int] = {}
     found = []

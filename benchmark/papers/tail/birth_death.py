@@ -12,7 +12,7 @@ exponential time of rate ``ends_per_s``; while one lasts, its turns are a Poisso
 - what has been silent for t seconds is still under way with probability
   ``still_under_way(load, t)``.
 
-The trace starts in the steady state: those under way at its beginning are taken as new.
+The trace starts in the steady state; conversations active at its start count as new.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ class BirthDeathLoad:
     """Conversations as a birth-death process (arXiv 2510.15152, Section 5); rates in 1/s."""
 
     conversations_per_s: float
-    """lambda_conv: how many begin."""
+    """lambda_conv: rate of new conversations."""
     ends_per_s: float
     """mu: one over the mean time that a conversation lasts."""
     turns_per_s: float
-    """lambda_i, one for all: turns of a conversation under way."""
+    """lambda_i, equal for all: turns of an active conversation."""
     prompt: Lengths
-    """What a turn adds before its answer (Q)."""
+    """Tokens that a turn adds before its answer (Q)."""
     answer: Lengths
 
     @property
     def requests_per_s(self) -> float:
-        """Mean requests a second, of all conversations under way."""
+        """Mean requests per second of all active conversations."""
         return self.turns_per_s * self.conversations_per_s / self.ends_per_s
 
     def __post_init__(self) -> None:
@@ -109,7 +109,7 @@ class BirthDeathSource:
         load, rng = self.load, self.rng
         running: _Running = []
         names = itertools.count()
-        # A Poisson number under way at 0: the arrivals of rate 1 within that mean.
+        # A Poisson number of conversations at time 0: arrivals of rate 1 within that mean.
         mean, drawn = load.conversations_per_s / load.ends_per_s, rng.expovariate(1.0)
         while drawn < mean:
             self._begin(0.0, next(names), running)
@@ -124,7 +124,7 @@ class BirthDeathSource:
             yield self._serve(running)
 
     def _begin(self, start: float, name: int, running: _Running) -> None:
-        """Draw when the turns of a conversation come; one without any is seen by nobody."""
+        """Draw the times of a conversation's turns. A conversation without turns leaves no trace."""
         load, rng = self.load, self.rng
         end = min(start + rng.expovariate(load.ends_per_s), self.seconds)
         times = []
@@ -157,6 +157,6 @@ SOURCES[BirthDeathLoad] = BirthDeathSource
 
 
 def birth_death(**rates: Any) -> Preset:
-    """The load, with other rates where they are given. Raises ``CanopyError``."""
+    """Return the load with the given rates. Raises ``CanopyError``."""
     about = "conversations that begin, go on and end at random rates"
     return Preset("birth-death", replace(LOAD, **rates), about)

@@ -1,4 +1,4 @@
-"""What docs/research/papers/tail.md says in numbers."""
+"""Numbers of docs/research/papers/tail.md."""
 
 from __future__ import annotations
 
@@ -312,7 +312,7 @@ def thresholds() -> str:
 
 
 def knowledge() -> str:
-    """What T-LRU would gain by knowing more."""
+    """Return the gains of T-LRU with more knowledge."""
     rows = point("figure-5", "conversation", 21504.0)
     arms = ("lru", T_LRU, "etlru", "end-aware", "length-aware", "tail-belady")
     cells = [

@@ -45,7 +45,7 @@ def latencies(path: Path, panels: Mapping[str, Sequence[Mapping[str, Any]]], tit
 
 
 def distributions(path: Path, panels: Mapping[str, Mapping[str, Sequence[float]]]) -> None:
-    """Share of what lies above x, by trace, one panel a quantity."""
+    """Plot the share above x by trace, one panel per quantity."""
     figure, axes = plt.subplots(1, len(panels), figsize=(4.2 * len(panels), 3.4))
     for axis, (name, lines) in zip(axes, panels.items(), strict=True):
         for label, values in lines.items():

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cache
 
 Growth = Mapping[int, float]
-"""P(Q = q): what the next prompt adds."""
+"""P(Q = q): tokens that the next prompt adds."""
 Sizes = tuple[int, ...]
 
 
@@ -78,12 +78,12 @@ class Model:
     xi: int
     room: int
     belief: Callable[[float, int], float] = field(default=lambda turns, age: 0.5**age)
-    """(lambda-bar, steps of silence) -> probability of being under way; the paper's does not
+    """(lambda-bar, steps of silence) -> probability that the conversation is active. The paper's does not
     depend on lambda-bar."""
     forced: bool = False
-    """Forced caching (Appendix C): the served conversation is cached whole, as far as room goes."""
+    """Forced caching (Appendix C): the served conversation is cached whole, if there is room."""
     chosen_by: Callable[[float, int], float] | None = None
-    """Another belief that ET-LRU goes by; ``None``: the true one."""
+    """Belief of ET-LRU; ``None``: the true belief."""
 
     def rates(
         self, ages: Sizes, belief: Callable[[float, int], float] | None = None

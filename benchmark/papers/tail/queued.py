@@ -14,14 +14,14 @@ from tail.runs import Workbench
 
 PROFILE = "llama-3.1-8b-h100"
 WAITING = {"waiting_prefixes": "awaited"}
-"""What the results were made with: ``--canopy-protect-waiting off``."""
+"""Setting of the results: ``--canopy-protect-waiting off``."""
 LOADS = (0.6, 0.8, 0.95)
-"""Shares of what one engine can serve under ``lru``."""
+"""Shares of an engine's capacity under ``lru``."""
 
 
 def at_pace(trace: list[TraceRequest], stretch: float) -> list[TraceRequest]:
-    """The same requests ``stretch`` times as far apart; those that share a time stamp (Mooncake
-    stamps every 3 s) spread evenly up to the next one."""
+    """Return the requests ``stretch`` times as far apart. Requests with equal time stamps (Mooncake stamps
+    every 3 s) are spread evenly up to the next stamp."""
     groups = [list(rows) for _, rows in groupby(trace, key=lambda r: r.time_s)]
     starts = [rows[0].time_s for rows in groups]
     ends = [*starts[1:], starts[-1] + 3.0]

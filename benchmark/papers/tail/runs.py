@@ -24,7 +24,7 @@ PROFILE = "llama-3.1-8b-a100"
 """An 8B model on an A100, like the paper's Vicuna-7B; from published figures, not measured."""
 
 CAPACITIES = (0.02, 0.05, 0.1, 0.2)
-"""Of the trace's distinct blocks."""
+"""Cache sizes as shares of the trace's distinct blocks."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Arm:
     policy: str
     options: Mapping[str, Any] = field(default_factory=dict)
     aims: bool = True
-    """Whether it is told the threshold."""
+    """Whether it receives the threshold."""
     fixed_growth: bool = False
     """Whether it plans with the trace's mean growth (the paper's estimate of Q)."""
     whole_nodes: bool = False
@@ -59,7 +59,7 @@ KNOWING = (
 
 
 class Workbench:
-    """One trace with what is computed of it once."""
+    """A trace with values that are computed once."""
 
     def __init__(self, trace: Iterable[TraceRequest]) -> None:
         self.trace = list(trace)
@@ -67,12 +67,12 @@ class Workbench:
         self.distinct = distinct_blocks(self.trace)
         self.future = Future(self.trace)
         self.growth = round(self.future.mean_growth_tokens)
-        """Q-hat: what the next prompt adds, on average."""
+        """Q-hat: mean tokens that the next prompt adds."""
         self.profile = load_profile(PROFILE)
         self._pairs = self.profile.pair_s()
 
     def ttft_ms(self, uncached: np.ndarray) -> np.ndarray:
-        """Prefill alone, nobody waiting, by the profile."""
+        """Return the prefill times of single requests under the profile."""
         step = self.profile.prefill_batch_s
         return np.array(
             [
@@ -97,7 +97,7 @@ class Workbench:
         return simulate(self.trace, policy, blocks, **settings)
 
     def row(self, result: SimResult, slo: float) -> dict[str, float]:
-        """What a table shows of one simulation; times in ms, TEL in thousands of tokens."""
+        """Return the table's figures of a simulation; times in ms, TEL in thousands of tokens."""
         uncached = np.frombuffer(result.uncached_tokens, dtype=np.int64)
         times = self.ttft_ms(uncached)
         p50, p90, p95, p99 = (round(float(v), 1) for v in np.percentile(times, (50, 90, 95, 99)))
@@ -133,7 +133,7 @@ def sweep(
     slo: float,
     arms: Sequence[Arm] = ONLINE,
 ) -> list[dict[str, Any]]:
-    """Every arm at every threshold and capacity; one that does not aim runs once a capacity."""
+    """Run every arm at every threshold and capacity. An arm without a threshold runs once a capacity."""
     rows = []
     for capacity in capacities:
         for arm in arms:
@@ -158,7 +158,7 @@ def sweep(
 def relative(
     rows: Sequence[Mapping[str, Any]], arm: str, base: str, keys: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """What ``arm`` improves on ``base`` in per cent, cell by cell, as the paper's tables give it."""
+    """Return the improvement of ``arm`` over ``base`` in percent, cell by cell, as in the paper's tables."""
     cells = {(r["capacity"], r["threshold"], r["arm"]): r for r in rows}
     made = []
     for capacity, threshold, label in cells:

@@ -47,7 +47,7 @@ def figure_28(context: Context) -> Any:
 
 
 def _merged(r: TraceRequest, factor: int) -> TraceRequest:
-    """The same request in blocks of ``factor`` blocks; one is known by its whole prefix."""
+    """Return the request in blocks of ``factor`` blocks. A block's id depends on its whole prefix."""
     chained, blocks = 0, []
     for start in range(0, len(r.blocks), factor):
         chained = hash((chained, r.blocks[start : start + factor]))

@@ -1,4 +1,4 @@
-"""What `benchmark/papers/run.py --paper wa` regenerates."""
+"""Artefacts for `benchmark/papers/run.py --paper wa`."""
 
 from __future__ import annotations
 

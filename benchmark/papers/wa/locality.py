@@ -87,7 +87,7 @@ def figures_11_to_14(context: Context) -> Any:
 
 
 def _reusers(seen: Observation) -> dict[str, float]:
-    """Of first-turn requests: how many have a block that a first, or a later, turn reuses."""
+    """Return the shares of first-turn requests with a block that a first, or a later, turn reuses."""
     first = seen.turn[seen.reused_from] == 1
     later = seen.turn[seen.reused_by] > 1
     count = max(int((seen.turn == 1).sum()), 1)

@@ -1,4 +1,4 @@
-"""What docs/research/papers/wa.md says in numbers."""
+"""Numbers of docs/research/papers/wa.md."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def cells() -> list[tuple[str, dict[str, Any]]]:
 
 
 def losses(policy: str) -> tuple[int, int]:
-    """In how many set-ups a policy hits less than LRU, and of how many."""
+    """Return the number of set-ups in which a policy hits less than LRU, and of all set-ups."""
     pairs = [
         (p[policy][r]["hit_percent"], p["LRU"][r]["hit_percent"])
         for _, p in cells()
@@ -38,7 +38,7 @@ def losses(policy: str) -> tuple[int, int]:
 
 
 def evaluation() -> list[Row]:
-    """Figures 25 to 27 in one row: a claim holds where it does for each of the three models."""
+    """Return Figures 25 to 27 as one row: a claim holds if it holds for all three models."""
     most, shorter, lfu, together, texts = [], [], [], [], []
     for key in SERVED:
         name, case = next(iter(RESULTS[key].items()))
@@ -206,7 +206,7 @@ def _points(policies: dict[str, Any], policy: str, ratio: str) -> float:
 
 
 def pauses() -> str:
-    """Where the hits of `wa` are others than LRU's."""
+    """Return the hits of `wa` that differ from LRU's."""
     shares = []
     for _, case in set_ups():
         hits = case["hits_by_pause"]
@@ -249,7 +249,7 @@ def ablation() -> str:
 
 
 def _size(text: str) -> str:
-    """Of a cache: CPU cache over HBM, or a share of a trace's blocks."""
+    """Return the size of a cache: CPU cache over HBM, or a share of a trace's blocks."""
     return {"0": "HBM alone", "1": "and as much CPU cache", "5%": "5 %"}[text]
 
 

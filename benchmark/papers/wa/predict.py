@@ -67,7 +67,7 @@ def _cdf(
 ) -> tuple[np.ndarray, np.ndarray, float]:
     """(ages, share of what the category used in the stretch that was used again by each, blocks).
 
-    Uses of its first tenth part are followed for the rest, so that all have the same horizon.
+    Uses in its first tenth are followed for the rest, so that all have the same horizon.
     """
     number = lambda who: seen.kind[who] * TOP_TURN + np.clip(seen.turn[who], 1, TOP_TURN) - 1  # noqa: E731
     horizon = SHARE * length_s / 2.0

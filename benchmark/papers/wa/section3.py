@@ -1,4 +1,4 @@
-"""Figures 4 to 10: how much is reused, by whom, and how long conversations get (3.2, 3.3)."""
+"""Figures 4 to 10: reuse, its users, and lengths of conversations (3.2, 3.3)."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ PAUSES_S = {"under 1 min": 60.0, "1 to 2 min": 120.0, "over 2 min": float("inf")
 
 
 Case = tuple[str, list[TraceRequest], list[TraceRequest]]
-"""Model, what one instance gets, and the traffic that a profile is learnt from."""
+"""Model, traffic of an instance, and traffic for the profile."""
 
 
 def figure_25(context: Context) -> Any:
@@ -71,14 +71,14 @@ def figure_27(context: Context) -> Any:
 
 
 def _load(parts: int) -> tuple[list[TraceRequest], list[TraceRequest]]:
-    """What one of ``parts`` instances gets of 40 minutes at the public sample's rate, and of 40
+    """Return the traffic of one of ``parts`` instances: 40 minutes at the public sample's rate, and 40
     minutes of another day."""
     today, other = (list(one_part(trace_a(2400.0, 5.98, day), parts)) for day in (1, 2))
     return today[:REQUESTS], other
 
 
 def _profiled(options: dict[str, Any], earlier: list[TraceRequest], folder: str) -> dict[str, Any]:
-    """``options`` with what the policy learns from ``earlier``."""
+    """Return ``options`` with the profile that the policy learns from ``earlier``."""
     policy = make_policy("wa", options)
     simulate(earlier, policy, 10**9)
     path = Path(folder) / f"{len(list(Path(folder).iterdir()))}.json"
@@ -126,8 +126,8 @@ def _one(
 
 
 def _by_pause(trace: list[TraceRequest], capacity_tokens: int) -> dict[str, dict[str, int]]:
-    """Tokens hit on the device alone, without a queue, by policy and how long ago the conversation's
-    last turn came."""
+    """Return tokens hit on the device, without a queue, by policy and time since the conversation's
+    previous turn."""
     last: dict[Any, float] = {}
     classes = []
     for request in trace:
@@ -178,7 +178,7 @@ def _served(
         device_policy_config=options,
         host=host,
         page_tokens=16,
-        # What the results were made with: --canopy-protect-waiting off.
+        # Setting of the results: --canopy-protect-waiting off.
         waiting_prefixes="awaited",
         # To the host when the device has no room, as in the paper (Section 4.1).
         write_policy="write_back",

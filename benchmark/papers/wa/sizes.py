@@ -15,11 +15,11 @@ from wa.sources import conversation, trace_a, trace_b
 
 GPU_BYTES = 80e9
 ACTIVATION_BYTES = 4e9
-"""A GPU; with it 973 tokens of Qwen2-7B are 0.09 % of what is left for KV, as the paper has it."""
+"""Per GPU. With it, 973 tokens of Qwen2-7B are 0.09 % of the memory for KV, as in the paper."""
 FLOPS = 0.55 * 312e12
 """A GPU's arithmetic that kernels reach (as in roofline.py)."""
 PREFILL_SHARE = 0.5
-"""Of a busy GPU's time: the rest goes to decoding. Gives about the paper's 5 requests/s."""
+"""Share of a busy GPU's time for prefill; the rest is decoding. Gives about the paper's 5 requests/s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Served:
         return int(self.hbm_bytes / self.shape.kv_bytes_per_token())
 
     def most_requests_per_s(self, uncached_tokens: float) -> float:
-        """Of requests with so many tokens to prefill in the mean."""
+        """Return the capacity for requests with that mean number of tokens to prefill."""
         seconds = uncached_tokens * self.shape.flops_per_token() / (FLOPS * self.gpus)
         return PREFILL_SHARE / seconds
 

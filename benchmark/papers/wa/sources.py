@@ -1,7 +1,7 @@
-"""The traces that stand for the paper's two, and three real ones.
+"""Stand-ins for the paper's two traces, and three real traces.
 
 Traces A and B cannot be shipped; `trace-a` and `trace-b` of `benchmark/traces` are made to their published
-statistics (docs/research/synthetic-traces.md) and say nothing that was put into them.
+statistics (docs/research/synthetic-traces.md) and prove nothing about properties that were calibrated.
 """
 
 from __future__ import annotations

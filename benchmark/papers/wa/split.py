@@ -1,7 +1,7 @@
 """A trace split into equal parts, as a load balancer would split it over instances.
 
-For a trace of more traffic than there are instances: drawing requests at random thins out bursts,
-and stretching times changes how soon somebody returns. TraceSplitter (EuroSys 2021), which "KVCache
+It is for traces with more traffic than the instances can serve. Drawing requests at random would thin
+out bursts, and stretching times would change return times. TraceSplitter (EuroSys 2021), which "KVCache
 Cache in the Wild" (Section 4.3) scales its traces with, gives every request to the part with the
 least work, so that each part has the temporal pattern of the whole. Conversations stay together here:
 a split one would reuse nothing.
@@ -17,11 +17,11 @@ from sglang_canopy.errors import CanopyError
 
 
 def one_part(trace: Iterable[TraceRequest], parts: int, part: int = 0) -> Iterator[TraceRequest]:
-    """The requests of ``trace`` that part number ``part`` (from 0) of ``parts`` equal ones gets.
+    """Yield the requests of ``trace`` for part ``part`` (from 0) of ``parts`` equal parts.
 
-    A conversation goes to the part that has had the least work (prompt and output tokens) when it
-    begins, the first of equals; where the trace names no conversations they are inferred from the
-    blocks. Memory: a number a conversation, and where they are inferred two a distinct block.
+    A conversation is assigned at its start to the part with the least work so far (prompt and output
+    tokens), the first of equals. If the trace names no conversations, they are inferred from the
+    blocks. Memory: a number per conversation; if inferred, two per distinct block.
     Raises ``CanopyError``.
     """
     if not (isinstance(parts, int) and parts >= 1 and 0 <= part < parts):
