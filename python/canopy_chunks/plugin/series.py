@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sglang_canopy.telemetry.metric import Metric
+from sglang_canopy.telemetry.metric import Metric, reported
 from sglang_canopy.telemetry.metrics import Metrics
 from sglang_canopy.telemetry.reporter import Periodic, place
 from sglang_canopy.wire import status_file
@@ -14,40 +14,39 @@ STATUS = "documents"
 """Kind of the status file, and key in ``/canopy/status``."""
 
 METRICS = (
-    Metric("documents_fused_requests_total", "counter", (), "requests that reused KV of documents"),
-    Metric("documents_reused_tokens_total", "counter", (), "tokens of documents that these reused"),
-    Metric(
+    reported(
+        "documents_fused_requests_total", "fused_requests", "requests that reused KV of documents"
+    ),
+    reported(
+        "documents_reused_tokens_total", "reused_tokens", "tokens of documents that these reused"
+    ),
+    reported(
         "documents_recomputed_tokens_total",
-        "counter",
-        (),
+        "recomputed_tokens",
         "tokens of stored documents that these recomputed",
     ),
-    Metric(
+    reported(
         "documents_kept_requests_total",
-        "counter",
-        (),
+        "kept_requests",
         "requests that extended reused KV of an earlier prompt",
     ),
-    Metric("documents_kept_tokens_total", "counter", (), "tokens of that KV"),
-    Metric(
+    reported("documents_kept_tokens_total", "kept_tokens", "tokens of that KV"),
+    reported(
         "documents_not_fused_total",
-        "counter",
-        ("reason",),
+        "not_fused.{reason}",
         "requests with documents that ran normally, and why",
     ),
-    Metric(
+    reported(
         "documents_fallbacks_total",
-        "counter",
-        (),
+        "fallbacks",
         "failures of document reuse, after which a request or batch ran normally",
     ),
-    Metric(
+    reported(
         "documents_checked_total",
-        "counter",
-        (),
+        "quality.checked",
         "answers with reuse that were compared with full recompute",
     ),
-    Metric("documents_differed_total", "counter", (), "compared answers that differed"),
+    reported("documents_differed_total", "quality.differed", "compared answers that differed"),
     Metric(
         "documents_tenants",
         "gauge",
@@ -60,28 +59,20 @@ METRICS = (
         ("tenant",),
         "share of a tenant's compared answers that differed (32 tenants at most)",
     ),
-    Metric("documents_stored_bytes", "gauge", ("tier",), "KV of documents in the store"),
+    reported(
+        "documents_stored_bytes", "store.tiers.{tier}.used_bytes", "KV of documents in the store"
+    ),
 )
 
 
 def update(metrics: Metrics, documents: Mapping[str, Any]) -> None:
     """Update every series from the counts in ``documents``, as in ``/server_info``."""
-    for name in (
-        *("fused_requests", "reused_tokens", "recomputed_tokens", "fallbacks"),
-        *("kept_requests", "kept_tokens"),
-    ):
-        metrics.count(f"documents_{name}_total", documents[name])
-    for reason, requests in documents["not_fused"].items():
-        metrics.count("documents_not_fused_total", requests, reason)
+    metrics.show(documents)
     quality = documents["quality"]
-    for name in ("checked", "differed"):
-        metrics.count(f"documents_{name}_total", quality[name])
     for step in ("raised", "stopped"):
         metrics.set("documents_tenants", quality[f"tenants_{step}"], step)
     for tenant, one in quality["tenants"].items():
         metrics.set("documents_tenant_differ_ratio", one["differed"] / one["checked"], tenant)
-    for tier, sizes in documents["store"]["tiers"].items():
-        metrics.set("documents_stored_bytes", sizes["used_bytes"], tier)
 
 
 class Reporter(Periodic):

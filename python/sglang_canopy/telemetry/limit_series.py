@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import product
 from typing import Any
 
 from sglang_canopy.records import CLIENT, GATEWAY, INFERRED
-from sglang_canopy.telemetry.metric import Metric
+from sglang_canopy.telemetry.metric import reported
 from sglang_canopy.tenant import AT_LIMIT
 
 METRICS = (
-    Metric(
+    reported(
         "tenants_at_limit",
-        "gauge",
-        ("limit",),
+        "limits.{limit}.tenants",
         "tenants that use 95 % of a limit: of their disk quota (`quota`), of pins on disk (`pin`), of "
         "kept paths (`keep`)",
     ),
-    Metric(
+    reported(
         "limit_refusals_total",
-        "counter",
-        ("limit",),
+        "limits.{limit}.refused",
         "pages refused by the disk (`quota`), and refused pins and keeps, because a limit of one tenant "
         "or of all tenants was reached",
     ),
-    Metric(
+    reported(
         "hint_tenants",
-        "gauge",
-        ("said", "source", "heeded"),
+        "hints[said,source,heeded].tenants",
         "tenants that hinted when a conversation continues (`return`) or that it is over (`over`), by "
         "source, and whether such hints were right often enough to be applied (`yes`, `no`); of the 64 "
         "tenants that hinted last",
@@ -67,16 +64,3 @@ def limits(keep: Mapping[str, Any], disk: Mapping[str, Any] | None) -> dict[str,
 
 def _at(rows: list[dict[str, Any]], what: str, limit: int) -> int:
     return sum(row[what] >= AT_LIMIT * limit > 0 for row in rows)
-
-
-def update(
-    set_to: Callable[..., None], count: Callable[..., None], status: Mapping[str, Any]
-) -> None:
-    """Update every series from ``Status.take``: ``set_to`` sets a gauge, ``count`` raises a counter
-    to a total, each by name, value and labels."""
-    for limit, row in status["limits"].items():
-        set_to("tenants_at_limit", row["tenants"], limit)
-        count("limit_refusals_total", row["refused"], limit)
-    for row in status["hints"]:
-        acts = "yes" if row["heeded"] else "no"
-        set_to("hint_tenants", row["tenants"], row["said"], row["source"], acts)

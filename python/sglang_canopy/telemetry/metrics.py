@@ -26,12 +26,6 @@ from sglang_canopy.radix.counters import (
     Counters,
     Row,
 )
-from sglang_canopy.telemetry import (
-    adapter_series,
-    limit_series,
-    prefill_seconds,
-    queue_series,
-)
 from sglang_canopy.telemetry.series import CACHE, PREFIX, RANK_LABEL, Metric
 
 if TYPE_CHECKING:
@@ -70,7 +64,8 @@ class Metrics:
     ) -> None:
         self._fixed = {RANK_LABEL: str(rank), **(extra or {})}
         self._families: dict[str, Any] = {}
-        for metric in metrics:
+        self._metrics = tuple(metrics)
+        for metric in self._metrics:
             self._families |= _families(metric, tuple(self._fixed), registry)
         self._reported: _Reported = {}
         self._rows: dict[str, tuple[Row, _Reported]] = {}
@@ -82,37 +77,23 @@ class Metrics:
     def update(self, counters: Counters, status: Mapping[str, Any]) -> None:
         """Update every series from ``counters`` and ``Status.take``."""
         self._update_rows(counters, status["tiers"])
-        for tier, sizes in status["tiers"].items():
-            for name in ("capacity_bytes", "used_bytes"):
-                if sizes[name] is not None:
-                    self.set(name, sizes[name], tier)
+        self.show(status)
         for row in status["categories"]:
             if row["category"] not in self._categories:
                 continue
             for tier, tokens in row["held_tokens"].items():
                 if tier in status["tiers"]:
                     self.set("held_tokens", tokens, tier, row["category"])
-        self.set("kv_bytes_per_token", status["kv_bytes_per_token"])
-        self.set("tree_nodes", status["nodes"])
-        for seam, row in status.get("scheduler", {}).get("seams", {}).items():
-            self.count("scheduler_seconds_total", row["seconds"], seam)
-            self.set("scheduler_longest_seconds", row["longest_s"], seam)
         self._update_groups(status["groups"])
         self._update_disk(status.get("disk"), status["page_tokens"])
-        for file, times in status.get("files_set_aside", {}).items():
-            self.count("files_set_aside_total", times, file)
-        self._update_gate(status.get("session_gate"))
-        self.update_whatif(status.get("whatif"))
-        adapter_series.update(self.count, status)
-        self.update_refused(status["refused_requests"])
-        for cause, by_tier in status["missed"]["tokens"].items():
-            for tier, tokens in by_tier.items():
-                self.count("missed_tokens_total", tokens, cause, tier)
-        limit_series.update(self.set, self.count, status)
-        queue_series.update(self.set, self.count, status)
-        prefill_seconds.update(self.set, self.count, status)
-        self.count("rank_disagreements_total", status["agreement"]["records_disagreed"])
-        self.count("reporting_seconds_total", status["reporting_s"])
+
+    def show(self, status: Mapping[str, Any]) -> None:
+        """Update every series whose values are in ``status``, which may be a part of one."""
+        for metric in self._metrics:
+            for value, labels in metric.values(status):
+                update = self.count if metric.kind == "counter" else self.set
+                update(metric.name, value, *labels)
+        self._update_whatif(status.get("whatif"))
 
     def _update_rows(self, counters: Counters, tiers: Iterable[str]) -> None:
         """Update the categories' rows. A category with a new row continues its existing series."""
@@ -171,26 +152,8 @@ class Metrics:
         token_seconds = disk["residency_page_seconds"] * page_tokens
         self._count_residency(tokens, token_seconds, "disk", "all")
         self.count("entered_tokens_total", disk["written_pages"] * page_tokens, "disk", "all")
-        self.count("disk_read_bytes_total", disk["read_bytes"])
-        self.count("disk_written_bytes_total", disk["written_bytes"])
-        for kind, times in disk["faults"].items():
-            self.count("disk_faults_total", times, kind)
 
-    def _update_gate(self, gate: Mapping[str, Any] | None) -> None:
-        if gate is None:
-            return
-        for name in (
-            *("armed", "thrash_share", "footprint_tokens", "capacity_tokens"),
-            *("waiting_sessions", "active_sessions", "paused_sessions"),
-        ):
-            self.set(f"gate_{name}", gate[name])
-        for name in (
-            *("admitted_sessions", "delayed_sessions", "wait_seconds"),
-            *("pauses", "forgotten_sessions"),
-        ):
-            self.count(f"gate_{name}_total", gate[name])
-
-    def update_whatif(self, meter: Mapping[str, Any] | None) -> None:
+    def _update_whatif(self, meter: Mapping[str, Any] | None) -> None:
         """Update the meter's series."""
         if meter is None:
             return
@@ -206,14 +169,6 @@ class Metrics:
             self.set("whatif_saved_share", math.nan, *labels)
             self._arms.discard(labels)
         self.set("whatif_decided", float(meter["undecided"] is None))
-        self.set("whatif_behind", float(meter["floor"]["behind"]))
-        self.count("whatif_sampled_requests_total", meter["sampled_requests"])
-        self.count("whatif_seconds_total", meter["spent_s"])
-
-    def update_refused(self, refused: Mapping[str, int]) -> None:
-        """Update the counts of requests that were not admitted, by reason."""
-        for reason, requests in refused.items():
-            self.count("refused_requests_total", requests, reason)
 
     def _series_of(self, name: str, labels: tuple[str, ...]) -> Any:
         series = self._series.get((name, labels))

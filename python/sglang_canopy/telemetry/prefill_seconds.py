@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
 from typing import Any
 
-from sglang_canopy.telemetry.metric import Metric
+from sglang_canopy.telemetry.metric import reported
 
 METRICS = (
-    Metric(
+    reported(
         "prefill_saved_seconds_total",
-        "counter",
-        (),
+        "prefill.saved_s",
         "seconds of prefill that hits on any tier saved, by the fitted times of this server's own "
         "batches; time to load them is not deducted",
     ),
-    Metric(
+    reported(
         "prefill_computed_seconds_total",
-        "counter",
-        (),
+        "prefill.computed_s",
         "seconds of prefill of the prompt tokens that were not hit, by the same fit",
     ),
-    Metric(
+    reported(
         "prefill_depth_scale_tokens",
-        "gauge",
-        (),
+        "prefill.depth_scale_tokens",
         "depth at which a token costs twice as much to prefill as the first; measured",
     ),
 )
@@ -61,15 +57,3 @@ def status_of(seconds: PrefillSeconds, depth_scale: float) -> dict[str, Any] | N
         "computed_s": round(seconds.computed_s, 3),
         "depth_scale_tokens": round(depth_scale),
     }
-
-
-def update(
-    set_: Callable[..., None], count: Callable[..., None], status: Mapping[str, Any]
-) -> None:
-    """Update the series from a rank's status."""
-    found = status.get("prefill")
-    if found is None:
-        return
-    count("prefill_saved_seconds_total", found["saved_s"])
-    count("prefill_computed_seconds_total", found["computed_s"])
-    set_("prefill_depth_scale_tokens", found["depth_scale_tokens"])

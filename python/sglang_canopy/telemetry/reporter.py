@@ -119,8 +119,7 @@ class Watcher(Periodic):
         status = {"rank": self.rank, "whatif": stats, "refused_requests": refused}
         status_file.write(self.rank, status, kind=status_file.OBSERVED)
         if self.metrics is not None:
-            self.metrics.update_whatif(stats)
-            self.metrics.update_refused(refused)
+            self.metrics.show(status)
         return status
 
 

@@ -8,7 +8,7 @@ from sglang_canopy.telemetry import (
     prefill_seconds,
     queue_series,
 )
-from sglang_canopy.telemetry.metric import Metric
+from sglang_canopy.telemetry.metric import Metric, reported
 
 PREFIX = "canopy:"
 RANK_LABEL = "dp_rank"
@@ -20,10 +20,9 @@ CACHE = (
         ("category",),
         "finished requests; one with n > 1 counts once",
     ),
-    Metric(
+    reported(
         "refused_requests_total",
-        "counter",
-        ("reason",),
+        "refused_requests.{reason}",
         "requests that ended without admission, not in any other count: `invalid` (too long, or an "
         "unsupported field), `queue` (SGLang's queue was full, or the wait too long), "
         "`given_up` (the client disconnected)",
@@ -36,10 +35,9 @@ CACHE = (
         "prompt tokens found in the tier",
     ),
     Metric("miss_tokens_total", "counter", ("category",), "prompt tokens found in no tier"),
-    Metric(
+    reported(
         "missed_tokens_total",
-        "counter",
-        ("cause", "tier"),
+        "missed.tokens.{cause}.{tier}",
         "the same tokens by cause: `never_seen`; `evicted` from `tier`, the last that held them; "
         "`not_written` to `tier` before they left the tier above; `late`: `tier` held them and did not "
         "deliver; `in_flight`: a running request computed them; `flushed`; `partial_page`; `unknown`",
@@ -68,28 +66,26 @@ CACHE = (
         ("tier", "category"),
         "time in the tier before eviction; a token counts once",
     ),
-    Metric("capacity_bytes", "gauge", ("tier",), "capacity of the tier, on this rank"),
-    Metric("used_bytes", "gauge", ("tier",), "bytes of the tier in use, on this rank"),
+    reported("capacity_bytes", "tiers.{tier}.capacity_bytes", "capacity of the tier, on this rank"),
+    reported("used_bytes", "tiers.{tier}.used_bytes", "bytes of the tier in use, on this rank"),
     Metric(
         "held_tokens",
         "gauge",
         ("tier", "category"),
         "cached tokens by the category of their last user; counted every 5 s or less often",
     ),
-    Metric("kv_bytes_per_token", "gauge", (), "bytes of one token's KV, on this rank"),
-    Metric("tree_nodes", "gauge", (), "nodes of the radix tree"),
-    Metric(
+    reported("kv_bytes_per_token", "kv_bytes_per_token", "bytes of one token's KV, on this rank"),
+    reported("tree_nodes", "nodes", "nodes of the radix tree"),
+    reported(
         "scheduler_seconds_total",
-        "counter",
-        ("seam",),
+        "scheduler.seams.{seam}.seconds",
         "CPU time of the scheduler's thread in Canopy's hooks, by hooked function of SGLang, without "
         "that function's own time; one call in 17 is timed. `radix.NAME`: whole calls of the tree, for "
         "which SGLang's own tree would take time too",
     ),
-    Metric(
+    reported(
         "scheduler_longest_seconds",
-        "gauge",
-        ("seam",),
+        "scheduler.seams.{seam}.longest_s",
         "the longest timed call of these",
     ),
     Metric(
@@ -99,65 +95,69 @@ CACHE = (
         "TTL of a subtree group, by its index in the table (`residual`: all other prefixes); "
         "`+Inf` never expires, `NaN` is a group of an older table",
     ),
-    Metric("disk_read_bytes_total", "counter", (), "bytes read from the disk store"),
-    Metric(
-        "disk_written_bytes_total",
-        "counter",
-        (),
-        "bytes written to the disk store",
-    ),
-    Metric(
+    reported("disk_read_bytes_total", "disk.read_bytes", "bytes read from the disk store"),
+    reported("disk_written_bytes_total", "disk.written_bytes", "bytes written to the disk store"),
+    reported(
         "disk_faults_total",
-        "counter",
-        ("kind",),
+        "disk.faults.{kind}",
         "faults of the disk tier that were answered by recomputation",
     ),
-    Metric(
+    reported(
         "files_set_aside_total",
-        "counter",
-        ("file",),
+        "files_set_aside.{file}",
         "files of learnt state that were damaged or of another version, kept as `.bad`",
     ),
     *adapter_series.METRICS,
     *limit_series.METRICS,
     *queue_series.METRICS,
     *prefill_seconds.METRICS,
-    Metric(
+    reported(
         "rank_disagreements_total",
-        "counter",
-        (),
+        "agreement.records_disagreed",
         "disk reads whose metadata differed between tensor-parallel ranks; the first rank's counts",
     ),
-    Metric("gate_armed", "gauge", (), "1 while the session gate is armed"),
-    Metric(
+    reported("gate_armed", "session_gate.armed", "1 while the session gate is armed"),
+    reported(
         "gate_thrash_share",
-        "gauge",
-        (),
+        "session_gate.thrash_share",
         "share of recent prefill (one pool's worth) that recomputed evicted KV of a live session",
     ),
-    Metric(
-        "gate_waiting_sessions",
-        "gauge",
-        (),
-        "sessions that the gate holds",
+    reported(
+        "gate_waiting_sessions", "session_gate.waiting_sessions", "sessions that the gate holds"
     ),
-    Metric("gate_active_sessions", "gauge", (), "sessions admitted and not forgotten"),
-    Metric("gate_paused_sessions", "gauge", (), "sessions that must wait when they return"),
-    Metric("gate_footprint_tokens", "gauge", (), "expected KV of the active sessions, in tokens"),
-    Metric("gate_capacity_tokens", "gauge", (), "tokens that device and host can hold"),
-    Metric("gate_admitted_sessions_total", "counter", (), "sessions admitted"),
-    Metric("gate_delayed_sessions_total", "counter", (), "admitted sessions that had to wait"),
-    Metric("gate_wait_seconds_total", "counter", (), "sum of their waits"),
-    Metric(
-        "gate_pauses_total",
-        "counter",
-        (),
-        "active sessions paused until the others fit",
+    reported(
+        "gate_active_sessions",
+        "session_gate.active_sessions",
+        "sessions admitted and not forgotten",
     ),
-    Metric(
+    reported(
+        "gate_paused_sessions",
+        "session_gate.paused_sessions",
+        "sessions that must wait when they return",
+    ),
+    reported(
+        "gate_footprint_tokens",
+        "session_gate.footprint_tokens",
+        "expected KV of the active sessions, in tokens",
+    ),
+    reported(
+        "gate_capacity_tokens",
+        "session_gate.capacity_tokens",
+        "tokens that device and host can hold",
+    ),
+    reported("gate_admitted_sessions_total", "session_gate.admitted_sessions", "sessions admitted"),
+    reported(
+        "gate_delayed_sessions_total",
+        "session_gate.delayed_sessions",
+        "admitted sessions that had to wait",
+    ),
+    reported("gate_wait_seconds_total", "session_gate.wait_seconds", "sum of their waits"),
+    reported(
+        "gate_pauses_total", "session_gate.pauses", "active sessions paused until the others fit"
+    ),
+    reported(
         "gate_forgotten_sessions_total",
-        "counter",
-        (),
+        "session_gate.forgotten_sessions",
         "sessions presumed over, after a silence or for lack of room",
     ),
     Metric(
@@ -176,19 +176,17 @@ CACHE = (
     Metric(
         "whatif_decided", "gauge", (), "1 if the meter has seen enough for its estimates, else 0"
     ),
-    Metric(
+    reported(
         "whatif_behind",
-        "gauge",
-        (),
+        "whatif.floor.behind",
         "1 while `canopy-lru` ranks because the policy fell behind it, else 0",
     ),
-    Metric("whatif_sampled_requests_total", "counter", (), "requests in the meter's sample"),
-    Metric("whatif_seconds_total", "counter", (), "CPU time of the meter, scheduler's thread"),
-    Metric(
-        "reporting_seconds_total",
-        "counter",
-        (),
-        "CPU time of the thread that updates these series",
+    reported(
+        "whatif_sampled_requests_total", "whatif.sampled_requests", "requests in the meter's sample"
+    ),
+    reported("whatif_seconds_total", "whatif.spent_s", "CPU time of the meter, scheduler's thread"),
+    reported(
+        "reporting_seconds_total", "reporting_s", "CPU time of the thread that updates these series"
     ),
 )
 """Series of a cache."""
