@@ -29,11 +29,11 @@ from sglang_canopy.radix.counters import (
     TTL,
     Counters,
 )
-from sglang_canopy.telemetry.history import POINT_S, History
 from sglang_canopy.telemetry.metrics import MAX_SERIES, Metrics
 from sglang_canopy.telemetry.reporter import Reporter
 from sglang_canopy.telemetry.series import CACHE
 from sglang_canopy.telemetry.status import Status
+from sglang_canopy.telemetry.window import POINT_S, Window
 from sglang_canopy.ttl.table import Group, TTLTable
 from sglang_canopy.wire import status_file
 from support.disk_tree import DiskTree
@@ -270,16 +270,16 @@ def test_a_finished_request_is_counted_once_by_tier() -> None:
 
 
 def test_history_has_a_point_every_five_seconds_and_a_last_minute() -> None:
-    history = History()
+    history = Window(POINT_S)
     for second in range(131):
-        history.add(float(second), (10 * second, 4 * second, second))
-    assert history.last_minute() == (600, 240, 60)
-    assert len(history.points) == 130 // POINT_S
-    assert set(history.points) == {(50, 25)}
+        history.add(second, 0.0, {"prompts": 10 * second, "hits": {"device": 4 * second}})
+    minute = {"time_unix_s": 0.0, "prompts": 600, "hits": {"device": 240}}
+    assert history.last(60.0) == minute
+    assert len(history.points()) == 130 // POINT_S
+    assert all((p["prompts"], p["hits"]) == (50, {"device": 20}) for p in history.points())
     for second in range(131, 200):
-        history.add(float(second), (1300, 520, 130))
-    assert history.last_minute() == (0, 0, 0)
-    assert history.points[-1] == (0, 0)
+        history.add(second, 0.0, {"prompts": 1300, "hits": {"device": 520, "host": 0}})
+    assert history.last(60.0)["prompts"] == history.points()[-1]["prompts"] == 0
 
 
 def test_the_status_counts_what_is_held_by_category() -> None:

@@ -21,7 +21,7 @@ import pytest
 from canopy_lab.live.top.page_proxy import proxy
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.telemetry import page
-from sglang_canopy.telemetry.hour import POINT_S, POINTS, Hour
+from sglang_canopy.telemetry.window import MINUTE_S, POINTS, Window
 
 STATIC = Path(page.__file__).parent / "static"
 CATEGORY = "<img src=x onerror=alert(1)>"
@@ -219,10 +219,11 @@ def test_the_proxy_adds_the_key_and_passes_on_reads_under_canopy_alone() -> None
 
 
 def test_the_hour_is_of_whole_minutes_and_the_one_that_runs() -> None:
-    hour = Hour()
-    for second in range(int(POINT_S) * (POINTS + 5) + 30):
-        hour.add(float(second), 1e9 + second, (second, {"device": second // 2}, {"capacity": 1}))
-    points = hour.points()
+    hour = Window(MINUTE_S)
+    for second in range(int(MINUTE_S) * (POINTS + 5) + 30):
+        sums = {"hit_tokens": {"device": second // 2}, "evicted_tokens": {"capacity": 1}}
+        hour.add(float(second), 1e9 + second, {"prompt_tokens": second, **sums})
+    points = [*hour.points(), *hour.running()]
     assert len(points) == POINTS + 1
     assert {p["prompt_tokens"] for p in points[:-1]} == {60}
     assert points[0]["hit_tokens"] == {"device": 30}

@@ -22,11 +22,10 @@ from sglang_canopy.radix.counters import (
     Row,
 )
 from sglang_canopy.reuse.bins import EDGES
-from sglang_canopy.telemetry.history import POINT_S, History
 from sglang_canopy.telemetry.holdings import Holdings
-from sglang_canopy.telemetry.hour import Hour, Sums
 from sglang_canopy.telemetry.limit_series import hint_rows, limits
 from sglang_canopy.telemetry.prefill_seconds import PrefillSeconds, status_of
+from sglang_canopy.telemetry.window import MINUTE_S, POINT_S, Sums, Window
 from sglang_canopy.tenant import shown_tenant
 from sglang_canopy.ttl.table import RESIDUAL
 
@@ -50,8 +49,7 @@ class Status:
         self.cache = cache
         self.rank = rank
         self.counters = cache.tree_core.live.counters
-        self.history = History()
-        self.hour = Hour()
+        self.minutes, self.hour = Window(POINT_S), Window(MINUTE_S)
         self.started = time.time()
         self.holdings = Holdings(cache)
         self.seconds = PrefillSeconds()
@@ -62,13 +60,14 @@ class Status:
         rows = self.counters.rows()
         hits = [sum(row.tiers[tier].hits for row in rows) for tier in range(len(TIERS))]
         prompts = sum(row.prompt_tokens for row in rows)
-        self.history.add(now, (prompts, *hits))
+        of_tiers = {"prompt_tokens": prompts, "hit_tokens": dict(zip(TIERS, hits))}
+        self.minutes.add(now, time.time(), of_tiers)
         self.hour.add(now, time.time(), self._sums(rows, prompts, hits))
         if now >= self._next_walk:
             self.holdings.count(pause)
             # The walk takes at most half a percent of the time.
             self._next_walk = now + max(POINT_S, 200 * self.holdings.spent_s)
-        last_minute = self.history.last_minute()
+        last_minute = self.minutes.last(MINUTE_S)
         disk = self._disk()
         keep = _shown(self.cache.tree_core.protected.keeps.stats(), "tenants")
         return {
@@ -85,13 +84,16 @@ class Status:
             "nodes": len(self.cache.tree_core._node_arena),
             "prompt_tokens": prompts,
             "refused_requests": dict(zip(REFUSALS, self.counters.refused)),
-            "prompt_tokens_last_minute": last_minute[0],
-            "history": list(self.history.points),
+            "prompt_tokens_last_minute": last_minute["prompt_tokens"],
+            "history": [
+                (point["prompt_tokens"], sum(point["hit_tokens"].values()))
+                for point in self.minutes.points()
+            ],
             "history_point_s": POINT_S,
-            "hour": self.hour.points(),
+            "hour": [*self.hour.points(), *self.hour.running()],
             "tenants": self._tenants(),
             "curves": self._curves(),
-            "tiers": self._tiers(rows, hits, last_minute[1:], disk),
+            "tiers": self._tiers(rows, hits, last_minute["hit_tokens"], disk),
             "categories": [self._category(row) for row in rows],
             "adapters": self._adapters(),
             "groups": list(self._groups()),
@@ -114,7 +116,7 @@ class Status:
         self,
         rows: Sequence[Row],
         hits: Sequence[int],
-        hits_last_minute: Sequence[int],
+        hits_last_minute: Mapping[str, int],
         disk: dict[str, Any] | None,
     ) -> dict[str, dict[str, Any]]:
         """Return sizes and counts of each existing tier. ``hits``: one number per tier."""
@@ -125,7 +127,7 @@ class Status:
             tiers[name] = {
                 **sizes,
                 "hit_tokens": hits[tier],
-                "hit_tokens_last_minute": hits_last_minute[tier],
+                "hit_tokens_last_minute": hits_last_minute[name],
                 "entered_tokens": sum(row.entered for row in counted),
                 "demoted_tokens": sum(row.demoted for row in counted),
                 "evicted_tokens": {
@@ -159,7 +161,8 @@ class Status:
             reason: sum(row.tiers[DEVICE].evicted[i] for row in rows)
             for i, reason in enumerate(REASONS)
         }
-        return prompts, {name: hits[TIERS.index(name)] for name in tiers}, gone
+        found = {name: hits[TIERS.index(name)] for name in tiers}
+        return {"prompt_tokens": prompts, "hit_tokens": found, "evicted_tokens": gone}
 
     def _tenants(self) -> list[dict[str, Any]]:
         """Return the tenants with most tokens on all tiers, by their shown names."""

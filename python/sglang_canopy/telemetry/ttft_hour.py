@@ -8,7 +8,7 @@ from collections.abc import Callable
 from threading import Lock
 from typing import Any
 
-from sglang_canopy.telemetry.hour import POINT_S, POINTS
+from sglang_canopy.telemetry.window import MINUTE_S, POINTS
 
 _STEP = 1.1
 """Ratio of adjacent classes of times; the error is at most 5 %."""
@@ -42,12 +42,12 @@ class TtftHour:
         incomplete."""
         with self._lock:
             self._turn()
-            oldest = self._minute - (POINTS - 1) * POINT_S
+            oldest = self._minute - (POINTS - 1) * MINUTE_S
             points = [*self._points, self._point()] if self._counts else list(self._points)
         return [point for point in points if point["time_unix_s"] >= oldest]
 
     def _turn(self) -> None:
-        minute = self._clock() // POINT_S * POINT_S
+        minute = self._clock() // MINUTE_S * MINUTE_S
         if minute != self._minute:
             if self._counts:
                 self._points.append(self._point())
