@@ -1,4 +1,4 @@
-"""What every test may rely on: the environment of this machine, real data, a prepared model."""
+"""Fixtures of every test: the environment of this machine, real data, a prepared model."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from hypothesis import settings
 
 from support.chip import environment, has_cuda
 
-# How long an example takes says how busy the machine is. The same examples each time, so that a
-# change is what makes a test fail; `--all` looks for new ones.
+# No deadline: an example's time depends on the machine's load. Examples are equal in each run, so that
+# only a change makes a test fail; `--all` draws new ones.
 settings.register_profile("canopy", deadline=None, derandomize=True)
 settings.register_profile("explore", deadline=None, print_blob=True)
 
-# Before anything imports sglang or triton.
+# Set before sglang or triton is imported.
 for name, value in environment(has_cuda()).items():
     os.environ.setdefault(name, value)
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -46,7 +46,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
-    """The folder of real traces: $CANOPY_DATA, else `shared/data` beside the checkout."""
+    """The folder of real traces: $CANOPY_DATA, else `shared/data` next to the checkout."""
     named = os.environ.get("CANOPY_DATA")
     folder = Path(named) if named else ROOT.parent / "shared" / "data"
     if not folder.is_dir():

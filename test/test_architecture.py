@@ -45,7 +45,7 @@ def names_in(path: Path) -> frozenset[str]:
 
 
 def modules_in(path: Path) -> set[str]:
-    """Modules of the package that ``path`` imports. A package counts where a name is taken from it."""
+    """Return the package's modules that ``path`` imports. A package counts if a name is imported from it."""
     found = set()
     for name in names_in(path):
         if name in MODULES and (name in PACKAGES or MODULES[name] != path):
@@ -85,7 +85,7 @@ def test_no_file_imports_itself_through_others() -> None:
 
 
 def circles(graph: Mapping[str, set[str]]) -> list[str]:
-    """Whoever can be reached from itself."""
+    """Return the nodes that can be reached from themselves."""
     found = []
     for start in graph:
         seen: set[str] = set()

@@ -40,11 +40,11 @@ PAPERS: dict[str, list[str]] = {
         *(*numbered("Algorithm", 2), *numbered("Observation", 6)),
     ],
 }
-"""What each paper numbers, counted from its text."""
+"""Numbered items of each paper, counted in its text."""
 
 
 def rows(paper: str) -> dict[str, list[str]]:
-    """`| Figure 5 | what it shows | what came out | verdict | where |`, by the first cell."""
+    """Return rows `| Figure 5 | contents | result | verdict | place |`, by the first cell."""
     table = {}
     for line in (PAGES / f"{paper}.md").read_text(encoding="utf-8").splitlines():
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")]

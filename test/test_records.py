@@ -11,7 +11,7 @@ from support.disk_pages import PAGE, chain, content, store_at
 OTHER = {Kind.FLAG: True, Kind.WHOLE: 7, Kind.SECONDS: 900.5, Kind.OPTIONAL: 1100.5}
 UNLIKE = {name: OTHER.get(kind, f"another {name}") for name, kind in FIELDS.items()}
 UNLIKE |= {"source": GATEWAY, "group": -1}
-"""A value for each field that is not its default; groups are those of a TTL table."""
+"""A value for each field that differs from its default; groups belong to a TTL table."""
 
 
 def test_a_split_leaf_keeps_every_field() -> None:

@@ -16,7 +16,7 @@ agents = module("agent_slices")
 
 
 def trace(users: int, turns: int, tokens: int) -> list[TraceRequest]:
-    """Sessions whose turns come in between those of the others, each turn ``tokens`` longer."""
+    """Sessions with interleaved turns, each turn ``tokens`` longer."""
     return [
         TraceRequest(
             time_s=float(turn * users + user),

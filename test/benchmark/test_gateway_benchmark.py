@@ -1,4 +1,4 @@
-"""The benchmark of gateways sends a trace in its order: that order is what the hit rates are of."""
+"""The benchmark of gateways sends a trace in its order, on which the hit rates depend."""
 
 from __future__ import annotations
 

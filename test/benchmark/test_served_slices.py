@@ -1,4 +1,4 @@
-"""Two real servers in turns: when requests are due, what the bootstrap draws, what is written."""
+"""Two real servers in turns: due times, bootstrap draws, and the result."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_slices_have_about_as_many_prompt_tokens_each(prompts: list[int], count:
     assert [p for one in cut for p in one] == planned
     assert len(cut) == count
     assert all(cut)
-    if count > 1 and len(prompts) >= 40 * count:  # none is forced to be short by the others
+    if count > 1 and len(prompts) >= 40 * count:  # no slice is short because of the others
         fair, longest = sum(prompts) / count, max(prompts)
         assert all(abs(sum(p.prompt_tokens for p in one) - fair) <= longest for one in cut)
 
@@ -106,7 +106,7 @@ def test_due_times_ascend_from_the_start_at_the_rate(stamps: list[int], rate: fl
 
 
 def test_a_load_is_a_share_of_the_tokens_a_second_and_not_of_the_requests() -> None:
-    """Two slices of short and long prompts: on average the load that was asked for."""
+    """Two slices of short and long prompts have the requested load on average."""
     parts = [part([0, 1], [10, 30]), part([2, 3], [100, 60])]
     assert slices.rate_of(parts, load=0.5, tokens_a_second=200.0) == pytest.approx(2.0)
 

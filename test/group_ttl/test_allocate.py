@@ -47,7 +47,7 @@ def test_hits_and_bytes_of_one_group_by_hand() -> None:
 
 
 def test_an_interval_that_was_cut_off_is_not_one_that_ended() -> None:
-    # Half the pages come back after 4 s; the others were only watched for 2 s.
+    # Half of the pages return after 4 s; the others were observed for 2 s only.
     group = np.zeros(4, dtype=np.int64)
     gaps = np.array([4.0, 4.0, np.inf, np.inf])
     found = histograms(

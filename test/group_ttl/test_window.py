@@ -1,4 +1,4 @@
-"""Groups and TTLs learnt from a window: what is found, and when nothing is believed."""
+"""Groups and TTLs learnt from a window, and windows that are too small."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ QUICK, SLOW, UNIVERSAL = 100, 200, 1
 
 
 def two_tenants(window: PathLog, seconds: float, *, start: int = 0) -> None:
-    """Below one prompt of all: a tenant back every 2 s, one back every 45 s with more to keep,
-    each with payloads that nobody asks for again."""
+    """Below a shared prompt: a tenant that returns every 2 s, and a tenant with more tokens that returns
+    every 45 s. Both have payloads that never repeat."""
     fresh = iter(range(10_000 + start, 10**9))
     times = [(t, QUICK) for t in range(0, int(seconds), 2)]
     times += [(t + 0.5, SLOW) for t in range(0, int(seconds), 45)]

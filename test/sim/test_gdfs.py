@@ -10,7 +10,7 @@ def test_frequency_first():
 
 
 def test_the_clock_ages_an_old_favourite():
-    # 1 has value 3. Each eviction lifts the clock, and with it what is new: 1, 1, 2, 2, ...
+    # 1 has value 3. Each eviction lifts the clock, and with it new blocks: 1, 1, 2, 2, ...
     paths = [(1,), (1,), (1,), (2,), (3,), (4,), (5,), (6,), (7,)]
     cuts = play("gdfs", 2, paths, cost="linear")
     # values: 2 -> 1 (clock 1), 3 -> 2 (clock 2), 4 -> 3: ties with 1, which is older.

@@ -20,7 +20,7 @@ SEEDS = range(40)
 
 
 def growing_conversations(seed, requests=9, conversations=3):
-    """The paper's model: each prompt of a conversation holds the one before."""
+    """The paper's model: each prompt of a conversation contains its predecessor."""
     draw = random.Random(seed)
     ids = iter(range(1000))
     paths = [[] for _ in range(conversations)]
@@ -170,7 +170,7 @@ def test_with_threshold_zero_tail_belady_is_belady():
 
 
 def test_what_is_never_used_again_goes_first_when_ends_are_known():
-    # 1 is least recent but comes back; 2 never does.
+    # 1 is least recent but returns; 2 never does.
     paths = [(1,), (2,), (3,), (1,)]
     trace = [record(t, path) for t, path in enumerate(paths)]
     for name in ("end-aware-tlru", "length-aware-tlru"):

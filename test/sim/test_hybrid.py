@@ -78,7 +78,7 @@ def test_marconi_leaves_a_state_where_prompts_part_and_merges_what_lost_it() -> 
     small = MarconiTree(SHAPE, 7 * cache.block_bytes + 3 * SHAPE.state_bytes, BLOCK, alpha=0.0)
     small.access(request("ab", 0.0))
     small.access(request("abcd", 1.0))
-    small.access(request("wxyz", 2.0))  # of 4 blocks: the oldest state, that of ab, goes
+    small.access(request("wxyz", 2.0))  # 4 blocks: the oldest state, that of ab, is evicted
     assert small.access(request("abcd", 3.0)) == 4
     small.verify()
 
@@ -152,7 +152,7 @@ def test_marconis_budget_holds_after_every_request(steps, alpha) -> None:
 @given(steps=runs)
 @settings(max_examples=40, deadline=None)
 def test_with_room_for_all_a_prompt_is_found_to_its_last_known_place(steps) -> None:
-    """The oracle: all that was ever asked or branched at is a place."""
+    """The oracle: every end and branching point of earlier prompts is a place."""
     cache = tree(10_000, 10_000)
     marconi = MarconiTree(SHAPE, 10**9, BLOCK, 0.0)
     seen: set[str] = set()

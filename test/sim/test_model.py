@@ -13,7 +13,7 @@ def test_prefill_flops_by_hand():
     assert shape.flops_per_token() == 2 * (projections + 3 * 4 * 8)
     pairs = 1 + 2 + 3
     assert shape.prefill_flops(3) == 3 * shape.flops_per_token() + 4 * 2 * 2 * pairs
-    # What is cached costs nothing, but is attended to.
+    # Cached tokens cost nothing, but are attended to.
     assert shape.prefill_flops(3, cached=2) == shape.prefill_flops(3) - shape.prefill_flops(2)
     assert shape.kv_bytes_per_token() == 2 * 1 * 1 * 2 * 2
 

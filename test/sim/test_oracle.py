@@ -78,7 +78,7 @@ def test_misses_of_belady_equal_belady_written_out(ids):
 
 
 def min_misses(ids, following, size):
-    """Belady written out: of the cached ids, drop the one used last (or never)."""
+    """Belady: drop the cached id with the latest next use, or without one."""
     cached, misses = {}, 0
     for block, use in zip(ids, following):
         if block not in cached:

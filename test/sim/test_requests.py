@@ -66,7 +66,7 @@ def test_the_share_is_of_conversations():
 
 
 def test_a_conversation_that_rewrites_its_history_goes_on():
-    # The second request drops blocks 3 and 4: nobody uses them again.
+    # The second request drops blocks 3 and 4, which are not used again.
     trace = [
         record(0, [1, 2, 3, 4], conversation="a"),
         record(4, [1, 2, 9, 10], conversation="a"),

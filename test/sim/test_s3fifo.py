@@ -28,9 +28,9 @@ def test_without_ghosts_what_comes_back_is_new():
 
 
 def test_a_use_in_the_main_queue_buys_another_round():
-    # Making room for 4 moves 1 and 2 to the main queue and evicts 1, the less recent; room for
-    # 5 takes 3 from the small queue. For 6 the small queue sends 4 on to the main queue and is
-    # then within its half: 2 is the oldest there, and goes unless it was used once more.
+    # Room for 4 moves 1 and 2 to the main queue and evicts 1, the less recent; room for 5 evicts 3
+    # from the small queue. For 6 the small queue moves 4 to the main queue and is then within its
+    # half: 2 is the oldest there, and is evicted unless it was used again.
     ones, twos = [(1,)] * 3, [(2,)] * 3
     unused = [*ones, *twos, (3,), (4,), (4,), (4,), (5,), (6,)]
     used = [*ones, *twos, (3,), (4,), (4,), (4,), (5,), (2,), (6,)]
@@ -40,7 +40,7 @@ def test_a_use_in_the_main_queue_buys_another_round():
 
 def test_a_ghost_is_the_first_block_that_went_even_of_a_cut_node():
     # (1, 2, 3) is cut to (1, 2), then to (1,). When it returns, 2 is the first block missing:
-    # the new node (2, 3) enters the main queue and 10 goes before it.
+    # the new node (2, 3) enters the main queue and 10 is evicted before it.
     paths = [(1, 2, 3), (7,), (8,), (9,), (1, 2, 3), (10,), (11,)]
     cuts = [(3,), (2,), (7,), (8,), (9,)]
     assert play("s3fifo", 4, paths, ghost_share=9.0) == [*cuts, (10,)]

@@ -1,6 +1,6 @@
 """Lemma 1 and Theorem 2 of arXiv 2510.15152 against dynamic programmes that try everything.
 
-The programmes are those of benchmark/papers/tail/program.py, which the paper's page quotes.
+The programmes are in benchmark/papers/tail/program.py.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def test_the_programme_can_tell_a_worse_policy() -> None:
 
 def test_theorem_2_needs_beliefs_that_keep_their_proportions() -> None:
     # By Bayes' rule silence counts against a busy conversation more than against a slow one, so
-    # two of them can change places while nothing comes; the paper's exp(-mu t) cannot do that.
+    # two conversations can change places without an arrival; the paper's exp(-mu t) cannot do that.
     belief = program.silent_posterior(0.25)
     same = program.Model((1.0, 1.0, 1.0), {2: 1.0}, 1, 1, 3, belief=belief)
     least, ours = program.values(same, (0, 1, 2), 3)

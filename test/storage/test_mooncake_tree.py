@@ -1,4 +1,4 @@
-"""Live trees above a real Mooncake: what is shared, and how long a used page stays.
+"""Live trees above a real Mooncake: shared pages, and the lifetime of a used page.
 
 Each tree is a client of its own. Needs the wheel (docs/guide/mooncake.md); skipped without.
 """

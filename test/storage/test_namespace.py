@@ -1,4 +1,4 @@
-"""Which pages on disk are the same KV: by the model's configuration, weights and adapters."""
+"""Identity of KV on disk: the model's configuration, weights and adapters."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def made_model(folder: Path) -> Path:
 
 
 def namespace(model: object, **arguments: Any) -> str:
-    """Of a server with these arguments, on one pool and rank."""
+    """Return the namespace of a server with these arguments, on one pool and rank."""
     pool = host_pool(2)
     server = ServerArgs(model_path=str(model), device="cpu", page_size=4, **arguments)
     set_global_server_args_for_scheduler(server)
@@ -262,7 +262,7 @@ def test_an_adapter_named_by_hub_id_counts_with_the_model(model, tmp_path, monke
 
 
 def test_an_adapter_loaded_at_run_time_has_an_id_of_its_own_each_time() -> None:
-    """SGLang draws it anew at every load, so nothing of an earlier one is found."""
+    """SGLang draws a new id at every load, so pages of an earlier load are not found."""
     loads = [LoRARef(lora_name="law", lora_path="/adapters/law") for _ in range(2)]
     assert loads[0].lora_id != loads[1].lora_id
 
@@ -298,7 +298,7 @@ def test_page_size_heads_and_ranks_are_part_of_the_namespace(model: Path) -> Non
 
 
 def test_weights_that_changed_under_a_running_server_keep_its_namespace(model: Path) -> None:
-    """The store computes it once: what is on disk later is not what was loaded."""
+    """The store computes it once: later files on disk are not the loaded weights."""
     pool = host_pool(2)
     set_global_server_args_for_scheduler(ServerArgs(model_path=str(model), device="cpu"))
     extra = {"path": str(model.parent / "disk"), "capacity_bytes": 1 << 20, "sweep_s": 3600}

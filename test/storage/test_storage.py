@@ -92,7 +92,7 @@ def test_what_the_tree_notes_is_stored_and_comes_back(tmp_path):
     ]
     PAGES.describe(names, noted, [None, *names[:2]])
     storage.batch_set_v1(names[:2], token_indices(pool, [0, 1]))
-    # The second batch of the same node: its parent is what the tree said.
+    # The second batch of the same node: the tree has given its parent.
     storage.batch_set_v1(names[2:], token_indices(pool, [2]))
     assert len(PAGES) == 0
     storage.close()
@@ -260,7 +260,7 @@ def test_the_page_table_forgets_the_oldest_and_counts_it():
 
 
 def test_requests_with_long_prompts_that_nobody_takes_stay_within_the_bound():
-    """A disk thread that hangs, and prompts of 32,768 tokens in pages of one."""
+    """A blocked disk thread, and prompts of 32,768 tokens in pages of one."""
     pages = PageTable(max_event_bytes=4 << 20)
     tracemalloc.start()
     for i in range(64):

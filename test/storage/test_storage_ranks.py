@@ -34,7 +34,7 @@ def storage_at(folder: Path, pool, extra: dict | None = None, **fields) -> Canop
 
 
 def written(storage: CanopyStorage, names: list[str]) -> None:
-    """As SGLang's controller does: a rank that is no writer is not asked."""
+    """Write as SGLang's controller does: only on the writing rank."""
     if storage.config.is_storage_writer:
         places = token_indices(storage.layout.pool, list(range(len(names))))
         storage.batch_set_v1(names, places)
@@ -70,7 +70,7 @@ def test_two_processes_of_mla_agree_on_hits_and_a_restart_finds_them(tmp_path) -
 
 
 def test_replicas_of_data_parallelism_each_have_a_disk_tier(tmp_path) -> None:
-    """SGLang's storage configuration says dp_rank 0 to all of them."""
+    """SGLang's storage configuration gives dp_rank 0 to all replicas."""
     pool, names, replicas = host_pool(4), keys("a", 2), []
     for rank in range(3):
         with get_parallel().override(dp_rank=rank):
@@ -85,7 +85,7 @@ def test_replicas_of_data_parallelism_each_have_a_disk_tier(tmp_path) -> None:
 
 
 def test_a_folder_that_is_busy_at_the_start_is_taken_when_it_is_free(tmp_path, caplog) -> None:
-    """A rolling update on a shared volume: the next server starts before the last one ends."""
+    """A rolling update on a shared volume: the next server starts before the old one ends."""
     caplog.set_level("INFO")
     pool, names = host_pool(4), keys("a", 2)
     pool.kv_buffer.copy_(torch.randn(pool.kv_buffer.shape).to(pool.kv_buffer.dtype))

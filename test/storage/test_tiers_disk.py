@@ -1,4 +1,4 @@
-"""The disk tier below a live tree: what goes down, what comes back, what a restart keeps."""
+"""The disk tier below a live tree: writes, reads, and contents after a restart."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def start(tmp_path: Path):
-    """``start(...)``: a tree on the test's folder; the one before is closed first."""
+    """``start(...)``: a tree on the test's folder; the previous tree is closed first."""
     running: list[DiskTree] = []
 
     def begin(**options) -> DiskTree:
@@ -183,7 +183,7 @@ def test_a_node_in_use_all_the_time_is_reported_once_a_second(start) -> None:
         tree.serve(tokens(1, 4), 2.0 + step / 100)
     reported = len(PAGES.take_uses())
     assert 1 <= reported <= 3
-    tree.request(9.0)  # the rest of it comes with a later request
+    tree.request(9.0)  # the rest follows with a later request
     (keys, meta) = PAGES.take_uses()[-1]
     assert list(keys) == tree.keys(tokens(1, 4))
     assert meta.hits == 101
@@ -381,7 +381,7 @@ def test_a_healthy_disk_is_offered_each_page_once(start, rounds_at_once) -> None
 def test_ranks_rewrite_together_whichever_was_refused(
     start, rounds_at_once, monkeypatch, anywhere
 ) -> None:
-    """What one rank's disk says is not acted upon, but what all of them agreed on."""
+    """The ranks act on their agreement, not on one rank's disk."""
     tree = start()
     tree.serve(tokens(1, 8), 1.0)
     if not anywhere:

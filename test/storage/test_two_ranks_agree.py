@@ -1,4 +1,4 @@
-"""Two ranks in two processes: they use the same records, whatever their clocks and disks say."""
+"""Two ranks in two processes: they use equal records with different clocks and disks."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def process_group(tmp_path_factory: pytest.TempPathFactory):
 class Server:
     """A tree with a disk tier, and SGLang's manager of weight updates around it.
 
-    Weights are loaded by a runner that only says whether that worked.
+    A runner loads weights and only reports success.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -172,7 +172,7 @@ def test_weights_that_a_peer_wrote_are_an_update(server: Server) -> None:
 
 @pytest.mark.parametrize("how", ["disk", "tensor"])
 def test_kv_that_stays_in_memory_after_an_update_goes_to_no_disk(server: Server, how: str) -> None:
-    """``flush_cache: false`` keeps the old KV in use: SGLang's user asked for that."""
+    """``flush_cache: false`` keeps the old KV in use, as its user requested."""
     assert server.update(how, flush=False)
     server.tree.storage.maintain()
     server.tree.insert([*PATH, 200, 201], server.tree.request(2.0))

@@ -1,4 +1,4 @@
-"""What the live tree counts: every token once, with the reason that made it leave."""
+"""Counts of the live tree: every token once, with the reason of its eviction."""
 
 from __future__ import annotations
 
@@ -351,7 +351,7 @@ def registry() -> CollectorRegistry:
 
 @pytest.fixture
 def exported(registry):
-    """What Prometheus would scrape, as (name, labels) -> value."""
+    """Return the metrics for Prometheus, as (name, labels) -> value."""
     return lambda: {
         (s.name, frozenset(s.labels.items())): s.value
         for m in registry.collect()
@@ -405,8 +405,8 @@ for seconds in (0.5, 3.0, 1e9):
 
 
 def test_what_a_scheduler_process_counts_is_read_by_another_one(tmp_path) -> None:
-    """As SGLang does: the one that answers ``/metrics`` has the other's files only, and still has
-    them when that process is gone."""
+    """As in SGLang, the process that answers ``/metrics`` reads the other's files, even after that
+    process has ended."""
     environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
     subprocess.run([sys.executable, "-c", COUNT_IN_A_PROCESS], env=environment, check=True)
     registry = CollectorRegistry()

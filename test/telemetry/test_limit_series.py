@@ -30,7 +30,7 @@ def value(registry: CollectorRegistry, name: str, **labels: str) -> float | None
 def say_over(
     records: HintRecords, tenant: str, right: int, wrong: int, speaker: object = None
 ) -> None:
-    """``tenant`` finishes as many requests again that nobody says anything of and that go on."""
+    """``tenant`` finishes the same number of requests without hints, which continue."""
     root = ReuseModel().categories.get("*")
     for at in range(2 * (right + wrong)):
         tip = Tip(float(at), root, tenant)

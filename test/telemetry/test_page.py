@@ -281,7 +281,7 @@ def test_a_browser_shows_what_to_do_first_and_then_every_part(tmp_path: Path) ->
         assert text in dom, text
     assert dom.index("Keep wa") < dom.index("<h2>")
     assert dom.count('class="u-wrap"') == 4  # hits, times to first token, evictions, curves
-    assert hidden_parts(dom) == {"Held by tenant"}  # there is none but the public one
+    assert hidden_parts(dom) == {"Held by tenant"}  # only the public tenant exists
     assert "&lt;img src=x onerror=alert(1)&gt;" in dom
     assert "<img" not in dom
     assert "no news" not in dom

@@ -1,4 +1,4 @@
-"""Quantiles of each minute are those of its times, and the hour is bounded."""
+"""Quantiles of each minute equal those of its times, and the hour is bounded."""
 
 from __future__ import annotations
 

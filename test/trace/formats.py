@@ -108,7 +108,7 @@ def langfuse(c: Call, n: int) -> Any:
 
 
 def langfuse_page(calls: list[Call]) -> bytes:
-    """What its pages export: one JSON list."""
+    """Return the export of its pages: a JSON list."""
     return json.dumps([
         {"id": f"o{n}", "traceId": f"t{c.talk}", "type": "GENERATION", "startTime": when(c.at_s),
          "sessionId": c.talk, "model": "m", "input": {"messages": c.messages, "tools": TOOLS},
@@ -145,7 +145,7 @@ def anthropic_tools() -> list[dict[str, Any]]:
 
 @of_rows("anthropic", "openai")
 def anthropic(c: Call, n: int) -> Any:
-    """Bodies of ``/v1/messages``; ``input_tokens`` leaves out what was cached."""
+    """Return a body of ``/v1/messages``; ``input_tokens`` excludes cached tokens."""
     blocks = [{"role": m["role"], "content": [{"type": "text", "text": m["content"]}]} for m in c.history]  # fmt: skip
     blocks[-1]["content"][-1]["cache_control"] = {"type": "ephemeral"}  # type: ignore[index]
     system = [{"type": "text", "text": c.system, "cache_control": {"type": "ephemeral"}}]
@@ -215,7 +215,7 @@ def gen_ai(c: Call) -> dict[str, Any]:
 
 @of_rows("otel-otlp", "otel")
 def otel_otlp(c: Call, n: int) -> Any:
-    """What a collector's file exporter writes."""
+    """Return a line of a collector's file exporter."""
     span = {"traceId": f"{n:032x}", "spanId": f"{n:016x}", "name": "chat m", "kind": 3,
             "startTimeUnixNano": str(round((START_S + c.at_s) * 1e9)), "status": {},
             "attributes": [attribute(k, v) for k, v in gen_ai(c).items()]}  # fmt: skip
@@ -224,7 +224,7 @@ def otel_otlp(c: Call, n: int) -> Any:
 
 @of_rows("otel-flat", "otel")
 def otel_flat(c: Call, n: int) -> Any:
-    """What the console exporter writes, on one line."""
+    """Return the output of the console exporter, on one line."""
     return {"name": "chat m", "context": {"trace_id": f"0x{n:x}", "span_id": f"0x{n:x}"},
             "kind": "SpanKind.CLIENT", "start_time": when(c.at_s), "attributes": gen_ai(c)}  # fmt: skip
 
@@ -244,7 +244,7 @@ def openllmetry(c: Call, n: int) -> Any:
 
 @of_rows("openinference", "otel")
 def openinference(c: Call, n: int) -> Any:
-    """As Phoenix exports it: nested."""
+    """Return Phoenix's nested export."""
     return {"name": "ChatCompletion", "span_kind": "LLM", "start_time": when(c.at_s), "status_code": "OK",
             "attributes": {"llm": {"input_messages": [{"message": m} for m in c.messages],
                                    "tools": [{"tool": {"json_schema": json.dumps(t)}} for t in TOOLS],
@@ -355,7 +355,7 @@ def in_docker(inner: bytes) -> bytes:
 
 
 def in_containerd(inner: bytes, at: int = 3000) -> bytes:
-    """CRI: parts of a line are marked P, its last one F; another stream comes in between."""
+    """Wrap in CRI: parts of a line are marked P, the last part F; another stream is in between."""
     rows: Rows = []
     for line in inner.decode().splitlines():
         pieces = [line[k : k + at] for k in range(0, len(line), at)]
@@ -373,7 +373,7 @@ for base in ("vllm", "vllm-debug", "sglang"):
 
 @of_rows("claude-code", "sessions")
 def claude_code(c: Call, n: int) -> Any:
-    """A turn of a transcript: what the user said, and an answer of two blocks on two lines."""
+    """Return a turn of a transcript: the user's message, and an answer of two blocks on two lines."""
     before = f"{c.talk}-{c.turn - 1}-b" if c.turn > 1 else None
     ask, one, two = (f"{c.talk}-{c.turn}-{k}" for k in ("q", "a", "b"))
     common = {"isSidechain": False, "sessionId": c.talk, "version": "2.0", "cwd": "/w"}

@@ -18,7 +18,7 @@ def rows(count: int) -> list[bytes]:
 
 
 def test_every_frame_of_a_zstd_file_is_read(tmp_path: Path) -> None:
-    """Rotated logs are put together by appending: gzip and xz read on by themselves."""
+    """Rotated logs are joined by appending; gzip and xz read all parts."""
     zstandard = pytest.importorskip("zstandard")
     path = tmp_path / "log.jsonl.zst"
     path.write_bytes(b"".join(zstandard.ZstdCompressor().compress(row) for row in rows(3)))
@@ -70,7 +70,7 @@ def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("format", [None, "openai", "sglang", "vllm", "azure"])
 def test_utf_16_is_named(tmp_path: Path, format: str | None) -> None:
-    """What ``>`` writes in an older PowerShell."""
+    """``>`` writes UTF-16 in an older PowerShell."""
     path = tmp_path / "log.jsonl"
     path.write_text(rows(1)[0].decode(), encoding="utf-16")
     with pytest.raises(CanopyError, match=r"UTF-16.*iconv -f UTF-16 -t UTF-8"):

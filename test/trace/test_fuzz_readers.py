@@ -1,4 +1,4 @@
-"""Damage to a log of any format: the answer is equal, or the reader says what is missing.
+"""Damage to a log of any format: the answer is equal, or the reader reports the missing part.
 
 Only ``CanopyError`` is raised, and no request is made up. Run with ``-s`` for the counts.
 """
@@ -71,7 +71,7 @@ def in_time(found: list[TraceRequest]) -> list[tuple[float, tuple[int, ...]]]:
 
 
 def said(tolerance: Tolerance) -> int:
-    """Entries that the reader counted as left out or changed."""
+    """Return the number of entries that the reader ignored or changed."""
     seen = tolerance.understood
     return seen.left_out.total() + seen.changed.total() + tolerance.skipped
 

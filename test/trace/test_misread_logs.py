@@ -1,4 +1,4 @@
-"""Logs that were once misread silently: the answer is right now, or its first line says what is missing."""
+"""Logs that were once misread silently: the answer is correct, or its first line names the missing part."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_requests_of_one_time_keep_the_logs_order(tmp_path: Path) -> None:
     assert [r.line for r in sample.requests] == list(range(1, 61))
 
 
-# What reached the server, and how often.
+# Calls that reached the server, counted once.
 
 
 def test_calls_that_no_server_computed_are_counted_and_left_out(tmp_path: Path, whole: Any) -> None:
@@ -136,7 +136,7 @@ def test_a_call_that_is_logged_twice_counts_once(tmp_path: Path, whole: Any) -> 
 
 
 def test_names_that_are_no_calls_names_join_nothing(tmp_path: Path, whole: Any) -> None:
-    """A trace's id beside every call of it, and a retry after minutes that the server computed."""
+    """Every call has the id of its trace, and the server computed a retry after minutes."""
     path = put(tmp_path / "a", [{**row, "id": row["session_id"]} for row in OWN])
     assert len(read(path)) == len(whole)
     rows = [{"time": START_S + at, "id": "one", "prompt": "the same"} for at in (0, 300)]
@@ -169,7 +169,7 @@ def test_a_gateways_span_round_its_clients_counts_once(tmp_path: Path) -> None:
 
 
 def test_counts_without_cached_tokens_are_asked_about(tmp_path: Path) -> None:
-    """Nothing in the log says what was cached: the scale would be far too low."""
+    """The log has no cached tokens, so the scale would be far too low."""
     rows = [{**row, "usage": {"input_tokens": 60, "output_tokens": 9}} for row in OWN]
     path = put(tmp_path / "a", rows)
     with pytest.raises(CanopyError, match=r"may leave out cached tokens.*give --tokenizer"):

@@ -1,4 +1,4 @@
-"""Logs of an OpenAI API, in the words of those who export them."""
+"""Logs of an OpenAI API, in the formats of their exporters."""
 
 from __future__ import annotations
 

@@ -267,7 +267,7 @@ def test_memory_does_not_grow_with_the_trace(tmp_path: Path, name: str) -> None:
     finally:
         tracemalloc.stop()
     assert requests == 20_000
-    # The bailian file is over 14 MB; what is held is a line, and the chat ids.
+    # The bailian file is over 14 MB; memory has a line, and the chat ids.
     assert peak < 3_000_000
 
 

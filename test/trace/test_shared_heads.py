@@ -1,4 +1,4 @@
-"""Which blocks the agents of an overlay share, against what their documents say."""
+"""Shared blocks of an overlay's agents, against their documents."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_archives_that_do_not_count_share_nothing() -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_equal_ids_still_mean_equal_prefixes(data: st.DataObject) -> None:
-    """Ids stay chained, whatever is said about heads: the block before an id is always the same."""
+    """Ids stay chained for any heads: the predecessor of an id is always the same."""
     documents = []
     for at in range(data.draw(st.integers(2, 5))):
         ids: dict[tuple[int, ...], int] = {}
@@ -122,7 +122,7 @@ def test_agents_of_one_kind_share_their_heads_in_an_overlay(tmp_path: Path) -> N
 def test_sub_agents_of_one_real_conversation_have_the_heads_that_counts_say(
     data_dir: Path,
 ) -> None:
-    """Where the archive can be asked: agents of one file, whose ids can be compared."""
+    """Agents of one file of the archive, whose ids can be compared."""
     pairs = equal = 0
     for _, text in agentic.documents(data_dir / "agentic_coding/traces_500.tar.xz"):
         if b'"subagent"' not in text:

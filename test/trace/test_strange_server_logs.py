@@ -1,4 +1,4 @@
-"""What real servers' logs hold beside plain requests: none of it ends a run, none of it is made up."""
+"""Other entries in real servers' logs than plain requests: none ends a run, none is invented."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def read(path: Path, *rows: str) -> list[TraceRequest]:
 
 
 def test_health_checks_are_no_traffic(tmp_path: Path) -> None:
-    """SGLang's ``/health`` asks for a token of the prompt ``[0]``; a busy server never ends it."""
+    """SGLang's ``/health`` generates a token for the prompt ``[0]``; a busy server never ends it."""
     rows = []
     for at in range(3):
         probe = f"HEALTH_CHECK_{at}"
@@ -53,7 +53,7 @@ def test_embeddings_have_no_tokens_in_their_answers(tmp_path: Path) -> None:
 def test_what_a_server_refused_was_never_in_its_cache(
     tmp_path: Path, reason: dict[str, Any], completion_tokens: int, kept: bool
 ) -> None:
-    """A client that asks a full server again and again must not look like a prompt that repeats."""
+    """A client that retries at a full server must not look like a repeating prompt."""
     meta = {"completion_tokens": completion_tokens, "e2e_latency": 0.1, "finish_reason": reason}
     row = event("finished", "a", 1, obj={"input_ids": PROMPT}, out={"meta_info": meta})
     found = read(tmp_path / "log", row, finished("b", 2, PROMPT))
@@ -61,7 +61,7 @@ def test_what_a_server_refused_was_never_in_its_cache(
 
 
 def test_a_request_that_never_ends_holds_back_no_others(tmp_path: Path, monkeypatch: Any) -> None:
-    """Else a log of any length lies in memory behind the first client that hung up."""
+    """Otherwise the log stays in memory behind the first client that disconnected."""
     monkeypatch.setattr("canopy_lab.trace.sglang_log.ORDER_WINDOW", 4)
     log = tmp_path / "log"
     rows = [event("received", "never", 1, obj={})]
@@ -75,7 +75,7 @@ def test_a_request_that_never_ends_holds_back_no_others(tmp_path: Path, monkeypa
 
 
 def test_several_answers_to_one_prompt_are_as_many_requests(tmp_path: Path, caplog: Any) -> None:
-    """With ``n`` SGLang computes the prompt once, then asks for each answer under a new name."""
+    """With ``n`` SGLang computes the prompt once, then each answer under a new name."""
     obj = {"sampling_params": {"n": 2}}
     rows = [event("received", ["r"], 1.0, obj=obj)]
     rows += [finished(name, 3.0, PROMPT) for name in ("prefix", "one", "two")]
@@ -138,7 +138,7 @@ def test_texts_are_measured_by_the_servers_own_counts(tmp_path: Path) -> None:
 
 
 def test_a_clock_that_is_set_back_goes_on(tmp_path: Path, caplog: Any) -> None:
-    """Daylight saving, or an hour's file put before the one before it."""
+    """Daylight saving, or hourly files in the wrong order."""
     rows = [
         '[x] {"timestamp": "2026-10-25T02:59:00", "event": "request.finished", "rid": "a",',
         '[x] {"timestamp": "2026-10-25T02:00:00", "event": "request.finished", "rid": "b",',
@@ -203,7 +203,7 @@ def test_a_number_that_is_no_token_is_a_broken_line(tmp_path: Path) -> None:
 
 
 def test_a_session_that_logs_only_what_it_adds_is_pointed_out(tmp_path: Path, caplog: Any) -> None:
-    """With ``session_params`` SGLang puts the prompt together from the turns before."""
+    """With ``session_params`` SGLang builds the prompt from earlier turns."""
     read(tmp_path / "log", finished("a", 1, PROMPT, session_params={"id": "s", "rid": "r"}))
     assert "1 continue a session that is not in the log" in caplog.text
 

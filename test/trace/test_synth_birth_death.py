@@ -88,7 +88,7 @@ def test_silence_tells_of_an_end_as_bayes_rule_says_and_more_than_the_papers_bel
                 continue
             silent += 1
             returned += following < float("inf")
-    # Under way, it returns before its end with probability turns / (turns + ends).
+    # An active conversation returns before its end with probability turns / (turns + ends).
     share = returned / silent * (turns + ends) / turns
     truth = still_under_way(load(*rates), silent_s)
     assert abs(share - truth) < 4 * sqrt(truth / silent) * (turns + ends) / turns

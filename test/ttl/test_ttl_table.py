@@ -1,4 +1,4 @@
-"""TTL tables: which page gets which TTL, and what a table refuses."""
+"""TTL tables: the TTL of a page, and refused tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sums of a sample against the sums over all, fading, and what the sample's error is said to be."""
+"""Sums of a sample against the sums over all, fading, and the stated error of the sample."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_prefix_that_everybody_hits_says_nothing_whether_it_is_sampled_or_not(
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 1000), st.sampled_from([1, 4]))
 def test_old_requests_fade_whatever_the_weights_have_grown_to(seed, one_in):
-    """A thousand memories on, nothing has overflowed, and only what is recent counts."""
+    """After a thousand memories nothing has overflowed, and only recent requests count."""
     account = Account(10.0)
     fill(account, one_in, seed, requests=50)
     old = account.served_ratio()
@@ -105,7 +105,7 @@ def test_a_block_that_is_won_and_then_lost_again_adds_no_sampling_error():
 
 
 def test_a_rescaled_account_states_the_same_error():
-    """Weights are rescaled after 25 memories; the error of what came before fades as its tokens do."""
+    """Weights are rescaled after 25 memories; the error of earlier requests fades with their tokens."""
     stated = []
     for between_s in (0.0, 26.0):  # in one run the weights are rescaled, in the other they are not
         account = Account(1.0)

@@ -1,4 +1,4 @@
-"""The meter says what full simulations say, equally on every rank, and within bounds."""
+"""The meter agrees with full simulations, is equal on every rank, and is bounded."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def turns(seed, conversations=40, turns=8, gap_s=10.0):
 
 
 def serve(policy, blocks, seed, meter=None, **more):
-    """Hit ratio of a tree of ``blocks`` blocks; ``meter`` hears of every request."""
+    """Return the hit ratio of a tree of ``blocks`` blocks; ``meter`` receives every request."""
     tree, hit, asked = RadixTree(make_policy(policy), blocks, BLOCK), 0, 0
     for _, request in turns(seed, **more):
         tokens = tree.access(request) * BLOCK
@@ -82,7 +82,7 @@ def test_where_all_is_sampled_the_meter_is_the_simulation(seed, blocks):
         for factor, capacity in ((1, NOW), (2, "device x2"), (0.5, "device x0.5")):
             arm = LRU if name == "lru" else name
             truth = serve(name, int(blocks * factor), seed)
-            # The meter hears of a request when it ends, a policy when it comes: a fit may differ.
+            # The meter receives a request at its end, a policy at its arrival: a fit may differ.
             near = 1e-5 if name == "lru" else 0.02
             assert ever(meter, arm, capacity) == pytest.approx(truth, abs=near)
             if capacity == NOW:
@@ -91,7 +91,7 @@ def test_where_all_is_sampled_the_meter_is_the_simulation(seed, blocks):
 
 
 def answers(seed, families=60, turns=1200):
-    """Documents that two or three conversations each ask about, one after the other."""
+    """Documents that two or three conversations use, one after the other."""
     draw = random.Random(seed)
     for step in range(turns):
         who = draw.randrange(families)
@@ -149,7 +149,7 @@ def test_the_work_of_a_minute_is_bounded_whatever_comes():
 
 
 def test_the_first_busy_seconds_say_how_many_requests_a_second_there_are():
-    """Or policies learn from all of a minute's requests where they ought to from the sampled."""
+    """Otherwise policies learn from all requests of a minute, not from the sampled ones."""
     meter = Meter(MeterSetup((LRU, "wa")), Memory(10_000 * BLOCK), LRU)
     step = 0
     while meter.caches.one_in == 1:
@@ -231,7 +231,7 @@ def test_the_floor_tolerates_two_standard_errors_of_the_sample(monkeypatch):
 
 
 def test_what_the_server_really_hits_is_the_ground_of_every_estimate():
-    """The server hits a tenth of what the shadow cache does: so would every other arm, less."""
+    """The server hits a tenth of the shadow cache, and so would every other arm."""
     meter = Meter(MeterSetup((LRU,), (1.0, 4.0)), Memory(60 * BLOCK), LRU)
     for _, request in turns(3):
         meter.ended(request, 0)
@@ -278,7 +278,7 @@ def test_the_host_is_what_is_multiplied_where_there_is_one():
     assert Memory(100).label(1.0) == NOW
 
 
-# ---- whoever runs changes ----
+# ---- the running policy changes ----
 
 
 def test_another_running_policy_begins_its_own_account():
@@ -295,8 +295,8 @@ LONG = {"threshold-lru": {"threshold_tokens": 5 * BLOCK}}
 
 
 def hot_and_new(steps, hot=4, new=6, every=2):
-    """One request in ``every`` is for the same prompt, the others for new ones; of so many blocks.
-    ``threshold-lru`` lets the shorter ones go first."""
+    """One request in ``every`` has the same prompt of ``hot`` blocks, the others new prompts of ``new``.
+    ``threshold-lru`` evicts the shorter prompts first."""
     for step in range(steps):
         first = 1000 + 8 * step
         again = step % every == every - 1

@@ -1,4 +1,4 @@
-"""Shadow caches hit what the real cache would, whole or on a sample of the blocks."""
+"""Shadow caches have the hits of the real cache, whole or on a sample of the blocks."""
 
 import math
 import random
@@ -74,7 +74,7 @@ def test_a_shadow_cache_hits_what_a_real_one_does(name):
 
 
 def served(caches, entry):
-    """What ``caches`` make of a request that has ended."""
+    """Return the result of ``caches`` for an ended request."""
     ended = request(*entry)
     ended.label = ended.category
     picked = caches.pick(ended)
@@ -88,7 +88,7 @@ def test_dense_traffic_is_thinned_out_and_smaller_samples_are_parts_of_larger():
     assert len(before) == 1000
     for step in range(40_000):
         served(caches, (step * 0.01, (step % 1000,), step % 1000))
-    # 100 requests a second, of which 12 may be served: one in 16 are 6.25, one in 8 are 12.5.
+    # 100 requests per second and a budget of 12: one in 16 gives 6.25, one in 8 gives 12.5.
     assert caches.one_in == 16
     after = {block for block in range(1000) if caches.samples(block)}
     assert after < before
@@ -121,7 +121,7 @@ def test_what_all_conversations_share_is_sampled_as_anything_else():
     assert caches.blocks()["lru"] == 500 // 8
     shared = sum(map(caches.samples, range(400)))
     assert 40 <= shared <= 60
-    # All of the shared ones that are in the sample, from the second request on.
+    # All shared blocks of the sample, from the second request on.
     assert last.hit_blocks["lru"] >= shared
 
 
@@ -143,7 +143,7 @@ def test_thinning_out_keeps_the_sampled_blocks_in_their_order(seed, one_in, name
     for block, node in after.items():
         assert node.last_access == before[block].last_access
         assert node.hits == before[block].hits
-    for entry in turns(seed, conversations=12)[:5]:  # still found, each by what is left of its path
+    for entry in turns(seed, conversations=12)[:5]:  # still found, each by the rest of its path
         path = tuple(block for block in entry[1] if sampler.samples(block))
         assert tree.match(path)[1] == len(path)
     tree.verify()

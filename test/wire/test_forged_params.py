@@ -1,4 +1,4 @@
-"""A scheduler survives any ``custom_params``: the stamp is checked where it is read, too."""
+"""A scheduler survives any ``custom_params``: the stamp is also checked by its reader."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_no_stamp_however_malformed_stops_the_tree(forgeries: list[object]) -> N
         req = fake_req(tokens, [1, 2])
         req.sampling_params = SimpleNamespace(custom_params=custom)
         request = tree.core.requests.of(req)
-        # A sound stamp may be older than the one before it; the clock never goes back.
+        # A valid stamp may be older than its predecessor; the clock never decreases.
         assert 0.0 <= request.time < 1e11
         assert tree.core.clock.now == max(before, request.time)
         before = tree.core.clock.now
@@ -80,7 +80,7 @@ def test_a_number_too_large_for_any_float_is_refused_like_any_other(key: str) ->
 
 
 class Req:
-    """An SGLang ``Req``, as far as its forced output goes."""
+    """An SGLang ``Req`` with the fields of forced outputs."""
 
     rid = "r"
     origin_input_ids = (1,)

@@ -1,4 +1,4 @@
-"""Hints that come by themselves: what is taken, how many wait, how they reach every scheduler."""
+"""Hints without a request: accepted hints, waiting hints, and delivery to every scheduler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much each tenant may ask for in a second."""
+"""Each tenant's budget per second."""
 
 from __future__ import annotations
 

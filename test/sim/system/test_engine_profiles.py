@@ -1,4 +1,4 @@
-"""Profiles of engines: what is shipped, and what is refused."""
+"""Profiles of engines: shipped profiles, and refused ones."""
 
 from __future__ import annotations
 

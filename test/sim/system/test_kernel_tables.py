@@ -11,7 +11,7 @@ from sglang_canopy.errors import CanopyError
 SHAPE = ModelShape(4, 1024, 16, 8, 64, 4096)
 FLOPS, PAIRS, READ = 1e15, 1e13, 1e12
 SIZES = (512, 1024, 2048, 4096, 8192)
-"""Seconds: products by their arithmetic, prompts by pairs, steps by what they read."""
+"""Seconds: products by their arithmetic, prompts by pairs, steps by the bytes read."""
 
 
 def attention(**row):

@@ -98,5 +98,5 @@ def test_sessions_are_timed_from_their_first_turn_to_their_last_answer(simulated
     row = gate.run(Workload(trace), arm, 60.0, 1)
     assert row["sessions"] == 5
     assert row["sessions_per_hour"] > 0
-    # Two pauses of ten seconds or what is left of them, and three short prefills.
+    # Two pauses of at most ten seconds, and three short prefills.
     assert 15 < row["mean_session_s"] < 25

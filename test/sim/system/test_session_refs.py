@@ -82,7 +82,7 @@ class SGLangs:
 
 
 def steps(seed: int) -> list[tuple[tuple[int, ...], str | None, bool]]:
-    """Talks that grow by whole nodes, asked under names of their own and under shared ones."""
+    """Conversations that grow by whole nodes, under their own and under shared names."""
     draw = random.Random(seed)
     talks: dict[int, tuple[int, ...]] = {}
     made = []
@@ -140,7 +140,7 @@ def test_a_split_node_counts_as_before_and_a_deleted_one_hands_its_session_up() 
     ours.serve((1, 2, 5), "b")
     assert ours.counts() == {2: 2, 4: 1, 5: 1}
     ours.refs.close("b")
-    ours.tree.evict_device(1)  # what nobody counts goes before what is older
+    ours.tree.evict_device(1)  # uncounted nodes are evicted before older ones
     assert ours.counts() == {2: 1, 4: 1}
     ours.tree.evict_device(1)
     assert ours.counts() == {2: 1}

@@ -1,4 +1,4 @@
-"""When requests come, and what policies are told of it: stamps, waiting turns, closed loops."""
+"""Arrival times, and the times that policies receive: stamps, waiting turns, closed loops."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support.systems import profile, request
 
 
 def told(monkeypatch, trace, **options) -> list[float]:
-    """The times that the device's policy is told."""
+    """Return the times that the device's policy receives."""
     times: list[float] = []
 
     def make(name, config):
@@ -90,7 +90,7 @@ def test_spreading_keeps_order_and_stays_inside_the_interval(groups, seed):
 
 
 def agent(start: float, name: str, first: int, gaps: list[float], **others):
-    """Turns of a session, each with ten tokens more than the one before it."""
+    """Turns of a session, each with ten tokens more than its predecessor."""
     made, time = [], start
     for turn, gap in enumerate([0.0, *gaps], 1):
         time += gap

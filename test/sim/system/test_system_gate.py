@@ -1,4 +1,4 @@
-"""The session gate in the simulator: free below pressure, and what it is for above it."""
+"""The session gate in the simulator: no effect without pressure, a gain under pressure."""
 
 from __future__ import annotations
 

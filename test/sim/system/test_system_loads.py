@@ -1,4 +1,4 @@
-"""Several loads: the saturation that is found, goodput, sessions, and what the command prints."""
+"""Several loads: saturation, goodput, sessions, and the command's output."""
 
 from __future__ import annotations
 

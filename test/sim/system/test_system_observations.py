@@ -1,7 +1,7 @@
-"""Kareto's observations 1 to 6 (arXiv 2603.08739, section 3.3), as the simulator shows them.
+"""Kareto's observations 1 to 6 (arXiv 2603.08739, section 3.3) in the simulator.
 
-Density is the rate of arrival over what the system can compute. Each is read off two or more runs
-that differ in one thing.
+Density is the arrival rate over the system's capacity. Each observation compares two or more runs that
+differ in one setting.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from support.systems import KV, profile, request, rounds
 DEVICE = 300
 """Tokens: three prompts of 100, each 0.1 s to compute."""
 IDLE_S, BUSY_S = 1.0, 0.03
-"""Between two requests: a tenth of what the system can do, and three times as much."""
+"""Seconds between two requests: at a tenth of the capacity, and at three times the capacity."""
 SIZES = (0, 6, 12, 18, 24)
 """DRAM, in prompts."""
 
@@ -41,7 +41,7 @@ def host(prompts: float) -> TierSpec | None:
 
 
 def recurring(every_s: float, prompts: int = 27, times: int = 16) -> list[TraceRequest]:
-    """Prompts in random order: each larger cache hits about as much more as the last one did."""
+    """Prompts in random order: hits grow about linearly with the cache."""
     draw, order = random.Random(1), []
     for _ in range(times):
         order += draw.sample(range(prompts), prompts)
@@ -65,7 +65,7 @@ def test_1_at_low_density_throughput_is_the_rate_of_arrival_whatever_the_storage
 
 
 def test_1_beyond_a_moderate_size_more_storage_hardly_lowers_latency():
-    # Half of the requests ask for three prompts: what a small cache holds.
+    # Half of the requests are for three prompts, which fit into a small cache.
     draw = random.Random(2)
     few = [draw.randrange(3) if draw.random() < 0.5 else draw.randrange(3, 40) for _ in range(400)]
     trace = [request(i * IDLE_S, tuple(range(w * 10 + 1, w * 10 + 11))) for i, w in enumerate(few)]
@@ -76,7 +76,7 @@ def test_1_beyond_a_moderate_size_more_storage_hardly_lowers_latency():
 
 
 def disk_hits(every_s: float, policy: str) -> float:
-    """Of a disk that holds everything; little DRAM."""
+    """Return the hits of a disk that has all prompts, with little DRAM."""
     disk = TierSpec(1e9, 4e6, 1e9)  # 23 ms to read a prompt, 100 ms to compute it
     result = run(recurring(every_s), host=tier(8), disk=disk, prefetch_policy=policy,
                  chunked_prefill_tokens=100)  # fmt: skip
@@ -84,7 +84,7 @@ def disk_hits(every_s: float, policy: str) -> float:
 
 
 def test_2_at_low_density_a_disk_gives_less_than_its_capacity_promises():
-    # No request queues, so that none has time to read.
+    # No request waits, so no request has time to read.
     assert disk_hits(IDLE_S, "wait_complete") > 0.5
     assert disk_hits(IDLE_S, "best_effort") == 0.0
 
@@ -139,7 +139,7 @@ def test_5_reads_and_writes_compete_for_one_channel():
 
 
 def test_5_a_disk_too_small_to_take_what_dram_evicts_is_worth_nothing():
-    # Every one holds all 27 prompts; the slowest writes 5 of 1,000 tokens a second.
+    # Every disk has room for all 27 prompts; the slowest writes 5 of 1,000 tokens per second.
     trace = recurring(BUSY_S, times=4)
     won = []
     for bandwidth in (5e3, 2e5, 4e6):

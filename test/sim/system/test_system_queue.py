@@ -1,4 +1,4 @@
-"""Who waits, in which order, at which door, and what becomes of cached prefixes meanwhile."""
+"""Waiting requests: their order, their reasons, and their cached prefixes meanwhile."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def run(trace, **config):
 
 
 class Job(SimpleNamespace):
-    """What an order reads of a job."""
+    """The fields of a job that an order reads."""
 
     __hash__ = object.__hash__
 
 
 class View:
-    """What an order is told, given."""
+    """The inputs of an order."""
 
     def __init__(self, cached: dict[int, int], processed: int) -> None:
         self.now, self.processed_tokens, self._cached = 0.0, processed, cached
@@ -105,7 +105,7 @@ def three_wait():
     [
         ("fcfs", [2, 3, 4]),
         ("lpm", [4, 2, 3]),
-        ("hrrn", [2, 4, 3]),  # all came in one step and have waited for no token at first
+        ("hrrn", [2, 4, 3]),  # all arrived in one step and have not waited yet
         ("shortest-prefill-first", [4, 3, 2]),
         ("bounded-shortest", [4, 3, 2]),
     ],
@@ -141,7 +141,7 @@ def test_a_prefix_somebody_waits_for_is_not_evicted_before_it_is_used():
 
 
 def test_by_place_protects_who_is_not_first_in_the_queue():
-    """The tail's prefix outlives what the head evicts; looked up at the head alone it does not."""
+    """The tail's prefix survives the head's evictions; if only the head is matched, it does not."""
     trace = [
         request(0.0, range(1, 11)),
         request(1.0, range(101, 111), output=5),

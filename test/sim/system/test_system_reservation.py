@@ -1,4 +1,4 @@
-"""What SGLang reserves for outputs that nobody knows yet, held against SGLang's own objects."""
+"""SGLang's reservation for unknown outputs, compared with SGLang's own objects."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_the_sum_of_what_may_be_generated_is_that_of_the_jobs_one_by_one(steps):
 
 
 REQUEST = st.tuples(st.integers(1, 60), st.integers(1, 40), st.sampled_from([0, 1, 50, 5000]))
-"""Tokens of a prompt, of its output, and what its client allows beyond that."""
+"""Tokens of a prompt, of its output, and of the client's allowance beyond it."""
 
 
 @settings(deadline=None, max_examples=150)
@@ -162,8 +162,8 @@ def admitted_by_sglang(running, waiting, ratio, fixed, page, device) -> list[int
 
 
 def test_a_batch_that_has_decoded_for_long_takes_more_in_than_one_that_has_just_begun():
-    # 2 x (100 + 1,000) tokens do not fit 1,500, but SGLang expects a tenth of what is left after
-    # some hundred steps; a client that fixes its outputs is believed.
+    # 2 x (100 + 1,000) tokens do not fit 1,500, but after some hundred steps SGLang expects a tenth
+    # of the rest. A client that fixes its outputs is taken at its word.
     trace = [request(0.0, range(1, 11), output=1000), request(6.5, range(101, 111), output=200)]
     assert run(trace, device_tokens=1500).ttft_s[1] < 0.2
     assert run(trace, device_tokens=1200, fixed_outputs=True).ttft_s[1] > 3.0
@@ -174,12 +174,12 @@ def test_who_asks_for_more_than_is_generated_keeps_others_out():
     quick = run(trace, device_tokens=1000)
     slow = run(trace, device_tokens=1000, max_new_tokens=700)
     assert slow.mean_ttft_s > 2 * quick.mean_ttft_s
-    # Nobody can ask for more than the device holds.
+    # No request can get more than the device has.
     assert run(trace, device_tokens=1000, max_new_tokens=10**6).requests == 4
 
 
 def test_too_many_taken_in_are_sent_back_and_the_ratio_says_so():
-    # After 600 steps a tenth is expected of each, and each generates all it may.
+    # After 600 steps a tenth is expected of each, and each generates its maximum.
     long = request(0.0, range(1001, 1011), output=900)
     later = [request(6.5 + 0.3 * i, range(i * 10 + 1, i * 10 + 11), output=400) for i in range(8)]
     tight = run([long, *later], device_tokens=2_000)
@@ -189,7 +189,7 @@ def test_too_many_taken_in_are_sent_back_and_the_ratio_says_so():
 
 
 def test_who_was_sent_back_does_not_wait_for_itself():
-    # With prompts of one length the order is that of arrival, and so is every time.
+    # With prompts of equal length, order and times follow the arrivals.
     trace = [request(0.3 * i, range(i * 10 + 1, i * 10 + 11), output=400) for i in range(9)]
     first_come = run(trace, device_tokens=2_000)
     ordered = run(trace, device_tokens=2_000, schedule_policy="bounded-shortest")

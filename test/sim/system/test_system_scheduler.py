@@ -39,7 +39,7 @@ def test_a_request_that_comes_during_a_prefill_waits_for_its_end():
 
 
 def test_prefill_goes_first_and_a_decode_step_is_finished_before_it():
-    # The first request decodes from 0.1 on, steps of 10 ms; the second comes in the middle of one.
+    # The first request decodes from 0.1 on, steps of 10 ms; the second arrives in the middle of a step.
     result = run([request(0.0, range(1, 11), output=11), request(0.135, range(101, 111))])
     assert result.ttft_s[1] == pytest.approx(0.005 + 0.1)
     assert result.e2e_s[0] == pytest.approx(0.1 + 10 * 0.01 + 0.1)
@@ -111,7 +111,7 @@ def test_prefix_aware_routing_finds_what_round_robin_loses():
 
 
 def router_of(*requests: int) -> Router:
-    """Of instances that have so many requests each."""
+    """Return a router over instances with these numbers of requests."""
     return Router("prefix-aware", [SimpleNamespace(requests=n) for n in requests], 0)  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""Device, host and disk: what is where, for how long, and that nothing is ever lost count of."""
+"""Device, host and disk: contents, durations, and complete accounts."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_one_cut_is_enough_where_the_need_is_no_multiple_of_a_block():
     tree.claim(320)
     leaf, _ = tree.insert(tuple(range(20)), 20, 320)
     tree.lock(leaf)
-    tree.unlock(leaf)  # what nobody holds may go
+    tree.unlock(leaf)  # unlocked nodes may be evicted
     assert tree.evict_device(100) == 112  # seven blocks; six, and then a quantum, would be ten
     tree.verify()
 
@@ -209,9 +209,9 @@ def test_every_token_is_accounted_for_after_every_step(
 
 
 def test_prefetches_leave_half_of_the_host_to_what_the_device_writes(monkeypatch):
-    # Six prompts of 100 tokens are on the disk and come again at once, behind others. SGLang
-    # begins no prefetch while those under way ask for half of the host, here 400 tokens, or more
-    # (``prefetch_capacity_limit``): the sixth waits until the first of them is let in.
+    # Six prompts of 100 tokens are on the disk and return at once, behind others. SGLang starts no
+    # prefetch while running ones need half of the host, here 400 tokens, or more
+    # (``prefetch_capacity_limit``): the sixth waits until the first is admitted.
     first = rounds(20, 1, every_s=10.0)
     ahead = [request(300.0, tuple(range(50000 + i * 20, 50020 + i * 20))) for i in range(6)]
     again = [request(300.01 + 0.001 * i, r.blocks) for i, r in enumerate(first[:6])]
@@ -227,8 +227,8 @@ def test_prefetches_leave_half_of_the_host_to_what_the_device_writes(monkeypatch
 
 
 def test_the_host_keeps_what_a_prefetch_will_be_attached_to():
-    # The head of a prompt is on the host and the rest on the disk. While it queues, others fill
-    # the host; without its head, what was read could not be reached.
+    # The head of a prompt is on the host and the rest on the disk. While it waits, others fill the
+    # host; without its head, the pages read could not be reached.
     whole = tuple(range(1, 21))
     push = [request(10.0 + i, tuple(range(1000 + i * 10, 1010 + i * 10))) for i in range(2)]
     ahead = [request(100.0, tuple(range(5000 + i * 20, 5020 + i * 20))) for i in range(3)]

@@ -1,4 +1,4 @@
-"""What goes to the disk: no faster than the disk writes, and out of host memory that it holds."""
+"""Writes to the disk: limited by its bandwidth, from locked host memory."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def test_no_more_waits_for_the_disk_than_the_host_holds(write_policy, instances)
     )  # fmt: skip
     result = made.result(0.0)
     assert max(pending) <= instances * 500 * KV
-    assert max(pending) > 200 * KV  # the disk is what is short
-    # No byte is counted that the disk had no time to take.
+    assert max(pending) > 200 * KV  # the disk is the bottleneck
+    # No byte is counted that the disk had no time to write.
     assert 0 < result.disk_written_bytes <= 50e3 * result.makespan_s * 1.001
 
 
@@ -81,7 +81,7 @@ def test_the_host_keeps_what_the_disk_is_still_writing_and_drops_what_comes_late
 
 
 def test_what_found_no_room_is_copied_when_it_is_used_again():
-    # The fourth prompt comes again after the disk has caught up (100 KB/s, 300 KB to write).
+    # The fourth prompt returns after the disk has caught up (100 KB/s, 300 KB to write).
     trace = [request(0.5 * i, tuple(range(i * 10 + 1, i * 10 + 11))) for i in range(4)]
     again = request(20.0, trace[3].blocks)
     made = served(
