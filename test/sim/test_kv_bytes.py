@@ -38,6 +38,8 @@ MINIMAX = {
 GPT_OSS = {**GQA, "num_hidden_layers": 4, "head_dim": 64,
            "layer_types": ["sliding_attention", "full_attention"] * 2}  # fmt: skip
 GEMMA_3N = {**GQA, "num_hidden_layers": 30, "head_dim": 256, "num_key_value_heads": 2, "num_kv_shared_layers": 10}  # fmt: skip
+LISTED = {**NEMOTRON_H, "num_hidden_layers": None, "hybrid_override_pattern": None,
+          "layers_block_type": ["mamba", "attention", "mlp", "linear_attention"]}  # fmt: skip
 CHATGLM = {"num_layers": 28, "hidden_size": 4096, "num_attention_heads": 32, "multi_query_attention": True,
            "multi_query_group_num": 2, "kv_channels": 128, "ffn_hidden_size": 13696}  # fmt: skip
 DBRX = {"n_layers": 40, "d_model": 6144, "n_heads": 48, "attn_config": {"kv_n_heads": 8}}
@@ -67,7 +69,14 @@ FAMILIES: list[tuple[str, dict[str, Any], int]] = [
     ("linear and latent attention", KIMI_LINEAR, 7 * 576 * 2),
     ("a list of attention types", MINIMAX, 2 * 1 * 8 * 128 * 2),
     ("sliding windows", GPT_OSS, 2 * 4 * 8 * 64 * 2),
-    ("layers that share KV", GEMMA_3N, 2 * 20 * 2 * 256 * 2),
+    ("layers that share KV, for which SGLang allocates too", GEMMA_3N, 2 * 30 * 2 * 256 * 2),
+    ("indexed attention", {**DEEPSEEK_V3, "layer_types": ["indexed_attention"] * 61}, 61 * 576 * 2),
+    ("two attentions in a layer", {**DEEPSEEK_V3, "model_type": "longcat_flash"}, 2 * 61 * 576 * 2),
+    ("layers that run twice", {**GQA, "num_loops": 2}, 2 * 2 * 32 * 8 * 128 * 2),
+    ("attention in every other layer", {**GQA, "model_type": "zaya"}, 2 * 16 * 8 * 128 * 2),
+    ("a list of layers in place of their number", LISTED, 2 * 1 * 8 * 128 * 2),
+    ("groups of heads", {**GQA, "num_key_value_heads": None, "num_attention_groups": 1}, 2 * 32 * 1 * 128 * 2),
+    ("a layer with wider heads", {**GQA, "head_dim": 128, "per_layer_config": {"05": {"head_dim": 256}}}, 2 * 33 * 8 * 128 * 2),
     ("ChatGLM's names", CHATGLM, 2 * 28 * 2 * 128 * 2),
     ("DBRX's names", DBRX, 2 * 40 * 8 * 128 * 2),
     ("one KV head", GPT_BIGCODE, 2 * 40 * 1 * 128 * 2),

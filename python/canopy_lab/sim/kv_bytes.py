@@ -26,10 +26,13 @@ _KV_HEADS = (
     "n_head_kv",
     "multi_query_group_num",
     "kv_n_heads",
+    "num_attention_groups",
 )
 _HEAD_SIZE = ("head_dim", "kv_channels", "attention_head_dim")
-_ATTENTION = ("full_attention", "attention", "sliding_attention", "chunked_attention", "*")
-"""Kinds of layers that store keys and values."""
+_STATES = ("linear", "mamba", "conv")
+"""Parts of the names of layers that store a state per sequence in place of keys and values."""
+_LOOPS = ("num_loops", "loop_num")
+"""Passes through the layers, each with keys and values of its own."""
 _INDEX_SCALE_BYTES = 4
 _INDEX_GROUP = 128
 """Values of an index key (DeepSeek sparse attention) that share a scale."""
@@ -55,7 +58,25 @@ def first_of(config: Config, names: tuple[str, ...]) -> int:
 
 def layers_of(config: Config) -> int:
     """Layers of the language model. Raises ``CanopyError``."""
+    kinds = _kinds(config)
+    if kinds and not any(_count(config, name) for name in _LAYERS):
+        return len(kinds)
     return first_of(config, _LAYERS)
+
+
+def _kinds(config: Config) -> list[Any]:
+    """Kinds of the layers, as far as the config names them."""
+    pattern = config.get("hybrid_override_pattern")
+    if isinstance(pattern, str):
+        return list(pattern)
+    given = config.get("layer_types") or config.get("layers_block_type")
+    return given if isinstance(given, list) else []
+
+
+def _stores(kind: Any) -> bool:
+    """Whether a layer of a kind stores keys and values."""
+    named = isinstance(kind, str) and kind.endswith("attention")
+    return kind == "*" or (named and not any(state in kind for state in _STATES))
 
 
 def heads_of(config: Config) -> int:
@@ -110,21 +131,35 @@ def kv_bytes_per_token(config: Config, element_bytes: int | None = None) -> int:
             "this model compresses its KV by layer (compress_ratios), which is not computed here; give "
             "--kv-bytes-per-token, or a running server's figure (kv_bytes_per_token in /canopy/status)"
         )
+    values = layers * _row(config)
+    for layer, own in _own_layers(config).items():
+        if not _kinds(config) or _stores(_kinds(config)[layer]):
+            values += _row({**config, **own}) - _row(config)
+    return values * width
+
+
+def _row(config: Config) -> int:
+    """Values of a token in one layer."""
     key = head_size_of(config)
     value = config.get("v_head_dim")
-    both = key + (value if type(value) is int and value > 0 else key)
-    return layers * kv_heads_of(config) * both * width
+    return kv_heads_of(config) * (key + (value if type(value) is int and value > 0 else key))
+
+
+def _own_layers(config: Config) -> dict[int, Config]:
+    """Layers with settings of their own (Gemma 4), by number."""
+    given = config.get("per_layer_config")
+    if not isinstance(given, dict):
+        return {}
+    return {
+        int(at): own for at, own in given.items() if str(at).isdigit() and isinstance(own, dict)
+    }
 
 
 def attention_layers(config: Config) -> int:
     """Layers that store keys and values for every token. Raises ``CanopyError``."""
-    layers = layers_of(config)
-    kinds = config.get("layer_types") or config.get("layers_block_type")
-    pattern = config.get("hybrid_override_pattern")
-    if isinstance(pattern, str):
-        kinds = list(pattern)
-    if isinstance(kinds, list) and kinds:
-        stored = sum(kind in _ATTENTION for kind in kinds[:layers])
+    layers, kinds = layers_of(config), _kinds(config)
+    if kinds:
+        stored = sum(map(_stores, kinds[:layers]))
     elif isinstance(config.get("attn_type_list"), list):  # MiniMax: 1 is softmax attention
         stored = sum(kind == 1 for kind in config["attn_type_list"][:layers])
     elif _linear_layers(config) is not None:
@@ -136,10 +171,13 @@ def attention_layers(config: Config) -> int:
         stored = sum(layer % period == offset for layer in range(layers))
     elif config.get("linear_attention") is not None and _count(config, "layer_group_size"):
         stored = layers // _count(config, "layer_group_size")
+    elif config.get("model_type") == "zaya":  # attention and experts in turns
+        stored = (layers + 1) // 2
     else:
         stored = layers
-    # Gemma 3n: the last layers read the KV of earlier ones.
-    return stored - min(_count(config, "num_kv_shared_layers"), stored)
+    if str(config.get("model_type")).startswith("longcat_flash"):  # two attentions in each layer
+        stored *= 2
+    return stored * max(1, *(_count(config, name) for name in _LOOPS))
 
 
 def _linear_layers(config: Config) -> int | None:
