@@ -1,4 +1,4 @@
-"""What `wa` and `etlru` win over LRU and the simple baselines, with placebos beside them.
+"""Gains of `wa` and `etlru` over LRU and the simple baselines, with placebos.
 
     python benchmark/eviction/claims.py --data DIR --out OUT
 
@@ -97,7 +97,7 @@ def traces(data: Path) -> Iterator[tuple[str, int, list[TraceRequest]]]:
 
 
 def plan(name: str) -> Iterator[tuple[str, float]]:
-    """Which policies run at which capacities of a trace."""
+    """Yield the policies and capacities of a trace's runs."""
     for capacity in CAPACITIES:
         yield "lru", capacity
         yield "wa", capacity

@@ -1,12 +1,11 @@
-"""What clients could win by saying what comes next: hit ratio by how many say it and how well.
+"""Gain of hints about the future: hit ratio by the share of clients that give them, and by accuracy.
 
     python benchmark/eviction/hints.py --data DIR --out OUT
 
-A client says after each response either that its conversation is over, or in how many seconds
-it continues. The truth is the trace's own future; a statement that is not true says the
-opposite (over or not), or another client's time. True hints of agents
-are counted once more without the names of their sessions, where a conversation whose history was
-rewritten looks over. Writes OUT/hints.json, OUT/hints.md and
+After each response a client hints either that its conversation is over, or the seconds until it
+continues. The truth is the trace's own future; a false hint is the opposite (over or not), or another
+client's time. True hints of agents are also run without the names of their sessions: a conversation
+with a rewritten history then looks over. Writes OUT/hints.json, OUT/hints.md and
 OUT/hints.png; with `--rows OUT/hints.json` only the table and the figure, from an earlier run.
 """
 

@@ -36,7 +36,7 @@ def hit_ratio_figure(
     title: str,
     ideal: float,
 ) -> None:
-    """Draw ``rows`` of a sweep into ``path`` (its suffix says the format).
+    """Draw ``rows`` of a sweep into ``path`` (its suffix is the format).
 
     ``lru`` gives, for each trace, LRU's block hit ratio (second array) at many capacities as
     fractions of the distinct blocks (first array); it is drawn as a line without markers.

@@ -1,13 +1,13 @@
-"""Microseconds a match and an insert cost on the scheduler's thread, by length of the prompt.
+"""Microseconds of a match and an insert on the scheduler's thread, by length of the prompt.
 
     python benchmark/eviction/long_prompts.py --json out.json
 
-Conversations grow by ``--turn`` tokens a turn up to ``--longest``; every turn is looked up whole
-and inserted whole, as the scheduler does. The arms take turns, conversation by conversation, in one
+Conversations grow by ``--turn`` tokens a turn up to ``--longest``; every turn is matched whole and
+inserted whole, as the scheduler does. The arms take turns, conversation by conversation, in one
 process: Canopy policies, and SGLang's LRU on its Python core and on its Rust core (the same with
-``python-again``, a placebo that shows what a difference of nothing looks like). ``request`` is what
-only Canopy does for a request: hashing its blocks and telling the policies of its arrival and end.
-Times are CPU time of the thread, so that other work on the machine takes nothing from it but caches.
+``python-again``, a placebo that shows the noise). ``request`` is Canopy's own work for a request:
+hashing its blocks and calling the policies at its arrival and end. Times are CPU time of the thread, so
+other work on the machine affects only its caches.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ STEPS = ("match", "insert", "request")
 
 
 class Arm:
-    """One tree, and the clock on what it does."""
+    """A tree and the times of its calls."""
 
     def __init__(self, name: str, tokens: int, page_size: int) -> None:
         core = SGLANG.get(name)
@@ -65,7 +65,7 @@ class Arm:
                 req = fake_req(prompt, [], {"time": self.now})
                 request = core.requests.of(req)
             arrived = time.thread_time()
-            key = RadixKey(prompt, None, limit=length - 1)  # as the scheduler asks
+            key = RadixKey(prompt, None, limit=length - 1)  # as the scheduler does
             hit = cache.match_prefix(MatchPrefixParams(key=key, req=req))
             matched = time.thread_time()
             assert hit.device_prefix_len == length - turn, (self.name, length, hit)
@@ -117,7 +117,7 @@ def measure(names: list[str], page_size: int, arguments: Any) -> list[dict[str, 
 
 
 def least(runs: list[dict[int, dict[str, float]]], length: int, step: str) -> float:
-    """What it takes when nothing disturbs it: what else the machine does only adds to that."""
+    """Return the undisturbed time: the least, since other work only adds to it."""
     return min(run[length][step] for run in runs)
 
 

@@ -1,10 +1,10 @@
-"""Other caches' algorithms beside ours: ARC, LIRS, LHD, 3L-Cache, and SGLang's session-aware cache.
+"""Algorithms of other caches against ours: ARC, LIRS, LHD, 3L-Cache, and SGLang's session-aware cache.
 
     python benchmark/eviction/neighbours.py --data DIR [--out FILE] [--arms lru,arc,lirs]
 
-DIR holds `mooncake/`. The algorithms are libCacheSim's (`pip install libcachesim`) on flat blocks. What
-each of them finds is the leading run of a prompt's blocks, which are asked for from the last to the
-first, as our tree touches them: so their LRU is ours but for prompts that push out their own blocks. SGLang's session-aware
+DIR holds `mooncake/`. The algorithms are libCacheSim's (`pip install libcachesim`) on flat blocks. A hit
+is the leading run of a prompt's blocks, which are accessed from the last to the first, as in our tree:
+so their LRU is ours, except for prompts that evict their own blocks. SGLang's session-aware
 cache (`--enable-session-radix-cache`) is the system simulator's, with whole nodes and clients that close
 each session at its last answer, as only the trace knows it; its engine is so fast that none waits. A
 server caches answers too, so those arms (`served`) compare with each other only. Prints block hits in %,
@@ -37,7 +37,7 @@ FLAT = {
     "w-tinylfu": "WTinyLFU",
     "sieve": "Sieve",
 }
-"""By our name, the class of libCacheSim."""
+"""Our name -> class of libCacheSim."""
 SPEED = 1e-5
 
 
@@ -54,7 +54,7 @@ def flat(trace: Sequence[TraceRequest], blocks: int, name: str) -> float:
         for block in reversed(record.blocks):
             touched += 1
             request.obj_id, request.clock_time = block + 1, touched
-            # Not ``find``: 3L-Cache's also finds what it has evicted and remembers.
+            # Not ``find``: 3L-Cache's also finds evicted blocks that it remembers.
             found.append(bool(cache.get(request)))
         found.reverse()
         hits += found.index(False) if False in found else len(found)

@@ -1,8 +1,8 @@
-"""What each signal of a request is worth to `wa`, trace by trace, its placebo beside it.
+"""Value of each signal of a request for `wa`, trace by trace, with its placebo.
 
     python benchmark/eviction/signals.py --data DIR --out benchmark/eviction/results/signals.json
 
-Each signal that makes a category is left out in turn, then given with the value of another request,
+Each signal of a category is removed in turn, then replaced by the value of another request,
 drawn from the last 10,000 (the placebo). DIR holds `mooncake/` and `agentic_coding/`; `trace-a` is the
 synthetic trace of docs/research/synthetic-traces.md, six hours of it. Writes one row a run; with
 `--only TRACE` the rows of the others stay.
@@ -31,9 +31,9 @@ from overlays import overlay
 from wa.sources import trace_a
 
 SIGNALS = {"stop": 1, "turn": 2, "output": 3, "own gaps": 4, "added": 5}
-"""By name, its place among the arguments of ``features``."""
+"""Name -> position among the arguments of ``features``."""
 AFTER_TOOLS = ("stop", "own gaps")
-"""Those that only a trace with tool calls has."""
+"""Signals that only a trace with tool calls has."""
 CAPACITIES = {
     "conversation": (0.02, 0.05, 0.1, 0.2),
     "synthetic": (0.02, 0.05, 0.1, 0.2),

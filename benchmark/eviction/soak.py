@@ -4,7 +4,7 @@
 
 Serves a two-layer random model (``--model DIR`` for another) with ``--radix-eviction POLICY``
 and a KV pool of a tenth of the working set, sends multi-turn conversations at concurrency 8,
-then asks a sample of the prompts again of a server without a cache. Prints one JSON object and
+then sends a sample of the prompts to a server without a cache. Prints one JSON object and
 exits with 1 if anything is wrong.
 """
 

@@ -1,8 +1,8 @@
-"""What the order of a hybrid model's states is worth, at equal memory.
+"""Gain of the order of a hybrid model's states, at equal memory.
 
     python benchmark/eviction/states.py --data DIR [--out FILE] [--traces agentic-1 conversation]
 
-DIR holds `mooncake/` and `agentic_coding/`. KV and states share a memory of so many GiB: SGLang and
+DIR holds `mooncake/` and `agentic_coding/`. KV and states share a memory of fixed size: SGLang and
 Canopy split it, in several proportions (SGLang's own is .9 bytes of states for each byte of KV);
 Marconi, built from its paper, has one budget, and the best of four alphas in hindsight. Prints
 prompt tokens found, in %, and seconds of prefill left, at 100 TFLOP/s; ratios do not depend on that
@@ -44,7 +44,7 @@ MEMORY_GIB = {"agentic-1": (20, 40), "agentic-2": (20,), "conversation": (80, 16
 
 
 class RandomWorth(WorthOfStates):
-    """The placebo: each state has the saving of another one, drawn among those seen."""
+    """The placebo: each state has the saving of another state, drawn at random."""
 
     def __init__(self) -> None:
         super().__init__()

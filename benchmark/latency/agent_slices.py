@@ -29,7 +29,7 @@ FIGURES = ("all answered, s", "mean TTFT, s", "P99 TTFT, s", "mean session, s", 
 
 
 def sessions(args: argparse.Namespace) -> list[list[TraceRequest]]:
-    """Sessions to replay, slice after slice; those of the warm-up first."""
+    """Return the sessions to replay, slice after slice; the first slice is the warm-up."""
     found: dict[str, list[TraceRequest]] = {}
     for request in overlay(args.data / ARCHIVE, CONVERSATIONS, 7200.0, args.seed):
         if request.user is not None:

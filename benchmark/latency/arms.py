@@ -17,7 +17,7 @@ CHAT, AGENTS = ("conversation", "synthetic", "pauses"), ("agentic", "mix")
 
 @dataclass(frozen=True)
 class Arm:
-    """A system's settings; what is not named is as in SGLang's defaults on Canopy's tree."""
+    """A system's settings. The default of each is SGLang's, on Canopy's tree."""
 
     key: str
     shows: str

@@ -1,16 +1,16 @@
-"""``--radix-eviction auto`` beside the best that SGLang's own settings can do, cell by cell.
+"""``--radix-eviction auto`` against the best of SGLang's own settings, cell by cell.
 
     python benchmark/latency/simulated.py --data DATA run
     python benchmark/latency/auto.py > benchmark/latency/results/auto.md
 
 Reads the runs of simulated.py. A cell is a workload, a load and a size of the host tier; its best
-static setting is the one of SGLang's in STATIC with the least mean TTFT there, found by trying each,
-which no operator can: "shortest of 4" is the best of four, those that have all of its runs. Figures
-are geometric means over profiles and seeds, in percent; of the parts alone and the placebo, over the
-runs that there are.
+static setting is SGLang's setting in STATIC with the least mean TTFT, found by trying each, which no
+operator can do: "shortest of 4" is the best of the four settings with all runs of the cell. Figures
+are geometric means over profiles and seeds, in percent; for single parts and the placebo, over the
+available runs.
 
-Goodput: the load from which on an arm's P99 is above that of the defaults at 80 % load, interpolated
-between the loads that were run, as a multiple of 80 %. Runs end at 110 %, that is at x1.38.
+Goodput: the load at which an arm's P99 exceeds that of the defaults at 80 % load, interpolated between
+the loads of the runs, as a multiple of 80 %. Runs end at 110 %, that is at x1.38.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ STATIC = {
 }
 """SGLang's own settings, by the size of the host tier; the first are its defaults."""
 OURS = {0.0: ("auto", "wa", "order", "random"), 2.0: ("auto-host", "wa-host")}
-"""What is held against them; `random` is the placebo of an order."""
+"""Our arms by size of the host tier; `random` is the placebo of an order."""
 AT = 0.8
 """The load whose P99 under the defaults is the limit of goodput."""
 Runs = Mapping[str, Mapping[str, Mapping[str, float]]]
@@ -94,7 +94,7 @@ def tables() -> Iterator[str]:
 
 
 def goodputs(workload: str, host: float, arm: str) -> list[float]:
-    """Of each profile and seed whose runs of ``arm`` and of the defaults are all there."""
+    """Return the goodput of each profile and seed with all runs of ``arm`` and of the defaults."""
     default, found = STATIC[host][0], []
     for part in parts():
         if (part.workload, part.host) == (workload, host) and part.path.exists():
@@ -106,7 +106,7 @@ def goodputs(workload: str, host: float, arm: str) -> list[float]:
 
 
 def times(found: Sequence[float]) -> str:
-    """As multiples: the geometric mean, and the range."""
+    """Return the geometric mean and the range, as multiples."""
     if not found:
         return ""
     return f"x{statistics.geometric_mean(found):.2f} ({min(found):.2f} to {max(found):.2f})"

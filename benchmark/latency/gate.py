@@ -3,20 +3,18 @@
     python benchmark/latency/gate.py --data DIR --out FILE.json [--rates 30,40,60] [--seeds 1,2]
         [--arms "none;footprint, wa;..."] [--only-table]
 
-DIR holds ``agentic_coding/traces_500.tar.xz``. Of an overlay of 100 conversations those are taken,
-up to the first request beyond a context of 128 ki tokens. They run in a closed loop: a turn is sent
-after the answer to the one before it and the time to think, at most 120 s; sessions begin at random
-at the offered rate. One instance, profile qwen2.5-7b-h100, 1 M tokens of device memory, LRU.
+DIR holds ``agentic_coding/traces_500.tar.xz``. The sessions are an overlay of 100 conversations, each up
+to the first request beyond a context of 128 ki tokens. They run in a closed loop: a turn is sent after
+the previous answer and a think time of at most 120 s; sessions begin at random at the offered rate. One instance, profile qwen2.5-7b-h100, 1 M tokens of device memory, LRU.
 
-Arms whose names begin with a capital are systems as a whole: SGLang's own, and a server of ours with
-what it does by default for who waits. The others change one thing, and nothing but the head of the
-queue is protected (``--canopy-protect-waiting off``).
+Arms whose names begin with a capital are whole systems: SGLang's own, and our server with its default
+protection of waiting requests. The others change one setting, and protect only the head of the queue (``--canopy-protect-waiting off``).
 
 ``sessions_per_hour``: between the 20th and the 80th of 100 sessions that ended. ``p99_session_s``:
-from when a session's first turn was due to its last answer. ``new_p99_ttft_s`` is of first turns,
+from the due time of a session's first turn to its last answer. ``new_p99_ttft_s`` is of first turns,
 ``later_mean_ttft_s`` of all others; waits at the gate count in both.
 
-Runs are added to FILE.json, each once; the table is of all that is in it.
+Runs are added to FILE.json, each once; the table shows all runs of the file.
 """
 
 from __future__ import annotations
@@ -110,7 +108,7 @@ class Timed:
 
 
 def sessions(archive: Path, seed: int) -> Iterator[TraceRequest]:
-    """Requests of the overlay, each session up to the first one that the context cannot hold."""
+    """Yield the overlay's requests, each session up to the first that exceeds the context."""
     over: set[str | None] = set()
     for request in overlay(archive, CONVERSATIONS, 7200.0, seed):
         if request.input_tokens + request.output_tokens > CONTEXT_TOKENS:

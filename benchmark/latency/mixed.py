@@ -1,4 +1,4 @@
-"""Workloads that are made of others: chat with long pauses, chat beside agents."""
+"""Derived workloads: chat with long pauses, chat together with agents."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 from canopy_lab.trace.record import TraceRequest
 
 BLOCK_TOKENS = 64
-"""Of a mix: what the traces of agents have."""
+"""Block size of a mix, which is that of the agents' traces."""
 
 
 def with_pauses(requests: Sequence[TraceRequest], times: float) -> list[TraceRequest]:
@@ -42,7 +42,7 @@ def merged(chat: Sequence[TraceRequest], agents: Iterable[TraceRequest]) -> list
 
 
 def _in_blocks(request: TraceRequest, beside: int) -> TraceRequest:
-    """In blocks of ``BLOCK_TOKENS``, none of which is below ``beside``."""
+    """Return the request in blocks of ``BLOCK_TOKENS``, with ids from ``beside`` on."""
     parts = request.block_tokens // BLOCK_TOKENS
     blocks = [beside + block * parts + part for block in request.blocks for part in range(parts)]
     whole = -(-request.input_tokens // BLOCK_TOKENS)

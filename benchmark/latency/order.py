@@ -1,13 +1,13 @@
-"""Simulated: what the order of the queue, and the protection of what waits, do to the TTFT.
+"""Simulated: the effect of the queue's order, and of protecting waiting requests, on TTFT.
 
     python benchmark/latency/order.py --data DIR --trace conversation
     python benchmark/latency/order.py --data DIR --trace agentic --sessions-per-hour 30,36,40
     python benchmark/latency/order.py --data DIR --trace conversation --what waiting
 
-Chat is open-loop at shares of saturation (what LRU under first come, first served serves when all
-of it comes at once); agents are closed-loop. Rows are ratios to the first arm of the same policy.
-``--what order``: every order, under ``--policy``. ``--what waiting``: what waiting does to cached
-prefixes under first come, first served, with random paths protected as the placebo.
+Chat is open-loop at shares of saturation (the throughput of LRU under first come, first served, if all
+requests arrive at once); agents are closed-loop. Rows are ratios to the first arm of the same policy.
+``--what order``: every order, under ``--policy``. ``--what waiting``: cached prefixes of waiting
+requests under first come, first served, with random protected paths as the placebo.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "traces"))
 from make_overlay import main as make_overlay
 
 WARM_UP = 0.2
-"""Share of a run's requests that is left out at its beginning."""
+"""Share of a run's requests at its start that is ignored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Arm:
 
 
 def arms(what: str, policies: list[str], factors: list[float]) -> list[Arm]:
-    """The rows, for each policy the one first that the others are compared with."""
+    """Return the arms; the first of each policy is its baseline."""
     found = []
     for policy in policies:
         if what == "order":

@@ -1,4 +1,4 @@
-"""What served.py makes of its requests: figures, paired intervals, tables, a result that grows."""
+"""Results of served requests: figures, paired intervals, tables, and a file that grows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Slices = Sequence[Sequence[dict[str, Any]]]
 
 
 def figures(slices: Slices) -> dict[str, float]:
-    """Of all requests of ``slices`` that were answered. Seconds; ``hits`` is a share."""
+    """Return figures of the answered requests of ``slices``, in seconds; ``hits`` is a share."""
     rows = [r for part in slices for r in part if r["ok"]]
     ttft = np.array([r["ttft_s"] for r in rows])
     prompts = np.array([r["prompt_tokens"] for r in rows])
@@ -117,7 +117,7 @@ class Result:
         self._noted.unlink(missing_ok=True)
 
     def note(self, load: Mapping[str, Any]) -> None:
-        """What there is of one that is being measured: in a file of its own, NAME.ended.json."""
+        """Write the partial result of a load into its own file, NAME.ended.json."""
         _write(self._noted, {"about": self.made["about"], "loads": [load]})
 
 

@@ -1,19 +1,19 @@
-"""TTFT under load, simulated: what eviction, order, gate and copies are worth, beside each other.
+"""TTFT under load, simulated: the gains of eviction, order, gate and copies.
 
     python benchmark/latency/simulated.py --data DATA run        # all parts, two at a time
     python benchmark/latency/simulated.py --data DATA run --first --seeds 0,1 --only conversation
     python benchmark/latency/simulated.py table > benchmark/latency/results/simulated.md
 
 A part is a workload, a profile, a seed and a size of the host tier. Its loads are shares of the
-saturation of SGLang's defaults there, which it finds first. Every run is written as it ends, and
-a run that is there already, of the same settings, is not repeated. Arms are in arms.py.
+saturation of SGLang's defaults, which it measures first. Every run is written when it ends, and a
+finished run of the same settings is not repeated. Arms are in arms.py.
 
 Workloads, 2,000 requests or fewer each: `conversation` and `synthetic` are Mooncake's traces,
-stretched to the load, a turn no earlier than the answer before it; a seed is another window of
+stretched to the load, a turn no earlier than the previous answer; a seed is another window of
 the first, and other starts of the conversations of the second. `agentic` is 50 conversations of
-the agentic archive in a closed loop, chosen by the seed; sub-agents included. Its load is that of
-the sessions' beginnings. `pauses` is the conversation trace with ten times as long between turns,
-`mix` half of its requests beside agents that begin in the same time (mixed.py).
+the agentic archive in a closed loop, chosen by the seed; sub-agents included. Its load is the rate of
+new sessions. `pauses` is the conversation trace with pauses ten times as long, `mix` half of its
+requests together with agents that begin in the same time (mixed.py).
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ not hold the trace's longest."""
 
 @dataclass(frozen=True)
 class Part:
-    """What is run by one process."""
+    """The runs of one process."""
 
     workload: str
     profile: str
@@ -150,7 +150,7 @@ def shuffled(requests: list[TraceRequest], seed: int) -> list[TraceRequest]:
 
 
 def config(arm: Arm, part: Part, kv_bytes: int) -> SystemConfig:
-    """What an arm is made of."""
+    """Return an arm's configuration."""
     settings: dict[str, Any] = {
         "device_tokens": DEVICE_TOKENS[part.profile],
         "fixed_outputs": True,  # as replays fix them, and as all runs so far were made
@@ -170,8 +170,8 @@ def config(arm: Arm, part: Part, kv_bytes: int) -> SystemConfig:
 
 
 def fingerprint(arm: Arm) -> str:
-    """Changes with what makes a run: the arm's settings, what waiting does unless they say so, and
-    the lengths."""
+    """Return a digest of a run's inputs: the arm's settings, the default for waiting requests, and the
+    lengths."""
     settings = {"waiting_prefixes": SystemConfig(device_tokens=1).waiting_prefixes, **arm.settings}
     if settings.get("schedule_policy") == "bounded-shortest":
         settings["ranks_by"] = "marginal cost, branches deferred, budgets of who stays behind"
@@ -184,7 +184,7 @@ def fingerprint(arm: Arm) -> str:
 
 
 def run_part(part: Part, data: Path, until: float, wanted: frozenset[str]) -> str:
-    """Run what is missing of a part, and write it after every run."""
+    """Run the missing runs of a part, and write the file after every run."""
     length = {"requests": REQUESTS, "sessions": SESSIONS}
     known: dict[str, Any] = {"length": length, "saturation": None, "runs": {}}
     if part.path.exists():
@@ -227,7 +227,7 @@ def name(arm: Arm, load: float) -> str:
 
 
 def figures(made: LoadRun) -> dict[str, float]:
-    """What is kept of a run, four digits each."""
+    """Return the stored figures of a run, four digits each."""
     latency, system = made.latency, made.system
     kept = {
         "mean": latency.ttft_s.mean,
@@ -329,9 +329,9 @@ def change(pairs: list[tuple], key: str) -> str:
 
 
 def crossing(points: list[tuple[float, float]], target: float) -> float:
-    """The load at which a P99 reaches ``target``, its logarithm straight between runs.
+    """Return the load at which the P99 reaches ``target``, by log-linear interpolation between runs.
 
-    The lowest load if that is above it already, the highest if none is.
+    Return the lowest load if its P99 is above the target, the highest if no P99 is.
     """
     for (low, before), (high, after) in itertools.pairwise(points):
         if before > target:

@@ -15,8 +15,8 @@ T = TypeVar("T")
 def due_times(part: Sequence[Planned], rate: float, seed: int) -> list[float]:
     """Seconds from the slice's start: the trace's own gaps, as fast as ``rate`` requests a second.
 
-    Stamps that several requests share are spread evenly up to the next one; the last stamp's over
-    the shortest step of the slice, since what comes next is not in it.
+    Requests with equal stamps are spread evenly up to the next stamp; at the last stamp, over the
+    shortest step of the slice.
     """
     stamps = [planned.request.time_s for planned in part]
     steps = [later - t for t, later in itertools.pairwise(stamps) if later > t]
@@ -33,10 +33,10 @@ def due_times(part: Sequence[Planned], rate: float, seed: int) -> list[float]:
 
 
 def balanced(planned: Sequence[Planned], slices: int) -> list[Sequence[Planned]]:
-    """``planned`` cut into so many slices of about as many prompt tokens each, none empty.
+    """Cut ``planned`` into ``slices`` slices with about equal prompt tokens, none of them empty.
 
-    The bootstrap draws slices as if they were alike; one that is a hundred times as long as
-    another would be most of every draw that has it.
+    The bootstrap draws slices with equal weight; a slice a hundred times as long as the others would
+    dominate every draw that has it.
     """
     if not 0 < slices <= len(planned):
         raise ValueError(f"{len(planned)} requests cannot be cut into {slices} slices")
@@ -50,16 +50,16 @@ def balanced(planned: Sequence[Planned], slices: int) -> list[Sequence[Planned]]
 
 
 def rate_of(parts: Sequence[Sequence[Planned]], load: float, tokens_a_second: float) -> float:
-    """Requests a second at which ``parts`` bring ``load`` of what a server can do.
+    """Return the requests per second at which ``parts`` give ``load``, a share of a server's capacity.
 
-    In prompt tokens: some slices have prompts three times as long as others.
+    The share is of prompt tokens, since some slices have prompts three times as long as others.
     """
     prompts = [planned.prompt_tokens for part in parts for planned in part]
     return load * tokens_a_second * len(prompts) / sum(prompts)
 
 
 def turn(arms: Sequence[T], number: int) -> list[T]:
-    """Who goes first, second, ... in slice ``number``: everyone in turn, forwards and back."""
+    """Return the order of the arms in slice ``number``: each is first in turn, forwards and back."""
     first = number % len(arms)
     order = [*arms[first:], *arms[:first]]
     return order[:1] + order[:0:-1] if number // len(arms) % 2 else order

@@ -5,15 +5,14 @@
         --arm "fcfs=--radix-eviction wa" \\
         --arm "ours=--radix-eviction wa --canopy-queue-order bounded-shortest"
 
-As ``served.py``, but no HTTP: each arm is a process that steps the scheduler (``InProcess``), and
-its clock is the CPU time that the process used, plus the time that it would have been idle. So a
-busy machine makes nobody wait, where real servers side by side would wait for each other. Requests
-are in the queue when they are due, prefills and decodes are computed, and a request's TTFT ends
-with the step that makes its first token. What the HTTP process tells of a chat, the scheduler is
-told: its category and turn, and the time once a second. Loads are shares of what the arms compute,
-on average, when half of the warm-up comes at once. All arms take turns, slice by slice.
-``waiting``: how many requests wait, on average over a slice's time. ``armed``: how often an arm's
-session gate has armed.
+There is no HTTP: each arm is a process that steps the scheduler (``InProcess``), and its clock is the
+CPU time of the process plus the time that it would have been idle. So other work on the machine delays
+no request. Requests enter the queue at their due times, prefills and decodes are computed, and a
+request's TTFT ends with the step of its first token. The scheduler receives the HTTP process's messages:
+a chat's category and turn, and the time once a second. Loads are shares of the arms' mean throughput
+when half of the warm-up arrives at once. All arms take turns, slice by slice.
+``waiting``: mean number of waiting requests over a slice's time. ``armed``: number of times that an
+arm's session gate armed.
 """
 
 from __future__ import annotations
@@ -38,14 +37,14 @@ from canopy_lab.trace import open_trace
 from canopy_lab.trace.materialise import Materialiser, middle_tokens
 
 TICK_S = 1.0
-"""Between two messages that tell the scheduler the time."""
+"""Seconds between two messages with the time."""
 IDLE_S = 0.01
-"""How long a scheduler that has nothing to compute sleeps."""
+"""Sleep of a scheduler without work, s."""
 FILES = {"conversation": "conversation_first60", "synthetic": "synthetic_trace"}
 
 
 class Clock:
-    """CPU seconds of this process, and those that it skipped."""
+    """CPU seconds of this process plus skipped seconds."""
 
     def __init__(self) -> None:
         self.skipped = 0.0
@@ -104,7 +103,7 @@ class Engine:
         }
 
     def _step(self) -> None:
-        """A step; where who waits is held by a gate, time passes."""
+        """Make a step. Time passes if the gate holds all waiting requests."""
         self._engine.step()
         if self._scheduler.last_batch is None:
             self.clock.skipped += IDLE_S
@@ -115,14 +114,14 @@ class Engine:
         take_time(self._scheduler, [repr(now)])
 
     def _of_policies(self, part: str) -> Any:
-        """What the gate or the meter of this arm counts, if it has one."""
+        """Return the counts of this arm's gate or meter, if it has one."""
         live = getattr(getattr(self._scheduler.tree_cache, "tree_core", None), "live", None)
         found = getattr(live, part, None)
         return None if found is None else found.stats()
 
 
 def _predicted(scheduler: Any) -> Any:
-    """What this arm has predicted so far, and how far off it was, if it predicts."""
+    """Return this arm's predictions and their errors, if it predicts."""
     queue = getattr(scheduler.tree_cache, "canopy_queue", None)
     return None if queue is None else queue.status()["predicted_ttft"]
 
@@ -247,7 +246,7 @@ def run_load(
 def made_of(
     arms: Sequence[Arm], parts: Sequence[Any], load: float, rate: float, can: dict[str, float]
 ) -> dict[str, Any]:
-    """What came of the slices so far."""
+    """Return the result of the slices so far."""
     base = arms[0]
     return {
         "load": load,

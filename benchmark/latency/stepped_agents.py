@@ -5,10 +5,10 @@
         --arm "lru=" --arm "again=" --arm "auto=--radix-eviction auto"
 
 The sessions, slices and figures of ``agent_slices.py``, the engine and clock of ``stepped.py``: one
-process an arm steps the scheduler, its clock is the CPU time that it used and the time that it would
-have been idle. A turn comes after the answer to the one before it and the time to think. What
-agents' clients and the HTTP process tell a server, the scheduler is told: the session, that the
-answer calls a tool, and the time once a second.
+process an arm steps the scheduler, and its clock is its CPU time plus the time that it would have been
+idle. A turn arrives after the previous answer and the think time. The scheduler receives the messages
+of agents' clients and of the HTTP process: the session, that the answer calls a tool, and the time once
+a second.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from canopy_lab.trace.materialise import Materialiser, Planned
 
 
 class AgentEngine(Engine):
-    """One arm's scheduler, asked by agents."""
+    """The scheduler of an arm, with requests of agents."""
 
     def serve(self, part: Sequence[Any], due: Sequence[float]) -> dict[str, Any]:
-        """``part``: prompt, tokens to generate, stamp, and the (request, think time in s) that
-        follow it, for each request; ``due``: when a session's first turn comes, NaN for others."""
+        """Serve a slice. ``part``: for each request its prompt, tokens to generate, stamp, and the (request,
+        think time in s) that follow it; ``due``: due time of a session's first turn, else NaN."""
         began, clock = self.clock(), self.clock
         todo = [(at, number) for number, at in enumerate(due) if at == at]
         heapq.heapify(todo)
@@ -103,7 +103,7 @@ def work(pipe: Any, model: Path, arguments: list[str], kv_tokens: int) -> None:
 def asked_of(
     args: argparse.Namespace, made: Materialiser, part: Sequence[Planned], seed: int
 ) -> tuple[list[Any], list[float]]:
-    """What ``AgentEngine.serve`` takes, of one slice."""
+    """Return the arguments of ``AgentEngine.serve`` for a slice."""
     links = links_of(args, part)
     follows: list[list[tuple[int, float]]] = [[] for _ in part]
     due = [float("nan")] * len(part)
@@ -163,7 +163,7 @@ def main() -> int:
         for arm in turn(args.arms, number):
             found = arm.serve(asked, due)
             found |= {"prompt_tokens": tokens, "first": links_of(args, part).first}
-            if number:  # the first one warms up
+            if number:  # the first slice is the warm-up
                 made["slices"][arm.name].append(found)
         if number:
             args.out.write_text(json.dumps(made))

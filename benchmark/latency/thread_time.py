@@ -33,7 +33,7 @@ def cpu_ms(call: Callable[[], Any]) -> float:
 
 
 class Req:
-    """What the queue and the gate read of SGLang's ``Req``."""
+    """The fields of SGLang's ``Req`` that the queue and the gate read."""
 
     def __init__(self, number: int, draw: random.Random, tokens: int) -> None:
         from sglang_canopy.radix.live_request import LiveRequest

@@ -1,12 +1,11 @@
-"""What group TTLs cost: the allocator's time and its distance from a bound, the window's share.
+"""Cost of group TTLs: the allocator's time and its distance from a bound, and the window's share.
 
     python benchmark/tiers/allocator.py --out OUT
 
-Makes two-hour traces of `trace-a` and `trace-b` and measures, for 64 groups: how long making a
-table takes, best in hindsight and learnt; how many hits the allocation is below a linear bound,
-and whose solution won; what the scheduler's thread pays for noting requests and for snapshots,
-as a share of the trace's time; and what a table costs the thread that makes it. All in processor
-seconds. Writes OUT/allocator.json. About three minutes on one core.
+Makes two-hour traces of `trace-a` and `trace-b` and measures, for 64 groups: the time to make
+a table, best in hindsight and learnt; the hits that the allocation lacks to a linear bound, and the
+winning solution; the cost of recording requests and of snapshots on the scheduler's thread, as a share
+of the trace's time; and the cost of a table on its own thread. All in processor seconds. Writes OUT/allocator.json. About three minutes on one core.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Kill a busy disk store with -9 at random instants and check every page it left.
+"""Kill a busy disk store with -9 at random instants and check every page of its folder.
 
     python benchmark/tiers/crash.py --kills 200
 
 A child writes from two threads while it reads, uses and sweeps, in a store so small that pages
 are evicted all along; the content of a page is a function of its key. After each kill the store
-is opened again, every page read, and its bytes compared with that function; the next child goes
-on with what is left. Prints JSON.
+is opened again, every page read, and its bytes compared with that function; the next child
+continues on the same folder. Prints JSON.
 """
 
 from __future__ import annotations

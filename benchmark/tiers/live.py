@@ -1,17 +1,17 @@
-"""Three tiers on a real server: the same answers, what each tier serves, restarts and kills.
+"""Three tiers on a real server: equal answers, hits by tier, restarts and kills.
 
     python benchmark/tiers/live.py
     python benchmark/tiers/live.py --overhead
 
 Serves ``--prompts`` prompts of growing conversations (greedy, float32) with no cache at all,
 then with a device pool and a host pool far too small and a disk that holds everything, twice
-over. Stops that server, starts another on the same folder and asks again with memory empty;
+over. Stops that server, starts another on the same folder and repeats the prompts with empty memory;
 then kills servers (SIGKILL, all processes) in the middle of load and starts them again. Prints
 one JSON object; exit status 1 if an answer differs, a start fails or a tier served nothing.
 
 ``--overhead`` samples the scheduler's thread of a server with three tiers (``pip install
-py-spy``) and says which share of its busy time the tiers' metadata takes. The smaller the model,
-the larger that share.
+py-spy``) and prints the share of its busy time for the tiers' metadata. A smaller model makes the
+share larger.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def ask_all(
 
 
 class Setup:
-    """How the servers of one run are started."""
+    """Arguments of the servers of a run."""
 
     def __init__(self, arguments: argparse.Namespace, folder: Path, logs: Path) -> None:
         model = arguments.model
@@ -145,7 +145,7 @@ class Setup:
 
 
 def settle(url: str) -> None:
-    """Let copies and writes end, and forget what is in memory."""
+    """Wait for copies and writes, then flush the memory."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError):
@@ -155,7 +155,7 @@ def settle(url: str) -> None:
 
 
 def served_again(url: str, asked: Sequence[Prompt], tokens: int, truth: list[list[int]]) -> Any:
-    """Ask with empty memory each time: what the disk still gives, and wrong answers."""
+    """Send prompts with empty memory each time; return hits on disk and wrong answers."""
     hits = possible = wrong = 0
     longest: dict[str, Prompt] = {}
     for prompt in asked:

@@ -1,12 +1,12 @@
-"""What the tiers' metadata costs the scheduler's thread, a request.
+"""Cost of the tiers' metadata on the scheduler's thread, per request.
 
     python benchmark/tiers/overhead.py
 
-One process, one thread does what a scheduler does with its cache: look up, read from disk, load
-back, make room, insert, for conversations over pools that are far too small, with the real disk
-store behind. Every call that only the tiers' metadata needs is timed: noting pages, telling of
-uses, groups, restoring what comes back. ``scheduler_us`` is all that the thread
-did for a request in the cache, metadata included; a model's forward passes come on top of it.
+One thread makes a scheduler's calls to its cache: match, read from disk, load, evict, insert, for
+conversations over pools that are far too small, with the real disk store. Every call that only the
+tiers' metadata needs is timed: recording pages, reporting uses, groups, restoring metadata of loaded
+pages. ``scheduler_us`` is the thread's whole work for a request in the cache, metadata included, without
+a model's forward passes.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ TIMED = (
 
 
 class Clock:
-    """Seconds spent in the timed calls, none counted twice where one calls another."""
+    """Seconds in the timed calls; nested calls count once."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)

@@ -284,7 +284,7 @@ def resident(options: argparse.Namespace, folder: Path) -> int:
 
 
 def sweeper(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """What the sweeper's thread takes from the process, with ``--pages`` pages on disk.
+    """Measure the sweeper thread's cost for the process, with ``--pages`` pages on disk.
 
     Four rounds each without and with it, in turns, of a busy Python thread (the scheduler's
     stand-in); uses of 20 paths of 128 pages arrive every second, and pages expire all along.

@@ -34,7 +34,7 @@ class Backend:
         self.views = self.layout.views(self.indices, self.batch)
 
     def stamp(self, place: int, key: str) -> None:
-        """Make the page at ``place`` the one of ``key`` (its first and last bytes)."""
+        """Write ``key`` into the page at ``place`` (its first and last bytes)."""
         mark = bytes.fromhex(key)[:16]
         self.views[place][0][:16] = mark
         self.views[place][-1][-16:] = mark
@@ -55,11 +55,11 @@ class Backend:
         raise NotImplementedError
 
     def set(self, keys: list[str]) -> None:
-        """Write what is at places 0, 1, ..."""
+        """Write the pages at places 0, 1, ..."""
         raise NotImplementedError
 
     def say(self, event: str, request: Request) -> None:
-        """What a tree with our policies would pass on."""
+        """Pass an event on, as a tree with our policies does."""
 
     def note(self, keys: Sequence[str], metas: Sequence[PageMeta], parent: str | None) -> None:
         pass

@@ -27,13 +27,13 @@ from synthetic.trace import synthesise
 
 @dataclass
 class Replay:
-    """What one backend did with one trace."""
+    """Result of a backend on a trace."""
 
     requests: int = 0
     tokens: int = 0
-    """Of all prompts."""
+    """Tokens of all prompts."""
     front_tokens: int = 0
-    """Found in the tier above, where there is one."""
+    """Tokens found in the tier above, if there is one."""
     disk_tokens: int = 0
     """Read from disk."""
     wrong_pages: int = 0
@@ -81,7 +81,7 @@ def replay(
     labels: str = "wa",
     front_blocks: int = 0,
 ) -> Replay:
-    """Serve ``trace``: look up, read what is there, write the rest, as HiCache does.
+    """Serve ``trace`` as HiCache does: match, read cached pages, write the others.
 
     ``labels``: the device's policy, which names the pages' categories as it does in a server.
     ``front_blocks``: capacity of a tier above (an LRU tree); what it has is not asked of the disk.

@@ -80,7 +80,7 @@ def load(name: str, data: Path, out: Path) -> list[TraceRequest]:
         return list(open_trace(path, "mooncake"))
     if name == "agentic":
         archive = data / "agentic_coding" / "traces_500.tar.xz"
-        # The hours in which conversations start; what comes after is their tail.
+        # The hours in which conversations start, without the tail after them.
         requests = overlay(archive, 200, 7200.0, 1)
         return list(itertools.takewhile(lambda r: r.time_s <= 7200.0, requests))
     path = out / f"{name}.jsonl"
@@ -110,7 +110,7 @@ def one(ttl_s: float) -> TTLTable:
 
 
 def only_groups(log: PathSnapshot, found: Learnt, learning: Learning) -> Learnt:
-    """What a window would have learnt with subtrees as its only kind of table."""
+    """Return a window's result with subtrees as the only kind of table."""
     if found.kind == GROUPS:
         return found
     kinds = (GROUPS,) if found.gains.get(GROUPS, -1.0) > learning.margin else ()

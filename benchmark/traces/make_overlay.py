@@ -19,7 +19,7 @@ from sglang_canopy.errors import CanopyError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the overlay and say on stderr what is in it."""
+    """Write the overlay and a summary on stderr."""
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
     add(

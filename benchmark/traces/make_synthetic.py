@@ -17,7 +17,7 @@ from sglang_canopy.errors import CanopyError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the trace, and beside it NAME.meta.json, which says that it is synthetic."""
+    """Write the trace, and NAME.meta.json, which states that it is synthetic."""
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
     add(

@@ -1,9 +1,9 @@
-"""The published statistics of the paper's two traces, and how a trace compares with them.
+"""The published statistics of the paper's two traces, and the comparison of a trace with them.
 
 Numbers are those of "KVCache Cache in the Wild" (USENIX ATC 2025, arXiv 2506.02634), from its
-text, or from numbers printed in its figures; nothing is measured off a curve. Two are from
-recomputations of the public two-hour samples by third parties and say so. A range lies on both sides
-of a number; where the paper itself says "less" or "more", its number is one end. Users are not in the
+text, or from numbers printed in its figures; no number is read from a curve. Two are from
+recomputations of the public two-hour samples by third parties and are marked so. A range includes both
+sides of a number; if the paper has "less" or "more", its number is one end. Users are not in the
 Bailian format: their rows can only be measured on the generator itself.
 """
 
@@ -27,17 +27,17 @@ class PublishedTarget:
 
     name: str
     published: str
-    """As the source has it."""
+    """Text of the source."""
     low: float
     high: float
     source: str
     measure: Callable[[Observation], float | None]
-    """``None`` where the trace cannot say."""
+    """``None`` if the trace lacks the data."""
 
 
 @dataclass(frozen=True, slots=True)
 class PublishedStatistic:
-    """A target and what a trace gave."""
+    """A target and the value of a trace."""
 
     name: str
     published: str
@@ -48,7 +48,7 @@ class PublishedStatistic:
 
     @property
     def met(self) -> bool | None:
-        """Whether ``got`` lies in the range; ``None`` where there is nothing to compare."""
+        """Whether ``got`` is in the range; ``None`` without a value."""
         return None if self.got is None else self.low <= self.got <= self.high
 
 

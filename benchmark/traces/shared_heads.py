@@ -1,10 +1,10 @@
-"""Which blocks agents of one kind share: their tools' definitions and their system prompts.
+"""Blocks that agents of one kind share: their tools' definitions and their system prompts.
 
-Archives of agents number the blocks of each conversation by themselves, so they do not say that two
-conversations begin alike. But they say how many tokens the tools and the system prompt have. Agents
-of one model with the same number of tokens of tools are taken to have the same tools, and with the
-same number of both the same system prompt too. Within the files of the public archive, where ids can
-be compared, that is so for every pair of sub-agents with equal counts.
+Archives of agents number the blocks of each conversation separately, so equal starts of conversations
+are not visible. But they have the numbers of tokens of the tools and of the system prompt. Agents of
+one model with equal numbers of tool tokens are assumed to have the same tools, and with equal numbers
+of both, the same system prompt. Within the files of the public archive, whose ids can be compared, that
+is true for every pair of sub-agents with equal counts.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ class SharedHeads:
         the block's place, to its id."""
 
     def share(self, conversation: Conversation, ids: list[int]) -> None:
-        """Replace what others begin with, too. ``ids``: each local block id to its own new id.
+        """Replace the ids of shared heads. ``ids``: local block id -> new id.
 
-        Ids stay chained: equal ids, equal prefixes. Where a file itself says that two of its agents
-        differ, they do, and so does all that comes after.
+        Ids stay chained: equal ids, equal prefixes. If a file's ids show that two of its agents
+        differ, they and all blocks after them stay different.
         """
         moved: dict[int, int] = {}
         taken: set[int] = set()
@@ -47,7 +47,7 @@ class SharedHeads:
 
 
 def _heads(conversation: Conversation) -> Iterator[tuple[tuple[str, int, int], tuple[int, ...]]]:
-    """Of each agent and model: its kind, and the full blocks that most of its prompts begin with."""
+    """Yield each agent's kind, and the full blocks that most of its prompts begin with."""
     found: dict[tuple[str | None, str, int, int], Counter[tuple[int, ...]]] = {}
     for request in conversation.requests:
         blocks = _head_blocks(request)
