@@ -25,14 +25,21 @@ from typing import Any, TextIO
 
 import torch
 from comparators import make_selector, questions
-from comparators.quality import FORCED, divergence, forced_logprobs
+from comparators.quality import FORCED
 from comparators.weights import load
 
 from canopy_chunks.fuse import rows as engine
 from canopy_chunks.fuse.cache import KVCache, dense_cache
 from canopy_chunks.fuse.encode import STAND_IN, Encoder, stand_in
 from canopy_chunks.fuse.fusion import fused_prefill
-from canopy_chunks.quality.answers import Case, greedy_steps, prompt_of_case, tokenise
+from canopy_chunks.quality.answers import (
+    Case,
+    divergence,
+    forced_logprobs,
+    greedy_steps,
+    prompt_of_case,
+    tokenise,
+)
 from canopy_chunks.quality.tasks import Example
 from canopy_chunks.store.chunk import Chunk
 

@@ -1,9 +1,7 @@
-"""The same prompts with reuse and without, one request at a time, and how their answers agree."""
+"""The same prompts with reuse and without, one request at a time."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from typing import Any
 
 import psutil
@@ -25,7 +23,7 @@ def pairs(server: Any, lib: Library, chunks: int, repeats: int) -> tuple[Prompt,
     return prompt, found
 
 
-def timed(server: Any, prompt: Prompt, tops: int = 20) -> Answer:
+def timed(server: Any, prompt: Prompt, tops: int = 0) -> Answer:
     """An answer, with the processor seconds that the server's processes took for it."""
     before = cpu_s(server.process.pid)
     answer = ask(server.url, prompt, tops=tops)
@@ -38,21 +36,3 @@ def cpu_s(pid: int) -> float:
     process = psutil.Process(pid)
     times = [one.cpu_times() for one in (process, *process.children(recursive=True))]
     return sum(one.user + one.system for one in times)
-
-
-def agreement(answers: Sequence[Pair]) -> dict[str, float]:
-    """Share of equal first tokens, and mean KL."""
-    return {
-        "same_first": sum(a.ids[0] == b.ids[0] for a, b in answers) / len(answers),
-        "kl_top20": sum(kl(a.top, b.top) for a, b in answers) / len(answers),
-    }
-
-
-def kl(true: dict[int, float], other: dict[int, float]) -> float:
-    """KL of the first token over plain serving's 20 likeliest, the rest as one; nats."""
-    floor = min(other.values())
-    p = [math.exp(v) for v in true.values()]
-    q = [math.exp(other.get(t, floor)) for t in true]
-    rest_p, rest_q = max(1e-9, 1 - sum(p)), max(1e-9, 1 - sum(q))
-    both = [*zip(p, q), (rest_p, rest_q)]
-    return max(0.0, sum(a * math.log(a / b) for a, b in both if a > 0))

@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 from rag_load import Library, Prompt, ask, flush, learn, median, off, percentile
-from rag_pairs import agreement, pairs
+from rag_pairs import pairs
 from rag_server import Rows, a_library, started
 
 CROWD = 8
@@ -64,7 +64,7 @@ def load(tokenizer: Any, args: argparse.Namespace) -> None:
 def _alone(
     server: Any, lib: Library, chunks: int, args: argparse.Namespace, rows: Rows
 ) -> tuple[float, dict[str, float]]:
-    """Print what one request takes by itself, and the KL of reuse; the target, and both, in s."""
+    """Print the time of one request alone. Returns the target and both times, in s."""
     prompt, answers = pairs(server, lib, chunks, args.repeats)
     plain, fused = zip(*answers)
     row = {
@@ -72,14 +72,13 @@ def _alone(
         "chunks": chunks,
         "prefix_alone_s": median([a.ttft_s for a in plain]),
         "reuse_alone_s": median([a.ttft_s for a in fused]),
-        **agreement(answers),
     }
     rows.add(row)
     target = args.target or 2.0 * row["prefix_alone_s"]
     print(
         f"{row['tokens']} tokens, {chunks} documents; alone: prefix cache "
-        f"{row['prefix_alone_s']:.2f} s, reuse {row['reuse_alone_s']:.2f} s, same first token "
-        f"{row['same_first']:.2f}, KL {row['kl_top20']:.3f}; target TTFT {target:.2f} s (p90)",
+        f"{row['prefix_alone_s']:.2f} s, reuse {row['reuse_alone_s']:.2f} s; target TTFT "
+        f"{target:.2f} s (p90)",
         flush=True,
     )
     return target, {"prefix": row["prefix_alone_s"], "reuse": row["reuse_alone_s"]}

@@ -8,18 +8,15 @@ import time
 from typing import Any
 
 from rag_load import Prompt, ask, flush, learn, median, off, state
-from rag_pairs import agreement, pairs
+from rag_pairs import pairs
 from rag_server import Rows, a_library, chunks_for, started
 
 
 def ttft(tokenizer: Any, args: argparse.Namespace) -> None:
-    """Medians of alternating requests, by prompt length; quality on the same requests."""
+    """Medians of alternating requests, by prompt length."""
     lengths, rows = [int(x) for x in args.lengths.split(",")], Rows(args)
     with started(args, max(lengths)) as server:
-        print(
-            "tokens chunks cached  prefix cache  reuse    ratio  planning  rate   recomputed  "
-            "same first  KL top-20"
-        )
+        print("tokens chunks cached  prefix cache  reuse    ratio  planning  rate   recomputed")
         for tokens in lengths:
             flush(server.url)
             rows.add(_by_length(server, tokenizer, args, tokens))
@@ -42,7 +39,6 @@ def _by_length(
         "speedup": median([a.ttft_s / b.ttft_s for a, b in answers]),
         "plan_s": median([a.report["plan_ms"] / 1000 for a in fused]),
         "ratio": mine.report["ratio"],
-        **agreement(answers),
         "recomputed": mine.report["recomputed"],
         "computed": mine.report["computed"],
         "reused_by_tier": {k: v for k, v in mine.report.items() if k.startswith("reused_")},
@@ -57,8 +53,7 @@ def _by_length(
     print(
         f"{row['tokens']:6} {chunks:6} {row['prefix_cached']:6.0f}  {row['prefix_s']:9.2f} s  "
         f"{row['reuse_s']:5.2f} s  {row['speedup']:5.2f}x  {row['plan_s']:6.2f} s  "
-        f"{row['ratio']:.3f}  {row['recomputed']:10}  {row['same_first']:9.2f}  "
-        f"{row['kl_top20']:9.3f}",
+        f"{row['ratio']:.3f}  {row['recomputed']:10}",
         flush=True,
     )
     return row

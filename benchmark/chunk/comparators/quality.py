@@ -18,7 +18,14 @@ from canopy_chunks.fuse.fusion import fused_prefill
 from canopy_chunks.fuse.model import Model
 from canopy_chunks.fuse.selectors import Offline
 from canopy_chunks.quality import answers as quality
-from canopy_chunks.quality.answers import Case, greedy, normalise, prompt_of_case
+from canopy_chunks.quality.answers import (
+    Case,
+    divergence,
+    forced_logprobs,
+    greedy,
+    normalise,
+    prompt_of_case,
+)
 from canopy_chunks.store.chunk import Chunk
 from comparators import make_selector
 
@@ -129,16 +136,6 @@ def measure(
     }
 
 
-def forced_logprobs(
-    model: Model, cache: KVCache, first: torch.Tensor, tokens: Sequence[int], n: int
-) -> torch.Tensor:
-    """Log-probabilities ``[len(tokens), vocab]`` along an answer ``tokens`` behind ``n`` tokens whose
-    KV is in the cache; ``first [vocab]``: the logits of its first token."""
-    forced = torch.tensor(tokens[:-1], dtype=torch.long, device=model.device)
-    rest = engine.prefill(model, forced, cache.upto(n + len(forced)), n)
-    return torch.cat([first[None], model.logits(rest)]).log_softmax(-1)
-
-
 def first_difference(rows: torch.Tensor, tokens: Sequence[int], end: int | None) -> int | None:
     """Where the greedy tokens of ``rows [m, vocab]`` first differ from ``tokens``, along which they
     were forced; None where they do not up to the ``end`` token."""
@@ -148,11 +145,6 @@ def first_difference(rows: torch.Tensor, tokens: Sequence[int], end: int | None)
         if want == end:
             return None
     return None
-
-
-def divergence(true: torch.Tensor, rows: torch.Tensor) -> float:
-    """Mean KL (nats a token) of log-probabilities ``rows [m, vocab]`` to the ``true`` ones."""
-    return max(float((true.exp() * (true - rows)).sum(-1).mean()), 0.0)
 
 
 def _continue(

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from canopy_chunks.fuse.cache import KVCache, dense_cache
-from canopy_chunks.fuse.encode import capture, stand_in
+from canopy_chunks.fuse.encode import STAND_IN, capture, stand_in
 from canopy_chunks.fuse.encode_queue import EncodeQueue, QueuedChunk
 from canopy_chunks.fuse.model import Model
 from canopy_chunks.fuse.rows import piece_tokens, prefill
@@ -27,15 +27,16 @@ from canopy_chunks.store.store import ChunkStore
 from canopy_chunks.text.documents import document_name
 
 
-def stand_in_tokens(tokenizer: Any) -> tuple[int, ...]:
+def stand_in_tokens(tokenizer: Any) -> tuple[tuple[int, ...], ...]:
     """Return the tokens of the documents that stand in for a chunk's predecessors (encoding
-    ``mixed``).
+    ``mixed``): a few, and all.
 
     Empty without a tokenizer, since they are text: ``mixed`` then equals ``prefix``.
     """
     if tokenizer is None:
         return ()
-    return stand_in(functools.partial(tokenizer.encode, add_special_tokens=False))
+    ids = functools.partial(tokenizer.encode, add_special_tokens=False)
+    return stand_in(ids), stand_in(ids, len(STAND_IN))
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from canopy_chunks.fuse.selectors.question import MOST
 from canopy_chunks.store.shape import Shape
 
-BEHIND_TOKENS = 2048
+BEHIND_TOKENS = 3584
 """Upper bound of the tokens that a document is encoded behind (system text and stand-ins), and of
 that text's own stored KV."""
 

@@ -71,7 +71,7 @@ def of_stream(usage: Any, cached_tokens: dict[int, int], n_choices: int) -> None
 
 
 def _add(usage: Any, cached: Sequence[int]) -> None:
-    """Add the field if a prompt has a report, and ``cached_tokens`` if SGLang does not report
+    """Add the field if a prompt has a report, with the least ratio and stand-ins of any prompt, and ``cached_tokens`` if SGLang does not report
     them."""
     reports = [tokens.report for tokens in cached if isinstance(tokens, CachedTokens)]
     if not reports:
@@ -80,8 +80,11 @@ def _add(usage: Any, cached: Sequence[int]) -> None:
         f"{name}_tokens": sum(one.get(name, 0) for one in reports)
         for name in ("reused", "recomputed", "kept")
     }
+    for name in ("ratio", "stand_in_tokens"):
+        if found := [one[name] for one in reports if name in one]:
+            reuse[name] = min(found)
     if reasons := sorted({one["why"] or "unknown" for one in reports if not one.get("fused")}):
         reuse["why"] = "; ".join(reasons)
-    found = usage.prompt_tokens_details
-    details = {"cached_tokens": sum(cached)} if found is None else found.model_dump()
+    shown = usage.prompt_tokens_details
+    details = {"cached_tokens": sum(cached)} if shown is None else shown.model_dump()
     usage.prompt_tokens_details = _details_class()(**{**details, FIELD: reuse})

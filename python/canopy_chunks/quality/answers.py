@@ -83,7 +83,7 @@ def tokenise(
 
 def behind(case: Case, how: str, place: int = 0) -> tuple[int, ...]:
     """Return the prefix of the document at a place of a case; ``how`` is one of ``ENCODINGS``."""
-    where = Place(how, place == 0, tuple(case.prefix), tuple(case.stand_in), True)
+    where = Place(how, place == 0, tuple(case.prefix), (tuple(case.stand_in),), True)
     return where.acceptable()[0]
 
 
@@ -150,6 +150,24 @@ def greedy_steps(
         if rows is not None:
             rows.append(row[0])
     return tokens
+
+
+def forced_logprobs(
+    model: Model, cache: KVCache, first: torch.Tensor, tokens: Sequence[int], n: int
+) -> torch.Tensor:
+    """Return log-probabilities ``[len(tokens), vocab]`` along an answer ``tokens`` behind ``n`` tokens
+    whose KV is in the cache; ``first [vocab]``: the logits of its first token."""
+    forced = torch.tensor(tokens[:-1], dtype=torch.long, device=model.device)
+    if not forced.numel():
+        return first[None].log_softmax(-1)
+    rest = engine.prefill(model, forced, cache.upto(n + len(forced)), n)
+    return torch.cat([first[None], model.logits(rest)]).log_softmax(-1)
+
+
+def divergence(true: torch.Tensor, rows: torch.Tensor) -> float:
+    """Return the mean KL (nats a token) of log-probabilities ``rows [m, vocab]`` to the ``true``
+    ones."""
+    return max(float((true.exp() * (true - rows)).sum(-1).mean()), 0.0)
 
 
 def normalise(text: str) -> str:

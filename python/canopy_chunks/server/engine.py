@@ -19,6 +19,7 @@ from canopy_chunks.fuse.placement import place_chunks
 from canopy_chunks.fuse.rows import piece_tokens
 from canopy_chunks.fuse.selectors import make_selector
 from canopy_chunks.fuse.transfer import base_of, send
+from canopy_chunks.quality.expected_kl import ExpectedKL
 from canopy_chunks.quality.tenant_meter import STOPPED, QualityMeter, ratio_at
 from canopy_chunks.quality.watch import Watch
 from canopy_chunks.server import model_view
@@ -66,7 +67,7 @@ class ChunkEngine:
             )
         self.runner, self.options = runner, options
         self.end_token = getattr(tokenizer, "eos_token_id", None)
-        self.stand_in = stand_in_tokens(tokenizer) if options.encode == "mixed" else ()
+        self.stand_ins = stand_in_tokens(tokenizer) if options.encode == "mixed" else ()
         # The digest of the weight files is needed only if KV outlives this process.
         self._files = model_view.weight_files(runner) if self._on_disk() else ""
         # The meter forgets its stops with this process, so kept KV on a storage ends with it too.
@@ -80,6 +81,7 @@ class ChunkEngine:
         self.window_tokens: int | None = None
         self.prefill_tokens: int | None = None
         self.ratios: dict[str, float] = {}
+        self.expected: ExpectedKL | None = None
         self.setting: Setting | None = None
 
     def _new_watch(self) -> Watch:
@@ -143,7 +145,7 @@ class ChunkEngine:
             self.not_fused["off"] += 1
             return None
         request = chunk_request(
-            list(req.origin_input_ids), requested, self.options, self.stand_in, self.library.store,
+            list(req.origin_input_ids), requested, self.options, self.stand_ins, self.library.store,
             salt=namespace_of(req.extra_key, req.cache_salt).hex(),
         )  # fmt: skip
         request.tenant, request.time_s = tenant_of_req(req), self.time_s
@@ -176,8 +178,8 @@ class ChunkEngine:
         content."""
         if request.ratio is not None:
             return request.ratio >= 1.0
-        own = self.options.ratio
-        return own is not None and ratio_at(request.step, own) >= 1.0
+        own = max(self.options.ratio or 0.0, self._ratio_of_bound(request))
+        return ratio_at(request.step, own) >= 1.0
 
     def ratio_for(self, request: ChunkRequest, chunks: Sequence[ResolvedChunk]) -> float:
         """Return the request's recompute ratio, the operator's, or the calibrated one, in this
@@ -188,15 +190,22 @@ class ChunkEngine:
         """
         if request.ratio is not None:
             return request.ratio
-        return ratio_at(request.step, self.own_ratio(chunks))
+        return ratio_at(request.step, self.own_ratio(request, chunks))
 
-    def own_ratio(self, chunks: Sequence[ResolvedChunk]) -> float:
-        """Return the server's ratio, regardless of the request and its tenant."""
-        if self.options.ratio is not None:
-            return self.options.ratio
+    def own_ratio(self, request: ChunkRequest, chunks: Sequence[ResolvedChunk]) -> float:
+        """Return the server's ratio for a prompt, regardless of the request's own and its
+        tenant."""
         tiers = {k.tier for k in chunks if k.tier is not None}
         rates = [self.ratios[t] for t in tiers if t in self.ratios]
-        return max(rates, default=DEFAULT_RATIO)
+        given = self.options.ratio
+        ratio = max(rates, default=DEFAULT_RATIO) if given is None else given
+        return max(ratio, self._ratio_of_bound(request))
+
+    def _ratio_of_bound(self, request: ChunkRequest) -> float:
+        """Return the ratio that keeps the expected KL below the operator's bound; 0 without one."""
+        if self.expected is None or self.options.max_kl is None:
+            return 0.0
+        return self.expected.ratio_for(len(request.bounds), self.options.max_kl)
 
     def plan(
         self, req: Any, request: ChunkRequest, prefix: int, row: torch.Tensor
@@ -305,7 +314,7 @@ class ChunkEngine:
         """
         own = request.ratio is not None or request.selector != self.options.selector
         if not own and (request.fused or request.reason == DIFFERED):
-            ratio = self.own_ratio(self.library.resolve(request))
+            ratio = self.own_ratio(request, self.library.resolve(request))
             if ratio < 1:
                 self.watch.offer(req.origin_input_ids, request, ratio)
 

@@ -42,12 +42,15 @@ def _name(engine: ChunkEngine, request: ChunkRequest) -> str:
     if request.ratio is not None:
         ratio: Any = request.ratio
     else:
-        ratio = [engine.options.ratio, sorted(engine.ratios.items()), request.step]
+        ratio = [
+            *(engine.options.ratio, engine.options.max_kl, sorted(engine.ratios.items())),
+            request.step,
+        ]
     parts = [
         VERSION,
         engine.model.identity,
         engine.options.encode,
-        engine.stand_in,
+        engine.stand_ins,
         engine.options.min_tokens,
         request.selector,
         ratio,

@@ -157,10 +157,10 @@ class Library:
             if self._is_deleted(document, request):
                 continue
             addresses = dict(zip(place.acceptable(), keys))
-            for prefix in place.to_encode(returns):
-                key = addresses[prefix]
-                if self.store.where(key) is not None:
+            for good in place.to_encode(returns):
+                if any(self.store.where(addresses[p]) is not None for p in good):
                     continue
+                prefix, key = good[0], addresses[good[0]]
                 if not request.fused and tuple(ids[:start]) == prefix:
                     chunk = capture(self.model, cache(), document, start, prefix)
                     self.encoder.store_chunk(

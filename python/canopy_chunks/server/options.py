@@ -43,6 +43,14 @@ class Options:
         None,
         f"Share of a document's tokens to recompute; unless given, as calibrated or {DEFAULT_RATIO}.",
     )
+    max_kl: float | None = declare_key(
+        None,
+        "Largest expected KL to full recompute (nats a token): prompts with more documents get a "
+        "larger ratio, and above 0.5 are computed in full.",
+        metavar="NATS",
+        low=0.001,
+        high=10,
+    )
     selector: str = declare_key(
         "question", "How the recomputed tokens are chosen.", choices=SELECTORS
     )

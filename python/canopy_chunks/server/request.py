@@ -19,7 +19,7 @@ from canopy_chunks.store.host_memory import HostChunk
 from canopy_chunks.store.store import ChunkStore
 from canopy_chunks.store.suffix import ChunkSuffix
 from canopy_chunks.text.fields import ChunkFields
-from canopy_chunks.text.variants import Place
+from canopy_chunks.text.variants import LONG_TOKENS, Place
 
 TOO_FEW_STORED, PLANNING_FAILED = "too few of its documents are stored", "planning failed"
 DIFFERED = "its tenant's answers differed too often from full recompute"
@@ -177,13 +177,13 @@ def chunk_request(
     ids: Sequence[int],
     requested: ChunkFields,
     options: Options,
-    stand_in: tuple[int, ...],
+    stand_ins: tuple[tuple[int, ...], ...],
     store: ChunkStore,
     salt: str,
 ) -> ChunkRequest:
     """Return the chunk state of a new request of tokens ``ids`` with the fields ``requested``.
 
-    stand_in: tokens of the stand-in documents.
+    stand_ins: tokens of a few stand-in documents, and of all; empty without stand-ins.
     """
     bounds = tuple(
         (a, min(b, len(ids)))
@@ -193,8 +193,8 @@ def chunk_request(
     first = requested.bounds[0][0] if requested.bounds else 0
     whole = first <= LEARN_PREFIX_TOKENS
     head = tuple(ids[:first]) if whole else ()
-    encoding = options.encode if stand_in else "prefix"
-    places = tuple(Place(encoding, a == first, head, stand_in, whole) for a, _ in bounds)
+    encoding, long = options.encode if stand_ins else "prefix", len(ids) >= LONG_TOKENS
+    places = tuple(Place(encoding, a == first, head, stand_ins, whole, long) for a, _ in bounds)
     behind = [place.acceptable() for place in places]
     return ChunkRequest(
         bounds,
@@ -241,8 +241,20 @@ def fused_report(
         "computed": plan.chosen.count,
         **_chunk_counts(request, chunks),
         "ratio": round(ratio, 4),
+        "stand_in_tokens": fewest_stand_ins(request, chunks),
         "plan_ms": round(1000 * seconds, 3),
     }
+
+
+def fewest_stand_ins(request: ChunkRequest, chunks: Sequence[ResolvedChunk]) -> int:
+    """Return the fewest stand-in tokens that a stored document of the prompt, except the first, was
+    encoded behind."""
+    found = [
+        place.stand_in_of(dict(zip(keys, place.acceptable()))[one.key])
+        for place, keys, one in zip(request.places, request.keys, chunks)
+        if one.tier is not None and not place.first
+    ]
+    return min(found, default=0)
 
 
 def reused_by_tier(chunks: Sequence[ResolvedChunk], plan: ReusePlan) -> dict[str, int]:

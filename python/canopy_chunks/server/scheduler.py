@@ -18,6 +18,7 @@ import torch
 
 from canopy_chunks.calibration.saved import Setting, calibrated_ratios
 from canopy_chunks.fuse.working_memory import working_memory
+from canopy_chunks.quality.expected_kl import ExpectedKL, measure_scale
 from canopy_chunks.quality.start_gate import Method, check_quality
 from canopy_chunks.server import attention, kept
 from canopy_chunks.server.engine import ChunkEngine
@@ -59,7 +60,7 @@ def build(
         "canopy: documents are reused: selector %s, ratios %s, encoding %s, model %s",
         options.selector,
         sorted(ratios_in_use(options, engine.ratios)),
-        "mixed" if engine.stand_in else "prefix",
+        "mixed" if engine.stand_ins else "prefix",
         engine.model.identity[:12],
     )
 
@@ -101,6 +102,12 @@ def _calibrate_and_check(engine: ChunkEngine, tokenizer: Any, tp_size: int) -> N
     method = Method(options.selector, options.encode)
     ratios = ratios_in_use(options, engine.ratios)
     check_quality(model, tokenizer, method, ratios, options.min_kept)
+    if options.max_kl is not None:
+        if tokenizer is None:
+            raise CanopyError("max_kl needs a tokenizer; drop --skip-tokenizer-init")
+        scale = measure_scale(model, tokenizer, options.selector, options.encode)
+        engine.expected = ExpectedKL(first_ranks(scale))
+        logger.info("canopy: expected KL is %.2f times that of the fitted model", scale)
 
 
 def ratios_in_use(options: Options, calibrated: Mapping[str, float]) -> set[float]:

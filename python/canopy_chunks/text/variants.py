@@ -5,7 +5,8 @@ exact. Every other document has predecessors; encoded without any, it would be e
 document. So ``mixed`` encodes a first document behind the head, and others behind head and
 stand-ins. Many heads never recur: a question before a tool's results, a system text with the time
 in it. Until a head has recurred, documents are encoded behind the stand-ins alone, and found behind
-any head.
+any head. Many documents in a long prompt are nearer to full recompute behind more stand-ins, which a
+short prompt does not need.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ Tokens = tuple[int, ...]
 
 MAX_HEADS = 1 << 12
 """Heads remembered, of all tenants together."""
+LONG_TOKENS = 3072
+"""Tokens of a prompt from which on all stand-ins are used (docs/research/chunks.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,38 +28,51 @@ class Place:
 
     encoding: one of ``ENCODINGS``, ``prefix`` if there are no stand-ins; first: no other document
     precedes it; head: the tokens before the prompt's first document that are encoded with it;
-    head_is_all: these are all tokens before it.
+    stand_ins: a few, and all, or none; head_is_all: the head is all tokens before the document; long:
+    the prompt has ``LONG_TOKENS`` or more.
     """
 
     encoding: str
     first: bool
     head: Tokens
-    stand_in: Tokens
+    stand_ins: tuple[Tokens, ...]
     head_is_all: bool
+    long: bool = False
 
     def acceptable(self) -> tuple[Tokens, ...]:
         """Return the prefixes behind which the document may have been encoded to be used here, best
         first."""
         if self.encoding == "prefix":
             return tuple(dict.fromkeys((self.head, ())))
-        behind = self.head + self.stand_in
-        best = (self.head, behind) if self.first and self.head_is_all else (behind, self.stand_in)
-        return tuple(dict.fromkeys((*best, self.stand_in, self.head, ())))
+        behind = [p for s in self._by_length() for p in (self.head + s, s)]
+        exact = (self.head,) if self.first and self.head_is_all else ()
+        return tuple(dict.fromkeys((*exact, *behind, self.head, ())))
 
-    def to_encode(self, head_returns: bool) -> tuple[Tokens, ...]:
-        """Return those of :meth:`acceptable` that the document is to be encoded behind.
+    def to_encode(self, head_returns: bool) -> tuple[tuple[Tokens, ...], ...]:
+        """Return what the document is to be encoded behind: of each group of equally good prefixes
+        the first, unless it is stored behind one of them.
 
         head_returns: the head has occurred before. A document without a head, such as a newly
         registered one, is encoded for every other place too.
         """
         if self.encoding == "prefix":
-            return (self.head,)
+            return ((self.head,),)
         exact = self.first and self.head_is_all
+        found = self._by_length()
+        good = found[:1] if self.long else found
         if not self.head:
-            return tuple(dict.fromkeys(((), self.stand_in))) if exact else (self.stand_in,)
+            return (((),), good) if exact else (good,)
         if not head_returns:
-            return (self.stand_in,)
-        return (self.head,) if exact else (self.head + self.stand_in,)
+            return (good,)
+        return ((self.head,),) if exact else (tuple(self.head + s for s in good),)
+
+    def stand_in_of(self, prefix: Tokens) -> int:
+        """Return the number of stand-in tokens in one of :meth:`acceptable`."""
+        return next((len(s) for s in self.stand_ins if prefix in (s, self.head + s)), 0)
+
+    def _by_length(self) -> tuple[Tokens, ...]:
+        """Return the stand-ins, the best for the prompt's length first."""
+        return self.stand_ins[::-1] if self.long else self.stand_ins
 
 
 @dataclass(slots=True)

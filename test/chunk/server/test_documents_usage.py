@@ -13,7 +13,9 @@ from sglang.srt.entrypoints.openai.usage_processor import UsageProcessor
 
 from canopy_chunks.plugin import usage as documents_usage
 
-FUSED = {"fused": True, "reused": 111, "recomputed": 20}
+FUSED = {"fused": True, "reused": 111, "recomputed": 20, "ratio": 0.15, "stand_in_tokens": 142}
+MORE = {**FUSED, "ratio": 0.3, "stand_in_tokens": 565}
+OF_PROMPT = {"ratio": 0.15, "stand_in_tokens": 142}
 NORMAL = {"fused": False, "why": "too few of its documents are stored"}
 
 
@@ -52,7 +54,12 @@ def test_reused_tokens_stand_beside_the_cached_ones(report) -> None:
     [answers] = passed([answer(FUSED)])
     assert sent(of_answers(answers, report=report))["prompt_tokens_details"] == {
         "cached_tokens": 7,
-        "canopy_documents": {"reused_tokens": 111, "recomputed_tokens": 20, "kept_tokens": 0},
+        "canopy_documents": {
+            "reused_tokens": 111,
+            "recomputed_tokens": 20,
+            "kept_tokens": 0,
+            **OF_PROMPT,
+        },
     }
 
 
@@ -92,3 +99,9 @@ def test_a_streams_last_part_says_what_its_first_one_reported(kind) -> None:
     details = json.loads(last.model_dump_json(exclude_none=True))["usage"]["prompt_tokens_details"]
     assert details["cached_tokens"] == 7
     assert details["canopy_documents"]["reused_tokens"] == 111
+
+
+def test_of_several_prompts_the_least_ratio_and_stand_ins_are_reported() -> None:
+    [answers] = passed([answer(MORE), answer(FUSED), answer(NORMAL)])
+    told = sent(of_answers(answers))["prompt_tokens_details"]["canopy_documents"]
+    assert {name: told[name] for name in OF_PROMPT} == OF_PROMPT

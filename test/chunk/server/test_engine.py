@@ -16,6 +16,7 @@ from canopy_chunks.fuse.rows import piece_tokens, prefill  # noqa: E402
 from canopy_chunks.fuse.selectors import make_selector  # noqa: E402
 from canopy_chunks.server import engine as engines  # noqa: E402
 from canopy_chunks.server import library, scheduler  # noqa: E402
+from canopy_chunks.server import request as requests  # noqa: E402
 from canopy_chunks.server.engine import ChunkEngine  # noqa: E402
 from canopy_chunks.server.options import LEARN_PREFIX_TOKENS, Options  # noqa: E402
 from canopy_chunks.store.chunk import FusedPrompt  # noqa: E402
@@ -90,7 +91,7 @@ def test_documents_are_found_in_another_order(make, llama, ids) -> None:
     assert tiers(engine, turned) == ["host"] * 3
     behind = tuple(ids[:SYSTEM].tolist())
     state = engine.new_request(turned)
-    assert [place.to_encode(False) for place in state.places] == [(behind,)] * 3
+    assert [place.to_encode(False) for place in state.places] == [((behind,),)] * 3
     want = encode(llama, turned.origin_input_ids[SYSTEM : SYSTEM + LENGTH], behind)
     got = engine.library.store.get(state.keys[0][0])
     torch.testing.assert_close(got.raw_k, want.raw_k, atol=2e-5, rtol=1e-4)
@@ -116,7 +117,7 @@ def test_only_a_first_document_is_taken_from_an_ordinary_prefill(
     make, llama, ids, monkeypatch
 ) -> None:
     engine = make(encode="mixed")
-    stand_in = len(engine.stand_in)
+    stand_in = len(engine.stand_ins[0])
     out = ids[:SYSTEM].tolist() + [7] * stand_in + ids[SYSTEM : SYSTEM + LENGTH].tolist()
     at = SYSTEM + stand_in  # as far in as the prefix that it is encoded behind is long
     req = request([*out, 1], [SYSTEM, at, at, at + LENGTH])
@@ -456,7 +457,7 @@ def held(engine: ChunkEngine, req) -> list[tuple[int, ...] | None]:
 def test_the_place_in_the_prompt_decides_what_a_document_is_encoded_behind(make, ids) -> None:
     engine = make(encode="mixed")
     head = tuple(ids[:SYSTEM].tolist())
-    later = head + engine.stand_in
+    later = head + engine.stand_ins[0]
     learn(engine, request(*prompt(ids)))
     assert held(engine, request(*prompt(ids))) == [head, later, later]
     turned = request(*prompt(ids, (2, 0, 1)))
@@ -472,10 +473,10 @@ def test_documents_are_found_whatever_stands_before_them(make, ids) -> None:
     engine = make(encode="mixed")
     learn(engine, request(*prompt(ids)), head_returns=False)
     assert engine.library.encoder.stats()["encoded_chunks"] == 3
-    assert held(engine, request(*prompt(ids))) == [engine.stand_in] * 3
+    assert held(engine, request(*prompt(ids))) == [engine.stand_ins[0]] * 3
     out, bounds = prompt(ids, (2, 0, 1))
     other = request([5, *out[1:]], bounds)
-    assert held(engine, other) == [engine.stand_in] * 3
+    assert held(engine, other) == [engine.stand_ins[0]] * 3
     learn(engine, other, head_returns=False)
     assert engine.library.encoder.stats()["encoded_chunks"] == 3  # nothing was missing
 
@@ -497,7 +498,7 @@ def test_a_document_that_nothing_precedes_is_encoded_for_every_place(make, ids) 
     document = ids[SYSTEM : SYSTEM + LENGTH].tolist()
     learn(engine, request(document + document[-1:], [0, LENGTH]))
     assert held(engine, request(document + document[-1:], [0, LENGTH])) == [()]
-    assert held(engine, request(*prompt(ids, (1, 0)))) == [None, engine.stand_in]
+    assert held(engine, request(*prompt(ids, (1, 0)))) == [None, engine.stand_ins[0]]
 
 
 def test_no_document_is_exact_behind_a_text_that_is_too_long_to_encode(make, ids) -> None:
@@ -506,7 +507,7 @@ def test_no_document_is_exact_behind_a_text_that_is_too_long_to_encode(make, ids
     document = ids[SYSTEM : SYSTEM + LENGTH].tolist()
     learn(engine, request([*text, *document, 1], [len(text), len(text) + LENGTH]))
     assert held(engine, request([*text, *document, 1], [len(text), len(text) + LENGTH])) == [
-        engine.stand_in
+        engine.stand_ins[0]
     ]
 
 
@@ -574,3 +575,29 @@ def test_a_request_under_way_brings_back_no_document_that_was_deleted(make, ids)
     assert store.of_document(document_name(document, "b")), "another tenant's"
     learn(engine, behind(2, document))
     assert store.of_document(name), "it was sent again since"
+
+
+def test_a_long_prompt_uses_what_a_short_one_encoded_and_asks_for_more_stand_ins(
+    make, ids, monkeypatch
+) -> None:
+    engine = make(encode="mixed")
+    few, every = engine.stand_ins
+    assert every[: len(few)] == few
+    learn(engine, request(*prompt(ids)), head_returns=False)
+    out, bounds = prompt(ids)
+    monkeypatch.setattr(requests, "LONG_TOKENS", len(out))
+    long = request([7, *out[1:]], bounds)
+    assert held(engine, long) == [few] * 3  # at once
+    learn(engine, long, head_returns=False)
+    assert held(engine, long) == [every] * 3
+    state = engine.new_request(long)
+    chunks = engine.library.resolve(state)
+    assert requests.fewest_stand_ins(state, chunks) == len(every)
+    monkeypatch.undo()
+    short = request([8, *out[1:]], bounds)
+    state = engine.new_request(short)
+    for key in [k for keys in state.keys for k in keys if engine.library.store.where(k)]:
+        if engine.library.store.get(key, 0.0).prefix == few:
+            engine.library.store.delete(key)
+    learn(engine, short, head_returns=False)
+    assert held(engine, short) == [every] * 3  # as good, so not encoded again

@@ -12,9 +12,11 @@ torch = pytest.importorskip("torch")
 from test_engine import SYSTEM, learn, make, prompt, request  # noqa: E402, F401
 
 from canopy_chunks.quality import watch as watches  # noqa: E402
+from canopy_chunks.quality.expected_kl import ExpectedKL  # noqa: E402
 from canopy_chunks.quality.tenant_meter import RAISED, STOPPED, TenantQuality  # noqa: E402
 from canopy_chunks.server import engine as engines  # noqa: E402
 from canopy_chunks.server import kept, library, scheduler  # noqa: E402
+from canopy_chunks.server.options import DEFAULT_RATIO  # noqa: E402
 from canopy_chunks.server.request import DIFFERED  # noqa: E402
 from sglang_canopy import tenant as tenants  # noqa: E402
 from sglang_canopy.errors import CanopyError  # noqa: E402
@@ -243,3 +245,18 @@ def test_kv_events_are_of_exact_kv_alone() -> None:
     assert core.kv_events.take() == []
     core.kv_events.record_store(node("b"))
     assert len(core.kv_events.take()) == 1
+
+
+def test_a_bound_on_kl_gives_more_documents_a_larger_ratio_or_exact_kv(make, ids) -> None:
+    engine = make(max_kl=0.03)
+    engine.expected = ExpectedKL(1.0)
+    few, many = (engine.new_request(request(*prompt(ids, order))) for order in ((0, 1), (0, 1, 2)))
+    assert engine.own_ratio(few, []) == DEFAULT_RATIO  # 0.15 is enough for two
+    engine.expected = ExpectedKL(2.0)
+    assert DEFAULT_RATIO < engine.own_ratio(many, []) < 1
+    assert engine.own_ratio(few, []) < engine.own_ratio(many, [])
+    assert make(max_kl=0.03, ratio=0.4).own_ratio(many, []) == 0.4
+    assert key_of(engine, ids) != key_of(make(), ids)
+    engine.expected = ExpectedKL(1000.0)
+    assert engine.is_exact(many)
+    assert key_of(engine, ids) is None
