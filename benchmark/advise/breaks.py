@@ -1,4 +1,4 @@
-"""How well ``canopy advise`` finds what breaks prefixes, on logs with one seeded break each.
+"""Judge of ``canopy advise`` on breaks of prefixes, with logs of one seeded break each.
 
     python benchmark/advise/breaks.py --data RUNS --prose TEXTS --out benchmark/advise/results/breaks.json
 
@@ -31,7 +31,7 @@ LEAST_LOST = 0.01
 
 
 def find(log: Sequence[seeds.Row], named: bool = True) -> tuple[Breaks, float]:
-    """What the finder returns for a log, and its CPU seconds (reading included)."""
+    """Return the finder's result for a log, and its CPU seconds (reading included)."""
     finder, begin = Finder(), time.process_time()
     for number, row in enumerate(log):
         for prompt in parse(seeds.without_labels(row, named=named), number):

@@ -135,7 +135,7 @@ class Seeded:
 
     @property
     def history(self) -> list[Row]:
-        """The messages behind the system prompt and before the last one."""
+        """The messages between the system prompt and the last message."""
         return self.row["messages"][1:-1]
 
     @property
@@ -151,13 +151,13 @@ class Seeded:
 
 @dataclass(frozen=True)
 class Kind:
-    """A break, and what a finder should call it."""
+    """A break, and its expected names."""
 
     put: Callable[[Seeded], None]
     place: str
     names: frozenset[str]
     app: int | None = 0
-    """Where it is; ``None``: in any application."""
+    """Its application; ``None``: any."""
     only_bad: bool = False
     """Whether the other requests stay as they are."""
 

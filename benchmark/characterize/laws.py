@@ -1,7 +1,7 @@
-"""Which law predicts when blocks are used again: the paper's exponential, or ``wa``'s survival curve?
+"""Laws of reuse times: the paper's exponential against ``wa``'s survival curve.
 
-Each is fitted for every category on the first half of a trace's time, from what was known when it
-ended, and tested on the uses of the second half, as arXiv 2506.02634 fits an hour and applies it to
+Each is fitted for every category on the first half of a trace's time, with the data up to its end, and
+tested on the uses of the second half, as arXiv 2506.02634 fits an hour and applies it to
 the next (Section 4.2, Figure 23; Figures 15 and 29).
 """
 
@@ -26,11 +26,10 @@ LEAST_IN_A_HALF = 50
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """How well a law fitted on the first half of the trace's time describes the reuse ages of what
-    was used in the second.
+    """Fit of a law from the first half of the trace's time to the reuse ages of the second half.
 
-    Both among the blocks that were used again; blocks that still wait at a half's end are censored
-    (the exponential of the paper does not look at them)."""
+    Both are among the blocks that were used again. Blocks without a use at a half's end are censored
+    (the exponential of the paper ignores them)."""
 
     ks: float
     """Kolmogorov-Smirnov distance: the largest gap between the two distribution functions, at
@@ -41,7 +40,7 @@ class Fit:
 
 @dataclass(frozen=True, slots=True)
 class Laws:
-    """Of one category, or of all together (``all``)."""
+    """Fits of a category, or of all together (``all``)."""
 
     name: str
     reuses: int
@@ -50,7 +49,7 @@ class Laws:
 
 
 def laws(seen: Observation) -> list[Laws]:
-    """All reuses first, then the categories with most of them; those with too few are left out."""
+    """Return all reuses first, then the categories with the most, without those with too few."""
     middle_s = float(seen.time_s[0]) + seen.span_s / 2.0
     whole = tally(seen, -np.inf, np.inf)
     train, test = tally(seen, -np.inf, middle_s), tally(seen, middle_s, np.inf)
@@ -86,7 +85,7 @@ def _survival_cdf(train: Ages, coarser: list[float]) -> np.ndarray:
         prior_weight=LEAN,
     )
     reused = 1.0 - np.array(curve[1:])
-    # Among the reused, like the data; beyond the last edge lies the rest.
+    # Among the reused blocks, like the data; the rest is beyond the last edge.
     return np.append(reused / (reused[-1] or 1.0), 1.0)
 
 
@@ -97,7 +96,7 @@ def _exponential_cdf(train: Ages) -> np.ndarray:
 
 
 def _test(cdf: np.ndarray, test: Ages) -> Fit:
-    """``cdf`` against what was used after the stretch that it was fitted on."""
+    """Compare ``cdf`` with the uses after its fitting period."""
     reused = 1.0 - np.array(test.curve[1:])
     seen = np.append(reused / (reused[-1] or 1.0), 1.0)
     mass = np.maximum(np.diff(np.concatenate([[0.0], cdf])), 1e-9)

@@ -45,8 +45,8 @@ Row = TypeVar("Row")
 READY_S = 600.0
 BLOCK = 64
 LEARN_NOTHING = ("lru", "canopy-lru")
-"""Others serve one replay first that does not count: each routing finds a server that has run for a
-while, whichever comes first. Tokens and names are others each time, the conversations the same."""
+"""Policies that do not learn. Others serve an uncounted replay first, so that each routing has a server
+with learnt state. Tokens and names differ each time; the conversations are the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +124,9 @@ class Words:
 async def in_order(
     made: Materialiser, at_once: int, send: Callable[[Planned], Awaitable[Row]]
 ) -> list[Row]:
-    """What ``send`` returns for each request, begun in the order of the trace, at most ``at_once`` at
-    a time, each after the one before it in its conversation was answered. Who is next waits for that
-    and lets nobody pass: otherwise all first turns would come first."""
+    """Return the results of ``send``. Requests start in the order of the trace, at most ``at_once`` at a
+    time, each after the previous answer of its conversation. A request that waits for that blocks
+    later requests: otherwise all first turns would be sent first."""
     room = asyncio.Semaphore(at_once)
     sent: list[asyncio.Task[Row]] = []
 

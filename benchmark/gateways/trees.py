@@ -2,13 +2,12 @@
 
     PYTHONPATH=GATEWAYS python benchmark/gateways/trees.py --overlay OVERLAY --out OUT
 
-Each worker answers like an SGLang server, and behind each stands the simulator's tree with a policy:
-what it finds in its cache is what the requests that the gateway sent it leave there. So which
-worker gets a request is decided by the gateway's own code, and a run takes a minute and no model.
-Requests are sent in the order of the trace, several at once, each conversation's one after the
-other. A worker answers one at a time, later the more tokens it did not find. (One request at a time
-would tell nothing of a router that gives new prompts to the worker with the fewest requests: that
-is always the first.) Prompts are text, a word a token; ``--as ids`` sends token ids. ``run.py`` does the same with servers.
+Each worker answers like an SGLang server, with the simulator's tree and a policy behind it: its cache
+has the prompts that the gateway sent to it. So the gateway's own code decides the routing, and a run
+takes a minute and no model. Requests are sent in the order of the trace, several at once, those of a
+conversation one after the other. A worker answers one at a time, and later for more missed tokens.
+(With one request at a time, a router that gives new prompts to the worker with the fewest requests
+would always choose the first.) Prompts are text, a word a token; ``--as ids`` sends token ids. ``run.py`` does the same with servers.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ ARMS = {
 
 
 ANSWER_S, TOKEN_S = 2e-3, 4e-7
-"""What an answer takes, and each token of a prompt that is not in the cache."""
+"""Seconds of an answer, and of each missed token."""
 
 
 class Worker:
@@ -86,7 +85,7 @@ class Worker:
         body = await request.json()
         asked = self.requests[int(body["rid"].rpartition("_t")[2])]
         async with self._free:
-            self._now = max(self._now, asked.time)  # of several at once a later one may be first
+            self._now = max(self._now, asked.time)  # concurrent requests may be out of order
             asked = dataclasses.replace(asked, time=self._now)
             found = min(self.tree.access(asked) * asked.block_tokens, asked.prompt_tokens)
             await asyncio.sleep(ANSWER_S + TOKEN_S * (asked.prompt_tokens - found))
@@ -102,7 +101,7 @@ class Worker:
 
 
 async def replay(url: str, made: Materialiser, args: argparse.Namespace) -> list[tuple[int, int]]:
-    """Send every request. Returns the tokens of each prompt, and how many were found."""
+    """Send every request. Returns the tokens of each prompt, and its cached tokens."""
     async with aiohttp.ClientSession() as session:
 
         async def send(planned: Planned) -> tuple[int, int]:
@@ -138,7 +137,7 @@ async def measure(
     runners = [await worker.start() for worker in workers]
     log = args.out / f"trees-{name}.log"
     started = gateway(name, [worker.url for worker in workers], routing.flags, log)
-    # It waits for the gateway, which asks the workers: they have to answer meanwhile.
+    # It waits for the gateway, which calls the workers: they must answer meanwhile.
     url = await asyncio.to_thread(started.__enter__)
     try:
         counts = await replay(url, made, args)

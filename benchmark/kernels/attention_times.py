@@ -1,6 +1,6 @@
-"""Attention of one 8B-shaped layer: ours each way, beside stock attention and the floor."""
+"""Attention of an 8B-shaped layer: our kernels, stock attention and the floor."""
 
-# ruff: noqa: B023 - every closure here is run before its loop goes on
+# ruff: noqa: B023 - every closure here runs within its iteration
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -41,7 +41,7 @@ def stock_ways(b: Bench) -> dict[str, decomposition.Paged]:
 
 
 def attention_costs(rows: list[list[int]], length: int) -> tuple[Cost, dict[str, Cost]]:
-    """The floor of sparse rows over one prompt, and what each way of ours does."""
+    """Return the floor of sparse rows over a prompt, and the costs of each of our kernels."""
     size = decomposition.block_size([len(rows[0])], [length], 1)
     return floors.attention_floor(rows, [length], SHAPE), {
         "triton": floors.attention_tiles(rows, [length], SHAPE),

@@ -1,6 +1,6 @@
-"""Timing on one device, its measured ceilings, and a time beside the floor that these set."""
+"""Timing on a device, its measured ceilings, and times against the floors that these set."""
 
-# ruff: noqa: F821 - every closure here is run before the del of what it uses
+# ruff: noqa: F821 - every closure here runs before its variables are deleted
 from __future__ import annotations
 
 import statistics
@@ -71,13 +71,13 @@ def table(length: int, dim: int, device: str) -> torch.Tensor:
 
 
 def against_peaks(name: str, seconds: float, does: Cost, floor: Cost, top: dict) -> dict:
-    """A measured time beside arithmetic.
+    """Return a measured time against arithmetic.
 
-    does: what the kernel computes and asks for; floor: the least of the task; top: measured
+    does: operations and bytes of the kernel; floor: the least of the task; top: measured
     ``flop_per_second`` and ``bytes_per_second``. ``times_floor``: the time over the roofline of
     the floor; ``of_peak_flops``: the kernel's own rate of FLOPs over the measured one;
-    ``of_peak_bytes``: the floor's bytes over the measured bandwidth (keys that tiles share come
-    from the cache, so what a kernel asks for may pass it).
+    ``of_peak_bytes``: the floor's bytes over the measured bandwidth (keys that tiles share are
+    read from the cache, so a kernel's bytes may exceed it).
     """
     least = floor.seconds(top["flop_per_second"], top["bytes_per_second"])
     return {

@@ -1,4 +1,4 @@
-"""FLOPs and bytes of each kernel beside their floors: arithmetic, on any machine.
+"""FLOPs and bytes of each kernel against their floors: arithmetic, on any machine.
 
     python benchmark/kernels/floors.py [--tokens 4096,16384,65536] [--ratios 0.05,0.15,0.5]
 

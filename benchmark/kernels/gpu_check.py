@@ -1,13 +1,12 @@
-"""Every kernel on a GPU: right, how far from its floor, and what fused prefill gains end to end.
+"""Every kernel on a GPU: correctness, distance from its floor, and the end-to-end gain of fused prefill.
 
     python benchmark/kernels/gpu_check.py --json OUT.json [--quick] [--dry-run]
 
-Floors use the bandwidth and matrix rate measured first, on this very device. ``--dry-run`` does the
-report's arithmetic anywhere; ``--smoke`` runs tiny sizes on a CPU, to prove that the script itself
-runs, and its times mean nothing.
+Floors use the bandwidth and matrix rate measured first, on this device. ``--dry-run`` does the report's
+arithmetic anywhere; ``--smoke`` runs tiny sizes on a CPU to test the script, and its times mean nothing.
 """
 
-# ruff: noqa: B023 - every closure here is run before its loop goes on
+# ruff: noqa: B023 - every closure here runs within its iteration
 from __future__ import annotations
 
 import argparse
@@ -23,7 +22,7 @@ from attention_times import (
     attention_costs,
     attention_times,
     stock_ways,
-)  # beside this file, like the next
+)  # in this folder, like the next
 from comparators.weights import random_model
 from device_timing import Bench, against_peaks, ceilings, table
 
@@ -38,7 +37,7 @@ from canopy_kernel import attention, decomposition, floors, lowpass, pages, rope
 
 LLAMA_8B = Shape(32, 32, 8, 128, 4096, 128256, 1e-5)
 DATA_SHEET = {"flop_per_second": 989e12, "bytes_per_second": 4.8e12}
-"""Of an H200, for ``--dry-run`` alone: dense bf16 products, memory bandwidth."""
+"""Peaks of an H200, for ``--dry-run`` only: dense bf16 products, memory bandwidth."""
 TOLERANCE = {torch.float32: 2e-3, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 
@@ -110,7 +109,7 @@ def movers(b: Bench, top: dict, lengths: list[int]) -> list[dict]:
         at = torch.arange(n, device=b.device)
         slots = torch.randperm(n, device=b.device)
         cos_sin = table(n, dim, b.device)
-        cut = [slice(i, min(i + 500, n)) for i in range(0, n, 500)]  # chunks, where they are
+        cut = [slice(i, min(i + 500, n)) for i in range(0, n, 500)]  # chunks, in place
         keys, values = ([x[c] for c in cut] for x in raw)
         inside = torch.cat([torch.arange(len(k), device=b.device) for k in keys])
         floor = floors.rope_scatter_floor(n, floors.Heads(32, heads, dim))
@@ -195,7 +194,7 @@ def end_to_end(b: Bench, lengths: list[int], ratio: float) -> list[dict]:
 
 
 def compared(full: float, device: float, host: float, name: str) -> dict:
-    """How much sooner than full prefill, chunks on the device and on the host, and host by device."""
+    """Return the speedups over full prefill, with chunks on the device and on the host, and their ratio."""
     return {
         f"{name}_speedup_device": full / device,
         f"{name}_speedup_host": full / host,

@@ -1,12 +1,11 @@
-"""A real Prometheus scrapes a real server under load; every query of the dashboard and of the alerts
-is asked, and a browser draws the panels from what that Prometheus answers.
+"""A real Prometheus scrapes a real server under load. Every query of the dashboard and of the alerts is
+sent to it, and a browser draws the panels from its answers.
 
     python benchmark/metrics/dashboard_live.py --picture docs/figures/dashboard.png
 
 Needs Prometheus on the PATH, or `--prometheus FILE` (Debian: `apt-get install prometheus`), and
-Chromium for the picture. Prints
-one line a panel, with how many lines and points its queries gave, and ends with status 1 where a
-query was refused.
+Chromium for the picture. Prints a line per panel with the numbers of lines and points of its queries,
+and exits with status 1 if a query was refused.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from live import photograph, send_traffic, small_server
 ROOT = Path(__file__).resolve().parents[2]
 SCRAPE_S = 2
 VARIABLES = {"$__rate_interval": "20s", "$job": ".*", "$instance": ".*"}
-"""What Grafana would put there."""
+"""Grafana's values of variables."""
 Line = tuple[str, list[float], list[float]]
 
 
@@ -87,7 +86,7 @@ def prometheus(binary: str, folder: Path, servers: list[str]) -> Iterator[str]:
 
 
 def ask(url: str, query: str, start: float, end: float) -> list[Line]:
-    """The lines of a query between two times. Raises ValueError with what Prometheus says."""
+    """Return the lines of a query between two times. Raises ValueError with Prometheus's message."""
     asked = urllib.parse.urlencode({"query": query, "start": start, "end": end, "step": SCRAPE_S})
     try:
         with urllib.request.urlopen(f"{url}/api/v1/query_range?{asked}", timeout=120) as answer:
@@ -102,7 +101,7 @@ def ask(url: str, query: str, start: float, end: float) -> list[Line]:
 
 
 def check_targets(url: str) -> None:
-    """Raise SystemExit with what Prometheus says where it cannot scrape a server."""
+    """Raise SystemExit with Prometheus's message if it cannot scrape a server."""
     with urllib.request.urlopen(f"{url}/api/v1/targets", timeout=120) as answer:
         targets = json.loads(answer.read())["data"]["activeTargets"]
     for target in targets:

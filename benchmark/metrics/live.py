@@ -1,4 +1,4 @@
-"""A server with three tiers under mixed traffic: what `canopy top` shows of it, and what that costs.
+"""A server with three tiers under mixed traffic: its status in `canopy top`, and the cost of it.
 
     python benchmark/metrics/live.py
     python benchmark/metrics/live.py --page docs/figures/ui.png
@@ -6,8 +6,8 @@
 
 The first starts a server on CPU (two layers, random weights, policy `wa`, a device pool and a
 host pool far too small, our disk store with TTLs by category), sends it conversations, agents
-and one-off documents for `--seconds`, prints a status of `canopy top` and what
-the reporting thread took. The second has the what-if meter on, and a headless
+and one-off documents for `--seconds`, prints a status of `canopy top` and the
+reporting thread's time. The second has the what-if meter on, and a headless
 Chromium takes a picture of `/canopy/ui`. The third needs no server: it serves the same requests to two trees
 in one process, in turns, one of them without counting, and prints the microseconds a request.
 """
@@ -58,7 +58,7 @@ def ask(url: str, tokens: list[int], said: dict[str, Any]) -> dict[str, Any]:
 
 
 def client(url: str, kind: str, seed: int, until: float) -> None:
-    """One user after another: chats and agents go on, documents are asked once."""
+    """Act as one user after another: chats and agents continue, documents are used once."""
     draw = random.Random(seed)
     talks: list[tuple[str, list[int]]] = []
     number = 0
@@ -128,7 +128,7 @@ def photograph(
 
 
 def busiest(url: str) -> str:
-    """A conversation that is cached in part and of which something was evicted."""
+    """Return a conversation that is partly cached and partly evicted."""
     for number in range(1, 40):
         for kind in ("chat0", "chat1", "agent2"):
             name = f"{kind}-{number}"

@@ -95,7 +95,7 @@ def _changes(node: ast.AST, kept: set[int]) -> Iterator[Change]:
 
 
 def _acts(statement: ast.stmt) -> bool:
-    """Whether a statement can be left out without an undefined name."""
+    """Return whether removing a statement leaves no undefined name."""
     if isinstance(statement, ast.Assign):
         return all(isinstance(t, ast.Attribute | ast.Subscript) for t in statement.targets)
     is_call = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call)

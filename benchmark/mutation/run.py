@@ -55,7 +55,7 @@ TESTS: dict[str, tuple[list[str], list[str]]] = {
     "radix": (["test/radix"], ["test/storage/test_tiers_disk.py"]),
     "reuse": (["test/reuse"], ["test/policy"]),
 }
-"""Tests of each package: its own, and those that its survivors meet too."""
+"""Tests of each package: its own, and others that cover its survivors."""
 CPU_FACTOR, CPU_LEAST_S = 4.0, 5.0
 IDLE_S = 90.0
 

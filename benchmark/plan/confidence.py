@@ -1,10 +1,10 @@
-"""How often a plan's limits hold on fresh traffic, against the confidence that the plan states.
+"""Share of plans whose limits hold on fresh traffic, against the stated confidence.
 
     python benchmark/plan/confidence.py --out benchmark/plan/results/confidence.json
 
 Draws a log, plans for it, and simulates the choice on fresh logs of the same population: chats of a
 geometric number of turns with lognormal prompts and pauses, which start at random. Writes a row per
-plan; rows of sizes that the run leaves out stay.
+plan; rows of other sizes stay.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from canopy_lab.trace.record import TraceRequest
 BLOCK = 64
 SPAN_S = 1800.0
 LIMITS = {120: "p99_ttft<0.6s", 500: "p99_ttft<1s"}
-"""The limit by conversations in a log: one that the sizes tried neither all meet nor all miss."""
+"""Limit by conversations in a log: some of the tried sizes meet it, and some do not."""
 FRESH_FROM = 1000
 LONGEST = 800
 """Blocks of a prompt."""

@@ -1,8 +1,8 @@
-"""The three extreme points of a plan beside fixed DRAM, for one and four instances.
+"""The three extreme points of a plan against fixed DRAM, for one and four instances.
 
 The baseline is a quarter of the trace's distinct KV as DRAM, rounded up to a power of two, and no
-disk: the analogue of the paper's 1,024 GB. Four instances get the same requests as one
-(``--load-per-instance``: four times as many a second).
+disk: the analogue of the paper's 1,024 GB. Four instances receive the same requests as one
+(``--load-per-instance``: at four times the rate).
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""How well the system simulator predicts a real server: TTFT, throughput, hit rate, side by side.
+"""The system simulator against a real server: TTFT, throughput, hit rate.
 
     python benchmark/plan/fidelity.py --model DIR --out OUT
 
 Three set-ups (device; device and host; device, host and disk), each a real server on this machine.
 On each, first the costs are measured (``canopy profile``, random prompts), then a synthetic trace
 is replayed at two loads, several times. The simulator gets the measured costs and the same
-requests; the table has both. ``--setup NAME`` runs one set-up only, finished ones are not run
-again, ``--table`` prints from what is there.
+requests; the table has both. ``--setup NAME`` runs one set-up only; finished set-ups are not repeated;
+``--table`` prints the existing results.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from launch_server import cpu_arguments, free_port, serving
 
 PAGE = 16
 THRESHOLD = 64
-"""Tokens below which nothing is fetched from disk; SGLang's 256 is for longer prompts."""
+"""Fewest tokens for a read from disk; SGLang's 256 is for longer prompts."""
 LIMITS = {"mean TTFT": 0.192, "throughput": 0.065, "token hit rate": 0.02}
 AIMS = {"mean TTFT": 0.10, "throughput": 0.05, "token hit rate": 0.005}
 SETUPS = ("device", "host", "disk")
@@ -59,7 +59,7 @@ SETUPS = ("device", "host", "disk")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One set-up at one load: what was served, run by run, and what was simulated."""
+    """A set-up at a load: each served run, and the simulation."""
 
     setup: str
     load: str
@@ -67,13 +67,12 @@ class Row:
     simulated: dict[str, float]
 
     def deviation(self, metric: str) -> float:
-        """Of the simulated figure from the mean of the served ones, as a share of it."""
+        """Return the deviation of the simulated figure from the mean of the served runs, as a share."""
         mean = float(np.mean([run[metric] for run in self.served]))
         return abs(self.simulated[metric] - mean) / mean if mean else 0.0
 
     def spread(self, metric: str) -> float:
-        """Between the highest and the lowest of the equal runs, as a share of their mean: what a
-        prediction cannot be expected to beat."""
+        """Return the range of the equal runs as a share of their mean: the best possible accuracy."""
         runs = [run[metric] for run in self.served]
         mean = float(np.mean(runs))
         return (max(runs) - min(runs)) / mean if mean else 0.0
@@ -96,7 +95,7 @@ def run_setup(setup: str, args: argparse.Namespace) -> None:
             for which, (load, scale) in enumerate(scales.items()):
                 print(f"{setup}, {load} load, run {number + 1}: time x {scale:.3g}", flush=True)
                 ProfiledServer(url).flush()
-                # Other tokens in every run: what is on disk from the last one is never hit.
+                # Other tokens in every run: pages on disk from earlier runs are never hit.
                 result = replay(
                     "bailian", str(trace), url, "replay",
                     tokenizer=str(args.model), num_prompts=args.num_prompts,
@@ -110,9 +109,9 @@ def run_setup(setup: str, args: argparse.Namespace) -> None:
 
 
 def time_scale(setup: str, busy: float, made: dict[str, Any], args: argparse.Namespace) -> float:
-    """How much slower than the trace requests must come to keep the server ``busy``.
+    """Return the factor on the trace's time scale that keeps the server ``busy``.
 
-    By the measured costs, so that every machine is as far from overload as another.
+    It uses the measured costs, so that every machine is equally far from overload.
     """
     low, high = 0.01, 100.0
     while high / low > 1.01:
@@ -171,7 +170,7 @@ def server(setup: str, args: argparse.Namespace) -> Iterator[str]:
 
 
 def profile_arguments(url: str, args: argparse.Namespace) -> Any:
-    """What ``canopy profile`` is called with."""
+    """Return the arguments of ``canopy profile``."""
     return SimpleNamespace(
         url=url, name=None, device=None, seed=99, kv_bytes_per_token=None,
         max_prompt=min(1024, args.kv_tokens // 4), max_context=args.kv_tokens // 2,
@@ -265,7 +264,7 @@ def rows(args: argparse.Namespace) -> list[Row]:
 
 
 def table(found: Sequence[Row]) -> str:
-    """The comparison in Markdown, with what was to be reached."""
+    """Return the comparison in Markdown, with the goals."""
     lines = [
         "| set-up | load | | served (each run) | spread | simulated | deviation | limit | aim |",
         "|---|---|---|---|---:|---:|---:|---|---|",
@@ -354,7 +353,7 @@ def _loads(text: str) -> list[tuple[str, float]]:
 
 
 if __name__ == "__main__":
-    # A run that is told to stop takes its server with it.
+    # A stopped run stops its server.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     sys.exit(main())

@@ -3,9 +3,9 @@
     python benchmark/plan/held_out.py --data DATA --requests 3000
 
 Each workload is served whole on one instance with little DRAM and a disk; hits and TTFT are those
-of its second half. The disk's TTLs: none; by group, learnt from the first half (what a plan made
-from yesterday's log has); by group, learnt from the whole trace (what the planner judges a plan
-by); and the one TTL of ``--fixed`` that hits most. Requests wait for their prefetch
+of its second half. The disk's TTLs: none; by group, learnt from the first half (as in a plan made from
+yesterday's log); by group, learnt from the whole trace (as in the planner's evaluation); and the single
+TTL of ``--fixed`` with the most hits. Requests wait for their prefetch
 (``wait_complete``).
 """
 
@@ -38,7 +38,7 @@ _HEAD = (
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What the second half of a workload got."""
+    """Results of a workload's second half."""
 
     ttl: str
     hits: float

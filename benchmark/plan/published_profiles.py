@@ -2,7 +2,7 @@
 
     python benchmark/plan/published_profiles.py python/canopy_lab/sim/system/profiles
 
-None of them is a measurement, and each says so. Measure your own with ``canopy profile``.
+They are not measurements, and each states that. Measure your own with ``canopy profile``.
 """
 
 from __future__ import annotations

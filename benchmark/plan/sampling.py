@@ -1,11 +1,11 @@
-"""Whether a plan that searches on a part chooses what simulating all chooses, and what it saves.
+"""A plan that searches on a part of the requests against a plan on all: its choice and its savings.
 
     python benchmark/plan/sampling.py --data DATA --requests 600 --sample 200
 
 Every configuration of a grid is simulated on all requests and on the busiest part; then the choice is
 made from the part and as few simulations of the whole as the margins allow, for limits on P99 and
-mean TTFT from strict to loose. Beside: how far the part is off, and the processor seconds of both. ``synthetic`` (Mooncake's) and
-``azure`` (no block ids: nothing is shared) are known here beside the other benchmarks' workloads.
+mean TTFT from strict to loose. It also reports the error of the part, and the processor seconds of both. ``synthetic`` (Mooncake's) and
+``azure`` (no block ids: nothing is shared) are additional workloads.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How much of the full grid's dominated volume the adaptive search finds, and with how little.
+"""The adaptive search's share of the full grid's dominated volume, and its number of simulations.
 
 Both use the same simulations and the same reference point: the worst of each objective over all
-that either evaluated, and 5 % beyond. The grid has equal steps, finer than the sizes that the search
+evaluations, and 5 % beyond. The grid has equal steps, finer than the sizes that the search
 begins with, and the search refines to sizes that are not on it, so that a share above 100 % is
 possible. The search runs first and without the grid's results.
 """

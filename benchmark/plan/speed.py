@@ -1,11 +1,11 @@
-"""How fast the system simulator is, and whether its time is linear in requests.
+"""Speed of the system simulator, and the linearity of its time in requests.
 
     python benchmark/plan/speed.py                       # 40,000 requests of two hours
     python benchmark/plan/speed.py --requests 10000,40000,100000,1000000
 
 Synthetic chat (``benchmark/traces``, preset ``trace-a``), four instances with host memory and a shared
 disk. A trace of n requests lasts n / 5.6 s: longer, not denser. CPU seconds of one process, and its
-peak memory; reading and preparing the trace are counted apart.
+peak memory; reading and preparing the trace are reported separately.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def records(requests: int) -> Iterator[TraceRequest]:
 
 
 def configurations() -> dict[str, SystemConfig]:
-    """What is simulated: one tier, two, three, with the policy of SGLang and with WA."""
+    """Return the simulated systems: one, two and three tiers, with SGLang's policy and with WA."""
     profile = load_profile(KV)
     host = profile.host_tier(100e9)
     disk = TierSpec(2e12, 3e9, 2e9, shared_channel=True)

@@ -51,7 +51,7 @@ RATES = {"trace-a": 12.0, "trace-b": 30.0}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What both benchmarks take."""
+    """Add the arguments of both benchmarks."""
     add = parser.add_argument
     add("--data", type=Path, required=True, help="folder with mooncake/ and agentic_coding/")
     add("--requests", type=int, default=400, help="of each workload (default %(default)s)")
@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def chosen(args: argparse.Namespace) -> list[Workload]:
-    """The workloads that were asked for."""
+    """Return the requested workloads."""
     names = args.workloads.split(",")
     unknown = set(names) - {w.name for w in WORKLOADS}
     if unknown:

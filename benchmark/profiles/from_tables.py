@@ -31,7 +31,7 @@ _FILES = {
 
 
 def profile_of(args: argparse.Namespace) -> EngineProfile:
-    """Raises ``CanopyError`` naming what is missing."""
+    """Return the profile. Raises ``CanopyError`` with the missing input."""
     folder = Path(args.folder) / "aiconfigurator_core" / "systems"
     data = folder / "data" / args.system
     if not data.is_dir():

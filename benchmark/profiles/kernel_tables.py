@@ -2,8 +2,8 @@
 
 The tables are AIConfigurator's (package ``aiconfigurator-core``, Apache-2.0): matrix products,
 attention and all-reduce, measured by NVIDIA with SGLang's kernels. A step is their sum over the
-layers; what a server does between kernels is one assumed figure a step. So it says what kernels
-take, not what a server does, and the profile says so.
+layers, plus one assumed figure per step for the server's work between kernels. So the profile has the
+time of kernels, not of a server, and states that.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ Table = Iterable[Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class KernelTables:
-    """Of one system."""
+    """Tables of a system."""
 
     gemm: Table
     context_attention: Table
     generation_attention: Table
     all_reduce: Table
-    """May be empty where one GPU is enough."""
+    """May be empty if one GPU is enough."""
 
 
 @dataclass(frozen=True, slots=True)
 class GPU:
-    """What AIConfigurator's file of a system says of one GPU."""
+    """A GPU in AIConfigurator's file of a system."""
 
     name: str
     memory_bytes: float
@@ -52,13 +52,13 @@ class GPU:
 
 @dataclass(frozen=True, slots=True)
 class Assumptions:
-    """What no table says. Written into the profile."""
+    """Assumptions beyond the tables. Written into the profile."""
 
     step_overhead_s: float = 0.003
     host_share: float = 0.8
-    """Of the host link's peak."""
+    """Share of the host link's peak."""
     memory_share: float = 0.88
-    """Of the GPU's memory, for weights and KV (``--mem-fraction-static``)."""
+    """Share of the GPU's memory for weights and KV (``--mem-fraction-static``)."""
 
 
 def kernel_profile(
@@ -74,9 +74,9 @@ def kernel_profile(
     sources: Sequence[str] = (),
     assumed: Assumptions | None = None,
 ) -> EngineProfile:
-    """A profile of ``model``, of so many ``parameters`` in 16 bits, on ``tp`` GPUs.
+    """Return a profile of ``model`` with ``parameters`` in 16 bits on ``tp`` GPUs.
 
-    Raises ``CanopyError`` where the shape cannot be split so, or the tables lack its heads.
+    Raises ``CanopyError`` if the shape cannot be split over ``tp``, or the tables lack its heads.
     """
     assumed = assumed or Assumptions()
     if tp < 1 or shape.heads % tp or shape.kv_heads % tp:
@@ -147,7 +147,7 @@ def kernel_profile(
 
 
 class _Grid:
-    """Interpolates logarithms of a table between its points, and goes on along their slope."""
+    """Interpolates logarithms of a table between its points, and extrapolates along their slope."""
 
     def __init__(self, points: Mapping[tuple[float, ...], float], what: str) -> None:
         self._axes = [

@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def shifted(part: list[dict[str, Any]], before: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same requests with conversation and block ids that nobody in `before` has."""
+    """Return the requests with conversation and block ids that are not in `before`."""
     chats = 1 + max((r["chat_id"] for r in before), default=-1)
     blocks = 1 + max((b for r in before for b in r["hash_ids"]), default=-1)
     for request in part:

@@ -1,14 +1,13 @@
-"""How the quick start's agents, pool and limit were sized: the same agents on a simulated server.
+"""Sizes of the quick start's agents, pool and limit: the same agents on a simulated server.
 
     python benchmark/quickstart/size.py
     python benchmark/quickstart/size.py --kv-tokens 3072 --running 99 --agents 8 --think 1 4
 
-scripts/agents.py's own prompts, tokenised by the quick start's model, go to a server that takes
-from its queue what fits, computes the new tokens of all that it took at --speed tokens a second,
-and then decodes, a token a step for all. What it computes is held until the answer is done, as in a
-real one; the tree and the policies are those of ``canopy simulate``. For each policy: prompt tokens
-found, agents' steps in time, their mean wait for a first token, documents, requests at a time. The
-answers are made up: only their lengths are right.
+The prompts of scripts/agents.py, tokenised by the quick start's model, are sent to a server that admits
+the requests that fit, computes their new tokens at --speed tokens per second, and then decodes one token
+a step for all. Tokens are locked until the answer is complete, as in a real server; the tree and the
+policies are those of ``canopy simulate``. Prints for each policy: cached prompt tokens, agents' steps in
+time, their mean TTFT, documents, concurrent requests. The answers are made up with correct lengths.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from sglang_canopy.records import Request  # noqa: E402
 
 BLOCK = 16
 BATCH_S, STEP_S, TOKEN_S = 0.05, 0.06, 0.01
-"""A batch of prompts beside its tokens; a step of decoding, and each request in it."""
+"""Seconds of a batch of prompts without its tokens; of a decode step, and of each request in it."""
 NO_SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
 
 
@@ -72,7 +71,7 @@ class Server:
         self.waiting.append((now, client, request))
 
     def batch(self) -> list[tuple]:
-        """What fits of the queue: (asked at, client, request, tokens found)."""
+        """Admit the requests that fit; return (arrival, client, request, cached tokens)."""
         tree, taken = self.tree, []
         while self.waiting and len(self.running) < self.most:
             asked_at, client, request = self.waiting[0]

@@ -1,4 +1,4 @@
-"""Real servers, real traces: what each eviction policy's cache hits, policy after policy.
+"""Real servers, real traces: the hits of each eviction policy's cache, policy after policy.
 
     python benchmark/replay/run.py --data DIR --trace conversation --capacity 0.05 --out OUT
 
@@ -45,7 +45,7 @@ class Arm:
     """Whether the policy is Canopy's, and takes Canopy's settings."""
     options: tuple[tuple[str, Any], ...] = ()
     core: str = "python"
-    """SGLang's tree core: ``python``, or ``rust``, its default where no policy needs the other."""
+    """SGLang's tree core: ``python``, or ``rust``, its default unless a policy needs ``python``."""
 
 
 ARMS = {
@@ -63,7 +63,7 @@ ARMS = {
 
 
 def traces(args: argparse.Namespace) -> list[tuple[str, str, Path]]:
-    """``(name, dataset, path)``; agentic overlays are made where they are missing."""
+    """``(name, dataset, path)``; missing agentic overlays are made."""
     if args.trace != "agentic":
         file = {"conversation": "conversation_first60", "synthetic": "synthetic_trace"}[args.trace]
         return [(args.trace, "mooncake", args.data / f"mooncake/{file}.jsonl")]
@@ -126,13 +126,13 @@ def serve_and_replay(
 
 
 def run(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Every trace under every arm; results are kept, and a finished one is not run again."""
+    """Run every trace under every arm. Results are written, and a finished run is not repeated."""
     args.out.mkdir(parents=True, exist_ok=True)
     everything: list[dict[str, Any]] = []
     for name, dataset, path in traces(args):
         distinct, longest = working_set(dataset, path, args.num_prompts, args.scale_lengths)
         kv_tokens = round(distinct * args.capacity)
-        # What runs is locked; below this, requests wait for room instead of for eviction.
+        # Running requests are locked; below this size, requests wait for room, not for eviction.
         if kv_tokens < longest:
             raise CanopyError(
                 f"{name}: a pool of {kv_tokens} tokens ({args.capacity:g} of {distinct}) does not "

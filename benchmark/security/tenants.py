@@ -1,8 +1,7 @@
-"""The two tenants of the hostile soak: an honest one, and one that lies, floods and pries.
+"""The two tenants of the hostile soak: an honest tenant, and a tenant that lies, floods and pries.
 
-Tenants are told apart by ``extra_key``, which a gateway would set: the hostile one never sends
-the honest one's. What each sends is a function of a step's number alone, so every run sends the
-same prompts, however long it takes.
+Tenants differ by ``extra_key``, which a gateway would set: the hostile tenant never sends the honest
+tenant's key. Prompts are a function of a step's number only, so every run sends the same prompts.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ WORKING_SET = 0.4
 SYSTEM, TURN, TURNS = 96, 48, 6
 """Tokens of the shared system prompt, of a turn, and turns of a conversation."""
 PAUSE_S = 0.02
-"""Between two requests of one flooding thread."""
+"""Pause between two requests of a flooding thread."""
 DOCUMENT, JUNK = 64, 16
 """Tokens of an honest and of a hostile document. Registering one computes it, and that is traffic
 beyond the prompts: kept small, so that both tenants still send about equally much."""
@@ -122,7 +121,7 @@ class Honest:
 
 @dataclass(slots=True)
 class Hostile:
-    """As many tokens as the honest tenant sends; with ``lies``, everything else as well."""
+    """Sends the same number of tokens as the honest tenant; with ``lies``, all attacks as well."""
 
     honest: Honest
     lies: bool
@@ -134,8 +133,8 @@ class Hostile:
     _threads: list[threading.Thread] = field(default_factory=list)
 
     def step(self, url: str, step: int) -> None:
-        """One prompt of the honest one's length: mostly new tokens, at times an old prompt (a
-        conversation that was said to be over goes on), at times the honest tenant's own."""
+        """Send a prompt of the honest prompt's length: mostly new tokens, at times an old prompt (a
+        conversation with the hint that it is over continues), at times the honest tenant's prompt."""
         name, _, theirs = self.honest.prompt(step)
         if step % 20 == 0:
             self._pry(url, step, theirs)
@@ -162,8 +161,7 @@ class Hostile:
         )
 
     def _pry(self, url: str, step: int, theirs: list[int]) -> None:
-        """Ask for the honest tenant's prompt, and for its document, from a namespace that nobody
-        has used: whatever is reused was somebody else's."""
+        """Send the honest tenant's prompt and document from an unused namespace: any reuse is a leak."""
         salt = f"probe-{step}"
         status, answer = generate(url, theirs, HOSTILE, cache_salt=salt)
         self._note("probes", status, answer)
@@ -178,7 +176,7 @@ class Hostile:
         if told and told[0] and told[0].get("fused"):
             self.faults.append(f"step {step}: reused the honest tenant's document: {told[0]}")
 
-    # ---- what runs beside the prompts ----
+    # ---- attacks in parallel to the prompts ----
 
     def start(self, url: str) -> None:
         """Flood every route of Canopy's until ``stop``."""
@@ -199,7 +197,7 @@ class Hostile:
             try:
                 work(url, i)
             except (OSError, http.client.HTTPException) as error:
-                # The server hangs up on endless bodies; anywhere else this is a fault.
+                # The server closes the connection on endless bodies; elsewhere this is a fault.
                 if work != self._malformed:
                     self.faults.append(f"{work.__name__} {i}: {error!r}")
 

@@ -1,4 +1,4 @@
-"""How fast the simulator is, on one core, and how much memory it takes."""
+"""Speed and memory of the simulator on one core."""
 
 from __future__ import annotations
 

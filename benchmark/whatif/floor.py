@@ -1,11 +1,11 @@
-"""What the floor under a policy costs where the policy wins, and what it saves where it loses.
+"""Cost of the floor under a policy that wins, and its savings under a policy that loses.
 
     python benchmark/whatif/floor.py --data DIR
 
 Each trace is served under LRU, under a policy, and under that policy with the floor of
 ``--canopy-whatif``: LRU takes its place in the same cache while it is behind. Policies that lose
-(least frequently used, a random order) are there to be found out. Prints, in points of all prompt
-tokens, what each hits more than LRU, and the requests at which the order changed.
+(least frequently used, a random order) test the floor. Prints each policy's hits over LRU, in points of
+all prompt tokens, and the requests at which the order changed.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Exchanged(Policy):
         self.ranker.split(leaf, head)
 
     def rank_by(self, ranker: Policy, now: float) -> None:
-        """Another order of what is held."""
+        """Rank the cached leaves by another policy."""
         for leaf in self._held.values():
             self.ranker.drop(leaf)
         self.ranker = ranker

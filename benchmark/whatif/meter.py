@@ -1,19 +1,19 @@
-"""What the what-if meter says beside the full simulation, and what it costs.
+"""The what-if meter against the full simulation, and its cost.
 
     python benchmark/whatif/meter.py --data DIR [--out FILE]
     python benchmark/whatif/meter.py --cost
 
-A trace is simulated in full under the running policy (LRU) at one capacity; the meter hears of
-every request with what it hit there, as in a server. Its arms are compared with full simulations of
+A trace is simulated in full under the running policy (LRU) at one capacity; the meter receives every
+request with its hits, as in a server. Its arms are compared with full simulations of
 the same policies and capacities. Block ids are hashed, as a server's are; a seed is another hash and
 so another sample. Printed in % of prompt tokens, over the whole trace: for each arm `error`, the
 meter's minus the simulation's, and `stated`, the standard error that the meter gives itself. `us` is
 what the meter took per request of the trace, on the thread that serves; `share` is that at the
 trace's own rate.
 
-``--cost`` needs no data: conversations of 2,000 to 8,000 tokens at several rates, through all that
-``--canopy-observe`` does with a request that has ended (their tokens are hashed, too). `share` is
-in % of the scheduler's thread, over all and, once the sample has been thinned out, at the end.
+``--cost`` needs no data: conversations of 2,000 to 8,000 tokens at several rates, through all work of
+``--canopy-observe`` for an ended request (including hashes of tokens). `share` is in % of the
+scheduler's thread, over the run and, with the final sample, at its end.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def hashed(block: int, seed: int) -> int:
 
 
 def measured(requests: list[TraceRequest], blocks: int, one_in: int | None, seed: int) -> Meter:
-    """A meter that heard of the whole trace, served under LRU."""
+    """Return a meter that received the whole trace, served under LRU."""
     memory = Memory(blocks * requests[0].block_tokens)
     meter = Meter(MeterSetup(POLICIES, (1.0, 2.0), one_in, memory_s=math.inf), memory, LRU)
     ids: dict[int, int] = {}
@@ -122,8 +122,8 @@ def rows(
 
 
 def table(rows: list[dict[str, Any]]) -> list[str]:
-    """For each trace, capacity and sample: the errors' root mean square and worst over arms and
-    seeds, the stated ones', and how many errors are within two stated ones."""
+    """Return rows by trace, capacity and sample: the errors' root mean square and worst over arms and
+    seeds, the stated errors', and the share of errors within two stated errors."""
     lines = [
         "| trace | capacity | one in | sampled | error, RMS | worst | stated, RMS | within 2 |"
     ]
@@ -143,7 +143,7 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def cost(rate: float, span_s: float = 300.0) -> dict[str, Any]:
-    """What watching costs at ``rate`` requests a second, with 300,000 tokens of KV."""
+    """Return the cost of observing at ``rate`` requests per second, with 300,000 tokens of KV."""
     from sglang_canopy.server.scheduler.observer import Observer
 
     draw, talks = random.Random(1), {}

@@ -1,13 +1,13 @@
-"""How often `canopy trial` is wrong where both policies are the same, and how soon it is sure.
+"""Error rate of `canopy trial` for equal policies, and its time to a verdict.
 
     python benchmark/whatif/trial.py --data DIR
     python benchmark/whatif/trial.py --served 20
 
 The first simulates trials that begin at a random second. *Placebo*: both slices of a pair are LRU's, cut
-from one run, beside the shadows of LRU and `wa`. *In turns*: `canopy trial` itself, on one simulated cache
-whose policies are exchanged, beside its meter; `apart` is what `wa` gains in a cache that is its own all
-the time. The second starts a server on CPU under mixed traffic and runs `canopy trial` on it with slices
-of so many seconds, first with the placebo.
+from one run, with the shadows of LRU and `wa`. *In turns*: `canopy trial` itself, on a simulated cache
+whose policies are exchanged, with its meter; `apart` is the gain of `wa` in a cache of its own. The
+second starts a server on CPU under mixed traffic and runs `canopy trial` on it with slices of the given
+seconds, first with the placebo.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from meter import hashed, trace
 
 TRIALS, TURNS = 500, 3
 CASES = (("conversation", 0.1), ("synthetic", 0.1), ("agentic-60", 0.1))
-"""Traces of `meter.py`, and the cache as a share of what an endless one would hold."""
+"""Traces of `meter.py`, and the cache as a share of an endless cache."""
 SLICES_S = (60.0, 300.0)
 USABLE = 0.95
-"""Share of its cache that a server ranks: running requests hold the rest. The meter's shadow caches, beside
-which slices are set, have all of it, so that the two differ as a server and its shadow do."""
+"""Share of its cache that a server ranks: running requests hold the rest. The meter's shadow caches have
+all of it, so that slices and shadows differ as a server and its shadow do."""
 
 
 class Run:
@@ -119,7 +119,7 @@ class Turns:
 
 
 def in_turns(requests: list, blocks: int, slice_s: float, trials: int) -> Iterator[Standing]:
-    """How trials of `wa` against `canopy-lru` end."""
+    """Yield the final standings of trials of `wa` against `canopy-lru`."""
     for seed in range(trials):
         server = Turns(requests, blocks, begin_s=random.Random(seed).uniform(200, 400))
         *_, last = pairs(server, "wa", LRU, slice_s, server.wait, seed)
