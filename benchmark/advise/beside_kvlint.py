@@ -40,19 +40,30 @@ def ours(args: argparse.Namespace) -> None:
     )
     clean, rows = breaks.find(log)[0], []
     _write(args.logs / "clean.jsonl", log)
-    for label, kinds in breaks.SETS.items():
-        for name, kind in kinds.items():
-            made = seeds.seeded(log, name, "middle", 0.5, args.seed, breaks.ALL)
-            (row,) = (
-                one
-                for one in breaks.judge(log, clean, [name], args.seed, [0.5], True)
-                if one["depth"] == "middle"
-            )
-            file = f"{label}-{name.replace(' ', '-')}.jsonl"
-            _write(args.logs / file, made)
-            keys = ("kind", "worth", "right", "wrong")
-            rows.append({"set": label, "file": file, "names": sorted(kind.names)} | {k: row[k] for k in keys})  # fmt: skip
-    manifest = {"seed": args.seed, "sessions": args.sessions, "requests": len(log), "rows": rows}
+    for name, kind in breaks.SETS[args.set].items():
+        made = seeds.seeded(log, name, "middle", 0.5, args.seed, breaks.ALL)
+        _write(args.logs / f"{name.replace(' ', '-')}.jsonl", made)
+        found = breaks.find(made)[0]
+        base = breaks.baseline(log, name, args.seed)
+        before = clean if base is log else breaks.find(base)[0]
+        lost = breaks.missed(found) - breaks.missed(before)
+        right = [f for f in found.findings if f.place == kind.place and f.kind in kind.names]
+        rows.append(
+            {
+                "kind": name,
+                "names": sorted(kind.names),
+                "worth": lost >= breaks.LEAST_LOST * found.tokens,
+                "right": bool(right),
+                "wrong": len(found.findings) - len(right),
+            }
+        )
+    manifest = {
+        "set": args.set,
+        "seed": args.seed,
+        "sessions": args.sessions,
+        "requests": len(log),
+        "rows": rows,
+    }
     (args.logs / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
 
 
@@ -81,7 +92,7 @@ def theirs(args: argparse.Namespace) -> None:
     made = json.loads((args.logs / "manifest.json").read_text(encoding="utf-8"))
     clean = rules("clean.jsonl") or set()
     for row in made["rows"]:
-        found = rules(row["file"])
+        found = rules(f"{row['kind'].replace(' ', '-')}.jsonl")
         named = (found or set()) - clean
         right = {rule for rule in named if RULES[rule] & set(row["names"])}
         row["kvlint"] = {"read": found is not None, "right": bool(right), "wrong": len(named - right)}  # fmt: skip
@@ -95,6 +106,7 @@ def main() -> None:
     parser.add_argument("step", choices=("ours", "theirs"))
     parser.add_argument("--data", type=Path, help="folder of runs (ours)")
     parser.add_argument("--prose", type=Path, help="folder of texts (ours)")
+    parser.add_argument("--set", default="independent", help="of kinds (breaks.SETS)")
     parser.add_argument("--seed", type=int, default=3)
     parser.add_argument("--sessions", type=int, default=6)
     parser.add_argument("--logs", type=Path, required=True)

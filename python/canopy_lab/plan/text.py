@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from canopy_lab.plan.calibration import calibration_text
 from canopy_lab.plan.choice import against, configuration_of, label_of, value_text
 from canopy_lab.plan.objective import METRICS, Metric, Row
 from canopy_lab.plan.planner import CapacityPlan
@@ -186,6 +187,7 @@ def uncertainty_text(found: Uncertainty) -> list[str]:
     if found.met is not None:
         hint = " (--confidence P chooses by it)" if found.met < LEVEL else ""
         lines.append(f"    the limits are met in {100 * found.met:.0f} % of them{hint}")
+        lines += calibration_text(found.conversations)
     return lines
 
 
