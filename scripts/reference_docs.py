@@ -316,9 +316,19 @@ def commands() -> str:
                 rows[-1][0] += f", {flag}"
             elif r["flag"] not in COMMON:
                 rows.append([flag, _meaning(r)])
+        for option in (one for group in module.OPTIONS for one in declared.declared(group)):
+            rows += [
+                [f"`{option[1].flag} {r['flag']}={r['value'] or r['flag'].upper()}`", _meaning(r)]
+                for r in _keys_of(option[0].default)
+            ]
         text = summary[0].upper() + summary[1:]
         parts.append(f"## `canopy {name}`\n\n{text}.\n\n{entries(rows)}")
     return "\n".join(parts)
+
+
+def _keys_of(default: Any) -> list[Mapping[str, str]]:
+    """The keys of an option that is ``KEY=VALUE,...``; none for others."""
+    return declared.rows(type(default)) if dataclasses.is_dataclass(default) else []
 
 
 def _meaning(row: Mapping[str, str]) -> str:

@@ -70,7 +70,7 @@ def row(seed: int, conversations: int, limit: str, fresh: list[PlanInputs]) -> d
     """Plan for one log; judge its choice on the fresh ones."""
     constraint = parse_constraint(limit)
     request = PlanRequest(
-        disks=(), ttls=(None,), page_sizes=(64,), constraints=(constraint,), sample_requests=0
+        disks=(), choices={"page_size": (64,)}, constraints=(constraint,), sample_requests=0
     )
     plan = make_plan(request, inputs(log(seed, conversations)), jobs=1)
     chosen, held = configuration_of(plan.choice.row), []

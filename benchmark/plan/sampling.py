@@ -60,8 +60,8 @@ def run(name: str, args: argparse.Namespace, instances: int) -> tuple[list[str],
     """A row of the table, and the figures behind it."""
     work = inputs(name, args, instances)
     request = PlanRequest(
-        disks=tuple(args.disks.split(",")), ttls=(None,), instances=(instances,),
-        page_sizes=(64,), prefetch_policies=("timeout", "wait_complete"),
+        disks=tuple(args.disks.split(",")), instances=(instances,),
+        choices={"page_size": (64,), "prefetch_policy": ("timeout", "wait_complete")},
     )  # fmt: skip
     size, least = footprint(work.trace, work.engine), least_size(work.trace, work.engine)
     some = make_space(request, size, work.prices, least).grid()

@@ -100,7 +100,7 @@ def request(args: argparse.Namespace | None = None, instances: int = 1) -> PlanR
     TTL."""
     return PlanRequest(
         disks=DISKS if args is None else tuple(args.disks.split(",")),
-        ttls=TTLS if args is None else tuple(map(_ttl, args.ttls.split(","))),
+        choices={"ttl": TTLS if args is None else tuple(map(_ttl, args.ttls.split(",")))},
         instances=(instances,),
         checks=False,
         options=SearchOptions(),

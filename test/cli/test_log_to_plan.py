@@ -13,8 +13,8 @@ from support.logs import SESSIONS, TURNS, WRITERS
 POOL = "6000"
 """Tokens: less than the open sessions have."""
 PLAN = (
-    "--device-tokens", POOL, "--disks", "none", "--dram-levels", "1", "--page-size", "64", "--ttl", "none",
-    "--no-cache", "--no-checks", "--jobs", "1",
+    "--device-tokens", POOL, "--disks", "none", "--server", "page_size=64", "--ttl", "none",
+    "--cache", "off", "--search", "dram_levels=1,checks=off", "--jobs", "1",
 )  # fmt: skip
 
 

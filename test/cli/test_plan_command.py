@@ -25,9 +25,10 @@ ROW = {
     "token_hit_ratio_by_tier",
 }
 SMALL = (
-    "--device-tokens", "30000", "--dram-levels", "3", "--disk-levels", "2",
+    "--device-tokens", "30000", "--search", "dram_levels=3,disk_levels=2",
     "--disks", "gp3", "--jobs", "1", "--policy", "lru",
 )  # fmt: skip
+UNCHECKED = ("--search", "dram_levels=3,disk_levels=2,checks=off")
 
 
 @pytest.fixture
@@ -91,7 +92,7 @@ def test_a_second_run_simulates_nothing(plan):
 
 
 def test_a_plan_says_how_sure_it_is_and_can_be_asked_to_be_surer(plan, capsys):
-    fixed = ("--ttl", "none", "--page-size", "1", "--prefetch-policy", "timeout")
+    fixed = ("--ttl", "none", "--server", "page_size=1,prefetch_policy=timeout")
     _, free = plan(*fixed)
     ttft = free["chosen"]["p90_ttft_s"]
     limit = ("--slo", f"p90_ttft<{1.0001 * ttft:.6f}s")
@@ -109,7 +110,7 @@ def test_a_plan_says_how_sure_it_is_and_can_be_asked_to_be_surer(plan, capsys):
 
 
 def test_without_being_asked_a_plan_meets_its_limits_in_nine_traces_of_ten(plan):
-    fixed = ("--ttl", "none", "--page-size", "1", "--prefetch-policy", "timeout")
+    fixed = ("--ttl", "none", "--server", "page_size=1,prefetch_policy=timeout")
     _, free = plan(*fixed)
     limit = ("--slo", f"p90_ttft<{1.0001 * free['chosen']['p90_ttft_s']:.6f}s")
     _, bold = plan(*fixed, *limit, "--confidence", "0")
@@ -141,7 +142,7 @@ def scanned(tmp_path):
 def test_a_plan_is_for_the_policy_that_advise_finds_and_its_file_says_so(scanned, tmp_path, capsys):
     out, file = tmp_path / "out.json", tmp_path / "plan.json"
     common = ["plan", str(scanned), "--format", "bailian", "--device-tokens", "6400", "--disks", "none",
-              "--dram-levels", "2", "--jobs", "1", "--no-cache", "--no-checks"]  # fmt: skip
+              "--search", "dram_levels=2,checks=off", "--jobs", "1", "--cache", "off"]  # fmt: skip
     assert main([*common, "--json-out", str(out), "--out", str(file)]) == 0
     rows = json.loads(out.read_text())["evaluated"]
     assert {row["policy"] for row in rows} == {"wa"}
@@ -168,7 +169,7 @@ def test_limits_that_cannot_be_met_name_what_binds_and_the_nearest_point(plan, c
 
 def test_no_server_starts_with_a_plan_that_misses_its_limits(trace, tmp_path, capsys):
     file = tmp_path / "plan.json"
-    common = ["plan", str(trace), "--no-cache", "--no-checks", "--out", str(file), *SMALL]
+    common = ["plan", str(trace), *SMALL, "--cache", "off", *UNCHECKED, "--out", str(file)]
     assert main([*common, "--slo", "p99_ttft<1us"]) == 1
     said = capsys.readouterr().out
     assert "Start a server with it" not in said
@@ -196,7 +197,7 @@ def test_what_to_try_next_depends_on_the_limit_that_binds(plan, capsys, limits, 
 
 
 def test_the_trace_may_be_given_alone(trace, tmp_path, capsys):
-    arguments = ["plan", str(trace), "--no-cache", "--no-checks", *SMALL]
+    arguments = ["plan", str(trace), *SMALL, "--cache", "off", *UNCHECKED]
     assert main(arguments) == 0
     assert "Chosen (least cost)" in capsys.readouterr().out
 
@@ -211,16 +212,21 @@ def test_the_trace_may_be_given_alone(trace, tmp_path, capsys):
         (("--profile", "h200"), "profile 'h200' is neither one of"),
         (("--model", "qwen3-8b"), "is of model 'llama-3.1-8b', not of 'qwen3-8b'"),
         (("--best", "costs"), "did you mean 'cost'?"),
-        (("--objectives", "cost"), "two or more different objectives"),
+        (("--search", "objectives=cost"), "two or more different objectives"),
         (("--policy", "wb"), "unknown policy 'wb'"),
         (("--ttl", "soon"), "--ttl must be none, group or seconds above 0"),
         (("--instances", "1,x"), "--instances must be whole numbers of 1 or more"),
-        (("--prefetch-policy", "eager"), "--prefetch-policy must be of"),
-        (("--page-size", "48"), "must be a multiple of page_size 48"),
-        (("--mem-fraction-static", "2"), "mem_fraction_static must be a number between 0 and 1"),
+        (("--server", "prefetch_policy=eager"), "--server .*prefetch_policy must be of"),
+        (("--server", "page_size=48"), "must be a multiple of page_size 48"),
+        (
+            ("--server", "mem_fraction_static=2"),
+            "mem_fraction_static must be a number between 0 and 1",
+        ),
         (("--confidence", "1"), "--confidence must be from 0 to 0.999"),
         (("--validation", "/no/file"), "is not what canopy validate --json-out writes"),
-        (("--evaluations", "0"), "--evaluations must be at least 1"),
+        (("--search", "evaluations=0"), "--search .*'evaluations' must be at least 1"),
+        (("--search", "levels=2"), "--search .*unknown key 'levels'"),
+        (("--server", "page_sise=2"), "--server .*unknown key 'page_sise'"),
         (("--json-out", "/no/such/folder/out.json"), "its folder does not exist"),
         (("--last-hours", "0"), "at most 168"),
         (("--jobs", "0"), "--jobs must be at least 1"),
@@ -259,7 +265,7 @@ def test_prompts_that_the_device_cannot_hold_are_left_out_and_counted(plan, trac
     """A server of this size refuses them, so the plan is for the others."""
     long = {"timestamp": 10**6, "input_length": 29_950, "output_length": 9, "hash_ids": [*range(10**6, 10**6 + 59)]}  # fmt: skip
     trace.write_text(trace.read_text() + json.dumps(long) + "\n")
-    status, report = plan("--no-checks")
+    status, report = plan(*UNCHECKED)
     assert status == 0
     assert (report["about"]["requests"], report["about"]["too_long"]) == (120, 1)
     said = capsys.readouterr().out
@@ -270,7 +276,7 @@ def test_prompts_that_the_device_cannot_hold_are_left_out_and_counted(plan, trac
 def test_a_trace_of_one_moment_says_so(plan, trace, capsys):
     rows = [json.loads(line) for line in trace.read_text().splitlines()]
     trace.write_text("".join(json.dumps({**row, "timestamp": 5}) + "\n" for row in rows))
-    assert plan("--no-checks")[0] == 0
+    assert plan(*UNCHECKED)[0] == 0
     assert "all have the same time" in capsys.readouterr().out
 
 
@@ -286,7 +292,10 @@ def test_no_trace(trace, capsys):
     assert "is empty; give a log that has requests" in capsys.readouterr().err
 
 
-QUICK = ("--dram-levels", "2", "--disks", "none", "--page-size", "1", "--no-checks", "--jobs", "1")
+QUICK = (
+    *("--search", "dram_levels=2,checks=off", "--disks", "none"),
+    *("--server", "page_size=1", "--jobs", "1"),
+)
 
 
 def test_gpus_are_compared_at_their_prices(plan, capsys):
@@ -316,8 +325,15 @@ def test_gpus_are_compared_on_the_same_requests(plan, trace, capsys):
 
 
 def test_what_happens_at_twice_the_traffic(plan, capsys):
-    more = ("--scale-traffic", "2", "--slo", "p99_ttft<600s", "--device-tokens", "30000")
-    status, report = plan(*more, base=[q for q in QUICK if q != "--no-checks"])
+    more = (
+        "--search",
+        "dram_levels=2,loads=2",
+        "--slo",
+        "p99_ttft<600s",
+        "--device-tokens",
+        "30000",
+    )
+    status, report = plan(*more, base=QUICK)
     assert status == 0
     assert set(report["sensitivity"]) == {"0.8", "1", "1.2", "2"}
     assert "+100 %" in capsys.readouterr().out
@@ -325,7 +341,8 @@ def test_what_happens_at_twice_the_traffic(plan, capsys):
 
 def test_two_gpus_an_instance_are_paid_for(plan):
     one, two = (
-        plan("--gpus-per-instance", n, "--device-tokens", "30000", base=QUICK)[1] for n in "12"
+        plan("--server", f"page_size=1,gpus={n}", "--device-tokens", "30000", base=QUICK)[1]
+        for n in "12"
     )
     gpu = two["baseline"]["cost_per_hour"] - one["baseline"]["cost_per_hour"]
     assert gpu == pytest.approx(3.9)

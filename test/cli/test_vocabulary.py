@@ -13,7 +13,7 @@ from canopy_lab.cli.main import COMMANDS, EXAMPLES, TAKES_THE_REST, main, parser
 
 EACH = pytest.mark.parametrize("name", COMMANDS)
 READ_A_FILE = ("advise", "characterize", "simulate", "simulate system", "plan", "plan ttl")
-GONE = ("--trace", "--log", "--output", "--workers", "--processes", "--server", "--conversation")
+GONE = ("--trace", "--log", "--output", "--workers", "--processes", "--conversation")
 """Spellings of the input, the output and the server that break the convention."""
 SGLANGS = ("--page-size", "--chunked-prefill-size", "--max-running", "--prefetch-timeout-base")
 UNITS = {

@@ -34,14 +34,14 @@ def planned(folder):
     engine = load_profile("smollm2-135m-cpu").to_json() | {"kv_bytes_per_token": KV_BYTES}
     profile.write_text(json.dumps(engine))
     plan = folder / "plan.json"
-    sizes = ("--dram-max-gib", str(2**-8), "--dram-levels", "1")
-    sizes += ("--disk-max-gib", str(2**-5), "--disk-levels", "1", "--disks", "gp3")
+    search = f"dram_gib={2**-8},dram_levels=1,disk_gib={2**-5},disk_levels=1"
+    sizes = ("--search", search, "--disks", "gp3")
     command = ["plan", str(trace), "--format", "mooncake", "--profile", str(profile), *sizes]
     command += ["--device-tokens", str(DEVICE_TOKENS), "--ttl", "900", "--policy", "wa"]
-    command += ["--best", "mean_ttft", "--no-cache", "--jobs", "1"]
-    command += ["--instances", "2", "--routing", "round-robin", "--max-running", "48"]
-    command += ["--page-size", str(PAGE), "--prefetch-policy", "wait_complete"]
-    command += ["--chunked-prefill-size", "1024", "--prefetch-threshold", "128"]
+    command += ["--best", "mean_ttft", "--cache", "off", "--jobs", "1"]
+    command += ["--instances", "2", "--routing", "round-robin"]
+    server = f"page_size={PAGE},prefetch_policy=wait_complete,max_running_requests=48"
+    command += ["--server", f"{server},chunked_prefill_size=1024,prefetch_threshold=128"]
     command += ["--disk-path", str(folder / "disk"), "--out", str(plan)]
     assert main(command) == 0
     return plan

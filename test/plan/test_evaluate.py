@@ -158,7 +158,7 @@ def test_the_digest_of_a_trace_is_of_its_content():
 
 def test_a_folder_that_cannot_be_written_is_said(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(CanopyError, match="give --cache FOLDER, or --no-cache"):
+    with pytest.raises(CanopyError, match="give --cache FOLDER, or --cache off"):
         Cache(tmp_path / "file" / "folder", "x" * 64)
 
 

@@ -85,8 +85,8 @@ def test_the_choice_is_that_of_simulating_everything(name):
     make, tokens, instances = WORKLOADS[name]
     work = PlanInputs(make(), Engine(PROFILE, tokens, "prefix-aware"), load_prices("aws-us-east-1"))
     request = PlanRequest(
-        disks=("gp3",), ttls=(None,), instances=(instances,), page_sizes=(64,), dram_levels=4,
-        disk_levels=2, prefetch_policies=("timeout", "wait_complete"),
+        disks=("gp3",), instances=(instances,), dram_levels=4,
+        disk_levels=2, choices={"page_size": (64,), "prefetch_policy": ("timeout", "wait_complete")},
     )  # fmt: skip
     space = make_space(
         request, footprint_of(work.trace, work.engine), work.prices,
@@ -148,7 +148,7 @@ def small_plan(**more):
         agents(4, 6, 0.3), Engine(PROFILE, 30_000, "prefix-aware"), load_prices("aws-us-east-1")
     )
     request = PlanRequest(
-        disks=("gp3",), ttls=(None,), page_sizes=(64,), dram_levels=6, disk_levels=3,
+        disks=("gp3",), choices={"page_size": (64,)}, dram_levels=6, disk_levels=3,
         minimise=METRICS["cost_per_hour"], checks=False, **more,
     )  # fmt: skip
     return make_plan(request, work)

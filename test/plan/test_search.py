@@ -13,7 +13,11 @@ from canopy_lab.plan.space import Space
 
 OBJECTIVES = Objectives.of(["mean_ttft", "throughput", "cost"])
 SPACE = Space(
-    sizes(1024, 5), sizes(4096, 3), ("slow", "fast"), ttls=(None, 600.0, "group"), least_gib=4.0
+    sizes(1024, 5),
+    sizes(4096, 3),
+    ("slow", "fast"),
+    least_gib=4.0,
+    choices={"ttl": (None, 600.0, "group")},
 )
 GRID = SPACE.finer(32, 16)
 """Finer than where the search begins, and not the sizes that it refines to."""
@@ -101,7 +105,7 @@ def test_a_line_that_midpoints_made_is_followed_to_where_it_ends():
             worth = 0.8 * c.dram_gib / 1024 if c.disk and c.disk_mib_s < 200 else 0.0
             return {**row, **c.to_json(), "mean_ttft_s": 2 - worth, "cost": self.cost(c)}
 
-    space = replace(SPACE, disks=("slow",), speeds={"slow": (125.0, 1000.0)}, ttls=(None,))
+    space = replace(SPACE, disks=("slow",), speeds={"slow": (125.0, 1000.0)}, choices={})
     volume, _, found = share_of_grid(Filter(), space, space.finer(16, 8))
     assert max(c.dram_gib for c in found.rows if c.disk and c.disk_mib_s == 125.0) == 1024.0
     assert volume >= 0.97
@@ -124,7 +128,7 @@ def test_bandwidth_is_searched_where_a_class_sells_it():
         def cost(self, c):
             return super().cost(c) + 0.002 * c.disk_mib_s
 
-    space = replace(SPACE, disks=("slow",), speeds={"slow": (125.0, 1000.0)}, ttls=(None,))
+    space = replace(SPACE, disks=("slow",), speeds={"slow": (125.0, 1000.0)}, choices={})
     found = share_of_grid(Sold(working_set=2000.0), space, space)[2]
     front = [list(found.rows)[i] for i in OBJECTIVES.front(list(found.rows.values()))]
     assert {c.disk_mib_s for c in front if c.disk} - {125.0, 1000.0}

@@ -17,7 +17,7 @@ def space(**fields):
 
 
 def test_the_grid_has_every_configuration_once():
-    grid = space(ttls=(None, 600.0)).grid()
+    grid = space(choices={"ttl": (None, 600.0)}).grid()
     assert len(grid) == len(set(grid))
     # 3 sizes of DRAM without a disk; 2 of DRAM x 2 classes x 1 size x 2 TTLs with one.
     assert len(grid) == 3 + 2 * 2 * 2
@@ -25,7 +25,7 @@ def test_the_grid_has_every_configuration_once():
 
 def test_the_grid_is_counted_without_being_made():
     many = space(
-        ttls=(None, 600.0), instances=(1, 4), page_sizes=(1, 64), write_policies=("write_through", "write_back"),
+        instances=(1, 4), choices={"ttl": (None, 600.0), "page_size": (1, 64), "write_policy": ("write_through", "write_back")},
         speeds={"a": (125.0, 1000.0)},
     )  # fmt: skip
     for s in (space(), many, space(disks=(), disk_gib=(0.0,)), many.finer(5, 3)):
@@ -43,7 +43,7 @@ def test_what_an_absent_tier_would_do_makes_no_difference():
 
 
 def test_alternatives_differ_in_one_choice():
-    s = space(ttls=(None, "group"), instances=(1, 4), page_sizes=(1, 64))
+    s = space(instances=(1, 4), choices={"ttl": (None, "group"), "page_size": (1, 64)})
     of = Configuration(dram_gib=1, disk="a", disk_gib=4)
     around = s.alternatives(of)
     assert replace(of, disk="b") in around
@@ -56,7 +56,7 @@ def test_alternatives_differ_in_one_choice():
 
 
 def test_a_tier_that_is_added_gets_the_ttl_of_the_space():
-    s = space(policy="wa", ttls=(600.0,))
+    s = space(policy="wa", choices={"ttl": (600.0,)})
     grid = set(s.grid())
     for configuration in grid:
         assert set(s.alternatives(configuration)) <= grid
@@ -113,7 +113,8 @@ def test_sizes_as_text():
     [
         ({"dram_gib": (1.0, 2.0)}, "dram_gib must be ascending sizes that begin with 0"),
         ({"instances": (0,)}, "instances must be whole numbers from 1"),
-        ({"ttls": ()}, "ttls must have at least one"),
+        ({"choices": {"ttl": ()}}, "ttl must have at least one"),
+        ({"choices": {"ttls": (1.0,)}}, "no choice is named ttls"),
         ({"policy": "no-such"}, "no-such"),
     ],
 )

@@ -110,9 +110,9 @@ def test_the_command_prints_and_writes_what_a_plan_then_prints(served, tmp_path,
     errors = json.loads(out.read_text())["errors"]
     assert errors["mean_ttft_s"] < -0.2
     assert load_profile(profile).notes["recalibrated"] == pytest.approx(1.5, rel=0.02)
-    again = ["plan", str(served), "--format", "sglang", "--profile", str(profile), "--no-cache",
-             "--device-tokens", "12000", "--disks", "none", "--no-checks", "--jobs", "1",
-             "--page-size", "64", "--dram-levels", "2", "--evaluations", "4",
+    again = ["plan", str(served), "--format", "sglang", "--profile", str(profile), "--cache", "off",
+             "--device-tokens", "12000", "--disks", "none", "--jobs", "1",
+             "--server", "page_size=64", "--search", "dram_levels=2,evaluations=4,checks=off",
              "--validation", str(out)]  # fmt: skip
     assert main(again) == 0
     off = f"mean ttft {100 * errors['mean_ttft_s']:+.1f} %"

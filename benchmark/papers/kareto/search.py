@@ -103,11 +103,10 @@ class Points:
         prices = self.work.prices
         request = PlanRequest(
             disks=(DISK,),
-            ttls=(None,),
             instances=(self.instances,),
             dram_most_gib=MOST[0] * self.instances,
             disk_most_gib=MOST[1],
-            prefetch_policies=("best_effort",),
+            choices={"prefetch_policy": ("best_effort",)},
         )
         space = make_space(request, MOST[0], prices)
         found = search(

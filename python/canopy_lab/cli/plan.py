@@ -95,7 +95,7 @@ def plan_of(
     command, why = advised(command, trace)
     how, validation = command.searching, command.writing.validation
     work = PlanInputs(trace, command.engine, command.prices, command.policy_configs, ids)
-    cache = None if how.no_cache else Path(how.cache) if how.cache else default_folder()
+    cache = None if how.cache == "off" else Path(how.cache) if how.cache else default_folder()
     with tqdm(unit="run", desc="planning", disable=None) as bar:
 
         def progress(stage: str, done: int, most: int) -> None:
@@ -141,7 +141,11 @@ def read(command: PlanCommand) -> tuple[CompactTrace, str]:
     source: Iterable[TraceRequest]
     if command.format == "sglang" and find_spec("xxhash") and logs_tokens(args.trace):
         ids = SERVER_HASH
-        source = read_as_server(args.trace, block_tokens=args.block_tokens, skip_bad=args.skip_bad)
+        source = read_as_server(
+            args.trace,
+            block_tokens=command.engine_options.server.block_tokens,
+            skip_bad=args.skip_bad,
+        )
     else:
         source = open_trace(args.trace, command.format, skip_bad=args.skip_bad)
     if args.last_hours is not None:
@@ -157,7 +161,7 @@ def read(command: PlanCommand) -> tuple[CompactTrace, str]:
 def _fitting(command: PlanCommand, trace: CompactTrace) -> CompactTrace:
     """Return the requests that fit a device of this plan, with the tokens it reserves for their
     answers. The device would refuse the others. Raises ``CanopyError`` if most do not fit."""
-    page, room = max(command.request.page_sizes), command.engine.device_tokens
+    page, room = max(command.request.choices["page_size"]), command.engine.device_tokens
     fits = [
         max(r.input_tokens, 1) + min(max(r.output_tokens, 1), CLIP_OUTPUT_TOKENS) + page < room
         for r in trace

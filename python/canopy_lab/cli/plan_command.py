@@ -15,7 +15,7 @@ from canopy_lab.cli.validate import read_validation
 from canopy_lab.plan.planner import PlanRequest
 from canopy_lab.plan.prices import GIB, Prices, load_prices
 from canopy_lab.plan.search import SearchOptions
-from canopy_lab.plan.space import Configuration
+from canopy_lab.plan.space import KNOBS, Configuration
 from canopy_lab.plan.system import Engine
 from canopy_lab.plan.worker import PlanInputs
 from canopy_lab.sim.compact import CompactTrace
@@ -57,17 +57,19 @@ def check(
     writing: Writing,
 ) -> PlanCommand:
     """Check all options together. Raises ``CanopyError`` naming the first wrong option."""
-    if choosing.confidence and searching.no_checks:
-        raise CanopyError("--confidence needs the checks; leave out --no-checks")
+    if choosing.confidence and searching.search.checks == "off":
+        raise CanopyError("--confidence needs the checks; leave out --search checks=off")
     if writing.validation:
         read_validation(writing.validation)
     profile = load_profile(engine_options.profile, engine_options.model)
     request = _request(choosing, engine_options, searching)
-    prices = _prices(choosing.prices, profile, engine_options.gpus_per_instance)
+    prices = _prices(choosing.prices, profile, engine_options.server.gpus)
     for name in request.disks or ():
         prices.disk(name)
     engine = _engine(engine_options, profile)
-    for page, chunk in product(request.page_sizes, request.chunked_prefill_sizes):
+    for page, chunk in product(
+        request.choices["page_size"], request.choices["chunked_prefill_size"]
+    ):
         engine.settings_of(Configuration(page_size=page, chunked_prefill_size=chunk))
     PlanInputs(CompactTrace(()), engine, prices)
     form = format_of(reading.trace, reading.format)
@@ -86,29 +88,27 @@ def check(
 
 
 def _request(chosen: Choosing, engine: EngineOptions, how: Searching) -> PlanRequest:
-    chunks = engine.chunked_prefill_size or (chunk_of(engine.gpu_memory_gib),)
+    server, search = engine.server, how.search
     confidence = PlanRequest().confidence if chosen.confidence is None else chosen.confidence
+    given = {knob.name: getattr(server, knob.name, None) for knob in KNOBS}
+    chunks = server.chunked_prefill_size or (chunk_of(server.gpu_memory_gib),)
+    choices = given | {"ttl": chosen.ttl, "chunked_prefill_size": chunks}
     return PlanRequest(
         disks=chosen.disks,
-        ttls=chosen.ttl,
         instances=chosen.instances,
-        page_sizes=engine.page_size,
-        prefetch_policies=engine.prefetch_policy,
-        write_policies=engine.write_policy or PlanRequest().write_policies,
-        schedule_policies=engine.schedule_policy,
-        chunked_prefill_sizes=chunks,
-        dram_most_gib=chosen.dram_max_gib,
-        disk_most_gib=chosen.disk_max_gib,
-        dram_levels=chosen.dram_levels,
-        disk_levels=chosen.disk_levels,
-        baseline_gib=chosen.baseline_gib,
-        objectives=chosen.objectives,
+        choices={name: values for name, values in choices.items() if values},
+        dram_most_gib=search.dram_gib,
+        disk_most_gib=search.disk_gib,
+        dram_levels=search.dram_levels,
+        disk_levels=search.disk_levels,
+        baseline_gib=search.baseline_gib,
+        objectives=search.objectives,
         constraints=chosen.slo,
         minimise=chosen.best,
-        sample_requests=how.sample_requests,
-        options=SearchOptions(evaluations=how.evaluations),
-        loads=how.scale_traffic,
-        checks=not how.no_checks,
+        sample_requests=search.sample_requests,
+        options=SearchOptions(evaluations=search.evaluations),
+        loads=search.loads,
+        checks=search.checks == "on",
         confidence=confidence,
     )
 
@@ -127,9 +127,9 @@ def _engine(given: EngineOptions, profile: EngineProfile) -> Engine:
     if tokens is None:
         assumed = round(DEVICE_GIB * GIB / profile.kv_bytes_per_token)
         tokens = noted if type(noted) is int else assumed
-    chosen = ("page_size", "chunked_prefill_size", "schedule_policy")
-    taken = [n for n in ServerSettings.__slots__ if n not in chosen]
-    settings = ServerSettings(**{name: getattr(given, name, None) for name in taken})
+    knobs = {knob.setting for knob in KNOBS}
+    taken = [name for name in ServerSettings.__slots__ if name not in knobs]
+    settings = ServerSettings(**{name: getattr(given.server, name, None) for name in taken})
     return Engine(profile, tokens, given.routing, settings, pool_known)
 
 
@@ -159,8 +159,9 @@ def _as_auto(command: PlanCommand) -> PlanCommand:
     Sets its order of the queue, and an exclusive host tier unless a write policy was given.
     """
     request = command.request
-    if command.engine_options.write_policy is None:
-        request = replace(request, write_policies=(auto.WRITTEN,))
+    if command.engine_options.server.write_policy is None:
+        choices = {**request.choices, "write_policy": (auto.WRITTEN,)}
+        request = replace(request, choices=choices)
     return replace(command, request=request, engine=replace(command.engine, auto=True))
 
 

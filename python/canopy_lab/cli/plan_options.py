@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -15,50 +15,33 @@ from canopy_lab.plan.choice import Constraint, parse_constraints
 from canopy_lab.plan.objective import DEFAULT_OBJECTIVES, METRICS, Metric, metric
 from canopy_lab.plan.planner import DISK_LEVELS, DRAM_LEVELS, LOADS, SAMPLE_REQUESTS, PlanRequest
 from canopy_lab.plan.search import SearchOptions
-from canopy_lab.plan.space import GROUP, TTL
+from canopy_lab.plan.space import GROUP, KNOBS, TTL
 from canopy_lab.sim.system.config import ROUTINGS
 from canopy_lab.sim.system.engine_profile import load_profile
 from sglang_canopy import declared
-from sglang_canopy.config.server_settings import (
-    PREFETCH_POLICIES,
-    SCHEDULE_POLICIES,
-    SGLANG_DEFAULTS,
-    WRITE_POLICIES,
-)
-from sglang_canopy.declared import declare
+from sglang_canopy.config.server_settings import SGLANG_DEFAULTS
+from sglang_canopy.declared import declare, declare_key, keyed
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import AUTO, served_names
 
 _GIVEN = SGLANG_DEFAULTS.to_json()
-_TRIED = "SGLang's, the values to try"
-_TAKEN = "SGLang's, for the simulation and the plan file"
 
 
 # ---- parsers of options: each raises ``CanopyError`` with a "must be" message ----
 
 
-def _names(text: str) -> tuple[str, ...]:
-    names = tuple(part.strip() for part in text.split(",") if part.strip())
+def _names(text: str, separator: str = ",") -> tuple[str, ...]:
+    names = tuple(part.strip() for part in text.split(separator) if part.strip())
     if not names or len(set(names)) < len(names):
-        raise CanopyError(f"must name each once, separated by commas, got {text!r}")
+        raise CanopyError(f"must name each once, separated by {separator!r}, got {text!r}")
     return names
 
 
-def _integers(text: str) -> tuple[int, ...]:
-    names = _names(text)
+def _integers(text: str, separator: str = ",") -> tuple[int, ...]:
+    names = _names(text, separator)
     if not all(name.isdecimal() and int(name) >= 1 for name in names):
         raise CanopyError(f"must be whole numbers of 1 or more, got {text!r}")
     return tuple(map(int, names))
-
-
-def _of(allowed: tuple[str, ...]) -> Callable[[str], tuple[str, ...]]:
-    def parse(text: str) -> tuple[str, ...]:
-        names = _names(text)
-        if not set(names) <= set(allowed):
-            raise CanopyError(f"must be of {', '.join(allowed)}, got {text!r}")
-        return names
-
-    return parse
 
 
 def _ttls(text: str) -> tuple[TTL, ...]:
@@ -83,11 +66,11 @@ def _disks(text: str) -> tuple[str, ...]:
 
 def _loads(text: str) -> tuple[float, ...]:
     try:
-        given = [float(part) for part in _names(text)]
+        given = [float(part) for part in _names(text, "/")]
     except ValueError:
         given = [-1.0]
     if min(given) <= 0 or max(given) > 1000:
-        raise CanopyError(f"must be numbers above 0, such as 2,3; got {text!r}")
+        raise CanopyError(f"loads must be numbers above 0, such as 2/3; got {text!r}")
     return tuple(dict.fromkeys((*LOADS, *given)))
 
 
@@ -107,7 +90,7 @@ def _compared(text: str) -> tuple[tuple[str, float | None], ...]:
 
 
 def _objectives(text: str) -> tuple[str, ...]:
-    return tuple(metric(name).name for name in _names(text))
+    return tuple(metric(name).name for name in _names(text, "/"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,13 +131,6 @@ class Reading:
     load: float = declare(
         1.0, "--load", "the same requests X times as fast", metavar="X", low=1e-3, high=1000
     )
-    block_tokens: int = declare(
-        64,
-        "--block-tokens",
-        "the server's block_tokens, for group TTLs from its log",
-        metavar="N",
-        low=1,
-    )
     skip_bad: int = skip_bad_option()
 
     def __post_init__(self) -> None:
@@ -172,15 +148,11 @@ class Choosing:
     confidence: float | None = declare(
         None, "--confidence",
         "least probability of meeting the limits, over resampled traces",
-        metavar="P", low=0, high=0.999, shown_default=f"{PlanRequest().confidence}; 0 with --no-checks",
+        metavar="P", low=0, high=0.999, shown_default=f"{PlanRequest().confidence}; 0 without checks",
     )  # fmt: skip
     best: Metric = declare(
         METRICS["cost"], "--best", "metric to minimise among the choices within the limits",
         metavar="METRIC", parse=metric, shown_default="cost",
-    )  # fmt: skip
-    objectives: tuple[str, ...] = declare(
-        DEFAULT_OBJECTIVES, "--objectives", "metrics of the front, two or more", metavar="A,B",
-        parse=_objectives, shown_default=",".join(DEFAULT_OBJECTIVES),
     )  # fmt: skip
     policy: PolicyOption = declare(
         PolicyOption(), "--policy", "policy of every tier: a name, or NAME=JSON",
@@ -207,25 +179,68 @@ class Choosing:
         parse=_integers,
         shown_default="1",
     )
-    dram_max_gib: float = declare(
-        0.0, "--dram-max-gib", "most DRAM, all instances together", metavar="G", low=0,
-        shown_default="the trace's distinct KV, at most 2 TiB",
-    )  # fmt: skip
-    disk_max_gib: float = declare(
-        0.0, "--disk-max-gib", "largest disk of an instance, or of a shared store", metavar="G", low=0,
-        shown_default="the distinct KV",
-    )  # fmt: skip
-    dram_levels: int = declare(
-        DRAM_LEVELS, "--dram-levels",
-        "sizes of DRAM in the first grid", metavar="N", low=1, high=64,
-    )  # fmt: skip
-    disk_levels: int = declare(
-        DISK_LEVELS, "--disk-levels", "sizes of disk in the first grid", metavar="N", low=1, high=64
+
+    def __post_init__(self) -> None:
+        declared.check(self)
+
+
+def _tried(name: str, values: tuple[Any, ...] | None, shown: str = "") -> Any:
+    """Return the key of a knob: one value, or several to try, separated by slashes."""
+    knob = next(knob for knob in KNOBS if knob.name == name)
+    allowed = f": {', '.join(knob.values)}" if knob.values else ""
+
+    def parse(text: str) -> tuple[Any, ...]:
+        if not knob.values:
+            return _integers(text, "/")
+        names = _names(text, "/")
+        if not set(names) <= set(knob.values):
+            raise CanopyError(f"{name} must be of {', '.join(knob.values)}, got {text!r}")
+        return names
+
+    shown = shown or "/".join(map(str, values or ()))
+    return declare_key(
+        values,
+        f"SGLang's, the values to try{allowed}",
+        metavar="A/B",
+        parse=parse,
+        shown_default=shown,
     )
-    baseline_gib: float = declare(
-        0.0, "--baseline-gib", "DRAM of the fixed baseline", metavar="G", low=0,
-        shown_default="a quarter of the distinct KV",
+
+
+def _passed(kind: str = "N") -> Any:
+    return declare_key(None, "SGLang's, for the simulation and the plan file", metavar=kind)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerKeys:
+    """Settings of the servers: the keys of ``--server``."""
+
+    page_size: tuple[int, ...] = _tried("page_size", (1, 64))
+    prefetch_policy: tuple[str, ...] = _tried("prefetch_policy", ("timeout", "wait_complete"))
+    write_policy: tuple[str, ...] | None = _tried(
+        "write_policy",
+        None,
+        f"write_back if the policy is auto, else {_GIVEN['hicache_write_policy']}",
+    )
+    schedule_policy: tuple[str, ...] = _tried("schedule_policy", (_GIVEN["schedule_policy"],))
+    chunked_prefill_size: tuple[int, ...] | None = _tried(
+        "chunked_prefill_size", None, "SGLang's for gpu_memory_gib"
+    )
+    max_running_requests: int | None = _passed()
+    max_prefill_tokens: int | None = _passed()
+    schedule_conservativeness: float | None = _passed("X")
+    mem_fraction_static: float | None = _passed("X")
+    prefetch_threshold: int | None = _passed()
+    prefetch_timeout_base: float | None = _passed("X")
+    prefetch_timeout_per_ki_token: float | None = _passed("X")
+    gpus: int | None = declare_key(
+        None, "GPUs paid for per server", metavar="N", low=1,
+        shown_default="the profile's, else the price list's",
     )  # fmt: skip
+    gpu_memory_gib: float = declare_key(80.0, "memory of one GPU", metavar="G", low=0)
+    block_tokens: int = declare_key(
+        64, "block_tokens of its disk store, for group TTLs from its log", metavar="N", low=1
+    )
 
     def __post_init__(self) -> None:
         declared.check(self)
@@ -233,7 +248,7 @@ class Choosing:
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """The simulated engine, with SGLang's settings."""
+    """The simulated servers."""
 
     profile: str = declare(
         "llama-3.1-8b-h100", "--profile", "engine profile: a name or a file", metavar="NAME"
@@ -245,44 +260,57 @@ class EngineOptions:
         None, "--device-tokens", "KV pool of one device, in tokens", metavar="N", low=1,
         shown_default="the profile's, or 40 GiB of KV",
     )  # fmt: skip
-    gpus_per_instance: int | None = declare(
-        None, "--gpus-per-instance", "GPUs paid for per instance", metavar="N", low=1,
-        shown_default="the profile's, else the price list's",
-    )  # fmt: skip
     routing: str = declare("prefix-aware", "--routing", "how requests are spread", choices=ROUTINGS)
-    page_size: tuple[int, ...] = declare(
-        (1, 64), "--page-size", _TRIED, metavar="A,B", parse=_integers, shown_default="1,64"
+    server: ServerKeys = declare(
+        ServerKeys(), "--server", "settings of the servers", metavar="KEY=VALUE,...",
+        parse=keyed(ServerKeys, head=""), shown_default="",
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        declared.check(self)
+
+
+@dataclass(frozen=True, slots=True)
+class SearchKeys:
+    """The search and its report: the keys of ``--search``."""
+
+    dram_gib: float = declare_key(
+        0.0, "most DRAM, all instances together", metavar="G", low=0,
+        shown_default="the trace's distinct KV, at most 2 TiB",
+    )  # fmt: skip
+    disk_gib: float = declare_key(
+        0.0, "largest disk of an instance, or of a shared store", metavar="G", low=0,
+        shown_default="the distinct KV",
+    )  # fmt: skip
+    dram_levels: int = declare_key(
+        DRAM_LEVELS, "sizes of DRAM in the first grid", metavar="N", low=1, high=64
     )
-    prefetch_policy: tuple[str, ...] = declare(
-        ("timeout", "wait_complete"), "--prefetch-policy", f"{_TRIED}: {', '.join(PREFETCH_POLICIES)}",
-        metavar="A,B", parse=_of(PREFETCH_POLICIES), shown_default="timeout,wait_complete",
-    )  # fmt: skip
-    write_policy: tuple[str, ...] | None = declare(
-        None, "--write-policy", f"{_TRIED}: {', '.join(WRITE_POLICIES)}",
-        metavar="A,B", parse=_of(WRITE_POLICIES),
-        shown_default=f"write_back if the policy is auto, else {_GIVEN['hicache_write_policy']}",
-    )  # fmt: skip
-    schedule_policy: tuple[str, ...] = declare(
-        (_GIVEN["schedule_policy"],), "--schedule-policy", f"{_TRIED}: {', '.join(SCHEDULE_POLICIES)}",
-        metavar="A,B", parse=_of(SCHEDULE_POLICIES), shown_default=_GIVEN["schedule_policy"],
-    )  # fmt: skip
-    chunked_prefill_size: tuple[int, ...] | None = declare(
-        None, "--chunked-prefill-size", _TRIED, metavar="A,B", parse=_integers,
-        shown_default="SGLang's for --gpu-memory-gib",
-    )  # fmt: skip
-    gpu_memory_gib: float = declare(80.0, "--gpu-memory-gib", "of one GPU", metavar="G", low=0)
-    max_running_requests: int | None = declare(None, "--max-running", _TAKEN, metavar="N")
-    max_prefill_tokens: int | None = declare(None, "--max-prefill-tokens", _TAKEN, metavar="N")
-    schedule_conservativeness: float | None = declare(
-        None, "--schedule-conservativeness", _TAKEN, metavar="X"
+    disk_levels: int = declare_key(
+        DISK_LEVELS, "sizes of disk in the first grid", metavar="N", low=1, high=64
     )
-    mem_fraction_static: float | None = declare(None, "--mem-fraction-static", _TAKEN, metavar="X")
-    prefetch_threshold: int | None = declare(None, "--prefetch-threshold", _TAKEN, metavar="N")
-    prefetch_timeout_base: float | None = declare(
-        None, "--prefetch-timeout-base", _TAKEN, metavar="X"
+    baseline_gib: float = declare_key(
+        0.0, "DRAM of the fixed baseline", metavar="G", low=0,
+        shown_default="a quarter of the distinct KV",
+    )  # fmt: skip
+    objectives: tuple[str, ...] = declare_key(
+        DEFAULT_OBJECTIVES, "metrics of the front, two or more", metavar="A/B",
+        parse=_objectives, shown_default="/".join(DEFAULT_OBJECTIVES),
+    )  # fmt: skip
+    sample_requests: int = declare_key(
+        SAMPLE_REQUESTS,
+        "search a trace twice as long on its N busiest; 0: on all",
+        metavar="N",
+        low=0,
     )
-    prefetch_timeout_per_ki_token: float | None = declare(
-        None, "--prefetch-timeout-per-ki-token", _TAKEN, metavar="X"
+    evaluations: int = declare_key(
+        SearchOptions().evaluations, "most configurations to evaluate", metavar="N", low=1
+    )
+    loads: tuple[float, ...] = declare_key(
+        LOADS, "also simulate the choice at X times the traffic", metavar="X/Y",
+        parse=_loads, shown_default="0.8/1.2",
+    )  # fmt: skip
+    checks: str = declare_key(
+        "on", "evaluate neighbours of the choice, and other loads", choices=("on", "off")
     )
 
     def __post_init__(self) -> None:
@@ -293,40 +321,25 @@ class EngineOptions:
 class Searching:
     """Search."""
 
-    sample_requests: int = declare(
-        SAMPLE_REQUESTS, "--sample-requests",
-        "search a trace twice as long on its N busiest; 0: on all", metavar="N", low=0,
-    )  # fmt: skip
-    evaluations: int = declare(
-        SearchOptions().evaluations,
-        "--evaluations",
-        "most configurations to evaluate",
-        metavar="N",
-        low=1,
-    )
-    scale_traffic: tuple[float, ...] = declare(
-        LOADS, "--scale-traffic", "also simulate the choice at X times the traffic", metavar="X,Y",
-        parse=_loads, shown_default="0.8,1.2",
+    search: SearchKeys = declare(
+        SearchKeys(), "--search", "limits of the search and its report", metavar="KEY=VALUE,...",
+        parse=keyed(SearchKeys, head=""), shown_default="",
     )  # fmt: skip
     compare: tuple[tuple[str, float | None], ...] = declare(
         (), "--compare",
         "plan for each of these engine profiles, at USD a GPU-hour, and say which is best",
         metavar="PROFILE=USD,...", parse=_compared, shown_default="none",
     )  # fmt: skip
-    no_checks: bool = declare(
-        False, "--no-checks", "evaluate no neighbours of the choice, and no other loads"
-    )
     jobs: int = declare(
         os.cpu_count() or 1, "--jobs", "processes", metavar="N", low=1, shown_default="one per core"
     )
     cache: str | None = declare(
         None,
         "--cache",
-        "folder of saved simulations",
+        "folder of saved simulations, or 'off' to save none",
         metavar="FOLDER",
         shown_default="~/.cache/canopy/plan",
     )
-    no_cache: bool = declare(False, "--no-cache", "save no simulations")
 
     def __post_init__(self) -> None:
         declared.check(self)

@@ -54,7 +54,7 @@ class Cache:
         except OSError as error:
             raise CanopyError(
                 f"cannot keep simulations in {str(folder)!r}: {error}; give --cache FOLDER, or "
-                "--no-cache"
+                "--cache off"
             ) from None
         if text and not text.endswith(b"\n"):
             os.write(self._file, b"\n")  # a killed writer left a partial line

@@ -88,7 +88,10 @@ def _dram(plan: CapacityPlan, currency: str) -> Figure:
     lines: dict[str, dict[float, Row]] = {}
     for row in plan.found.rows.values():
         c = configuration_of(row)
-        if c.instances == plan.space.instances[0] and c.ttl == plan.space.ttls[0]:
+        if (
+            c.instances == plan.space.instances[0]
+            and c.ttl == plan.space.choices.get("ttl", (None,))[0]
+        ):
             line = lines.setdefault(_disk(c), {})
             best = line.setdefault(c.dram_gib, row)
             line[c.dram_gib] = min(best, row, key=lambda r: float(r["mean_ttft_s"]))

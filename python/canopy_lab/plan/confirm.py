@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from canopy_lab.plan.choice import ChosenConfiguration, Constraint, choose
 from canopy_lab.plan.objective import Metric, Row
-from canopy_lab.plan.space import CHOICES, Configuration
+from canopy_lab.plan.space import KNOBS, Configuration
 
 BATCH = 2
 """Configurations per batch. Fixed: results must not depend on the processes."""
@@ -130,7 +130,7 @@ class Margins:
                 for c in predicted
             ]
         ) * (0.5, 0.25, 0.5)  # fmt: skip
-        names = ("disk", *CHOICES)
+        names = ("disk", *(knob.name for knob in KNOBS))
         self._choices = [np.array([str(getattr(c, n)) for c in predicted]) for n in names]
         self._instances = np.array([c.instances for c in predicted])
         spans = [row.get("makespan_s", 1.0) for row in predicted.values()]

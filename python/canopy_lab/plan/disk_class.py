@@ -100,7 +100,7 @@ class DiskClass:
         if size > self.largest_gib:
             raise CanopyError(
                 f"disk class {self.name!r} is sold up to {self.largest_gib:g} GiB, "
-                f"{gib:g} GiB were asked for; give a smaller --disk-max-gib or another class"
+                f"{gib:g} GiB were asked for; give a smaller --search disk_gib=G or another class"
             )
         return size
 

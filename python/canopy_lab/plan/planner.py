@@ -31,7 +31,7 @@ from canopy_lab.plan.sampled import Target, busiest, sampled_search
 from canopy_lab.plan.search import SearchOptions, SearchResult, search
 from canopy_lab.plan.settle import Rejected, rejected, settle
 from canopy_lab.plan.sizes import round_size, sizes
-from canopy_lab.plan.space import TTL, Configuration, Space
+from canopy_lab.plan.space import GROUP, Configuration, Space
 from canopy_lab.plan.system import Engine
 from canopy_lab.plan.uncertainty import Uncertainty, uncertainty_of
 from canopy_lab.plan.worker import PlanInputs
@@ -61,15 +61,11 @@ class PlanRequest:
 
     disks: tuple[str, ...] | None = None
     """``None``: every class of the price list."""
-    ttls: tuple[TTL, ...] = (None, "group")
     instances: tuple[int, ...] = (1,)
     policy: str = "lru"
     """Policy of every tier."""
-    page_sizes: tuple[int, ...] = (Configuration().page_size,)
-    prefetch_policies: tuple[str, ...] = (Configuration().prefetch_policy,)
-    write_policies: tuple[str, ...] = (Configuration().write_policy,)
-    schedule_policies: tuple[str, ...] = (Configuration().schedule_policy,)
-    chunked_prefill_sizes: tuple[int, ...] = (Configuration().chunked_prefill_size,)
+    choices: Mapping[str, tuple[Any, ...]] = field(default_factory=lambda: {"ttl": (None, GROUP)})
+    """Values to try by the name of a knob (``space.KNOBS``)."""
     dram_most_gib: float = 0.0
     disk_most_gib: float = 0.0
     dram_levels: int = DRAM_LEVELS
@@ -148,14 +144,9 @@ def make_space(
         disks=names,
         speeds={name: pair for name in names if (pair := prices.disk(name).speeds()) is not None},
         least_gib=least_gib,
-        ttls=request.ttls,
         instances=request.instances,
         policy=request.policy,
-        page_sizes=request.page_sizes,
-        prefetch_policies=request.prefetch_policies,
-        write_policies=request.write_policies,
-        schedule_policies=request.schedule_policies,
-        chunked_prefill_sizes=request.chunked_prefill_sizes,
+        choices=request.choices,
     )
 
 

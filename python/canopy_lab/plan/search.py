@@ -25,7 +25,7 @@ import numpy as np
 
 from canopy_lab.plan.lines import Certain, Midpoint, lines_of, midpoints
 from canopy_lab.plan.objective import Objectives, Row, Scale
-from canopy_lab.plan.space import CHOICES, Configuration, Space, applies, plural, slice_of
+from canopy_lab.plan.space import KNOBS, Configuration, Knob, Space, slice_of
 from sglang_canopy.errors import CanopyError
 
 Evaluate = Callable[[Sequence[Configuration]], Sequence[Row]]
@@ -87,7 +87,7 @@ def search(
     run = _Search(space, objectives, evaluate, certain_of, options, progress)
     run.coarse()
     run.expand()
-    if any(len(getattr(space, plural(name))) > 1 for name in CHOICES):
+    if any(len(space.values(knob)) > 1 for knob in KNOBS):
         run.refine(options.tolerance * _BEFORE_CHOICES)
         run.choices()
     run.refine(options.tolerance)
@@ -175,9 +175,10 @@ class _Search:
 
     def choices(self) -> None:
         """Try TTLs, policies and settings on a few points; if that helped, on the whole front."""
-        for name in CHOICES:
-            for value in getattr(self.space, plural(name))[1:]:
-                probes = self._probes(name)
+        for knob in KNOBS:
+            name = knob.name
+            for value in self.space.values(knob)[1:]:
+                probes = self._probes(knob)
                 if not probes:
                     continue
                 before = self._volume()
@@ -190,7 +191,7 @@ class _Search:
                 ]
                 if self._volume() - before <= self.options.tolerance and not helped:
                     continue
-                front = [replace(c, **{name: value}) for c in self._front() if applies(name, c)]
+                front = [replace(c, **{name: value}) for c in self._front() if knob.applies(c)]
                 for c in (*front, *helped):
                     self._open(c)
                 self._add(name, front)
@@ -200,16 +201,15 @@ class _Search:
         self._slices.add(slice_of(where))
         self._slices.add(slice_of(replace(where, disk_gib=0.0).normal()))
 
-    def _probes(self, name: str) -> list[Configuration]:
+    def _probes(self, knob: Knob) -> list[Configuration]:
         """Return points on which a choice is tried: some of the front, and the largest disks.
 
         The front may barely use a tier that a better choice would make worth its price.
         """
-        front = [c for c in self._front() if applies(name, c)]
+        front = [c for c in self._front() if knob.applies(c)]
         at = np.linspace(0, len(front) - 1, min(self.options.probes, len(front)))
         chosen = dict.fromkeys(front[round(i)] for i in at)
-        tiers = ("ttl", "prefetch_policy")
-        for disk in self.space.disks if name in tiers else ():
+        for disk in self.space.disks if knob.tier == "disk" else ():
             have = [c for c in self.found.rows if c.disk == disk]
             if have:
                 most = max(c.disk_gib for c in have)

@@ -9,7 +9,12 @@ from itertools import product
 from typing import Any, Final, Literal
 
 from canopy_lab.plan.sizes import finer, gib_text
-from sglang_canopy.config.server_settings import SGLANG_DEFAULTS
+from sglang_canopy.config.server_settings import (
+    PREFETCH_POLICIES,
+    SCHEDULE_POLICIES,
+    SGLANG_DEFAULTS,
+    WRITE_POLICIES,
+)
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import make_policy
 
@@ -20,6 +25,40 @@ TTL = float | Literal["group"] | None
 SIZES = ("dram_gib", "disk_gib", "disk_mib_s")
 """Variables that are amounts, refined between the initial values."""
 _DEFAULTS: Mapping[str, Any] = SGLANG_DEFAULTS.to_json()
+
+
+@dataclass(frozen=True, slots=True)
+class Knob:
+    """A variable that is no amount: a choice of a configuration."""
+
+    name: str
+    """Field of ``Configuration``, and key on the command line."""
+    setting: str = ""
+    """Field of ``ServerSettings``; empty for none."""
+    values: tuple[str, ...] = ()
+    """Allowed names; empty for numbers."""
+    tier: str | None = None
+    """Tier without which it does not matter: ``dram_gib`` or ``disk``."""
+
+    @property
+    def default(self) -> Any:
+        """Value of a configuration that does not name it."""
+        return _DEFAULTS[self.setting] if self.setting else None
+
+    def applies(self, of: Configuration) -> bool:
+        """Whether the choice matters, given the tiers of ``of``."""
+        return self.tier is None or bool(getattr(of, self.tier))
+
+
+KNOBS = (
+    Knob("ttl", tier="disk"),
+    Knob("prefetch_policy", "hicache_storage_prefetch_policy", PREFETCH_POLICIES, "disk"),
+    Knob("page_size", "page_size"),
+    Knob("write_policy", "hicache_write_policy", WRITE_POLICIES, "dram_gib"),
+    Knob("schedule_policy", "schedule_policy", SCHEDULE_POLICIES),
+    Knob("chunked_prefill_size", "chunked_prefill_size"),
+)
+"""All choices, in the search's order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,32 +145,36 @@ class Space:
     """MiB/s by disk class, ascending, for classes that sell bandwidth separately."""
     least_gib: float = 0.0
     """Smaller sizes hold nothing useful, and are not tried."""
-    ttls: tuple[TTL, ...] = (None,)
     instances: tuple[int, ...] = (1,)
     policy: str = "lru"
-    page_sizes: tuple[int, ...] = (Configuration().page_size,)
-    prefetch_policies: tuple[str, ...] = (Configuration().prefetch_policy,)
-    write_policies: tuple[str, ...] = (Configuration().write_policy,)
-    schedule_policies: tuple[str, ...] = (Configuration().schedule_policy,)
-    chunked_prefill_sizes: tuple[int, ...] = (Configuration().chunked_prefill_size,)
+    choices: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Values to try by the name of a knob; a knob without values has its default."""
 
     def __post_init__(self) -> None:
         for name in ("dram_gib", "disk_gib"):
             values = getattr(self, name)
             if list(values) != sorted(set(values)) or not values or values[0] != 0:
                 raise CanopyError(f"{name} must be ascending sizes that begin with 0")
-        for name in ("instances", *map(plural, CHOICES)):
-            if not getattr(self, name):
+        given = {"instances": self.instances, **self.choices}
+        for name, values in given.items():
+            if not values:
                 raise CanopyError(f"{name} must have at least one value")
+        unknown = set(self.choices) - {knob.name for knob in KNOBS}
+        if unknown:
+            raise CanopyError(f"no choice is named {', '.join(sorted(unknown))}")
         for count in self.instances:
             if type(count) is not int or not 1 <= count <= 1024:
                 raise CanopyError(f"instances must be whole numbers from 1 to 1024, got {count!r}")
         make_policy(self.policy, {})
 
+    def values(self, knob: Knob) -> tuple[Any, ...]:
+        """Return the values to try of one choice."""
+        return self.choices.get(knob.name, (knob.default,))
+
     def first_slices(self) -> list[Configuration]:
         """Return one slice per instance count and disk class, every choice at its first value."""
         disks: Sequence[str | None] = self.disks or (None,)
-        choices = {name: getattr(self, plural(name))[0] for name in CHOICES}
+        choices = {knob.name: self.values(knob)[0] for knob in KNOBS}
         first = Configuration(policy=self.policy, **choices)
         return [
             replace(first, instances=n, disk=disk) for n, disk in product(self.instances, disks)
@@ -155,8 +198,8 @@ class Space:
     def slices(self) -> Iterator[Configuration]:
         """Yield every combination of variables that are not sizes."""
         disks: Sequence[str | None] = self.disks or (None,)
-        names = ("instances", "disk", *CHOICES)
-        choices = [getattr(self, plural(name)) for name in CHOICES]
+        names = ("instances", "disk", *(knob.name for knob in KNOBS))
+        choices = map(self.values, KNOBS)
         for values in product(self.instances, disks, *choices):
             yield Configuration(policy=self.policy, **dict(zip(names, values)))
 
@@ -174,13 +217,13 @@ class Space:
     def count(self) -> int:
         """Return the number of configurations in ``grid``."""
 
-        def values(*names: str) -> int:
-            return math.prod(len(set(getattr(self, plural(name)))) for name in names)
+        def values(tier: str | None) -> int:
+            return math.prod(len(set(self.values(k))) for k in KNOBS if k.tier == tier)
 
         disk = sum(len(self.widths(name)) for name in self.disks) * (len(self.disk_gib) - 1)
-        disk *= values("ttl", "prefetch_policy")
-        host = values("write_policy") * (len(self.dram_gib) - 1)
-        always = values("page_size", "schedule_policy", "chunked_prefill_size")
+        disk *= values("disk")
+        host = values("dram_gib") * (len(self.dram_gib) - 1)
+        always = values(None)
         return len(self.instances) * always * (1 + host * (1 + disk))
 
     def finer(self, dram_steps: int, disk_steps: int) -> Space:
@@ -209,35 +252,14 @@ class Space:
                 for s in first
                 if s.disk is not None
             ]  # fmt: skip
-        for name in CHOICES:
-            if applies(name, of):
-                steps += [replace(of, **{name: v}) for v in getattr(self, plural(name))]
+        for knob in KNOBS:
+            if knob.applies(of):
+                steps += [replace(of, **{knob.name: v}) for v in self.values(knob)]
         for step in steps:
             normal = step.normal()
             if normal != of:
                 found[normal] = None
         return list(found)
-
-
-CHOICES = (
-    "ttl", "prefetch_policy", "page_size", "write_policy", "schedule_policy",
-    "chunked_prefill_size",
-)  # fmt: skip
-"""Variables that are no amounts, in the search's order."""
-
-
-def plural(name: str) -> str:
-    """Return the field of ``Space`` with the values of a choice."""
-    if name.endswith("policy"):
-        return name.replace("policy", "policies")
-    return f"{name}s"
-
-
-def applies(name: str, of: Configuration) -> bool:
-    """Whether a choice matters, given the tiers of ``of``."""
-    if name in ("ttl", "prefetch_policy"):
-        return of.disk is not None
-    return name != "write_policy" or of.dram_gib > 0
 
 
 def slice_of(of: Configuration) -> Configuration:

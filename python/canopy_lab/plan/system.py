@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from canopy_lab.plan.prices import GIB, Prices
-from canopy_lab.plan.space import GROUP, Configuration
+from canopy_lab.plan.space import GROUP, KNOBS, Configuration
 from canopy_lab.sim.system.config import SystemConfig, TierSpec
 from canopy_lab.sim.system.engine_profile import EngineProfile
 from canopy_lab.sim.system.result import SystemResult
@@ -59,16 +59,11 @@ class Engine:
         if c.chunked_prefill_size % c.page_size:
             raise CanopyError(
                 f"chunked_prefill_size {c.chunked_prefill_size} must be a multiple of page_size "
-                f"{c.page_size}, as SGLang asks; give another --chunked-prefill-size"
+                f"{c.page_size}, as SGLang asks; give another --server chunked_prefill_size=N"
             )
-        chosen = ServerSettings(
-            page_size=c.page_size,
-            chunked_prefill_size=c.chunked_prefill_size,
-            schedule_policy=c.schedule_policy,
-            hicache_write_policy=c.write_policy,
-            hicache_storage_prefetch_policy=c.prefetch_policy,
-            max_total_tokens=self.device_tokens if self.pool_known else None,
-        )
+        pool = self.device_tokens if self.pool_known else None
+        knobs = {knob.setting: getattr(c, knob.name) for knob in KNOBS if knob.setting}
+        chosen = ServerSettings(max_total_tokens=pool, **knobs)
         return chosen.over(self.settings).over(SGLANG_DEFAULTS)
 
 

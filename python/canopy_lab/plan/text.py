@@ -58,12 +58,14 @@ def overview(plan: CapacityPlan) -> list[str]:
         f"{plan.seconds:.1f} s. Dominated volume {plan.hypervolume:.4f} of 1.",
     ]
     if plan.found.out_of_budget and not plan.predicted:
-        lines.append("The evaluations were spent before the search was done (--evaluations).")
+        lines.append(
+            "The evaluations were spent before the search was done (--search evaluations=N)."
+        )
     if plan.predicted:
         lines.append(
             f"{plan.predicted} of them were simulated on the busiest "
             f"{plan.request.sample_requests:,} requests only (~): none could be the choice within "
-            "the margins of those simulated on all (--sample-requests 0 simulates all on all)."
+            "the margins of those simulated on all (--search sample_requests=0 simulates all on all)."
         )
     else:
         lines.append(
@@ -167,7 +169,7 @@ def next_step(plan: CapacityPlan) -> str:
         )
         return f"{fewer}a cheaper price list (--prices)"
     if units == {"share"}:
-        return "more memory (--dram-max-gib, --disk-max-gib, --device-tokens); some prompts never repeat"
+        return "more memory (--search dram_gib=G,disk_gib=G, --device-tokens); some prompts never repeat"
     return f"more instances (--instances {2 * max(instances)})"
 
 
