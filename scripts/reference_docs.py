@@ -78,6 +78,7 @@ CHUNK_MEANINGS = {
     document_names.RATIO: "Share of the documents' tokens to compute again; 1 is plain serving.",
     document_names.SELECTOR: "Which tokens to compute again.",
     document_names.DOCUMENTS: "`parts`: every text part of a chat message but its last is a document.",
+    document_names.ORDER: "`any`: documents may be reordered, so that more of the prompt is cached.",
 }
 """Meaning of each field about documents."""
 

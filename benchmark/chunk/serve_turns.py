@@ -6,11 +6,12 @@ import argparse
 import json
 import time
 import urllib.request
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 from rag_load import Library, Prompt, flush, learn, off
-from rag_pairs import timed
+from rag_pairs import cpu_s, timed
 from rag_server import Rows, a_library, started
 
 TURNS = 5
@@ -23,33 +24,41 @@ SAMPLE_TOKENS = 8
 
 
 def turns(tokenizer: Any, args: argparse.Namespace) -> None:
-    """By length of the first prompt: conversations with documents named and with "off", in turns.
-
-    Each conversation begins with an empty tree, and every document is encoded before, also behind
-    the system text.
-    """
+    """By length of the first prompt: conversations with documents named and with "off", in turns."""
     lengths, rows = [int(x) for x in args.lengths.split(",")], Rows(args)
-    with started(args, 2 * max(lengths), crowd=4) as server:
+    with started(args, 2 * max(lengths), crowd=3) as server:
         for tokens in lengths:
             lib, chunks = a_library(tokenizer, args, tokens)
-            flush(server.url)
-            for documents in (lib.documents, lib.documents[::-1]):  # the head has to come twice
-                learn(server.url, replace(lib, documents=documents), chunks)
+            learn_all(server.url, lib)
             for repeat in range(args.repeats):
-                first = lib.prompt(chunks + 2 * MORE)
-                again, sampled = lib.prompt(chunks), [lib.prompt(chunks) for _ in SAMPLES]
-                sides = ("documents", "plain") if repeat % 2 == 0 else ("plain", "documents")
-                for side in sides:
-                    flush(server.url)
-                    row = {"tokens": tokens, "chunks": chunks, "repeat": repeat, "side": side}
-                    row |= _conversation(server, lib, first, chunks, side)
-                    row |= _retry(server, again, side)
-                    row["samples"] = {
-                        n: _samples(server.url, _as(prompt, side), n)
-                        for n, prompt in zip(SAMPLES, sampled)
-                    }
+                for row in pair(server, lib, chunks, tokens, repeat):
                     rows.add(row)
                     print(_line(row), flush=True)
+
+
+def learn_all(url: str, lib: Library) -> None:
+    """Have every document encoded, also behind the system text, which has to come twice."""
+    for documents in (lib.documents, lib.documents[::-1]):
+        flush(url)
+        learn(url, replace(lib, documents=documents), 4)
+
+
+def pair(
+    server: Any, lib: Library, chunks: int, tokens: int, repeat: int
+) -> Iterator[dict[str, Any]]:
+    """Both sides of the same prompts; each begins with an empty tree."""
+    first = lib.prompt(chunks + 2 * MORE)
+    again, sampled = lib.prompt(chunks), [lib.prompt(chunks) for _ in SAMPLES]
+    for side in ("documents", "plain") if repeat % 2 == 0 else ("plain", "documents"):
+        flush(server.url)
+        row = {"tokens": tokens, "chunks": chunks, "repeat": repeat, "side": side}
+        row |= _conversation(server, lib, first, chunks, side)
+        row |= _retry(server, again, side)
+        for n, prompt in zip(SAMPLES, sampled):
+            before = cpu_s(server.process.pid)
+            row[f"n{n}_s"] = _samples(server.url, _as(prompt, side), n)
+            row[f"n{n}_cpu_s"] = cpu_s(server.process.pid) - before
+        yield row
 
 
 def _as(prompt: Prompt, side: str) -> Prompt:
@@ -106,5 +115,5 @@ def _samples(url: str, prompt: Prompt, n: int) -> float:
 
 def _line(row: dict[str, Any]) -> str:
     seconds = " / ".join(f"{x:.2f}" for x in row["ttft_s"])
-    samples = ", ".join(f"n = {n}: {s:.1f}" for n, s in row["samples"].items())
+    samples = ", ".join(f"n = {n}: {row[f'n{n}_s']:.1f}" for n in SAMPLES)
     return f"{row['tokens']:5} {row['side']:9}  {seconds}  retry {row['retry_s']:.2f}  {samples}"

@@ -114,6 +114,19 @@ def test_at_ratio_1_every_turn_is_plain_serving_and_shares_its_kv(client) -> Non
         ]
 
 
+def test_documents_in_any_order_match_the_prefix_that_is_cached(client) -> None:
+    client.flush()
+    exact = {"canopy_recompute_ratio": 1.0}
+    first = ask(client, *prompt((2, 0, 3)), ANSWER, **exact, canopy_order="any")
+    again = ask(client, *prompt((3, 2, 0)), ANSWER, **exact, canopy_order="any")
+    assert cached(again) == SYSTEM + 3 * DOCUMENT + QUESTION - 1
+    assert again["output_ids"] == first["output_ids"]
+    assert cached(ask(client, *prompt((3, 2, 0)), 1, **exact)) == SYSTEM  # its own order
+    client.flush()
+    plain = ask(client, *prompt((2, 0, 3))[:1], "off", ANSWER)
+    assert plain["output_ids"] == first["output_ids"]
+
+
 def test_a_client_that_names_the_namespace_is_refused(client) -> None:
     ids, _ = prompt((0,))
     key = "\x00canopy-documents/" + "0" * 24

@@ -55,7 +55,8 @@ from sglang_canopy.wire.stamp import read_stamp
 class ChunkEngine:
     """Plans requests and places reused KV. One per scheduler, at ``model_runner.canopy_chunks``.
 
-    window_tokens, prefill_tokens: SGLang's bounds of one forward; ratios: calibrated recompute
+    window_tokens, prefill_tokens: SGLang's bounds of one forward; has_run: a batch ran after the
+    latest idle work; ratios: calibrated recompute
     ratio by tier. Raises CanopyError for a model or an attention backend that cannot fuse.
     """
 
@@ -78,6 +79,7 @@ class ChunkEngine:
         self.counts: Counter[str] = Counter()
         self.not_fused: Counter[str] = Counter()
         self.time_s = 0.0
+        self.has_run = False
         self.window_tokens: int | None = None
         self.prefill_tokens: int | None = None
         self.ratios: dict[str, float] = {}
@@ -321,6 +323,7 @@ class ChunkEngine:
     def work_before_batch(self, tokens: int) -> None:
         """Encode and check what completed prefills have paid for, never between a prefill and its
         answer. ``tokens``: prompt tokens of the batch."""
+        self.has_run = True
         self.follow_updates()
         if self.library.encoder.busy:
             self.watch.interrupt(self.time_s)  # the encoder needs the memory of the check

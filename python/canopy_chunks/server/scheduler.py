@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 COMMANDS = ("pin", "unpin", "delete")
 PAUSE_MS = 50
-"""Idle time before background work begins: the next turn of a quick client comes sooner, and would
+"""Pause between a batch and background work: the next turn of a quick client comes sooner, and would
 wait for the piece in progress."""
 
 
@@ -161,12 +161,12 @@ def work_when_idle(engine: ChunkEngine, scheduler: Any) -> None:
     def something_comes(wait_ms: int) -> bool:
         return not scheduler.is_fully_idle() or (socket is not None and bool(socket.poll(wait_ms)))
 
-    wait_ms = PAUSE_MS
     while engine.has_idle_work:
+        wait_ms = PAUSE_MS if engine.has_run else 0  # once, whatever a monitor asks meanwhile
+        engine.has_run = False
         if first_ranks(something_comes(wait_ms)):
             return
         engine.work_when_idle()
-        wait_ms = 0
 
 
 def flushed(engine: ChunkEngine, success: Any) -> None:

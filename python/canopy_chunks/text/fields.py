@@ -11,8 +11,10 @@ from typing import Any
 
 from canopy_chunks import SELECTORS, SPLIT_SELECTORS
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.wire.document_names import BOUNDS, DOCUMENTS, RATIO, SELECTOR
+from sglang_canopy.wire.document_names import BOUNDS, DOCUMENTS, ORDER, RATIO, SELECTOR
 
+Bounds = tuple[tuple[int, int], ...]
+"""Start and end of each document of a prompt, in order."""
 MAX_CHUNKS = 256
 """Most chunks that a request may name."""
 
@@ -22,14 +24,15 @@ class ChunkFields:
     """One request's chunk fields.
 
     bounds: ``None`` if not given; off: the request declines chunk reuse; documents_in_parts: text
-    parts of its messages are documents.
+    parts of its messages are documents; any_order: the documents may come in any order.
     """
 
-    bounds: tuple[tuple[int, int], ...] | None = None
+    bounds: Bounds | None = None
     off: bool = False
     ratio: float | None = None
     selector: str | None = None
     documents_in_parts: bool = False
+    any_order: bool = False
 
 
 def parse_fields(custom_params: Any) -> ChunkFields:
@@ -45,10 +48,11 @@ def parse_fields(custom_params: Any) -> ChunkFields:
         ratio=_ratio(custom_params.get(RATIO)),
         selector=_selector(custom_params.get(SELECTOR)),
         documents_in_parts=_parts(custom_params.get(DOCUMENTS)),
+        any_order=_any_order(custom_params.get(ORDER)),
     )
 
 
-def check_bounds(given: Any) -> tuple[tuple[int, int], ...]:
+def check_bounds(given: Any) -> Bounds:
     """Return pairs ``(start, end)`` of a flat list: sorted, disjoint, non-empty. Raises
     CanopyError."""
     if not isinstance(given, Sequence) or isinstance(given, str):
@@ -118,6 +122,12 @@ def _parts(value: Any) -> bool:
             DOCUMENTS, '"parts": every text part of a message but its last is a document', value
         )
     return value == "parts"
+
+
+def _any_order(value: Any) -> bool:
+    if value not in (None, "any"):
+        _refuse(ORDER, '"any": the documents may come in any order', value)
+    return value == "any"
 
 
 def _refuse(key: str, allowed: str, value: Any) -> None:

@@ -9,4 +9,5 @@ RATIO = "canopy_recompute_ratio"
 SELECTOR = "canopy_selector"
 DOCUMENTS = "canopy_documents"
 """``"parts"``: in chat messages with several text parts, each part except the last is a document."""
-FIELDS = (BOUNDS, RATIO, SELECTOR, DOCUMENTS)
+ORDER = "canopy_order"
+FIELDS = (BOUNDS, RATIO, SELECTOR, DOCUMENTS, ORDER)

@@ -14,6 +14,7 @@ pytest.importorskip("torch")
 
 from canopy_chunks.server.http import entry
 from canopy_chunks.server.options import Options
+from canopy_chunks.text.order import Orders
 from sglang_canopy.errors import CanopyError
 
 
@@ -124,6 +125,53 @@ def test_a_registered_document_replaces_its_mark() -> None:
 
 
 PARTS = {"canopy_documents": "parts"}
+ANY = {"canopy_order": "any"}
+
+
+@pytest.fixture
+def no_orders(monkeypatch) -> None:
+    monkeypatch.setattr(entry, "orders", Orders())
+
+
+def test_documents_in_any_order_come_as_in_an_earlier_prompt(no_orders) -> None:
+    def chat(*texts, **said):
+        return convert([*map(part, texts), part("why?")], {**PARTS, **said})
+
+    chat("one", "two", **ANY)
+    text, documents = chat("three", "two", "one", **ANY)
+    assert documents == ["one", "two", "three"]
+    assert text == "<user>one\ntwo\nthree\nwhy?</user>"
+    assert chat("two", "one")[1] == ["two", "one"]
+    assert chat("two", "one", canopy_chunks="off", **ANY)[0] == "<user>twoonewhy?</user>"
+
+
+def test_text_and_token_ids_have_their_documents_ordered_too(no_orders) -> None:
+    manager = SimpleNamespace(tokenizer=Characters(), server_args=SimpleNamespace(tp_size=1))
+
+    def prepared(text=None, ids=None, custom=None):
+        obj = SimpleNamespace(
+            text=text, input_ids=ids, extra_key=None, cache_salt=None,
+            sampling_params={"custom_params": {**(custom or {}), **ANY}},
+        )  # fmt: skip
+        entry.prepare(manager, obj, Options(separator="##"))
+        assert obj.text is None
+        params = obj.sampling_params
+        params = params if isinstance(params, list) else [params]
+        bounds = [one["custom_params"]["canopy_chunks"] for one in params]
+        return obj.input_ids, bounds if isinstance(text or ids[0], list) else bounds[0]
+
+    text = Characters().encode("s##first##ab##why?")
+    assert prepared("s##first##ab##why?") == (text, [3, 8, 10, 12])
+    assert prepared("s##ab##first##why?") == (text, [3, 8, 10, 12])
+    turned = Characters().encode("s##ab##first##why?")
+    assert prepared(ids=list(turned), custom={"canopy_chunks": [3, 5, 7, 12]}) == (
+        text, [3, 8, 10, 12],
+    )  # fmt: skip
+    assert prepared(["s##ab##first##why?", "s##first##ab##why?"]) == (
+        [text, text], [[3, 8, 10, 12]] * 2,
+    )  # fmt: skip
+    odd = [*turned[:-1], [1]]  # SGLang refuses it
+    assert prepared(ids=odd, custom={"canopy_chunks": [3, 5, 7, 12]}) == (odd, [3, 5, 7, 12])
 
 
 @pytest.mark.parametrize(

@@ -319,14 +319,17 @@ def test_idle_work_begins_after_a_pause_in_which_the_next_turn_may_come(
         is_fully_idle=lambda: True, ipc_channels=SimpleNamespace(recv_from_tokenizer=socket)
     )
     comes = lambda polls: True  # noqa: E731
-    scheduler.work_when_idle(engine, server)
-    assert waited == [scheduler.PAUSE_MS]
+    for _ in range(2):
+        engine.work_before_batch(0)
+        scheduler.work_when_idle(engine, server)
+    assert waited == [scheduler.PAUSE_MS] * 2
     assert engine.library.encoder.encoded_tokens == 0
     waited.clear()
-    comes = lambda polls: polls == 3  # noqa: E731
-    scheduler.work_when_idle(engine, server)
-    assert waited == [scheduler.PAUSE_MS, 0, 0]
-    assert engine.library.encoder.encoded_tokens == 128
+    for _ in range(3):  # a monitor asks, which is no batch
+        comes = lambda polls: polls % 2 == 0  # noqa: E731
+        scheduler.work_when_idle(engine, server)
+    assert waited == [0] * 6
+    assert engine.library.encoder.encoded_tokens == 3 * 64
 
 
 def test_a_gpu_computes_more_tokens_in_a_piece() -> None:

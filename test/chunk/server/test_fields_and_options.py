@@ -68,6 +68,8 @@ def test_a_chunk_past_the_end_of_the_prompt_is_refused() -> None:
         {"canopy_selector": "random"},
         {"canopy_selector": 3},
         {"canopy_documents": "all"},
+        {"canopy_order": "given"},
+        {"canopy_order": ["any"]},
     ],
 )
 def test_other_wrong_fields_are_refused(given: dict) -> None:

@@ -23,6 +23,7 @@ from canopy_chunks.text.documents import (
 )
 from canopy_chunks.text.find import Finder
 from canopy_chunks.text.listed import FIELD, listed_texts
+from canopy_chunks.text.order import Orders
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.tenant import tenant_of
 from sglang_canopy.wire.document_names import BOUNDS, DOCUMENTS
@@ -32,6 +33,9 @@ documents = Documents()
 
 finder = Finder()
 """The same documents by their tokens, to find them in prompts without marks."""
+
+orders = Orders()
+"""Orders of documents in earlier prompts of this process."""
 
 _PREPARED = "canopy_chunks_prepared"
 """Set on a chat request whose fields and documents :func:`convert_chat` has handled."""
@@ -54,8 +58,8 @@ def prepare(manager: Any, obj: Any, options: Options) -> None:
     custom = params.get("custom_params") if isinstance(params, dict) else None
     tenant = _tenant(obj)
     check_marks([(obj.text, tenant)], documents)
-    text, ids, custom = _prepare_prompt(manager, options, obj.text, obj.input_ids, custom, tenant)
-    if text is None and obj.text is not None:
+    ids, custom = _prepare_prompt(manager, options, obj.text, obj.input_ids, custom, tenant)
+    if ids is not obj.input_ids:
         obj.text, obj.input_ids = None, ids
     if custom is not None and isinstance(params, dict):
         params["custom_params"] = custom
@@ -77,7 +81,7 @@ def _prepare_batch(manager: Any, obj: Any, options: Options) -> None:
     changed, new_ids = False, []
     for i in range(count):
         custom = many[i].get("custom_params")
-        text, ids, custom = _prepare_prompt(
+        ids, custom = _prepare_prompt(
             manager,
             options,
             texts[i] if texts is not None else None,
@@ -85,7 +89,7 @@ def _prepare_batch(manager: Any, obj: Any, options: Options) -> None:
             custom,
             tenants[i],
         )
-        changed |= text is None and texts is not None
+        changed |= ids is not (lists[i] if lists is not None else None)
         new_ids.append(ids)
         if custom is not None:
             many[i]["custom_params"] = custom
@@ -105,9 +109,9 @@ def _prepare_prompt(
     ids: Any,
     custom: Any,
     tenant: str | None,
-) -> tuple[str | None, Any, dict[str, Any] | None]:
-    """Return ``(text, ids, custom_params)`` of one prompt; text is ``None`` if it was tokenised
-    here."""
+) -> tuple[Any, dict[str, Any] | None]:
+    """Return one prompt's ids, as given unless they were made or reordered here, and its new
+    ``custom_params``, or None."""
     requested = fields.parse_fields(custom)
     fields.check_selector(requested.selector, manager.server_args.tp_size)
     if requested.bounds is not None:
@@ -117,22 +121,34 @@ def _prepare_prompt(
                 "input_ids; with text use a separator or /canopy/chunks"
             )
         fields.check_inside(requested.bounds, len(ids))
-        return text, ids, None
+        if not requested.any_order:
+            return ids, None
+        ids, bounds = _arranged(requested, list(ids), requested.bounds, tenant)
+        return ids, {**custom, BOUNDS: bounds}
     if text is None or not isinstance(text, str) or manager.tokenizer is None:
-        return text, ids, _found(options, requested, ids, custom, tenant)
+        return ids, _found(options, requested, ids, custom, tenant)
     separated = options.separator is not None and text.count(options.separator) > 1
     if not MARK.search(text) and (requested.off or not separated):
         if options.find == "on" and not requested.off:
             ids = manager.tokenizer.encode(text)
             bounded = _found(options, requested, ids, custom, tenant)
-            return (text, None, None) if bounded is None else (None, ids, bounded)
-        return text, ids, None
+            return (None, None) if bounded is None else (ids, bounded)
+        return ids, None
     pieces = split_documents(text, None if requested.off else options.separator, documents, tenant)
     found, bounds = tokenise(manager.tokenizer, pieces)
     if requested.off:
-        return None, found, None
-    checked = fields.check_bounds(bounds)
-    return None, found, with_bounds(custom, [x for pair in checked for x in pair])
+        return found, None
+    found, bounds = _arranged(requested, found, fields.check_bounds(bounds), tenant)
+    return found, with_bounds(custom, bounds)
+
+
+def _arranged(
+    requested: fields.ChunkFields, ids: list[int], bounds: fields.Bounds, tenant: str | None
+) -> tuple[list[int], list[int]]:
+    """Return a prompt and its documents' flat bounds, reordered if the request allows it."""
+    if requested.any_order and all(isinstance(one, int) for one in ids):
+        ids, bounds = orders.arrange(ids, bounds, tenant)
+    return ids, [x for pair in bounds for x in pair]
 
 
 def _found(
@@ -183,7 +199,8 @@ def convert_chat(
     ids, bounds = tokenise(manager.tokenizer, pieces, specials=False)
     custom = adapted.sampling_params.get("custom_params")
     if not requested.off:
-        fields.check_bounds(bounds)
+        checked = fields.check_bounds(bounds)
+        ids, bounds = _arranged(requested, ids, checked, _tenant(adapted))
         custom = with_bounds(custom, bounds)
         custom.pop(DOCUMENTS, None)
     adapted.text, adapted.input_ids = None, ids

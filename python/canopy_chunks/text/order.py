@@ -1,0 +1,140 @@
+"""Order a prompt's documents so that its prefix is one that a prefix cache already holds.
+
+For requests whose documents may come in any order (``canopy_order``). The result is exact: the
+prompt is computed as if the client had sent this order. As ContextPilot (arXiv 2511.03475), with
+the tenant's own earlier orders in place of an index: documents continue the earlier order that the
+prompt shares the longest prefix with, then the most frequent ones come first, so that later prompts
+share them. The same documents behind the same text get the same order again, as in the next turn.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from canopy_chunks.text.fields import Bounds
+
+MOST_ORDERS = 1 << 12
+"""Orders remembered, of all tenants together."""
+MOST_OWN = 1 << 9
+"""Orders remembered of one tenant; all are compared with each of its prompts."""
+MOST_GAP = 16
+"""Most tokens between two documents of a list. Longer text may speak of the documents beside it."""
+
+Names = tuple[int, ...]
+"""Hashes of documents, in order."""
+
+
+@dataclass(slots=True)
+class _Own:
+    """One tenant's orders, by the hash of what precedes them, least recently used first."""
+
+    orders: OrderedDict[tuple[int, Names], None] = field(default_factory=OrderedDict)
+    uses: Counter[int] = field(default_factory=Counter)
+
+    def forget_oldest(self) -> None:
+        (_, names), _ = self.orders.popitem(last=False)
+        self.uses.subtract(names)
+        self.uses = +self.uses if len(self.uses) > 4 * MOST_OWN else self.uses
+
+
+class Orders:
+    """Earlier orders of documents, by tenant. Beyond ``most``, the tenant with the most drops its
+    oldest."""
+
+    def __init__(self, most: int = MOST_ORDERS, most_own: int = MOST_OWN) -> None:
+        self.most, self.most_own = most, most_own
+        self.by_tenant: dict[str | None, _Own] = {}
+        self.count = 0
+
+    def arrange(
+        self, ids: Sequence[int], bounds: Bounds, tenant: str | None
+    ) -> tuple[list[int], Bounds]:
+        """Return the prompt with each list of documents in the best order, and the new bounds.
+
+        A list is consecutive documents with the same text, of at most ``MOST_GAP`` tokens, between
+        them. Documents never change lists: a later turn's stay behind the earlier turns.
+        """
+        out: list[int] = []
+        arranged: list[tuple[int, int]] = []
+        at = 0
+        for run in _lists(ids, bounds):
+            first, end = run[0][0], run[-1][1]
+            out += ids[at:first]
+            documents = [tuple(ids[a:b]) for a, b in run]
+            gap = ids[run[0][1] : run[1][0]] if len(run) > 1 else []
+            for place, i in enumerate(self._order(tuple(out), documents, tenant)):
+                out += gap if place else []
+                arranged.append((len(out), len(out) + len(documents[i])))
+                out += documents[i]
+            at = end
+        return [*out, *ids[at:]], tuple(arranged)
+
+    def _order(
+        self, head: tuple[int, ...], documents: Sequence[tuple[int, ...]], tenant: str | None
+    ) -> list[int]:
+        """Return the order of documents behind ``head``, and note it."""
+        if len(documents) < 2:
+            return list(range(len(documents)))
+        own = self.by_tenant.setdefault(tenant, _Own())
+        names, behind = [hash(one) for one in documents], hash(head)
+        left: dict[int, list[int]] = {}
+        for i in reversed(range(len(names))):
+            left.setdefault(names[i], []).append(i)
+        order = [left[name].pop() for name in self._longest(own, behind, documents, names)]
+        rest = sorted(set(range(len(names))).difference(order), key=lambda i: -own.uses[names[i]])
+        order += rest
+        self._note(own, (behind, tuple(names[i] for i in order)))
+        return order
+
+    def _longest(
+        self, own: _Own, behind: int, documents: Sequence[tuple[int, ...]], names: Sequence[int]
+    ) -> Names:
+        """Return the longest prefix, in tokens, of an earlier order of which every document is in
+        the prompt. Of equal ones an order without other documents wins, then the latest."""
+        tokens, have = dict(zip(names, map(len, documents))), Counter(names)
+        best: tuple[int, bool] = 0, False
+        found: Names = ()
+        for earlier, order in own.orders:
+            if earlier != behind or order[0] not in have:
+                continue
+            left, count = have.copy(), 0
+            while count < len(order) and left[order[count]] > 0:
+                left[order[count]] -= 1
+                count += 1
+            score = sum(tokens[name] for name in order[:count]), count == len(order)
+            if score >= best:
+                best, found = score, order[:count]
+        return found
+
+    def _note(self, own: _Own, key: tuple[int, Names]) -> None:
+        if key in own.orders:
+            own.orders.move_to_end(key)
+            return
+        own.orders[key] = None
+        own.uses.update(key[1])
+        self.count += 1
+        while len(own.orders) > self.most_own or self.count > self.most:
+            largest = own
+            if len(own.orders) <= self.most_own:
+                largest = max(self.by_tenant.values(), key=lambda one: len(one.orders))
+            largest.forget_oldest()
+            self.count -= 1
+            if not largest.orders:
+                self.by_tenant = {name: one for name, one in self.by_tenant.items() if one.orders}
+
+
+def _lists(ids: Sequence[int], bounds: Bounds) -> list[list[tuple[int, int]]]:
+    """Return the lists of documents of a prompt."""
+    lists: list[list[tuple[int, int]]] = [[pair] for pair in bounds[:1]]
+    gap: Sequence[int] | None = None
+    for (_, end), pair in pairwise(bounds):
+        between = ids[end : pair[0]]
+        if len(between) <= MOST_GAP and (len(lists[-1]) == 1 or between == gap):
+            lists[-1].append(pair)
+            gap = between
+        else:
+            lists.append([pair])
+    return lists
