@@ -285,3 +285,20 @@ def test_a_shared_store_keeps_its_own_ways(tmp_path: Path) -> None:
     terminated(tree)
     assert tree.core.live.profile is None
     ours.close()
+
+
+def test_a_drain_that_fails_still_closes_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog
+) -> None:
+    tree = restarted(tmp_path)
+    tree.serve(tokens(1, 8), 1.0)
+
+    def broken(*_) -> None:
+        raise RuntimeError("a fault of ours")
+
+    monkeypatch.setattr(drain, "ranked", broken)
+    terminated(tree)
+    assert "the drain failed" in caplog.text
+    after = restarted(tmp_path)
+    assert after.store.unavailable is None
+    after.close()

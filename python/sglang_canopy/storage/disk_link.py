@@ -91,17 +91,21 @@ class DiskLink:
         )
         if live.profile is not None:
             live.profile.save(live.device_policy)
+            live.profile.release()
         if cache is None or store is None:
             return
         self.active = True
         if seconds > 0 and cache.pp_size == 1 and cache.host_memory_mode != "buffer_only":
-            done = Drain(self.tree, cache, store, seconds).run()
-            logger.info(
-                "Canopy disk tier: drained %d pages in %.1f s; %d pages are lost.",
-                done.pages,
-                done.seconds,
-                done.left,
-            )
+            try:
+                done = Drain(self.tree, cache, store, seconds).run()
+                logger.info(
+                    "Canopy disk tier: drained %d pages in %.1f s; %d pages are lost.",
+                    done.pages,
+                    done.seconds,
+                    done.left,
+                )
+            except Exception:  # the pages written so far are usable
+                logger.exception("Canopy disk tier: the drain failed")
         backend.close()
         cache.shutdown()
 

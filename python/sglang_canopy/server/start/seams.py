@@ -292,6 +292,7 @@ RELIED_ON = (
     _SRT + "managers.scheduler.Scheduler._add_request_to_queue",
     _SRT + "managers.scheduler.Scheduler.on_idle",
     _SRT + "managers.tokenizer_manager.TokenizerManager._handle_abort_req",
+    _SRT + "managers.tokenizer_manager.TokenizerManager.sigterm_watchdog",
     _SRT + "mem_cache.storage.backend_factory.StorageBackendFactory.create_backend",
     _SRT + "mem_cache.cache_init_params.CacheInitParams",
     _SRT + "mem_cache.registry.TreeCacheBuildContext",
