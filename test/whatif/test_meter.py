@@ -220,8 +220,8 @@ def test_the_floor_tolerates_two_standard_errors_of_the_sample(monkeypatch):
     doubts = []
     monkeypatch.setattr(Floor, "compare", lambda _floor, *given: doubts.append(given[3]))
     setup = MeterSetup((LRU, "threshold-lru"), one_in=4, configs=LONG)
-    meter, stated = Meter(setup, Memory(60 * BLOCK), "threshold-lru"), []
-    for _, request in turns(3, conversations=80):
+    meter, stated = Meter(setup, Memory(4 * MIN_BLOCKS * BLOCK), "threshold-lru"), []
+    for _, request in turns(3, conversations=200):
         before = len(doubts)
         meter.ended(request, 0)
         if len(doubts) > before:
@@ -358,6 +358,29 @@ def test_where_nothing_was_evicted_there_is_nothing_to_win():
     assert meter.undecided == "the cache has not filled: nothing to win"
 
 
+def test_a_sample_that_leaves_too_few_blocks_decides_nothing(monkeypatch):
+    """A policy fell below the floor in shadow caches of a few blocks."""
+    setup = MeterSetup((LRU,), (1.0,), one_in=8, configs=LONG)
+    meter = Meter(setup, Memory(8 * (MIN_BLOCKS - 1) * BLOCK), "threshold-lru")
+    compared = []
+    monkeypatch.setattr(Floor, "compare", lambda *given: compared.append(given))
+    for request in hot_and_new(400, hot=40, new=60):
+        meter.ended(request, 0)
+    assert meter.caches.seen > 300
+    assert not compared
+    assert meter.undecided.startswith("too small a sample")
+    assert meter.stats()["too_small"] == ["threshold-lru now", "canopy-lru now"]
+
+
+def test_an_arm_with_too_few_blocks_is_not_reported():
+    meter = Meter(MeterSetup((LRU,), (1.0, 1 / 64), one_in=2), Memory(1_000 * BLOCK), LRU)
+    for request in hot_and_new(1_000):
+        meter.ended(request, 0)
+    assert [row["capacity"] for row in meter.rows()] == [NOW]
+    assert meter.stats()["too_small"] == ["canopy-lru device x0.015625"]
+    assert meter.undecided is None
+
+
 def test_an_estimate_of_few_requests_has_a_wide_interval():
     errors = []
     for requests in (300, 3000):
@@ -466,6 +489,7 @@ def stats(hit, sampled, wa):
             {**arm, "policy": "wa", "hit_ratio": wa, "saved_share": wa / 2, "running": False},
         ],
         "one_block_in": 4,
+        "too_small": [],
         "sampled_requests": sampled,
         "requests": {
             "counted": sampled,

@@ -209,3 +209,26 @@ def test_the_smallest_cache_decides_when_a_sample_is_too_small():
     for step in range(10_000):
         served(caches, (step * 0.01, tuple(range(20 * step, 20 * step + 20)), step))
     assert caches.paused
+
+
+def test_a_request_thins_out_one_cache_at_most(monkeypatch):
+    """All caches in one call took 163 ms."""
+    caches, thinned, whole = SampledCaches(most_work_per_s=20.0), [], ShadowCache.thin_out
+    for size in (10_000, 20_000):
+        for name in ("lru", "wa"):
+            arm = Arm(lambda name=name: make_policy(name), size * BLOCK)
+            caches.add((name, size), arm)
+    monkeypatch.setattr(
+        ShadowCache, "thin_out", lambda *given: (thinned.append(given), whole(*given))
+    )
+    for step in range(2_000):
+        before = len(thinned)
+        picked = served(caches, (step * 0.05, tuple(range(20 * step, 20 * step + 20)), step))
+        assert len(thinned) - before <= 1
+        if len(thinned) > before:
+            assert picked is None
+        assert {cache.tree.block_tokens for cache in caches._caches.values()} == {
+            BLOCK * caches.one_in
+        } or caches.skips
+    assert caches.one_in > 1
+    assert len(thinned) >= 4

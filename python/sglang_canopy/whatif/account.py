@@ -18,9 +18,9 @@ from collections import defaultdict
 from collections.abc import Hashable, Sequence
 
 from sglang_canopy.reuse.depth_price import UNKNOWN, price_of_sums
-from sglang_canopy.whatif.sampled_caches import Sample, block_number
+from sglang_canopy.whatif.sampled_caches import MULTIPLIER, Sample
 
-GROUPS = 32  # selected by the upper five bits of ``block_number``
+GROUPS = 32  # the upper five bits of ``block_number``, inlined for prompts of many blocks
 _MISSED = object()
 DESIGN_EFFECT = 2.5
 """Inflation of the groups' variance: sampled blocks evict each other, so one surplus block takes
@@ -171,8 +171,8 @@ class Account:
 
     def _add_to_groups(self, name: Hashable, blocks: Sequence[int], tokens: float) -> None:
         groups = self._groups[name]
-        for block in blocks:
-            groups[block_number(block) >> 27] += tokens  # bits not used for sampling
+        for group in [block * MULTIPLIER >> 59 & 31 for block in blocks]:  # bits not sampled by
+            groups[group] += tokens
 
     def _current_weight(self, now: float) -> float:
         """Return the weight of new tokens, which grows with time so that old sums need no decay."""

@@ -23,6 +23,7 @@ from sglang_canopy.whatif.floor import Floor
 from sglang_canopy.whatif.origins import Origins
 from sglang_canopy.whatif.sampled_caches import (
     LEARN_FROM_ALL_PER_S,
+    MIN_BLOCKS,
     Arm,
     Sample,
     SampledCaches,
@@ -159,6 +160,11 @@ class Meter:
         if self.caches.paused:
             rate = self.caches.requests_per_s
             return f"too many requests to sample within 1 % of a core: {rate:.0f} per second"
+        if any(name.capacity == NOW for name in self._too_small()):
+            return (
+                f"too small a sample: one block in {self.caches.one_in} leaves a shadow cache fewer "
+                f"than {MIN_BLOCKS}"
+            )
         if self._sampled_requests < LEAST_REQUESTS:
             return self._too_few()
         if not any(self.caches.has_evicted(q) for q in self._arms if q.capacity == NOW):
@@ -210,7 +216,7 @@ class Meter:
     def _why_uncounted(self, request: Request) -> str:
         if not request.path:
             return TOO_SHORT
-        return PAUSED if self.caches.paused else UNSAMPLED
+        return PAUSED if self.caches.skips else UNSAMPLED
 
     def _update_floor(self, sample: Sample) -> None:
         """Update the floor and the shadow hits with one sampled request."""
@@ -222,12 +228,16 @@ class Meter:
                 policy = name.policy
                 shadow[policy] = shadow.get(policy, 0) + tokens
                 squares[policy] = squares.get(policy, 0) + tokens * tokens
-        if _LRU_NOW in saved and wanted in saved:
+        if _LRU_NOW in saved and wanted in saved and not self.caches.is_too_small(wanted):
             other = wanted if self._floor.behind else _LRU_NOW
             scale, doubt = self._depth_scale, 0.0
             if self.caches.one_in > 1:
                 doubt = 2.0 * self._account.sampling_error(other, scale)
             self._floor.compare(saved[wanted], saved[_LRU_NOW], sample.prompt_tokens, doubt, scale)
+
+    def _too_small(self) -> list[Question]:
+        """Return the arms with too few sampled blocks: they decide nothing."""
+        return [name for name in self._arms if self.caches.is_too_small(name)]
 
     def _sum(self, what: str, tokens: int) -> None:
         self.sums[f"{what}_tokens"] += tokens
@@ -239,7 +249,7 @@ class Meter:
         ``saved_share``: the same share of the prompts' prefill seconds; of their tokens while the
         depth scale is unknown.
         """
-        account, scale = self._account, self._depth_scale
+        account, scale, too_small = self._account, self._depth_scale, self._too_small()
         return [
             {
                 "policy": name.policy,
@@ -256,6 +266,7 @@ class Meter:
                 "running": name == (self.running, NOW),
             }
             for name in self._arms
+            if name.capacity == NOW or name not in too_small
         ]
 
     def stats(self) -> dict[str, Any]:
@@ -269,6 +280,7 @@ class Meter:
             else round(self._depth_scale),
             "arms": self.rows(),
             "one_block_in": self.caches.one_in,
+            "too_small": [" ".join(name) for name in self._too_small()],
             "sampled_requests": self.caches.seen,
             "requests": {
                 "counted": self.caches.seen,

@@ -38,8 +38,8 @@ LEAST_WORK_PER_S = 12.0
 """Work per second that shadow caches may always do, regardless of the request rate."""
 
 MOST_BLOCKS = 32_768
-"""Blocks that one shadow cache may hold before the sample is halved. Halving reads all blocks in
-one call."""
+"""Blocks that one shadow cache may hold before the sample is halved. Halving reads all of them in one
+call."""
 
 MIN_BLOCKS = 64
 """Capacity of the smallest shadow cache, in sampled blocks. A cache of a few blocks hits what
@@ -48,7 +48,7 @@ chance lets it hit, so sampling pauses instead of thinning further."""
 _WINDOW_S = 60.0
 _MIN_WINDOW_S = 10.0
 _MASK = (1 << 64) - 1
-_MULTIPLIER = 0x9E3779B97F4A7C15
+MULTIPLIER = 0x9E3779B97F4A7C15
 """2^64 over the golden ratio, odd: Fibonacci hashing (Knuth, vol. 3, section 6.4)."""
 
 
@@ -82,7 +82,7 @@ class Sample(NamedTuple):
 
 def block_number(block: int) -> int:
     """Hash a block id to 32 bits, scattering neighbouring ids."""
-    return (block * _MULTIPLIER & _MASK) >> 32
+    return (block * MULTIPLIER & _MASK) >> 32
 
 
 def covered_tokens(request: Request) -> int:
@@ -107,6 +107,8 @@ class SampledCaches:
         """Request rate of the previous minute."""
         self._arms: dict[Hashable, Arm] = {}
         self._caches: dict[Hashable, ShadowCache] = {}
+        self._unthinned: list[Hashable] = []
+        """Caches that still hold the larger sample. One is thinned out per request."""
         self._largest = 0
         """Capacity, in tokens, of the largest modelled cache."""
         self._adaptive = one_in is None
@@ -139,6 +141,9 @@ class SampledCaches:
         if not self._arms or not request.path:
             return None
         self._limit_work(request)
+        if self._unthinned:
+            self._thin_out_one()
+            return None
         if self.paused:
             return None
         n, path, tokens = self.one_in, request.path, request.block_tokens
@@ -166,6 +171,16 @@ class SampledCaches:
         self._cache_accesses += len(self._arms)
         return Sample(picked.blocks, represented_tokens, hits, saved)
 
+    @property
+    def skips(self) -> bool:
+        """True while no request is sampled: paused, or a cache still holds a larger sample."""
+        return self.paused or bool(self._unthinned)
+
+    def is_too_small(self, name: Hashable) -> bool:
+        """Return whether the sample leaves a cache fewer than ``MIN_BLOCKS``."""
+        cache = self._caches.get(name)
+        return cache is not None and self.one_in > 1 and cache.capacity_blocks < MIN_BLOCKS
+
     def has_evicted(self, name: Hashable) -> bool:
         """Return whether a cache has been full; until then all policies hit the same."""
         cache = self._caches.get(name)
@@ -178,8 +193,8 @@ class SampledCaches:
         n = self.one_in  # block_number inlined: this runs for every block of every request
         if n & (n - 1) == 0:
             bits = n - 1 << 32
-            return [b for b in path if not b * _MULTIPLIER & bits]
-        return [b for b in path if ((b * _MULTIPLIER & _MASK) >> 32) % n == 0]
+            return [b for b in path if not b * MULTIPLIER & bits]
+        return [b for b in path if ((b * MULTIPLIER & _MASK) >> 32) % n == 0]
 
     def _cache(self, name: Hashable, request: Request) -> ShadowCache:
         cache = self._caches.get(name)
@@ -225,10 +240,15 @@ class SampledCaches:
         if required and one_in > self._max_interval(block_tokens):
             self.paused = True
             self._caches.clear()
+            self._unthinned.clear()
             return
         self.one_in = one_in
-        for name, cache in self._caches.items():
-            cache.thin_out(self._arms[name].make(), one_in, self.samples)
+        self._unthinned = list(self._caches)
+
+    def _thin_out_one(self) -> None:
+        name = self._unthinned.pop()
+        if cache := self._caches.get(name):
+            cache.thin_out(self._arms[name].make(), self.one_in, self.samples)
 
     def _resume(self, required: int, block_tokens: int) -> None:
         """Sample again, with empty caches, if a sample half as large as allowed would do."""

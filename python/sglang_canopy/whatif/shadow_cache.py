@@ -36,6 +36,11 @@ class ShadowCache:
     def has_evicted(self) -> bool:
         return self._evicted_before or self.tree.evictions > 0
 
+    @property
+    def capacity_blocks(self) -> int:
+        """Capacity in sampled blocks."""
+        return self.tree.capacity_blocks
+
     def access(self, request: Request) -> int:
         """Serve a finished request with a sampled path; return the leading blocks that hit."""
         tree = self.tree

@@ -40,6 +40,7 @@ def added_up(meters: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
         "depth_scale_tokens": _depth_scale(meters),
         "arms": arms,
         "one_block_in": max(m["one_block_in"] for m in meters),
+        "too_small": sorted({name for m in meters for name in m["too_small"]}),
         "sampled_requests": whole,
         "requests": {
             **{
