@@ -45,6 +45,24 @@ def test_what_the_hooked_function_does_is_not_the_hooks(clock):
     assert thread_time.report()["seams"]["Scheduler.step"]["seconds"] == 1.0
 
 
+def test_a_forward_that_a_hook_starts_is_computation(clock):
+    def hook(failing):
+        clock[0] += 1.0
+        with thread_time.computation("documents"):
+            clock[0] += 20.0
+            if failing:
+                raise KeyError("no")
+
+    counted = thread_time.timed("Scheduler.idle", hook, around=False)
+    counted(False)
+    with pytest.raises(KeyError):
+        counted(True)
+    counted(False)
+    said = thread_time.report()["seams"]
+    assert said["Scheduler.idle"]["seconds"] == 3.0
+    assert said["computed.documents"] == {"calls": 3, "seconds": 60.0, "longest_s": 20.0}
+
+
 def test_a_hook_that_fails_is_charged_and_fails(clock):
     def hook():
         clock[0] += 3.0

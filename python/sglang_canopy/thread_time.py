@@ -2,15 +2,17 @@
 
 Reading the thread clock is a system call, so only one call in ``EVERY`` is timed and the total is
 extrapolated; ``CANOPY_TIME_EVERY=1`` times every call. SGLang functions called from a hook do not
-count. Rows under ``TREE`` are whole calls of Canopy's tree, including the work of SGLang's tree.
+count. Rows under ``TREE`` are whole calls of Canopy's tree, including the work of SGLang's tree. A
+model's forward inside a hook has a row of its own under ``COMPUTED``, and is not the hook's time.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 M = TypeVar("M", bound=Callable[..., Any])
@@ -19,6 +21,8 @@ VARIABLE = "CANOPY_TIME_EVERY"
 EVERY = 17
 TREE = "radix."
 """Prefix of the rows of our tree's methods."""
+COMPUTED = "computed."
+"""Prefix of the rows of computation that a hook starts."""
 
 
 class SeamClock:
@@ -56,6 +60,8 @@ def _from_environment() -> int:
 _clocks: dict[str, SeamClock] = {}
 _every = _from_environment()
 """Sampling interval; the first call of each hook is always timed."""
+_computed_s = 0.0
+"""CPU time of all computation, subtracted from the hooks around it."""
 
 
 def report() -> dict[str, Any]:
@@ -65,6 +71,21 @@ def report() -> dict[str, Any]:
         "thread_s": max((clock.thread_s for clock in clocks.values()), default=0.0),
         "seams": {name: clock.row() for name, clock in clocks.items() if clock.calls},
     }
+
+
+@contextlib.contextmanager
+def computation(name: str) -> Iterator[None]:
+    """Count the block, forwards of a model, under ``name`` and not under the hook around it."""
+    global _computed_s
+    clock = _clocks.setdefault(COMPUTED + name, SeamClock())
+    clock.calls += 1
+    begin = time.thread_time()
+    try:
+        yield
+    finally:
+        end = time.thread_time()
+        clock.add(end - begin, end)
+        _computed_s += end - begin
 
 
 @functools.cache
@@ -80,12 +101,12 @@ def timed(name: str, hook: Callable[..., Any], around: bool) -> Callable[..., An
         clock.calls += 1
         if (clock.calls - 1) % _every:
             return hook(*args, **kwargs)
-        begin = time.thread_time()
+        computed_s, begin = _computed_s, time.thread_time()
         try:
             return hook(*args, **kwargs)
         finally:
             end = time.thread_time()
-            clock.add(end - begin, end)
+            clock.add(end - begin - (_computed_s - computed_s), end)
 
     @functools.wraps(hook)
     def with_original(original: Any, *args: Any, **kwargs: Any) -> Any:

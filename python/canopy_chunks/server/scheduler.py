@@ -27,6 +27,7 @@ from canopy_chunks.server.model_view import check_layout, first_ranks, served_sh
 from canopy_chunks.server.options import DEFAULT_RATIO, Options
 from canopy_chunks.server.request import PLANNING_FAILED, ChunkRequest, chunk_request_of
 from sglang_canopy.errors import CanopyError
+from sglang_canopy.thread_time import computation
 
 logger = logging.getLogger(__name__)
 
@@ -166,7 +167,8 @@ def work_when_idle(engine: ChunkEngine, scheduler: Any) -> None:
         engine.has_run = False
         if first_ranks(something_comes(wait_ms)):
             return
-        engine.work_when_idle()
+        with computation("documents when idle"):
+            engine.work_when_idle()
 
 
 def flushed(engine: ChunkEngine, success: Any) -> None:

@@ -81,7 +81,8 @@ CACHE = (
         "scheduler.seams.{seam}.seconds",
         "CPU time of the scheduler's thread in Canopy's hooks, by hooked function of SGLang, without "
         "that function's own time; one call in 17 is timed. `radix.NAME`: whole calls of the tree, for "
-        "which SGLang's own tree would take time too",
+        "which SGLang's own tree would take time too. `computed.NAME`: forwards for documents in idle "
+        "time, no part of the hooks' rows",
     ),
     reported(
         "scheduler_longest_seconds",

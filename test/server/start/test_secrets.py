@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from sglang_canopy.server.start import secrets
 from sglang_canopy.server.start.secrets import REDACTED, redacted, redacted_arguments
 
 SECRET = "s3cr3t-9f3a"
@@ -65,6 +66,19 @@ def test_arguments_without_secrets_are_shown_as_they_are() -> None:
 def test_nested_values_are_redacted_by_name(value: object) -> None:
     assert SECRET not in repr(redacted(value))
     assert redacted({"api_key": None}) == {"api_key": None}, "that there is no key stays visible"
+
+
+def test_a_second_reading_searches_nothing_again(monkeypatch) -> None:
+    """``/server_info`` reads 500 arguments on the scheduler's thread."""
+    shown = {
+        "seen_api_key": SECRET,
+        "seen_extra": json.dumps({"secret": SECRET}),
+        "seen_model": "m",
+    }
+    first = redacted(shown)
+    monkeypatch.setattr(secrets, "_NAME", None)
+    monkeypatch.setattr(secrets, "_IN_TEXT", None)
+    assert redacted(shown) == first
 
 
 def test_sglang_shows_no_key_and_still_has_it(tmp_path) -> None:

@@ -7,6 +7,7 @@ administrator's.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +33,7 @@ def redacted(value: Any, name: str = "") -> Any:
     """Return ``value`` with secrets redacted, by field name and by key in JSON texts."""
     if value is None or isinstance(value, bool | int | float):
         return value
-    if _NAME.search(name):
+    if _is_secret(name):
         return REDACTED
     if isinstance(value, str):
         return _redacted_text(value) if ":" in value else value
@@ -43,6 +44,13 @@ def redacted(value: Any, name: str = "") -> Any:
     return value
 
 
+@functools.lru_cache(4096)
+def _is_secret(name: str) -> bool:
+    """Cached: each reading of ``/server_info`` shows some 500 names on the scheduler's thread."""
+    return _NAME.search(name) is not None
+
+
+@functools.lru_cache(256)
 def _redacted_text(text: str) -> str:
     if text.lstrip().startswith("{"):
         try:
@@ -57,7 +65,7 @@ def _redacted_text(text: str) -> str:
 
 def _without_text(found: re.Match[str]) -> str:
     quote, key, colon, opening, _ = found.groups()
-    if not _NAME.search(key):
+    if not _is_secret(key):
         return found[0]
     return f"{quote}{key}{quote}{colon}{opening}{REDACTED}{opening}"
 
