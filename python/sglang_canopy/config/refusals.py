@@ -142,7 +142,7 @@ REFUSALS = (
         "grpc_port",
         refused=other_than(),
         variable="SGLANG_GRPC_PORT",
-        gate="--grpc-port {}: gRPC clients get no time to retry",
+        gate="--grpc-port {} is not verified",
     ),
     Refusal(
         "tokenizer_worker_num",
