@@ -195,27 +195,6 @@ def victims() -> str:
 _CALLS = ("evict", "evict_many", "insert", "match")
 
 
-def paired() -> str:
-    """Costs of single calls against an older commit, measured in turns."""
-    names = {
-        "arrival": "an arrival",
-        "evict": "a victim",
-        "evict_many": "`evict_many`",
-        "insert": "an insertion",
-        "match": "a match",
-    }
-    lines = [
-        [
-            f"`{r['policy']}`: {names[r['cost']]}",
-            f"{r['new_us']:.1f}",
-            f"{r['ratio']:.3f}",
-            f"{r['low']:.3f} to {r['high']:.3f}",
-        ]
-        for r in rows("paired_cost")
-    ]
-    return table(["", "us", "ratio", "95 %"], lines, numbers=True)
-
-
 def long_prompts() -> str:
     """Match and insert against SGLang's Rust core."""
     known = {(r["page"], r["tokens"], r["arm"]): r for r in rows("long_prompts")}
@@ -334,7 +313,6 @@ PARTS = {
     "state-shares": state_shares,
     "victims": victims,
     "long-prompts": long_prompts,
-    "paired": paired,
     "short": short,
     "claims": claims,
     "classics": classics,
