@@ -25,6 +25,7 @@ from typing import Any, TextIO
 
 import torch
 from comparators import make_selector, questions
+from comparators.qcfuse import REPEAT, QCFuse
 from comparators.quality import FORCED
 from comparators.weights import load
 
@@ -248,7 +249,9 @@ def main() -> None:
 
     torch.set_num_threads(1)
     model, ways = load(args.model), args.way.split(",")
-    sets = Sets(AutoTokenizer.from_pretrained(args.model), args.data)
+    tokenizer = AutoTokenizer.from_pretrained(args.model)
+    sets = Sets(tokenizer, args.data)
+    QCFuse.repeat = tuple(tokenizer(REPEAT, add_special_tokens=False)["input_ids"])
     done = set()
     if args.out.exists():
         lines = map(json.loads, args.out.read_text().splitlines())

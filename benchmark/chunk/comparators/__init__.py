@@ -9,12 +9,23 @@ from comparators.deviation import Deviation, Oracle
 from comparators.offline import Epic, FirstTokens, HighFrequency, Random, ValueNorm
 from comparators.per_layer import FrequencyNested, FrequencyPerLayer
 from comparators.prophetkv import ProphetKV
+from comparators.qcfuse import QCFuse
 from sglang_canopy.errors import CanopyError
 
 CLASSES: tuple[type[Selector], ...] = (
     *SERVED.values(),
     *(FrequencyPerLayer, FrequencyNested, HighFrequency, Random, ValueNorm, FirstTokens, Epic),
-    *(Deviation, ProphetKV, Query, HeadQuery, HeadQuestion, LastToken, HeadLastToken, Oracle),
+    *(
+        Deviation,
+        ProphetKV,
+        QCFuse,
+        Query,
+        HeadQuery,
+        HeadQuestion,
+        LastToken,
+        HeadLastToken,
+        Oracle,
+    ),
 )
 SELECTORS = {one.name: one for one in CLASSES}
 
