@@ -361,6 +361,33 @@ def arm_cells(at: Any, arm: str, keys: tuple[str, ...]) -> list[str]:
     return [*cells, f"{100 * found['hits']:.0f} %"]
 
 
+REFUSALS = {
+    "judge": "synthetic",
+    "other": "conversation, other window and profile",
+    "tune": "conversation, which it was tuned on",
+}
+REFUSAL_ARMS = ("early refusal", "at random", "none", "max 8", "SGLang, max 32", "SGLang, none")
+
+
+def refusal() -> str:
+    """Goodput with early refusal, its placebo and SGLang's limit; calibration in the last column."""
+    found, lines = load("benchmark/latency/results/refusal.json"), []
+    for name, label in REFUSALS.items():
+        for at in ("95%", "110%", "130%"):
+            rows = [found[name].get(f"5 s, {at}: {arm}") for arm in REFUSAL_ARMS]
+            if None in rows:
+                continue
+            first = rows[0]
+            goodput = [f"{100 * row['goodput']:.0f}" for row in rows]
+            goodput[0] = f"**{goodput[0]}**"
+            rest = [f"{100 * first[key]:.0f}" for key in ("refused", "late", "covered")]
+            lines.append([f"{label}, {at.rstrip('%')} %", *goodput, *rest])
+    heads = ["early refusal", "at random", "none", "at most 8", "SGLang, at most 32", "SGLang"]
+    return table(
+        ["goodput, %", *heads, "refused, %", "late, %", "within the bound, %"], lines, numbers=True
+    )
+
+
 PARTS = {
     "cliff-short": cliff_short,
     "readme-cliff": readme_cliff,
@@ -369,6 +396,7 @@ PARTS = {
     "served-orders-short": served_orders_short,
     "copies": copies,
     "copies-short": copies_short,
+    "refusal": refusal,
     "served-chat": served_chat,
     "served-tail": served_tail,
     "served-tail-hits": served_tail_hits,

@@ -27,7 +27,7 @@ def action(kind: str, **payload: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("released", [pytest.param(False, marks=pytest.mark.long), True])
 def test_what_is_released_leaves_first_and_the_answer_tells_it(server, smollm2, released) -> None:
-    flags = ("--radix-eviction", "wa")
+    flags = ("--radix-eviction", "wa", "--enable-metrics")
     with server(smollm2, *flags, kv_tokens=POOL) as client:
         first, second, third = (token_ids(PROMPT, seed) for seed in (1, 2, 3))
         ask(client, first)
@@ -36,14 +36,21 @@ def test_what_is_released_leaves_first_and_the_answer_tells_it(server, smollm2, 
         ask(client, third)
         found = ask(client, first)["cached_tokens"]
         status = json.loads(client.get("/canopy/status"))["kv_hints"]
+        metrics = client.get("/metrics")
     if not released:
         assert outcomes is None
         assert found < PROMPT - 100
         assert status == {}
+        assert "kv_hints" not in metrics
         return
     assert [one["outcome"] for one in outcomes] == ["accepted", "ignored"]
     assert found >= PROMPT - 1
     assert status == {"other": {"ignored": 1}, "release": {"accepted": 1}}
+    counted = {line for line in metrics.splitlines() if line.startswith("canopy:kv_hints_total")}
+    assert counted == {
+        'canopy:kv_hints_total{action="other",dp_rank="0",outcome="ignored"} 1.0',
+        'canopy:kv_hints_total{action="release",dp_rank="0",outcome="accepted"} 1.0',
+    }
 
 
 @pytest.mark.long

@@ -163,11 +163,12 @@ class BoundedShortest:
             waiting.cost, waiting.urgency, waiting.turn, mine, self.left(waiting)
         )
 
-    def work_before_new(self, cost: float) -> WorkBefore:
-        """Return the work ahead of a hypothetical request of this cost and no tenant."""
-        line = self._lines.get(0, {}).get(PUBLIC)
+    def work_before_new(self, cost: float, tenant: Party = PUBLIC, urgency: int = 0) -> WorkBefore:
+        """Return the work ahead of a request that is not in the queue yet."""
+        turn = self.shares.turn_of(tenant)
+        line = self._lines.get(urgency, {}).get(turn)
         mine = 0.0 if line is None else line.before_new(cost)
-        return self._work_before(cost, 0, PUBLIC, mine, self._budget(line, cost))
+        return self._work_before(cost, urgency, turn, mine, self._budget(line, cost))
 
     def _work_before(
         self, cost: float, urgency: int, turn: Turn, mine: float, budget: float

@@ -37,13 +37,36 @@ class WorkBefore:
     """Younger work that may still be admitted earlier."""
 
 
-class PredictedTtft:
-    """TTFT model of one queue. Times are seconds on the caller's clock."""
+class ShorterLoad:
+    """Estimate of the load of shorter requests. Times are seconds on the caller's clock."""
 
     def __init__(self) -> None:
         self._arrived_s = [0.0] * _BUCKETS
         """Arrived work per cost bucket, decayed."""
         self._decayed_at = 0.0
+
+    def arrived(self, cost_s: float, now: float) -> None:
+        """Count an arrival towards the load."""
+        if now > self._decayed_at:
+            decay = math.exp((self._decayed_at - now) / FADE_S)
+            self._arrived_s = [decay * work for work in self._arrived_s]
+            self._decayed_at = now
+        self._arrived_s[_bucket(cost_s)] += cost_s
+
+    def prefill_s(self, work: WorkBefore, slope: float = 1.0) -> float:
+        """Return the prefill up to the end of a request's own. ``slope``: seconds per second of
+        cost."""
+        shorter_s = sum(self._arrived_s[: _bucket(work.cost_s)]) * slope
+        load = min(shorter_s / FADE_S, MOST_LOAD)
+        passed = min(work.before_s * load / (1.0 - load), work.budget_s)
+        return work.before_s + passed + work.cost_s
+
+
+class PredictedTtft:
+    """TTFT model of one queue. Times are seconds on the caller's clock."""
+
+    def __init__(self) -> None:
+        self._load = ShorterLoad()
         self._observed: deque[tuple[float, float]] = deque(maxlen=LEARNT_FROM)
         """Pairs of (predicted prefill seconds, observed TTFT)."""
         self._fit = (0.0, 1.0)
@@ -55,11 +78,7 @@ class PredictedTtft:
 
     def arrived(self, cost_s: float, now: float) -> None:
         """Count an arrival towards the load."""
-        if now > self._decayed_at:
-            decay = math.exp((self._decayed_at - now) / FADE_S)
-            self._arrived_s = [decay * work for work in self._arrived_s]
-            self._decayed_at = now
-        self._arrived_s[_bucket(cost_s)] += cost_s
+        self._load.arrived(cost_s, now)
 
     def seconds(self, work: WorkBefore) -> float:
         """Return the predicted TTFT, in seconds."""
@@ -77,10 +96,7 @@ class PredictedTtft:
             self._fit = _fit_line(*zip(*self._observed, strict=True))
 
     def _prefill_s(self, work: WorkBefore) -> float:
-        shorter_s = sum(self._arrived_s[: _bucket(work.cost_s)]) * self._fit[1]
-        load = min(shorter_s / FADE_S, MOST_LOAD)
-        passed = min(work.before_s * load / (1.0 - load), work.budget_s)
-        return work.before_s + passed + work.cost_s
+        return self._load.prefill_s(work, self._fit[1])
 
 
 def _fit_line(prefill: Sequence[float], came: Sequence[float]) -> tuple[float, float]:

@@ -36,4 +36,19 @@ METRICS = (
         "queue.predicted_ttft.error_s",
         "sum of absolute differences of the two",
     ),
+    reported(
+        "ttft_slo_exceeded_total",
+        "queue.ttft_slo.exceeded",
+        "requests whose predicted TTFT exceeded `--canopy-ttft-slo-s`, refused or not",
+    ),
+    reported(
+        "ttft_slo_bounds_total",
+        "queue.ttft_slo.bounds",
+        "admitted requests that had a bound of their TTFT, and a first token",
+    ),
+    reported(
+        "ttft_slo_kept_total",
+        "queue.ttft_slo.kept",
+        "these whose TTFT was within its bound; over `ttft_slo_bounds_total` it should be 0.9",
+    ),
 )

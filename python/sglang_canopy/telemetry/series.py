@@ -25,7 +25,8 @@ CACHE = (
         "refused_requests.{reason}",
         "requests that ended without admission, not in any other count: `invalid` (too long, or an "
         "unsupported field), `queue` (SGLang's queue was full, or the wait too long), "
-        "`given_up` (the client disconnected)",
+        "`given_up` (the client disconnected), `ttft_slo` (its predicted TTFT exceeded "
+        "`--canopy-ttft-slo-s`)",
     ),
     Metric("prompt_tokens_total", "counter", ("category",), "prompt tokens of these requests"),
     Metric(
@@ -191,3 +192,14 @@ CACHE = (
     ),
 )
 """Series of a cache."""
+
+KV_HINTS = (
+    Metric(
+        "kv_hints_total",
+        "counter",
+        ("action", "outcome"),
+        "actions of `kv_hints`, by type (`retain`, `release`, `demote`, `return`, `other`) and outcome "
+        "(`accepted`, `clipped`, `ignored`, `refused`)",
+    ),
+)
+"""Series of an HTTP process."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sglang_canopy.config.server_options import RequestOptions, options_of
@@ -27,7 +27,10 @@ from sglang_canopy.request.sent import (
     path_of,
 )
 from sglang_canopy.reuse.ttft import TtftFit
+from sglang_canopy.server.http import early_refusal
 from sglang_canopy.server.http.session_gate import start_ticker
+from sglang_canopy.telemetry.metrics import Metrics
+from sglang_canopy.telemetry.series import KV_HINTS
 from sglang_canopy.telemetry.ttft_hour import TtftHour
 from sglang_canopy.tenant import tenant_of
 from sglang_canopy.wire.stamp import (
@@ -45,19 +48,37 @@ logger = logging.getLogger(__name__)
 class Entry:
     """Request options of one HTTP process, and measurements of its requests.
 
-    ``hint_rule``: whose hints count; without it no credential is known.
+    ``hint_rule``: whose hints count; without it no credential is known. ``metric_labels``: the
+    operator's labels of every series, ``None`` without metrics.
     """
 
-    def __init__(self, options: RequestOptions, hint_rule: ClientHints | None = None) -> None:
+    def __init__(
+        self,
+        options: RequestOptions,
+        hint_rule: ClientHints | None = None,
+        metric_labels: Mapping[str, str] | None = None,
+    ) -> None:
         self.hint_rule = hint_rule or ClientHints(options.client_hints)
         self.identities = Identities(options.identity_sources)
         self.require_tenant = RequireTenant(options.require_tenant)
         self.carriers = options.carriers
         self.kv_hints = kv_hints.Outcomes()
+        self._metric_labels = metric_labels
+        self._metrics: Metrics | None = None
         self.ttft_fit = TtftFit()
         """Fit TTFT ~ alpha * uncached tokens + beta over this process's requests."""
         self.ttft_hour = TtftHour(time.time)
         """Clients' waits for the first token in the last hour."""
+
+    def count_kv_hints(self, outcomes: Iterable[Sequence[kv_hints.Outcome]]) -> None:
+        """Count the outcomes of a request's envelopes, in metrics too if there are any."""
+        for one in outcomes:
+            self.kv_hints.add(one)
+        if self._metric_labels is None:
+            return
+        if self._metrics is None:  # SGLang has set the folder of the series by now
+            self._metrics = Metrics(0, self._metric_labels, metrics=KV_HINTS)
+        self._metrics.update_kv_hints(self.kv_hints.stats())
 
 
 current = Entry(RequestOptions())
@@ -73,7 +94,10 @@ def set_up(server_args: Any) -> Entry:
     """
     global current
     options = options_of(server_args).requests
-    current = Entry(options, rule_of(options.client_hints, server_args.admin_api_key))
+    labels = None
+    if getattr(server_args, "enable_metrics", False):
+        labels = server_args.extra_metric_labels or {}
+    current = Entry(options, rule_of(options.client_hints, server_args.admin_api_key), labels)
     return current
 
 
@@ -110,6 +134,8 @@ def generation_begins(
     if options_of(self.server_args).gate is not None:
         start_ticker(self)
     answers = original(self, obj, request, *args, **kwargs)
+    if options_of(self.server_args).queue.ttft_slo.seconds:
+        answers = early_refusal.watched(answers)
     return _with_outcomes(answers, obj) if hasattr(obj, "canopy_kv_hints") else answers
 
 
@@ -134,8 +160,7 @@ def _kv_fields(obj: Any, headers: Mapping[str, str] | None) -> list[dict[str, An
     trusted = current.hint_rule.accepts(headers)
     read = [kv_hints.read(one, trusted) for one in (given if isinstance(given, list) else [given])]
     obj.canopy_kv_hints = [outcomes for _, outcomes in read]
-    for _, outcomes in read:
-        current.kv_hints.add(outcomes)
+    current.count_kv_hints(obj.canopy_kv_hints)
     return [fields for fields, _ in read]
 
 

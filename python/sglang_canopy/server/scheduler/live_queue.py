@@ -21,6 +21,7 @@ from sglang_canopy.schedule.arranged import Arranged
 from sglang_canopy.schedule.bounded_shortest import BoundedShortest
 from sglang_canopy.schedule.prefill_cost import STEP_TOKENS, Prefill, PrefillCost
 from sglang_canopy.schedule.shared_prefix import Path
+from sglang_canopy.server.scheduler.early_refusal import LiveRefusal
 from sglang_canopy.server.scheduler.predictions import Predictions
 from sglang_canopy.server.scheduler.prefill_times import PrefillTimes
 from sglang_canopy.server.scheduler.running_requests import running_requests
@@ -58,6 +59,8 @@ class LiveQueue:
         self._core = cache.tree_core
         self.request_of = self._core.requests.of
         self._requests = _Requests(self)
+        slo = options.ttft_slo
+        self.refusal = LiveRefusal(slo, self.order, self._requests) if slo.seconds else None
         self._arranged = Arranged(self.order, self._requests)
         self._choosing = False
         self._excluded: list[Any] = []
@@ -91,6 +94,7 @@ class LiveQueue:
             else None,
             "step_tokens": self.cost.step_tokens if self.measures else None,
             "predicted_ttft": self.predictions.status(len(self._arranged)) if self.orders else None,
+            "ttft_slo": None if self.refusal is None else self.refusal.status(),
         }
 
     # ---- the cost of a request ----
@@ -124,20 +128,24 @@ class LiveQueue:
             if cached + new >= len(req.origin_input_ids):
                 self._computing.pop(id(req), None)
                 self.predictions.first_token(req, self.times.done_at)
+                if self.refusal is not None:
+                    self.refusal.first_token(req, self.times.done_at)
 
     def _agree(self) -> None:
-        """Adopt the first rank's fit and depth scale. Collective."""
-        if not torch.distributed.is_initialized():  # a cache without a server
-            self.cost.refit()
-        else:
-            sent = torch.zeros(4, dtype=torch.float64)
+        """Adopt the first rank's fit, depth scale and factors of the TTFT's bound. Collective."""
+        fitted = self.cost.fitted() or (0.0, 0.0, 0.0, 0.0)
+        factors = [] if self.refusal is None else self.refusal.bound.measured()
+        if torch.distributed.is_initialized():  # else a cache without a server
+            sent = torch.zeros(4 + len(factors), dtype=torch.float64)
             if is_first_rank(self._cache):
-                fitted = self.cost.fitted() or (0.0, 0.0, 0.0, 0.0)
-                sent[:] = torch.tensor(fitted, dtype=torch.float64)
-            # The other ranks send zeros, and no coefficient is below 0.
+                sent[:] = torch.tensor([*fitted, *factors], dtype=torch.float64)
+            # The other ranks send zeros, and no coefficient or factor is below 0.
             self._cache._all_reduce(sent, torch.distributed.ReduceOp.MAX)
-            base, token, pair, load = sent.tolist()
-            self.cost.adopt((base, token, pair, load))
+            base, token, pair, load, *factors = sent.tolist()
+            fitted = (base, token, pair, load)
+        self.cost.adopt(fitted)
+        if self.refusal is not None:
+            self.refusal.bound.adopt(factors)
         self._core.live.measured(self.cost.depth_scale())
         self.order.reprice()
 
@@ -150,6 +158,8 @@ class LiveQueue:
         for waiting in self._arranged.entered:
             self._computing.pop(id(waiting.about), None)  # retracted before it was computed
         self.predictions.arranged(self._arranged.entered, time.monotonic())
+        if self.refusal is not None:
+            self.refusal.entering.clear()
 
     def choose(self, scheduler: Any, running: Any, choose: Callable[[], Any]) -> Any:
         """Choose a batch without requests that wait for a prefix being computed.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from sglang_canopy.config.queue import BOUNDED_SHORTEST, FLAG, QueueFlags
@@ -10,6 +11,7 @@ from sglang_canopy.config.refusals import QUEUE, unsupported
 from sglang_canopy.declared import from_args, option_of
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.server.scheduler import observer
+from sglang_canopy.server.scheduler.early_refusal import is_first_entry
 
 if TYPE_CHECKING:
     from sglang_canopy.server.scheduler.live_queue import LiveQueue
@@ -113,6 +115,34 @@ def request_queued(scheduler: Any, req: Any) -> None:
     queue = _queue(scheduler.tree_cache)
     if queue is not None and (scheduler.waiting_queue or queue.orders):
         queue.queued(req)
+
+
+def refused_early(scheduler: Any, req: Any) -> bool:
+    """Refuse ``req``, which joins the queue, if its predicted TTFT exceeds the limit."""
+    queue = _queue(scheduler.tree_cache)
+    refusal = None if queue is None else queue.refusal
+    if queue is None or refusal is None or not is_first_entry(req):
+        return False
+    message = refusal.arrives(req, queue.request_of(req), len(scheduler.waiting_queue))
+    if message is None:
+        return False
+    reason = {
+        "type": "abort",
+        "status_code": HTTPStatus.TOO_MANY_REQUESTS,
+        "message": message,
+    }
+    from sglang.srt.managers.io_struct import AbortReq
+
+    req.time_stats.trace_ctx.abort(abort_info=reason)
+    scheduler.send_abort_output(AbortReq(rid=req.rid, finished_reason=reason), req)
+    return True
+
+
+def held(scheduler: Any, req: Any) -> None:
+    """Do not compare the TTFT of ``req``, which the session gate holds, with its prediction."""
+    queue = _queue(scheduler.tree_cache)
+    if queue is not None and queue.refusal is not None:
+        queue.refusal.forget(req)
 
 
 def batch_computed(_result: Any, scheduler: Any, batch: Any, *_: Any, **__: Any) -> None:

@@ -179,11 +179,18 @@ def take_time(scheduler: Any, times: Iterable[str]) -> bool:
     return True
 
 
-def queue_limited(is_refused: bool, scheduler: Any, req: Any) -> None:
-    """Hook after ``Scheduler._abort_on_queued_limit``: register a request that SGLang admits to its
-    queue."""
-    if not is_refused and (gate := gate_of(scheduler)) is not None:
+def queue_limited(is_refused: bool, scheduler: Any, req: Any) -> bool | None:
+    """Hook after ``Scheduler._abort_on_queued_limit``: refuse a request by its predicted TTFT, or
+    register it. Return True if it is refused here."""
+    if is_refused:
+        return None
+    if queue.refused_early(scheduler, req):
+        return True
+    if (gate := gate_of(scheduler)) is not None:
         gate.request_comes(scheduler, req)
+        if gate.gate.holds(id(req)):
+            queue.held(scheduler, req)
+    return None
 
 
 def prefill_chosen(original: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:

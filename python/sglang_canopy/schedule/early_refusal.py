@@ -1,0 +1,54 @@
+"""Refuse a request at arrival if the calibrated bound of its TTFT exceeds a limit.
+
+The server and the simulator drive the same object. It reads no clock, so ranks that make the same
+calls decide alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from sglang_canopy.schedule.predicted_ttft import WorkBefore
+from sglang_canopy.schedule.ttft_bound import TtftBound
+
+MOST_RETRY_S = 600
+
+
+@dataclass(slots=True, frozen=True)
+class Decision:
+    """Decision on one arriving request. Times in seconds."""
+
+    predicted_s: float
+    """Prefill up to the end of its own."""
+    bound_s: float
+    refused: bool
+
+
+class EarlyRefusal:
+    """Decides for one queue. ``limit_s``: the TTFT that requests may be predicted to exceed."""
+
+    def __init__(self, limit_s: float) -> None:
+        self.limit_s = limit_s
+        self.bound = TtftBound()
+        self.refused = 0
+
+    def decide(self, work: WorkBefore, entering: Iterable[float], waiting: int) -> Decision:
+        """Decide on a request. ``work``: in the queue, without the costs of ``entering`` requests,
+        which have arrived since the latest pass; ``waiting``: requests that wait, these included.
+
+        If nothing waits, the prediction itself counts: a bound that has become too large could
+        refuse every request, and would then never be measured again.
+        """
+        sooner = sum(cost for cost in entering if cost <= work.cost_s)
+        work = replace(work, before_s=work.before_s + sooner)
+        predicted = self.bound.predicted_s(work)
+        bound = self.bound.seconds(predicted)
+        refused = (bound if waiting else predicted) > self.limit_s
+        self.refused += refused
+        return Decision(predicted, bound, refused)
+
+    def retry_after_s(self, decision: Decision) -> int:
+        """Return the whole seconds after which the work ahead has shrunk to the limit, if no more
+        arrives."""
+        return min(max(1, round(decision.bound_s - self.limit_s)), MOST_RETRY_S)

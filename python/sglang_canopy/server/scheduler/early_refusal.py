@@ -1,0 +1,84 @@
+"""Early refusal in a scheduler: decide on each request that joins the queue, and compare.
+
+Decisions use the queue, the requests' stamps and factors of the first rank, so ranks decide alike.
+The comparison with observed TTFTs uses this rank's clock.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from sglang_canopy.config.queue import REFUSE, TtftSlo
+from sglang_canopy.request.early_refusal import message
+from sglang_canopy.schedule.bounded_shortest import BoundedShortest
+from sglang_canopy.schedule.early_refusal import Decision, EarlyRefusal
+
+if TYPE_CHECKING:
+    from sglang_canopy.radix.live_request import LiveRequest
+    from sglang_canopy.schedule.arranged import Requests
+
+
+def is_first_entry(req: Any) -> bool:
+    """Return whether ``req`` joins the queue for the first time and may be refused: no retracted
+    request, none that carries an error, no health check."""
+    from sglang.srt.managers.utils import is_health_check_generate_req
+
+    again = req.output_ids or req.retraction_count
+    fails = req.finished() or req.to_finish is not None
+    return not (again or fails or is_health_check_generate_req(req))
+
+
+class LiveRefusal:
+    """Decisions for one queue. Only ``status`` may be called outside the scheduler's thread."""
+
+    def __init__(self, slo: TtftSlo, order: BoundedShortest, requests: Requests[Any]) -> None:
+        self._slo = slo
+        self._order = order
+        self._requests = requests
+        self._decides = EarlyRefusal(slo.seconds)
+        self.bound = self._decides.bound
+        self.entering: dict[int, float] = {}
+        """Costs of the requests that joined after the latest pass, by ``id``."""
+        self._decided: WeakKeyDictionary[Any, tuple[float, Decision]] = WeakKeyDictionary()
+        """Arrival time and decision of each request without a first token."""
+
+    def arrives(self, req: Any, request: LiveRequest, waiting: int) -> str | None:
+        """Return the answer to a request that is refused, ``None`` for one that joins.
+
+        ``waiting``: length of the queue. Samples of one request (n > 1) share its first decision.
+        """
+        first = request.first
+        if first is not None:
+            return message(self._slo.seconds, None) if first.refused else None
+        about = self._requests
+        cost = self._order.cost.seconds(about.prefill(req, False))
+        work = self._order.work_before_new(cost, about.tenant(req), about.urgency(req))
+        decision = self._decides.decide(work, self.entering.values(), waiting)
+        if decision.refused and self._slo.over == REFUSE:
+            return message(self._slo.seconds, self._decides.retry_after_s(decision))
+        self.bound.load.arrived(cost, request.time)
+        self.entering[id(req)] = cost
+        self._decided[req] = time.monotonic(), decision
+        return None
+
+    def forget(self, req: Any) -> None:
+        self._decided.pop(req, None)
+
+    def first_token(self, req: Any, now: float) -> None:
+        found = self._decided.pop(req, None)
+        if found is not None:
+            arrived, decision = found
+            self.bound.observed(decision.predicted_s, decision.bound_s, now - arrived)
+
+    def status(self) -> dict[str, Any]:
+        """Return the limit, and how many TTFTs were within their bounds."""
+        return {
+            "limit_s": self._slo.seconds,
+            "over": self._slo.over,
+            "exceeded": self._decides.refused,
+            "stated": self.bound.quantile,
+            "bounds": self.bound.requests,
+            "kept": self.bound.covered,
+        }
