@@ -378,7 +378,7 @@ def _allowed(check: Callable[[Any], Any]) -> str:
 
 def metrics_table() -> str:
     rows = []
-    for m in (*series.CACHE, *chunk_series.METRICS):
+    for m in (*series.CACHE, *series.KV_HINTS, *chunk_series.METRICS):
         labels = f"{{{','.join(m.labels)}}}" if m.labels else ""
         rows.append([f"`{series.PREFIX}{m.name}{labels}`", m.meaning])
     return entries(rows)

@@ -366,7 +366,7 @@ REFUSALS = {
     "other": "conversation, other window and profile",
     "tune": "conversation, which it was tuned on",
 }
-REFUSAL_ARMS = ("early refusal", "at random", "none", "max 8", "SGLang, max 32", "SGLang, none")
+REFUSAL_ARMS = ("early refusal", "at random", "none", "max 16", "SGLang, max 32", "SGLang, none")
 
 
 def refusal() -> str:
@@ -382,7 +382,7 @@ def refusal() -> str:
             goodput[0] = f"**{goodput[0]}**"
             rest = [f"{100 * first[key]:.0f}" for key in ("refused", "late", "covered")]
             lines.append([f"{label}, {at.rstrip('%')} %", *goodput, *rest])
-    heads = ["early refusal", "at random", "none", "at most 8", "SGLang, at most 32", "SGLang"]
+    heads = ["early refusal", "at random", "none", "at most 16", "SGLang, at most 32", "SGLang"]
     return table(
         ["goodput, %", *heads, "refused, %", "late, %", "within the bound, %"], lines, numbers=True
     )

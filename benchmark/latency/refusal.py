@@ -48,7 +48,7 @@ LOADS = (0.95, 1.1, 1.3)
 WARM_UP = 0.2
 TRIED = (4, 8, 16, 32)
 """``--max-queued-requests`` on the first set."""
-CHOSEN = {"max": 8, "SGLang, max": 32}
+CHOSEN = {"max": 16, "SGLang, max": 32}
 """The best of them there, by the sum of goodput over the loads; the only ones on the other sets."""
 SGLANG = {"whole_nodes": True, "waiting_prefixes": "touched"}
 OURS = {"device_policy": "wa", "schedule_policy": "bounded-shortest"}

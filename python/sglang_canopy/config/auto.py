@@ -36,6 +36,21 @@ def arguments(argv: Sequence[str]) -> list[str]:
     return []
 
 
+def overruled(argv: Sequence[str], planned: Sequence[str]) -> list[str]:
+    """Return a line for each setting of a typed ``auto`` that differs from a plan's arguments, which
+    win."""
+    if value(argv, "--radix-eviction-policy") != AUTO:
+        return []
+    found = []
+    for flag, ours in ((WRITE_POLICY, WRITTEN), ("--schedule-policy", "fcfs")):
+        theirs = value(planned, flag)
+        if theirs not in (None, ours):
+            found.append(
+                f"{flag} {ours} of auto: the plan has {theirs}, which wins; type {ours} to have it"
+            )
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Parts:
     """Settings of ``auto`` for a server, by the fields of the flags' classes; typed flags take

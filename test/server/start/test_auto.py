@@ -129,6 +129,24 @@ def test_a_plan_file_may_ask_for_it(tmp_path: Path) -> None:
     assert words[-2:] == ["--hicache-write-policy", "write_back"]
 
 
+@pytest.mark.parametrize(
+    ("typed", "told"), [((), True), (("--hicache-write-policy", "write_back"), False)]
+)
+def test_typed_next_to_a_plan_it_logs_which_write_policy_wins(
+    tmp_path, capsys, typed, told
+) -> None:
+    plan = tmp_path / "plan.json"
+    planned = {"hicache_write_policy": "write_through", "schedule_policy": "lpm"}
+    plan.write_text(json.dumps({"version": 1, "radix_eviction": "wa", "server": planned}))
+    argv = ["--radix-eviction", "auto", "--canopy-plan", str(plan), *HOST, *typed]
+    words = arguments.expand(argv)[0][0]
+    assert words.count("--hicache-write-policy") == 1
+    said = capsys.readouterr().err
+    assert ("of auto: the plan has write_through, which wins" in said) == told
+    assert "--schedule-policy fcfs of auto: the plan has lpm, which wins" in said
+    assert ("write_through" in words) == told
+
+
 def test_without_a_command_line_it_is_refused_with_the_way_out(monkeypatch) -> None:
     monkeypatch.setattr(seams, "check_in_place", lambda _: None)
     ctx = SimpleNamespace(params=SimpleNamespace(eviction_policy="auto"))

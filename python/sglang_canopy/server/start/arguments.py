@@ -62,6 +62,7 @@ def expand(argv: list[str]) -> Any:
     if plan is not None:
         try:
             added, overruled = arguments_of_plan(plan, spelt)
+            overruled += auto.overruled(spelt, added)
         except CanopyError as error:
             stop(str(error))
         for line in overruled:
