@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from canopy_lab.plan.planner import PlanRequest, make_space
+from canopy_lab.plan.prices import load_prices
 from canopy_lab.plan.sizes import between, gib_text, round_size, sizes
 from canopy_lab.plan.space import Configuration, Space
 from sglang_canopy.errors import CanopyError
@@ -121,3 +123,10 @@ def test_sizes_as_text():
 def test_a_wrong_space_is_refused(fields, message):
     with pytest.raises(CanopyError, match=message):
         space(**fields)
+
+
+@pytest.mark.parametrize(("asked_gib", "instances"), [(0.0, 1), (200.0, 1), (200.0, 4)])
+def test_host_memory_never_exceeds_what_the_trace_can_fill(asked_gib, instances) -> None:
+    request = PlanRequest(dram_most_gib=asked_gib, instances=(instances,), disks=())
+    made = make_space(request, 0.25, load_prices("local-nvme"))
+    assert 0 < max(made.dram_gib) * instances <= 0.25

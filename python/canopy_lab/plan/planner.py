@@ -125,9 +125,9 @@ def make_space(
 ) -> Space:
     """Return the initial search space for a trace of this footprint. Raises ``CanopyError``.
 
-    Sizes below ``least_gib`` are not tried.
+    Sizes below ``least_gib``, and host memory beyond the footprint, are not tried.
     """
-    dram = request.dram_most_gib or min(footprint_gib, DRAM_MOST_GIB)
+    dram = min(request.dram_most_gib or DRAM_MOST_GIB, footprint_gib)
     dram = max(dram / max(min(request.instances), 1), 2.0**-10)
     disk = request.disk_most_gib or max(footprint_gib, 2.0**-10)
     names = tuple(prices.disks) if request.disks is None else request.disks
