@@ -91,7 +91,7 @@ class Early:
             if id(one) not in arranged.waiting
         ]
         work = arranged.order.work_before_new(cost)
-        made = self.refusal.decide(work, entering, len(queue.jobs))
+        made = self.refusal.decide(work, sorted(entering), len(queue.jobs))
         if not made.refused:
             self.refusal.bound.load.arrived(cost, now)
             self.decided[job.index] = made

@@ -6,7 +6,8 @@ calls decide alike.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from sglang_canopy.schedule.predicted_ttft import WorkBefore
@@ -33,14 +34,16 @@ class EarlyRefusal:
         self.bound = TtftBound()
         self.refused = 0
 
-    def decide(self, work: WorkBefore, entering: Iterable[float], waiting: int) -> Decision:
-        """Decide on a request. ``work``: in the queue, without the costs of ``entering`` requests,
-        which have arrived since the latest pass; ``waiting``: requests that wait, these included.
+    def decide(self, work: WorkBefore, entering: Sequence[float], waiting: int) -> Decision:
+        """Decide on a request. ``work``: in the queue, without ``entering``.
+
+        ``entering``: costs of requests that arrived after the latest pass, in ascending order.
+        ``waiting``: number of requests that wait, these included.
 
         If nothing waits, the prediction itself counts: a bound that has become too large could
         refuse every request, and would then never be measured again.
         """
-        sooner = sum(cost for cost in entering if cost <= work.cost_s)
+        sooner = sum(entering[: bisect_right(entering, work.cost_s)])
         work = replace(work, before_s=work.before_s + sooner)
         predicted = self.bound.predicted_s(work)
         bound = self.bound.seconds(predicted)

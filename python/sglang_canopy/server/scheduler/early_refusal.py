@@ -7,6 +7,7 @@ The comparison with observed TTFTs uses this rank's clock.
 from __future__ import annotations
 
 import time
+from bisect import insort
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -39,8 +40,8 @@ class LiveRefusal:
         self._requests = requests
         self._decides = EarlyRefusal(slo.seconds)
         self.bound = self._decides.bound
-        self.entering: dict[int, float] = {}
-        """Costs of the requests that joined after the latest pass, by ``id``."""
+        self.entering: list[float] = []
+        """Costs of the requests that joined after the latest pass, in ascending order."""
         self._decided: WeakKeyDictionary[Any, tuple[float, Decision]] = WeakKeyDictionary()
         """Arrival time and decision of each request without a first token."""
 
@@ -55,11 +56,11 @@ class LiveRefusal:
         about = self._requests
         cost = self._order.cost.seconds(about.prefill(req, False))
         work = self._order.work_before_new(cost, about.tenant(req), about.urgency(req))
-        decision = self._decides.decide(work, self.entering.values(), waiting)
+        decision = self._decides.decide(work, self.entering, waiting)
         if decision.refused and self._slo.over == REFUSE:
             return message(self._slo.seconds, self._decides.retry_after_s(decision))
         self.bound.load.arrived(cost, request.time)
-        self.entering[id(req)] = cost
+        insort(self.entering, cost)
         self._decided[req] = time.monotonic(), decision
         return None
 
