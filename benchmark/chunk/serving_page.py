@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from statistics import mean, median, stdev
+from statistics import mean, stdev
 from typing import Any
 
 from result_tables import ROOT, table
 
 RESULTS = ROOT / "benchmark/chunk/results"
-PLACES = ("turn 0", "turn 1", "turn 2, more documents", "turn 3", "turn 4, more documents")
 
 
 def _lines(name: str) -> list[dict[str, Any]]:
@@ -51,30 +50,7 @@ def follow_up() -> str:
     return table(["", *heads], lines, numbers=True)
 
 
-def turns() -> str:
-    """Processor seconds of the server by turn, documents named and not."""
-    rows = json.loads((RESULTS / "turns.json").read_text("utf-8"))["rows"]
-    lengths = sorted({row["tokens"] for row in rows})
-
-    def cell(pick: Callable[[dict[str, Any]], float], tokens: int) -> str:
-        both = [
-            median(pick(r) for r in rows if (r["tokens"], r["side"]) == (tokens, side))
-            for side in ("documents", "plain")
-        ]
-        return f"{both[0]:.2f} / {both[1]:.2f}"
-
-    picks: dict[str, Callable[[dict[str, Any]], float]] = {
-        place: lambda row, i=i: row["cpu_s"][i] for i, place in enumerate(PLACES)
-    }
-    picks["the same prompt again"] = lambda row: row["retry_cpu_s"]
-    picks["n = 4"] = lambda row: row["n4_cpu_s"]
-    picks["n = 8"] = lambda row: row["n8_cpu_s"]
-    lines = [[name, *(cell(pick, n) for n in lengths)] for name, pick in picks.items()]
-    return table(["documents / plain", *map(str, lengths)], lines, numbers=True)
-
-
 PARTS: dict[str, Callable[[], str]] = {
     "any-order": any_order,
     "follow-up": follow_up,
-    "turns": turns,
 }
