@@ -1,4 +1,4 @@
-"""What docs/guide/prefix-breaks.md says of the seeded judge: ``breaks.py``."""
+"""Parts of docs/guide/prefix-breaks.md from the results of the seeded judge, ``breaks.py``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from result_tables import load
 
 RESULTS = "benchmark/advise/results/breaks.json"
 INDEPENDENT = "benchmark/advise/results/breaks_independent.json"
+MENDED = "benchmark/advise/results/breaks_independent_mended.json"
 KVLINT = "benchmark/advise/results/kvlint.json"
 UNNAMED = "benchmark/advise/results/breaks_unnamed.json"
 ROWS = (("kinds the finder was made with", "made_with"), ("other kinds", "unseen"))
@@ -33,9 +34,11 @@ def table() -> str:
         for path, named in ((RESULTS, ""), (UNNAMED, ", conversations unnamed"))
         for label, key in ROWS
     ]
-    other = load(INDEPENDENT)
-    label = f"kinds of another author, seed {other['first_seed']}, {other['sessions']} sessions"
-    shown.append((other["sets"]["independent"]["total"], label))
+    for path, when in ((INDEPENDENT, "first run"), (MENDED, "after two mends")):
+        other = load(path)
+        of = f"seed {other['first_seed']}, {other['sessions']} sessions"
+        label = f"kinds of another author, {when}, {of}"
+        shown.append((other["sets"]["independent"]["total"], label))
     for one, label in shown:
         lines.append(
             f"| {label} | {one['logs']} | {one['worth']} | {one['recall']:.2f} | "
@@ -46,7 +49,7 @@ def table() -> str:
 
 def unnamed_kinds() -> str:
     """Kinds of the other author that are found at the right place under another name, or not at all."""
-    found = load(INDEPENDENT)["sets"]["independent"]
+    found = load(MENDED)["sets"]["independent"]
     placed = found["total"]["placed"]
     weak = [name for name, one in found["kinds"].items() if one["worth"] and one["recall"] < 0.5]
     return f"{100 * placed:.0f} % are placed right; those named wrongly are {', '.join(weak)}"
@@ -60,7 +63,7 @@ def _rates(rows: list[tuple[dict[str, Any], bool]]) -> tuple[float, float]:
 
 
 def kvlint() -> str:
-    """The finder beside kvlint, one log for each kind of the other author."""
+    """Compare the finder with kvlint, one log for each kind of the other author."""
     made = load(KVLINT)
     ours = _rates([(row, row["worth"]) for row in made["rows"]])
     theirs = _rates([(row["kvlint"], row["worth"]) for row in made["rows"]])

@@ -1,4 +1,4 @@
-"""Breaks by an author who had not read the finder: third set of the seeded judge.
+"""Third set of the seeded judge, of an author without knowledge of the finder.
 
 Each is a habit of gateways, agents and applications that changes text before the end of a prompt.
 ``names`` are the kinds that a reader of the log would accept as an answer.

@@ -3,7 +3,7 @@
     python benchmark/eviction/shared_ids.py --data DIR --out benchmark/eviction/results/shared_ids.json
 
 agents_global.tar.xz has block ids that are valid in all sessions of a user. ``true`` keeps them; ``heads``
-numbers each session by itself and shares heads by model and counts, as overlays of other archives
+numbers the blocks of each session alone and shares heads by model and counts, as overlays of other archives
 do. Both have the same sessions and starts, for users that constants were tuned on and users that judge. A cache is a
 share of the distinct blocks of ``true``, merged to 512 tokens.
 """

@@ -13,6 +13,7 @@ import pytest
 
 from canopy_lab.advise.breaks import finder
 from canopy_lab.advise.breaks.cures import as_json, sentences
+from canopy_lab.advise.breaks.differences import kind_of
 from canopy_lab.advise.breaks.finder import Finder
 from canopy_lab.advise.breaks.memory import Memory, Recent
 from canopy_lab.advise.breaks.read import NEEDS_TOKENIZER, NO_TEXT, read_breaks
@@ -257,3 +258,19 @@ def test_json_without_values_has_no_text_of_the_log(clean_log):
     assert data["findings"]
     assert not {"label", "name", "examples"} & set(data["findings"][0])
     assert {"label", "name", "examples"} <= set(as_json(found, show_values=True)["findings"][0])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "kind"),
+    [
+        ("183,204", "182,473", "number"),
+        ("0.412", "0.97", "number"),
+        ("12.40", "13.05", "number"),
+        ("14:05", "14:06", "time"),
+        ("1.14.2+8812", "1.15.0+9001", "text"),
+        ("\u00b2", "\u00b3", "text"),
+        ("9" * 190, "8" * 190, "number"),
+    ],
+)
+def test_a_value_is_named(old, new, kind):
+    assert kind_of(old, new, "tools") == kind

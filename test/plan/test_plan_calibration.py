@@ -1,4 +1,4 @@
-"""The confidences that a plan prints beside its own are those of the result file."""
+"""A plan prints calibrations of the result file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Confidences that plans stated, and how often their limits held on fresh logs.
+"""Confidences of plans and the share of fresh logs that met their limits.
 
 ``benchmark/plan/confidence.py`` measures both on logs of one simulated population; a test holds these
 rows to its result file.
@@ -27,7 +27,7 @@ CALIBRATIONS = (
     Calibration(120, plans=8, stated=0.78, held=0.59, worst=0.25),
     Calibration(500, plans=4, stated=0.85, held=0.96, worst=0.83),
 )
-"""By conversations in a log, ascending."""
+"""Rows by conversations in a log, ascending."""
 NOT_COVERED = "days, a change of the traffic or its rate, errors of the simulator"
 
 
@@ -38,7 +38,7 @@ def calibration_of(conversations: int) -> Calibration:
 
 
 def calibration_text(conversations: int) -> list[str]:
-    """Describe how far a confidence from a log of this size can be trusted."""
+    """Describe the error of a confidence from a log of this size."""
     row = calibration_of(conversations)
     lines = [
         f"    how far to trust that: {row.plans} plans from simulated logs of {row.conversations} "

@@ -27,7 +27,7 @@ WINDOWS = 6
 PERIODS = 40
 """Periods of a trace that has few days."""
 LEAST_DAYS = 5
-"""Days from which on a period is a day."""
+"""Least days of a trace whose periods are days."""
 _DAY_S = 86400.0
 LEVEL = 0.9
 """Coverage of the intervals."""
@@ -68,7 +68,7 @@ class Uncertainty:
     conversations: int
     """Conversations that were resampled."""
     periods: str
-    """What a period is: ``40 parts`` or ``12 days``."""
+    """Number and kind of the periods: ``40 parts`` or ``12 days``."""
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-able summary."""

@@ -65,7 +65,7 @@ def layers_of(config: Config) -> int:
 
 
 def _kinds(config: Config) -> list[Any]:
-    """Kinds of the layers, as far as the config names them."""
+    """Kinds of the layers; empty without them."""
     pattern = config.get("hybrid_override_pattern")
     if isinstance(pattern, str):
         return list(pattern)

@@ -30,7 +30,7 @@ _BESIDE = 30
 _LETTERS = re.compile(r"[^\W\d_]")
 _EDGE = re.compile(r"[A-Za-z0-9_.:/+@-]")
 _TIME = re.compile(
-    r"\d{4}[-/]\d{1,2}[-/]\d{1,2}([T ]\d{1,2}:\d{2}(:\d{2})?(\.\d+)?)?|\b\d{1,2}[:.]\d{2}([:.]\d{2})?\b"
+    r"\d{4}[-/]\d{1,2}[-/]\d{1,2}([T ]\d{1,2}:\d{2}(:\d{2})?(\.\d+)?)?|\b\d{1,2}:\d{2}(:\d{2})?\b"
     r"|\b1[5-9]\d{8}(\.\d+|\d{3}|\d{6})?\b|\b\d{1,2}[./]\d{1,2}[./]\d{2,4}\b"
     r"|\b(Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)day\b|\b(Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]*\b",
     re.I,
@@ -38,6 +38,16 @@ _TIME = re.compile(
 _IDENTIFIER = re.compile(
     r"[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-|[0-9a-fA-F]{7,}|(?=[\w-]*\d)(?=[\w-]*[A-Za-z])[\w-]{6,}"
 )
+
+
+_NUMBER = re.compile(r"[+-]?[0-9][0-9,_]*(\.[0-9]+)?%?")
+
+
+def number_of(text: str) -> float | None:
+    """Return the value of a number, which may have separators of thousands; ``None`` for other text."""
+    if not _NUMBER.fullmatch(text.strip()):
+        return None
+    return float(re.sub("[,_%]", "", text))
 
 
 def whole_words(
@@ -84,7 +94,7 @@ def _kind_of_value(old: str, new: str, place: str, is_short: bool) -> str:
     if is_short and old and new:
         if _is_value(_TIME, old) and _is_value(_TIME, new):
             return TIME
-        if old.strip().isdigit() and new.strip().isdigit():
+        if number_of(old) is not None and number_of(new) is not None:
             return NUMBER
         if _is_value(_IDENTIFIER, old) and _is_value(_IDENTIFIER, new):
             return IDENTIFIER

@@ -29,6 +29,8 @@ LEAST_SHARE = 0.005
 """Least share of the prompt tokens of a reported finding."""
 LEAST_REQUESTS = 3
 
+_ONE_WAY = 0.8
+"""Least share of changes in one direction of a counter."""
 _LABELLED = (kinds.TIME, kinds.IDENTIFIER, kinds.NUMBER, kinds.USER, kinds.TEXT)
 _EDITS = (kinds.SHORTENED, kinds.DROPPED, kinds.INSERTED, kinds.REWRITTEN)
 _MOST_VALUES = 5000
@@ -189,9 +191,10 @@ class Finder:
             found.of_conversation[talk].add(value)
             if prompt.user is not None:
                 found.of_user[prompt.user].add(value)
-        if run.old.strip().isdigit() and run.new.strip().isdigit():
+        numbers = kinds.number_of(run.old), kinds.number_of(run.new)
+        if numbers[0] is not None and numbers[1] is not None:
             found.numbers += 1
-            found.ascending += int(run.old) < int(run.new)
+            found.ascending += numbers[0] < numbers[1]
         if len(found.examples) < _EXAMPLES and run.old != run.new:
             found.examples.append((run.old[:_SHOWN], run.new[:_SHOWN]))
 
@@ -225,8 +228,9 @@ class Finder:
 
     def _finding(self, key: _Key, one: _Sum) -> Finding:
         kind = key.kind
-        if kind == kinds.NUMBER and one.numbers and one.ascending >= 0.8 * one.numbers:
-            kind = kinds.COUNTER
+        if kind == kinds.NUMBER and one.numbers:
+            rising = one.ascending / one.numbers
+            kind = kinds.COUNTER if max(rising, 1 - rising) >= _ONE_WAY else kind
         talks = [len(values) for values in one.of_conversation.values()]
         if one.named:
             changes = sum(talks) > 1.5 * len(talks)
