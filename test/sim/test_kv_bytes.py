@@ -77,6 +77,7 @@ FAMILIES: list[tuple[str, dict[str, Any], int]] = [
     ("a list of layers in place of their number", LISTED, 2 * 1 * 8 * 128 * 2),
     ("groups of heads", {**GQA, "num_key_value_heads": None, "num_attention_groups": 1}, 2 * 32 * 1 * 128 * 2),
     ("a layer with wider heads", {**GQA, "head_dim": 128, "per_layer_config": {"05": {"head_dim": 256}}}, 2 * 33 * 8 * 128 * 2),
+    ("settings of a layer that is not there", {**GQA, "per_layer_config": {"99": {"head_dim": 256}}, "layer_types": ["full_attention"] * 32}, 2 * 32 * 8 * 128 * 2),
     ("ChatGLM's names", CHATGLM, 2 * 28 * 2 * 128 * 2),
     ("DBRX's names", DBRX, 2 * 40 * 8 * 128 * 2),
     ("one KV head", GPT_BIGCODE, 2 * 40 * 1 * 128 * 2),

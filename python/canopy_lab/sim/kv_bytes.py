@@ -131,9 +131,9 @@ def kv_bytes_per_token(config: Config, element_bytes: int | None = None) -> int:
             "this model compresses its KV by layer (compress_ratios), which is not computed here; give "
             "--kv-bytes-per-token, or a running server's figure (kv_bytes_per_token in /canopy/status)"
         )
-    values = layers * _row(config)
+    values, kinds = layers * _row(config), _kinds(config)
     for layer, own in _own_layers(config).items():
-        if not _kinds(config) or _stores(_kinds(config)[layer]):
+        if layer < layers_of(config) and (not kinds or any(map(_stores, kinds[layer : layer + 1]))):
             values += _row({**config, **own}) - _row(config)
     return values * width
 
