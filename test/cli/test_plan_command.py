@@ -57,8 +57,8 @@ def test_a_plan_is_printed_and_written_in_every_form(plan, tmp_path, capsys):
     )  # fmt: skip
     assert status == 0
     said = capsys.readouterr().out
-    for words in ("Non-dominated", "Extremes beside the fixed baseline", "Chosen (least cost",
-                  "Why not the ones beside it", "at other loads", "an example to replace",
+    for words in ("Pareto front", "against the fixed baseline", "Chosen (least cost",
+                  "Neighbouring configurations", "at other loads", "an example to replace",
                   f"--canopy-plan {file}"):  # fmt: skip
         assert words in said
     assert {"evaluations", "front", "baseline", "hypervolume", "seconds"} <= set(report)

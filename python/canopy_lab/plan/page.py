@@ -68,16 +68,16 @@ def page(plan: CapacityPlan, about: Mapping[str, Any], currency: str) -> str:
 def _tables(plan: CapacityPlan) -> list[tuple[str, HtmlTable]]:
     """Return the page's tables, each with its heading."""
     found = [
-        ("Non-dominated configurations", _front(plan.front, plan.choice.row)),
+        ("Pareto front: no other configuration is better in cost, TTFT and throughput together", _front(plan.front, plan.choice.row)),
         (
-            "Extremes beside the fixed baseline",
+            "Best in each objective, against the fixed baseline",
             HtmlTable(EXTREMES_HEAD, extremes(plan), text=(1,)),
         ),
     ]
     if plan.neighbours:
         lines = [[label_of(n.row), *cells(n.row), n.why] for n in plan.neighbours]
         table = HtmlTable((*HEAD, "why not"), lines, text=(len(HEAD),))
-        found.append(("Why not the ones beside it", table))
+        found.append(("Neighbouring configurations, and why they were not chosen", table))
     if len(plan.sensitivity) > 1:
         found.append(("The choice at other loads", HtmlTable(LOADS_HEAD, loads(plan))))
     return found

@@ -29,10 +29,10 @@ def plan_text(plan: CapacityPlan, currency: str) -> str:
     parts = [
         *overview(plan),
         "",
-        f"Non-dominated ({len(plan.front)} of {len(plan.found.rows)} evaluated):",
+        f"Pareto front ({len(plan.front)} of {len(plan.found.rows)} evaluated):",
         configurations_table(plan.front, mark=plan.choice.row),
         "",
-        f"Extremes beside the fixed baseline ({label_of(plan.baseline)}):",
+        f"Best in each objective, against the fixed baseline ({label_of(plan.baseline)}):",
         text_table(EXTREMES_HEAD, extremes(plan)),
         "",
         *choice_text(plan, currency),
@@ -40,7 +40,7 @@ def plan_text(plan: CapacityPlan, currency: str) -> str:
     if plan.uncertainty is not None:
         parts += uncertainty_text(plan.uncertainty)
     if plan.neighbours:
-        parts += ["", "Why not the ones beside it:"]
+        parts += ["", "Neighbouring configurations, and why they were not chosen:"]
         parts += [f"  {label_of(n.row)}: {n.why}" for n in plan.neighbours]
     if len(plan.sensitivity) > 1:
         parts += ["", "The same configuration at other loads:", text_table(LOADS_HEAD, loads(plan))]
@@ -54,12 +54,12 @@ def overview(plan: CapacityPlan) -> list[str]:
         f"Distinct KV of the trace: {gib_text(plan.footprint_gib)}. "
         f"{len(plan.found.rows)} configurations evaluated ({stages}). "
         f"A grid in equal steps has {plan.grid_size}.",
-        f"{plan.simulated} simulations, {plan.from_cache} more were known already; "
-        f"{plan.seconds:.1f} s. Dominated volume {plan.hypervolume:.4f} of 1.",
+        f"{plan.simulated} simulations, {plan.from_cache} more from the cache; "
+        f"{plan.seconds:.1f} s. Hypervolume of the front: {plan.hypervolume:.4f} of 1.",
     ]
     if plan.found.out_of_budget and not plan.predicted:
         lines.append(
-            "The evaluations were spent before the search was done (--search evaluations=N)."
+            "The search stopped at its limit of evaluations (--search evaluations=N)."
         )
     if plan.predicted:
         lines.append(

@@ -72,17 +72,23 @@ function plot(id, xs, series, options = {}) {
   place.replaceChildren();
   const clock = (_, all) => all.map((s) => new Date(1000 * s).toTimeString().slice(0, 5));
   const axis = { stroke: css("--dim"), grid: { stroke: css("--line") }, ticks: { stroke: css("--line") } };
+  const wide = (_, labels) => Math.max(48, 20 + 8 * Math.max(0, ...(labels || []).map((one) => String(one ?? "").length)));
   const chart = new uPlot({
     width: Math.max(280, place.clientWidth || 420), height: 190,
     scales: { x: options.x || {}, y: options.y || {} },
-    axes: [{ ...axis, ...(options.xAxis || { space: 60, incrs: [60, 300, 600, 1200], values: clock }) }, { ...axis, size: 64, values: options.yValues }],
+    axes: [{ ...axis, ...(options.xAxis || { space: 60, incrs: [60, 300, 600, 1200], values: clock }) }, { ...axis, size: wide, values: options.yValues }],
     series: [options.xSeries || {}, ...series.map((s, i) => ({
       label: s.label, stroke: css(COLOURS[i % COLOURS.length]), width: 2, points: { show: false }, value: options.value,
     }))],
   }, data, place);
   plots[id] = { key, chart };
 }
+function reachable() {  // a section that scrolls must be reachable by keyboard
+  for (const section of document.querySelectorAll("section"))
+    if (section.scrollWidth > section.clientWidth) section.tabIndex = 0; else section.removeAttribute("tabindex");
+}
 addEventListener("resize", () => {
+  reachable();
   for (const [id, one] of Object.entries(plots))
     if (one) one.chart.setSize({ width: Math.max(280, byId(id).clientWidth), height: 190 });
 });
@@ -109,7 +115,7 @@ function whatIf(meter) {
     const now = at(policy, "now");
     return { now: policy === meter.running, cells: [policy, bar(now ? now.hit_ratio : 0), share(now), points(now), seconds(now), ...others.map((n) => share(at(policy, n)))] };
   });
-  byId("whatif-note").textContent = "Share of prompt tokens that each policy would find, and its prefill seconds against the running one's, ± two standard errors; from " +
+  byId("whatif-note").textContent = "Estimated token hit ratio of each policy, and its prefill seconds against the running policy, ± two standard errors; from " +
     size(meter.sampled_requests) + " requests" + (meter.one_block_in > 1 ? ", one block in " + meter.one_block_in : "") + ".";
   show("whatif", table(["policy", "~", "now", "points", "seconds", ...others], rows));
 }
@@ -123,7 +129,7 @@ function tiers(ranks) {
     rows.push([name, ranks[0].policies[name], bar(used / (room || 1), name), size(tokens(all, "used_bytes")),
       room ? size(tokens(all, "capacity_bytes")) : "-", size(sum(all.map((t) => t.entered_tokens))), size(gone), room ? bytes(room) : "-"]);
   }
-  show("tiers", table(["tier", "policy", "~", "holds", "of", "~entered", "~evicted", "size"], rows));
+  show("tiers", table(["tier", "policy", "~", "used", "capacity", "~entered", "~evicted", "size"], rows));
 }
 
 function hits(ranks) {
@@ -145,7 +151,7 @@ function hits(ranks) {
     .map(([k, n]) => k.replaceAll("_", " ") + " " + percent(n, all)).join(", ") + "." : "";
   const reasons = [...new Set(hour.flatMap((p) => Object.keys(p.evicted_tokens).filter((name) => p.evicted_tokens[name])))];
   if (only("evictions", reasons.length)) plot("evictions", xs, reasons.map((label) => ({ label, values: hour.map((p) => p.evicted_tokens[label] || 0) })),
-    { yValues: (_, v) => v.map(size), value: (_, v) => v == null ? "" : size(v) });
+    { y: { range: (_, low, high) => [0, 1.1 * high || 1] }, yValues: (_, v) => v.map(size), value: (_, v) => v == null ? "" : size(v) });
 }
 
 function curves(rank) {
@@ -197,7 +203,7 @@ function firstTokens(status) {
   ], { y: { range: (_, low, high) => [0, 1.1 * high || 1] }, yValues: (_, v) => v.map(time), value: (_, v) => v == null ? "" : time(v) });
   const line = status.ttft_model || {}, ms = (v) => time(v / 1000);
   byId("ttft").textContent = line.alpha_ms_per_1k_tokens == null ? "" : "Without the queue: " + ms(line.alpha_ms_per_1k_tokens) +
-    " for each 1,000 new tokens, and " + ms(line.beta_ms) + " beside them (fitted to " + size(line.requests) + " requests).";
+    " for each 1,000 new tokens, plus " + ms(line.beta_ms) + " (fitted to " + size(line.requests) + " requests).";
 }
 
 async function asked(path, headers = {}) {
@@ -222,6 +228,7 @@ async function refresh() {
     for (const id of ["hits", "tiers"]) only(id, ranks.length);
     if (ranks.length) { hits(ranks); tiers(ranks); held(ranks); curves(ranks[0]); }
     else for (const id of ["evictions", "categories", "tenants", "curves", "groups", "explained"]) only(id, false);
+    reachable();
   } catch (error) {
     byId("trouble").textContent = "no news: " + error.message;
   }
@@ -269,7 +276,7 @@ function explained(one) {
     parts.push(node("p", "Would be evicted after " + turn.tokens_before.toLocaleString() + " other tokens" +
       (turn.seconds === null ? "." : ", in about " + turn.seconds + " s at today's rate.")));
   if (Object.keys(one.belief).length)
-    parts.push(node("p", one.policy + " believes: " + Object.entries(one.belief).map(([k, v]) => k + " " + (typeof v === "number" ? +v.toPrecision(4) : v)).join(", ")));
+    parts.push(node("p", one.policy + " estimates: " + Object.entries(one.belief).map(([k, v]) => k + " " + (typeof v === "number" ? +v.toPrecision(4) : v)).join(", ")));
   if (one.nodes.length) parts.push(table(["tokens", "tiers", "category", "last use, s", "uses"], one.nodes
     .map((n) => [n.offset + " .. " + (n.offset + n.tokens), n.tiers.join(" + "), n.category, n.last_use_ago_s, n.uses])));
   if (one.evicted.length) parts.push(node("h2", "Evicted"), table(["s ago", "tier", "from", "tokens", "by", "reason", "unused for, s"],
