@@ -174,7 +174,7 @@ SEAMS = (
         "after",
         session_gate.queue_limited,
         ("self", "recv_req"),
-        "`--canopy-session-gate`: pass a request to the gate",
+        "`--canopy-ttft-slo-s`: refuse a request; `--canopy-session-gate`: pass it to the gate",
     ),
     Seam(
         _SRT + "managers.scheduler.Scheduler._get_new_batch_prefill_raw",
