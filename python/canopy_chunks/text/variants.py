@@ -19,7 +19,7 @@ Tokens = tuple[int, ...]
 MAX_HEADS = 1 << 12
 """Heads remembered, of all tenants together."""
 LONG_TOKENS = 3072
-"""Tokens of a prompt from which on all stand-ins are used (docs/research/chunks.md)."""
+"""Tokens of the shortest prompt with all stand-ins (docs/research/chunks.md)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +49,8 @@ class Place:
         return tuple(dict.fromkeys((*exact, *behind, self.head, ())))
 
     def to_encode(self, head_returns: bool) -> tuple[tuple[Tokens, ...], ...]:
-        """Return what the document is to be encoded behind: of each group of equally good prefixes
-        the first, unless it is stored behind one of them.
+        """Return groups of equally good prefixes. The document is to be encoded behind the first of
+        each group, unless it is stored behind another.
 
         head_returns: the head has occurred before. A document without a head, such as a newly
         registered one, is encoded for every other place too.
