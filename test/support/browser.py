@@ -27,9 +27,7 @@ class Page:
     async def command(self, method: str, **parameters: Any) -> dict[str, Any]:
         """Send a DevTools command and return its result. Raises ``AssertionError`` for an error."""
         self._number += 1
-        await self._socket.send_json(
-            {"id": self._number, "method": method, "params": parameters}
-        )
+        await self._socket.send_json({"id": self._number, "method": method, "params": parameters})
         while True:
             answer = await self._socket.receive_json(timeout=START_S)
             if answer.get("id") == self._number:

@@ -68,7 +68,10 @@ def page(plan: CapacityPlan, about: Mapping[str, Any], currency: str) -> str:
 def _tables(plan: CapacityPlan) -> list[tuple[str, HtmlTable]]:
     """Return the page's tables, each with its heading."""
     found = [
-        ("Pareto front: no other configuration is better in cost, TTFT and throughput together", _front(plan.front, plan.choice.row)),
+        (
+            "Pareto front: no other configuration is better in cost, TTFT and throughput together",
+            _front(plan.front, plan.choice.row),
+        ),
         (
             "Best in each objective, against the fixed baseline",
             HtmlTable(EXTREMES_HEAD, extremes(plan), text=(1,)),

@@ -58,9 +58,7 @@ def overview(plan: CapacityPlan) -> list[str]:
         f"{plan.seconds:.1f} s. Hypervolume of the front: {plan.hypervolume:.4f} of 1.",
     ]
     if plan.found.out_of_budget and not plan.predicted:
-        lines.append(
-            "The search stopped at its limit of evaluations (--search evaluations=N)."
-        )
+        lines.append("The search stopped at its limit of evaluations (--search evaluations=N).")
     if plan.predicted:
         lines.append(
             f"{plan.predicted} of them were simulated on the busiest "
