@@ -20,12 +20,11 @@ from typing import Any
 
 import pytest
 
-from support.browser import Page, browser
-
 from canopy_lab.live.top.page_proxy import proxy
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.telemetry import page
 from sglang_canopy.telemetry.window import MINUTE_S, POINTS, Window
+from support.browser import Page, browser
 
 STATIC = Path(page.__file__).parent / "static"
 CATEGORY = "<img src=x onerror=alert(1)>"
