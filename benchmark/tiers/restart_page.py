@@ -15,8 +15,9 @@ NAMES = {
     "lru, file": "`lru` and `file`, `write_through`",
     "cold": "cold start",
 }
-TRACES = ("conversation",)
-"""Agents were not finished in the time of this run."""
+TRACES = ("conversation", "agents")
+TOO_SMALL = ("agents", 0.1)
+"""A request of one overlay does not fit on this device, which no server could serve."""
 
 
 def _hits(arm: str, trace: str, device: float, key: str) -> list[float]:
@@ -27,6 +28,8 @@ def _hits(arm: str, trace: str, device: float, key: str) -> list[float]:
 
 def _cell(arm: str, trace: str, device: float) -> str:
     before, after = (_hits(arm, trace, device, key) for key in ("before", "after"))
+    if (trace, device) == TOO_SMALL:
+        return " | "
     each = ", ".join(f"{value:.1f}" for value in after)
     return f"{mean(before):.1f} | {mean(after):.1f} ({each})"
 
