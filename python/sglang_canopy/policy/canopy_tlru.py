@@ -216,7 +216,8 @@ class TailOptimizedLRU(Policy):
         self.model.restore(state)
 
     def release(self, count: int) -> bool:
-        return self._free.release(count) and self._needed.release(count)
+        parts = (self._replanning, self._free, self._needed)
+        return all(part.release(count) for part in parts)
 
     def leaves(self) -> Iterator[Leaf]:
         yield from self._free
