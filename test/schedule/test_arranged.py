@@ -187,6 +187,17 @@ def test_who_is_less_urgent_takes_nothing_of_an_urgent_ones_steps(urgent) -> Non
     assert long.done == 2 * STEP - (0 if urgent else 2 * BLOCK)
 
 
+@pytest.mark.parametrize("blocks", [3, 4])
+def test_a_prompt_shares_the_step_if_it_fits_its_half_exactly(blocks) -> None:
+    scheduler = Scheduler()
+    scheduler.queue = [Job(tuple(range(20)))]
+    scheduler.step()
+    fits = BLOCK * blocks <= STEP // 2
+    scheduler.queue.append(Job(tuple(range(100, 100 + blocks))))
+    scheduler.step()
+    assert len(scheduler.queue) == (0 if fits else 1)
+
+
 def test_requests_that_left_are_not_remembered_as_overtaken() -> None:
     scheduler = Scheduler()
     for number in range(20):
