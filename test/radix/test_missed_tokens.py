@@ -245,6 +245,44 @@ def test_more_than_a_million_tokens_a_second_are_sampled(monkeypatch):
     assert sum(causes(tree).values()) == misses(tree)
 
 
+def sampled_tree(monkeypatch):
+    """A tree whose causes are sampled since its load was high for a while."""
+    tree = tree_of(256)
+    monkeypatch.setattr(departures, "MOST_TOKENS_PER_S", 1.0)
+    for number in range(32):
+        serve(tree, list(range(100 * number, 100 * number + 40)), 1.0 + number)
+    assert tree.core.departures.one_in == 4
+    monkeypatch.setattr(departures, "MOST_TOKENS_PER_S", 1e6)
+    return tree
+
+
+@pytest.mark.parametrize("prompts", [100, 1000], ids=["the-map-keeps-all", "the-map-turns"])
+def test_a_sample_is_whole_again_once_the_load_is_low(monkeypatch, prompts):
+    tree = sampled_tree(monkeypatch)
+    held, time, known = tree.core.departures, 100.0, 0
+    while held.one_in > 1:
+        time += 11.0
+        assert time < 3 * departures.RECORDED_S
+        # The next one of the prompts, which the tree has evicted since.
+        at = 100 * (int(time) // 11 % prompts)
+        serve(tree, list(range(at, at + 40)), time)
+        new = causes(tree).get(("never_seen", "none"), 0)
+        if time > 100.0 + 2 * 11.0 * prompts:
+            assert new == known, "a block that the map should know counts as new"
+        known = new
+    assert sum(causes(tree).values()) == misses(tree)
+
+
+def test_a_sample_grows_no_finer_under_half_the_load_that_halved_it(monkeypatch):
+    tree = sampled_tree(monkeypatch)
+    monkeypatch.setattr(departures, "MOST_TOKENS_PER_S", 7.0)
+    held, seen = tree.core.departures, set()
+    for number in range(400):
+        serve(tree, list(range(100 * number, 100 * number + 40)), 36.0 + 11.0 * number)
+        seen.add(held.one_in)
+    assert min(seen) == 4
+
+
 def test_causes_are_fitted_to_the_misses_that_are_counted():
     sums = {("evicted", "device"): 10, ("never_seen", "none"): 6}
     assert fitted(sums, 16) == sums

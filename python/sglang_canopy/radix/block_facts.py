@@ -45,10 +45,12 @@ class Misses:
 class BlockMap:
     """Bounded map from block hash to latest fact, in two generations; a full one replaces the older."""
 
-    __slots__ = ("_dying", "_new", "_old", "most")
+    __slots__ = ("_dying", "_new", "_old", "most", "turns")
 
     def __init__(self, most: int) -> None:
         self.most = most
+        self.turns = 0
+        """Generations that were replaced."""
         self._new: dict[int, Visit | Left] = {}
         self._old: dict[int, Visit | Left] = {}
         self._dying: dict[int, Visit | Left] = {}
@@ -68,6 +70,7 @@ class BlockMap:
             dying.popitem()
         if len(self._new) >= self.most // 2:
             self._dying, self._old, self._new = self._old, self._new, {}
+            self.turns += 1
 
 
 def fitted(sums: Sums, total: int) -> Sums:

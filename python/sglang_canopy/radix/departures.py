@@ -49,6 +49,10 @@ MOST_BLOCKS = 1 << 18
 """Most entries of the map, about 120 bytes each; with more, blocks are sampled by number."""
 MOST_TOKENS_PER_S = 1e6
 """Load, in prompt tokens a second, that halves the sample."""
+CALM = 0.25
+"""Share of that load below which the sample doubles again."""
+RECORDED_S = 3600.0
+"""Twice the sample is read once the map holds nothing older, or after this time."""
 MOST_ONE_IN = 64
 MOST_PENDING = 1024
 """Departures that wait to be recorded."""
@@ -69,6 +73,8 @@ class Departures:
         self.missed = Missed()
         self.one_in = 1
         """One block in this many is remembered; the others share its causes."""
+        self._finer_since: tuple[int, float] | None = None
+        """Turn of the map and time since which twice the sample is recorded, before it is read."""
         self.corrected_tokens = 0
         """Tokens whose cause was not known at admission, or that were not missed after all."""
         self._live, self._disk = live, disk
@@ -176,7 +182,6 @@ class Departures:
         key: Any = None
         if self.one_in > 1:
             key = self._classify_sample(found, blocks, first, at, prompt)
-            blocks = self._sampled(blocks)
             at = max(at, full * size)
         else:
             get, known, begin = self._blocks.get, None, at
@@ -199,6 +204,8 @@ class Departures:
             as_before = key in (_NEW, _IN_FLIGHT)
             found.add(key if as_before else _PARTIAL, prompt - at)
         self._last = key or self._last
+        if self.one_in > 1:
+            blocks = self._sampled(blocks)
         if blocks:
             self._blocks.put(blocks, found.visit)
 
@@ -295,8 +302,15 @@ class Departures:
 
     # ---- bounds ----
 
+    @property
+    def _recorded(self) -> int:
+        """One block in this many is recorded."""
+        return self.one_in if self._finer_since is None else self.one_in // 2
+
     def _sampled(self, blocks: Sequence[int]) -> list[int]:
-        return [block for block in blocks if not block_number(block) % self.one_in]
+        """Return those of ``blocks`` that are recorded."""
+        one_in = self._recorded
+        return [block for block in blocks if not block_number(block) % one_in]
 
     def _limit(self, request: LiveRequest) -> None:
         """Adapt the size of the map to the cache, and the sample to size and load."""
@@ -306,8 +320,16 @@ class Departures:
             return
         self._window = request.time, request.prompt_tokens
         blocks = TIMES_THE_CACHE * self._capacity // self.block_tokens
-        busy = begin > 0 and tokens > MOST_TOKENS_PER_S * (request.time - begin)
-        if (busy or blocks > MOST_BLOCKS * self.one_in) and self.one_in < MOST_ONE_IN:
-            self.one_in *= 2
-        self._blocks.most = min(max(blocks // self.one_in, LEAST_BLOCKS), MOST_BLOCKS)
+        load = tokens / (request.time - begin) / MOST_TOKENS_PER_S if begin > 0 else 0.0
+        since = self._finer_since
+        if load > 1.0 or blocks > MOST_BLOCKS * self._recorded:
+            if since is None:
+                self.one_in = min(2 * self.one_in, MOST_ONE_IN)
+            self._finer_since = None
+        elif since is not None:
+            if self._blocks.turns >= since[0] + 2 or request.time >= since[1] + RECORDED_S:
+                self.one_in, self._finer_since = self.one_in // 2, None
+        elif self.one_in > 1 and load < CALM and 2 * blocks <= MOST_BLOCKS * self.one_in:
+            self._finer_since = self._blocks.turns, request.time
+        self._blocks.most = min(max(blocks // self._recorded, LEAST_BLOCKS), MOST_BLOCKS)
         self._plain.most = self._blocks.most
