@@ -24,7 +24,7 @@ _NEVER = math.inf
 class Cell(EndQueue):
     """Leaves of one category and bucket, by last access."""
 
-    __slots__ = ("best", "category", "key", "version", "weight")
+    __slots__ = ("category", "key", "version", "wakes", "weight")
 
     def __init__(self, key: Hashable, category: Category, weight: float) -> None:
         super().__init__()
@@ -33,7 +33,8 @@ class Cell(EndQueue):
         self.weight = weight
         self.version = 0
         """Candidates with an older version are stale."""
-        self.best: tuple[float, float, int, int] | None = None
+        self.wakes = _NEVER
+        """Time at which it is ranked again, if it does not change before."""
 
 
 class Cells:
@@ -57,7 +58,8 @@ class Cells:
         self._changed: dict[Cell, None] = {}
         """Cells to rank again, by first change."""
         self._heap: list[tuple[Any, ...]] = []
-        self._edges: list[tuple[float, int, int, Cell]] = []
+        self._edges: list[tuple[float, int, Cell]] = []
+        """Times at which cells are ranked again; all but a cell's ``wakes`` are stale."""
         self._count = 0
 
     def push(self, key: Hashable, leaf: Leaf, make: Callable[[], tuple[Category, float]]) -> None:
@@ -92,8 +94,9 @@ class Cells:
         """Return the least leaf of all cell ends at ``now``, with ``(rank, stamp, -offset,
         number)``."""
         while self._edges and self._edges[0][0] <= now:
-            _, _, version, cell = heapq.heappop(self._edges)
-            if version == cell.version:
+            time, _, cell = heapq.heappop(self._edges)
+            if time == cell.wakes:
+                cell.wakes = _NEVER
                 self._changed[cell] = None
         for cell in self._changed:
             self._rank(cell, now)
@@ -114,6 +117,7 @@ class Cells:
         old = cell.oldest()
         if old is None:
             del self._cells[cell.key]
+            cell.wakes = _NEVER
             return
         at = self._at
         order, until = at(cell, old, now)
@@ -128,10 +132,11 @@ class Cells:
                 entry, order = young, other
         self._count += 1
         heapq.heappush(self._heap, (order, self._count, entry, cell.version, cell))
-        if until < _NEVER:
-            heapq.heappush(self._edges, (until, self._count, cell.version, cell))
+        if until < cell.wakes:  # a cell that wakes earlier is ranked in time, too
+            cell.wakes = until
+            heapq.heappush(self._edges, (until, self._count, cell))
             if len(self._edges) > 4 * len(self._cells) + 64:
-                self._edges = [e for e in self._edges if e[2] == e[3].version]
+                self._edges = [e for e in self._edges if e[0] == e[2].wakes]
                 heapq.heapify(self._edges)
 
     @staticmethod
