@@ -58,7 +58,7 @@ RENDERED = [result_pages.ROOT / "README.md", result_pages.ROOT / "docs/index.md"
 UNIT = (
     r"(?:%|points?\b|times\b|x\b|[unm]?s\b|seconds?\b|minutes?\b|hours?\b|[KMGT]i?B\b|USD\b|of \d)"
 )
-QUANTITY = r"(?<![\w.,-])[+-]?\d[\d,]*(?:\.\d+)?(?!\w)(?!\.\d)"
+QUANTITY = r"(?<![\w.,-])[+-]?\d[\d,]*(?:\.\d+)?(?!(?!x\b)\w)(?!\.\d)"
 MEASURED = re.compile(
     rf"{QUANTITY}(?= ?{UNIT})|(?<![\w.-])\d+\.\d+(?![\w.])|(?<=\| ){QUANTITY}(?= \|)"
 )
