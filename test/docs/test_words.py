@@ -1,22 +1,27 @@
 """Prose in the code uses the field's words: a ceiling for each room, which only falls.
 
-``scripts/words.py --lower`` writes the ceilings after a room was rewritten.
+Other code bases of the field have a habit in up to 5 % of their texts. A room of few texts may have more
+by chance, so no ceiling is below 5 % plus three standard deviations. ``scripts/words.py --lower`` writes
+the ceilings after a room was rewritten.
 """
+
+from math import sqrt
 
 import pytest
 
 import words
 
 ROOMS = words.rooms(words.python_files())
-SLACK = 2
-"""Texts with a habit allowed above the ceiling: a room of few texts loses some to edits."""
+USUAL = 0.05
 
 
 @pytest.mark.parametrize("room", sorted(ROOMS))
 def test_a_room_stays_below_its_ceiling(room: str) -> None:
     texts = ROOMS[room]
     hits = [f"{words.habits(text)}: {text[:100]}" for text in texts if words.habits(text)]
-    allowed = words.ceilings().get(room, 5) / 100 * len(texts) + SLACK
+    ceiling = words.ceilings().get(room, 0) / 100 * len(texts)
+    chance = USUAL * len(texts) + 3 * sqrt(USUAL * (1 - USUAL) * len(texts))
+    allowed = max(ceiling, chance)
     assert len(hits) <= allowed, "\n".join([f"{room}: {len(hits)} of {len(texts)}", *hits])
 
 
