@@ -23,6 +23,7 @@ NAMES = {
     "auto, placebo": "`auto`, another leaf's depth",
     "soft, placebo": "`soft`, another leaf's depth",
     "hindsight": "hindsight by hits",
+    "hindsight by cost": "hindsight by cost",
     "sglang": "SGLang's defaults",
 }
 FALL, RISE = 5.0, 5.0
@@ -66,7 +67,8 @@ def _quantile(logs: list[float]) -> str:
     return f"{signed(cell(logs)[0], 0)} %"
 
 
-_ARMS = ("lru", "auto", "auto, placebo", "soft", "soft, placebo", "gdfs", "s3fifo", "hindsight")
+_ARMS = ("lru", "auto", "auto, placebo", "soft", "soft, placebo", "gdfs", "s3fifo")
+_ARMS += ("hindsight", "hindsight by cost")
 
 
 def judged() -> str:

@@ -30,6 +30,7 @@ import numpy as np
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "traces"))
 from by_user import write
+from cost_hindsight import CostHindsight
 from overlays import overlay
 
 from canopy_lab.advise.sample import merged
@@ -61,8 +62,8 @@ class Placebo(wa.WorkloadAware):
 
     name = "wa-placebo"
 
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
+    def __init__(self, config: Any, *model: Any) -> None:
+        super().__init__(config, *model)
         self._draw, self._pool = random.Random(1), list[int]()
         self._given: dict[Any, int] = {}
 
@@ -138,6 +139,8 @@ def alone(data: Path, split: str, seed: int, share: float, arm: str) -> dict[str
     policy: Policy
     if arm == "hindsight":
         policy = make_hindsight("belady", Future(trace))
+    elif arm == "hindsight by cost":
+        policy = CostHindsight(Future(trace), profile.depth_scale(STEP_TOKENS))
     else:
         name, config = ARMS[arm]
         if name == "gdfs":
@@ -220,7 +223,7 @@ def main() -> int:
     done = {(r["split"], r["seed"], r["at"], r["arm"]) for r in rows}
     until = time.monotonic() + 60 * args.minutes
     axis = SHARES if args.part == "alone" else LOADS
-    arms = [*ARMS, "hindsight"] if args.part == "alone" else list(QUEUED)
+    arms = [*ARMS, "hindsight", "hindsight by cost"] if args.part == "alone" else list(QUEUED)
     seeds = range(args.first_seed, args.first_seed + args.seeds)
     for seed, split in itertools.product(seeds, args.splits.split(",")):
         if split == "conversation" and seed > 1:
