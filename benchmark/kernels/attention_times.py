@@ -1,4 +1,4 @@
-"""Attention of an 8B-shaped layer: our kernels, stock attention and the floor."""
+"""Time the attention of an 8B-shaped layer: our kernels, stock kernels and the roofline floor."""
 
 # ruff: noqa: B023 - every closure here runs within its iteration
 from __future__ import annotations
@@ -17,7 +17,7 @@ SHAPE = Heads(32, 8, 128, 2)
 
 
 def fa3() -> Callable[..., Any] | None:
-    """FA3's paged attention, from the compiled kernels that a CUDA server has; else None."""
+    """Return FA3's paged attention from sgl-kernel, or None if it cannot be imported."""
     try:
         from sgl_kernel.flash_attn import flash_attn_with_kvcache
     except Exception:  # not there, a stand-in, or built for another torch
@@ -26,7 +26,7 @@ def fa3() -> Callable[..., Any] | None:
 
 
 def stock_ways(b: Bench) -> dict[str, decomposition.Paged]:
-    """The paged kernels that this machine has; ``torch`` in a smoke run."""
+    """Return the paged kernels available on this machine; ``torch`` in a smoke run."""
     if b.smoke:
         return {"torch": decomposition.paged_torch}
     ways: dict[str, decomposition.Paged] = {}
@@ -50,7 +50,7 @@ def attention_costs(rows: list[list[int]], length: int) -> tuple[Cost, dict[str,
 
 
 def attention_times(b: Bench, top: dict, lengths: list[int], ratios: list[float]) -> list[dict]:
-    """Sparse prefill each way against its floor; masked SDPA; dense causal by stock kernels."""
+    """Time each sparse prefill kernel, masked SDPA and the stock kernels' dense causal prefill."""
     heads, kv_heads, dim = SHAPE.heads, SHAPE.kv_heads, SHAPE.dim
     found, scale = [], dim**-0.5
     for n in lengths:
@@ -68,7 +68,7 @@ def attention_times(b: Bench, top: dict, lengths: list[int], ratios: list[float]
             seconds = b.time(lambda: run(q, k, v, rows, scale))
             row.update(against_peaks("triton", seconds, ways["triton"], floor, top))
             for name, paged in stock_ways(b).items():
-                # The blocks' planning is made once for all layers, so it is not in this time.
+                # The blocks are planned once for all layers, so this time excludes planning.
                 seconds = b.time(lambda: decomposition.decomposed(q, k, v, rows, scale, paged))
                 row.update(against_peaks(name, seconds, ways["decomposed"], floor, top))
             if m * n <= 2e8:  # a dense mask of queries x keys

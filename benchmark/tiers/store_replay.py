@@ -1,4 +1,4 @@
-"""A trace against one storage backend: which tokens the disk had."""
+"""Replay a trace against a storage backend and count the tokens that it hits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from synthetic.trace import synthesise
 
 @dataclass
 class Replay:
-    """Result of a backend on a trace."""
+    """Result of replaying a trace against a backend."""
 
     requests: int = 0
     tokens: int = 0
@@ -59,7 +59,7 @@ def key_of(block: int) -> str:
 
 
 def pages_of(record: TraceRequest | Request, group: int) -> list[int]:
-    """Last blocks of the full pages of a prompt, ``group`` blocks a page."""
+    """Return the last block of each full page of a prompt, with ``group`` blocks per page."""
     blocks = record.blocks if isinstance(record, TraceRequest) else record.path
     tokens = record.input_tokens if isinstance(record, TraceRequest) else record.prompt_tokens
     full = min(tokens // record.block_tokens, len(blocks)) // group
@@ -83,8 +83,8 @@ def replay(
 ) -> Replay:
     """Serve ``trace`` as HiCache does: match, read cached pages, write the others.
 
-    ``labels``: the device's policy, which names the pages' categories as it does in a server.
-    ``front_blocks``: capacity of a tier above (an LRU tree); what it has is not asked of the disk.
+    ``labels``: the device's policy, which categorises the pages as in a server.
+    ``front_blocks``: capacity of a tier above (an LRU tree); its blocks are not read from disk.
     """
     done, device = Replay(), make_policy(labels)
     hits: dict[str, int] = {}
@@ -115,7 +115,7 @@ def replay(
 
 
 def _runs(keys: list[str], hits: dict[str, int]) -> Iterator[tuple[list[str], int]]:
-    """Count a use of each page; pages in a row that were used equally often are a tree's node."""
+    """Count a use of each page. Yield runs of pages with equal counts, which form a tree node."""
     for key in keys:
         hits[key] = hits.get(key, 0) + 1
     for uses, run in itertools.groupby(keys, hits.__getitem__):

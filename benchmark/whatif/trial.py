@@ -3,10 +3,10 @@
     python benchmark/whatif/trial.py --data DIR
     python benchmark/whatif/trial.py --served 20
 
-The first simulates trials that begin at a random second. *Placebo*: both slices of a pair are LRU's, cut
-from one run, with the shadows of LRU and `wa`. *In turns*: `canopy trial` itself, on a simulated cache
-whose policies are exchanged, with its meter; `apart` is the gain of `wa` in a cache of its own. The
-second starts a server on CPU under mixed traffic and runs `canopy trial` on it with slices of the given
+The first command simulates trials that begin at a random second. *Placebo*: both slices of a pair come
+from one run of LRU, with shadow caches of LRU and `wa`. *In turns*: `canopy trial` itself, on a
+simulated cache whose policies are exchanged, with its meter; `apart` is the gain of `wa` in a separate
+cache. The second command starts a server on CPU under mixed traffic and runs `canopy trial` on it with slices of the given
 seconds, first with the placebo.
 """
 
@@ -40,7 +40,7 @@ from meter import hashed, trace
 
 TRIALS, TURNS = 500, 3
 CASES = (("conversation", 0.1), ("synthetic", 0.1), ("agentic-60", 0.1))
-"""Traces of `meter.py`, and the cache as a share of an endless cache."""
+"""(trace of `meter.py`, cache size as a share of the distinct blocks)"""
 SLICES_S = (60.0, 300.0)
 USABLE = 0.95
 """Share of its cache that a server ranks: running requests hold the rest. The meter's shadow caches have
@@ -65,8 +65,8 @@ class Run:
 
 
 class Turns:
-    """A server as ``pairs`` wants it: one simulated cache whose policies are exchanged, and its meter. The
-    trace begins anew when it is over, with other blocks."""
+    """The server interface of ``pairs``: a simulated cache whose policies are exchanged, and its meter.
+    At its end the trace restarts with other blocks."""
 
     def __init__(self, requests: list, blocks: int, begin_s: float) -> None:
         size = requests[0].block_tokens

@@ -303,7 +303,7 @@ def test_pinning_by_id_is_told_and_undone_once(client) -> None:
     before = pins()
     assert client.post(f"/canopy/chunks/{name}/pin", {}) == {"id": name, "pinned": True}
     assert pinned()
-    assert pins() == before + 2  # as a first document, and behind the stand-ins
+    assert pins() == before + 2  # as the first document, and after the placeholder tokens
     code, text = refused(client, f"/canopy/chunks/{name}/pin", {})
     assert (code, "pinned already" in text) == (400, True)
     assert client.post(f"/canopy/chunks/{name}/unpin", {}) == {"id": name, "pinned": False}

@@ -1,4 +1,4 @@
-"""The allocator against oracles that know nothing of it: brute force, and a linear program."""
+"""Compare the allocator with independent oracles: brute force and a linear program."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support.linear_bound import linear_bound
 
 
 def counted(groups: list[list[tuple[float | None, int]]], duration_s: float) -> Histograms:
-    """Histograms of intervals, each (gap or None, tokens), that all begin at 0."""
+    """Return histograms of (gap or None, tokens) intervals that start at time 0."""
     rows = [(g, gap, tokens) for g, group in enumerate(groups) for gap, tokens in group]
     group, gaps, tokens = zip(*rows)
     return histograms(
@@ -31,7 +31,7 @@ def counted(groups: list[list[tuple[float | None, int]]], duration_s: float) -> 
 
 
 def at_least(step_s: float) -> float:
-    """The first TTL of the grid that is not below ``step_s``."""
+    """Return the smallest TTL of the grid that is at least ``step_s``."""
     return float(GRID_S[np.searchsorted(GRID_S, step_s)])
 
 
@@ -110,7 +110,7 @@ def test_it_is_near_brute_force_and_never_below_one_ttl(problem: tuple[Curves, f
     assert found.mean_tokens <= budget * (1 + 1e-6)
     one = fixed_step(curves, budget)
     assert found.hits >= curves.hits[:, one].sum()
-    # Only where hits rise can a best solution lie.
+    # An optimal solution only uses TTLs at which the hits rise.
     steps = [np.flatnonzero(np.diff(row, prepend=-1.0)) for row in curves.hits]
     best = max(
         sum(curves.hits[g, s] for g, s in enumerate(chosen))
@@ -118,7 +118,7 @@ def test_it_is_near_brute_force_and_never_below_one_ttl(problem: tuple[Curves, f
         if sum(curves.mean_tokens[g, s] for g, s in enumerate(chosen)) <= budget
     )
     largest = max(np.diff(row, prepend=0.0).max() for row in curves.hits)
-    # A solution on the envelope is within one step of the best.
+    # A solution on the envelope is within one step of the optimum.
     assert found.hits >= best - largest - 1e-6
 
 
@@ -149,7 +149,7 @@ def test_more_budget_costs_less_a_hit(problem: tuple[Curves, float]) -> None:
 
 
 def envelope_steps(curves: Curves) -> np.ndarray:
-    """For each group the largest rise of hits along its concave envelope."""
+    """Return the largest step in hits along each group's concave envelope."""
     largest = []
     for hits, cost in zip(curves.hits, curves.mean_tokens):
         at, most = 0, 0.0

@@ -54,7 +54,7 @@ def test_leaves_are_ordered_as_by_sglangs_strategy(threshold, growth, nodes) -> 
 
 
 def prompts(seed: int) -> list[list[int]]:
-    """Conversations of whole pages that grow."""
+    """Return the prompts of growing conversations, in whole pages."""
     draw = random.Random(seed)
     talks: dict[int, list[int]] = {}
     made = []
@@ -99,7 +99,7 @@ def test_hits_are_those_of_sglangs_own_tree(threshold: int, growth: int) -> None
 
 
 def branches(seed: int) -> list[list[int]]:
-    """Prompts that each add to any earlier one, at its end."""
+    """Return prompts that each extend a random earlier prompt."""
     draw = random.Random(seed)
     made: list[list[int]] = [[]]
     for _ in range(25):

@@ -51,7 +51,7 @@ class Tiers(PolicyRules):
         self.history: dict[tuple[int, ...], tuple[int, float, float, str]] = {}
         """A path up to the end of a page -> hits, created, last access, category."""
         self.fetched: set[tuple[int, ...]] = set()
-        """Read from disk since a request used them: to the disk that is an access too."""
+        """Pages read from disk and not used since. The disk counts the read as an access."""
         self.tree = self.begin()
 
     def begin(self) -> DiskTree:
@@ -149,7 +149,7 @@ class Tiers(PolicyRules):
 
 
 def _tokens(run: list[int]) -> list[int]:
-    """Each element is a page; its tokens tell where in the path it is, to find mixed-up KV."""
+    """Each element is a page; its tokens encode its position in the path, to detect mixed-up KV."""
     return [100 * at + 10 * name + i for at, name in enumerate(run) for i in range(PAGE)]
 
 

@@ -40,7 +40,7 @@ def test_a_prompt_with_many_branches_is_few_samples_a_request() -> None:
     now, most = taught(model, 500), 0
     trunk = list(range(1, BLOCKS + 1))
     ask(model, now, trunk, "other", "chat")
-    # Each branches off the long prompt one block above its predecessor, then further below.
+    # Branch off the long prompt ever closer to its start, then ever further from it.
     for place in (*range(BLOCKS - 1, BLOCKS // 2, -1), *range(1, BLOCKS // 2)):
         now += 0.01
         ask(model, now, [*trunk[:place], 10**7 + place], "other", "chat")

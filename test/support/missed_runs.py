@@ -19,7 +19,7 @@ class Run:
         self.request = tree.core.requests.of(self.req)
 
     def admit(self, late_host: int = 0) -> Run:
-        """Look up as SGLang does, never the last token, and admit."""
+        """Look up all tokens except the last, as SGLang does, and admit the request."""
         self.hit = self.tree.match(self.tokens[:-1], self.salt, self.extra)
         self.req.prefix_len = self.req.cached_tokens = self.req.cached_tokens_device = self.hit
         self.req.host_hit_length, self.req.host_loaded_length = late_host, 0
@@ -27,7 +27,7 @@ class Run:
         return self
 
     def end(self, output: int = 0) -> Run:
-        """The prompt's KV, then that of ``output`` tokens, is inserted."""
+        """Insert the KV of the prompt and then of ``output`` generated tokens."""
         self.tree.insert(self.tokens, self.request, self.salt, self.extra)
         self.req.output_ids = [-1 - i for i in range(output)]
         self.tree.core.requests.ended(self.req)
@@ -35,7 +35,7 @@ class Run:
         return self
 
     def give_up(self) -> None:
-        """It ends without KV."""
+        """End the request without inserting its KV."""
         self.tree.core.requests.ended(self.req)
 
 

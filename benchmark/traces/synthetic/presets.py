@@ -36,15 +36,15 @@ class ChatKind:
     multi_turn_ratio: float
     """Share of this type's requests that are not a first turn (Figure 5)."""
     think_s: float
-    """Mean pause between an answer and the next prompt, of a user who stays with it."""
+    """Mean pause between an answer and the next prompt of an attentive user."""
     first: Lengths
     """Prompt and output of a first turn together, without the document."""
     later: Lengths
-    """What one later turn adds, prompt and output together."""
+    """Tokens that a later turn adds, prompt and output together."""
     document: Lengths | None = None
     """Tokens of a file or of search results in the first prompt, unique to the session."""
     output_share: float = 0.42
-    """Output tokens of what a turn adds."""
+    """Output tokens among those that a turn adds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +59,11 @@ class ChatLoad:
     long_first: float
     """Share of first turns that are 1.5 to 5 times as long (pasted text)."""
     session_sigma: float
-    """How much the length of a turn differs between sessions (log-normal)."""
+    """Standard deviation of a turn's length between sessions (log-normal)."""
     length_decay: float
-    """Turns of a session of T turns are T ** -length_decay as long."""
+    """The turns of a session of T turns are shorter by the factor T ** -length_decay."""
     away: float
-    """Share of conversations held beside something else, with pauses of ``away_s``."""
+    """Share of conversations with long pauses (``away_s``), while the user does something else."""
     away_s: float
     context_tokens: int
     """A prompt that would grow beyond this keeps its last quarter, and loses its prefix."""
@@ -72,8 +72,7 @@ class ChatLoad:
     prompts: int
     prompt_tokens: Lengths
     slow_from: int = LONGEST_CONVERSATION
-    """From this turn on pauses are ``slow_factor`` times as long: who talks for long does so beside
-    other things."""
+    """From this turn on pauses are ``slow_factor`` times as long: users multitask in long conversations."""
     slow_factor: float = 1.0
     tail: tuple[float, float] = (2.75, 3.3)
     """(a, b): turn k >= 2 is followed by another with probability 1 - a / (k + b)."""
@@ -94,13 +93,13 @@ class ApiLoad:
     templates: int
     """A tenant has 1 to this many system prompts."""
     fresh_prompt: float
-    """Share of the jobs that bring a system prompt of their own, used by nobody after."""
+    """Share of the jobs with a system prompt of their own, which no later job uses."""
     job_requests: Lengths
     job_requests_per_s: Lengths
     payload: Lengths
-    """Tokens of what one request is about, after the system prompt."""
+    """Tokens of a request's payload, after the system prompt."""
     again: float
-    """Probability that a request asks something else about the payload before it."""
+    """Probability that a request reuses the previous request's payload with another question."""
     question: Lengths
     output: Lengths
     multi_turn_ratio: float
@@ -108,15 +107,15 @@ class ApiLoad:
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """One load, with what is said of it in the ``.meta.json`` beside the trace."""
+    """A load and its description for the trace's ``.meta.json`` file."""
 
     name: str
     load: Any
-    """Of a class that ``synth.SOURCES`` has."""
+    """An instance of one of the classes in ``synth.SOURCES``."""
     about: str
 
     def at_rate(self, requests_per_s: float | None) -> Preset:
-        """The same load with another mean number of requests a second."""
+        """Return the same load at another mean request rate."""
         if requests_per_s is None:
             return self
         if not 0 < requests_per_s <= 10_000:
@@ -125,7 +124,7 @@ class Preset:
             )
         load = self.load
         if isinstance(load, ChatLoad):
-            # The same people for longer or shorter: users follow the rate, habits do not.
+            # Scale the number of users with the rate, not their habits.
             users = max(1, round(load.users * requests_per_s / load.requests_per_s))
             return replace(self, load=replace(load, requests_per_s=requests_per_s, users=users))
         return replace(self, load=replace(load, requests_per_s=requests_per_s))
@@ -210,7 +209,7 @@ PRESETS = {
 
 
 def get_preset(name: str) -> Preset:
-    """The preset of that name. Raises ``CanopyError``."""
+    """Return a preset by name. Raises ``CanopyError`` if it does not exist."""
     if name not in PRESETS:
         raise CanopyError(f"unknown preset {name!r}; choose one of: {', '.join(PRESETS)}")
     return PRESETS[name]

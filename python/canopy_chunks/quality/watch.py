@@ -1,9 +1,9 @@
 """The quality meter in a server: the queue of prompts to check, and the check in progress.
 
-A check runs while the server is idle, piece by piece. A request's computation drops it with its
-memory, and it restarts later, until the pieces of ``MAX_TIMES`` whole checks were computed. So it
-needs no memory of its own: the encoder, whose share it uses, is done by then. A prompt's tokens are
-kept until its check is over, and at most ``KEPT_S``.
+A check runs in pieces while the server is idle, in the encoder's memory, which is free by then. When
+a batch has to be computed, the check is stopped, its memory released, and the check restarted later,
+until the pieces of ``MAX_TIMES`` whole checks were computed. A prompt's tokens are kept until its
+check ends, and at most ``KEPT_S``.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _Waiting:
 class Watch:
     """Checks of one scheduler process. end: the token that ends an answer, if known.
 
-    piece_tokens: of a piece of a check.
+    piece_tokens: tokens of a piece of a check.
 
     Every rank of a split model offers the same prompts and takes the same steps. Requests have the
     fields of ``server.request.ChunkRequest``; the library is ``server.library.Library``.

@@ -28,7 +28,7 @@ class Line:
         self.sessions: dict[int, Session] = {}
         """Waiting sessions by number."""
         self._in_turn: dict[Hashable, list[int]] = {}
-        """Sorted numbers of the sessions that take turns together; no list is empty."""
+        """Turn -> sorted numbers of the sessions that share it; no list is empty."""
         self._by_party: dict[Hashable, list[int]] = {}
         """Sorted numbers of each party's sessions."""
         self._active: set[Hashable] = set()

@@ -97,7 +97,7 @@ class Source:
     """Keys of the body."""
     headers: tuple[str, ...] = ()
     read: Callable[..., Fields | None] = _named
-    """Function of the values of ``body`` and ``headers``, at least one of them present."""
+    """Function of the values of ``body`` and ``headers``; at least one value is not ``None``."""
     note: str = ""
     """Additional text for the reference."""
     linear: bool = True

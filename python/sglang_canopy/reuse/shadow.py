@@ -51,7 +51,7 @@ class LastTips:
 
 @dataclass(slots=True, eq=False)
 class NewBlocks:
-    """Blocks that one request added."""
+    """Blocks added by a request."""
 
     born: float
     tenant: str | None
@@ -70,8 +70,8 @@ class ShadowIndex:
     """Tips and junctions by chained block hash, in a window bounded in time and in number.
 
     ``cap``: samples of the window; all of them were observed for the same chance to return, so
-    censoring is unbiased. ``block_cap``: block hashes held. At both bounds the tenant with most
-    loses its oldest (``tenant_window.py``).
+    censoring is unbiased. ``block_cap``: block hashes held. When a bound is reached, the tenant with
+    the most entries loses its oldest (``tenant_window.py``).
     """
 
     def __init__(self, window_s: float, cap: int, block_cap: int) -> None:

@@ -7,8 +7,8 @@ varies less, and prefixes that every cache hits cancel out. The variance is esti
 groups of sampled blocks (Wolter, Introduction to Variance Estimation, chapter 2). A block always
 belongs to the same group, which accounts for correlation between requests that share it.
 
-Every share is one of tokens, or one of their prices at a depth scale (``reuse/depth_price.py``):
-the sums hold squares beside tokens.
+Each estimate weighs tokens equally, or by their price at a depth scale (``reuse/depth_price.py``);
+for prices, the sums of squares are kept too.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class Account:
     def sampling_error(self, name: Hashable, scale: float = UNKNOWN) -> float:
         """Standard error of ``lead`` due to block sampling alone.
 
-        The error of prices is that of tokens times the mean price of the tokens that differ.
+        For prices: the error of tokens times the mean price of the differing tokens.
         """
         groups = self._groups.get(name)
         if groups is None:
@@ -171,7 +171,9 @@ class Account:
 
     def _add_to_groups(self, name: Hashable, blocks: Sequence[int], tokens: float) -> None:
         groups = self._groups[name]
-        for group in [block * MULTIPLIER >> 59 & 31 for block in blocks]:  # bits not sampled by
+        for group in [
+            block * MULTIPLIER >> 59 & 31 for block in blocks
+        ]:  # bits that do not select the sample
             groups[group] += tokens
 
     def _current_weight(self, now: float) -> float:

@@ -1,4 +1,4 @@
-"""Weights that change while a server runs: chunks begin anew, within the same bounds."""
+"""Weight updates of a running server discard all chunks; the memory and disk bounds still hold."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sglang_canopy.storage.weights import Weights  # noqa: E402
 
 @pytest.fixture
 def served(make, ids, tmp_path):  # noqa: F811
-    """An engine that keeps documents on disk, and a request whose documents are there."""
+    """Return an engine with a disk store and a request whose documents are stored there."""
     engine = make(disk_mb=64, directory=str(tmp_path / "chunks"))
     engine.library.store._tiers[0].capacity_bytes = 0  # nothing fits in memory
     req = request(*prompt(ids))
@@ -73,7 +73,7 @@ CONFIG = SimpleNamespace(to_json_string=lambda: "{}")
 
 @pytest.fixture
 def weights(monkeypatch):
-    """The updates of this process, as at a start."""
+    """Reset the process's record of weight updates."""
     made = Weights()
     monkeypatch.setattr(model_view, "WEIGHTS", made)
     monkeypatch.setattr(engines, "WEIGHTS", made)
@@ -81,7 +81,7 @@ def weights(monkeypatch):
 
 
 def test_every_update_is_another_identity_whatever_it_changed(weights) -> None:
-    """Some rows of the embeddings, as a fine-tune of added tokens changes them."""
+    """A fine-tune of added tokens changes only a few embedding rows."""
     inner, seen = Inner(), set()
     for _ in range(3):
         seen.add(model_view.identity(inner, CONFIG, weights.id))

@@ -94,7 +94,7 @@ def kernels_on(monkeypatch) -> list[tuple[int, int]]:
 
 
 def served(model, monkeypatch, put, **options) -> ChunkEngine:
-    """An engine over a pool of garbage, whose tensors ``put`` puts where the model is."""
+    """An engine over a pool of garbage; ``put`` moves tensors to the model's device."""
     monkeypatch.setattr(engines.model_view, "served_model", lambda *_: model)
     shape, make = model.shape, torch.Generator().manual_seed(9)
     size = (shape.layers, SLOTS, shape.kv_heads, shape.head_dim)
@@ -117,7 +117,7 @@ def served(model, monkeypatch, put, **options) -> ChunkEngine:
 
 
 def step_of(engine: ChunkEngine, ids, chunks, put, window: int | None = None):
-    """One window of a prompt whose chunks are known; returns the request, its rows and slots."""
+    """Prepare a window of a prompt with known chunks; return the request, its rows and slots."""
     out, bounds = prompt(ids, (2, 0, 1))
     req = request(
         out, bounds, rid="r", full_untruncated_fill_ids=out, customized_info=None,
@@ -185,7 +185,7 @@ def test_a_fused_step_waits_for_nothing(llama, ids, chunks, monkeypatch, selecto
     assert engine.counts["fallbacks"] == 0
     assert there.canopy_chunks.fused
     assert inside(rows).tolist() == want.tolist()
-    if tier == "device":  # the model's KV is there already: only indices travel
+    if tier == "device":  # the model's KV is already on the device: only indices are copied
         assert device.copied["to device"] < chunks[0].raw_k.numel()
     from_tensors = len(chunks) if tier == "device" else 1
     assert launches == [(from_tensors, llama.shape.layers)], "one launch, for all and all layers"
@@ -244,8 +244,8 @@ def test_encoding_waits_for_nothing(llama, ids, monkeypatch, selector, tier) -> 
 
 
 class OfKernels(Model):
-    """A model on the separate device whose layers are the kernels that SGLang has for them on CUDA:
-    two norms, a rotation, an activation, four products. They are counted, and not looked into."""
+    """A model on the separate device that counts the kernels that SGLang's layers launch on CUDA: two
+    norms, a rotation, an activation and four products. It does not check for waits inside them."""
 
     device, dtype, ranks, launched = DEVICE, torch.float32, None, 0
 
@@ -288,7 +288,7 @@ def test_a_fused_step_of_32_layers_launches_no_more_than_its_budget(
         run(engine, batch, monkeypatch)
     assert engine.counts["fallbacks"] == 0
     assert there.launched == layers
-    probes = len(attended) - model.shape.layers  # the others are the forward's own
+    probes = len(attended) - model.shape.layers  # the others are inside the forward
     assert sum(device.operations.values()) + len(launches) + probes <= own, device.operations
 
 

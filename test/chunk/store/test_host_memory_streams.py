@@ -49,7 +49,7 @@ def machine(request, monkeypatch):
 
 
 def computed(machine, number: float) -> Chunk:
-    """A chunk on the device whose numbers are queued, and not there yet."""
+    """Return a device chunk whose KV is written by a queued operation."""
     size = (LAYERS, TOKENS, HEADS, DIM)
     k, v = torch.zeros(size), torch.zeros(size)
     machine.streams.later(lambda: (k.fill_(number), v.fill_(-number)))
@@ -62,11 +62,11 @@ def on_host(number: float) -> Chunk:
 
 
 def sent(machine, held):
-    """A transfer of all of ``held`` into a pool of the device, and the pool."""
+    """Return a transfer of all of ``held`` into a device pool, and the pool."""
     put = machine.device.put
     pools = [[put(torch.zeros(TOKENS, 1, HEADS, DIM)) for _ in range(LAYERS)] for _ in range(2)]
     cache = KVCache(*pools, put(torch.arange(TOKENS)))
-    rope = Rope(put(torch.zeros(DIM // 2)))  # keys are turned by nothing
+    rope = Rope(put(torch.zeros(DIM // 2)))  # no rotation of keys
     model = SimpleNamespace(rope=rope, shape=SHAPE)
     every = put(torch.arange(TOKENS))
     return transfer.send(model, [Placed(held, 0)], cache, every), pools
@@ -130,7 +130,7 @@ WAITS = {
         HostMemory, "_wait_for_reads", "slots for a chunk of the host", "late",
     ),
 }  # fmt: skip
-"""Each wait: its place, the check and the order in which its absence shows."""
+"""Each wait: its place, the check that fails without it, and the order of events that shows it."""
 
 
 @pytest.mark.parametrize("name", WAITS)
