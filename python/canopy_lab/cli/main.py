@@ -27,7 +27,7 @@ COMMANDS = {
     "hint": "tell every worker behind a gateway when a conversation ends or continues",
     "explain": "where a conversation's KV is, when it would be evicted, and why some was",
     "trial": "two policies on a running server, in turns, until the difference is certain",
-    "top": "a running server's tiers, hits and evictions, live",
+    "top": "a running server's tiers, hits and evictions",
     "top page": "a running server's page in this machine's browser",
     "documents calibrate": "measure the share of a document that a server should recompute",
 }
