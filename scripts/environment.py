@@ -42,7 +42,7 @@ def say(text: str) -> None:
 
 
 def device(requested: str = "auto") -> str:
-    """`cpu` or `cuda`; for `auto`, whichever nvidia-smi suggests."""
+    """`cpu` or `cuda`; `auto` chooses `cuda` if nvidia-smi runs."""
     if requested != "auto":
         return requested
     if shutil.which("nvidia-smi") is None:

@@ -44,7 +44,7 @@ def newest() -> str:
 
 
 def copy_with(release: str | None, into: Path, root: Path = ROOT) -> None:
-    """Copy the files that git knows of, with ``release`` in place of the pinned one."""
+    """Copy the files that git does not ignore, with ``release`` in place of the pinned release."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=root,
@@ -73,7 +73,7 @@ def _pinned(root: Path) -> str:
 
 
 def run_here(release: str | None) -> int:
-    """Install, make the table of digests anew for another release, and run the tests."""
+    """Install, regenerate the table of digests for another release, and run the tests."""
     import environment
     import run_tests
 

@@ -153,7 +153,7 @@ def listing(items: Iterable[Due]) -> str:
 
 
 def main(arguments: Sequence[str], root: Path) -> int:
-    """Act on what stands behind ``--due``: minutes, paths, both or neither."""
+    """Parse the arguments of ``--due``: minutes, paths, both or neither."""
     minutes = None
     if arguments and not (root / arguments[0]).exists():
         try:

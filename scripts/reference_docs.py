@@ -444,7 +444,7 @@ def pages() -> list[Path]:
 
 
 def render(page: str) -> str:
-    """``page`` with every generated part as the code has it."""
+    """Return ``page`` with every generated part rendered from the code."""
     return _BLOCK.sub(lambda m: f"{m[1]}\n{PARTS[m[2]]()}\n{m[3]}", page)
 
 

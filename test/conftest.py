@@ -35,7 +35,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Real servers first: the short tests then fill up whichever worker is done sooner."""
+    """Run real servers first; the short tests then go to the first idle worker."""
     items.sort(key=lambda item: "e2e" not in item.path.parts)
     if not config.getoption("--all"):
         skip = pytest.mark.skip(reason="long: ./scripts/test.sh --all runs it")

@@ -49,7 +49,7 @@ class Laws:
 
 
 def laws(seen: Observation) -> list[Laws]:
-    """Return all reuses first, then the categories with the most, without those with too few."""
+    """Return all reuses first, then categories by decreasing number; omit categories with too few."""
     middle_s = float(seen.time_s[0]) + seen.span_s / 2.0
     whole = tally(seen, -np.inf, np.inf)
     train, test = tally(seen, -np.inf, middle_s), tally(seen, middle_s, np.inf)

@@ -51,7 +51,7 @@ def blended(model: PlainModel, prompt: FusedPrompt, cache: KVCache, end: int, ra
         heads = (x.view(len(positions), -1, shape.head_dim) for x in (q, k))
         return tuple(model.rope.apply(x, positions).flatten(1) for x in heads)  # type: ignore[return-value]
 
-    blender = object.__new__(LMCBlender)  # its constructor wants a loaded vLLM model
+    blender = object.__new__(LMCBlender)  # its constructor requires a loaded vLLM model
     layers = [SimpleNamespace(self_attn=SimpleNamespace(rotary_emb=rotary))] * shape.layers
     vllm = SimpleNamespace(model=SimpleNamespace(layers=layers))
     blender.layerwise_model = SimpleNamespace(vllm_model=vllm)

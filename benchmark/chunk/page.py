@@ -36,7 +36,7 @@ def by_way(rows: Rows) -> dict[tuple[float, str], Rows]:
 
 
 def same(rows: Rows) -> list[str]:
-    """Answers that are full recompute's; with those that leave it at a near tie."""
+    """Answers equal to full recompute's; then also answers that differ only at a near tie."""
     equal = sum(r["margin"] is None for r in rows)
     near = sum(r["margin"] is not None and r["margin"] <= TIE_NATS for r in rows)
     return [str(equal), str(equal + near)]

@@ -60,7 +60,7 @@ def rows(task: Task) -> dict[str, Any]:
 
 
 def on_device(row: str) -> dict[str, Any]:
-    """A row for each way to cut."""
+    """Return a row for each way to cut."""
     policy, config = (SERVED | SIMULATED)[row]
     runs = {"simulated": test_parity.simulated}
     if row in SERVED:

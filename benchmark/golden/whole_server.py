@@ -48,12 +48,12 @@ class WholeServer(InProcess):
 
         scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": []}
         http = Request(scope, receive)
-        self.loop.run_until_complete(http.json())  # as FastAPI has read it before
+        self.loop.run_until_complete(http.json())  # FastAPI reads the body first
         adapted, _ = self.chats._convert_to_internal_request(ChatCompletionRequest(**body), http)
         return adapted, http
 
     def send(self, adapted: Any, http: Any) -> None:
-        """Tokenise it and send it to the scheduler without waiting for the answer."""
+        """Tokenise a request and send it to the scheduler without waiting for the answer."""
 
         async def no_answer(*_: Any) -> Any:
             for nothing in ():
@@ -68,7 +68,7 @@ class WholeServer(InProcess):
         self.loop.run_until_complete(until_sent())
 
     def receive(self) -> Any:
-        """Its ``Req``, which waits in the scheduler's queue."""
+        """Return the ``Req`` that waits in the scheduler's queue."""
         for _ in range(1000):
             self.scheduler.process_input_requests(self.scheduler.request_receiver.recv_requests())
             if self.scheduler.waiting_queue:
@@ -76,11 +76,11 @@ class WholeServer(InProcess):
         raise AssertionError("the request did not arrive")
 
     def answer(self, req: Any) -> None:
-        """Compute it, evicting what must go, and put it into the tree."""
+        """Compute the request, evicting as needed, and insert it into the tree."""
         self.serve([req])
 
     def chat(self, body: dict[str, Any]) -> Any:
-        """All of it."""
+        """Send a request, receive it and compute its answer."""
         self.send(*self.convert(body))
         req = self.receive()
         self.answer(req)

@@ -20,7 +20,7 @@ def fa3() -> Callable[..., Any] | None:
     """Return FA3's paged attention from sgl-kernel, or None if it cannot be imported."""
     try:
         from sgl_kernel.flash_attn import flash_attn_with_kvcache
-    except Exception:  # not there, a stand-in, or built for another torch
+    except Exception:  # missing, a stub, or built for another torch
         return None
     return flash_attn_with_kvcache
 

@@ -22,7 +22,7 @@ class Arm:
     key: str
     shows: str
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments of ``sim.system.SystemConfig``; ``device_policy`` is that of the host too."""
+    """Arguments of ``sim.system.SystemConfig``; ``device_policy`` also ranks the host tier."""
     host: float = 0.0
     """Host memory, as a multiple of the device's."""
     workloads: tuple[str, ...] = (*CHAT, *AGENTS)
@@ -31,7 +31,7 @@ class Arm:
 
     @property
     def baseline(self) -> str:
-        """The arm that it is compared with, and whose saturation gives the loads."""
+        """Arm to compare with; its saturation sets the loads."""
         return "sglang" if not self.host else "sglang-host"
 
 
@@ -43,7 +43,7 @@ GATE = {"session_gate": "footprint"}
 AUTO = {**WA, **ORDER, **GATE}
 
 ARMS: tuple[Arm, ...] = (
-    # The first of each host size is the baseline.
+    # The first arm of each host size is the baseline.
     Arm("sglang", "SGLang's defaults: lru, fcfs", SGLANG, first=True),
     Arm("wa", "wa", WA, first=True),
     Arm("order", "LRU, bounded-shortest", ORDER, first=True),

@@ -129,7 +129,7 @@ def _run(arm: Arm, stretch: float | None, rate: float | None) -> dict[str, Any]:
 
 
 def saturation(args: argparse.Namespace) -> float:
-    """Requests a second that the baseline serves when all of them are there at once."""
+    """Requests per second of the baseline if all requests arrive at once."""
     _begin(args)
     row = _run(Arm("fcfs", "lru"), 1e-6, None)
     return len(_state["workload"]) / row["makespan_s"]

@@ -360,7 +360,7 @@ def served_tail() -> str:
 
 
 def served_tail_hits() -> str:
-    """The shape of T-LRU's figures, as the paper has it."""
+    """T-LRU's figures in the layout of the paper."""
     (at,) = load("benchmark/latency/results/served/tail-stepped.json")["loads"]
     p95, median = (at["changes"]["canopy-tlru"][key][0] for key in ("p95", "p50"))
     shape = "The shape is the paper's" if p95 < 0 < median else "The shape is not the paper's"

@@ -61,7 +61,7 @@ def tokens(count: int, seed: object) -> list[int]:
 
 @dataclass(slots=True)
 class Honest:
-    """Conversations in rotation, each started anew after ``TURNS``, labelled truthfully."""
+    """Conversations in rotation, each restarted after ``TURNS``, with true labels."""
 
     pool: int
     prompt_tokens: int = 0
@@ -82,7 +82,7 @@ class Honest:
     def prompt(self, step: int) -> tuple[str, int, list[int]]:
         """Conversation, turn and tokens of a step."""
         slot = step % self.conversations
-        rounds = step // self.conversations + slot  # they do not all start anew at once
+        rounds = step // self.conversations + slot  # they do not all restart at once
         name, turn = f"honest-{slot}-{rounds // TURNS}", rounds % TURNS + 1
         return name, turn, tokens(SYSTEM, "system") + tokens(TURN * TURNS, name)[: TURN * turn]
 

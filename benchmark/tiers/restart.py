@@ -64,7 +64,7 @@ class Server:
         self.tree = RadixTree(self.policy, blocks, 1, on_evict=lambda cut: self.write(cut.blocks))
 
     def write(self, blocks: Sequence[int]) -> None:
-        """Write blocks, and those above them that are not on disk."""
+        """Write blocks, and their ancestors that are not on disk."""
         for block in blocks:
             above: int | None = block
             while above is not None and above not in self.disk:

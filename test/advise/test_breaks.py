@@ -26,7 +26,7 @@ FILE = Path(__file__).resolve().parents[2] / "benchmark" / "advise" / "seed_brea
 
 
 COSTS_NOTHING = "reminder in last"
-"""Nothing that was in a prompt before stands behind it: only the answer's KV is lost."""
+"""No text of an earlier prompt follows it: only the answer's KV is lost."""
 
 
 def _module() -> Any:

@@ -40,7 +40,7 @@ def typed(**flags):
 
 
 def tier_options(given: dict, **more) -> TierOptions:
-    """The options that these flags (as argparse keeps them) stand for."""
+    """Return the options for these parsed flags."""
     return of_tiers.tier_options(TierFlags(**from_args(TierFlags, typed(**given))), **more)
 
 

@@ -188,7 +188,7 @@ def test_a_folder_of_other_files_in_its_place_is_left_alone(tmp_path):
 
 
 def test_writers_and_readers_under_way_do_no_harm(tmp_path):
-    """A write that began in the old folder is not found in the new one, and no book is off."""
+    """A write that began in the old folder is not found in the new folder, and all counts stay right."""
     top = tmp_path / "store"
     store = store_at(top, pages=64, quotas={"a": 64 * PAGE})
     assert all(put(store, chain("x", 4), tenant="a"))

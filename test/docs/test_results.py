@@ -1,4 +1,4 @@
-"""Numbers of result files stand in the pages as the files have them."""
+"""Pages show the numbers of the result files unchanged."""
 
 import re
 from pathlib import Path

@@ -154,6 +154,6 @@ def test_a_prompt_that_cannot_be_planned_is_computed_in_windows_and_cached(clien
     assert again["output_ids"] == answer["output_ids"]
     client.flush()
     assert client.generate(ids, 8)["output_ids"] == answer["output_ids"]
-    learn(client, [(0, 1, 2, 3)])  # the damaged ones are encoded anew
+    learn(client, [(0, 1, 2, 3)])  # the damaged documents are encoded again
     assert report(ask(client, *prompt((2, 1, 0, 3), 42), 2))["fused"]
     assert state(client)["most_rows"] <= WINDOW

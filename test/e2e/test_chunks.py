@@ -1,4 +1,4 @@
-"""Chunk reuse in real servers: exact if stated so, and apart from exact KV."""
+"""Chunk reuse in real servers: exact at ratio 1, and separate from exact KV."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FACTS = [f"The {a} of the {b} is {c}." for a, b, c in zip(["colour", "name", "si
 
 
 def last_part(client, body):
-    """The last part of a streamed answer."""
+    """Return the last part of a streamed answer."""
     sent = json.dumps(body).encode()
     url = f"{client.url}/v1/chat/completions"
     asked = urllib.request.Request(url, sent, {"Content-Type": "application/json"})
@@ -61,7 +61,7 @@ def test_a_second_prompt_reuses_documents_in_another_order(client) -> None:
 
 
 def test_full_recompute_is_plain_serving_token_for_token(client) -> None:
-    client.flush()  # exact KV of all four documents would leave nothing to fuse
+    client.flush()  # with exact KV of all four documents nothing is fused
     learn(client, [(0, 1, 2, 3)])
     orders = random.Random(0).sample(list(itertools.permutations(range(4))), 10)
     prompts = [prompt(order, i) for i, order in enumerate(orders)]
@@ -114,7 +114,7 @@ def test_planned_and_ordinary_requests_do_not_change_each_other(client) -> None:
     assert [a["output_ids"] for a in together] == alone
     told = [
         a for a in together if a["meta_info"].get("canopy_chunks")
-    ]  # [] in a batch with a fused one
+    ]  # [] in a batch with a fused prompt
     assert sum(report(a)["fused"] for a in told) == 6
 
 
@@ -351,9 +351,11 @@ ORDERS = [(1, 0, 2, 3), (2, 1, 3, 0), (3, 2, 0, 1), (1, 3, 2, 0)]
 
 @pytest.mark.long
 def test_tensor_parallel_ranks_reuse_alike(server, tiny_model) -> None:
-    cores = {"SGLANG_CPU_OMP_THREADS_BIND": "0|0"}  # SGLang wants a NUMA node a rank, or this
+    cores = {
+        "SGLANG_CPU_OMP_THREADS_BIND": "0|0"
+    }  # SGLang needs this if a rank has no NUMA node of its own
     with server(tiny_model, *ON, "--tp", "2", kv_tokens=8192, environment=cores) as client:
-        learn(client, [(0, 1, 2, 3)])  # in idle time, which only the first rank sees the end of
+        learn(client, [(0, 1, 2, 3)])  # in idle time; only the first rank detects its end
         prompts = [prompt(order, i) for i, order in enumerate(ORDERS)]
         with ThreadPoolExecutor(4) as pool:
             reused = list(pool.map(lambda p: ask(client, *p, 4), prompts))

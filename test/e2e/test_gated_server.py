@@ -44,7 +44,7 @@ def until(client: Any, reached: Callable[[dict[str, Any]], bool]) -> dict[str, A
 
 
 def post(client: Any, path: str, body: dict[str, Any]) -> http.client.HTTPResponse:
-    """An answer whatever its status."""
+    """Return an answer with any status."""
     host = client.url.removeprefix("http://")
     connection = http.client.HTTPConnection(host, timeout=WAIT_S)
     connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})

@@ -1,4 +1,4 @@
-"""Models with sliding windows and with recurrent states over HTTP: the text is that of SGLang's policy."""
+"""Serve models with sliding windows or recurrent states over HTTP: answers equal those under SGLang's policy."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ KV_TOKENS = 700
 SLOTS = ("--max-mamba-cache-size", "12", "--max-running-requests", "3")
 STATES = ("--radix-eviction-policy-config", json.dumps({"states": "worth"}))
 MORE = {"windows": ((), ()), "states": (SLOTS, STATES)}
-"""For any policy, and for Canopy's."""
+"""Model -> additional flags (for all policies, for Canopy's policies)."""
 HOST = ("--enable-hierarchical-cache", "--hicache-ratio", "6")
 
 
 def said(client: Any) -> tuple[list[list[int]], int, int]:
-    """The answers to every prompt, twice; the tokens found of them, and those found on the host."""
+    """Return the answers to all prompts, sent twice, with their cached tokens in all and on the host."""
     answers = [client.generate(ids, ANSWER) for ids in conversations() + by_turn()]
     meta = [answer["meta_info"] for answer in answers]
     return (

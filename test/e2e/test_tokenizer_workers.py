@@ -13,7 +13,7 @@ from support.prompts import token_ids
 from support.small_models import LLAMA, write_model
 
 SLOW_MACHINE = {"SGLANG_UVICORN_WORKER_HEALTHCHECK_TIMEOUT": "120"}
-"""A worker that imports for longer than SGLang's ten seconds is killed and started anew."""
+"""A worker whose imports take longer than SGLang's ten seconds is killed and restarted."""
 WORKERS = ("--tokenizer-worker-num", "2")
 HEADS = [token_ids(200, seed) for seed in (1, 2, 3)]
 
@@ -65,7 +65,7 @@ def test_two_workers_stamp_alike_and_each_takes_hints(server, smollm2, tmp_path)
         while agents(client) < 24:  # the status is written once a second
             assert time.monotonic() < deadline
             time.sleep(0.1)
-        for turn in range(4):  # whichever worker a connection gets
+        for turn in range(4):  # a connection may reach any worker
             old, ended = token_ids(500, 31 + 10 * turn), token_ids(500, 32 + 10 * turn)
             client.flush()
             client.generate(old, custom_params={"canopy_conversation": f"old{turn}"})

@@ -17,7 +17,7 @@ from support.radix_cases import BLOCK_TOKENS
 
 
 class Late(Policy):
-    """``policy`` behind a tree that admits at the next victim, and anew after a split."""
+    """``policy`` in a tree that admits leaves at the next victim, and again after a split."""
 
     def __init__(self, policy):
         self.policy = policy

@@ -1,4 +1,4 @@
-"""Policies are exchanged on a tree that is in use: nothing is lost, and the new one ranks everything."""
+"""Exchange policies on a tree in use: no node is lost, and the new policy ranks all of them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def nodes(tree):
 
 
 def evicted_order(tree):
-    """Paths' ends in the order in which the device gives them up, a token at a time or more."""
+    """Return the ends of paths in the order of eviction from the device, one or more tokens at a time."""
     order = []
     while tree.allocator.available_size() < tree.allocator.size:
         choice = tree.core.evictable_device_leaves.next_victim(tree.core.clock.now)
@@ -94,7 +94,7 @@ def test_every_leaf_is_ranked_by_the_new_policy_and_none_is_lost(seed, changes, 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 10_000), st.sampled_from(POLICIES))
 def test_after_a_return_to_lru_the_order_is_that_of_a_tree_that_always_had_it(seed, policy):
-    """Room for all, so that both trees hold the same."""
+    """No eviction, so both trees hold the same nodes."""
     trees = [LiveTree(1024, name, {"quantum_tokens": 1}) for name in (policy, "canopy-lru")]
     for tokens, time, _ in prompts(seed, 40):
         for tree in trees:
@@ -226,7 +226,7 @@ def test_a_policy_that_comes_later_ranks_by_the_measured_depth_scale(after):
     live = tree.core.live
     assert live.device_policy.model.depth_scale == live.host_policy.model.depth_scale == 5_000.0
     assert live.meter.stats()["depth_scale_tokens"] == 5_000
-    live.measured(6_000.0)  # too little to rank all anew
+    live.measured(6_000.0)  # too small a change to rerank all leaves
     assert live.device_policy.model.depth_scale == 5_000.0
     live.measured(10_000.0)
     assert live.device_policy.model.depth_scale == 10_000.0

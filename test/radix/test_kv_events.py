@@ -1,4 +1,4 @@
-"""SGLang's KV events with our tree: a listener knows the cached prefixes and their tiers."""
+"""SGLang's KV events with our tree: a listener can track the cached prefixes and their tiers."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ runs = st.lists(st.integers(0, 2), min_size=1, max_size=7)
 
 
 class Events(RuleBasedStateMachine):
-    """Serve, cut, demote, load back, expire, flush: after each the listener knows the tree."""
+    """After each serve, cut, demotion, load, expiry and flush, the listener's state equals the tree."""
 
     @initialize(
         policy=st.sampled_from(["canopy-lru", "wa", "threshold-lru", "canopy-tlru"]),

@@ -1,4 +1,4 @@
-"""Every missed token has a cause, and the causes sum to the misses whatever happens."""
+"""Every missed token has a cause, and the causes always sum to the misses."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def test_ranks_agree_and_time_never_goes_back(arrivals) -> None:
 
 @pytest.mark.parametrize("folder", DECIDE)
 def test_what_decides_reads_no_clock_and_draws_no_random_number(folder) -> None:
-    """Ranks differ in speed: whatever is cut short by time is cut short elsewhere on another rank."""
+    """Ranks differ in speed, so a time limit would stop them at different points."""
     root = Path(sglang_canopy.__file__).parent
     for path in sorted((root / folder).rglob("*.py")):
         imported = set()

@@ -97,7 +97,7 @@ def test_nobody_is_let_in_past_a_prompt_in_its_chunks_whose_budget_is_used_up() 
     line.let_in(shorts[:1])
     assert line.may_not_pass(line.order(), 1000) == shorts[1:]
     assert line.left(shorts[1]) == 220.0
-    line.reprice()  # nothing of it is lost where everything is built anew
+    line.reprice()  # no state is lost in a rebuild
     assert line.may_not_pass(line.order(), 1000) == shorts[1:]
     line.chunked(None, 0.0)
     assert line.may_not_pass(line.order(), 1000) == []

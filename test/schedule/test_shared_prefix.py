@@ -180,7 +180,7 @@ def test_a_prompt_of_many_steps_is_waited_for_only_up_to_the_branch() -> None:
     engine.line.arrange(engine.queue, engine.chunked)
     assert engine.line.deferred(engine.computing) == [
         short
-    ]  # 10 of its blocks are there, 15 are shared
+    ]  # 10 of its blocks are cached, 15 are shared
     engine.step()
     engine.line.arrange(engine.queue, engine.chunked)
     assert engine.line.deferred(engine.computing) == []  # 20 are

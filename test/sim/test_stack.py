@@ -1,4 +1,4 @@
-"""One pass gives LRU at every capacity, exactly as simulated."""
+"""One pass computes LRU at every capacity; it equals simulation exactly."""
 
 import numpy as np
 import pytest

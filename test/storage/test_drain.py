@@ -129,7 +129,9 @@ def test_a_slow_disk_is_measured_and_bounds_the_drain(
     found = [after.on_disk(tokens(name, 8)) for name in range(25)]
     assert 0 < sum(found) < 200
     missing = [name for name in range(25) if found[name] == 0]
-    assert max(missing) < min(name for name in range(25) if found[name])  # the newest are there
+    assert max(missing) < min(
+        name for name in range(25) if found[name]
+    )  # the newest pages are on disk
     after.close()
 
 

@@ -111,7 +111,7 @@ class Server:
     # ---- what a test does ----
 
     def update(self, how: str, flush: bool = True, path: str = "elsewhere") -> bool:
-        """One update, with the session that SGLang wants around it."""
+        """One update in the session that SGLang requires."""
         if how == "disk":
             ask = UpdateWeightFromDiskReqInput(model_path=path, flush_cache=flush)
             return self.manager.update_weights_from_disk(ask).success
@@ -251,7 +251,7 @@ def test_the_same_weights_from_disk_after_a_restart_find_their_pages(
     fresh = Weights()
     monkeypatch.setattr(weights, "WEIGHTS", fresh)
     server = Server(tmp_path / "disk")
-    assert server.on_disk() == 0  # the base weights know nothing of them
+    assert server.on_disk() == 0  # the base weights do not contain them
     (model / "model.safetensors").write_bytes(b"retrain")
     assert server.update("disk", path=str(model))
     server.tree.storage.maintain()

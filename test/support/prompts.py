@@ -6,7 +6,7 @@ import random
 
 
 def token_ids(count: int, seed: int) -> list[int]:
-    """``count`` tokens that every model of the tests knows."""
+    """Return ``count`` tokens that are in the vocabulary of every test model."""
     draw = random.Random(seed)
     return [draw.randrange(100, 40_000) for _ in range(count)]
 

@@ -1,4 +1,4 @@
-"""A request with documents as SGLang's scheduler has it when it is queued."""
+"""A request with documents, as it is in SGLang's queue."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ def serving(server: ThreadingHTTPServer) -> Iterator[str]:
 
 
 def canopy(key: str | None = None) -> ThreadingHTTPServer:
-    """The page as a server of Canopy's has it, over a made-up status."""
+    """Canopy's page, rendered from a made-up status."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

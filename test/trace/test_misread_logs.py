@@ -355,7 +355,7 @@ def test_hashes_of_any_size_are_block_ids(tmp_path: Path, first: int) -> None:
     assert len(names) == len(set(names.values())) == 66
 
 
-# Chats that begin alike.
+# Chats with a common beginning.
 
 
 def test_chats_that_begin_alike_are_chats_of_their_own(tmp_path: Path) -> None:

@@ -157,7 +157,7 @@ def test_stamps_with_and_without_a_zone_are_compared(tmp_path: Path) -> None:
 
 
 def test_a_log_that_was_shipped_elsewhere_may_be_compact(tmp_path: Path) -> None:
-    """Log shippers write JSON anew: without blanks, with the keys in another order."""
+    """Log shippers rewrite JSON, without blanks and with another order of keys."""
     given = json.loads(finished("a", 1, PROMPT).partition("] ")[2])
     row = json.dumps(given, separators=(",", ":"), sort_keys=True)
     (request,) = read(tmp_path / "log", row)

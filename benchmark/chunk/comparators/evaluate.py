@@ -84,7 +84,7 @@ def evaluate(
     tokenizer = AutoTokenizer.from_pretrained(plan.model)
     found = _measured_earlier(plan, earlier)
     done, end = {one["number"] for one in found}, time.monotonic() + seconds
-    encoders: dict[tuple[int, ...], Encoder] = {}  # what stands before the documents is run once
+    encoders: dict[tuple[int, ...], Encoder] = {}  # the text before the documents is computed once
     for number, example in enumerate(_with_progress(examples, progress)):
         if number in done:
             continue

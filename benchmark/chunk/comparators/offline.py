@@ -49,7 +49,7 @@ class FirstTokens(Offline):
 
 
 class Epic(FirstTokens):
-    """EPIC: the first 16 tokens of each chunk, whatever the ratio, as long as it is above 0."""
+    """EPIC: the first 16 tokens of each chunk at any ratio above 0."""
 
     name = "epic"
 

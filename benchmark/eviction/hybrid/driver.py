@@ -95,7 +95,7 @@ def simulate_marconi(
     *,
     verify_every: int = 0,
 ) -> HybridResult:
-    """One budget for KV and states, as Marconi has it."""
+    """One budget for KV and states, as in Marconi."""
     return _run(
         trace,
         lambda block_tokens: MarconiTree(shape, capacity_bytes, block_tokens, alpha),

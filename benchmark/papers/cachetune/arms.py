@@ -64,4 +64,4 @@ WATCHED = {
         *((n, RATIO) for n in ("frequency", "high-frequency", "random")),
     )
 }
-"""Figure 3: those whose attention is compared to full recompute's."""
+"""Figure 3: arms whose attention is compared with full recompute's."""

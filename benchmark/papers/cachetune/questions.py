@@ -14,9 +14,9 @@ from canopy_chunks.quality.tasks import Example
 
 DOCUMENTS = 6
 EVIDENCE = 3
-"""Passages with the answer at most, so that others stand between them."""
+"""Maximum passages with the answer, so that other passages separate them."""
 BEFORE = 200
-"""Characters kept before an answer that stands further in than a chunk is long."""
+"""Characters kept before an answer that lies deeper in its passage than a chunk is long."""
 
 
 def questions(data: Path, name: str, count: int) -> list[Example]:
@@ -32,7 +32,7 @@ def questions(data: Path, name: str, count: int) -> list[Example]:
 
 
 def _musique(_: dict[str, Any], example: Example) -> Example | None:
-    """Its long passages have no labels: those that hold an answer, cut to where it stands."""
+    """Its long passages have no labels: take passages with an answer, cut to the text around it."""
     holding = [i for i, d in enumerate(example.documents) if _where(d, example.answers) >= 0]
     if not holding:
         return None
@@ -50,7 +50,7 @@ def _hotpotqa(item: dict[str, Any], example: Example) -> Example:
 
 
 def _with_others(needed: list[int], count: int) -> list[int]:
-    """Six in the file's order: those needed, then the first of the others."""
+    """Six passages in the file's order: the needed passages, then the first others."""
     others = [i for i in range(count) if i not in needed]
     return sorted([*needed, *others][:DOCUMENTS])
 

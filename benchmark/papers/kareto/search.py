@@ -1,4 +1,4 @@
-"""Figures 12 and 13: searches against a grid, and the extremes they find against fixed DRAM."""
+"""Figures 12 and 13: searches compared with a grid, and their extremes with fixed DRAM."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ def linear(context: Context) -> Any:
 
 
 def shapes(context: Context) -> Any:
-    """Turns and tokens of the two traces that stand for WildChat and ShareGPT."""
+    """Turns and tokens of the two traces used in place of WildChat and ShareGPT."""
     real, made = conversation(context.data), stochastic()
     panels: dict[str, dict[str, list[float]]] = {
         "turns of a conversation": {},

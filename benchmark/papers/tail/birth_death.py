@@ -84,7 +84,7 @@ def still_under_way(load: BirthDeathLoad, silent_s: float) -> float:
 
 
 class _Conversation:
-    """The times of the turns to come, last first, and the prompt as it stands."""
+    """Times of the remaining turns, last first, and the prompt so far."""
 
     __slots__ = ("name", "prompt", "times_s", "turn")
 

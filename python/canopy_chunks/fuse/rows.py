@@ -1,6 +1,6 @@
 """The forward pass of sparse rows at their true positions, over the KV in the cache.
 
-Every other token's KV is used as the cache has it. With all rows it is a plain prefill.
+The KV of all other tokens is read from the cache. With all rows it is a plain prefill.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ ANSWER_TOKENS = 16
 
 
 def pieces_of(n: int, piece: int) -> int:
-    """Return the most pieces of a check of ``n`` prompt tokens, ``piece`` in each."""
+    """Return the maximum pieces of a check of ``n`` prompt tokens, with ``piece`` tokens in each."""
     return -(-n // piece) + 1 + 2 * (ANSWER_TOKENS - 1)
 
 

@@ -30,8 +30,8 @@ from canopy_chunks.quality.answers import (
 from canopy_chunks.quality.tasks import SYNTHETIC, default_filler, synthetic
 
 LEVEL, GROWTH, FALL = 0.0155, 0.8, 4.7
-"""KL of two documents with nothing recomputed (nats a token), its power in the number of documents after
-the first, and its logarithm's fall per unit of ratio."""
+"""Parameters of the expected KL: nats per token of two documents at ratio 0, exponent of the number of
+documents after the first, and decay rate in the ratio."""
 FITTED_AT = 0.092
 """KL of the fitted model on the questions of :func:`measure_scale`."""
 MOST = 0.5

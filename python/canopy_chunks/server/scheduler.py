@@ -163,7 +163,9 @@ def work_when_idle(engine: ChunkEngine, scheduler: Any) -> None:
         return not scheduler.is_fully_idle() or (socket is not None and bool(socket.poll(wait_ms)))
 
     while engine.has_idle_work:
-        wait_ms = PAUSE_MS if engine.has_run else 0  # once, whatever a monitor asks meanwhile
+        wait_ms = (
+            PAUSE_MS if engine.has_run else 0
+        )  # once, even if a monitor reads the status meanwhile
         engine.has_run = False
         if first_ranks(something_comes(wait_ms)):
             return

@@ -26,7 +26,7 @@ LAYERS_AHEAD = 4
 LayerRows = list[tuple[torch.Tensor, torch.Tensor]]
 
 Stored = Chunk | HostChunk | DiskChunk | ChunkSuffix
-"""A chunk as the store has it: in memory, in a file, or the rest of a chunk."""
+"""A chunk from the store: in memory, in a file, or the rest of a chunk."""
 
 
 @dataclass(slots=True)

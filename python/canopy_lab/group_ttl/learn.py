@@ -71,7 +71,7 @@ class GroupSummary:
     category: str | None
     ttl_s: float
     requests: int
-    """Requests of the window that used it."""
+    """Requests in the window that used the group."""
     hits: float
     """Expected hit tokens per window duration."""
     mean_tokens: float

@@ -25,7 +25,7 @@ class HtmlTable:
     text: Sequence[int] = ()
     """Other columns of words than the first. Columns of numbers are aligned right."""
     marked: int | None = None
-    """The row to stand out."""
+    """Index of the highlighted row."""
     notes: Sequence[str] = ()
 
 

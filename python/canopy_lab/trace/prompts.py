@@ -111,7 +111,7 @@ def chained(raw: bytes, block_bytes: int, salt: bytes = b"") -> tuple[int, ...]:
 
 
 def coarser(blocks: tuple[int, ...], factor: int) -> tuple[int, ...]:
-    """The ids of blocks ``factor`` times as long: a chained id stands for all before it."""
+    """Return the ids of blocks ``factor`` times as long. A chained id stands for its whole prefix."""
     if factor == 1:
         return blocks
     whole = blocks[factor - 1 :: factor]

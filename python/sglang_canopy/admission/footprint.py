@@ -145,7 +145,9 @@ class Footprints:
         session.charge, session.growth = has + growth, growth
 
     def _update_all(self, numbers: set[int], now: float) -> None:
-        for number in sorted(numbers):  # sums of floats depend on the order
+        for number in sorted(
+            numbers
+        ):  # sums of floats depend on the order, which must be equal on all ranks
             self.update(self._sessions[number], now)
 
     def _use(self, blocks: Sequence[int], number: int) -> set[int]:

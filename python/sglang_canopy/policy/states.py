@@ -125,7 +125,7 @@ class WorthOfStates(StatePolicy):
 
 
 def _half_power(saves: float) -> int:
-    """Return the step of a saving; equal within a factor of the square root of two."""
+    """Return a logarithmic bucket of a saving; a bucket spans a factor of the square root of two."""
     return int(saves * saves).bit_length()
 
 

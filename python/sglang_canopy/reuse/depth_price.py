@@ -15,7 +15,7 @@ UNKNOWN = math.inf
 LEAST, MOST = 1_000.0, 200_000.0
 """Range of depth scales, in tokens."""
 MOVED = 1.5
-"""Smallest factor between two depth scales: noise must not rank leaves anew."""
+"""Smallest factor between two depth scales, so that noise does not rerank leaves."""
 SOFT = 6.0
 """Factor on the depth scale under ``depth_weight: soft``."""
 

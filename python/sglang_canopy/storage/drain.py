@@ -155,7 +155,7 @@ class Drain:
         return head
 
     def _wait(self) -> None:
-        """Let writes end, and release the host copies of those that did."""
+        """Wait for writes, and release the host copies of completed writes."""
         self.cache.check_hicache_events()
         time.sleep(_WAIT_S)
 

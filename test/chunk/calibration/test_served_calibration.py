@@ -48,7 +48,7 @@ def ahead(compute: float, transfer: float, other: float):
 
 
 def placed_first(compute: float, transfer: float, other: float):
-    """Everything placed first and computed afterwards."""
+    """All KV is placed first, then computed."""
     return lambda n, r: r * n * compute + (1 - r) * n * transfer + other
 
 
@@ -58,7 +58,9 @@ seconds = st.floats(1e-5, 1e-2)
 @given(seconds, seconds, st.floats(0.0, 5.0))
 def test_with_the_transfer_ahead_it_is_where_both_take_as_long(compute, transfer, other) -> None:
     balance = transfer / (compute + transfer)
-    assume(N * max(compute, transfer) > 1e-3 * other)  # else all ratios are alike in doubles
+    assume(
+        N * max(compute, transfer) > 1e-3 * other
+    )  # otherwise rounding hides the difference between ratios
     found, _, _ = calibrated(ahead(compute, transfer, other))
     assert found.ratio == pytest.approx(max(0.15, balance), abs=0.021)
     assert found.profile.other_s >= 0.0

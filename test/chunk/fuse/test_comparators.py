@@ -65,7 +65,7 @@ def test_per_layer_sets_replace_at_each_layer_what_equation_7_names_and_nothing_
             count = int(ratio * len(placed.chunk))
             named |= {placed.start + int(i) for i in numpy.argsort(-energy)[:count]}
         sets.append(named)
-        if layer:  # layer 0 knows no context: recomputed and reused are the same there
+        if layer:  # layer 0 does not depend on context: recomputed and reused are equal there
             changed = (fused_cache.v[layer] - reused.v[layer]).flatten(1).abs().amax(1) > 0
             assert set((changed & inside).nonzero()[:, 0].tolist()) == named, layer
     assert len(set(map(frozenset, sets))) > 1

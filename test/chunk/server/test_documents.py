@@ -87,7 +87,7 @@ def test_two_tenants_get_two_ids_and_registering_twice_one() -> None:
 
 def test_registrations_are_bounded() -> None:
     known = Documents(most_tokens=50)
-    for tenant in ("a", "b"):  # a tenth each, whatever the other has
+    for tenant in ("a", "b"):  # a tenth each, regardless of the other tenant's share
         known.add([1, 2, 3], tenant)
         with pytest.raises(CanopyError, match="1 documents with 3 tokens"):
             known.add([4, 5, 6], tenant)

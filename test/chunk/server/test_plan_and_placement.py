@@ -148,7 +148,9 @@ def test_a_request_that_is_started_again_computes_what_it_computed_before(prompt
     assert not now[:PREFIX].any()
     assert torch.equal(now[PREFIX:n], chosen[PREFIX:])
     assert now[n:].all()
-    evicted = replan(chosen, 0, prompt.placed[1:], n + answer)  # the prefix and a chunk are gone
+    evicted = replan(
+        chosen, 0, prompt.placed[1:], n + answer
+    )  # the prefix and a chunk were evicted
     assert evicted[: PREFIX + CHUNK].all()
     assert torch.equal(evicted[PREFIX + CHUNK : n], chosen[PREFIX + CHUNK :])
 

@@ -99,7 +99,7 @@ def test_sglangs_layers_give_what_a_plain_model_gives(family, tmp_path) -> None:
 
 @pytest.mark.long
 def test_a_model_whose_weights_the_engine_has_never_read_runs_all_the_same(tmp_path) -> None:
-    """Phi-3 has one matrix for queries, keys and values: SGLang's layers alone know its parts."""
+    """Phi-3 has one matrix for queries, keys and values; only SGLang's layers split it."""
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(7)
     config = transformers.Phi3Config(

@@ -101,7 +101,7 @@ def window(req, prefix: int, end: int):
 
 @pytest.fixture
 def served(make, ids, monkeypatch):  # noqa: F811
-    """``served()``: an engine in windows of 32 tokens, its worker, a request whose chunks it knows."""
+    """``served()``: an engine with windows of 32 tokens, its worker, and a request whose chunks are stored."""
 
     def started():
         engine = make()

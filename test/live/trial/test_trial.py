@@ -1,4 +1,4 @@
-"""A trial: fair turns, few looks, and the server as it was unless the answer is sure."""
+"""A trial: fair turns, few interim looks, and the previous policy unless the answer is certain."""
 
 from __future__ import annotations
 

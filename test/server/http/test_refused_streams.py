@@ -1,4 +1,4 @@
-"""A refused request is answered with 429 whatever the route has sent of a stream."""
+"""A refused request is answered with 429 even if the route has begun a stream."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ LEAST_RUN = 64
 """Characters. A difference costs something if at least this much equal text follows it."""
 
 _BLOCK_BYTES = 160
-"""Estimate for one remembered block hash, in two generations."""
+"""Estimated bytes per remembered block hash, with both generations."""
 _SENTENCE_BYTES = 150
 _CANDIDATES = 6
 """Remembered prompts that are compared in full with a new one."""

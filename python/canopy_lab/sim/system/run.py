@@ -159,7 +159,7 @@ class _SystemRun:
 
     def _arrive(self, number: int, now: float) -> None:
         made = self.workload.request(number)
-        # Policies see when a request came, not when it stands in the trace; never two at once.
+        # Policies receive a request's arrival time, not its time in the trace; no two are equal.
         self.clock = now if now > self.clock else math.nextafter(self.clock, math.inf)
         made[0].time = self.clock
         job = SimulatedRequest(number, now, made)

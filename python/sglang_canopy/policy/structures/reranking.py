@@ -1,4 +1,4 @@
-"""Leaves that a policy ranks anew after a fit, in slices."""
+"""Leaves that a policy reranks after a fit, in slices."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Reranking:
         return bool(self._left)
 
     def begin(self, leaves: Iterable[Leaf]) -> None:
-        """Rank all of ``leaves`` anew, from now on."""
+        """Start to rerank all of ``leaves``."""
         self._left = dict.fromkeys(sorted(leaves, key=attrgetter("number"), reverse=True))
         self._last = -math.inf
 
     def due(self, now: float) -> list[Leaf]:
-        """Return the leaves to rank anew at ``now``, each once."""
+        """Return the leaves to rerank at ``now``, each once."""
         left = self._left
         if now <= self._last:
             return []
@@ -50,5 +50,5 @@ class Reranking:
         return not self._left
 
     def put_back(self, leaf: Leaf) -> None:
-        """Rank ``leaf`` anew: it was put back with a rank of the fit before, perhaps."""
+        """Rerank ``leaf``: it may have been restored with a rank of the previous fit."""
         self._left[leaf] = None

@@ -285,7 +285,7 @@ SEAMS = (
         for target, hook, names in forced_output.HOOKS
     ),
 )
-"""All hooks on SGLang's functions, except those of ``canopy_chunks``."""
+"""All hooks on SGLang's functions, except the hooks of ``canopy_chunks``."""
 
 RELIED_ON = (
     _SRT + "managers.schedule_policy.PrefillAdder.add_one_req",
