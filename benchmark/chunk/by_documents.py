@@ -137,7 +137,7 @@ def joined(passages: Sequence[list[int]], count: int) -> list[list[int]]:
 
 
 class Measured:
-    """One set at one length: full recompute of its passages, and their chunks by encoding."""
+    """A set at one length: full recompute of its passages, and their chunks by encoding."""
 
     def __init__(
         self, model: Any, sets: Sets, number: int, length: int, encoders: dict[Any, Encoder]
@@ -161,7 +161,7 @@ class Measured:
         return Answer(torch.stack(logits).log_softmax(-1), tokens)
 
     def reversed(self) -> Callable[[Case, Answer], dict[str, Any]]:
-        """Return how an answer compares with that after the passages in reverse order."""
+        """Compare an answer with the answer after the passages in reverse order."""
         cache = self._full(self.passages[::-1])
 
         def compare(case: Case, answer: Answer) -> dict[str, Any]:
@@ -171,7 +171,7 @@ class Measured:
         return compare
 
     def reuse(self, way: Way, case: Case, answer: Answer) -> dict[str, Any]:
-        """Return how an answer compares with that after reuse."""
+        """Compare an answer with the answer after reuse."""
         chunks = self._encoded(way.encode, way.documents)
         case = Case(case.prefix, [list(c.ids) for c in chunks], case.question, (), "")
         prompt = prompt_of_case(case, chunks, self.model.device)
@@ -221,7 +221,7 @@ def against(answer: Answer, rows: torch.Tensor) -> dict[str, Any]:
 def measure(
     model: Any, sets: Sets, number: int, length: int, todo: dict[int, list[str]], encoders: Any
 ) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a set that are ``todo``, by question."""
+    """Yield the rows of a set that are in ``todo``, by question."""
     one = Measured(model, sets, number, length, encoders)
     reverse = one.reversed() if any(REVERSED in ways for ways in todo.values()) else None
     for asked, ways in todo.items():

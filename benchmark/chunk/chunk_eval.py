@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
         earlier = json.loads(args.json.read_text())
 
     def save(report: dict[str, Any]) -> None:
-        """After every example: a run that is stopped leaves what it measured."""
+        """Save after every example, so that an interrupted run keeps its measurements."""
         if args.json:
             kept = {
                 k: v
@@ -114,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def print_table(rows: list[dict[str, Any]]) -> None:
-    """The rows as aligned text."""
+    """Return the rows as aligned text."""
     names = (
         "selector",
         "encode",

@@ -56,7 +56,7 @@ def cold(path: Path) -> disk.DiskChunk:
 
 
 def read(paths: list[Path], arm: str, reused: float, seed: int) -> tuple[float, float, float]:
-    """Seconds, MiB from the disk, MiB wanted, of one prompt's chunks."""
+    """Return seconds, MiB read from disk and MiB requested for one prompt's chunks."""
     make = torch.Generator().manual_seed(seed)
     chunks = [cold(path) for path in paths]
     parts = []

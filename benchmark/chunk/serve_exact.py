@@ -1,4 +1,4 @@
-"""Recomputing everything is plain serving, and a server that is told "off" is one without Canopy."""
+"""Check that ratio 1 equals plain serving, and "off" equals a server without Canopy."""
 
 from __future__ import annotations
 

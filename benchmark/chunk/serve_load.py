@@ -15,9 +15,9 @@ from rag_server import Rows, a_library, started
 CROWD = 8
 """Prompts that the KV pool holds at once."""
 FEWEST = 8
-"""Arrivals at a rate, however slow it is."""
+"""Minimum arrivals at each rate."""
 BEHIND = 0.1
-"""Share of the window that the server may need after it for what has queued up."""
+"""Time that the server may need for the rest of the queue, as a share of the window."""
 
 
 def load(tokenizer: Any, args: argparse.Namespace) -> None:
@@ -87,7 +87,7 @@ def _alone(
 def _at_rate(
     url: str, tokenizer: Any, args: argparse.Namespace, rate: float, plain: bool
 ) -> dict[str, Any]:
-    """Times to the first token of every request that arrived; all are waited for."""
+    """Return the TTFT of every request that arrived, after all were answered."""
     lib, chunks = a_library(tokenizer, args, args.tokens)
     lib.draw = random.Random(f"{args.seed} {rate}")
     draw = random.Random(f"{args.seed} arrivals {rate}")

@@ -1,4 +1,4 @@
-"""Time to first token of one request at a time: documents that were seen, and that were not."""
+"""Time to first token of single requests, with known and with new documents."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rag_server import Rows, a_library, chunks_for, started
 
 
 def ttft(tokenizer: Any, args: argparse.Namespace) -> None:
-    """Medians of alternating requests, by prompt length."""
+    """Return medians of alternating requests, by prompt length."""
     lengths, rows = [int(x) for x in args.lengths.split(",")], Rows(args)
     with started(args, max(lengths)) as server:
         print("tokens chunks cached  prefix cache  reuse    ratio  planning  rate   recomputed")
@@ -60,7 +60,7 @@ def _by_length(
 
 
 def first_use(tokenizer: Any, args: argparse.Namespace) -> None:
-    """Pairs of prompts never seen, one that names its documents and one that does not, in turns."""
+    """Alternate new prompts with named documents and new prompts without."""
     rows, chunks = Rows(args), chunks_for(args.tokens, args.chunks)
     lib, _ = a_library(tokenizer, args, args.tokens)
     size = len(lib.documents[0])

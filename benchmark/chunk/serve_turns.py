@@ -37,7 +37,7 @@ def turns(tokenizer: Any, args: argparse.Namespace) -> None:
 
 
 def learn_all(url: str, lib: Library) -> None:
-    """Have every document encoded, also behind the system text, which has to come twice."""
+    """Have every document encoded, also behind the system text, for which it must recur."""
     for documents in (lib.documents, lib.documents[::-1]):
         flush(url)
         learn(url, replace(lib, documents=documents), 4)
@@ -46,7 +46,7 @@ def learn_all(url: str, lib: Library) -> None:
 def pair(
     server: Any, lib: Library, chunks: int, tokens: int, repeat: int
 ) -> Iterator[dict[str, Any]]:
-    """Both sides of the same prompts; each begins with an empty tree."""
+    """Run both sides on the same prompts; each begins with an empty tree."""
     first = lib.prompt(chunks + 2 * MORE)
     again, sampled = lib.prompt(chunks), [lib.prompt(chunks) for _ in SAMPLES]
     for side in ("documents", "plain") if repeat % 2 == 0 else ("plain", "documents"):
@@ -92,14 +92,14 @@ def _conversation(
 
 
 def _retry(server: Any, prompt: Prompt, side: str) -> dict[str, Any]:
-    """The same prompt twice; returns what the second took."""
+    """Send a prompt twice; return the seconds of the second."""
     timed(server, _as(prompt, side), tops=0)
     second = timed(server, _as(prompt, side), tops=0)
     return {"retry_s": second.ttft_s, "retry_cpu_s": second.cpu_s}
 
 
 def _samples(url: str, prompt: Prompt, n: int) -> float:
-    """Seconds until all of ``n`` answers of 8 tokens are complete."""
+    """Return the seconds until all ``n`` answers of 8 tokens are complete."""
     sampling = {"temperature": 0.7, "max_new_tokens": SAMPLE_TOKENS, "ignore_eos": True, "n": n}
     sampling["custom_params"] = {"canopy_chunks": prompt.bounds}
     body = {"input_ids": prompt.ids, "sampling_params": sampling}

@@ -1,4 +1,4 @@
-"""Tables of docs/research/chunks-serving.md, out of what the benchmarks wrote."""
+"""Tables of docs/research/chunks-serving.md from the benchmarks' result files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def any_order() -> str:
 
 
 def follow_up() -> str:
-    """KL of later turns that go on from kept KV, and that fuse again."""
+    """KL of later turns that continue from kept KV, and of turns that fuse again."""
     rows, lines = _lines("follow_up.jsonl"), []
     for turn in (2, 3):
         own = [row for row in rows if row["turn"] == turn]

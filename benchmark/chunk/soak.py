@@ -31,7 +31,7 @@ from launch_server import cpu_arguments, free_port, serving
 SAMPLE_S = 30
 AT_ONCE = 4
 ORDINARY = 4
-"""Different ordinary prompts; each is asked again and again and must always be answered alike."""
+"""Number of ordinary prompts; each is repeated and must always get the same answer."""
 
 
 def main() -> None:
@@ -73,7 +73,7 @@ def main() -> None:
 
 
 class Soak:
-    """One run: requests in threads, what they took and what went wrong."""
+    """A run: requests in threads, their times and their errors."""
 
     def __init__(self, server: Any, lib: Library, args: argparse.Namespace) -> None:
         self.server, self.lib, self.args, self.url = server, lib, args, server.url
@@ -119,7 +119,7 @@ class Soak:
         }
 
     def one(self, index: int, prompt: Prompt) -> None:
-        """One request of the mix, by its number."""
+        """Send request ``index`` of the mix."""
         try:
             if index % 10 == 9:
                 plain, expected = self.known[index // 10 % ORDINARY]
@@ -132,7 +132,7 @@ class Soak:
             answer = ask(self.url, prompt)
             self.fused += bool(answer.report.get("fused"))
             self.times.append(answer.ttft_s)
-        except Exception as error:  # counted: the result says how many and the first
+        except Exception as error:  # counted: the result has their number and the first
             self.errors.append(repr(error))
 
     def note(self, row: dict[str, Any]) -> None:
@@ -145,7 +145,7 @@ class Soak:
         return self.lib.prompt(self.args.chunks)
 
     def _saturation(self) -> float:
-        """Requests a second of the same mix, ``AT_ONCE`` always waiting."""
+        """Return requests per second of the same mix, with ``AT_ONCE`` always in flight."""
         jobs = [(i, self._prompt()) for i in range(40)]
         began = time.perf_counter()
         with ThreadPoolExecutor(AT_ONCE) as pool:
@@ -207,7 +207,7 @@ class Soak:
 
 
 def _over(family: list[Any], look: Callable[[Any], int]) -> int:
-    """The sum over the processes that are still there."""
+    """Return the sum over the processes that still run."""
     total = 0
     for process in family:
         try:
@@ -227,7 +227,7 @@ def _used_tokens(url: str) -> float:
 
 
 def _files(folder: Path, found: dict[str, Any]) -> dict[str, Any]:
-    """Chunk files on disk beside what the store says it has there."""
+    """Return the chunk files on disk, and the store's own count of them."""
     files = list(folder.rglob("*.chunk"))
     disk = found["store"]["tiers"]["disk"]
     return {

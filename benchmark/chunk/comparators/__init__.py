@@ -1,4 +1,4 @@
-"""What Canopy's documents are compared with: CacheTune's baselines and controls, by name."""
+"""Comparators for Canopy's documents: CacheTune's baselines and controls, by name."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SELECTORS = {one.name: one for one in CLASSES}
 
 
 def make_selector(name: str) -> Selector:
-    """The selector of that name. Raises CanopyError."""
+    """Return a selector by name. Raises CanopyError."""
     if name not in SELECTORS:
         raise CanopyError(f"selector {name!r} is not known; allowed are {', '.join(SELECTORS)}")
     return SELECTORS[name]()

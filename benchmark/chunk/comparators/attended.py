@@ -1,4 +1,4 @@
-"""Other ways to weigh what the question attends to, beside :class:`canopy_chunks.fuse.selectors.Question`."""
+"""Variants of :class:`canopy_chunks.fuse.selectors.Question`: scores by the question's attention."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def over_chunks(prompt: FusedPrompt, score: torch.Tensor, count: int) -> torch.T
 
 
 class Query(Selector):
-    """The whole budget on what the question attends to, over all chunks together."""
+    """Spend the whole budget on tokens that the question attends to, over all chunks together."""
 
     name = "query"
     reads_cache = True
@@ -36,7 +36,7 @@ class Query(Selector):
 
 
 class HeadQuery(Selector):
-    """Half the budget on the chunks' first tokens, half on what the question attends to."""
+    """Spend half the budget on the chunks' first tokens, half on tokens that the question attends to."""
 
     name = "head+query"
     reads_cache = True
@@ -46,7 +46,7 @@ class HeadQuery(Selector):
 
 
 class LastToken(Selector):
-    """The whole budget on what the last token attends to, exact chunks left out."""
+    """Spend the whole budget on tokens that the last token attends to, without exact chunks."""
 
     name = "last-token"
     reads_cache = True

@@ -42,7 +42,7 @@ class Deviation(Selector):
 
 
 class Oracle(Selector):
-    """True deviation of K and V from a full prefill, mean over layers: not usable, only a yardstick."""
+    """True deviation of K and V from a full prefill, mean over layers: an oracle for comparison."""
 
     name = "oracle"
     reads_cache = True

@@ -1,4 +1,4 @@
-"""The evaluation behind ``chunk_eval.py``: every variant on every example, summed up in rows."""
+"""Evaluate every variant on every example for ``chunk_eval.py``, and aggregate the rows."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from sglang_canopy.errors import CanopyError
 
 @dataclass(frozen=True, slots=True)
 class EvaluationPlan:
-    """What to evaluate; the fields are the command's options."""
+    """An evaluation; the fields are the command's options."""
 
     model: str
     data: str | None = None
@@ -99,7 +99,7 @@ def evaluate(
 
 
 def _measured_earlier(plan: EvaluationPlan, earlier: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """The measurements of an earlier report of the same plan, ``limit`` apart."""
+    """Return the measurements of an earlier report of the same plan, ignoring ``limit``."""
     if earlier is None:
         return []
     mine = json.loads(json.dumps(asdict(plan)))
@@ -136,7 +136,7 @@ def _one(
     case: Case,
     encoders: dict[tuple[int, ...], Encoder],
 ) -> list[dict[str, Any]]:
-    """Every variant on one example. Selectors differ only at ratios above 0 and below 1."""
+    """Run every variant on one example. Selectors differ only at ratios above 0 and below 1."""
     reference: Reference = refer(model, tokenizer, case, plan.answer_tokens)
     right = holds(reference.text, case.answers)
     found = []
@@ -183,7 +183,7 @@ def _one(
 def _row(
     found: list[dict[str, Any]], variant: tuple[str, float, str], first: str
 ) -> dict[str, Any]:
-    """One line of the table; ``first``: the encoding that others are compared to."""
+    """Return a row of the table; ``first``: the encoding that others are compared with."""
     encode, ratio, selector = variant
 
     def of(name: str, how: str = encode) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Selectors that look at the chunk alone: the paper's controls, and EPIC."""
+"""Selectors that depend on the chunk alone: the paper's controls, and EPIC."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sets of tokens of each layer's own: equation 7 as printed, and nested sets of the same cost."""
+"""Different tokens in each layer: equation 7 as printed, and nested sets of the same cost."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class FrequencyPerLayer(Frequency):
 
 
 class FrequencyNested(FrequencyPerLayer):
-    """Sets that shrink from layer to layer: what the ratio pays for, unlike equation 7's."""
+    """Sets that shrink from layer to layer; unlike equation 7's, they cost what the ratio states."""
 
     name = "frequency-nested"
 

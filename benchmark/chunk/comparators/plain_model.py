@@ -81,7 +81,7 @@ class PlainModel(Model):
         return (out if self.ranks is None else self.ranks.gather(out)).float()
 
     def _check_length(self, positions: torch.Tensor) -> None:
-        """Refuse a prompt that a sliding window would cut: its attention is not ours."""
+        """Refuse a prompt longer than the sliding window, which this forward does not implement."""
         if self.window is not None and (tokens := int(positions[-1]) + 1) > self.window:
             raise CanopyError(
                 f"a prompt of {tokens} tokens is longer than this model's sliding window of "
@@ -104,7 +104,7 @@ class PlainModel(Model):
 
 
 def plus(hidden: torch.Tensor, projected: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """The residual stream after a projection, whose bias is added once for all ranks."""
+    """Add a projection to the residual stream; its bias is added once for all ranks."""
     return hidden + (projected if bias is None else projected + bias)
 
 

@@ -21,7 +21,7 @@ from comparators.attended import over_chunks
 
 
 class ProphetKV(Selector):
-    """The budget on the context tokens of most attention from the question, over all layers."""
+    """Spend the budget on the context tokens with the most attention from the question over all layers."""
 
     name = "prophetkv"
     reads_cache = True

@@ -29,7 +29,7 @@ REPEAT = "\n\nRepeat the previous context exactly.\n\n"
 
 
 class QCFuse(Selector):
-    """The budget on the chunk tokens of most attention from the question at the profiled layers."""
+    """Spend the budget on the chunk tokens with the most attention from the question at the profiled layers."""
 
     name = "qcfuse"
     reads_cache = True

@@ -1,4 +1,4 @@
-"""How close fused prefill is to full recompute: KL, agreement, answers kept; with standard errors."""
+"""Compare fused prefill with full recompute: KL, agreement and answers kept, with standard errors."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Reference:
 
 
 def refer(model: Model, tokenizer: Any, case: Case, answer_tokens: int = FORCED) -> Reference:
-    """Full recompute of the prompt, its greedy continuation, and its text of ``answer_tokens``."""
+    """Return full recompute of the prompt, its greedy continuation, and its text of ``answer_tokens``."""
     ids = torch.tensor(case.ids, device=model.device)
     cache = dense_cache(model, ids.numel() + max(FORCED, answer_tokens))
     start = time.perf_counter()
@@ -67,7 +67,7 @@ def refer(model: Model, tokenizer: Any, case: Case, answer_tokens: int = FORCED)
 
 
 def behind(case: Case, how: str, place: int = 0) -> tuple[int, ...]:
-    """What the document at a place of a case is encoded behind, by the name of an encoding."""
+    """Return the tokens after which a document of a case is encoded with encoding ``how``."""
     if how == "alone":
         return ()
     if how == "bos":

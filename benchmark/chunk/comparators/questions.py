@@ -1,4 +1,4 @@
-"""Questions out of MuSiQue, HotpotQA or JSONL files."""
+"""Read questions from MuSiQue, HotpotQA or JSONL files."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ def _example(item: Any, index: int, path: Path) -> Example:
 
 
 def _answers(given: Any) -> tuple[str, ...]:
-    """All right answers: a text, a list of them, or WikiMQA's list of lists."""
+    """Return all right answers: a text, a list of texts, or WikiMQA's list of lists."""
     if isinstance(given, list):
         return tuple(one for item in given for one in _answers(item))
     return () if given is None else (str(given),)
 
 
 def filler_from(examples: Sequence[Example], words: int = 70) -> list[str]:
-    """Texts for the synthetic tasks, out of real documents, cut to a few words."""
+    """Return texts for the synthetic tasks from real documents, cut to a few words."""
     return [" ".join(d.split()[:words]) for e in examples for d in e.documents if d.strip()]

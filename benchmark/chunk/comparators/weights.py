@@ -125,7 +125,7 @@ def random_model(
     seed: int = 0,
     identity: str = "random",
 ) -> PlainModel:
-    """A model of a given shape with random weights: for tests, and for timing shapes we lack."""
+    """Return a model of a given shape with random weights, for tests and for timing other shapes."""
     generator = torch.Generator(device=device).manual_seed(seed)
 
     def normal(*size: int) -> torch.Tensor:
@@ -156,7 +156,7 @@ def random_model(
 
 
 def _identity(path: Path) -> str:
-    """A digest of the config and of the weight files' headers and sizes: cheap, and changes with them."""
+    """Return a digest of the config and of the weight files' headers and sizes, which is cheap."""
     digest = hashlib.sha256((path / "config.json").read_bytes())
     for file in sorted(path.glob("*.safetensors")):
         digest.update(file.name.encode())

@@ -1,4 +1,4 @@
-"""What is compared: a selector, a ratio and what chunks are encoded behind."""
+"""Arms of the comparison: a selector, a ratio and the text after which chunks are encoded."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Arm:
         return f"{what}{share}, {self.encode}"
 
     def make(self) -> Selector:
-        """The selector itself."""
+        """Return the selector."""
         return SELECTORS[self.selector]()
 
 

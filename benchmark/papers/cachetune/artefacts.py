@@ -1,4 +1,4 @@
-"""What of CacheTune's figures, tables, equations and algorithm is regenerated here."""
+"""CacheTune's figures, tables, equations and algorithm that are regenerated here."""
 
 from __future__ import annotations
 

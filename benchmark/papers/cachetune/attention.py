@@ -1,4 +1,4 @@
-"""Figure 3: what the question attends to."""
+"""Figure 3: the question's attention to its context."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def attention(model: Model, cache: KVCache, ids: torch.Tensor, tail: torch.Tenso
 
 
 def columns(weight: torch.Tensor) -> list[list[float]]:
-    """A heat map: the last layers' mean, question tokens by ``BINS`` columns of the context."""
+    """Return a heat map: the mean of the last layers, question tokens by ``BINS`` columns of context."""
     mean = weight[weight.shape[0] // 2 :].mean(0)
     at = torch.arange(mean.shape[1]) * BINS // mean.shape[1]
     columns = torch.zeros(mean.shape[0], BINS).index_add(1, at, mean)

@@ -1,4 +1,4 @@
-"""Several prompts of the same length run on at once, each over its own KV.
+"""Decode several prompts of equal length in a batch, each over its own KV.
 
 The weights are read once for all of them, which is most of a step's time on a CPU.
 """

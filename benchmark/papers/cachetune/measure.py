@@ -1,4 +1,4 @@
-"""Every arm on one question: closeness to full recompute, and what it cost."""
+"""Measure every arm on one question: closeness to full recompute, and cost."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def compare(
 
 
 def upto(cache: KVCache, tokens: int) -> KVCache:
-    """The first ``tokens`` positions of a cache; the memory is shared."""
+    """Return a view of the first ``tokens`` positions of a cache."""
     return KVCache(cache.k, cache.v, cache.slots[:tokens], cache.in_order, cache.backend)
 
 
@@ -121,7 +121,7 @@ def _closeness(
     true, forced = torch.stack(found).log_softmax(-1), torch.tensor(tokens)
     at = torch.arange(n, n + FORCED - 1)
     ids = forced[:-1].expand(len(caches), -1)
-    for part in range(0, len(caches), 8):  # the logits of all at once would be half a gigabyte
+    for part in range(0, len(caches), 8):  # all logits at once would take half a gigabyte
         rest = side_by_side(model, caches[part : part + 8], at, ids[part : part + 8])
         for row, first, logits in zip(list(rows.values())[part:], firsts[part:], rest):
             got = torch.cat([first[None], logits]).log_softmax(-1)

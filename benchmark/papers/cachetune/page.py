@@ -1,4 +1,4 @@
-"""What docs/research/papers/cachetune.md says in numbers."""
+"""Figures of docs/research/papers/cachetune.md."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def arms(data: str) -> dict[str, dict[str, Any]]:
 
 
 def means(arm: str, field: str = "kl", digits: int = 3) -> str:
-    """The mean on both data sets, as text."""
+    """Return the mean on both data sets, as text."""
     return listed((arms(data)[arm][field] for data in SETS), f"{{:.{digits}f}}")
 
 
@@ -49,7 +49,7 @@ def minus(one: str, other: str, field: str = "kl") -> tuple[float, float]:
 
 
 def below(one: str, other: str, how: str = "bos") -> bool:
-    """Whether one arm is surely nearer to full recompute than the other."""
+    """Return whether one arm is significantly nearer to full recompute than the other."""
     mean, error = minus(f"{one}, {how}", f"{other}, {how}")
     return mean < -SURE * error
 
@@ -128,7 +128,7 @@ def figures_2_to_4() -> list[Row]:
 
 
 def _tenth_less(far: list[float], none: list[float]) -> bool:
-    """Whether a tenth of the distance is gone on both data sets."""
+    """Return whether the distance falls by a tenth on both data sets."""
     return all(a < 0.9 * b for a, b in zip(far, none, strict=True))
 
 
@@ -362,7 +362,7 @@ def selectors() -> str:
 
 
 def levels() -> str:
-    """KL itself, of which the table has the differences."""
+    """Return the KL values whose differences are in the table."""
     found = (
         f"{listed((arms(d)[f'random, {how}']['kl'] for d in SETS), '{:.3f}')} {text}"
         for how, text in ENCODED.items()
@@ -374,7 +374,7 @@ def levels() -> str:
 
 
 def questions() -> int:
-    """How many every arm was run on."""
+    """Return the number of questions on both data sets."""
     return sum(RESULTS[key]["questions"] for key in SETS.values())
 
 

@@ -1,4 +1,4 @@
-"""Work that is done question by question, and may be stopped and taken up again.
+"""Resumable work, question by question.
 
 Nothing is kept from an earlier run unless ``CANOPY_PAPERS_RESUME`` names a folder for it; delete the
 folder to measure anew.
@@ -18,7 +18,7 @@ One = TypeVar("One")
 
 
 def each(context: Context, items: Sequence[One], work: Callable[[One], Any]) -> list[Any]:
-    """``work`` of every item; what JSON makes of it, so that a resumed run is the same."""
+    """Return ``work`` of every item after a JSON round trip, so that a resumed run gives equal results."""
     kept = os.environ.get("CANOPY_PAPERS_RESUME")
     folder = Path(kept) / context.paper / context.key if kept else None
     found = []

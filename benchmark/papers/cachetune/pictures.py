@@ -1,4 +1,4 @@
-"""The pictures; everything in them is in the JSON beside."""
+"""Draw the figures from the JSON results."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OURS, PAPER, OTHER = "#0f766e", "#b45309", "#94a3b8"
 
 
 def label(name: str) -> str:
-    """An arm's name for people; its encoding is told by where it stands."""
+    """Return an arm's label, without its encoding, which the position in the figure shows."""
     what = name.rsplit(", ", 1)[0]
     for key, text in LABELS.items():
         if what == key or what.startswith(f"{key} "):

@@ -34,14 +34,14 @@ QUESTION = 40
 
 @dataclass(frozen=True)
 class Pool:
-    """Where chunks lie. seconds_per_token: what its link takes a token, all layers together."""
+    """Storage of chunks. seconds_per_token: link time per token over all layers."""
 
     name: str
     folder: Path | None = None
     seconds_per_token: float = 0.0
 
     def hold(self, prompt: FusedPrompt) -> FusedPrompt:
-        """The prompt with its chunks in this pool, none of their pages in memory."""
+        """Return the prompt with its chunks in this pool, with none of their pages in memory."""
         if self.folder is None:
             return prompt
         placed = []
@@ -49,21 +49,21 @@ class Pool:
             path = self.folder / f"{i}-{len(p.chunk)}.chunk"
             if not path.exists():
                 disk.write(path, p.chunk)
-            gc.collect()  # a page that is still mapped is not dropped
+            gc.collect()  # the page cache does not drop mapped pages
             drop(path)
             placed.append(Placed(disk.open_chunk(path), p.start))  # type: ignore[arg-type]
         return replace(prompt, placed=tuple(placed))
 
 
 def drop(path: Path) -> None:
-    """Write a file's pages out and drop them from the page cache."""
+    """Flush a file's pages and drop them from the page cache."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def device_bytes() -> int:
-    """Bytes that this process has made the storage device read."""
+    """Return the bytes that this process has read from the storage device."""
     for line in Path("/proc/self/io").read_text(encoding="ascii").splitlines():
         if line.startswith("read_bytes"):
             return int(line.split()[1])

@@ -17,7 +17,7 @@ QUESTIONS = 20
 
 
 def run(context: Context, data: str) -> dict[str, Any]:
-    """The arms on the data set's questions."""
+    """Run the arms on the data set's questions."""
     examples = questions(context.data, data, QUESTIONS)
     found = each(context, examples, lambda one: compare(one, QUALITY, watched=WATCHED))
     rows = by_arm(found)

@@ -1,4 +1,4 @@
-"""The questions: six documents each, the ones that hold the answer among them."""
+"""Questions with six documents each, including the documents with the answer."""
 
 from __future__ import annotations
 

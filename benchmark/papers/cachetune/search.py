@@ -19,7 +19,7 @@ R_MIN, R_MAX, TOLERANCE = 0.15, 1.0, 0.02
 def as_printed(
     ttft: Callable[[float], float], r0: float, r_min: float, r_max: float, tolerance: float
 ) -> tuple[float, int]:
-    """Lines 3 to 24 of Algorithm 1; the ratio and how many times TTFT was measured."""
+    """Run lines 3 to 24 of Algorithm 1; return the ratio and the number of TTFT measurements."""
     a, b, calls = r_min, r_max, 2
     if r0 <= (a + b) / 2:
         x1, x2 = r0, a + GOLDEN * (b - a)

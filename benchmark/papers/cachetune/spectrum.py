@@ -1,4 +1,4 @@
-"""Figure 2 and equations 2 to 7: where the energy of K and V lies, and what the scores choose."""
+"""Figure 2 and equations 2 to 7: energy of K and V by frequency, and the tokens that the scores choose."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ALPHAS = (0.3, 0.4, 0.5, 0.6, 0.7)
 
 
 def run(context: Context) -> dict[str, Any]:
-    """Energy by band on two data sets; how stable and what the chosen tokens are."""
+    """Measure energy by band on two data sets, and the stability and positions of the chosen tokens."""
     model, _ = loaded()
     spectra, overlaps = {}, []  # type: ignore[var-annotated]
     for data in ("musique", "hotpotqa"):

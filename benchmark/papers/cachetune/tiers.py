@@ -1,4 +1,4 @@
-"""Figures 4 and 11, Table 2, equations 9 to 13: what a cache pool's speed does to the best ratio."""
+"""Figures 4 and 11, Table 2, equations 9 to 13: effect of a cache pool's speed on the best ratio."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def slow_pools(folder: Path, compute_s: float) -> list[Pool]:
 
 
 def figure_4(context: Context) -> dict[str, Any]:
-    """TTFT by chunk size and ratio, and equation 10 beside it for the largest size."""
+    """TTFT by chunk size and ratio, and equation 10 for the largest size."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         prompts = {size: made_up(size, CHUNKS) for size in SIZES}
@@ -54,7 +54,7 @@ def figure_4(context: Context) -> dict[str, Any]:
 
 
 def _equation_10(prompt: Any, pool: Pool, curves: dict[str, Any]) -> dict[str, Any]:
-    """Predictions with and without t_o, and what was measured; relative errors as means."""
+    """Predictions with and without t_o, measurements, and mean relative errors."""
     found, size = profile(prompt, pool, 1, clock=True), str(SIZES[-1])
     rows, errors = {}, {"with t_o": [], "without": []}  # type: ignore[var-annotated]
     for ratio in RATIOS[:-1]:
