@@ -10,7 +10,7 @@ share them. The same documents behind the same text get the same order again, as
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -20,6 +20,8 @@ MOST_ORDERS = 1 << 12
 """Orders remembered, of all tenants together."""
 MOST_OWN = 1 << 9
 """Orders remembered of one tenant; all are compared with each of its prompts."""
+NAMES = 32
+"""Documents of an order that has its full share of the memory; longer orders are fewer."""
 MOST_GAP = 16
 """Most tokens between two documents of a list. Longer text may speak of the documents beside it."""
 
@@ -33,39 +35,63 @@ class _Own:
 
     orders: OrderedDict[tuple[int, Names], None] = field(default_factory=OrderedDict)
     uses: Counter[int] = field(default_factory=Counter)
+    size: int = 0
 
-    def forget_oldest(self) -> None:
+    def forget_oldest(self) -> int:
+        """Forget the oldest order. Returns its size."""
         (_, names), _ = self.orders.popitem(last=False)
         self.uses.subtract(names)
-        self.uses = +self.uses if len(self.uses) > 4 * MOST_OWN else self.uses
+        if len(self.uses) > 2 * MOST_OWN * NAMES:
+            self.uses = +self.uses
+        self.size -= size_of(names)
+        return size_of(names)
+
+
+def size_of(names: Names) -> int:
+    """Return the size of an order: its documents, and ``NAMES`` for a shorter one."""
+    return max(NAMES, len(names))
+
+
+def anything(_between: Sequence[int]) -> bool:
+    """Accept every text between documents."""
+    return True
 
 
 class Orders:
-    """Earlier orders of documents, by tenant. Beyond ``most``, the tenant with the most drops its
-    oldest."""
+    """Earlier orders of documents, by tenant. Beyond ``most`` orders of ``NAMES`` documents, the tenant
+    with the most drops its oldest."""
 
     def __init__(self, most: int = MOST_ORDERS, most_own: int = MOST_OWN) -> None:
-        self.most, self.most_own = most, most_own
+        self.most, self.most_own = most * NAMES, most_own * NAMES
         self.by_tenant: dict[str | None, _Own] = {}
-        self.count = 0
+        self.size = 0
 
     def arrange(
-        self, ids: Sequence[int], bounds: Bounds, tenant: str | None
+        self,
+        ids: Sequence[int],
+        bounds: Bounds,
+        tenant: str | None,
+        turns: frozenset[int] = frozenset(),
+        joins: Callable[[Sequence[int]], bool] = anything,
     ) -> tuple[list[int], Bounds]:
         """Return the prompt with each list of documents in the best order, and the new bounds.
 
         A list is consecutive documents with the same text, of at most ``MOST_GAP`` tokens, between
-        them. Documents never change lists: a later turn's stay behind the earlier turns.
+        them. Documents never change lists: a later turn's stay behind the earlier turns. turns: tokens
+        of a template, which are in no list; joins: whether a text may stand between documents of a
+        list.
         """
         out: list[int] = []
         arranged: list[tuple[int, int]] = []
-        at = 0
-        for run in _lists(ids, bounds):
+        at = hashed = behind = 0
+        for run in _lists(ids, bounds, turns, joins):
             first, end = run[0][0], run[-1][1]
             out += ids[at:first]
             documents = [tuple(ids[a:b]) for a, b in run]
             gap = ids[run[0][1] : run[1][0]] if len(run) > 1 else []
-            for place, i in enumerate(self._order(tuple(out), documents, tenant)):
+            if len(run) > 1:  # each token is hashed once, however many lists there are
+                behind, hashed = hash((behind, tuple(out[hashed:]))), len(out)
+            for place, i in enumerate(self._order(behind, documents, tenant)):
                 out += gap if place else []
                 arranged.append((len(out), len(out) + len(documents[i])))
                 out += documents[i]
@@ -73,13 +99,13 @@ class Orders:
         return [*out, *ids[at:]], tuple(arranged)
 
     def _order(
-        self, head: tuple[int, ...], documents: Sequence[tuple[int, ...]], tenant: str | None
+        self, behind: int, documents: Sequence[tuple[int, ...]], tenant: str | None
     ) -> list[int]:
-        """Return the order of documents behind ``head``, and note it."""
+        """Return the order of documents behind a text with the hash ``behind``, and note it."""
         if len(documents) < 2:
             return list(range(len(documents)))
         own = self.by_tenant.setdefault(tenant, _Own())
-        names, behind = [hash(one) for one in documents], hash(head)
+        names = [hash(one) for one in documents]
         left: dict[int, list[int]] = {}
         for i in reversed(range(len(names))):
             left.setdefault(names[i], []).append(i)
@@ -115,24 +141,34 @@ class Orders:
             return
         own.orders[key] = None
         own.uses.update(key[1])
-        self.count += 1
-        while len(own.orders) > self.most_own or self.count > self.most:
+        own.size += size_of(key[1])
+        self.size += size_of(key[1])
+        while own.size > self.most_own or self.size > self.most:
             largest = own
-            if len(own.orders) <= self.most_own:
-                largest = max(self.by_tenant.values(), key=lambda one: len(one.orders))
-            largest.forget_oldest()
-            self.count -= 1
+            if own.size <= self.most_own:
+                largest = max(self.by_tenant.values(), key=lambda one: one.size)
+            self.size -= largest.forget_oldest()
             if not largest.orders:
                 self.by_tenant = {name: one for name, one in self.by_tenant.items() if one.orders}
 
 
-def _lists(ids: Sequence[int], bounds: Bounds) -> list[list[tuple[int, int]]]:
+def _lists(
+    ids: Sequence[int],
+    bounds: Bounds,
+    turns: frozenset[int],
+    joins: Callable[[Sequence[int]], bool],
+) -> list[list[tuple[int, int]]]:
     """Return the lists of documents of a prompt."""
     lists: list[list[tuple[int, int]]] = [[pair] for pair in bounds[:1]]
     gap: Sequence[int] | None = None
-    for (_, end), pair in pairwise(bounds):
+    for (begin, end), pair in pairwise(bounds):
         between = ids[end : pair[0]]
-        if len(between) <= MOST_GAP and (len(lists[-1]) == 1 or between == gap):
+        if (
+            len(between) <= MOST_GAP
+            and (len(lists[-1]) == 1 or between == gap)
+            and turns.isdisjoint(ids[begin : pair[1]])
+            and joins(between)
+        ):
             lists[-1].append(pair)
             gap = between
         else:

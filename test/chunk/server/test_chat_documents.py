@@ -14,6 +14,7 @@ pytest.importorskip("torch")
 
 from canopy_chunks.server.http import entry
 from canopy_chunks.server.options import Options
+from canopy_chunks.text import any_order
 from canopy_chunks.text.order import Orders
 from sglang_canopy.errors import CanopyError
 
@@ -130,7 +131,7 @@ ANY = {"canopy_order": "any"}
 
 @pytest.fixture
 def no_orders(monkeypatch) -> None:
-    monkeypatch.setattr(entry, "orders", Orders())
+    monkeypatch.setattr(any_order, "orders", Orders())
 
 
 def test_documents_in_any_order_come_as_in_an_earlier_prompt(no_orders) -> None:
@@ -172,6 +173,56 @@ def test_text_and_token_ids_have_their_documents_ordered_too(no_orders) -> None:
     )  # fmt: skip
     odd = [*turned[:-1], [1]]  # SGLang refuses it
     assert prepared(ids=odd, custom={"canopy_chunks": [3, 5, 7, 12]}) == (odd, [3, 5, 7, 12])
+
+
+def test_documents_in_any_order_never_change_turns(no_orders) -> None:
+    def original(_serving, request, _raw):
+        text = "".join(f"<{m.role}>{m.content}" for m in request.messages)
+        ids = Characters().encode(text)
+        sampling = {"custom_params": dict(request.custom_params)}
+        return SimpleNamespace(
+            text=None, input_ids=ids, sampling_params=sampling, extra_key=None, cache_salt=None
+        ), 0
+
+    def chat(*documents):
+        messages = []
+        for one in documents:
+            messages.append(Message(role="user", content=[part(one), part("?")]))
+            messages.append(Message(role="a", content="!"))
+        request = SimpleNamespace(messages=messages, custom_params={**PARTS, **ANY})
+        manager = SimpleNamespace(tokenizer=Characters(), server_args=SimpleNamespace(tp_size=1))
+        serving = SimpleNamespace(tokenizer_manager=manager)
+        adapted, _ = entry.convert_chat(original, serving, request, Options())
+        return Characters().decode(adapted.input_ids)
+
+    chat("one", "two")
+    assert chat("two", "one") == "<user>two\n?<a>!<user>one\n?<a>!"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"logprob_start_len": 4},
+        {"logprob_start_len": [-1, 4]},
+        {"image_data": ["an image"]},
+        {"positional_embed_overrides": object()},
+        {"session_params": {"id": "1"}},
+    ],
+)
+def test_documents_stay_if_other_fields_belong_to_their_positions(no_orders, fields) -> None:
+    manager = SimpleNamespace(tokenizer=Characters(), server_args=SimpleNamespace(tp_size=1))
+
+    def prepared(text, **fields):
+        obj = SimpleNamespace(
+            text=text, input_ids=None, extra_key=None, cache_salt=None,
+            sampling_params={"custom_params": dict(ANY)}, **fields,
+        )  # fmt: skip
+        entry.prepare(manager, obj, Options(separator="##"))
+        return Characters().decode(obj.input_ids)
+
+    assert prepared("s##first##ab##why?") == "s##first##ab##why?"
+    assert prepared("s##ab##first##why?", logprob_start_len=-1) == "s##first##ab##why?"
+    assert prepared("s##ab##first##why?", **fields) == "s##ab##first##why?"
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from canopy_chunks.text.order import MOST_GAP, Orders
+from canopy_chunks.text.order import MOST_GAP, NAMES, Orders
 
 HEAD, GAP, ASK = [1, 2, 3], [9], [7, 7]
 
@@ -85,11 +85,31 @@ def test_memory_is_bounded_and_the_tenant_with_most_gives_way() -> None:
         if i % 50 == 0:
             arranged(orders, [1, 2], tenant=f"once {i}")
     held = {name: len(one.orders) for name, one in orders.by_tenant.items()}
-    assert orders.count == sum(held.values()) <= 40
+    assert orders.size == NAMES * sum(held.values()) <= NAMES * 40
     assert max(held.values()) <= 30
     assert arranged(orders, [1, 2, 3], tenant="small") == small
     for one in orders.by_tenant.values():
         assert +one.uses == Counter(name for _, names in one.orders for name in names)
+
+
+def test_memory_is_bounded_whatever_the_number_of_documents() -> None:
+    orders = Orders(most=8, most_own=4)
+    for i in range(40):
+        numbers = range(1000 * i + 1, 1000 * i + 2 + 4 * NAMES * (i % 2))
+        arranged(orders, [*numbers, 7], tenant="ab"[i // 20])
+    held = [names for one in orders.by_tenant.values() for _, names in one.orders]
+    assert sum(map(len, held)) <= orders.size <= 8 * NAMES
+    assert orders.size == sum(one.size for one in orders.by_tenant.values())
+
+
+def test_a_template_separates_turns_and_stays_where_it_is() -> None:
+    orders, turn = Orders(), 50
+    arranged(orders, [1, 2], gap=[turn])
+    same = prompt([2, 1], gap=[turn])
+    assert orders.arrange(*same, None, frozenset([turn])) == same
+    ids, bounds = prompt([2, 1])
+    ids[bounds[1][0] + 1] = turn  # a separator at either side of the turn
+    assert orders.arrange(ids, bounds, None, frozenset([turn])) == (ids, bounds)
 
 
 def common(one, other):

@@ -5,13 +5,14 @@ A ``CanopyError`` raised here is a ``ValueError``, which SGLang answers with sta
 
 from __future__ import annotations
 
+import functools
 import secrets
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 from canopy_chunks.server.options import Options
-from canopy_chunks.text import fields
+from canopy_chunks.text import any_order, fields
 from canopy_chunks.text.documents import (
     MARK,
     Documents,
@@ -23,7 +24,7 @@ from canopy_chunks.text.documents import (
 )
 from canopy_chunks.text.find import Finder
 from canopy_chunks.text.listed import FIELD, listed_texts
-from canopy_chunks.text.order import Orders
+from canopy_chunks.text.order import anything
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.tenant import tenant_of
 from sglang_canopy.wire.document_names import BOUNDS, DOCUMENTS
@@ -34,38 +35,34 @@ documents = Documents()
 finder = Finder()
 """The same documents by their tokens, to find them in prompts without marks."""
 
-orders = Orders()
-"""Orders of documents in earlier prompts of this process."""
-
 _PREPARED = "canopy_chunks_prepared"
 """Set on a chat request whose fields and documents :func:`convert_chat` has handled."""
-
-
-_OTHER_INPUT = ("image_data", "video_data", "audio_data", "input_embeds")
-"""Fields of a request with input other than text."""
 
 
 def prepare(manager: Any, obj: Any, options: Options) -> None:
     """Hook before ``TokenizerManager.generate_request``: check fields, find and bound documents."""
     if not hasattr(obj, "sampling_params") or getattr(obj, _PREPARED, False):
         return
-    if options.find == "on" and any(getattr(obj, name, None) is not None for name in _OTHER_INPUT):
+    if options.find == "on" and any(
+        getattr(obj, name, None) is not None for name in any_order.OTHER_INPUT
+    ):
         options = replace(options, find="off")
+    fixed = any_order.has_fixed_positions(obj)
     if isinstance(obj.text, list) or _is_batch(obj.input_ids):
-        _prepare_batch(manager, obj, options)
+        _prepare_batch(manager, obj, options, fixed)
         return
     params = obj.sampling_params
     custom = params.get("custom_params") if isinstance(params, dict) else None
     tenant = _tenant(obj)
     check_marks([(obj.text, tenant)], documents)
-    ids, custom = _prepare_prompt(manager, options, obj.text, obj.input_ids, custom, tenant)
+    ids, custom = _prepare_prompt(manager, options, obj.text, obj.input_ids, custom, tenant, fixed)
     if ids is not obj.input_ids:
         obj.text, obj.input_ids = None, ids
     if custom is not None and isinstance(params, dict):
         params["custom_params"] = custom
 
 
-def _prepare_batch(manager: Any, obj: Any, options: Options) -> None:
+def _prepare_batch(manager: Any, obj: Any, options: Options, fixed: bool) -> None:
     """Prepare each prompt of a batch; if one becomes ids, all do."""
     texts, lists = obj.text, obj.input_ids
     count = len(texts if texts is not None else lists)
@@ -88,6 +85,7 @@ def _prepare_batch(manager: Any, obj: Any, options: Options) -> None:
             lists[i] if lists is not None else None,
             custom,
             tenants[i],
+            fixed,
         )
         changed |= ids is not (lists[i] if lists is not None else None)
         new_ids.append(ids)
@@ -109,10 +107,12 @@ def _prepare_prompt(
     ids: Any,
     custom: Any,
     tenant: str | None,
+    fixed: bool,
 ) -> tuple[Any, dict[str, Any] | None]:
     """Return one prompt's ids, as given unless they were made or reordered here, and its new
-    ``custom_params``, or None."""
+    ``custom_params``, or None. With ``fixed`` positions, no document is moved."""
     requested = fields.parse_fields(custom)
+    requested = replace(requested, any_order=requested.any_order and not fixed)
     fields.check_selector(requested.selector, manager.server_args.tp_size)
     if requested.bounds is not None:
         if ids is None:
@@ -123,7 +123,9 @@ def _prepare_prompt(
         fields.check_inside(requested.bounds, len(ids))
         if not requested.any_order:
             return ids, None
-        ids, bounds = _arranged(requested, list(ids), requested.bounds, tenant)
+        ids, bounds = any_order.arranged(
+            manager.tokenizer, requested, list(ids), requested.bounds, tenant
+        )
         return ids, {**custom, BOUNDS: bounds}
     if text is None or not isinstance(text, str) or manager.tokenizer is None:
         return ids, _found(options, requested, ids, custom, tenant)
@@ -138,17 +140,10 @@ def _prepare_prompt(
     found, bounds = tokenise(manager.tokenizer, pieces)
     if requested.off:
         return found, None
-    found, bounds = _arranged(requested, found, fields.check_bounds(bounds), tenant)
+    found, bounds = any_order.arranged(
+        manager.tokenizer, requested, found, fields.check_bounds(bounds), tenant
+    )
     return found, with_bounds(custom, bounds)
-
-
-def _arranged(
-    requested: fields.ChunkFields, ids: list[int], bounds: fields.Bounds, tenant: str | None
-) -> tuple[list[int], list[int]]:
-    """Return a prompt and its documents' flat bounds, reordered if the request allows it."""
-    if requested.any_order and all(isinstance(one, int) for one in ids):
-        ids, bounds = orders.arrange(ids, bounds, tenant)
-    return ids, [x for pair in bounds for x in pair]
 
 
 def _found(
@@ -200,7 +195,13 @@ def convert_chat(
     custom = adapted.sampling_params.get("custom_params")
     if not requested.off:
         checked = fields.check_bounds(bounds)
-        ids, bounds = _arranged(requested, ids, checked, _tenant(adapted))
+        fixed = any_order.has_fixed_positions(adapted)
+        requested = replace(requested, any_order=requested.any_order and not fixed)
+        # a message's parts are joined by line breaks
+        joins = functools.partial(any_order.is_blank, manager.tokenizer) if in_parts else anything
+        ids, bounds = any_order.arranged(
+            manager.tokenizer, requested, ids, checked, _tenant(adapted), joins
+        )
         custom = with_bounds(custom, bounds)
         custom.pop(DOCUMENTS, None)
     adapted.text, adapted.input_ids = None, ids

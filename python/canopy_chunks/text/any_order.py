@@ -1,0 +1,61 @@
+"""The order of a request's documents in the HTTP process (``canopy_order``)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from canopy_chunks.text import fields
+from canopy_chunks.text.order import Orders, anything
+
+orders = Orders()
+"""Orders of documents in earlier prompts of this process."""
+
+OTHER_INPUT = ("image_data", "video_data", "audio_data", "input_embeds")
+"""Fields of a request with input other than text."""
+_BY_POSITION = (
+    *("positional_embed_overrides", "session_params", "multi_item_delimiter_indices"),
+    *("token_indices_to_pool", "return_routed_experts", "return_hidden_states"),
+)
+"""Fields of a request whose meaning depends on the positions of its tokens."""
+
+
+def has_fixed_positions(obj: Any) -> bool:
+    """Return whether another part of a request, such as an image or the start of its prompt's
+    logprobs, belongs to positions of the prompt as the client sent it."""
+    if any(getattr(obj, name, None) for name in _BY_POSITION):
+        return True
+    if any(getattr(obj, name, None) is not None for name in OTHER_INPUT):
+        return True
+    start = getattr(obj, "logprob_start_len", None)
+    starts = start if isinstance(start, list) else [start]
+    return any(one not in (None, -1) for one in starts)
+
+
+def arranged(
+    tokenizer: Any,
+    requested: fields.ChunkFields,
+    ids: list[int],
+    bounds: fields.Bounds,
+    tenant: str | None,
+    joins: Callable[[Sequence[int]], bool] = anything,
+) -> tuple[list[int], list[int]]:
+    """Return a prompt and its documents' flat bounds, reordered if the request allows it."""
+    if requested.any_order and all(isinstance(one, int) for one in ids):
+        turns = _tokens_of_templates(tokenizer)
+        ids, bounds = orders.arrange(ids, bounds, tenant, turns, joins)
+    return ids, [x for pair in bounds for x in pair]
+
+
+def is_blank(tokenizer: Any, ids: Sequence[int]) -> bool:
+    """Return whether tokens are white space."""
+    return not tokenizer.decode(list(ids)).strip()
+
+
+@functools.lru_cache(maxsize=1)
+def _tokens_of_templates(tokenizer: Any) -> frozenset[int]:
+    """Return the tokens that chat templates separate messages with: a tokenizer's special and added
+    ones."""
+    added: dict[str, int] = getattr(tokenizer, "get_added_vocab", dict)()
+    return frozenset([*getattr(tokenizer, "all_special_ids", ()), *added.values()])
