@@ -38,14 +38,14 @@ FOLLOW_UPS = (
     "Summarise the second document.",
 )
 ROOM = 512
-"""Tokens of the cache beside the first prompt."""
+"""Tokens of the cache in addition to the first prompt."""
 
 Turn = tuple[list[int], list[int], torch.Tensor]
 """A turn's prompt, full recompute's answer, and its log-probabilities ``[m, vocab]``."""
 
 
 def history(model: Any, tokenizer: Any, ids: list[int], number: int) -> list[Turn]:
-    """Return the turns of a conversation as full recompute has it."""
+    """Return the turns of a conversation under full recompute."""
     cache, have, turns = dense_cache(model, len(ids) + ROOM), 0, []
     ids = list(ids)
     for turn in range(TURNS):

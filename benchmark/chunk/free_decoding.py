@@ -1,4 +1,4 @@
-"""Answers of full recompute and of reuse, each decoded freely: what the default is decided by.
+"""Answers of full recompute and of reuse, decoded freely, from which the default was chosen.
 
     python benchmark/chunk/free_decoding.py --model DIR --set musique_100.json:60:20 \\
         --set n1k.jsonl:0:12:24:400 --way mixed,prefix,mixed@0.1 --out FILE --minutes 60
@@ -100,7 +100,7 @@ def main() -> None:
 
 
 def in_turn(sets: list[str]) -> Iterator[tuple[str, int, Any, tuple[int, int]]]:
-    """One question of each set, then the next of each."""
+    """Yield the first question of each set, then the second, and so on."""
     rows = []
     for text in sets:
         path, first, count, *size = text.split(":")

@@ -46,7 +46,7 @@ threading.Thread(target=wait, daemon=True).start()
 
 
 def burst(url: str, lib: Library, args: argparse.Namespace) -> dict[str, Any]:
-    """Some prompts, a pause, and what the meter says then."""
+    """Send prompts, pause, and return the meter's status."""
     fused = sum(bool(ask(url, lib.prompt(args.chunks)).report.get("fused")) for _ in range(BURST))
     end = time.monotonic() + PAUSE_S
     while (found := state(url)["quality"])["waiting"] and time.monotonic() < end:

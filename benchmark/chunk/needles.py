@@ -23,7 +23,7 @@ ARCHIVES = ("Kestrel", "Halden", "Orrin", "Maresh", "Tolven", "Brack", "Sural", 
 
 
 def paragraphs(archive: Path) -> Iterator[str]:
-    """The essays' paragraphs of twenty words or more, in order."""
+    """Return the essays' paragraphs of twenty words or more, in order."""
     with tarfile.open(archive, "r:xz") as tar:
         for member in sorted(tar.getmembers(), key=lambda m: m.name):
             file = tar.extractfile(member) if member.name.endswith(".txt") else None
@@ -46,7 +46,7 @@ def documents(archive: Path) -> list[list[str]]:
 
 
 def example(draw: random.Random, pool: list[list[str]], tokens: int) -> dict[str, object]:
-    """One question over about ``tokens`` tokens of documents."""
+    """Return a question over about ``tokens`` tokens of documents."""
     count = max(3, round(tokens / (WORDS * TOKENS_A_WORD)))
     texts = [list(t) for t in draw.sample(pool, count)]
     names = draw.sample(ARCHIVES, 3)

@@ -1,4 +1,4 @@
-"""Tables of docs/research/chunks.md, out of what the benchmarks wrote."""
+"""Tables of docs/research/chunks.md from the benchmarks' result files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Rows = list[dict[str, Any]]
 
 
 def decoded() -> Rows:
-    """Every way's rows of questions that all ways have."""
+    """Return each way's rows for the questions that all ways have."""
     text = FILE.read_text(encoding="utf-8")
     rows = [r for r in map(json.loads, text.splitlines()) if r["way"]]
     ways = {(r["way"], r["ratio"]) for r in rows}
@@ -54,7 +54,7 @@ def kl(rows: Rows) -> list[str]:
 
 
 def questions() -> str:
-    """Answers as full recompute's, and KL, by set."""
+    """Answers equal to full recompute's, and KL, by set."""
     lines, rows = [], decoded()
     (of,) = {sum(r["set"] == name for r in rows) // len(by_way(rows)) for name in QUESTIONS}
     for name, title in QUESTIONS.items():

@@ -30,7 +30,7 @@ class Prompt:
 
 
 def off(prompt: Prompt) -> Prompt:
-    """The same prompt, run as a server without chunk reuse runs it."""
+    """Return the same prompt without chunk reuse."""
     return Prompt(prompt.ids, "off", prompt.documents)
 
 
@@ -49,7 +49,7 @@ class Library:
         self._weights = [(i + 1) ** -self.zipf for i in range(len(self.documents))]
 
     def prompt(self, chunks: int) -> Prompt:
-        """A prompt of ``chunks`` different documents, shuffled, and a question."""
+        """Return a prompt of ``chunks`` different documents, shuffled, and a question."""
         picked: list[int] = []
         while len(picked) < chunks:
             one = self.draw.choices(range(len(self.documents)), self._weights)[0]
@@ -158,7 +158,7 @@ def flush(url: str) -> None:
 
 
 def learn(url: str, lib: Library, chunks: int) -> None:
-    """Show every document once and wait until all are encoded."""
+    """Send every document once and wait until all are encoded."""
     for at in range(0, len(lib.documents), chunks):
         ids, bounds = list(lib.system), []
         for document in lib.documents[at : at + chunks]:
@@ -169,13 +169,13 @@ def learn(url: str, lib: Library, chunks: int) -> None:
 
 
 def settle(url: str) -> None:
-    """Wait until everything that was shown is encoded."""
+    """Wait until all documents sent so far are encoded."""
     while (now := state(url))["waiting_chunks"] or now["waiting_tokens"]:
         time.sleep(0.5)
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value that ``share`` of the values do not exceed."""
+    """Return the quantile ``share`` of the values."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 

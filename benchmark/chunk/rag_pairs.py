@@ -8,7 +8,7 @@ import psutil
 from rag_load import Answer, Library, Prompt, ask, off
 
 Pair = tuple[Answer, Answer]
-"""Plain serving's answer to a prompt, and that of reuse."""
+"""Return the answers to a prompt by plain serving and by reuse."""
 
 
 def pairs(server: Any, lib: Library, chunks: int, repeats: int) -> tuple[Prompt, list[Pair]]:
@@ -24,7 +24,7 @@ def pairs(server: Any, lib: Library, chunks: int, repeats: int) -> tuple[Prompt,
 
 
 def timed(server: Any, prompt: Prompt, tops: int = 0) -> Answer:
-    """An answer, with the processor seconds that the server's processes took for it."""
+    """Return an answer with the server's processor seconds for it."""
     before = cpu_s(server.process.pid)
     answer = ask(server.url, prompt, tops=tops)
     answer.cpu_s = cpu_s(server.process.pid) - before
@@ -32,7 +32,7 @@ def timed(server: Any, prompt: Prompt, tops: int = 0) -> Answer:
 
 
 def cpu_s(pid: int) -> float:
-    """Processor seconds so far of a process and all below it."""
+    """Return the processor seconds of a process and its descendants."""
     process = psutil.Process(pid)
     times = [one.cpu_times() for one in (process, *process.children(recursive=True))]
     return sum(one.user + one.system for one in times)

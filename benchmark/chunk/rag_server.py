@@ -1,4 +1,4 @@
-"""The server that the benchmarks of chunk reuse ask, and the file their rows go to."""
+"""The server of the chunk reuse benchmarks, and their result file."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from launch_server import cpu_arguments, free_port, serving
 QUESTION = 40
 """Tokens of a prompt that are kept for system text and question."""
 STOCK = {"SGLANG_PLUGINS": "none"}
-"""SGLang's own switch: a server that loads no plugin, Canopy included."""
+"""SGLang's switch for a server without plugins, Canopy included."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What every command takes."""
+    """Add the options of all commands."""
     add = parser.add_argument
     add("--model", type=Path, required=True)
     add("--data", type=Path, required=True, help="folder of texts, or a file of questions")
@@ -48,14 +48,14 @@ def chunks_for(tokens: int, given: int) -> int:
 
 
 def a_library(tokenizer: Any, args: argparse.Namespace, tokens: int) -> tuple[Library, int]:
-    """Documents for prompts of about ``tokens`` tokens, and how many a prompt has."""
+    """Return documents for prompts of about ``tokens`` tokens, and the number per prompt."""
     chunks = chunks_for(tokens, args.chunks)
     each = (tokens - QUESTION) // chunks
     return library(tokenizer, args.data, args.documents, each, args.zipf, args.seed), chunks
 
 
 def flags_of(args: argparse.Namespace, folder: Path) -> list[str]:
-    """The server's flag of documents. Raises nothing: the server checks it."""
+    """Return the server's flag for documents, which the server validates."""
     keys = {"memory_mb": 0 if args.disk else 4096}
     if args.disk:
         keys |= {"disk_mb": 8192, "directory": str(folder)}
@@ -94,7 +94,7 @@ def started(
 
 
 def counters(url: str) -> dict[str, Any]:
-    """What the server counted of chunk reuse."""
+    """Return the server's counters of chunk reuse."""
     found = state(url)
     names = ("fused_requests", "reused_tokens", "recomputed_tokens", "fallbacks", "not_fused")
     return {name: found[name] for name in names}

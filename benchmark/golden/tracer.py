@@ -1,4 +1,4 @@
-"""Functions of the project that run, in order, with counts."""
+"""Trace the project's functions that run, in order, with counts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Traced:
     """Qualified: ``WorkloadAware.victim``."""
     line: int
     depth: int
-    """Project functions that it ran within, the first time."""
+    """Project functions on the stack at its first call."""
     stage: str
     """Stage of its first call."""
     calls: int = 0
@@ -48,17 +48,17 @@ class Tracer:
         self._under_way: list[FrameType] = []
         """Frames of the project that have not returned."""
         self._generators: list[FrameType] = []
-        """Kept, so that no other frame takes the place of one in memory."""
+        """Frames kept alive, so that their ids are not reused."""
         self._stage = ""
 
     @property
     def functions(self) -> list[Traced]:
-        """In the order of their first calls."""
+        """Functions in the order of their first calls."""
         return list(self._codes.values())
 
     @property
     def files(self) -> list[str]:
-        """In the order in which they were first reached."""
+        """Files in the order of their first calls."""
         return list(dict.fromkeys(traced.file for traced in self.functions))
 
     @property

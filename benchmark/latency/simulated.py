@@ -51,7 +51,7 @@ REQUESTS = 2000
 SESSIONS = 50
 SESSIONS_OF_MIX = 20
 PAUSES = 10.0
-"""So much longer are the gaps between the turns of `pauses`."""
+"""Factor of the gaps between turns in `pauses`."""
 LOADS = (0.6, 0.8, 0.95, 1.1)
 SEEDS = (0, 1, 2)
 WORKLOADS = ("conversation", "synthetic", "agentic", "pauses", "mix")
@@ -87,7 +87,7 @@ class Part:
 
 
 def parts() -> list[Part]:
-    """All of them, every workload before the next seed."""
+    """Yield all runs, every workload before the next seed."""
     hosts = sorted({arm.host for arm in ARMS})
     return [
         Part(workload, profile, seed, host)
@@ -125,7 +125,7 @@ def conversation(seed: int, requests: int, data: Path) -> list[TraceRequest]:
 
 
 def up_to(requests: Iterable[TraceRequest], longest: int) -> Iterator[TraceRequest]:
-    """Each session up to the first request that is longer."""
+    """Yield the requests of each session before its first request with more than ``longest`` tokens."""
     over: set[str | None] = set()
     for request in requests:
         if request.input_tokens + request.output_tokens > longest:
@@ -135,7 +135,7 @@ def up_to(requests: Iterable[TraceRequest], longest: int) -> Iterator[TraceReque
 
 
 def shuffled(requests: list[TraceRequest], seed: int) -> list[TraceRequest]:
-    """The same conversations, begun at each other's times; gaps between turns stay."""
+    """Exchange the start times of conversations; gaps between turns stay."""
     starts: dict[str | None, float] = {}
     for request in requests:
         starts.setdefault(request.conversation, request.time_s)
@@ -153,7 +153,7 @@ def config(arm: Arm, part: Part, kv_bytes: int) -> SystemConfig:
     """Return an arm's configuration."""
     settings: dict[str, Any] = {
         "device_tokens": DEVICE_TOKENS[part.profile],
-        "fixed_outputs": True,  # as replays fix them, and as all runs so far were made
+        "fixed_outputs": True,  # as in replays and in all previous runs
         **arm.settings,
     }
     if arm.host:
@@ -222,7 +222,7 @@ def run_part(part: Part, data: Path, until: float, wanted: frozenset[str]) -> st
 
 
 def name(arm: Arm, load: float) -> str:
-    """The key of a run in its part."""
+    """Return the key of a run in its part."""
     return f"{arm.key}@{load:g}"
 
 
@@ -247,7 +247,7 @@ def figures(made: LoadRun) -> dict[str, float]:
 
 
 def write(path: Path, known: dict[str, Any]) -> None:
-    """One run a line; never half a file."""
+    """Write one run per line, atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     runs = ",\n".join(
         f" {json.dumps(key)}: {json.dumps(row)}" for key, row in sorted(known["runs"].items())
@@ -260,7 +260,7 @@ def write(path: Path, known: dict[str, Any]) -> None:
 
 
 def tables() -> Iterator[str]:
-    """Markdown: for every workload and host size each arm against its baseline."""
+    """Return Markdown tables: each arm against its baseline, by workload and host size."""
     rows: dict[tuple[str, float], dict[str, dict[float, list[tuple]]]] = {}
     limits: dict[tuple[str, float], dict[str, list[float]]] = {}
     for part in parts():

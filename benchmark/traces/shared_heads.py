@@ -21,8 +21,7 @@ class SharedHeads:
 
     def __init__(self) -> None:
         self._known: dict[tuple[str | int, ...], int] = {}
-        """Model, tokens of tools, tokens of the system prompt where the block reaches into it, and
-        the block's place, to its id."""
+        """(model, tool tokens, system prompt tokens if the block overlaps it, block index) -> block id."""
 
     def share(self, conversation: Conversation, ids: list[int]) -> None:
         """Replace the ids of shared heads. ``ids``: local block id -> new id.

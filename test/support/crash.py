@@ -33,7 +33,7 @@ class CrashCounts:
     absent: int = 0
     """Acknowledged pages without bytes: dropped, not served."""
     acknowledged: int = 0
-    """Pages of the last acknowledged batch of each life, which nothing had time to evict."""
+    """Pages of the last acknowledged batch before each kill, which were not evicted yet."""
     survived: int = 0
     """Acknowledged pages that were correct afterwards."""
     written: int = 0
@@ -58,7 +58,7 @@ def kill_once(folder: Path, seed: int, counts: CrashCounts) -> None:
         select.select([descriptor], [], [], 0.01)
         part = _read(descriptor)
         output += part
-        if deadline is None and output:  # it works: some more milliseconds to live
+        if deadline is None and output:  # the writer runs: wait some milliseconds before the kill
             deadline = time.monotonic() + rng.uniform(0.0, 0.25)
         if writer.poll() is not None:
             break
@@ -94,7 +94,7 @@ def check(folder: Path, lines: list[str], counts: CrashCounts) -> None:
     names.update((raw, raw.hex()) for raw in store.state.index.rows)
     counts.found += len(store)
     good: set[str] = set()
-    while True:  # a bad page takes its suffix along: read each path from its root
+    while True:  # a bad page invalidates its suffix: read each path from its root
         tips = [
             raw
             for raw, row in store.state.index.rows.items()

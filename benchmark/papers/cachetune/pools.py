@@ -180,8 +180,8 @@ def clocked(prompt: FusedPrompt, pool: Pool, ratio: float, cache: KVCache) -> fl
 
 
 def in_pipeline(read: Sequence[float], compute: Sequence[float]) -> float:
-    """When the last layer is done: a layer is read after the one before it, and computed when it is
-    there and the one before it is computed."""
+    """Return the end of the last layer. Reads are sequential; a layer is computed once it is read and
+    the previous layer is computed."""
     there = done = 0.0
     for reading, computing in zip(read, compute):
         there += reading

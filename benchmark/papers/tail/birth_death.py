@@ -64,7 +64,7 @@ class BirthDeathLoad:
 LOAD = BirthDeathLoad(
     conversations_per_s=0.5,  # assumption: the paper gives no rates; these make 1.5 requests/s
     ends_per_s=1 / 180,  # assumption
-    turns_per_s=1 / 60,  # assumption: 4 turns in a conversation that has any
+    turns_per_s=1 / 60,  # assumption: 4 turns per conversation with turns
     prompt=Lengths(90, 1.25),  # mean 197 tokens; the paper plans with 200, WildChat's mean
     answer=Lengths(220, 0.9),  # assumption
 )

@@ -47,7 +47,7 @@ def greedy(
 
 
 def allocations(most: Sequence[int], room: int) -> Iterator[Sizes]:
-    """Every way to keep at most ``most`` of each, and at most ``room`` in all."""
+    """Yield all allocations with at most ``most`` of each and at most ``room`` in total."""
     for kept in itertools.product(*(range(m + 1) for m in most)):
         if sum(kept) <= room:
             yield kept
@@ -69,7 +69,7 @@ def least_excess(
 
 @dataclass(frozen=True)
 class Model:
-    """The stochastic model, its times in steps: between arrivals pass 1 or 2 of them."""
+    """The stochastic model in discrete time: arrivals are 1 or 2 steps apart."""
 
     turn_rates: tuple[float, ...]
     """lambda-bar, by conversation."""

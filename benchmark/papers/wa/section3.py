@@ -81,7 +81,7 @@ def _answers(seen: Observation) -> dict[str, Any]:
 
 
 def _heat(seen: Observation) -> np.ndarray:
-    """[user that used the blocks last, user that hits them]: hits of the users with most, log."""
+    """Return log10(1 + hits) by [previous user of the blocks, user that hits them], for the busiest users."""
     from_user, by_user = seen.user[seen.reused_from], seen.user[seen.reused_by]
     hits = np.bincount(by_user, seen.reused_blocks, int(seen.user.max()) + 1)
     busiest = np.argsort(-hits, kind="stable")[:HEAT_USERS]
@@ -94,7 +94,7 @@ def _heat(seen: Observation) -> np.ndarray:
 
 
 def _turns_by_user(seen: Observation) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and deviation of the turns of each user's conversations, users of two or more."""
+    """Return mean and deviation of turns per conversation, for users with two or more conversations."""
     last = np.zeros(int(seen.conversation.max()) + 1)
     np.maximum.at(last, seen.conversation, seen.turn)
     owner = np.zeros(len(last), int)

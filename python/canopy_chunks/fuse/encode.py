@@ -1,10 +1,10 @@
 """Encode a chunk: a plain prefill, whose keys are then un-rotated.
 
 Without a prefix, each chunk's first tokens become attention sinks, which they are not in the
-prompt. Behind BOS (CacheBlend's script) or the real system prefix, whose KV is then dropped, they
-do not. Behind the prefix and a stand-in document, the chunk is not encoded as a first document
-either, as most chunks are not first: less error again (docs/research/chunks.md). None of these adds
-to a request's cost.
+prompt. A prefix whose KV is then dropped avoids that: BOS (as in CacheBlend's script) or the real
+system prefix. With a stand-in document after the prefix, the chunk is not encoded as a first
+document, which reduces the error further, because most chunks are not first
+(docs/research/chunks.md). None of these adds to a request's cost.
 """
 
 from __future__ import annotations

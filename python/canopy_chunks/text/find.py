@@ -61,8 +61,8 @@ class _Registered:
 
 @dataclass(slots=True)
 class _Table:
-    """One tenant's documents by their inner tokens; hashes of beginnings, and of whole ones by
-    length."""
+    """A tenant's documents by their inner tokens, with hashes of their beginnings and, by length, of
+    whole documents."""
 
     documents: dict[Ids, _Registered] = field(default_factory=dict)
     beginnings: np.ndarray | None = None

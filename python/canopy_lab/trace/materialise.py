@@ -156,7 +156,7 @@ class Materialiser:
         )
         for index in range(first, -(-end // size)):
             short, long = self._key(before, index), self._key(after, index)
-            # An id that two requests end in has the tokens of the first continuation.
+            # If two requests end in the same id, its tokens are those of the first continuation.
             if short != self._resolved(long):
                 self._alias.setdefault(short, long)
 

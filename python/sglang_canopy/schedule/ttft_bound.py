@@ -36,7 +36,7 @@ class TtftBound:
         self._factors = [0.0] * WINDOWS
         """Factor of each window; 0 without enough ratios."""
         self.requests = self.covered = 0
-        """Requests with a bound and a first token, and those of them within the bound."""
+        """Requests with a bound and a first token; among them, requests within the bound."""
 
     def predicted_s(self, work: WorkBefore) -> float:
         """Return the prefill up to the end of a request's own, in seconds."""
