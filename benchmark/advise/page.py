@@ -1,4 +1,4 @@
-"""What docs/guide/start-here.md says of its own journey: ``scripts/journey.py``."""
+"""Figures of docs/guide/start-here.md from ``scripts/journey.py``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ JOURNEY = "benchmark/advise/results/journey.json"
 
 
 def minutes() -> str:
-    """From the log to the answer: minutes of each step, and what the trial said."""
+    """Minutes of each step from the log to the verdict, and the trial's verdict."""
     found = load(JOURNEY)
     took = {step: seconds / 60 for step, seconds in found["seconds"].items()}
     (answer,) = (line for line in found["trial"] if " points of the p" in line)

@@ -77,7 +77,7 @@ def _laws(name: str, whole: Ages, train: Ages, test: Ages, coarser: list[float])
 
 
 def _survival_cdf(train: Ages, coarser: list[float]) -> np.ndarray:
-    """Distribution of the reuse age among the reused at the upper edges of the policies' bins."""
+    """Return the distribution of reuse ages of reused blocks, at the upper edges of the policies' bins."""
     curve = survival_curve(
         policy_bins(train.reuses).tolist(),
         policy_bins(train.waiting).tolist(),
@@ -85,7 +85,7 @@ def _survival_cdf(train: Ages, coarser: list[float]) -> np.ndarray:
         prior_weight=LEAN,
     )
     reused = 1.0 - np.array(curve[1:])
-    # Among the reused blocks, like the data; the rest is beyond the last edge.
+    # Normalise to the reused blocks, like the data; the rest lies beyond the last edge.
     return np.append(reused / (reused[-1] or 1.0), 1.0)
 
 

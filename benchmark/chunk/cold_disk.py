@@ -65,7 +65,7 @@ def read(paths: list[Path], arm: str, reused: float, seed: int) -> tuple[float, 
         if arm == "none":
             chunk.mapped.madvise(mmap.MADV_RANDOM)
         if arm in ("kernel", "none"):
-            chunk.mapped = None  # nothing is asked for; records still hold the mapping
+            chunk.mapped = None  # no read-ahead; records still hold the mapping
         kept = torch.rand(len(chunk), generator=make) < reused
         parts.append((chunk, kept.nonzero()[:, 0]))
     disk.SCATTERED = SHIPPED if arm == "shipped" else 2.0

@@ -96,8 +96,8 @@ def _texts(source: Path) -> tuple[list[str], list[str]]:
 
 @dataclass(slots=True)
 class Answer:
-    """One request: seconds to the first token, what it reused, ids and top log-probabilities; the
-    server's own processor seconds, where they were asked for."""
+    """Result of a request: TTFT, the report of reuse, token ids and top log-probabilities, and the
+    server's processor seconds if requested."""
 
     ttft_s: float
     cached: int

@@ -59,7 +59,7 @@ def read(data: Path, name: str, seed: int) -> list[TraceRequest]:
 
 
 def without(signal: str) -> Features:
-    """Labels as if nothing was known of ``signal``."""
+    """Return a feature function that ignores ``signal``."""
     place = SIGNALS[signal]
 
     def made(*said: Any) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ ROWS = {
     "agents, host of twice the device": ("agentic", "host2"),
 }
 ONE = "conversation-qwen2.5-7b-h100-0-host0.json"
-"""The run that has SGLang's session-aware cache beside `wa`."""
+"""Run with both SGLang's session-aware cache and `wa`."""
 
 
 def runs(path: Path) -> dict[str, Any]:
@@ -73,7 +73,7 @@ AUTO_ROWS = {
 
 
 def auto() -> str:
-    """`--radix-eviction auto` against SGLang's defaults, beside the best of SGLang's orders."""
+    """Compare `--radix-eviction auto` and the best of SGLang's orders with SGLang's defaults."""
     lines = []
     for label, (workload, host) in AUTO_ROWS.items():
         end, best = ("-host", "back-shortest-host") if host == "host2" else ("", "shortest")
@@ -88,7 +88,7 @@ def auto() -> str:
 
 
 def gate() -> str:
-    """What the gate adds to `auto` on agents: the loads at which it changes a run."""
+    """The session gate's effect on `auto` with agents, at loads at which it changes a run."""
     found = []
     for profile, label in (
         ("qwen2.5-7b-h100", "Qwen2.5-7B"),

@@ -1,4 +1,4 @@
-"""What regenerates one figure or table of a paper, and where its outcome goes."""
+"""An artefact: code that regenerates a figure or table of a paper, and its result files."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = Path(__file__).parent / "results"
-"""`RESULTS/<paper>/<key>.json`, committed: what the tables in docs/research/papers quote."""
+"""`RESULTS/<paper>/<key>.json`, committed; the tables in docs/research/papers come from it."""
 
 FIGURES = ROOT / "docs" / "figures" / "papers"
 
 
 @dataclass(frozen=True)
 class Context:
-    """What an artefact may use: where the data lies, and where its picture goes."""
+    """Inputs of an artefact: the data folder and the path of its picture."""
 
     data: Path
-    """Holds `mooncake/`, `agentic_coding/`, `azure/` and `rag/`, as docs/guide/replay.md says."""
+    """Folder with `mooncake/`, `agentic_coding/`, `azure/` and `rag/`."""
 
     paper: str
     key: str
@@ -41,10 +41,10 @@ class Artefact:
     the same runs: `figures-25-27`."""
 
     shows: str
-    """What the paper shows there, in one sentence."""
+    """The paper's content in one sentence."""
 
     run: Callable[[Context], Any]
-    """Computes it and returns what is written as JSON; same input, same outcome."""
+    """Computes the artefact and returns its JSON data; deterministic."""
 
     minutes: float = 1.0
     """CPU minutes, roughly: the longest are started first."""

@@ -1,4 +1,4 @@
-"""What docs/research/papers/index.md says in numbers: verdicts by paper."""
+"""Figures of docs/research/papers/index.md: verdicts by paper."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TITLES = {
 
 
 def verdicts() -> str:
-    """How many numbered items of each paper have each verdict."""
+    """Number of numbered items by paper and verdict."""
     counts = {paper: tally(importlib.import_module(f"{paper}.page").all_rows()) for paper in TITLES}
     kinds = list(next(iter(counts.values())))
     rows = [

@@ -1,4 +1,4 @@
-"""What docs/research/planner.md and the guide say of plans, in numbers."""
+"""Figures on plans in docs/research/planner.md and the guide."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ MODEL = ROOT / ".canopy" / "models" / "smollm2-135m-instruct"
 POINT = 0.01
 SAMPLE_S = 2.0
 GROWTH = 0.03
-"""Share by which memory may seem to grow: allocators breathe."""
+"""Tolerated growth of memory, as a share: allocators fluctuate."""
 GROWTH_MB = 24.0
 CALL_S, SHARE = 0.05, 0.02
 """The longest call of a hook, and the share of the scheduler's thread that all of them may take."""
@@ -164,7 +164,7 @@ def share(scheduler: dict[str, Any], prefix: str = "") -> float:
 
 
 def verdict(runs: dict[str, dict[str, Any]]) -> dict[str, bool]:
-    """What was to be shown, and whether it was."""
+    """Return each claim, and whether it holds."""
     hit = {name: found["hit_rate"] for name, found in runs.items()}
     counted = all(found["steps"] > 2 * found["warm_up_steps"] for found in runs.values())
     return {
@@ -209,7 +209,7 @@ def main() -> int:
         for name in ("hostile", "truthful", "alone"):
             runs[name] = run(name, arguments, folder, steps)
             steps = runs[name]["steps"]
-            if arguments.json:  # a run takes minutes: what is there already is not lost
+            if arguments.json:  # a run takes minutes: keep the results of earlier runs
                 write(arguments.json, {"policy": arguments.policy, "runs": runs})
     result = {"policy": arguments.policy, "verdict": verdict(runs), "runs": runs}
     print(json.dumps(result, indent=1))

@@ -37,7 +37,7 @@ DEVICES = (0.1, 0.25)
 BEGIN_S, RESTART_S, END_S = 120.0, 420.0, 720.0
 PAIRS = 3
 SEEDS = (1, 2, 3, 4, 5)
-"""Of the random order; the other arms have no randomness."""
+"""Seeds of the random order; the other arms have no randomness."""
 ARMS = ("drain", "quarter", "random", "no drain", "lru, file", "cold")
 _ALL = 1 << 60
 

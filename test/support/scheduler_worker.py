@@ -159,7 +159,7 @@ def answers(engine: InProcess, priorities: bool) -> dict[str, Any]:
     # No further arrivals: time passes only with the steps.
     order = engine.serve([*kinds, *held])
     found["kinds"] = [kinds[req] for req in order if req in kinds]
-    # Branches of a new prompt, all at once: the cached tokens of each.
+    # Record the cached tokens of simultaneous branches of a new prompt.
     shared = token_ids(600, 50)
     branches = [engine.feed([*shared, *token_ids(30, 51 + i)], 2) for i in range(4)]
     engine.serve(branches)

@@ -61,7 +61,7 @@ def evaluate(
     """Run a plan. Returns ``rows`` (one a selector, encoding and ratio), ``tasks`` (the same by
     task), ``examples`` (every measurement) and the plan. ``so_far`` gets the same after each
     example, so that a long run can be stopped; earlier: such a report with its examples, which are
-    not measured again; seconds: no example is begun after so many. Raises CanopyError for an earlier
+    not measured again; seconds: time limit for starting an example. Raises CanopyError for an earlier
     report of another plan.
 
     Row fields: selector, encode, ratio, n, kl (nats a token), kl_se, top1, retained (of the

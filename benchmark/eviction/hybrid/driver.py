@@ -47,8 +47,8 @@ class HybridResult:
 def split_memory(
     shape: HybridShape, capacity_bytes: int, block_tokens: int, share: float = STATE_SHARE
 ) -> tuple[int, int]:
-    """Blocks of KV and slots of states in ``capacity_bytes``, with ``share`` bytes of states for
-    each byte of KV. Raises ``CanopyError`` where that leaves no room."""
+    """Return the blocks of KV and slots of states in ``capacity_bytes``, with ``share`` bytes of states
+    per byte of KV. Raises ``CanopyError`` if either is 0."""
     kv_bytes = capacity_bytes / (1.0 + share)
     blocks = int(kv_bytes // (shape.kv_bytes_per_token * block_tokens))
     slots = int((capacity_bytes - kv_bytes) // shape.state_bytes)

@@ -14,7 +14,7 @@ BINS = 96
 
 def attention(model: Model, cache: KVCache, ids: torch.Tensor, tail: torch.Tensor) -> torch.Tensor:
     """``[layers, tail, context]``: the question's attention to all before it, the mean of the heads,
-    as shares of what goes there. The first token of all, where most of it rests, is left out."""
+    as shares of what goes there. The first token, which gets most of it, is excluded."""
     shape, end = model.shape, int(tail[0])
     before, found = torch.arange(1, end), []
     group, scale = shape.heads // shape.kv_heads, shape.head_dim**-0.5

@@ -68,7 +68,7 @@ def _quantiles(times: np.ndarray, rate: float) -> tuple[float, float]:
 
 
 def _sustained(times: np.ndarray, target: float) -> float:
-    """By bisection: the 90th percentile grows with the rate, for equal draws."""
+    """Bisect the rate: the 90th percentile grows with it, for equal draws."""
     low, high = 0.0, 1 / times.mean()
     for _ in range(20):
         rate = (low + high) / 2

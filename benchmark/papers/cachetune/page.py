@@ -11,7 +11,7 @@ RESULTS = Results("cachetune")
 SETS = {"MuSiQue": "figures-3-7-9-10-musique", "HotpotQA": "figures-3-7-9-10-hotpotqa"}
 KEYS = " ".join(f"`{key}`" for key in SETS.values())
 SURE = 2.0
-"""Standard errors of the paired difference from which on two arms differ."""
+"""Two arms differ if their paired difference exceeds this number of standard errors."""
 ENCODED = {"bos": "behind BOS", "alone": "behind nothing"}
 
 SELECTORS = {

@@ -21,7 +21,7 @@ from canopy_chunks.store.chunk import Chunk
 
 QUESTIONS = 3
 BANDS = 20
-"""Of equal width; the lowest four are the paper's lowest 20 %."""
+"""Bands of equal width; the lowest four are the paper's lowest 20 %."""
 HEAD = 16
 ALPHAS = (0.3, 0.4, 0.5, 0.6, 0.7)
 

@@ -1,4 +1,4 @@
-"""What ``benchmark/papers/run.py --paper kareto`` regenerates."""
+"""Artefacts of ``benchmark/papers/run.py --paper kareto``."""
 
 from __future__ import annotations
 

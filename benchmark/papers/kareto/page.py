@@ -1,4 +1,4 @@
-"""What docs/research/papers/kareto.md says in numbers."""
+"""Figures of docs/research/papers/kareto.md."""
 
 from __future__ import annotations
 
@@ -95,13 +95,13 @@ def evaluation() -> list[Row]:
 
 
 def _placebo(case: dict[str, Any], way: str) -> dict[str, Any]:
-    """As many random points as a search took."""
+    """Evaluate the same number of random points as a search."""
     found: dict[str, Any] = case["random points"][str(case[way]["evaluations"])]
     return found
 
 
 def searches() -> str:
-    """Figure 13 with as many random points beside each search, and what meeting an SLO costs."""
+    """Figure 13, with the same number of random points for each search, and the cost of meeting an SLO."""
     rows = []
     for name, case in _searched().items():
         for way in ("grid", "Algorithm 1", "canopy plan"):
@@ -125,7 +125,7 @@ def _searched() -> dict[str, dict[str, Any]]:
 
 
 def spread() -> str:
-    """Between which values nine draws in ten lie, and SLOs that no point met."""
+    """Return the range of nine draws in ten, and the SLOs that no point met."""
     worst = max(
         drawn["unmet"][2]
         for case in _searched().values()
@@ -146,7 +146,7 @@ def spread() -> str:
 
 
 def by_ttl() -> str:
-    """What the extremes of Figure 12 are where the search has TTLs."""
+    """Return the extremes of Figure 12 with TTLs in the search."""
     found = RESULTS["figure-13-by-ttl"]
     cheapest = {
         name: case["extremes"]["cheapest as good as fixed"] for name, case in found["cases"].items()
@@ -226,7 +226,7 @@ def code() -> list[Row]:
 
 
 def extremes() -> str:
-    """Figure 12: the cheapest that is as good as the fixed set-up, and what a disk adds to it."""
+    """Figure 12: the cheapest set-up as good as the fixed one, and the gain of a disk."""
     two_hours = RESULTS["figure-12-two-hours"]
     cases = {**RESULTS["figure-12"], **{f"{k} of two hours": two_hours[k] for k in two_hours}}
     rows = [

@@ -35,7 +35,7 @@ MOST = (4096.0, 3600.0)
 TTLS_S = {"A": 600.0, "C": 2400.0}
 """Longest TTL by trace: the window of A is no longer, and C has no more hits. Not in the paper."""
 USED_GIB = 65536.0
-"""More than any TTL fills, on a disk paid by use."""
+"""Size of a disk billed by use: more than any TTL fills."""
 ONE_INSTANCE = ((512, 3600), (1024, 3600), (4096, 0))
 """GiB of DRAM and disk of an instance."""
 ONE_INSTANCE_TTLS_S = (600.0, 3600.0)
@@ -74,7 +74,7 @@ class Points:
         return list(found.values())
 
     def with_ttl(self, dram_gib: float, ttl_s: float) -> dict[str, Any]:
-        """A disk paid by use keeps for ``ttl_s``; 0: none."""
+        """Evaluate a disk billed by use, with TTL ``ttl_s``; 0: no disk."""
         if not ttl_s:
             return self.at(dram_gib, 0.0)
         disk = {"disk": "used", "ttl": ttl_s}

@@ -1,9 +1,9 @@
 """Conversations of people: the generator behind ``trace-a`` and ``small``.
 
-Every conversation lies wholly inside the trace, as (nearly) all of them do in the day that the
-paper analyses, so that the published statistics hold for a trace of any length. A window cut
-out of running traffic, like the public two-hour samples, would begin with second turns whose
-first turn nobody saw, and has a lower ideal hit ratio for it.
+Every conversation lies completely inside the trace, like nearly all conversations in the day that
+the paper analyses, so that the published statistics hold for a trace of any length. A window of
+running traffic, like the public two-hour samples, begins with later turns of conversations whose
+first turns are missing, which lowers its ideal hit ratio.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class _Turn:
 
 
 class _Conversation:
-    """What is left of one conversation, and the prompt as it stands."""
+    """The rest of a conversation, and its prompt so far."""
 
     __slots__ = ("kind", "name", "prompt", "turn", "turns", "user")
 
@@ -152,7 +152,7 @@ class ChatSource:
         time_s, _, talk = heapq.heappop(running)
         turn = talk.turns[talk.turn]
         talk.turn += 1
-        # What the last turn put out is in this prompt; this turn's output is in the next.
+        # This prompt contains the last turn's output; the next prompt contains this turn's.
         prompt = talk.prompt
         asked = turn.added - turn.output
         if prompt.tokens + asked > self.load.context_tokens:

@@ -1,7 +1,7 @@
 """Calibration through a running server, with its own scheduler, kernels, tiers and overlap.
 
 CacheTune, Algorithm 1 with equations 9 to 13. Every probe is a request like a user's. The cost of a
-request beside its documents (t_o) is fitted from prompts of two lengths, so that it does not count
+request without its documents (t_o) is fitted from prompts of two lengths, so that it does not count
 as transfer. Tokens are random: times do not depend on them.
 """
 

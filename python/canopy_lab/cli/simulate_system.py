@@ -184,7 +184,7 @@ OPTIONS = (Machines, Settings, Traffic, Question)
 
 
 def run(machines: Machines, settings: Settings, traffic: Traffic, question: Question) -> None:
-    """Simulate, print, write what was asked for."""
+    """Simulate, print the summary and write the requested files."""
     profile = load_profile(machines.profile, machines.model)
     config = _system(machines, settings, traffic, profile)
     if question.loads is not None:

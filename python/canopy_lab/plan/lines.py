@@ -114,7 +114,7 @@ def beside(of: Configuration, rows: Rows, space: Space) -> list[Configuration]:
 
 
 def _same(c: Configuration, of: Configuration) -> bool:
-    """Whether a line through ``of`` may also contain ``c``."""
+    """Return whether ``c`` may lie on a line through ``of``."""
     mine, its = slice_of(c), slice_of(of)
     return mine == its or c.disk is None or of.disk is None
 

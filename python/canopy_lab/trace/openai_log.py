@@ -174,7 +174,7 @@ def _prompt(
     among: list[Place],
     calls_of_entry: int,
 ) -> LoggedPrompt:
-    """``prompt``, filled; ``given`` is one of the entry's ``calls_of_entry``."""
+    """Fill ``prompt`` and return it. ``given`` is one of the entry's ``calls_of_entry``."""
     _fill_prompt(prompt, given, bodies)
     named = fields.first(among, CONVERSATIONS)
     if isinstance(named, dict):  # Responses: {"conversation": {"id": "..."}}

@@ -103,7 +103,7 @@ def test_the_gate_measures_the_method_that_is_served(llama, monkeypatch, tmp_pat
 
 
 def test_answers_are_decoded_freely_and_all_are_kept_at_ratio_one(llama, monkeypatch) -> None:
-    """The tokens that follow decide; at ratio 1 all agree."""
+    """Answers are decoded freely, not forced; at ratio 1 all agree."""
     monkeypatch.setattr(gate, "DOCUMENT_TOKENS", 24)
     monkeypatch.setattr(gate, "holds", lambda text, answers: bool(text))
     found = gate.measure_kept(llama, Words(), Method("question", "mixed"), [0.2, 1.0], 2)
