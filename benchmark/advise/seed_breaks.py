@@ -46,7 +46,7 @@ def runs_of(folder: Path) -> list[list[tuple[str, str]]]:
 
 
 def prose_of(folder: Path) -> list[str]:
-    """The long lines of the texts in ``folder``."""
+    """Return long lines of the texts in ``folder``."""
     lines = (line.strip() for path in sorted(folder.rglob("*.txt")) for line in path.open())
     return [line for line in lines if len(line) > 80][:900]
 

@@ -103,7 +103,7 @@ class FileBackend(Backend):
 
 
 class Unbounded(Backend):
-    """A disk without end: what no eviction could exceed. Keeps names only."""
+    """An unbounded disk: an upper bound for any eviction policy. Keeps names only."""
 
     name = "unbounded"
 

@@ -146,7 +146,7 @@ def test_a_group_ttl_that_helps_is_found_and_one_that_does_not_is_left_after_a_f
 
 
 def test_dram_is_not_expanded_where_the_last_step_gained_nothing():
-    # A working set that the middle of the axis holds many times over.
+    # The working set is far smaller than the middle of the axis.
     found = share_of_grid(Cache(working_set=2.0, hot=1.0))[2]
     assert found.stages.get("expansion", 0) == 0
     grown = share_of_grid(Cache(working_set=2000.0))[2]

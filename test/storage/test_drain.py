@@ -1,4 +1,4 @@
-"""The drain at shutdown: what only memory holds is on disk after a restart, the best first."""
+"""The drain at shutdown writes KV that only memory holds to disk, highest rank first."""
 
 from __future__ import annotations
 

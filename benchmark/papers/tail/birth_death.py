@@ -71,11 +71,11 @@ LOAD = BirthDeathLoad(
 
 
 def still_under_way(load: BirthDeathLoad, silent_s: float) -> float:
-    """P(the conversation goes on | nothing came for ``silent_s`` seconds after a turn).
+    """Return P(the conversation is active | no turn for ``silent_s`` seconds after the last).
 
-    Bayes' rule: silence is likelier of what has ended, so this is below exp(-mu t), the paper's
-    belief (Section 5), which asks only whether the conversation has lasted. With one rate of turns
-    for all both order conversations by their silence; with several they can differ.
+    By Bayes' rule: silence is more likely after the end of a conversation, so this is below
+    exp(-mu t), the paper's belief (Section 5), which ignores the silence. With one rate of turns
+    for all conversations, both order them by silence; with several rates the orders can differ.
     """
     turns, ends = load.turns_per_s, load.ends_per_s
     alive_and_silent = math.exp(-(turns + ends) * silent_s)

@@ -23,7 +23,7 @@ MOST_OWN = 1 << 9
 NAMES = 32
 """Documents of an order that has its full share of the memory; longer orders are fewer."""
 MOST_GAP = 16
-"""Most tokens between two documents of a list. Longer text may speak of the documents beside it."""
+"""Maximum tokens between two documents of a list. Longer text may refer to its neighbours."""
 
 Names = tuple[int, ...]
 """Hashes of documents, in order."""

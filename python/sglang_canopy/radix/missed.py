@@ -43,7 +43,7 @@ NO_TIER = "none"
 WITH_MEMORY = (1.25, 1.5, 2.0, 4.0)
 """Relative cache sizes with an estimate of their hits."""
 MAX_TENANTS = 64
-"""Tenants with sums of their own, the latest to miss; the sums of others are dropped."""
+"""Maximum tenants with sums of their own; the sums of the least recent are dropped."""
 MAX_PAIRS = 256
 """Pairs of categories (evicted, evicted for) that are counted; later pairs count as ``other``."""
 

@@ -62,7 +62,7 @@ def _rope_scatter_kernel(
     end = tl.load(piece + 5)
     if first >= end:
         return
-    # An address from a table carries no promise of alignment: torch's rows have it.
+    # Triton cannot infer the alignment of addresses loaded from a table; torch aligns these rows.
     k_ptr = tl.multiple_of(tl.load(piece).to(like_ptr.dtype), 16)
     v_ptr = tl.multiple_of(tl.load(piece + 1).to(like_ptr.dtype), 16)
     k_row = tl.multiple_of(tl.load(piece + 2), 16)

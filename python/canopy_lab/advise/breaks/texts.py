@@ -1,4 +1,4 @@
-"""Compare two texts: common ends, sentences, and forms in which equal contents are equal."""
+"""Compare two texts: common prefixes and suffixes, sentences, and normal forms of equal contents."""
 
 from __future__ import annotations
 
