@@ -34,7 +34,13 @@ def trace(users: int, turns: int, tokens: int) -> list[TraceRequest]:
 
 def options(**given: Any) -> argparse.Namespace:
     set_up = {"slices": 2, "sessions": 3, "turns": 6, "context": 600, "rate": 3600.0, "seed": 1}
-    rest = {"think_cap": 20.0, "think_scale": 0.05, "vocab_size": 1 << 15, "data": Path()}
+    rest = {
+        "think_cap": 20.0,
+        "think_scale": 0.05,
+        "vocab_size": 1 << 15,
+        "data": Path(),
+        "users": [],
+    }
     return argparse.Namespace(**{**set_up, **rest, "scale_lengths": Fraction(1, 64), **given})
 
 

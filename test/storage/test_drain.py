@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import errno
 import json
-import os
-import signal
+import multiprocessing
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -182,32 +182,33 @@ def test_a_full_disk_ends_the_drain_without_an_error(tmp_path: Path, monkeypatch
     after.close()
 
 
+def drain_slowly(folder: Path, writes: Any) -> None:
+    """Drain in a process of its own; report each write."""
+    tree = restarted(folder, tokens=128, host_tokens=256)
+    for name in range(8):
+        tree.serve(tokens(name, 12), 1.0 + name)
+    write = tree.store._writer.write
+
+    def slow(*batch):
+        done = write(*batch)
+        writes.send(".")
+        time.sleep(0.05)
+        return done
+
+    tree.store._writer.write = slow  # type: ignore[method-assign]
+    terminated(tree)
+
+
 def test_a_drain_killed_in_the_middle_leaves_whole_and_right_prefixes(tmp_path: Path) -> None:
-    reads, writes = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            tree = restarted(tmp_path, tokens=128, host_tokens=256)
-            for name in range(8):
-                tree.serve(tokens(name, 12), 1.0 + name)
-            write = tree.store._writer.write
-
-            def slow(*batch):
-                done = write(*batch)
-                os.write(writes, b".")
-                time.sleep(0.05)
-                return done
-
-            tree.store._writer.write = slow  # type: ignore[method-assign]
-            terminated(tree)
-        finally:
-            os._exit(0)
-    os.close(writes)
+    fresh = multiprocessing.get_context("spawn")  # a fork of a process with threads may block
+    reads, writes = fresh.Pipe(duplex=False)
+    child = fresh.Process(target=drain_slowly, args=(tmp_path, writes), daemon=True)
+    child.start()
     for _ in range(3):
-        assert os.read(reads, 1) == b"."
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    os.close(reads)
+        assert reads.poll(200)
+        reads.recv()
+    child.kill()
+    child.join()
     after = restarted(tmp_path, tokens=128, host_tokens=256)
     assert after.store.verify(pages=True) == 0
     found = [after.on_disk(tokens(name, 12)) for name in range(8)]
