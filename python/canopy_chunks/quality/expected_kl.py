@@ -56,6 +56,8 @@ class ExpectedKL:
         """Return the smallest ratio, in hundredths, whose expected KL is at most ``bound``; 1 if that
         is above ``MOST``."""
         unrepaired = self.at(documents, 0.0)
+        if not math.isfinite(unrepaired):  # not measured, as logits were not finite
+            return 1.0
         if unrepaired <= bound:
             return 0.0
         ratio = math.ceil(100 * math.log(unrepaired / bound) / FALL - 1e-9) / 100

@@ -203,6 +203,12 @@ class ChunkEngine:
         ratio = max(rates, default=DEFAULT_RATIO) if given is None else given
         return max(ratio, self._ratio_of_bound(request))
 
+    def least_ratio(self, request: ChunkRequest) -> float:
+        """Return the least of :meth:`own_ratio` over the tiers that a prompt's chunks may be in."""
+        given = self.options.ratio
+        least = min(DEFAULT_RATIO, *self.ratios.values(), 1.0) if given is None else given
+        return max(least, self._ratio_of_bound(request))
+
     def _ratio_of_bound(self, request: ChunkRequest) -> float:
         """Return the ratio that keeps the expected KL below the operator's bound; 0 without one."""
         if self.expected is None or self.options.max_kl is None:

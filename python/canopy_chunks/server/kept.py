@@ -43,8 +43,8 @@ def _name(engine: ChunkEngine, request: ChunkRequest) -> str:
         ratio: Any = request.ratio
     else:
         ratio = [
-            *(engine.options.ratio, engine.options.max_kl, sorted(engine.ratios.items())),
-            request.step,
+            *(engine.options.ratio, sorted(engine.ratios.items()), request.step),
+            engine.least_ratio(request),
         ]
     parts = [
         VERSION,

@@ -34,3 +34,8 @@ def test_more_documents_never_get_a_smaller_ratio(scale, bound):
     ratios = [ExpectedKL(scale).ratio_for(n, bound) for n in range(1, 40)]
     assert ratios[0] == 0  # a first document is exact
     assert all(a <= b for a, b in itertools.pairwise(ratios))
+
+
+@pytest.mark.parametrize("scale", [float("nan"), float("inf")])
+def test_a_scale_that_could_not_be_measured_lets_nothing_be_reused(scale):
+    assert ExpectedKL(scale).ratio_for(2, 0.05) == 1

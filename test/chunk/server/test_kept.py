@@ -260,3 +260,21 @@ def test_a_bound_on_kl_gives_more_documents_a_larger_ratio_or_exact_kv(make, ids
     engine.expected = ExpectedKL(1000.0)
     assert engine.is_exact(many)
     assert key_of(engine, ids) is None
+
+
+def test_kept_kv_of_few_documents_is_not_extended_beyond_the_bound_on_kl(make, ids) -> None:
+    engine = make(max_kl=0.03)
+    engine.expected = ExpectedKL(3.0)
+
+    def named(order):
+        made = request(*prompt(ids, order), rid="r")
+        state = queued(engine, made)
+        return engine.ratio_for(state, []), made.extra_key
+
+    few, few_key = named((0, 1))
+    many, many_key = named((0, 1, 2))
+    assert few < many < 1
+    assert few_key != many_key  # the first two were computed at too small a ratio
+    assert named((1, 0)) == (few, few_key)
+    engine.expected = ExpectedKL(0.1)
+    assert named((0, 1)) == named((0, 1, 2))  # the server's own ratio suffices
