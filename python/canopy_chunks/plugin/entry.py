@@ -1,8 +1,8 @@
-"""Entry points of document reuse: a plugin of its own, which without ``--canopy-chunks`` only adds that
+"""Entry points of document reuse: a separate plugin, which without ``--canopy-chunks`` only adds that
 flag.
 
-The launching process installs the hooks when its command line asks for documents. Its children inherit
-a variable, and install them when SGLang loads plugins.
+The launching process installs the hooks if its command line enables documents. Its children inherit a
+variable, and install them when SGLang loads plugins.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _loaded = False
 
 @dataclass(frozen=True, slots=True)
 class DocumentFlags:
-    """The one flag for documents; its keys are ``canopy_chunks.server.options.Options``."""
+    """The flag for documents. Its keys are ``canopy_chunks.server.options.Options``."""
 
     chunks: str = declare(
         OFF,

@@ -257,6 +257,6 @@ SEAMS = tuple(Seam(*hook, purpose="reuse documents, with `--canopy-chunks`") for
 
 
 def attach() -> None:
-    """Register what is no hook: callbacks for new requests, and the handler of commands."""
+    """Register the callbacks for new requests, and the handler of commands."""
     arrivals.attach(request_created, request_queued)
     register(CHUNKS, _run_commands)

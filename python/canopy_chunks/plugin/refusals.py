@@ -1,4 +1,4 @@
-"""Set-ups in which documents are not reused, and those in which the tests reuse them."""
+"""Set-ups in which documents are not reused, and set-ups in which the tests reuse them."""
 
 from __future__ import annotations
 
@@ -93,10 +93,11 @@ REFUSALS = (
 )
 """Refusals in order of precedence: the first that applies is reported."""
 
-SERVED = "served here"
-TESTED = (
-    *("one process, CPU", "`--tp-size 2`", "pages of 1 token", "pages of 16 tokens"),
-    *("the overlap schedule", "chunked prefill", "`--enable-mixed-chunk`"),
+SERVED = frozenset(
+    {
+        *("one process, CPU", "`--tp-size 2`", "pages of 1 token", "pages of 16 tokens"),
+        *("the overlap schedule", "chunked prefill", "`--enable-mixed-chunk`"),
+    }
 )
 """Set-ups of ``doctor.setups`` in which a server of the tests reuses documents."""
 
@@ -106,4 +107,4 @@ def is_requested(args: Any) -> bool:
     return getattr(args, "canopy_chunks", None) not in (None, OFF)
 
 
-ADDITIONS[CHUNKS] = Addition(FLAG, REFUSALS, is_requested, dict.fromkeys(TESTED, SERVED))
+ADDITIONS[CHUNKS] = Addition(FLAG, REFUSALS, is_requested, SERVED)

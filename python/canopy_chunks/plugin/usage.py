@@ -71,8 +71,10 @@ def of_stream(usage: Any, cached_tokens: dict[int, int], n_choices: int) -> None
 
 
 def _add(usage: Any, cached: Sequence[int]) -> None:
-    """Add the field if a prompt has a report, with the least ratio and stand-ins of any prompt, and ``cached_tokens`` if SGLang does not report
-    them."""
+    """Add the field if a prompt has a report, and ``cached_tokens`` if SGLang does not report them.
+
+    The ratio and the stand-ins are the least of all prompts.
+    """
     reports = [tokens.report for tokens in cached if isinstance(tokens, CachedTokens)]
     if not reports:
         return

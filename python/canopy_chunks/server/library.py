@@ -187,7 +187,7 @@ class Library:
 
         Runs before the next forward, never between a prefill and its answer, so that the first
         request with a document does not wait for its encoding. A short prompt does not wait for
-        pieces that a long one has earned.
+        pieces that a long prompt has earned.
         """
         piece, pieces = self.encoder.piece_tokens, 0
         most = max(1, int(self.options.learn_share * tokens) // piece)

@@ -49,7 +49,7 @@ class ResolvedChunk:
     chunk: Chunk | HostChunk | DiskChunk | None = None
 
     def placed_from(self, first: int) -> Placed | None:
-        """Return the stored tokens from position ``first`` on; None if there are none."""
+        """Return the stored tokens from position ``first`` on; None without stored tokens."""
         if self.chunk is None or self.end <= first:
             return None
         skip = max(0, first - self.start)
@@ -81,8 +81,8 @@ class ReusePlan:
         return self.chosen.mask()
 
     def compute_from(self, first: int) -> int:
-        """Compute every token from position ``first`` on. Returns how many of them were to be
-        reused."""
+        """Compute every token from position ``first`` on. Returns the number of
+        tokens whose reuse this cancels."""
         computed = self.computed.clone()
         reused = int((~computed[first:]).sum())
         computed[first:] = True

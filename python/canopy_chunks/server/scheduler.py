@@ -33,8 +33,8 @@ logger = logging.getLogger(__name__)
 
 COMMANDS = ("pin", "unpin", "delete")
 PAUSE_MS = 50
-"""Pause between a batch and background work: the next turn of a quick client comes sooner, and would
-wait for the piece in progress."""
+"""Pause between a batch and background work: the next turn of a quick client arrives within it, and
+would wait for the piece in progress."""
 
 
 def build(
@@ -163,9 +163,8 @@ def work_when_idle(engine: ChunkEngine, scheduler: Any) -> None:
         return not scheduler.is_fully_idle() or (socket is not None and bool(socket.poll(wait_ms)))
 
     while engine.has_idle_work:
-        wait_ms = (
-            PAUSE_MS if engine.has_run else 0
-        )  # once, even if a monitor reads the status meanwhile
+        # Once per batch, even if a monitor reads the status meanwhile.
+        wait_ms = PAUSE_MS if engine.has_run else 0
         engine.has_run = False
         if first_ranks(something_comes(wait_ms)):
             return
@@ -252,7 +251,7 @@ class ExpectedReuse:
 
 
 def expected_reuse(engine: ChunkEngine, req: Any) -> ExpectedReuse | None:
-    """Return the expected reuse of a waiting request's prompt; ``None`` if it is none."""
+    """Return the expected reuse of a waiting request's prompt; ``None`` without reuse."""
     request = chunk_request_of(req)
     if request is None or not engine.may_fuse(req, request):
         return None

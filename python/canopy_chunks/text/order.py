@@ -1,10 +1,9 @@
-"""Order a prompt's documents so that its prefix is one that a prefix cache already holds.
+"""Order a prompt's documents so that a prefix cache already holds its prefix.
 
-For requests whose documents may come in any order (``canopy_order``). The result is exact: the
-prompt is computed as if the client had sent this order. As ContextPilot (arXiv 2511.03475), with
-the tenant's own earlier orders in place of an index: documents continue the earlier order that the
-prompt shares the longest prefix with, then the most frequent ones come first, so that later prompts
-share them. The same documents behind the same text get the same order again, as in the next turn.
+For requests whose documents may be in any order (``canopy_order``). The result is exact: the prompt
+is computed as if the client had sent this order. The method is that of ContextPilot (arXiv
+2511.03475), with the tenant's own earlier orders in place of an index. Documents continue the earlier
+order with the longest common prefix; the others follow by frequency, so that later prompts share them. The same documents behind the same text get the same order again, as in the next turn.
 """
 
 from __future__ import annotations
@@ -89,7 +88,7 @@ class Orders:
             out += ids[at:first]
             documents = [tuple(ids[a:b]) for a, b in run]
             gap = ids[run[0][1] : run[1][0]] if len(run) > 1 else []
-            if len(run) > 1:  # each token is hashed once, however many lists there are
+            if len(run) > 1:  # each token is hashed once, for any number of lists
                 behind, hashed = hash((behind, tuple(out[hashed:]))), len(out)
             for place, i in enumerate(self._order(behind, documents, tenant)):
                 out += gap if place else []
@@ -118,8 +117,8 @@ class Orders:
     def _longest(
         self, own: _Own, behind: int, documents: Sequence[tuple[int, ...]], names: Sequence[int]
     ) -> Names:
-        """Return the longest prefix, in tokens, of an earlier order of which every document is in
-        the prompt. Of equal ones an order without other documents wins, then the latest."""
+        """Return the longest prefix, in tokens, of an earlier order that has only documents of the
+        prompt. Among equals an order without other documents wins, then the latest."""
         tokens, have = dict(zip(names, map(len, documents))), Counter(names)
         best: tuple[int, bool] = 0, False
         found: Names = ()

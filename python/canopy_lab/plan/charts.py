@@ -86,12 +86,10 @@ def _dram(plan: CapacityPlan, currency: str) -> Figure:
     del currency
     figure, axes = new_figure(columns=2, height=3.6)
     lines: dict[str, dict[float, Row]] = {}
+    first = plan.space.first_slices()[0]
     for row in plan.found.rows.values():
         c = configuration_of(row)
-        if (
-            c.instances == plan.space.instances[0]
-            and c.ttl == plan.space.choices.get("ttl", (None,))[0]
-        ):
+        if (c.instances, c.ttl) == (first.instances, first.ttl):
             line = lines.setdefault(_disk(c), {})
             best = line.setdefault(c.dram_gib, row)
             line[c.dram_gib] = min(best, row, key=lambda r: float(r["mean_ttft_s"]))

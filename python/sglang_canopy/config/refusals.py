@@ -77,8 +77,8 @@ class Addition:
     """Its refusals. Each has the reason in a field with the feature's name."""
     is_requested: Callable[[Any], bool]
     """Returns whether parsed arguments enable the feature."""
-    tested: Mapping[str, str]
-    """Set-ups of ``doctor.setups`` -> level of testing."""
+    served: frozenset[str]
+    """Set-ups of ``doctor.setups`` in which a server of the tests has it."""
 
 
 ADDITIONS: dict[str, Addition] = {}

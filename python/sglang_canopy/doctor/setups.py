@@ -64,7 +64,10 @@ class Setup:
         sample = SimpleNamespace(**{self.option: self.value})
         why = refused(part, sample)
         added = ADDITIONS.get(part)
-        state = added.tested.get(self.name) if added else getattr(self, part)
+        if added is None:
+            state = getattr(self, part)
+        else:
+            state = SERVED if self.name in added.served else None
         if why is not None:
             return Cell(REFUSED, why=why.partition(";")[0])
         return Cell(state) if state else Cell(UNTESTED, why="not tried yet")

@@ -137,7 +137,8 @@ class DiskLink:
         return above[::-1]
 
     def holds(self, page: str) -> bool:
-        return self.store is not None and self.store.leading([page]) == 1
+        store = self.store
+        return store is not None and store.leading([page]) == 1
 
     def before_write(self, node: UnifiedTreeNode) -> None:
         if not self.active or not node.hash_value:

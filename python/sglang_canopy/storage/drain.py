@@ -100,8 +100,8 @@ class Drain:
         return found
 
     def _absent(self, nodes: Sequence[UnifiedTreeNode]) -> list[UnifiedTreeNode]:
-        """Return the nodes of which the disk of some rank lacks pages. KV of fused documents stays
-        out, and all if some rank has no disk."""
+        """Return the nodes with pages that some rank's disk lacks, without KV of fused documents; no
+        node if a rank has no disk."""
         if not self._least([self.store.unavailable is None])[0]:
             return []
         nodes = [n for n in nodes if n.hash_value and not is_documents_key(n.key.extra_key)]

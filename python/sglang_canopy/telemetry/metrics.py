@@ -170,12 +170,6 @@ class Metrics:
             self._arms.discard(labels)
         self.set("whatif_decided", float(meter["undecided"] is None))
 
-    def update_kv_hints(self, outcomes: Mapping[str, Mapping[str, int]]) -> None:
-        """Update the counts of ``kv_hints``, by action and outcome."""
-        for action, counts in outcomes.items():
-            for outcome, total in counts.items():
-                self.count("kv_hints_total", total, action, outcome)
-
     def _series_of(self, name: str, labels: tuple[str, ...]) -> Any:
         series = self._series.get((name, labels))
         if series is None:

@@ -194,10 +194,9 @@ CACHE = (
 """Series of a cache."""
 
 KV_HINTS = (
-    Metric(
+    reported(
         "kv_hints_total",
-        "counter",
-        ("action", "outcome"),
+        "kv_hints.{action}.{outcome}",
         "actions of `kv_hints`, by type (`retain`, `release`, `demote`, `return`, `other`) and outcome "
         "(`accepted`, `clipped`, `ignored`, `refused`)",
     ),

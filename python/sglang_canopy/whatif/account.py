@@ -171,9 +171,8 @@ class Account:
 
     def _add_to_groups(self, name: Hashable, blocks: Sequence[int], tokens: float) -> None:
         groups = self._groups[name]
-        for group in [
-            block * MULTIPLIER >> 59 & 31 for block in blocks
-        ]:  # bits that do not select the sample
+        # Bits that do not select the sample.
+        for group in [block * MULTIPLIER >> 59 & 31 for block in blocks]:
             groups[group] += tokens
 
     def _current_weight(self, now: float) -> float:

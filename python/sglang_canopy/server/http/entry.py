@@ -78,7 +78,7 @@ class Entry:
             return
         if self._metrics is None:  # SGLang has set the folder of the series by now
             self._metrics = Metrics(0, self._metric_labels, metrics=KV_HINTS)
-        self._metrics.update_kv_hints(self.kv_hints.stats())
+        self._metrics.show({"kv_hints": self.kv_hints.stats()})
 
 
 current = Entry(RequestOptions())
@@ -131,10 +131,11 @@ def generation_begins(
             marker = getattr(getattr(request, "state", None), "canopy_tool_marker", None)
             if marker and isinstance(obj.sampling_params, dict):
                 obj.sampling_params["custom_params"][MARKER_KEY] = marker
-    if options_of(self.server_args).gate is not None:
+    options = options_of(self.server_args)
+    if options.gate is not None:
         start_ticker(self)
     answers = original(self, obj, request, *args, **kwargs)
-    if options_of(self.server_args).queue.ttft_slo.seconds:
+    if options.queue.ttft_slo.seconds:
         answers = early_refusal.watched(answers)
     return _with_outcomes(answers, obj) if hasattr(obj, "canopy_kv_hints") else answers
 

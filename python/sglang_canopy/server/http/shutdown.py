@@ -24,10 +24,12 @@ def sigterm_received(*_: Any, **__: Any) -> None:
 def message_dispatched(manager: Any, obj: Any, *_: Any, **__: Any) -> None:
     """Hook before ``TokenizerManager._dispatch_to_scheduler``: put the seconds left for the drain into
     a ``ShutdownReq``, and let SGLang wait that much longer."""
+    if not _signalled_at:
+        return
     from sglang.srt.managers import tokenizer_manager
     from sglang.srt.managers.io_struct import ShutdownReq
 
-    if not isinstance(obj, ShutdownReq) or not _signalled_at:
+    if not isinstance(obj, ShutdownReq):
         return
     budget_s = options_of(manager.server_args).tiers.drain_s
     left_s = max(0.0, budget_s - (time.monotonic() - _signalled_at[0]))

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LEARNT = "learnt.json"
-"""Name of the learnt state beside the first rank's pages."""
+"""File with the learnt state, in the folder of the first rank's pages."""
 
 
 def install_core() -> None:
@@ -149,7 +149,7 @@ def session_gate(server_args: Any, cache: CanopyRadixCache) -> SessionGate | Non
 
 
 def keep_learnt(cache: CanopyRadixCache, group: Any) -> None:
-    """Restore what the last server with this disk tier learnt, and save it there from now on.
+    """Restore the learnt state of the last server with this disk tier, and save it there from now on.
 
     The file is in the first rank's namespace, so another model, other weights or another layout have
     another file. Collective over ``group``.

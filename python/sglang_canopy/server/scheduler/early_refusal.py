@@ -46,7 +46,7 @@ class LiveRefusal:
         """Arrival time and decision of each request without a first token."""
 
     def arrives(self, req: Any, request: LiveRequest, waiting: int) -> str | None:
-        """Return the answer to a request that is refused, ``None`` for one that joins.
+        """Return the answer to a request that is refused, ``None`` if it joins the queue.
 
         ``waiting``: length of the queue. Samples of one request (n > 1) share its first decision.
         """
@@ -74,7 +74,7 @@ class LiveRefusal:
             self.bound.observed(decision.predicted_s, decision.bound_s, now - arrived)
 
     def status(self) -> dict[str, Any]:
-        """Return the limit, and how many TTFTs were within their bounds."""
+        """Return the limit, and the number of TTFTs within their bounds."""
         return {
             "limit_s": self._slo.seconds,
             "over": self._slo.over,
