@@ -1,7 +1,5 @@
 """Fixtures of every test: the environment of this machine, real data, a prepared model."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

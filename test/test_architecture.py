@@ -1,7 +1,5 @@
 """The package against `scripts/house.py`: directions, circles, lengths, purposes."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """One declaration makes a flag, its parsing, its check and its row in the reference."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass

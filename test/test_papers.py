@@ -3,8 +3,6 @@
 What a paper numbers is counted here from its text, not from our table.
 """
 
-from __future__ import annotations
-
 import importlib
 import re
 import sys

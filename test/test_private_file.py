@@ -1,7 +1,5 @@
 """A file for its owner alone, whole or not at all."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

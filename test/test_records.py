@@ -1,7 +1,5 @@
 """A leaf's fields are declared once; everything that copies a leaf or a request copies them all."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 
 from sglang_canopy.disk.page import FIELDS, Kind, PageMeta

@@ -1,7 +1,5 @@
 """A tenant is the pair of extra key and salt, and no two pairs share a name."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 from hypothesis import given

@@ -1,7 +1,5 @@
 """The scheduler's thread is charged for what hooks do, and not for what SGLang does inside them."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """Arming of the session gate: its conditions, and its effect on running sessions."""
 
-from __future__ import annotations
-
 import pytest
 
 from sglang_canopy.admission.agents import Agents

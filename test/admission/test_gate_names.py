@@ -1,7 +1,5 @@
 """A client with many tenant names at the session gate, against tenants that a gateway vouches for."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter, deque
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """The order of waiting sessions equals its definition under random arrivals and departures."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """The session gate alone: admitted sessions, their order, and released places."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Advice on small traffic whose answer is known, and on the real traces."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

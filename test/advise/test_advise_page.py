@@ -1,7 +1,5 @@
 """The page of ``canopy advise``: self-contained, with text, and rendered by a browser if there is one."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The interval of a gain."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

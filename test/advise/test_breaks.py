@@ -1,7 +1,5 @@
 """Breaks of prefixes: every seeded kind is found, and none in logs that only grow."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import random

@@ -1,7 +1,5 @@
 """The recommendation, including the one to change nothing."""
 
-from __future__ import annotations
-
 import pytest
 
 from canopy_lab.advise.decide import Gain, decide

@@ -1,7 +1,5 @@
 """Waits of prompts in a queue, against theory and against an event-driven simulation."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """A bounded sample of a log of any length."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Advice on logs with little information: it states that, and recommends nothing."""
 
-from __future__ import annotations
-
 import pytest
 
 from canopy_lab.advise.advice import Below, advise

@@ -1,7 +1,5 @@
 """Slices of agents' sessions, and the figures of their replays."""
 
-from __future__ import annotations
-
 import argparse
 from fractions import Fraction
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The benchmark of gateways sends a trace in its order, on which the hit rates depend."""
 
-from __future__ import annotations
-
 import asyncio
 import importlib.util
 import sys

@@ -1,7 +1,5 @@
 """The mutation run: broken lines that tests notice, and broken lines that they do not."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

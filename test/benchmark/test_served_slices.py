@@ -1,7 +1,5 @@
 """Two real servers in turns: due times, bootstrap draws, and the result."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import random

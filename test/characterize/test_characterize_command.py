@@ -1,7 +1,5 @@
 """``canopy characterize`` as a user runs it."""
 
-from __future__ import annotations
-
 import json
 import re
 from html.parser import HTMLParser

@@ -1,7 +1,5 @@
 """Laws that predict reuse, on hand-made traces with a known law."""
 
-from __future__ import annotations
-
 import math
 import random
 

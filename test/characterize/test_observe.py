@@ -1,7 +1,5 @@
 """Counts of the single pass, by hand on tiny traces and against a slow recount."""
 
-from __future__ import annotations
-
 import tracemalloc
 
 import numpy as np

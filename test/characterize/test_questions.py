@@ -1,7 +1,5 @@
 """Each question, on traces whose answer a hand can work out."""
 
-from __future__ import annotations
-
 import math
 import random
 

@@ -1,7 +1,5 @@
 """Small real architectures with random weights: a test of the engine needs no download."""
 
-from __future__ import annotations
-
 import pytest
 
 torch = pytest.importorskip("torch")

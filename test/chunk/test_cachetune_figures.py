@@ -1,7 +1,5 @@
 """The programs of CacheTune's figures (benchmark/papers/cachetune), on a small model."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

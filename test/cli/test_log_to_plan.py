@@ -1,7 +1,5 @@
 """Logs of other programs, all the way: advice, a plan, and a server's own check of it."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

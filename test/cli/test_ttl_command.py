@@ -1,7 +1,5 @@
 """``canopy plan ttl`` as a user runs it."""
 
-from __future__ import annotations
-
 import json
 import stat
 from array import array

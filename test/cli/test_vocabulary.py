@@ -1,7 +1,5 @@
 """One vocabulary over the parsers of all commands."""
 
-from __future__ import annotations
-
 import argparse
 import shlex
 import subprocess

@@ -1,7 +1,5 @@
 """Plan files: written plans are read, and wrong keys are refused by name."""
 
-from __future__ import annotations
-
 import json
 import os
 import stat

@@ -1,7 +1,5 @@
 """SGLang's own settings in a plan, and the record of SGLang's defaults."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The options of the tiers: flags, the plan file, and the message for each mistake."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Installing CPU support: once, only without CUDA, and with a named reason when it cannot be."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

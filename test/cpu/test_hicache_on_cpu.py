@@ -1,7 +1,5 @@
 """Copies between the pools of SGLang's own host pool class, with CPU support installed."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from sglang.srt.mem_cache.pool_host import mha

@@ -1,7 +1,5 @@
 """The CPU backend against SGLang's stock functions, side by side on the same random batches."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """Trees of drafts on a CPU, against SGLang's own reading of a tree and plain formulas."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

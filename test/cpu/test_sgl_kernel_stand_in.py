@@ -1,7 +1,5 @@
 """The stand-in for `sgl_kernel`: two functions that work, and names that raise."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Sliding windows with a pool of their own, and causal convolutions, against plain formulas."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """The alerts, evaluated by Prometheus' own ``promtool`` over series as servers export them."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every query of the dashboard and of the alerts reads series, and labels, that the server has."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

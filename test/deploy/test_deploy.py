@@ -1,7 +1,5 @@
 """deploy/ matches the server that it starts: flags, probes, volumes and pins."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The Helm chart, rendered by a real ``helm``: its containers, and its validity for Kubernetes."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

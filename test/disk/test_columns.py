@@ -1,7 +1,5 @@
 """Columns of a damaged index file: checking them takes no more memory than they have."""
 
-from __future__ import annotations
-
 import tracemalloc
 
 import pytest

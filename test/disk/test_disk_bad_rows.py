@@ -1,7 +1,5 @@
 """Any row in the index file: the store starts, drops unusable rows, and counts them."""
 
-from __future__ import annotations
-
 import math
 import shutil
 import sqlite3

@@ -1,7 +1,5 @@
 """Clearing the store: at once, for good, under readers and writers; and no thread waits forever."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import random

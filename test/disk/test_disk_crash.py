@@ -3,8 +3,6 @@
 The same 200 times, with figures: ``python benchmark/tiers/crash.py``.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

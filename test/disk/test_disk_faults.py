@@ -1,7 +1,5 @@
 """Every fault of the disk is logged once, counted, and reported as a miss."""
 
-from __future__ import annotations
-
 import errno
 import json
 import logging

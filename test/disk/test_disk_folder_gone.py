@@ -1,7 +1,5 @@
 """The store's folder, or a file in it, is removed or replaced while the store is open."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

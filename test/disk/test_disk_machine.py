@@ -4,8 +4,6 @@ With LRU and a clock that moves before every step no two tips were used at the s
 dict knows exactly which page is to go.
 """
 
-from __future__ import annotations
-
 import math
 import shutil
 import tempfile

@@ -1,7 +1,5 @@
 """A store whose folder is not available at the start opens it later, and a folder may be abandoned."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 import subprocess

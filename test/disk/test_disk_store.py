@@ -1,7 +1,5 @@
 """The disk store: stored pages, the order of eviction, and pages after a restart."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import stat

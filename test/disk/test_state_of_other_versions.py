@@ -4,8 +4,6 @@
 ``put`` below does it.
 """
 
-from __future__ import annotations
-
 import shutil
 import sqlite3
 from contextlib import closing

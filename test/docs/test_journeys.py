@@ -1,7 +1,5 @@
 """The journeys of docs/architecture.md: each step was called, in the page's order, under a tracer."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

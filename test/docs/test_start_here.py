@@ -1,7 +1,5 @@
 """Every command of "Start here" is run, on a real server if it needs one."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """The patch of docs/upstream.md: it applies to the pinned SGLang, and the page counts right."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -3,8 +3,6 @@
 ``auto`` is added to each. Paths, addresses and long lists are shortened.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 OK, REFUSED, UNKNOWN = "starts", "refused", "unknown flags"

@@ -1,7 +1,5 @@
 """`canopy doctor`: it reads a server's flags as the server does, and prints no secret."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

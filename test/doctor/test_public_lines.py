@@ -1,7 +1,5 @@
 """`canopy doctor` on command lines of public reports, compared with the started server."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from pathlib import Path

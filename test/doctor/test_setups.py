@@ -1,7 +1,5 @@
 """The table of set-ups against the refusals and the tests that it names."""
 
-from __future__ import annotations
-
 import ast
 from functools import cache
 from pathlib import Path

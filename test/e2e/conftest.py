@@ -4,8 +4,6 @@
 for the whole test module: the same arguments give the same server again.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

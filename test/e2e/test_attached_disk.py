@@ -1,7 +1,5 @@
 """A real server whose disk tier is attached, detached and attached again while it runs."""
 
-from __future__ import annotations
-
 import json
 import time
 import urllib.error

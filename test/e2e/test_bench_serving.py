@@ -1,7 +1,5 @@
 """The replay against a real server: exact lengths, turns that hit generated tokens, labels."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A real server with Canopy: both ways to start, hints, bad input, load."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """``canopy documents calibrate --url`` on a real server, and a server that starts with its result."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,8 +1,6 @@
 """Documents of a tenant over real HTTP: no other tenant lists, reads, pins or deletes them. The cost of
 a prompt with unreadable chunks. One server, chunks on disk, windows of 128 tokens."""
 
-from __future__ import annotations
-
 import json
 import urllib.error
 import urllib.parse

@@ -1,8 +1,6 @@
 """Documents of two tenants in host and disk tiers that are far too small, in a crowd, and after a
 restart with another ratio. A prompt of one document behind its own system text is exact with reuse."""
 
-from __future__ import annotations
-
 import random
 from concurrent.futures import ThreadPoolExecutor
 

@@ -1,7 +1,5 @@
 """``--warmups canopy_chunks``: the first user's prompt is not the first that is fused."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

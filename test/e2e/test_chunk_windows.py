@@ -1,7 +1,5 @@
 """Fused prompts in windows, in mixed batches, retracted, aborted, and with damaged files."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import urllib.error

@@ -1,7 +1,5 @@
 """Chunk reuse in real servers: exact at ratio 1, and separate from exact KV."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import random

@@ -1,7 +1,5 @@
 """Registered documents found in plain prompts of a real server (`find=on`)."""
 
-from __future__ import annotations
-
 import json
 import urllib.request
 

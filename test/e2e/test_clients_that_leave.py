@@ -1,7 +1,5 @@
 """Real servers whose clients disconnect at random, retry, and reuse names."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import json

@@ -1,7 +1,5 @@
 """SGLang on a CPU with Canopy installed and SGLang's own policy: everything must work as ever."""
 
-from __future__ import annotations
-
 import pytest
 
 from canopy_lab.cli.main import main

@@ -1,7 +1,5 @@
 """Real servers on one disk tier: no KV of another configuration, or of the weights before."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import time

@@ -1,7 +1,5 @@
 """`canopy doctor` against started servers: the same parts of `auto` are on or off for the same reasons."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 """Conversations over documents on a real server: a turn reuses the previous turn, and exact and
 approximate requests never share KV."""
 
-from __future__ import annotations
-
 import pytest
 
 from support.chunk_client import (

@@ -1,7 +1,5 @@
 """`--canopy-ttft-slo-s` on one rank and two: every route answers 429, streams included, and ranks agree."""
 
-from __future__ import annotations
-
 import json
 import time
 import urllib.error

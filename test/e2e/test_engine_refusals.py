@@ -1,7 +1,5 @@
 """``sglang.Engine`` reads no command line: what that refuses is refused there as well."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """Every route that generates supports the same fields, and refuses the same mistakes with 400."""
 
-from __future__ import annotations
-
 import json
 import time
 import urllib.error

@@ -1,7 +1,5 @@
 """The examples that need a server, against real servers: correct output, and a server planned from a log."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

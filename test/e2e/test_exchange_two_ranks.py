@@ -1,7 +1,5 @@
 """Exchanges of policies on a real server of two ranks: under load, and by the floor."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """Real servers with ``--canopy-session-gate``: a new session waits."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import time

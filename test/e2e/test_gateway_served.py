@@ -1,7 +1,5 @@
 """Two real workers behind the gateways that exist: tenants stay apart, hints reach both workers."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import time

@@ -1,7 +1,5 @@
 """SGLang's own gRPC server next to HTTP: its requests are stamped, and its answers are equal."""
 
-from __future__ import annotations
-
 import json
 import time
 from typing import Any

@@ -1,7 +1,5 @@
 """Real servers with two data-parallel replicas and an admin key: trusted hints and their receivers."""
 
-from __future__ import annotations
-
 import json
 import urllib.error
 import urllib.request

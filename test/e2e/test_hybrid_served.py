@@ -1,7 +1,5 @@
 """Serve models with sliding windows or recurrent states over HTTP: answers equal those under SGLang's policy."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A model with pictures (Qwen2-VL): the text equals that under SGLang's policy; pictures are distinct."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """SGLang's `kv_hints` on a real server: the cache acts on them, and the answer tells the outcome."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

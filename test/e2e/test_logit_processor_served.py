@@ -1,7 +1,5 @@
 """A client's own logit processor receives the parameters that its client sent, and no others."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Adapters served by a real server on all three tiers: same text as SGLang's own policy."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable

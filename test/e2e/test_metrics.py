@@ -1,7 +1,5 @@
 """Counters and gauges on a real server's `/metrics`, and the status that `canopy top` shows."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

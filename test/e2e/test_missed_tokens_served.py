@@ -1,7 +1,5 @@
 """A real server with device, host and disk: causes of missed tokens sum to the misses to the token."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """A DeepSeek-shaped model (MLA) on device, host and disk: same text as SGLang's own policy."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

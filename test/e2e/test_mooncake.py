@@ -3,8 +3,6 @@
 Needs Mooncake's wheel and the libraries it loads (docs/guide/mooncake.md); skipped without.
 """
 
-from __future__ import annotations
-
 import json
 import math
 

@@ -1,7 +1,5 @@
 """Speculative decoding by n-grams on device, host and disk: the text is that of SGLang's own policy."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

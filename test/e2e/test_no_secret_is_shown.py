@@ -1,7 +1,5 @@
 """No route and no line of the log of a real server shows a key."""
 
-from __future__ import annotations
-
 import json
 import urllib.error
 import urllib.request

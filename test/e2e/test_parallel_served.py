@@ -1,7 +1,5 @@
 """Ranks, replicas and pipeline stages: the text is that of SGLang's own policy in the same set-up."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

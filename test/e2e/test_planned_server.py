@@ -1,7 +1,5 @@
 """Servers started with the file that ``canopy plan`` wrote for them, and with nothing else."""
 
-from __future__ import annotations
-
 import json
 import random
 

@@ -1,7 +1,5 @@
 """Every time in an answer of Canopy's routes is an epoch time or an age, and its name tells which."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

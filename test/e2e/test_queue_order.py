@@ -1,7 +1,5 @@
 """Our order of the queue on real servers over HTTP, and on two ranks."""
 
-from __future__ import annotations
-
 import json
 import os
 import threading

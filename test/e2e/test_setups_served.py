@@ -1,7 +1,5 @@
 """Set-ups of SGLang that a server is started in every day: the text is that of its own policy."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Real servers with device, host and disk: same answers, and a restart that finds its pages."""
 
-from __future__ import annotations
-
 import json
 import random
 import subprocess

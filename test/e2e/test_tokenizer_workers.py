@@ -1,7 +1,5 @@
 """Several tokenizer workers: requests, hints and routes through each of them."""
 
-from __future__ import annotations
-
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Two tensor-parallel ranks over three tiers: they evict alike, and pages keep their metadata."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

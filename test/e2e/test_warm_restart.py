@@ -1,7 +1,5 @@
 """A server that is told to end writes what only its memory holds; the next one serves it from disk."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """The what-if meter on real servers: under SGLang's own policy, and under one of Canopy's."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -1,7 +1,5 @@
 """``examples/canopy_session.py`` with OpenAI's client, and ``litellm_sessions.py`` in LiteLLM."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from typing import Any

@@ -3,8 +3,6 @@
 The answers are made up; test/e2e/test_examples_served.py uses a real server.
 """
 
-from __future__ import annotations
-
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer

@@ -1,7 +1,5 @@
 """The example of a custom policy. Examples that need a server: test/e2e/test_examples_served.py."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

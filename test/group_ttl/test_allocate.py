@@ -1,7 +1,5 @@
 """Compare the allocator with independent oracles: brute force and a linear program."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

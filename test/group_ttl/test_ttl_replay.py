@@ -1,7 +1,5 @@
 """The vectorised replay of TTLs against a block-by-block one, and small cases by hand."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

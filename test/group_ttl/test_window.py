@@ -1,7 +1,5 @@
 """Groups and TTLs learnt from a window, and windows that are too small."""
 
-from __future__ import annotations
-
 import math
 import random
 import threading

@@ -1,7 +1,5 @@
 """Kernels compile for real chips without one: no spills, no repeated matrix work, and they fit."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os

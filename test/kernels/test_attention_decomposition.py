@@ -1,7 +1,5 @@
 """Attention by stock paged kernels over prefixes and masked spans, against the dense reference."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """The attention kernel's work list, and the kernel over every kind of tile in it."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

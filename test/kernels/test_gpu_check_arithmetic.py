@@ -1,7 +1,5 @@
 """The GPU check's own arithmetic, which runs anywhere."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

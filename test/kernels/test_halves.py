@@ -1,7 +1,5 @@
 """Attention by halving on a CPU against the dense reference."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

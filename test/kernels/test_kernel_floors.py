@@ -1,7 +1,5 @@
 """The table of FLOPs and bytes against counts made by hand."""
 
-from __future__ import annotations
-
 import pytest
 
 pytest.importorskip("torch")

@@ -1,7 +1,5 @@
 """Every kernel against its plain-torch reference (Triton's interpreter on a CPU, the chip on CUDA)."""
 
-from __future__ import annotations
-
 import pytest
 
 torch = pytest.importorskip("torch")

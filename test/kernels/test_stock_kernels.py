@@ -1,7 +1,5 @@
 """The attention of a fused batch's rows, and the arguments of stock kernels."""
 
-from __future__ import annotations
-
 import sys
 import types
 

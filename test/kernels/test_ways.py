@@ -1,7 +1,5 @@
 """The kernel that attends: the nearest measurement in length and share of rows."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Tests compile kernels on a chip, and interpret them only without one."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

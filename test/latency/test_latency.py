@@ -1,7 +1,5 @@
 """Reports of latency, targets on them, and the loads that meet them."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 

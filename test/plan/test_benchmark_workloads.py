@@ -1,7 +1,5 @@
 """The planner's benchmarks compare numbers of instances at one offered load."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from argparse import ArgumentParser, Namespace

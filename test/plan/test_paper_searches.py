@@ -1,7 +1,5 @@
 """The measure of a search in Figure 13 of Kareto's paper (benchmark/papers/kareto/search.py)."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

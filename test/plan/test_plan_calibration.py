@@ -1,7 +1,5 @@
 """A plan prints calibrations of the result file."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from statistics import mean

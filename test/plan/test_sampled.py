@@ -1,7 +1,5 @@
 """A search on a part of a trace: the choice against that of simulating everything on the whole."""
 
-from __future__ import annotations
-
 import math
 import random
 

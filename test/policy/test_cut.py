@@ -1,7 +1,5 @@
 """The cut rule, on cases checked by hand."""
 
-from __future__ import annotations
-
 import pytest
 
 from sglang_canopy.config.tiers import TreeSettings

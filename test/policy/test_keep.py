@@ -1,7 +1,5 @@
 """Tokens that are kept, and charged, until a time."""
 
-from __future__ import annotations
-
 from sglang_canopy.policy.keep import Keeps
 from sglang_canopy.records import Leaf
 

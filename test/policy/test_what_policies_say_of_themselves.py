@@ -1,7 +1,5 @@
 """The class attributes that the simulator uses are true of every policy."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 

@@ -1,7 +1,5 @@
 """Requests with different LoRA adapters never find each other's KV, on any tier."""
 
-from __future__ import annotations
-
 from array import array
 from types import SimpleNamespace
 from uuid import uuid5

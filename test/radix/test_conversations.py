@@ -1,7 +1,5 @@
 """Named conversations: their nodes, waits for children, and bounds of memory."""
 
-from __future__ import annotations
-
 import itertools
 from types import SimpleNamespace
 

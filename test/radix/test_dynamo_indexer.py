@@ -6,8 +6,6 @@ It must not become a dependency of a server: install it into a folder of its own
     CANOPY_INDEXER=FOLDER python -m pytest test/radix/test_dynamo_indexer.py
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -1,7 +1,5 @@
 """Exchange policies on a tree in use: no node is lost, and the new policy ranks all of them."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """The explanation of a conversation matches the tree and the decisions about it."""
 
-from __future__ import annotations
-
 import json
 import random
 

@@ -5,8 +5,6 @@ request, so containers with a time limit stay small, and only the number of name
 others.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Leaves pass to a new policy in slices; the old policy ranks until the last leaf has passed."""
 
-from __future__ import annotations
-
 import pytest
 from test_exchange import POLICIES, nodes, prompts, to
 

@@ -4,8 +4,6 @@ A replay of benchmark/security on a live tree: conversations in rotation, and be
 requests the same number of tokens of a neighbour that never returns to its prompts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

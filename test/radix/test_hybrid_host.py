@@ -1,7 +1,5 @@
 """Host memory below sliding windows and recurrent states: evicted nodes are loaded whole."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import Any

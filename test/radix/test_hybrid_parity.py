@@ -4,8 +4,6 @@ States are scarce and KV is not, so the choice of the evicted state decides. If 
 simulator frees memory for the new tokens of a prompt, and SGLang for all tokens it computes.
 """
 
-from __future__ import annotations
-
 import itertools
 from array import array
 

@@ -1,7 +1,5 @@
 """Random operations on trees with windows and states: every pool is recounted after each one."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st

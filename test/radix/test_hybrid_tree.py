@@ -1,7 +1,5 @@
 """Canopy's policy on full attention, together with SGLang's sliding windows and recurrent states."""
 
-from __future__ import annotations
-
 import pytest
 
 from support.hybrid_tree import FULL, HYBRIDS, MAMBA, SWA, HybridTree

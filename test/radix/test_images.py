@@ -1,7 +1,5 @@
 """Prompts with different images are different prompts, though their text is the same."""
 
-from __future__ import annotations
-
 from array import array
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Tokens that requests keep from eviction are bounded, per tenant and in total, in both trees."""
 
-from __future__ import annotations
-
 import random
 from array import array
 from typing import Any

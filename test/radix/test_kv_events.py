@@ -1,7 +1,5 @@
 """SGLang's KV events with our tree: a listener can track the cached prefixes and their tiers."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The real ``UnifiedRadixCache`` with Canopy in it, on CPU tensors."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Every missed token has a cause, and the causes always sum to the misses."""
 
-from __future__ import annotations
-
 import json
 import random
 

@@ -1,7 +1,5 @@
 """The walk by offsets against SGLang's own: the same results and the same tree, step by step."""
 
-from __future__ import annotations
-
 import dataclasses
 from array import array
 from typing import Any

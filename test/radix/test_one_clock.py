@@ -1,7 +1,5 @@
 """Stamps of several HTTP processes reach the ranks of a replica as one order of time."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

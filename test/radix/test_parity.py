@@ -4,8 +4,6 @@ Both are fed the same requests; every request must hit the same tokens, and ever
 the same part of the same path.
 """
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

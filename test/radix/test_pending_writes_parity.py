@@ -1,7 +1,5 @@
 """A disk that never finishes writing: the simulator and SGLang's cache keep, and drop, the same."""
 
-from __future__ import annotations
-
 from array import array
 from pathlib import Path
 

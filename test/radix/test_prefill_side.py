@@ -1,7 +1,5 @@
 """Policies on a server that only prefills: outputs are another server's, the next turn tells."""
 
-from __future__ import annotations
-
 from array import array
 
 from sglang.srt.managers.schedule_batch import FINISH_LENGTH, FINISH_MATCHED_TOKEN, Req

@@ -1,7 +1,5 @@
 """Policies learn from admitted requests, each once: not from copies (n > 1), refusals and retries."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """SGLang's own fixtures and fuzz, on SGLang's core and on Canopy's: both must hold."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections import defaultdict

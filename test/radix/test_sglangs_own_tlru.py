@@ -4,8 +4,6 @@ Both receive the same prompts, and their hits and evictions must be equal. SGLan
 of a node when it splits it, so no prompt here branches off inside one.
 """
 
-from __future__ import annotations
-
 import random
 from types import SimpleNamespace
 from typing import Any

@@ -3,8 +3,6 @@
 Both are fed the same requests, one at a time; each must find as much, on device and host together.
 """
 
-from __future__ import annotations
-
 from array import array
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The host tier: demoted nodes, the policy that ranks them, and expired nodes."""
 
-from __future__ import annotations
-
 import pytest
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 

@@ -1,7 +1,5 @@
 """Random operations on three tiers: no token's KV is ever another's, nothing known is lost."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Keys of token pairs, as in EAGLE and MTP, with a draft model's KV in addition to the target's."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 

@@ -1,7 +1,5 @@
 """Random operations on a live tree: everything is recounted after each one."""
 
-from __future__ import annotations
-
 from array import array
 
 import pytest

@@ -1,8 +1,6 @@
 """Match, insert, evict, back up and load back with the pool's slots on a device: the tree, and the tier
 in the host's memory, never wait for it."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from functools import partial

@@ -1,7 +1,5 @@
 """Parts of a release: one version, a changelog in its format, a workflow of existing commands."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

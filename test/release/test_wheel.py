@@ -1,7 +1,5 @@
 """The wheel and the source distribution, built, and installed into empty environments."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The pages' templates: everything is escaped, and a page is self-contained."""
 
-from __future__ import annotations
-
 import re
 
 from canopy_lab.report.html import HtmlTable, render, units

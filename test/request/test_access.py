@@ -1,7 +1,5 @@
 """Access to Canopy's routes, over HTTP behind SGLang's own check of keys."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import threading

@@ -1,7 +1,5 @@
 """``--canopy-client-hints``: the fields of a request that count, and the source of the secret."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

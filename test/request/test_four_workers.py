@@ -1,8 +1,6 @@
 """Four workers behind each gateway: every request is served, tenants arrive, a key stays on a worker, a
 hint reaches all workers. The simulator's router has the constants of the real routers."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

@@ -1,8 +1,6 @@
 """Fields of a request that reach a worker behind real gateways: the table of the docs against their
 packages, and the result of our entry."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

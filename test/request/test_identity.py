@@ -1,7 +1,5 @@
 """The conversation of a request, from fields and headers that clients send anyway."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Actions of SGLang's `kv_hints` become Canopy's hints, and each has an outcome."""
 
-from __future__ import annotations
-
 import asyncio
 from types import SimpleNamespace
 

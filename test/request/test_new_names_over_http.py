@@ -3,8 +3,6 @@
 Names are salts (tenants), conversations and ids of responses.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Prompts that no model can compute are refused at the entry; all others pass."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

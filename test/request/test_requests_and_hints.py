@@ -1,7 +1,5 @@
 """Given and inferred fields of requests, and their way to the nodes of a live tree."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """Conversations on ``/v1/responses``: stateless clients, stored chains, and what bodies show."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The weight of the hint "this conversation is over", by tenant and by past accuracy."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

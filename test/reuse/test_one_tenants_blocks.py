@@ -1,7 +1,5 @@
 """A tenant with many new prompts does not make the model forget the prompts of the others."""
 
-from __future__ import annotations
-
 import random
 
 from sglang_canopy.records import Request

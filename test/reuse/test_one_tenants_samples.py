@@ -1,7 +1,5 @@
 """A tenant's requests do not displace the samples of others, and no arrival costs much more."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from sglang_canopy.records import Request

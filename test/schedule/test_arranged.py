@@ -1,7 +1,5 @@
 """A scheduler's queue under random events: no request is overtaken by more than its budget."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,8 +1,6 @@
 """The order of the queue: shortest first, no request overtaken by more than its budget, tenants in fair
 shares."""
 
-from __future__ import annotations
-
 import math
 import random
 from itertools import pairwise

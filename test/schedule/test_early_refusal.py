@@ -1,7 +1,5 @@
 """Early refusal: its bound is kept as often as stated, and equal calls decide alike."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """A client with many tenant names, against tenants that a gateway vouches for."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

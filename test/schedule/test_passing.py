@@ -1,7 +1,5 @@
 """The cheapest member that may go next, and the work ahead of one, against plain lists."""
 
-from __future__ import annotations
-
 import math
 import random
 

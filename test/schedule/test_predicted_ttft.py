@@ -1,7 +1,5 @@
 """Predicted TTFT of an arriving request: work before it, later work, and learnt errors."""
 
-from __future__ import annotations
-
 import pytest
 
 from sglang_canopy.schedule.bounded_shortest import BoundedShortest

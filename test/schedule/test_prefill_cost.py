@@ -1,7 +1,5 @@
 """The cost model finds the engine it was fed by, and nothing that an engine does breaks it."""
 
-from __future__ import annotations
-
 import math
 import random
 

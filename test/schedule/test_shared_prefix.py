@@ -1,7 +1,5 @@
 """Waiting for a prefix that another request computes: only for requests ahead, and never for ever."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass, field
 from typing import Any

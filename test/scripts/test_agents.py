@@ -1,7 +1,5 @@
 """The quick start's agents and readers: their requests, and the report."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import functools

@@ -1,7 +1,5 @@
 """`scripts/follow_sglang.py`: differences of another SGLang release, from its wheel only."""
 
-from __future__ import annotations
-
 import re
 import zipfile
 from collections.abc import Callable

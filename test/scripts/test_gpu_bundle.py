@@ -1,7 +1,5 @@
 """The bundle for a GPU machine without a network: excluded files, stand-ins, refusals."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

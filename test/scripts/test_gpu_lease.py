@@ -1,7 +1,5 @@
 """The GPU lease, checked without a GPU: its commands exist and accept their arguments."""
 
-from __future__ import annotations
-
 import os
 import random
 import subprocess

@@ -1,7 +1,5 @@
 """`scripts/live_tests.py`: a copy of the checkout in which another SGLang is pinned."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`./scripts/test.sh --due`: long tests in the order of their last green run, in a real checkout."""
 
-from __future__ import annotations
-
 import subprocess
 from datetime import datetime, timedelta, timezone
 from pathlib import Path

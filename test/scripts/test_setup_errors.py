@@ -1,7 +1,5 @@
 """Setup errors of a newcomer: each is one clear line and a nonzero exit status."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import socket

@@ -1,7 +1,5 @@
 """The conversion of SmolLM2: small parts by hand, and the prepared model against llama.cpp."""
 
-from __future__ import annotations
-
 import zipfile
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The simulated cache of a hybrid model, and Marconi's, by hand and under random requests."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """KV bytes of a token by architecture: published dimensions, and figures worked out by hand."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """KV bytes of every model family whose config SGLang can build here, against SGLang's own layout."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

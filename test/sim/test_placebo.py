@@ -1,7 +1,5 @@
 """The placebo leaves a policy nothing to learn from."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -3,8 +3,6 @@
 The programmes are in benchmark/papers/tail/program.py.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A disk tier attached to, detached from and attached again to a tree that holds prompts already."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

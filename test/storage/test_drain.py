@@ -1,7 +1,5 @@
 """The drain at shutdown writes KV that only memory holds to disk, highest rank first."""
 
-from __future__ import annotations
-
 import errno
 import json
 import multiprocessing

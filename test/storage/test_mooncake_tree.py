@@ -3,8 +3,6 @@
 Each tree is a client of its own. Needs the wheel (docs/guide/mooncake.md); skipped without.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import time

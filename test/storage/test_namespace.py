@@ -1,7 +1,5 @@
 """Identity of KV on disk: the model's configuration, weights and adapters."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """SGLang's storage interface around the disk store, on SGLang's own host pools."""
 
-from __future__ import annotations
-
 import tracemalloc
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A disk tier on every rank: MLA, replicas, and a folder that another server still has."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The disk tier below a live tree: writes, reads, and contents after a restart."""
 
-from __future__ import annotations
-
 import errno
 import shutil
 from pathlib import Path

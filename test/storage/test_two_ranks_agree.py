@@ -1,7 +1,5 @@
 """Two ranks in two processes: they use equal records with different clocks and disks."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The disk tier across updates of the weights, through SGLang's own update and flush calls."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

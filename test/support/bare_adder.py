@@ -1,7 +1,5 @@
 """SGLang's own prefill adder over an empty pool: its budgets and verdicts, without a server."""
 
-from __future__ import annotations
-
 import contextlib
 from types import SimpleNamespace
 

@@ -4,8 +4,6 @@ Observes a live queue's order without reading or changing its budgets. Work is i
 prefill, at the price of each request's admission.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A headless Chromium, driven over its DevTools protocol."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import contextlib

@@ -1,7 +1,5 @@
 """Every way to evict, tried: the exact optimum of small cases."""
 
-from __future__ import annotations
-
 from functools import cache
 from itertools import combinations
 

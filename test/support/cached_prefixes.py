@@ -1,7 +1,5 @@
 """Cached prefixes of a live tree by tier, to compare KV events with."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from sglang.srt.disaggregation.kv_events import StorageMedium

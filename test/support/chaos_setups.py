@@ -1,7 +1,5 @@
 """Set-ups in which a scheduler's overlapped loop is tested: arguments of `chaos_worker`, by name."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -7,8 +7,6 @@ the cache is flushed and the policies are exchanged meanwhile. Prints one JSON o
 ``wrong``: answers that differ from the answer to the prompt alone.
 """
 
-from __future__ import annotations
-
 import random
 import sys
 import time

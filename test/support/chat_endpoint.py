@@ -1,7 +1,5 @@
 """An OpenAI API without a model: it answers from a list and records the requests."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Iterator

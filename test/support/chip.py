@@ -1,7 +1,5 @@
 """Mode of kernels under pytest: compiled if there is a chip, else interpreted."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

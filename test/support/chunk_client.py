@@ -1,7 +1,5 @@
 """Prompts of documents, and requests to a server that reuses their chunks."""
 
-from __future__ import annotations
-
 import json
 import random
 import urllib.error

@@ -1,7 +1,5 @@
 """Small real architectures with random weights."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

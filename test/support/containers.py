@@ -1,7 +1,5 @@
 """Number of entries of each container in Canopy's objects, by path."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any

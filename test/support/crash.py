@@ -1,7 +1,5 @@
 """Kill a busy store at a random instant, open its folder, and check every page."""
 
-from __future__ import annotations
-
 import os
 import random
 import select

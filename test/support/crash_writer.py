@@ -6,8 +6,6 @@ Prints a line per batch that ``write`` acknowledged: the store's clock, the path
 pages on disk. At the same time another writer, readers, uses, sweeps and evictions load the store.
 """
 
-from __future__ import annotations
-
 import random
 import sys
 import threading

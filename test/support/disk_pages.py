@@ -1,7 +1,5 @@
 """Pages whose content is a function of their key, and a store to put them in."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A live tree with all three tiers: device and host pools on CPU, and our disk store."""
 
-from __future__ import annotations
-
 import json
 from array import array
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Reports of ``canopy doctor``, made in a process of its own: SGLang is hooked there."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Recounts of a live tree's data about its leaves, after any operation."""
 
-from __future__ import annotations
-
 from typing import Any
 
 

@@ -6,8 +6,6 @@ They must not become dependencies of a server: install them into a folder of the
     CANOPY_GATEWAYS=FOLDER python -m pytest test/request/test_gateways.py
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import json

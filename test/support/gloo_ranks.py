@@ -1,7 +1,5 @@
 """The same work on ranks that talk over gloo, each a process of its own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 Without a device all tensors look alike, so reads of host tensors count as well.
 """
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from types import FrameType

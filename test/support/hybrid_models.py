@@ -1,7 +1,5 @@
 """Small models with sliding windows and with recurrent states, and what transformers answers."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

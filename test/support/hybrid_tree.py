@@ -1,7 +1,5 @@
 """SGLang's cache with sliding windows, recurrent states or both, on small real pools of CPU tensors."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from array import array

@@ -6,8 +6,6 @@ Prints one JSON object: the answers to ``conversations()`` and ``by_turn()`` one
 the first all at once, and the cached tokens of each prompt, on the host as well.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -4,8 +4,6 @@ The kit builds SGLang's cache, core and component; ``on_canopy`` puts ours in th
 that a test can run on both. White-box access is the kit's inspector, mixed into our core.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json

@@ -5,8 +5,6 @@
 Prints the result of the function ``SCENARIO`` below as one JSON object.
 """
 
-from __future__ import annotations
-
 import gc
 import random
 import sys

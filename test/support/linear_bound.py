@@ -1,7 +1,5 @@
 """A bound on what any allocation of TTLs to groups can win, for tests and benchmark/tiers."""
 
-from __future__ import annotations
-
 import numpy as np
 from scipy.optimize import linprog
 

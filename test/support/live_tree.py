@@ -1,7 +1,5 @@
 """A real ``UnifiedRadixCache`` on CPU tensors, with or without Canopy in it."""
 
-from __future__ import annotations
-
 import atexit
 import itertools
 from array import array

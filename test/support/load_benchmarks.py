@@ -1,7 +1,5 @@
 """Modules of ``benchmark/latency``, which import each other as scripts do."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Small logs of traffic that LRU handles badly, in several formats: sessions that return within
 seconds, and long prompts that never return."""
 
-from __future__ import annotations
-
 import datetime
 import json
 from collections.abc import Callable, Iterator

@@ -7,8 +7,6 @@ more ranks, after a restart, only read. Each rank is a process, forked after the
 through a file.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """A real Mooncake master and store on loopback, as fixtures; see docs/guide/mooncake.md for the wheel."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

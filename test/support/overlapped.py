@@ -5,8 +5,6 @@ that requests arrive, leave and are preempted while results are in flight. SGLan
 schedulers is called once in each turn; here it ends the loop after that turn.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections import deque
 from typing import Any

@@ -1,7 +1,5 @@
 """Rules of every state machine over a live tree: policies are exchanged and leaves re-admitted."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Prompts of random tokens for servers and schedulers."""
 
-from __future__ import annotations
-
 import random
 
 

@@ -1,7 +1,5 @@
 """A request with documents, as it is in SGLang's queue."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from canopy_chunks.server import scheduler

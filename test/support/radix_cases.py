@@ -1,7 +1,5 @@
 """Hand-made radix cases: the evicted blocks after each request."""
 
-from __future__ import annotations
-
 from canopy_lab.sim.requests import to_requests
 from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.policy.block_tree import RadixTree

@@ -6,8 +6,6 @@ Each line of its input, ``[SCENARIO, FOLDER]``, is run in a child, which prints 
 ranks talk through a real process group.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import time

@@ -4,8 +4,6 @@ Ranks of one replica may admit leaves in different orders (sets, reads of one ra
 must evict alike.
 """
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -1,7 +1,5 @@
 """SGLang's own receiver of requests over its own sockets, and the requests that it receives."""
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Iterable
 from types import SimpleNamespace

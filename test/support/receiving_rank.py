@@ -5,8 +5,6 @@ its own requests, and ``pipeline``, in which the first of two stages receives. R
 requests in order and their effect on the tree.
 """
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from types import SimpleNamespace

@@ -7,8 +7,6 @@ the scheduler is idle. Prints ``answers`` and ``found`` (cached tokens by tier) 
 and the ``victims`` of the device.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -6,8 +6,6 @@ Without HTTP and a second process, the caller controls the order of events. Prin
 ``answers``).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -4,8 +4,6 @@ SGLang's dummy weights are within a thousandth of zero. The output of such a mod
 of the prompt, so equal answers would prove nothing.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

@@ -1,7 +1,5 @@
 """The scheduler's fields of a stamped request that its policy request is made from."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

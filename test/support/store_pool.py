@@ -1,7 +1,5 @@
 """A host pool of SGLang's own class on CPU memory, as its controller hands to a storage backend."""
 
-from __future__ import annotations
-
 import hashlib
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Small traces and a profile whose costs can be worked out by hand."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 

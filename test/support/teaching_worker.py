@@ -6,8 +6,6 @@ Prints one JSON object. The server has ``--max-queued-requests 2``. With ``--can
 counts of refusals and metered tokens.
 """
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tiny traces with answers a hand can work out."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from canopy_lab.trace.record import TraceRequest

@@ -1,7 +1,5 @@
 """Small traces for the simulator's tests, and the real traces if they are present."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

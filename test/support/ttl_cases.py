@@ -1,7 +1,5 @@
 """Small traces of paths, and a slow computation of the hits that TTLs give on them."""
 
-from __future__ import annotations
-
 from hypothesis import strategies as st
 
 from canopy_lab.group_ttl.path_log import PathLog, PathSnapshot

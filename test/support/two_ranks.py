@@ -4,8 +4,6 @@ They have a hash seed and an address space of their own, as SGLang's schedulers 
 module whose ``main`` is ``answer``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """A small model that looks at pictures (Qwen2-VL), with random weights, as files."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json

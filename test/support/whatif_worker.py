@@ -5,8 +5,6 @@
 Prints one JSON object. The cache is far smaller than the traffic's prompts.
 """
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Run a module of ``support`` as a process. Its result is its last line, as JSON."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Counts of the live tree: every token once, with the reason of its eviction."""
 
-from __future__ import annotations
-
 import os
 import random
 import subprocess

@@ -1,7 +1,5 @@
 """Series of tenants at a limit, and of hints that are not acted on: counted by hand."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The page: its files are whole and its own, its proxy passes on reads alone, a browser shows it."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hashlib

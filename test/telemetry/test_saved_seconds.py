@@ -1,7 +1,5 @@
 """Seconds that hits saved, against the cost model that a queue charges."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

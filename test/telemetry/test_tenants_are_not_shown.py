@@ -1,7 +1,5 @@
 """A tenant's name is the secret that keeps its cache apart: nothing that a server shows has it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

@@ -1,7 +1,5 @@
 """Quantiles of each minute equal those of its times, and the hour is bounded."""
 
-from __future__ import annotations
-
 import math
 import statistics
 

@@ -1,7 +1,5 @@
 """The traffic of ``traffic.py`` in every format that is read, as each program writes it."""
 
-from __future__ import annotations
-
 import csv
 import datetime
 import io

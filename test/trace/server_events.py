@@ -1,7 +1,5 @@
 """Lines of SGLang's request log, as its own logger writes them."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The files that logs come in, whole and broken."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One traffic, written in every format: each is recognised, and gives the same requests."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -3,8 +3,6 @@
 Only ``CanopyError`` is raised, and no request is made up. Run with ``-s`` for the counts.
 """
 
-from __future__ import annotations
-
 import gzip
 import random
 import tempfile

@@ -1,7 +1,5 @@
 """Tokens out of block ids."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import numpy as np

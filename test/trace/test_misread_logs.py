@@ -1,7 +1,5 @@
 """Logs that were once misread silently: the answer is correct, or its first line names the missing part."""
 
-from __future__ import annotations
-
 import json
 import logging
 from pathlib import Path

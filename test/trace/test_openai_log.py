@@ -1,7 +1,5 @@
 """Logs of an OpenAI API, in the formats of their exporters."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Overlays of single conversations."""
 
-from __future__ import annotations
-
 import json
 import tarfile
 from pathlib import Path

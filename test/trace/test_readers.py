@@ -1,7 +1,5 @@
 """Every public trace format, line by line."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import lzma

@@ -1,7 +1,5 @@
 """The time to think that a trace's own times leave."""
 
-from __future__ import annotations
-
 import pytest
 
 from canopy_lab.trace.record import TraceRequest

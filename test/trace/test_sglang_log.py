@@ -1,7 +1,5 @@
 """SGLang's request logs, as its own logger writes them."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Shared blocks of an overlay's agents, against their documents."""
 
-from __future__ import annotations
-
 import json
 import tarfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Agents' sessions whose block ids are valid across the sessions of a user."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Splitting a trace over instances: nothing lost, conversations whole, the pattern of the whole."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

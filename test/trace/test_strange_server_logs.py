@@ -1,7 +1,5 @@
 """Other entries in real servers' logs than plain requests: none ends a run, none is invented."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Synthetic traces: the format, the promises of the generator, and the published numbers."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

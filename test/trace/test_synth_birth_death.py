@@ -1,7 +1,5 @@
 """The stochastic model of arXiv 2510.15152 against its closed forms."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from dataclasses import replace
 from math import exp, sqrt

@@ -1,7 +1,5 @@
 """vLLM's own log, with the lines of several of its versions."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """One made-up traffic for all formats: chats with two system prompts, tools, four turns each."""
 
-from __future__ import annotations
-
 import datetime
 import random
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """TTL tables: the TTL of a page, and refused tables."""
 
-from __future__ import annotations
-
 import json
 import math
 import pickle

@@ -1,7 +1,5 @@
 """Sums of a sample against the sums over all, fading, and the stated error of the sample."""
 
-from __future__ import annotations
-
 import math
 import random
 

@@ -1,7 +1,5 @@
 """A policy falls behind LRU by no more than its floor allows, and ranks again when it would win."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """The meter agrees with full simulations, is equal on every rank, and is bounded."""
 
-from __future__ import annotations
-
 import argparse
 import math
 import random

@@ -1,7 +1,5 @@
 """The sentence on top of a server's page: what to do, and nothing before it is known."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

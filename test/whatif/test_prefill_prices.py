@@ -1,7 +1,5 @@
 """The floor and the meter judge by the cost of a miss."""
 
-from __future__ import annotations
-
 import math
 import random
 

@@ -1,7 +1,5 @@
 """Fields of SGLang's open proposals: a request with them is an ordinary one."""
 
-from __future__ import annotations
-
 import pytest
 
 from sglang_canopy.wire.stamp import client_fields

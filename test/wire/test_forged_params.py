@@ -1,7 +1,5 @@
 """A scheduler survives any ``custom_params``: the stamp is also checked by its reader."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Hints without a request: accepted hints, waiting hints, and delivery to every scheduler."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """Messages to the schedulers: one prefix, one route and one handler for each kind."""
 
-from __future__ import annotations
-
 import asyncio
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Canopy's keys of ``custom_params`` are removed before a custom logit processor reads the rest."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

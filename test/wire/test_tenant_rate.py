@@ -1,7 +1,5 @@
 """Each tenant's budget per second."""
 
-from __future__ import annotations
-
 from sglang_canopy.wire.tenant_rate import MAX_TENANTS, TenantRate
 
 

@@ -1,7 +1,5 @@
 """The prior, the search with a warm start, and the saved values."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

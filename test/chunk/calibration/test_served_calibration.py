@@ -1,7 +1,5 @@
 """Calibration through a server: the result if compute, transfer or neither dominates."""
 
-from __future__ import annotations
-
 import http.server
 import json
 import threading

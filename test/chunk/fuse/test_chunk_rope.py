@@ -1,7 +1,5 @@
 """RoPE undone and applied again, and the variants that are refused by name."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

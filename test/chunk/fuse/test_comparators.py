@@ -1,7 +1,5 @@
 """Choices of CacheTune's baselines and controls (benchmark/chunk/comparators)."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy

@@ -1,7 +1,5 @@
 """Invariants for every model: fused prefill with exact KV, or with all rows, equals prefill."""
 
-from __future__ import annotations
-
 import pytest
 
 torch = pytest.importorskip("torch")

@@ -1,7 +1,5 @@
 """Choices of each selector, on chunks small enough to check by hand."""
 
-from __future__ import annotations
-
 import pytest
 
 torch = pytest.importorskip("torch")

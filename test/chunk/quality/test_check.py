@@ -1,7 +1,5 @@
 """Answers that differ for the quality meter."""
 
-from __future__ import annotations
-
 import pytest
 
 torch = pytest.importorskip("torch")

@@ -1,7 +1,5 @@
 """``benchmark/chunk/chunk_eval.py`` as a user runs it: formats, rows, mistakes; and its metrics by hand."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """The ratio by the number of documents keeps the expected KL below the operator's bound."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

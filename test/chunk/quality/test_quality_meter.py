@@ -1,7 +1,5 @@
 """Decisions of the quality meter after faults and after chance, and their tenants."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

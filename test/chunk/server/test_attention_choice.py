@@ -1,7 +1,5 @@
 """Fused batches with a server's backend: its own paged kernel if it has one, stated in the log."""
 
-from __future__ import annotations
-
 import logging
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Documents of a chat are found where the template put them, and bounded."""
 
-from __future__ import annotations
-
 import json
 import re
 import textwrap

@@ -1,7 +1,5 @@
 """Limits of the routes of documents: messages that clients may send to the scheduler's thread."""
 
-from __future__ import annotations
-
 import asyncio
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Documents are cut out of a prompt and tokenised separately, at any position."""
 
-from __future__ import annotations
-
 import pytest
 
 from canopy_chunks.text.documents import (

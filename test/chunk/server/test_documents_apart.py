@@ -1,7 +1,5 @@
 """Documents are a plugin of their own: a server without them has none of their hooks and modules."""
 
-from __future__ import annotations
-
 import ast
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """Counts of documents are on ``/metrics``, next to the series of any cache."""
 
-from __future__ import annotations
-
 from prometheus_client import CollectorRegistry
 
 from canopy_chunks.plugin import series

@@ -1,7 +1,5 @@
 """The usage of SGLang's own classes reports the reuse of documents, whole and streamed."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 

@@ -1,7 +1,5 @@
 """Chunks are encoded a piece at a time, within bounds; a batch is packed without touching the original."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """State of a scheduler's engine: addresses, versions of a document, tenants, bounds."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """Fields of requests and options about chunks. Every other value is refused with the reason."""
 
-from __future__ import annotations
-
 import argparse
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Requests that would make the HTTP process grow without bound, or that are no requests at all."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,8 +1,6 @@
 # ruff: noqa: F811
 """Approximate KV in the tree: which requests share it, and that exact ones never do."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

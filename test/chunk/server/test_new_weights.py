@@ -1,7 +1,5 @@
 """Weight updates of a running server discard all chunks; the memory and disk bounds still hold."""
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 from types import SimpleNamespace

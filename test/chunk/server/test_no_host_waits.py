@@ -1,7 +1,5 @@
 """A fused step never waits for the device, and its choices and placements equal those on a CPU."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from types import SimpleNamespace

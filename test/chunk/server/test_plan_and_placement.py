@@ -1,7 +1,5 @@
 """Choices and placement over a server's pool equal those of the engine over its own cache."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

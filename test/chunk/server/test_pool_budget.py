@@ -1,7 +1,5 @@
 """SGLang's own sizing of its pool leaves out what chunk reuse needs: in SGLang's scheduler."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The prefill budget is charged with the computed rows."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

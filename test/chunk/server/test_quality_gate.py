@@ -1,7 +1,5 @@
 """A server with a floor starts only where every ratio that it may serve keeps the right answers."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

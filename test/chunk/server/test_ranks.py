@@ -1,7 +1,5 @@
 """A model split over two processes makes the choices and results of the whole model."""
 
-from __future__ import annotations
-
 import dataclasses
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Two ranks with chunks on disks of their own stay in step when one of them cannot read a file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 

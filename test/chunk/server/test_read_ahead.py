@@ -1,7 +1,5 @@
 """Chunks on disk are read while requests wait, within a bound, and let go with the last of them."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import mmap

@@ -1,7 +1,5 @@
 """The reuse reported in an answer equals the actual reuse, even if it differs from the plan."""
 
-from __future__ import annotations
-
 import pytest
 
 torch = pytest.importorskip("torch")

@@ -1,7 +1,5 @@
 """SGLang's own layers, run for rows of the engine's, against a plain model of the same weights."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

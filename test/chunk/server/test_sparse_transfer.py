@@ -1,7 +1,5 @@
 """Scores that are stored with a chunk choose first, and only the other tokens' KV is read or travels."""
 
-from __future__ import annotations
-
 import gc
 import threading
 

@@ -1,7 +1,5 @@
 """The quality meter in a server: waiting prompts, their checks in idle time, and the consequences."""
 
-from __future__ import annotations
-
 import random
 from copy import copy
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """A prompt that is admitted as fused but computed whole runs in windows, and stays exact."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,8 +1,6 @@
 """Chunk reuse states its memory before the KV pool is sized. A prompt that would need more runs
 normally."""
 
-from __future__ import annotations
-
 import weakref
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """The disk under the chunk store: many files, files that change, and a folder that takes no more."""
 
-from __future__ import annotations
-
 import errno
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The chunk store: contents, tiers, bounds, tenants, damage."""
 
-from __future__ import annotations
-
 import gc
 import tempfile
 import weakref

@@ -1,7 +1,5 @@
 """Host memory next to a device that runs late: no reader reads too early."""
 
-from __future__ import annotations
-
 import dataclasses
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Memory registered with CUDA: its size, its lifetime, and its fallbacks."""
 
-from __future__ import annotations
-
 import gc
 import mmap
 

@@ -1,7 +1,5 @@
 """Registered documents are found in prompts without marks."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """Documents that may come in any order: what is moved, and what later prompts share."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 

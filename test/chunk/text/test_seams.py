@@ -1,8 +1,6 @@
 """A prompt that is tokenised document by document has the tokens of a plain one, with the separator that
 the guide recommends."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

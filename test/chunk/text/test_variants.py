@@ -1,7 +1,5 @@
 """The KV of a document that is used at a place, and the context it is encoded behind."""
 
-from __future__ import annotations
-
 from canopy_chunks.text.variants import Heads, Place
 
 HEAD, STAND_IN, ALL = (1, 2), (8, 9), (8, 9, 10, 11)

@@ -1,7 +1,5 @@
 """Costs measured on a server with known costs equal those."""
 
-from __future__ import annotations
-
 import pytest
 
 from canopy_lab.live.profile.client import ProfiledServer

@@ -1,7 +1,5 @@
 """Latencies since the due times, targets and rates in the benchmark's report."""
 
-from __future__ import annotations
-
 import argparse
 from typing import Any
 

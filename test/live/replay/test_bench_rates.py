@@ -1,8 +1,6 @@
 """``--rates``, ``--closed-loop`` and ``--slo`` through the whole command, against an endpoint whose
 answers take a known time. (``test/e2e/test_bench_serving.py`` has the real server.)"""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

@@ -1,7 +1,5 @@
 """Bodies of requests, and streams read back."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Sequence

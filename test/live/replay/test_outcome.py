@@ -1,7 +1,5 @@
 """Hit rates and latencies out of replies, and tables out of results."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """When requests of a replay are sent, on a clock that only the test moves."""
 
-from __future__ import annotations
-
 import asyncio
 import selectors
 from collections.abc import Callable

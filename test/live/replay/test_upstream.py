@@ -1,7 +1,5 @@
 """The benchmark's module gets other names for a run, and its own back."""
 
-from __future__ import annotations
-
 import types
 
 import pytest

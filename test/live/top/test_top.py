@@ -1,7 +1,5 @@
 """`canopy top` against a small HTTP server on loopback that answers as a Canopy server does."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import json

@@ -1,7 +1,5 @@
 """A trial: fair turns, few interim looks, and the previous policy unless the answer is certain."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

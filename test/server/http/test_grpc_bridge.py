@@ -1,7 +1,5 @@
 """SGLang's own gRPC server calls the tokenizer manager as HTTP does: its requests are stamped."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import threading

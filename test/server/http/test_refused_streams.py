@@ -1,7 +1,5 @@
 """A refused request is answered with 429 even if the route has begun a stream."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from typing import Any

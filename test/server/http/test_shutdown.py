@@ -1,7 +1,5 @@
 """The seconds of a drain: from the signal on, minus what SGLang spent on ending requests."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """Replaced sampled tokens, and refused requests."""
 
-from __future__ import annotations
-
 import types
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Hybrid models in SGLang's own scheduler: the text is transformers', cached, evicted and batched."""
 
-from __future__ import annotations
-
 import pytest
 
 from support.hybrid_models import ANSWER, agrees, build, by_turn, conversations, greedy

@@ -1,7 +1,5 @@
 """Clients that disconnect, retry and reuse names, at SGLang's own scheduler."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The waiting queue of a scheduler on a real cache: order, protection, and cost."""
 
-from __future__ import annotations
-
 import gc
 import random
 import time

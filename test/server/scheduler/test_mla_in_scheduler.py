@@ -1,7 +1,5 @@
 """A DeepSeek-shaped model (MLA) in SGLang's own scheduler: same text on two tiers as with ``lru``."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any

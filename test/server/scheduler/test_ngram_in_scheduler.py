@@ -1,7 +1,5 @@
 """Speculative decoding by n-grams in SGLang's own scheduler: the text is that without drafts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`--canopy-observe` reports that it observes, and whether its figures are reliable."""
 
-from __future__ import annotations
-
 import logging
 import random
 import time

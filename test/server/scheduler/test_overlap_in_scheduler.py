@@ -1,7 +1,5 @@
 """SGLang's overlapped loop under random arrivals, aborts, exchanges, pauses, flushes and retraction."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Cost of a burst of arrivals for the predictions of TTFT, in counts of work."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

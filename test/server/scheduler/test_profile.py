@@ -1,7 +1,5 @@
 """The learnt state of a live policy is restored at the next start."""
 
-from __future__ import annotations
-
 import json
 import stat
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Orders of the queue in SGLang's own scheduler, a real model computing: order, and equal answers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

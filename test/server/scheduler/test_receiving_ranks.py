@@ -4,8 +4,6 @@ SGLang's groups and its receiver are real, in two processes; no model computes. 
 set-ups in the documentation.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Requests that reach a scheduler past the HTTP entry, through SGLang's own receiver and sockets."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The session gate in a scheduler and towards HTTP clients."""
 
-from __future__ import annotations
-
 import argparse
 import random
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Samples, refusals and retries at SGLang's own scheduler: learning and counts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

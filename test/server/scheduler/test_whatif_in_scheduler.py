@@ -1,7 +1,5 @@
 """The meter and exchanges of policies in SGLang's own scheduler, a real model computing."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """``--radix-eviction auto`` sets every part that the user has not set and that the server can have."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A wrong environment variable is refused with the arguments, and never keeps the plugin from loading."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The application that tokenizer workers import: made in a process of its own, as uvicorn does."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

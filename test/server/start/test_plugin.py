@@ -1,7 +1,5 @@
 """Start-up: the self-check finds missing functions, and unsupported set-ups are refused by name."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import os

@@ -1,7 +1,5 @@
 """Keys and passwords are redacted wherever SGLang shows its arguments."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The start stops, by name, on an SGLang whose functions are not those Canopy was written against."""
 
-from __future__ import annotations
-
 import logging
 import shutil
 from pathlib import Path

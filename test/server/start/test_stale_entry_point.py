@@ -1,7 +1,5 @@
 """A server whose installed entry point is older than its code does not start without Canopy."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

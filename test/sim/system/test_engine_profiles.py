@@ -1,7 +1,5 @@
 """Profiles of engines: shipped profiles, and refused ones."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

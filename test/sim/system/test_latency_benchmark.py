@@ -1,7 +1,5 @@
 """benchmark/latency: its arms are systems that can be, and its table's arithmetic."""
 
-from __future__ import annotations
-
 import itertools
 import sys
 from pathlib import Path

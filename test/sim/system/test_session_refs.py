@@ -1,7 +1,5 @@
 """SGLang's session-aware cache in the simulator, against SGLang's own tree and by hand."""
 
-from __future__ import annotations
-
 import random
 from types import SimpleNamespace
 

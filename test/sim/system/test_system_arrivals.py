@@ -1,7 +1,5 @@
 """Arrival times, and the times that policies receive: stamps, waiting turns, closed loops."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

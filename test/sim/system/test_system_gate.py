@@ -1,7 +1,5 @@
 """The session gate in the simulator: no effect without pressure, a gain under pressure."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

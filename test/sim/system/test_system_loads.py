@@ -1,7 +1,5 @@
 """Several loads: saturation, goodput, sessions, and the command's output."""
 
-from __future__ import annotations
-
 import json
 import random
 

@@ -4,8 +4,6 @@ Density is the arrival rate over the system's capacity. Each observation compare
 differ in one setting.
 """
 
-from __future__ import annotations
-
 import random
 from itertools import pairwise
 

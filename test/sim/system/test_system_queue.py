@@ -1,7 +1,5 @@
 """Waiting requests: their order, their reasons, and their cached prefixes meanwhile."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 

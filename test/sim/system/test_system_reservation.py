@@ -1,7 +1,5 @@
 """SGLang's reservation for unknown outputs, compared with SGLang's own objects."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """Times that can be worked out by hand: prefill, decode, queue, chunks, batches, instances."""
 
-from __future__ import annotations
-
 import random
 from types import SimpleNamespace
 

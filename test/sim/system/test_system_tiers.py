@@ -1,7 +1,5 @@
 """Device, host and disk: contents, durations, and complete accounts."""
 
-from __future__ import annotations
-
 import itertools
 import random
 

@@ -1,7 +1,5 @@
 """Writes to the disk: limited by its bandwidth, from locked host memory."""
 
-from __future__ import annotations
-
 import pytest
 
 from canopy_lab.sim.system import SystemConfig, TierSpec, Workload
