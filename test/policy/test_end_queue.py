@@ -9,34 +9,6 @@ def leaf_at(offset=0, number=0):
     return Leaf(offset, 1, number=number)
 
 
-def test_orders_by_stamp_whatever_the_order_of_arrival():
-    queue = EndQueue()
-    late, early = leaf_at(), leaf_at()
-    queue.push(late, 5.0)
-    queue.push(early, 2.0)
-    assert queue.oldest()[-1] is early
-    assert queue.youngest()[-1] is late
-
-
-def test_the_deeper_leaf_comes_first_at_both_ends_when_stamps_are_equal():
-    queue = EndQueue()
-    shallow, deep = leaf_at(0), leaf_at(64)
-    queue.push(shallow, 1.0)
-    queue.push(deep, 1.0)
-    assert queue.oldest()[-1] is deep
-    assert queue.youngest()[-1] is deep
-
-
-def test_full_ties_go_to_the_leaf_created_first_in_whatever_order_they_are_pushed():
-    first, second = leaf_at(number=1), leaf_at(number=2)
-    for order in ((first, second), (second, first)):
-        queue = EndQueue()
-        for leaf in order:
-            queue.push(leaf, 1.0)
-        assert queue.oldest()[-1] is first
-        assert queue.youngest()[-1] is first
-
-
 def test_a_leaf_may_be_removed_and_pushed_again_with_the_same_key():
     queue, leaf = EndQueue(), leaf_at()
     for _ in range(5):

@@ -9,7 +9,6 @@ from sglang_canopy.policy.block_tree import Evicted, RadixTree
 from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.records import Leaf, Request
 from sglang_canopy.reuse.bins import BINS
-from support.radix_cases import play
 
 
 def leaf_of(policy, label, time, *, offset=0, hits=1, turn=1, now=None, **said):
@@ -31,12 +30,6 @@ def policy_with(ranks, **options):
     return policy
 
 
-def test_without_samples_it_is_lru():
-    assert play("wa", 3, [(1,), (2,), (3,), (1,), (4,)]) == [(2,)]
-    paths = [(1, 2), (9,), (1, 3), (5,), (6,), (7,), (8,)]
-    assert play("wa", 4, paths) == play("lru", 4, paths)
-
-
 def test_by_default_a_conversations_own_gaps_refine_its_category():
     def label(**options):
         policy = make_policy("wa", options)
@@ -50,25 +43,40 @@ def test_by_default_a_conversations_own_gaps_refine_its_category():
     assert label() == label(own_gaps=True) != label(own_gaps=False)
 
 
-def test_the_category_that_returns_less_goes_first_though_it_is_younger():
-    policy = policy_with({"stays": [5], "leaves": [1]})
-    leaf_of(policy, "stays", 0.0)
-    young = leaf_of(policy, "leaves", 9.0)
-    assert policy.victim(10.0) == (young, 0)
-
-
-def test_the_youngest_leaf_goes_where_the_rank_rises_with_age():
-    policy = policy_with({"rises": [1, 1, 1, 9]})
-    leaf_of(policy, "rises", 0.0)
-    young = leaf_of(policy, "rises", 10.0)
-    assert policy.victim(10.0).leaf is young
-
-
-def test_a_prefix_that_several_conversations_use_ranks_as_shared():
-    policy = policy_with({"mine": [1], "shared prefix|every<1s|uses9-16": [7]})
-    leaf_of(policy, "mine", 9.0, hits=12, turn=1)  # 12 uses, but only one turn
-    own = leaf_of(policy, "mine", 9.0, hits=12, turn=12)
-    assert policy.victim(10.0).leaf is own
+@pytest.mark.parametrize(
+    ("ranks", "leaves", "now"),
+    [
+        # The category that returns less, though it is younger; the youngest if ranks rise with age.
+        ({"stays": [5], "leaves": [1]}, [("leaves", 9.0, {}), ("stays", 0.0, {})], 10.0),
+        ({"rises": [1, 1, 1, 9]}, [("rises", 10.0, {}), ("rises", 0.0, {})], 10.0),
+        # 12 uses in one turn are those of several conversations.
+        (
+            {"mine": [1], "shared prefix|every<1s|uses9-16": [7]},
+            [("mine", 9.0, {"hits": 12, "turn": 12}), ("mine", 9.0, {"hits": 12, "turn": 1})],
+            10.0,
+        ),
+        ({}, [("no such label", 0.0, {})], 1.0),
+        ({"k": [1]}, [("k", 9.0, {"over": True}), ("k", 0.0, {})], 10.0),
+        ({"k": [9]}, [("k", 0.0, {"return_at": 90.0}), ("k", 0.0, {"return_at": 20.0})], 1.0),
+        # Two returns that are overdue within their slack of 500 s and by more than 5 s.
+        (
+            {"k": [1]},
+            [
+                ("k", 999.0, {"return_at": 1001.0, "now": 999.0}),
+                ("k", 0.0, {"return_at": 1000.0}),
+                ("k", 1000.0, {"now": 1000.0}),
+            ],
+            1006.5,
+        ),
+        ({"k": [1]}, [("k", 5.0, {"keep_until": 50.0}), ("k", 0.0, {"keep_until": 90.0})], 10.0),
+    ],
+)
+@pytest.mark.parametrize("turned", [False, True])
+def test_the_first_leaf_goes(ranks, leaves, now, turned):
+    policy = policy_with(ranks)
+    order = sorted(enumerate(leaves), reverse=turned)
+    made = {at: leaf_of(policy, label, time, **said) for at, (label, time, said) in order}
+    assert policy.victim(now) == (made[0], 0)
 
 
 @pytest.mark.parametrize(("weight", "shallow_first"), [("off", False), ("auto", True)])
@@ -120,27 +128,18 @@ def test_the_explanation_shows_what_depth_did():
     assert "depth" not in policy_with({"k": [1]}).explain(leaf, 1.0)
 
 
-def test_a_conversation_that_is_over_goes_first():
+@pytest.mark.parametrize("tenant", [None, "liar"])
+@pytest.mark.parametrize("first", [False, True])
+def test_over_is_ignored_once_its_tenant_has_been_wrong_too_often(tenant, first):
     policy = policy_with({"k": [1]})
-    leaf_of(policy, "k", 0.0)
-    over = leaf_of(policy, "k", 9.0, over=True)
-    assert policy.victim(10.0) == (over, 0)
-
-
-def test_over_is_ignored_once_it_has_been_wrong_too_often():
-    policy = policy_with({"k": [1]})
-    record = policy.model.hints.record(None)
+    if first:
+        leaf_of(policy, "k", 9.0, over=True, tenant=tenant)
+    record = policy.model.hints.record(tenant)
     record.overs, record.overs_wrong = 20, 10
     old = leaf_of(policy, "k", 0.0)
-    leaf_of(policy, "k", 9.0, over=True)
+    if not first:
+        leaf_of(policy, "k", 9.0, over=True, tenant=tenant)
     assert policy.victim(10.0).leaf is old
-
-
-def test_the_return_that_is_further_away_goes_first():
-    policy = policy_with({"k": [9]})
-    leaf_of(policy, "k", 0.0, return_at=20.0)
-    far = leaf_of(policy, "k", 0.0, return_at=90.0)
-    assert policy.victim(1.0).leaf is far
 
 
 def test_a_known_return_competes_with_the_curves():
@@ -168,13 +167,6 @@ def test_a_leaf_to_keep_is_spared_until_its_time_and_no_longer():
     assert policy.victim(50.0).leaf is kept
 
 
-def test_when_all_are_to_be_kept_the_soonest_to_expire_goes():
-    policy = policy_with({"k": [1]})
-    leaf_of(policy, "k", 0.0, keep_until=90.0)
-    soon = leaf_of(policy, "k", 5.0, keep_until=50.0)
-    assert policy.victim(10.0).leaf is soon
-
-
 def test_a_hint_acts_on_a_leaf_that_is_admitted_again():
     policy = policy_with({"k": [1]})
     old, young = leaf_of(policy, "k", 0.0), leaf_of(policy, "k", 5.0)
@@ -189,12 +181,6 @@ def test_dropping_an_unknown_leaf_is_ignored():
     policy = make_policy("wa")
     policy.drop(Leaf())
     assert policy.victim(0.0) is None
-
-
-def test_labels_of_nodes_with_unknown_categories_rank_in_the_overflow():
-    policy = make_policy("wa")
-    leaf = leaf_of(policy, "no such label", 0.0)
-    assert policy.victim(1.0).leaf is leaf
 
 
 def test_a_twin_ranks_by_the_same_curves_and_learns_nothing_itself():
@@ -266,43 +252,6 @@ def test_a_profile_that_is_no_json_is_named(tmp_path):
         make_policy("wa", {"profile": str(tmp_path / "broken.json")})
 
 
-@pytest.mark.parametrize(
-    ("options", "names"),
-    [
-        ({"model": "magic"}, "survival, exponential, recency"),
-        ({"window_s": 0.0}, "window_s"),
-        ({"window_s": float("nan")}, "window_s"),
-        ({"max_categories": 3}, "max_categories"),
-        ({"depth_weight": "19400"}, "off, auto, soft"),
-        ({"min_samples": 0}, "min_samples"),
-        ({"own_gaps": 3}, "own_gaps"),
-        ({"windows": 3}, "windows"),
-        ({"model": "exponential", "cdf": "some"}, "all, reused"),
-        ({"categories": "tenth"}, "refined, type-turn"),
-        ({"life": False}, "exponential"),
-        ({"model": "exponential", "life": False}, "reading formula"),
-        ({"model": "exponential", "reading": "joint"}, "hazard, formula"),
-    ],
-)
-def test_refuses_bad_options_by_name(options, names):
-    with pytest.raises(CanopyError, match=names):
-        make_policy("wa", options)
-
-
-def test_the_exponential_model_without_samples_is_lru():
-    paths = [(1, 2), (9,), (1, 3), (5,), (6,), (7,), (8,)]
-    assert play("wa", 4, paths, model="exponential") == play("lru", 4, paths)
-
-
-def test_an_overdue_return_stops_protecting_whatever_other_returns_are_awaited():
-    policy = policy_with({"k": [1]})
-    leaf_of(policy, "k", 0.0, return_at=1000.0)
-    overdue = leaf_of(policy, "k", 999.0, return_at=1001.0, now=999.0)
-    leaf_of(policy, "k", 1000.0, now=1000.0)
-    # The slack of the first is 500 s, of the second 5 s, and the third has no hint.
-    assert policy.victim(1006.5).leaf is overdue
-
-
 def test_wrong_hints_of_one_tenant_cost_no_other_tenant_its_trust():
     policy = policy_with({"k": [0.1]})
     record = policy.model.hints.record("liar")
@@ -317,15 +266,6 @@ def test_wrong_hints_of_one_tenant_cost_no_other_tenant_its_trust():
     lie = leaf_of(policy, "k", 1.0, return_at=11.0, tenant="liar")
     assert policy.victim(10.0).leaf is not returns
     assert lie.slot[0] is not returns.slot[0]
-
-
-def test_a_leaf_that_was_said_to_be_over_ranks_as_any_other_once_its_tenant_lost_its_trust():
-    policy = policy_with({"k": [1]})
-    old = leaf_of(policy, "k", 0.0)
-    leaf_of(policy, "k", 9.0, over=True, tenant="liar")
-    record = policy.model.hints.record("liar")
-    record.overs, record.overs_wrong = 20, 10
-    assert policy.victim(10.0).leaf is old
 
 
 def test_returns_of_each_tenant_rank_by_how_often_that_tenants_hints_came_true():

@@ -46,24 +46,19 @@ def test_a_lookup_ends_at_the_last_state_not_at_the_last_cached_block() -> None:
     cache.verify()
 
 
-def test_the_least_recent_state_goes_and_a_leaf_goes_with_it() -> None:
+@pytest.mark.parametrize(
+    ("served", "blocks", "found"),
+    [
+        (["ab", "cd", "ab", "ef"], 4, 2),  # the least recent state goes, and a leaf with it
+        (["ab", "abcd", "xy"], 6, 0),  # a state with a path below it goes alone
+    ],
+)
+def test_a_state_goes_with_its_leaf_or_alone(served: list[str], blocks: int, found: int) -> None:
     cache = tree(2)
-    cache.access(request("ab", 0.0))
-    cache.access(request("cd", 1.0))
-    cache.access(request("ab", 2.0))
-    cache.access(request("ef", 3.0))
-    assert cache.used_blocks == 4
-    assert cache.access(request("abq", 4.0)) == 2
-    cache.verify()
-
-
-def test_a_state_with_a_path_below_it_goes_alone() -> None:
-    cache = tree(2)
-    cache.access(request("ab", 0.0))
-    cache.access(request("abcd", 1.0))
-    cache.access(request("xy", 2.0))
-    assert cache.used_blocks == 6
-    assert cache.access(request("abq", 3.0)) == 0
+    for at, names in enumerate(served):
+        cache.access(request(names, float(at)))
+    assert cache.used_blocks == blocks
+    assert cache.access(request("abq", 4.0)) == found
     cache.verify()
 
 

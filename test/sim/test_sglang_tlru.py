@@ -1,8 +1,5 @@
 """SGLang's T-LRU by nodes; ``test/radix/test_sglangs_own_tlru.py`` compares it with SGLang's own code."""
 
-import pytest
-
-from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.block_tree import RadixTree
 from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.records import Leaf, Request
@@ -36,9 +33,3 @@ def test_a_split_may_put_the_rest_beyond_the_budget():
     serve(2.0, *range(20, 25))  # splits it at 5: 10 - 5 tokens are needed, the rest is free
     assert [policy.rank(leaf) for leaf in policy.leaves()] == [False, False]
     tree.verify()
-
-
-@pytest.mark.parametrize("key", ["threshold_tokens", "next_prompt_tokens"])
-def test_options_are_checked(key):
-    with pytest.raises(CanopyError, match=f"{key}' must be at least 0, got -1"):
-        make_policy("sglang-tlru", {key: -1})

@@ -63,22 +63,19 @@ def test_cuts_the_victims_tail_only_as_far_as_needed():
     assert tree.used_blocks == 7
 
 
-def test_a_cut_takes_at_least_the_quantum():
-    trace = [record(0, [1, 2, 3, 4]), record(1, [5, 6]), record(2, [7, 8])]
-    _, cuts, _ = run(trace, 7, quantum_tokens=25)
-    assert [c.blocks for c in cuts] == [(2, 3, 4)]
-
-
-def test_a_need_above_the_quantum_is_not_rounded_up_to_a_multiple_of_it():
-    trace = [record(0, [1, 2, 3, 4, 5]), record(1, [6]), record(2, [7, 8, 9])]
-    _, cuts, _ = run(trace, 6, quantum_tokens=20)
-    assert [c.blocks for c in cuts] == [(3, 4, 5)]
-
-
-def test_whole_nodes_evicts_all_of_a_victim():
-    trace = [record(0, [1, 2, 3, 4]), record(1, [5, 6]), record(2, [7, 8])]
-    _, cuts, _ = run(trace, 7, whole_nodes=True)
-    assert [c.blocks for c in cuts] == [(1, 2, 3, 4)]
+@pytest.mark.parametrize(
+    ("lengths", "capacity", "options", "cut"),
+    [
+        ((4, 2, 2), 7, {"quantum_tokens": 25}, (2, 3, 4)),  # at least the quantum
+        ((5, 1, 3), 6, {"quantum_tokens": 20}, (3, 4, 5)),  # not rounded up to a multiple of it
+        ((4, 2, 2), 7, {"whole_nodes": True}, (1, 2, 3, 4)),
+    ],
+)
+def test_a_cut_takes_what_its_options_say(lengths, capacity, options, cut):
+    fresh = iter(range(1, 99))
+    trace = [record(at, [next(fresh) for _ in range(n)]) for at, n in enumerate(lengths)]
+    _, cuts, _ = run(trace, capacity, **options)
+    assert [c.blocks for c in cuts] == [cut]
 
 
 def test_a_parent_becomes_evictable_when_its_last_child_goes():
