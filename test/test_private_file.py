@@ -1,10 +1,15 @@
 """A file for its owner alone, whole or not at all."""
 
+import os
 from pathlib import Path
 
 import pytest
 
-from sglang_canopy.private_file import replace_file
+from canopy_chunks.calibration.saved import Calibrations
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.private_file import read_regular, replace_file
+from sglang_canopy.reuse import saved_curves
+from sglang_canopy.wire import status_file
 
 
 def test_a_file_is_replaced_and_readable_by_its_owner_alone(tmp_path: Path) -> None:
@@ -26,3 +31,26 @@ def test_what_cannot_be_written_leaves_the_old_file_and_nothing_beside_it(tmp_pa
     with pytest.raises(OSError):
         replace_file(tmp_path / "folder", "new")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "folder"]
+
+
+def test_a_reader_returns_a_regular_file_and_does_not_wait_for_a_named_pipe(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"12345")
+    assert read_regular(tmp_path / "file", 5) == b"12345"
+    assert read_regular(tmp_path / "file", 3) == b"1234", "one byte more than the bound"
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path, Path("/dev/zero"), tmp_path / "none"):
+        with pytest.raises(OSError):
+            read_regular(path, 5)
+
+
+def test_named_pipes_instead_of_rebuildable_files_never_block_a_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("learnt.json", "calibration.json", "loads-0.json"):
+        os.mkfifo(tmp_path / name)
+    with pytest.raises(CanopyError, match="not a regular file"):
+        saved_curves.read(str(tmp_path / "learnt.json"))
+    assert Calibrations(tmp_path / "calibration.json").settings("model", "cpu") == []
+    assert (tmp_path / "calibration.json.bad").is_fifo()
+    monkeypatch.setenv(status_file.FOLDER_VARIABLE, str(tmp_path))
+    assert status_file.read_all("loads") == []

@@ -7,8 +7,10 @@ damaged file, or a file of another version, is ``set_aside``, and its reader sta
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
+import stat
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -24,6 +26,18 @@ def cache_folder(name: str) -> Path:
     """Return ``$XDG_CACHE_HOME/canopy/NAME``, by default below ``~/.cache``."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "canopy" / name
+
+
+def read_regular(path: Path | str, max_bytes: int) -> bytes:
+    """Return a regular file's bytes, at most ``max_bytes + 1``; a longer file is then too long.
+
+    Raises ``OSError``, for a named pipe or a device too, which would block the reader.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    with os.fdopen(handle, "rb") as file:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        return file.read(max_bytes + 1)
 
 
 def replace_file(path: Path | str, text: str, *, durable: bool = False) -> None:

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
-from sglang_canopy.config.tiers import TierOptions
+from sglang_canopy.config.policy_change import PolicyChange
+from sglang_canopy.config.tiers import PolicyChoice, TierOptions
 from sglang_canopy.disk import segments
+from sglang_canopy.radix import exchange
 from sglang_canopy.server.scheduler.cache_factory import keep_learnt
 from sglang_canopy.storage import drain
 from sglang_canopy.storage.page_table import PAGES
@@ -239,7 +241,7 @@ def test_what_was_learnt_is_there_after_a_restart_on_device_and_disk(tmp_path: P
     after.close()
 
 
-@pytest.mark.parametrize("other", ["flags", "version", "damage"])
+@pytest.mark.parametrize("other", ["flags", "version", "damage", "huge", "name"])
 def test_learnt_state_of_other_flags_or_another_version_is_ignored_with_a_sentence(
     tmp_path: Path, caplog, other: str
 ) -> None:
@@ -253,8 +255,15 @@ def test_learnt_state_of_other_flags_or_another_version_is_ignored_with_a_senten
         config |= {"categories": "type-turn"}
     elif other == "version":
         file.write_text(json.dumps({**json.loads(file.read_text()), "version": 999}))
-    else:
+    elif other == "damage":
         file.write_text("{")
+    else:
+        state = json.loads(file.read_text())
+        label, counts = state["categories"].popitem()
+        if other == "huge":
+            counts["events"][0] = 10**400
+        state["categories"][label if other == "huge" else "\ud800"] = counts
+        file.write_text(json.dumps(state))
     after = restarted(tmp_path, policy="wa", config=config)
     keep_learnt(after.cache, None)
     assert not after.core.live.device_policy.state()["categories"]
@@ -302,4 +311,60 @@ def test_a_drain_that_fails_still_closes_the_store(
     assert "the drain failed" in caplog.text
     after = restarted(tmp_path)
     assert after.store.unavailable is None
+    after.close()
+
+
+@pytest.mark.parametrize("fault", ["state", "close"])
+def test_a_fault_before_or_after_the_drain_still_frees_the_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    tree = restarted(tmp_path, policy="wa")
+    keep_learnt(tree.cache, None)
+    tree.serve(tokens(1, 8), 1.0)
+
+    def broken(*_) -> None:
+        raise RuntimeError("a fault of ours")
+
+    if fault == "state":
+        monkeypatch.setattr(type(tree.core.live.device_policy), "state", broken)
+    else:
+        monkeypatch.setattr(type(tree.storage), "close", broken)
+    freed: list[bool] = []
+    monkeypatch.setattr(tree.cache.host_pool_group, "destroy", lambda: freed.append(True))
+    terminated(tree)
+    monkeypatch.undo()
+    assert freed == [True]
+    if fault == "state":
+        after = restarted(tmp_path, policy="wa")
+        assert after.on_disk(tokens(1, 8)) == 8
+        after.close()
+
+
+def test_what_was_learnt_before_a_policy_exchange_is_saved(tmp_path: Path) -> None:
+    tree = restarted(tmp_path, policy="wa")
+    keep_learnt(tree.cache, None)
+    learn(tree)
+    file = tree.store.path / "learnt.json"
+    file.unlink(missing_ok=True)
+    change = PolicyChange(PolicyChoice("canopy-lru", {}), tree.core.live.tiers.host)
+    tree.core.exchange.apply(change, "by hand")
+    learnt = tree.core.live.learners[0].state()["categories"]
+    assert learnt
+    terminated(tree)
+    assert json.loads(file.read_text())["categories"].keys() == learnt.keys()
+
+
+def test_a_drain_in_the_middle_of_a_policy_exchange_writes_every_leaf(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange, "SLICE_NODES", 3)
+    tree = restarted(tmp_path, policy="wa", tokens=128, host_tokens=256)
+    for name in range(8):
+        tree.serve(tokens(name, 8), 1.0 + name)
+    change = PolicyChange(PolicyChoice("canopy-lru", {}), tree.core.live.tiers.host)
+    tree.core.exchange.apply(change, "by hand")
+    assert tree.core.exchange.handing_over
+    terminated(tree)
+    after = restarted(tmp_path, tokens=128, host_tokens=256)
+    assert [after.on_disk(tokens(name, 8)) for name in range(8)] == [8] * 8
     after.close()

@@ -83,3 +83,11 @@ def test_ranks_with_disks_of_different_speed_drain_the_same_pages(
     first, second = on_two_ranks("drains", tmp_path)
     assert first == second
     assert 0 < sum(first) < 200
+
+
+def test_a_rank_whose_host_lacks_room_does_not_block_the_others_drain(
+    on_two_ranks: Run, tmp_path: Path
+) -> None:
+    first, second = on_two_ranks("drains_without_room", tmp_path)
+    assert first[-1] == 8
+    assert sum(second) > 0

@@ -6,6 +6,7 @@ Each line of its input, ``[SCENARIO, FOLDER]``, is run in a child, which prints 
 ranks talk through a real process group.
 """
 
+import itertools
 import os
 import random
 import time
@@ -113,6 +114,20 @@ def drains(rank: int, folder: Path) -> Any:
     tree.cache.release_host_resources()
     after = tree_of(rank, folder, write_policy="write_back")
     return [after.on_disk([name * 100 + i for i in range(8)]) for name in range(25)]
+
+
+def drains_without_room(rank: int, folder: Path) -> Any:
+    """The second rank's host tier lacks room at times."""
+    tree = tree_of(rank, folder, write_policy="write_back", tokens=256, host_tokens=512)
+    for name in range(8):
+        tree.serve([name * 100 + i for i in range(8)], 1.0 + name)
+    backup, calls = tree.cache.backup_node_for_write_back, itertools.count()
+    tree.cache.backup_node_for_write_back = lambda node: (
+        not (rank and next(calls) % 3) and backup(node)
+    )
+    tree.cache.release_host_resources()
+    after = tree_of(rank, folder, write_policy="write_back")
+    return [after.on_disk([name * 100 + i for i in range(8)]) for name in range(8)]
 
 
 def learnt(rank: int, folder: Path) -> Any:

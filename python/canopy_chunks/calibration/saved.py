@@ -12,10 +12,11 @@ from typing import Any
 
 from canopy_chunks.calibration.search import CostProfile
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.private_file import replace_file, set_aside
+from sglang_canopy.private_file import read_regular, replace_file, set_aside
 
 logger = logging.getLogger(__name__)
 
+MAX_BYTES = 16 << 20
 TIERS = {"device": "memory", "host": "memory", "disk": "disk"}
 """Tiers of the store -> names that calibrations are saved under."""
 
@@ -83,11 +84,11 @@ class Calibrations:
         replace_file(self.path, json.dumps(everything, indent=1, sort_keys=True) + "\n")
 
     def _read(self) -> dict[str, dict]:
-        if not self.path.exists():
-            return {}
         try:
-            found = json.loads(self.path.read_text())
-        except ValueError as error:
+            found = json.loads(read_regular(self.path, MAX_BYTES))
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError) as error:
             set_aside(self.path, error)
             return {}
         if not isinstance(found, dict) or not all(map(_is_calibration, found.values())):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
@@ -11,6 +12,8 @@ from sglang_canopy.thread_time import timed_method
 
 if TYPE_CHECKING:
     from sglang_canopy.radix.core import CanopyTreeCore
+
+logger = logging.getLogger(__name__)
 
 _FULL = ComponentType.FULL
 
@@ -39,7 +42,10 @@ class CanopyRadixCache(UnifiedRadixCache):
 
     def release_host_resources(self) -> None:
         """Drain to the disk tier first: SGLang calls this after a scheduler's last request."""
-        self.tree_core.disk.drain(self.drain_s)
+        try:
+            self.tree_core.disk.drain(self.drain_s)
+        except Exception:
+            logger.exception("Canopy disk tier: not closed")
         super().release_host_resources()
 
     def checkpoint_into_tree(self, req: Any, **options: Any) -> None:

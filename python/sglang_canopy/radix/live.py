@@ -78,6 +78,11 @@ class LiveCache:
         if self.meter is not None:
             self.meter.set_depth_scale(self.depth_scale)
 
+    @property
+    def learner(self) -> Policy:
+        """The policy whose state is saved; it learns on while one that does not learn ranks."""
+        return self.learners[0] if self.learners else self.device_policy
+
     def price_by_depth(self, *policies: Policy) -> None:
         for policy in policies:
             policy.set_depth_scale(self.depth_scale)

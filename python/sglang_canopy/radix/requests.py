@@ -167,7 +167,7 @@ class Requests:
         labels = [policy.finish(request) for policy in self.live.learners]
         request.label = labels[0] if labels else None
         if self.live.profile is not None:
-            self.live.profile.save_sometimes(self.live.device_policy, self.tree.clock.now)
+            self.live.profile.save_sometimes(self.live.learner, self.tree.clock.now)
 
     # ---- the nodes of a request ----
 

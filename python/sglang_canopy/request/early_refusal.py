@@ -7,10 +7,10 @@ import re
 _WAIT = re.compile(r"; retry after (\d{1,6}) s$")
 
 
-def message(limit_s: float, retry_after_s: int | None) -> str:
+def message(limit_s: float, retry_after_s: int) -> str:
     """Return the answer to a refused request."""
     text = f"the predicted time to the first token exceeds the limit of {limit_s:g} s"
-    return f"{text}; retry after {retry_after_s or 1} s"
+    return f"{text}; retry after {retry_after_s} s"
 
 
 def retry_after_s(text: str) -> int:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from sglang_canopy.errors import CanopyError
+from sglang_canopy.private_file import read_regular
 from sglang_canopy.reuse.bins import BINS, TOKEN_BINS
 from sglang_canopy.reuse.categories import OVERFLOW, ROOT, Categories, Category
 
@@ -103,8 +103,9 @@ def check(state: Any) -> None:
 
 
 def _check(label: Any, counts: Any) -> None:
-    if not isinstance(label, str) or not 0 < len(label) <= 512 or label.count("|") > 8:
-        raise Damaged(f"a profile's category must be a short name, got {str(label)[:80]!r}")
+    short = isinstance(label, str) and 0 < len(label) <= 512 and label.count("|") <= 8
+    if not short or not label.isprintable():
+        raise Damaged(f"a profile's category must be a short name, got {str(label)[:80]!a}")
     if not isinstance(counts, Mapping):
         raise Damaged(f"profile category {label!r}: must be an object of counts")
     for key, size in _SIZES.items():
@@ -112,9 +113,7 @@ def _check(label: Any, counts: Any) -> None:
         if (
             not isinstance(values, list)
             or len(values) != size
-            or not all(
-                isinstance(v, (int, float)) and math.isfinite(v) and 0 <= v <= _MOST for v in values
-            )
+            or not all(isinstance(v, (int, float)) and 0 <= v <= _MOST for v in values)
         ):
             raise Damaged(
                 f"profile category {label!r}: {key!r} must be {size} numbers of 0 or more; "
@@ -133,12 +132,11 @@ def read(path: str) -> Any:
         logger.warning("profile %s does not exist yet: nothing is known at the start", path)
         return None
     try:
-        size = Path(path).stat().st_size
-        text = Path(path).read_bytes() if size <= MAX_BYTES else b""
+        text = read_regular(path, MAX_BYTES)
     except OSError as error:
         raise CanopyError(f"{expected}: {path!r}: {error}") from None
-    if size > MAX_BYTES:
-        raise Damaged(f"{expected}: {path!r} has {size} bytes, at most {MAX_BYTES} are read")
+    if len(text) > MAX_BYTES:
+        raise Damaged(f"{expected}: {path!r} has more than {MAX_BYTES} bytes")
     try:
         return json.loads(text.decode())
     except RecursionError:

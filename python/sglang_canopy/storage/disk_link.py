@@ -83,15 +83,8 @@ class DiskLink:
     def drain(self, seconds: float) -> None:
         """Write what only memory holds; then close the store, since the host's memory ends with the
         storage threads still running."""
-        cache, backend, store, live = (
-            self.attachment.cache,
-            self._ours(),
-            self.store,
-            self.tree.live,
-        )
-        if live.profile is not None:
-            live.profile.save(live.device_policy)
-            live.profile.release()
+        cache, backend, store = self.attachment.cache, self._ours(), self.store
+        self._save_learnt()
         if cache is None or store is None:
             return
         self.active = True
@@ -108,6 +101,16 @@ class DiskLink:
                 logger.exception("Canopy disk tier: the drain failed")
         backend.close()
         cache.shutdown()
+
+    def _save_learnt(self) -> None:
+        live = self.tree.live
+        if live.profile is None:
+            return
+        try:
+            live.profile.save(live.learner)
+        except Exception:
+            logger.exception("Canopy: what was learnt is not saved")
+        live.profile.release()
 
     def _ours(self) -> Any:
         """Return the storage backend, or ``None`` if it does not accept metadata."""

@@ -92,7 +92,7 @@ class Drain:
                 node = self._head(node, allowed)
             allowed -= len(node.hash_value)
             self._write(node)
-        while self.cache.ongoing_backup and self._least([self._time_left_s() > 0])[0]:
+        while self._may_wait():
             self._wait()
         found.pages = self.store.counters.written - before
         found.left = max(0, absent - found.pages)
@@ -141,8 +141,8 @@ class Drain:
         if node.backuped:
             cache.write_backup_storage(node.id)
         else:
-            while not cache.backup_node_for_write_back(node.id):
-                if not cache.ongoing_backup or not self._least([self._time_left_s() > 0])[0]:
+            while not self._least([node.backuped or cache.backup_node_for_write_back(node.id)])[0]:
+                if not self._may_wait():
                     return
                 self._wait()
         self._pages_of[node.id] = len(node.hash_value)
@@ -153,6 +153,10 @@ class Drain:
         head, action = self.tree._split_node(node.key, node, pages * self.tree.page_size)
         assert action is None, action  # no copy is pending
         return head
+
+    def _may_wait(self) -> bool:
+        """Return whether every rank writes and has time. Collective."""
+        return self._least([bool(self.cache.ongoing_backup) and self._time_left_s() > 0])[0] > 0
 
     def _wait(self) -> None:
         """Wait for writes, and release the host copies of completed writes."""

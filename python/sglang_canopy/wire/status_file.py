@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from sglang_canopy.private_file import replace_file
+from sglang_canopy.private_file import read_regular, replace_file
 
 FOLDER_VARIABLE = "CANOPY_STATUS_DIR"
 MAX_FILE_BYTES = 1 << 20
@@ -74,10 +74,11 @@ def read_all(kind: str = RANKS) -> list[dict[str, Any]]:
     for path in Path(folder).glob(f"{kind}-*.json"):
         # A file may be replaced or removed between these calls.
         with contextlib.suppress(OSError, ValueError):
-            if path.stat().st_size > MAX_FILE_BYTES:
+            text = read_regular(path, MAX_FILE_BYTES)
+            if len(text) > MAX_FILE_BYTES:
                 continue
             rank, _, peer = path.stem.removeprefix(f"{kind}-").partition(".")
-            status = json.loads(path.read_text("utf-8"))
+            status = json.loads(text)
             if peer:
                 peers.setdefault(int(rank), {})[peer] = status
             else:
@@ -94,8 +95,9 @@ def take(name: str) -> list[Any]:
     found = []
     for path in sorted(Path(folder).glob(f"{ANSWER}{name}-*.json")) if folder else ():
         with contextlib.suppress(OSError, ValueError):
-            if path.stat().st_size <= MAX_FILE_BYTES:
-                found.append(json.loads(path.read_text("utf-8")))
+            text = read_regular(path, MAX_FILE_BYTES)
+            if len(text) <= MAX_FILE_BYTES:
+                found.append(json.loads(text))
         with contextlib.suppress(OSError):
             path.unlink()
     return found

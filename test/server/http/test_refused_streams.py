@@ -107,5 +107,30 @@ def test_an_answer_of_another_status_becomes_429() -> None:
 
 def test_the_time_to_wait_is_read_from_the_text_and_from_no_other() -> None:
     assert retry_after_s(message(5.0, 600)) == 600
-    assert retry_after_s(message(0.25, None)) == 1
+    assert retry_after_s(message(0.25, 1)) == 1
     assert retry_after_s("retry after 90000000 s; no") == 1
+
+
+def test_a_refused_prompt_of_a_batch_does_not_wait_for_the_others() -> None:
+    async def some() -> AsyncIterator[Any]:
+        yield answer(True)
+        await asyncio.sleep(100)
+        yield answer(False)
+
+    app = FastAPI()
+
+    @app.exception_handler(HTTPException)
+    async def shaped(_request: Any, error: HTTPException) -> JSONResponse:
+        return JSONResponse({"said": error.detail}, error.status_code)
+
+    async def events() -> AsyncIterator[str]:
+        async for one in early_refusal.watched(some()):
+            yield one["text"]
+
+    @app.post("/stream")
+    async def stream() -> StreamingResponse:
+        return StreamingResponse(events(), media_type="text/event-stream")
+
+    early_refusal.add(app)
+    status, headers, _ = post(app, "/stream")
+    assert (status, headers[b"retry-after"]) == (429, b"7")

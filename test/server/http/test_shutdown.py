@@ -22,9 +22,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def manager(drain_s: float) -> SimpleNamespace:
+def manager(drain_s: float, storage: str | None = "dynamic") -> SimpleNamespace:
     options = ServerOptions(tiers=TierOptions(drain_s=drain_s))
-    return SimpleNamespace(server_args=SimpleNamespace(**{ATTRIBUTE: options}))
+    args = SimpleNamespace(hicache_storage_backend=storage, **{ATTRIBUTE: options})
+    return SimpleNamespace(server_args=args)
 
 
 def drained_for(message: ShutdownReq) -> float:
@@ -64,4 +65,12 @@ def test_without_a_signal_or_for_another_message_nothing_changes() -> None:
     assert message.rid is None
     assert other.rid == "r1"
     assert drained_for(message) == 25.0
+    assert tokenizer_manager._SCHEDULER_EXIT_TIMEOUT_SECS == 15
+
+
+def test_without_a_disk_tier_a_scheduler_that_hangs_is_killed_as_early_as_before() -> None:
+    shutdown.sigterm_received()
+    message = ShutdownReq()
+    shutdown.message_dispatched(manager(25.0, storage=None), message)
+    assert message.rid is None
     assert tokenizer_manager._SCHEDULER_EXIT_TIMEOUT_SECS == 15

@@ -15,7 +15,7 @@ from sglang.srt.managers.schedule_batch import Req
 from sglang.srt.managers.schedule_policy import SchedulePolicy
 from sglang.srt.sampling.sampling_params import SamplingParams
 
-from sglang_canopy.config.queue import BOUNDED_SHORTEST, QueueFlags
+from sglang_canopy.config.queue import BOUNDED_SHORTEST, QueueFlags, TtftSlo
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.schedule.prefill_cost import REFIT_BATCHES
 from sglang_canopy.server.scheduler import queue
@@ -392,3 +392,93 @@ def test_what_does_not_go_together_is_refused(given, server, ours, message) -> N
     server_args = SimpleNamespace(**{"schedule_policy": "fcfs", "pp_size": 1, **server})
     with pytest.raises(CanopyError, match=message):
         queue.checked(server_args, SimpleNamespace(**given), ours, {})
+
+
+def refusing(tree: LiveTree, over: str = "refuse", seconds: float = 1.0) -> Any:
+    """A scheduler that refuses early; requests take 1 ms per token."""
+    slo = TtftSlo(seconds, over)
+    live = LiveQueue(tree.cache, QueueFlags(queue_order=BOUNDED_SHORTEST, ttft_slo=slo))
+    live.cost.adopt((0.0, 1e-3, 0.0, 0.0))
+    tree.cache.canopy_queue = live
+    sent: list[Any] = []
+    return scheduler_with(
+        [],
+        tree_cache=tree.cache,
+        send_abort_output=lambda abort, req: sent.append(abort.finished_reason["message"]),
+        sent=sent,
+    )
+
+
+def joins(scheduler: Any, req: Req) -> bool:
+    queue.request_queued(scheduler, req)
+    if queue.refused_early(scheduler, req):
+        return False
+    scheduler.waiting_queue.append(req)
+    return True
+
+
+@pytest.mark.parametrize("left", [0, 1])
+def test_requests_that_left_before_a_pass_are_no_work_ahead(tree: LiveTree, left: int) -> None:
+    """The engine decodes with a full batch, so no pass orders the queue."""
+    scheduler = refusing(tree)
+    many = [made(tree, tokens(200, n), 1.0 + n / 1e3) for n in range(10)]
+    taken = [joins(scheduler, req) for req in many]
+    assert 0 < sum(taken) < 10
+    scheduler.waiting_queue = scheduler.waiting_queue[:left]  # the clients went away
+    for _ in range(2):
+        queue.prefill_chosen(
+            scheduler, scheduler.running_batch, lambda: (None, SimpleNamespace(is_empty=bool))
+        )
+    assert joins(scheduler, made(tree, tokens(300, 50), 2.0))
+    queue.held(scheduler, scheduler.waiting_queue.pop())  # by the session gate
+    assert joins(scheduler, made(tree, tokens(600, 51), 2.1))
+
+
+def test_a_chunked_prefill_that_is_computed_is_no_work_ahead(tree: LiveTree) -> None:
+    scheduler = refusing(tree)
+    live, long = tree.cache.canopy_queue, made(tree, tokens(900, 1), 1.0)
+    assert joins(scheduler, long)
+    _, found = chosen(tree, [long], 1)
+    long.full_untruncated_fill_ids, long.prefix_len = long.origin_input_ids, 100
+    scheduler.chunked_req, scheduler.running_batch = long, SimpleNamespace(reqs=found)
+    scheduler.waiting_queue = []
+
+    def choose() -> Any:
+        arranged(tree, [])
+        return None, SimpleNamespace(is_empty=bool)
+
+    queue.prefill_chosen(scheduler, scheduler.running_batch, choose)
+    assert live.order.work_before_new(0.9).before_s > 0.7
+    scheduler.chunked_req = None  # it decodes, and nothing waits
+    queue.prefill_chosen(
+        scheduler, scheduler.running_batch, lambda: (None, SimpleNamespace(is_empty=bool))
+    )
+    assert live.order.work_before_new(0.9).before_s == 0.0
+
+
+def samples_of_one(tree: LiveTree, ids: list[int]) -> list[Req]:
+    """The warm-up and two samples of a request with n = 2."""
+    found = []
+    for number in range(3):
+        params = SamplingParams(
+            max_new_tokens=4 if number else 0,
+            custom_params={"canopy": {"time": 1.0, "samples": 2}},
+        )
+        found.append(Req(f"n{number}", "", array("q", ids), params))
+    return found
+
+
+def test_samples_get_their_warm_ups_answer(tree: LiveTree) -> None:
+    scheduler = refusing(tree)
+    assert [joins(scheduler, req) for req in samples_of_one(tree, tokens(4000, 1))] == [False] * 3
+    assert set(scheduler.sent) == {scheduler.sent[0]}
+    assert "retry after 3 s" in scheduler.sent[0]
+
+
+@pytest.mark.parametrize("over", ["refuse", "queue"])
+def test_samples_of_a_warm_up_that_ended_otherwise_are_not_refused(tree: LiveTree, over) -> None:
+    scheduler = refusing(tree, over)
+    first, *samples = samples_of_one(tree, tokens(100, 1))
+    assert joins(scheduler, first)
+    tree.core.requests.refuse(tree.core.requests.of(first), 0)  # such as by SGLang's limit
+    assert all(joins(scheduler, req) for req in samples)

@@ -70,13 +70,22 @@ class EarlyRefusals:
             await self._app(scope, receive, send)
             return
         progress, held = _Progress(), list[Any]()
-        started = False
+        started = refused = False
+
+        async def refuse() -> None:
+            nonlocal refused
+            refused = True
+            response = await self._respond(scope, receive, progress.refused)
+            await response(scope, receive, send)
 
         async def pass_on(message: Any) -> None:
             nonlocal started
+            if refused:
+                return
             if not started:
                 if progress.refused is not None:
                     held.clear()
+                    await refuse()
                     return
                 if message["type"] == "http.response.start" and _is_stream(message):
                     held.append(message)
@@ -95,9 +104,8 @@ class EarlyRefusals:
             await self._app(scope, receive, pass_on)
         finally:
             _progress.reset(token)
-        if progress.refused is not None and not started:
-            response = await self._respond(scope, receive, progress.refused)
-            await response(scope, receive, send)
+        if progress.refused is not None and not (started or refused):
+            await refuse()
 
 
 def _is_stream(message: Any) -> bool:

@@ -31,6 +31,8 @@ def message_dispatched(manager: Any, obj: Any, *_: Any, **__: Any) -> None:
 
     if not isinstance(obj, ShutdownReq):
         return
+    if manager.server_args.hicache_storage_backend is None:
+        return
     budget_s = options_of(manager.server_args).tiers.drain_s
     left_s = max(0.0, budget_s - (time.monotonic() - _signalled_at[0]))
     obj.rid = f"{left_s:.3f}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
-from pathlib import Path
+import os
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -96,7 +96,7 @@ def build(ctx: TreeCacheBuildContext) -> BasePrefixCache:
     if live.profile_path is not None and _is_first_rank():
         live.profile = Profile(live.profile_path)
         _claim(live.profile)
-        atexit.register(lambda: live.profile.save(live.device_policy))
+        atexit.register(lambda: live.profile.save(live.learner))
     if ctx.server_args.hicache_storage_backend == "mooncake":
         from sglang_canopy.storage import mooncake
 
@@ -161,7 +161,7 @@ def keep_learnt(cache: CanopyRadixCache, group: Any) -> None:
     first = group is None or torch.distributed.get_rank(group=group) == 0
     path = str(store.path / LEARNT) if first and store.unavailable is None else None
     try:
-        saved = from_first_rank(path if path and Path(path).exists() else None, group)
+        saved = from_first_rank(path if path and os.path.exists(path) else None, group)
         for policy in (*live.learners, store.policy) if saved else ():
             policy.restore(saved)
     except CanopyError as error:

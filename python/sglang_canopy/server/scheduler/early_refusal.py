@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from bisect import insort
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -40,8 +41,10 @@ class LiveRefusal:
         self._requests = requests
         self._decides = EarlyRefusal(slo.seconds)
         self.bound = self._decides.bound
-        self.entering: list[float] = []
-        """Costs of the requests that joined after the latest pass, in ascending order."""
+        self._entering: dict[Any, float] = {}
+        """Costs of the requests that joined after the latest pass."""
+        self._costs: list[float] = []
+        """The same costs in ascending order."""
         self._decided: WeakKeyDictionary[Any, tuple[float, Decision]] = WeakKeyDictionary()
         """Arrival time and decision of each request without a first token."""
 
@@ -50,22 +53,43 @@ class LiveRefusal:
 
         ``waiting``: length of the queue. Samples of one request (n > 1) share its first decision.
         """
-        first = request.first
-        if first is not None:
-            return message(self._slo.seconds, None) if first.refused else None
+        if request.first is not None:
+            return request.first.refusal
+        if not waiting:
+            self.ordered()
         about = self._requests
         cost = self._order.cost.seconds(about.prefill(req, False))
         work = self._order.work_before_new(cost, about.tenant(req), about.urgency(req))
-        decision = self._decides.decide(work, self.entering, waiting)
+        decision = self._decides.decide(work, self._costs, waiting)
         if decision.refused and self._slo.over == REFUSE:
-            return message(self._slo.seconds, self._decides.retry_after_s(decision))
+            wait_s = self._decides.retry_after_s(decision)
+            request.refusal = message(self._slo.seconds, wait_s)
+            return request.refusal
         self.bound.load.arrived(cost, request.time)
-        insort(self.entering, cost)
+        self._entering[req] = cost
+        insort(self._costs, cost)
         self._decided[req] = time.monotonic(), decision
         return None
 
-    def forget(self, req: Any) -> None:
+    def ordered(self) -> None:
+        """A pass has ordered the queue, or nothing waits."""
+        self._entering.clear()
+        self._costs.clear()
+
+    def entering(self) -> int:
+        return len(self._entering)
+
+    def keep(self, queue: Iterable[Any]) -> None:
+        """Forget the requests that left ``queue`` before a pass ordered them."""
+        here = set(map(id, queue))
+        self._entering = {req: cost for req, cost in self._entering.items() if id(req) in here}
+        self._costs = sorted(self._entering.values())
+
+    def held(self, req: Any) -> None:
+        """Forget ``req``, which the session gate holds."""
         self._decided.pop(req, None)
+        if self._entering.pop(req, None) is not None:
+            self._costs = sorted(self._entering.values())
 
     def first_token(self, req: Any, now: float) -> None:
         found = self._decided.pop(req, None)

@@ -159,7 +159,7 @@ class LiveQueue:
             self._computing.pop(id(waiting.about), None)  # retracted before it was computed
         self.predictions.arranged(self._arranged.entered, time.monotonic())
         if self.refusal is not None:
-            self.refusal.entering.clear()
+            self.refusal.ordered()
 
     def choose(self, scheduler: Any, running: Any, choose: Callable[[], Any]) -> Any:
         """Choose a batch without requests that wait for a prefix being computed.
@@ -186,9 +186,14 @@ class LiveQueue:
 
     def _forget(self, scheduler: Any, running: Any) -> None:
         """Drop requests that were aborted or have finished."""
-        arranged = self._arranged
-        if len(scheduler.waiting_queue) < len(arranged):
-            arranged.keep(scheduler.waiting_queue)
+        arranged, refusal = self._arranged, self.refusal
+        waiting = scheduler.waiting_queue
+        if len(waiting) < len(arranged):
+            arranged.keep(waiting)
+        if refusal is not None and len(waiting) < len(arranged) + refusal.entering():
+            refusal.keep(waiting)
+        if scheduler.chunked_req is None:
+            self.order.chunked(None, 0.0)
         here = {id(req) for req in running_requests(scheduler, running) if not req.finished()}
         gone = arranged.may_come_back - here
         if not all(arranged.admitted(key).finished() for key in gone):

@@ -142,7 +142,7 @@ def held(scheduler: Any, req: Any) -> None:
     """Do not compare the TTFT of ``req``, which the session gate holds, with its prediction."""
     queue = _queue(scheduler.tree_cache)
     if queue is not None and queue.refusal is not None:
-        queue.refusal.forget(req)
+        queue.refusal.held(req)
 
 
 def batch_computed(_result: Any, scheduler: Any, batch: Any, *_: Any, **__: Any) -> None:
