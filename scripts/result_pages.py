@@ -48,7 +48,8 @@ def render(page: str) -> str:
 
 
 def pages() -> list[Path]:
-    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    tables = (ROOT / "benchmark").glob("*/results/*.md")
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted(tables)]
 
 
 def stale_pages() -> dict[Path, str]:

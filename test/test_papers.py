@@ -1,4 +1,4 @@
-"""docs/research/papers: a row for everything the four papers number, none of them empty.
+"""benchmark/papers/results: a row for everything the four papers number, none of them empty.
 
 What a paper numbers is counted here from its text, not from our table.
 """
@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 BENCHMARK = ROOT / "benchmark" / "papers"
-PAGES = ROOT / "docs" / "research" / "papers"
+PAGES = BENCHMARK / "results"
 VERDICTS = (
     *("reproduced", "in part", "differs", "calibrated"),
     *("follows", "built", "not possible here"),

@@ -127,13 +127,20 @@ NUMBER = re.compile(r"(?<![\w.])\d[\d,]*(?:\.\d+)?")
 RESULT = re.compile(rf"({NUMBER.pattern})(?= ?(?:%|points|times|x\b|us\b|s\b|ms\b))")
 
 
+def page_and_tables(page: Path) -> str:
+    """Return a research page with the tables of results that it names."""
+    text = page.read_text(encoding="utf-8")
+    tables = re.findall(r"`(benchmark/\w+/results/\w+\.md)`", text)
+    return " ".join([text, *((result_pages.ROOT / t).read_text(encoding="utf-8") for t in tables)])
+
+
 def results_quoted(page: Path) -> list[tuple[str, str, bool]]:
     """Every result in a line that links to research pages: line, number, and whether one of these
     pages has it, or a number that rounds to it."""
     found = []
     for line in page.read_text(encoding="utf-8").splitlines():
         links = re.findall(r"\]\(([^)#\s]*research/[\w/-]+\.md)", line)
-        pages = " ".join((page.parent / link).read_text(encoding="utf-8") for link in links)
+        pages = " ".join(page_and_tables(page.parent / link) for link in links)
         known = {float(number.replace(",", "")) for number in NUMBER.findall(pages)}
         for text in RESULT.findall(re.sub(r"`[^`]*`|\]\([^)]*\)|<!--.*?-->", "", line)):
             number = text.replace(",", "")

@@ -159,12 +159,12 @@ def quality() -> list[Row]:
             f"{difference('frequency', 'hkvd')}; minus EPIC's: "
             f"{difference('frequency', 'epic')}",
             KEYS,
-            because="low frequencies repair next to nothing ([below](#behind-bos-and-behind-nothing))",
+            because="low frequencies repair next to nothing ([figures](../../../docs/research/papers/cachetune.md#behind-bos-and-behind-nothing))",
         ),
         Row(
             "Figure 8",
             shows="throughput 3.9 to 6.2 times full recompute's",
-            here=f"{load:.1f} times, arrivals simulated; [served points](../chunks-serving.md#request-rate) are few",
+            here=f"{load:.1f} times, arrivals simulated; [served points](../../../docs/research/chunks-serving.md#request-rate) are few",
             where="`figure-8`",
             follows="Figure 7's factor by definition",
         ),
@@ -298,7 +298,7 @@ def code() -> list[Row]:
         Row(
             "Figure 1",
             shows="ways to restore attention between chunks",
-            here="[the selectors](../../reference/documents.md#selectors)",
+            here="[the selectors](../../../docs/reference/documents.md#selectors)",
             where="`python/canopy_chunks/fuse/selectors`",
         ),
         Row(

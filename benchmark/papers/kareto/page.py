@@ -35,7 +35,7 @@ def evaluation() -> list[Row]:
                 Claim("cost up to -20.2 %", near(cost, -0.202)),
             ),
             f"{change(1 + speed, 1)}, {change(1 + ttft, 1)}, {change(1 + cost, 1)}, "
-            "each at its best ([below](#against-1024-gib))",
+            "each at its best (`docs/research/papers/kareto.md`)",
             "`figure-12` `figure-12-one-instance` `figure-12-two-hours`",
             because="1,024 GiB hold nearly all of our short windows; on two hours, one instance, few "
             "sizes were tried",
@@ -179,7 +179,7 @@ def code() -> list[Row]:
             "Figure 4",
             shows="the simulator: radix tree, tiers, scheduler, step times from a profile",
             here="the same parts with the server's own policies, "
-            "[held against SGLang's own cache](../simulator.md)",
+            "[held against SGLang's own cache](../../../docs/research/simulator.md)",
             where="`python/canopy_lab/sim/system`",
         ),
         Row(
@@ -192,7 +192,7 @@ def code() -> list[Row]:
             "Figure 17",
             shows="the simulator's error: at most 19.2 % TTFT, 6.5 % throughput, 2.0 % hits",
             where="`docs/research/simulator.md` `benchmark/plan/fidelity.py`",
-            here="[measured](../simulator.md) on a CPU with a small model",
+            here="[measured](../../../docs/research/simulator.md) on a CPU with a small model",
             impossible="a GPU server to serve the same",
         ),
         Row(
@@ -212,7 +212,7 @@ def code() -> list[Row]:
             shows="TTLs of maximal hits within a budget: best hits per cost, scaled, "
             "SLSQP from several starts",
             here="to the letter for the comparison, hits interpolated between their steps; the product "
-            "[allocates otherwise](../group-ttl.md)",
+            "[allocates otherwise](../../../docs/research/group-ttl.md)",
             where="`benchmark/papers/kareto/algorithm2.py` `python/canopy_lab/group_ttl/groups.py`",
         ),
         Row(

@@ -134,7 +134,7 @@ def code() -> list[Row]:
         Row(
             "Figure 24",
             shows="the algorithm: a queue a category, 79 us a victim",
-            here="a queue a category; [what a victim costs](../eviction-cost.md)",
+            here="a queue a category; [what a victim costs](../../../docs/research/eviction-cost.md)",
             where="`python/sglang_canopy/policy/structures/cells.py`",
         ),
     ]
