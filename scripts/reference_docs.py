@@ -33,6 +33,7 @@ from canopy_chunks.plugin import series as chunk_series
 from canopy_chunks.server import options as chunk_options
 from canopy_chunks.text import fields as chunk_fields
 from canopy_lab.cli import main as cli
+from canopy_lab.live.replay import server_plugin
 from canopy_lab.sim import hindsight
 from sglang_canopy import declared
 from sglang_canopy.config import refusals
@@ -232,7 +233,7 @@ def keys_table(cls: type) -> str:
 def canopy_flags(hidden: bool) -> str:
     """Return the flags of ``--help``, or the hidden flags."""
     short = [f"`{flags.SHORT} NAME`", flags.short_help()]
-    rows = declared_flags(*flags.KINDS, hidden=hidden)
+    rows = declared_flags(*flags.KINDS, server_plugin.ReplayFlags, hidden=hidden)
     return entries(rows if hidden else [short, *rows])
 
 

@@ -32,6 +32,7 @@ import canopy_lab
 import sglang_canopy
 from canopy_chunks.plugin import entry as chunk_plugin
 from canopy_chunks.plugin import hooks as documents
+from canopy_lab.live.replay import forced_output, server_plugin
 from sglang_canopy.server.start import digests, seams
 
 ROOT = Path(sglang.__path__[0])
@@ -106,8 +107,9 @@ def imported() -> Iterator[Any]:
 
 
 def named() -> Iterator[Any]:
-    """Yield the functions in the tables of hooks and ``seams.RELIED_ON``."""
-    hooks = (*seams.SEAMS, *chunk_plugin.SEAMS, *documents.SEAMS)
+    """What the tables of hooks and ``seams.RELIED_ON`` name."""
+    addons = (*chunk_plugin.ADDON.seams, *server_plugin.ADDON.seams)
+    hooks = (*seams.SEAMS, *addons, *documents.SEAMS, *forced_output.SEAMS)
     targets = [seam.target for seam in hooks]
     for target in [*targets, *cpu.SEAMS, *seams.RELIED_ON]:
         owner, name = target.rsplit(".", 1)

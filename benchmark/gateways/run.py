@@ -32,11 +32,11 @@ from typing import Any, TypeVar
 import aiohttp
 import numpy as np
 
+from canopy_lab.live.replay import replay_clock
 from canopy_lab.live.replay.options import labels
 from canopy_lab.report.table import text_table
 from canopy_lab.trace import open_trace
 from canopy_lab.trace.materialise import Materialiser, Planned, middle_tokens
-from sglang_canopy.wire import replay_clock
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
 from launch_server import cpu_arguments, free_port, serving

@@ -15,6 +15,7 @@ import sglang
 
 from canopy_chunks.plugin import entry as plugin
 from canopy_chunks.plugin import hooks as documents
+from canopy_lab.live.replay import forced_output, server_plugin
 from sglang_canopy.server.start import digests, seams
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -72,7 +73,8 @@ def test_the_page_counts_what_there_is() -> None:
     replaced = re.findall(r"^- `(UnifiedTreeCore|FullComponent)`: (.+)$", PAGE, re.M)
     names = {f"{owner}.{name}" for owner, some in replaced for name in re.findall(r"`(\w+)`", some)}
     assert names <= {*table[CORE]["names"], *table[FULL]["names"]}
-    hooks = len([*seams.SEAMS, *plugin.SEAMS, *documents.SEAMS])
+    addons = [*plugin.ADDON.seams, *server_plugin.ADDON.seams]
+    hooks = len([*seams.SEAMS, *addons, *documents.SEAMS, *forced_output.SEAMS])
     assert f"1 of {hooks} hooks" in PAGE
     assert f"{len(names)} of the {known} functions" in PAGE
 

@@ -14,13 +14,13 @@ from canopy_chunks.server.http.limits import DocumentLimits
 from canopy_chunks.text.documents import Documents
 from canopy_chunks.text.find import Finder
 from canopy_chunks.text.variants import Heads
+from canopy_lab.live.replay.replay_clock import ReplayClock
 from sglang_canopy.config.server_options import RequestOptions
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.request.access import Refused
 from sglang_canopy.server.http import entry
 from sglang_canopy.server.http.explain import Explaining
 from sglang_canopy.wire.hints import Waiting
-from sglang_canopy.wire.replay_clock import ReplayClock
 from support.containers import entries
 
 TOKENS = 80

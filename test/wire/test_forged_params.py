@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_canopy.config.server_options import ATTRIBUTE, RequestOptions, ServerOptions
+from canopy_lab.live.replay import forced_output
+from canopy_lab.live.replay.forced_output import ATTRIBUTE as FORCED
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.server.scheduler import forced_output
 from sglang_canopy.wire.stamp import FIELDS, MARKER_KEY, STAMP_KEY, client_fields
 from support.live_tree import LiveTree, check, fake_req
 
@@ -85,11 +85,7 @@ class Req:
 
 
 def test_a_forged_forced_output_is_ignored() -> None:
-    scheduler = SimpleNamespace(
-        server_args=SimpleNamespace(
-            **{ATTRIBUTE: ServerOptions(RequestOptions(forced_output=True))}
-        )
-    )
+    scheduler = SimpleNamespace(server_args=SimpleNamespace(**{FORCED: True}))
     for value in (7, "text", {"a": 1}, [1.5], [[1]], [-1], None):
         req = Req()
         req.sampling_params = SimpleNamespace(custom_params={forced_output.KEY: value})

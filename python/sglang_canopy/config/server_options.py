@@ -26,13 +26,6 @@ GATE_FLAG = "--canopy-session-gate"
 class RequestOptions:
     """Flags for requests: allowed fields, tenants and conversations, and session admission."""
 
-    forced_output: bool = declare(
-        False,
-        "--canopy-enable-forced-output",
-        "Make responses consist of the token ids in custom_params.canopy_force_output. For "
-        "replaying traces; keep it off in production.",
-        hidden=True,
-    )
     client_hints: str = declare(
         client_hints.ON,
         client_hints.FLAG,

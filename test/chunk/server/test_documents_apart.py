@@ -29,6 +29,7 @@ if sys.argv[1:]:
     prepare_server_args(["--model-path", sys.argv[1], "--radix-eviction", "wa", *sys.argv[2:]])
 from prometheus_client import REGISTRY
 from canopy_chunks.plugin import entry as plugin
+from canopy_lab.live.replay import server_plugin
 hooks = sys.modules.get("canopy_chunks.plugin.hooks")
 names = [name for name in sys.modules if name.startswith("canopy_chunks")]
 series = "canopy_chunks.plugin.series" in sys.modules
@@ -38,8 +39,9 @@ print(json.dumps({
     "in_place": hooks and all(seam.is_in_place() for seam in hooks.SEAMS),
     "handled": messages.receive(Scheduler(), [messages.CHUNKS.key("pin:x:")]) if hooks else None,
     "callbacks": callbacks,
-    "flag": all(seam.is_in_place() for seam in plugin.SEAMS),
-    "child": os.environ.get(plugin.VARIABLE),
+    "forced": [seam.is_in_place() for seam in server_plugin.SEAMS],
+    "flag": all(seam.is_in_place() for seam in plugin.ADDON.seams),
+    "child": os.environ.get(plugin.ADDON.variable),
 }))
 """
 
@@ -77,10 +79,14 @@ def test_a_server_without_documents_has_only_their_flag(tiny_model: Path, argume
     assert found["modules"] == DOOR
     assert (found["in_place"], found["callbacks"], found["child"]) == (None, 0, None)
     assert found["flag"]
+    assert not any(found["forced"])
 
 
 def test_the_launching_process_and_its_children_have_every_hook(tiny_model: Path) -> None:
-    found = facts(str(tiny_model), "--canopy-chunks", "on")
+    flags = ("--canopy-chunks", "on", "--canopy-enable-forced-output")
+    found = facts(str(tiny_model), *flags)
     assert (found["in_place"], found["callbacks"], found["child"]) == (True, 2, "1")
-    child = facts(CANOPY_CHUNKS_INSTALL="1")
+    assert all(found["forced"])
+    child = facts(CANOPY_INSTALL_DOCUMENTS="1")
     assert (child["in_place"], child["callbacks"]) == (True, 2)
+    assert not any(child["forced"])

@@ -77,8 +77,8 @@ def test_other_wrong_fields_are_refused(given: dict) -> None:
 
 def parsed(*argv: str) -> options.Options | None:
     parser = argparse.ArgumentParser()
-    plugin.add_flag(None, parser)
-    plugin.add_flag(None, parser)  # twice is once
+    plugin.ADDON.add_flags(None, parser)
+    plugin.ADDON.add_flags(None, parser)  # twice is once
     server_args = argparse.Namespace(tp_size=1)
     plugin.keep_options(server_args, parser.parse_args(argv))
     return getattr(server_args, plugin.ATTRIBUTE)

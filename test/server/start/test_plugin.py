@@ -291,7 +291,7 @@ def test_host_memory_as_a_buffer_only_is_taken_above_our_disk_tier(tiny_model: P
         "from sglang.srt.server_args import prepare_server_args;"
         "a = prepare_server_args(sys.argv[1:]);"
         "print(a.hicache_host_memory_mode, a.hicache_storage_backend, "
-        "a._canopy_options.requests.client_hints, a._canopy_options.requests.forced_output)"
+        "a._canopy_options.requests.client_hints)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, *argv], capture_output=True, text=True, timeout=200

@@ -22,13 +22,12 @@ from typing import Any
 import aiohttp
 import numpy as np
 
-from canopy_lab.live.replay import client, options, outcome
+from canopy_lab.live.replay import client, options, outcome, replay_clock
 from canopy_lab.live.replay.schedule import ReplayRequest, Schedule
 from canopy_lab.live.replay.upstream import replaced
 from canopy_lab.trace.materialise import Materialiser, middle_tokens, usable_tokens
 from sglang_canopy import SGLANG_VERSION, __version__
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.wire import replay_clock
 from sglang_canopy.wire.stamp import FORCE_OUTPUT
 
 _TIMEOUT_S = 6 * 3600

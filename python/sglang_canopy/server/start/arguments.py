@@ -109,11 +109,6 @@ def _meter(args: Any, ours: bool, by_auto: bool) -> MeterOptions | None:
 
 
 def _check_requests(server_args: Any, requests: RequestOptions) -> None:
-    if requests.forced_output and server_args.speculative_algorithm:
-        raise CanopyError(
-            "--canopy-enable-forced-output: speculative decoding samples several tokens at once; "
-            "drop one"
-        )
     client_hints.rule_of(requests.client_hints, server_args.admin_api_key)
 
 

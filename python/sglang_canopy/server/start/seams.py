@@ -9,7 +9,6 @@ from sglang_canopy.policy.registry import AUTO, live_names
 from sglang_canopy.server.http import early_checks, entry, routes, shutdown
 from sglang_canopy.server.scheduler import (
     arrivals,
-    forced_output,
     queue,
     received,
     session_gate,
@@ -280,12 +279,8 @@ SEAMS = (
         Seam(*hook, purpose="key KV on disk by the weights that computed it")
         for hook in weights.HOOKS
     ),
-    *(
-        Seam(target, "after", hook, names, "`--canopy-enable-forced-output`, for replayed traces")
-        for target, hook, names in forced_output.HOOKS
-    ),
 )
-"""All hooks on SGLang's functions, except the hooks of ``canopy_chunks``."""
+"""All hooks on SGLang's functions, except the hooks of further plugins (``addon.py``)."""
 
 RELIED_ON = (
     _SRT + "managers.schedule_policy.PrefillAdder.add_one_req",

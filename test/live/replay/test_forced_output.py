@@ -5,12 +5,10 @@ from typing import Any
 
 import pytest
 
-from sglang_canopy.config.server_options import RequestOptions, ServerOptions
+from canopy_lab.live.replay import forced_output, replay_clock
+from canopy_lab.live.replay.forced_output import ATTRIBUTE, Forced, check, replacements
+from canopy_lab.live.replay.replay_clock import ReplayClock
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.server.scheduler import forced_output
-from sglang_canopy.server.scheduler.forced_output import Forced, check, replacements
-from sglang_canopy.wire import replay_clock
-from sglang_canopy.wire.replay_clock import ReplayClock
 
 TABLE = {"a": Forced(10, [100, 101, 102]), "b": Forced(4, [7])}
 
@@ -43,20 +41,15 @@ class Req:
         self.sampling_params = types.SimpleNamespace(custom_params=custom)
 
 
-def test_a_server_without_the_flag_remembers_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_server_without_the_flag_remembers_nothing() -> None:
     req = Req("r", {forced_output.KEY: [5]})
     scheduler = types.SimpleNamespace(server_args=types.SimpleNamespace())
     forced_output.request_created(req, scheduler)
     assert len(forced_output.running) == 0
-    assert "--canopy-enable-forced-output" in caplog.text
 
 
 def test_a_finished_request_is_forgotten_with_its_object() -> None:
-    scheduler = types.SimpleNamespace(
-        server_args=types.SimpleNamespace(
-            _canopy_options=ServerOptions(RequestOptions(forced_output=True))
-        )
-    )
+    scheduler = types.SimpleNamespace(server_args=types.SimpleNamespace(**{ATTRIBUTE: True}))
     req = Req("r", {forced_output.KEY: [5]})
     forced_output.request_created(req, scheduler)
     assert forced_output.running["r"] == Forced(3, [5])
@@ -66,11 +59,7 @@ def test_a_finished_request_is_forgotten_with_its_object() -> None:
 
 def test_sampled_tokens_are_written_over() -> None:
     torch = pytest.importorskip("torch")
-    scheduler = types.SimpleNamespace(
-        server_args=types.SimpleNamespace(
-            _canopy_options=ServerOptions(RequestOptions(forced_output=True))
-        )
-    )
+    scheduler = types.SimpleNamespace(server_args=types.SimpleNamespace(**{ATTRIBUTE: True}))
     req = Req("r", {forced_output.KEY: [5, 6]})
     forced_output.request_created(req, scheduler)
     batch = types.SimpleNamespace(
@@ -84,12 +73,10 @@ def test_sampled_tokens_are_written_over() -> None:
 
 def test_every_hook_names_a_function_that_takes_these_parameters() -> None:
     pytest.importorskip("sglang")
-    import inspect
-    import pkgutil
+    from sglang_canopy.server.start import self_check
 
-    for target, _, parameters in forced_output.HOOKS:
-        function = inspect.unwrap(pkgutil.resolve_name(target))
-        assert tuple(inspect.signature(function).parameters)[: len(parameters)] == parameters
+    for seam in forced_output.SEAMS:
+        self_check.check_signature(seam)
 
 
 def test_a_replays_clock_starts_where_the_server_is_and_never_goes_back() -> None:

@@ -13,22 +13,26 @@ writes it over the sampled ids. Every tensor-parallel rank has the same list, so
 from __future__ import annotations
 
 import contextlib
-import logging
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sglang_canopy.config.server_options import options_of
+from canopy_lab.live.replay import replay_clock
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.wire import replay_clock
+from sglang_canopy.server.start.seam import Seam
 from sglang_canopy.wire.params import own_params
 from sglang_canopy.wire.stamp import FORCE_OUTPUT, STAMP_KEY
 
-logger = logging.getLogger(__name__)
-
 KEY = FORCE_OUTPUT
+ATTRIBUTE = "_canopy_forced_output"
+"""Attribute of ``ServerArgs``: whether outputs are forced."""
 
 _ANY_TOKEN = 1 << 31
+
+
+def is_on(server_args: Any) -> bool:
+    """Return whether a server's outputs may be forced."""
+    return getattr(server_args, ATTRIBUTE, False)
 
 
 class Forced(NamedTuple):
@@ -94,17 +98,10 @@ running = _Requests()
 def request_created(req: Any, scheduler: Any, *_: Any, **__: Any) -> None:
     """Hook after ``Scheduler._create_generation_req``: note a request with forced output."""
     given = own_params(req)
-    if KEY in given:
-        if options_of(scheduler.server_args).requests.forced_output:
-            with contextlib.suppress(CanopyError):  # the HTTP entry has refused an invalid list
-                check(given, _ANY_TOKEN)
-                running.add(req)
-        else:
-            logger.warning(
-                "a request gives %s, which this server ignores: it was started without "
-                "--canopy-enable-forced-output",
-                KEY,
-            )
+    if KEY in given and is_on(scheduler.server_args):
+        with contextlib.suppress(CanopyError):  # the HTTP entry has refused an invalid list
+            check(given, _ANY_TOKEN)
+            running.add(req)
 
 
 def verified(_result: None, params: Any, vocab_size: int) -> None:
@@ -124,7 +121,7 @@ def verified(_result: None, params: Any, vocab_size: int) -> None:
 def _enabled_here() -> bool:
     from sglang.srt.runtime_context import get_server_args
 
-    return options_of(get_server_args()).requests.forced_output
+    return is_on(get_server_args())
 
 
 def sampled(next_token_ids: Any, _runner: Any, _logits: Any, batch: Any) -> Any:
@@ -147,28 +144,19 @@ def sampled(next_token_ids: Any, _runner: Any, _logits: Any, batch: Any) -> Any:
 
 _SRT = "sglang.srt."
 
-HOOKS: tuple[tuple[str, Callable[..., Any], tuple[str, ...]], ...] = (
-    (
-        _SRT + "managers.scheduler.Scheduler._create_generation_req",
-        request_created,
-        ("self", "recv_req"),
-    ),
-    (_SRT + "sampling.sampling_params.SamplingParams.verify", verified, ("self", "vocab_size")),
-    (
-        _SRT + "model_executor.model_runner.ModelRunner.sample",
-        sampled,
-        ("self", "logits_output", "forward_batch"),
-    ),
+SEAMS = tuple(
+    Seam(target, "after", hook, names, "force outputs, for replayed traces")
+    for target, hook, names in (
+        (
+            _SRT + "managers.scheduler.Scheduler._create_generation_req",
+            request_created,
+            ("self", "recv_req"),
+        ),
+        (_SRT + "sampling.sampling_params.SamplingParams.verify", verified, ("self", "vocab_size")),
+        (
+            _SRT + "model_executor.model_runner.ModelRunner.sample",
+            sampled,
+            ("self", "logits_output", "forward_batch"),
+        ),
+    )
 )
-"""``(target, after hook, leading parameters)``, for the plugin's table of seams."""
-
-
-def install(registry: Any) -> None:
-    """Register the hooks with SGLang's ``HookRegistry``.
-
-    They act only on a server started with ``--canopy-enable-forced-output``.
-    """
-    from sglang.srt.plugins.hook_registry import HookType
-
-    for target, hook, _ in HOOKS:
-        registry.register(target, hook, HookType.AFTER)

@@ -1,0 +1,42 @@
+"""A server's part of a replay, as a plugin: it generates the trace's tokens, by the trace's clock.
+
+Without ``--canopy-enable-forced-output`` it only adds that flag.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from canopy_lab.live.replay.forced_output import ATTRIBUTE, SEAMS
+from sglang_canopy.declared import declare
+from sglang_canopy.server.start.addon import Addon
+from sglang_canopy.server.start.self_check import stop
+
+FLAG = "--canopy-enable-forced-output"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayFlags:
+    """The one flag for replays."""
+
+    forced_output: bool = declare(
+        False,
+        FLAG,
+        "Make responses consist of the token ids in custom_params.canopy_force_output. For "
+        "replaying traces; keep it off in production.",
+        hidden=True,
+    )
+
+
+def keep(server_args: Any, args: Any) -> bool:
+    """Store the flag with the arguments, and return it."""
+    on = bool(getattr(args, "canopy_enable_forced_output", False))
+    setattr(server_args, ATTRIBUTE, on)
+    if on and server_args.speculative_algorithm:
+        stop(f"{FLAG}: speculative decoding samples several tokens at once; drop one")
+    return on
+
+
+ADDON = Addon("replay", ReplayFlags, keep, lambda: SEAMS)
+load, load_for_help = ADDON.load, ADDON.load_for_help

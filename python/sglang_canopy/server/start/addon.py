@@ -1,0 +1,113 @@
+"""Further plugins: a server without their flag has none of their hooks.
+
+The launching process installs the hooks when its command line has the flag. Its children inherit a
+variable, and register the hooks when SGLang loads plugins.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+from sglang_canopy import declared
+from sglang_canopy.server.start import plugin
+from sglang_canopy.server.start.seam import Seam
+from sglang_canopy.server.start.self_check import check_in_place, check_signature, stop
+
+_SERVER_ARGS = "sglang.srt.server_args.ServerArgs."
+
+
+class Addon:
+    """One further plugin.
+
+    ``flags``: a class of declared options; the first is the flag. ``keep``: checks the parsed
+    arguments, stores options on the ``ServerArgs``, and returns whether the server has the feature.
+    ``hooks``: imports and returns the other hooks.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        flags: type,
+        keep: Callable[[Any, Any], bool],
+        hooks: Callable[[], tuple[Seam, ...]],
+    ) -> None:
+        self.name, self.flags, self._keep, self._hooks = name, flags, keep, hooks
+        _, option = next(declared.declared(flags))
+        self._flag = option.flag or ""
+        self.variable = f"CANOPY_INSTALL_{name.upper()}"
+        """Environment variable that is set for the children of a server with the feature."""
+        self.seams = (
+            Seam(
+                _SERVER_ARGS + "add_cli_args",
+                "after",
+                self.add_flags,
+                ("parser",),
+                f"add `{self._flag}`",
+            ),
+            Seam(
+                _SERVER_ARGS + "from_cli_args",
+                "after",
+                self._parsed,
+                ("cls", "args"),
+                f"check `{self._flag}`, and install its hooks if it is given",
+            ),
+        )
+        """Hooks on every server with this plugin."""
+        self._loaded = False
+
+    def load(self) -> None:
+        """Register the flag's hooks, or all in a child of a server with the feature (entry point
+        ``sglang.srt.plugins``). Idempotent."""
+        if self._loaded:
+            return
+        self._loaded = True
+        plugin.load()  # Canopy's own hooks come first, inside these
+        try:
+            for seam in (*self.seams, *(self._hooks() if os.environ.get(self.variable) else ())):
+                check_signature(seam)
+                seam.register()
+        except Exception as error:
+            stop(f"could not load canopy_{self.name} ({type(error).__name__}: {error})")
+
+    def load_for_help(self) -> None:
+        """Add the flag to ``sglang serve --help`` (entry point ``sglang.srt.platforms``)."""
+
+        def add(result: Any, parser: argparse.ArgumentParser) -> None:
+            if "--radix-eviction-policy" in parser._option_string_actions:
+                self.add_flags(result, parser)
+
+        plugin.add_to_help(add)
+
+    def add_flags(self, _result: Any, parser: argparse.ArgumentParser, *_: Any) -> None:
+        """Hook after ``ServerArgs.add_cli_args``."""
+        if self._flag not in parser._option_string_actions:
+            declared.add_flags(parser.add_argument_group(f"canopy {self.name}"), self.flags)
+
+    def _parsed(self, server_args: Any, _cls: Any, args: Any, *_: Any, **__: Any) -> None:
+        """Hook after ``ServerArgs.from_cli_args``."""
+        check_in_place(self.seams)
+        if not self._keep(server_args, args):
+            os.environ.pop(self.variable, None)
+            return
+        os.environ[self.variable] = "1"
+        _install(self._hooks(), f"canopy_{self.name}")
+
+
+def _install(seams: tuple[Seam, ...], name: str) -> None:
+    """Install hooks after SGLang has installed all others. Idempotent."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookSource, HookType
+
+    if not all(seam.is_in_place() for seam in seams):
+        source = HookSource(name, "sglang-canopy")
+        targets = defaultdict(list)
+        for seam in seams:
+            check_signature(seam)
+            targets[seam.target].append((HookType(seam.kind), seam.registered, source))
+        for target, hooks in targets.items():
+            # NOTE: ``apply_hooks`` skips functions that have hooks already.
+            HookRegistry._apply_target(target, hooks)
+    check_in_place(seams)
