@@ -13,8 +13,7 @@ import numpy as np
 
 from canopy_lab.characterize.observe import Observation
 from canopy_lab.characterize.reuse_time import MOST_CATEGORIES, Ages, policy_bins, tally
-from sglang_canopy.reuse.bins import BINS, EDGES
-from sglang_canopy.reuse.survival import survival_curve
+from sglang_canopy.reuse.survival import BINS, EDGES, survival_curve
 
 LEAN = 20.0
 """Blocks at risk that the curve of all categories counts for in one category's curve."""

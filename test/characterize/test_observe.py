@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from canopy_lab.characterize.observe import FINE_EDGES, TOP_TURN, edges_within, observe
 from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.reuse.bins import EDGES
+from sglang_canopy.reuse.survival import EDGES
 from support.tiny_traces import TWO_TALKS, ask
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from canopy_lab.cli.main import main
-from sglang_canopy.request.owner import METADATA
+from sglang_canopy.request.sent import METADATA
 from support.gateways import MODULES, post, running, skip_without
 
 ANSWER = 4

@@ -3,7 +3,7 @@
 import pytest
 
 from sglang_canopy.config.tiers import TreeSettings
-from sglang_canopy.policy.cut import QUANTUM_TOKENS, tokens_kept
+from sglang_canopy.policy.base import QUANTUM_TOKENS, tokens_kept
 
 
 @pytest.mark.parametrize(

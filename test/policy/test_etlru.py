@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 from sglang_canopy.policy.block_tree import RadixTree
 from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.records import Leaf, Request
-from sglang_canopy.reuse.bins import BINS, TOKEN_BINS, token_bin
 from sglang_canopy.reuse.exponential import Exponential
+from sglang_canopy.reuse.survival import BINS, TOKEN_BINS, token_bin
 
 LABEL = "default|-|turn1|out<64"
 

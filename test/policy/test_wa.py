@@ -8,7 +8,7 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.block_tree import Evicted, RadixTree
 from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.records import Leaf, Request
-from sglang_canopy.reuse.bins import BINS
+from sglang_canopy.reuse.survival import BINS
 
 
 def leaf_of(policy, label, time, *, offset=0, hits=1, turn=1, now=None, **said):

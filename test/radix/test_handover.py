@@ -3,7 +3,7 @@
 import pytest
 from test_exchange import POLICIES, nodes, prompts, to
 
-from sglang_canopy.radix.leaf import NodeLeaf
+from sglang_canopy.radix.live_request import NodeLeaf
 from support.hybrid_tree import HybridTree
 from support.live_tree import LiveTree, check
 

@@ -10,9 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from canopy_lab.live.top.explained import missed_in_words
 from sglang_canopy.radix import departures
-from sglang_canopy.radix.block_facts import BlockMap, Visit, fitted
 from sglang_canopy.radix.explain import explain
-from sglang_canopy.radix.missed import MAX_TENANTS, Missed
+from sglang_canopy.radix.missed import MAX_TENANTS, BlockMap, Missed, Visit, fitted
 from sglang_canopy.storage.page_table import PAGES
 from sglang_canopy.tenant import tenant_of
 from support.disk_tree import DiskTree

@@ -14,9 +14,8 @@ from sglang.srt.mem_cache.unified_cache.components import BASE_COMPONENT_TYPE
 from sglang.srt.mem_cache.unified_cache.tree_core_registry import register_tree_core_backend
 from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
 
-from sglang_canopy.radix import key_cursor
-from sglang_canopy.radix.key_cursor import CappedKey, KeyCursor
-from sglang_canopy.radix.offset_walk import OffsetWalkCore
+from sglang_canopy.radix import offset_walk
+from sglang_canopy.radix.offset_walk import CappedKey, KeyCursor, OffsetWalkCore
 from support.live_tree import LiveTree
 
 SLOTS = 4096
@@ -183,7 +182,7 @@ def test_a_cursor_advances_as_far_as_sglangs_match(case, page, pairs, before) ->
     if len(key) <= before or not len(stored):
         return
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(key_cursor, "_AT_ONCE", at_once)
+        patch.setattr(offset_walk, "_AT_ONCE", at_once)
         cursor = KeyCursor(key, page)
         cursor.offset = before
         assert cursor.advance(node) == stored.match_at(key, before, page)

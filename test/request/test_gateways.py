@@ -15,10 +15,9 @@ from starlette.requests import Request as HttpRequest
 from canopy_lab.cli import hint
 from canopy_lab.cli.main import main
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.request import owner
+from sglang_canopy.request import sent
 from sglang_canopy.request.identity import Identities, sources_of
-from sglang_canopy.request.owner import METADATA, RequireTenant
-from sglang_canopy.request.sent import body_of, headers_of
+from sglang_canopy.request.sent import METADATA, RequireTenant, body_of, headers_of
 from sglang_canopy.server.http import entry
 from sglang_canopy.wire.stamp import STAMP_KEY
 from support.gateways import Worker, post, running
@@ -140,7 +139,7 @@ BOTH = "metadata,headers"
 
 
 def set_tenant(obj: SimpleNamespace, request: HttpRequest, carriers: str = "none") -> None:
-    owner.set_tenant(obj, headers_of(request), body_of(request), carriers)
+    sent.set_tenant(obj, headers_of(request), body_of(request), carriers)
 
 
 def test_metadata_and_headers_name_the_tenant_of_a_request() -> None:

@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang_canopy.records import Request
-from sglang_canopy.reuse.bins import BINS, TOKEN_BINS, age_bin
 from sglang_canopy.reuse.categories import Categories
 from sglang_canopy.reuse.exponential import ExponentialModel
 from sglang_canopy.reuse.hint_trust import MAX_TENANTS, OTHERS
 from sglang_canopy.reuse.learner import ReuseModel
+from sglang_canopy.reuse.survival import BINS, TOKEN_BINS, age_bin
 
 
 def serve(model, time, path, *, tokens=None, finish=True, block_tokens=1, **said):

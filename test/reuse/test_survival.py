@@ -4,8 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_canopy.reuse.bins import BINS, EDGES, age_bin, token_bin
-from sglang_canopy.reuse.survival import gittins_rank, survival_curve
+from sglang_canopy.reuse.survival import (
+    BINS,
+    EDGES,
+    age_bin,
+    gittins_rank,
+    survival_curve,
+    token_bin,
+)
 
 
 def counts(**by_bin):

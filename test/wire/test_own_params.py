@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from sglang_canopy.wire.params import own_params
-from sglang_canopy.wire.stamp import ADDED, FIELDS, FORCE_OUTPUT, MARKER_KEY, STAMP_KEY
+from sglang_canopy.wire.stamp import ADDED, FIELDS, FORCE_OUTPUT, MARKER_KEY, STAMP_KEY, own_params
 
 OWN = (*FIELDS, FORCE_OUTPUT, MARKER_KEY, STAMP_KEY, "canopy_replay_clock", "canopy_chunks")
 

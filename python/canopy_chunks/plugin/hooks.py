@@ -12,7 +12,7 @@ from canopy_chunks.plugin import series
 from canopy_chunks.plugin import usage as usage_of
 from canopy_chunks.plugin.refusals import ATTRIBUTE
 from sglang_canopy.config import server_options
-from sglang_canopy.request import owner
+from sglang_canopy.request import sent
 from sglang_canopy.request.sent import body_of, headers_of
 from sglang_canopy.server.scheduler import arrivals
 from sglang_canopy.server.start.seam import Seam
@@ -140,7 +140,7 @@ def _prepare(manager: Any, obj: Any, request: Any = None, *_: Any, **__: Any) ->
 
         carriers = server_options.options_of(manager.server_args).requests.carriers
         # Documents belong to the tenant named in any of these carriers.
-        owner.set_tenant(obj, headers_of(request), body_of(request), carriers)
+        sent.set_tenant(obj, headers_of(request), body_of(request), carriers)
         entry.prepare(manager, obj, on)
 
 

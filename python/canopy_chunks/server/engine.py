@@ -48,8 +48,7 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.storage.weights import WEIGHTS
 from sglang_canopy.tenant import namespace_of, tenant_of_req
 from sglang_canopy.wire.document_names import BOUNDS
-from sglang_canopy.wire.params import own_params
-from sglang_canopy.wire.stamp import read_stamp
+from sglang_canopy.wire.stamp import own_params, read_stamp
 
 
 class ChunkEngine:

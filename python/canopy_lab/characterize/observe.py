@@ -15,7 +15,7 @@ import numpy as np
 
 from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.reuse.bins import EDGES
+from sglang_canopy.reuse.survival import EDGES
 
 PARTS = 4
 """Age bins of the charts per bin of the policies (``reuse.bins``)."""

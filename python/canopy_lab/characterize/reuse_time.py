@@ -17,8 +17,7 @@ from canopy_lab.characterize.observe import (
     Observation,
     edges_within,
 )
-from sglang_canopy.reuse.bins import BINS, EDGES
-from sglang_canopy.reuse.survival import survival_curve
+from sglang_canopy.reuse.survival import BINS, EDGES, survival_curve
 
 MOST_CATEGORIES = 8
 

@@ -21,7 +21,7 @@ from typing import Any
 from sglang_canopy.declared import declare
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.request.client_hints import GATEWAY_HEADER, gateway_secret
-from sglang_canopy.request.owner import HEADERS
+from sglang_canopy.request.sent import HEADERS
 from sglang_canopy.wire.stamp import client_fields
 
 TIMEOUT_S = 10.0

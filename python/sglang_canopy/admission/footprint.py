@@ -13,8 +13,8 @@ from bisect import bisect_left
 from collections.abc import Hashable, Sequence
 
 from sglang_canopy.admission.session import Session
-from sglang_canopy.reuse.bins import BINS, EDGES, age_bin
 from sglang_canopy.reuse.learner import ReuseModel, mean_growth
+from sglang_canopy.reuse.survival import BINS, EDGES, age_bin
 
 _NEWEST = 0.05
 """Weight of the newest output in the mean."""

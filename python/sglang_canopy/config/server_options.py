@@ -15,7 +15,7 @@ from sglang_canopy.config.queue import QueueFlags
 from sglang_canopy.config.tiers import TierOptions
 from sglang_canopy.config.whatif import MeterOptions
 from sglang_canopy.declared import declare, keyed
-from sglang_canopy.request import client_hints, identity, owner
+from sglang_canopy.request import client_hints, identity, sent
 
 ATTRIBUTE = "_canopy_options"
 """Attribute of the options on ``ServerArgs``."""
@@ -46,21 +46,21 @@ class RequestOptions:
         hidden=True,
     )
     require_tenant: str = declare(
-        owner.OFF,
-        owner.FLAG,
+        sent.OFF,
+        sent.FLAG,
         "For requests without a tenant (cache_salt, extra_key): off warns once if other requests "
         "name one, warn warns once in any case, on answers 400.",
-        choices=owner.MODES,
+        choices=sent.MODES,
         hidden=True,
     )
     carriers: str = declare(
-        owner.NO_CARRIERS,
-        owner.CARRIERS_FLAG,
+        sent.NO_CARRIERS,
+        sent.CARRIERS_FLAG,
         "Where else a request may name its tenant, behind gateways that drop the body's fields: "
-        f"metadata ({owner.METADATA['cache_salt']}, {owner.METADATA['extra_key']}, and our other "
-        f"keys), headers ({owner.HEADERS['cache_salt']}, {owner.HEADERS['extra_key']}), or both. "
+        f"metadata ({sent.METADATA['cache_salt']}, {sent.METADATA['extra_key']}, and our other "
+        f"keys), headers ({sent.HEADERS['cache_salt']}, {sent.HEADERS['extra_key']}), or both. "
         "Your outermost gateway must overwrite those places.",
-        choices=owner.CARRIERS,
+        choices=sent.CARRIERS,
         hidden=True,
     )
     session_gate: GateSettings = declare(

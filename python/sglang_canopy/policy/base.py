@@ -24,6 +24,30 @@ from typing import Any, ClassVar, NamedTuple
 
 from sglang_canopy.records import Leaf, Request
 
+QUANTUM_TOKENS = 64
+"""Default minimum of tokens that an eviction takes from a victim."""
+
+
+def tokens_kept(
+    length: int, keep: int, need: int, *, page: int, quantum: int, whole_nodes: bool
+) -> int:
+    """Return the number of leading tokens kept of a victim of ``length`` tokens, a multiple of
+    ``page``.
+
+    The rule of the live tree and of both simulators. ``keep``: tokens that the policy keeps, rounded up
+    to a page. ``need``: tokens still to be
+    freed. Evicts the needed tokens, but at least ``quantum``; with ``whole_nodes``, all tokens
+    except ``keep``. The last page is always evicted.
+    """
+    kept = -(-keep // page) * page
+    if not whole_nodes:
+        # Round down to whole pages: rounding up would leave a remainder, and cut another node.
+        spare = (length - (need if need > quantum else quantum)) // page * page
+        if spare > kept:
+            kept = spare
+    most = (length - 1) // page * page
+    return kept if kept < most else most
+
 
 class Victim(NamedTuple):
     """The leaf to evict, and the number of its first tokens to keep.

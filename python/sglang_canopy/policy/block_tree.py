@@ -16,8 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.policy.base import Policy
-from sglang_canopy.policy.cut import tokens_kept
+from sglang_canopy.policy.base import Policy, tokens_kept
 from sglang_canopy.policy.keep import TENANT_SHARE, TOTAL_SHARE, Keeps
 from sglang_canopy.records import GATEWAY, Leaf, Request
 
@@ -60,7 +59,7 @@ class RadixTree:
     matched node; at the end of the request, ``stamp`` and ``unlock`` the leaf.
 
     ``quantum_tokens``: minimum of one cut (servers: 64). ``whole_nodes``: evict all of a victim
-    except its ``keep``, as SGLang's own eviction does (``policy/cut.py``). ``on_evict`` is called
+    except its ``keep``, as SGLang's own eviction does (``tokens_kept``). ``on_evict`` is called
     for every cut. ``optional_caching``: a request need not be cached. ``access`` then makes room
     afterwards, by the policy's choice among all leaves, including the request's own (arXiv
     2510.15152, Section 3 and Algorithm 1). A server cannot do that, since its KV is in memory

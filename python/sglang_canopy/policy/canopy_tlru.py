@@ -26,8 +26,8 @@ from sglang_canopy.policy.structures.end_queue import EndQueue
 from sglang_canopy.policy.structures.reranking import Reranking
 from sglang_canopy.policy.tail_target import TailTarget, only_one
 from sglang_canopy.records import Leaf, Request
-from sglang_canopy.reuse.bins import TOKEN_EDGES
 from sglang_canopy.reuse.learner import ReuseModel, mean_growth
+from sglang_canopy.reuse.survival import TOKEN_EDGES
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,15 +14,14 @@ from sglang.srt.disaggregation.kv_events import StorageMedium
 from sglang.srt.mem_cache.unified_cache.components import BASE_COMPONENT_TYPE
 from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
 
-from sglang_canopy.policy.cut import tokens_kept
+from sglang_canopy.policy.base import tokens_kept
 from sglang_canopy.radix.conversations import Conversations
 from sglang_canopy.radix.counters import CAPACITY, DEVICE, HOST, TRIM
 from sglang_canopy.radix.departures import Departures
 from sglang_canopy.radix.disk_tier import DiskTier
 from sglang_canopy.radix.evictable import EvictableLeaves
 from sglang_canopy.radix.exchange import Exchange
-from sglang_canopy.radix.leaf import NodeLeaf
-from sglang_canopy.radix.live_request import LiveRequest, RequestClock
+from sglang_canopy.radix.live_request import LiveRequest, NodeLeaf, RequestClock
 from sglang_canopy.radix.match_end import can_end_after
 from sglang_canopy.radix.offset_walk import OffsetWalkCore
 from sglang_canopy.radix.protected import ProtectedPaths
@@ -249,7 +248,7 @@ class CanopyTreeCore(OffsetWalkCore):
     def cut(self, node: UnifiedTreeNode, keep: int, need: int, actions: list) -> UnifiedTreeNode:
         """Split off the part of ``node`` to evict and return the node that holds it.
 
-        ``keep``: tokens that the policy keeps; ``need``: tokens to free. ``policy/cut.py`` decides
+        ``keep``: tokens that the policy keeps; ``need``: tokens to free. ``tokens_kept`` decides
         the number to evict, as in the simulators. A kept part that no request could use without the
         rest (``match_end.py``) is evicted too.
         """

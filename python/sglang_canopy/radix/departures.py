@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from sglang_canopy.radix.block_facts import BlockMap, Misses, Visit, fitted
 from sglang_canopy.radix.counters import DEVICE, DISK, HOST
 from sglang_canopy.radix.missed import (
     EVICTED,
@@ -27,10 +26,14 @@ from sglang_canopy.radix.missed import (
     OTHER_NAMESPACE,
     PARTIAL_PAGE,
     UNKNOWN,
+    BlockMap,
     Decision,
     Key,
     Left,
     Missed,
+    Misses,
+    Visit,
+    fitted,
     tier_name,
 )
 from sglang_canopy.thread_time import timed_method
@@ -38,9 +41,8 @@ from sglang_canopy.whatif.sampled_caches import block_number
 
 if TYPE_CHECKING:
     from sglang_canopy.radix.disk_tier import DiskTier
-    from sglang_canopy.radix.leaf import NodeLeaf
     from sglang_canopy.radix.live import LiveCache
-    from sglang_canopy.radix.live_request import LiveRequest
+    from sglang_canopy.radix.live_request import LiveRequest, NodeLeaf
 
 TIMES_THE_CACHE = 4
 """Blocks that are remembered, relative to the blocks that device and host hold."""

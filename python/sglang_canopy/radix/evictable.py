@@ -16,8 +16,7 @@ from sglang_canopy.policy.base import Policy
 from sglang_canopy.policy.next_victims import lowest_ranked
 from sglang_canopy.policy.structures.lazy_heap import LazyHeap
 from sglang_canopy.radix.handover import Handover
-from sglang_canopy.radix.leaf import NodeLeaf, set_offsets
-from sglang_canopy.radix.live_request import RequestClock
+from sglang_canopy.radix.live_request import NodeLeaf, RequestClock, set_offsets
 from sglang_canopy.radix.ttl_groups import HostExpiry
 from sglang_canopy.records import Leaf
 from sglang_canopy.ttl.table import TTLTable

@@ -11,7 +11,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from sglang_canopy.policy.base import Policy
-from sglang_canopy.radix.leaf import NodeLeaf
+from sglang_canopy.radix.live_request import NodeLeaf
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from sglang_canopy.config.tiers import TreeSettings
 from sglang_canopy.policy.awaited import Awaited
 from sglang_canopy.policy.keep import Keeps
-from sglang_canopy.radix.leaf import NodeLeaf, set_offsets
-from sglang_canopy.radix.live_request import LiveRequest, RequestClock
+from sglang_canopy.radix.live_request import LiveRequest, NodeLeaf, RequestClock, set_offsets
 from sglang_canopy.records import GATEWAY
 
 if TYPE_CHECKING:

@@ -10,13 +10,13 @@ from sglang.srt.constants import HEALTH_CHECK_RID_PREFIX
 from sglang_canopy.radix.conversations import Conversations
 from sglang_canopy.radix.counters import INVALID
 from sglang_canopy.radix.exchange import Exchange
-from sglang_canopy.radix.leaf import set_offsets
 from sglang_canopy.radix.live_request import (
     LiveRequest,
     RequestClock,
     complete,
     is_refused,
     live_request,
+    set_offsets,
 )
 from sglang_canopy.radix.parallel_samples import ParallelSamples
 from sglang_canopy.radix.tree import Tree

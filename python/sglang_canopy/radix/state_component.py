@@ -20,7 +20,7 @@ from sglang.srt.mem_cache.unified_cache.components.base import (
 from sglang.srt.mem_cache.unified_cache.components.mamba import MambaComponent
 
 from sglang_canopy.policy.states import State, StatePolicy
-from sglang_canopy.radix.leaf import set_offsets
+from sglang_canopy.radix.live_request import set_offsets
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode

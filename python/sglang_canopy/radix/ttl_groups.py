@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
     from sglang_canopy.config.tiers import TierOptions
-    from sglang_canopy.radix.leaf import NodeLeaf
+    from sglang_canopy.radix.live_request import NodeLeaf
     from sglang_canopy.records import Request
 
 

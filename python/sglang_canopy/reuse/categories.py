@@ -14,9 +14,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from sglang_canopy.reuse.bins import BINS, TOKEN_BINS
 from sglang_canopy.reuse.exponential import Exponential
 from sglang_canopy.reuse.requested_names import RequestedNames
+from sglang_canopy.reuse.survival import BINS, TOKEN_BINS
 
 ROOT = "*"
 OVERFLOW = "overflow"

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import accumulate
 
-from sglang_canopy.reuse.bins import BINS, EDGES, TOKEN_BINS
 from sglang_canopy.reuse.categories import Categories, Category
 from sglang_canopy.reuse.exponential import ExponentialModel, fit_exponential
 from sglang_canopy.reuse.shadow import ShadowIndex
-from sglang_canopy.reuse.survival import gittins_rank, survival_curve
+from sglang_canopy.reuse.survival import BINS, EDGES, TOKEN_BINS, gittins_rank, survival_curve
 
 SHRINK = 10.0
 """Weight of the coarser category's curve in a finer one, in tips at risk."""

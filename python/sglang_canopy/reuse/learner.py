@@ -14,7 +14,6 @@ from typing import Any
 
 from sglang_canopy.records import ABORT, Request
 from sglang_canopy.reuse import saved_curves
-from sglang_canopy.reuse.bins import BINS, age_bin, token_bin
 from sglang_canopy.reuse.categories import (
     Categories,
     Category,
@@ -26,8 +25,8 @@ from sglang_canopy.reuse.depth_price import UNKNOWN
 from sglang_canopy.reuse.exponential import ExponentialModel
 from sglang_canopy.reuse.fitting import fit
 from sglang_canopy.reuse.hint_trust import HintRecords, speaker
-from sglang_canopy.reuse.shadow import LastTips, ShadowIndex, full_blocks
-from sglang_canopy.reuse.tip import Tip
+from sglang_canopy.reuse.shadow import LastTips, ShadowIndex, Tip, full_blocks
+from sglang_canopy.reuse.survival import BINS, age_bin, token_bin
 
 _OWN_GAP_STEP = 0.5
 """Weight of the newest gap in a conversation's moving (geometric) average."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_canopy.disk.page import PageMeta
 from sglang_canopy.disk.store import DiskStore
-from sglang_canopy.radix.leaf import NodeLeaf, set_offsets
+from sglang_canopy.radix.live_request import NodeLeaf, set_offsets
 from sglang_canopy.radix.tree import Tree
 from sglang_canopy.storage.agreement import first_ranks, runs_of
 from sglang_canopy.storage.disk_retry import Attachment, DiskRetry

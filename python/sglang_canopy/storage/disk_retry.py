@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from sglang_canopy.radix.leaf import NodeLeaf, set_offsets
+from sglang_canopy.radix.live_request import NodeLeaf, set_offsets
 from sglang_canopy.radix.tree import Tree
 from sglang_canopy.storage.page_metadata import metadata_of
 from sglang_canopy.storage.page_table import PAGES

@@ -10,8 +10,7 @@ import dataclasses
 import operator
 
 from sglang_canopy.disk.page import PageMeta
-from sglang_canopy.radix.leaf import NodeLeaf
-from sglang_canopy.radix.live_request import LiveRequest
+from sglang_canopy.radix.live_request import LiveRequest, NodeLeaf
 from sglang_canopy.records import Request, copy_record
 from sglang_canopy.wire.stamp import MAX_KEEP_S
 

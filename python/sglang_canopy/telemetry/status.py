@@ -21,7 +21,7 @@ from sglang_canopy.radix.counters import (
     Counters,
     Row,
 )
-from sglang_canopy.reuse.bins import EDGES
+from sglang_canopy.reuse.survival import EDGES
 from sglang_canopy.telemetry.holdings import Holdings
 from sglang_canopy.telemetry.limit_series import hint_rows, limits
 from sglang_canopy.telemetry.prefill_seconds import PrefillSeconds, status_of

@@ -18,7 +18,7 @@ from canopy_chunks.text.documents import Document, document_name
 from canopy_chunks.text.find import inner
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.request import access
-from sglang_canopy.request.owner import tenant_fields
+from sglang_canopy.request.sent import tenant_fields
 from sglang_canopy.tenant import tenant_of
 
 MAX_BODY_BYTES = 16 << 20

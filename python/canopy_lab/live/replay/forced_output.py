@@ -20,8 +20,7 @@ from typing import Any, NamedTuple
 from canopy_lab.live.replay import replay_clock
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.server.start.seam import Seam
-from sglang_canopy.wire.params import own_params
-from sglang_canopy.wire.stamp import FORCE_OUTPUT, STAMP_KEY
+from sglang_canopy.wire.stamp import FORCE_OUTPUT, STAMP_KEY, own_params
 
 KEY = FORCE_OUTPUT
 ATTRIBUTE = "_canopy_forced_output"

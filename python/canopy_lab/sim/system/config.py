@@ -13,7 +13,7 @@ from canopy_lab.sim.system.tier_spec import TierSpec, check_number
 from canopy_lab.sim.system.waiting import WAITING_PREFIXES
 from canopy_lab.sim.system.write_policy import WRITE_POLICIES
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.policy.cut import QUANTUM_TOKENS
+from sglang_canopy.policy.base import QUANTUM_TOKENS
 from sglang_canopy.policy.registry import make_policy
 
 ROUTINGS = ("round-robin", "least-loaded", "prefix-aware")

@@ -10,8 +10,7 @@ from typing import Any
 
 from canopy_lab.sim.system.expiry import Expiry
 from canopy_lab.sim.system.nodes import DEVICE, HOST, NOWHERE, TierNode, TierNodes
-from sglang_canopy.policy.base import Policy
-from sglang_canopy.policy.cut import QUANTUM_TOKENS, tokens_kept
+from sglang_canopy.policy.base import QUANTUM_TOKENS, Policy, tokens_kept
 from sglang_canopy.records import Leaf, Request
 
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from sglang_canopy.policy.structures.end_queue import EndQueue, Entry
 from sglang_canopy.records import Leaf
-from sglang_canopy.reuse.bins import BINS, EDGES, age_bin
 from sglang_canopy.reuse.categories import Category
+from sglang_canopy.reuse.survival import BINS, EDGES, age_bin
 
 _NEVER = math.inf
 

@@ -12,12 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sglang_canopy.config.server_options import RequestOptions, options_of
-from sglang_canopy.request import kv_hints, owner
+from sglang_canopy.request import kv_hints, sent
 from sglang_canopy.request.client_hints import ClientHints, rule_of
 from sglang_canopy.request.identity import Identities
-from sglang_canopy.request.owner import RequireTenant, set_tenant
 from sglang_canopy.request.prompt import check_prompts
 from sglang_canopy.request.sent import (
+    RequireTenant,
     body_of,
     dropped_params,
     headers_of,
@@ -25,6 +25,7 @@ from sglang_canopy.request.sent import (
     infer_from_chat,
     metadata_fields,
     path_of,
+    set_tenant,
 )
 from sglang_canopy.reuse.ttft import TtftFit
 from sglang_canopy.server.http import early_refusal
@@ -181,7 +182,7 @@ def stamp(obj: Any, inferred: dict[str, Any], request: Any = None) -> None:
     warning = current.require_tenant.check(obj, headers)
     if warning is not None:
         logger.warning("canopy: %s", warning)
-    metadata = metadata_fields(body, _CHECKS) if owner.IN_METADATA in current.carriers else {}
+    metadata = metadata_fields(body, _CHECKS) if sent.IN_METADATA in current.carriers else {}
     metadata |= dropped_params(path_of(request), body)
     hinted = _kv_fields(obj, headers)
     if len(hinted) > 1 and isinstance(params, dict):  # each prompt has its own hints

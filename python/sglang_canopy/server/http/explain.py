@@ -11,7 +11,7 @@ from typing import Any
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.radix.counters import TIERS
 from sglang_canopy.request import access
-from sglang_canopy.request.owner import tenant_fields
+from sglang_canopy.request.sent import tenant_fields
 from sglang_canopy.tenant import tenant_of
 from sglang_canopy.wire import status_file
 from sglang_canopy.wire.stamp import FIELDS

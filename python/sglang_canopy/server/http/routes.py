@@ -17,7 +17,7 @@ from sglang_canopy.config.policy_change import change_of
 from sglang_canopy.config.server_options import options_of
 from sglang_canopy.policy.registry import AUTO, live_names
 from sglang_canopy.request import access, client_hints
-from sglang_canopy.request.owner import tenant_fields
+from sglang_canopy.request.sent import tenant_fields
 from sglang_canopy.server.http import early_refusal, entry, tokenizer_workers
 from sglang_canopy.server.http.access_log import hide_queries
 from sglang_canopy.server.http.explain import Explaining

@@ -16,7 +16,7 @@ from sglang_canopy.server.scheduler.session_gate import gate_of, take_time
 from sglang_canopy.tenant import is_documents_key, isolate_adapter_keys, unreserved_key
 from sglang_canopy.wire import messages
 from sglang_canopy.wire.hints import unpack
-from sglang_canopy.wire.params import own_params
+from sglang_canopy.wire.stamp import own_params
 
 logger = logging.getLogger(__name__)
 

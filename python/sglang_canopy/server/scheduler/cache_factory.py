@@ -24,8 +24,7 @@ from sglang_canopy.config.refusals import DISK, POLICIES, QUEUE, unsupported
 from sglang_canopy.config.server_options import options_of
 from sglang_canopy.config.tiers import TierOptions
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.radix.cache import CanopyRadixCache
-from sglang_canopy.radix.component import CanopyFullComponent
+from sglang_canopy.radix.cache import CanopyFullComponent, CanopyRadixCache
 from sglang_canopy.radix.core import BACKEND, CanopyTreeCore
 from sglang_canopy.radix.live import ReadProfile, live_cache
 from sglang_canopy.radix.saved_profile import Profile, from_first_rank
