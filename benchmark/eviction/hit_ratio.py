@@ -1,6 +1,6 @@
 """Draw what ``canopy simulate`` gave: hit ratio against capacity, and the distance to the bound.
 
-    canopy simulate T --format mooncake --policy lru,wa,belady --capacity 0.02,0.1 --json-out rows.json
+    canopy simulate T --format mooncake --policy canopy-lru,wa,belady --capacity 0.02,0.1 --json-out rows.json
     python benchmark/eviction/hit_ratio.py rows.json --out conversation.png
 
 Give several files for several traces alike, such as overlays of other seeds: means and their range.
@@ -25,6 +25,7 @@ _COLOURS = (
     "#0b6e4f", "#d1495b", "#3366aa", "#e09f3e", "#7a4fa3", "#2a9d8f",
     "#8c564b", "#c44e9d", "#5f6b73", "#a3b18a", "#264653", "#b56576",
 )  # fmt: skip
+LRU = {"lru", "canopy-lru"}
 _MARKERS = "osD^vPX<>*hd"
 
 
@@ -64,11 +65,11 @@ def hit_ratio_figure(
                 xs, best, middle, color="black", alpha=0.06, lw=0, label="left to win"
             )
     dense = _dense_lru(lru, span)
-    lru_drawn = "lru" in series and dense is not None
+    lru_drawn = bool(LRU & set(series)) and dense is not None
     for at, (label, (xs, middle, low, high)) in enumerate(sorted(series.items(), key=_last)):
-        colour = "0.35" if label == "lru" else _COLOURS[at % len(_COLOURS)]
+        colour = "0.35" if label in LRU else _COLOURS[at % len(_COLOURS)]
         style = ":" if label.endswith("(placebo)") else "--" if _hindsight(label) else "-"
-        if label == "lru" and dense is not None:
+        if label in LRU and dense is not None:
             axes.plot(*dense, color=colour, lw=1.8, label="lru (every capacity)")
             axes.plot(xs, middle, color=colour, ls="", marker="o", ms=4)
             continue

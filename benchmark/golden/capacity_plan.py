@@ -17,7 +17,7 @@ from canopy_lab.cli.main import main
 REQUESTS = 500
 OPTIONS = (
     *("--format", "mooncake", "--profile", "qwen2.5-7b-h100", "--requests", str(REQUESTS)),
-    *("--device-tokens", "300000", "--load", "0.25", "--policy", "lru"),
+    *("--device-tokens", "300000", "--load", "0.25", "--policy", "canopy-lru"),
     *("--slo", "p99_ttft<15s", "--confidence", "0", "--search", "evaluations=60"),
     *("--cache", "off", "--jobs", "1"),
 )

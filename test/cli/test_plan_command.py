@@ -26,7 +26,7 @@ ROW = {
 }
 SMALL = (
     "--device-tokens", "30000", "--search", "dram_levels=3,disk_levels=2",
-    "--disks", "gp3", "--jobs", "1", "--policy", "lru",
+    "--disks", "gp3", "--jobs", "1", "--policy", "canopy-lru",
 )  # fmt: skip
 UNCHECKED = ("--search", "dram_levels=3,disk_levels=2,checks=off")
 
@@ -149,7 +149,7 @@ def test_a_plan_is_for_the_policy_that_advise_finds_and_its_file_says_so(scanned
     assert read_plan(file).radix_eviction == "auto"
     assert "Policy: auto" in capsys.readouterr().out
     assert {row["write_policy"] for row in rows if row["dram_gib"]} == {"write_back"}
-    assert main([*common, "--json-out", str(out), "--policy", "lru"]) == 0
+    assert main([*common, "--json-out", str(out), "--policy", "canopy-lru"]) == 0
     rows = json.loads(out.read_text())["evaluated"]
     assert {row["policy"] for row in rows} == {"lru"}
 
@@ -358,7 +358,7 @@ def test_a_trace_without_contents_cannot_tell_what_a_cache_saves(tmp_path, capsy
     rows = [f"2023-11-16 18:17:{at // 10:02d}.{at % 10},2000,20" for at in range(300)]
     trace = tmp_path / "azure.csv"
     trace.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]) + "\n")
-    base = [word for word in SMALL if word not in ("--policy", "lru")]
+    base = [word for word in SMALL if word not in ("--policy", "canopy-lru")]
     assert main(["plan", str(trace), *base, "--cache", str(tmp_path / "c")]) == 0
     said = capsys.readouterr().out
     assert "cannot estimate what a cache saves" in said

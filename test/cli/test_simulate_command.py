@@ -43,7 +43,7 @@ def results(rows):
 
 
 def test_rows_say_what_ran_and_what_it_gave(trace, capsys):
-    status, rows = simulate(trace, "--policy", "lru,belady", "--capacity", "0.05,0.2,30")
+    status, rows = simulate(trace, "--policy", "canopy-lru,belady", "--capacity", "0.05,0.2,30")
     assert status == 0
     assert all(row.keys() >= ROW_KEYS for row in rows)
     assert [(r["policy"], r["capacity_blocks"]) for r in rows] == [

@@ -1,13 +1,22 @@
 """One vocabulary over the parsers of all commands."""
 
 import argparse
+import contextlib
+import json
 import shlex
 import subprocess
 
 import pytest
 
+from canopy_lab.cli import simulate_system
 from canopy_lab.cli.completion import FLAG, SHELLS
 from canopy_lab.cli.main import COMMANDS, EXAMPLES, TAKES_THE_REST, main, parser_of
+from canopy_lab.sim.system.engine_profile import load_profile
+from sglang_canopy import declared
+from sglang_canopy.config.plan_file import ServerPlan
+from sglang_canopy.errors import CanopyError
+from sglang_canopy.policy.registry import check_served
+from sglang_canopy.storage.settings import StorageSettings
 
 EACH = pytest.mark.parametrize("name", COMMANDS)
 READ_A_FILE = ("advise", "characterize", "simulate", "simulate system", "plan", "plan ttl")
@@ -109,3 +118,71 @@ def test_an_unknown_shell_is_a_mistake(capsys) -> None:
 def test_a_wrong_limit_names_its_flag_once(tmp_path, capsys) -> None:
     assert main(["plan", str(tmp_path / "t.jsonl"), "--slo", "p99_ttft"]) == 2
     assert capsys.readouterr().err.count("--slo") == 1
+
+
+NAME_A_POLICY = {
+    "simulate": {"--policy", "--policy-config"},
+    "simulate system": {"--policy"},
+    "plan": {"--policy"},
+    "trial": {"--policy", "--against"},
+}
+"""Flags whose value names eviction policies, by command."""
+OTHER_POLICIES = {"--write-policy", "--prefetch-policy", "--schedule-policy"}
+
+
+@EACH
+def test_the_flags_that_name_an_eviction_policy_are_known(name) -> None:
+    found = {
+        flag for flag in named(name) if "polic" in flag or "evict" in flag or "against" in flag
+    }
+    assert found - OTHER_POLICIES == NAME_A_POLICY.get(name, set())
+
+
+def test_lru_is_sglangs_and_canopy_lru_is_canopys_in_every_simulation(tmp_path, capsys) -> None:
+    rows, ids = [], 0
+    for at in range(60):  # long nodes of which one block is needed
+        shared = [1000 + at % 7 * 10 + k for k in range(6)]
+        rows.append({"timestamp": at, "input_length": 9 * 512, "output_length": 1,
+                     "hash_ids": [*shared, *range(5000 + ids, 5003 + ids)]})  # fmt: skip
+        ids += 3
+    trace = tmp_path / "t.jsonl"
+    trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def hits(policy, *more):
+        out = tmp_path / "rows.json"
+        words = [str(trace), "--policy", policy, "--capacity", "40", "--jobs", "1", *more]
+        assert main(["simulate", *words, "--json-out", str(out)]) == 0
+        return [(row["evictions"], row["evicted_blocks"]) for row in json.loads(out.read_text())]
+
+    sglangs, canopys = hits("lru,canopy-lru")
+    assert sglangs != canopys
+    assert hits("canopy-lru", "--whole-nodes") == hits("lru") == [sglangs]
+    assert hits("lru:again") == [sglangs]
+    for policy, whole in (("lru", True), ("canopy-lru", False)):
+        words = [str(trace), "--profile", "llama-3.1-8b-h100", "--device-tokens", "20000"]
+        parsed = parser_of("simulate system")[0].parse_args([*words, "--policy", policy])
+        machines, settings, traffic = (
+            declared.read(one, parsed)
+            for one in (simulate_system.Machines, simulate_system.Settings, simulate_system.Traffic)
+        )
+        system = simulate_system._system(
+            machines, settings, traffic, load_profile("llama-3.1-8b-h100")
+        )
+        assert system.whole_nodes is whole
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize("command", ["plan t.jsonl --policy lru", "trial --policy lru"])
+def test_sglangs_lru_is_refused_by_commands_that_do_not_run_it(command, capsys) -> None:
+    with pytest.raises(SystemExit) if "trial" in command else contextlib.nullcontext():
+        assert main(command.split()) == 2
+    assert "canopy-lru" in capsys.readouterr().err
+
+
+def test_tiers_of_a_server_take_canopy_lru_only() -> None:
+    for check in (check_served, lambda name: StorageSettings(policy=name)):
+        check("canopy-lru")
+        with pytest.raises(CanopyError, match="canopy-lru"):
+            check("lru")
+    with pytest.raises(CanopyError, match="canopy-lru"):
+        ServerPlan(host_eviction="lru")

@@ -15,7 +15,7 @@ from sglang_canopy.ttl.table import Group, TTLTable
 PLAN = ServerPlan(
     radix_eviction="wa",
     radix_eviction_config={"model": "survival", "quantum_tokens": 64},
-    host_eviction="lru",
+    host_eviction="canopy-lru",
     disk_eviction="etlru",
     host_bytes=1 << 30,
     disk_bytes=0,

@@ -3,8 +3,6 @@
 import random
 from dataclasses import replace
 
-import pytest
-
 from canopy_lab.plan.prices import GIB, load_prices
 from canopy_lab.plan.server_plan import server_plan
 from canopy_lab.plan.space import Configuration
@@ -16,7 +14,6 @@ from canopy_lab.sim.system.engine_profile import load_profile
 from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.config.plan_file import read_plan, write_plan
 from sglang_canopy.config.server_settings import SGLANG_DEFAULTS, ServerSettings
-from sglang_canopy.policy.registry import live_name, live_names, served_names
 from sglang_canopy.ttl.table import SERVER_HASH, TRACE_HASH, Group, TTLTable
 
 PROFILE = load_profile("llama-3.1-8b-a100")
@@ -137,11 +134,6 @@ def test_a_group_that_was_there_from_the_beginning_gets_a_ttl_of_its_own():
     table = work().group_table(24 * 64 * PROFILE.kv_bytes_per_token / GIB)
     ttls = {group.root: group.ttl_s for group in table.groups}
     assert 0 < ttls[1_000_000] < 120  # the kind that repeats within seconds
-
-
-@pytest.mark.parametrize("name", served_names())
-def test_every_policy_has_a_name_that_a_server_knows(name):
-    assert live_name(name) in live_names()
 
 
 def test_auto_is_planned_as_it_is_served():

@@ -29,7 +29,12 @@ class DiskTree(LiveTree):
         self, folder: Path, tokens: int = 32, disk: dict[str, Any] | None = None, **options: Any
     ) -> None:
         PAGES.clear()
-        extra = {"path": str(folder), "capacity_bytes": 10**7, "policy": "lru", **DYNAMIC_BACKEND}
+        extra = {
+            "path": str(folder),
+            "capacity_bytes": 10**7,
+            "policy": "canopy-lru",
+            **DYNAMIC_BACKEND,
+        }
         extra |= {"prefetch_threshold": 1, "sweep_s": 3600, **(disk or {})}
         options = {"page_size": 2, "host_tokens": 64, **options}
         self.epoch = 0.0
@@ -56,7 +61,7 @@ class DiskTree(LiveTree):
 
     def attach(self, folder: Path, **extra: Any) -> str | None:
         """Act as ``PUT /hicache/storage-backend`` with ``canopy``. Return the error, if it fails."""
-        given = {"path": str(folder), "capacity_bytes": 10**7, "policy": "lru"}
+        given = {"path": str(folder), "capacity_bytes": 10**7, "policy": "canopy-lru"}
         given |= {"prefetch_threshold": 1, "sweep_s": 3600, **extra}
         with get_parallel().override(**dict.fromkeys(_RANKS, 0)):
             ok, message = storage_attached(

@@ -82,7 +82,7 @@ class KitTree:
         """``--hicache-host-memory-mode buffer_only`` above SGLang's file storage, or our disk."""
         options = {"host_memory_mode": "buffer_only", "storage_backend": "file"}
         options |= {"storage_dir": folder, "prefetch_threshold": 1}
-        extra = {"path": folder, "capacity_bytes": 10**8, "policy": "lru", "sweep_s": 3600}
+        extra = {"path": folder, "capacity_bytes": 10**8, "policy": "canopy-lru", "sweep_s": 3600}
         ours = {"hicache_storage_backend": "dynamic"}
         ours["hicache_storage_backend_extra_config"] = json.dumps(
             {**extra, **DYNAMIC_BACKEND, "prefetch_threshold": 1}

@@ -35,7 +35,7 @@ COMMANDS = {
 EXAMPLES = {
     "advise": "advise requests.jsonl --host-gb 200,400",
     "characterize": "characterize requests.jsonl --out report",
-    "simulate": "simulate requests.jsonl --policy lru,wa --capacity 0.05,0.2",
+    "simulate": "simulate requests.jsonl --policy canopy-lru,wa --capacity 0.05,0.2",
     "simulate system": "simulate system requests.jsonl --profile llama-3.1-8b-h100 "
     "--device-tokens 300000 --policy wa",
     "plan": "plan requests.jsonl --slo 'p99_ttft<2s' --out plan.json",

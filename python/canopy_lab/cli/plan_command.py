@@ -24,7 +24,7 @@ from canopy_lab.trace.open import NO_CONTENT
 from sglang_canopy.config import auto
 from sglang_canopy.config.server_settings import ServerSettings, chunk_of
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.policy.registry import AUTO
+from sglang_canopy.policy.registry import AUTO, CANOPYS_LRU, SGLANGS_LRU
 
 ADVICE_REQUESTS = 5_000
 """Requests for the comparison of policies, in whole conversations."""
@@ -145,7 +145,8 @@ def advised(command: PlanCommand, trace: CompactTrace) -> tuple[PlanCommand, str
         pool = command.engine.device_tokens * min(command.request.instances)
         sample = sample_of(trace, ADVICE_REQUESTS, has_content=command.format not in NO_CONTENT)
         arm, decision = advised_policy(sample, command.profile, pool, jobs=command.searching.jobs)
-        name, config, flag = arm.policy, dict(arm.config), arm.flag
+        flag = CANOPYS_LRU if arm.flag == SGLANGS_LRU else arm.flag
+        name, config = flag, dict(arm.config)
         why = f"Policy: {flag}, as canopy advise finds. {decision.sentence}"
     if flag == AUTO:
         name, command = auto.POLICY, _as_auto(command)

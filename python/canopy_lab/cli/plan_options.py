@@ -22,7 +22,7 @@ from sglang_canopy import declared
 from sglang_canopy.config.server_settings import SGLANG_DEFAULTS
 from sglang_canopy.declared import declare, declare_key, keyed
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.policy.registry import AUTO, served_names
+from sglang_canopy.policy.registry import AUTO, live_names
 
 _GIVEN = SGLANG_DEFAULTS.to_json()
 
@@ -103,7 +103,7 @@ class PolicyOption:
 
 def _policy(text: str) -> PolicyOption:
     name, separator, body = text.partition("=")
-    allowed = (AUTO, *served_names())
+    allowed = (AUTO, *live_names())
     if name not in allowed:
         close = get_close_matches(name, allowed, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""

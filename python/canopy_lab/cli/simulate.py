@@ -22,6 +22,7 @@ from canopy_lab.trace.open import open_trace
 from sglang_canopy import declared
 from sglang_canopy.declared import declare
 from sglang_canopy.errors import CanopyError
+from sglang_canopy.policy.registry import SGLANGS_LRU
 
 
 def _capacity(text: str) -> float:
@@ -54,7 +55,7 @@ _FRACTION = "fractions of the distinct blocks below 1 or whole numbers of blocks
 @dataclass(frozen=True, slots=True)
 class Options(TraceOptions):
     policy: tuple[str, ...] = declare(
-        (), "--policy", "policies to compare; NAME:TAG runs one twice with other options",
+        (), "--policy", "policies to compare; lru is SGLang's own; NAME:TAG runs one twice with other options",
         metavar="A,B", parse=listed(str, "names separated by commas"), required=True,
     )  # fmt: skip
     capacity: tuple[float, ...] = declare(
@@ -106,7 +107,10 @@ def run(options: Options) -> None:
     """Simulate, print the table, write what was asked for."""
     configs = dict(options.policy_config)
     plan = SweepPlan(
-        arms=tuple(PolicyArm(label, configs.get(label, {})) for label in options.policy),
+        arms=tuple(
+            PolicyArm(label, configs.get(label, {}), label.split(":", 1)[0] == SGLANGS_LRU)
+            for label in options.policy
+        ),
         capacities=options.capacity,
         seeds=options.seed,
         placebo=options.placebo,

@@ -33,6 +33,7 @@ from canopy_lab.trace.open import open_trace
 from sglang_canopy import declared
 from sglang_canopy.declared import declare
 from sglang_canopy.errors import CanopyError
+from sglang_canopy.policy.registry import CANOPYS_LRU, SGLANGS_LRU
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,12 @@ class Machines:
 class Settings:
     """Settings of the servers."""
 
-    policy: str = declare("lru", "--policy", "eviction policy of every tier", metavar="NAME")
+    policy: str = declare(
+        CANOPYS_LRU,
+        "--policy",
+        "eviction policy of every tier; lru is SGLang's own",
+        metavar="NAME",
+    )
     ttl_s: float | None = declare(
         None, "--ttl-s", "TTL of everything on host and disk, in seconds", metavar="S"
     )
@@ -219,6 +225,7 @@ def _system(
         device_tokens=machines.device_tokens,
         instances=machines.instances,
         device_policy=settings.policy,
+        whole_nodes=settings.policy == SGLANGS_LRU,
         host=host,
         disk=disk,
         disk_per_instance=machines.disk_per_instance,

@@ -37,6 +37,7 @@ from canopy_lab.plan.uncertainty import Uncertainty, uncertainty_of
 from canopy_lab.plan.worker import PlanInputs
 from canopy_lab.sim.compact import CompactTrace
 from sglang_canopy.errors import CanopyError
+from sglang_canopy.policy.registry import CANOPYS_LRU
 
 CANDIDATES = 12
 """Most configurations resampled in the search for a sure one."""
@@ -62,7 +63,7 @@ class PlanRequest:
     disks: tuple[str, ...] | None = None
     """``None``: every class of the price list."""
     instances: tuple[int, ...] = (1,)
-    policy: str = "lru"
+    policy: str = CANOPYS_LRU
     """Policy of every tier."""
     choices: Mapping[str, tuple[Any, ...]] = field(default_factory=lambda: {"ttl": (None, GROUP)})
     """Values to try by the name of a knob (``space.KNOBS``)."""

@@ -16,7 +16,7 @@ from sglang_canopy.config.server_settings import (
     WRITE_POLICIES,
 )
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.policy.registry import make_policy
+from sglang_canopy.policy.registry import CANOPYS_LRU, make_policy
 
 GROUP: Final = "group"
 TTL = float | Literal["group"] | None
@@ -74,7 +74,7 @@ class Configuration:
     """Bandwidth bought separately; 0: the bandwidth included in the size."""
     ttl: TTL = None
     """TTL of blocks on the disk."""
-    policy: str = "lru"
+    policy: str = CANOPYS_LRU
     """Policy of every tier."""
     page_size: int = _DEFAULTS["page_size"]
     """This and the next fields are SGLang's settings of these names."""
@@ -113,7 +113,7 @@ class Configuration:
             parts.append(f"{gib_text(self.disk_gib)} {self.disk}{width}")
             if self.ttl is not None:
                 parts.append("group TTL" if self.ttl == GROUP else f"TTL {self.ttl:g} s")
-        parts += [self.policy] if self.policy != "lru" else []
+        parts += [self.policy] if self.policy != CANOPYS_LRU else []
         given = Configuration()
         parts += [
             f"{word} {getattr(self, name)}"
@@ -146,7 +146,7 @@ class Space:
     least_gib: float = 0.0
     """Smaller sizes hold nothing useful, and are not tried."""
     instances: tuple[int, ...] = (1,)
-    policy: str = "lru"
+    policy: str = CANOPYS_LRU
     choices: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """Values to try by the name of a knob; a knob without values has its default."""
 

@@ -19,7 +19,7 @@ from canopy_lab.sim.system.engine_profile import load_profile
 from canopy_lab.sim.workers import Workers
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.base import TAIL_TARGETS, Policy
-from sglang_canopy.policy.registry import make_policy, policy_class, policy_names
+from sglang_canopy.policy.registry import make_policy, policy_class, policy_names, simulated_names
 
 _TAIL_PERCENTILE = 90
 SECONDS_PROFILE = "llama-3.1-8b-h100"
@@ -32,6 +32,8 @@ class PolicyArm:
 
     label: str
     config: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    whole_nodes: bool = False
+    """Evict whole nodes, as SGLang's own policies do."""
 
     @property
     def name(self) -> str:
@@ -144,7 +146,7 @@ def simulate_task(inputs: SweepInputs, task: SweepTask) -> dict[str, Any]:
         threshold_tokens=threshold,
         placebo_seed=task.seed if task.placebo else None,
         hints=None if plan.hints is None else replace(plan.hints, seed=task.seed),
-        whole_nodes=plan.whole_nodes,
+        whole_nodes=plan.whole_nodes or task.arm.whole_nodes,
     )
     distinct = inputs.trace.distinct_blocks
     kept = (
@@ -183,8 +185,8 @@ def _once(plan: SweepPlan, task: SweepTask) -> SweepTask:
 
 
 def _check(arm: PolicyArm) -> None:
-    if not arm.hindsight and arm.name not in policy_names():
-        names = ", ".join((*policy_names(), *hindsight_names()))
+    if not arm.hindsight and arm.name not in {*policy_names(), *simulated_names()}:
+        names = ", ".join((*simulated_names(), *hindsight_names()))
         raise CanopyError(f"unknown policy {arm.name!r}; choose from: {names}")
     _build(arm, Future([]), 0.0)
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from canopy_lab.report.table import short_number, text_table
+from sglang_canopy.policy.registry import CANOPYS_LRU, SGLANGS_LRU
 
 Row = Mapping[str, Any]
-BASE, BOUND = "lru", "belady"
+BASES, BOUND = (SGLANGS_LRU, CANOPYS_LRU), "belady"
+"""Policies that others are compared with, the preferred first; and the bound."""
 
 
 def by_cell(rows: Sequence[Row]) -> dict[tuple[str, int], list[Row]]:
@@ -36,10 +38,10 @@ def mean(rows: Sequence[Row], key: str) -> float:
 def sweep_table(rows: Sequence[Row]) -> str:
     """Return a sweep's rows as text, with the gap to hindsight if it was simulated."""
     cells = by_cell(rows)
-    with_base = (BASE, 0) in cells
-    with_gap = {(BASE, 0), (BOUND, 0)} <= cells.keys()
+    base = _base({label for label, _ in cells})
+    with_gap = base is not None and (BOUND, 0) in cells
     header = ["policy", "capacity", "blocks", "block hit %", *["gap %"] * with_gap, "token hit %"]
-    header += ["prefill s", "against lru"] if with_base else ["prefill s"]
+    header += ["prefill s", f"against {base}"] if base else ["prefill s"]
     header += ["uncached p50", "p90", "p95", "p99", "TEL", "over", "s"]
     lines = []
     for (label, at), group in cells.items():
@@ -51,13 +53,13 @@ def sweep_table(rows: Sequence[Row]) -> str:
             f"{mean(group, 'capacity_blocks'):.0f}",
             f"{np.mean(hits):.2f}" + (f" ±{spread:.2f}" if spread else ""),
         ]
-        if with_gap:
-            line.append(_gap(cells, at, float(np.mean(hits))))
+        if with_gap and base:
+            line.append(_gap(cells, at, float(np.mean(hits)), base))
         line.append(f"{100 * mean(group, 'token_hit_ratio'):.2f}")
         seconds = mean(group, "prefill_s")
         line.append(f"{seconds:.0f}")
-        if with_base:
-            line.append(f"{100 * (seconds / mean(cells[BASE, at], 'prefill_s') - 1):+.1f} %")
+        if base:
+            line.append(f"{100 * (seconds / mean(cells[base, at], 'prefill_s') - 1):+.1f} %")
         line += [short_number(mean(group, f"uncached_tokens_p{p}")) for p in (50, 90, 95, 99)]
         line += [short_number(mean(group, "tel_tokens")), f"{mean(group, 'slo_violations'):.0f}"]
         lines.append([*line, f"{mean(group, 'seconds'):.2f}"])
@@ -76,8 +78,9 @@ def sweep_notes(rows: Sequence[Row]) -> list[str]:
     ]
     if seeds > 1:
         notes.append(f"means over {seeds} seeds, ± half the range")
-    if {BASE, BOUND} <= {row["policy"] for row in rows}:
-        notes.append(f"gap: share of the way from {BASE} to the hindsight bound {BOUND}")
+    ran = {row["policy"] for row in rows}
+    if BOUND in ran and (base := _base(ran)):
+        notes.append(f"gap: share of the way from {base} to the hindsight bound {BOUND}")
     notes.append(
         f"prefill s: seconds of all requests, each alone, under the profile {first['prefill_profile']}"
     )
@@ -85,8 +88,12 @@ def sweep_notes(rows: Sequence[Row]) -> list[str]:
     return notes
 
 
-def _gap(cells: Mapping[tuple[str, int], Sequence[Row]], at: int, hits: float) -> str:
-    low = 100 * mean(cells[BASE, at], "block_hit_ratio")
+def _base(labels: Collection[str]) -> str | None:
+    return next((base for base in BASES if base in labels), None)
+
+
+def _gap(cells: Mapping[tuple[str, int], Sequence[Row]], at: int, hits: float, base: str) -> str:
+    low = 100 * mean(cells[base, at], "block_hit_ratio")
     high = 100 * mean(cells[BOUND, at], "block_hit_ratio")
     if high - low <= 0.5:  # points: too small for a share
         return ""

@@ -15,7 +15,7 @@ from typing import Any
 
 from sglang_canopy.config.server_settings import ServerSettings
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.policy.registry import AUTO, live_names, served_names
+from sglang_canopy.policy.registry import AUTO, live_names
 from sglang_canopy.private_file import replace_file
 from sglang_canopy.ttl.table import SERVER_HASH, TTLTable
 
@@ -60,9 +60,8 @@ class ServerPlan:
 
     def __post_init__(self) -> None:
         _check_policy("radix_eviction", self.radix_eviction, (*_SGLANGS_OWN, AUTO, *live_names()))
-        below = tuple(dict.fromkeys((*served_names(), *live_names())))
-        _check_policy("host_eviction", self.host_eviction, below)
-        _check_policy("disk_eviction", self.disk_eviction, below)
+        _check_policy("host_eviction", self.host_eviction, live_names())
+        _check_policy("disk_eviction", self.disk_eviction, live_names())
         for tier in ("radix", "host", "disk"):
             config = getattr(self, f"{tier}_eviction_config")
             _check_config(f"{tier}_eviction_config", config)

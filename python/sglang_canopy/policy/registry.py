@@ -10,15 +10,19 @@ from sglang_canopy import declared
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.base import Policy
 
+SGLANGS_LRU = "lru"
+"""SGLang's own LRU, which evicts whole nodes; simulated by Canopy's LRU with ``whole_nodes``."""
+CANOPYS_LRU = "canopy-lru"
+
 _SERVED = {
     "wa": ("wa", "sglang_canopy.policy.wa"),
-    "lru": ("canopy-lru", "sglang_canopy.policy.lru"),
+    "lru": (CANOPYS_LRU, "sglang_canopy.policy.lru"),
     "threshold-lru": ("threshold-lru", "sglang_canopy.policy.threshold_lru"),
     "canopy-tlru": ("canopy-tlru", "sglang_canopy.policy.canopy_tlru"),
     "etlru": ("etlru", "sglang_canopy.policy.etlru"),
 }
-"""Simulator name -> server name and module. SGLang's own names keep their meaning, so Canopy's LRU
-is ``canopy-lru`` on a server."""
+"""Class name -> user's name and module. For users, ``lru`` is SGLang's own LRU and ``canopy-lru``
+is Canopy's, in every command, flag and file."""
 
 _SIMULATED = {
     "lfu": "canopy_lab.sim.policies.lfu",
@@ -38,13 +42,13 @@ _LIVE = {live: name for name, (live, _) in _SERVED.items()}
 
 
 def policy_names() -> tuple[str, ...]:
-    """Return the names of the online policies, for ``canopy simulate --policy``."""
+    """Return the class names of the online policies."""
     return tuple(_MODULES)
 
 
-def served_names() -> tuple[str, ...]:
-    """Return the simulator names of the policies that a server runs."""
-    return tuple(_SERVED)
+def simulated_names() -> tuple[str, ...]:
+    """Return the users' names of the online policies, for ``canopy simulate --policy``."""
+    return (SGLANGS_LRU, *_LIVE, *_SIMULATED)
 
 
 def live_names() -> tuple[str, ...]:
@@ -53,13 +57,13 @@ def live_names() -> tuple[str, ...]:
 
 
 def live_name(name: str) -> str:
-    """Return the server name of a policy."""
+    """Return the user's name of a policy's class."""
     return _SERVED[name][0] if name in _SERVED else name
 
 
 def check_served(name: str) -> None:
-    """Raise ``CanopyError`` unless a server can run the policy, under either of its names."""
-    if name not in _SERVED and name not in _LIVE:
+    """Raise ``CanopyError`` unless ``name`` is the user's name of a policy that servers run."""
+    if name not in _LIVE:
         raise CanopyError(f"unknown policy {name!r:.60}; choose one of: {', '.join(_LIVE)}")
 
 

@@ -58,8 +58,8 @@ class StorageSettings:
     capacity_bytes: int = 0
     """Bytes on disk per rank; ``capacity_gb`` is the same limit in 10^9 bytes. Default:
     ``$CANOPY_DISK_CAPACITY_GB``, then 10 GB."""
-    policy: str = "lru"
-    """Eviction policy, as ``--radix-eviction`` takes it; ``lru`` is ``canopy-lru``."""
+    policy: str = "canopy-lru"
+    """Eviction policy: a name of Canopy's for ``--radix-eviction``."""
     policy_config: Mapping[str, Any] = field(default_factory=dict)
     """Its options."""
     ttl: TTLTable = field(default_factory=TTLTable)
