@@ -136,20 +136,13 @@ def test_what_is_kept_of_categories_is_bounded() -> None:
     assert agents.is_one(new, Request(0.0, tenant="other")), "what all tenants do is kept"
 
 
-def test_losses_of_sessions_that_fit_arm_nothing() -> None:
+@pytest.mark.parametrize(("names", "found"), [("ab", {"found": 0.0}), ("abcd", {})])
+def test_losses_of_sessions_that_fit_or_are_on_the_host_arm_nothing(names, found) -> None:
     """A cache that was flushed is no thrash: fewer sessions would not help."""
     gate = SessionGate(GateSettings(), CAPACITY)
-    clients = [Client(gate, name) for name in "ab"]
+    clients = [Client(gate, name) for name in names]
     for time, client in enumerate(clients * 5):
-        client.turn(float(time), found=0.0)
-    assert gate.stats()["times_armed"] == 0
-
-
-def test_a_host_that_holds_them_arms_nothing() -> None:
-    gate = SessionGate(GateSettings(), CAPACITY)
-    clients = [Client(gate, name) for name in "abcd"]
-    for time, client in enumerate(clients * 5):
-        client.turn(float(time))
+        client.turn(float(time), **found)
     assert gate.stats()["times_armed"] == 0
 
 

@@ -11,45 +11,33 @@ from support.live_tree import LiveTree, check, fake_req
 ONE_TOKEN = {"quantum_tokens": 1}
 
 
-def test_evicts_only_as_many_tokens_as_are_needed() -> None:
-    tree = LiveTree(16, config=ONE_TOKEN)
+@pytest.mark.parametrize(
+    ("config", "left"),
+    [(ONE_TOKEN, 7), ({"whole_nodes": True}, 0)],  # as many tokens as are needed; SGLang's way
+)
+def test_evicts_what_is_needed_or_whole_nodes(config, left) -> None:
+    tree = LiveTree(16, config=config)
     tree.serve(list(range(10)), time=1)
     tree.serve([100, 101, 102, 103], time=2)
     tree.serve([200, 201, 202, 203, 204], time=3)  # 3 tokens short
-    assert tree.match(list(range(10))) == 7
+    assert tree.match(list(range(10))) == left
     assert tree.match([100, 101, 102, 103]) == 4
     check(tree)
 
 
-def test_whole_nodes_evicts_as_sglang_does() -> None:
-    tree = LiveTree(16, config={"whole_nodes": True})
-    tree.serve(list(range(10)), time=1)
-    tree.serve([100, 101, 102, 103], time=2)
-    tree.serve([200, 201, 202, 203, 204], time=3)
-    assert tree.match(list(range(10))) == 0
-    check(tree)
-
-
-def test_a_cut_ends_at_a_page_boundary() -> None:
-    tree = LiveTree(64, config=ONE_TOKEN, page_size=4)
-    tree.serve(list(range(32)), time=1)
-    tree.evict(5)
-    assert tree.match(list(range(32))) == 24
-    check(tree)
-
-
-def test_the_quantum_bounds_how_often_a_leaf_is_cut() -> None:
-    tree = LiveTree(64, config={"quantum_tokens": 16})
-    tree.serve(list(range(40)), time=1)
-    tree.evict(1)
-    assert tree.match(list(range(40))) == 24
-
-
-def test_one_cut_is_enough_where_the_need_is_no_multiple_of_a_page() -> None:
-    tree = LiveTree(64, config={"quantum_tokens": 8}, page_size=4)
-    tree.serve(list(range(40)), time=1)
-    tree.evict(10)  # three pages; two, and then a quantum for the rest, would be four
-    assert tree.match(list(range(40))) == 28
+@pytest.mark.parametrize(
+    ("quantum", "page", "length", "need", "left"),
+    [
+        (1, 4, 32, 5, 24),  # ends at a page boundary
+        (16, 1, 40, 1, 24),  # the quantum bounds how often a leaf is cut
+        (8, 4, 40, 10, 28),  # three pages; two, and then a quantum for the rest, would be four
+    ],
+)
+def test_one_cut_by_quantum_and_page(quantum, page, length, need, left) -> None:
+    tree = LiveTree(64, config={"quantum_tokens": quantum}, page_size=page)
+    tree.serve(list(range(length)), time=1)
+    tree.evict(need)
+    assert tree.match(list(range(length))) == left
     check(tree)
 
 

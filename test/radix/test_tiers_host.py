@@ -92,28 +92,17 @@ def test_the_host_evicts_by_its_own_policy() -> None:
     check(tree)
 
 
-def test_a_host_copy_past_its_time_goes_before_older_ones() -> None:
-    tiers = TierOptions(host_ttl=TTLTable(categories={"short": 3.0}))
+@pytest.mark.parametrize(("ttl_s", "evicted", "older"), [(3.0, 8, 8), (300.0, 0, None)])
+def test_a_host_copy_past_its_time_goes_before_older_ones(ttl_s, evicted, older) -> None:
+    tiers = TierOptions(host_ttl=TTLTable(categories={"short": ttl_s}))
     tree = LiveTree(8, config=ONE_TOKEN, host_tokens=23, tiers=tiers)
     tree.serve(tokens(1, 8), time=1, category="long")
     tree.serve(tokens(2, 8), time=2, category="short")
     tree.serve(tokens(3, 8), time=9, category="long")
     tree.serve(tokens(4, 8), time=10, category="long")
-    assert tree.load_back(tokens(2, 8)) == 0
-    assert tree.core.live.counters.row("short").tiers[HOST].evicted[TTL] == 8
-    assert tree.load_back(tokens(1, 8)) == 8
-    check(tree)
-
-
-def test_a_host_copy_in_its_time_goes_by_the_policy() -> None:
-    tiers = TierOptions(host_ttl=TTLTable(categories={"short": 300.0}))
-    tree = LiveTree(8, config=ONE_TOKEN, host_tokens=23, tiers=tiers)
-    tree.serve(tokens(1, 8), time=1, category="long")
-    tree.serve(tokens(2, 8), time=2, category="short")
-    tree.serve(tokens(3, 8), time=9, category="long")
-    tree.serve(tokens(4, 8), time=10, category="long")
-    assert tree.load_back(tokens(2, 8)) == 8
-    assert tree.core.live.counters.row("short").tiers[HOST].evicted[TTL] == 0
+    assert tree.load_back(tokens(2, 8)) == 8 - evicted
+    assert tree.core.live.counters.row("short").tiers[HOST].evicted[TTL] == evicted
+    assert older is None or tree.load_back(tokens(1, 8)) == older
     check(tree)
 
 

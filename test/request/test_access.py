@@ -234,41 +234,29 @@ def test_a_body_of_unknown_length_is_read_no_further_than_its_limit(
 
 
 @pytest.mark.parametrize(
-    "body",
+    ("path", "body"),
     [
-        b"",
-        b"\xff\xfe",
-        b"[" * 4000,
-        b'{"conversation": "a", "return_in_s": 1' + b"0" * 400 + b"}",
-        b'{"conversation": "a", "keep_s": NaN}',
-        b'{"conversation": "\\ud800", "over": true}',
-        b'{"conversation": "a", "over": true, "cache_salt": 7}',
-        b'{"conversation": "a", "over": true, "extra_key": ["k"]}',
+        ("hint", b""),
+        ("hint", b"\xff\xfe"),
+        ("hint", b"[" * 4000),
+        ("hint", b'{"conversation": "a", "return_in_s": 1' + b"0" * 400 + b"}"),
+        ("hint", b'{"conversation": "a", "keep_s": NaN}'),
+        ("hint", b'{"conversation": "\\ud800", "over": true}'),
+        ("hint", b'{"conversation": "a", "over": true, "cache_salt": 7}'),
+        ("hint", b'{"conversation": "a", "over": true, "extra_key": ["k"]}'),
+        ("chunks", b""),
+        ("chunks", b"[" * 100_000),
+        ("chunks", b"[1]"),
+        ("chunks", b'{"text": 7}'),
+        ("chunks", b'{"text": "\\ud800"}'),
+        ("chunks", b'{"input_ids": [[1], 2]}'),
+        ("chunks", b'{"input_ids": [1e400]}'),
     ],
 )
-def test_a_malformed_hint_is_answered_with_400(serve: Serve, body: bytes) -> None:
-    with serve() as http:
-        code, text = http("POST", "/canopy/hint", None, body)
-        assert code == 400, text
-        assert json.loads(text)["error"]["message"]
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"",
-        b"[" * 100_000,
-        b"[1]",
-        b'{"text": 7}',
-        b'{"text": "\\ud800"}',
-        b'{"input_ids": [[1], 2]}',
-        b'{"input_ids": [1e400]}',
-    ],
-)
-def test_a_malformed_document_is_answered_with_400(serve: Serve, body: bytes) -> None:
+def test_a_malformed_body_is_answered_with_400(serve: Serve, path: str, body: bytes) -> None:
     with serve() as http:
         http.manager.tokenizer = tokenizer()
-        code, text = http("POST", "/canopy/chunks", None, body)
+        code, text = http("POST", f"/canopy/{path}", None, body)
         assert code == 400, text
         assert json.loads(text)["error"]["message"]
 

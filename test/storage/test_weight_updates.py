@@ -159,10 +159,12 @@ def test_after_an_update_nothing_of_before_is_found(server: Server, how: str) ->
     assert server.on_disk() == 8
 
 
-def test_weights_that_a_peer_wrote_are_an_update(server: Server) -> None:
-    assert server.update("peer")
+@pytest.mark.parametrize("works", [True, False])
+def test_weights_of_a_peer_and_a_failed_update_are_an_update(server: Server, works: bool) -> None:
+    server.works = works
+    assert server.update("peer" if works else "disk") == works
     assert server.on_disk() == 0
-    assert "POST /flush_cache" in server.status()
+    assert not works or "POST /flush_cache" in server.status()
     assert server.flush()
     server.tree.storage.maintain()
     assert (server.status(), server.on_disk()) == (None, 0)
@@ -190,15 +192,6 @@ def test_a_refused_flush_keeps_the_disk_tier_away(server: Server) -> None:
     assert server.flush()
     server.tree.storage.maintain()
     assert server.status() is None
-
-
-def test_a_failed_update_may_have_changed_the_weights(server: Server) -> None:
-    server.works = False
-    assert not server.update("disk")
-    assert server.on_disk() == 0
-    assert server.flush()
-    server.tree.storage.maintain()
-    assert (server.status(), server.on_disk()) == (None, 0)
 
 
 def test_a_flush_within_a_session_is_not_the_end_of_it(server: Server) -> None:

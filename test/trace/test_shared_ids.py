@@ -59,21 +59,16 @@ def test_an_overlay_keeps_what_sessions_share_and_copies_share_nothing(tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("more", "says"),
+    ("block", "more", "says"),
     [
-        ({"hash_id_scope": "global"}, "no 'source' says in which files"),
-        ({"hash_id_scope": "team"}, "must be local or global"),
+        (2, {"hash_id_scope": "global"}, "no 'source' says in which files"),
+        (2, {"hash_id_scope": "team"}, "must be local or global"),
+        (1 << 41, user("ann"), "must be below"),
     ],
 )
-def test_ids_whose_files_are_not_known_are_refused(
-    tmp_path: Path, more: dict[str, str], says: str
+def test_ids_of_unknown_files_or_of_no_range_are_refused(
+    tmp_path: Path, block: int, more: dict[str, str], says: str
 ) -> None:
-    session(tmp_path, "a", [1, 2], **more)
+    session(tmp_path, "a", [1, block], **more)
     with pytest.raises(CanopyError, match=says):
-        blocks(tmp_path)
-
-
-def test_ids_that_no_range_holds_are_refused(tmp_path: Path) -> None:
-    session(tmp_path, "a", [1 << 41], **user("ann"))
-    with pytest.raises(CanopyError, match="must be below"):
         blocks(tmp_path)

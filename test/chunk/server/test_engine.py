@@ -163,35 +163,41 @@ def test_tenants_share_nothing_on_disk_nor_after_a_restart(make, ids, tmp_path) 
         assert tiers(engine, request(*prompt(ids))) == [None] * 3
 
 
-def test_versions_that_were_evicted_are_not_remembered(make, ids) -> None:
+def test_versions_and_names_that_were_evicted_are_not_remembered(make, ids) -> None:
     engine = make()
-    document = ids[SYSTEM : SYSTEM + LENGTH].tolist()
+    store, document = engine.library.store, ids[SYSTEM : SYSTEM + LENGTH].tolist()
     for i in range(6):
-        learn(engine, request([i] * SYSTEM + document + [1], [SYSTEM, SYSTEM + LENGTH]))
-        for key, *_ in engine.library.store.listing()[:-1]:
-            engine.library.store.delete(key)
-    assert len(engine.library.store.of_document(document_name(document, None))) <= 2
+        learn(engine, behind(i, document))
+        for key, *_ in store.listing()[:-1]:
+            store.delete(key)
+    assert len(store.of_document(document_name(document, None))) <= 2
+    for tenant in ("a", "b"):
+        learn(engine, request(*prompt(ids), salt=tenant))
+    assert len(store._documents) == 1 + 2 * 3
+    for key, *_ in store.listing():
+        store.delete(key)
+    assert not store._documents
 
 
 def test_every_version_of_a_pinned_document_is_pinned(make, ids) -> None:
     engine = make()
     document = ids[SYSTEM : SYSTEM + LENGTH].tolist()
     name = document_name(document, None)
+
+    def pins() -> list[int]:
+        return [pins for *_, pins in engine.library.store.listing()]
+
     assert not engine.library.command("pin", name, None)
-
-    def behind(system: int):
-        return request([system] * SYSTEM + document + [1], [SYSTEM, SYSTEM + LENGTH])
-
-    learn(engine, behind(0))
+    learn(engine, behind(0, document))
     assert engine.library.command("pin", name, None)
-    learn(engine, behind(1))
-    assert [pins for *_, pins in engine.library.store.listing()] == [1, 1]
+    learn(engine, behind(1, document))
+    assert pins() == [1, 1]
     for key, *_ in engine.library.store.listing()[:1]:
         engine.library.store.delete(key)
-    learn(engine, behind(0))
-    assert [pins for *_, pins in engine.library.store.listing()] == [1, 1]
+    learn(engine, behind(0, document))
+    assert pins() == [1, 1]
     assert engine.library.command("unpin", name, None)
-    assert [pins for *_, pins in engine.library.store.listing()] == [0, 0]
+    assert pins() == [0, 0]
     assert not engine.library.command("unpin", name, None)
 
 
@@ -428,17 +434,6 @@ def test_an_extra_key_a_salt_and_an_adapter_keep_kv_apart(make, ids) -> None:
         states.append(engine.new_request(req))
     assert len({state.keys for state in states}) == len(fields)
     assert [state.tenant for state in states] == [None, "a/", "a", "a/a", "a/"]
-
-
-def test_names_of_documents_that_are_gone_are_not_remembered(make, ids) -> None:
-    engine = make()
-    store = engine.library.store
-    for tenant in ("a", "b"):
-        learn(engine, request(*prompt(ids), salt=tenant))
-    assert len(store._documents) == 2 * 3
-    for key, *_ in store.listing():
-        store.delete(key)
-    assert not store._documents
 
 
 def test_a_command_that_is_none_is_ignored(make) -> None:

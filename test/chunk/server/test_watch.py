@@ -193,10 +193,12 @@ def test_a_server_that_is_never_idle_checks_within_its_budget(engine, ids) -> No
     assert not quality(engine)["dropped"].get("interrupted")
 
 
-def test_a_document_that_leaves_during_a_check_is_no_difference(engine, ids) -> None:
+@pytest.mark.parametrize("during", [False, True])
+def test_a_document_that_has_gone_is_no_difference(engine, ids, during) -> None:
     learn(engine, prompt(ids))
     serve(engine, prompt(ids))
-    engine.work_when_idle()
+    if during:
+        engine.work_when_idle()
     for keys in engine.watch.waiting[0].request.keys:
         engine.library.store.delete(keys[0])
     idle(engine)
@@ -260,15 +262,6 @@ def test_a_suspects_sums_outlive_any_number_of_invented_tenants() -> None:
         meter.take(f"salt {salt}")
     assert meter.tenants["honest"].above == above
     assert len(meter.tenants) == MAX_TENANTS
-
-
-def test_a_document_that_has_gone_is_not_checked(engine, ids) -> None:
-    learn(engine, prompt(ids))
-    serve(engine, prompt(ids))
-    for keys in engine.watch.waiting[0].request.keys:
-        engine.library.store.delete(keys[0])
-    idle(engine)
-    assert quality(engine)["dropped"] == {"no longer stored": 1}
 
 
 def test_a_check_that_fails_is_counted_and_the_next_one_runs(engine, ids, monkeypatch) -> None:

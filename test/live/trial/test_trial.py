@@ -68,17 +68,13 @@ def test_by_hand() -> None:
     assert standing([1.0, 2.0, 3.0]).verdict is None  # between two looks
 
 
-def test_a_floor_that_takes_over_ends_it() -> None:
+@pytest.mark.parametrize(("floor", "says"), [(True, "floor=off"), (False, "a trial needs traffic")])
+def test_a_floor_that_takes_over_or_a_server_without_requests_ends_it(floor, says) -> None:
     server = FakeServer({"wa": 0.5, "canopy-lru": 0.4})
-    server.floor = True
-    with pytest.raises(CanopyError, match="floor=off"):
-        list(pairs(server, "wa", "canopy-lru", 60, server.wait))
-
-
-def test_a_server_without_requests_is_not_waited_for_for_ever() -> None:
-    server = FakeServer({"wa": 0.5, "canopy-lru": 0.4})
-    with pytest.raises(CanopyError, match="a trial needs traffic"):
-        list(pairs(server, "wa", "canopy-lru", 60, lambda seconds: None))
+    server.floor = floor
+    wait = server.wait if floor else lambda seconds: None
+    with pytest.raises(CanopyError, match=says):
+        list(pairs(server, "wa", "canopy-lru", 60, wait))
 
 
 def test_a_server_that_starts_anew_ends_it() -> None:
