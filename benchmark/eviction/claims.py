@@ -21,10 +21,9 @@ from typing import Any
 import matplotlib.pyplot as plt
 from tqdm import tqdm
 
-from canopy_lab.sim.driver import distinct_blocks, simulate
+from canopy_lab.sim.driver import distinct_blocks, randomise_categories, simulate
 from canopy_lab.sim.hindsight import make_hindsight
 from canopy_lab.sim.hindsight.future import Future
-from canopy_lab.sim.placebo import randomise_categories
 from canopy_lab.trace.open import open_trace
 from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.policy.base import Policy

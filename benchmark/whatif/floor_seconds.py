@@ -25,8 +25,8 @@ from floor import Exchanged
 
 from canopy_lab.advise.sample import merged
 from canopy_lab.sim.driver import distinct_blocks
-from canopy_lab.sim.prefill_seconds import PrefillSeconds
 from canopy_lab.sim.requests import to_requests
+from canopy_lab.sim.sweep import PrefillSeconds
 from canopy_lab.sim.system import load_profile
 from sglang_canopy.policy.base import Policy
 from sglang_canopy.policy.block_tree import RadixTree

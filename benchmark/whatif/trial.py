@@ -25,8 +25,16 @@ from pathlib import Path
 
 import numpy as np
 
-from canopy_lab.live.trial.stopping import BETTER, LOOKS, WORSE, Standing, standing
-from canopy_lab.live.trial.turns import SETTLES, Counts, pairs
+from canopy_lab.live.trial.turns import (
+    BETTER,
+    LOOKS,
+    SETTLES,
+    WORSE,
+    Counts,
+    Standing,
+    pairs,
+    standing,
+)
 from canopy_lab.sim.driver import simulate
 from canopy_lab.sim.requests import to_requests
 from sglang_canopy.policy.base import Policy

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from sglang_canopy.disk.journal import Journal
-from sglang_canopy.disk.retired import Retired
+from sglang_canopy.disk.state import Retired
 from sglang_canopy.disk.units import UnitAllocator
 from sglang_canopy.policy.lru import LRU
 from sglang_canopy.policy.registry import make_policy
@@ -154,7 +154,7 @@ def test_clearing_visits_no_page_and_no_tenant(tmp_path, monkeypatch) -> None:
 
 
 def test_a_sweep_releases_what_was_cleared_in_slices(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("sglang_canopy.disk.retired.SLICE", 4)
+    monkeypatch.setattr("sglang_canopy.disk.state.SLICE", 4)
     store = store_at(tmp_path, pages=64, quotas={"*": 1 << 20})
     for i in range(10):
         put(store, chain(i, 3), tenant=f"t{i}")

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_canopy.policy.structures.end_queue import EndQueue
+from sglang_canopy.policy.structures.cells import EndQueue
 from sglang_canopy.records import Leaf
 
 

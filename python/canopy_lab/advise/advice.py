@@ -31,7 +31,7 @@ from canopy_lab.advise.queue import Arrivals, every_arrival, log_arrivals, serve
 from canopy_lab.advise.sample import Sample
 from canopy_lab.sim.stack import LRUCurve, lru_curve
 from canopy_lab.sim.system.engine_profile import EngineProfile
-from canopy_lab.sim.system.stamps import spread_stamps
+from canopy_lab.sim.system.workload import spread_stamps
 from sglang_canopy.errors import CanopyError
 
 LOST_POINTS = 5.0

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from canopy_lab.cli.shared import ServerOptions
-from canopy_lab.live.trial import stopping
+from canopy_lab.live.trial import turns
 from canopy_lab.live.trial.server import RunningServer
 from canopy_lab.live.trial.turns import Pair, Slice, pairs
 from sglang_canopy import declared
@@ -50,8 +50,8 @@ def run(args: Options) -> int:
     if not _meter_agrees(server.status(), args):
         return 1
     print(
-        f"{args.policy} and {args.against} rank in turns of {args.slice:g} s, {stopping.LOOKS[0]} to "
-        f"{stopping.LOOKS[-1]} pairs: {_minutes(args, 0):.0f} to {_minutes(args, -1):.0f} minutes. "
+        f"{args.policy} and {args.against} rank in turns of {args.slice:g} s, {turns.LOOKS[0]} to "
+        f"{turns.LOOKS[-1]} pairs: {_minutes(args, 0):.0f} to {_minutes(args, -1):.0f} minutes. "
         "Ctrl-C goes back.\n"
         "A pair: the share of the prefill seconds that each saves (in brackets: that the shadow "
         "caches of both would save), the share of the prompt tokens that it hits, and the difference "
@@ -66,7 +66,7 @@ def run(args: Options) -> int:
             print(_line(number, pair, args), flush=True)
             verdict = None if pair.so_far is None else pair.so_far.verdict
     finally:
-        won = {stopping.BETTER: args.policy, stopping.WORSE: args.against}
+        won = {turns.BETTER: args.policy, turns.WORSE: args.against}
         ranks = won.get(verdict or "", before)
         with contextlib.nullcontext() if verdict else contextlib.suppress(CanopyError):
             server.exchange(ranks)
@@ -76,7 +76,7 @@ def run(args: Options) -> int:
     assert pair.so_far is not None
     unit = "prompt tokens" if math.isinf(server.counts().depth_scale) else "prefill seconds"
     print("\n".join(_end(args, pair.so_far, unit, ranks, "again" if ranks == before else "now")))
-    return 0 if verdict == stopping.BETTER else 1
+    return 0 if verdict == turns.BETTER else 1
 
 
 def _meter_agrees(status: dict[str, Any], args: Options) -> bool:
@@ -94,7 +94,7 @@ def _meter_agrees(status: dict[str, Any], args: Options) -> bool:
         error = 200 * arm["saved_share_error"]
         result = f"{args.policy} would save {points:+.1f} ± {error:.1f} points"
         print(f"The meter: {result}.")
-        if points + error < stopping.WORTH_POINTS:
+        if points + error < turns.WORTH_POINTS:
             why = f"{result}, too little to try"
     if why is not None:
         print(f"Nothing to try on {args.url}: {why}.")
@@ -102,7 +102,7 @@ def _meter_agrees(status: dict[str, Any], args: Options) -> bool:
 
 
 def _minutes(args: Options, look: int) -> float:
-    return 2 * args.slice * stopping.LOOKS[look] / 60
+    return 2 * args.slice * turns.LOOKS[look] / 60
 
 
 def _line(number: int, pair: Pair, args: Options) -> str:
@@ -119,7 +119,7 @@ def _shown(one: Slice) -> str:
     return f"saves {100 * one.saved:.1f} %{beside}, hits {100 * one.hit:.1f} %"
 
 
-def _interval(far: stopping.Standing) -> str:
+def _interval(far: turns.Standing) -> str:
     return f"{far.low:+.1f} to {far.high:+.1f}"
 
 
@@ -133,20 +133,20 @@ def _unfinished(args: Options, pair: Pair | None, ranks: str) -> str:
     return f"Stopped before a verdict: {known}. {ranks} ranks again."
 
 
-def _end(args: Options, far: stopping.Standing, unit: str, ranks: str, since: str) -> list[str]:
+def _end(args: Options, far: turns.Standing, unit: str, ranks: str, since: str) -> list[str]:
     result = f"{far.points:+.1f} points of the {unit} ({_interval(far)}), {far.pairs} pairs."
     back = f'curl -X POST {args.url}/canopy/policy -d \'{{"device": "{args.against}"}}\''
-    if far.verdict == stopping.BETTER:
+    if far.verdict == turns.BETTER:
         flag = "auto" if args.policy == "wa" else args.policy
         return [
             f"{args.policy} is better than {args.against}: {result} It ranks now.",
             f"For good: restart with --radix-eviction {flag}. Back: {back}",
         ]
     why = {
-        stopping.WORSE: f"{args.policy} is worse than {args.against}",
-        stopping.SAME: f"no difference of {stopping.WORTH_POINTS:g} points",
-        stopping.IDLE: "not tried: nothing was evicted, and where no policy evicts none differs; try "
+        turns.WORSE: f"{args.policy} is worse than {args.against}",
+        turns.SAME: f"no difference of {turns.WORTH_POINTS:g} points",
+        turns.IDLE: "not tried: nothing was evicted, and where no policy evicts none differs; try "
         "again when the cache is full",
-        stopping.UNSURE: "not sure after the last look; longer slices tell more",
-    }[far.verdict or stopping.UNSURE]
+        turns.UNSURE: "not sure after the last look; longer slices tell more",
+    }[far.verdict or turns.UNSURE]
     return [f"{why[0].upper()}{why[1:]}: {result} {ranks} ranks {since}."]

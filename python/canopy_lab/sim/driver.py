@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from array import array
 from collections.abc import Callable, Iterable
@@ -9,13 +10,47 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from canopy_lab.sim.placebo import randomise_categories
 from canopy_lab.sim.requests import Hints, to_requests
 from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.base import Policy
 from sglang_canopy.policy.block_tree import Evicted, RadixTree
 from sglang_canopy.records import Request
+from sglang_canopy.reuse.categories import Categories, Category
+from sglang_canopy.reuse.learner import ReuseModel
+
+_POOL = 10_000
+
+
+class RandomCategories(Categories):
+    """A table that categorises each request by the features of a random earlier request.
+
+    The placebo of a policy that learns from labels. To shuffle the trace's own labels is too weak: the
+    reuse model counts turns and new tokens from the paths.
+    """
+
+    def __init__(self, cap: int, seed: int) -> None:
+        super().__init__(cap)
+        self._draw = random.Random(seed)
+        self._pool: list[tuple[str, ...]] = []
+
+    def refine(
+        self, names: tuple[str, ...], tenant: str | None = None, now: float | None = None
+    ) -> Category:
+        if len(self._pool) < _POOL:
+            self._pool.append(names)
+        else:
+            self._pool[self._draw.randrange(_POOL)] = names
+        return super().refine(self._draw.choice(self._pool), tenant, now)
+
+
+def randomise_categories(policy: Policy, seed: int) -> bool:
+    """Give a new policy random categories. Return whether it has a reuse model to change."""
+    model = getattr(policy, "model", None)
+    if not isinstance(model, ReuseModel):
+        return False
+    model.categories = RandomCategories(model.categories.cap, seed)
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +110,7 @@ def simulate(
 ) -> SimResult:
     """Serve ``trace`` in order from an empty cache of ``capacity_blocks``.
 
-    ``placebo_seed`` gives ``policy``, which must be new, another request's labels (``sim/placebo.py``);
+    ``placebo_seed`` gives ``policy``, which must be new, another request's labels (``randomise_categories``);
     a policy without a reuse model gets the trace's labels shuffled.
     The result's tail is measured against ``threshold_tokens``. With ``optional_caching`` a request
     need not be cached (``policy/block_tree.py``). ``on_request(request, hit_tokens)`` is called after

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -12,14 +12,36 @@ from canopy_lab.sim.compact import CompactTrace
 from canopy_lab.sim.driver import simulate
 from canopy_lab.sim.hindsight import hindsight_class, hindsight_names, make_hindsight
 from canopy_lab.sim.hindsight.future import Future
-from canopy_lab.sim.prefill_seconds import PrefillSeconds
 from canopy_lab.sim.requests import Hints
 from canopy_lab.sim.stack import lru_uncached_tokens
-from canopy_lab.sim.system.engine_profile import load_profile
+from canopy_lab.sim.system.engine_profile import EngineProfile, load_profile
 from canopy_lab.sim.workers import Workers
+from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.base import TAIL_TARGETS, Policy
 from sglang_canopy.policy.registry import make_policy, policy_class, policy_names, simulated_names
+
+STEP_TOKENS = 8192
+"""SGLang's default ``--chunked-prefill-size``."""
+
+
+class PrefillSeconds:
+    """Seconds of prefill of one trace under ``profile``."""
+
+    def __init__(self, profile: EngineProfile, trace: Sequence[TraceRequest]) -> None:
+        self.depth_scale = profile.depth_scale(STEP_TOKENS)
+        self._profile, self._trace = profile, trace
+        self._pairs = profile.pair_s()
+
+    def of(self, uncached_tokens: Sequence[int]) -> float:
+        """Return the sum over requests with these uncached tokens; each computes one or more."""
+        total = 0.0
+        for record, left in zip(self._trace, uncached_tokens, strict=True):
+            new = max(left, 1)
+            context = max(record.input_tokens - new, 0)
+            total += self._profile.prefill_batch_s([(new, context)], self._pairs)
+        return total
+
 
 _TAIL_PERCENTILE = 90
 SECONDS_PROFILE = "llama-3.1-8b-h100"
@@ -56,7 +78,7 @@ class SweepPlan:
     capacities: tuple[float, ...]
     seeds: tuple[int, ...] = (0,)
     placebo: bool = False
-    """Also run policies that read labels with another request's labels (``sim/placebo.py``)."""
+    """Also run policies that read labels with another request's labels."""
     hints: Hints | None = None
     threshold_tokens: float | None = None
     """Tail threshold; default: LRU's 90th percentile at the same capacity."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
-from sglang_canopy.disk.fault_kinds import kind_of
+from sglang_canopy.disk.counters import kind_of
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.private_file import BAD, replace_file, set_aside
 

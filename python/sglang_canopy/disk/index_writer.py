@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Iterable
 from typing import Any
 
-from sglang_canopy.disk.fault_kinds import damaged, kind_of
+from sglang_canopy.disk.counters import damaged, kind_of
 from sglang_canopy.disk.journal import record
 from sglang_canopy.disk.state import StoreState
 

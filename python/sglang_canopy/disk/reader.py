@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sglang_canopy.disk.content import PageBuffers, raw_key
+from sglang_canopy.disk.counters import kind_of
 from sglang_canopy.disk.eviction import Eviction
-from sglang_canopy.disk.fault_kinds import kind_of
 from sglang_canopy.disk.index_writer import IndexWriter
 from sglang_canopy.disk.lifetimes import Lifetimes
 from sglang_canopy.disk.state import StoreState

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
+from sglang_canopy.disk.counters import damaged, kind_of
 from sglang_canopy.disk.eviction import Eviction
-from sglang_canopy.disk.fault_kinds import damaged, kind_of
 from sglang_canopy.disk.folder import Claim, Unavailable, claim
 from sglang_canopy.disk.index_writer import IndexWriter
 from sglang_canopy.disk.journal import Journal

@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 from sglang_canopy import declared
 from sglang_canopy.declared import declare_key
 from sglang_canopy.policy.base import Policy, Victim
-from sglang_canopy.policy.structures.end_queue import EndQueue
+from sglang_canopy.policy.structures.cells import EndQueue
 from sglang_canopy.policy.structures.reranking import Reranking
 from sglang_canopy.policy.tail_target import TailTarget, only_one
 from sglang_canopy.records import Leaf, Request

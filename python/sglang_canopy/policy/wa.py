@@ -26,8 +26,7 @@ from typing import Any, ClassVar
 from sglang_canopy import declared
 from sglang_canopy.declared import declare_key
 from sglang_canopy.policy.base import Policy, Victim
-from sglang_canopy.policy.structures.cells import Cell, Cells
-from sglang_canopy.policy.structures.end_queue import EndQueue, Entry, ReturnQueue
+from sglang_canopy.policy.structures.cells import Cell, Cells, EndQueue, Entry, ReturnQueue
 from sglang_canopy.records import Leaf, Request
 from sglang_canopy.reuse import saved_curves
 from sglang_canopy.reuse.categories import Category

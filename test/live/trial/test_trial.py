@@ -5,9 +5,8 @@ import random
 import pytest
 
 from canopy_lab.cli import trial
-from canopy_lab.live.trial import stopping
-from canopy_lab.live.trial.stopping import LOOKS, standing
-from canopy_lab.live.trial.turns import Counts, pairs
+from canopy_lab.live.trial import turns
+from canopy_lab.live.trial.turns import LOOKS, Counts, pairs, standing
 from sglang_canopy.errors import CanopyError
 
 
@@ -44,7 +43,7 @@ def test_a_clear_gain_is_sure_at_the_first_look() -> None:
     found = list(pairs(server, "wa", "canopy-lru", 60, server.wait))
     assert len(found) == LOOKS[0]
     last = found[-1].so_far
-    assert last.verdict == stopping.BETTER
+    assert last.verdict == turns.BETTER
     assert last.low < 10 < last.high
     assert server.exchanged.count("wa") == server.exchanged.count("canopy-lru") == LOOKS[0]
 
@@ -52,7 +51,7 @@ def test_a_clear_gain_is_sure_at_the_first_look() -> None:
 def test_a_trend_in_the_traffic_favours_neither() -> None:
     server = FakeServer({"wa": 0.4, "canopy-lru": 0.4}, noise=0.0, trend=2e-5)
     *_, last = pairs(server, "wa", "canopy-lru", 60, server.wait)
-    assert last.so_far.verdict in (stopping.SAME, stopping.UNSURE)
+    assert last.so_far.verdict in (turns.SAME, turns.UNSURE)
     firsts = server.exchanged[::2]
     assert {"wa", "canopy-lru"} == set(firsts)
 
@@ -61,9 +60,9 @@ def test_by_hand() -> None:
     found = standing([1.0, 2.0, 3.0, 1.0, 2.0, 3.0])  # s = .894, t(5) at 1 - 1/240 = 4.18
     assert found.points == pytest.approx(2.0)
     assert found.high - found.points == pytest.approx(4.18 * 0.8944 / 6**0.5, rel=0.01)
-    assert found.verdict == stopping.BETTER
-    assert standing([-1.0, -2.0, -3.0, -1.0, -2.0, -3.0]).verdict == stopping.WORSE
-    assert standing([0.1, -0.1, 0.1, -0.1, 0.1, -0.1]).verdict == stopping.SAME
+    assert found.verdict == turns.BETTER
+    assert standing([-1.0, -2.0, -3.0, -1.0, -2.0, -3.0]).verdict == turns.WORSE
+    assert standing([0.1, -0.1, 0.1, -0.1, 0.1, -0.1]).verdict == turns.SAME
     assert standing([9.0, -9.0] * 3).verdict is None
     assert standing([1.0, 2.0, 3.0]).verdict is None  # between two looks
 
@@ -263,7 +262,7 @@ def test_what_only_one_policy_would_have_hit_counts_half_in_both_slices() -> Non
     """Both slices of a pair tell of it, whichever ran: half of its luck in place of all."""
     server = Waves({"wa": 0.4, "canopy-lru": 0.4}, {"wa": 1.0, "canopy-lru": 0.0})
     *_, last = pairs(server, "wa", "canopy-lru", 60, server.wait)
-    assert last.so_far.verdict == stopping.BETTER
+    assert last.so_far.verdict == turns.BETTER
     ours, theirs = last.policy, last.against
     assert ours.shadow == pytest.approx((ours.hit + 0.4) / 2, abs=1e-4)
     assert last.points == pytest.approx(100 * (ours.shadow + theirs.shadow - 0.8), abs=0.02)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from canopy_lab.sim.prefill_seconds import PrefillSeconds
+from canopy_lab.sim.sweep import PrefillSeconds
 from canopy_lab.sim.system import (
     EngineProfile,
     load_profile,

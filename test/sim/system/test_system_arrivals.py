@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from canopy_lab.sim.system import SystemConfig, Workload, run, simulate_system
 from canopy_lab.sim.system.arrivals import ClosedLoop, OpenLoop
-from canopy_lab.sim.system.stamps import spread_stamps
+from canopy_lab.sim.system.workload import spread_stamps
 from canopy_lab.trace.sessions import session_links
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import make_policy
