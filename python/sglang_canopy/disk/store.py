@@ -17,12 +17,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sglang_canopy.disk.clock import SteadyClock
 from sglang_canopy.disk.content import Content, PageBuffers, raw_key
-from sglang_canopy.disk.counters import Faults, StoreCounters
+from sglang_canopy.disk.counters import Faults, StoreCounters, kind_of
 from sglang_canopy.disk.evictable import EvictablePages
 from sglang_canopy.disk.eviction import SWEEP_PAGES, Eviction
 from sglang_canopy.disk.index import PageIndex
@@ -30,7 +31,6 @@ from sglang_canopy.disk.index_writer import IndexWriter
 from sglang_canopy.disk.inspection import held_pages, stats, verify
 from sglang_canopy.disk.lifetimes import Lifetimes
 from sglang_canopy.disk.page import PageMeta
-from sglang_canopy.disk.reader import PageReader
 from sglang_canopy.disk.recovery import Recovery
 from sglang_canopy.disk.state import StoreState
 from sglang_canopy.disk.units import UnitAllocator
@@ -39,6 +39,17 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.base import Policy
 from sglang_canopy.records import Request
 from sglang_canopy.ttl.table import TTLTable
+
+
+@dataclass(slots=True)
+class _PageRead:
+    """One page of a batch, with its index entry at the start of the batch."""
+
+    key: bytes
+    row: int
+    checksum: int
+    unit: int
+    target: list[memoryview]
 
 
 class DiskStore:
@@ -99,7 +110,6 @@ class DiskStore:
         self._index_writer = records = IndexWriter(state)
         self._lifetimes = lifetimes = Lifetimes(state, records)
         self._eviction = eviction = Eviction(state, records)
-        self._reader = PageReader(state, records, lifetimes, eviction)
         self._writer = PageWriter(state, records, lifetimes, eviction, monotonic)
         self._recovery = Recovery(
             state,
@@ -155,7 +165,26 @@ class DiskStore:
         An expired page counts if a later page of the run has not expired: a prefix lives as long as its
         continuation.
         """
-        return self._reader.leading(keys, now)
+        state = self.state
+        if state.unavailable:
+            return 0
+        now = state.clock() if now is None else now
+        raw = [raw_key(key) for key in keys]
+        found = alive = 0
+        with state.lock:
+            rows, expires = state.index.rows, state.index.expires
+            for key in raw:
+                row = rows.get(key)
+                if row is None:
+                    break
+                found += 1
+                if expires[row] > now:
+                    alive = found
+            counters = state.counters
+            counters.lookups += len(raw)
+            counters.found += alive
+            counters.expired_lookups += found - alive
+        return alive
 
     def meta(self, keys: Sequence[str]) -> list[PageMeta | None]:
         """Return the metadata of each page, or ``None`` if it is not on disk."""
@@ -174,7 +203,78 @@ class DiskStore:
         are undefined and the results false. Expired pages that are still on disk are read: only
         ``leading`` applies TTLs.
         """
-        return self._reader.read(keys, into)
+        state = self.state
+        if state.unavailable:
+            return [False] * len(keys)
+        raw = [raw_key(key) for key in keys]
+        now = state.clock()
+        with state.lock:
+            batch = self._locate(raw, into)
+            units, allocator = [page.unit for page in batch], state.units
+            opening, segments = state.opening, state.segments
+            allocator.begin_read(units)
+        errors = segments.read([(page.unit, page.target) for page in batch])
+        good, error = self._count_good(batch, errors)
+        with state.lock:
+            allocator.end_read(units)
+            if opening != state.opening:  # the index was replaced
+                return [i < good for i in range(len(keys))]
+            self._record_reads(batch[:good], now)
+            if good < len(batch):
+                self._drop_bad_page(batch[good], error, keys[good], now)
+        if good < len(batch):
+            self._index_writer.flush()
+        return [i < good for i in range(len(keys))]
+
+    def _locate(self, raw: Sequence[bytes], into: Sequence[PageBuffers]) -> list[_PageRead]:
+        """Return the leading pages that are on disk."""
+        index = self.state.index
+        batch = []
+        for key, buffers in zip(raw, into):
+            row = index.rows.get(key)
+            if row is None:
+                break
+            target = self.state.content.views(buffers)
+            batch.append(_PageRead(key, row, index.checksum(row), index.unit[row], target))
+        return batch
+
+    def _count_good(
+        self, batch: Sequence[_PageRead], errors: Sequence[OSError | None]
+    ) -> tuple[int, OSError | None]:
+        """Return the number of leading good pages, and the I/O error of the next page, if any."""
+        content = self.state.content
+        for good, (page, error) in enumerate(zip(batch, errors, strict=True)):
+            if error is not None or content.checksum(page.key, page.target) != page.checksum:
+                return good, error
+        return len(batch), None
+
+    def _record_reads(self, pages: Sequence[_PageRead], now: float) -> None:
+        state, index, counters = self.state, self.state.index, self.state.counters
+        for page in pages:
+            row = page.row
+            counters.read += 1
+            counters.read_bytes += state.content.page_bytes
+            if index.keys[row] != page.key:
+                continue  # removed during the read; the data read is valid
+            counters.by_category(counters.hits, index.label("category", row))
+            if now > index.last_access[row]:
+                index.last_access[row] = now
+                self._lifetimes.set_expiry(row)
+                state.evictable.rerank(row, now)
+                self._index_writer.mark_used((row,))
+
+    def _drop_bad_page(self, page: _PageRead, error: OSError | None, key: str, now: float) -> None:
+        state = self.state
+        # Keep another page that took the row or the key during the read.
+        if state.index.rows.get(page.key) != page.row:
+            return
+        if state.index.checksum(page.row) != page.checksum:
+            return
+        state.faults.note(
+            "corrupt" if error is None else kind_of(error),
+            error or f"page {key[:16]}... does not match its checksum",
+        )
+        self._eviction.remove_subtree(page.row, "corrupt", now)
 
     def write(
         self,
