@@ -1,20 +1,19 @@
 """Simulated agents at the cliff: sessions an hour with and without a session gate.
 
     python benchmark/latency/gate.py --data DIR --out FILE.json [--rates 30,40,60] [--seeds 1,2]
-        [--arms "none;footprint, wa;..."] [--only-table]
 
 DIR holds ``agentic_coding/traces_500.tar.xz``. The sessions are an overlay of 100 conversations, each up
 to the first request beyond a context of 128 ki tokens. They run in a closed loop: a turn is sent after
 the previous answer and a think time of at most 120 s; sessions begin at random at the offered rate. One instance, profile qwen2.5-7b-h100, 1 M tokens of device memory, LRU.
 
-Arms whose names begin with a capital are whole systems: SGLang's own, and our server with its default
-protection of waiting requests. The others change one setting, and protect only the head of the queue (``--canopy-protect-waiting off``).
+``Together`` is our server with its default protection of waiting requests; the others protect only the
+head of the queue (``--canopy-protect-waiting off``).
 
 ``sessions_per_hour``: between the 20th and the 80th of 100 sessions that ended. ``p99_session_s``:
 from the due time of a session's first turn to its last answer. ``new_p99_ttft_s`` is of first turns,
 ``later_mean_ttft_s`` of all others; waits at the gate count in both.
 
-Runs are added to FILE.json, each once; the table shows all runs of the file.
+Runs are added to FILE.json, each once.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import placebos  # noqa: F401
 
 from canopy_lab.sim.system import SystemConfig, TierSpec, Workload, load_profile, simulate_system
 from canopy_lab.sim.system.arrivals import ClosedLoop
@@ -43,49 +41,16 @@ CONVERSATIONS = 100
 CONTEXT_TOKENS = 131_072
 DEVICE_TOKENS = 1_000_000
 HOST = "host"
-SERVED = {"waiting_prefixes": "by-place"}
-TOGETHER = {
-    "device_policy": "wa",
-    "schedule_policy": "bounded-shortest",
-    "session_gate": "footprint",
-}
 ARMS: Mapping[str, Mapping[str, Any]] = {
-    "SGLang": {"whole_nodes": True, "waiting_prefixes": "touched"},
-    "Protected": {**SERVED},
-    "Protected, wa": {**SERVED, "device_policy": "wa"},
-    "Protected, order": {**SERVED, "schedule_policy": "bounded-shortest"},
-    "Protected, gate": {**SERVED, "session_gate": "footprint"},
-    "Together": {**SERVED, **TOGETHER},
-    "SGLang, host 2x": {HOST: 2.0, "whole_nodes": True, "waiting_prefixes": "touched"},
-    "Together, host 2x": {
-        HOST: 2.0,
-        **SERVED,
-        **TOGETHER,
-        "write_policy": "write_back",
-        "session_gate_config": {"exclusive": True},
-    },
     "none": {},
-    "max-running 8": {"max_running": 8},
-    "static 8": {"session_gate": "static", "session_gate_config": {"sessions": 8}},
-    "static 12": {"session_gate": "static", "session_gate_config": {"sessions": 12}},
-    "static 16": {"session_gate": "static", "session_gate_config": {"sessions": 16}},
-    "random 12": {"session_gate": "random", "session_gate_config": {"sessions": 12}},
     "footprint": {"session_gate": "footprint"},
-    "always armed": {"session_gate": "footprint", "session_gate_config": {"always": True}},
-    "lpm": {"schedule_policy": "lpm"},
-    "hrrn": {"schedule_policy": "hrrn"},
-    "footprint, hrrn": {"session_gate": "footprint", "schedule_policy": "hrrn"},
-    "wa": {"device_policy": "wa"},
-    "footprint, wa": {"session_gate": "footprint", "device_policy": "wa"},
-    "host 2x": {HOST: 2.0},
-    "host 2x, footprint": {HOST: 2.0, "session_gate": "footprint"},
-    "host 2x, write_back": {HOST: 2.0, "write_policy": "write_back"},
-    "host 2x, write_back, footprint": {
-        HOST: 2.0,
-        "write_policy": "write_back",
+    "Together": {
+        "waiting_prefixes": "by-place",
+        "device_policy": "wa",
+        "schedule_policy": "bounded-shortest",
         "session_gate": "footprint",
-        "session_gate_config": {"exclusive": True},
     },
+    "host 2x, write_back": {HOST: 2.0, "write_policy": "write_back"},
 }
 """Name -> arguments of ``SystemConfig``; ``host`` in multiples of the device's memory."""
 
@@ -156,55 +121,24 @@ def run(workload: Workload, arm: str, rate: float, seed: int) -> dict[str, Any]:
     }
 
 
-COLUMNS = (
-    ("sessions/h", "sessions_per_hour", "{:.1f}"),
-    ("P99 session", "p99_session_s", "{:,.0f} s"),
-    ("P99 TTFT, new", "new_p99_ttft_s", "{:,.0f} s"),
-    ("mean TTFT, later", "later_mean_ttft_s", "{:.2f} s"),
-    ("token hits", "token_hit_ratio", "{:.1%}"),
-)
-
-
-def table(rows: list[dict[str, Any]]) -> str:
-    """Means over seeds, in Markdown; of the sessions an hour the least and the greatest, too."""
-    lines = [
-        "| offered | arm | " + " | ".join(name for name, _, _ in COLUMNS) + " | seeds |",
-        "| --- " * (len(COLUMNS) + 3) + "|",
-    ]
-    for rate in sorted({row["offered_per_hour"] for row in rows}):
-        for arm in ARMS:
-            found = [r for r in rows if r["offered_per_hour"] == rate and r["arm"] == arm]
-            if found:
-                cells = [
-                    text.format(statistics.fmean(r[key] for r in found)) for _, key, text in COLUMNS
-                ]
-                ended = [r["sessions_per_hour"] for r in found]
-                cells[0] += f" ({min(ended):.1f} to {max(ended):.1f})"
-                lines.append(f"| {rate:g} | {arm} | {' | '.join(cells)} | {len(found)} |")
-    return "\n".join(lines)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path)
+    parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--rates", default="30,40,60")
-    parser.add_argument("--seeds", default="1,2")
-    parser.add_argument("--arms", default="none,max-running 8,static 12,footprint")
-    parser.add_argument("--only-table", action="store_true")
+    parser.add_argument("--rates", default="40")
+    parser.add_argument("--seeds", default="1,2,3,4")
     args = parser.parse_args()
     rows = json.loads(args.out.read_text()) if args.out.exists() else []
     done = {(row["arm"], row["offered_per_hour"], row["seed"]) for row in rows}
-    for seed in map(int, args.seeds.split(",")) if not args.only_table else ():
+    for seed in map(int, args.seeds.split(",")):
         archive = args.data / "agentic_coding" / "traces_500.tar.xz"
         workload = Workload(sessions(archive, seed))
         for rate in map(float, args.rates.split(",")):
-            for arm in map(str.strip, args.arms.split(";" if ";" in args.arms else ",")):
+            for arm in ARMS:
                 if (arm, rate, seed) in done:
                     continue
                 rows.append(run(workload, arm, rate, seed))
                 args.out.write_text(json.dumps(rows, indent=1) + "\n")
-    print(table(rows))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""What docs/research/latency.md and README say of simulated evictions under load, in numbers."""
+"""Numbers of docs/research/latency.md, of the guide to latency and of README."""
 
 from __future__ import annotations
 
+import itertools
+import math
 import sys
 from pathlib import Path
 from statistics import geometric_mean
@@ -11,11 +13,11 @@ from result_tables import ROOT, listed, load, signed, table
 
 sys.path.append(str(Path(__file__).parent))
 from agent_slices import table as served_table
-from auto import goodputs
 from paired import ratio
 
 RESULTS = ROOT / "benchmark" / "latency" / "results" / "simulated"
 LOADS = ("0.6", "0.8", "0.95", "1.1")
+LOAD_HEADS = ("60 %", "80 %", "95 %", "110 %")
 ROWS = {
     "conversation": ("conversation", "host0"),
     "synthetic": ("synthetic", "host0"),
@@ -46,7 +48,7 @@ def eviction() -> str:
         end = "-host" if host == "host2" else ""
         changes = [change(paths, f"wa{end}", f"sglang{end}", at) for at in LOADS]
         lines.append([label, *(signed(change, 0) for change in changes)])
-    return table(["`wa`", "60 %", "80 %", "95 %", "110 %"], lines, numbers=True)
+    return table(["`wa`", *LOAD_HEADS], lines, numbers=True)
 
 
 def sessions() -> str:
@@ -58,6 +60,29 @@ def sessions() -> str:
         f"mean TTFT {signed(told, 0)} % against {signed(ours, 0)} %, conversations at 80 % load; if "
         f"none does, {signed(kept, 0)} %"
     )
+
+
+def crossing(points: list[tuple[float, float]], target: float) -> float:
+    """Return the load at which the P99 reaches ``target``, by log-linear interpolation between runs.
+
+    Return the lowest load if its P99 is above the target, the highest if no P99 is.
+    """
+    for (low, before), (high, after) in itertools.pairwise(points):
+        if before > target:
+            return low
+        if after > target:
+            share = math.log(target / before) / math.log(after / before)
+            return low + share * (high - low)
+    return points[-1][0]
+
+
+def goodput(paths: list[Path], arm: str, base: str) -> float:
+    """The load whose P99 is that of ``base`` at 80 %, over 80 %; geometric mean over runs."""
+    found = []
+    for known in map(runs, paths):
+        points = [(float(at), known[f"{arm}@{at}"]["p99"]) for at in LOADS]
+        found.append(crossing(points, known[f"{base}@0.8"]["p99"]) / 0.8)
+    return geometric_mean(found)
 
 
 AUTO_ROWS = {
@@ -81,9 +106,8 @@ def auto() -> str:
         shown = [(f"auto{end}", at, "mean") for at in LOADS]
         shown += [(f"auto{end}", "0.95", "p99"), (best, "0.95", "mean")]
         cells = [signed(change(paths, arm, f"sglang{end}", at, of), 0) for arm, at, of in shown]
-        good = geometric_mean(goodputs(workload, float(host[4:]), f"auto{end}"))
-        lines.append([label, *cells, f"x{good:.2f}"])
-    heads = ("60 %", "80 %", "95 %", "110 %", "P99, 95 %", "SGLang's order, 95 %", "goodput")
+        lines.append([label, *cells, f"x{goodput(paths, f'auto{end}', f'sglang{end}'):.2f}"])
+    heads = (*LOAD_HEADS, "P99, 95 %", "SGLang's order, 95 %", "goodput")
     return table(["mean TTFT, %", *heads], lines, numbers=True)
 
 
@@ -128,56 +152,55 @@ def cliff() -> str:
     return table(["overlay", *map(str, overlays)], lines, numbers=True)
 
 
+STATIC = {
+    "host0": ("sglang", "hrrn", "shortest", "sessions", "few", "shortest-few", "shortest-sessions"),
+    "host2": ("sglang-host", "back-host", "back-shortest-host", "back-sessions-host"),
+}
+"""SGLang's own settings, by the size of the host tier."""
+
+
+def best() -> str:
+    """Compare `auto` with the setting of SGLang's that has the least mean TTFT, cell by cell."""
+    lines = []
+    for label, (workload, host) in AUTO_ROWS.items():
+        paths = sorted(RESULTS.glob(f"{workload}-*-{host}.json"))
+        tried = [arm for arm in STATIC[host] if all(f"{arm}@1.1" in runs(p) for p in paths)]
+        auto = "auto-host" if host == "host2" else "auto"
+        over = [max(change(paths, auto, arm, at) for arm in tried) for at in LOADS]
+        lines.append([label, *(signed(one, 0) for one in over)])
+    return table(["mean TTFT, %", *LOAD_HEADS], lines, numbers=True)
+
+
 ORDERS = {
     "random": "random, the placebo",
     "lpm": "`lpm`",
     "hrrn": "`hrrn`",
-    "shortest-prefill-first": "`shortest-prefill-first`, which shares steps",
-    "bounded-shortest": "**`bounded-shortest`**",
+    "shortest": "`shortest-prefill-first`, which shares steps",
+    "order": "**`bounded-shortest`**",
 }
-
-
-def order_runs() -> dict[str, dict[str, list[dict[str, float]]]]:
-    """Load -> order -> a run's changes in per cent for each trace and profile."""
-    found: dict[str, dict[str, list[dict[str, float]]]] = {}
-    names: list[str] = []
-    at = ""
-    for line in (RESULTS.parent / "order.md").read_text(encoding="utf-8").splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if line.startswith("## "):
-            at = line.split(", ")[-1].partition("%")[0] + " %"
-        elif cells[0] == "policy":
-            names = cells
-        elif len(cells) > 2 and cells[1] in ORDERS:
-            row = dict(zip(names, cells, strict=True))
-            changes = {
-                key: float(row[key].rstrip(" %")) for key in ("mean", "median", "P99", "max")
-            }
-            found.setdefault(at, {}).setdefault(cells[1], []).append(changes)
-    return found
 
 
 def order() -> str:
     """Every order against first come, first served."""
-    runs = order_runs()
-    shown = [*((at, "mean") for at in runs), ("95 %", "median"), ("95 %", "P99"), ("95 %", "max")]
-    lines = []
-    for name, label in ORDERS.items():
-        changes = [
-            100 * (geometric_mean(1 + run[key] / 100 for run in runs[at][name]) - 1)
-            for at, key in shown
-        ]
-        lines.append([label, *(signed(one, 0) for one in changes)])
+    paths = sorted(RESULTS.glob("unseen-*.json"))
+    shown = [*((at, "mean") for at in LOADS), ("0.95", "p50"), ("0.95", "p99"), ("0.95", "max")]
+    lines = [
+        [label, *(signed(change(paths, arm, "sglang", at, of), 0) for at, of in shown)]
+        for arm, label in ORDERS.items()
+    ]
     heads = ("median, 95 %", "P99, 95 %", "slowest, 95 %")
-    return table(["mean TTFT, %", *runs, *heads], lines, numbers=True)
+    return table(["mean TTFT, %", *LOAD_HEADS, *heads], lines, numbers=True)
 
 
 def slowest() -> str:
     """The greatest slowest request of the runs, by load."""
-    runs = order_runs().values()
+    paths = sorted(RESULTS.glob("unseen-*.json"))
     return "; ".join(
-        f"`{name}` " + ", ".join(signed(max(run["max"] for run in of[name]), 0) for of in runs)
-        for name in ("shortest-prefill-first", "bounded-shortest")
+        f"{ORDERS[arm].split(',')[0].strip('*')} "
+        + ", ".join(
+            signed(max(change([p], arm, "sglang", at, "max") for p in paths), 0) for at in LOADS
+        )
+        for arm in ("shortest", "order")
     )
 
 
@@ -428,6 +451,7 @@ PARTS = {
     "eviction": eviction,
     "sessions": sessions,
     "auto": auto,
+    "best": best,
     "gate": gate,
     "order": order,
     "slowest": slowest,

@@ -1,8 +1,7 @@
 """TTFT under load, simulated: the gains of eviction, order, gate and copies.
 
-    python benchmark/latency/simulated.py --data DATA run        # all parts, two at a time
-    python benchmark/latency/simulated.py --data DATA run --first --seeds 0,1 --only conversation
-    python benchmark/latency/simulated.py table > benchmark/latency/results/simulated.md
+    python benchmark/latency/simulated.py --data DATA            # all parts, two at a time
+    python benchmark/latency/simulated.py --data DATA --seeds 0,1 --only conversation
 
 A part is a workload, a profile, a seed and a size of the host tier. Its loads are shares of the
 saturation of SGLang's defaults, which it measures first. Every run is written when it ends, and a
@@ -13,7 +12,8 @@ stretched to the load, a turn no earlier than the previous answer; a seed is ano
 the first, and other starts of the conversations of the second. `agentic` is 50 conversations of
 the agentic archive in a closed loop, chosen by the seed; sub-agents included. Its load is the rate of
 new sessions. `pauses` is the conversation trace with pauses ten times as long, `mix` half of its
-requests together with agents that begin in the same time (mixed.py).
+requests together with agents that begin in the same time (mixed.py). `unseen-conversation` and
+`unseen-synthetic` are windows of the first two that no constant was chosen on.
 """
 
 from __future__ import annotations
@@ -22,19 +22,16 @@ import argparse
 import hashlib
 import itertools
 import json
-import math
 import random
-import statistics
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from arms import ARMS, Arm
+from arms import ARMS, UNSEEN, Arm
 from mixed import merged, with_pauses
 
 from canopy_lab.sim.compact import CompactTrace
@@ -54,7 +51,12 @@ PAUSES = 10.0
 """Factor of the gaps between turns in `pauses`."""
 LOADS = (0.6, 0.8, 0.95, 1.1)
 SEEDS = (0, 1, 2)
-WORKLOADS = ("conversation", "synthetic", "agentic", "pauses", "mix")
+UNSEEN_WINDOWS = {
+    "unseen-conversation": ("conversation_first60", 3000),
+    "unseen-synthetic": ("synthetic_trace", 2500),
+}
+"""Workload -> file of the trace and its first request."""
+WORKLOADS = ("conversation", "synthetic", "agentic", "pauses", "mix", *UNSEEN)
 DEVICE_TOKENS = {"qwen2.5-7b-h100": 1_000_000, "llama-3.1-8b-h100": 400_000}
 """Profile -> tokens that about 55 GB of KV hold."""
 
@@ -94,6 +96,7 @@ def parts() -> list[Part]:
         for seed, host, profile, workload in itertools.product(
             SEEDS, hosts, DEVICE_TOKENS, WORKLOADS
         )
+        if workload not in UNSEEN or seed == host == 0
     ]
 
 
@@ -103,9 +106,11 @@ def trace(workload: str, seed: int, data: Path, longest: int | None = None) -> l
     if workload == "agentic":
         return list(itertools.islice(agents(SESSIONS, seed, data, longest), REQUESTS))
     if workload == "synthetic":
-        path = data / "mooncake" / "synthetic_trace.jsonl"
-        made = list(itertools.islice(open_trace(path, "mooncake"), REQUESTS))
+        made = mooncake("synthetic_trace", 0, REQUESTS, data)
         return made if seed == 0 else shuffled(made, seed)
+    if workload in UNSEEN:
+        file, start = UNSEEN_WINDOWS[workload]
+        return mooncake(file, start, REQUESTS, data)
     if workload == "mix":
         chat = conversation(seed, REQUESTS // 2, data)
         return merged(chat, agents(SESSIONS_OF_MIX, seed, data, longest))[:REQUESTS]
@@ -120,8 +125,12 @@ def agents(sessions: int, seed: int, data: Path, longest: int | None) -> Iterato
 
 
 def conversation(seed: int, requests: int, data: Path) -> list[TraceRequest]:
-    path, start = data / "mooncake" / "conversation_first60.jsonl", 1400 * seed
-    return list(itertools.islice(open_trace(path, "mooncake"), start, start + requests))
+    return mooncake("conversation_first60", 1400 * seed, requests, data)
+
+
+def mooncake(file: str, start: int, requests: int, data: Path) -> list[TraceRequest]:
+    trace = open_trace(data / "mooncake" / f"{file}.jsonl", "mooncake")
+    return list(itertools.islice(trace, start, start + requests))
 
 
 def up_to(requests: Iterable[TraceRequest], longest: int) -> Iterator[TraceRequest]:
@@ -259,110 +268,20 @@ def write(path: Path, known: dict[str, Any]) -> None:
     scratch.replace(path)
 
 
-def tables() -> Iterator[str]:
-    """Return Markdown tables: each arm against its baseline, by workload and host size."""
-    rows: dict[tuple[str, float], dict[str, dict[float, list[tuple]]]] = {}
-    limits: dict[tuple[str, float], dict[str, list[float]]] = {}
-    for part in parts():
-        if not part.path.exists():
-            continue
-        runs = json.loads(part.path.read_text())["runs"]
-        base = part.arms[0]
-        of_arms = rows.setdefault((part.workload, part.host), {})
-        goods = limits.setdefault((part.workload, part.host), {})
-        for arm in part.arms:
-            points = []
-            for load in LOADS:
-                row, beside = runs.get(name(arm, load)), runs.get(name(base, load))
-                if row is None or beside is None or row["arm"] != fingerprint(arm):
-                    continue
-                of_arms.setdefault(arm.key, defaultdict(list))[load].append((row, beside))
-                points.append((load, row["p99"]))
-            target = runs.get(name(base, 0.8))
-            if len(points) == len(LOADS) and target is not None:
-                goods.setdefault(arm.key, []).append(crossing(points, target["p99"]))
-    yield "# TTFT under load, simulated\n"
-    yield (
-        "Change of mean / P99 TTFT in % against SGLang's defaults at the same load, the geometric "
-        "mean over profiles and seeds, and in brackets the least and the greatest of them; "
-        f"published profiles, {REQUESTS:,} requests or {SESSIONS} agentic sessions a run. Goodput: "
-        "the load whose P99 is that of the defaults at 80 %, between the loads that were run. "
-        "Sessions an hour at 110 %. Runs: profiles x seeds.\n"
-    )
-    for (workload, host), of_arms in sorted(rows.items()):
-        yield f"## {workload}, {'no host tier' if not host else f'host of {host:g} x the device'}\n"
-        yield (
-            "| arm | "
-            + " | ".join(f"{load:.0%}" for load in LOADS)
-            + (" | goodput | sessions/h | runs |")
-        )
-        yield "|---|" + "---|" * (len(LOADS) + 3)
-        for key, by_load in of_arms.items():
-            cells = [change(by_load[load], key) if load in by_load else "" for load in LOADS]
-            good = limits[workload, host].get(key, [])
-            cells.append(f"{statistics.fmean(good):.0%}" if good else "")
-            ratios = [
-                row["sessions_per_hour"] / beside["sessions_per_hour"]
-                for row, beside in by_load.get(LOADS[-1], [])
-            ]
-            times = statistics.geometric_mean(ratios) if ratios else 0
-            cells.append(f"x {times:.2f} [{min(ratios):.2f}, {max(ratios):.2f}]" if ratios else "")
-            cells.append(str(min(map(len, by_load.values()))))
-            yield f"| {key} | " + " | ".join(cells) + " |"
-        yield ""
-
-
-def change(pairs: list[tuple], key: str) -> str:
-    """``mean / P99`` in percent with their ranges; seconds for a baseline."""
-    made = []
-    for of in ("mean", "p99"):
-        if key.startswith("sglang"):
-            seconds = [row[of] for row, _ in pairs]
-            low, high, middle = min(seconds), max(seconds), statistics.fmean(seconds)
-            made.append(f"{middle:.3g} [{low:.3g}, {high:.3g}]")
-        else:
-            changes = [100 * (row[of] / beside[of] - 1) for row, beside in pairs]
-            ratio = statistics.geometric_mean(row[of] / beside[of] for row, beside in pairs)
-            middle = 100 * (ratio - 1)
-            made.append(f"{middle:+.0f} [{min(changes):+.0f}, {max(changes):+.0f}]")
-    return " / ".join(made) + (" s" if key.startswith("sglang") else "")
-
-
-def crossing(points: list[tuple[float, float]], target: float) -> float:
-    """Return the load at which the P99 reaches ``target``, by log-linear interpolation between runs.
-
-    Return the lowest load if its P99 is above the target, the highest if no P99 is.
-    """
-    for (low, before), (high, after) in itertools.pairwise(points):
-        if before > target:
-            return low
-        if after > target:
-            share = math.log(target / before) / math.log(after / before)
-            return low + share * (high - low)
-    return points[-1][0]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--data", type=Path, help="folder that holds mooncake/ and agentic_coding/")
-    parser.add_argument("action", choices=("run", "table"))
+    parser.add_argument(
+        "--data", type=Path, required=True, help="folder that holds mooncake/ and agentic_coding/"
+    )
     parser.add_argument("--minutes", type=float, default=1e6, help="stop after so long")
     parser.add_argument("--only", default="", help="parts whose name holds this")
     parser.add_argument("--seeds", default="0,1,2", help="parts of these seeds")
-    parser.add_argument("--first", action="store_true", help="only the arms marked so")
     parser.add_argument("--arms", help="only these arms")
     parser.add_argument("--processes", type=int, default=2)
     args = parser.parse_args()
-    if args.action == "table":
-        print("\n".join(tables()))
-        return
-    if args.data is None:
-        parser.error("run needs --data")
     until = time.time() + args.minutes * 60
     seeds = set(map(int, args.seeds.split(",")))
-    wanted = frozenset(
-        args.arms.split(",") if args.arms else [a.key for a in ARMS if a.first or not args.first]
-    )
+    wanted = frozenset(args.arms.split(",") if args.arms else [a.key for a in ARMS])
     if unknown := wanted - {arm.key for arm in ARMS}:
         parser.error(f"--arms: there is no arm named {', '.join(sorted(unknown))}")
     chosen = [part for part in parts() if args.only in part.key and part.seed in seeds]

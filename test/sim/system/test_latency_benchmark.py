@@ -1,4 +1,4 @@
-"""benchmark/latency: its arms are systems that can be, and its table's arithmetic."""
+"""benchmark/latency: its arms are valid systems, and its goodput is interpolated."""
 
 import itertools
 import sys
@@ -15,12 +15,12 @@ FOLDER = Path(__file__).resolve().parents[3] / "benchmark" / "latency"
 @pytest.fixture
 def simulated(monkeypatch):
     monkeypatch.syspath_prepend(str(FOLDER))
-    for name in ("arms", "simulated", "gate"):
+    for name in ("arms", "simulated", "gate", "page"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     import simulated
 
     yield simulated
-    for name in ("arms", "simulated", "gate"):
+    for name in ("arms", "simulated", "gate", "page"):
         sys.modules.pop(name, None)
 
 
@@ -52,11 +52,13 @@ def test_an_arm_that_says_nothing_of_who_waits_is_run_again_when_the_default_cha
 
 
 def test_the_load_at_a_target_lies_between_the_runs_around_it(simulated):
+    import page
+
     points = [(0.6, 1.0), (0.8, 4.0), (0.95, 64.0)]
-    assert simulated.crossing(points, 2.0) == pytest.approx(0.7)
-    assert simulated.crossing(points, 4.0) == pytest.approx(0.8)
-    assert simulated.crossing(points, 0.5) == 0.6
-    assert simulated.crossing(points, 100.0) == 0.95
+    assert page.crossing(points, 2.0) == pytest.approx(0.7)
+    assert page.crossing(points, 4.0) == pytest.approx(0.8)
+    assert page.crossing(points, 0.5) == 0.6
+    assert page.crossing(points, 100.0) == 0.95
 
 
 def test_shuffled_starts_keep_the_gaps_of_conversations(simulated):
@@ -82,7 +84,7 @@ def test_a_session_ends_before_its_first_request_that_is_too_long(simulated):
     assert made == [("a", 20), ("a", 30), ("b", 20), ("b", 40), ("b", 40)]
 
 
-@pytest.mark.parametrize("arm", ["SGLang", "Together", "Together, host 2x"])
+@pytest.mark.parametrize("arm", ["none", "Together", "host 2x, write_back"])
 def test_sessions_are_timed_from_their_first_turn_to_their_last_answer(simulated, arm):
     import gate
 
