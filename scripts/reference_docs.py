@@ -189,7 +189,7 @@ def policy_options() -> str:
         cls = policy_config(name)
         if not dataclasses.fields(cls):
             without.append(f"`{name}`")
-        elif name in registry.served_names():
+        elif registry.live_name(name) in registry.live_names():
             above = next((base for base in cls.__mro__[1:] if base in shown), None)
             inherited = {f.name for f in dataclasses.fields(above)} if above else set()
             more = f"All keys of `{shown[above]}`, and:\n\n" if above else ""
