@@ -296,19 +296,6 @@ def code() -> list[Row]:
     search = "`python/canopy_chunks/calibration/search.py`"
     return [
         Row(
-            "Figure 1",
-            shows="ways to restore attention between chunks",
-            here="[the selectors](../../../docs/reference/documents.md#selectors)",
-            where="`python/canopy_chunks/fuse/selectors`",
-        ),
-        Row(
-            "Figure 5",
-            shows="offline scores, sparse transfer, fusion",
-            here="scores lie with the chunk; with `frequency` only what is reused is read, rotated and written. "
-            "`question`, the default, places all of a chunk, since it reads the keys to choose",
-            where="`python/canopy_chunks/fuse/fusion.py` `python/canopy_chunks/fuse/placement.py`",
-        ),
-        Row(
             "Figure 6",
             shows="the pipeline: transfer a layer ahead, recompute, deferred RoPE, scatter",
             here="overlaps on a CPU and changes no logit; the CUDA streams have not run. Reused rows are rotated "
@@ -318,22 +305,10 @@ def code() -> list[Row]:
             impossible="a CUDA device; `scripts/gpu_lease.sh` runs them on one",
         ),
         Row(
-            "Equation 1",
-            shows="K and V are linear in the hidden state",
-            here="sparse rows, equal to transformers' on four architectures",
-            where="`python/canopy_chunks/fuse/rows.py` `test/chunk/fuse/test_fusion_invariants.py`",
-        ),
-        Row(
             "Equation 2, Equation 3, Equation 4, Equation 5, Equation 6",
             shows="FFT along the tokens, the lowest bins kept, norms of what is reconstructed",
             here="as printed, so bin 0, a chunk's mean, counts as low",
             where=f"{lowpass} `python/canopy_chunks/fuse/selectors/frequency.py`",
-        ),
-        Row(
-            "Equation 8",
-            shows="keys stored before RoPE, rotated to their places",
-            here="checked by rotating back; exact at r = 0 behind the true prefix",
-            where="`python/canopy_chunks/fuse/rope.py` `test/chunk/fuse/test_fusion_invariants.py`",
         ),
         Row(
             "Equation 9, Equation 11",

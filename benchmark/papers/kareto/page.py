@@ -176,51 +176,11 @@ def _ttft(case: dict[str, Any], name: str) -> list[float]:
 def code() -> list[Row]:
     return [
         Row(
-            "Figure 4",
-            shows="the simulator: radix tree, tiers, scheduler, step times from a profile",
-            here="the same parts with the server's own policies, "
-            "[held against SGLang's own cache](../../../docs/research/simulator.md)",
-            where="`python/canopy_lab/sim/system`",
-        ),
-        Row(
-            "Figure 9",
-            shows="planner, simulator, selector",
-            here="`canopy plan`, which writes the file that starts a server",
-            where="`python/canopy_lab/plan/planner.py`",
-        ),
-        Row(
             "Figure 17",
             shows="the simulator's error: at most 19.2 % TTFT, 6.5 % throughput, 2.0 % hits",
             where="`docs/research/simulator.md` `benchmark/plan/fidelity.py`",
             here="[measured](../../../docs/research/simulator.md) on a CPU with a small model",
             impossible="a GPU server to serve the same",
-        ),
-        Row(
-            "Equation 1",
-            shows="minimise latency and cost, maximise throughput",
-            here="two or more of ten metrics",
-            where="`python/canopy_lab/plan/objective.py`",
-        ),
-        Row(
-            "Equation 2",
-            shows="cost: GPU-hours and non-linear prices",
-            here="steps, smallest sizes, paid IOPS and bandwidth",
-            where="`python/canopy_lab/plan/prices.py`",
-        ),
-        Row(
-            "Equation 3, Algorithm 2",
-            shows="TTLs of maximal hits within a budget: best hits per cost, scaled, "
-            "SLSQP from several starts",
-            here="to the letter for the comparison, hits interpolated between their steps; the product "
-            "[allocates otherwise](../../../docs/research/group-ttl.md)",
-            where="`benchmark/papers/kareto/algorithm2.py` `python/canopy_lab/group_ttl/groups.py`",
-        ),
-        Row(
-            "Algorithm 1",
-            shows="coarse grid over DRAM and TTL, expansion of DRAM, midpoints where curves bend",
-            here="over DRAM and the disk's size, as in section 5.3.1, and over a TTL, as in the listing and "
-            "section 5.1 ([both](#searches)); thresholds and least step are ours",
-            where="`figure-13-by-ttl` `benchmark/papers/kareto/algorithm1.py` `python/canopy_lab/plan/search.py`",
         ),
     ]
 

@@ -249,33 +249,6 @@ def theory() -> list[Row]:
     papers = worst("the paper's belief")
     return [
         Row(
-            "Figure 1",
-            shows="two conversations: the worst next turn is 150 blocks under T-LRU, 200 under LRU",
-            here="the same, with room made after the request as in Algorithm 1; a server must cache "
-            "what it serves, and then both have 200",
-            where="`test/policy/test_canopy_tlru.py`",
-        ),
-        Row(
-            "Figure 2, Equation 4, Equation 5, Equation 6",
-            shows="only L + Q - xi blocks have to stay; capacity; no more than the history",
-            here="a leaf is cut there and nowhere else; recounted after every request of the tests",
-            where="`python/sglang_canopy/policy/canopy_tlru.py` "
-            "`python/sglang_canopy/policy/block_tree.py`",
-        ),
-        Row(
-            "Equation 7, Equation 11, Theorem 1",
-            shows="the least TEL in hindsight is Belady's, capped at L + Q - xi",
-            here="equal to an exhaustive search on small traces; no bound where a shorter prompt comes "
-            "between two longer ones",
-            where="`python/canopy_lab/sim/hindsight/tail_belady.py` `test/sim/test_hindsight.py`",
-        ),
-        Row(
-            "Algorithm 1",
-            shows="T-LRU: trim what is TEL-safe, then LRU",
-            here="`canopy-tlru`; with `next_prompt_tokens` the paper's constant Q, else learnt",
-            where="`python/sglang_canopy/policy/canopy_tlru.py`",
-        ),
-        Row(
             "Equation 8, Lemma 1",
             (
                 Claim(

@@ -105,41 +105,6 @@ def figure_28() -> Row:
     )
 
 
-def code() -> list[Row]:
-    return [
-        Row(
-            "Figure 1, Figure 2",
-            shows="prefill, decoding, and reuse of prefixes",
-            here="the simulator's steps and its radix tree",
-            where="`python/canopy_lab/sim/system/prefill.py` `python/sglang_canopy/policy/block_tree.py`",
-        ),
-        Row(
-            "Figure 3, Table 1",
-            shows="one record of a trace; what public traces tell",
-            here="seven formats behind one record; no reader invents users",
-            where="`python/canopy_lab/trace/bailian.py` `docs/reference/traces.md`",
-        ),
-        Row(
-            "Table 2",
-            shows="which observation led to which technique",
-            here="probability by category, depth as the tie-break, no frequency, bounded time ahead",
-            where="`python/sglang_canopy/reuse/exponential.py`",
-        ),
-        Row(
-            "Figure 23",
-            shows="looking up the reuse probability on the fitted curve",
-            here="the difference of the fitted distribution, checked against a log of requests",
-            where="`test/reuse/test_exponential.py` `python/sglang_canopy/reuse/exponential.py`",
-        ),
-        Row(
-            "Figure 24",
-            shows="the algorithm: a queue a category, 79 us a victim",
-            here="a queue a category; [what a victim costs](../../../docs/research/eviction-cost.md)",
-            where="`python/sglang_canopy/policy/structures/cells.py`",
-        ),
-    ]
-
-
 def short() -> str:
     (ours, of), (papers, _), (ours_cold, _), (papers_cold, _) = (
         losses(arm + how) for how in (PROFILED, "") for arm in (OURS, PAPERS_WA)
@@ -254,7 +219,7 @@ def _size(text: str) -> str:
 
 
 def all_rows() -> list[Row]:
-    return [*section_3(), *evaluation(), *code()]
+    return [*section_3(), *evaluation()]
 
 
 PARTS = {
