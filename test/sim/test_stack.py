@@ -9,20 +9,13 @@ from canopy_lab.sim.driver import simulate
 from canopy_lab.sim.stack import COLD, lru_curve, lru_uncached_tokens, stack_distances
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import make_policy
-from support.trace_samples import flat, mooncake, random_trace, record
+from support.trace_samples import flat, mooncake, random_trace
 
 
 def test_a_distance_is_the_number_of_other_ids_since():
     ids = np.array([1, 2, 3, 1, 1, 2, 4, 3])
     assert stack_distances(ids).tolist() == [COLD, COLD, COLD, 2, 0, 2, COLD, 3]
     assert stack_distances(np.array([], dtype=np.int64)).size == 0
-
-
-def test_a_request_is_looked_up_before_its_blocks_move():
-    # Cached, most recent first: 1 2 3. The second request finds all three in 3 blocks, and
-    # 1, 2 in two, whatever order its own blocks are touched in.
-    curve = lru_curve([record(0, [1, 2, 3]), record(1, [1, 2, 3])])
-    assert curve.block_hits_at.tolist() == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("chunk", [1 << 19, 7])

@@ -8,7 +8,7 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.block_tree import RadixTree
 from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.records import Request
-from support.trace_samples import flat, random_trace, record
+from support.trace_samples import random_trace, record
 
 
 def run(trace, capacity, policy="lru", **options):
@@ -26,11 +26,6 @@ def run(trace, capacity, policy="lru", **options):
 def runs(tree):
     """The tree as {blocks of a node: blocks of its parent}."""
     return {node.blocks: node.parent.blocks for node in tree.nodes()}
-
-
-def test_hit_is_the_leading_run_of_cached_blocks():
-    hits, _, _ = run([record(0, [1, 2, 3]), record(1, [1, 2, 4]), record(2, [9, 2, 3])], 100)
-    assert hits == [0, 2, 0]
 
 
 def test_a_shared_prefix_becomes_one_node():
@@ -76,60 +71,6 @@ def test_a_cut_takes_what_its_options_say(lengths, capacity, options, cut):
     trace = [record(at, [next(fresh) for _ in range(n)]) for at, n in enumerate(lengths)]
     _, cuts, _ = run(trace, capacity, **options)
     assert [c.blocks for c in cuts] == [cut]
-
-
-def test_a_parent_becomes_evictable_when_its_last_child_goes():
-    trace = [record(0, [1, 2]), record(1, [1, 3]), record(2, [4, 5, 6])]
-    _, cuts, tree = run(trace, 4)
-    assert [c.blocks for c in cuts] == [(2,), (3,)]
-    assert runs(tree) == {(1,): (), (4, 5, 6): ()}
-    _, cuts, tree = run([*trace, record(3, [7])], 4)
-    assert [c.blocks for c in cuts][2:] == [(1,)]
-
-
-def test_a_request_never_evicts_its_own_path():
-    trace = [record(0, [1, 2]), record(1, [3]), record(2, [1, 2, 4, 5])]
-    hits, cuts, _ = run(trace, 4)
-    assert hits == [0, 0, 2]
-    assert [c.blocks for c in cuts] == [(3,)]
-
-
-def test_a_request_longer_than_the_cache_keeps_its_head():
-    trace = [record(0, [9]), record(1, [1, 2, 3, 4, 5]), record(2, [1, 2, 3, 4, 5])]
-    hits, cuts, tree = run(trace, 3)
-    assert hits == [0, 0, 3]
-    assert [c.blocks for c in cuts] == [(9,)]
-    assert runs(tree) == {(1, 2, 3): ()}
-
-
-def test_a_locked_leaf_is_not_evicted_until_unlocked():
-    tree = RadixTree(make_policy("lru"), 2, 10)
-    first, second, third = to_requests([record(0, [1]), record(1, [2]), record(2, [3])])
-    tree.access(first)
-    tree.access(second)
-    node, hit = tree.match((1,))
-    assert hit == 1
-    tree.lock(node)
-    tree.access(third)
-    tree.verify()
-    assert set(tree.root.children) == {1, 3}
-    tree.unlock(node)
-    tree.verify()
-    assert tree.evict(1) == 1
-    assert set(tree.root.children) == {3}
-
-
-def test_a_split_keeps_a_lock_on_the_deeper_part():
-    tree = RadixTree(make_policy("lru"), 10, 10)
-    first, second = to_requests([record(0, [1, 2]), record(1, [1])])
-    tree.access(first)
-    node, _ = tree.match((1, 2))
-    tree.lock(node)
-    tree.access(second)
-    assert tree.evict(2) == 0
-    tree.unlock(node)
-    assert tree.evict(2) == 2
-    tree.verify()
 
 
 def test_overlapping_requests_keep_their_paths_until_they_end():
@@ -222,8 +163,3 @@ def test_labels_of_the_request_reach_every_node_of_its_path():
         (2,): ("chat", 1),
         (3,): ("code", 4),
     }
-
-
-def test_flat_traces_are_ordinary_cache_traces():
-    result = simulate(flat([1, 2, 3, 1, 2, 3, 1]), make_policy("lru"), 3)
-    assert result.block_hits == 4
