@@ -9,8 +9,9 @@ from hypothesis import settings
 from support.chip import environment, has_cuda
 
 # No deadline: an example's time depends on the machine's load. Examples are equal in each run, so that
-# only a change makes a test fail; `--all` draws new ones.
-settings.register_profile("canopy", deadline=None, derandomize=True)
+# only a change makes a test fail; `--all` draws new ones,
+# and more of them.
+settings.register_profile("canopy", deadline=None, derandomize=True, max_examples=40)
 settings.register_profile("explore", deadline=None, print_blob=True)
 
 # Set before sglang or triton is imported.
@@ -33,13 +34,26 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Run real servers first; the short tests then go to the first idle worker."""
-    items.sort(key=lambda item: "e2e" not in item.path.parts)
+    """Run real servers first; the short tests then go to the first idle worker.
+
+    A file stays with one worker. Files marked with the same `xdist_group` do, one after the other.
+    """
+    order = {item: ("e2e" not in item.path.parts, *_group(item)) for item in items}
+    items.sort(key=order.__getitem__)
     if not config.getoption("--all"):
         skip = pytest.mark.skip(reason="long: ./scripts/test.sh --all runs it")
         for item in items:
             if item.get_closest_marker("long"):
                 item.add_marker(skip)
+
+
+def _group(item: pytest.Item) -> tuple[bool, str]:
+    """Return where the item's group comes; without one, its file becomes its group."""
+    mark = item.get_closest_marker("xdist_group")
+    if mark is None:
+        item.add_marker(pytest.mark.xdist_group(item.location[0]))
+        return True, ""
+    return False, mark.args[0]
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,7 @@
 """Real servers over HTTP, started for a test and stopped after it.
 
-`server(...)` is a context manager for a server of the test's own. `shared_server(...)` starts one
-for the whole test module: the same arguments give the same server again.
+`server(...)` is a context manager for a server of the test's own. `shared_server(...)` keeps one
+for all tests of a process: the same arguments give the same server again.
 """
 
 import contextlib
@@ -123,21 +123,65 @@ def server(tmp_path: Path) -> Serve:
     return start
 
 
+@pytest.fixture(scope="session")
+def running() -> Iterator[dict[tuple[Any, ...], tuple[Client, contextlib.ExitStack]]]:
+    """The shared servers of this process by their arguments, with what stops them."""
+    kept: dict[tuple[Any, ...], tuple[Client, contextlib.ExitStack]] = {}
+    yield kept
+    for _, stack in kept.values():
+        stack.close()
+
+
 @pytest.fixture(scope="module")
-def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Client]]:
-    """`client = shared_server(model, "--flag", ...)`, flushed, and kept until the module ends."""
-    with contextlib.ExitStack() as stack:
-        running: dict[tuple[Any, ...], Client] = {}
+def shared_server(
+    running: dict[tuple[Any, ...], tuple[Client, contextlib.ExitStack]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[..., Client]:
+    """`client = shared_server(model, "--flag", ...)`, flushed.
 
-        def start(model: Path, *arguments: str, kv_tokens: int = 4096, **options: Any) -> Client:
-            key = (model, arguments, kv_tokens, repr(sorted(options.items())))
-            if key not in running:
-                log = tmp_path_factory.mktemp("server") / "server.log"
-                started = stack.enter_context(
-                    serve(model, log, *arguments, kv_tokens=kv_tokens, **options)
-                )
-                running[key] = Client(started)
-            running[key].flush()
-            return running[key]
+    The next module with the same arguments gets it too, unless another server started in between.
+    """
+    used = set()
 
-        yield start
+    def start(model: Path, *arguments: str, kv_tokens: int = 4096, **options: Any) -> Client:
+        key = (model, arguments, kv_tokens, repr(sorted(options.items())))
+        used.add(key)
+        if key not in running:
+            for other in running.keys() - used:
+                running.pop(other)[1].close()
+            log = tmp_path_factory.mktemp("server") / "server.log"
+            stack = contextlib.ExitStack()
+            started = stack.enter_context(
+                serve(model, log, *arguments, kv_tokens=kv_tokens, **options)
+            )
+            running[key] = Client(started), stack
+        client = running[key][0]
+        client.flush()
+        return client
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def small_model(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of two layers with large weights, so that its output depends on the whole prompt."""
+    from support.small_models import LLAMA, write_model
+
+    return write_model(tmp_path_factory.mktemp("models") / "small", smollm2, LLAMA)
+
+
+@pytest.fixture(scope="session")
+def request_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder into which `canopy_server` logs its requests."""
+    return tmp_path_factory.mktemp("request-log")
+
+
+@pytest.fixture
+def canopy_server(
+    shared_server: Callable[..., Client], small_model: Path, request_log: Path
+) -> Client:
+    """The server of the group `canopy`: one start for every test that its flags leave alone."""
+    flags = ["--radix-eviction", "wa", "--canopy-enable-forced-output"]
+    flags += ["--enable-custom-logit-processor", "--log-requests", "--log-requests-level", "3"]
+    flags += ["--log-requests-format", "json", "--log-requests-target", str(request_log)]
+    return shared_server(small_model, *flags, kv_tokens=2048)

@@ -1,7 +1,6 @@
 """The replay against a real server: exact lengths, turns that hit generated tokens, labels."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +10,12 @@ from canopy_lab.trace import open_trace
 from sglang_canopy.bench_serving import main, replay
 from sglang_canopy.errors import CanopyError
 
-
-@pytest.fixture(scope="module")
-def log_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("request-log")
+pytestmark = pytest.mark.xdist_group("canopy")
 
 
 @pytest.fixture
-def client(shared_server: Callable[..., Any], tiny_model: Path, log_dir: Path) -> Any:
-    """One server for all of these tests, with an empty cache."""
-    logged = ["--log-requests", "--log-requests-level", "3", "--log-requests-format", "json"]
-    logged += ["--log-requests-target", str(log_dir)]
-    return shared_server(tiny_model, "--canopy-enable-forced-output", *logged, kv_tokens=4096)
+def client(canopy_server: Any) -> Any:
+    return canopy_server
 
 
 @pytest.fixture(scope="module")
@@ -143,13 +136,13 @@ def test_lengths_scale_and_blocks_stay_shared(client: Any, tiny_model: Path, cha
 
 
 def test_a_servers_own_log_reads_back_as_the_trace_it_was_sent(
-    client: Any, tiny_model: Path, chat: Path, log_dir: Path
+    client: Any, tiny_model: Path, chat: Path, request_log: Path
 ) -> None:
     replay(
         "bailian", str(chat), client.url, "tiny", tokenizer=str(tiny_model),
         time_scale=0, max_concurrency=1,
     )  # fmt: skip
-    (log,) = log_dir.iterdir()
+    (log,) = request_log.iterdir()
     logged = list(open_trace(log, "sglang"))[-9:]
     for read, sent in zip(logged, open_trace(chat, "bailian"), strict=True):
         assert (read.input_tokens, read.output_tokens) == (sent.input_tokens, sent.output_tokens)

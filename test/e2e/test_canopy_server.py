@@ -15,6 +15,7 @@ from support.prompts import token_ids
 
 ROOT = Path(__file__).resolve().parents[2]
 WA = ("--radix-eviction", "wa")
+pytestmark = pytest.mark.xdist_group("canopy")
 
 
 def refused(client, path: str, body: dict) -> tuple[int, str]:
@@ -23,8 +24,8 @@ def refused(client, path: str, body: dict) -> tuple[int, str]:
     return answer.value.code, answer.value.read().decode()
 
 
-def test_a_prefix_is_found_again_and_the_pool_evicts(shared_server, tiny_model):
-    client = shared_server(tiny_model, *WA, kv_tokens=2048)
+def test_a_prefix_is_found_again_and_the_pool_evicts(canopy_server):
+    client = canopy_server
     prompt = token_ids(600, seed=1)
     assert client.cached(prompt)["total"] == 0
     assert client.cached(prompt + token_ids(20, seed=2))["total"] == 600
@@ -49,8 +50,8 @@ def test_a_prefix_is_found_again_and_the_pool_evicts(shared_server, tiny_model):
         [1],
     ],
 )
-def test_bad_input_is_answered_with_400_and_the_server_goes_on(shared_server, tiny_model, said):
-    client = shared_server(tiny_model, *WA, kv_tokens=2048)
+def test_bad_input_is_answered_with_400_and_the_server_goes_on(canopy_server, said):
+    client = canopy_server
     chat = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
     code, text = refused(client, "/v1/chat/completions", {**chat, "custom_params": said})
     assert code == 400
@@ -75,26 +76,26 @@ def test_bad_input_is_answered_with_400_and_the_server_goes_on(shared_server, ti
     ],
 )
 def test_prompts_that_nobody_can_compute_are_a_400_and_the_server_goes_on(
-    shared_server, tiny_model, path, body, said
+    canopy_server, path, body, said
 ):
-    client = shared_server(tiny_model, *WA, kv_tokens=2048)
+    client = canopy_server
     code, text = refused(client, path, body)
     assert code == 400
     assert said in text
     assert client.generate(token_ids(5, seed=1))["output_ids"]
 
 
-def test_unknown_categories_are_served_and_stay_bounded(shared_server, tiny_model):
-    client = shared_server(tiny_model, *WA, kv_tokens=2048)
+def test_unknown_categories_are_served_and_stay_bounded(canopy_server):
+    client = canopy_server
     for i in range(80):
         said = {"canopy_category": f"never-seen-{i}", "canopy_turn": i + 1}
         client.generate(token_ids(20, seed=100 + i), custom_params=said)
     assert "Traceback" not in client.server.log_text()
 
 
-def test_the_openai_client_can_say_what_it_knows(shared_server, tiny_model):
+def test_the_openai_client_can_say_what_it_knows(canopy_server):
     openai = pytest.importorskip("openai")
-    client = shared_server(tiny_model, *WA, kv_tokens=2048)
+    client = canopy_server
     api = openai.OpenAI(base_url=f"{client.url}/v1", api_key="none")
     said = {
         "canopy_category": "agent",
@@ -112,8 +113,8 @@ def test_the_openai_client_can_say_what_it_knows(shared_server, tiny_model):
     assert again.usage.prompt_tokens_details.cached_tokens > 50
 
 
-def test_a_hint_and_the_status_have_routes_of_their_own(shared_server, tiny_model):
-    client = shared_server(tiny_model, *WA, kv_tokens=2048)
+def test_a_hint_and_the_status_have_routes_of_their_own(canopy_server):
+    client = canopy_server
     assert client.post("/canopy/hint", {"conversation": "c-1", "over": True}) == {"waiting": 1}
     code, text = refused(client, "/canopy/hint", {"conversation": "c-1"})
     assert code == 400
@@ -130,8 +131,8 @@ def test_a_hint_and_the_status_have_routes_of_their_own(shared_server, tiny_mode
     assert slope is None or slope > 0
 
 
-def test_a_conversation_that_is_over_goes_first(shared_server, tiny_model):
-    client = shared_server(tiny_model, *WA, kv_tokens=2048)
+def test_a_conversation_that_is_over_goes_first(canopy_server):
+    client = canopy_server
     old, ended = token_ids(500, seed=31), token_ids(500, seed=32)
     client.generate(old, custom_params={"canopy_conversation": "old"})
     client.generate(ended, custom_params={"canopy_conversation": "ended"})
@@ -152,6 +153,7 @@ def test_a_soak_neither_errs_nor_leaks_nor_changes_the_text(smollm2):
     assert 0.2 < result["token_hit_ratio"] < 0.9
 
 
+@pytest.mark.long
 def test_a_bad_configuration_stops_the_start_with_one_line(server, tiny_model):
     """The launcher prints the end of the server's log."""
     wrong = ("--radix-eviction-policy-config", '{"colour": 1}')

@@ -127,6 +127,7 @@ def test_decode_rows_in_a_fused_batch_and_the_overlap_schedule(mixing) -> None:
     assert "Traceback" not in mixing.server.log_text()
 
 
+@pytest.mark.long
 def test_reused_kv_is_kept_on_the_host_and_not_for_exact_requests(mixing) -> None:
     learn(mixing, [(0, 1, 2, 3)])
     ids, bounds = prompt((3, 2, 1, 0), 9)
@@ -145,6 +146,7 @@ def test_reused_kv_is_kept_on_the_host_and_not_for_exact_requests(mixing) -> Non
     assert clean["output_ids"] == mixing.generate(ids, 12)["output_ids"]
 
 
+@pytest.mark.long
 def test_aborted_requests_leave_nothing_behind(mixing) -> None:
     learn(mixing, [(0, 1, 2, 3)])
     jobs = [prompt(order, 200 + i) for i, order in enumerate(ORDERS * 3)]

@@ -24,6 +24,7 @@ from support.chunk_client import (
     wait_until_encoded,
 )
 
+pytestmark = pytest.mark.xdist_group("documents")
 FACTS = [f"The {a} of the {b} is {c}." for a, b, c in zip(["colour", "name", "size"] * 3,
          ["river", "lamp", "king", "town", "fox", "ship", "wall", "coat", "star"], range(9))]  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""SGLang on a CPU with Canopy installed and SGLang's own policy: everything must work as ever."""
+"""SGLang on a CPU with Canopy: text, batches and measured times; with `--all` under its own policy too."""
 
 import pytest
 
@@ -6,15 +6,9 @@ from canopy_lab.cli.main import main
 from canopy_lab.sim.system import SystemConfig, load_profile, simulate_system
 from canopy_lab.trace.record import TraceRequest
 from support.prompts import token_ids
-from support.small_models import LLAMA, write_model
 
 LRU = ("--radix-eviction-policy", "lru")
-
-
-@pytest.fixture(scope="module")
-def small_model(smollm2, tmp_path_factory):
-    """A model of two layers with large weights, so that its output depends on the whole prompt."""
-    return write_model(tmp_path_factory.mktemp("models") / "small", smollm2, LLAMA)
+pytestmark = pytest.mark.xdist_group("canopy")
 
 
 @pytest.mark.parametrize("which", ["small_model", pytest.param("smollm2", marks=pytest.mark.long)])
@@ -28,7 +22,10 @@ def test_greedy_text_with_a_cache_is_transformers(shared_server, which, request)
     story = "Once upon a time there was a small lighthouse on a rock in the sea. " * 8
     prompts = [tokenizer(story + end)["input_ids"] for end in ("Its keeper", "At night", "One day")]
     prompts += [prompts[0] + tokenizer(" was old. He")["input_ids"], prompts[1]]
-    client = shared_server(path, *LRU, kv_tokens=2048)
+    if which == "small_model":
+        client = request.getfixturevalue("canopy_server")
+    else:
+        client = shared_server(path, *LRU, kv_tokens=2048)
     answers = [client.generate(p, 16) for p in prompts]
     assert [a["meta_info"]["cached_tokens"] > 100 for a in answers] == [False] + [True] * 4
     for prompt, answer in zip(prompts, answers):
@@ -49,8 +46,8 @@ def test_the_pool_evicts_and_a_prefix_is_found_again(shared_server, small_model)
     assert client.cached(prompt)["total"] == 0
 
 
-def test_a_mixed_batch_is_served_together(shared_server, small_model):
-    client = shared_server(small_model, *LRU, kv_tokens=2048)
+def test_a_mixed_batch_is_served_together(canopy_server):
+    client = canopy_server
     prompts = [token_ids(n, seed=n) for n in (3, 150, 400, 7)]
     alone = [client.generate(p, 8)["output_ids"] for p in prompts]
     client.flush()
@@ -85,8 +82,8 @@ def test_the_host_and_a_restarted_servers_disk_give_prefixes_back(server, tiny_m
     assert restarted["output_ids"] == first
 
 
-def test_a_measured_profile_simulates(shared_server, small_model, tmp_path, capsys):
-    client = shared_server(small_model, *LRU, kv_tokens=2048)
+def test_a_measured_profile_simulates(canopy_server, small_model, tmp_path, capsys):
+    client = canopy_server
     out = tmp_path / "profile.json"
     limits = [
         "--max-prompt-tokens",

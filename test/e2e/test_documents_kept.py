@@ -17,6 +17,7 @@ from support.chunk_client import (
 )
 from support.chunk_client import state as state_of
 
+pytestmark = pytest.mark.xdist_group("documents")
 ANSWER = 6
 
 

@@ -5,6 +5,8 @@ import urllib.error
 import urllib.request
 from typing import Any
 
+import pytest
+
 from sglang_canopy.request.client_hints import GATEWAY_HEADER, SECRET_VARIABLE
 from support.prompts import token_ids
 
@@ -35,6 +37,7 @@ def fill(client, rank: int, seed: int) -> tuple[list[int], list[int]]:
     return old, ended
 
 
+@pytest.mark.long
 def test_a_hint_reaches_every_replica_and_only_trusted_ones_count(server, tiny_model):
     arguments = ("--radix-eviction", "wa", "--dp-size", "2")
     arguments += ("--admin-api-key", ADMIN, "--canopy-client-hints", "trusted")

@@ -23,7 +23,8 @@ def action(kind: str, **payload: Any) -> dict[str, Any]:
     return {**fields, "payload": payload}
 
 
-@pytest.mark.parametrize("released", [pytest.param(False, marks=pytest.mark.long), True])
+@pytest.mark.long
+@pytest.mark.parametrize("released", [False, True])
 def test_what_is_released_leaves_first_and_the_answer_tells_it(server, smollm2, released) -> None:
     flags = ("--radix-eviction", "wa", "--enable-metrics")
     with server(smollm2, *flags, kv_tokens=POOL) as client:

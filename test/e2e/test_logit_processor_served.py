@@ -6,6 +6,7 @@ import pytest
 
 from support.prompts import token_ids
 
+pytestmark = pytest.mark.xdist_group("canopy")
 WANTED = 777
 NO_PARAMS = 555
 
@@ -35,10 +36,13 @@ def serialised() -> str:
 
 
 @pytest.mark.parametrize("policy", ["wa", pytest.param("lru", marks=pytest.mark.long)])
-def test_a_processor_receives_its_clients_parameters_alone(shared_server, tiny_model, policy):
-    client = shared_server(
-        tiny_model, "--radix-eviction", policy, "--enable-custom-logit-processor", kv_tokens=2048
-    )
+def test_a_processor_receives_its_clients_parameters_alone(request, policy):
+    if policy == "wa":
+        client = request.getfixturevalue("canopy_server")
+    else:
+        flags = ("--radix-eviction", policy, "--enable-custom-logit-processor")
+        model = request.getfixturevalue("tiny_model")
+        client = request.getfixturevalue("shared_server")(model, *flags, kv_tokens=2048)
     biases = {str(WANTED): 1000.0}
 
     def answered(params: dict[str, Any] | None, **sampling: Any) -> list[int]:

@@ -64,6 +64,7 @@ def second(plan, shared_server, tiny_model, tmp_path_factory):
     return shared_server(tiny_model, *flags, kv_tokens=DEVICE_TOKENS)
 
 
+@pytest.mark.long
 def test_a_server_starts_as_planned(client, plan):
     said = read_plan(plan)
     assert 2**20 <= said.host_bytes <= 2**22
@@ -80,6 +81,7 @@ def test_a_server_starts_as_planned(client, plan):
     assert client.cached(prompt)["total"] >= 7 * PAGE
 
 
+@pytest.mark.long
 def test_sglangs_settings_are_the_plans(client, plan):
     said = read_plan(plan).server.to_json()
     assert (said["page_size"], said["max_total_tokens"]) == (PAGE, DEVICE_TOKENS)

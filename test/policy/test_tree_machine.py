@@ -106,5 +106,7 @@ class TreeMachine(RuleBasedStateMachine):
 def test_tree_and_policy_stay_consistent(policy, quantum):
     machine = type("Machine", (TreeMachine,), {"policy": policy, "quantum": quantum})
     case = machine.TestCase
-    case.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
+    case.settings = settings(
+        max_examples=settings.default.max_examples // 4, stateful_step_count=30, deadline=None
+    )
     case("runTest").runTest()

@@ -112,7 +112,7 @@ def small_slices():
 
 TestHybridTree = Tree.TestCase
 TestHybridTree.settings = settings(
-    max_examples=60,
+    max_examples=settings.default.max_examples // 2,
     stateful_step_count=25,
     deadline=None,
     suppress_health_check=list(HealthCheck),

@@ -176,7 +176,7 @@ def small_slices():
 
 TestTiers = Tiers.TestCase
 TestTiers.settings = settings(
-    max_examples=40,
+    max_examples=settings.default.max_examples // 2,
     stateful_step_count=20,
     deadline=None,
     suppress_health_check=list(HealthCheck),

@@ -118,7 +118,7 @@ def small_slices():
 
 TestTree = Tree.TestCase
 TestTree.settings = settings(
-    max_examples=150,
+    max_examples=settings.default.max_examples,
     stateful_step_count=30,
     deadline=None,
     suppress_health_check=list(HealthCheck),

@@ -1,9 +1,12 @@
 import tracemalloc
 
+import pytest
+
 from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.records import Leaf, Request
 
 
+@pytest.mark.long
 def test_long_paths_take_a_bounded_share_of_memory():
     policy = make_policy("s3fifo", {})
     tracemalloc.start()

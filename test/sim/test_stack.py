@@ -45,7 +45,7 @@ def test_every_capacity_equals_the_simulation_on_real_conversations():
         )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=settings.default.max_examples // 2, deadline=None)
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=80), st.integers(1, 14))
 def test_flat_traces_equal_a_list_that_moves_to_front(ids, capacity):
     stack, hits = [], 0

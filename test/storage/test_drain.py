@@ -199,6 +199,7 @@ def drain_slowly(folder: Path, writes: Any) -> None:
     terminated(tree)
 
 
+@pytest.mark.long
 def test_a_drain_killed_in_the_middle_leaves_whole_and_right_prefixes(tmp_path: Path) -> None:
     fresh = multiprocessing.get_context("spawn")  # a fork of a process with threads may block
     reads, writes = fresh.Pipe(duplex=False)

@@ -55,6 +55,7 @@ def test_every_rank_of_mla_finds_what_the_others_find(tmp_path) -> None:
             rank.close()
 
 
+@pytest.mark.long
 def test_two_processes_of_mla_agree_on_hits_and_a_restart_finds_them(tmp_path) -> None:
     """SGLang's controllers in two processes take the minimum of what their ranks find."""
     command = [sys.executable, "-W", "ignore", "-m", "support.mla_rank", str(tmp_path)]

@@ -3,6 +3,7 @@
 import json
 import re
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -151,12 +152,15 @@ PUBLISHED = {"trace-a": (86400.0, 0.5), "trace-b": (2400.0, None)}
 """Seconds, and requests a second: the paper's statistics of trace A are of a day."""
 
 
+@cache
+def published_observed(name: str) -> Observation:
+    seconds, rate = PUBLISHED[name]
+    return observe(d.request for d in synthesise(get_preset(name).at_rate(rate), seconds, 1))
+
+
 @pytest.fixture(scope="module", params=sorted(PUBLISHED))
 def preset_observed(request: pytest.FixtureRequest) -> tuple[str, Observation]:
-    name = request.param
-    seconds, rate = PUBLISHED[name]
-    drawn = synthesise(get_preset(name).at_rate(rate), seconds, 1)
-    return name, observe(d.request for d in drawn)
+    return request.param, published_observed(request.param)
 
 
 def test_presets_meet_the_published_numbers(preset_observed: tuple[str, Observation]) -> None:
@@ -193,7 +197,7 @@ def test_a_published_number_has_a_range_on_both_sides() -> None:
 
 def test_reuse_of_trace_a_is_nearly_exponential_by_category_and_in_the_papers_order() -> None:
     """Section 3.4: exponentials fit; image before text before search before file (Figure 14)."""
-    seen = observe(d.request for d in synthesise(get_preset("trace-a").at_rate(0.5), 86400.0, 1))
+    seen = published_observed("trace-a")
     assert all(one.exponential.ks < 0.15 for one in laws(seen)[1:6])
     pauses = {}
     for i, label in enumerate(seen.labels):

@@ -32,7 +32,7 @@ forged = st.dictionaries(st.sampled_from(names), anything)
 params = anything | st.fixed_dictionaries({STAMP_KEY: forged | anything, MARKER_KEY: anything})
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=2 * settings.default.max_examples)
 @given(st.lists(params, min_size=1, max_size=5))
 def test_no_stamp_however_malformed_stops_the_tree(forgeries: list[object]) -> None:
     tree = LiveTree(64, "wa", {"quantum_tokens": 1})

@@ -73,7 +73,9 @@ def test_no_file_of_the_server_names_the_package_of_documents() -> None:
     assert naming == []
 
 
-@pytest.mark.parametrize("arguments", [(), ("--canopy-chunks", "off")])
+@pytest.mark.parametrize(
+    "arguments", [(), pytest.param(("--canopy-chunks", "off"), marks=pytest.mark.long)]
+)
 def test_a_server_without_documents_has_only_their_flag(tiny_model: Path, arguments) -> None:
     found = facts(str(tiny_model), *arguments)
     assert found["modules"] == DOOR

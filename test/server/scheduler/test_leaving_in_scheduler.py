@@ -33,6 +33,7 @@ def scenario(model: Path, name: str, *arguments: str) -> dict[str, Any]:
     return worked("leaving_worker", model, name, *COMMON, *arguments, patience_s=PATIENCE_S)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(PATIENCE_S)
 def test_who_gave_up_and_asks_again_is_answered_while_others_come(tiny_model) -> None:
     found = scenario(tiny_model, "retry", *OURS)

@@ -5,7 +5,7 @@ import random
 import time
 import weakref
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +21,7 @@ from sglang_canopy.schedule.prefill_cost import REFIT_BATCHES
 from sglang_canopy.server.scheduler import queue
 from sglang_canopy.server.scheduler.live_queue import PROTECTED, LiveQueue
 from support.live_tree import FakeReq, LiveTree
-from support.two_ranks import two_ranks
+from support.two_ranks import Run, two_ranks
 
 PAGE = 4
 
@@ -346,9 +346,16 @@ def batch(
     )
 
 
-def test_two_ranks_adopt_the_first_ones_figures_and_decide_equally(tmp_path: Path) -> None:
-    with two_ranks(tmp_path) as run:
-        first, second = run("queue_orders", tmp_path)
+@pytest.fixture(scope="module")
+def on_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    with two_ranks(tmp_path_factory.mktemp("ranks")) as run:
+        yield run
+
+
+def test_two_ranks_adopt_the_first_ones_figures_and_decide_equally(
+    on_two_ranks: Run, tmp_path: Path
+) -> None:
+    first, second = on_two_ranks("queue_orders", tmp_path)
     assert first["fitted"] != second["fitted"]  # each timed its own
     assert first["used"] == second["used"] == first["fitted"]
     assert first["orders"] == second["orders"]
@@ -356,9 +363,10 @@ def test_two_ranks_adopt_the_first_ones_figures_and_decide_equally(tmp_path: Pat
     assert len(first["orders"]) > 10
 
 
-def test_two_ranks_with_different_measured_rates_evict_and_judge_alike(tmp_path: Path) -> None:
-    with two_ranks(tmp_path) as run:
-        first, second = run("depth_scales", tmp_path)
+def test_two_ranks_with_different_measured_rates_evict_and_judge_alike(
+    on_two_ranks: Run, tmp_path: Path
+) -> None:
+    first, second = on_two_ranks("depth_scales", tmp_path)
     assert second["own"] > 3 * first["own"]
     assert first.pop("own") == pytest.approx(5_000, rel=0.3)
     assert first["scales"][0] == float("inf")  # until both have measured

@@ -50,6 +50,7 @@ def test_whoever_turns_out_shorter_leaves_no_room_for_half_of_another(tiny_model
     assert found["beside"] > 20
 
 
+@pytest.mark.long
 @pytest.mark.timeout(PATIENCE_S)
 def test_who_shares_a_step_leaves_the_long_prompt_the_memory_that_it_needs(tiny_model) -> None:
     """A request locks the cached tokens that it matches, so they are no longer free."""

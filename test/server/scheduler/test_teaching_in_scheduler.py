@@ -31,6 +31,7 @@ def test_only_admitted_requests_teach_and_count_and_samples_do_so_once(tiny_mode
     assert found["warm_ups"] == 0
 
 
+@pytest.mark.long
 @pytest.mark.timeout(PATIENCE_S)
 def test_refusals_are_counted_while_sglangs_own_cache_is_observed(tiny_model: Path) -> None:
     given = ("--canopy-observe", *SERVER)

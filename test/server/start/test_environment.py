@@ -38,7 +38,13 @@ def test_the_plugin_is_imported_whatever_the_environment_holds() -> None:
 
 
 @pytest.mark.parametrize(
-    "variables", [SHORT, {"CANOPY_GATEWAY_SECRET_FILE": "/no/such/file"}], ids=["short", "missing"]
+    "variables",
+    [
+        pytest.param(SHORT, id="short"),
+        pytest.param(
+            {"CANOPY_GATEWAY_SECRET_FILE": "/no/such/file"}, id="missing", marks=pytest.mark.long
+        ),
+    ],
 )
 def test_a_wrong_secret_is_refused_with_the_arguments(variables) -> None:
     code = (
