@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from statistics import mean
+from statistics import mean, stdev
 from typing import Any
 
 from canopy_chunks.quality.tenant_meter import TIE_NATS
 from result_tables import ROOT, table
 
 FILE = ROOT / "benchmark/chunk/results/free_decoding.jsonl"
+BY_DOCUMENTS = ROOT / "benchmark/chunk/results/by_documents.jsonl"
+LEAST_PAIRS = 30
+"""Questions of the smallest cell that is shown."""
 QUESTIONS = {"musique_100": "MuSiQue", "hotpotqa_100": "HotpotQA"}
 LENGTHS = ("n1k", "n2k", "n4k", "n8k")
 SHOWN = (0.10, 0.15)
@@ -82,8 +85,26 @@ def needles_short() -> str:
     return f"at r = 0.15 finds {kept(by_way(rows)[0.15, 'mixed'])} numbers hidden in essays that it finds by itself"
 
 
+def by_documents() -> str:
+    """KL on chat prompts by length and way, of cells with at least ``LEAST_PAIRS`` questions."""
+    cells: dict[tuple[int, str], Rows] = {}
+    for line in BY_DOCUMENTS.read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        cells.setdefault((row["length"], row["way"]), []).append(row)
+    lines = []
+    for (length, way), rows in sorted(cells.items()):
+        found = [row["kl"] for row in rows]
+        if len(found) >= LEAST_PAIRS:
+            error = stdev(found) / len(found) ** 0.5
+            first = sum(row["same_first"] for row in rows)
+            cell = [f"{length} tokens, `{way}`", f"{mean(found):.3f} ({error:.3f})"]
+            lines.append([*cell, f"{first} of {len(found)}"])
+    return table(["", "KL (s.e.)", "same first token"], lines, numbers=True)
+
+
 PARTS: dict[str, Callable[[], str]] = {
     "questions": questions,
+    "by-documents": by_documents,
     "needles": needles,
     "needles-short": needles_short,
 }
