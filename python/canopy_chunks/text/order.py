@@ -19,6 +19,8 @@ MOST_ORDERS = 1 << 12
 """Orders remembered, of all tenants together."""
 MOST_OWN = 1 << 9
 """Orders remembered of one tenant; all are compared with each of its prompts."""
+NEW_SHARE = 0.25
+"""Share of the memory for tenants with no earlier order that a prompt continued."""
 NAMES = 32
 """Documents of an order that has its full share of the memory; longer orders are fewer."""
 MOST_GAP = 16
@@ -35,6 +37,7 @@ class _Own:
     orders: OrderedDict[tuple[int, Names], None] = field(default_factory=OrderedDict)
     uses: Counter[int] = field(default_factory=Counter)
     size: int = 0
+    matches: int = 0
 
     def forget_oldest(self) -> int:
         """Forget the oldest order. Returns its size."""
@@ -57,8 +60,8 @@ def anything(_between: Sequence[int]) -> bool:
 
 
 class Orders:
-    """Earlier orders of documents, by tenant. Beyond ``most`` orders of ``NAMES`` documents, the tenant
-    with the most drops its oldest."""
+    """Earlier orders of documents, by tenant. Beyond ``most`` orders of ``NAMES`` documents, one
+    tenant drops its oldest (:meth:`_largest`)."""
 
     def __init__(self, most: int = MOST_ORDERS, most_own: int = MOST_OWN) -> None:
         self.most, self.most_own = most * NAMES, most_own * NAMES
@@ -109,6 +112,7 @@ class Orders:
         for i in reversed(range(len(names))):
             left.setdefault(names[i], []).append(i)
         order = [left[name].pop() for name in self._longest(own, behind, documents, names)]
+        own.matches += bool(order)
         rest = sorted(set(range(len(names))).difference(order), key=lambda i: -own.uses[names[i]])
         order += rest
         self._note(own, (behind, tuple(names[i] for i in order)))
@@ -143,12 +147,20 @@ class Orders:
         own.size += size_of(key[1])
         self.size += size_of(key[1])
         while own.size > self.most_own or self.size > self.most:
-            largest = own
-            if own.size <= self.most_own:
-                largest = max(self.by_tenant.values(), key=lambda one: one.size)
+            largest = own if own.size > self.most_own else self._largest()
             self.size -= largest.forget_oldest()
             if not largest.orders:
                 self.by_tenant = {name: one for name, one in self.by_tenant.items() if one.orders}
+
+    def _largest(self) -> _Own:
+        """Return the tenant that gives way when the memory is full: the one with the most orders for
+        each match. Tenants without a match, which cost one prompt to invent, share ``NEW_SHARE``."""
+        tenants = self.by_tenant.values()
+        new = [one for one in tenants if not one.matches]
+        if sum(one.size for one in new) > self.most * NEW_SHARE:
+            return max(new, key=lambda one: one.size)
+        used = (one for one in tenants if one.matches)
+        return max(used, key=lambda one: one.size / one.matches)
 
 
 def _lists(

@@ -80,7 +80,7 @@ def test_memory_is_bounded_and_the_tenant_with_most_gives_way() -> None:
     small = arranged(orders, [3, 1, 2], tenant="small")
     for i in range(500):
         arranged(orders, draw.sample(range(100), 5), tenant=draw.choice("ab"))
-        if i % 50 == 0:
+        if i % 100 == 0:
             arranged(orders, [1, 2], tenant=f"once {i}")
     held = {name: len(one.orders) for name, one in orders.by_tenant.items()}
     assert orders.size == NAMES * sum(held.values()) <= NAMES * 40
@@ -88,6 +88,19 @@ def test_memory_is_bounded_and_the_tenant_with_most_gives_way() -> None:
     assert arranged(orders, [1, 2, 3], tenant="small") == small
     for one in orders.by_tenant.values():
         assert +one.uses == Counter(name for _, names in one.orders for name in names)
+
+
+@pytest.mark.parametrize("prompts", [1, 2])
+def test_invented_tenants_do_not_displace_orders_that_were_used(prompts) -> None:
+    orders, draw = Orders(most=40, most_own=30), random.Random(1)
+    used = [arranged(orders, [n, n + 1, n + 2]) for n in range(1, 60, 3)]
+    for _ in range(3):
+        assert [arranged(orders, draw.sample(one, 3)) for one in used] == used
+    for i in range(200):
+        for _ in range(prompts):
+            arranged(orders, [1, 2], tenant=f"invented {i}")
+    assert [arranged(orders, draw.sample(one, 3)) for one in used] == used
+    assert orders.size <= NAMES * 40
 
 
 def test_memory_is_bounded_whatever_the_number_of_documents() -> None:
