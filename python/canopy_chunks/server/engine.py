@@ -6,7 +6,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -55,8 +55,8 @@ class ChunkEngine:
     """Plans requests and places reused KV. One per scheduler, at ``model_runner.canopy_chunks``.
 
     window_tokens, prefill_tokens: SGLang's bounds of one forward; has_run: a batch ran after the
-    latest idle work; ratios: calibrated recompute
-    ratio by tier. Raises CanopyError for a model or an attention backend that cannot fuse.
+    latest idle work; ratios: calibrated recompute ratio by tier; measure_expected: returns the
+    expected KL of new weights. Raises CanopyError for a model or an attention backend that cannot fuse.
     """
 
     def __init__(self, runner: Any, options: Options, tokenizer: Any = None) -> None:
@@ -83,6 +83,7 @@ class ChunkEngine:
         self.prefill_tokens: int | None = None
         self.ratios: dict[str, float] = {}
         self.expected: ExpectedKL | None = None
+        self.measure_expected: Callable[[], ExpectedKL] | None = None
         self.setting: Setting | None = None
 
     def _new_watch(self) -> Watch:
@@ -128,6 +129,8 @@ class ChunkEngine:
             return False
         self.library = Library(model, self.options, self.library)
         self.watch = self._new_watch()
+        if self.measure_expected is not None:
+            self.expected = self.measure_expected()
         return True
 
     def new_request(self, req: Any) -> ChunkRequest | None:

@@ -106,9 +106,21 @@ def _calibrate_and_check(engine: ChunkEngine, tokenizer: Any, tp_size: int) -> N
     if options.max_kl is not None:
         if tokenizer is None:
             raise CanopyError("max_kl needs a tokenizer; drop --skip-tokenizer-init")
-        scale = measure_scale(model, tokenizer, options.selector, options.encode)
-        engine.expected = ExpectedKL(first_ranks(scale))
-        logger.info("canopy: expected KL is %.2f times that of the fitted model", scale)
+        engine.measure_expected = functools.partial(expected_kl, engine, tokenizer)
+        engine.expected = engine.measure_expected()
+
+
+def expected_kl(engine: ChunkEngine, tokenizer: Any) -> ExpectedKL:
+    """Measure the expected KL of the engine's present weights. Without a result the scale is NaN, and
+    documents are computed in full."""
+    scale, options = math.nan, engine.options
+    try:
+        scale = measure_scale(engine.model, tokenizer, options.selector, options.encode)
+    except Exception:
+        logger.exception("canopy: the expected KL could not be measured")
+    scale = first_ranks(scale)
+    logger.info("canopy: expected KL is %.2f times that of the fitted model", scale)
+    return ExpectedKL(scale)
 
 
 def ratios_in_use(options: Options, calibrated: Mapping[str, float]) -> set[float]:

@@ -1,6 +1,7 @@
 """Weight updates of a running server discard all chunks; the memory and disk bounds still hold."""
 
 import dataclasses
+import functools
 import shutil
 from types import SimpleNamespace
 
@@ -10,8 +11,9 @@ torch = pytest.importorskip("torch")
 
 from test_engine import learn, make, prompt, request, tiers  # noqa: E402, F401
 
+from canopy_chunks.quality.expected_kl import ExpectedKL  # noqa: E402
 from canopy_chunks.server import engine as engines  # noqa: E402
-from canopy_chunks.server import model_view  # noqa: E402
+from canopy_chunks.server import model_view, scheduler  # noqa: E402
 from canopy_chunks.server.scheduler import flushed  # noqa: E402
 from sglang_canopy.storage.weights import Weights  # noqa: E402
 
@@ -47,6 +49,18 @@ def test_files_of_earlier_weights_are_deleted(served, change, tmp_path) -> None:
         learn(engine, req)
         assert len(list(tmp_path.rglob("*.chunk"))) == len(engine.library.store)
     assert len([one for one in (tmp_path / "chunks").iterdir() if one.is_dir()]) == 1
+
+
+def test_new_weights_have_their_own_scale_of_expected_kl(make, change, monkeypatch) -> None:  # noqa: F811
+    monkeypatch.setattr(scheduler, "first_ranks", lambda mine: mine)
+    engine, scales = make(max_kl=0.03), {"a" * 16: 3.0}
+    monkeypatch.setattr(scheduler, "measure_scale", lambda model, *_: scales[model.identity])
+    engine.expected = ExpectedKL(1.0)
+    engine.measure_expected = functools.partial(scheduler.expected_kl, engine, None)
+    change(engine, "a")
+    assert engine.expected == ExpectedKL(3.0)
+    change(engine, "b")  # cannot be measured: the bound is kept by full recompute
+    assert engine.expected.ratio_for(2, 0.03) == 1.0
 
 
 def test_a_directory_that_is_lost_ends_no_server(served, change, tmp_path) -> None:
