@@ -48,6 +48,9 @@ SCATTERED = 0.5
 MOST_OPEN = 128
 """Chunk files open at a time: a process has a limit, shared with its sockets."""
 
+_TO_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+"""Flags of files that are read: a named pipe would block without the second."""
+
 
 class _File:
     """A file that stays open until its last reader is done, even if it is deleted.
@@ -57,7 +60,7 @@ class _File:
 
     def __init__(self, path: Path) -> None:
         self.scattered = False
-        self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.number = os.open(path, _TO_READ)
 
     def __del__(self) -> None:
         if hasattr(self, "number") and os is not None:  # ``os`` is None at interpreter exit
@@ -279,7 +282,7 @@ def file_size(chunk: Chunk | HostChunk | DiskChunk) -> int:
 def open_chunk(path: Path) -> DiskChunk:
     """Read a file's header and checksums. Raises CanopyError if it is damaged or cannot be read."""
     try:
-        with path.open("rb") as f:
+        with os.fdopen(os.open(path, _TO_READ), "rb") as f:
             head = _header(f, path.name)
             layers, n, heads, dim = head["shape"]
             sums = f.read(8 * layers * n)

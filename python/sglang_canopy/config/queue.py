@@ -29,6 +29,10 @@ class TtftSlo:
     def __post_init__(self) -> None:
         declared.check(self)
 
+    @property
+    def refuses(self) -> bool:
+        return self.seconds > 0 and self.over == REFUSE
+
 
 @dataclass(frozen=True, slots=True)
 class QueueFlags:

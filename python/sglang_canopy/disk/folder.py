@@ -13,7 +13,7 @@ from pathlib import Path
 
 from sglang_canopy.disk.counters import kind_of
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.private_file import BAD, replace_file, set_aside
+from sglang_canopy.private_file import BAD, read_regular, replace_file, set_aside
 
 MARK = "CANOPY-DISK-STORE"
 _MARK_TEXT = "sglang-canopy disk store, version 1\n"
@@ -183,7 +183,7 @@ def _check_ours(path: Path) -> None:
 def _make_file(path: Path, text: str) -> None:
     """Write ``text`` to ``path``, unless it is there. Other content is set aside first."""
     with contextlib.suppress(FileNotFoundError):
-        found = path.read_bytes()
+        found = read_regular(path, len(text.encode()))
         if found == text.encode():
             return
         if found:

@@ -80,8 +80,9 @@ class Drain:
         allowed = 0
         while nodes:
             node = nodes.popleft()
-            if not self.tree.contains(node) or (node.evicted and not node.backuped):
-                continue  # evicted from the host to make room
+            there = self.tree.contains(node) and (not node.evicted or node.backuped)
+            if not self._least([there])[0]:
+                continue  # evicted from some rank's host to make room
             wanted = len(node.hash_value)
             if allowed < wanted:
                 allowed = self._pages_in_time(max(wanted, BATCH_PAGES))

@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 from sglang.srt.managers.schedule_batch import Req
 from sglang.srt.managers.schedule_policy import SchedulePolicy
+from sglang.srt.managers.scheduler import Scheduler
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 from sglang_canopy.config.queue import BOUNDED_SHORTEST, QueueFlags, TtftSlo
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.schedule.prefill_cost import REFIT_BATCHES
-from sglang_canopy.server.scheduler import queue
+from sglang_canopy.server.scheduler import queue, session_gate
 from sglang_canopy.server.scheduler.live_queue import PROTECTED, LiveQueue
 from support.live_tree import FakeReq, LiveTree
 from support.two_ranks import Run, two_ranks
@@ -414,12 +415,20 @@ def refusing(tree: LiveTree, over: str = "refuse", seconds: float = 1.0) -> Any:
         tree_cache=tree.cache,
         send_abort_output=lambda abort, req: sent.append(abort.finished_reason["message"]),
         sent=sent,
+        max_queued_requests=None,
+        enable_priority_scheduling=False,
+        schedule_low_priority_values_first=False,
+        _release_aborted_request=lambda _req: None,
+        beam_coordinator=SimpleNamespace(retire_group=lambda _req: None),
     )
 
 
-def joins(scheduler: Any, req: Req) -> bool:
+def joins(scheduler: Any, req: Req, held: bool = False) -> bool:
+    """Whether ``req`` joins the queue, after SGLang's limit. ``held``: by the session gate."""
     queue.request_queued(scheduler, req)
-    if queue.refused_early(scheduler, req):
+    gate = SimpleNamespace(holds=lambda _ticket: held)
+    scheduler.canopy_session_gate = SimpleNamespace(request_comes=lambda *_: None, gate=gate)
+    if session_gate.queue_limited(Scheduler._abort_on_queued_limit, scheduler, req):
         return False
     scheduler.waiting_queue.append(req)
     return True
@@ -437,9 +446,38 @@ def test_requests_that_left_before_a_pass_are_no_work_ahead(tree: LiveTree, left
         queue.prefill_chosen(
             scheduler, scheduler.running_batch, lambda: (None, SimpleNamespace(is_empty=bool))
         )
-    assert joins(scheduler, made(tree, tokens(300, 50), 2.0))
-    queue.held(scheduler, scheduler.waiting_queue.pop())  # by the session gate
+    assert joins(scheduler, made(tree, tokens(300, 50), 2.0), held=True)
     assert joins(scheduler, made(tree, tokens(600, 51), 2.1))
+
+
+def test_requests_that_left_are_no_work_ahead_though_others_came(tree: LiveTree) -> None:
+    scheduler = refusing(tree)
+    gone = [made(tree, tokens(200, n), 1.0 + n / 1e3) for n in range(4)]
+    assert all(joins(scheduler, req) for req in gone)
+    arranged(tree, scheduler.waiting_queue)
+    scheduler.waiting_queue = []
+    assert all(joins(scheduler, made(tree, tokens(10, 20 + n), 2.0)) for n in range(4))
+    queue.prefill_chosen(
+        scheduler, scheduler.running_batch, lambda: (None, SimpleNamespace(is_empty=bool))
+    )
+    assert joins(scheduler, made(tree, tokens(900, 50), 3.0))
+
+
+def test_no_request_leaves_for_one_that_is_refused_early(tree: LiveTree) -> None:
+    """SGLang's limit aborts a waiting request of a lower priority."""
+    scheduler = refusing(tree)
+    scheduler.max_queued_requests, scheduler.enable_priority_scheduling = 1, True
+    refusal, waits = tree.cache.canopy_queue.refusal, made(tree, tokens(100, 1), 1.0, priority=0)
+    assert joins(scheduler, waits)
+    assert not joins(scheduler, made(tree, tokens(4000, 2), 2.0, priority=5))
+    assert scheduler.waiting_queue == [waits]
+    assert "predicted" in scheduler.sent.pop()
+    assert joins(scheduler, made(tree, tokens(200, 3), 3.0, priority=5))
+    assert [req.priority for req in scheduler.waiting_queue] == [5]
+    before = refusal.entering()
+    assert not joins(scheduler, made(tree, tokens(201, 4), 4.0, priority=1))
+    assert "queue is full" in scheduler.sent.pop()
+    assert refusal.entering() == before
 
 
 def test_a_chunked_prefill_that_is_computed_is_no_work_ahead(tree: LiveTree) -> None:

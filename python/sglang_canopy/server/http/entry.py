@@ -136,7 +136,7 @@ def generation_begins(
     if options.gate is not None:
         start_ticker(self)
     answers = original(self, obj, request, *args, **kwargs)
-    if options.queue.ttft_slo.seconds:
+    if options.queue.ttft_slo.refuses:
         answers = early_refusal.watched(answers)
     return _with_outcomes(answers, obj) if hasattr(obj, "canopy_kv_hints") else answers
 

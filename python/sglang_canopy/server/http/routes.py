@@ -72,7 +72,7 @@ def _add(server_args: Any) -> None:
 
     hide_queries()
     entered = entry.set_up(server_args)
-    if options_of(server_args).queue.ttft_slo.seconds:
+    if options_of(server_args).queue.ttft_slo.refuses:
         early_refusal.add(app)
     started = time.monotonic()
 

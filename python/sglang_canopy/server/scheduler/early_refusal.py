@@ -45,14 +45,17 @@ class LiveRefusal:
         """Costs of the requests that joined after the latest pass."""
         self._costs: list[float] = []
         """The same costs in ascending order."""
+        self._arriving: tuple[Any, float, Decision] | None = None
+        """The latest request that was not refused, its cost and decision."""
         self._decided: WeakKeyDictionary[Any, tuple[float, Decision]] = WeakKeyDictionary()
         """Arrival time and decision of each request without a first token."""
 
     def arrives(self, req: Any, request: LiveRequest, waiting: int) -> str | None:
-        """Return the answer to a request that is refused, ``None`` if it joins the queue.
+        """Return the answer to a request that is refused, ``None`` if it may join the queue.
 
         ``waiting``: length of the queue. Samples of one request (n > 1) share its first decision.
         """
+        self._arriving = None
         if request.first is not None:
             return request.first.refusal
         if not waiting:
@@ -65,11 +68,21 @@ class LiveRefusal:
             wait_s = self._decides.retry_after_s(decision)
             request.refusal = message(self._slo.seconds, wait_s)
             return request.refusal
+        self._arriving = req, cost, decision
+        return None
+
+    def joined(self, req: Any, request: LiveRequest, held: bool) -> None:
+        """Register ``req``, which joins the queue. ``held``: the session gate holds it back."""
+        arriving, self._arriving = self._arriving, None
+        if arriving is None or arriving[0] is not req:
+            return
+        _, cost, decision = arriving
         self.bound.load.arrived(cost, request.time)
+        if held:
+            return
         self._entering[req] = cost
         insort(self._costs, cost)
         self._decided[req] = time.monotonic(), decision
-        return None
 
     def ordered(self) -> None:
         """A pass has ordered the queue, or nothing waits."""
@@ -84,12 +97,6 @@ class LiveRefusal:
         here = set(map(id, queue))
         self._entering = {req: cost for req, cost in self._entering.items() if id(req) in here}
         self._costs = sorted(self._entering.values())
-
-    def held(self, req: Any) -> None:
-        """Forget ``req``, which the session gate holds."""
-        self._decided.pop(req, None)
-        if self._entering.pop(req, None) is not None:
-            self._costs = sorted(self._entering.values())
 
     def first_token(self, req: Any, now: float) -> None:
         found = self._decided.pop(req, None)

@@ -188,10 +188,11 @@ class LiveQueue:
         """Drop requests that were aborted or have finished."""
         arranged, refusal = self._arranged, self.refusal
         waiting = scheduler.waiting_queue
-        if len(waiting) < len(arranged):
+        entering = 0 if refusal is None else refusal.entering()
+        if len(waiting) < len(arranged) + entering:
             arranged.keep(waiting)
-        if refusal is not None and len(waiting) < len(arranged) + refusal.entering():
-            refusal.keep(waiting)
+            if refusal is not None:
+                refusal.keep(waiting)
         if scheduler.chunked_req is None:
             self.order.chunked(None, 0.0)
         here = {id(req) for req in running_requests(scheduler, running) if not req.finished()}

@@ -138,11 +138,12 @@ def refused_early(scheduler: Any, req: Any) -> bool:
     return True
 
 
-def held(scheduler: Any, req: Any) -> None:
-    """Do not compare the TTFT of ``req``, which the session gate holds, with its prediction."""
+def joined(scheduler: Any, req: Any, held: bool) -> None:
+    """Register ``req``, which joins the queue. ``held``: the session gate holds it back, so its TTFT
+    is not compared with its prediction."""
     queue = _queue(scheduler.tree_cache)
     if queue is not None and queue.refusal is not None:
-        queue.refusal.held(req)
+        queue.refusal.joined(req, queue.request_of(req), held)
 
 
 def batch_computed(_result: Any, scheduler: Any, batch: Any, *_: Any, **__: Any) -> None:

@@ -179,18 +179,20 @@ def take_time(scheduler: Any, times: Iterable[str]) -> bool:
     return True
 
 
-def queue_limited(is_refused: bool, scheduler: Any, req: Any) -> bool | None:
-    """Hook after ``Scheduler._abort_on_queued_limit``: refuse a request by its predicted TTFT, or
-    register it. Return True if it is refused here."""
-    if is_refused:
-        return None
-    if queue.refused_early(scheduler, req):
+def queue_limited(original: Any, scheduler: Any, req: Any) -> bool:
+    """Hook around ``Scheduler._abort_on_queued_limit``: refuse a request by its predicted TTFT, or
+    register it. Return whether it is refused.
+
+    The prediction is first: with priorities SGLang aborts a waiting request to make room.
+    """
+    if queue.refused_early(scheduler, req) or original(scheduler, req):
         return True
-    if (gate := gate_of(scheduler)) is not None:
+    held, gate = False, gate_of(scheduler)
+    if gate is not None:
         gate.request_comes(scheduler, req)
-        if gate.gate.holds(id(req)):
-            queue.held(scheduler, req)
-    return None
+        held = gate.gate.holds(id(req))
+    queue.joined(scheduler, req, held)
+    return False
 
 
 def prefill_chosen(original: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Any:

@@ -170,7 +170,7 @@ SEAMS = (
     ),
     Seam(
         _SRT + "managers.scheduler.Scheduler._abort_on_queued_limit",
-        "after",
+        "around",
         session_gate.queue_limited,
         ("self", "recv_req"),
         "`--canopy-ttft-slo-s`: refuse a request; `--canopy-session-gate`: pass it to the gate",
