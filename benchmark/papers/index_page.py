@@ -21,8 +21,10 @@ def verdicts() -> str:
     for paper, count in counts.items():
         page = (PAPERS / f"{paper}.md").read_text(encoding="utf-8")
         written = re.sub("<!-- results:.*?<!-- end -->", "", page, flags=re.S)
-        for items in re.findall(r"^\| (.*?) \|.* \| built \| ", written, re.M):
-            count["built"] += len(items.split(", "))
+        for items, verdict in re.findall(
+            r"^\| (.*?) \|.* \| (built|follows|not possible here)[^|]* \| ", written, re.M
+        ):
+            count[verdict] += len(items.split(", "))
     kinds = list(next(iter(counts.values())))
     rows = [
         [f"[{title}]({paper}.md)", *(str(counts[paper][kind]) for kind in kinds)]

@@ -232,13 +232,6 @@ def speed() -> list[Row]:
             "`figure-11`",
         ),
         Row(
-            "Table 1",
-            shows="data sets and metrics",
-            here="MuSiQue and HotpotQA",
-            where="`benchmark/papers/cachetune/questions.py`",
-            impossible="SAMSum, WikiMQA and Multi-News",
-        ),
-        Row(
             "Table 2",
             shows="TTFT with the cache in GPU and in CPU memory",
             here=f"one tier lower: memory {pools['memory']['fixed_s']:.2f} s, a cold disk "
@@ -295,15 +288,6 @@ def code() -> list[Row]:
     lowpass = "`sgl-kernel/python/canopy_kernel/lowpass.py`"
     search = "`python/canopy_chunks/calibration/search.py`"
     return [
-        Row(
-            "Figure 6",
-            shows="the pipeline: transfer a layer ahead, recompute, deferred RoPE, scatter",
-            here="overlaps on a CPU and changes no logit; the CUDA streams have not run. Reused rows are rotated "
-            "and scattered by one kernel, recomputed ones written by SGLang. With `question` recompute waits for "
-            "the transfer of the first 70 % of the layers, which its probe reads",
-            where="`python/canopy_chunks/fuse/transfer.py` `test/chunk/test_cachetune_figures.py`",
-            impossible="a CUDA device; `scripts/gpu_lease.sh` runs them on one",
-        ),
         Row(
             "Equation 2, Equation 3, Equation 4, Equation 5, Equation 6",
             shows="FFT along the tokens, the lowest bins kept, norms of what is reconstructed",

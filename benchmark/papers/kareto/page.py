@@ -173,18 +173,6 @@ def _ttft(case: dict[str, Any], name: str) -> list[float]:
     return [row["mean_ttft_s"] for row in case[name]["gains"]]
 
 
-def code() -> list[Row]:
-    return [
-        Row(
-            "Figure 17",
-            shows="the simulator's error: at most 19.2 % TTFT, 6.5 % throughput, 2.0 % hits",
-            where="`docs/research/simulator.md` `benchmark/plan/fidelity.py`",
-            here="[measured](../../../docs/research/simulator.md) on a CPU with a small model",
-            impossible="a GPU server to serve the same",
-        ),
-    ]
-
-
 def extremes() -> str:
     """Figure 12: the cheapest set-up as good as the fixed one, and the gain of a disk."""
     two_hours = RESULTS["figure-12-two-hours"]
@@ -240,7 +228,7 @@ def short() -> str:
 
 
 def all_rows() -> list[Row]:
-    return [*workloads(), *sizes(), *evaluation(), *code()]
+    return [*workloads(), *sizes(), *evaluation()]
 
 
 PARTS = {
