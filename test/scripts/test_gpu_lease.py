@@ -17,6 +17,7 @@ def run(*words, **more):
     return subprocess.run(words, env=env, capture_output=True, text=True, timeout=280, cwd=ROOT)
 
 
+@pytest.mark.long
 def test_every_program_flag_and_test_of_the_lease_is_there():
     done = run("bash", ROOT / "scripts" / "gpu_lease.sh", DRY="1")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -66,6 +66,7 @@ def read(tiny_model: Path):
     return json.loads(done.stdout.rpartition("READ")[2])
 
 
+@pytest.mark.long
 def test_it_is_refused_without_a_prefix_cache(tiny_model: Path) -> None:
     lines = {"no cache": ["--model-path", str(tiny_model), "--device", "cpu"]}
     lines["no cache"] += ["--radix-eviction", "auto", "--disable-radix-cache"]

@@ -281,6 +281,7 @@ def test_every_policy_survives_a_small_workload_with_a_host_tier() -> None:
         check(tree)
 
 
+@pytest.mark.long
 def test_host_memory_as_a_buffer_only_is_taken_above_our_disk_tier(tiny_model: Path) -> None:
     """The command line as a server reads it; test/radix/test_sglang_kit.py runs such a tree."""
     argv = ["--model-path", str(tiny_model), "--device", "cpu", "--radix-eviction", "wa"]
