@@ -32,6 +32,9 @@ logger = logging.getLogger(__name__)
 MIN_STORED_SHARE = 0.2
 """Smallest share of the uncached prompt that stored chunks must cover for fusion."""
 
+MOST_PIECES = 8
+"""Pieces of encoding that long prompts save up; each may delay a later short prompt."""
+
 MOST_DELETED = 1 << 12
 """Deleted documents remembered, so that running requests do not store them again."""
 
@@ -178,9 +181,11 @@ class Library:
 
     def earn_encoding(self, tokens: int) -> None:
         """Credit a prefill of ``tokens`` tokens: a share of them may be encoded later, under
-        load."""
-        owed = self.encode_credit + self.options.learn_share * tokens
-        self.encode_credit = owed if self.encoder.busy else 0.0
+        load. The credit is at most ``MOST_PIECES`` pieces, or this prefill's share."""
+        earned = self.options.learn_share * tokens
+        most = max(MOST_PIECES * self.encoder.piece_tokens, earned)
+        busy = self.encoder.busy
+        self.encode_credit = min(self.encode_credit + earned, most) if busy else 0.0
 
     def spend_encoding(self, now: float, tokens: int) -> None:
         """Encode earned pieces before a batch of ``tokens``: one, or more in its share.

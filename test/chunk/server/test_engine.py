@@ -278,6 +278,21 @@ def test_a_prefill_pays_for_its_share_and_a_later_forward_does_the_work(make, id
     assert engine.library.encode_credit == 0  # nothing waits: nothing is saved up
 
 
+def test_long_prompts_do_not_save_up_encoding_that_short_prompts_then_wait_for(make) -> None:
+    engine, delayed = make(learn_share=0.5, encode="prefix"), 0
+    for number in range(30):
+        engine.library.encoder.enqueue(range(300), (), f"{number}", None)
+        engine.library.earn_encoding(1024)
+        engine.work_before_batch(1)
+    assert engine.library.encode_credit <= 0.5 * 1024
+    for number in range(30, 50):
+        engine.library.encoder.enqueue(range(300), (), f"{number}", None)
+        before = engine.library.encoder.encoded_tokens
+        engine.work_before_batch(1)
+        delayed += engine.library.encoder.encoded_tokens > before
+    assert 0 < delayed <= 8
+
+
 def test_a_short_prompt_waits_for_one_piece_that_a_long_prompt_has_earned(make, ids) -> None:
     engine = make(learn_share=0.1, encode="prefix", check_share=1.0)
     learn(engine, request(*prompt(ids, (2,))))
