@@ -291,41 +291,31 @@ def setups_table() -> str:
     return table(["set-up", *setups.parts()], names)
 
 
-COMMON = (
-    "--format",
-    "--skip-bad",
-    "--jobs",
-    "--api-key",
-    "--json",
-    "--json-out",
-    "--url",
-    "--seed",
-)
-"""Options that mean the same in every command that has them: the page has them once, by hand."""
-
-
 def commands() -> str:
-    """Every subcommand of ``canopy`` with its options, but ``doctor``, which the page describes."""
-    parts = []
-    for name, summary in cli.COMMANDS.items():
-        if name == "doctor":
-            continue
-        module = importlib.import_module(cli.module_of(name))
-        rows: list[list[str]] = []
-        for r in (r for group in module.OPTIONS for r in declared.rows(group)):
-            flag = f"`{r['flag']} {r['value']}`".replace(" `", "`")
-            if rows and rows[-1][1] == _meaning(r):
-                rows[-1][0] += f", {flag}"
-            elif r["flag"] not in COMMON:
-                rows.append([flag, _meaning(r)])
-        for option in (one for group in module.OPTIONS for one in declared.declared(group)):
-            rows += [
-                [f"`{option[1].flag} {r['flag']}={r['value'] or r['flag'].upper()}`", _meaning(r)]
-                for r in _keys_of(option[0].default)
-            ]
-        text = summary[0].upper() + summary[1:]
-        parts.append(f"## `canopy {name}`\n\n{text}.\n\n{entries(rows)}")
+    """Return each subcommand of ``canopy`` with an example, and the keys of its grouped options."""
+    rows = [
+        [f"`{name}`", summary, f"`canopy {cli.EXAMPLES[name]}`"]
+        for name, summary in cli.COMMANDS.items()
+    ]
+    parts = [table(["command", "what it gives", "example"], rows)]
+    for name in cli.COMMANDS:
+        keys = [
+            [f"`{option.flag} {r['flag']}={r['value'] or r['flag'].upper()}`", _meaning(r)]
+            for group in _options(name)
+            for field, option in declared.declared(group)
+            for r in _keys_of(field.default)
+        ]
+        if keys:
+            parts.append(f"Keys of grouped options of `canopy {name}`:\n\n{entries(keys)}")
     return "\n".join(parts)
+
+
+def _options(name: str) -> Iterable[type]:
+    """The classes that declare the options of a subcommand; ``doctor`` has none."""
+    if name in cli.TAKES_THE_REST:
+        return ()
+    groups: Iterable[type] = importlib.import_module(cli.module_of(name)).OPTIONS
+    return groups
 
 
 def _keys_of(default: Any) -> list[Mapping[str, str]]:
