@@ -75,7 +75,7 @@ def leaf_of(policy, history, length, offset=0, time=0.0):
         # Free tokens of a young leaf go before needed ones of an old leaf.
         (60, [(200, 100, 0), (100, 100, 0)], 1, 40),
         (10, [(200, 100, 0), (200, 100, 0)], 0, 0),  # without free tokens it is LRU
-        (60, [(100, 50, 50)], 0, 0),  # a leaf beyond the budget goes whole
+        (60, [(100, 50, 50)], 0, 0),  # a leaf beyond the budget is evicted whole
     ],
 )
 def test_trims_a_leaf_at_the_budget(threshold, leaves, goes, keeps):

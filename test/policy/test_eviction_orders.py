@@ -1,4 +1,4 @@
-"""Which blocks simple policies evict, in which order, and which options every policy refuses."""
+"""Eviction order of simple policies, and the options that every policy refuses."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def paths(text):
 @pytest.mark.parametrize(
     ("policy", "options", "capacity", "served", "evicted"),
     [
-        # Least recent first; a parent goes after its children, at its own age; deepest blocks first.
+        # Least recent first; a parent is evicted after its children, at its own age; deepest blocks first.
         ("lru", {}, 3, "1 2 3 1 4", "2"),
         ("lru", {}, 4, "12 9 13 5 6 7 8", "2 9 3 1"),
         ("lru", {}, 3, "123 4 5", "3 2"),
@@ -36,7 +36,7 @@ def paths(text):
         ("slru", ALL, 2, "1 2 2 1 3 3 4", "2 1"),
         ("slru", HALF, 3, "3 1 1 2 2 4 5", "3 1"),
         ("slru", HALF, 3, "3 1 1 2 2 1 4 5", "3 2"),
-        # By frequency; each eviction lifts the clock, so 4 has 1's value but 1 is older.
+        # Frequency decides; each eviction lifts the clock, so 4 has 1's value but 1 is older.
         ("gdfs", LINEAR, 3, "1 1 2 3 4", "2"),
         ("gdfs", LINEAR, 2, "1 1 1 2 3 4 5 6 7", "2 3 1 4 5"),
         # A token is worth more at depth; 1 surfaces with the clock of its last use.
@@ -48,7 +48,7 @@ def paths(text):
         ("s3fifo", {}, 2, "1 1 1 2 3 4", "2 3"),
         ("s3fifo", {"ghost_share": 2.0}, 2, "1 2 3 1 4 5", "1 2 3 4"),
         ("s3fifo", NONE, 2, "1 2 3 1 4 5", "1 2 3 1"),
-        # 4 joins 2 in the main queue; 2 is the oldest there and goes, unless it was used again.
+        # 4 joins 2 in the main queue; 2 is the oldest there and is evicted unless it was used again.
         ("s3fifo", {"small_share": 0.5}, 3, "1 1 1 2 2 2 3 4 4 4 5 6", "1 3 2"),
         ("s3fifo", {"small_share": 0.5}, 3, "1 1 1 2 2 2 3 4 4 4 5 2 6", "1 3 4"),
         # 123 is cut to 1; when it returns, 2 is a ghost, so 23 enters the main queue.

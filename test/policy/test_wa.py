@@ -49,7 +49,7 @@ def test_by_default_a_conversations_own_gaps_refine_its_category():
         # The category that returns less, though it is younger; the youngest if ranks rise with age.
         ({"stays": [5], "leaves": [1]}, [("leaves", 9.0, {}), ("stays", 0.0, {})], 10.0),
         ({"rises": [1, 1, 1, 9]}, [("rises", 10.0, {}), ("rises", 0.0, {})], 10.0),
-        # 12 uses in one turn are those of several conversations.
+        # 12 uses in one turn belong to several conversations.
         (
             {"mine": [1], "shared prefix|every<1s|uses9-16": [7]},
             [("mine", 9.0, {"hits": 12, "turn": 12}), ("mine", 9.0, {"hits": 12, "turn": 1})],
