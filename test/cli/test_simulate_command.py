@@ -48,7 +48,7 @@ def test_rows_say_what_ran_and_what_it_gave(trace, capsys):
     assert all(row.keys() >= ROW_KEYS for row in rows)
     assert [(r["policy"], r["capacity_blocks"]) for r in rows] == [
         (policy, blocks)
-        for policy in ("lru", "belady")
+        for policy in ("canopy-lru", "belady")
         for blocks in (rows[0]["capacity_blocks"], rows[1]["capacity_blocks"], 30)
     ]
     distinct = rows[0]["distinct_blocks"]

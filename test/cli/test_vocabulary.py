@@ -180,7 +180,7 @@ def test_sglangs_lru_is_refused_by_commands_that_do_not_run_it(command, capsys) 
 
 
 def test_tiers_of_a_server_take_canopy_lru_only() -> None:
-    for check in (check_served, lambda name: StorageSettings(policy=name)):
+    for check in (check_served, lambda name: StorageSettings(capacity_bytes=10**8, policy=name)):
         check("canopy-lru")
         with pytest.raises(CanopyError, match="canopy-lru"):
             check("lru")
