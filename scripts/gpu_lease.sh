@@ -74,9 +74,9 @@ serve() { # NAME SECONDS FLAGS...: 0 when it answers. EVICTION and GRAPHS are se
   return 1
 }
 
-stop_server() { # its own process group, by its own id
+stop_server() { # the main process ends the others; then its process group
   [[ $server == 0 ]] && return 0
-  kill -TERM -- "-$server" 2>/dev/null
+  kill -TERM "$server" 2>/dev/null
   for _ in 1 2 3 4 5 6; do
     kill -0 -- "-$server" 2>/dev/null || break
     sleep 1
@@ -136,6 +136,9 @@ two() { # the first server compiles SGLang's own kernels: one to three minutes
   if EVICTION=wa GRAPHS=full serve wa 240 "${small[@]}" --page-size 64 \
     || EVICTION=wa GRAPHS=disabled serve wa_eager 120 "${small[@]}" --page-size 64; then
     answers_and_load wa
+  fi
+  if EVICTION=lru GRAPHS=full serve lru 90 "${small[@]}" --page-size 64; then
+    answers_and_load lru # what plain serving answers twice
   fi
   if serve documents 90 "${documents[@]}" --cuda-graph-backend-prefill breakable \
     --cuda-graph-bs-prefill 128 256 512 1024 2048 \

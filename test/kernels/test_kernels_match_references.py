@@ -14,6 +14,8 @@ from canopy_kernel import (  # noqa: E402
 )
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+BACKENDS = ("triton", "blocked") if DEVICE == "cpu" else ("triton",)
+"""``blocked`` is the path of a CPU."""
 if DEVICE == "cpu":
     import triton.knobs
 
@@ -73,7 +75,7 @@ def test_sparse_attention_over_a_paged_batch(case):
     rows = batch([150, 1, 97], [41, 1, 97], 400)
     q = torch.randn(139, heads, dim, device=DEVICE).to(dtype)
     expected = attention.reference(q, k, v, rows, dim**-0.5)
-    for backend in ("triton", "blocked"):
+    for backend in BACKENDS:
         close(attention.sparse_prefill(q, k, v, rows, dim**-0.5, backend), expected, dtype)
 
 
@@ -84,7 +86,7 @@ def test_a_query_sees_by_position_and_not_by_row():
         torch.tensor([2, 5, 7], device=DEVICE), torch.arange(8, device=DEVICE)
     )
     q = torch.randn(3, 1, 64, device=DEVICE)
-    for backend in ("triton", "blocked", "reference"):
+    for backend in (*BACKENDS, "reference"):
         out = attention.sparse_prefill(q, k, v, rows, 1.0, backend)
         assert out[:, 0, 0].tolist() == pytest.approx([1.0, 2.5, 3.5])
 
@@ -98,7 +100,7 @@ def test_many_queries_cross_block_borders():
     )
     q = torch.randn(130, 2, 64, device=DEVICE)
     expected = attention.reference(q, k, v, rows, 0.125)
-    for backend in ("triton", "blocked"):
+    for backend in BACKENDS:
         close(attention.sparse_prefill(q, k, v, rows, 0.125, backend), expected, torch.float32)
 
 
@@ -107,7 +109,7 @@ def test_an_empty_batch_of_queries_is_nothing():
     rows = attention.Rows.one(
         torch.empty(0, dtype=torch.long, device=DEVICE), torch.arange(4, device=DEVICE)
     )
-    for backend in ("triton", "blocked", "reference"):
+    for backend in (*BACKENDS, "reference"):
         q = torch.empty(0, 1, 64, device=DEVICE)
         assert attention.sparse_prefill(q, k, k, rows, 1.0, backend).shape == (0, 1, 64)
 

@@ -70,7 +70,7 @@ def question_scores(context: Context, most: int = MOST, last_weight: float = 0.0
     share = torch.ones(at.numel(), device=model.device)
     if last_weight and at.numel() > 1:
         share.fill_((1 - last_weight) / (at.numel() - 1))
-        share[-1] = last_weight
+        share[-1:].fill_(last_weight)  # an assignment of a number waits for the device
     layers, heads, group = range(lowest, depth), shape.heads, shape.heads // shape.kv_heads
     probe = _Probe(cache, layers, rows, before, first, share, heads, group, score)
     watch = probe.host(prompt) if is_host(rows) else probe.device()
