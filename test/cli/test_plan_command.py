@@ -151,7 +151,7 @@ def test_a_plan_is_for_the_policy_that_advise_finds_and_its_file_says_so(scanned
     assert {row["write_policy"] for row in rows if row["dram_gib"]} == {"write_back"}
     assert main([*common, "--json-out", str(out), "--policy", "canopy-lru"]) == 0
     rows = json.loads(out.read_text())["evaluated"]
-    assert {row["policy"] for row in rows} == {"lru"}
+    assert {row["policy"] for row in rows} == {"canopy-lru"}
 
 
 def test_limits_that_cannot_be_met_name_what_binds_and_the_nearest_point(plan, capsys):
