@@ -27,7 +27,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 DATA = Path(os.environ.get("CANOPY_DATA", Path(__file__).resolve().parents[3] / "shared" / "data"))
 
-POLICIES = ("lru", "wa")
+POLICIES = ("canopy-lru", "wa")
 
 
 def main() -> None:

@@ -129,7 +129,7 @@ class CanopyBackend(Backend):
     name = "canopy"
 
     def __init__(
-        self, pool: Any, folder: Path, capacity_bytes: int, policy: str = "lru", **extra: Any
+        self, pool: Any, folder: Path, capacity_bytes: int, policy: str = "canopy-lru", **extra: Any
     ) -> None:
         super().__init__(pool)
         PAGES.clear()
