@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from statistics import mean, stdev
+from statistics import mean, median, stdev
 from typing import Any
 
 from result_tables import ROOT, table
@@ -50,7 +50,33 @@ def follow_up() -> str:
     return table(["", *heads], lines, numbers=True)
 
 
+SIDES = ("documents", "plain")
+
+
+def turns() -> str:
+    """Median seconds to the first token of each turn, of a retry, and until n answers end."""
+    rows = json.loads((RESULTS / "turns.json").read_text("utf-8"))["rows"]
+    lines = []
+    for tokens in sorted({row["tokens"] for row in rows}):
+        own = {side: [r for r in rows if (r["tokens"], r["side"]) == (tokens, side)] for side in SIDES}
+        seconds = {side: _seconds(own[side]) for side in SIDES}
+        for side in SIDES:
+            of = f"{tokens:,} tokens, {side}, {len(own[side])} conversations"
+            lines.append([of, *(f"{s:.2f}" for s in seconds[side])])
+        share = [a / b for a, b in zip(*seconds.values())]
+        lines.append([f"{tokens:,} tokens, documents / plain", *(f"{x:.2f}" for x in share)])
+    heads = [*(f"turn {i}" for i in range(5)), "again", "n = 4", "n = 8"]
+    return table(["", *heads], lines, numbers=True)
+
+
+def _seconds(rows: list[dict[str, Any]]) -> list[float]:
+    by_turn = zip(*(row["ttft_s"] for row in rows))
+    others = ([row[name] for row in rows] for name in ("retry_s", "n4_s", "n8_s"))
+    return [median(x) for x in (*by_turn, *others)]
+
+
 PARTS: dict[str, Callable[[], str]] = {
     "any-order": any_order,
     "follow-up": follow_up,
+    "turns": turns,
 }

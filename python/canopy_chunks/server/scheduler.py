@@ -9,7 +9,6 @@ import dataclasses
 import functools
 import logging
 import math
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -197,8 +196,7 @@ def add_internal_state(engine: ChunkEngine, result: Any) -> None:
     Any client may read them, so they include no addresses or lengths of a tenant's chunks.
     """
     setting = dataclasses.asdict(engine.setting) if engine.setting is not None else None
-    more = {"setting": setting, "time_s": time.monotonic()}
-    result.internal_state["canopy_chunks"] = {**engine.stats(), **more}
+    result.internal_state["canopy_chunks"] = {**engine.stats(), "setting": setting}
 
 
 def run_commands(engine: ChunkEngine, commands: Sequence[str]) -> bool:
