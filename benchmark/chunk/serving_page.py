@@ -58,7 +58,9 @@ def turns() -> str:
     rows = json.loads((RESULTS / "turns.json").read_text("utf-8"))["rows"]
     lines = []
     for tokens in sorted({row["tokens"] for row in rows}):
-        own = {side: [r for r in rows if (r["tokens"], r["side"]) == (tokens, side)] for side in SIDES}
+        own = {
+            side: [r for r in rows if (r["tokens"], r["side"]) == (tokens, side)] for side in SIDES
+        }
         seconds = {side: _seconds(own[side]) for side in SIDES}
         for side in SIDES:
             of = f"{tokens:,} tokens, {side}, {len(own[side])} conversations"
