@@ -65,8 +65,11 @@ def due(root: Path, paths: Sequence[str] = ()) -> list[Due]:
 def _overdue(root: Path, file: str, green: Green | None, now: datetime) -> str:
     if green is None:
         return "no green run yet"
-    if _git(root, "diff", "--quiet", green.commit, "--", file).returncode == 1:
-        return f"changed since {green.commit}"
+    code = _git(root, "diff", "--quiet", green.commit, "--", file).returncode
+    if code:
+        return (
+            f"changed since {green.commit}" if code == 1 else f"{green.commit} is not a commit here"
+        )
     last = datetime.strptime(green.date, TIME).replace(tzinfo=timezone.utc)
     return f"older than {MOST_DAYS} days" if now - last > timedelta(days=MOST_DAYS) else ""
 

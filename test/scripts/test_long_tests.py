@@ -92,6 +92,12 @@ def test_a_changed_file_is_overdue_however_young_its_run(checkout) -> None:
     assert long_tests.main([], checkout) == 1
 
 
+def test_a_run_of_a_commit_that_is_not_here_is_no_guard(checkout) -> None:
+    long_tests.write_record(checkout, "test/test_green.py", dated(0, "0123456789"))
+    (one,) = long_tests.due(checkout, ["test/test_green.py"])
+    assert one.reason == "0123456789 is not a commit here"
+
+
 def test_a_file_that_would_outlast_the_minutes_is_not_started(checkout) -> None:
     head = git(checkout, "rev-parse", "HEAD").strip()
     long_tests.write_record(checkout, "test/test_red.py", dated(30, head, seconds=600))
