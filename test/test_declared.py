@@ -1,5 +1,7 @@
 """One declaration makes a flag, its parsing, its check and its row in the reference."""
 
+from __future__ import annotations  # declared reads a field's type from its text
+
 import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass
