@@ -66,10 +66,10 @@ def _overdue(root: Path, file: str, green: Green | None, now: datetime) -> str:
     if green is None:
         return "no green run yet"
     code = _git(root, "diff", "--quiet", green.commit, "--", file).returncode
+    if code == 1:
+        return f"changed since {green.commit}"
     if code:
-        return (
-            f"changed since {green.commit}" if code == 1 else f"{green.commit} is not a commit here"
-        )
+        return f"{green.commit} is not a commit here"
     last = datetime.strptime(green.date, TIME).replace(tzinfo=timezone.utc)
     return f"older than {MOST_DAYS} days" if now - last > timedelta(days=MOST_DAYS) else ""
 

@@ -81,8 +81,8 @@ class ReusePlan:
         return self.chosen.mask()
 
     def compute_from(self, first: int) -> int:
-        """Compute every token from position ``first`` on. Returns the number of
-        tokens whose reuse this cancels."""
+        """Compute every token from position ``first`` on. Returns the number of tokens that were to
+        be reused."""
         computed = self.computed.clone()
         reused = int((~computed[first:]).sum())
         computed[first:] = True

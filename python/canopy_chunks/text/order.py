@@ -3,7 +3,8 @@
 For requests whose documents may be in any order (``canopy_order``). The result is exact: the prompt
 is computed as if the client had sent this order. The method is that of ContextPilot (arXiv
 2511.03475), with the tenant's own earlier orders in place of an index. Documents continue the earlier
-order with the longest common prefix; the others follow by frequency, so that later prompts share them. The same documents behind the same text get the same order again, as in the next turn.
+order with the longest common prefix; the others follow by frequency, so that later prompts share
+them. The same documents behind the same text, as in the next turn, get the same order again.
 """
 
 from __future__ import annotations
@@ -153,8 +154,11 @@ class Orders:
                 self.by_tenant = {name: one for name, one in self.by_tenant.items() if one.orders}
 
     def _largest(self) -> _Own:
-        """Return the tenant that gives way when the memory is full: the one with the most orders for
-        each match. Tenants without a match, which cost one prompt to invent, share ``NEW_SHARE``."""
+        """Return the tenant that drops an order when the memory is full.
+
+        It has the most orders per match. Tenants without a match share ``NEW_SHARE``, since a client
+        needs only one prompt to invent a tenant.
+        """
         tenants = self.by_tenant.values()
         new = [one for one in tenants if not one.matches]
         if sum(one.size for one in new) > self.most * NEW_SHARE:

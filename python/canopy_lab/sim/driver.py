@@ -110,8 +110,8 @@ def simulate(
 ) -> SimResult:
     """Serve ``trace`` in order from an empty cache of ``capacity_blocks``.
 
-    ``placebo_seed`` gives ``policy``, which must be new, another request's labels (``randomise_categories``);
-    a policy without a reuse model gets the trace's labels shuffled.
+    ``placebo_seed`` gives ``policy``, which must be new, another request's labels
+    (``randomise_categories``); a policy without a reuse model gets the trace's labels shuffled.
     The result's tail is measured against ``threshold_tokens``. With ``optional_caching`` a request
     need not be cached (``policy/block_tree.py``). ``on_request(request, hit_tokens)`` is called after
     each request. ``verify_every`` n > 0 recounts the whole tree every n requests (slow; for tests).

@@ -34,10 +34,9 @@ def tokens_kept(
     """Return the number of leading tokens kept of a victim of ``length`` tokens, a multiple of
     ``page``.
 
-    The rule of the live tree and of both simulators. ``keep``: tokens that the policy keeps, rounded up
-    to a page. ``need``: tokens still to be
-    freed. Evicts the needed tokens, but at least ``quantum``; with ``whole_nodes``, all tokens
-    except ``keep``. The last page is always evicted.
+    The rule of the live tree and of both simulators. ``keep``: tokens that the policy keeps, rounded
+    up to a page. ``need``: tokens still to be freed. Evicts the needed tokens, but at least
+    ``quantum``; with ``whole_nodes``, all tokens except ``keep``. The last page is always evicted.
     """
     kept = -(-keep // page) * page
     if not whole_nodes:

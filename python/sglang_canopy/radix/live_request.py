@@ -1,7 +1,7 @@
 """The policies' records of SGLang's objects: ``req.canopy`` and ``node.canopy``.
 
-A record of a request is equal on every tensor-parallel rank: the arrival stamp travels with the request, and
-block hashes depend only on tokens and salts.
+A record of a request is equal on every tensor-parallel rank: the arrival stamp travels with the
+request, and block hashes depend only on tokens and salts.
 """
 
 from __future__ import annotations

@@ -74,11 +74,8 @@ def read_all(kind: str = RANKS) -> list[dict[str, Any]]:
     for path in Path(folder).glob(f"{kind}-*.json"):
         # A file may be replaced or removed between these calls.
         with contextlib.suppress(OSError, ValueError):
-            text = read_regular(path, MAX_FILE_BYTES)
-            if len(text) > MAX_FILE_BYTES:
-                continue
+            status = _read(path)
             rank, _, peer = path.stem.removeprefix(f"{kind}-").partition(".")
-            status = json.loads(text)
             if peer:
                 peers.setdefault(int(rank), {})[peer] = status
             else:
@@ -89,15 +86,21 @@ def read_all(kind: str = RANKS) -> list[dict[str, Any]]:
     return [found[number] for number in sorted(found)]
 
 
+def _read(path: Path) -> Any:
+    """Return a file's JSON. Raises ``ValueError`` for invalid JSON or a file that is too large."""
+    text = read_regular(path, MAX_FILE_BYTES)
+    if len(text) > MAX_FILE_BYTES:
+        raise ValueError(f"{path.name} has more than {MAX_FILE_BYTES} bytes")
+    return json.loads(text)
+
+
 def take(name: str) -> list[Any]:
     """Return and remove the answers under ``name``, in order of rank."""
     folder = os.environ.get(FOLDER_VARIABLE)
     found = []
     for path in sorted(Path(folder).glob(f"{ANSWER}{name}-*.json")) if folder else ():
         with contextlib.suppress(OSError, ValueError):
-            text = read_regular(path, MAX_FILE_BYTES)
-            if len(text) <= MAX_FILE_BYTES:
-                found.append(json.loads(text))
+            found.append(_read(path))
         with contextlib.suppress(OSError):
             path.unlink()
     return found

@@ -29,9 +29,8 @@ def message_dispatched(manager: Any, obj: Any, *_: Any, **__: Any) -> None:
     from sglang.srt.managers import tokenizer_manager
     from sglang.srt.managers.io_struct import ShutdownReq
 
-    if not isinstance(obj, ShutdownReq):
-        return
-    if manager.server_args.hicache_storage_backend is None:
+    is_last = isinstance(obj, ShutdownReq)
+    if not is_last or manager.server_args.hicache_storage_backend is None:
         return
     budget_s = options_of(manager.server_args).tiers.drain_s
     left_s = max(0.0, budget_s - (time.monotonic() - _signalled_at[0]))
