@@ -6,16 +6,16 @@ All KV here is approximate unless the ratio is 1. Fused KV must never enter the 
 ENCODINGS = ("prefix", "mixed")
 """Encodings of a chunk.
 
-``prefix``: behind the prompt's head. ``mixed``: behind the head for a first chunk, behind the head
-and stand-in documents for later chunks. ``variants.py`` has the reasons.
+``prefix``: encoded after the prompt's head. ``mixed``: a first chunk after the head, later chunks
+after the head and stand-in documents. ``variants.py`` has the reasons.
 """
 
 SELECTORS = ("question", "frequency")
-"""Methods that choose the tokens to recompute: by the question's attention, or by CacheTune's low
-frequencies of the stored KV."""
+"""Methods to choose the tokens to recompute: attention from the question, or low-frequency energy
+of the stored KV (CacheTune)."""
 
 SPLIT_SELECTORS = ("question",)
-"""Selectors with equal scores on every rank of a split model; the others read one rank's KV."""
+"""Selectors that score alike on every rank of a split model; other selectors read one rank's KV."""
 
 TENANT_SHARE = 0.1
-"""One tenant's share of each bound: registered tokens and documents, pinned bytes."""
+"""Share of each bound (registered tokens and documents, pinned bytes) that one tenant may use."""

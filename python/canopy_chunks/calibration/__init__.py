@@ -1,2 +1,1 @@
-"""The adaptive ratio (CacheTune, Algorithm 1): measured through a running server, saved and
-used."""
+"""The adaptive ratio (CacheTune, Algorithm 1): measured on a running server, saved, and loaded."""

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 MAX_BYTES = 16 << 20
 TIERS = {"device": "memory", "host": "memory", "disk": "disk"}
-"""Tiers of the store -> names that calibrations are saved under."""
+"""Tier of the store -> tier name in the calibration file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Setting:
     """The setting of a calibration.
 
     model: its identity; device: the chip; dtype: of weights and KV, in torch's spelling; tp_size:
-    ranks that the model is split over; backend: the server's attention backend.
+    tensor-parallel ranks; backend: the server's attention backend.
     """
 
     model: str
@@ -53,7 +53,7 @@ class Calibrations:
 
     @staticmethod
     def key(setting: Setting, tier: str) -> str:
-        """Return a short stable name of both."""
+        """Return a short stable name for a setting and a tier."""
         parts = [str(part) for part in (*astuple(setting), tier)]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
@@ -74,7 +74,7 @@ class Calibrations:
         return sorted(found, key=str)
 
     def put(self, setting: Setting, tier: str, calibration: Calibration) -> None:
-        """Save a calibration; the file is replaced whole or not at all."""
+        """Save a calibration. The file is replaced atomically."""
         everything = self._read()
         everything[self.key(setting, tier)] = {
             **asdict(setting),
@@ -98,8 +98,7 @@ class Calibrations:
 
 
 def _is_calibration(entry: Any) -> bool:
-    """Return whether ``entry`` has the form that ``put`` writes, with values that a server can
-    use."""
+    """Return whether ``entry`` has the form that ``put`` writes, with usable values."""
     wanted = {*Setting.__slots__, "tier", *Calibration.__slots__}
     if not isinstance(entry, dict) or set(entry) != wanted:
         return False
@@ -120,7 +119,7 @@ def _is_number(value: Any, most: float = sys.float_info.max) -> bool:
 
 
 def calibrated_ratios(path: str | None, setting: Setting) -> dict[str, float]:
-    """Return the ratios by tier of the store from the calibration file.
+    """Return the calibrated ratio of each tier of the store.
 
     Raises CanopyError if the file has no ratio for this model, machine, dtype, split and backend.
     """
@@ -140,7 +139,7 @@ def calibrated_ratios(path: str | None, setting: Setting) -> dict[str, float]:
 
 
 def _contents(saved: Calibrations, setting: Setting) -> str:
-    """Describe the file's settings of this model on this chip."""
+    """Return a text that lists the file's settings for this model on this chip."""
     found = saved.settings(setting.model, setting.device)
     if not found:
         return "has nothing for this model on this machine"

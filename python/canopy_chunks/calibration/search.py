@@ -1,5 +1,5 @@
-"""The ratio to recompute: the roofline prior and a golden-section search (CacheTune, Algorithm
-1)."""
+"""Search for the recompute ratio: the roofline prior and a golden-section search (CacheTune,
+Algorithm 1)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class CostProfile:
     """Costs of a prompt's parts on one device and storage tier, for one model, over all layers.
 
     compute_s: seconds per recomputed token (l times t_c); transfer_s: seconds per token whose KV is
-    read and placed (l times t_i); other_s: seconds per prompt at any ratio (l times t_o): its
-    question, the selection, and fixed costs of every step.
+    read and placed (l times t_i); other_s: seconds per prompt that do not depend on the ratio (l
+    times t_o): its question, the selection, and the fixed cost of each step.
     """
 
     compute_s: float
@@ -38,7 +38,8 @@ class CostProfile:
         """Return the seconds to the first token of a prompt with ``tokens`` in chunks (equations 9
         and 10).
 
-        The slower of recompute and transfer, which overlap, plus the costs that no ratio changes.
+        This is the maximum of recompute and transfer, which overlap, plus the costs that do not
+        depend on the ratio.
         """
         return (
             max(ratio * tokens * self.compute_s, (1.0 - ratio) * tokens * self.transfer_s)
@@ -64,10 +65,10 @@ def golden_section(
 ) -> Search:
     """Find the ratio with the least measured TTFT in ``[r_min, r_max]``, for a unimodal ``ttft``.
 
-    The prior ``start`` is the first probe; a second probe beside it shrinks the bracket to a valid
-    one around it. A warm probe is not at a golden point, so both inner points are placed afresh
-    afterwards: reusing it would break the ratio and could lose the minimum. Returns the best ratio
-    that was measured. Raises CanopyError for bounds out of order.
+    The first probe is the prior ``start``. A second probe next to it gives a valid bracket. The
+    prior is not a golden-section point, so both inner points are then placed anew: keeping it would
+    break the golden ratio and could lose the minimum. Returns the best measured ratio. Raises
+    CanopyError for bounds out of order.
     """
     if not 0.0 <= r_min <= r_max <= 1.0 or tolerance <= 0:
         raise CanopyError(
@@ -85,7 +86,8 @@ def golden_section(
     start = min(high, max(low, start))
     at(start)
     if high - low > tolerance:
-        # The probe opposite to the prior; the minimum cannot be on the side of the worse one.
+        # The second probe mirrors the prior. The minimum cannot lie on the far side of the worse
+        # probe.
         other = (
             low + GOLDEN * (high - low)
             if start <= (low + high) / 2
@@ -121,10 +123,11 @@ def largest_within(
     r_max: float,
     tolerance: float = 0.05,
 ) -> Search:
-    """Find the largest ratio whose TTFT is within ``slack`` (a share) of the best one found.
+    """Find the largest ratio whose TTFT is within ``slack`` (a share) of the best TTFT found.
 
-    If costs that no ratio changes dominate, or transfer and compute are level, more recompute costs
-    almost nothing and is nearer to full recompute. ``ttft`` must not fall beyond the best ratio.
+    If fixed costs dominate, or transfer and compute take equally long, more recompute costs almost
+    nothing and brings the result closer to full recompute. ``ttft`` must not decrease beyond the
+    best ratio.
     """
     limit, probes = (1 + slack) * search.ttft_s, dict(search.probes)
 

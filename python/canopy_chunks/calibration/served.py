@@ -1,8 +1,8 @@
 """Calibration through a running server, with its own scheduler, kernels, tiers and overlap.
 
-CacheTune, Algorithm 1 with equations 9 to 13. Every probe is a request like a user's. The cost of a
+CacheTune, Algorithm 1 with equations 9 to 13. Each probe is an ordinary request. The cost of a
 request without its documents (t_o) is fitted from prompts of two lengths, so that it does not count
-as transfer. Tokens are random: times do not depend on them.
+as transfer. Tokens are random, since times do not depend on them.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from canopy_chunks.calibration.search import (
 from sglang_canopy.errors import CanopyError
 
 SYSTEM, QUESTION = 16, 24
-"""Tokens before the documents, and after them."""
+"""Number of tokens before the documents, and after them."""
 STORED_TIERS = {"reused_device": "memory", "reused_host": "memory", "reused_disk": "disk"}
-"""Tier names in an answer's report -> names that calibrations are saved under."""
+"""Tier name in an answer's report -> tier name in the calibration file."""
 
 Ask = Callable[[Sequence[int], Sequence[int], "float | None"], tuple[float, dict[str, Any]]]
 """``(prompt, bounds, ratio)`` -> seconds to the first token, and the answer's ``canopy_chunks``
-report. Ratio None: the server's own."""
+report. With ratio None the server chooses."""
 
 
 @dataclass
 class ServedPrompts:
-    """Prompts of ``chunks`` documents of ``chunk_tokens`` each, encoded by a server after
-    ``learn``.
+    """Prompts of ``chunks`` documents of ``chunk_tokens`` each; ``learn`` makes the server encode
+    them.
 
-    vocabulary: first and end of the ids to draw from; settled: waits until the server has encoded
-    the documents.
+    vocabulary: range of token ids to draw from; settled: waits until the server has encoded the
+    documents.
     """
 
     ask: Ask
@@ -62,7 +62,7 @@ class ServedPrompts:
         self.tiers: Counter[str] = Counter()
 
     def learn(self) -> None:
-        """Send every document once, in another order than later, since an exact prefix is no
+        """Send every document once, in another order than later: an exact prefix would not count as
         reuse."""
         for documents in self._documents:
             self._send(documents[::-1], None, fused=False)
@@ -98,7 +98,7 @@ class ServedPrompts:
 
     @property
     def tier(self) -> str:
-        """The tier of most of the reused KV. Raises CanopyError if none was reused."""
+        """The tier that supplied most of the reused KV. Raises CanopyError if no KV was reused."""
         if not self.tiers:
             raise CanopyError(
                 "the server reused nothing: its tiers are too small for the prompts, or still empty"

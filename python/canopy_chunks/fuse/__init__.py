@@ -1,1 +1,1 @@
-"""Turn stored KV into a prefill: encode chunks, select tokens, rotate and place KV."""
+"""Turn stored KV into a prefill: encode chunks, select tokens, rotate keys and place KV."""

@@ -1,10 +1,10 @@
-"""Encodes chunks for their next use, piece by piece, while the server is otherwise idle.
+"""Encodes chunks for their next use, in pieces, while the server is idle.
 
-A chunk of an ordinary prompt was computed behind other documents and perhaps behind private text,
-so its KV must not enter another user's prompt. It is encoded again: behind the tokens that precede
-the first chunk (the system prompt), or alone. That costs one prefill of the chunk, in pieces
-(:func:`~.rows.piece_tokens`): in idle time, and under load within a share of the requests' own
-tokens.
+In an ordinary prompt, a chunk's KV depends on the preceding documents and perhaps on private text,
+so it must not enter another user's prompt. The chunk is encoded again: after the tokens that
+precede the first chunk (the system prompt), or alone. That costs one prefill of the chunk, in
+pieces (:func:`~.rows.piece_tokens`): in idle time, and under load within a share of the requests'
+own tokens.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from canopy_chunks.text.documents import document_name
 
 
 def stand_in_tokens(tokenizer: Any) -> tuple[tuple[int, ...], ...]:
-    """Return the tokens of the documents that stand in for a chunk's predecessors (encoding
-    ``mixed``): a few, and all.
+    """Return the tokens of the stand-in documents (encoding ``mixed``): of a few, and of all.
 
-    Empty without a tokenizer, since they are text: ``mixed`` then equals ``prefix``.
+    Stand-ins are text, so the result is empty without a tokenizer; ``mixed`` then equals
+    ``prefix``.
     """
     if tokenizer is None:
         return ()
@@ -98,7 +98,7 @@ class BackgroundEncoder:
         self.on_stored(key, chunk.document, tenant)
 
     def stats(self) -> dict[str, int]:
-        """Return the chunks and tokens that wait, were encoded, or were dropped."""
+        """Return the numbers of chunks and tokens that are waiting, encoded, and dropped."""
         return {
             "waiting_chunks": len(self.queue) + int(self.busy and not self.queue),
             "waiting_tokens": self.queue.tokens,
@@ -109,11 +109,11 @@ class BackgroundEncoder:
 
     @property
     def busy(self) -> bool:
-        """Whether chunks are left to encode."""
+        """Whether chunks remain to be encoded."""
         return self._job is not None or bool(self.queue)
 
     def step(self, now: float) -> int:
-        """Encode one piece; returns its tokens, 0 if the queue is empty. ``now`` stamps a new
+        """Encode one piece and return its tokens, 0 if the queue is empty. ``now`` stamps a new
         chunk."""
         job = self._job or self._next()
         if job is None:

@@ -30,8 +30,8 @@ class KVCache:
     in_order: bool = False
     backend: str = "auto"
     arrivals: list[Any] = field(default_factory=list)
-    """Transfers into the cache (``transfer.Transfer``): a layer's rows arrive before it is read or
-    written."""
+    """Transfers into the cache (``transfer.Transfer``). A layer's rows arrive before the layer is
+    read or written."""
     _plans: list[tuple[torch.Tensor, list[halves.Step]]] = field(default_factory=list)
     _batches: list[tuple[torch.Tensor, attention.Rows]] = field(default_factory=list)
     _places: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
@@ -75,7 +75,7 @@ class KVCache:
         return attention.sparse_prefill(q, k, v, self._rows(positions), scale, self.backend)
 
     def arrive(self, layer: int) -> None:
-        """Order later work on this layer after its reused rows have arrived."""
+        """Order later work on this layer after the arrival of its reused rows."""
         for transfer in self.arrivals:
             transfer.arrive(layer)
 
@@ -83,7 +83,7 @@ class KVCache:
         return _cached_result(self._places, positions, lambda: self.slots[positions])
 
     def _rows(self, positions: torch.Tensor) -> attention.Rows:
-        """Return the rows' index tensors, whose prefix sums go to a device only once."""
+        """Return the rows' index tensors. Their prefix sums are copied to a device only once."""
         return _cached_result(
             self._batches, positions, lambda: attention.Rows.one(positions, self.slots)
         )
@@ -100,7 +100,7 @@ def _cached_result(
 ) -> Made:
     """Return ``make()`` for these positions, called once for all layers.
 
-    The last two results are kept, since a probe has two sets of rows.
+    The last two results are cached, since a probe has two sets of rows.
     """
     for one, found in made_before:
         if one is positions:
@@ -111,7 +111,7 @@ def _cached_result(
 
 
 def dense_cache(model: Model, tokens: int) -> KVCache:
-    """Return a separate cache for ``tokens`` positions, as a CPU, a test or an evaluation uses."""
+    """Return a separate cache for ``tokens`` positions, for a CPU, a test or an evaluation."""
     s = model.shape
     size = (s.layers, tokens, 1, s.kv_heads, s.head_dim)
     k = torch.zeros(size, dtype=model.dtype, device=model.device)

@@ -1,4 +1,4 @@
-"""The computed tokens of a prompt, without host reads of a choice made on a device."""
+"""The tokens of a prompt to compute. A choice made on a device is not read by the host."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from canopy_chunks.store.device_copy import HostCopy, is_host, to_device
 
 
 class ChosenTokens:
-    """The tokens of a prompt to compute: certain tokens, and tokens picked by a selector.
+    """The tokens of a prompt to compute: fixed tokens, and tokens picked by a selector.
 
-    certain: ``[n]`` bool on the host; picked: sorted positions in chunks, none of them certain, on
-    the model's device. Reading them would block the scheduler until the device has caught up, but
-    their number is known at once. They are copied to the host in the meantime, and :meth:`mask`
-    waits for the copy if necessary.
+    certain: ``[n]`` bool on the host. picked: sorted positions in chunks, disjoint from
+    ``certain``, on the model's device. Their number is known at once, but reading them would block
+    the scheduler until the device has caught up. They are copied to the host in the background;
+    :meth:`mask` waits for the copy if necessary.
     """
 
     def __init__(self, certain: torch.Tensor, picked: torch.Tensor | None = None) -> None:
@@ -30,7 +30,7 @@ class ChosenTokens:
 
     @property
     def total(self) -> int:
-        """Tokens of the prompt."""
+        """Number of tokens in the prompt."""
         return self._mask.numel()
 
     @property
@@ -44,13 +44,13 @@ class ChosenTokens:
         return int(self._mask.sum()) + self._waiting
 
     def count_in(self, inside: torch.Tensor) -> int:
-        """Return the number of computed tokens ``inside [n]`` (bool, on the host), such as in
-        chunks."""
+        """Return the number of computed tokens within ``inside [n]`` (bool, on the host), such as a
+        mask of chunks."""
         return int((self._mask & inside).sum()) + self._waiting
 
     @property
     def _waiting(self) -> int:
-        """The number of picked tokens that are not on the host yet."""
+        """Number of picked tokens that are not on the host yet."""
         return 0 if self._copy is None else self._copy.tensor.numel()
 
     def rows(self) -> torch.Tensor:

@@ -1,10 +1,10 @@
 """Encode a chunk: a plain prefill, whose keys are then un-rotated.
 
 Without a prefix, each chunk's first tokens become attention sinks, which they are not in the
-prompt. A prefix whose KV is then dropped avoids that: BOS (as in CacheBlend's script) or the real
-system prefix. With a stand-in document after the prefix, the chunk is not encoded as a first
-document, which reduces the error further, because most chunks are not first
-(docs/research/chunks.md). None of these adds to a request's cost.
+prompt. A prefix whose KV is dropped afterwards avoids that: BOS (as in CacheBlend's script) or the
+real system prefix. A stand-in document after the prefix reduces the error further: the chunk is
+then not encoded as a first document, and most chunks are not first (docs/research/chunks.md). None
+of these adds to a request's cost.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ STAND_IN = (
     "on one side more than on the other. Inns along the way kept stables, and some of their cellars "
     "still show the marks of the scales.",
 )
-"""Documents about nothing that stand in for a chunk's predecessors: the first two are about 130
+"""Documents about nothing that stand in for a chunk's predecessors. The first two have about 130
 tokens, all ten about 640."""
 
 FEW_STAND_INS = 2
@@ -62,7 +62,7 @@ FEW_STAND_INS = 2
 def stand_in(
     ids: Callable[[str], Sequence[int]], documents: int = FEW_STAND_INS
 ) -> tuple[int, ...]:
-    """Return the tokens of the first stand-in ``documents``, each with its closing empty line.
+    """Return the tokens of the first ``documents`` stand-ins, each with its closing empty line.
 
     ``ids`` tokenizes a text without special tokens.
     """
@@ -71,7 +71,7 @@ def stand_in(
 
 
 class Encoder:
-    """Encodes chunks behind one ``prefix``, which is prefilled once."""
+    """Encodes chunks that follow one ``prefix``, which is prefilled once."""
 
     def __init__(self, model: Model, prefix: Sequence[int] = ()) -> None:
         self.model, self.prefix = model, tuple(prefix)
@@ -80,7 +80,7 @@ class Encoder:
             prefill(model, self._tensor(self.prefix), self._behind)
 
     def encode(self, ids: Sequence[int]) -> Chunk:
-        """Prefill ``ids`` behind the prefix and return their KV."""
+        """Prefill ``ids`` after the prefix and return their KV."""
         start = len(self.prefix)
         cache = dense_cache(self.model, start + len(ids))
         for pool, first in ((cache.k, self._behind.k), (cache.v, self._behind.v)):
@@ -105,8 +105,7 @@ def capture(
 ) -> Chunk:
     """Copy the KV of ``ids`` at ``start`` from a cache that a plain prefill filled.
 
-    Keys are un-rotated in fp32 and checked by rotating them again, then stored in the model's
-    dtype.
+    Keys are un-rotated in fp32, checked by rotating them again, and stored in the model's dtype.
     """
     positions = torch.arange(start, start + len(ids), device=model.device)
     keys, values = [], []

@@ -1,8 +1,8 @@
 """The queue of chunks to encode: bounded, and shared fairly between tenants.
 
 Tenants take turns, so that one tenant's thousand documents do not delay another's. A full queue
-drops chunks of the tenant with the most queued; if that is the new chunk's tenant, the new chunk is
-dropped.
+drops chunks of the tenant with the longest queue. If that is the new chunk's tenant, the new chunk
+is dropped.
 """
 
 from __future__ import annotations
@@ -13,12 +13,11 @@ from typing import NamedTuple
 
 MAX_WAITING_TOKENS = 1 << 20
 MAX_WAITING_CHUNKS = 1 << 12
-"""Bounds of the queue. Chunks beyond them are dropped until a prompt brings them again."""
+"""Bounds of the queue. Chunks beyond them are dropped until another prompt contains them."""
 
 
 class QueuedChunk(NamedTuple):
-    """A chunk to encode: tokens, prefix to encode it behind, address salt, tenant, document
-    name."""
+    """A chunk to encode: tokens, prefix to encode it after, address salt, tenant, document name."""
 
     ids: tuple[int, ...]
     prefix: tuple[int, ...]

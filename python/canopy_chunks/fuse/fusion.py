@@ -15,8 +15,7 @@ from canopy_chunks.fuse.selectors.base import Context, SelectedTokens, Selector
 from canopy_chunks.store.chunk import FusedPrompt
 
 HEAD_TOKENS = 32
-"""A shorter head runs with the probe and again later: a separate pass over the weights costs
-more."""
+"""A shorter head runs with the probe and again later: a separate pass would cost more."""
 
 
 @dataclass(slots=True)
@@ -100,8 +99,8 @@ def fused_prefill(
 def _run_head(model: Model, prompt: FusedPrompt, cache: KVCache) -> int:
     """Compute the tokens before the first chunk; returns their number.
 
-    No chunk precedes them, so their KV is exact and a probing selector need not run them again.
-    Returns 0 if they are too few.
+    No chunk precedes them, so their KV is exact and a probing selector can skip them. Returns 0 if
+    they are too few.
     """
     count = prompt.placed[0].start if prompt.placed else 0
     if count < HEAD_TOKENS:

@@ -1,8 +1,8 @@
 """The decoder interface of fusion: sizes, rotation, and a forward of any rows at their positions.
 
 A server supplies SGLang's own model (``server/served_model.py``). Evaluation supplies a model of
-plain weights (``benchmark/chunk/comparators/plain_model.py``), which the server's is tested
-against.
+plain weights (``benchmark/chunk/comparators/plain_model.py``), the reference for tests of the
+server's model.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from canopy_chunks.store.shape import Shape
 
 
 class Ranks(Protocol):
-    """The ranks of a model whose heads, inner width and vocabulary are split."""
+    """Tensor-parallel ranks of a model: heads, inner width and vocabulary are split over them."""
 
     def sum(self, part: torch.Tensor) -> torch.Tensor:
         """Return the sum of all ranks' ``part``."""
 
     def gather(self, logits: torch.Tensor) -> torch.Tensor:
-        """``[m, this rank's share of the vocabulary]`` -> ``[m, vocab]``."""
+        """Map ``[m, this rank's share of the vocabulary]`` to ``[m, vocab]``."""
 
 
 class Enough(Exception):
@@ -48,7 +48,7 @@ class Attention(Protocol):
 
 
 class Model(abc.ABC):
-    """A decoder; ``identity`` keys the chunks encoded with it.
+    """A decoder; ``identity`` is part of the keys of chunks encoded with it.
 
     ranks: set if this is one rank's part of the model; the shape's heads are then this rank's own.
     """
@@ -80,8 +80,8 @@ class Model(abc.ABC):
 
     @abc.abstractmethod
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """``[m, hidden]`` of :meth:`forward` -> ``[m, vocab]`` fp32."""
+        """Map ``[m, hidden]`` of :meth:`forward` to ``[m, vocab]`` fp32."""
 
     def whole(self, part: torch.Tensor) -> torch.Tensor:
-        """Return the sum over all ranks, over heads or inner width; ``part``: this rank's share."""
+        """Sum ``part``, this rank's share, over all ranks (over heads or inner width)."""
         return part if self.ranks is None else self.ranks.sum(part)

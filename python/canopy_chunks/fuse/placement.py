@@ -1,6 +1,6 @@
-"""Write reused KV to its new place: keys rotated to the positions of this prompt.
+"""Write reused KV to its new positions, with keys rotated to them.
 
-The only such code, for the engine, calibration and the server.
+The engine, calibration and the server all use this code.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def place_chunks(
 ) -> int:
     """Write KV of the ``wanted [n]`` (bool) tokens of chunks into the cache, keys rotated.
 
-    From a chunk on disk only these tokens are read, one layer ahead. A chunk in memory is written
-    whole into a contiguous cache on a CPU: the unwanted rows will be computed and overwritten, and
+    From a chunk on disk only these tokens are read, one layer ahead. On a CPU, a chunk in memory is
+    written whole into a contiguous cache: the unwanted rows will be computed and overwritten, and
     one long write costs less than picking rows. On a device see :func:`_place_on_device`. Returns
     the number of wanted tokens. Raises CanopyError for a damaged file.
     """
@@ -90,9 +90,9 @@ def _place_on_device(
     """:func:`place_chunks` for a pool on a device, without reading from the device or waiting for
     it.
 
-    A chunk on the device is written from its first wanted token to its last, since picking rows
-    there would need their indices; rows in between will be computed and overwritten. Of other
-    chunks only the wanted rows are sent; those in host memory through ``cache.arrivals``.
+    A chunk on the device is written from its first wanted token to its last, because picking rows
+    there would need their indices; the rows in between will be computed and overwritten. Of other
+    chunks only the wanted rows are sent, from host memory through ``cache.arrivals``.
     """
     device, count = cache.slots.device, 0
     here: list[_Part] = []
@@ -122,7 +122,7 @@ def _place_on_device(
 
 
 _Part = tuple[Placed, torch.Tensor, torch.Tensor]
-"""A chunk in its place, indices of some of its tokens (on the host), and their slots."""
+"""A placed chunk, indices of some of its tokens (on the host), and their slots."""
 
 
 def _place_from_device(model: Model, parts: Sequence[_Part], cache: KVCache) -> None:
@@ -137,7 +137,7 @@ def _place_from_device(model: Model, parts: Sequence[_Part], cache: KVCache) -> 
 
 
 def _place_from_host(model: Model, parts: Sequence[_Part], cache: KVCache) -> None:
-    """Place one layer at a time, as they are read."""
+    """Place one layer at a time, as the layers are read."""
     where = _locations(model, parts, cache)
     reads = read_layers_ahead([(p.chunk, inside) for p, inside, _ in parts], model.shape.layers)
     for layer, read in enumerate(reads):
@@ -148,8 +148,8 @@ def _place_from_host(model: Model, parts: Sequence[_Part], cache: KVCache) -> No
 def _locations(
     model: Model, parts: Sequence[_Part], cache: KVCache
 ) -> tuple[list[int], torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return (tokens of each part, source rows, cos/sin table indices, pool slots, cos/sin
-    table)."""
+    """Return (tokens of each part, source rows, cos/sin table indices, pool slots,
+    cos/sin table)."""
     device = cache.slots.device
     counts = [inside.numel() for _, inside, _ in parts]
     at = torch.cat([inside + p.start for p, inside, _ in parts])

@@ -1,8 +1,8 @@
 """Rotary embedding, applied and undone exactly, so that a chunk's keys can move to new positions.
 
-Keys are stored before rotation, but captured after it (the cache holds rotated keys). So rotation
-must be undone, in fp32, dividing by ``cos^2 + sin^2``: this also undoes a scaled rotation (YaRN's
-attention factor) and a table rounded to bf16.
+Keys are stored without rotation, but the cache that they are taken from holds rotated keys.
+Rotation is therefore undone, in fp32, dividing by ``cos^2 + sin^2``: this also undoes a scaled
+rotation (YaRN's attention factor) and a table rounded to bf16.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Rope:
         return torch.cat([angle.cos(), angle.sin()], dim=-1) * self.scaling
 
     def apply(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Rotate ``x [..., n, heads, head_dim]`` to ``positions [n]``, in fp32; the dtype is
-        kept."""
+        """Rotate ``x [..., n, heads, head_dim]`` to ``positions [n]``, in fp32; returns
+        x's dtype."""
         return rotate(x, self.table(positions))
 
     def undo(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -54,7 +54,7 @@ class Rope:
 
 
 def rotate(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """Rotate ``x [..., n, heads, d]`` by a ``[n, d]`` cos-sin table. Same dtype out."""
+    """Rotate ``x [..., n, heads, d]`` by a ``[n, d]`` cos-sin table. Returns x's dtype."""
     cos, sin = table[:, None].chunk(2, dim=-1)
     half = cos.shape[-1]
     a, b = x[..., :half].float(), x[..., half:].float()
@@ -67,8 +67,8 @@ def rotate(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
 def rotate_into(x: torch.Tensor, turn: Turns, out: torch.Tensor) -> None:
     """Write :func:`rotate` of ``x [n, heads, d]`` into ``out``, which must not overlap ``x``.
 
-    ``turn``: the ``turns`` of a table, computed once for all layers; fp32 takes a third of
-    :func:`rotate`'s time.
+    ``turn``: the ``turns`` of a table, computed once for all layers. With fp32 this takes a third
+    of :func:`rotate`'s time.
     """
     if x.dtype == out.dtype == torch.float32:
         turned(x, turn, out)
@@ -86,10 +86,10 @@ def unrotate(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
 
 
 def undo_checked(x: torch.Tensor, rope: Rope, positions: torch.Tensor) -> torch.Tensor:
-    """Undo a rotation and check it by applying it again. fp32.
+    """Undo a rotation in fp32 and check it by applying it again.
 
-    On a device there is no check, since it would wait for the device; instead ``prove_rotation``
-    checks once when a server adopts its table.
+    There is no check on a device, because it would wait for the device; ``prove_rotation`` checks
+    once instead, when a server adopts its table.
 
     Raises RuntimeError if re-applying does not reproduce ``x`` within rounding: the KV was then not
     rotated by this table (a wrong position, or an unsupported variant).
@@ -106,7 +106,7 @@ def undo_checked(x: torch.Tensor, rope: Rope, positions: torch.Tensor) -> torch.
 
 
 def prove_rotation(rope: Any, head_dim: int, device: torch.device, positions: int = 64) -> None:
-    """Check once, waiting for the device, that a table is undone exactly. Raises RuntimeError."""
+    """Check once that a table can be undone exactly; waits for the device. Raises RuntimeError."""
     at = torch.arange(positions)
     x = torch.linspace(-1.0, 1.0, positions * head_dim).view(positions, 1, head_dim)
     rotated = rope.undo(rope.apply(x.to(device), at), at).cpu()

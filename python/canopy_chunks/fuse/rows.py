@@ -17,16 +17,16 @@ from canopy_chunks.fuse.model import Enough, Model
 Result = TypeVar("Result")
 
 Narrow = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], "torch.Tensor | None"]
-"""``(layer, positions [m], k [m, kv_heads, d] rotated, v)`` -> indices of the rows to keep from
-this layer on (sorted), or None for all.
+"""``(layer, positions [m], k [m, kv_heads, d] rotated, v)`` -> sorted indices of the rows to keep
+from this layer on, or None for all.
 
-Called before K and V are written: for a dropped row the cache's KV stays, in this and every deeper
+Called before K and V are written. For a dropped row the cache's KV stays, in this and every deeper
 layer. A server's model keeps all its rows.
 """
 
 Replaced = Callable[[int, torch.Tensor], "torch.Tensor | None"]
-"""``(layer, positions [m])`` -> indices of the rows whose K and V of this layer replace the cached
-KV, or None for all. The other rows continue too."""
+"""``(layer, positions [m])`` -> indices of the rows whose K and V replace the cached KV of this
+layer, or None for all. The other rows continue too."""
 
 Watch = Callable[[int, torch.Tensor, torch.Tensor], "torch.Tensor | None"]
 """``(layer, q [m, heads, d] rotated, positions [m])``, called after this layer's K and V are
@@ -37,7 +37,7 @@ Returns the rows' attention ``[m, heads, d]`` if it has computed it, else None.
 
 
 def piece_tokens(device: torch.device) -> int:
-    """Return the tokens of a piece of background work, the most that a new request waits for.
+    """Return the number of tokens in a piece of background work, the longest wait of a new request.
 
     A GPU computes 256 tokens in little more time than 64, since it reads the weights once for both:
     on an H100 in bf16 the arithmetic takes longer than the reads from about 300 tokens on.
@@ -59,8 +59,8 @@ class RowsAttention:
     """A :class:`~.model.Attention` that writes the rows' K and V into ``cache``, then attends by
     position.
 
-    At each layer only rows returned by ``replaced`` are written. Ends the forward once layer
-    ``last`` has been watched, since no later layer is needed.
+    At each layer only rows returned by ``replaced`` are written. The forward ends after ``last``,
+    the last watched layer.
     """
 
     cache: KVCache
@@ -128,8 +128,7 @@ def probe_rows(
     last: int,
     watch: Watch | None = None,
 ) -> None:
-    """Run rows as :func:`run_rows`, but only up to the attention of layer ``last``, the last
-    watched layer."""
+    """Run rows as :func:`run_rows`, but only up to the attention of layer ``last``."""
     scale = model.shape.head_dim**-0.5
     try:
         model.forward(

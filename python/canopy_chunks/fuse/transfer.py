@@ -1,11 +1,11 @@
-"""Transfers of reused KV from host memory to a pool on a device, some layers at a time, beside
-compute.
+"""Transfers of reused KV from host memory to a pool on a device, in groups of layers, in parallel
+with compute.
 
-A separate stream reads exactly the wanted rows from :class:`~.host_memory.HostMemory`, rotates the
+A separate stream reads only the wanted rows from :class:`~.host_memory.HostMemory`, rotates the
 keys and writes them to their slots: all chunks of a prompt together, without intermediate buffers
-and without row numbers on the host. A short transfer is one launch for all layers. A long one,
-which overlaps the layers' compute (CacheTune, section 4.2), is a few launches, each with an event
-that a probe or a forward waits for at the first of its layers.
+and without row numbers on the host. A short transfer is one launch for all layers. A long transfer
+overlaps the layers' compute (CacheTune, section 4.2): it is split into a few launches, and a probe
+or forward waits for a launch's event at the first of its layers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from canopy_chunks.store.suffix import base_and_skip
 from canopy_kernel.rope_scatter import LayersScatter
 
 LAUNCH_BYTES, MOST_LAUNCHES = 4 << 20, 8
-"""Bytes per launch: over PCIe they take ten times as long as the launch takes the host.
+"""Bytes per launch: over PCIe they take ten times as long as the host needs to launch.
 
 There are at most ``MOST_LAUNCHES``, so that compute that follows layer by layer waits for at most
 an eighth of the transfer.
@@ -34,11 +34,11 @@ an eighth of the transfer.
 
 @dataclass(slots=True)
 class Transfer:
-    """Rows in transfer. ``events``: one per layer on a CUDA stream; empty for a synchronous
-    transfer.
+    """Rows in transfer.
 
-    bytes: size of the transfer, K and V of all layers. chunks: referenced until the transfer is
-    over, so that their slots are not reused.
+    events: one per layer on a CUDA stream; empty for a synchronous transfer. bytes: size of the
+    transfer, K and V of all layers. chunks: referenced until the transfer is complete, so that
+    their slots are not reused.
     """
 
     bytes: int
@@ -51,7 +51,7 @@ class Transfer:
             torch.cuda.current_stream().wait_event(self.events[layer])
 
     def finish(self) -> None:
-        """Wait for all layers, as :meth:`arrive`: the stream's last event covers the others."""
+        """Wait for all layers: the stream's last event covers the others."""
         if self.events:
             self.arrive(len(self.events) - 1)
 
@@ -59,10 +59,10 @@ class Transfer:
 def send(
     model: Model, placed: Sequence[Placed], cache: KVCache, positions: torch.Tensor
 ) -> Transfer | None:
-    """Start to write KV of ``positions [m]``, if they are in chunks of a :class:`HostMemory`.
+    """Start to write KV of the ``positions [m]`` that are in chunks of a :class:`HostMemory`.
 
-    positions: on the pool's device, distinct. A position of another chunk is written from an
-    arbitrary row to slot 0, which SGLang reserves for padding. ``None`` if no chunk is in such
+    positions: on the pool's device, distinct. For a position of any other chunk, an arbitrary row
+    is written to slot 0, which SGLang reserves for padding. Returns ``None`` if no chunk is in such
     memory.
     """
     based = [(p, *base_of(p.chunk)) for p in placed]
@@ -103,7 +103,7 @@ def send(
         every,
         *cache.k,
         *cache.v,
-    ):  # used after Python's last reference to them
+    ):  # the device uses them after Python has dropped its last reference
         x.record_stream(memory.stream)
     return sent
 
@@ -116,7 +116,7 @@ def launches(layers: int, size: int) -> list[tuple[int, int]]:
 
 
 def base_of(chunk: Any) -> tuple[HostChunk | None, int]:
-    """Return the host-memory chunk that this is, or is the rest of, and its offset there; else None
-    and 0."""
+    """Return the host-memory chunk and the offset in it, for a chunk or the suffix of one; else
+    None and 0."""
     base, skip = base_and_skip(chunk)
     return (base, skip) if isinstance(base, HostChunk) else (None, 0)

@@ -1,8 +1,8 @@
 """Memory of chunk reuse outside the KV pool, reserved before the pool is sized.
 
-SGLang measures the free memory once the weights are loaded, and gives nearly all of it to the pool.
+SGLang measures the free memory after loading the weights, and gives nearly all of it to the pool.
 Memory allocated later (chunks kept on the device, and the planning of prompts) must be excluded
-from that measurement, or a long prompt ends a server that has run for hours.
+from that measurement; otherwise a long prompt could crash a server that has run for hours.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from canopy_chunks.fuse.selectors.question import MOST
 from canopy_chunks.store.shape import Shape
 
 BEHIND_TOKENS = 3584
-"""Upper bound of the tokens that a document is encoded behind (system text and stand-ins), and of
-that text's own stored KV."""
+"""Upper bound of the tokens before an encoded document (system text and stand-ins), and of that
+text's own stored KV."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class WorkingMemory:
 
     @property
     def total(self) -> int:
-        """Bytes in all."""
+        """Total bytes."""
         return self.tiers + self.caches + self.probe
 
     def __str__(self) -> str:

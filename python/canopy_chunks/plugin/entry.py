@@ -1,4 +1,4 @@
-"""Entry points of document reuse: a separate plugin, which without ``--canopy-chunks`` only adds that
+"""Entry point of document reuse, a separate plugin. Without ``--canopy-chunks`` it only adds that
 flag."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sglang_canopy.server.start.self_check import stop
 
 @dataclass(frozen=True, slots=True)
 class DocumentFlags:
-    """The flag for documents. Its keys are ``canopy_chunks.server.options.Options``."""
+    """The flag for documents, with the keys of ``canopy_chunks.server.options.Options``."""
 
     chunks: str = declare(
         OFF,

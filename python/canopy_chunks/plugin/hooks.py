@@ -1,6 +1,6 @@
 """Hooks of document reuse, installed only on a server with ``--canopy-chunks``.
 
-Decides whether a request is affected: the functions that the hooks call do not check again.
+The hooks decide whether a request is affected; the functions that they call do not check again.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def _prepare(manager: Any, obj: Any, request: Any = None, *_: Any, **__: Any) ->
         from canopy_chunks.server.http import entry
 
         carriers = server_options.options_of(manager.server_args).requests.carriers
-        # Documents belong to the tenant named in any of these carriers.
+        # The owner of a prompt's documents is the tenant named in any of these carriers.
         sent.set_tenant(obj, headers_of(request), body_of(request), carriers)
         entry.prepare(manager, obj, on)
 

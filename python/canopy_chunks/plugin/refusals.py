@@ -1,4 +1,4 @@
-"""Set-ups in which documents are not reused, and set-ups in which the tests reuse them."""
+"""Set-ups without document reuse, and the set-ups in which tests reuse documents."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ OFF = "off"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal(Condition):
-    """One option that document reuse does not support."""
+    """An option that document reuse does not support."""
 
     chunks: str
-    """Reason, with ``{}`` for the value."""
+    """Reason, with ``{}`` in place of the value."""
 
 
 _REPLAY = "replays prefill as one CUDA graph, which passes documents' KV over"
@@ -99,7 +99,7 @@ SERVED = frozenset(
         *("the overlap schedule", "chunked prefill", "`--enable-mixed-chunk`"),
     }
 )
-"""Set-ups of ``doctor.setups`` in which a server of the tests reuses documents."""
+"""Set-ups of ``doctor.setups`` in which tests serve documents."""
 
 
 def is_requested(args: Any) -> bool:

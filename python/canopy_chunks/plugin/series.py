@@ -1,4 +1,4 @@
-"""Series of reused documents, and the thread that reports them with any cache."""
+"""Metric series of reused documents, and the thread that reports them, for any cache."""
 
 from __future__ import annotations
 

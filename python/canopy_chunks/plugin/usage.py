@@ -1,7 +1,7 @@
 """Document reuse in the ``usage`` of OpenAI's routes, streams included.
 
-SGLang computes a stream's usage from numbers alone, so the number of cached tokens carries the
-report.
+SGLang computes a stream's usage from numbers alone, so the report is attached to the number of
+cached tokens.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ def _details_class() -> Any:
 
 
 async def with_reports(answers: AsyncIterator[Any]) -> AsyncIterator[Any]:
-    """Yield ``answers`` with each prompt's report on its ``cached_tokens``, once a part has one."""
+    """Yield ``answers``, with each prompt's report attached to its ``cached_tokens`` once a part
+    has the report."""
     reports: dict[int, dict[str, Any]] = {}
     async with aclosing(answers) as parts:  # type: ignore[type-var]
         async for part in parts:
@@ -73,7 +74,7 @@ def of_stream(usage: Any, cached_tokens: dict[int, int], n_choices: int) -> None
 def _add(usage: Any, cached: Sequence[int]) -> None:
     """Add the field if a prompt has a report, and ``cached_tokens`` if SGLang does not report them.
 
-    The ratio and the stand-ins are the least of all prompts.
+    The ratio and the stand-ins are the minimum over all prompts.
     """
     reports = [tokens.report for tokens in cached if isinstance(tokens, CachedTokens)]
     if not reports:

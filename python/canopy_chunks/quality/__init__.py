@@ -1,1 +1,1 @@
-"""Check answers from reused KV: at the start, by tenant, and while serving."""
+"""Check answers from reused KV: at start, by tenant, and while serving."""

@@ -1,4 +1,5 @@
-"""Questions over documents as tokens, and the answers of full recompute and fused prefill."""
+"""Questions over documents as tokens, and their answers with full recompute and with
+fused prefill."""
 
 from __future__ import annotations
 
@@ -21,9 +22,9 @@ from canopy_chunks.text.variants import Place
 
 @dataclass(slots=True)
 class Case:
-    """One example as tokens: a system prefix, one run of tokens per document, and the question.
+    """One example as tokens: a system prefix, the tokens of each document, and the question.
 
-    stand_in: documents that are not in the prompt, to encode chunks behind.
+    stand_in: documents that are not in the prompt, for encoding chunks after them.
     """
 
     prefix: list[int]
@@ -44,7 +45,7 @@ def tokenise(
     chunks: int,
     chunk_tokens: int,
 ) -> Case:
-    """Tokenise an example piecewise, so that a document always has the same ids.
+    """Tokenise an example in pieces, so that a document always has the same ids.
 
     Documents are cut to ``chunk_tokens``, including the empty line between them: it marks a
     document's end, and without it the error of reuse nearly doubles (docs/research/chunks.md).
@@ -82,7 +83,8 @@ def tokenise(
 
 
 def behind(case: Case, how: str, place: int = 0) -> tuple[int, ...]:
-    """Return the prefix of the document at a place of a case; ``how`` is one of ``ENCODINGS``."""
+    """Return the prefix for the document at ``place`` of a case; ``how`` is one of
+    ``ENCODINGS``."""
     where = Place(how, place == 0, tuple(case.prefix), (tuple(case.stand_in),), True)
     return where.acceptable()[0]
 
@@ -94,7 +96,7 @@ def encode_case(
     encoders: dict[tuple[int, ...], Encoder] | None = None,
     behind: Callable[[Case, str, int], tuple[int, ...]] = behind,
 ) -> list[Chunk]:
-    """Encode the documents as chunks, each behind ``behind(case, how, place)``.
+    """Encode each document as a chunk that follows ``behind(case, how, place)``.
 
     A prefix is computed once for all calls with the same ``encoders``.
     """
@@ -137,8 +139,8 @@ def greedy_steps(
     """Decode at most ``count`` greedy tokens, continuing ``begun``, up to ``end``; yields before
     each.
 
-    The cache holds n prompt tokens and all following tokens except the last; it is filled on the
-    way. rows: collects the logits ``[vocab]`` of each new token.
+    The cache holds n prompt tokens and all following tokens except the last, and is extended during
+    decoding. rows: collects the logits ``[vocab]`` of each new token.
     """
     tokens = list(begun[:count])
     while len(tokens) < count and end not in tokens:
@@ -155,8 +157,11 @@ def greedy_steps(
 def forced_logprobs(
     model: Model, cache: KVCache, first: torch.Tensor, tokens: Sequence[int], n: int
 ) -> torch.Tensor:
-    """Return log-probabilities ``[len(tokens), vocab]`` along an answer ``tokens`` behind ``n`` tokens
-    whose KV is in the cache; ``first [vocab]``: the logits of its first token."""
+    """Return log-probabilities ``[len(tokens), vocab]`` of the answer ``tokens``, which follow
+    ``n`` tokens whose KV is in the cache.
+
+    ``first [vocab]``: the logits of the answer's first token.
+    """
     forced = torch.tensor(tokens[:-1], dtype=torch.long, device=model.device)
     if not forced.numel():
         return first[None].log_softmax(-1)
@@ -165,13 +170,14 @@ def forced_logprobs(
 
 
 def divergence(true: torch.Tensor, rows: torch.Tensor) -> float:
-    """Return the mean KL (nats a token) of log-probabilities ``rows [m, vocab]`` to the ``true``
-    ones."""
+    """Return the mean KL divergence (nats per token) of log-probabilities ``rows [m, vocab]`` from
+    ``true``."""
     return max(float((true.exp() * (true - rows)).sum(-1).mean()), 0.0)
 
 
 def normalise(text: str) -> str:
-    """Lower case, no punctuation or articles, single spaces: as SQuAD's scorer."""
+    """Convert to lower case, without punctuation and articles, with single spaces, as SQuAD's
+    scorer does."""
     text = "".join(c for c in text.lower() if c not in set(string.punctuation))
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
 

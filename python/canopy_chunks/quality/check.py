@@ -1,4 +1,4 @@
-"""Compare one prompt's free decoding after full recompute with that after reuse."""
+"""Compare one prompt's greedy answers after full recompute and after reuse."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ ANSWER_TOKENS = 16
 
 
 def pieces_of(n: int, piece: int) -> int:
-    """Return the maximum pieces of a check of ``n`` prompt tokens, with ``piece`` tokens in each."""
+    """Return the maximum number of pieces of a check of ``n`` prompt tokens; ``piece``: tokens per
+    piece."""
     return -(-n // piece) + 1 + 2 * (ANSWER_TOKENS - 1)
 
 
@@ -37,11 +38,11 @@ def answers_differ(
     ratio: float,
     end: int | None,
 ) -> Generator[None, None, bool]:
-    """Whether the first ``ANSWER_TOKENS`` greedy tokens, up to ``end``, differ by more than a near
+    """Return whether the first ``ANSWER_TOKENS`` greedy tokens, up to ``end``, differ beyond a near
     tie.
 
-    Computes in a separate cache of one prompt, yields between pieces (the fused prefill is one
-    piece), and may be dropped there. Ranks of a split model take the same steps. Raises
+    Computes in a separate cache of one prompt. Yields between pieces (the fused prefill is one
+    piece), and may be abandoned there. Ranks of a split model take the same steps. Raises
     NoLongerStored if ``find_placed`` returns no documents by then.
     """
     n = len(ids)
@@ -68,7 +69,7 @@ def answers_differ(
 
 
 def differ(full: Sequence[int], reused: Sequence[int], rows: Sequence[torch.Tensor]) -> bool:
-    """Return whether two answers differ by more than a near tie; rows: the logits of ``full``."""
+    """Return whether two answers differ beyond a near tie; rows: the logits of ``full``."""
     for want, got, row in zip(full, reused, rows):
         if want != got:
             return float(row[want] - row[got]) > TIE_NATS

@@ -1,8 +1,9 @@
 """Expected KL of reuse by number of documents and ratio, and the ratio that keeps it below a bound.
 
 KL to full recompute grows with the number of documents and falls with the ratio; a prompt's length
-changes it little. The shape is read off a sweep of SmolLM2-135M: 25 to 30 chat prompts of 1k and 4k
-tokens, 4 and 16 documents. A server's own model sets the scale at start, by the questions of the quality gate.
+changes it little. The shape was fitted to a sweep of SmolLM2-135M: 25 to 30 chat prompts of 1k and
+4k tokens, with 4 and 16 documents. At start, the quality gate's questions give the scale for the
+server's own model.
 """
 
 from __future__ import annotations
@@ -30,33 +31,33 @@ from canopy_chunks.quality.answers import (
 from canopy_chunks.quality.tasks import SYNTHETIC, default_filler, synthetic
 
 LEVEL, GROWTH, FALL = 0.0155, 0.8, 4.7
-"""Parameters of the expected KL: nats per token of two documents at ratio 0, exponent of the number of
-documents after the first, and decay rate in the ratio."""
+"""Parameters of the expected KL: nats per token for two documents at ratio 0, exponent of the
+number of documents after the first, and decay rate in the ratio."""
 FITTED_AT = 0.092
 """KL of the fitted model on the questions of :func:`measure_scale`."""
 MOST = 0.5
-"""Larger ratios save too little time: such a prompt is computed in full."""
+"""Larger ratios save too little time, so such a prompt is computed in full."""
 QUESTIONS, DOCUMENTS, DOCUMENT_TOKENS, ANSWER_TOKENS, RATIO = 6, 6, 160, 16, 0.15
 
 
 @dataclass(frozen=True, slots=True)
 class ExpectedKL:
-    """Mean KL to full recompute, in nats a token; ``scale``: of a model, relative to the fitted
-    one."""
+    """Mean KL to full recompute, in nats per token; ``scale``: a model's KL relative to the fitted
+    model's."""
 
     scale: float
 
     def at(self, documents: int, ratio: float) -> float:
-        """Return the expected KL of a prompt. A first document alone is exact."""
+        """Return the expected KL of a prompt, 0 for a single document."""
         if ratio >= 1:
             return 0.0
         return self.scale * LEVEL * max(0, documents - 1) ** GROWTH * math.exp(-FALL * ratio)
 
     def ratio_for(self, documents: int, bound: float) -> float:
-        """Return the smallest ratio, in hundredths, whose expected KL is at most ``bound``; 1 if that
-        is above ``MOST``."""
+        """Return the smallest ratio, in hundredths, whose expected KL is at most ``bound``; 1 if it
+        exceeds ``MOST``."""
         unrepaired = self.at(documents, 0.0)
-        if not math.isfinite(unrepaired):  # not measured, as logits were not finite
+        if not math.isfinite(unrepaired):  # not measured: logits were not finite
             return 1.0
         if unrepaired <= bound:
             return 0.0

@@ -1,9 +1,9 @@
-"""Quality gate: try reuse on questions with known answers at start, and refuse it below a floor.
+"""Quality gate: tests reuse at start on questions with known answers, and refuses it below a floor.
 
-The questions ask for made-up facts in filler documents. The server's own weights answer each
-question twice, freely decoded: after full recompute, and after a fused prefill with the server's
-selector, encoding and every ratio it may serve with. The distance of next-token probabilities is
-not measured: an answer may be fluent, near, and wrong.
+The questions ask for made-up facts in filler documents. The served model answers each question by
+greedy decoding: once after full recompute, and after a fused prefill with the server's selector and
+encoding at every ratio it may use. Distances between next-token probabilities are not measured,
+since an answer may be fluent, close, and wrong.
 """
 
 from __future__ import annotations
@@ -49,22 +49,22 @@ class Method:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Correct answers by full recompute (``right``), and how many of them stay correct after reuse
-    (``kept``)."""
+    """Number of correct answers by full recompute (``right``), and of those that reuse also answers
+    correctly (``kept``)."""
 
     right: int
     kept: int
 
     @property
     def share(self) -> float | None:
-        """None if full recompute answers no question correctly, so that nothing was measured."""
+        """Share of answers kept; None if full recompute answered no question correctly."""
         return self.kept / self.right if self.right else None
 
 
 def check_quality(
     model: Model, tokenizer: Any, method: Method, ratios: Iterable[float], min_kept: float | None
 ) -> dict[float, Kept]:
-    """Return the answers kept at every ratio; empty without a floor.
+    """Return the answers kept at every ratio; empty if there is no floor.
 
     Raises CanopyError, with the figures, if a ratio keeps less than ``min_kept``.
     """

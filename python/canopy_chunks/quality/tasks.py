@@ -49,17 +49,17 @@ def synthetic(
 ) -> list[Example]:
     """Generate ``count`` examples of each task over ``chunks`` filler texts.
 
-    single: a fact in one sentence of one document; split: the fact's subject ends one document and
-    its value begins the next; coreference: a person is named in one document, the next says "this
+    single: a fact in one sentence of one document. split: the fact's subject ends one document and
+    its value begins the next. coreference: one document names a person, the next says "this
     teacher" and the value. The value is a number of four digits, because small models copy numbers
     reliably: SmolLM2-135M answers 20 of 21 with all documents in view, but 19 of 42 if the value is
-    two words. A task that the model fails anyway would measure luck.
+    two words. A task beyond the model's ability would measure luck.
     """
     rng, out = random.Random(seed), []
     for task in tasks:
         if task not in SYNTHETIC:
             raise CanopyError(f"task {task!r} is not known; allowed are {', '.join(SYNTHETIC)}")
-    for _ in range(count):  # tasks alternate, so that an interrupted run has equally many of each
+    for _ in range(count):  # tasks alternate, so that an interrupted run has equal numbers of each
         for task in tasks:
             out.append(_make(task, rng, [rng.choice(filler) for _ in range(chunks)]))
     return out
@@ -85,7 +85,7 @@ def _make(task: str, rng: random.Random, documents: list[str]) -> Example:
 
 
 def default_filler(words: int = 70) -> list[str]:
-    """Return filler without data: plain sentences about nothing that the tasks ask for."""
+    """Return filler sentences about nothing that the tasks ask for."""
     rng, out = random.Random(1), []
     things = [
         "river",

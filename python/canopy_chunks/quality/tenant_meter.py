@@ -1,12 +1,12 @@
 """Live quality: find tenants whose answers differ too often from full recompute, and limit their
 reuse.
 
-Some of a tenant's fused prompts are decoded freely both ways (:mod:`.check`). For each, Page's
-cumulative sum (Biometrika 41, 1954) adds the difference (0 or 1) minus the allowed share: a fault
-accumulates, chance does not. At ``ALARM`` the tenant's ratio rises; if that does not help, its
-reuse stops. The opposite sum, over checks at the step before, undoes this. Each tenant has its own
-sums, so none can stop another's reuse. No decision reads a clock or draws a random number: ranks
-decide alike.
+Some of a tenant's fused prompts are decoded both ways (:mod:`.check`). For each, Page's cumulative
+sum (Biometrika 41, 1954) adds the difference (0 or 1) minus the allowed share: a fault accumulates,
+chance does not. At ``ALARM`` the tenant's ratio is raised; if that does not help, its reuse stops.
+The opposite sum, over checks at the previous step, undoes this. Each tenant has its own sums, so
+one tenant cannot stop another's reuse. No decision depends on a clock or a random number, so all
+ranks decide alike.
 """
 
 from __future__ import annotations
@@ -16,22 +16,23 @@ from typing import Any
 
 SERVED, RAISED, STOPPED = range(3)
 STEPS = ("served", "raised", "stopped")
-"""Reuse of a tenant's prompts: at the server's ratio, at a higher one, or none."""
+"""Reuse of a tenant's prompts: at the server's ratio, at a higher ratio, or none."""
 ALARM = 4.0 - 1e-9
-"""Sum at which a tenant's step changes, less rounding."""
+"""Sum at which a tenant's step changes, with a margin for rounding."""
 IN_DOUBT = 10
-"""Factor on the checked share of a tenant that is new, differed lately, or is not at ``SERVED``."""
+"""Factor on the checked share of a tenant that is new, differed recently, or is not at
+``SERVED``."""
 FIRST_CHECKS = 8
 """Checks after which a tenant is no longer new."""
 LEAST_GAIN = 0.1
-"""Smallest credit of an equal answer towards the previous step."""
+"""Smallest credit of an equal answer towards returning to the previous step."""
 MAX_TENANTS = 1024
 LOWEST_RAISED = 0.3
 TIE_NATS = 0.5
 """Largest preference, in nats, of full recompute for its own token at which two answers still count
 as equal.
 
-Measured at the first difference: the other token is then nearly as likely (0.6 times).
+Compared at the first difference; the other token is then nearly as likely (0.6 times).
 """
 
 
@@ -49,8 +50,9 @@ def ratio_at(step: int, ratio: float) -> float:
 class TenantQuality:
     """One tenant's checks.
 
-    offered: its prompts; since: prompts since the last one taken for a check; above, below: the
-    cumulative sums of too many differences at its step, and of few at the step before.
+    offered: number of its prompts. since: prompts since the last selected for a check. above,
+    below: cumulative sums of the excess of differences at its step, and of their deficit at the
+    previous step.
     """
 
     step: int = SERVED
@@ -89,7 +91,7 @@ class QualityMeter:
         return one.step if one is not None else SERVED
 
     def rank(self, tenant: str | None) -> tuple[bool, int]:
-        """Return a tenant's rank when places are few: suspects first, then by number of prompts.
+        """Return a tenant's rank when places are scarce: suspects first, then by number of prompts.
 
         A newly invented tenant has the lowest rank.
         """
@@ -97,7 +99,7 @@ class QualityMeter:
         return (one.suspect, one.offered) if one is not None else (False, 0)
 
     def take(self, tenant: str | None) -> int | None:
-        """Count a prompt that was fused, or would have been. Returns the step to check it at, or
+        """Count a prompt that was fused or eligible for fusion. Returns the step to check it at, or
         ``None``."""
         if not self.every:
             return None
@@ -133,7 +135,7 @@ class QualityMeter:
         return self._go(one, one.step - 1) if one.below >= ALARM else None
 
     def stats(self) -> dict[str, Any]:
-        """Return the totals, for any thread."""
+        """Return the totals. Safe on any thread."""
         steps = [one.step for one in list(self.tenants.values())]
         return {
             "checked": self.checked,
@@ -155,7 +157,7 @@ class QualityMeter:
         return STEPS[step]
 
     def _forget_one(self) -> None:
-        """Forget the tenant of lowest rank, the least recent of equals; never the newest."""
+        """Forget the tenant of lowest rank (of equals, the least recent), but never the newest."""
         if len(self.tenants) <= MAX_TENANTS:
             return
         newest = next(reversed(self.tenants))

@@ -1,9 +1,9 @@
 """The quality meter in a server: the queue of prompts to check, and the check in progress.
 
-A check runs in pieces while the server is idle, in the encoder's memory, which is free by then. When
-a batch has to be computed, the check is stopped, its memory released, and the check restarted later,
-until the pieces of ``MAX_TIMES`` whole checks were computed. A prompt's tokens are kept until its
-check ends, and at most ``KEPT_S``.
+A check runs in pieces while the server is idle, in the encoder's memory, which is then free. When a
+batch has to be computed, the check stops, releases its memory, and restarts later, until it has
+used the pieces of ``MAX_TIMES`` whole checks. A prompt's tokens are kept until its check ends, for
+at most ``KEPT_S``.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ SHOWN_TENANTS = 32
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    """A prompt to check at a step; ratio: the server's own for it; pieces: pieces started so
-    far."""
+    """A prompt to check at a step; ratio: the server's ratio for it; pieces: number of pieces
+    started."""
 
     ids: Sequence[int]
     request: Any
@@ -47,9 +47,9 @@ class _Waiting:
 
 
 class Watch:
-    """Checks of one scheduler process. end: the token that ends an answer, if known.
+    """Checks of one scheduler process.
 
-    piece_tokens: tokens of a piece of a check.
+    end: the token that ends an answer, if known. piece_tokens: tokens in a piece of a check.
 
     Every rank of a split model offers the same prompts and takes the same steps. Requests have the
     fields of ``server.request.ChunkRequest``; the library is ``server.library.Library``.
@@ -74,13 +74,13 @@ class Watch:
         return self.meter.step(tenant)
 
     def epoch(self, tenant: str | None) -> int:
-        """Return a number that changes if the tenant's reuse is stopped: KV kept before is not used
-        again."""
+        """Return a number that changes when the tenant's reuse is stopped, so that KV kept before
+        is not used again."""
         return self._epochs.get(tenant, self._least_epoch)
 
     def offer(self, ids: Sequence[int], request: Any, ratio: float) -> None:
-        """Offer a prompt for a check: it was fused at the server's ``ratio``, or would have
-        been."""
+        """Offer a prompt for a check: it was fused at the server's ``ratio``, or was eligible for
+        it."""
         step = self.meter.take(request.tenant)
         if step is None:
             return
@@ -118,7 +118,7 @@ class Watch:
         self._drop_old(now)
 
     def spend(self, library: Any, now: float, tokens: int) -> None:
-        """Run earned pieces before a batch of ``tokens``: one, or more in its share.
+        """Run earned pieces before a batch of ``tokens``: one, or as many as its share allows.
 
         A check continues after the batch, in the encoder's share of the memory, unless the encoder
         needs it.
@@ -132,7 +132,7 @@ class Watch:
             pieces += 1
 
     def earn(self, tokens: int) -> None:
-        """A batch of ``tokens`` computed tokens earns checks of a share of them, for later."""
+        """Earn checks, to be run later, of a share of a batch's computed ``tokens``."""
         self.credit = self.credit + LOAD_SHARE * tokens if self.waiting else 0.0
 
     def run_piece(self, library: Any, now: float) -> None:
@@ -160,7 +160,7 @@ class Watch:
         self.waiting.popleft()
 
     def stats(self) -> dict[str, Any]:
-        """Return the counts of checks, for any thread."""
+        """Return the counts of checks. Safe on any thread."""
         waiting = {"waiting": len(self.waiting), "dropped": dict(self.dropped)}
         return {**self.meter.stats(), **waiting}
 
@@ -170,7 +170,7 @@ class Watch:
         return {shown_tenant(name) or "": found for name, found in shown.items()}
 
     def _drop_old(self, now: float) -> None:
-        """Drop prompts that waited too long, except the prompt being checked."""
+        """Drop prompts that have waited too long, except the prompt being checked."""
         waiting = list(self.waiting)[int(self._steps is not None) :]
         for one in [one for one in waiting if now - one.request.time_s > KEPT_S]:
             self.waiting.remove(one)
@@ -189,8 +189,8 @@ class Watch:
         return answers_differ(library.model, one.ids, placed, request.selector, ratio, self.end)
 
     def _decide(self, library: Any, one: _Waiting, differs: bool) -> None:
-        """Count a check. If reuse is stopped, delete a differing prompt's documents, so that they
-        are encoded again.
+        """Count a check. If reuse stops, delete a differing prompt's documents, so that they are
+        encoded again.
 
         The stored KV may be at fault.
         """
@@ -211,6 +211,6 @@ class Watch:
         self._last_epoch += 1
         self._epochs.pop(tenant, None)
         self._epochs[tenant] = self._last_epoch
-        if len(self._epochs) > MAX_TENANTS:  # tenants that are not listed get a new epoch too
+        if len(self._epochs) > MAX_TENANTS:  # unlisted tenants get a new epoch too
             del self._epochs[next(iter(self._epochs))]
             self._least_epoch = self._last_epoch

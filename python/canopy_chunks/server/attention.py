@@ -1,11 +1,10 @@
-"""Attention for batches whose rows are not contiguous, behind SGLang's own backends.
+"""Attention for batches whose rows are not contiguous, on top of SGLang's own backends.
 
 A backend keeps its name and class. While a fused batch runs, ``canopy_plan`` is set and rows attend
-by position: a query at position p attends to its own request's keys 0..p. Every other batch runs
-the stock code. On a CPU this is the project's blocked torch attention. On CUDA it depends on the
-server's backend: with ``flashinfer`` and ``fa3`` the keys before each block of rows run in their
-stock paged kernels and the rest in Triton; with the others Triton runs all (``canopy_kernel``,
-verified on a CPU, not yet run on a GPU in a server).
+by position: a query at position p attends to its own request's keys 0..p. All other batches run the
+stock code. On a CPU this is the project's blocked torch attention. On CUDA it depends on the
+server's backend: with ``flashinfer`` and ``fa3`` their stock paged kernels run the keys before each
+block of rows, and Triton the rest; with other backends Triton runs all keys (``canopy_kernel``).
 """
 
 from __future__ import annotations
@@ -30,7 +29,8 @@ BACKENDS = ("torch_native", "triton", "flashinfer", "fa3")
 class FusedAttention:
     """One fused batch: ``rows`` maps queries and keys to requests.
 
-    arrivals: transfers of reused KV (``transfer.Transfer``) that a layer waits for on its stream.
+    arrivals: transfers of reused KV (``transfer.Transfer``) that each layer waits for on its
+    stream.
     """
 
     rows: attention.Rows
@@ -39,7 +39,7 @@ class FusedAttention:
 
     @property
     def positions(self) -> torch.Tensor:
-        """``[m]`` true positions of the batch's rows."""
+        """Return ``[m]`` true positions of the batch's rows."""
         return self.rows.positions
 
     def attend(
@@ -50,7 +50,8 @@ class FusedAttention:
         scale: float,
         paged: decomposition.Paged | None = None,
     ) -> torch.Tensor:
-        """``q [m, heads, d]`` over a pool's pages -> the same shape. A CPU plans its steps once.
+        """Attend ``q [m, heads, d]`` over a pool's pages; returns q's shape. On a CPU the steps are
+        planned once.
 
         paged: the stock kernel for the keys before each block of rows, if there is one.
         """
@@ -79,13 +80,13 @@ def _forward_extend(
     *args: Any,
     **kwargs: Any,
 ) -> torch.Tensor:
-    """``q [m, heads * d]`` -> the same shape; K and V of the rows are written first."""
+    """Attend ``q [m, heads * d]``; returns q's shape. The rows' K and V are written first."""
     plan: FusedAttention | None = backend.canopy_plan
     if plan is None:
         return stock(q, k, v, layer, forward_batch, *args, **kwargs)
     from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 
-    for transfer in plan.arrivals:  # before rows are written: a transfer may cover computed rows
+    for transfer in plan.arrivals:  # before rows are written: a transfer may include computed rows
         transfer.arrive(layer.layer_id)
     save = kwargs.get("save_kv_cache", args[0] if args else True)
     pool = forward_batch_pool(backend, forward_batch)
@@ -125,7 +126,7 @@ def _stock_kernel(backend: Any, q: torch.Tensor, keys: torch.Tensor) -> decompos
 def _faster_kernel(
     backend: Any, plan: FusedAttention, q: torch.Tensor, paged: decomposition.Paged | None
 ) -> decomposition.Paged | None:
-    """Return ``paged``, or None if Triton alone was measured to be faster on this chip."""
+    """Return ``paged``, or None if Triton alone was faster when measured on this chip."""
     if paged is None or not ways.table():
         return paged
     chip = torch.cuda.get_device_name(q.device)
@@ -137,7 +138,7 @@ def _faster_kernel(
 
 
 def forward_batch_pool(backend: Any, forward_batch: Any) -> Any:
-    """Return the KV pool of a backend, or of its batch if the backend keeps none."""
+    """Return the KV pool of a backend, or of its batch if the backend has none."""
     pool = getattr(backend, "token_to_kv_pool", None)
     return pool if pool is not None else forward_batch.token_to_kv_pool
 

@@ -1,8 +1,8 @@
 """Packed batches: copies of the scheduler's batches that run only the chosen rows of each request.
 
-Admission charges a fused prompt the tokens it is expected to compute. If planning fails, or a chunk
-has been evicted meanwhile, the whole prompt is computed, in forwards of at most one window each:
-the window exists to prevent a single forward over the whole prompt.
+Admission charges a fused prompt for the tokens it is expected to compute. If planning fails, or a
+chunk has been evicted meanwhile, the whole prompt is computed, in forwards of at most one window
+each: SGLang's window exists to prevent a single forward over a whole prompt.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from canopy_kernel.attention import Rows
 
 
 def logit_rows(batch: Any) -> list[int]:
-    """Return the number of rows at each request's end that need logits: 1, or the rows with prompt
+    """Return the number of rows at each request's end that need logits: 1, or all rows with prompt
     log-probabilities."""
     if not getattr(batch, "return_logprob", False):
         return [1] * len(batch.extend_lens)
@@ -38,9 +38,9 @@ def pack_rows(
 
     The scheduler keeps its own batch: every slot stays allocated as for a plain extend, and
     ``seq_lens`` does not change. Rows may be on the host or already on the batch's device. Rows on
-    the device are never read: the host knows their number. arrivals: transfers that attention waits
-    for. Raises AssertionError, before anything runs, if an invariant of the fused forward would not
-    hold (checked on the host only).
+    the device are never read; their number is known on the host. arrivals: transfers that attention
+    waits for. Raises AssertionError, before anything runs, if an invariant of the fused forward
+    would not hold (checked on the host only).
     """
     lengths = [int(n) for n in batch.seq_lens_cpu]
     prefixes, device = list(batch.prefix_lens), batch.input_ids.device
@@ -100,14 +100,14 @@ def split_into_windows(
     rows, in order.
 
     Only the last forward is sampled. It holds the last ``ends[i]`` rows of every request, at least
-    1, even if that is more than ``max_rows``. SGLang requires a row of every request of a batch; a
-    request without rows in an earlier forward computes its first row there, which gives the same KV
+    1, even if that exceeds ``max_rows``. SGLang requires a row of every request of a batch, so a
+    request without rows in an earlier forward computes its first row there; this gives the same KV
     in every forward.
     """
     surplus = sum(map(len, chosen)) - max_rows
     if surplus <= 0:
         return [list(chosen)]
-    room = max(1, max_rows - len(chosen) + 1)  # next to one row of each other request
+    room = max(1, max_rows - len(chosen) + 1)  # in addition to one row of each other request
     early: list[list[torch.Tensor]] = []
     last, free = [], 0
     for i, rows in enumerate(chosen):

@@ -70,7 +70,8 @@ class ChunkEngine:
         self.stand_ins = stand_in_tokens(tokenizer) if options.encode == "mixed" else ()
         # The digest of the weight files is needed only if KV outlives this process.
         self._files = model_view.weight_files(runner) if self._on_disk() else ""
-        # The meter forgets its stops with this process, so kept KV on a storage ends with it too.
+        # The meter's stopped tenants are forgotten with this process, so KV kept on a storage ends
+        # with it too.
         self.start = model_view.first_ranks(secrets.token_hex(8)) if self._stores_kept() else ""
         self._updates = WEIGHTS.id
         self.library = Library(model_view.served_model(runner, self._files), options)
@@ -115,7 +116,7 @@ class ChunkEngine:
     def follow_updates(self) -> None:
         """Start a new store if the weights were updated, whether or not the cache was flushed.
 
-        Call it before documents are looked up or encoded, on all ranks at the same points.
+        Call it before documents are looked up or encoded, at the same points on all ranks.
         """
         if self._updates != WEIGHTS.id:
             self.weights_changed()
@@ -134,7 +135,7 @@ class ChunkEngine:
         return True
 
     def new_request(self, req: Any) -> ChunkRequest | None:
-        """Return the chunk state of a new request; ``None`` if it names no chunks."""
+        """Return the chunk state of a new request; ``None`` if it has no chunks."""
         self.follow_updates()
         params = own_params(req)
         self.time_s = max(self.time_s, read_stamp(params).get("time", 0.0))
@@ -142,7 +143,7 @@ class ChunkEngine:
             return None
         try:
             requested = parse_fields(params)
-        except CanopyError:  # did not come through the HTTP entry, which refuses malformed fields
+        except CanopyError:  # did not pass the HTTP entry, which refuses malformed fields
             self.not_fused["malformed"] += 1
             return None
         if requested.off:
@@ -160,7 +161,7 @@ class ChunkEngine:
         """Return whether a request may reuse documents. Decided on the first call, and counted by
         reason.
 
-        Not decided when the request is created: SGLang sets some of its fields later.
+        It cannot be decided when the request is created: SGLang sets some of its fields later.
         """
         if not request.checked:
             request.checked = True
@@ -173,21 +174,20 @@ class ChunkEngine:
         return request.reason is None
 
     def may_fuse(self, req: Any, request: ChunkRequest) -> bool:
-        """Return whether a request may be fused now: eligible, and its KV exact or in a namespace
-        of its own."""
+        """Return whether a request may be fused now: it is eligible, and its KV is exact or in a
+        separate namespace."""
         return self.eligible(req, request) and (request.keeps(req) or self.is_exact(request))
 
     def is_exact(self, request: ChunkRequest) -> bool:
-        """Return whether an eligible request recomputes its whole prompt regardless of the store's
-        content."""
+        """Return whether an eligible request recomputes its whole prompt whatever the
+        store holds."""
         if request.ratio is not None:
             return request.ratio >= 1.0
         own = max(self.options.ratio or 0.0, self._ratio_of_bound(request))
         return ratio_at(request.step, own) >= 1.0
 
     def ratio_for(self, request: ChunkRequest, chunks: Sequence[ResolvedChunk]) -> float:
-        """Return the request's recompute ratio, the operator's, or the calibrated one, in this
-        order.
+        """Return the recompute ratio: the request's, else the operator's, else the calibrated one.
 
         The calibrated ratio is that of the slowest tier among the chunks. The last two are raised
         if the tenant's checked answers differed too often.
@@ -197,7 +197,7 @@ class ChunkEngine:
         return ratio_at(request.step, self.own_ratio(request, chunks))
 
     def own_ratio(self, request: ChunkRequest, chunks: Sequence[ResolvedChunk]) -> float:
-        """Return the server's ratio for a prompt, regardless of the request's own and its
+        """Return the server's ratio for a prompt, regardless of the request's own ratio and its
         tenant."""
         tiers = {k.tier for k in chunks if k.tier is not None}
         rates = [self.ratios[t] for t in tiers if t in self.ratios]
@@ -206,13 +206,15 @@ class ChunkEngine:
         return max(ratio, self._ratio_of_bound(request))
 
     def least_ratio(self, request: ChunkRequest) -> float:
-        """Return the least of :meth:`own_ratio` over the tiers that a prompt's chunks may be in."""
+        """Return the minimum of :meth:`own_ratio` over the tiers that a prompt's chunks
+        may be in."""
         given = self.options.ratio
         least = min(DEFAULT_RATIO, *self.ratios.values(), 1.0) if given is None else given
         return max(least, self._ratio_of_bound(request))
 
     def _ratio_of_bound(self, request: ChunkRequest) -> float:
-        """Return the ratio that keeps the expected KL below the operator's bound; 0 without one."""
+        """Return the ratio that keeps the expected KL below the operator's bound; 0 without a
+        bound."""
         if self.expected is None or self.options.max_kl is None:
             return 0.0
         return self.expected.ratio_for(len(request.bounds), self.options.max_kl)
@@ -255,7 +257,7 @@ class ChunkEngine:
     def _planned(self, request: ChunkRequest, slots: PromptSlots, ratio: float) -> ReusePlan:
         """Choose the tokens to recompute, and start to write the reused KV.
 
-        A retracted request takes its earlier choice.
+        A retracted request keeps its earlier choice.
         """
         n, row, prefix = len(slots.ids), slots.row, slots.prefix
         plan = ReusePlan(ChosenTokens(torch.zeros(n, dtype=torch.bool)), slots.placed, prefix)
@@ -286,8 +288,8 @@ class ChunkEngine:
         self.counts["recomputed_tokens"] += report["recomputed"]
 
     def correct_report(self, request: ChunkRequest, computed: int) -> None:
-        """Correct report and counters: ``computed`` tokens that the plan was to reuse are computed
-        after all."""
+        """Correct report and counters: ``computed`` tokens that were planned as reused are computed
+        instead."""
         for name, change in (
             ("reused", -computed),
             ("recomputed", computed),
@@ -317,7 +319,7 @@ class ChunkEngine:
         place_chunks(self.model, placed, cache, wanted)
 
     def offer_check(self, req: Any, request: ChunkRequest) -> None:
-        """Offer a complete prompt to the quality check, unless the request set its own ratio or
+        """Offer a complete prompt for the quality check, unless the request set its own ratio or
         selector.
 
         A turn that only extends kept KV counts like any other.
@@ -329,12 +331,15 @@ class ChunkEngine:
                 self.watch.offer(req.origin_input_ids, request, ratio)
 
     def work_before_batch(self, tokens: int) -> None:
-        """Encode and check what completed prefills have paid for, never between a prefill and its
-        answer. ``tokens``: prompt tokens of the batch."""
+        """Encode and check the amount that completed prefills have earned, never between a prefill
+        and its answer.
+
+        ``tokens``: prompt tokens of the batch.
+        """
         self.has_run = True
         self.follow_updates()
         if self.library.encoder.busy:
-            self.watch.interrupt(self.time_s)  # the encoder needs the memory of the check
+            self.watch.interrupt(self.time_s)  # the encoder needs the check's memory
             self.library.spend_encoding(self.time_s, tokens)
         else:
             self.watch.spend(self.library, self.time_s, tokens)
@@ -345,7 +350,7 @@ class ChunkEngine:
         return self.library.encoder.busy or self.watch.busy
 
     def work_when_idle(self) -> None:
-        """Do one piece of idle work; encoding takes precedence over checks."""
+        """Do one piece of idle work. Encoding has priority over checks."""
         self.follow_updates()
         if self.library.encoder.busy:
             self.library.encode_piece(self.time_s)
@@ -361,7 +366,7 @@ class ChunkEngine:
             )
 
     def counted(self) -> dict[str, Any]:
-        """Return the counters since the start and the store's sizes, for any thread."""
+        """Return the counters since the start and the store's sizes. Safe on any thread."""
         counted = {name: self.counts[name] for name in COUNTERS}
         counted["fallbacks"] += self.library.failures
         return {

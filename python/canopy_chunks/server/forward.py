@@ -40,7 +40,7 @@ def forward(
     engine.work_before_batch(int(batch.extend_num_tokens) if extends else 0)
     if not extends or not any(chunk_request_of(req) is not None for req in batch.reqs):
         return original(worker, batch, *args, **kwargs)
-    # Planning reads the prefix, so it waits here for a prefix that is being loaded from the host.
+    # Planning reads the prefix, so wait here if the prefix is being loaded from the host.
     worker.set_hicache_consumer(batch.hicache_consumer_index)
     runs = _packed_runs(engine, batch)
     if not runs:
@@ -61,7 +61,7 @@ def forward(
             backend.canopy_plan = None
             for (
                 transfer
-            ) in plan.arrivals:  # also after a failed forward, since its slots are not free before
+            ) in plan.arrivals:  # also after a failed forward: its slots are not free before
                 transfer.finish()
     engine.counts["most_rows"] = max(engine.counts["most_rows"], longest)
     _finish_prompts(engine, batch, rows)
@@ -77,7 +77,7 @@ def set_positions(forward_batch: Any, runner: Any) -> None:
 
 
 def _run_without_sampling(worker: Any, run: Any, plan: FusedAttention) -> None:
-    """Run a forward other than the batch's last: write its KV without sampling."""
+    """Run a forward that is not the batch's last: write its KV without sampling."""
     from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch
 
     runner = worker.model_runner
@@ -97,7 +97,7 @@ def _run_without_sampling(worker: Any, run: Any, plan: FusedAttention) -> None:
 
 
 def _packed_runs(engine: ChunkEngine, batch: Any) -> list[Run]:
-    """Return the packed batches to run in turn; empty if SGLang's own forward is to run."""
+    """Return the packed batches to run in turn; empty if SGLang's own forward runs the batch."""
     chosen, planned = _choose_rows(engine, batch)
     try:
         plans = [chunk_request_of(batch.reqs[i]).plan for i in planned]  # type: ignore[union-attr]
@@ -155,8 +155,8 @@ def _slots(engine: ChunkEngine, batch: Any, index: int, count: int) -> torch.Ten
 
 
 def _choose_rows(engine: ChunkEngine, batch: Any) -> tuple[list[torch.Tensor], list[int]]:
-    """Return the positions to compute of each request, and the requests that reuse chunks in this
-    batch."""
+    """Return each request's positions to compute, and the requests that reuse chunks in
+    this batch."""
     chosen: list[torch.Tensor] = []
     planned, failed, tried = [], [], False
     engine.library.agree_on_reads(
@@ -227,7 +227,7 @@ def _rows_of_window(
     length: int,
     row: torch.Tensor,
 ) -> torch.Tensor | None:
-    """Return the positions of this window to compute; ``None`` for all of them.
+    """Return the positions of this window to compute; ``None`` for all.
 
     If the window holds the whole prompt, the chosen positions stay on their device. For a part of
     the prompt the host must wait for their number.
@@ -246,14 +246,14 @@ def _rows_of_window(
     if prefix == request.plan.prefix and length == request.plan.chosen.total:
         return request.plan.chosen.rows()
     computed = request.plan.computed[prefix:length]
-    if not bool(computed.any()):  # a window must run one row, which is computed exactly
+    if not bool(computed.any()):  # a window must run at least one row, which is then exact
         computed = computed.clone()
         computed[-1] = True
     return computed.nonzero()[:, 0] + prefix
 
 
 def _mark_fused(req: Any) -> None:
-    """Note, before the forward, whether the request's slots hold approximate KV."""
+    """Record, before the forward, whether the request's slots hold approximate KV."""
     request = chunk_request_of(req)
     assert request is not None
     assert request.plan is not None
@@ -305,8 +305,8 @@ def _finish_prompts(engine: ChunkEngine, batch: Any, rows: int) -> None:
 
 
 def _attempt(engine: ChunkEngine, encode: Callable[..., None], *about: Any) -> None:
-    """Run work for later requests. A failure is logged and counted, and does not affect this
-    batch."""
+    """Run work for later requests. A failure is logged and counted, and does not affect
+    this batch."""
     try:
         encode(*about)
     except AssertionError:

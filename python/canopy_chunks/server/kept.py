@@ -1,9 +1,10 @@
 """Approximate KV in SGLang's own tree, under extra keys reserved for requests with documents.
 
-The next turn of a conversation, a retry and the other samples of a prompt match the KV of the turn
-before, and compute only new tokens. SGLang shares KV only under equal extra keys, so an exact
+The next turn of a conversation, a retry and the other samples of a prompt match the KV of the
+earlier turn, and compute only new tokens. SGLang shares KV only under equal extra keys, so an exact
 request never matches it, and all KV under such a key counts as approximate. Policies, tiers and
-quotas treat it like other KV. A request with ratio 1 keeps its client's key: its KV is exact.
+quotas treat it like other KV. A request with ratio 1 keeps its client's key, because its KV is
+exact.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from canopy_chunks.server.engine import ChunkEngine
 
 VERSION = 1
-"""Part of each name; raise it if the KV computed for the same settings changes."""
+"""Part of each name. Increment it if the KV computed for the same settings changes."""
 
 
 def enter(engine: ChunkEngine, req: Any, request: ChunkRequest) -> None:
@@ -37,8 +38,7 @@ def enter(engine: ChunkEngine, req: Any, request: ChunkRequest) -> None:
 
 
 def _name(engine: ChunkEngine, request: ChunkRequest) -> str:
-    """Return a digest of all settings that decide how near the KV is to a full recompute. Equal on
-    all ranks."""
+    """Return a digest of all settings that determine the error of the KV. Equal on all ranks."""
     if request.ratio is not None:
         ratio: Any = request.ratio
     else:
@@ -63,8 +63,8 @@ def _name(engine: ChunkEngine, request: ChunkRequest) -> str:
 class ExactEvents:
     """SGLang's recorder of KV events, without events of approximate KV.
 
-    A block's event has its tokens but not its extra key, so a router would take the block for
-    exact.
+    A block's event has its tokens but not its extra key, so a router would mistake the block for
+    exact KV.
     """
 
     def __init__(self, recorder: Any) -> None:

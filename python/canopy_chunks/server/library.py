@@ -33,7 +33,7 @@ MIN_STORED_SHARE = 0.2
 """Smallest share of the uncached prompt that stored chunks must cover for fusion."""
 
 MOST_PIECES = 8
-"""Pieces of encoding that long prompts save up; each may delay a later short prompt."""
+"""Maximum pieces of encoding that long prompts can save up; each may delay a later short prompt."""
 
 MOST_DELETED = 1 << 12
 """Deleted documents remembered, so that running requests do not store them again."""
@@ -48,7 +48,7 @@ class Library:
 
     def __init__(self, model: Model, options: Options, earlier: Library | None = None) -> None:
         self.model, self.options = model, options
-        if earlier is not None:  # new weights at every training step would fill the disk
+        if earlier is not None:  # a store per training step would fill the disk
             earlier.store.delete_files()
         self.store: ChunkStore = make_store(model, options, must_have_disk=earlier is None)
         pins: DocumentPins | None = earlier.pins if earlier is not None else None
@@ -63,7 +63,7 @@ class Library:
         self.failures = self.deletions = 0
         self.heads: Heads = Heads() if earlier is None else earlier.heads
         self._deleted: OrderedDict[str, int] = OrderedDict()
-        """Names of the documents deleted last, and the number of deletions at that time."""
+        """Names of recently deleted documents, each with the number of deletions so far."""
 
     @property
     def ranked(self) -> bool:
@@ -73,7 +73,7 @@ class Library:
     def resolve(self, request: ChunkRequest, touch: bool = False) -> list[ResolvedChunk]:
         """Return the chunks of a request, each with its tier in the store.
 
-        touch: count it as a use for eviction, and open the chunks.
+        touch: count this as a use for eviction, and open the chunks.
         """
         found = []
         for (start, end), keys in zip(request.bounds, request.keys):
@@ -85,9 +85,9 @@ class Library:
         return found
 
     def open(self, request: ChunkRequest, touch: bool = True) -> list[ResolvedChunk]:
-        """Resolve the chunks for a use, taking chunks on disk from the read-ahead if it has them.
+        """Resolve the chunks for use; chunks on disk are taken from the read-ahead if possible.
 
-        Without ``touch`` it does not count for eviction.
+        Without ``touch`` it does not count as a use for eviction.
         """
         chunks = self.resolve(request, touch)
         for one in chunks:
@@ -148,10 +148,9 @@ class Library:
     ) -> None:
         """Store or enqueue the chunks that the store lacks, after a prefill.
 
-        A first chunk that was computed plainly, behind exactly the prefix it is to be encoded
-        behind, is taken from the pool as it is. cache: returns the request's KV in the pool. Turns
-        and retries that extend kept KV have the same head, and are no evidence that the head
-        recurs.
+        A first chunk that was computed plainly, after exactly the prefix it is to be encoded with,
+        is taken from the pool unchanged. cache: returns the request's KV in the pool. Turns and
+        retries that extend kept KV have the same head, and are no evidence that the head recurs.
         """
         returns = not request.kept and bool(request.places)
         returns = returns and self.heads.seen_before(request.salt, request.places[0].head)
@@ -180,18 +179,20 @@ class Library:
         return self._deleted.get(name, 0) > request.deletions
 
     def earn_encoding(self, tokens: int) -> None:
-        """Credit a prefill of ``tokens`` tokens: a share of them may be encoded later, under
-        load. The credit is at most ``MOST_PIECES`` pieces, or this prefill's share."""
+        """Credit a prefill of ``tokens``: a share of them may be encoded later, under load.
+
+        The credit is at most ``MOST_PIECES`` pieces, or this prefill's share if that is larger.
+        """
         earned = self.options.learn_share * tokens
         most = max(MOST_PIECES * self.encoder.piece_tokens, earned)
         busy = self.encoder.busy
         self.encode_credit = min(self.encode_credit + earned, most) if busy else 0.0
 
     def spend_encoding(self, now: float, tokens: int) -> None:
-        """Encode earned pieces before a batch of ``tokens``: one, or more in its share.
+        """Encode earned pieces before a batch of ``tokens``: one, or as many as its share allows.
 
         Runs before the next forward, never between a prefill and its answer, so that the first
-        request with a document does not wait for its encoding. A short prompt does not wait for
+        request with a document does not wait for its encoding. A short prompt does not wait for the
         pieces that a long prompt has earned.
         """
         piece, pieces = self.encoder.piece_tokens, 0
@@ -215,7 +216,7 @@ class Library:
     def command(self, verb: str, name: str, tenant: str | None) -> bool:
         """Pin, unpin or delete a tenant's document in every version.
 
-        Returns False if none of it is stored, none was pinned, or the tenant's pins are full.
+        Returns False if no version is stored or pinned, or if the tenant's pins are full.
         """
         if verb == "pin":
             return self.pins.pin(name, tenant)
@@ -241,16 +242,16 @@ class Library:
 
 
 def reusable_tokens(chunks: Sequence[ResolvedChunk], prefix: int, total: int) -> int:
-    """Return the tokens whose KV would be reused, before any is recomputed; 0 if too few."""
+    """Return the tokens whose KV would be reused, before recomputation; 0 if too few."""
     usable = sum(max(0, k.end - max(k.start, prefix)) for k in chunks if k.tier is not None)
     return usable if usable and usable >= MIN_STORED_SHARE * (total - prefix) else 0
 
 
 def make_store(model: Model, options: Options, must_have_disk: bool = True) -> ChunkStore:
-    """Build the tiers of the server's options. Each of several ranks has its own folder.
+    """Build the tiers of the server's options. Each rank has its own folder.
 
     Raises CanopyError if the folder cannot be used; without ``must_have_disk`` the disk tier is
-    omitted instead.
+    then omitted instead.
     """
     ranked, sizes, folder = model.ranks is not None, options.capacity_bytes(), options.directory
     if ranked:

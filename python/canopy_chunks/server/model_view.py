@@ -6,10 +6,10 @@ same layers, see :mod:`.served_model`.
 
 With tensor parallelism each rank keeps its own heads' KV of a chunk, and all ranks choose alike. A
 rank's store, encoder and plans depend only on the requests, which SGLang gives to every rank in the
-same order, so the ranks stay in step by themselves. Three things need the other ranks: the
-selector's scores (a sum over all heads); when to stop encoding in idle time, which only the first
-rank can decide; and what is on disk, since each rank has its own files: those found at start, and
-those readable before the prompts of a batch are planned.
+same order, so the ranks need no messages to stay in step. There are three exceptions: the
+selector's scores (a sum over all heads); the end of encoding in idle time, which only the first
+rank can decide; and the disk, since each rank has its own files: those found at start, and those
+readable before the prompts of a batch are planned.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ ARCHITECTURES = (
 
 @dataclass(frozen=True, slots=True)
 class ServerRope:
-    """Rotation by SGLang's table, rounding included (it may be bf16 on a CPU)."""
+    """Rotation by SGLang's table, including its rounding (on a CPU it may be bf16)."""
 
     cos_sin: torch.Tensor
 
@@ -120,7 +120,7 @@ def served_shape(inner: Any, config: Any) -> Shape:
 
 
 def check_head_norms(attention: Any, shape: Shape) -> None:
-    """Raise CanopyError if queries and keys are normalised over more than a head, which is
+    """Raise CanopyError if queries and keys are normalised over more than one head, which is
     untested."""
     for name in ("q_norm", "k_norm"):
         norm = getattr(attention, name, None)
@@ -161,9 +161,9 @@ class RowCache(KVCache):
     """One request's row of SGLang's pools.
 
     Positions before ``floor`` belong to the exact prefix tree (or to another request's prefix):
-    they are read but never written. On a CPU the last layer read in full is kept until it is
-    written or another layer is read: its rows are scattered in the pool, and selector and attention
-    read the same ones.
+    they are read but never written. On a CPU the last layer that was read in full is cached until
+    it is written or another layer is read: its rows are scattered in the pool, and selector and
+    attention read the same rows.
     """
 
     floor: int = 0
@@ -180,7 +180,8 @@ class RowCache(KVCache):
     def write(self, layer: int, positions: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         """As ``KVCache.write``, for positions from ``floor`` on.
 
-        On a device all positions must be at or past ``floor``: a check would wait for the device.
+        On a device all positions must be at or past ``floor``, because a check would wait for the
+        device.
         """
         self._last_read = None
         if not is_host(positions):
@@ -195,7 +196,7 @@ class RowCache(KVCache):
     def attend(
         self, layer: int, q: torch.Tensor, positions: torch.Tensor, scale: float
     ) -> torch.Tensor:
-        """As ``KVCache.attend``; on a CPU its steps are planned once for all layers."""
+        """As ``KVCache.attend``; on a CPU the steps are planned once for all layers."""
         if not is_host(q):
             return KVCache.attend(self, layer, q, positions, scale)
         k, v = (x.to(q.dtype) for x in self.read(layer, torch.arange(len(self))))
@@ -256,14 +257,14 @@ class TensorRanks:
         return tensor_model_parallel_all_reduce(part)
 
     def gather(self, logits: torch.Tensor) -> torch.Tensor:
-        """``[m, this rank's share]`` -> ``[m, vocab]``."""
+        """Map ``[m, this rank's share]`` to ``[m, vocab]``."""
         from sglang.srt.distributed import tensor_model_parallel_all_gather
 
         return tensor_model_parallel_all_gather(logits)[..., : self.vocab]
 
 
 def tensor_ranks(vocab: int) -> TensorRanks | None:
-    """Return the ranks a model is split over; ``None`` if it is not split."""
+    """Return the ranks that a model is split over; ``None`` if it is not split."""
     return TensorRanks(vocab) if _group().world_size > 1 else None
 
 
@@ -300,7 +301,7 @@ def true_on_all(mine: list[bool]) -> list[bool]:
 
 
 def folder_of_rank(directory: str | None) -> str | None:
-    """Return this rank's folder: each rank stores the KV of its own heads."""
+    """Return this rank's folder, since each rank stores the KV of its own heads."""
     group = _group()
     if directory is None or group.world_size == 1:
         return directory

@@ -13,9 +13,9 @@ from sglang_canopy.errors import CanopyError
 DEFAULT_RATIO = 0.15
 """The paper's smallest ratio (CacheTune, section 4.3)."""
 AUTOMATIC_PROMPT_TOKENS = 16384
-"""Longest prompt that memory is reserved for by default."""
+"""Default for the longest prompt that memory is reserved for."""
 LEARN_PREFIX_TOKENS = 1024
-"""Longest head encoded with chunks; a longer one would be encoded again with each chunk."""
+"""Longest head encoded with chunks; a longer head would be encoded again with each chunk."""
 
 
 def _mebibytes(default: int, help: str) -> Any:
@@ -120,13 +120,12 @@ class Options:
 
     def longest_prompt(self, context: int) -> int:
         """Return the longest prompt, in tokens, that may reuse chunks; ``context``: the model's
-        context."""
+        context length."""
         given = AUTOMATIC_PROMPT_TOKENS if self.prompt_tokens is None else self.prompt_tokens
         return min(context, given)
 
     def bytes_beside_pool(self, device: str) -> int:
-        """Return the bytes of chunks in the memory that holds SGLang's pool: ``cpu`` or a
-        device."""
+        """Return the bytes of chunks in the memory of SGLang's pool: ``cpu`` or a device."""
         sizes = [self.device_mb]
         if device == "cpu":
             sizes += [self.memory_mb, self.read_ahead_mb if self.disk_mb else 0]

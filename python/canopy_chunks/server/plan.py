@@ -1,8 +1,8 @@
 """The choice of tokens to compute: at the first plan, and after a retraction.
 
 Selectors that read the prompt need its chunks' KV in place. If this window holds the whole prompt,
-its slots are used and no KV is written twice. With chunked prefill the later slots do not exist
-yet, so a separate cache is filled for the choice.
+its slots are used, so that no KV is written twice. With chunked prefill the later slots do not
+exist yet, so a separate cache is filled for the choice.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class PromptSlots:
         return self.row.numel() >= self.ids.numel()
 
     def certain(self) -> torch.Tensor:
-        """``[n]`` bool: the always computed tokens, outside chunks or last in the prompt."""
+        """Return ``[n]`` bool: the tokens that are always computed, outside chunks or last in the
+        prompt."""
         computed = ~self.prompt.in_chunk()
         computed[: self.prefix] = False
         computed[-1] = True
@@ -68,7 +69,7 @@ class PromptSlots:
 
 @dataclass(frozen=True, slots=True)
 class ExactChunk:
-    """Represents a cached prefix as a chunk: exact in its position, with no KV to place."""
+    """A cached prefix in the form of a chunk: exact at its position, with no KV to place."""
 
     ids: tuple[int, ...]
     prefix: tuple[int, ...] = ()
@@ -87,7 +88,7 @@ def choose_tokens(
 ) -> tuple[ChosenTokens, bool]:
     """Choose the tokens of the prompt to compute.
 
-    Returns the choice, and whether the chunks' KV is already in place or on its way in
+    Returns the choice, and whether the chunks' KV is already in place or being transferred in
     ``arrivals``.
     """
     computed = slots.certain()
@@ -118,10 +119,10 @@ def _choose_offline(
 def _context(
     model: Model, prompt: FusedPrompt, cache: KVCache, ratio: float, prefix: int
 ) -> Context:
-    """Return a context that treats the cached prefix as an exact chunk, neither run nor given a
+    """Return a context that treats the cached prefix as an exact chunk, which is not run and has no
     budget.
 
-    The ratio is lowered so that the budget in tokens stays what it is without that chunk.
+    The ratio is lowered so that the budget in tokens is the same as without that chunk.
     """
     if not prefix:
         return Context(model, prompt, cache, ratio)
@@ -140,9 +141,9 @@ def replan(
 ) -> torch.Tensor:
     """Return the tokens, ``[total]`` bool, to compute after a planned request was retracted.
 
-    earlier: the tokens computed then, True for the earlier prefix. Tokens added since (its own
-    output) are computed, and so are tokens that no chunk holds any more, so that the answer
-    continues as it began.
+    earlier: the tokens computed before, True for the earlier prefix. Tokens added since then (its
+    own output) are computed, and so are tokens that are no longer in a chunk, so that the answer
+    continues consistently.
     """
     computed = torch.ones(total, dtype=torch.bool)
     reused = ~earlier[:total]

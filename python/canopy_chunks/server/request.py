@@ -24,7 +24,7 @@ from canopy_chunks.text.variants import LONG_TOKENS, Place
 TOO_FEW_STORED, PLANNING_FAILED = "too few of its documents are stored", "planning failed"
 DIFFERED = "its tenant's answers differed too often from full recompute"
 STILL_ENCODED = (TOO_FEW_STORED, PLANNING_FAILED, DIFFERED)
-"""Reasons for a normal run after which the request's documents are encoded anyway."""
+"""Reasons for a normal run after which the request's documents are encoded nevertheless."""
 
 _INELIGIBLE_FIELDS = (
     ("lora_id", "lora"),
@@ -62,7 +62,7 @@ class ReusePlan:
     """The computed tokens of one prompt, and the chunks that supply KV for the others.
 
     chosen: the computed tokens; placed: chunks with KV, after the exact prefix; prefix: tokens from
-    the exact tree; arrivals: KV still on its way to the device.
+    the exact tree; arrivals: KV transfers to the device in progress.
     """
 
     chosen: ChosenTokens
@@ -81,8 +81,8 @@ class ReusePlan:
         return self.chosen.mask()
 
     def compute_from(self, first: int) -> int:
-        """Compute every token from position ``first`` on. Returns the number of tokens that were to
-        be reused."""
+        """Compute every token from position ``first`` on. Returns the number of tokens that would
+        have been reused."""
         computed = self.computed.clone()
         reused = int((~computed[first:]).sum())
         computed[first:] = True
@@ -94,19 +94,16 @@ class ReusePlan:
 class ChunkRequest:
     """A request's chunk fields and state, at ``req.canopy_chunks``.
 
-    keys: each chunk's addresses, the best for its place first.
-    places: position of each chunk; its keys are those of ``Place.acceptable``.
-    salt: part of the addresses; SGLang's namespace of the request.
-    ratio: as the request asks, or None. tenant: owner of the documents.
-    deletions: documents deleted before the request was created.
-    checked: eligibility is decided, and ``reason`` (why it runs normally, or None) and ``step`` (of
-        its tenant in the quality meter) are set.
-    kept_key: extra key of its namespace for approximate KV, or None (:mod:`.kept`).
-    kept: tokens matched there from its first document on.
-    fused: its slots have held approximate KV; never reset.
-    initial: the first plan's choice and prefix, so that a retraction does not change the answer.
-    report: the content of the response. complete_report: adds fields that need the choice on the host.
-    reported: the prompt was completed once, and the report was sent.
+    keys: each chunk's addresses, the best for its place first. places: position of each chunk; its
+    keys are those of ``Place.acceptable``. salt: part of the addresses; SGLang's namespace of the
+    request. ratio: as the request asks, or None. tenant: owner of the documents. deletions:
+    documents deleted before the request was created. checked: eligibility is decided, and
+    ``reason`` (why it runs normally, or None) and ``step`` (of its tenant in the quality meter) are
+    set. kept_key: extra key of its namespace for approximate KV, or None (:mod:`.kept`). kept:
+    tokens matched there from its first document on. fused: its slots have held approximate KV;
+    never reset. initial: the first plan's choice and prefix, so that a retraction does not change
+    the answer. report: the content of the response. complete_report: adds fields that need the
+    choice on the host. reported: the prompt was completed once, and the report was sent.
     """
 
     bounds: tuple[tuple[int, int], ...]
@@ -136,7 +133,7 @@ class ChunkRequest:
         return self.kept_key is not None and req.extra_key == self.kept_key
 
     def begin_window(self, req: Any, first: int, end: int) -> None:
-        """Note that the prompt's tokens ``first..end`` are computed next, after ``first`` tokens
+        """Record that the prompt's tokens ``first..end`` are computed next, after ``first`` tokens
         with KV.
 
         Tokens before ``first`` that the request did not compute itself were matched in the tree.
@@ -160,8 +157,8 @@ def chunk_request_of(req: Any) -> ChunkRequest | None:
 
 
 def ineligible_reason(req: Any, request: ChunkRequest, options: Options) -> str | None:
-    """Return why a request runs normally regardless of the store; ``None`` if it may reuse
-    chunks."""
+    """Return why a request runs normally whatever the store holds; ``None`` if it may
+    reuse chunks."""
     if not request.bounds:
         return "no chunk is long enough"
     if request.bounds[-1][1] > len(req.origin_input_ids):
@@ -247,8 +244,8 @@ def fused_report(
 
 
 def fewest_stand_ins(request: ChunkRequest, chunks: Sequence[ResolvedChunk]) -> int:
-    """Return the fewest stand-in tokens that a stored document of the prompt, except the first, was
-    encoded behind."""
+    """Return the minimum number of stand-in tokens that a stored document of the prompt, except the
+    first, was encoded after."""
     found = [
         place.stand_in_of(dict(zip(keys, place.acceptable()))[one.key])
         for place, keys, one in zip(request.places, request.keys, chunks)
@@ -274,7 +271,7 @@ def kept_report(
     total: int,
     ratio: float,
 ) -> dict[str, Any]:
-    """Return the report of a request that extends an earlier prompt's KV and reuses no other."""
+    """Return the report of a request that extends an earlier prompt's KV and reuses no other KV."""
     return {
         "fused": True,
         "prefix": prefix,

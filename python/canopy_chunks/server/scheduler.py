@@ -32,8 +32,8 @@ logger = logging.getLogger(__name__)
 
 COMMANDS = ("pin", "unpin", "delete")
 PAUSE_MS = 50
-"""Pause between a batch and background work: the next turn of a quick client arrives within it, and
-would wait for the piece in progress."""
+"""Pause between a batch and background work. A quick client's next turn arrives within it, and
+would otherwise wait for the piece in progress."""
 
 
 def build(
@@ -70,7 +70,7 @@ def pool_budget(
 ) -> Any:
     """Hook around ``KVCacheConfigurator.config_from_budget``: leave memory for chunk reuse.
 
-    SGLang turns free bytes into pool sizes there, at the start and again after CUDA graphs are
+    SGLang converts free bytes into pool sizes there, at the start and again after CUDA graphs are
     captured. Ends the process if no memory would be left for the pool.
     """
     config = configurator.model_config
@@ -89,7 +89,7 @@ def pool_budget(
 
 
 def _calibrate_and_check(engine: ChunkEngine, tokenizer: Any, tp_size: int) -> None:
-    """Read the calibrated ratios, then run the quality gate at every ratio that may be served.
+    """Read the calibrated ratios, then run the quality gate at every ratio in use.
 
     Raises CanopyError.
     """
@@ -110,8 +110,8 @@ def _calibrate_and_check(engine: ChunkEngine, tokenizer: Any, tp_size: int) -> N
 
 
 def expected_kl(engine: ChunkEngine, tokenizer: Any) -> ExpectedKL:
-    """Measure the expected KL of the engine's present weights. Without a result the scale is NaN, and
-    documents are computed in full."""
+    """Measure the expected KL of the engine's current weights. Without a result the scale is NaN,
+    and documents are computed in full."""
     scale, options = math.nan, engine.options
     try:
         scale = measure_scale(engine.model, tokenizer, options.selector, options.encode)
@@ -123,8 +123,8 @@ def expected_kl(engine: ChunkEngine, tokenizer: Any) -> ExpectedKL:
 
 
 def ratios_in_use(options: Options, calibrated: Mapping[str, float]) -> set[float]:
-    """Return every ratio that a request without a ratio may be served at, as
-    ``ChunkEngine.ratio_for``."""
+    """Return every ratio at which a request without its own ratio may be served
+    (``ChunkEngine.ratio_for``)."""
     if options.ratio is not None:
         return {options.ratio}
     tiers = options.capacity_bytes()
@@ -132,7 +132,8 @@ def ratios_in_use(options: Options, calibrated: Mapping[str, float]) -> set[floa
 
 
 def _chip(device: torch.device) -> str:
-    """Return the name that a calibration is saved under: the chip, and on a CPU the threads too."""
+    """Return the name that a calibration is saved under: the chip, plus the number of threads on a
+    CPU."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"cpu-{torch.get_num_threads()}"
@@ -174,7 +175,7 @@ def work_when_idle(engine: ChunkEngine, scheduler: Any) -> None:
         return not scheduler.is_fully_idle() or (socket is not None and bool(socket.poll(wait_ms)))
 
     while engine.has_idle_work:
-        # Once per batch, even if a monitor reads the status meanwhile.
+        # Once per batch, even if a monitor reads the status in between.
         wait_ms = PAUSE_MS if engine.has_run else 0
         engine.has_run = False
         if first_ranks(something_comes(wait_ms)):
@@ -213,7 +214,7 @@ def run_commands(engine: ChunkEngine, commands: Sequence[str]) -> bool:
 def complete_report(request: ChunkRequest) -> None:
     """Complete the report before a request's KV is inserted into the tree or released.
 
-    By then its forward is done and the answer not yet sent.
+    Its forward is then done and the answer not yet sent.
     """
     if request.reported:
         request.finish_report()
@@ -232,25 +233,25 @@ def check_insert(request: ChunkRequest, req: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedReuse:
-    """Expected reuse of a prompt: ``spans`` of stored chunks, and the ``ratio`` of them to
-    compute."""
+    """Expected reuse of a prompt: the ``spans`` of stored chunks, and the ``ratio`` of their tokens
+    to compute."""
 
     spans: tuple[tuple[int, int], ...]
     ratio: float
 
     def saved(self, start: int, end: int) -> int:
-        """Return the tokens of ``start..end`` that are expected to be reused."""
+        """Return the number of tokens of ``start..end`` that are expected to be reused."""
         return sum(
             math.floor((1.0 - self.ratio) * max(0, min(b, end) - max(a, start)))
             for a, b in self.spans
         )
 
     def credit(self, start: int, end: int, room: int | None) -> int:
-        """Return the tokens to add to a window's ``room``, so that computed tokens fill the real
+        """Return the tokens to add to a window's ``room``, so that computed tokens fill the actual
         room."""
         if room is None or end - start - self.saved(start, end) <= room:
             return self.saved(start, end)
-        low, high = start, end  # the last end whose computed tokens fit
+        low, high = start, end  # find the last end whose computed tokens fit
         while high - low > 1:
             middle = (low + high) // 2
             if middle - start - self.saved(start, middle) <= room:
@@ -275,12 +276,12 @@ def expected_reuse(engine: ChunkEngine, req: Any) -> ExpectedReuse | None:
 
 @functools.cache
 def prefill_adder_class(stock: type) -> type:
-    """SGLang's ``PrefillAdder``, which charges budgets only for computed tokens.
+    """SGLang's ``PrefillAdder``, but budgets are charged only for computed tokens.
 
     A fused prompt fills only its recomputed share of a window. Admission uses an expectation. If it
-    fails (a chunk was evicted, a file is damaged), ``batch.split_into_windows`` splits the forward,
-    so that none computes more than a window. The KV pool is charged in full, since every slot is
-    needed. ``canopy_engine`` is set for each use of the class.
+    is wrong (a chunk was evicted, a file is damaged), ``batch.split_into_windows`` splits the
+    forward, so that no forward exceeds a window. The KV pool is charged in full, since every slot
+    is needed. ``canopy_engine`` is set for each use of the class.
     """
 
     class ChunkPrefillAdder(stock):  # type: ignore[misc,valid-type]

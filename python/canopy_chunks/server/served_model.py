@@ -1,8 +1,8 @@
 """SGLang's model as the chunk engine's ``Model``: any rows at their positions, over any KV.
 
-Runs the server's loaded model, with its weights and kernels. An attention backend of our own
-(SGLang's forward context names one for each forward) passes each layer's queries, keys and values
-to the engine. The scheduler's batch is not touched.
+Runs the server's loaded model, with its weights and kernels. Our own attention backend (SGLang's
+forward context names a backend for each forward) passes each layer's queries, keys and values to
+the engine. The scheduler's batch is not changed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ServedModel(Model):
     def forward(
         self, ids: torch.Tensor, positions: torch.Tensor, attention: Attention
     ) -> torch.Tensor:
-        """As :meth:`Model.forward`. Every row passes every layer: none may be dropped."""
+        """As :meth:`Model.forward`. All rows pass through all layers; none may be dropped."""
         from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
         from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
 
@@ -86,7 +86,7 @@ class RowsBackend:
         save_kv_cache: bool = True,
         **kwargs: Any,
     ) -> torch.Tensor:
-        """``q [m, heads * d]`` -> the same shape."""
+        """Attend ``q [m, heads * d]``; returns q's shape."""
         heads = (layer.tp_q_head_num, layer.tp_k_head_num, layer.tp_v_head_num)
         q, k, v = (x.view(-1, n, layer.head_dim) for x, n in zip((q, k, v), heads))
         out = self.attention(layer.layer_id, q, k, v)

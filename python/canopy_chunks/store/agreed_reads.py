@@ -1,11 +1,11 @@
-"""Agreement among ranks on the chunks that all could read from disk, at one point of a step.
+"""Agreement among ranks on the chunks that every rank could read from disk, at one point of a step.
 
-Each rank has its own files, and one may be unreadable while another rank's is whole. Ranks wait for
-each other during planning (partial sums, scores), so a read that failed there on one rank would
-block the others for ever; and a chunk dropped by one rank alone would make its later plans differ.
-So before a batch is planned, each rank reads the chunks its prompts need, and one all-reduce finds
-those that all ranks have, as SGLang does for pages that HiCache prefetches. All ranks delete a
-chunk that one of them lacks, and compute its tokens.
+Each rank has its own files, and a file may be unreadable on one rank only. Ranks wait for each
+other during planning (partial sums, scores), so a failed read on one rank would block the others
+for ever. A chunk dropped by one rank alone would make its later plans differ. Therefore, before a
+batch is planned, each rank reads the chunks that its prompts need, and one all-reduce finds those
+that all ranks have, as SGLang does for pages that HiCache prefetches. If a rank lacks a chunk, all
+ranks delete it and compute its tokens.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class AgreedReads:
-    """The chunks of one batch that every rank has read in full, until it is planned.
+    """The chunks of one batch that every rank has read in full, kept until the batch is planned.
 
     true_on_all: returns which flags of a list are true on every rank; collective, one all-reduce.
     """
@@ -33,7 +33,7 @@ class AgreedReads:
         self._read: dict[str, Chunk] = {}
 
     def read(self, store: ChunkStore, wanted: Callable[[], Sequence[str]]) -> None:
-        """Read the disk chunks of the keys that ``wanted`` returns, equal on all ranks.
+        """Read the disk chunks of the keys that ``wanted`` returns, which are equal on all ranks.
 
         Collective if there are any. ``wanted`` is called again until no key is left to read, since
         it may return another variant of a document in place of a deleted chunk.
@@ -54,7 +54,7 @@ class AgreedReads:
         return self._read.get(key)
 
     def clear(self) -> None:
-        """Drop the chunks; a planned batch's plans hold the ones in use."""
+        """Drop the chunks; the plans of a planned batch hold references to the chunks in use."""
         self._read.clear()
 
     def _load(self, store: ChunkStore, key: str) -> Chunk | None:

@@ -1,4 +1,4 @@
-"""A chunk: tokens, the prefix they were encoded behind, and their KV with keys before RoPE."""
+"""A chunk: tokens, the prefix they were encoded after, and their KV with keys before RoPE."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from canopy_chunks.store.device_copy import HostCopy
 
 
 class Scores(UserDict):  # type: ignore[type-arg]
-    """Scores by name, on the host; scores from a device arrive when they are read."""
+    """Scores by name, on the host; scores from a device are copied when they are read."""
 
     def __setitem__(self, name: str, score: torch.Tensor) -> None:
         self.data[name] = HostCopy.of(score)
@@ -26,9 +26,9 @@ class Chunk:
     """Position-independent KV of one run of tokens.
 
     ids: the tokens; raw_k: ``[layers, n, kv_heads, d]`` keys before RoPE; v: the same shape;
-    prefix: the tokens it was encoded behind (``()``: none); scores: offline selectors' scores by
-    name, ``[n]`` or ``[layers, n]`` fp32; document: name of the tenant's document that it belongs
-    to (``""``: none).
+    prefix: the tokens it was encoded after (``()`` for no prefix); scores: offline selectors'
+    scores by name, ``[n]`` or ``[layers, n]`` fp32; document: name of the tenant's document that it
+    belongs to (``""`` for no document).
     """
 
     ids: tuple[int, ...]
@@ -60,7 +60,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A chunk in a prompt, from position ``start``."""
+    """A chunk in a prompt, at position ``start``."""
 
     chunk: Chunk
     start: int
@@ -74,7 +74,7 @@ class Placed:
 class FusedPrompt:
     """Tokens ``ids [n]`` and their known chunks, sorted and disjoint.
 
-    The last token is always computed (it gives the logits), in any chunk.
+    The last token is always computed (it gives the logits), even in a chunk.
     """
 
     ids: torch.Tensor
@@ -97,7 +97,7 @@ class FusedPrompt:
 
     @property
     def first_is_exact(self) -> bool:
-        """Whether the first chunk was encoded behind exactly the tokens that precede it."""
+        """Whether the first chunk was encoded after exactly the tokens that precede it."""
         if not self.placed:
             return False
         first = self.placed[0]

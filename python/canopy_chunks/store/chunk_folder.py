@@ -1,4 +1,5 @@
-"""The folder of a chunk store's files. Faults are logged and cost chunks, never the server."""
+"""The folder of a chunk store's files. Faults are logged and lose chunks, but never stop the
+server."""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ class ChunkFolder:
 
     keep: for ranks, which must hold the same chunks: selects the keys of an earlier run's files to
     keep, in their order. With ``keep``, a chunk that cannot be written is stored anyway, and fails
-    when it is read. full: the last chunk found no space. Raises CanopyError for a folder that
-    cannot be used.
+    when it is read. full: the last write failed for lack of space. Raises CanopyError for a folder
+    that cannot be used.
     """
 
     def __init__(self, path: Path, keep: Callable[[list[str]], list[str]] | None = None) -> None:
@@ -39,9 +40,9 @@ class ChunkFolder:
             _delete(left)
 
     def found(self) -> dict[str, DiskChunk]:
-        """Return the whole files of an earlier run, oldest first, and delete the others.
+        """Return the intact files of an earlier run, oldest first, and delete the others.
 
-        On several ranks, only files that all ranks keep.
+        With several ranks, only files that all ranks keep.
         """
         found: dict[str, DiskChunk] = {}
         for path in sorted(self.path.glob("*.chunk"), key=_modified):
@@ -90,7 +91,7 @@ def can_hold_files(folder: str | Path) -> bool:
 
 
 def _modified(path: Path) -> float:
-    """Return when a file was written, in seconds; 0 if it is gone."""
+    """Return the modification time of a file, in seconds; 0 if the file is missing."""
     try:
         return path.stat().st_mtime
     except OSError:

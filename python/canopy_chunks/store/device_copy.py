@@ -25,15 +25,14 @@ def to_device(x: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 @dataclass(slots=True)
 class HostCopy:
-    """A tensor being copied to the host. ``event``: records the end of the copy; None once it is
-    done."""
+    """A tensor being copied to the host. ``event``: marks the end of the copy; None after that."""
 
     tensor: torch.Tensor
     event: Any = None
 
     @staticmethod
     def of(x: torch.Tensor) -> HostCopy:
-        """Start to copy ``x`` on the current stream, after the work queued there."""
+        """Start to copy ``x`` on the current stream, after the work already queued there."""
         if is_host(x):
             return HostCopy(x)
         host = x.to("cpu", non_blocking=True)  # torch uses pinned memory for this
@@ -44,7 +43,7 @@ class HostCopy:
         return HostCopy(host, event)
 
     def get(self) -> torch.Tensor:
-        """Return the copy; the only place where the host may wait for it."""
+        """Return the copy. This is the only place where the host may wait for it."""
         if self.event is not None:
             self.event.synchronize()
             self.event = None

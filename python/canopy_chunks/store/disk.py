@@ -41,12 +41,11 @@ from sglang_canopy.errors import CanopyError
 MAGIC = b"CANOPYC2"
 ALIGN = 4096
 MOST_GAP = 4
-"""Unwanted pages read along with wanted ones: a second disk request takes about as long as these
-pages."""
+"""Unwanted pages read along with wanted pages: a second disk request would take about as long."""
 SCATTERED = 0.5
 """Largest wanted share of a layer's pages at which the kernel's read-ahead is off."""
 MOST_OPEN = 128
-"""Chunk files open at a time: a process has a limit, shared with its sockets."""
+"""Maximum number of open chunk files: a process has a limit, shared with its sockets."""
 
 _TO_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 """Flags of files that are read: a named pipe would block without the second."""
@@ -55,7 +54,7 @@ _TO_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 class _File:
     """A file that stays open until its last reader is done, even if it is deleted.
 
-    scattered: the kernel's read-ahead is off.
+    scattered: whether the kernel's read-ahead is off.
     """
 
     def __init__(self, path: Path) -> None:
@@ -68,7 +67,7 @@ class _File:
 
 
 class _OpenFiles:
-    """The open files of the ``MOST_OPEN`` chunks read last. Thread-safe."""
+    """The open files of the ``MOST_OPEN`` most recently read chunks. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -131,8 +130,8 @@ class DiskChunk:
     def expect(self, layer: int, tokens: torch.Tensor) -> None:
         """Announce that these tokens' records will be read.
 
-        If they are few, the kernel starts to read them, and small gaps between them, and no other
-        records. Does not wait.
+        If they are few, the kernel starts to read only them and small gaps between them. Does not
+        wait.
         """
         if not tokens.numel():
             return
@@ -144,7 +143,7 @@ class DiskChunk:
         scattered = int((ends - starts).sum()) * mmap.PAGESIZE < SCATTERED * len(self) * record
         try:
             file = _open_files.of(self)
-        except OSError:  # reading it raises the same error
+        except OSError:  # the read will raise the same error
             return
         if scattered != file.scattered:
             file.scattered = scattered
@@ -220,7 +219,7 @@ class DiskChunk:
 
 
 def write(path: Path, chunk: Chunk | HostChunk) -> int:
-    """Write a chunk; the file appears whole or not at all. Returns its size in bytes."""
+    """Write a chunk atomically. Returns the file's size in bytes."""
     both = torch.stack([chunk.raw_k, chunk.v], dim=2).contiguous().cpu()
     layers, n, _, heads, dim = both.shape
     width = 2 * heads * dim * both.element_size() // 4
@@ -262,7 +261,7 @@ def _encode_header(chunk: Chunk | HostChunk, sums_crc: int) -> bytes:
 
 
 def lost_chunk(path: Path, chunk: Chunk | HostChunk) -> DiskChunk:
-    """Return a placeholder for a chunk that could not be written: of its size, but reading it
+    """Return a placeholder of the same size for a chunk that could not be written; reading it
     raises."""
     layers, n, heads, dim = chunk.raw_k.shape
     sums, start = np.zeros((layers, n), np.uint64), len(_encode_header(chunk, 0)) + 8 * layers * n
@@ -304,7 +303,7 @@ def open_chunk(path: Path) -> DiskChunk:
 
 
 def _header(f: BinaryIO, name: str) -> dict[str, Any]:
-    """Return the header of an open file, leaving the file at its checksums."""
+    """Return the header of an open file, leaving the file positioned at its checksums."""
     start = f.read(20)
     size = int.from_bytes(start[8:16], "little")
     whole = start[:8] == MAGIC and size < os.fstat(f.fileno()).st_size
@@ -339,7 +338,8 @@ def _weights(width: int) -> np.ndarray:
 
 
 def _checksums(records: np.ndarray) -> np.ndarray:
-    """``[..., words]`` int32 -> ``[...]`` uint64. The constant keeps a blank record from being 0."""
+    """Map ``[..., words]`` int32 to ``[...]`` uint64. The constant keeps a blank record from being
+    0."""
     words = records.view(np.uint32).astype(np.uint64)
     weighted = (words * _weights(words.shape[-1])).sum(axis=-1, dtype=np.uint64)
     return weighted + np.uint64(0x5EED)

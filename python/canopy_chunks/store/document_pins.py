@@ -1,4 +1,4 @@
-"""Pins of documents: every stored chunk of a pinned document is pinned, behind any prefix."""
+"""Pins of documents: all stored chunks of a pinned document are pinned, whatever their prefix."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from canopy_chunks.store.store import ChunkStore
 from canopy_chunks.text.documents import document_name
 
 PINNED_SHARE = 0.25
-"""Share of the store's bytes that all tenants' pins may hold together, or one tenant's if
-larger."""
+"""Share of the store's bytes that all tenants' pins may hold together, or a single tenant's share
+if that is larger."""
 
 
 class DocumentPins:
     """Pinned documents, by name (the id that ``/canopy/chunks`` returns) and tenant.
 
-    A tenant may pin ``share`` of the store's bytes. No decision reads a clock, so every rank of a
-    split model pins alike. earlier: pins of previous weights, whose documents will be stored again.
+    A tenant may pin ``share`` of the store's bytes. No decision depends on a clock, so every rank
+    of a split model pins alike. earlier: pins of previous weights, whose documents will be stored
+    again.
     """
 
     def __init__(
@@ -33,7 +34,7 @@ class DocumentPins:
         self.pinned_bytes: Counter[str | None] = Counter()
         """Bytes of pinned chunks, by tenant."""
         forget = weakref.WeakMethod(self._forget)
-        # A strong reference would be a cycle, which keeps a replaced store's memory until a
+        # A strong reference would be a cycle, and keep a replaced store in memory until garbage
         # collection.
         store.pinned_removed = lambda key: (own := forget()) and own(key)
 
@@ -68,7 +69,7 @@ class DocumentPins:
         return bool(held)
 
     def _pin(self, keys: Sequence[str], tenant: str | None) -> bool:
-        """Pin all of these stored chunks, or none if that exceeds the tenant's share."""
+        """Pin all of these stored chunks, or none if they would exceed the tenant's share."""
         pinned = self.pinned_bytes
         new = {key: self.store.size(key) for key in keys if key not in self.chunks}
         size, capacity = sum(new.values()), self.store.capacity_bytes

@@ -1,8 +1,8 @@
 """The host tier's memory: one allocation for all chunks, pinned if a device reads it.
 
-A device reads its rows by slot, so one kernel launch per layer fetches exactly the wanted rows of
-all chunks of a prompt, without their numbers on the host. Memory pinned chunk by chunk would need a
-launch for each chunk, and pinning is slow and rounds sizes up.
+A device reads rows by slot, so one kernel launch per layer fetches only the wanted rows of all
+chunks of a prompt, without row numbers on the host. Memory pinned separately for each chunk would
+need a launch per chunk; pinning is also slow and rounds sizes up.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ Span = tuple[int, int]
 class HostMemory:
     """``k, v [layers, slots, kv_heads, d]``: a slot is one token's KV of all layers.
 
-    At most ``capacity_bytes``. Slots are freed once their chunk has no references left, so a chunk
-    that is deleted while a request uses it stays whole. All device reads and writes run on
+    Holds at most ``capacity_bytes``. Slots are freed once their chunk has no references left, so a
+    chunk that is deleted while a request uses it stays intact. All device reads and writes run on
     ``stream``, in order, so a slot is not overwritten before an earlier read is done; the host
-    waits for the device before it writes itself.
+    waits for the device before it writes.
     """
 
     def __init__(
@@ -43,9 +43,11 @@ class HostMemory:
         self.stream = torch.cuda.Stream() if pin else None
         self._free: list[Span] = [(0, self.slots)] if self.slots else []
         self._returned: deque[list[Span]] = deque()
-        """Spans of freed chunks. Chunks are freed on any thread, and in the middle of this class's
-        own code, since the garbage collector runs at any time. So they only append their spans
-        here, without a lock."""
+        """Spans of freed chunks.
+
+        The garbage collector may free a chunk at any time: on any thread, and during this class's
+        own code. A freed chunk therefore only appends its spans here, without a lock.
+        """
 
     @property
     def free_slots(self) -> int:
@@ -83,8 +85,8 @@ class HostMemory:
         return held
 
     def _wait_for_reads(self) -> None:
-        """Wait before a host-to-host copy, which is immediate: a device may still read the old
-        rows."""
+        """Wait before a host-to-host copy, which is immediate: a device may still be reading the
+        old rows."""
         assert self.stream is not None
         self.stream.synchronize()
 
@@ -131,7 +133,7 @@ class HostMemory:
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class HostChunk:
-    """A chunk in :class:`HostMemory`; stands in for a ``Chunk``.
+    """A chunk in :class:`HostMemory`; has the interface of ``Chunk``.
 
     written: if a device writes it, the event after which the host may read it.
     """

@@ -1,4 +1,4 @@
-"""Host memory that a CUDA device reads, exactly as large as requested.
+"""Host memory that a CUDA device reads, without rounding up its size.
 
 torch rounds its own pinned memory up to a power of two: 20,000 MiB take 32,768. This module
 registers pages of the process with CUDA instead.

@@ -1,7 +1,7 @@
 """Read chunks from disk before they are needed.
 
-Whole chunks into memory while their request waits to be scheduled (:class:`ReadAhead`), others one
-layer ahead of their use (:func:`read_layers_ahead`). Neither changes the result.
+:class:`ReadAhead` reads whole chunks while their request waits to be scheduled;
+:func:`read_layers_ahead` reads the others one layer ahead of their use. Neither changes the result.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LAYERS_AHEAD = 4
 LayerRows = list[tuple[torch.Tensor, torch.Tensor]]
 
 Stored = Chunk | HostChunk | DiskChunk | ChunkSuffix
-"""A chunk from the store: in memory, in a file, or the rest of a chunk."""
+"""A chunk from the store: in memory, in a file, or the suffix of a chunk."""
 
 
 @dataclass(slots=True)
@@ -66,7 +66,7 @@ class ReadAhead:
                 self.left_out += 1
                 return
             one = _PendingRead(chunk.nbytes)
-        one.waiters.add(waiter)  # before it is read: a chunk without waiters is not read
+        one.waiters.add(waiter)  # before it is read: a chunk without waiters is skipped
         if key not in self.pending:
             self.pending[key] = one
             self.used_bytes += one.size
@@ -74,9 +74,10 @@ class ReadAhead:
             one.future = self._thread.submit(one.read, chunk)
 
     def take(self, key: str) -> Chunk | None:
-        """Return the chunk if it was read or is being read; ``None``: read it from its file.
+        """Return the chunk if it was read or is being read; with ``None`` the caller reads its
+        file.
 
-        ``None`` also for a damaged file: reading the file then raises the error.
+        ``None`` also for a damaged file: the caller's read then raises the error.
         """
         one = self.pending.get(key)
         if (
@@ -124,10 +125,10 @@ class ReadAhead:
 def read_layers_ahead(
     parts: Sequence[tuple[Stored, torch.Tensor]], layers: int
 ) -> Iterator[LayerRows]:
-    """Yield K (before RoPE) and V of the tokens of each ``(chunk, tokens)``, a list per layer.
+    """Yield K (before RoPE) and V of the tokens of each ``(chunk, tokens)``, as one list per layer.
 
-    For chunks on disk, the next layer is read and checked while the caller uses this one, and the
-    disk is asked for layers up to ``LAYERS_AHEAD``. Raises CanopyError for a damaged file.
+    For chunks on disk, the next layer is read and checked while the caller uses this one, and up to
+    ``LAYERS_AHEAD`` layers are requested from the disk. Raises CanopyError for a damaged file.
     """
     on_disk = [_is_on_disk(chunk) for chunk, _ in parts]
 

@@ -19,5 +19,5 @@ class Shape:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """K and V of one token over all layers, in elements (multiply by the dtype's bytes)."""
+        """K and V of one token over all layers, in elements (multiply by the dtype's size)."""
         return 2 * self.layers * self.kv_heads * self.head_dim

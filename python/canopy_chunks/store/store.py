@@ -56,10 +56,10 @@ class Tier:
 class ChunkStore:
     """Chunks of one model. Thread-safe; times are the requests' own stamps, in seconds.
 
-    capacity_bytes: by tier name; a tier without one is off. ``directory`` is needed for disk; it
-    may hold files of the same model from an earlier run; ``keep``: see :class:`ChunkFolder`.
-    memory: memory of the host tier's chunks; without it each has its own tensor. Raises CanopyError
-    for an unknown tier, and a directory that cannot be used.
+    capacity_bytes: by tier name; a tier without a capacity is off. ``directory`` is required for
+    disk; it may hold files of the same model from an earlier run. ``keep``: see
+    :class:`ChunkFolder`. memory: memory of the host tier's chunks; without it each chunk has its
+    own tensor. Raises CanopyError for an unknown tier, or a directory that cannot be used.
     """
 
     def __init__(
@@ -98,13 +98,13 @@ class ChunkStore:
                     self._insert(len(self._tiers) - 1, key, chunk, 0.0)
 
     def key(self, ids: Sequence[int], prefix: Sequence[int] = (), salt: str = "") -> str:
-        """Return the content address of these tokens behind this prefix for this tenant."""
+        """Return the content address of these tokens after this prefix for this tenant."""
         return chunk_key(ids, self.identity, prefix, salt)
 
     def keys(
         self, ids: Sequence[int], prefixes: Sequence[Sequence[int]], salt: str = ""
     ) -> tuple[str, ...]:
-        """Return :meth:`key` behind each of several prefixes."""
+        """Return :meth:`key` for each of several prefixes."""
         return chunk_keys(ids, self.identity, prefixes, salt)
 
     def put(self, chunk: Chunk, salt: str = "", now: float = 0.0) -> str:
@@ -133,13 +133,13 @@ class ChunkStore:
             return entry.chunk
 
     def look(self, key: str) -> StoredChunk | None:
-        """Return the chunk of a key, neither counted nor as a use for eviction."""
+        """Return the chunk of a key, without counting it as a lookup or as a use for eviction."""
         with self._lock:
             found = self._find(key)
             return None if found is None else found[1].chunk
 
     def of_document(self, name: str) -> list[str]:
-        """Return the keys of all stored chunks of a document, behind any prefix."""
+        """Return the keys of all stored chunks of a document, whatever their prefix."""
         with self._lock:
             return sorted(self._documents.get(name, ()))
 
@@ -236,7 +236,7 @@ class ChunkStore:
             }
 
     def check(self) -> None:
-        """Recount everything. Raises AssertionError if a number is wrong."""
+        """Recount everything. Raises AssertionError if a count is wrong."""
         seen: set[str] = set()
         for tier in self._tiers:
             total = sum(e.size for e in tier.entries.values())

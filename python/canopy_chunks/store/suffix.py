@@ -1,4 +1,4 @@
-"""The rest of a stored chunk, for a prefix hit that ends inside it."""
+"""The suffix of a stored chunk, for a prefix hit that ends inside the chunk."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from canopy_chunks.store.host_memory import HostChunk
 
 @dataclass(slots=True, frozen=True)
 class ChunkSuffix:
-    """Stands in for a ``Chunk``: the tokens of ``base`` from ``skip`` on, without a copy."""
+    """The tokens of ``base`` from ``skip`` on, without a copy; has the interface of ``Chunk``."""
 
     base: Chunk | HostChunk | DiskChunk
     skip: int
@@ -58,5 +58,5 @@ class ChunkSuffix:
 
 
 def base_and_skip(chunk: Any) -> tuple[Any, int]:
-    """Return the stored chunk that this is, or is the rest of, and the offset in it."""
+    """Return the stored chunk and the offset in it, for a chunk or the suffix of one."""
     return (chunk.base, chunk.skip) if isinstance(chunk, ChunkSuffix) else (chunk, 0)

@@ -1,4 +1,4 @@
-"""The order of a request's documents in the HTTP process (``canopy_order``)."""
+"""The order of a request's documents, in the HTTP process (``canopy_order``)."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ orders = Orders()
 """Orders of documents in earlier prompts of this process."""
 
 OTHER_INPUT = ("image_data", "video_data", "audio_data", "input_embeds")
-"""Fields of a request with input other than text."""
+"""Request fields with input other than text."""
 _BY_POSITION = (
     *("positional_embed_overrides", "session_params", "multi_item_delimiter_indices"),
     *("token_indices_to_pool", "return_routed_experts", "return_hidden_states"),
 )
-"""Fields of a request whose meaning depends on the positions of its tokens."""
+"""Request fields whose meaning depends on token positions."""
 
 
 def has_fixed_positions(obj: Any) -> bool:
-    """Return whether another part of a request, such as an image or the start of its prompt's
-    logprobs, belongs to positions of the prompt as the client sent it."""
+    """Return whether another part of a request, such as an image or the start of prompt logprobs,
+    refers to positions in the prompt as sent."""
     if any(getattr(obj, name, None) for name in _BY_POSITION):
         return True
     if any(getattr(obj, name, None) is not None for name in OTHER_INPUT):
@@ -55,7 +55,7 @@ def is_blank(tokenizer: Any, ids: Sequence[int]) -> bool:
 
 @functools.lru_cache(maxsize=1)
 def _tokens_of_templates(tokenizer: Any) -> frozenset[int]:
-    """Return the tokens that chat templates separate messages with: a tokenizer's special and added
-    ones."""
+    """Return the tokens that chat templates separate messages with: the tokenizer's special and
+    added tokens."""
     added: dict[str, int] = getattr(tokenizer, "get_added_vocab", dict)()
     return frozenset([*getattr(tokenizer, "all_special_ids", ()), *added.values()])

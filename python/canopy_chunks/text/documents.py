@@ -1,7 +1,7 @@
 """Documents of a prompt: found in its text, tokenised separately, and registered ahead of time.
 
-A document is tokenised by itself, so that it has the same ids in every prompt. Tokenising the whole
-prompt at once may differ at the seams: a tokenizer joins characters across them.
+A document is tokenised separately, so that it has the same ids in every prompt. Tokenising the
+whole prompt at once may merge characters across a document's ends.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.wire.document_names import BOUNDS
 
 DOCUMENT = "document"
-"""Replaces the model's identity in document names, which are digests of tokens and tenant."""
+"""Takes the place of the model's identity in document names, which are digests of tokens and
+tenant."""
 MAX_DOCUMENTS = 1 << 16
 """Largest number of registered documents."""
 IDLE_S = 24 * 3600.0
 """Seconds without use after which a full server may drop a document that is not pinned."""
 MOST_MARKED_TOKENS = 1 << 22
-"""Largest number of tokens that the marks of one HTTP request may stand for: 80 bytes stand for a
-whole document."""
+"""Largest number of tokens that the marks of one HTTP request may stand for: a mark of 80 bytes
+stands for a whole document."""
 MARK = re.compile(r"\[\[canopy:([0-9a-f]{64})\]\]")
 """Mark of a registered document in a prompt: ``[[canopy:ID]]``."""
 
@@ -62,8 +63,8 @@ class Documents:
     """Registered documents by id, in the HTTP process.
 
     At most ``most_tokens`` in ``most`` documents, and ``share`` of both for one tenant. A full
-    server drops documents idle for ``IDLE_S``, then the least recently used ones of the tenant that
-    holds most: invented tenants cannot keep others out.
+    server drops documents idle for ``IDLE_S``, then the least recently used documents of the tenant
+    with the largest holding, so that invented tenants cannot keep others out.
 
     removed: dropped documents; the caller deletes their other data.
     """
@@ -77,9 +78,10 @@ class Documents:
     clock: Callable[[], float] = time.monotonic
 
     def add(self, ids: Sequence[int], tenant: str | None) -> str:
-        """Register a document; the same document again gets the same id.
+        """Register a document; returns its id, which is the same for the same document.
 
-        Raises CanopyError if the tenant has used its share, or holds most of a full server.
+        Raises CanopyError if the tenant has used its share, or has the largest holding of a full
+        server.
         """
         name = document_name(ids, tenant)
         if name not in self.by_tenant.get(tenant, {}):
@@ -135,7 +137,7 @@ class Documents:
 
     def _make_room(self, tokens: int, tenant: str | None) -> None:
         """Remove documents until ``tokens`` more fit. Raises CanopyError if ``tenant`` would then
-        hold most."""
+        have the largest holding."""
         if self._fits(tokens):
             return
         self._remove_idle()
@@ -172,8 +174,8 @@ class Documents:
 def check_marks(prompts: Iterable[tuple[Any, str | None]], documents: Documents) -> None:
     """Check the marks of ``(text, tenant)`` prompts.
 
-    Raises CanopyError if they stand for more than ``MOST_MARKED_TOKENS``, or for no document of
-    their tenant.
+    Raises CanopyError if they stand for more than ``MOST_MARKED_TOKENS``, or if a mark is not a
+    document of its tenant.
     """
     tokens = 0
     for text, tenant in prompts:
@@ -190,10 +192,10 @@ def check_marks(prompts: Iterable[tuple[Any, str | None]], documents: Documents)
 def split_documents(
     text: str, separator: str | None, documents: Documents, tenant: str | None
 ) -> list[Piece]:
-    """Return a prompt's pieces: text between two separators is a document, and so is a mark.
+    """Return a prompt's pieces. A document is a text between two separators, or a mark.
 
-    Without two separators and without a mark there is one piece, the text. Empty documents are left
-    out. Separators stay in the text, outside the documents.
+    Without two separators and without a mark the text is the only piece. Empty documents are
+    omitted. Separators stay in the text, outside the documents.
     """
     pieces: list[Piece] = []
     parts = text.split(separator) if separator else [text]
@@ -222,8 +224,8 @@ def _split_at_marks(
 
 
 def split_at_signs(text: str, opening: str, closing: str) -> list[Piece]:
-    """Return the pieces of a rendered chat with documents between one request's opening and closing
-    signs."""
+    """Return the pieces of a rendered chat, with documents between one request's opening and
+    closing markers."""
     pieces: list[Piece] = []
     head, *rest = text.split(opening)
     if head:
@@ -244,9 +246,10 @@ def tokenise(
 ) -> tuple[list[int], list[int]]:
     """Return the ids of the whole prompt, and the flat bounds of its documents.
 
-    Adjacent pieces that are not documents are tokenised together. The first text gets what the
-    tokenizer puts before a prompt (a BOS), unless ``specials`` is off because a chat template has
-    written it; documents never do. A document directly behind another keeps its own bounds.
+    Adjacent pieces that are not documents are tokenised together. The first text gets the tokens
+    that the tokenizer adds before a prompt (a BOS), unless ``specials`` is off because a chat
+    template has written them; documents never do. A document directly after another keeps its own
+    bounds.
     """
     ids: list[int] = []
     bounds: list[int] = []
@@ -279,8 +282,8 @@ def _joined(pieces: Sequence[Piece]) -> list[Piece]:
 
 
 def with_bounds(custom: Any, bounds: Sequence[int]) -> dict[str, Any]:
-    """Return ``custom_params`` with the bounds that the server found. The client may not give
-    bounds too."""
+    """Return ``custom_params`` with the bounds that the server found. Raises CanopyError if the
+    client also gave bounds."""
     custom = dict(custom or {})
     if BOUNDS in custom:
         raise CanopyError(

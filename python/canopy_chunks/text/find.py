@@ -1,11 +1,11 @@
 """Registered documents in prompts without marks, found by their tokens.
 
 A rolling hash of every ``WINDOW`` tokens of a prompt (Karp and Rabin 1987, modulo 2^64) is looked
-up among the hashes of the beginnings of the tenant's documents; at a match, hashes of whole
+up among the hashes of the beginnings of the tenant's documents. At a match, hashes of whole
 documents are looked up by length. Each candidate is compared token by token once, so that similar
 documents do not make a prompt slow. A tokenizer joins characters across a document's ends, so its
 first and last ``SEAM`` tokens may depend on the neighbouring text. They are computed with the
-prompt: the reused tokens are the same at every place.
+prompt: the reused tokens are the same in every prompt.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def inner(ids: Ids) -> Ids:
 
 
 class _Hashes:
-    """Rolling hashes of the runs of ``ids [n]``: of tokens ``x``, the sum of ``(x[i] + 1) *
-    BASE**i``."""
+    """Rolling hashes of the runs of ``ids [n]``. The hash of tokens ``x`` is the sum of ``(x[i] +
+    1) * BASE**i``."""
 
     def __init__(self, ids: Sequence[int]) -> None:
         powers = _powers(_BASE, len(ids))
@@ -40,8 +40,8 @@ class _Hashes:
         self._inverse = _powers(_INVERSE, len(ids))
 
     def of(self, at: np.ndarray, length: int) -> np.ndarray:
-        """Return ``[m]`` uint64, the hashes of the runs of ``length`` tokens from positions ``at
-        [m]`` on."""
+        """Return ``[m]`` uint64, the hashes of the runs of ``length`` tokens that start at
+        positions ``at [m]``."""
         return (self._sums[at + length] - self._sums[at]) * self._inverse[at]
 
 
@@ -51,8 +51,8 @@ def _powers(base: int, count: int) -> np.ndarray:
 
 @dataclass(slots=True)
 class _Registered:
-    """The inner tokens of registered documents: hashes of their beginning and of all, and the
-    documents' ends."""
+    """The inner tokens of registered documents: hashes of their beginnings and of the whole, and
+    the documents' ends."""
 
     beginning: int
     whole: int
@@ -82,7 +82,8 @@ class _Table:
 
 
 class Finder:
-    """Documents to search for, by tenant: as many as are registered, which is bounded."""
+    """Documents to search for, by tenant. Only registered documents are added, so their number is
+    bounded."""
 
     def __init__(self) -> None:
         self._tables: dict[str | None, _Table] = {}
@@ -118,10 +119,10 @@ class Finder:
             del self._tables[tenant]
 
     def find(self, ids: Sequence[int], tenant: str | None, most: int) -> list[int]:
-        """Return flat, sorted, disjoint bounds of the reused tokens of a prompt, of at most
+        """Return flat, sorted, disjoint bounds of the reused tokens in a prompt, of at most
         ``most`` documents.
 
-        Of several documents that begin at one position, the longest is taken.
+        If several documents begin at one position, the longest is used.
         """
         table = self._tables.get(tenant)
         if table is None or len(ids) < WINDOW:

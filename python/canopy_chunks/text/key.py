@@ -1,5 +1,4 @@
-"""Chunk addresses: a digest of the tokens, the model, the prefix they are encoded behind, and a
-salt."""
+"""Chunk addresses: a digest of the tokens, the model, the preceding prefix, and a salt."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ def chunk_key(ids: Sequence[int], identity: str, prefix: Sequence[int] = (), sal
 def chunk_keys(
     ids: Sequence[int], identity: str, prefixes: Sequence[Sequence[int]], salt: str = ""
 ) -> tuple[str, ...]:
-    """Return the addresses of the same tokens behind each of ``prefixes``."""
+    """Return the address of the same tokens for each of ``prefixes``."""
     start = hashlib.sha256()
     for part in (identity, salt):
         raw = part.encode()

@@ -28,7 +28,7 @@ _ALLOWED = (
 
 
 def _text_of(one: Any) -> str:
-    """Return the text of one document, after its title if it has one. Raises CanopyError."""
+    """Return the text of one document, preceded by its title if it has one. Raises CanopyError."""
     if isinstance(one, str):
         return one
     found = one.get("data", one) if isinstance(one, dict) else None

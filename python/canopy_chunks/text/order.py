@@ -2,9 +2,10 @@
 
 For requests whose documents may be in any order (``canopy_order``). The result is exact: the prompt
 is computed as if the client had sent this order. The method is that of ContextPilot (arXiv
-2511.03475), with the tenant's own earlier orders in place of an index. Documents continue the earlier
-order with the longest common prefix; the others follow by frequency, so that later prompts share
-them. The same documents behind the same text, as in the next turn, get the same order again.
+2511.03475), but uses the tenant's own earlier orders instead of an index. The documents continue
+the earlier order with the longest common prefix; the rest follow by frequency, so that later
+prompts share them. The same documents after the same text, as in the next turn, get the same order
+again.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from itertools import pairwise
 from canopy_chunks.text.fields import Bounds
 
 MOST_ORDERS = 1 << 12
-"""Orders remembered, of all tenants together."""
+"""Maximum number of orders remembered, over all tenants."""
 MOST_OWN = 1 << 9
-"""Orders remembered of one tenant; all are compared with each of its prompts."""
+"""Maximum number of one tenant's orders; each of its prompts is compared with all of them."""
 NEW_SHARE = 0.25
-"""Share of the memory for tenants with no earlier order that a prompt continued."""
+"""Share of the memory for tenants whose prompts have not yet continued an earlier order."""
 NAMES = 32
-"""Documents of an order that has its full share of the memory; longer orders are fewer."""
+"""Documents of an order that uses its full share of the memory. Fewer longer orders are kept."""
 MOST_GAP = 16
 """Maximum tokens between two documents of a list. Longer text may refer to its neighbours."""
 
@@ -33,7 +34,7 @@ Names = tuple[int, ...]
 
 @dataclass(slots=True)
 class _Own:
-    """One tenant's orders, by the hash of what precedes them, least recently used first."""
+    """One tenant's orders, by the hash of the preceding text, least recently used first."""
 
     orders: OrderedDict[tuple[int, Names], None] = field(default_factory=OrderedDict)
     uses: Counter[int] = field(default_factory=Counter)
@@ -51,7 +52,7 @@ class _Own:
 
 
 def size_of(names: Names) -> int:
-    """Return the size of an order: its documents, and ``NAMES`` for a shorter one."""
+    """Return the size of an order: its documents, but at least ``NAMES``."""
     return max(NAMES, len(names))
 
 
@@ -61,8 +62,8 @@ def anything(_between: Sequence[int]) -> bool:
 
 
 class Orders:
-    """Earlier orders of documents, by tenant. Beyond ``most`` orders of ``NAMES`` documents, one
-    tenant drops its oldest (:meth:`_largest`)."""
+    """Earlier orders of documents, by tenant. If they exceed ``most`` orders of ``NAMES``
+    documents, one tenant drops its oldest (:meth:`_largest`)."""
 
     def __init__(self, most: int = MOST_ORDERS, most_own: int = MOST_OWN) -> None:
         self.most, self.most_own = most * NAMES, most_own * NAMES
@@ -80,9 +81,9 @@ class Orders:
         """Return the prompt with each list of documents in the best order, and the new bounds.
 
         A list is consecutive documents with the same text, of at most ``MOST_GAP`` tokens, between
-        them. Documents never change lists: a later turn's stay behind the earlier turns. turns: tokens
-        of a template, which are in no list; joins: whether a text may stand between documents of a
-        list.
+        them. Documents never change lists: the documents of a later turn stay after the earlier
+        turns. turns: tokens of a template, which are in no list; joins: whether a text may separate
+        documents of a list.
         """
         out: list[int] = []
         arranged: list[tuple[int, int]] = []
@@ -104,7 +105,7 @@ class Orders:
     def _order(
         self, behind: int, documents: Sequence[tuple[int, ...]], tenant: str | None
     ) -> list[int]:
-        """Return the order of documents behind a text with the hash ``behind``, and note it."""
+        """Return the order of documents after a text with the hash ``behind``, and record it."""
         if len(documents) < 2:
             return list(range(len(documents)))
         own = self.by_tenant.setdefault(tenant, _Own())
@@ -123,7 +124,10 @@ class Orders:
         self, own: _Own, behind: int, documents: Sequence[tuple[int, ...]], names: Sequence[int]
     ) -> Names:
         """Return the longest prefix, in tokens, of an earlier order that has only documents of the
-        prompt. Among equals an order without other documents wins, then the latest."""
+        prompt.
+
+        Of equal prefixes, an order without other documents is preferred, then the latest.
+        """
         tokens, have = dict(zip(names, map(len, documents))), Counter(names)
         best: tuple[int, bool] = 0, False
         found: Names = ()
@@ -156,8 +160,8 @@ class Orders:
     def _largest(self) -> _Own:
         """Return the tenant that drops an order when the memory is full.
 
-        It has the most orders per match. Tenants without a match share ``NEW_SHARE``, since a client
-        needs only one prompt to invent a tenant.
+        It has the most orders per match. Tenants without a match share ``NEW_SHARE``, since a
+        client can invent a tenant with a single prompt.
         """
         tenants = self.by_tenant.values()
         new = [one for one in tenants if not one.matches]

@@ -1,12 +1,12 @@
-"""The prefixes that a document is encoded behind, by its place in the prompt.
+"""The prefixes that a document is encoded after, by its place in the prompt.
 
-A first document attends only to the tokens before it (the head), so its KV behind the head is
-exact. Every other document has predecessors; encoded without any, it would be encoded as a first
-document. So ``mixed`` encodes a first document behind the head, and others behind head and
+A first document attends only to the tokens before it (the head), so its KV after the head is exact.
+Every other document has predecessors; without a substitute for them, it would be encoded like a
+first document. So ``mixed`` encodes a first document after the head, and others after head and
 stand-ins. Many heads never recur: a question before a tool's results, a system text with the time
-in it. Until a head has recurred, documents are encoded behind the stand-ins alone, and found behind
-any head. Many documents in a long prompt are nearer to full recompute behind more stand-ins, which a
-short prompt does not need.
+in it. Until a head has recurred, documents are encoded after the stand-ins alone, and are used with
+any head. For many documents in a long prompt, more stand-ins give KV nearer to full recompute; a
+short prompt does not need them.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from dataclasses import dataclass, field
 Tokens = tuple[int, ...]
 
 MAX_HEADS = 1 << 12
-"""Heads remembered, of all tenants together."""
+"""Maximum number of heads remembered, over all tenants."""
 LONG_TOKENS = 3072
-"""Tokens of the shortest prompt with all stand-ins (docs/research/chunks.md)."""
+"""Minimum tokens of a prompt with all stand-ins (docs/research/chunks.md)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
     """A document's place in a prompt.
 
-    encoding: one of ``ENCODINGS``, ``prefix`` if there are no stand-ins; first: no other document
+    encoding: one of ``ENCODINGS``, ``prefix`` without stand-ins; first: whether no other document
     precedes it; head: the tokens before the prompt's first document that are encoded with it;
-    stand_ins: a few, and all, or none; head_is_all: the head is all tokens before the document; long:
-    the prompt has ``LONG_TOKENS`` or more.
+    stand_ins: of a few documents, and of all, or empty; head_is_all: whether the head is all tokens
+    before the document; long: whether the prompt has at least ``LONG_TOKENS``.
     """
 
     encoding: str
@@ -40,7 +40,7 @@ class Place:
     long: bool = False
 
     def acceptable(self) -> tuple[Tokens, ...]:
-        """Return the prefixes behind which the document may have been encoded to be used here, best
+        """Return the prefixes with which the document may have been encoded to be used here, best
         first."""
         if self.encoding == "prefix":
             return tuple(dict.fromkeys((self.head, ())))
@@ -49,11 +49,11 @@ class Place:
         return tuple(dict.fromkeys((*exact, *behind, self.head, ())))
 
     def to_encode(self, head_returns: bool) -> tuple[tuple[Tokens, ...], ...]:
-        """Return groups of equally good prefixes. The document is to be encoded behind the first of
-        each group, unless it is stored behind another.
+        """Return groups of equally good prefixes. The document is to be encoded after the first of
+        each group, unless it is stored with another prefix of the group.
 
         head_returns: the head has occurred before. A document without a head, such as a newly
-        registered one, is encoded for every other place too.
+        registered one, is encoded for all other places too.
         """
         if self.encoding == "prefix":
             return ((self.head,),)
@@ -79,7 +79,7 @@ class Place:
 class Heads:
     """Heads that have occurred, by salt. Equal on ranks that receive the same requests.
 
-    Beyond ``most`` heads, the salt with the most drops its oldest.
+    Beyond ``most`` heads, the salt with the most heads drops its oldest.
     """
 
     most: int = MAX_HEADS
@@ -87,7 +87,7 @@ class Heads:
     count: int = 0
 
     def seen_before(self, salt: str, head: Tokens) -> bool:
-        """Note a head. Returns whether it had occurred before."""
+        """Record a head. Returns whether it had occurred before."""
         own, key = self.by_salt.setdefault(salt, OrderedDict()), hash(head)
         if key in own:
             own.move_to_end(key)

@@ -22,7 +22,7 @@ from canopy_chunks.store.device_copy import to_device
 class Context:
     """Input of a selector. The cache holds the reused KV only if ``reads_cache``.
 
-    ready: tokens at the prompt's start whose exact KV is already in the cache.
+    ready: number of tokens at the prompt's start whose exact KV is already in the cache.
     """
 
     model: Model
@@ -54,7 +54,7 @@ class SelectedTokens:
 class Selector(abc.ABC):
     """A method to choose tokens.
 
-    reads_cache: it reads the reused KV in its place in the prompt.
+    reads_cache: whether it reads the reused KV at its position in the prompt.
     """
 
     name: ClassVar[str]
@@ -66,11 +66,11 @@ class Selector(abc.ABC):
 
 
 class Offline(Selector):
-    """A selector whose scores depend on the chunk alone: computed once and stored with it."""
+    """A selector whose scores depend only on the chunk: computed once and stored with it."""
 
     @property
     def stored_as(self) -> str:
-        """The key of its stored scores: the name, and other settings that they depend on."""
+        """The key of its stored scores: the name, and all settings that the scores depend on."""
         return self.name
 
     @abc.abstractmethod
@@ -78,7 +78,7 @@ class Offline(Selector):
         """Return ``[n]`` fp32 on the chunk's device; the highest are recomputed first."""
 
     def scores(self, chunk: Chunk) -> torch.Tensor:
-        """Return the stored scores, computed on first use."""
+        """Return the stored scores; compute them on first use."""
         if self.stored_as not in chunk.scores:
             chunk.scores[self.stored_as] = self.score(chunk)
         return chunk.scores[self.stored_as]
@@ -105,10 +105,11 @@ def join(parts: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def best(score: torch.Tensor, allowed: torch.Tensor, count: int) -> torch.Tensor:
-    """Return the ``count`` best positions by ``score [n]``, at most all that are ``allowed [n]``.
+    """Return the ``count`` best positions by ``score [n]``, or all ``allowed [n]`` positions if
+    they are fewer.
 
     allowed is bool on the host, so that the number is known without reading the scores. The scores
-    may be on a device; the positions, sorted, are on the same one.
+    may be on a device; the sorted positions are on the same device.
     """
     hidden = to_device(~allowed, score.device)
     count = max(0, min(count, int(allowed.sum())))

@@ -1,10 +1,10 @@
-"""Choose the tokens with the most attention from the question, above all its last token, in the
-middle layers. Approximate.
+"""Choose the tokens that get the most attention from the question, with extra weight on its last
+token, in the middle layers. Approximate.
 
-Close to ProphetKV (arXiv 2602.02579), which spends the budget by the question's attention over all
-layers. The answer starts at the last token: its attention in the upper-middle layers marks the
-source of the answer, on some prompts better than the whole question's, on some worse
-(docs/research/chunks.md). Both are weighted equally.
+Similar to ProphetKV (arXiv 2602.02579), which uses the question's attention over all layers. The
+answer starts at the last token, whose attention in the upper-middle layers marks the source of the
+answer. On some prompts this is better than the whole question's attention, on others worse
+(docs/research/chunks.md), so both are weighted equally.
 """
 
 from __future__ import annotations
@@ -21,24 +21,23 @@ from canopy_chunks.store.chunk import FusedPrompt
 from canopy_chunks.store.device_copy import is_host, to_device
 
 FIRST, LAST = 0.5, 0.7
-"""The probed layers, as shares of the depth: as good as 0.4 to 0.8 (docs/research/chunks.md), and
-cheaper."""
+"""The probed layers, as shares of the depth. They are as good as 0.4 to 0.8
+(docs/research/chunks.md), and cheaper."""
 MOST = 64
-"""Probed question tokens at most, counted from the end."""
+"""Maximum number of probed question tokens, counted from the end."""
 STRIDE, FEWEST = 8, 100
-"""Stride of the chunk tokens that the question attends to below the probed layers, and their least
-number.
+"""Stride of the sampled chunk tokens below the probed layers, and their minimum number.
 
-Each sampled token is weighted for the tokens it represents. These layers hardly change the choice
-(docs/research/chunks.md), but are half of a probe's attention. On a device all tokens are read:
-another kernel costs the host more than these keys cost the device.
+Each sampled token is weighted by the number of tokens it represents. These layers hardly change the
+choice (docs/research/chunks.md), but account for half of a probe's attention. On a device all
+tokens are read: another kernel costs the host more than these keys cost the device.
 """
 PIECE_ROWS = 2048
-"""Other tokens outside chunks run at a time, which bounds their memory like a prefill's window."""
+"""Tokens outside chunks that run at a time. This bounds their memory, like a prefill's window."""
 
 
 def probed_layers(layers: int) -> int:
-    """Return the number of a model's layers that the probe runs, from the first."""
+    """Return the number of layers, from the first, that the probe runs."""
     return max(1, math.ceil(LAST * layers))
 
 
@@ -46,10 +45,11 @@ def question_scores(context: Context, most: int = MOST, last_weight: float = 0.0
     """Return ``[prompt]`` attention mass from the last ``most`` question tokens, over layers and
     heads.
 
-    On the model's device, without waiting for it. Runs only the rows outside chunks, through the
-    first ``LAST`` of the layers, over reused KV; before the counted layers the question reads a
-    sample of it (:data:`STRIDE`). ``last_weight`` is the share of the very last token's attention
-    in the sum; the other tokens share the rest. With 0 all tokens count alike.
+    Runs only the rows outside chunks, through the first ``LAST`` of the layers, over reused KV;
+    before the counted layers the question reads a sample of that KV (:data:`STRIDE`). The result is
+    on the model's device, and the host does not wait for it. ``last_weight`` is the share of the
+    last token's attention in the sum; the other tokens share the rest. With 0 all tokens count
+    alike.
     """
     model, prompt, cache = context.model, context.prompt, context.cache
     shape = model.shape
@@ -63,14 +63,14 @@ def question_scores(context: Context, most: int = MOST, last_weight: float = 0.0
     before = int((rows < probed[0]).sum())  # sorted, so the question's rows are last
     first, ids = int(rows[before]), to_device(prompt.ids[rows.to(prompt.ids.device)], model.device)
     rows = to_device(rows, model.device)
-    while before > PIECE_ROWS:  # no row attends to a later one
+    while before > PIECE_ROWS:  # no row attends to a later row
         engine.probe_rows(model, ids[:PIECE_ROWS], rows[:PIECE_ROWS], cache, depth - 1)
         ids, rows, before = ids[PIECE_ROWS:], rows[PIECE_ROWS:], before - PIECE_ROWS
     at = rows[before:]
     share = torch.ones(at.numel(), device=model.device)
     if last_weight and at.numel() > 1:
         share.fill_((1 - last_weight) / (at.numel() - 1))
-        share[-1:].fill_(last_weight)  # an assignment of a number waits for the device
+        share[-1:].fill_(last_weight)  # assigning a number would wait for the device
     layers, heads, group = range(lowest, depth), shape.heads, shape.heads // shape.kv_heads
     probe = _Probe(cache, layers, rows, before, first, share, heads, group, score)
     watch = probe.host(prompt) if is_host(rows) else probe.device()
@@ -97,8 +97,8 @@ class _Probe:
     score: torch.Tensor
 
     def host(self, prompt: FusedPrompt) -> engine.Watch:
-        """Compute each layer's weights once for scores and attention; below ``layers`` sample the
-        chunks."""
+        """Return a watch that computes each layer's weights once for scores and attention, and
+        samples the chunks below ``layers``."""
         cache, before = self.cache, self.before
         at, others = self.rows[before:], self.rows[:before]
         every = torch.arange(len(prompt))
@@ -126,7 +126,7 @@ class _Probe:
         return watch
 
     def device(self) -> engine.Watch:
-        """Use few operations, since each costs a device's host more than the device.
+        """Return a watch with few operations: each costs the host more than the device.
 
         All rows attend to all keys in one kernel; only the weights of ``layers`` are computed
         separately.
@@ -137,7 +137,7 @@ class _Probe:
         )
         hidden = torch.zeros(len(at), len(every), device=every.device)
         hidden.masked_fill_(every > at[:, None], float("-inf"))
-        bias = hidden.repeat(self.group, 1)  # the heads of a group follow one another
+        bias = hidden.repeat(self.group, 1)  # the heads of a group are adjacent
         share = self.share.repeat(self.heads)
 
         def watch(layer: int, q: torch.Tensor, positions: torch.Tensor) -> torch.Tensor | None:
@@ -218,7 +218,7 @@ def _weighed(
 
 
 class Question(Selector):
-    """Spends the budget by attention, half the weight on the last token, half on the rest of the
+    """Spends the budget by attention: half the weight on the last token, half on the rest of the
     question.
 
     A first chunk that is already exact gets no budget.

@@ -1,1 +1,1 @@
-"""Documents in the HTTP process: found, tokenised, bounded and registered."""
+"""Documents in the HTTP process: finds, tokenises, bounds and registers them."""

@@ -43,8 +43,8 @@ async def encode(manager: Any, ids: Sequence[int], owner: dict[str, str | None])
 
 
 async def command(manager: Any, verb: str, names: Sequence[str], tenant: str | None) -> bool:
-    """Pin, unpin or delete documents in the schedulers' stores, in one message. Returns whether any
-    store changed."""
+    """Pin, unpin or delete documents in the schedulers' stores, with one message. Returns whether
+    any store changed."""
     manager.auto_create_handle_loop()
     commands = [f"{verb}:{name}:{tenant or ''}" for name in names]
     return any(bool(answer.updated) for answer in await send(manager, CHUNKS, *commands))

@@ -1,4 +1,5 @@
-"""Chunk reuse in the HTTP process: find, tokenise and bound documents before the scheduler.
+"""Chunk reuse in the HTTP process: find, tokenise and bound documents before they reach the
+scheduler.
 
 A ``CanopyError`` raised here is a ``ValueError``, which SGLang answers with status 400.
 """
@@ -40,7 +41,8 @@ _PREPARED = "canopy_chunks_prepared"
 
 
 def prepare(manager: Any, obj: Any, options: Options) -> None:
-    """Hook before ``TokenizerManager.generate_request``: check fields, find and bound documents."""
+    """Hook before ``TokenizerManager.generate_request``: check fields, then find and bound
+    documents."""
     if not hasattr(obj, "sampling_params") or getattr(obj, _PREPARED, False):
         return
     if options.find == "on" and any(
@@ -63,7 +65,7 @@ def prepare(manager: Any, obj: Any, options: Options) -> None:
 
 
 def _prepare_batch(manager: Any, obj: Any, options: Options, fixed: bool) -> None:
-    """Prepare each prompt of a batch; if one becomes ids, all do."""
+    """Prepare each prompt of a batch. If one prompt becomes ids, all do."""
     texts, lists = obj.text, obj.input_ids
     count = len(texts if texts is not None else lists)
     params = obj.sampling_params
@@ -109,8 +111,11 @@ def _prepare_prompt(
     tenant: str | None,
     fixed: bool,
 ) -> tuple[Any, dict[str, Any] | None]:
-    """Return one prompt's ids, as given unless they were made or reordered here, and its new
-    ``custom_params``, or None. With ``fixed`` positions, no document is moved."""
+    """Return one prompt's ids, and its new ``custom_params`` or None.
+
+    The ids are as given unless they were made or reordered here. With ``fixed`` positions, no
+    document is moved.
+    """
     requested = fields.parse_fields(custom)
     requested = replace(requested, any_order=requested.any_order and not fixed)
     fields.check_selector(requested.selector, manager.server_args.tp_size)
@@ -151,7 +156,7 @@ def _found(
 ) -> dict[str, Any] | None:
     """Return ``custom_params`` with the bounds of registered documents in a plain prompt's tokens.
 
-    ``None`` if searching is off or finds none.
+    ``None`` if searching is off or finds no document.
     """
     if options.find == "off" or requested.off or not isinstance(ids, list):
         return None
@@ -171,8 +176,9 @@ def convert_chat(
 ) -> Any:
     """Hook around ``OpenAIServingChat._convert_to_internal_request``: find documents in chats.
 
-    Document parts are enclosed in unguessable signs before the chat template is applied; the signs
-    then show the documents' positions. Separators and registered documents need no signs.
+    Document parts are enclosed in unguessable markers before the chat template is applied;
+    afterwards the markers show the documents' positions. Separators and registered documents need
+    no markers.
     """
     manager = serving.tokenizer_manager
     requested = fields.parse_fields(getattr(request, "custom_params", None))
@@ -219,8 +225,8 @@ _NO_TEMPLATE = (
 def _add_listed(request: Any, raw_request: Any) -> bool:
     """Insert the body's top-level ``documents`` before the first user's text, as parts.
 
-    There they keep their position from turn to turn. SGLang's class of the body drops the field, so
-    it is read from the HTTP body. Returns whether there are any.
+    There they keep their position from turn to turn. SGLang's request class drops the field, so it
+    is read from the HTTP body. Returns whether the body has documents.
     """
     texts = listed_texts(getattr(raw_request, "_json", None))
     if not texts:
@@ -241,10 +247,9 @@ def _add_listed(request: Any, raw_request: Any) -> bool:
 
 
 def _mark(request: Any, in_parts: bool) -> tuple[str, str] | None:
-    """Put signs around the documents of a chat's parts and template.
+    """Put markers around the documents in a chat's parts and template.
 
-    ``None`` without documents: retrieval may find no document, and the prompt is then an ordinary
-    one.
+    ``None`` without documents: if retrieval finds no document, the prompt is an ordinary one.
     """
     nonce = secrets.token_hex(8)
     signs = f"\ue000{nonce}\ue001", f"\ue001{nonce}\ue000"
@@ -284,7 +289,7 @@ def _rendered(tokenizer: Any, adapted: Any) -> str:
 
 
 def _mark_parts(request: Any, opening: str, closing: str) -> bool:
-    """Put the signs around the documents in messages. Returns whether there are any.
+    """Put markers around the documents in messages. Returns whether there are any.
 
     Documents are all text parts of a message except its last, and all text of a tool's result.
     Blank parts are not documents. A chat with other kinds of parts, such as images, is not changed.
@@ -337,7 +342,8 @@ def _tenant(obj: Any) -> str | None:
 
 
 def _one_string(value: Any) -> str | None:
-    """Return a single prompt's tenant field. SGLang refuses values that are not strings later."""
+    """Return the tenant field of a single prompt. SGLang later refuses values that are
+    not strings."""
     return value if isinstance(value, str) else None
 
 

@@ -1,7 +1,7 @@
-"""Limits of ``/canopy/chunks``: what clients may cost the scheduler's thread in a second.
+"""Limits of ``/canopy/chunks``: the load per second that clients may put on the scheduler's thread.
 
-A registered document is a prompt, and is encoded in idle time. A change is a message, and a reading
-collects counters. With an admin key only the administrator changes documents, without a limit.
+A registered document is a prompt, and is encoded in idle time. A change is a message, and a read
+collects counters. With an admin key only the administrator may change documents, without a limit.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from sglang_canopy.request.access import Refused
 from sglang_canopy.wire.tenant_rate import TenantRate
 
 REGISTER = 1.0, 64
-"""Documents that one tenant may register, in a second and at once."""
+"""Registrations of one tenant: per second, and in one burst."""
 CHANGE = 50.0, 256
-"""Pins, unpins and deletions of one tenant."""
+"""Pins, unpins and deletions of one tenant: per second, and in one burst."""
 READ = 5.0, 20
-"""Messages for counters, of all clients together."""
+"""Messages for counters, of all clients together: per second, and in one burst."""
 
 
 class DocumentLimits:
@@ -39,7 +39,7 @@ class DocumentLimits:
         self._count(self._changed, tenant, "makes", "changes of documents")
 
     async def counters(self, read: Callable[[], Awaitable[dict[str, Any]]]) -> dict[str, Any]:
-        """Return what ``read`` returns, or its last result if it was called too often."""
+        """Return the result of ``read``, or its last result if it was called too often."""
         if self._read.take(None, self.clock()) or self._counters is None:
             self._counters = await read()
         return self._counters

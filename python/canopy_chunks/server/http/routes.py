@@ -1,9 +1,10 @@
 """``/canopy/chunks``: register, list, pin and delete documents ahead of time.
 
 ``POST /canopy/chunks`` ``{"text": ..., "cache_salt": ..., "pin": false}`` returns an ``id``;
-``[[canopy:ID]]`` in a prompt stands for that document. The HTTP process stores the tokens, the
-scheduler encodes and stores the KV. A document belongs to the tenant that registered it, named as
-in SGLang's requests by ``extra_key`` and ``cache_salt``: in the body, in the query, or in headers.
+``[[canopy:ID]]`` in a prompt stands for that document. The HTTP process stores the tokens; the
+scheduler encodes and stores the KV. A document belongs to the tenant that registered it. As in
+SGLang's requests, ``extra_key`` and ``cache_salt`` name the tenant: in the body, in the query, or
+in headers.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ async def register(request: Any, manager: Any, options: Options) -> dict[str, An
 
 
 async def _delete_removed(manager: Any) -> None:
-    """Delete the documents that a new one displaced, and their KV."""
+    """Delete the documents that a new document displaced, and their KV."""
     while entry.documents.removed:
         document = entry.documents.removed.pop()
         entry.finder.remove(document.ids, document.tenant)

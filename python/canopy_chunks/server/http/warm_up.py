@@ -1,4 +1,5 @@
-"""``--warmups canopy_chunks``: do the first fused prompt's one-time work before the server answers.
+"""``--warmups canopy_chunks``: do the one-time work of fused prompts before the server accepts
+requests.
 
 Real prompts through the scheduler compile kernels and build the backend's plans.
 """
@@ -22,7 +23,7 @@ logger = logging.getLogger(__name__)
 NAME = "canopy_chunks"
 DOCUMENTS, DOCUMENT_TOKENS, OTHER_TOKENS, ANSWER_TOKENS = 3, 192, 32, 4
 ENCODED_WITHIN_S = 300.0
-"""Seconds until the warm-up gives up; a CPU encodes 600 tokens of a large model slowly."""
+"""Seconds until the warm-up gives up. A CPU encodes 600 tokens of a large model slowly."""
 
 
 def register(options: Options) -> None:
