@@ -4,8 +4,9 @@
     python scripts/result_pages.py --check    # name them and exit with 1
 
 ``<!-- results: FILE NAME -->...<!-- end -->`` in a page is what ``PARTS[NAME]`` of
-``benchmark/FILE`` returns. FILE reads the JSON that the benchmarks wrote: a page can neither differ
-from it nor go stale unnoticed.
+``benchmark/FILE``, a Python file, returns, or section NAME of a Markdown file with values of the Python
+file beside it. They read the JSON that the benchmarks wrote: a page can neither differ from it nor go
+stale unnoticed.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+from result_tables import Template
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "benchmark" / "papers"))
@@ -26,13 +30,22 @@ BLOCK = re.compile(r"(<!-- results: (\S+) (\S+) -->)(.*?)(<!-- end -->)", re.S)
 @functools.cache
 def parts(file: str) -> dict[str, Callable[[], str]]:
     """Return the functions of ``benchmark/FILE`` that render parts of pages."""
+    if file.endswith(".md"):
+        path = ROOT / "benchmark" / file
+        return Template(path, module(file.removesuffix("md") + "py")).parts()
+    made: dict[str, Callable[[], str]] = module(file).PARTS
+    return made
+
+
+@functools.cache
+def module(file: str) -> Any:
+    """Import ``benchmark/FILE``."""
     spec = importlib.util.spec_from_file_location(f"results of {file}", ROOT / "benchmark" / file)
     if spec is None or spec.loader is None:
         raise ImportError(f"benchmark/{file} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    made: dict[str, Callable[[], str]] = module.PARTS
+    made = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = made
+    spec.loader.exec_module(made)
     return made
 
 

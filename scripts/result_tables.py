@@ -1,10 +1,13 @@
-"""Building blocks of rendered pages: result files, rows, verdicts and tables."""
+"""Building blocks of rendered pages: result files, templates of prose, verdicts and tables."""
 
 from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterable, Sequence
+import operator
+import re
+import string
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +32,82 @@ class Results:
         return load(f"benchmark/papers/results/{self.paper}/{key}.json")["result"]
 
 
+class Template(string.Formatter):
+    """Sections (``## NAME``) of a Markdown file whose fields are values of a module beside it.
+
+    ``{skew[A]:.1p}`` is the value 0.123 as `12.3 %`, and ``+`` never gives `-0.0`. A list is joined
+    by commas and "and", a mapping has its keys in brackets, a function is called.
+    """
+
+    def __init__(self, path: Path, values: Any) -> None:
+        self.values = values
+        text = re.split(r"^## (.+)\n", path.read_text(encoding="utf-8"), flags=re.M)
+        self.sections = dict(zip(text[1::2], map(str.strip, text[2::2])))
+
+    def parts(self) -> dict[str, Callable[[], str]]:
+        return {name: functools.partial(self.part, name) for name in self.sections}
+
+    def part(self, name: str) -> str:
+        text = self.sections[name]
+        if text.startswith("| In the paper |"):
+            text = "\n".join(map(self.item, text.splitlines()))
+        return self.format(text)
+
+    def get_value(self, key: int | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        found = getattr(self.values, str(key))
+        return found() if callable(found) else found
+
+    def format_field(self, value: Any, spec: str) -> str:
+        if isinstance(value, dict):
+            return ", ".join(f"{self.format_field(v, spec)} ({k})" for k, v in value.items())
+        if isinstance(value, (list, tuple)):
+            return listed(self.format_field(one, spec) for one in value)
+        if spec.endswith("p"):
+            return self.format_field(100 * value, f"{spec[:-1]}f") + " %"
+        return str(format(value, spec.replace("+", "+z")))
+
+    def item(self, line: str) -> str:
+        """Return a row of a paper's items with its verdict.
+
+        The row's second cell has statements, ``[TEXT](CONDITION)``; its fourth has the reason if
+        one of them fails, or `calibrated` if our trace was made to hold them.
+        """
+        if line.startswith("|---"):
+            return line
+        item, says, here, reason, where = line.strip("| ").split(" | ")
+        claims = [
+            claim(text, self.judged(condition))
+            for text, condition in re.findall(r"\[([^]]+)\]\(((?:[^()]|\(\))+)\)", says)
+        ]
+        if claims:
+            says, reason = statements(claims), verdict(claims, reason.strip())
+        return f"| {item} | {says} | {here} | {reason} | {where} |"
+
+    def judged(self, condition: str) -> bool | list[bool]:
+        """Whether ``FIELD`` is true, or ``FIELD OP VALUE`` holds for all values of the field.
+
+        ``~`` is near, within a quarter unless ``within SHARE`` follows.
+        """
+        match = re.fullmatch(r"(.+?)(?: (<=?|>=?|==|~) (.+?)(?: within (\S+))?)?", condition)
+        assert match
+        name, symbol, limit, within = match.groups()
+        value = self.get_field(name, (), {})[0]
+        if symbol is None:
+            return value if isinstance(value, list) else bool(value)
+        is_number = re.fullmatch(r"-?[\d.]+", limit)
+        bound = float(limit) if is_number else self.get_field(limit, (), {})[0]
+        compare = functools.partial(near, within=float(within or 0.25))
+        compare = compare if symbol == "~" else COMPARED[symbol]
+        values = value.values() if isinstance(value, dict) else value
+        values = values if isinstance(value, (dict, list, tuple)) else [value]
+        return all(compare(one, bound) for one in values)
+
+
+COMPARED: dict[str, Any] = {
+    "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Claim:
     """One statement of a paper, and whether our numbers agree with it."""
@@ -39,100 +118,52 @@ class Claim:
     """Whether it holds in more than half of its cells, if it has several."""
 
 
-def over_cells(says: str, cells: Iterable[bool]) -> Claim:
-    """A statement about many cells of a table: it holds if it does in every cell."""
-    held = list(cells)
+def claim(says: str, held: bool | list[bool]) -> Claim:
+    """A statement, or one about many cells of a table: it holds if it does in every cell."""
+    if isinstance(held, bool):
+        return Claim(says, held)
     count = sum(held)
     return Claim(f"{says} (in {count} of {len(held)})", count == len(held), 2 * count > len(held))
 
 
-@dataclass(frozen=True)
-class Row:
-    """One figure, table or equation of a paper."""
+def verdict(claims: Sequence[Claim], reason: str = "") -> str:
+    """Return the verdict by rule.
 
-    item: str
-    claims: tuple[Claim, ...] = ()
-    here: str = ""
-    """Measured numbers."""
+    `reproduced`: every claim holds, in all its cells. `in part`: some claim does, or does in most of
+    its cells. `differs`: none does. `calibrated`: our trace was made to hold it.
+    """
+    calibrated = reason == "calibrated"
+    if all(claim.holds for claim in claims):
+        return "calibrated" if calibrated else "reproduced"
+    some = any(claim.holds or claim.mostly for claim in claims)
+    because = f": {reason}" if reason and not calibrated else ""
+    return ("in part" if some else "differs") + because
 
-    where: str = ""
-    """Keys of `run.py` and files, in backquotes."""
 
-    shows: str = ""
-    """Contents of the paper's item, if it is not a statement that numbers can test."""
+def statements(claims: Sequence[Claim]) -> str:
+    """Return a paper's statements. If only some hold, the others are marked."""
+    some = any(claim.holds for claim in claims)
+    return "; ".join(
+        f"(not) {c.says}" if some and not (c.holds or c.mostly) else c.says for c in claims
+    )
 
-    because: str = ""
-    """Why a claim fails."""
 
-    impossible: str = ""
-    """Missing means for a test."""
+KINDS = ("reproduced", "in part", "differs", "calibrated", "follows", "built", "not possible here")
 
-    follows: str = ""
-    """Source of the verdict, if there is no separate measurement."""
 
-    calibrated: bool = False
-    """Whether our trace was made to these numbers, so that they confirm nothing."""
-
-    def verdict(self) -> str:
-        """Return the verdict by rule.
-
-        `reproduced`: every claim holds, in all its cells. `in part`: some claim does, or does in most
-        of its cells. `differs`: none does. `calibrated`: our trace was made to hold it. `built`:
-        there is no claim, and the tests named hold the code to the text.
-        """
-        if self.impossible:
-            return f"not possible here: {self.impossible}"
-        if self.follows:
-            return f"follows from {self.follows}"
-        if not self.claims:
-            return "built"
-        reason = f": {self.because}" if self.because else ""
-        holds = [claim.holds for claim in self.claims]
-        if all(holds):
-            return "calibrated" if self.calibrated else "reproduced"
-        some = any(claim.holds or claim.mostly for claim in self.claims)
-        return f"in part{reason}" if some else f"differs{reason}"
-
-    def statements(self) -> str:
-        """Return the paper's statements. If only some hold, the others are marked."""
-        some = any(claim.holds for claim in self.claims)
-        verdicts = (
-            f"(not) {c.says}" if some and not (c.holds or c.mostly) else c.says for c in self.claims
-        )
-        return self.shows or "; ".join(verdicts)
+def tally(page: str) -> dict[str, int]:
+    """Count a paper's items by verdict, in the tables of its page."""
+    counts = dict.fromkeys(KINDS, 0)
+    for items, kind in re.findall(
+        rf"^\| (.*?) \|.* \| ({'|'.join(KINDS)})[^|]* \| [^|]*\|$", page, re.M
+    ):
+        counts[kind] += len(items.split(", "))
+    return counts
 
 
 def near(ours: float, theirs: float, within: float = 0.25) -> bool:
     """Whether a number is reproduced: within a quarter of the paper's."""
     return abs(ours - theirs) <= within * abs(theirs)
-
-
-def items(rows: Iterable[Row]) -> str:
-    """The table of a paper's items."""
-    cells = [
-        [
-            row.item,
-            row.statements(),
-            row.here,
-            row.verdict(),
-            row.where,
-        ]
-        for row in rows
-    ]
-    return table(["In the paper", "What it says", "Here", "Verdict", "Where"], cells)
-
-
-def tally(rows: Iterable[Row]) -> dict[str, int]:
-    """Count a paper's items by verdict."""
-    kinds = (
-        *("reproduced", "in part", "differs", "calibrated"),
-        *("follows", "built", "not possible here"),
-    )
-    counts = dict.fromkeys(kinds, 0)
-    for row in rows:
-        kind = next(kind for kind in kinds if row.verdict().startswith(kind))
-        counts[kind] += len(row.item.split(", "))
-    return counts
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], numbers: bool = False) -> str:

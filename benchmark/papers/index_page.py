@@ -1,11 +1,9 @@
-"""Figures of docs/research/papers/index.md: verdicts by paper."""
+"""Verdicts by paper, for docs/research/papers/index.md."""
 
 from __future__ import annotations
 
-import importlib
-import re
-
-from result_tables import PAPERS, table, tally
+import result_pages
+from result_tables import KINDS, PAPERS, table, tally
 
 TITLES = {
     "wa": "KVCache Cache in the Wild",
@@ -17,20 +15,11 @@ TITLES = {
 
 def verdicts() -> str:
     """Number of numbered items by paper and verdict."""
-    counts = {paper: tally(importlib.import_module(f"{paper}.page").all_rows()) for paper in TITLES}
-    for paper, count in counts.items():
-        page = (PAPERS / f"{paper}.md").read_text(encoding="utf-8")
-        written = re.sub("<!-- results:.*?<!-- end -->", "", page, flags=re.S)
-        for items, verdict in re.findall(
-            r"^\| (.*?) \|.* \| (built|follows|not possible here)[^|]* \| ", written, re.M
-        ):
-            count[verdict] += len(items.split(", "))
-    kinds = list(next(iter(counts.values())))
-    rows = [
-        [f"[{title}]({paper}.md)", *(str(counts[paper][kind]) for kind in kinds)]
-        for paper, title in TITLES.items()
-    ]
-    return table(["items of the paper", *kinds], rows, numbers=True)
+    rows = []
+    for paper, title in TITLES.items():
+        counts = tally(result_pages.render((PAPERS / f"{paper}.md").read_text(encoding="utf-8")))
+        rows.append([f"[{title}]({paper}.md)", *map(str, counts.values())])
+    return table(["items of the paper", *KINDS], rows, numbers=True)
 
 
 PARTS = {"verdicts": verdicts}

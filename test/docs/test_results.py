@@ -2,11 +2,12 @@
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import result_pages
-from result_tables import Claim, Row, over_cells, tally
+from result_tables import Template, claim, statements, tally, verdict
 
 PAGES = result_pages.pages()
 MARKED = [path for path in PAGES if result_pages.BLOCK.search(path.read_text(encoding="utf-8"))]
@@ -161,31 +162,60 @@ def test_results_are_quoted() -> None:
 
 
 def test_a_verdict_follows_from_its_claims() -> None:
-    yes, no = Claim("it is less", True), Claim("it is none", False)
-    assert Row("Figure 1", (yes,)).verdict() == "reproduced"
-    part = Row("Figure 1", (yes, no), because="of it")
-    assert (part.verdict(), part.statements()) == ("in part: of it", "it is less; (not) it is none")
-    assert Row("Figure 1", (no,), because="of it").verdict() == "differs: of it"
-    assert Row("Figure 1", shows="a sketch").verdict() == "built"
+    yes, no = claim("it is less", True), claim("it is none", False)
+    assert verdict([yes]) == "reproduced"
+    assert verdict([yes, no], "of it") == "in part: of it"
+    assert statements([yes, no]) == "it is less; (not) it is none"
+    assert verdict([no], "of it") == "differs: of it"
 
 
 def test_a_statement_about_many_cells_is_judged_over_all_of_them() -> None:
-    every, most, few = (over_cells("it is less", [True] * n + [False] * (4 - n)) for n in (4, 3, 1))
-    assert Row("Table 1", (every,)).verdict() == "reproduced"
-    assert Row("Table 1", (most,), because="of it").verdict() == "in part: of it"
-    assert Row("Table 1", (few,), because="of it").verdict() == "differs: of it"
+    every, most, few = (claim("it is less", [True] * n + [False] * (4 - n)) for n in (4, 3, 1))
+    assert verdict([every]) == "reproduced"
+    assert verdict([most], "of it") == "in part: of it"
+    assert verdict([few], "of it") == "differs: of it"
     assert few.says == "it is less (in 1 of 4)"
 
 
 def test_a_trace_made_to_a_number_does_not_reproduce_it() -> None:
-    row = Row("Figure 4", (Claim("62 %", True),), calibrated=True)
-    assert row.verdict() == "calibrated"
-    assert tally([row])["calibrated"] == 1
+    assert verdict([claim("62 %", True)], "calibrated") == "calibrated"
+    assert (
+        tally("| Figure 4, Figure 5 | 62 % | 62.1 % | calibrated | `figures-4-5` |")["calibrated"]
+        == 2
+    )
+
+
+ITEMS = """Text that no page has.
+
+## items
+
+| In the paper | What it says | Here | Verdict | Where |
+|---|---|---|---|---|
+| Figure 1 | [less than half](shares < 0.5); [A near 0.12](shares[A] ~ 0.12) | {shares:.1p}, {both:+.1f} | of it | `a` |
+| Figure 2 | [more](shares[A] > shares[B]); [in all](cells) | {called} |  | `b` |
+| Figure 3 | a sketch | none | built | `c` |
+"""
+
+
+def test_a_template_has_the_values_of_a_module_and_judges_its_statements(tmp_path: Path) -> None:
+    (tmp_path / "page.md").write_text(ITEMS)
+    values = SimpleNamespace(
+        shares={"A": 0.123, "B": 0.6}, both=[-0.04, 2], called=lambda: "1 s", cells=[True, False]
+    )
+    assert Template(tmp_path / "page.md", values).parts()["items"]().splitlines()[2:] == [
+        "| Figure 1 | (not) less than half; A near 0.12 | 12.3 % (A), 60.0 % (B), +0.0 and +2.0 "
+        "| in part: of it | `a` |",
+        "| Figure 2 | more; in all (in 1 of 2) | 1 s | differs | `b` |",
+        "| Figure 3 | a sketch | none | built | `c` |",
+    ]
 
 
 def test_tables_of_which_most_cells_are_worse_are_not_reproduced() -> None:
-    from tail.page import all_rows
-
-    verdicts = {row.item: row.verdict() for row in all_rows()}
+    rows = re.findall(
+        r"^\| (.*?) \|.* \| (.*?) \| [^|]*\|$",
+        result_pages.parts("papers/tail/page.md")["items"](),
+        re.M,
+    )
+    verdicts = dict(rows)
     for item in ("Table 1", "Table 2", "Table 4", "Table 5", "Figure 3"):
         assert not verdicts[item].startswith("reproduced"), item
