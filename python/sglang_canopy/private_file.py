@@ -29,9 +29,10 @@ def cache_folder(name: str) -> Path:
 
 
 def read_regular(path: Path | str, max_bytes: int) -> bytes:
-    """Return a regular file's bytes, at most ``max_bytes + 1``; a longer file is then too long.
+    """Return a regular file's first ``max_bytes + 1`` bytes; a longer result than ``max_bytes``
+    means that the file is too long.
 
-    Raises ``OSError``, for a named pipe or a device too, which would block the reader.
+    Raises ``OSError``, also for a named pipe or a device, which would block the reader.
     """
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     with os.fdopen(handle, "rb") as file:

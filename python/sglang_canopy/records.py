@@ -10,7 +10,7 @@ CLIENT, GATEWAY, INFERRED = "client", "gateway", "inferred"
 """Sources of hints. ``INFERRED``: by the server, from how a conversation continues."""
 
 ABORT = "abort"
-"""Stop reason of an aborted answer; it is no sample of the client's return."""
+"""Stop reason of an aborted answer, which says nothing about the client's return."""
 
 
 @dataclass(slots=True)
@@ -105,7 +105,7 @@ class Leaf(LeafRecord):
     awaited_until: float | None = None
     """Time until which it is protected for a waiting request."""
     number: int = 0
-    """Order of creation in its tree: the last tie-break of every eviction order."""
+    """Order of creation in its tree: the final tie-break of every eviction order."""
     slot: Any = None
 
     def stamp(self, request: Request) -> None:

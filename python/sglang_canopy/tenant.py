@@ -124,8 +124,10 @@ def _clients_key(req: Any) -> str | None:
 _CLIENTS_KEY = "canopy_clients_key"
 
 DOCUMENTS_MARK = "\x00canopy-documents/"
-"""Separates a client's extra key from the name of a namespace for KV of reused documents. Clients
-may not send it: their exact requests would match approximate KV."""
+"""Separates a client's extra key from the name of a namespace for KV of reused documents.
+
+Clients may not send it: their exact requests would match approximate KV.
+"""
 
 
 def documents_key(clients_key: str | None, name: str) -> str:

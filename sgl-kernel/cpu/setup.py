@@ -1,4 +1,4 @@
-"""Puts the one-line .pth beside the modules; everything else is in pyproject.toml."""
+"""Installs the one-line .pth next to the modules; everything else is in pyproject.toml."""
 
 from pathlib import Path
 

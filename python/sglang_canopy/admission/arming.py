@@ -1,6 +1,6 @@
-"""Arms the session gate: thrash has begun, its cause is known, and holding sessions back helps.
+"""Arms the session gate when thrash has begun, its cause is known, and holding sessions back helps.
 
-Without a gate agents recompute either nearly nothing or, past a cliff, most of their tokens. A gate
+Without a gate agents recompute either almost nothing or, past a cliff, most of their tokens. A gate
 that waits for the cliff arms too late, since all active sessions are recomputed first. So the gate
 arms on the first losses of active sessions if their footprints exceed the memory, which makes more
 losses certain, and if the device does not keep up. For a day after it has armed, footprints beyond
@@ -23,7 +23,7 @@ class Thrash:
     def __init__(self, capacity_tokens: int) -> None:
         self.capacity_tokens = capacity_tokens
         self.lost = 0
-        """Computed tokens that an active session's last turn had left."""
+        """Computed tokens that an active session's last turn had cached."""
         self.computed = 0
         self._parts: deque[list[int]] = deque()
         """``lost`` and ``computed`` of each part, the newest last."""
@@ -66,7 +66,7 @@ takes longer than recomputation until nearly all sessions wait."""
 _NEWEST = 0.02
 _WARY_S = 86_400.0
 _HOLD_OFF_S = 600.0
-"""Seconds the gate stays disarmed after it did not help; doubles each time."""
+"""Seconds for which the gate stays disarmed after it did not help; doubles each time."""
 
 
 class Arming:
@@ -81,7 +81,7 @@ class Arming:
         self.thrash = Thrash(capacity_tokens)
         self.times_armed = 0
         self.ineffective_arms = 0
-        """Times that it disarmed because it did not help."""
+        """Number of times it disarmed because it did not help."""
         self._behind = 0.0
         self._answers = 0
         self._quiet_s = quiet_s

@@ -31,7 +31,7 @@ from sglang_canopy.tenant import Parties
 _REFRESH_S, _REFRESH_AT_LEAST_S = 1.0, 30.0
 """Seconds between updates of the charges: while sessions wait, and otherwise."""
 _ENTER_AT_ONCE = 256
-"""Sessions that one call admits after the gate has disarmed: about five milliseconds."""
+"""Maximum sessions admitted by one call after the gate has disarmed: about five milliseconds."""
 _TRIES = 64
 """Waiting sessions tried for one place."""
 
@@ -219,7 +219,7 @@ class SessionGate:
     # ---- arming ----
 
     def _left(self, session: Session, request: Request) -> int:
-        """Return the tokens that the session's last turn left for ``request``."""
+        """Return the tokens that the session's last turn cached for ``request``."""
         if session.number in self.places.paused:
             return min(session.tokens, request.prompt_tokens) if self.arming.armed else 0
         if not (session.active and session.calls_tools):
@@ -267,7 +267,7 @@ class SessionGate:
     # ---- sessions ----
 
     def _ask_in(self, session: Session, request: Request) -> None:
-        """Queue or admit a session that is not active."""
+        """Queue a session that is not active, or admit it."""
         if session.number in self.line.sessions:
             return
         session.waits_since = self.now
@@ -341,7 +341,8 @@ class SessionGate:
         return self.now - session.waits_since
 
     def _may_exceed(self, session: Session) -> bool:
-        """Return whether ``session`` waited long enough to start without room, one at a time."""
+        """Return whether ``session`` has waited long enough to start without room; only one at a
+        time."""
         patience = self.settings.over_age_s
         if self._waited_s(session) < patience or self.now < self._exceeded + patience:
             return False

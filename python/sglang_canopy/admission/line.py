@@ -15,9 +15,9 @@ from sglang_canopy.admission.session import Session
 from sglang_canopy.tenant import Vouched
 
 _NEWCOMERS = ""
-"""The turn of names without an active session; no tenant's name is empty."""
+"""The turn shared by names without an active session; no tenant's name is empty."""
 _FEW = 8
-"""Fewer numbers than this are moved between parties one by one."""
+"""If fewer numbers than this move between parties, they are moved one by one."""
 
 
 class Line:
@@ -52,7 +52,7 @@ class Line:
             _remove(self._in_turn, self._turn_of(session.party), session.number)
 
     def set_active(self, party: Hashable, active: bool) -> None:
-        """Record that ``party`` got its first active session, or lost its last."""
+        """Record that ``party`` got its first active session or lost its last one."""
         before = self._turn_of(party)
         (self._active.add if active else self._active.discard)(party)
         after, numbers = self._turn_of(party), self._by_party.get(party, ())
@@ -83,8 +83,8 @@ class Line:
                     yield self.sessions[waiting[turn][place]]
 
     def took_turn(self, session: Session, active: Counter[Hashable]) -> None:
-        """Move the party of an admitted session behind the others. ``active``: admitted sessions by
-        party, without this one."""
+        """Move the party of an admitted session to the end. ``active``: admitted sessions by party,
+        without this one."""
         self._turn += 1
         self._turns[self._turn_of(session.party)] = self._turn
         # An admitted newcomer gets its own turn, and has used it.

@@ -16,10 +16,11 @@ from sglang_canopy.admission.settings import GateSettings
 from sglang_canopy.reuse.learner import ReuseModel
 
 _GONE = 0.02
-"""A session silent for the horizon is over below this return probability. Until then it keeps its
-place, even with a small charge."""
+"""A session that has been silent for the horizon is over below this return probability. Until then
+it keeps its place, even with a small charge."""
 _RAW_CAPACITIES = 4
-"""Capacities of whole thinking sessions kept; beyond, the most silent are over."""
+"""Maximum total size of whole thinking sessions, in capacities; beyond it, the longest silent ones
+are over."""
 
 
 class Places:
@@ -30,11 +31,12 @@ class Places:
         self.capacity_tokens = capacity_tokens
         self.footprints = Footprints(model, settings.horizon_s, settings.turns_ahead)
         self.active: OrderedDict[int, Session] = OrderedDict()
-        """Active sessions by number; the most recent request last."""
+        """Active sessions by number, most recent request last."""
         self.of_party: Counter[Hashable] = Counter()
         """Number of active sessions by party."""
         self.party_changed: Callable[[Hashable, bool], None] = lambda _party, _active: None
-        """Called when a party gets its first active session (True) or loses its last."""
+        """Called with True when a party gets its first active session, with False when it loses its
+        last one."""
         self.paused: OrderedDict[int, Session] = OrderedDict()
         """Paused sessions by number, the most recent pause last."""
 

@@ -56,7 +56,7 @@ class Session:
         self.tickets: set[Hashable] = set()
         """Tickets of the request in progress; several for parallel samples (n > 1)."""
         self.unlearnt = False
-        """Whether that request was not learnt from yet."""
+        """Whether that request has yet to be learnt from."""
         self.active = False
         """Whether the session is admitted."""
         self.answered = False
@@ -79,7 +79,7 @@ class Session:
         self.ends: tuple[int, ...] = ()
         """Hashes of the last blocks of its prompt and answer."""
         self.left = 0
-        """Tokens left by the previous request for the request in progress."""
+        """Tokens that the previous request cached for the request in progress."""
 
     @property
     def under_way(self) -> bool:

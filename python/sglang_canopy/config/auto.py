@@ -1,6 +1,6 @@
-"""``--radix-eviction auto``: one option for all parts that win.
+"""``--radix-eviction auto``: one option for every part that improves results.
 
-Each part is an option of its own. A part that the user has set is not changed. A part that this
+Each part is also a separate option. A part that the user has set is not changed. A part that this
 server cannot have is omitted, with the reason.
 """
 
@@ -37,8 +37,8 @@ def arguments(argv: Sequence[str]) -> list[str]:
 
 
 def overruled(argv: Sequence[str], planned: Sequence[str]) -> list[str]:
-    """Return a line for each setting of a typed ``auto`` that differs from a plan's arguments, which
-    win."""
+    """Return a line for each setting of a typed ``auto`` that differs from a plan's arguments,
+    which take precedence."""
     if value(argv, "--radix-eviction-policy") != AUTO:
         return []
     found = []
@@ -122,7 +122,7 @@ def _given(flag: str, value: str) -> tuple[str, str]:
 
 
 def _no_order(server_args: Any, *context: Any) -> tuple[str, str] | None:
-    """Return the reason to keep SGLang's queue order and the remedy, or ``None``."""
+    """Return the reason to keep SGLang's queue order, and its remedy; or ``None``."""
     if server_args.schedule_policy != "fcfs":
         return _given("--schedule-policy", server_args.schedule_policy)
     return _refused(QUEUE, server_args, *context)

@@ -1,8 +1,9 @@
-"""Set-ups that Canopy's policies, the session gate, the queue order or the disk tier do not support:
-one table, one check. Another plugin may add a feature with a table of its own.
+"""Set-ups that Canopy's policies, the session gate, the queue order or the disk tier do not
+support.
 
-Checked on the command line, for an early error, and when each scheduler builds its cache, which no
-way of starting SGLang bypasses (``sglang.Engine`` reads no command line).
+Another plugin may add a feature with its own table. Refusals are checked on the command line, for
+an early error, and when each scheduler builds its cache, which no way of starting SGLang bypasses
+(``sglang.Engine`` reads no command line).
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ ONE = "use 1"
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One option of SGLang's, and the values of it that a feature does not support."""
+    """An SGLang option, and the values of it that a feature does not support."""
 
     option: str | None
     """Field of ``ServerArgs``, or of SGLang's ``TreeCacheBuildContext``."""
     refused: Callable[[Any], bool] = bool
     """Returns whether this value of the option is refused."""
     variable: str | None = None
-    """Environment variable that sets the same."""
+    """Environment variable with the same effect."""
     instead: str = DROP
     """Remedy for the error message; empty if there is no remedy."""
 
@@ -78,7 +79,7 @@ class Addition:
     is_requested: Callable[[Any], bool]
     """Returns whether parsed arguments enable the feature."""
     served: frozenset[str]
-    """Set-ups of ``doctor.setups`` in which a server of the tests has it."""
+    """Set-ups of ``doctor.setups`` in which tests serve it."""
 
 
 ADDITIONS: dict[str, Addition] = {}

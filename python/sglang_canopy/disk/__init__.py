@@ -1,1 +1,1 @@
-"""The disk store: pages of KV in files, bounded, and right or absent after a crash."""
+"""The disk store: pages of KV in files, bounded, and correct or absent after a crash."""

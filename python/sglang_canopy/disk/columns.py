@@ -43,7 +43,7 @@ def raw(values: Sequence[Any], size: int) -> tuple[list[bytes], Any]:
 
 
 def field(name: str, values: Sequence[Any]) -> Checked:
-    """Check a field of the pages' records that is no label."""
+    """Check a field of the pages' records that is not a label."""
     kind = FIELDS[name]
     if kind is Kind.OPTIONAL and values.count(None) == len(values):
         return np.full(len(values), math.nan), np.ones(len(values), bool)
@@ -86,7 +86,7 @@ class LabelColumn:
         ok = np.ones(len(values), bool)
         positions, name = self._positions, self._name
         distinct = dict.fromkeys(values)
-        # An integer equals floats, which are no labels.
+        # Exclude floats, which may equal an integer but are not labels.
         mixed = not {str, type(None)}.issuperset(map(type, values))
         if mixed or not all(is_sound(name, value) for value in distinct):
             ok = np.asarray([is_sound(name, value) for value in values], bool)

@@ -9,11 +9,12 @@ from typing import Any
 import xxhash
 
 PageBuffers = Any
-"""Something with the buffer protocol, or a sequence of such buffers (K and V, or one a layer)."""
+"""An object with the buffer protocol, or a sequence of such objects (K and V, or one per layer)."""
 
 
 def raw_key(key: str) -> bytes:
-    """Return 32 bytes for a key: the decoded hex of a SHA-256, or the SHA-256 of any other text."""
+    """Return 32 bytes for a key: the decoded hex of a SHA-256 digest, or the SHA-256 digest of any
+    other text."""
     if len(key) == 64:
         try:
             raw = bytes.fromhex(key)

@@ -102,7 +102,7 @@ class StoreCounters:
     """Index rows without a prefix or without data."""
 
     def left(self, reason: str, page_bytes: int, stay_s: float) -> None:
-        """Count a page removed after ``stay_s`` seconds."""
+        """Count a page removed after ``stay_s`` seconds on disk."""
         self.evicted[reason] += 1
         self.evicted_bytes[reason] += page_bytes
         self.page_seconds += max(0.0, stay_s)

@@ -1,8 +1,8 @@
 """Evictable pages, ranked by the policy, and by a twin of the policy for each tenant with a quota.
 
-A leaf page has no page below it on disk. A leaf page is evictable (a ``Leaf`` admitted to the policy)
-unless it is pinned, or locked by a writer that is about to put a page below it. Only leaf pages are
-evicted, so every page on disk has its prefix on disk.
+A leaf page has no descendants on disk. It is evictable (a ``Leaf`` admitted to the policy) unless
+it is pinned, or locked by a writer that is about to write a child. Only leaf pages are evicted, so
+the prefix of every page on disk is also on disk.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class EvictablePages:
         twin.admit(leaf, now)
 
     def rerank(self, row: int, now: float) -> None:
-        """Drop and admit the leaf of ``row`` again after its metadata changed."""
+        """Drop the leaf of ``row`` and admit it again after its metadata changed."""
         leaf = self._leaves.get(row)
         if leaf is None:
             return
@@ -281,7 +281,7 @@ class EvictablePages:
                 released += 1
         return released
 
-    # ---- what the policy learns ----
+    # ---- learning ----
 
     def arrive(self, request: Request) -> None:
         for policy in self._learners(request):
@@ -292,7 +292,7 @@ class EvictablePages:
             policy.finish(request)
 
     def _learners(self, request: Request) -> Iterator[Policy]:
-        """Yield the policy and the twin of the request's tenant."""
+        """Yield the policy, and the twin of the request's tenant."""
         yield self.policy
         if request.tenant in self._twins:
             yield self._twins[request.tenant]

@@ -20,11 +20,11 @@ _MARK_TEXT = "sglang-canopy disk store, version 1\n"
 _LOCK = "lock"
 _NAMESPACE = "namespace"
 _TEMPORARY = "temporary"
-"""File that marks a namespace which no later server uses."""
+"""File that marks a namespace as temporary: no later server uses it."""
 
 
 class Unavailable(Exception):
-    """The folder cannot be used now, but may be later: run without it."""
+    """The folder cannot be used now, but may be later; the store runs without it."""
 
     def __init__(self, fault: str, why: str) -> None:
         super().__init__(why)
@@ -181,7 +181,8 @@ def _check_ours(path: Path) -> None:
 
 
 def _make_file(path: Path, text: str) -> None:
-    """Write ``text`` to ``path``, unless it is there. Other content is set aside first."""
+    """Write ``text`` to ``path`` unless the file has that text. Other content is set
+    aside first."""
     with contextlib.suppress(FileNotFoundError):
         found = read_regular(path, len(text.encode()))
         if found == text.encode():

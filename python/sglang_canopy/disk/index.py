@@ -37,7 +37,7 @@ _OPTIONAL_OF_LEAF = tuple(set(OPTIONAL) - {"ttl_s"})
 
 
 class Labels:
-    """Numbers for categories, conversations or tenants, kept while a row uses the value."""
+    """Numbers for categories, conversations or tenants, assigned while any row uses the value."""
 
     def __init__(self) -> None:
         self._numbers: dict[Hashable, int] = {}
@@ -52,7 +52,7 @@ class Labels:
         return len(self._numbers)
 
     def capacity(self) -> int:
-        """Return a number above every label's number."""
+        """Return an upper bound of the labels' numbers."""
         return len(self._values)
 
     def containers(self) -> Iterator[Any]:
@@ -60,7 +60,7 @@ class Labels:
         yield from (self._numbers, self._values, self._uses, self._free)
 
     def take(self, value: Hashable, uses: int = 1) -> int:
-        """Return the number of ``value``, which ``uses`` more rows use."""
+        """Return the number of ``value``, and add ``uses`` to its count of rows."""
         number = self._numbers.get(value)
         if number is None:
             if self._free:
@@ -124,7 +124,7 @@ class PageIndex:
 
     @property
     def top(self) -> int:
-        """A number above every row."""
+        """An upper bound of the row numbers."""
         return len(self.keys)
 
     def insert(self, key: bytes, parent: int, unit: int, row: int = NO_ROW) -> int:

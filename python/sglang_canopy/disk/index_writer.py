@@ -13,8 +13,8 @@ from sglang_canopy.disk.state import StoreState
 
 _ENDS_A_COMMIT = 256
 _USED_A_COMMIT = 64
-"""Maximum used rows per commit besides new pages: ends of used paths, and other rows. The next start
-derives the last use of a whole path from its end."""
+"""Maximum used rows per commit in addition to new pages: ends of used paths, and other rows. The
+next start derives the last use of a whole path from its end."""
 
 
 class IndexWriter:

@@ -129,7 +129,7 @@ def load(records: Records, state: StoreState, now: float) -> tuple[list[int], li
     renumbers = greatest > 4 * int(there.sum()) + state.units.limit + 1024
     at = records.loadable(there & records.valid)
     rows = np.arange(len(at)) if renumbers else ids[at]
-    number = np.full(len(records) + 1, NO_ROW)  # the last is for parents of roots
+    number = np.full(len(records) + 1, NO_ROW)  # the last entry is the parent of the roots
     number[at] = rows
     parents = np.searchsorted(ids, columns_["parent"][at])
     parents[columns_["parent"][at] == NO_ROW] = len(records)

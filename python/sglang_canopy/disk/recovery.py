@@ -1,4 +1,4 @@
-"""Open the store's folder, at the start or later, and load the pages of an earlier process."""
+"""Open the store's folder, at start or later, and load the pages of an earlier process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from sglang_canopy.errors import CanopyError
 
 @contextlib.contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Prevent collections, which would visit all new records again and again and free none."""
+    """Disable garbage collection, which would repeatedly scan all new records and free none."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

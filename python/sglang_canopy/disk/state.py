@@ -22,23 +22,24 @@ SLICE = 4096
 
 
 class Retired:
-    """Lists, dicts and sets, and a policy, that nothing else refers to."""
+    """Lists, dicts and sets, and a policy, without other references."""
 
     def __init__(
         self, index: object, containers: Iterable[Any], policy: Policy, stays_s: Any
     ) -> None:
-        self._index = index  # its arrays go last, with this object
+        self._index = index  # its arrays are released last, with this object
         self._containers = [*containers]
         self._policy = policy
         self._stays_s = stays_s
 
     def next_stays(self) -> Any:
-        """Return an array of pages' seconds on disk that was not returned before; empty at the end."""
+        """Return an array of seconds on disk, of pages that were not yet returned; empty at the
+        end."""
         stays_s, self._stays_s = self._stays_s[:SLICE], self._stays_s[SLICE:]
         return stays_s
 
     def release(self) -> bool:
-        """Release one slice. Returns whether nothing is left."""
+        """Release one slice. Returns whether all is released."""
         if not self._containers:
             return self._policy.release(SLICE)
         container = self._containers[-1]
@@ -76,7 +77,7 @@ class StoreState:
     """Set, like ``journal``, by the first successful claim."""
     journal: Journal = field(init=False)
     opening: int = 0
-    """Number of index replacements; batches from before one are dropped."""
+    """Number of index replacements. Batches that began before the latest one are dropped."""
     retired: list[Retired] = field(default_factory=list)
     """Memory of earlier indexes, for ``release_retired``."""
     _clock_jumps: int = 0
@@ -100,8 +101,8 @@ class StoreState:
         self.retired.append(Retired(old, containers, evictable.policy, stays_s))
 
     def release_retired(self) -> None:
-        """Release the memory of forgotten pages, and count how long they were on disk. Needs no
-        lock, and not the scheduler's thread."""
+        """Release the memory of forgotten pages, and count their time on disk. Needs no lock; not
+        for the scheduler's thread."""
         while True:
             with self.lock:
                 if not self.retired:

@@ -339,7 +339,7 @@ class DiskStore:
             self.state.evictable.arrive(request)
 
     def finish(self, request: Request) -> None:
-        """Pass a finished request to the policy."""
+        """Pass a finished request to the policy (see ``Policy.finish``)."""
         with self.state.lock:
             self.state.evictable.finish(request)
 

@@ -12,7 +12,7 @@ class UnitAllocator:
         self.limit = limit
         """Maximum number of units."""
         self.top = 0
-        """A number above every unit allocated so far."""
+        """An upper bound of the allocated units."""
         self.used = 0
         self.growth_allowed = True
         """False while the disk is full: only existing units are allocated."""
@@ -59,7 +59,7 @@ class UnitAllocator:
         self._writing.discard(unit)
 
     def free_all(self) -> list[int]:
-        """Free the units of all pages, in constant time. Units being read or written stay apart
+        """Free the units of all pages, in constant time. Units being read or written are excluded
         until ``end_read`` and ``free``. Returns the old list, for later release."""
         old, self._free = self._free, []
         self._unused = range(self.top)

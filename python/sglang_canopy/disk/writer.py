@@ -42,7 +42,7 @@ class _Batch:
     """Pages with a unit; no lock is held while their data is written."""
 
     opening: int
-    """``StoreState.opening`` at the start of the batch."""
+    """Value of ``StoreState.opening`` at the start of the batch."""
     units: UnitAllocator
     placed: list[_PageWrite] = field(default_factory=list)
     keys: set[bytes] = field(default_factory=set)
@@ -159,7 +159,7 @@ class PageWriter:
     ) -> None:
         """Insert the pages whose data was written without an error into the index."""
         state = self._state
-        if batch.opening != state.opening:  # all pages were removed, and all charges with them
+        if batch.opening != state.opening:  # all pages, and all their charges, were removed
             batch.units.free(page.unit for page in batch.placed)
             return
         entered = []

@@ -1,4 +1,4 @@
-"""Parse a server's command line like the server."""
+"""Parse a server's command line as the server does."""
 
 from __future__ import annotations
 

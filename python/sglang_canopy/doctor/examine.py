@@ -100,7 +100,7 @@ def _examine(launch: Launch) -> Report:
         report.auto = options_of(started).auto or ()
         report.findings += command_line.auto_findings(report.auto)
     given.enable_lora = given.enable_lora or bool(given.lora_paths)  # as SGLang's resolution does
-    given.device = given.device or "cuda"  # this machine's device may differ from the server's
+    given.device = given.device or "cuda"  # the device of this machine may differ from the server's
     report.findings += [*refused, *command_line.tried(given), *command_line.untried(given)]
     report.findings += [*_places(given, launch), *_slow(given)]
     return report
@@ -122,7 +122,7 @@ def _slow(given: argparse.Namespace) -> list[Finding]:
 
 
 def _says(one: Finding, other: Finding) -> bool:
-    """Whether ``other``, the server's own message, contains the text of ``one``."""
+    """Return whether ``other``, the server's own message, contains the text of ``one``."""
     return one.text.partition(": ")[2] in other.text
 
 

@@ -1,4 +1,4 @@
-"""Find a server's command line in a container's, a manifest's or a Compose file's."""
+"""Find a server's command line in the command of a container, a manifest or a Compose file."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Launch:
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables that the command or the file sets."""
     elsewhere: str = ""
-    """What starts the server, if not this machine's shell."""
+    """The launcher, if it is not this machine's shell."""
 
 
 def launch_of(words: Sequence[str]) -> Launch:
@@ -168,9 +168,9 @@ def _from_file(file: Path, name: str) -> Launch:
 def _containers(
     node: Any, label: str = "", owner: str = ""
 ) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-    """Yield every container below ``node``, of a pod's list or of a Compose file's services.
+    """Yield the containers below ``node``, in a pod's list or a Compose file's services.
 
-    With its name, and before it the name of the object that it belongs to.
+    Each with its name, and the name of the object that it belongs to.
     """
     if isinstance(node, Mapping):
         metadata = node.get("metadata")

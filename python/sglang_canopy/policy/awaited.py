@@ -28,7 +28,7 @@ class Awaited:
         """End, tenant and tokens of each charge, by end, except heads of splits."""
 
     def is_fresh(self, leaf: Leaf, now: float) -> bool:
-        """Return whether more than half of the protection of ``leaf`` remains."""
+        """Return whether more than half of the protection period of ``leaf`` remains."""
         return leaf.awaited_until is not None and leaf.awaited_until > now + AWAITED_S / 2
 
     def protect(
@@ -83,7 +83,7 @@ class Awaited:
         return iter(list(self._charges))
 
     def served(self, leaf: Leaf) -> None:
-        """End the protection of ``leaf``: its request was served, or the node was removed."""
+        """End the protection of ``leaf``: its request was served, or its node was removed."""
         leaf.awaited_until = None
         charge = self._charges.pop(leaf, None)
         if charge is not None and charge[2]:

@@ -93,8 +93,10 @@ class Policy(abc.ABC):
         over: bool,
         return_in_s: float | None,
     ) -> None:
-        """Learn from a hint without a request, about a tenant's ``conversation``; the policy later
-        checks its truth. The tree writes the hint on the leaves."""
+        """Learn from a hint about a tenant's ``conversation`` that arrived without a request.
+
+        The policy later checks whether it was true. The tree writes the hint to the leaves.
+        """
 
     def set_depth_scale(self, tokens: float) -> None:
         """Set the depth at which a token costs twice as much to prefill as the first
@@ -173,8 +175,10 @@ class Policy(abc.ABC):
         """Load a validated ``state()`` of an earlier run. Raises ``CanopyError``."""
 
     def release(self, count: int) -> bool:
-        """Release the memory of at least ``count`` leaves of a policy that no longer ranks. Returns
-        whether all are released; the policy is of no use afterwards."""
+        """Release the memory of at least ``count`` leaves of a policy that no longer ranks.
+
+        Returns whether all are released; the policy cannot be used afterwards.
+        """
         return True
 
     def leaves(self) -> Iterator[Leaf]:

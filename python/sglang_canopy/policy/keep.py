@@ -21,14 +21,14 @@ TOTAL_SHARE = 0.25
 
 
 MAX_KNOWN = 256
-"""Most recent tenants that a gateway vouched for."""
+"""Maximum number of remembered tenants that a gateway vouched for, the most recent ones."""
 
 
 class TokenBudget:
     """Tokens in use, per tenant and in total, each within a limit.
 
-    A client can use any number of tenant names. Once a gateway has vouched for a tenant, all tenants
-    that it never vouched for leave one tenant's share free.
+    A client can use any number of tenant names. Once a gateway has vouched for a tenant, the
+    tenants without a voucher must together leave one tenant's share free.
     """
 
     def __init__(self, capacity_tokens: int, tenant_share: float, total_share: float) -> None:
@@ -45,7 +45,8 @@ class TokenBudget:
         """Tokens in use by other tenants."""
 
     def vouch(self, tenant: str | None) -> None:
-        """Record that a gateway vouches for ``tenant``. Every client can use the public tenant."""
+        """Record that a gateway vouches for ``tenant``. The public tenant is excluded, since every
+        client can use it."""
         if tenant is None:
             return
         if tenant not in self._known:
@@ -74,7 +75,7 @@ class TokenBudget:
         return True
 
     def give_back(self, tenant: str | None, tokens: int) -> None:
-        """Return ``tokens`` of ``tenant`` to the budget."""
+        """Return ``tokens`` charged to ``tenant`` to the budget."""
         self.tokens -= tokens
         self._strangers -= tokens * (tenant not in self._known)
         left = self.by_tenant[tenant] - tokens
@@ -115,7 +116,7 @@ class Keeps:
         self.budget = TokenBudget(capacity_tokens, tenant_share, total_share)
         self.granted = 0
         self.refused = 0
-        """Paths not kept, or kept in part."""
+        """Number of paths that were not kept in full."""
         self._charges: dict[Leaf, tuple[str | None, int]] = {}
         self._ends: list[tuple[float, int, Leaf]] = []
         self._count = 0
@@ -178,7 +179,7 @@ class Keeps:
             del self._charges[leaf]
 
     def gone(self, leaf: Leaf) -> None:
-        """Release the charge of ``leaf``, which was removed from the tree."""
+        """Release the charge of ``leaf``, which is removed from the tree."""
         charge = self._charges.pop(leaf, None)
         if charge is not None:
             self.budget.give_back(*charge)

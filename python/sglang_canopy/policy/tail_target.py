@@ -36,14 +36,15 @@ class TailTarget:
         self._line: tuple[float, float] | None = None
         self._planned_line: tuple[float, float] | None = None
         self._own_targets = False
-        """Whether any leaf has its own target, which depends on the line alone."""
+        """Whether any leaf has its own target, for which only the line matters."""
         self._seen: deque[int] = deque()
         self._ordered: list[int] = []
         self._now = tokens
         self.tokens = tokens
         """The policy's threshold; ``None`` while unknown."""
         self.version = 0
-        """Incremented if ``tokens``, or the line of leaves' own targets, moves by over a tenth."""
+        """Incremented if ``tokens``, or the line of leaves' own targets, changes by more than a
+        tenth."""
 
     def observe(self, request: Request) -> None:
         """Update the target from a finished request: its TTFT model, and its uncached tokens."""

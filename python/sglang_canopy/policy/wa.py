@@ -1,12 +1,12 @@
-"""``wa``: evict the leaf that, judged by the workload's past, is least worth its space.
+"""``wa``: evict the leaf that is least worth its space, judged by past requests.
 
 Survival model (default): a leaf's rank is G_w(a), the reuse that its category ``w`` gains per
 second of space held from age ``a`` on (``reuse/survival.py``). With ``depth_weight`` it is
-multiplied by 1 + depth / s, what a token at the leaf's end costs to prefill
-(``reuse/depth_price.py``). Exponential model: the ATC 2025
-paper's tuple (ReuseProb_w(t, life), -offset); ``reuse/exponential.py`` has the formula and its two
-readings. The lowest rank is evicted first. With too few samples a category uses a coarser
-category's curve, then the global curve; without samples the order is LRU.
+multiplied by 1 + depth / s, the prefill cost of a token at the leaf's end
+(``reuse/depth_price.py``). Exponential model: the ATC 2025 paper's tuple (ReuseProb_w(t, life),
+-offset); ``reuse/exponential.py`` has the formula and its two readings. The lowest rank is evicted
+first. With too few samples a category uses a coarser category's curve, then the global curve;
+without samples the order is LRU.
 
 Clients' hints apply at once. A leaf of an ended conversation is evicted first. A leaf with a hinted
 return ranks s / (return_at - now) + (1 - s) G_w(a), with s the skill of such hints
@@ -116,7 +116,7 @@ class WorkloadAware(Policy):
         self._cells = Cells(config.model)
         self._over = EndQueue()
         self._returning: dict[Hashable, ReturnQueue] = {}
-        """Queues by speaker, since each speaker's hints have their own accuracy."""
+        """Queues by sender of the hints, since each sender has its own accuracy."""
         self._kept = EndQueue()
         self._ranked_version = 0
         self._depth_weight = _DEPTH_WEIGHTS[config.depth_weight]
@@ -182,8 +182,8 @@ class WorkloadAware(Policy):
     def _admit_hinted(self, leaf: Leaf, now: float) -> tuple[Hashable, ...]:
         """Queue a leaf if its hints are trusted outright.
 
-        Otherwise return the speaker's key if its "over" lowers the rank, by the share of such hints
-        that proved true, else ``()``.
+        Otherwise return ``(key,)`` of the sender if its "over" lowers the rank, by the share of
+        such hints that proved true; else ``()``.
         """
         hints, who = self.model.hints, speaker(leaf.tenant, leaf.source)
         if leaf.over and hints.over_trusted(who):
@@ -263,8 +263,8 @@ class WorkloadAware(Policy):
             self.admit(leaf, leaf.last_access)
 
     def _release(self, now: float) -> None:
-        """Rank normally the leaves whose keep or return has expired, or whose speaker is no longer
-        trusted."""
+        """Rank normally the leaves whose keep or return time has expired, or whose hints' sender is
+        no longer trusted."""
         while (entry := self._kept.oldest()) is not None and entry[0] <= now:
             self._readmit(entry[-1], now)
         for who, queue in list(self._returning.items()):

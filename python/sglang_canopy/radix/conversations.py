@@ -23,9 +23,9 @@ PARENT_KEPT_S = 60.0
 """Seconds that a parent's path stays on the device after each request or answer of a child, within
 the tenant's keep budget."""
 RENEWED_EVERY_S = 15.0
-"""Interval at which the keep is renewed during a long answer of the child."""
+"""Seconds between renewals of the keep during a long answer of the child."""
 CHILD_AT_MOST_S = 600.0
-"""Age at which a child's request is presumed aborted or no longer awaited."""
+"""Age at which a child's request is presumed aborted, or its parent to have stopped waiting."""
 CHILDREN_PER_TENANT, CHILDREN_IN_ALL = 64, 1024
 """Limits on tracked child requests; beyond them, parents are kept on arrival and answer only."""
 _MAX_ANCESTORS = 8
@@ -47,7 +47,7 @@ class End:
     """Conversation that waits for this one."""
 
     def left_by(self, path: list[int]) -> bool:
-        """Return whether a prompt shares this one's first block but does not extend it."""
+        """Return whether a prompt shares the first block of this one but does not extend it."""
         if self.first is None or not path or path[0] != self.first:
             return False
         return len(path) < self.blocks or path[self.blocks - 1] != self.last

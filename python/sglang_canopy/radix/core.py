@@ -74,7 +74,7 @@ class CanopyTreeCore(OffsetWalkCore):
         self.inserting: LiveRequest | None = None
         """The request whose KV is being inserted."""
         self.shortfall: Callable[[], int] | None = None
-        """Tokens missing for the allocation, while SGLang evicts for one."""
+        """Function: tokens that the allocation still lacks, while SGLang evicts for it."""
         super().__init__(params, components)
 
     def reset(self) -> None:
@@ -105,7 +105,7 @@ class CanopyTreeCore(OffsetWalkCore):
         self.evictable_device_leaves.readmit(node)
         self.evictable_host_leaves.readmit(node)
 
-    # ---- nodes are created, split and removed ----
+    # ---- creation, split and removal of nodes ----
 
     def _new_node(self, priority: int = 0) -> UnifiedTreeNode:
         node, now = UnifiedTreeCore._new_node(self, priority), self.clock.now
@@ -126,7 +126,7 @@ class CanopyTreeCore(OffsetWalkCore):
         head, action = super()._split_node(key, child, split_len)
         tail_leaf, head_leaf = child.canopy, head.canopy
         if tail_leaf.handover is not None and tail_leaf.handover.complete:
-            tail_leaf.handover.settle(tail_leaf)  # else its policy is still the one before
+            tail_leaf.handover.settle(tail_leaf)  # otherwise its policy is still the previous one
         head_leaf.become_head(tail_leaf, split_len)
         tail_leaf.offset += split_len
         tail_leaf.length = len(child.key)
@@ -151,7 +151,7 @@ class CanopyTreeCore(OffsetWalkCore):
         if len(self.components) > 1:  # windows and states are locked and evicted separately
             super()._update_evictable_leaf_sets(node)
             return
-        # The same, for full attention only.
+        # The same rule, for full attention only.
         data = node.component_data[BASE_COMPONENT_TYPE]
         device = host = False
         if data.lock_ref == 0 and node is not self.root_node:

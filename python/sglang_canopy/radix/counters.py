@@ -1,10 +1,10 @@
 """Counters of each tier's hits, insertions and evictions: plain integers, added at the event.
 
-Independent of Prometheus: the scheduler's thread pays an addition, and ``metrics.py`` reads the
-sums from its own thread. Counts are in tokens; one token is counted once for each tier it was in.
-The number of rows is bounded for any category names. While there is room, a tenant may have any
-number. Without room, a new name replaces an unused row, or a row of the tenant with the most rows
-if it has more than its share.
+Independent of Prometheus: the scheduler's thread pays for an addition, and ``metrics.py`` reads the
+sums from its own thread. Counts are in tokens; a token counts once for each tier that held it. The
+number of rows is bounded for any category names. While there is room, a tenant may have any number
+of rows. Without room, a new name replaces an unused row, or a row of the tenant with the most rows
+if that tenant exceeds its share.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ MAX_CATEGORIES = 32
 OTHER = "other"
 """Row of all categories without a row of their own."""
 TENANT_ROWS = MAX_CATEGORIES // 4
-"""Rows that a tenant may keep when others need one."""
+"""Rows that a tenant may keep when other tenants need one."""
 IDLE_REQUESTS = 10_000
 """A category's row may be replaced once this many requests were of other categories."""
 PAST = "(earlier categories)"
@@ -85,9 +85,10 @@ class TierRow:
     """The part of ``evicted`` that remains in the tier below."""
     residency: Residency = field(default_factory=Residency)
     hit_ages: list[int] = field(default_factory=lambda: [0] * (len(EDGES_S) + 1))
-    """Tokens used again, by seconds since their use before, in bins of ``EDGES_S``. Device only."""
+    """Tokens used again, by seconds since their previous use, in bins of ``EDGES_S``.
+    Device only."""
     idle_ages: list[int] = field(default_factory=lambda: [0] * (len(EDGES_S) + 1))
-    """Tokens that left, by seconds since their last use."""
+    """Evicted tokens, by seconds since their last use."""
 
 
 @dataclass(slots=True)
@@ -129,7 +130,7 @@ class Victims:
 
     def __init__(self) -> None:
         self.sum = (0, 0)
-        """Number of evictions, and the digest. One object, so that any thread reads a consistent
+        """Number of evictions, and the digest. One tuple, so that any thread reads a consistent
         pair."""
 
     def add(self, tier: int, offset: int, tokens: Sequence[int]) -> None:
@@ -162,9 +163,9 @@ class Counters:
         self.records_disagreed = 0
         """Compared reads whose records differed, apart from times of use."""
         self.refused = [0] * len(REFUSALS)
-        """Requests that ended without having been admitted, by reason. No other count has them."""
+        """Requests that ended without admission, by reason. They appear in no other count."""
         self.prompt_squares = self.hit_squares = 0
-        """Squares of the tokens of every prompt, and of its hits: attention grows with them."""
+        """Sums of squared prompt tokens, and of squared hits: attention grows with them."""
         self.victims = Victims()
         self.adapters: dict[str, AdapterRow] = {}
         self._rows: dict[str, Row] = {}
@@ -201,7 +202,7 @@ class Counters:
         tier."""
         row = self.row(label, tenant)
         if row.category == OTHER:
-            row = self._new_label(label, tenant)  # there may be room by now
+            row = self._new_label(label, tenant)  # a row may have become free
         self._served += 1
         row.used = self._served
         row.requests += 1
@@ -254,7 +255,8 @@ class Counters:
         row.idle_ages[bisect_left(EDGES_S, idle_s)] += tokens
 
     def used_again(self, label: str, tokens: int, age_s: float, tenant: str | None) -> None:
-        """A request found ``tokens`` on the device, ``age_s`` after their use before."""
+        """Record that a request found ``tokens`` on the device, ``age_s`` after their
+        previous use."""
         ages = self.row(label, tenant).tiers[DEVICE].hit_ages
         ages[bisect_left(EDGES_S, age_s)] += tokens
 

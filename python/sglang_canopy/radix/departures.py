@@ -1,9 +1,10 @@
 """Causes of missed prompt tokens, from the history of each block of earlier prompts.
 
-One bounded map holds the latest fact of a block: the request that computes it, or its departure from the
-tiers. Departures enter where nodes are evicted (``Traffic.left``). A request is looked up when it is
-admitted, in the state in which SGLang matched it. Only stamps, paths and tree operations count, so all
-tensor-parallel ranks agree, with one exception: each rank asks its own disk whether it holds a page.
+A bounded map holds the latest fact of each block: the request that computes it, or its eviction
+from the tiers. Evictions are reported by ``Traffic.left``. A request is looked up when it is
+admitted, in the state in which SGLang matched it. Only stamps, paths and tree operations are used,
+so all tensor-parallel ranks agree, with one exception: each rank asks its own disk whether it holds
+a page.
 """
 
 from __future__ import annotations
@@ -45,19 +46,20 @@ if TYPE_CHECKING:
     from sglang_canopy.radix.live_request import LiveRequest, NodeLeaf
 
 TIMES_THE_CACHE = 4
-"""Blocks that are remembered, relative to the blocks that device and host hold."""
+"""Number of remembered blocks, as a multiple of the blocks in device and host."""
 LEAST_BLOCKS = 4096
 MOST_BLOCKS = 1 << 18
-"""Most entries of the map, about 120 bytes each; with more, blocks are sampled by number."""
+"""Maximum entries of the map, about 120 bytes each. Beyond it, blocks are sampled by number."""
 MOST_TOKENS_PER_S = 1e6
-"""Load, in prompt tokens a second, that halves the sample."""
+"""Load, in prompt tokens per second, above which the sample is halved."""
 CALM = 0.25
-"""Share of that load below which the sample doubles again."""
+"""Share of that load below which the sample is doubled again."""
 RECORDED_S = 3600.0
-"""Twice the sample is read once the map holds nothing older, or after this time."""
+"""Maximum seconds before the doubled sample is used; it is used earlier if the map holds nothing
+older."""
 MOST_ONE_IN = 64
 MOST_PENDING = 1024
-"""Departures that wait to be recorded."""
+"""Maximum evictions waiting to be recorded."""
 _WINDOW_S = 10.0
 _NEW, _IN_FLIGHT, _PARTIAL = (NEVER_SEEN, NO_TIER), (IN_FLIGHT, NO_TIER), (PARTIAL_PAGE, NO_TIER)
 
@@ -74,11 +76,12 @@ class Departures:
         self.block_tokens, self.page_tokens = block_tokens, page_tokens
         self.missed = Missed()
         self.one_in = 1
-        """One block in this many is remembered; the others share its causes."""
+        """One block in this many is remembered; the causes of the rest are inferred from it."""
         self._finer_since: tuple[int, float] | None = None
-        """Turn of the map and time since which twice the sample is recorded, before it is read."""
+        """Turn of the map, and time, since which the doubled sample has been recorded but not yet
+        used."""
         self.corrected_tokens = 0
-        """Tokens whose cause was not known at admission, or that were not missed after all."""
+        """Tokens whose cause at admission was wrong or unknown."""
         self._live, self._disk = live, disk
         self._pending: list[tuple[Decision, Sequence[int], str | None]] = []
         self._blocks = BlockMap(LEAST_BLOCKS)
@@ -87,29 +90,29 @@ class Departures:
         self._last: Key = _NEW
         self._window = (0.0, 0)
         self._namespaces: set[Hashable] = set()
-        """The first two."""
+        """The first two namespaces."""
         self._plain = BlockMap(LEAST_BLOCKS)
-        """Blocks hashed without their namespace, each with the visit of its first."""
+        """Blocks hashed without a namespace, each with the visit that first computed it."""
 
     @property
     def _capacity(self) -> int:
-        """Tokens that device and host hold."""
+        """Token capacity of device and host."""
         return self._live.device_tokens + self._live.host_tokens
 
-    # ---- nodes leave ----
+    # ---- evicted nodes ----
 
     def left(self, decision: Decision, path: Sequence[int], page: str | None) -> None:
-        """Tokens left a tier, and no other tier of the tree has them.
+        """Record tokens that left a tier and are in no other tier of the tree.
 
-        ``path``: block hashes of the path that they are of. ``page``: the name of their last page on the
-        disk, if it was written there. What follows is done when the next request is admitted.
+        ``path``: block hashes of their path. ``page``: the name of their last page, if it was
+        written to the disk. The record is processed when the next request is admitted.
         """
         self._pending.append((decision, path, page))
         if len(self._pending) > MOST_PENDING:
             self._settle()
 
     def flushed(self, leaf: NodeLeaf, tokens: int, now: float, page: str | None) -> None:
-        """The tree is emptied while it holds ``leaf``; ``page`` as in ``left``."""
+        """Record that the tree is emptied while it holds ``leaf``; ``page`` as in ``left``."""
         self._settle()
         decision = Decision(
             now, DEVICE, leaf.tenant, leaf.conversation, leaf.category, leaf.offset, tokens, 0, "",
@@ -119,7 +122,7 @@ class Departures:
         self._depart(decision, leaf.path, cause, tier, page)
 
     def _settle(self) -> None:
-        """Record what left since the last request was admitted."""
+        """Process the evictions since the last admitted request."""
         below = (HOST if self._live.host_tokens else None, DISK if self._disk.active else None)
         for decision, path, page in self._pending:
             tier = decision.tier
@@ -144,18 +147,18 @@ class Departures:
             fact = Left(decision, cause, tier, last, self._evicted_tokens, page)
             self._blocks.put(blocks, fact)
 
-    # ---- requests are admitted, write and end ----
+    # ---- admission, writes and end of requests ----
 
     @timed_method
     def classify_misses(
         self, request: LiveRequest, cached: int, late_host: int = 0,
         tokens: Sequence[int] = (), namespace: Hashable = None,
     ) -> None:  # fmt: skip
-        """``request`` found ``cached`` of its prompt tokens and computes the rest.
+        """Record that ``request`` found ``cached`` of its prompt tokens and computes the rest.
 
-        ``late_host``: tokens behind them that the host holds and that are not loaded. ``tokens``: the
-        prompt, to recognise it in other namespaces; ``namespace``: its own. That is free on a server
-        with one namespace, and skipped while blocks are sampled.
+        ``late_host``: the following tokens that the host holds but does not load. ``tokens``: the
+        prompt, to recognise it in other namespaces; ``namespace``: its own. The check of namespaces
+        costs nothing on a server with one namespace, and is skipped while blocks are sampled.
         """
         if self._pending:
             self._settle()
@@ -199,10 +202,11 @@ class Departures:
             if at > begin:
                 found.charge(key, known, at - begin)
             if at < full * size:
-                # The first request with a block is the first one with the blocks behind it, too.
+                # The first request with a block is also the first with all following blocks.
                 key = _NEW
         if at < prompt:
-            # Tokens behind the last whole block: as new as that block, else part of no whole page.
+            # Tokens after the last whole block are as new as that block, or belong to no whole
+            # page.
             as_before = key in (_NEW, _IN_FLIGHT)
             found.add(key if as_before else _PARTIAL, prompt - at)
         self._last = key or self._last
@@ -214,8 +218,8 @@ class Departures:
     def _classify_sample(
         self, found: Misses, blocks: Sequence[int], first: int, at: int, prompt: int
     ) -> Key | None:
-        """Add the causes of ``blocks``, of which one in ``one_in`` is known: the others share the next
-        one's, or the last one's. Returns the last cause."""
+        """Add the causes of ``blocks``, with one in ``one_in`` known. The others get the cause of
+        the next known block, or of the last. Returns the last cause."""
         size, pending, key = self.block_tokens, 0, None
         for end, block in enumerate(blocks, first + 1):
             tokens = end * size - at
@@ -232,7 +236,7 @@ class Departures:
         return key
 
     def _cause(self, fact: Visit | Left | None, end: int, prompt: int) -> Key:
-        """The cause of a missed block that ends after ``end`` tokens."""
+        """Return the cause of a missed block that ends after ``end`` tokens."""
         if fact is None:
             return _NEW
         if type(fact) is Left:
@@ -248,13 +252,13 @@ class Departures:
             if end - fact.written >= self.page_tokens + self.block_tokens:
                 return NOT_WRITTEN, tier_name(DEVICE)
             return _PARTIAL
-        # The last token is always computed, and with it its page.
+        # The last token is always computed, together with its page.
         if end > (prompt - 1) // self.page_tokens * self.page_tokens:
             return _PARTIAL
         return UNKNOWN, NO_TIER
 
     def _elsewhere(self, request: LiveRequest, found: Misses, tokens: Sequence[int]) -> None:
-        """Charge new tokens that another namespace has to ``OTHER_NAMESPACE``."""
+        """Charge new tokens that are cached in another namespace to ``OTHER_NAMESPACE``."""
         key = _NEW
         size, chain, seen = self.block_tokens, 0, 0
         raw = memoryview(array("q", tokens)).cast("B")
@@ -272,14 +276,15 @@ class Departures:
             found.add((OTHER_NAMESPACE, NO_TIER), moved)
 
     def written(self, request: LiveRequest, tokens: int) -> None:
-        """The first ``tokens`` of the path of ``request`` are in the tree."""
+        """Record that the first ``tokens`` of the path of ``request`` are in the tree."""
         misses = request.misses
         if misses is not None and tokens > misses.visit.written:
             misses.visit.written = tokens
 
     @timed_method
     def count_misses(self, request: LiveRequest, hits: int) -> None:
-        """``request`` ended; ``hits``: its prompt tokens that some tier had, as they are counted."""
+        """Record the end of ``request``; ``hits``: its prompt tokens found in any tier,
+        as counted."""
         misses, request.misses = request.misses, None
         if misses is None:
             misses = Misses(hits)
@@ -306,16 +311,16 @@ class Departures:
 
     @property
     def _recorded(self) -> int:
-        """One block in this many is recorded."""
+        """Return ``n`` if one block in ``n`` is recorded."""
         return self.one_in if self._finer_since is None else self.one_in // 2
 
     def _sampled(self, blocks: Sequence[int]) -> list[int]:
-        """Return those of ``blocks`` that are recorded."""
+        """Return the recorded subset of ``blocks``."""
         one_in = self._recorded
         return [block for block in blocks if not block_number(block) % one_in]
 
     def _limit(self, request: LiveRequest) -> None:
-        """Adapt the size of the map to the cache, and the sample to size and load."""
+        """Adapt the map's size to the cache, and the sample to the map's size and the load."""
         begin, tokens = self._window
         if request.time - begin < _WINDOW_S:
             self._window = begin, tokens + request.prompt_tokens

@@ -16,7 +16,7 @@ class DiskTier(Protocol):
     """The tier that stores pages; all calls come from the scheduler's thread."""
 
     active: bool
-    """Whether the storage backend takes metadata with its pages.
+    """Whether the storage backend accepts metadata with its pages.
 
     If not, the tree core skips ``node_used``, ``request_finished`` and ``unwritten_ancestors``.
     """
@@ -31,7 +31,7 @@ class DiskTier(Protocol):
         """Handle a completed request, whose path is in the tree."""
 
     def node_used(self, node: UnifiedTreeNode) -> None:
-        """Note that a finished request used ``node``."""
+        """Record that a finished request used ``node``."""
 
     def before_write(self, node: UnifiedTreeNode) -> None:
         """Prepare a write of ``node``'s pages by SGLang."""
@@ -44,21 +44,22 @@ class DiskTier(Protocol):
         """Return the nodes above ``node`` to write before it, shallowest first."""
 
     def holds(self, page: str) -> bool:
-        """Whether this rank's disk has a page now."""
+        """Return whether this rank's disk has a page now."""
 
     def pages_read(self, node_id: int | None, hashes: Sequence[str]) -> None:
-        """Note that pages ``hashes`` were read; ``node_id``: the deepest node that now holds
+        """Record that the pages ``hashes`` were read; ``node_id``: the deepest node that now holds
         them."""
 
     def tree_reset(self) -> None:
         """Handle a reset of the tree. Stored pages remain."""
 
     def drain(self, seconds: float) -> None:
-        """Write what only memory holds, for at most ``seconds``, and stop using the host's memory."""
+        """Write the pages that only memory holds, for at most ``seconds``, and stop using the
+        host's memory."""
 
 
 class NoDiskTier:
-    """No tier below the host, or none of Canopy's."""
+    """No tier below the host, or a tier that is not Canopy's."""
 
     active = False
 

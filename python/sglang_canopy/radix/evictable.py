@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
 MAX_CHILDREN_READ = 16_384
-"""Children read in all by one call of ``lowest_ranked``."""
+"""Maximum children that one call of ``lowest_ranked`` reads."""
 
 
 class EvictableLeaves(set):
@@ -61,7 +61,7 @@ class EvictableLeaves(set):
         self._set_aside: dict[UnifiedTreeNode, None] = {}
         self._handover: Handover | None = None
         self._retired: list[Policy] = []
-        """Policies that rank no more and still hold leaves."""
+        """Policies that no longer rank but still hold leaves."""
 
     def add(self, node: UnifiedTreeNode) -> None:
         if node not in self:
@@ -114,7 +114,8 @@ class EvictableLeaves(set):
 
     @property
     def next_policy(self) -> Policy:
-        """The policy that will rank these leaves after the handover, or ranks them now."""
+        """Return the policy that will rank these leaves after the handover, or that ranks
+        them now."""
         return self.policy if self._handover is None else self._handover.policy
 
     @property
@@ -123,15 +124,18 @@ class EvictableLeaves(set):
         return self._handover is not None or bool(self._retired)
 
     def begin_handover(self, policy: Policy, nodes: Iterable[UnifiedTreeNode]) -> None:
-        """Let ``policy`` rank these leaves as soon as ``hand_over`` has passed on all of ``nodes``,
-        the nodes of the tree. Replaces a handover that is not finished."""
+        """Start a handover to ``policy``, which ranks once ``hand_over`` has passed all of
+        ``nodes``, the nodes of the tree.
+
+        Replaces an unfinished handover.
+        """
         if self.next_policy is not self.policy:
             self._retired.append(self.next_policy)
         self._handover = Handover(policy, nodes, self.clock.now)
 
     def hand_over(self, count: int) -> bool:
-        """Pass on the next ``count`` nodes; after the last, settle leaves and release the policy
-        before, ``count`` leaves a call. Returns whether the policy has changed."""
+        """Pass the next ``count`` nodes. After the last, settle leaves and release the previous
+        policy, ``count`` leaves per call. Returns whether the policy has changed."""
         handover = self._handover
         if handover is None or handover.complete:
             self._clean_up(count)
@@ -223,7 +227,7 @@ class EvictableLeaves(set):
         return [(leaf.node, keep) for leaf, keep in victims]  # type: ignore[attr-defined]
 
     def _ready(self, node: UnifiedTreeNode, since: float) -> NodeLeaf:
-        """Return ``node``'s leaf, prepared for the policy, which first sees it at ``since``."""
+        """Return ``node``'s leaf, prepared for the policy, which receives it as of ``since``."""
         leaf = node.canopy
         set_offsets(node)
         if leaf.hits == 0:
@@ -244,6 +248,6 @@ def _inherit_from_parent(leaf: NodeLeaf, node: UnifiedTreeNode, now: float) -> N
     if parent is not None and parent.canopy.hits:
         protection = leaf.awaited_until, leaf.keep_until
         leaf.inherit(parent.canopy)
-        leaf.awaited_until, leaf.keep_until = protection  # granted for the parent alone
+        leaf.awaited_until, leaf.keep_until = protection  # granted to the parent alone
     leaf.hits = 1
     leaf.created = leaf.last_access = now

@@ -1,4 +1,4 @@
-"""Exchange the policies of a tree in use. No KV is moved or evicted for it."""
+"""Exchange the policies of a tree in use. No KV is moved or evicted."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from sglang_canopy.whatif.meter import Meter
 logger = logging.getLogger(__name__)
 
 FALLBACK = PolicyChange(PolicyChoice("canopy-lru"))
-"""Policy of a server whose own policy is behind the floor."""
+"""Policy of a server whose own policy is below the floor."""
 MAX_CHANGES = 16
 SLICE_NODES = 512
 """Nodes passed to the new policies per arrival, in each tier: about two milliseconds.
 
-A count, so that every rank changes its order at the same request.
+A count instead of a time, so that every rank changes its order at the same request.
 """
 
 
@@ -43,11 +43,12 @@ class Changed:
 
 
 class Exchange:
-    """The exchanges of one tree. Call it between two requests, the same two on every rank.
+    """The exchanges of one tree. Call its methods between two requests, at the same point on every
+    rank.
 
-    New policies learn from the exchange on. They rank once they have received every leaf, a slice
-    at each arrival; until then the policies before them rank (``LiveCache.device_policy``). The
-    memory of the policies before them is then released, a slice at each arrival.
+    New policies learn from the start of the exchange. They rank once they have received every leaf,
+    a slice per arrival; until then the previous policies rank (``LiveCache.device_policy``). The
+    memory of the previous policies is then released, a slice per arrival.
     """
 
     def __init__(self, tree: Tree) -> None:
@@ -59,22 +60,22 @@ class Exchange:
         self._retired: dict[str, Mapping[str, Any]] = {}
         """State of policies that no longer learn, by name."""
         self._wanted: PolicyChange | None = None
-        """The requested change, while LRU ranks in its place."""
+        """The requested change, while LRU ranks instead."""
 
     def apply(self, change: PolicyChange, why: str) -> None:
         """Start to replace the policies of both tiers by those of ``change``.
 
-        If none of them learns, the previous learning policies continue to learn and to label, so
-        that their labels are on the nodes if they return. A new policy that learns continues with
-        the model of an equal one; otherwise it starts from the meter's arm of its name, or from the
-        state of its last run. Raises ``CanopyError`` for a bad configuration.
+        If none of the new policies learns, the previous learning policies continue to learn and to
+        label, so that nodes have their labels if they return. A new policy that learns continues
+        with the model of an equal policy. Otherwise it starts from the meter's arm of its name, or
+        from the state of its last run. Raises ``CanopyError`` for an invalid configuration.
         """
         self._exchange(change, why)
         self._wanted = None
 
     def advance(self) -> None:
-        """Pass one slice of leaves to the new policies, or release one of the old. Call at every
-        arrival while ``handing_over``."""
+        """Pass one slice of leaves to the new policies, or release a slice of the old ones. Call it
+        at every arrival while ``handing_over``."""
         device, host = self.tree.evictable_device_leaves, self.tree.evictable_host_leaves
         if device.hand_over(SLICE_NODES):
             self.tree.live.device_policy = device.policy
@@ -90,13 +91,13 @@ class Exchange:
         self.handing_over = False
 
     def keep_the_floor(self, meter: Meter) -> None:
-        """Replace a policy that is too far behind LRU by LRU, and restore it once it would be
+        """Replace a policy that is too far behind LRU with LRU, and restore it once it would be
         ahead."""
         live = self.tree.live
         if not live.keeps_floor or meter.keeper == live.running:
             return
         if policy_class(live.running).takes_tail_target:
-            return  # a policy for the tail trades hits for it
+            return  # a policy for the tail accepts fewer hits
         wanted = self._wanted
         if wanted is None:
             options = options_of(self.tree.evictable_device_leaves.next_policy)
@@ -133,7 +134,7 @@ class Exchange:
         """Return the policies of the device and the host, and the learning policies, device
         first."""
         before = self.tree.live.learners
-        for policy in reversed(before):  # the device's state is written last, and so remains
+        for policy in reversed(before):  # the device's state is saved last, so that it remains
             if state := policy.state():
                 self._retired[policy.name] = state
         device, host = new.device_policy, new.host_policy

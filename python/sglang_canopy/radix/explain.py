@@ -24,7 +24,7 @@ LOOKED_AHEAD_TOKENS = 1 << 16
 LOOKED_AHEAD_LEAVES = 256
 """Victims read ahead, in tokens and in leaves, once for all tenants.
 
-Counts, not times: every rank must read the same ones.
+Counts instead of times: every rank must read the same victims.
 """
 
 

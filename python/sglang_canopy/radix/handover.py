@@ -1,4 +1,4 @@
-"""Handover of a tier's leaves to another policy in slices, while the present policy still ranks
+"""Handover of a tier's leaves to another policy in slices, while the current policy still ranks
 them.
 
 Ranking 50,000 leaves again takes hundreds of milliseconds, in which no request could be scheduled.
@@ -20,10 +20,10 @@ _SLOT = vars(NodeLeaf.__mro__[1])["slot"]
 
 
 class PassedLeaf(NodeLeaf):
-    """A ``NodeLeaf`` of which two policies have a view; it is given this class and loses it again.
+    """A ``NodeLeaf`` with views of two policies; a leaf has this class only during a handover.
 
-    ``slot`` is the view of the present policy until the handover is complete, then that of the new
-    policy. A complete handover settles each leaf in a slice or at the first use of ``slot``.
+    ``slot`` is the current policy's view until the handover is complete, then the new policy's. A
+    complete handover settles each leaf in a slice or at the first use of ``slot``.
     """
 
     __slots__ = ()
@@ -51,7 +51,7 @@ class PassedLeaf(NodeLeaf):
 class Handover:
     """Fills ``policy``, which has no leaves yet.
 
-    ``nodes``: the nodes that the present policy may rank, each once. Leaves that the present policy
+    ``nodes``: the nodes that the current policy may rank, each once. Leaves that the current policy
     admits or drops in the meantime are reported here too. The new policy's view of a leaf is
     ``next_slot``; it is in ``slot`` only during a call of the new policy.
     """
@@ -59,10 +59,11 @@ class Handover:
     def __init__(self, policy: Policy, nodes: Iterable[UnifiedTreeNode], now: float) -> None:
         self.policy = policy
         self.complete = False
-        """Whether all leaves have passed: the new policy ranks."""
+        """Whether all leaves have been passed, so that the new policy ranks."""
         self._nodes = iter(nodes)
         self._passed: list[NodeLeaf] = []
-        # A policy without leaves adopts its present fit here; later it would rank all leaves again.
+        # Without leaves, a policy adopts its latest fit at once; later it would rank all leaves
+        # again.
         policy.victim(now)
 
     def slice(self, count: int) -> list[UnifiedTreeNode]:
@@ -70,7 +71,7 @@ class Handover:
         return list(islice(self._nodes, count))
 
     def admit(self, leaf: NodeLeaf, now: float) -> None:
-        """Rank ``leaf`` by the new policy, unless it does so already."""
+        """Rank ``leaf`` by the new policy, unless it already does."""
         if self.complete or leaf.handover is self:
             return
         if leaf.handover is not None:
@@ -81,7 +82,7 @@ class Handover:
         self._call(self.policy.admit, leaf, now)
 
     def drop(self, leaf: NodeLeaf) -> None:
-        """The present policy dropped ``leaf``."""
+        """Handle a drop of ``leaf`` by the current policy."""
         if leaf.handover is None:
             return
         if leaf.handover is self and not self.complete:
@@ -89,13 +90,13 @@ class Handover:
         leaf.handover.settle(leaf)
 
     def split(self, leaf: NodeLeaf, head: NodeLeaf) -> None:
-        """``head`` now holds the first tokens of ``leaf``."""
+        """Handle a split: ``head`` now holds the first tokens of ``leaf``."""
         if leaf.handover is self and not self.complete:
             self._call(self.policy.split, leaf, head)
 
     def settle(self, leaf: NodeLeaf) -> None:
-        """Make a passed leaf an ordinary one again; after a complete handover with the new policy's
-        view of it."""
+        """Turn a passed leaf back into an ordinary leaf, with the new policy's view after a
+        complete handover."""
         view, leaf.next_slot, leaf.handover = leaf.next_slot, None, None
         leaf.__class__ = NodeLeaf
         if self.complete:

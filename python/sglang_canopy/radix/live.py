@@ -27,7 +27,7 @@ from sglang_canopy.reuse.depth_price import UNKNOWN, moved
 from sglang_canopy.whatif.meter import Meter
 
 ReadProfile = Callable[[str], Any]
-"""From a profile's path to its JSON; ``None`` if no run has saved it yet."""
+"""Reads the JSON data of a profile's path; ``None`` if no run has saved it yet."""
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class LiveCache:
     """The policies and settings of one live tree."""
 
     running: str
-    """The device policy's name, as ``--radix-eviction`` takes it."""
+    """The device policy's name, as in ``--radix-eviction``."""
     started: PolicyChoice
     """The policy that the server started with, which the disk tier keeps."""
     settings: TreeSettings
@@ -60,7 +60,8 @@ class LiveCache:
     depth_scale: float = UNKNOWN
     """Measured depth scale in tokens (``reuse/depth_price.py``), equal on all ranks."""
     keeps_floor: bool = True
-    """Whether ``canopy-lru`` ranks while the policy is behind it (``whatif/floor.py``)."""
+    """Whether ``canopy-lru`` replaces the policy while the policy is behind it
+    (``whatif/floor.py``)."""
     free_tokens: Callable[[], int] = int
     """Free tokens of the device now."""
     device_tokens: int = 0
@@ -69,7 +70,7 @@ class LiveCache:
     """Builds the tier below the host from the tree core."""
 
     def measured(self, depth_scale: float) -> None:
-        """Use a measured depth scale if it has moved far. Call it with equal values at the same
+        """Use a measured depth scale if it differs enough. Call it with equal values at the same
         request on every rank."""
         before, self.depth_scale = self.depth_scale, moved(self.depth_scale, depth_scale)
         if self.depth_scale == before:
@@ -80,7 +81,8 @@ class LiveCache:
 
     @property
     def learner(self) -> Policy:
-        """The policy whose state is saved; it learns on while one that does not learn ranks."""
+        """The policy whose state is saved. It keeps learning while a policy that does not learn
+        ranks."""
         return self.learners[0] if self.learners else self.device_policy
 
     def price_by_depth(self, *policies: Policy) -> None:
@@ -94,7 +96,7 @@ def live_cache(
     tiers: TierOptions | None = None,
     read_profile: ReadProfile = saved_curves.read,
 ) -> LiveCache:
-    """Build the policies of both tiers. Raises ``CanopyError`` for a bad configuration."""
+    """Build the policies of both tiers. Raises ``CanopyError`` for an invalid configuration."""
     tiers = tiers or TierOptions()
     settings, options = split_config(policy, config)
     try:
@@ -110,8 +112,8 @@ def live_cache(
     disk = (
         device if tiers.disk is None else _policy(tiers.disk.name, tiers.disk.config, read_profile)
     )
-    # The disk's own policy is in another thread: an equal one here makes its labels if neither of
-    # the two above learns.
+    # The disk's own policy runs in another thread. If neither tier above learns, an equal policy
+    # here makes its labels.
     learners = [tier for tier in (device, host) if tier.learns] or [disk] * disk.learns
     disk_options = {key: value for key, value in options.items() if key != "profile"}
     return LiveCache(

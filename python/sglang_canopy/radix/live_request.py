@@ -1,6 +1,6 @@
 """The policies' records of SGLang's objects: ``req.canopy`` and ``node.canopy``.
 
-A record of a request is equal on every tensor-parallel rank: the arrival stamp travels with the
+A request's record is equal on every tensor-parallel rank: the arrival stamp travels with the
 request, and block hashes depend only on tokens and salts.
 """
 
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 _ABORTED = "FINISH_ABORT"
 UNSTAMPED_S = 0.001
-"""Seconds between a request without a stamp and the one before.
+"""Seconds between a request without a stamp and the previous request.
 
-It keeps the order, equal on every rank, although no time passes.
+This keeps the order, equal on every rank, although no time passes.
 """
 
 
 class RequestClock:
-    """The largest arrival stamp so far, in seconds: the present time for eviction and the tiers.
+    """The largest arrival stamp so far, in seconds: the current time for eviction and the tiers.
 
     It advances only with requests, so that every rank reads the same time at the same request.
     """
@@ -48,7 +48,7 @@ class RequestClock:
         self.now = 0.0
 
     def advance(self, time: float) -> float:
-        """Advance to the stamp ``time``, never back. Returns the present time."""
+        """Advance to the stamp ``time``, never backwards. Returns the current time."""
         if time > self.now:  # faster than ``max``
             self.now = time
         return self.now
@@ -71,7 +71,7 @@ class LiveRequest(Request):
     pin_s: float | None = None
     """Time to pin the request's path on disk, in seconds."""
     parent: str | None = None
-    """The conversation that waits for this one, of the same tenant."""
+    """Conversation of the same tenant that waits for this one."""
     linear: bool = False
     """Whether one conversation has this name: each request extends or abandons the previous one."""
     left: UnifiedTreeNode | None = None
@@ -85,7 +85,7 @@ class LiveRequest(Request):
     group: tuple[float, int] | None = None
     """Equal for the parallel samples (n > 1) of one prompt and their warm-up; else ``None``."""
     samples: int = 0
-    """Samples that follow this request, if it is their warm-up."""
+    """Number of samples that follow this request, if it is their warm-up."""
     first: LiveRequest | None = None
     """The warm-up, if this request is a sample of it."""
     session: Any = None
@@ -97,7 +97,7 @@ class LiveRequest(Request):
 def live_request(req: Req, now: float, block_tokens: int) -> LiveRequest:
     """Return the policies' view of ``req``.
 
-    ``now``: time of the request before, in seconds, for a request without a stamp.
+    ``now``: time of the previous request, in seconds, for a request without a stamp.
     ``block_tokens``: tokens per block of ``path``.
     """
     params = own_params(req)
@@ -166,7 +166,7 @@ def extend_path(request: LiveRequest, tokens: Sequence[int]) -> None:
     """Append the chained hashes of the full blocks of ``tokens`` to ``request.path``."""
     data = memoryview(array("q", tokens)).cast("B")
     width = 8 * request.block_tokens
-    chain, path = request.hash, cast("list[int]", request.path)  # as the policies see it
+    chain, path = request.hash, cast("list[int]", request.path)  # the path as the policies see it
     for start in range(0, len(data) - width + 1, width):
         chain = xxhash.xxh3_64_intdigest(data[start : start + width], seed=chain)
         path.append(chain)
@@ -209,7 +209,7 @@ class NodeLeaf(Leaf):
 
     node: UnifiedTreeNode = field(kw_only=True)
     device_since: float = 0.0
-    """The requests' clock when the tokens entered the device; ``host_since``: the host."""
+    """Time on the requests' clock when the tokens entered the device; ``host_since``: the host."""
     host_since: float = 0.0
     eviction_reason: int = CAPACITY
     """Reason of this node's eviction (``counters.REASONS``)."""
@@ -231,7 +231,7 @@ class NodeLeaf(Leaf):
     on_disk: bool = False
     """Whether these pages were written to the disk tier, or read from it."""
     disk_round: int = 0
-    """The round (``disk_retry``) in which these pages were last written to disk, or read."""
+    """Round of ``disk_retry`` in which these pages were last written to disk or read."""
     disk_written_at: float = float("-inf")
     """The requests' clock at the last write to disk; ``-inf`` if unknown."""
     reported_at: float = float("-inf")
@@ -249,7 +249,7 @@ class NodeLeaf(Leaf):
             self.disk_round, self.disk_written_at = other.disk_round, other.disk_written_at
 
     def become_head(self, tail: NodeLeaf, tokens: int) -> None:
-        """Initialise this new parent node, which holds the first ``tokens`` of ``tail``'s."""
+        """Initialise this new parent node, which holds the first ``tokens`` of ``tail``."""
         self.inherit(tail)
         self.request_number = tail.request_number
         self.device_since, self.host_since = tail.device_since, tail.host_since
@@ -259,8 +259,8 @@ class NodeLeaf(Leaf):
     def set_retention(self, request: LiveRequest) -> None:
         """Apply the TTL and pin that a request asks for, if any.
 
-        In a node that other conversations share, the longest TTL wins, and a request without a TTL
-        restores the group's. A pin is never shortened.
+        In a node shared with other conversations, the longest TTL wins, and a request without a TTL
+        restores the group's TTL. A pin is never shortened.
         """
         ttl_s = request.ttl_s
         if self.shared and ttl_s is not None:
@@ -279,7 +279,7 @@ class NodeLeaf(Leaf):
 
 
 def set_offsets(node: UnifiedTreeNode) -> None:
-    """Set offset and length of ``node`` and of every ancestor not measured yet."""
+    """Set offset and length of ``node`` and of every ancestor without them."""
     if node.canopy.length == len(node.key):
         return
     path = []

@@ -30,22 +30,25 @@ from sglang_canopy.radix.counters import DEVICE, DISK, EDGES_S, HOST, TIERS
     "partial_page",
     "unknown",
 )
-"""Why a prompt token was computed. ``never_seen``: no request had it here. ``evicted``: it left ``tier``,
-the last that held it. ``not_written``: it left the tier above before ``tier`` had a copy, or its request
-ended before it was cached. ``late``: ``tier`` held it and did not deliver it. ``in_flight``: a running
-request was computing it. ``other_namespace``: never seen, but cached for another tenant or adapter.
-``flushed``: the cache was emptied. ``partial_page``: only whole pages are cached, and the last token is
-always computed. ``unknown``: none of these; a lookup that could not end there (windows, states), or a
-record that was dropped."""
+"""Causes for which a prompt token was computed.
+
+``never_seen``: no earlier request had it here. ``evicted``: it left ``tier``, the last that held
+it. ``not_written``: it left the tier above before ``tier`` had a copy, or its request ended before
+it was cached. ``late``: ``tier`` held it and did not deliver it. ``in_flight``: a running request
+was computing it. ``other_namespace``: never seen, but cached for another tenant or adapter.
+``flushed``: the cache was emptied. ``partial_page``: only whole pages are cached, and the last
+token is always computed. ``unknown``: none of these, such as a lookup that could not end there
+(windows, states), or a dropped record.
+"""
 
 NO_TIER = "none"
 """Tier of causes without a tier."""
 WITH_MEMORY = (1.25, 1.5, 2.0, 4.0)
 """Relative cache sizes with an estimate of their hits."""
 MAX_TENANTS = 64
-"""Maximum tenants with sums of their own; the sums of the least recent are dropped."""
+"""Maximum tenants with separate sums; the sums of the least recent are dropped."""
 MAX_PAIRS = 256
-"""Pairs of categories (evicted, evicted for) that are counted; later pairs count as ``other``."""
+"""Maximum counted pairs of categories (evicted, evicted for); further pairs count as ``other``."""
 
 Key = tuple[str, str]
 """Cause and tier."""
@@ -75,22 +78,22 @@ class Decision(NamedTuple):
 
 
 class Left(NamedTuple):
-    """A stretch of tokens that left its last tier, or all tiers but the disk."""
+    """A run of tokens that left its last tier, or all tiers except the disk."""
 
     decision: Decision
     cause: str
     """``EVICTED``, ``NOT_WRITTEN``, ``FLUSHED``, or ``LATE`` if the disk has it."""
     tier: int
     evicted_for: str
-    """Category of the request that was admitted last."""
+    """Category of the most recently admitted request."""
     evicted_before: int
-    """Tokens evicted before it, in all."""
+    """Total tokens evicted before it."""
     page: str | None = None
     """Name of its last page on the disk."""
 
 
 class Missed:
-    """Filled by the scheduler's thread; ``stats`` may be called by any."""
+    """Sums of misses. The scheduler's thread fills it; any thread may call ``stats``."""
 
     def __init__(self) -> None:
         self.sums: Counter[Key] = Counter()
@@ -103,7 +106,7 @@ class Missed:
         self._tenants: dict[str | None, Counter[Key]] = {}
 
     def add(self, sums: Sums, tenant: str | None) -> None:
-        """A request of ``tenant`` ended with these misses."""
+        """Add the misses of a finished request of ``tenant``."""
         mine = self._tenants.pop(tenant, None)
         if mine is None:
             mine = Counter()
@@ -116,7 +119,8 @@ class Missed:
             mine[key] += tokens
 
     def add_evicted(self, left: Left, tokens: int, now: float, evicted: int, capacity: int) -> None:
-        """``tokens`` of ``left`` were missed ``now``. ``evicted``: tokens evicted so far, in all."""
+        """Record ``tokens`` of ``left`` that were missed at ``now``. ``evicted``: total tokens
+        evicted so far."""
         self.ago[bisect_left(EDGES_S, max(0.0, now - left.decision.time))] += tokens
         since = evicted - left.evicted_before
         for size in WITH_MEMORY:
@@ -130,7 +134,8 @@ class Missed:
     def of_tenant(self, tenant: str | None, *, is_admin: bool = False) -> dict[str, dict[str, int]]:
         """Return a tenant's sums by cause and tier.
 
-        Only an administrator gets ``OTHER_NAMESPACE``, which reveals other tenants' prompts."""
+        Only administrators see ``OTHER_NAMESPACE``, which reveals other tenants' prompts.
+        """
         return nested(self._tenants.get(tenant, Counter()), other_namespace=is_admin)
 
     def stats(self) -> dict[str, Any]:
@@ -160,19 +165,19 @@ def nested(sums: Counter[Key], *, other_namespace: bool) -> dict[str, dict[str, 
 
 
 def tier_name(tier: int) -> str:
-    """The name of a tier in sums."""
+    """Return the name of a tier in sums."""
     return TIERS[tier] if tier in (DEVICE, HOST, DISK) else NO_TIER
 
 
 class Visit:
-    """A request that computes blocks."""
+    """A request that is computing blocks."""
 
     __slots__ = ("running", "written")
 
     def __init__(self) -> None:
         self.running = True
         self.written = 0
-        """Tokens of its path that are in the tree."""
+        """Number of tokens of its path that are in the tree."""
 
 
 class Misses:
@@ -182,7 +187,7 @@ class Misses:
 
     def __init__(self, cached: int) -> None:
         self.cached = cached
-        """Tokens that the request found."""
+        """Number of tokens that the request found."""
         self.sums: Sums = {}
         self.evicted: list[tuple[Left, int]] = []
         self.visit = Visit()
@@ -191,7 +196,7 @@ class Misses:
         self.sums[key] = self.sums.get(key, 0) + tokens
 
     def charge(self, key: Key, fact: Visit | Left | None, tokens: int) -> None:
-        """Add tokens of a block whose fact is ``fact``."""
+        """Add tokens of a block with the fact ``fact``."""
         self.sums[key] = self.sums.get(key, 0) + tokens
         if key[0] == EVICTED and type(fact) is Left:
             if self.evicted and self.evicted[-1][0] is fact:
@@ -207,7 +212,7 @@ class BlockMap:
     def __init__(self, most: int) -> None:
         self.most = most
         self.turns = 0
-        """Generations that were replaced."""
+        """Number of replaced generations."""
         self._new: dict[int, Visit | Left] = {}
         self._old: dict[int, Visit | Left] = {}
         self._dying: dict[int, Visit | Left] = {}
@@ -220,7 +225,7 @@ class BlockMap:
         return self._old.get(block) if found is None else found
 
     def put(self, blocks: Sequence[int], fact: Visit | Left) -> None:
-        """Set the fact of ``blocks``. A dropped generation is freed bit by bit, not in one pause."""
+        """Set the fact of ``blocks``. A dropped generation is freed gradually, to avoid a pause."""
         self._new.update(dict.fromkeys(blocks, fact))
         dying = self._dying
         for _ in range(min(2 * len(blocks), len(dying))):
@@ -231,8 +236,8 @@ class BlockMap:
 
 
 def fitted(sums: Sums, total: int) -> Sums:
-    """Return ``sums`` with ``total`` tokens: a request may find less, or more, when it is computed than
-    when it was admitted."""
+    """Scale ``sums`` to ``total`` tokens: when it is computed, a request may find more or less than
+    at admission."""
     spare = sum(sums.values()) - total
     if not spare:
         return sums

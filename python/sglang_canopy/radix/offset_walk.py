@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 TOKEN_BYTES = 8
 """Bytes of a token id in a key's array."""
 _AT_ONCE = 1 << 12
-"""Tokens compared at once: enough to be fast, few enough for keys that soon differ."""
+"""Tokens compared at once: enough to be fast, but few for keys that soon differ."""
 
 
 class CappedKey(RadixKey):
@@ -63,7 +63,7 @@ class KeyCursor:
         self._ids: array[int] = key.token_ids
         self._page_size = page_size
         self._end = len(key) if length is None else length
-        self._pairs = int(key.is_bigram)  # n pairs span n + 1 tokens
+        self._pairs = int(key.is_bigram)  # n pairs consist of n + 1 tokens
         self._last = self._end + self._pairs if self._end else 0
         self.offset = 0
         """Tokens (pairs, in a key of pairs) before the cursor."""
@@ -71,10 +71,10 @@ class KeyCursor:
         """Whether the last ``advance`` passed all tokens of its node."""
 
     def child(self, node: UnifiedTreeNode) -> UnifiedTreeNode | None:
-        """Return the child of ``node`` that may continue the key; ``None`` if there is none.
+        """Return the child of ``node`` that may continue the key, or ``None``.
 
-        An only child is returned without comparing its first page: below the root all are of one
-        namespace, and building the key of a page takes longer than comparing it.
+        An only child is returned without comparing its first page: below the root all nodes are of
+        one namespace, and building the key of a page takes longer than comparing it.
         """
         if self.offset >= self._end:
             return None
@@ -85,7 +85,7 @@ class KeyCursor:
         return children.get(self._key.child_key_at(self.offset, self._page_size))
 
     def advance_whole(self, node: UnifiedTreeNode) -> bool:
-        """Move past ``node``'s tokens, if the key continues with all of them."""
+        """Move past all tokens of ``node``, if the key continues with them."""
         raw = _raw(node.key)
         length = len(raw)
         end = self.offset + length
@@ -100,8 +100,7 @@ class KeyCursor:
         return True
 
     def advance(self, node: UnifiedTreeNode) -> int:
-        """Move past the first pages of ``node`` that the key continues with. Returns their
-        tokens."""
+        """Move past the leading pages of ``node`` that continue the key. Returns their tokens."""
         before = self.offset
         self.whole = self.advance_whole(node)
         if not self.whole:
@@ -243,7 +242,8 @@ class OffsetWalkCore(UnifiedTreeCore):
                 node.hit_count += 1
         new = total < length
         if new:
-            # SGLang copies a key to cut it to pages, but keeps a key of single tokens as it is.
+            # SGLang copies a key to round it down to pages, but keeps a key of single tokens as it
+            # is.
             whole = self.page_size == 1 and total == 0 and key.limit is None
             result.record_adopted_range(BASE_COMPONENT_TYPE, total, length)
             node = self._add_new_node(
@@ -306,8 +306,8 @@ class OffsetWalkCore(UnifiedTreeCore):
 
 
 def _accessed(node: UnifiedTreeNode | None) -> None:
-    """Set SGLang's access times for a lookup that ends at ``node``, each just before its
-    child's."""
+    """Set SGLang's access times for a lookup that ends at ``node``, each just before that of its
+    child."""
     time = get_and_increase_time_counter()
     while node is not None:
         node.last_access_time = time

@@ -1,7 +1,7 @@
 """Recognise the parallel samples of one request (n > 1).
 
-SGLang sends such a request to the scheduler n + 1 times, with one stamp: a warm-up that computes
-the prompt, then, after its answer, n copies. They are learnt and counted as one request.
+SGLang sends such a request to the scheduler n + 1 times, with one stamp: first a warm-up that
+computes the prompt, then, after its answer, n copies. They are learnt and counted as one request.
 """
 
 from __future__ import annotations

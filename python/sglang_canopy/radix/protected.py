@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class ProtectedPaths:
     """Grants protection within the tenants' budgets, and revokes it.
 
-    ``readmit`` is called with a node before its metadata changes.
+    ``readmit``: called with a node before its metadata changes.
     """
 
     def __init__(
@@ -45,9 +45,9 @@ class ProtectedPaths:
     def looked_up(self, node: UnifiedTreeNode, request: LiveRequest) -> None:
         """Protect the path to ``node``, which a waiting request will use.
 
-        SGLang looks a waiting request up again and again, which keeps its prefix recent under LRU.
-        Here the deepest node is kept for a bounded time, until the request's own insert stamps it,
-        or the time expires.
+        SGLang repeatedly looks up a waiting request, which keeps its prefix recent under LRU. Here
+        the deepest node is kept for a bounded time, until the request's own insert stamps it, or
+        the time expires.
         """
         leaf, now = node.canopy, self._clock.now
         if request.source == GATEWAY:
@@ -61,9 +61,9 @@ class ProtectedPaths:
     def of_queue(self, queue: Iterable[tuple[UnifiedTreeNode, LiveRequest]]) -> None:
         """Protect the paths of the waiting requests, from the head of the queue on.
 
-        ``queue``: the deepest node of each path, and the request. Paths no longer in it lose their
-        protection, so that the budget goes to the next requests to be admitted. Beyond the budget a
-        path is only touched, as by SGLang's LRU.
+        ``queue``: the deepest node of each path, and the request. Paths that left the queue lose
+        their protection, so that the budget serves the next requests to be admitted. Beyond the
+        budget a path is only touched, as under SGLang's LRU.
         """
         for leaf in self.waiting:
             self._readmit(leaf.node)  # type: ignore[attr-defined]

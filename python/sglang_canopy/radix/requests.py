@@ -1,5 +1,5 @@
-"""The requests of a tree: receive them, announce them to the policies on admission, and stamp their
-nodes."""
+"""The requests of a tree: receives them, announces them to the policies on admission, and stamps
+their nodes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Requests:
         self._admitted = RequestClock()
 
     def of(self, req: Req) -> LiveRequest:
-        """Return the policy request of ``req``; created on first use.
+        """Return the policies' record of ``req``; created on first use.
 
         Policies receive it on admission: a request that is refused, or aborted while it waits, and
         then sent again, does not count as a return. Health probes are ignored.
@@ -53,8 +53,7 @@ class Requests:
         return request
 
     def admit(self, req: Req) -> LiveRequest | None:
-        """Admit ``req``, which is about to be computed. Returns its policy request, ``None`` if
-        refused.
+        """Admit ``req``, which is about to be computed. Returns its record, ``None`` if refused.
 
         SGLang computes one token of a refused request, to answer it. Further calls have no effect.
         """
@@ -153,7 +152,7 @@ class Requests:
             self.conversations.admitted(request)
 
     def _admit_pending(self) -> None:
-        """Pass the nodes of earlier requests to the policies in their present state.
+        """Pass the nodes of earlier requests to the policies in their current state.
 
         The simulator, which serves one request at a time, does the same.
         """

@@ -53,12 +53,12 @@ def _checked(path: str) -> Any:
 
 
 def from_first_rank(path: str | None, group: Any) -> Any:
-    """Return the first rank's ``read_or_set_aside(path)`` on every rank of ``group``; ``None`` without
-    a path there.
+    """Return the first rank's ``read_or_set_aside(path)`` on every rank of ``group``; ``None``
+    without a path there.
 
     Ranks may run on several machines, and a rank that started from another profile would evict
-    differently. Collective; ``group``: a process group for CPU tensors, ``None`` for one rank.
-    Raises the first rank's ``CanopyError`` on all of them.
+    differently. Collective; ``group``: a process group for CPU tensors, ``None`` for one rank. All
+    ranks raise the first rank's ``CanopyError``.
     """
     if group is None or torch.distributed.get_world_size(group=group) == 1:
         return None if path is None else read_or_set_aside(path)
@@ -85,10 +85,10 @@ def _answer(path: str | None) -> bytes:
 
 
 class Profile:
-    """A JSON file with a policy's learnt state: replaced whole, readable only by its owner.
+    """A JSON file with a policy's learnt state: written atomically, readable only by its owner.
 
-    If several servers share a profile, the first saves. The others learn for themselves, and one of
-    them takes over when that server ends: its lock on a file beside the profile ends with the
+    If several servers share a profile, the first one saves. The others learn separately, and one of
+    them takes over when that server ends: its lock on a file next to the profile ends with the
     process.
     """
 
@@ -99,10 +99,11 @@ class Profile:
         self._logged: set[str] = set()
         self._writing = threading.Lock()
         self.writer: threading.Thread | None = None
-        """Thread that writes, so that the scheduler's thread does not wait for the disk."""
+        """Thread that writes the file, so that the scheduler's thread does not wait for
+        the disk."""
 
     def claim(self) -> bool:
-        """Return whether this server saves the profile, after trying to take the lock."""
+        """Try to take the lock. Returns whether this server saves the profile."""
         if self._lock is not None:
             return True
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -118,12 +119,12 @@ class Profile:
                     self.path,
                 )
                 return False
-            # A file system without locks: the last save wins, and is still whole.
+            # A file system without locks: the last save wins, and each save is atomic.
         self._lock = lock
         return True
 
     def release(self) -> None:
-        """Let another server save."""
+        """Release the lock, so that another server can save."""
         if self._lock is not None:
             with contextlib.suppress(OSError):
                 os.close(self._lock)
@@ -135,9 +136,9 @@ class Profile:
         return self._lock is not None
 
     def save_sometimes(self, policy: Policy, now: float) -> None:
-        """Save on a thread, if the last save is ``EVERY_S`` or more ago.
+        """Save on a thread, if the last save is at least ``EVERY_S`` ago.
 
-        ``now`` is on the requests' clock. Skipped while the last save is still being written.
+        ``now`` is on the requests' clock. Skipped while the previous save is still being written.
         """
         if now - self._saved_at < EVERY_S or self._writing.locked():
             return
@@ -147,7 +148,8 @@ class Profile:
         self.writer.start()
 
     def save(self, policy: Policy) -> None:
-        """Write the state, unless another server does. A failure is logged once and not raised."""
+        """Write the state, unless another server saves it. A failure is logged once and
+        not raised."""
         self._write(policy.state())
 
     def _write(self, state: Mapping[str, Any] | None) -> None:

@@ -39,7 +39,7 @@ class CanopyMambaComponent(MambaComponent):
         assert order is not None, "no order of states"
         self.order = order
         self._passed_over: list[State] = []
-        """States that this walk could not evict: locked, or left by SGLang."""
+        """States that this walk could not evict: locked, or kept by SGLang."""
         self._last_state: State | None = None
         """The last state that this walk offered."""
         self._copying: State | None = None
@@ -86,7 +86,7 @@ class CanopyMambaComponent(MambaComponent):
             self._enter(node, State(leaf.offset + leaf.length, now, node.id))
 
     def _enter(self, node: UnifiedTreeNode, state: State) -> None:
-        """Register ``state``, now on the device at the end of ``node``."""
+        """Register ``state``, which is now on the device at the end of ``node``."""
         node.canopy.state, state.node = state, node
         self._value(node)
         self.order.admit(state, self.tree_core.clock.now)
@@ -181,7 +181,7 @@ class CanopyMambaComponent(MambaComponent):
     def _next_victim(self) -> UnifiedTreeNode | None:
         last, self._last_state = self._last_state, None
         if last is not None and last.slot is not None and not self._copied(last):
-            self._pass_over(last)  # SGLang did not evict it
+            self._pass_over(last)  # SGLang kept it
         while (state := self.order.victim(self.tree_core.clock.now)) is not None:
             if state.node.component_data[self.component_type].lock_ref == 0:
                 return state.node

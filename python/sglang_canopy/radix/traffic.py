@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from sglang_canopy.radix.live import LiveCache
 
 MOST = 4096
-"""Decisions remembered, of all tenants together."""
+"""Maximum decisions remembered, over all tenants."""
 RATE_S = 300.0
-"""Seconds over which the rate of eviction is measured, or the remembered time if shorter."""
+"""Seconds over which the eviction rate is measured, or the remembered time if shorter."""
 
 
 class Decisions(deque[Decision]):
@@ -59,7 +59,7 @@ class Traffic:
         self.decisions = Decisions()
 
     def computed(self, tokens: int, request: LiveRequest | None) -> None:
-        """Count ``tokens`` brought to the device by ``request``, which is being inserted."""
+        """Count ``tokens`` added to the device by ``request``, which is being inserted."""
         label = "default" if request is None else request.label or request.category
         tenant = None if request is None else request.tenant
         self.live.counters.row(label, tenant).tiers[DEVICE].entered += tokens
@@ -108,7 +108,7 @@ class Traffic:
         return node.hash_value[-1] if node.canopy.on_disk and node.hash_value else None
 
     def flushed(self, nodes: Iterable[UnifiedTreeNode]) -> None:
-        """The tree that holds ``nodes`` is emptied."""
+        """Record that the tree that holds ``nodes`` is emptied."""
         for node in nodes:
             if node.canopy.path:
                 page = self.page_on_disk(node)
@@ -116,5 +116,5 @@ class Traffic:
 
 
 def _left_the_device(node: UnifiedTreeNode) -> bool:
-    """Whether the device has nothing of ``node``, which leaves the host."""
+    """Return whether the device holds nothing of ``node``, which is being evicted from the host."""
     return node.component_data[BASE_COMPONENT_TYPE].value is None

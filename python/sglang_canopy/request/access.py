@@ -96,7 +96,8 @@ def _check_origin(headers: Headers) -> None:
 
 
 def _check_json(headers: Headers) -> None:
-    """Raise ``Refused`` for a body of another type than JSON, which needs no permission in browsers."""
+    """Raise ``Refused`` unless the body is JSON: browsers send other types across origins without
+    permission."""
     if headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers:
         return
     given = headers.get("content-type", "")

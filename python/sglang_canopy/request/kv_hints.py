@@ -1,9 +1,9 @@
 """Actions of SGLang's ``kv_hints`` envelope, mapped to Canopy's own hints.
 
-SGLang (0.5.23) transports the envelope on ``/generate`` and in its engine, and validates its shape. The
-actions apply to the conversation of the request that carries them. Names and versions follow the
-proposals of SGLang (issue 36224), vLLM (53421) and Dynamo (13134): ``kv.NAME`` at version 1.0; the
-prefix may be absent.
+SGLang (0.5.23) transports the envelope on ``/generate`` and in its engine, and validates its shape.
+The actions apply to the conversation of their request. Names and versions follow the proposals of
+SGLang (issue 36224), vLLM (53421) and Dynamo (13134): ``kv.NAME`` at version 1.0; the prefix may be
+absent.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PROTOCOLS = ("0.1", "1.0")
 VERSIONS = ("1", "1.0")
 ACCEPTED, CLIPPED, IGNORED, REFUSED = "accepted", "clipped", "ignored", "refused"
 MAX_ACTIONS = 16
-"""Actions of one envelope that are read."""
+"""Maximum actions read from one envelope."""
 OTHER = "other"
 """Type under which unknown types are counted."""
 TYPES = ("retain", "release", "demote", "return")

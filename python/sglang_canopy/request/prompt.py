@@ -13,10 +13,11 @@ from sglang_canopy.errors import CanopyError
 
 
 def check_prompts(obj: Any, vocabulary: int) -> None:
-    """Raise ``CanopyError`` for a request or batch with invalid tokens or too few sampling parameters.
+    """Raise ``CanopyError`` for a request or batch with invalid tokens or too few sampling
+    parameters.
 
-    ``obj``: SGLang's internal request, before normalisation. ``vocabulary``: tokens of the model;
-    adapters and images may add tokens after them.
+    ``obj``: SGLang's internal request, before normalisation. ``vocabulary``: the model's number of
+    tokens; adapters and images may add higher token ids.
     """
     prompts = _prompts(obj)
     if isinstance(obj.sampling_params, list) and len(obj.sampling_params) < len(prompts or ()):

@@ -147,13 +147,13 @@ FLAG = "--canopy-require-tenant"
 CARRIERS_FLAG = "--canopy-carriers"
 NO_CARRIERS, IN_METADATA, IN_HEADERS = "none", "metadata", "headers"
 CARRIERS = (NO_CARRIERS, IN_METADATA, IN_HEADERS, f"{IN_METADATA},{IN_HEADERS}")
-"""Further places of a generation request's tenant; ``metadata`` also carries our other keys."""
+"""Additional places of a generation request's tenant; ``metadata`` also carries our other keys."""
 
 OFF, WARN, ON = "off", "warn", "on"
 MODES = (OFF, WARN, ON)
 
 HEADERS = {"extra_key": "X-Canopy-Extra-Key", "cache_salt": "X-Canopy-Cache-Salt"}
-"""Headers for a gateway's tenant; a body or query with another tenant is refused."""
+"""Headers for a gateway's tenant; a body or query that names another tenant is refused."""
 METADATA = {"extra_key": "canopy_extra_key", "cache_salt": "canopy_cache_salt"}
 """Keys of ``metadata`` with the tenant of a generation request."""
 GATEWAY_HEADERS = ("x-smg-routing-key", "x-smg-target-worker", "x-request-id")
@@ -200,10 +200,10 @@ def set_tenant(
 ) -> None:
     """Write the tenant given in the body or one of the ``carriers`` into a generation request.
 
-    ``obj``: SGLang's internal request, with the tenant fields that SGLang reads on the route (neither on
-    ``/v1/messages``). ``headers`` and ``body``: of the HTTP request; ``headers`` is ``None`` for a call
-    from inside the process. Raises ``CanopyError`` if a field has different values, or the extra key is
-    reserved. Idempotent.
+    ``obj``: SGLang's internal request, with the tenant fields that SGLang reads on the route (none
+    on ``/v1/messages``). ``headers`` and ``body``: of the HTTP request; ``headers`` is ``None`` for
+    a call from inside the process. Raises ``CanopyError`` if a field has different values, or the
+    extra key is reserved. Idempotent.
     """
     if headers is not None:
         _write_tenant(obj, headers, body, carriers)
@@ -247,10 +247,11 @@ class RequireTenant:
         self._warned = False
 
     def check(self, obj: Any, headers: Mapping[str, str] | None) -> str | None:
-        """Return a warning about ``obj``, once per process. Call it after ``set_tenant``.
+        """Check for a tenant; return a warning about ``obj``, once per process. Call it after
+        ``set_tenant``.
 
-        With mode ``off``, warn if only some requests have a tenant: a gateway may drop the fields on one
-        route only. Raises ``CanopyError`` if a tenant is required.
+        With mode ``off``, warn if only some requests have a tenant: a gateway may drop the fields
+        on one route only. Raises ``CanopyError`` if a tenant is required.
         """
         if headers is None:
             return None

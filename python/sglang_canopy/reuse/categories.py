@@ -22,7 +22,7 @@ ROOT = "*"
 OVERFLOW = "overflow"
 SHARED = "shared prefix"
 NAME_CHARS = 64
-"""Longest name of a feature; longer names are cut."""
+"""Maximum length of a feature's name; longer names are cut."""
 
 
 def _names(feature: str, edges: tuple[int, ...], unit: str = "") -> tuple[str, ...]:
@@ -94,7 +94,7 @@ class Category:
     saved: dict[str, list[float]] | None = None
     """Counts of a restored profile: ``events``, ``waiting``, ``growth``, ``sums``, ``lives``."""
     tenant: str | None = None
-    """Tenant whose request created the label; its share of the table pays."""
+    """Tenant whose request created the label, and whose share of the table it uses."""
     used_at: float | None = None
     """Time of the last use; ``None`` for an unused label of a profile."""
     uses: int = 0
@@ -123,7 +123,7 @@ def features(
 ) -> tuple[str, ...]:
     """Return the features of a request's label, coarsest first.
 
-    After a tool call nearly every conversation continues, at a pace of its own, so its average gap
+    After a tool call nearly every conversation continues, at its own pace, so its average gap
     refines the label. Otherwise the turn predicts whether it continues. ``added_tokens``: prompt
     tokens that this turn added.
     """
@@ -158,14 +158,14 @@ class Categories:
 
     Names from requests take at most a quarter of the table, so that their refinements have room.
     Until the table is full, a tenant may have any number of labels. In a full table, a new label
-    replaces the least recently used label of the tenant with most labels, if that tenant has more
-    than an eighth of the table and more than the requesting tenant; otherwise the request gets a
-    coarser label. So a tenant that invents names takes no share from another.
+    replaces the least recently used label of the tenant with the most labels, if that tenant has
+    more than an eighth of the table and more than the requesting tenant; otherwise the request gets
+    a coarser label. A tenant that invents names therefore takes no share from another.
 
     If many tenants fill the table within their shares, a tenant below its share of names gets a
-    name once it has requested the name more often than the least used name in the table was used.
-    Names invented for a single request therefore displace nothing. Shared prefixes have room of
-    their own. Labels without a sample in the window are dropped at the next fit.
+    name once it has requested it more often than the table's least used name was used. Names
+    invented for a single request therefore displace nothing. Shared prefixes have separate room.
+    Labels without a sample in the window are dropped at the next fit.
     """
 
     def __init__(self, cap: int) -> None:
@@ -300,8 +300,8 @@ class Categories:
         tenant: str | None,
         forget: Callable[[str | None], bool],
     ) -> bool:
-        """Drop a label of the tenant with most labels, if that tenant is above ``share`` and above
-        ``tenant``."""
+        """Drop a label of the tenant with the most labels, if that tenant has more than ``share``
+        and more than ``tenant``."""
         most = max(counts.values())
         if most <= max(share, counts[tenant] + 1):
             return False

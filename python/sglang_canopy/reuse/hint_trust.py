@@ -5,8 +5,9 @@ false hints its clients' trust. A record estimates the information in a hint: P(
 over) against P(continues), and the frequency at which a return matches its own hint against another
 return's hint. Old hints fade.
 
-Records are kept for the most recent speakers. A newcomer is trusted according to the first hints of
-earlier tenants, so a client that invents a tenant per request soon gains nothing.
+A *speaker* is the sender of hints: a tenant's own clients, or a tenant and another source. Records
+are kept for the most recent speakers. A newcomer is trusted according to the first hints of earlier
+tenants, so a client that invents a tenant per request soon gains nothing.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ _PRIOR_RETURNS = 3.0
 _PRIOR_TIPS = 20.0
 """Weight of the prior that "over" has no information, in tips."""
 _TELLS_LITTLE = 0.5
-"""Weights from here on count as 1: measured, such hints gain nothing."""
+"""Weights above this count as 1: measurements show no gain from such hints."""
 _AT_ONCE = 8
-"""For a speaker's first ends, newcomers' accuracy counts as well."""
+"""Number of a speaker's first "over" hints for which newcomers' accuracy counts as well."""
 TELLS = 0.25
 """Return times with less skill than this are ignored."""
 _WRONG_AT_FIRST = 0.25
-"""Share of wrong first ends at which newcomers' ends are ignored."""
+"""Share of wrong first "over" hints at which newcomers' are ignored."""
 _SURE = 0.2
 """Conversations hinted over are evicted first below this weight."""
 MAX_TENANTS = 64
@@ -85,7 +86,7 @@ class HintRecord:
     overs: int = 0
     overs_wrong: int = 0
     tips: float = 0.0
-    """A tenant's own record only: finished requests since then, hinted or not."""
+    """For a tenant's own record only: finished requests since then, hinted or not."""
     tips_continued: float = 0.0
     tips_over: float = 0.0
     """Requests hinted to be over."""
@@ -96,12 +97,13 @@ class HintRecord:
     """Tip of the first "over", until that hint proves wrong."""
 
     def return_probability(self, newcomers: float) -> float:
-        """Return P(a return is at about its hinted time). ``newcomers``: the same for newcomers."""
+        """Return P(a return is close to its hinted time). ``newcomers``: this probability for
+        newcomers."""
         return (self.returns_true + _PRIOR_RETURNS * newcomers) / (self.returns + _PRIOR_RETURNS)
 
     def return_skill(self, newcomers: float) -> float:
-        """Return the skill of return hints: 0 if another return's hint is true as often, 1 if every
-        hint is true and another return's never.
+        """Return the skill of return hints: 0 if another return's hint is equally often true, 1 if
+        every hint is true and another return's never is.
 
         This is Cohen's kappa with the other hint as the second rater.
         """
@@ -112,9 +114,9 @@ class HintRecord:
     def over_trusted(self, tenant: HintRecord, newcomers: bool) -> bool:
         """Return whether "this conversation is over" is applied outright.
 
-        It is if nearly none of the conversations continue that would have without the hint. For the
-        first few hints, since wrong ones show late, it also requires that ``newcomers`` are
-        trusted.
+        This requires that almost none of the conversations continue that would have continued
+        without the hint. Wrong hints show late, so for the first few hints it also requires that
+        ``newcomers`` are trusted.
         """
         if self.overs <= _AT_ONCE:
             return newcomers and self.overs_wrong <= _AT_ONCE // 4
@@ -172,7 +174,7 @@ def _is_true(hinted_s: float, gap_s: float | None) -> bool:
 
 @dataclass(slots=True)
 class FirstHints:
-    """First return and first end of each record, and the number that were true."""
+    """First return and first "over" hint of each record, and the number that were true."""
 
     returns: int = 0
     returns_true: int = 0
@@ -187,7 +189,7 @@ class FirstHints:
             self.returns_true //= 2
 
     def return_probability(self) -> float:
-        """Return P(true) for a tenant without a record: two of three at the start. A single tenant
+        """Return P(true) for a tenant without a record: initially two of three. A single tenant
         cannot change it much."""
         return (self.returns_true + 4.0) / (self.returns + 6.0)
 
@@ -198,7 +200,7 @@ class FirstHints:
             self.overs_wrong //= 2
 
     def over_trusted(self) -> bool:
-        """Return whether the first ends of a tenant are applied. A single tenant cannot change
+        """Return whether a tenant's first "over" hints are applied. A single tenant cannot change
         it."""
         return (self.overs_wrong + 0.5) / (self.overs + 6.0) < _WRONG_AT_FIRST
 
@@ -216,7 +218,7 @@ class HintRecords:
         self._count = 0
 
     def record(self, who: Hashable) -> HintRecord:
-        """Return the record of a ``speaker`` for counting: created if missing, and now the most
+        """Return the record of a ``speaker`` for counting: created if missing, and marked as most
         recent."""
         record = self._records.pop(who, None)
         if record is None:
@@ -288,7 +290,7 @@ class HintRecords:
             self._first.add(came_true)
 
     def return_probability(self, who: Hashable) -> float:
-        """Return P(a return is at about the time that the speaker hinted)."""
+        """Return P(a return is close to the time that the speaker hinted)."""
         newcomers = self._first.return_probability()
         record = self._records.get(who)
         return newcomers if record is None else record.return_probability(newcomers)
@@ -300,16 +302,17 @@ class HintRecords:
         return newcomers if record is None else record.return_skill(newcomers)
 
     def return_trusted(self, who: Hashable) -> bool:
-        """Return whether the speaker's return times are applied."""
+        """Return whether the return times that the speaker hints are applied."""
         return self.return_skill(who) >= TELLS
 
     def over_trusted(self, who: Hashable) -> bool:
-        """Return whether the speaker's ends are applied outright."""
+        """Return whether the speaker's "over" hints are applied outright."""
         record = self._records.get(who, _NO_HINTS)
         return record.over_trusted(self._of_tenant(who), self._first.over_trusted())
 
     def over_weight(self, who: Hashable) -> float:
-        """Return the factor on a rank that the speaker hinted over, if not trusted outright."""
+        """Return the factor on the rank of a conversation hinted over, if the speaker is not
+        trusted outright."""
         return self._records.get(who, _NO_HINTS).over_weight(self._of_tenant(who))
 
     def _of_tenant(self, who: Hashable) -> HintRecord:
@@ -330,7 +333,7 @@ class HintRecords:
         return counts
 
     def stats(self) -> dict[str, Any]:
-        """Sums over all records."""
+        """Return the sums over all records."""
         records = list(self._records.values())
         return {
             "returns": sum(r.returns for r in records),

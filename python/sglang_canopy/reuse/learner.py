@@ -75,7 +75,7 @@ class ReuseModel:
         self.depth_scale = UNKNOWN
         """Measured depth scale in tokens (``depth_price.py``)."""
         self.samples = 0
-        """Reuses observed."""
+        """Number of observed reuses."""
         self._saved_samples = 0.0
         self._since_fit = 0
         self._next_fit = min_samples
@@ -257,8 +257,8 @@ class ReuseModel:
         """Sample every junction on the path; open a junction at the point where the path branches
         off.
 
-        A path has at most ``MAX_JUNCTIONS``. Deeper junctions are closed without a sample, since an
-        open sample would wrongly count as not continued.
+        At most ``MAX_JUNCTIONS`` of a path are sampled. Deeper junctions are closed without a
+        sample, since an open sample would wrongly count as not continued.
         """
         shadow, path, now = self.shadow, request.path, request.time
         end = path[matched - 1]

@@ -43,9 +43,9 @@ class Tip:
     """Blocks of the path on arrival."""
     keys: tuple[int, ...] = ()
     open: bool = True
-    """No request has continued it yet."""
+    """Whether no request has continued it yet."""
     void: bool = False
-    """Not a sample of returns: answer cut off, or too many junctions."""
+    """Whether it is no sample of returns: answer cut off, or too many junctions."""
     gap_s: float = 0.0
     growth: int = -1
     """New tokens of the continuing prompt; -1 if not sampled."""
@@ -203,7 +203,7 @@ class ShadowIndex:
         tip.keys = (block,)
 
     def sample(self, tip: Tip, now: float) -> Sequence[Tip]:
-        """Add a sample to the window. Return the samples that it pushed out."""
+        """Add a sample to the window. Return the samples that left it."""
         left = self.samples.add(tip, now)
         for old in left:
             self.close(old)

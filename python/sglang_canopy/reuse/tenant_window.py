@@ -1,8 +1,8 @@
 """A window of items in order of birth, bounded in time, in size, and by tenant.
 
-Items born before the window leave it. At the bound, the party that holds most loses its oldest item.
-Each tenant is a party; tenants beyond ``MAX_PARTIES`` share one party, so that a client gains no room
-by inventing tenants.
+Items born before the window leave it. At the bound, the party with the largest holding loses its
+oldest item. Each tenant is a party; tenants beyond ``MAX_PARTIES`` share one party, so that a
+client gains no room by inventing tenants.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ class TenantWindow(Generic[Item]):
         self._all: deque[Item] = deque()
         """Every item, including items dropped from its middle."""
         self._parties: dict[Hashable, _Party[Item]] = {}
-        """No party is empty."""
+        """Non-empty parties."""
         self._dropped: set[Item] = set()
         """Items of ``_all`` that were dropped."""
         self._largest: _Party[Item] = _Party(None)
         self._second = 0
-        """No party except ``_largest`` holds more."""
+        """Upper bound of the holdings of all parties except ``_largest``."""
 
     def __len__(self) -> int:
         """Return the total size."""
@@ -75,7 +75,7 @@ class TenantWindow(Generic[Item]):
         return max(horizon, self._all[0].born) if self._held >= self.cap else horizon
 
     def add(self, item: Item, now: float) -> Sequence[Item]:
-        """Add an item. Return the items that it pushed out of the window."""
+        """Add an item. Return the items that left the window."""
         party = self._parties.get(item.tenant)
         if party is None:
             party = self._party_of(item.tenant)

@@ -196,7 +196,7 @@ class BoundedShortest:
     ) -> list[Waiting]:
         """Select candidates, in order, that ``fits`` accepts and that overdraw no budget.
 
-        Candidates not selected count as still waiting.
+        Candidates that are not selected count as still waiting.
         """
         trials: dict[int, Passing] = {}
         found = []

@@ -21,13 +21,13 @@ class Decision:
     """Decision on one arriving request. Times in seconds."""
 
     predicted_s: float
-    """Prefill up to the end of its own."""
+    """Predicted seconds until the end of its own prefill."""
     bound_s: float
     refused: bool
 
 
 class EarlyRefusal:
-    """Decides for one queue. ``limit_s``: the TTFT that requests may be predicted to exceed."""
+    """Decides for one queue. ``limit_s``: maximum predicted TTFT."""
 
     def __init__(self, limit_s: float) -> None:
         self.limit_s = limit_s
@@ -38,10 +38,10 @@ class EarlyRefusal:
         """Decide on a request. ``work``: in the queue, without ``entering``.
 
         ``entering``: costs of requests that arrived after the latest pass, in ascending order.
-        ``waiting``: number of requests that wait, these included.
+        ``waiting``: number of waiting requests, including these.
 
-        If nothing waits, the prediction itself counts: a bound that has become too large could
-        refuse every request, and would then never be measured again.
+        If no request waits, the prediction is used instead of the bound: a bound that has become
+        too large would refuse every request, and would then never be measured again.
         """
         sooner = sum(entering[: bisect_right(entering, work.cost_s)])
         work = replace(work, before_s=work.before_s + sooner)
@@ -52,6 +52,6 @@ class EarlyRefusal:
         return Decision(predicted, bound, refused)
 
     def retry_after_s(self, decision: Decision) -> int:
-        """Return the whole seconds after which the work ahead has shrunk to the limit, if no more
-        arrives."""
+        """Return the whole seconds after which the work ahead has shrunk to the limit, without new
+        arrivals."""
         return min(max(1, round(decision.bound_s - self.limit_s)), MOST_RETRY_S)

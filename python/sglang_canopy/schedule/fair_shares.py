@@ -14,7 +14,7 @@ from heapq import nlargest
 from sglang_canopy.tenant import Party, Vouched
 
 OWN_TURNS = 64
-"""Limit of parties with their own turn: those served most, with decay."""
+"""Maximum parties with a separate turn: those served most, with decay."""
 REMEMBERED = 256
 """Parties whose served work is tracked."""
 FADE_S = 600.0
@@ -22,11 +22,11 @@ FADE_S = 600.0
 _FORGOTTEN_S = 1e-3
 """A party with less work is forgotten."""
 PUBLIC: str | None = None
-"""Tenant of requests that name none."""
+"""Tenant of requests without a tenant name."""
 
 
 class _SharedTurn:
-    """Turn shared by all parties without their own."""
+    """Turn shared by all parties without a separate turn."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -43,10 +43,10 @@ class FairShares:
     """Work received by each turn.
 
     A client can use any number of tenant names, so a name alone is worth little. Each tenant that a
-    gateway vouches for has its own turn, and all requests without a gateway share ``REST`` as long as
-    there are vouched ones. If no request is vouched for, names get turns of their own once they have
-    been served, except new ones, which share ``REST``: that is fair between clients that use one
-    name each, and no protection from one that uses many.
+    gateway vouches for has a separate turn; all requests without a voucher share ``REST`` while
+    there are vouched requests. If no request is vouched for, a new name shares ``REST``, and gets a
+    separate turn once it has been served. That is fair between clients that use one name each, but
+    no protection from a client that uses many.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class FairShares:
         self._since_fade = 0.0
         self._own_turns: set[Party] = {PUBLIC}
         self._vouched = False
-        """Whether a vouched party was served lately."""
+        """Whether a vouched party was served recently."""
         self._next_start: dict[Turn, float] = {}
         """Turn -> virtual start time, in seconds."""
         self._virtual_time = 0.0
@@ -104,7 +104,7 @@ class FairShares:
             self._own_turns = self._most_served()
 
     def _most_served(self) -> set[Party]:
-        """Return the parties with their own turns."""
+        """Return the parties with a separate turn."""
         served = [name for name in self._served_s if isinstance(name, Vouched) or not self._vouched]
         most = set(nlargest(OWN_TURNS, served, key=self._importance))
         return most if self._vouched else {*most, PUBLIC}

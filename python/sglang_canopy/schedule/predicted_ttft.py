@@ -54,8 +54,8 @@ class ShorterLoad:
         self._arrived_s[_bucket(cost_s)] += cost_s
 
     def prefill_s(self, work: WorkBefore, slope: float = 1.0) -> float:
-        """Return the prefill up to the end of a request's own. ``slope``: seconds per second of
-        cost."""
+        """Return the prefill seconds until the end of a request's own prefill. ``slope``: seconds
+        per second of cost."""
         shorter_s = sum(self._arrived_s[: _bucket(work.cost_s)]) * slope
         load = min(shorter_s / FADE_S, MOST_LOAD)
         passed = min(work.before_s * load / (1.0 - load), work.budget_s)

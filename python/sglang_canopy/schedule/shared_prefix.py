@@ -30,8 +30,8 @@ def deferred(
     """Map the number of each request to defer to the number of the request it waits for.
 
     ``order`` is in admission order. The value is ``None`` if the prefix belongs to ``begun``:
-    admitted requests whose prompts are not in the tree yet. A shared uncached prefix shorter than
-    ``least_tokens`` defers no request.
+    admitted requests whose prompts are not in the tree yet. For a shared uncached prefix shorter
+    than ``least_tokens``, no request is deferred.
     """
     blocks = max(1, -int(-least_tokens // block_tokens))
     first: dict[Hashable, int] = {}

@@ -39,7 +39,7 @@ class TtftBound:
         """Requests with a bound and a first token; among them, requests within the bound."""
 
     def predicted_s(self, work: WorkBefore) -> float:
-        """Return the prefill up to the end of a request's own, in seconds."""
+        """Return the seconds until the end of a request's own prefill."""
         return self.load.prefill_s(work)
 
     def seconds(self, predicted_s: float) -> float:

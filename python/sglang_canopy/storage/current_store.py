@@ -64,7 +64,7 @@ class CurrentStore:
 
     @property
     def unavailable(self) -> str | None:
-        """Reason for operators why the tier is unavailable, and what ends that."""
+        """Reason, for operators, why the tier is unavailable, and the condition that ends it."""
         resting = weights.WEIGHTS.resting()
         if resting is not None:
             return resting

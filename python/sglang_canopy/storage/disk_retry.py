@@ -133,7 +133,7 @@ class DiskRetry:
         return leaf.on_disk and leaf.disk_round >= self._attached_in_round
 
     def _lacks_write(self, node: UnifiedTreeNode) -> bool:
-        """Whether the node has no write in this round and SGLang will not start one."""
+        """Return whether the node has no write in this round and SGLang will not start one."""
         if not node.canopy.on_disk:
             return bool(node.backuped)
         return node.canopy.disk_round < self.round

@@ -44,7 +44,7 @@ class Drained:
     pages: int = 0
     """Pages written by this rank."""
     left: int = 0
-    """Pages that only memory holds: there was no time, or the disk tier refused them."""
+    """Pages that only memory holds: time ran out, or the disk tier refused them."""
     seconds: float = 0.0
 
 
@@ -67,7 +67,7 @@ class Drain:
         self._page_bytes = int(pool.size_per_token) * tree.page_size
         self._host_pages = int(pool.size) // tree.page_size
         self._pages_of: dict[int, int] = {}
-        """Pages passed on, by node."""
+        """Number of pages passed on, by node."""
         self._passed_on = 0
 
     def run(self) -> Drained:
@@ -110,7 +110,7 @@ class Drain:
         return [node for node, held in zip(nodes, self._least(whole)) if not held]
 
     def _pages_in_time(self, wanted: int) -> int:
-        """Return the pages, up to ``wanted``, that every rank can write in time.
+        """Return the number of pages, up to ``wanted``, that every rank can write in time.
 
         At most an eighth of the host tier. Waits while enough pages are being written.
         """
@@ -168,7 +168,7 @@ class Drain:
         return self._ends - self._monotonic()
 
     def _least(self, values: Sequence[int]) -> list[int]:
-        """Return the least of all ranks' values, for each position."""
+        """Return the minimum over all ranks for each position of ``values``."""
         if self.cache.tp_world_size <= 1 or not values:
             return [int(value) for value in values]
         agreed = torch.tensor([int(value) for value in values], dtype=torch.int64)
@@ -179,7 +179,7 @@ class Drain:
 def ranked(tree: Tree) -> list[UnifiedTreeNode]:
     """Return the nodes in memory by rank, highest first, each after its prefix.
 
-    The order of eviction reversed, the device's before the host's.
+    This is the reversed order of eviction, the device's nodes before the host's.
     """
     order: dict[UnifiedTreeNode, None] = {}
     for leaves in (tree.evictable_device_leaves, tree.evictable_host_leaves):

@@ -169,6 +169,7 @@ class CanopyMooncakeStore(MooncakeStore):
 
 
 def _drop_uses() -> None:
-    """Discard reported uses and requests: Mooncake has no policy of ours, and uses renew no pin."""
+    """Discard reported uses and requests: Canopy has no policy in Mooncake, and uses do not renew a
+    pin."""
     PAGES.take_uses()
     PAGES.take_requests()

@@ -53,13 +53,13 @@ class StorageSettings:
     """Keys of the extra configuration. Raises ``CanopyError`` naming an invalid key."""
 
     path: str = ""
-    """Folder of the store, which nothing else may use. Default: ``$CANOPY_DISK_PATH``, then
+    """Folder reserved for the store. Default: ``$CANOPY_DISK_PATH``, then
     ``~/.cache/sglang-canopy/disk``."""
     capacity_bytes: int = 0
     """Bytes on disk per rank; ``capacity_gb`` is the same limit in 10^9 bytes. Default:
     ``$CANOPY_DISK_CAPACITY_GB``, then 10 GB."""
     policy: str = "canopy-lru"
-    """Eviction policy: a name of Canopy's for ``--radix-eviction``."""
+    """Eviction policy: a Canopy name of ``--radix-eviction``."""
     policy_config: Mapping[str, Any] = field(default_factory=dict)
     """Its options."""
     ttl: TTLTable = field(default_factory=TTLTable)
@@ -67,9 +67,9 @@ class StorageSettings:
     quota_bytes: Mapping[str, int] = field(default_factory=dict)
     """Byte limits by tenant (name or digest); ``"*"`` is any other tenant."""
     pin_bytes: int | None = None
-    """Bytes that pins may hold; a quarter of the capacity unless given."""
+    """Bytes that pins may hold; by default a quarter of the capacity."""
     pin_tenant_bytes: int | None = None
-    """Bytes that pins of one tenant may hold; two fifths of ``pin_bytes`` unless given."""
+    """Bytes that pins of one tenant may hold; by default two fifths of ``pin_bytes``."""
     sweep_s: float = 1.0
     """Seconds between two rounds of the sweeper."""
 

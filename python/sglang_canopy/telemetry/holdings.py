@@ -37,7 +37,7 @@ class Holdings:
         return {tenant: self._by_tier(tokens) for tenant, tokens in self._tenant.items()}
 
     def of_category(self, category: str) -> dict[str, int]:
-        """Return the tokens on each tier of ``category``, or of the row that counts it."""
+        """Return the tokens on each tier of ``category``, or of the row in which it is counted."""
         return self._by_tier(self._category.get(category))
 
     def of_group(self, tier: int, group: int) -> dict[str, int]:

@@ -139,7 +139,7 @@ class Metrics:
             self.set("group_ttl_seconds", math.inf if ttl_s is None else ttl_s, *labels)
             self._groups.add(labels)
             gone.discard(labels)
-        for labels in gone:  # a group of an older table: its series stays in this process's file
+        for labels in gone:  # a group of an earlier table: its series stays in this process's file
             self.set("group_ttl_seconds", math.nan, *labels)
             self._groups.discard(labels)
 
@@ -204,7 +204,7 @@ class Metrics:
         *labels: str,
         reported: _Reported | None = None,
     ) -> None:
-        """Raise the residency histogram by the differences of ``bins`` and their sum to
+        """Raise the residency histogram by the differences of ``bins`` and their sum from
         ``reported``."""
         name = "residency_seconds"
         reported = self._reported if reported is None else reported

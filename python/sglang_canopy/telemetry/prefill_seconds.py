@@ -28,14 +28,14 @@ METRICS = (
 
 
 class PrefillSeconds:
-    """Sums of seconds. What is served before the first fit counts with the first fit."""
+    """Sums of seconds. Tokens served before the first fit are added at that fit."""
 
     def __init__(self) -> None:
         self.saved_s = self.computed_s = 0.0
         self._counted = (0, 0, 0, 0)
 
     def add(self, sums: tuple[int, int, int, int], token_s: float, pair_s: float) -> None:
-        """Add what was served since the last call.
+        """Add the tokens served since the last call.
 
         ``sums``: prompt tokens, hit tokens and the squares of both, since the start. ``token_s``,
         ``pair_s``: fitted seconds of a token and of a pair of tokens.

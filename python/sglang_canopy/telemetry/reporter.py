@@ -113,7 +113,7 @@ class Watcher(Periodic):
         super().__init__()
 
     def report(self) -> dict[str, Any]:
-        """One report, now."""
+        """Report now. Return the status."""
         stats = self.meter.stats()
         refused = dict(zip(REFUSALS, self.refused, strict=True))
         status = {"rank": self.rank, "whatif": stats, "refused_requests": refused}

@@ -232,10 +232,10 @@ class Status:
         return None if meter is None else meter.stats()
 
     def _missed(self, rows: Sequence[Row]) -> dict[str, Any]:
-        """Return why prompt tokens were missed, and ages of tokens at hits and at evictions.
+        """Return the causes of missed prompt tokens, and ages of tokens at hits and at evictions.
 
-        ``tokens``: by cause and tier. Tokens that another namespace holds count as never seen; their
-        number is apart, for administrators.
+        ``tokens``: by cause and tier. Tokens that another namespace holds count as never seen; for
+        administrators they are also counted separately.
         """
         found = self.cache.tree_core.departures.stats()
         ages = [
@@ -309,8 +309,8 @@ class Status:
 
 
 def agreement(counters: Counters, gate: SessionGate | None = None) -> dict[str, Any]:
-    """Return values that are equal on all tensor-parallel ranks after equally many evictions (and
-    admitted sessions)."""
+    """Return values that must be equal on all tensor-parallel ranks after equally many evictions
+    (and admitted sessions)."""
     count, digest = counters.victims.sum
     return {
         "victims": count,

@@ -11,7 +11,7 @@ from typing import Any
 from sglang_canopy.telemetry.window import MINUTE_S, POINTS
 
 _STEP = 1.1
-"""Ratio of adjacent classes of times; the error is at most 5 %."""
+"""Ratio of adjacent bins of times; the error is at most 5 %."""
 _LEAST_S = 1e-4
 _CLASSES = 200
 QUANTILES = {"p50_s": 0.5, "p99_s": 0.99}

@@ -32,15 +32,15 @@ class Window:
             self._taken.append(self._now)
 
     def points(self) -> list[dict[str, Any]]:
-        """Return the differences of adjacent points, oldest first, with ``time_unix_s``."""
+        """Return the differences between adjacent points, oldest first, with ``time_unix_s``."""
         return [_point(old, new) for old, new in pairwise(self._taken)]
 
     def running(self) -> list[dict[str, Any]]:
-        """Return the difference since the last point; empty without sums."""
+        """Return the difference from the last point; empty without sums."""
         return [] if self._now is None else [_point(self._taken[-1], self._now)]
 
     def last(self, seconds: float) -> dict[str, Any]:
-        """Return the difference over the last ``seconds``, or one point longer."""
+        """Return the difference over the last ``seconds``, or up to one point longer."""
         assert self._now is not None
         due = self._now[0] - seconds
         before = [one for one in self._taken if one[0] <= due]

@@ -66,7 +66,7 @@ class _SquaredLeads:
         self.squares += squares * squares
 
     def price(self, scale: float) -> float:
-        """Return the sum of the squared differences of prices."""
+        """Return the sum of the squared differences in price."""
         return self.tokens + self.mixed / scale + self.squares / (4.0 * scale * scale)
 
     def rescale(self, by: float) -> None:
@@ -128,24 +128,26 @@ class Account:
             self._add_to_groups(_MISSED, blocks[served:prompt_blocks], weight * stands_for)
 
     def served_ratio(self, scale: float = UNKNOWN) -> float:
-        """Return the share of the prompt tokens that the server hit; of their price at ``scale``."""
+        """Return the share of the prompt tokens, or of their price at ``scale``, that the server
+        hit."""
         return self._hit.price(scale) / (self._prompts.price(scale) or 1.0)
 
     def sampled_ratio(self, name: Hashable) -> float:
-        """Share of the sampled tokens that a shadow cache hits."""
+        """Return the share of the sampled tokens that a shadow cache hits."""
         return self._saved[name].tokens / (self._sampled.tokens or 1.0)
 
     def lead(self, name: Hashable, scale: float = UNKNOWN) -> float:
-        """Hit ratio of a shadow cache minus the control's."""
+        """Return the hit ratio of a shadow cache minus the control's."""
         lead = self._saved[name].price(scale) - self._control.price(scale)
         return lead * self._per_token(scale)
 
     def error(self, name: Hashable, scale: float = UNKNOWN) -> float:
-        """Standard error of ``lead``, with the requests seen taken as a sample of the traffic."""
+        """Return the standard error of ``lead``, with the requests seen as a sample of
+        the traffic."""
         return math.hypot(self._traffic_error(name, scale), self.sampling_error(name, scale))
 
     def sampling_error(self, name: Hashable, scale: float = UNKNOWN) -> float:
-        """Standard error of ``lead`` due to block sampling alone.
+        """Return the standard error of ``lead`` due to block sampling alone.
 
         For prices: the error of tokens times the mean price of the differing tokens.
         """
@@ -164,7 +166,7 @@ class Account:
         return 0.0 if leads is None else math.sqrt(leads.price(scale)) * self._per_token(scale)
 
     def _per_token(self, scale: float) -> float:
-        """Change of the overall ratio per sampled token, or per unit of its price."""
+        """Return the change of the overall ratio per sampled token, or per unit of its price."""
         missed = self._missed.price(scale)
         share = self._served_missed.price(scale) / missed if missed else 1.0
         return share / (self._prompts.price(scale) or 1.0)

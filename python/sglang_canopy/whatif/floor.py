@@ -1,16 +1,16 @@
 """Limit how far a policy may fall behind LRU on the same requests, in prefill seconds.
 
 Hits count by their price (``reuse/depth_price.py``), in tokens of the mean price, so that the
-limits are tokens for every model. A floor in tokens lets a policy lose seconds and undoes every rank
-by cost (docs/research/whatif.md).
+limits are tokens for every model. A floor in tokens lets a policy lose seconds and undoes every
+rank by cost (docs/research/whatif.md).
 
-Shadow caches of both serve every request, so the loss is known and needs no significance test: the
-rule is a budget. The policy ranks until its balance, what it saved more than LRU, falls below
-minus ``SLACK`` of the cache; then LRU ranks. The policy ranks again once its shadow has gained four
-times that slack, doubled after each further fall, so that two equally good policies do not
-alternate. Earlier gains count as credit, up to ``CREDIT``.
+Shadow caches of both policies serve every request, so the loss is known and needs no significance
+test: the rule is a budget. The policy ranks until its balance, its savings beyond LRU's, falls
+below minus ``SLACK`` of the cache; then LRU ranks. The policy ranks again once its shadow has
+gained four times that slack, doubled after each further fall, so that two equally good policies do
+not alternate. Earlier gains count as credit, up to ``CREDIT``.
 
-A loss of ``SHARE`` of the prompts is tolerated at any time, but not saved up: the tolerance
+A loss of ``SHARE`` of the prompts is always tolerated, but does not accumulate: the tolerance
 refills the balance up to ``SLACK`` of the cache and no further. docs/research/whatif.md measures
 the three constants.
 """
@@ -24,7 +24,7 @@ SHARE = 0.0005
 SLACK = 0.02
 """Chance difference allowed between two policies' contents, as a share of the cache."""
 CREDIT = 2.0
-"""Limit of accumulated gains and losses, in cache sizes."""
+"""Maximum accumulated gains and losses, in cache sizes."""
 
 
 class Floor:
@@ -34,7 +34,7 @@ class Floor:
 
     def __init__(self, capacity_tokens: int) -> None:
         self.behind = False
-        """True while LRU ranks in the policy's place."""
+        """True while LRU ranks instead of the policy."""
         self.falls = 0
         self._slack = SLACK * capacity_tokens
         self._credit = CREDIT * capacity_tokens
@@ -49,10 +49,10 @@ class Floor:
         doubt: float = 0.0,
         scale: float = UNKNOWN,
     ) -> None:
-        """Add one request: prompt tokens, and the leading tokens that each of the two hit.
+        """Add one request: its prompt tokens, and the leading tokens that each policy hit.
 
         ``doubt``: tolerance for sampling error, as a share of the prompt's price. ``scale``: depth
-        scale; unknown, tokens count alike.
+        scale; while unknown, all tokens count alike.
         """
         self._mean.add(prompt_tokens)
         mean = self._mean.at(scale)

@@ -191,7 +191,7 @@ class Meter:
         self.spent_s += TIMED * (time.thread_time() - begin)
 
     def sample_ended(self, request: Request) -> None:
-        """Insert another sample of a recorded request (n > 1). It counts as no request."""
+        """Insert another sample of a recorded request (n > 1). It does not count as a request."""
         self._observe(request, again=True)
 
     def _record(self, request: Request, hit_tokens: int) -> None:
@@ -236,7 +236,7 @@ class Meter:
             self._floor.compare(saved[wanted], saved[_LRU_NOW], sample.prompt_tokens, doubt, scale)
 
     def _too_small(self) -> list[Question]:
-        """Return the arms with too few sampled blocks: they decide nothing."""
+        """Return the arms with too few sampled blocks, which are excluded from decisions."""
         return [name for name in self._arms if self.caches.is_too_small(name)]
 
     def _sum(self, what: str, tokens: int) -> None:

@@ -42,8 +42,8 @@ MOST_BLOCKS = 32_768
 call."""
 
 MIN_BLOCKS = 64
-"""Capacity of the smallest shadow cache, in sampled blocks. A cache of a few blocks hits what
-chance lets it hit, so sampling pauses instead of thinning further."""
+"""Capacity of the smallest shadow cache, in sampled blocks. The hits of a smaller cache are mostly
+chance, so sampling pauses instead of thinning further."""
 
 _WINDOW_S = 60.0
 _MIN_WINDOW_S = 10.0
@@ -251,7 +251,7 @@ class SampledCaches:
             cache.thin_out(self._arms[name].make(), self.one_in, self.samples)
 
     def _resume(self, required: int, block_tokens: int) -> None:
-        """Sample again, with empty caches, if a sample half as large as allowed would do."""
+        """Sample again, with empty caches, once half of the allowed sample would suffice."""
         if 2 * required <= self._max_interval(block_tokens):
             self.paused = False
             self.one_in = required

@@ -3,7 +3,7 @@
 ``POST /canopy/hint`` adds a hint here. It is sent to the schedulers of every data-parallel replica
 in SGLang's own message for changes of internal state, which reaches all ranks of a replica at the
 same point between two requests. The first hint is sent at once. Each message takes time on the
-scheduler's thread, so hints that come within ``EVERY_S`` of it are sent together.
+scheduler's thread, so later hints within ``EVERY_S`` are sent together.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ MAX_WAITING_OF_TENANT = 128
 MAX_SENT = 64
 """Hints in one message."""
 EVERY_S = 0.1
-"""Least time between two messages."""
+"""Minimum seconds between two messages."""
 TENANT_PER_S, TENANT_BURST = 100.0, 200
-"""Hints of one tenant's clients, in a second and at once; a gateway's are not limited by tenant."""
+"""Hints of one tenant's clients: per second, and in one burst. A gateway's hints are not limited by
+tenant."""
 
 _HINTS = ("over", "return_in_s", "keep_s")
 _TENANT = ("extra_key", "cache_salt")
@@ -37,11 +38,12 @@ Hint = dict[str, Any]
 
 
 class TooManyHints(CanopyError):
-    """No room for another waiting hint, or too many of one tenant in a second."""
+    """There is no room for another waiting hint, or a tenant sent too many in a second."""
 
 
 class Waiting:
-    """Hints that are not sent yet, the last of each conversation. Bounded by tenant and in total."""
+    """Hints that are not sent yet, the latest of each conversation. Bounded by tenant and
+    in total."""
 
     def __init__(self) -> None:
         self._rate = TenantRate(TENANT_PER_S, TENANT_BURST)
@@ -119,8 +121,10 @@ class Waiting:
 async def deliver(
     waiting: Waiting, send: Callable[[str], Awaitable[Any]], pause: Callable[[], Awaitable[None]]
 ) -> None:
-    """Send hints until none wait, with a pause after each message. Raises what ``send`` raises; the
-    hints of that message wait again."""
+    """Send hints until none wait, with a pause after each message.
+
+    Raises the exceptions of ``send``; the hints of that message then wait again.
+    """
     while waiting:
         hints = waiting.take()
         try:

@@ -67,5 +67,5 @@ def receive(scheduler: Any, keys: Iterable[Any]) -> bool | None:
 
 
 def kind_of(key: Any) -> Kind | None:
-    """Return the kind of a message; ``None`` for a key of SGLang's."""
+    """Return the kind of a message; ``None`` for an SGLang key."""
     return next((kind for kind in KINDS if str(key).startswith(kind.prefix)), None)

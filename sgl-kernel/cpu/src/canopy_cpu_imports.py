@@ -1,9 +1,9 @@
 """Make `import sglang` and `import torchvision` work on a CPU build of torch.
 
-A .pth file imports this module in every interpreter of an environment that serves on a CPU, the
-spawned scheduler and detokenizer included, because both imports happen there before any SGLang
-plugin is loaded. Start-up pays for one entry on `sys.meta_path`: nothing is imported, and nothing
-else happens, until somebody imports `sglang` or `torchvision`.
+A .pth file imports this module in every interpreter of an environment that serves on a CPU,
+including the spawned scheduler and detokenizer, because both imports happen there before any SGLang
+plugin is loaded. Start-up costs one entry on `sys.meta_path`: nothing is imported, and nothing else
+happens, until `sglang` or `torchvision` is imported.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from importlib.abc import MetaPathFinder
 SGLANG_DEFAULTS = {
     # Without it `is_cpu()` is False everywhere and the rotary embedding imports vllm.
     "SGLANG_USE_CPU_ENGINE": "1",
-    # Idle OpenMP threads that spin slow every other process on the machine (gathers: 40 times).
+    # Idle OpenMP threads that spin slow down every other process on the machine (gathers by 40
+    # times).
     "OMP_WAIT_POLICY": "PASSIVE",
 }
 
@@ -30,9 +31,9 @@ def _before_sglang() -> None:
 def _before_torchvision() -> None:
     """Declare the schemas that torchvision registers Python kernels for.
 
-    The wheel on PyPI is linked against CUDA, so on a CPU build of torch its extension does not
-    load and `torchvision/_meta_registrations.py` fails on operators that do not exist. Where torch
-    has CUDA the extension loads, and declaring the schemas again would be the error.
+    The wheel on PyPI is linked against CUDA, so its extension does not load on a CPU build of
+    torch, and `torchvision/_meta_registrations.py` fails on missing operators. If torch has CUDA,
+    the extension loads and a second declaration would fail.
     """
     import torch
 
@@ -45,7 +46,7 @@ def _before_torchvision() -> None:
 
 
 class _Before(MetaPathFinder):
-    """Runs a preparation once, just before its package is first looked for; finds nothing."""
+    """Runs a preparation once, just before its package is first imported; finds no modules."""
 
     def __init__(self) -> None:
         self.preparations = {"sglang": _before_sglang, "torchvision": _before_torchvision}

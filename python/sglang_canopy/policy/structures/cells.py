@@ -99,7 +99,7 @@ class EndQueue:
 class ReturnQueue(EndQueue):
     """Leaves by hinted return, each protected until its own time.
 
-    ``key``: the key of the hint records, shared by all leaves of the queue.
+    ``key``: key of the hint records of all leaves in the queue.
     """
 
     __slots__ = ("_ends", "key")
@@ -149,11 +149,11 @@ class Cell(EndQueue):
         self.version = 0
         """Candidates with an older version are stale."""
         self.wakes = _NEVER
-        """Time at which it is ranked again, if it does not change before."""
+        """Time of its next ranking, if it does not change earlier."""
 
 
 class Cells:
-    """All cells, with the least ``(rank, last access, -offset, number)`` among their ends.
+    """All cells, with the least ``(rank, last access, -offset, number)`` among their end leaves.
 
     ``by`` selects the rank: ``survival`` (``Category.rank``), ``recency`` (all ranks equal), or
     ``exponential`` (``Category.exponential`` at the exact age; equal ranks are ordered by ``(rank,
@@ -174,7 +174,8 @@ class Cells:
         """Cells to rank again, by first change."""
         self._heap: list[tuple[Any, ...]] = []
         self._edges: list[tuple[float, int, Cell]] = []
-        """Times at which cells are ranked again; all but a cell's ``wakes`` are stale."""
+        """Times at which cells are ranked again; all entries except a cell's ``wakes``
+        are stale."""
         self._count = 0
 
     def push(self, key: Hashable, leaf: Leaf, make: Callable[[], tuple[Category, float]]) -> None:
@@ -237,7 +238,7 @@ class Cells:
         at = self._at
         order, until = at(cell, old, now)
         entry = old
-        # The exact rank falls with age: the oldest leaf is the least.
+        # The exact rank falls with age, so the oldest leaf is the least.
         young = old if self._exact or cell.live == 1 else cell.youngest()
         if young is not old and young is not None:
             other, other_until = at(cell, young, now)
@@ -247,7 +248,7 @@ class Cells:
                 entry, order = young, other
         self._count += 1
         heapq.heappush(self._heap, (order, self._count, entry, cell.version, cell))
-        if until < cell.wakes:  # a cell that wakes earlier is ranked in time, too
+        if until < cell.wakes:  # a cell that wakes earlier is also ranked in time
             cell.wakes = until
             heapq.heappush(self._edges, (until, self._count, cell))
             if len(self._edges) > 4 * len(self._cells) + 64:

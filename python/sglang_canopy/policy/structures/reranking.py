@@ -9,14 +9,15 @@ from operator import attrgetter
 from sglang_canopy.records import Leaf
 
 SLICE_LEAVES = 4096
-"""Leaves of one slice: about ten milliseconds."""
+"""Leaves in one slice: about ten milliseconds of work."""
 
 
 class Reranking:
-    """All leaves at once if one slice holds them; else a slice at each new time of the requests.
+    """Reranks all leaves at once if one slice holds them, else a slice at each new time of the
+    requests.
 
-    Until its turn a leaf keeps its rank of the fit before. Slices follow the order of creation, so
-    that equal requests give equal slices.
+    Until its turn a leaf keeps its rank of the previous fit. Slices follow the order of creation,
+    so that equal requests give equal slices.
     """
 
     def __init__(self) -> None:

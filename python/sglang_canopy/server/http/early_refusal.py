@@ -30,7 +30,7 @@ _progress: ContextVar[_Progress | None] = ContextVar("canopy_progress", default=
 
 
 async def watched(answers: AsyncIterator[Any]) -> AsyncIterator[Any]:
-    """Yield ``answers`` of ``TokenizerManager.generate_request``, and note a refusal."""
+    """Yield ``answers`` of ``TokenizerManager.generate_request``, and record a refusal."""
     from fastapi import HTTPException
 
     progress = _progress.get() or _Progress()

@@ -49,8 +49,8 @@ logger = logging.getLogger(__name__)
 class Entry:
     """Request options of one HTTP process, and measurements of its requests.
 
-    ``hint_rule``: whose hints count; without it no credential is known. ``metric_labels``: the
-    operator's labels of every series, ``None`` without metrics.
+    ``hint_rule``: decides which clients' hints count; without it no credential is known.
+    ``metric_labels``: the operator's labels of every series, ``None`` without metrics.
     """
 
     def __init__(
@@ -256,8 +256,9 @@ def _write_stamp(
 def first_token(result: Any, state: Any, recv_obj: Any, i: int) -> None:
     """Hook after ``TokenizerManager._get_scheduler_first_token_time``, once per request.
 
-    Add the prefill time in the scheduler, without queueing, to the TTFT fit, and the client's wait, with
-    queueing, to the last hour's times. ``result``: time of the token, if it is in the past.
+    Adds the prefill time in the scheduler, without queueing, to the TTFT fit, and the client's
+    wait, with queueing, to the last hour's times. ``result``: time of the token, if it is in the
+    past.
     """
     created = state.time_stats.created_time
     if created > 0.0:

@@ -55,8 +55,8 @@ def add_worker_routes(server_args: Any) -> None:
     """Add the routes in a tokenizer worker, which inherits the status folder and the key of shown
     tenants.
 
-    SGLang checks no keys in its workers. Its check of the administrator's key is added here, because
-    Canopy's routes would be open to all otherwise.
+    SGLang checks no keys in its workers. Its check of the administrator's key is added here,
+    because Canopy's routes would otherwise be open to all.
     """
     from sglang.srt.entrypoints.http_server import app
 
@@ -79,7 +79,7 @@ def _add(server_args: Any) -> None:
     async def status(request: Any) -> dict[str, Any]:
         ranks = status_file.read_all()
         if not access.has_admin_key(request.headers, server_args.admin_api_key):
-            for rank in ranks:  # it tells what other tenants send
+            for rank in ranks:  # it reveals what other tenants send
                 rank.get("missed", {}).pop("other_namespace", None)
         watched = status_file.read_all(status_file.OBSERVED)
         meters = [rank["whatif"] for rank in (*ranks, *watched) if rank.get("whatif")]

@@ -1,4 +1,5 @@
-"""Time messages to the schedulers, for the session gate and what fades without requests."""
+"""Time messages to the schedulers, for the session gate and for values that decay without
+requests."""
 
 from __future__ import annotations
 

@@ -22,8 +22,8 @@ def sigterm_received(*_: Any, **__: Any) -> None:
 
 
 def message_dispatched(manager: Any, obj: Any, *_: Any, **__: Any) -> None:
-    """Hook before ``TokenizerManager._dispatch_to_scheduler``: put the seconds left for the drain into
-    a ``ShutdownReq``, and let SGLang wait that much longer."""
+    """Hook before ``TokenizerManager._dispatch_to_scheduler``: put the seconds left for the drain
+    into a ``ShutdownReq``, and extend SGLang's wait by the same time."""
     if not _signalled_at:
         return
     from sglang.srt.managers import tokenizer_manager

@@ -44,7 +44,7 @@ def request_created(req: Any, scheduler: Any, recv_req: Any, *_: Any, **__: Any)
         req.canopy_adapter = recv_req.lora_name
     scheduler.canopy_created = req
     late = [created(scheduler, req) for created in _on_created]
-    # Images get tokens of their own later; until then all images look alike. A late request gets its
+    # Images get their own tokens later; until then all images look alike. A late request gets its
     # extra key when it is queued.
     if recv_req.mm_inputs is None and not any(late):
         _receive(scheduler, req)
@@ -158,7 +158,7 @@ def _refuse(scheduler: Any, req: Any, reason: int) -> None:
 
 
 def _core(owner: Any) -> Any:
-    """Return the tree of a scheduler or batch, if a policy of Canopy's ranks it."""
+    """Return the tree of a scheduler or batch, if a Canopy policy ranks it."""
     from sglang_canopy.radix.core import CanopyTreeCore
 
     core = getattr(owner.tree_cache, "tree_core", None)

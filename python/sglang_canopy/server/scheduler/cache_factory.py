@@ -122,7 +122,7 @@ def build(ctx: TreeCacheBuildContext) -> BasePrefixCache:
 
 
 def _unsupported_tiers(ctx: TreeCacheBuildContext) -> str | None:
-    """Return why this model's memory, or the tier below it, cannot be managed here."""
+    """Return the reason why this model's memory, or the tier below it, cannot be managed here."""
     if getattr(ctx, "is_hybrid_swa", False) and getattr(ctx, "full_tokens_per_layer", None) == 0:
         return (
             "SGLang has a separate cache for models whose layers all have sliding windows; "
@@ -148,10 +148,11 @@ def session_gate(server_args: Any, cache: CanopyRadixCache) -> SessionGate | Non
 
 
 def keep_learnt(cache: CanopyRadixCache, group: Any) -> None:
-    """Restore the learnt state of the last server with this disk tier, and save it there from now on.
+    """Restore the learnt state of the last server with this disk tier, and save it there from now
+    on.
 
-    The file is in the first rank's namespace, so another model, other weights or another layout have
-    another file. Collective over ``group``.
+    The file is in the first rank's namespace, so each model, set of weights and layout has a
+    separate file. Collective over ``group``.
     """
     live, disk = cache.tree_core.live, cache.tree_core.disk
     store = disk.store if isinstance(disk, DiskLink) else None
@@ -170,7 +171,8 @@ def keep_learnt(cache: CanopyRadixCache, group: Any) -> None:
 
 
 def first_ranks_profile(path: str) -> Any:
-    """Return a profile as the first of this scheduler's ranks reads it. Collective, see there."""
+    """Return a profile as the first of this scheduler's ranks reads it. Collective, see
+    ``saved_profile.from_first_rank``."""
     return from_first_rank(path, _world())
 
 
@@ -187,7 +189,6 @@ def _is_first_rank() -> bool:
 
 
 def _claim(mine: Profile) -> None:
-    """Report already at the start, not at the first save, that another server saves to this
-    profile."""
+    """Report at start, instead of at the first save, that another server saves to this profile."""
     with contextlib.suppress(OSError):  # reported when it is saved
         mine.claim()

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 def is_first_entry(req: Any) -> bool:
-    """Return whether ``req`` joins the queue for the first time and may be refused: no retracted
-    request, none that carries an error, no health check."""
+    """Return whether ``req`` joins the queue for the first time and may be refused: it is not
+    retracted, carries no error, and is no health check."""
     from sglang.srt.managers.utils import is_health_check_generate_req
 
     again = req.output_ids or req.retraction_count
@@ -46,7 +46,7 @@ class LiveRefusal:
         self._costs: list[float] = []
         """The same costs in ascending order."""
         self._arriving: tuple[Any, float, Decision] | None = None
-        """The latest request that was not refused, its cost and decision."""
+        """The latest request that was not refused, with its cost and decision."""
         self._decided: WeakKeyDictionary[Any, tuple[float, Decision]] = WeakKeyDictionary()
         """Arrival time and decision of each request without a first token."""
 
@@ -85,7 +85,7 @@ class LiveRefusal:
         self._decided[req] = time.monotonic(), decision
 
     def ordered(self) -> None:
-        """A pass has ordered the queue, or nothing waits."""
+        """Record that a pass has ordered the queue, or that no request waits."""
         self._entering.clear()
         self._costs.clear()
 

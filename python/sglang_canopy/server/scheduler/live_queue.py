@@ -1,7 +1,7 @@
 """One scheduler's waiting queue: the cost of requests, their order, and the protection of prefixes.
 
 All decisions are equal on all ranks: they depend on the order of arrival, the tree, and a cost
-model with the first rank's figures. Timings differ by rank; those of other ranks are never used.
+model with the first rank's figures. Timings differ by rank; only the first rank's are used.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class LiveQueue:
         step_tokens: int = STEP_TOKENS,
         measures: bool = True,
     ) -> None:
-        """``step_tokens``: of the largest prefill step. ``measures``: whether the time of every
-        batch is that of its prefills, and all ranks compute equal batches."""
+        """``step_tokens``: maximum tokens of a prefill step. ``measures``: whether the time of
+        every batch is that of its prefills, and all ranks compute equal batches."""
         self.orders = options.queue_order == BOUNDED_SHORTEST
         self.measures = measures or self.orders
         self.cost = PrefillCost(step_tokens)
@@ -75,8 +75,11 @@ class LiveQueue:
         self.times = PrefillTimes()
 
     def status(self) -> dict[str, Any]:
-        """Return the state for operators; may be called from another thread. Fields of Canopy's order
-        are ``None`` under SGLang's, the fitted times if prefills are not measured."""
+        """Return the state for operators. Safe on any thread.
+
+        Fields of Canopy's order are ``None`` under SGLang's order, as are the fitted times if
+        prefills are not measured.
+        """
         base, token, pair, loaded = self.cost.coefficients
         return {
             "order": BOUNDED_SHORTEST if self.orders else SGLANG,
@@ -110,7 +113,7 @@ class LiveQueue:
             self.predictions.queued(req, time.monotonic())
 
     def computed(self, batch: Any) -> None:
-        """Record the time that ``batch`` took, and agree on the cost model at times.
+        """Record the time that ``batch`` took, and periodically agree on the cost model.
 
         Collective every ``REFIT_BATCHES`` prefill batches.
         """
@@ -132,7 +135,7 @@ class LiveQueue:
                     self.refusal.first_token(req, self.times.done_at)
 
     def _agree(self) -> None:
-        """Adopt the first rank's fit, depth scale and factors of the TTFT's bound. Collective."""
+        """Adopt the first rank's fit, depth scale and factors of the TTFT bound. Collective."""
         fitted = self.cost.fitted() or (0.0, 0.0, 0.0, 0.0)
         factors = [] if self.refusal is None else self.refusal.bound.measured()
         if torch.distributed.is_initialized():  # else a cache without a server
@@ -208,7 +211,8 @@ class LiveQueue:
     ) -> int | None:
         """Return the tokens that ``chunked`` may take of the next step, or ``None`` for no limit.
 
-        Puts the requests that share the step first in ``queue``; without any there is no limit.
+        Moves the requests that share the step to the head of ``queue``; without any there is no
+        limit.
         """
         left, held = self._free_tokens(chunked), set[Any]()
 
@@ -241,7 +245,7 @@ class LiveQueue:
     def _unlocked_nodes(self, req: Any, held: set[Any]) -> list[Any]:
         """Return the nodes of ``req``'s match that are neither locked nor in ``held``.
 
-        Until the request is admitted they can be evicted, or are on the host alone.
+        They can be evicted until the request is admitted, or are only on the host.
         """
         node, found = self._core.node_by_id(req.best_match_node), []
         while node is not self._core.root_node and node not in held:

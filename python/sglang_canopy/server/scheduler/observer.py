@@ -59,10 +59,10 @@ def keeps_floor(server_args: Any) -> bool:
 
 
 class Observer:
-    """One scheduler's meter under a policy of SGLang's."""
+    """One scheduler's meter under an SGLang policy."""
 
     def __init__(self, meter: Meter, step_tokens: int = STEP_TOKENS) -> None:
-        """``step_tokens``: of the largest prefill step."""
+        """``step_tokens``: maximum tokens of a prefill step."""
         self.meter = meter
         self.refused = [0] * len(REFUSALS)
         """Requests that ended without having been admitted, by reason."""
@@ -89,7 +89,7 @@ class Observer:
             self._tried(self._count_refusal, req, reason)
 
     def _tried(self, step: Callable[..., None], *of: Any) -> None:
-        """Run a step; an error must not end a server that is only watched."""
+        """Run a step. An error must not end a server that is only observed."""
         try:
             step(*of)
         except Exception:
@@ -139,7 +139,7 @@ class Observer:
 
 
 def _is_first_event(req: Any) -> bool:
-    """Return whether ``req`` was not seen before; it is from now on."""
+    """Return whether ``req`` was not seen before, and mark it as seen."""
     is_first = not hasattr(req, _SEEN)
     setattr(req, _SEEN, True)
     return is_first

@@ -9,11 +9,11 @@ from sglang_canopy.schedule.prefill_cost import REFIT_BATCHES, Prefill
 
 
 class PrefillTimes:
-    """The time that each batch took since the one before it was done."""
+    """The time of each batch since the previous batch ended."""
 
     def __init__(self) -> None:
         self.done_at = 0.0
-        """On the monotonic clock."""
+        """Time on the monotonic clock."""
         self.prefills = 0
         """Prefill batches so far; equal on all ranks."""
 
@@ -23,7 +23,7 @@ class PrefillTimes:
         return self.prefills % REFIT_BATCHES == 0
 
     def of(self, batch: Any) -> tuple[list[Prefill], float] | None:
-        """Return what a computed batch prefilled, and its seconds; ``None`` for a batch that only
+        """Return the prefills of a computed batch, and its seconds; ``None`` for a batch that only
         decoded. Call it for every batch."""
         # A batch may be launched while the previous one still runs.
         now, since = time.monotonic(), max(self.done_at, batch.launch_ts or 0.0)

@@ -86,9 +86,9 @@ def admission_selected(
 ) -> Any:
     """Hook around ``PrefillAdder._select_prefill_admission``: refuse a second unfinished prompt.
 
-    SGLang tracks one unfinished prompt, the last one of a batch. An earlier one would count as
-    complete, and be answered from a part of its prompt. SGLang relies on the remaining room, less
-    than a page, to prevent this; sharing steps and reusing documents leave more.
+    SGLang tracks one unfinished prompt, the last of a batch. An earlier unfinished prompt would
+    count as complete, and be answered from a part of it. SGLang prevents this because the remaining
+    room is less than a page; sharing steps and reusing documents leave more.
     """
     found = original(adder, req, *args, has_chunked_req=has_chunked_req, **kwargs)
     unfinished = has_chunked_req or adder.new_chunked_req is not None

@@ -35,7 +35,7 @@ def requests_received(result: Any, receiver: Any, *_: Any, **__: Any) -> None:
 
     if get_parallel().pp_rank:
         return  # stamped by the first stage
-    # If clients reach the scheduler without our entry, a stamp was written by a client.
+    # If clients can reach the scheduler without our entry, a stamp may be a client's forgery.
     forged = bool(server_args.grpc_mode or server_args.smg_grpc_mode)
     for params in _sampling(result):
         custom = params.custom_params

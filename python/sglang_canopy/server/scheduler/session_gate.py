@@ -124,7 +124,7 @@ class ServerGate:
         self.gate.advance(self.gate.now)
 
     def _sweep(self, scheduler: Any, running: set[int]) -> None:
-        """Read the whole queue: a request was removed from it, or put back, without a call."""
+        """Read the whole queue: a request was removed or put back without a call."""
         self.sweeps += 1
         queue = {id(req): req for req in scheduler.waiting_queue}
         for waiting in (self._admissible, self._held, self._running):
@@ -171,7 +171,7 @@ def gate_of(scheduler: Any) -> ServerGate | None:
 
 
 def take_time(scheduler: Any, times: Iterable[str]) -> bool:
-    """Pass the times of messages to the gate, and ignore a text that is not a number."""
+    """Pass the times in messages to the gate; ignore a text that is not a number."""
     if (gate := gate_of(scheduler)) is not None:
         for time in times:
             with contextlib.suppress(ValueError):
@@ -181,9 +181,10 @@ def take_time(scheduler: Any, times: Iterable[str]) -> bool:
 
 def queue_limited(original: Any, scheduler: Any, req: Any) -> bool:
     """Hook around ``Scheduler._abort_on_queued_limit``: refuse a request by its predicted TTFT, or
-    register it. Return whether it is refused.
+    register it. Returns whether it is refused.
 
-    The prediction is first: with priorities SGLang aborts a waiting request to make room.
+    The prediction comes first, because with priorities SGLang aborts a waiting request to make
+    room.
     """
     if queue.refused_early(scheduler, req) or original(scheduler, req):
         return True

@@ -1,4 +1,4 @@
-"""Further plugins: a server without their flag has none of their hooks.
+"""Further plugins. A server without a plugin's flag has none of its hooks.
 
 The launching process installs the hooks when its command line has the flag. Its children inherit a
 variable, and register the hooks when SGLang loads plugins.
@@ -21,7 +21,7 @@ _SERVER_ARGS = "sglang.srt.server_args.ServerArgs."
 
 
 class Addon:
-    """One further plugin.
+    """A further plugin.
 
     ``flags``: a class of declared options; the first is the flag. ``keep``: checks the parsed
     arguments, stores options on the ``ServerArgs``, and returns whether the server has the feature.

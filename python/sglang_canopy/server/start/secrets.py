@@ -46,7 +46,8 @@ def redacted(value: Any, name: str = "") -> Any:
 
 @functools.lru_cache(4096)
 def _is_secret(name: str) -> bool:
-    """Cached: each reading of ``/server_info`` shows some 500 names on the scheduler's thread."""
+    """Return whether a name is secret. Cached: each reading of ``/server_info`` shows some 500
+    names on the scheduler's thread."""
     return _NAME.search(name) is not None
 
 

@@ -1,7 +1,7 @@
 """SGLang on a CPU: attention over new tokens, convolutions, n-grams, HiCache and LoRA without CUDA.
 
-Canopy's plugin calls `install()` at load, where torch finds no CUDA. The import stand-ins beside
-this package act before any plugin is loaded.
+Canopy's plugin calls `install()` at load if torch finds no CUDA device. The import stand-ins next
+to this package act before any plugin is loaded.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _LORA = "sglang.srt.lora.lora_manager.LoRAManager.__init__"
 _TREES = "sglang.kernels.ops.speculative.spec_tree"
 _BACKENDS = "sglang.srt.arg_groups.platform_hook.handle_cpu_backends"
 
-# What is replaced or relied on, and the parameters it must have: a release that moved one is
-# refused at start by name, rather than served wrong.
+# Replaced and required functions, with their leading parameters. If a release moved one, the start
+# fails and names it.
 SEAMS: dict[str, tuple[str, ...]] = {
     "sglang.srt.layers.attention.attention_registry.register_attention_backend": ("name",),
     f"{_TORCH_NATIVE}.init_forward_metadata": ("self", "forward_batch"),
@@ -79,17 +79,17 @@ _installed = False
 
 
 def wanted() -> bool:
-    """True where SGLang can only run on the CPU: torch finds no CUDA (or ROCm) device."""
+    """Return whether SGLang can only run on the CPU: torch finds no CUDA (or ROCm) device."""
     import torch
 
     return not torch.cuda.is_available()
 
 
 def install() -> None:
-    """Put CPU support into SGLang through its registries and hooks, where it is `wanted()`.
+    """Add CPU support to SGLang through its registries and hooks, if it is `wanted()`.
 
-    Twice is the same as once. The hooks take effect when SGLang applies them, right after its plugins were loaded.
-    Raises CanopyError naming the setting, the package or the seam that is missing.
+    Idempotent. The hooks take effect when SGLang applies them, right after loading its plugins.
+    Raises CanopyError naming the missing setting, package or function.
     """
     global _installed
     if _installed or not wanted():
@@ -176,7 +176,7 @@ def _new_tokens_backend(runner: Any) -> Any:
 
 
 def _default_to_torch_native(server_args: Any) -> None:
-    """BEFORE hook: upstream's default on x86 is `intel_amx`, which needs compiled kernels."""
+    """BEFORE hook: SGLang's default on x86 is `intel_amx`, which needs compiled kernels."""
     from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
 
     view = resolving_view(server_args)

@@ -1,15 +1,15 @@
 """Attention over the new tokens only, for SGLang's `torch_native` backend.
 
-Upstream pads every request's query to the whole sequence, so a cached prefix saves no attention
-work: 60 new tokens after 4,000 cached ones cost as much as 4,060 new ones. Here the query is the
-new tokens alone. What a forward pass needs to know about its batch (rows, masks, groups) is worked
-out once and shared by all layers. Results equal the stock ones up to rounding.
+SGLang pads every request's query to the whole sequence, so a cached prefix saves no attention work:
+60 new tokens after 4,000 cached tokens cost as much as 4,060 new tokens. Here the query is the new
+tokens alone. Rows, masks and groups of a batch are computed once and shared by all layers. Results
+equal the stock results up to rounding.
 
-Drafts of speculative decoding are a tree, each seeing those above it (`plan_verify`).
+Drafts of speculative decoding form a tree; each draft attends to its ancestors (`plan_verify`).
 
-Cross-attention, encoder-only attention and sliding windows go to the stock code. Where layers with
-sliding windows have a KV pool of their own, their rows are translated for it: the stock code reads
-that pool with the rows of the other one.
+The stock code runs cross-attention, encoder-only attention and sliding windows. If layers with
+sliding windows have their own KV pool, rows are translated to it: the stock code reads that pool
+with the rows of the other pool.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from sglang_canopy.errors import CanopyError
 
-# A block of queries attends up to its own last token: longer blocks waste more of the causal
-# triangle, shorter ones pay more calls.
+# A block of queries attends up to its own last token. Longer blocks waste more of the causal
+# triangle; shorter blocks need more calls.
 QUERY_BLOCK = 512
-# Padding one request by this many tokens costs about as much as a call of its own.
+# Padding one request by this many tokens costs about as much as a separate call.
 PADDING_PER_CALL = 64
 
 
 @dataclass(slots=True, frozen=True)
 class QueryBlock:
-    """Queries `start:end` of the batch, which see the first `visible` tokens of their request."""
+    """Queries `start:end` of the batch, which attend to the first `visible` tokens of their
+    request."""
 
     start: int
     end: int
@@ -46,7 +47,7 @@ class QueryBlock:
 
 @dataclass(slots=True, frozen=True)
 class ExtendPlan:
-    """One entry a request: its cache rows [tokens] and its queries."""
+    """One entry per request: its cache rows [tokens] and its queries."""
 
     requests: list[tuple[torch.Tensor, list[QueryBlock]]]
 
@@ -55,8 +56,8 @@ class ExtendPlan:
 class DecodeGroup:
     """Requests of similar length decoded in one call.
 
-    `members` [requests]; `rows` [requests * length], short requests padded with a row of their
-    own; `mask` bool [requests, 1, 1, length], or None when nothing is padded.
+    `members` [requests]; `rows` [requests * length], short requests padded with one of their own
+    rows; `mask` bool [requests, 1, 1, length], or None without padding.
     """
 
     members: torch.Tensor
@@ -97,9 +98,9 @@ def plan_verify(
     tree_mask: torch.Tensor,
     drafts: int,
 ) -> ExtendPlan:
-    """``drafts`` drafts of each request, behind ``seq_lens`` [requests] tokens.
+    """Plan ``drafts`` drafts of each request, after ``seq_lens`` [requests] tokens.
 
-    ``tree_mask`` bool [requests * drafts * drafts]: which of them each one sees.
+    ``tree_mask`` bool [requests * drafts * drafts]: the drafts that each draft attends to.
     """
     trees = tree_mask.view(-1, drafts, drafts).bool()
     requests = []
@@ -129,7 +130,8 @@ def plan_decode(
 
 
 def group_by_length(lengths: list[int]) -> list[list[int]]:
-    """Indices of requests to decode together, shortest first: padding costs less than it saves.
+    """Return the indices of requests to decode together, shortest first: padding costs less than it
+    saves.
 
     >>> group_by_length([300, 4000, 310])
     [[0, 2], [1]]
@@ -151,8 +153,8 @@ def group_by_length(lengths: list[int]) -> list[list[int]]:
 class NewTokensAttnBackend(TorchNativeAttnBackend):
     """`torch_native`, with attention computed for the new tokens only.
 
-    # NOTE: plans are kept from one `init_forward_metadata` to the next, that is for the layers
-    # of one forward pass. Called without it, every call makes its own plan.
+    A plan is kept until the next `init_forward_metadata`, that is for all layers of one forward
+    pass. Without that call, every layer makes its own plan.
     """
 
     def __init__(self, model_runner: Any) -> None:
@@ -160,7 +162,7 @@ class NewTokensAttnBackend(TorchNativeAttnBackend):
         self._plan: Any = None
         self._plan_key: tuple[Any, ...] | None = None
         self._in_window_pool = False
-        """Whether the layer that runs has its KV in the pool of sliding windows."""
+        """Whether the current layer has its KV in the pool of sliding windows."""
         self._window_rows: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
@@ -178,7 +180,7 @@ class NewTokensAttnBackend(TorchNativeAttnBackend):
     def _forward_verify(
         self, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, save_kv_cache: bool = True
     ) -> torch.Tensor:
-        """Attention of drafts, each over the sequence and over the drafts above it in its tree."""
+        """Compute the attention of drafts, each over the sequence and its ancestors in the tree."""
         window = layer.sliding_window_size
         if self._in_window_pool or (window is not None and window > -1):
             raise CanopyError(
@@ -222,9 +224,9 @@ class NewTokensAttnBackend(TorchNativeAttnBackend):
         )
 
     def _translated(self, given: SimpleNamespace) -> dict[str, Any]:
-        """The arguments with rows of the pool of sliding windows, one line a request.
+        """Return the arguments with rows of the pool of sliding windows, one line per request.
 
-        Rows of tokens outside every window may be anybody's by now; the mask hides them.
+        Rows of tokens outside every window may have been reused; the mask hides them.
         """
         cached = self._window_rows
         if cached is None or cached[0] is not given.req_pool_indices:
@@ -273,7 +275,7 @@ class NewTokensAttnBackend(TorchNativeAttnBackend):
         kv_heads = k_cache.shape[1]
         for group in groups:
             count = len(group.members)
-            # Heads that share a KV head become queries of that head: no copies of K and V.
+            # Heads that share a KV head become queries of that head, without copies of K and V.
             queries = query[group.members].view(count, kv_heads, -1, query.shape[-1])
             attended = scaled_dot_product_attention(
                 queries,
@@ -286,7 +288,7 @@ class NewTokensAttnBackend(TorchNativeAttnBackend):
         return output
 
     def _planned(self, given: Any, make: Callable[[], Any]) -> Any:
-        """What ``make`` makes, once for all layers of the batch that ``given`` is of."""
+        """Return the result of ``make``, called once for all layers of the batch of ``given``."""
         key = self._plan_key
         if key is None or key[0] is not given.req_pool_indices or key[1] is not given.seq_lens:
             return make()
@@ -306,12 +308,13 @@ _OPTIONAL = {
 
 
 def _arguments(names: Sequence[str], args: Any, kwargs: Any) -> SimpleNamespace:
-    """A call's arguments by upstream's names (`cpu.install` checks those)."""
+    """Return a call's arguments by SGLang's names (checked by `cpu.install`)."""
     return SimpleNamespace(**{**_OPTIONAL, **dict(zip(names, args)), **kwargs})
 
 
 def _is_special(given: SimpleNamespace) -> bool:
-    """Cross-attention, encoder lengths and sliding windows: the stock code's business."""
+    """Return whether the stock code must run: cross-attention, encoder lengths or sliding
+    windows."""
     window = given.sliding_window_size
     return (
         given.encoder_lens is not None
@@ -345,6 +348,6 @@ def _attend(
 
 
 def _gather(cache: torch.Tensor, group: DecodeGroup, count: int) -> torch.Tensor:
-    """[count, kv heads, length, head size] out of the cache [slots, kv heads, head size]."""
+    """Gather [count, kv heads, length, head size] from the cache [slots, kv heads, head size]."""
     gathered = cache.index_select(0, group.rows)
     return gathered.view(count, group.length, *cache.shape[1:]).transpose(1, 2)

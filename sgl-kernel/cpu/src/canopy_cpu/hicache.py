@@ -1,8 +1,8 @@
 """HiCache without a GPU: an unpinned host pool, and copies between the two pools in torch.
 
-On a CPU the "device" pool and the host pool are both ordinary memory. Upstream pins the host pool
-through CUDA and takes its copy functions from the CUDA build of `sgl_kernel`, for the `direct`
-I/O backend as well; those functions are here. Index tensors are tokens, whole pages in order.
+On a CPU the "device" pool and the host pool are both ordinary memory. SGLang pins the host pool
+through CUDA and takes its copy functions from the CUDA build of `sgl_kernel`, even for the `direct`
+I/O backend; this module supplies those functions. Index tensors are tokens, whole pages in order.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from typing import Any
 
 import torch
 
-# Upstream leaves 10 GiB of the machine free beside a host pool, which is all of a small one.
+# SGLang leaves 10 GiB of the machine free next to a host pool, which is all of a small machine.
 RESERVE_BYTES = 1 << 30
 
 
 def unpinned(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """BEFORE hook of the host pools' `__init__`: memory is pinned for CUDA's sake only."""
+    """BEFORE hook of the host pools' `__init__`: do not pin memory, which only CUDA needs."""
     return args, {**kwargs, "pin_memory": False}
 
 
 def direct_io(server_args: Any) -> None:
     """BEFORE hook of `resolve_layout_io_compatibility`: the `kernel` I/O backend needs CUDA.
 
-    Upstream's own resolution follows and picks the host layout that goes with `direct`.
+    SGLang's own resolution follows and selects the host layout for `direct`.
     """
     from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
 
@@ -39,7 +39,7 @@ def transfer_kv_direct(
     dst_indices: torch.Tensor,
     page_size: int,
 ) -> None:
-    """Copy tokens between two pools that both hold [tokens, heads, head size] a layer."""
+    """Copy tokens between two pools, each [tokens, heads, head size] per layer."""
     source, target = src_indices.long(), dst_indices.long()
     for src, dst in zip(src_layers, dst_layers, strict=True):
         dst.index_copy_(0, target, src.index_select(0, source))
@@ -72,7 +72,7 @@ def transfer_kv_per_layer_direct_pf_lf(
     layer_id: int,
     page_size: int,
 ) -> None:
-    """Copy pages of one layer back from the host: K and V, shapes as in the function above."""
+    """Copy pages of one layer back from the host: K and V, shapes as in the previous function."""
     pages, target = _pages(src_indices, page_size), dst_indices.long()
     for host, dst in zip(src_ptrs, dst_ptrs, strict=True):
         dst.index_copy_(0, target, host[pages, layer_id].view(-1, *dst.shape[1:]))

@@ -1,7 +1,7 @@
-"""LoRA without a GPU: SGLang pins what it copies to the device, which takes CUDA.
+"""LoRA without a GPU: SGLang pins the memory that it copies to the device, which requires CUDA.
 
-On a CPU nothing is copied between memories, so pinning is left out: in the modules of SGLang that
-make pinned tensors for adapters, and in ``Tensor.pin_memory``.
+On a CPU nothing is copied between memories, so pinning is omitted: in SGLang's modules that make
+pinned tensors for adapters, and in ``Tensor.pin_memory``.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 import torch
 
 MODULES = ("layers", "lora", "mem_pool", "backend.torch_backend")
-"""Of ``sglang.srt.lora``: those that pin where adapters are computed by torch."""
+"""Modules of ``sglang.srt.lora`` that pin memory when torch computes the adapters."""
 _FACTORIES = ("tensor", "empty", "zeros", "ones", "full", "arange")
 
 
 class _Unpinned(ModuleType):
-    """torch, whose factories ignore ``pin_memory``."""
+    """torch with factories that ignore ``pin_memory``."""
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(torch, name)
@@ -33,7 +33,7 @@ class _Unpinned(ModuleType):
 
 
 def unpin(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """BEFORE hook of ``LoRAManager.__init__``: a server with adapters starts."""
+    """BEFORE hook of ``LoRAManager.__init__``: a server with adapters is starting."""
     for name in MODULES:
         module = importlib.import_module(f"sglang.srt.lora.{name}")
         module.torch = _Unpinned("torch")  # type: ignore[attr-defined]

@@ -1,7 +1,7 @@
 """MLA (DeepSeek) on a CPU: attention over the compressed KV itself, by ``torch_native``.
 
-SGLang picks the form of MLA by the name of the attention backend, and for one that it does not
-know asks for kernels of the triton backend.
+SGLang selects the form of MLA by the name of the attention backend. For an unknown name it calls
+kernels of the Triton backend.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def absorb() -> None:
-    """Have ``torch_native`` use the absorbed form: queries meet the latent vectors in the cache."""
+    """Make ``torch_native`` use the absorbed form: queries attend to the cached latent vectors."""
     from sglang.srt.models.deepseek_common import attention_backend_handler as handlers
     from sglang.srt.models.deepseek_common.attention_forward_methods.forward_methods import (
         AttnForwardMethod,

@@ -1,8 +1,8 @@
 """Speculative decoding by n-grams on a CPU: SGLang's kernels for trees of drafts, in torch.
 
-SGLang's CPU engine takes them from the build of ``sgl_kernel`` for CPUs, which the package index does
-not have. A step verifies ``n`` drafts of each request, which are the nodes of a tree, node 0 the last
-token that is certain. Greedy sampling only: the kernels of other sampling are not here.
+SGLang's CPU engine imports them from the CPU build of ``sgl_kernel``, which is not on PyPI. A step
+verifies ``n`` drafts of each request. They are the nodes of a tree; node 0 is the last accepted
+token. Only greedy sampling is implemented.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ def reconstruct_indices_from_tree_mask(
     batch_size: int,
     draft_token_num: int,
 ) -> None:
-    """Fill what says where each draft is in its tree.
+    """Compute the position of each draft in its tree.
 
-    ``tree_mask`` bool [requests * n * n]: whether node j is above node i (or is i);
-    ``verified_seq_len`` [requests]. Filled, each of requests * n elements: positions in the sequence,
-    numbers in the batch, first children and next siblings (-1: none).
+    ``tree_mask`` bool [requests * n * n]: whether node j is node i or an ancestor of it;
+    ``verified_seq_len`` [requests]. Writes, for each of requests * n nodes: position in the
+    sequence, index in the batch, first child and next sibling (-1: none).
     """
     size = draft_token_num
     node = torch.arange(size)
@@ -58,12 +58,12 @@ def verify_tree_greedy_cpu(
     retrive_next_sibling: torch.Tensor,
     target_predict: torch.Tensor,
 ) -> None:
-    """Go down each tree as long as a child is what the model says.
+    """Descend each tree while a child equals the model's token.
 
     ``candidates`` and ``retrive_...`` [requests, n] describe the trees, ``target_predict``
-    [requests * n] is the model's token after each node. Filled: ``accept_index`` [requests, most]
-    with the nodes' numbers in the batch, ``accept_token_num`` [requests] with how many drafts that
-    is, ``predicts`` [requests * n] with the model's token after each accepted node.
+    [requests * n] is the model's token after each node. Writes ``accept_index`` [requests, most]:
+    the accepted nodes' indices in the batch; ``accept_token_num`` [requests]: the number of
+    accepted drafts; ``predicts`` [requests * n]: the model's token after each accepted node.
     """
     drafted, tokens, numbers, children, siblings = (
         one.tolist()
@@ -99,7 +99,7 @@ def assign_extend_cache_locs_cpu(
     out_cache_loc: torch.Tensor,
     pool_len: int,
 ) -> None:
-    """Collect the slots ``start:end`` of each request's row, one request after another."""
+    """Concatenate the slots ``start:end`` of each request's row."""
     taken = 0
     for row, start, end in zip(
         req_pool_indices.tolist(), start_offset.tolist(), end_offset.tolist()
@@ -112,7 +112,7 @@ def assign_extend_cache_locs_cpu(
 def fill_accept_out_cache_loc_cpu(
     accept_index: torch.Tensor, out_cache_loc: torch.Tensor, accept_out_cache_loc: torch.Tensor
 ) -> None:
-    """Pack the slots of the accepted nodes; -1 in ``accept_index`` is none."""
+    """Pack the slots of the accepted nodes; -1 in ``accept_index`` marks an empty entry."""
     accepted = accept_index.flatten()
     slots = out_cache_loc[accepted[accepted > -1].long()]
     accept_out_cache_loc[: len(slots)] = slots.to(accept_out_cache_loc.dtype)
@@ -128,19 +128,19 @@ _USERS = {
     "sglang.kernels.ops.speculative.eagle": "",
     "sglang.kernels.ops.speculative.spec_tree": "sgl_",
 }
-"""The modules that import the kernels, and what they put before a kernel's name."""
+"""Modules that import the kernels, and the prefix that each adds to a kernel's name."""
 _TREES = "sgl_kernel.speculative"
 
 
 def stand_in_for_kernels() -> None:
-    """Put the kernels where SGLang imports them from, unless ``sgl_kernel`` has them."""
+    """Insert the kernels into the modules that import them, unless ``sgl_kernel`` has them."""
     sgl_kernel: Any = importlib.import_module("sgl_kernel")
     for kernel in KERNELS:
         if kernel.__name__ in vars(sgl_kernel):
             continue
         setattr(sgl_kernel, kernel.__name__, kernel)
         for name, prefix in _USERS.items():
-            user = sys.modules.get(name)  # what was imported before has the old one
+            user = sys.modules.get(name)  # modules imported earlier hold the old function
             if hasattr(user, prefix + kernel.__name__):
                 setattr(user, prefix + kernel.__name__, kernel)
     try:

@@ -1,7 +1,7 @@
 """The causal convolution of short-convolution and Mamba layers, in torch.
 
 SGLang has it compiled for CUDA and in Triton, neither of which runs on a CPU. Layouts are SGLang's:
-tokens of all requests side by side, and the last inputs of each request in a slot of its own.
+the tokens of all requests concatenated, and the last inputs of each request in its own slot.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from sglang_canopy.errors import CanopyError
 
 PAD_SLOT = -1
-"""In ``cache_indices``: no request."""
+"""Entry of ``cache_indices`` without a request."""
 
 
 def causal_conv1d_fn(
@@ -34,10 +34,10 @@ def causal_conv1d_fn(
     pad_slot_id: int = PAD_SLOT,
     **_: Any,
 ) -> torch.Tensor:
-    """``x`` [dim, tokens] of all requests -> the same shape; ``weight`` [dim, width].
+    """Convolve ``x`` [dim, tokens] of all requests with ``weight`` [dim, width]; returns x's shape.
 
-    ``query_start_loc`` [requests + 1]: where each one's tokens begin. ``conv_states`` [slots, dim,
-    at least width - 1] is read where ``has_initial_state``, and written.
+    ``query_start_loc`` [requests + 1]: start of each request's tokens. ``conv_states`` [slots, dim,
+    at least width - 1] is read if ``has_initial_state``, and written.
     """
     assert query_start_loc is not None, "requests side by side only"
     starts, width = query_start_loc.tolist(), weight.shape[1]
@@ -68,7 +68,8 @@ def causal_conv1d_update(
     pad_slot_id: int = PAD_SLOT,
     **_: Any,
 ) -> torch.Tensor:
-    """One new token for each request, ``x`` [requests, dim] (or [requests, dim, tokens])."""
+    """Convolve one new token of each request, ``x`` [requests, dim] (or [requests, dim,
+    tokens])."""
     assert cache_seqlens is None, "circular states are not used by SGLang's models"
     tokens = x if x.dim() == 3 else x[..., None]
     width = weight.shape[1]
@@ -87,16 +88,17 @@ def causal_conv1d_update(
 def _convolved(
     seen: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, activation: Any
 ) -> torch.Tensor:
-    """[requests, dim, width - 1 + tokens] -> [requests, dim, tokens]."""
+    """Map [requests, dim, width - 1 + tokens] to [requests, dim, tokens]."""
     out = F.conv1d(seen, weight[:, None].to(seen.dtype), bias, groups=seen.shape[1])
     return F.silu(out) if activation in ("silu", "swish", True) else out
 
 
 def stand_in_for_kernels() -> None:
-    """Give SGLang's backends of recurrent layers, which all import them, the CPU kernels' names.
+    """Add the CPU kernels' names to SGLang's backends of recurrent layers, which import all of
+    them.
 
-    The convolutions are those above. Linear attention (the gated delta rule) says that it is
-    missing when a model of that kind runs.
+    The convolutions are implemented above. Linear attention (the gated delta rule) is not: a model
+    that needs it gets an error.
     """
     with contextlib.suppress(ImportError):
         importlib.import_module(_KERNELS)
@@ -117,8 +119,8 @@ def _no_linear_attention(*_: Any, **__: Any) -> Any:
 
 
 def _declare_operators() -> list[torch.library.Library]:
-    """Operators that SGLang names when it imports those backends, or the code of Qwen's vision models,
-    which imports that of Qwen's models of linear attention."""
+    """Declare operators that SGLang names at import of those backends, or of Qwen's vision models,
+    which import the code of Qwen's linear-attention models."""
     library = torch.library.Library("sgl_kernel", "FRAGMENT")
     for name, arguments, results in (
         ("fused_gdn_gating_cpu", 4, 2),
@@ -137,4 +139,4 @@ def _declare_operators() -> list[torch.library.Library]:
 
 _KERNELS = "sgl_kernel.mamba"
 _OPERATORS: list[torch.library.Library] = []
-"""Kept: what a library has declared goes with it."""
+"""References that keep the declared operators alive."""

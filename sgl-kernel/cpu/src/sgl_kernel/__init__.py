@@ -1,10 +1,12 @@
-"""A stand-in for `sgl_kernel` on a CPU: the symbols SGLang 0.5.23's CPU engine imports by name.
+"""A stand-in for `sgl_kernel` on a CPU: the symbols that SGLang 0.5.23's CPU engine imports by
+name.
 
-The real package carries compiled kernels for CUDA, or for CPUs with AMX; PyPI has no build of it
-that imports without CUDA. Two of its functions are called while serving and are here in plain
-torch. The rest belong to speculative decoding: they can be imported, and say so when called.
+The real package has compiled kernels for CUDA, or for CPUs with AMX; no build on PyPI imports
+without CUDA. Two of its functions are called while serving; they are here in plain torch. The rest
+belong to speculative decoding: they can be imported, and raise an error when called.
 
-It registers no operator in `torch.ops.sgl_kernel`, so SGLang sees that the AMX kernels are absent.
+It registers no operator in `torch.ops.sgl_kernel`, so SGLang detects that the AMX kernels are
+absent.
 """
 
 from __future__ import annotations
@@ -40,9 +42,9 @@ def assign_req_to_token_pool_cpu(
 def copy_all_layer_kv_cache_cpu(
     data_ptrs: torch.Tensor, strides: torch.Tensor, tgt_loc: torch.Tensor, src_loc: torch.Tensor
 ) -> None:
-    """Move KV rows inside every layer's buffer: `layer[tgt_loc] = layer[src_loc]`.
+    """Move KV rows within every layer's buffer: `layer[tgt_loc] = layer[src_loc]`.
 
-    `data_ptrs` and `strides` give each buffer's address and its row size in bytes. Source rows
+    `data_ptrs` and `strides` give each buffer's address and its row size in bytes. All source rows
     are read before any target row is written, so the two sets may overlap.
     """
     if tgt_loc.numel() == 0:
@@ -56,7 +58,7 @@ def copy_all_layer_kv_cache_cpu(
 
 
 def __getattr__(name: str):  # type: ignore[no-untyped-def]
-    # Every other CPU symbol SGLang imports at module level is for `--speculative-*`.
+    # All other CPU symbols that SGLang imports at module level are for `--speculative-*`.
     if not name.endswith("_cpu"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r} (CPU stand-in)")
 
