@@ -1,6 +1,7 @@
 """`--canopy-ttft-slo-s` on one rank and two: every route answers 429, streams included, and ranks agree."""
 
 import json
+import os
 import time
 import urllib.error
 import urllib.request
@@ -53,8 +54,12 @@ def test_each_route_refuses_with_429_and_ranks_agree(server, tiny_model, ranks) 
     flags = ("--radix-eviction", "wa", "--canopy-queue-order", "bounded-shortest")
     flags += ("--tp-size", str(ranks))
     limit = ("--canopy-ttft-slo-s", str(LIMIT_S), "--served-model-name", "m", "--enable-metrics")
+    cores = sorted(os.sched_getaffinity(0))
+    environment = {"SGLANG_CPU_OMP_THREADS_BIND": f"{cores[0]}|{cores[-1]}"} if ranks > 1 else {}
     refused = 0
-    with server(tiny_model, *flags, *limit, kv_tokens=8192) as client:
+    with server(
+        tiny_model, *flags, *limit, kv_tokens=8192, ready_s=1000.0, environment=environment
+    ) as client:
         for path in ROUTES:
             for stream in (False, True):
                 code, wait, text = call(client, path, body(path, LONG, stream=stream))

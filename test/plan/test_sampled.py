@@ -141,15 +141,31 @@ def test_a_prediction_that_is_off_steadily_loses_no_choice(factor, tilt, limit_a
 # ---- in a plan ----
 
 
-def small_plan(**more):
-    work = PlanInputs(
-        agents(4, 6, 0.3), Engine(PROFILE, 30_000, "prefix-aware"), load_prices("aws-us-east-1")
-    )
+def small_plan(trace=None, **more):
+    engine = Engine(PROFILE, 30_000, "prefix-aware")
+    work = PlanInputs(trace or agents(4, 6, 0.3), engine, load_prices("aws-us-east-1"))
     request = PlanRequest(
         disks=("gp3",), choices={"page_size": (64,)}, dram_levels=6, disk_levels=3,
         minimise=METRICS["cost_per_hour"], checks=False, **more,
     )  # fmt: skip
     return make_plan(request, work)
+
+
+@pytest.mark.parametrize("sample", [0, 8])
+def test_no_row_of_a_plan_has_more_host_memory_than_can_be_reused(sample):
+    plan = small_plan(
+        sample_requests=sample, dram_most_gib=200.0, baseline_gib=200.0, instances=(1, 2)
+    )
+    rows = [*plan.found.rows.values(), plan.choice.row]
+    totals = {row["instances"] * row["dram_gib"] for row in rows}
+    assert 0 < max(totals) <= plan.reusable_gib * (1 + 1e-9) < plan.footprint_gib
+    assert plan.baseline["dram_gib"] == 200.0
+
+
+def test_a_trace_that_repeats_nothing_needs_no_host_memory():
+    plan = small_plan(CompactTrace(record(at, [at]) for at in range(5)))
+    assert {row["dram_gib"] for row in plan.found.rows.values()} == {0.0}
+    assert plan.reusable_gib == plan.baseline["dram_gib"] == 0.0
 
 
 def test_a_plan_from_a_part_says_what_was_not_simulated_on_the_whole():

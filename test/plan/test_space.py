@@ -125,8 +125,16 @@ def test_a_wrong_space_is_refused(fields, message):
         space(**fields)
 
 
-@pytest.mark.parametrize(("asked_gib", "instances"), [(0.0, 1), (200.0, 1), (200.0, 4)])
-def test_host_memory_never_exceeds_what_the_trace_can_fill(asked_gib, instances) -> None:
-    request = PlanRequest(dram_most_gib=asked_gib, instances=(instances,), disks=())
-    made = make_space(request, 0.25, load_prices("local-nvme"))
-    assert 0 < max(made.dram_gib) * instances <= 0.25
+@pytest.mark.parametrize("asked_gib", [0.0, 200.0])
+@pytest.mark.parametrize("instances", [(1,), (4,), (1, 2, 4)])
+@pytest.mark.parametrize("reusable_gib", [0.25, 0.1, 0.0])
+def test_host_memory_never_exceeds_what_the_trace_can_reuse(
+    asked_gib, instances, reusable_gib
+) -> None:
+    request = PlanRequest(dram_most_gib=asked_gib, instances=instances, disks=())
+    made = make_space(request, 0.25, load_prices("local-nvme"), reusable_gib=reusable_gib)
+    totals = [c.instances * c.dram_gib for c in made.grid()]
+    assert max(totals) == pytest.approx(reusable_gib)
+    assert len(totals) == made.count()
+    for c in made.grid():
+        assert all(made.fits(other) for other in made.alternatives(c))

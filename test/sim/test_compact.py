@@ -1,6 +1,7 @@
 """A compact trace is the trace."""
 
 import pickle
+from collections import Counter
 
 from canopy_lab.sim.compact import CompactTrace
 from support.trace_samples import mooncake, random_trace, record
@@ -14,7 +15,9 @@ def test_records_come_back_equal():
         assert compact[-1] == trace[-1]
         assert compact[3:5] == trace[3:5]
         assert list(reversed(compact)) == trace[::-1]
-        assert compact.distinct_blocks == len({b for r in trace for b in r.blocks})
+        uses = Counter(b for r in trace for b in r.blocks)
+        assert compact.distinct_blocks == len(uses)
+        assert compact.repeated_blocks == sum(n > 1 for n in uses.values())
 
 
 def test_it_survives_pickling():

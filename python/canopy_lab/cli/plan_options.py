@@ -276,7 +276,7 @@ class SearchKeys:
 
     dram_gib: float = declare_key(
         0.0, "most DRAM, all instances together", metavar="G", low=0,
-        shown_default="the trace's distinct KV, at most 2 TiB",
+        shown_default="and at most: the KV that more than one request uses",
     )  # fmt: skip
     disk_gib: float = declare_key(
         0.0, "largest disk of an instance, or of a shared store", metavar="G", low=0,

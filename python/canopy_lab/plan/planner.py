@@ -109,6 +109,8 @@ class CapacityPlan:
     scale: Scale
     footprint_gib: float
     """KV of the trace's distinct blocks."""
+    reusable_gib: float
+    """KV of the blocks that more than one request contains."""
     grid_size: int
     simulated: int
     from_cache: int
@@ -122,14 +124,20 @@ class CapacityPlan:
 
 
 def make_space(
-    request: PlanRequest, footprint_gib: float, prices: Prices, least_gib: float = 0.0
+    request: PlanRequest,
+    footprint_gib: float,
+    prices: Prices,
+    least_gib: float = 0.0,
+    reusable_gib: float = math.inf,
 ) -> Space:
     """Return the initial search space for a trace of this footprint. Raises ``CanopyError``.
 
-    Sizes below ``least_gib``, and host memory beyond the footprint, are not tried.
+    Not tried are sizes below ``least_gib``, and host memory of all instances together beyond
+    ``reusable_gib`` (``reusable``), which no limit of the request raises.
     """
-    dram = min(request.dram_most_gib or DRAM_MOST_GIB, footprint_gib)
-    dram = max(dram / max(min(request.instances), 1), 2.0**-10)
+    host = min(request.dram_most_gib or DRAM_MOST_GIB, footprint_gib, reusable_gib)
+    dram = host / max(min(request.instances), 1)
+    ladder = sizes(dram, request.dram_levels, least_gib) if dram > 0 else (0.0,)
     disk = request.disk_most_gib or max(footprint_gib, 2.0**-10)
     names = tuple(prices.disks) if request.disks is None else request.disks
     for name in names:
@@ -140,7 +148,8 @@ def make_space(
     for name in names:
         prices.disk(name).bought_gib(disk_gib[-1])
     return Space(
-        dram_gib=sizes(dram, request.dram_levels, least_gib),
+        dram_gib=tuple(min(size, dram) for size in ladder),
+        host_most_gib=host,
         disk_gib=disk_gib,
         disks=names,
         speeds={name: pair for name in names if (pair := prices.disk(name).speeds()) is not None},
@@ -155,11 +164,12 @@ def baseline_of(request: PlanRequest, space: Space, footprint_gib: float) -> Con
     """Return the fixed baseline of a plan: DRAM and no disk.
 
     The paper's baseline is 1,024 GB, for traces of two hours. This one scales with the trace: a
-    quarter of the distinct KV, rounded up to a power of two, divided by the first instance count.
+    quarter of the distinct KV, rounded up to a power of two, at most the space's host memory, divided
+    by the first instance count.
     """
     instances = space.instances[0]
     power = math.ceil(math.log2(max(footprint_gib * BASELINE_SHARE, 2.0**-20)) - 1e-9)
-    total = request.baseline_gib or 2.0**power
+    total = request.baseline_gib or min(2.0**power, space.host_most_gib)
     first = space.first_slices()[0]
     return replace(first, dram_gib=total / instances, disk=None).normal()
 
@@ -176,7 +186,9 @@ def make_plan(
     started = time.perf_counter()
     objectives = Objectives.of(request.objectives)
     footprint_gib = footprint(work.trace, work.engine)
-    space = make_space(request, footprint_gib, work.prices, least_size(work.trace, work.engine))
+    least_gib = least_size(work.trace, work.engine)
+    reusable_gib = reusable(work.trace, work.engine)
+    space = make_space(request, footprint_gib, work.prices, least_gib, reusable_gib)
 
     def report_progress(stage: str, done: int) -> None:
         if progress is not None:
@@ -195,6 +207,8 @@ def make_plan(
                 progress=report_progress,
             )  # fmt: skip
         baseline = found.rows.get(fixed) or evaluate([fixed])[0]
+        if not space.fits(fixed):  # compared with, not proposed
+            found.rows.pop(fixed, None)
         checked = _checked(request, space, found, evaluate, report_progress)
     rows = list(found.rows.values())
     points = objectives.matrix(rows)
@@ -215,6 +229,7 @@ def make_plan(
         hypervolume=scale.hypervolume(points),
         scale=scale,
         footprint_gib=footprint_gib,
+        reusable_gib=reusable_gib,
         grid_size=space.finer(*GRID_STEPS).count(),
         simulated=evaluate.simulated,
         from_cache=evaluate.from_cache,
@@ -316,6 +331,12 @@ def footprint(trace: CompactTrace, engine: Engine) -> float:
     return tokens * engine.profile.kv_bytes_per_token / GIB
 
 
+def reusable(trace: CompactTrace, engine: Engine) -> float:
+    """Return the GiB of KV of the blocks that more than one request contains."""
+    tokens = trace.repeated_blocks * trace[0].block_tokens
+    return tokens * engine.profile.kv_bytes_per_token / GIB
+
+
 def least_size(trace: CompactTrace, engine: Engine) -> float:
     """Return the smallest tier size to try, GiB: the KV of a prompt of mean length."""
     tokens = sum(max(r.input_tokens, 1) for r in trace) / len(trace)
@@ -359,5 +380,6 @@ def to_json(plan: CapacityPlan, about: Mapping[str, Any]) -> dict[str, Any]:
         "hypervolume_reference": point(plan.scale.reference),
         "hypervolume_best": point(plan.scale.best),
         "footprint_gib": plan.footprint_gib,
+        "reusable_gib": plan.reusable_gib,
         "seconds": plan.seconds,
     }

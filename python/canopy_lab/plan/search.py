@@ -148,13 +148,14 @@ class _Search:
                 if line.axis != "dram_gib" or line.base.disk is None or len(line.points) < 2:
                     continue
                 (_, before), (last, after) = line.points[-2:]
-                beyond = [d for d in drams if d > last]
+                larger = (replace(line.base, dram_gib=d) for d in drams if d > last)
+                beyond = [c for c in larger if self.space.fits(c)]
                 if not beyond or (line.base, last) in done:
                     continue
                 done.add((line.base, last))
                 gain = scale(self._vector(before)) - scale(self._vector(after))
                 if gain.max() >= self.options.marginal_gain:
-                    points.append(replace(line.base, dram_gib=beyond[0]))
+                    points.append(beyond[0])
             added = self._add("expansion", points)
             count += added
             if not added:

@@ -149,6 +149,8 @@ class Space:
     policy: str = CANOPYS_LRU
     choices: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """Values to try by the name of a knob; a knob without values has its default."""
+    host_most_gib: float = math.inf
+    """Most DRAM of all instances together."""
 
     def __post_init__(self) -> None:
         for name in ("dram_gib", "disk_gib"):
@@ -183,13 +185,18 @@ class Space:
     def at(
         self, where: Configuration, dram_gib: float, disk_gib: float, mib_s: float = 0.0
     ) -> Configuration | None:
-        """Return ``where`` with these sizes; ``None`` for a disk without DRAM.
+        """Return ``where`` with these sizes; ``None`` for a disk without DRAM, or if too large.
 
         HiCache reads from storage into host memory, so a disk needs DRAM.
         """
         if disk_gib and (not dram_gib or where.disk is None):
             return None
-        return replace(where, dram_gib=dram_gib, disk_gib=disk_gib, disk_mib_s=mib_s).normal()
+        found = replace(where, dram_gib=dram_gib, disk_gib=disk_gib, disk_mib_s=mib_s).normal()
+        return found if self.fits(found) else None
+
+    def fits(self, of: Configuration) -> bool:
+        """Whether the host memory of all instances is within the largest."""
+        return of.instances * of.dram_gib <= self.host_most_gib * (1 + 1e-9)
 
     def widths(self, disk: str | None) -> tuple[float, ...]:
         """Return the initial bandwidths of a class; (0,) if bandwidth is not sold."""
@@ -222,9 +229,12 @@ class Space:
 
         disk = sum(len(self.widths(name)) for name in self.disks) * (len(self.disk_gib) - 1)
         disk *= values("disk")
-        host = values("dram_gib") * (len(self.dram_gib) - 1)
-        always = values(None)
-        return len(self.instances) * always * (1 + host * (1 + disk))
+        host = values("dram_gib") * (1 + disk)
+        sized = [
+            sum(self.fits(Configuration(n, dram)) for dram in self.dram_gib[1:])
+            for n in self.instances
+        ]
+        return values(None) * sum(1 + drams * host for drams in sized)
 
     def finer(self, dram_steps: int, disk_steps: int) -> Space:
         """Add equal steps from 0 to the largest sizes: the grid to compare a search with."""
@@ -257,7 +267,7 @@ class Space:
                 steps += [replace(of, **{knob.name: v}) for v in self.values(knob)]
         for step in steps:
             normal = step.normal()
-            if normal != of:
+            if normal != of and self.fits(normal):
                 found[normal] = None
         return list(found)
 

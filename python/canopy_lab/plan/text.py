@@ -51,7 +51,8 @@ def overview(plan: CapacityPlan) -> list[str]:
     """Summarise the run in two or three lines."""
     stages = ", ".join(f"{count} {name}" for name, count in plan.found.stages.items())
     lines = [
-        f"Distinct KV of the trace: {gib_text(plan.footprint_gib)}. "
+        f"Distinct KV of the trace: {gib_text(plan.footprint_gib)}, of which more than one request "
+        f"uses {gib_text(plan.reusable_gib)}. "
         f"{len(plan.found.rows)} configurations evaluated ({stages}). "
         f"A grid in equal steps has {plan.grid_size}.",
         f"{plan.simulated} simulations, {plan.from_cache} more from the cache; "

@@ -31,6 +31,8 @@ class CompactTrace(Sequence[TraceRequest]):
         """Parent of each run; -1 at the root."""
         self._depths = array("q")
         """Depth of each run's start, in blocks."""
+        self._repeated = array("q")
+        """Leading blocks of each run that a later request contains."""
         self._rows: list[tuple[Any, ...]] = []
         self._run_of = array("q")
         self.distinct_blocks = 0
@@ -43,6 +45,7 @@ class CompactTrace(Sequence[TraceRequest]):
                 self._runs.append(path[at:])
                 self._parents.append(run)
                 self._depths.append(at)
+                self._repeated.append(0)
                 run = first[path[at]] = len(self._runs) - 1
                 self.distinct_blocks += len(path) - at
             row = [getattr(record, name) for name in _NAMES]
@@ -66,7 +69,13 @@ class CompactTrace(Sequence[TraceRequest]):
                 at += len(blocks)
             else:
                 at += shared_run(blocks, path, at)
+            self._repeated[run] = max(self._repeated[run], at - self._depths[run])
         return run, at
+
+    @property
+    def repeated_blocks(self) -> int:
+        """Distinct blocks that more than one request contains."""
+        return sum(self._repeated)
 
     def __len__(self) -> int:
         return len(self._rows)
