@@ -148,9 +148,20 @@ def main() -> None:
         for policy, kind, sent, retain_share, seed in runs(name):
             given = hinted(kind, trace, SENT.get(sent, ()), retain_share, seed)
             for share in CAPACITIES:
-                made = {"hindsight": lambda: make_hindsight("belady", Future(trace)), "obeys": lambda: Obeys(NoOptions())}.get(policy, lambda: make_policy(policy))()
-                row = {"trace": name, "requests": len(trace), "capacity": share, "policy": policy,
-                       "hints": kind, "actions": sent, "retain_share": retain_share, "seed": seed}
+                made = {
+                    "hindsight": lambda: make_hindsight("belady", Future(trace)),
+                    "obeys": lambda: Obeys(NoOptions()),
+                }.get(policy, lambda: make_policy(policy))()
+                row = {
+                    "trace": name,
+                    "requests": len(trace),
+                    "capacity": share,
+                    "policy": policy,
+                    "hints": kind,
+                    "actions": sent,
+                    "retain_share": retain_share,
+                    "seed": seed,
+                }
                 rows.append({**row, "block_hits": hits(trace, made, share, given)})
                 print(json.dumps(rows[-1]), flush=True)
         options.out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
