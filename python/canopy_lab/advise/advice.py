@@ -35,10 +35,13 @@ from canopy_lab.sim.system.workload import spread_stamps
 from sglang_canopy.errors import CanopyError
 
 LOST_POINTS = 5.0
-"""Loss of LRU, in points of the prompt tokens, that sets the capacity if none is given: the largest
-capacity at which LRU hits that much less than an endless cache. At most half of the repeats."""
+"""Loss of LRU, in points of the prompt tokens, that sets the default capacity.
+
+The capacity is the largest at which LRU hits that much less than an unbounded cache, and at most
+half of the repeats.
+"""
 OTHER_CAPACITIES = (0.25, 0.5, 2.0, 4.0)
-"""Multiples of the capacity at which policies are compared as well."""
+"""Multiples of the capacity at which policies are also compared."""
 CURVE_POINTS = 200
 LEAST_REQUESTS = 30
 """Smallest log on which a policy is advised."""
@@ -88,7 +91,7 @@ def advise(
 def advised_policy(
     sample: Sample, profile: EngineProfile, capacity_tokens: float, *, jobs: int | None = None
 ) -> tuple[Arm, Decision]:
-    """Return only the recommendation of ``advise``. The arm ``lru`` means: keep SGLang's LRU."""
+    """Return only the recommendation of ``advise``. The arm ``lru`` means to keep SGLang's LRU."""
     capacity = _Capacity(float(capacity_tokens), "given")
     adviser = _Adviser(sample, profile, lru_curve(sample.requests), capacity, (), None, 1)
     return adviser.policy(jobs)
@@ -157,7 +160,7 @@ class _Adviser:
         first += [(arm, c) for arm in compared for c in others]
         first += [(self.base, self._tier_blocks(b)) for b in self.below]
         if not repeats:
-            # No policy ever hits: one run stands for all.
+            # No policy ever hits: one run represents all.
             first = [(self.base, self.at)]
         resize(len(set(first)) + len(self.below))
         self._simulate(first, jobs, progress)
@@ -249,8 +252,8 @@ class _Adviser:
         )
 
     def _more(self, base: float) -> str:
-        """Return a sentence about the smallest tier that adds as much as any; empty if that is less
-        than a point."""
+        """Return a sentence about the smallest tier with nearly the largest gain; empty if the gain
+        is below a point."""
         sizes = sorted(self.below, key=lambda b: b.gigabytes)
         added = [
             100 * (hit_ratio(self.results[self.base, self._tier_blocks(b)], self.tokens) - base)
@@ -287,7 +290,7 @@ class _Adviser:
         disk = self.profile.disk.read_bytes_per_s if self.profile.disk else DISK_BYTES_PER_S
         for one in self.below:
             blocks = self._tier_blocks(one)
-            # A disk is read through the largest host tier; hosts stand for each other.
+            # A disk is read through the largest host tier; larger hosts replace smaller ones.
             layers = [*above, (blocks, disk)] if one.disk else [(blocks, host)]
             made.append(self._tier(one.label, blocks, advised, layers, base))
             if not one.disk:
@@ -305,7 +308,8 @@ class _Adviser:
     def _with_layers(
         self, arm: Arm, blocks: int, layers: list[tuple[int, float]]
     ) -> tuple[Gain, Cost]:
-        """Return the hits of the largest layer. Tokens below the device wait for their layer's link."""
+        """Return the hits of the largest layer. Tokens below the device wait for their layer's
+        link."""
         waits = np.zeros(len(self.tokens))
         before = self.results[arm, self.at]
         for size, bytes_per_s in layers:
@@ -316,7 +320,8 @@ class _Adviser:
         return self._gain(arm, blocks), cost
 
     def _lru_curve(self) -> Curve:
-        """Return LRU that evicts only the needed tokens, at every capacity, from stack distances."""
+        """Return the curve of an LRU that evicts only the needed tokens, at every capacity, from
+        stack distances."""
         most = max(self.sample.distinct_blocks, self.at, 2)
         sizes = np.unique(np.geomspace(1, most, CURVE_POINTS).astype(np.int64))
         hits = _hits(self.curve, sizes)

@@ -62,9 +62,9 @@ class Advice:
     capacity_from: str
     """``given``, ``log`` (the server's), ``ranks`` (sum of DP ranks) or ``curve`` (``LOST_POINTS``)."""
     repeats: float
-    """Share of the prompt tokens that an endless cache would hit."""
+    """Share of the prompt tokens that an unbounded cache would hit."""
     distinct_tokens: float
-    """Size of an endless cache after the log."""
+    """Tokens in an unbounded cache after the log."""
     lru: Curve
     rows: tuple[Row, ...]
     others: dict[str, Curve]
@@ -84,7 +84,7 @@ class Advice:
     too_long: float
     """Share of the prompts that are larger than the capacity."""
     misses: Misses
-    """Why the baseline misses at the capacity."""
+    """Causes of the baseline's misses at the capacity."""
 
     def as_json(self) -> dict[str, Any]:
         """Return a JSON object."""

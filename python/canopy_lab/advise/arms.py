@@ -20,7 +20,7 @@ from sglang_canopy.policy.registry import AUTO, make_policy
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One way to run a cache."""
+    """One configuration of a cache to simulate."""
 
     label: str
     """Name on the page."""

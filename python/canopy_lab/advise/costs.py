@@ -1,6 +1,6 @@
 """Value of hits under a profile: GPU-seconds of prefill, and TTFT.
 
-TTFT is computed for each request alone, which is the least that hits save, and in a queue of all
+TTFT is computed for each request alone, which is the minimum that hits save, and in a queue of all
 requests (``queue.py``).
 """
 

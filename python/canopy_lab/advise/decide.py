@@ -7,7 +7,7 @@ from dataclasses import dataclass
 WORTH_POINTS = 0.5
 """Smallest gain, in points of the token hit ratio, that justifies a change of policy."""
 SIMPLER_POINTS = 0.5
-"""A simpler policy wins if the best is ahead of it by less."""
+"""Margin below which a simpler policy wins over the best one."""
 REPEATS_POINTS = 1.0
 """Smallest share of repeated prompt tokens, in percent, for any advice."""
 

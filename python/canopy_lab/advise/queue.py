@@ -18,11 +18,12 @@ BUSY = 0.7
 """Largest share of time that a server spends on prefill, if the number of servers is not given."""
 
 MOST = 400_000
-"""Most arrivals of a queue."""
+"""Maximum arrivals of a queue."""
 SLICES, GROUP = 20, 16
-"""Slices of a longer log with every arrival, and the group that one arrival between them stands for."""
+"""Slices of a longer log in which every arrival is kept; between them, one arrival represents a
+group."""
 WARM = 0.25
-"""Share of a slice at its start whose waits do not count."""
+"""Share of a slice, at its start, whose waits do not count."""
 NEAR = 100
 """An arrival is drawn from this number of requests of the sample before and after it."""
 
@@ -38,9 +39,9 @@ class Arrivals:
 
     times_s: NDArray[np.float64]
     of: NDArray[np.int64]
-    """Request of the sample that arrives."""
+    """Index of the request of the sample that arrives."""
     stands_for: NDArray[np.int64]
-    """Requests of the log that the arrival stands for."""
+    """Number of requests of the log that the arrival represents."""
     measured: NDArray[np.bool_]
     """Whether the wait counts."""
 
@@ -52,7 +53,7 @@ def log_arrivals(
 
     The sample's own arrivals would make another queue: they vary more, and a busy hour would shrink
     with the time axis. Deterministic. Beyond ``most`` arrivals, only ``SLICES`` slices of time have
-    every arrival; between them one stands for ``GROUP``.
+    every arrival; between them one arrival represents ``GROUP``.
     """
     count, sampled = len(log_s), len(sample_s)
     every = _in_slices(count, most / count)
@@ -60,7 +61,7 @@ def log_arrivals(
     times, draw = log_s[kept], np.random.default_rng(0)
     near = np.searchsorted(sample_s, times) + draw.integers(-NEAR, NEAR + 1, len(times))
     near = np.clip(near, 0, sampled - 1)
-    # A group that arrives at once leaves more work than requests that arrive one by one.
+    # A group that arrives at once leaves more work than the same requests one by one.
     measured = every if most >= count else every & ~_in_slices(count, WARM * most / count)
     return Arrivals(times, near, np.where(every[kept], 1, GROUP), measured[kept])
 
@@ -87,7 +88,7 @@ def waits_s(
 ) -> NDArray[np.float64]:
     """Return the seconds from each arrival (ascending) until its prefill begins.
 
-    The work of an arrival that stands for several requests is spread over all servers.
+    The work of an arrival that represents several requests is spread over all servers.
     """
     free = [0.0] * servers
     waits = np.empty(len(arrivals_s))

@@ -38,7 +38,7 @@ from sglang_canopy.errors import CanopyError
 
 MOST_REQUESTS = 20_000
 MOST_ACCESSES = 2_000_000
-"""Most block accesses of a sample. Beyond it, blocks are merged, then conversations dropped."""
+"""Maximum block accesses of a sample. Beyond it, blocks are merged, then conversations dropped."""
 MOST_ARRIVALS = 1_000_000
 COARSEST_SHARE = 1 / 32
 """Longest merged block as a share of the mean prompt. It bounds the partial block at a prompt's end."""
@@ -81,7 +81,7 @@ class Sample:
     """The sample has one in this number of conversations."""
     requests_in_log: int = 0
     tokens_in_log: int = 0
-    """Prompt tokens, as the log was cut."""
+    """Prompt tokens of the log, as the reader cut it."""
     span_s: float = 0.0
     """Duration of the log."""
     block_tokens: int = 0
@@ -96,16 +96,17 @@ class Sample:
     log_blocks: float = 0.0
     """Estimate for the log, in the sample's blocks."""
     conversations: int = 0
-    """Conversations in the log; an estimate if it is sampled."""
+    """Conversations in the log, estimated if it is sampled."""
     arrivals: ArrivalTimes = field(default_factory=ArrivalTimes)
     """Arrivals of the log."""
     has_content: bool = True
-    """Whether the format shows shared prefixes."""
+    """Whether the format has information about shared prefixes."""
     understood: Understood = field(default_factory=Understood)
     """Counts of the reader: lines read, ignored and changed."""
 
     def about(self) -> dict[str, Any]:
-        """Return all fields but the arrivals, with the number of requests in place of the requests."""
+        """Return all fields except the arrivals, with the number of requests instead of the
+        requests."""
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "arrivals"}
         return values | {
             "requests": len(self.requests),
@@ -114,7 +115,7 @@ class Sample:
 
     @property
     def share(self) -> float:
-        """The sample's distinct blocks as a share of the log's: the scale of capacities."""
+        """Return the sample's distinct blocks as a share of the log's: the scale of capacities."""
         return self.distinct_blocks / self.log_blocks if self.log_blocks else 1.0
 
     def blocks_of(self, tokens: float) -> int:
@@ -240,7 +241,7 @@ def sample_of(
 ) -> Sample:
     """Sample the requests of ``trace``. Raises ``CanopyError`` if there are none."""
     made, kept = Sample(has_content=has_content), Thinned(most_requests, MOST_ACCESSES)
-    ids: dict[int, int] = {}  # a server's own ids take 64 bits without a sign
+    ids: dict[int, int] = {}  # a server's own ids are unsigned 64-bit numbers
     numbered = (
         changed(r, blocks=tuple([ids.setdefault(block, len(ids)) for block in r.blocks]))
         for r in trace

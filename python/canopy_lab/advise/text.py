@@ -18,18 +18,18 @@ KINDS = {
     "bound": "no server can",
 }
 FEW_PROMPTS = 50
-"""Mean prompts in the simulated cache below which its hit ratio is rough."""
+"""Mean prompts in the simulated cache below which its hit ratio is inaccurate."""
 HEAD = ("policy", "tokens hit", "gain, points", "95 % interval", "prefill s", "TTFT alone", "queued", "queued, P95", "GPU h saved/day", "")  # fmt: skip
 TIER_HEAD = ("memory", "holds", "LRU hits", "queued TTFT", "advised hits", "queued TTFT", "GPU h saved/day")  # fmt: skip
 
 
 def percent(share: float) -> str:
-    """``12.9 %``."""
+    """Format a share: ``12.9 %``."""
     return f"{100 * share:.1f} %"
 
 
 def seconds(value: float) -> str:
-    """``85 ms`` below a second, else ``1.23 s``."""
+    """Format a time: ``85 ms`` below a second, else ``1.23 s``."""
     return f"{1000 * value:.0f} ms" if value < 1 else f"{value:.2f} s"
 
 

@@ -14,23 +14,23 @@ from canopy_lab.trace.understood import Understood
 from sglang_canopy.errors import CanopyError
 
 LEAST, MOST = 0.4, 4.0
-"""Range of the scale: tokens of 10 bytes to 1 byte. The reader cuts tokens of 4 bytes."""
+"""Range of the scale: 10 bytes to 1 byte per token. The reader cuts tokens of 4 bytes."""
 WIDEST = 4.0
 """Largest ratio between the scales of most prompts of a log."""
 _OUTER = 0.1
-"""Share of the tokens at either end that is not compared."""
+"""Share of the tokens at each end that is excluded from the comparison."""
 _STEP = 0.05
-"""Width of a cell of the histogram, in powers of two."""
+"""Width of a bin of the histogram, in powers of two."""
 
 
 class TokenScale:
-    """Compares logged counts with the tokens that were cut. Ignores prompts with pictures."""
+    """Compares logged counts with the number of tokens cut. Ignores prompts with pictures."""
 
     def __init__(self, has_tokenizer: bool) -> None:
         self._has_tokenizer = has_tokenizer
         self._logged = self._cut = 0
         self._ratios: Counter[int] = Counter()
-        """Tokens by the scale of their prompt, in cells."""
+        """Number of tokens by the bin of their prompt's scale."""
 
     def add(self, prompt: LoggedPrompt, tokens: int) -> None:
         """Add a prompt that was cut into ``tokens``."""
@@ -43,7 +43,7 @@ class TokenScale:
         self._ratios[round(math.log2(prompt.logged_tokens / tokens) / _STEP)] += tokens
 
     def found(self, understood: Understood) -> float:
-        """Return the scale; 1 if the log counts nothing.
+        """Return the scale; 1 if the log has no counts.
 
         Raises ``CanopyError`` if the counts cannot belong to the prompts. With a tokenizer, such
         counts are ignored and noted in ``understood``.
@@ -67,7 +67,8 @@ class TokenScale:
         )
 
     def _spread(self) -> float:
-        """Return the ratio between the upper and the lower end of the histogram without its outer cells."""
+        """Return the ratio between the upper and the lower end of the histogram without its outer
+        bins."""
         total, seen, ends = self._ratios.total(), 0, []
         for share in (_OUTER, 1 - _OUTER):
             seen = 0

@@ -22,7 +22,7 @@ class Capacity:
     """Bytes of KV of one block, for the model of the footprint."""
     time_s: tuple[float, ...]
     live_blocks: tuple[int, ...]
-    """Blocks with a later use: the least content of an ideal cache."""
+    """Blocks with a later use: the minimum content of an ideal cache."""
     live_peak: int
     live_median: float
     lru_blocks: tuple[int, ...]
@@ -89,7 +89,7 @@ def knee(lru: LRUCurve) -> int:
 
 
 def _peak(born: np.ndarray, dead: np.ndarray) -> int:
-    """Return the largest number of intervals [born, dead) open at one time."""
+    """Return the maximum number of intervals [born, dead) that are open at one time."""
     if not len(born):
         return 0
     open_now = np.arange(1, len(born) + 1) - np.searchsorted(dead, born, "right")

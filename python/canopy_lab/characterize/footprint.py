@@ -36,7 +36,7 @@ class Footprint:
     """All requests; also first and later turns if the trace has turns."""
     tokens: tuple[float, ...]
     share_below: tuple[tuple[float, ...], ...]
-    """For each row: share of its requests with at most ``tokens``."""
+    """For each row: share of its requests with at most ``tokens`` tokens."""
 
 
 def footprint(seen: Observation, model: ModelShape, name: str) -> Footprint:

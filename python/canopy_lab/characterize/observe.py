@@ -101,8 +101,7 @@ class Observation:
     first_s: np.ndarray
     last_request: np.ndarray
     uses: np.ndarray
-    # One entry per pair of requests: the later request reused blocks that the earlier one used
-    # last.
+    # One entry per pair of requests: the later request reused blocks last used by the earlier one.
     reused_from: np.ndarray
     """The earlier request."""
     reused_by: np.ndarray
@@ -159,7 +158,8 @@ class Observation:
         return bool((self.user >= 0).any())
 
     def category_name(self, category: int) -> str:
-        """Return ``text-1``, or ``text-10+`` from ``TOP_TURN`` on, without parts equal in all."""
+        """Return ``text-1``, or ``text-10+`` from ``TOP_TURN`` on, without parts that all names
+        share."""
         name = self.labels[category // TOP_TURN]
         if not self.has_turns:
             return name
@@ -252,8 +252,8 @@ class _Pass:
             column.extend(1, value)
 
     def _reused(self, rows: np.ndarray, number: int, talk: int, user: int) -> None:
-        """Record the hits of request ``number`` on ``rows``, by the requests that used them
-        last."""
+        """Record the hits of request ``number`` on ``rows``, by the requests that last
+        used them."""
         # Most blocks of one prompt were used last by the same request.
         before, blocks = np.unique(self.last_request.all[rows], return_counts=True)
         columns = self.requests

@@ -18,7 +18,7 @@ class Concentration:
 
     owners: int
     top: tuple[float, ...]
-    """Shares of the owners, busiest first, 0 to 1 (``POINTS``)."""
+    """Shares of the owners, busiest first, from 0 to 1 (``POINTS``)."""
     share: tuple[float, ...]
     """Joint share of these owners, 0 to 1."""
     top_tenth: float

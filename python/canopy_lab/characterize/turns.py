@@ -20,7 +20,7 @@ class NextTurn:
     name: str
     requests: int
     probability: float
-    """Share of the requests that another turn followed."""
+    """Share of the requests that were followed by another turn."""
     over_time: tuple[float, ...]
     """Probability by window; NaN for fewer than ``LEAST_REQUESTS`` requests."""
 
@@ -45,10 +45,10 @@ class Turns:
     unseen_s: float
     """Requests this close to the end are excluded from ``next_turn``."""
     next_turn: tuple[NextTurn, ...]
-    """Categories with most requests that have enough in some window."""
+    """Categories with the most requests, if they have enough in some window."""
     first_next: float
     later_next: float
-    """Probability of a next turn, after first and after later turns."""
+    """Probability of a next turn, after first turns and after later ones."""
     drift: float
     """Mean absolute change of a category's probability between consecutive windows."""
 
@@ -119,5 +119,5 @@ def turns(seen: Observation, windows: int = 12) -> Turns | None:
 
 
 def _most(category: np.ndarray) -> int:
-    """Return the requests of the largest category."""
+    """Return the number of requests of the largest category."""
     return int(np.bincount(category).max()) if len(category) else 0

@@ -1,4 +1,4 @@
-"""``canopy advise``: from a log to what a policy, hints and memory would win on it."""
+"""``canopy advise``: predict the gain of a policy, of hints and of memory from a log."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def run(args: Options) -> int:
 
 
 def _start(command: list[str]) -> int:
-    """Become the server. Raises ``CanopyError`` where there is no such program."""
+    """Replace this process by the server. Raises ``CanopyError`` if the program does not exist."""
     try:
         os.execvp(command[0], command)
     except OSError as error:

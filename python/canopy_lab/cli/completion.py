@@ -31,7 +31,7 @@ def _mistake(text: str) -> int:
 
 
 def _whole_parser(parsers: Mapping[str, argparse.ArgumentParser]) -> argparse.ArgumentParser:
-    """Return one parser of all commands. A command's second word is a command of its own."""
+    """Return one parser for all commands. A command's second word is a separate subcommand."""
     whole = argparse.ArgumentParser(prog="canopy")
     first = whole.add_subparsers()
     parts: dict[str, list[str]] = {}

@@ -14,7 +14,7 @@ from sglang_canopy.errors import CanopyError
 STATE = "canopy_chunks"
 """Key of the documents' state in a server's state and answers."""
 MOST_S = 600
-"""Most seconds for the server to encode the sample documents."""
+"""Maximum seconds for the server to encode the sample documents."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ OPTIONS = (Options,)
 
 
 def run(args: Options) -> int:
-    """Time a server's first tokens at ratios from the given floor up, and save the fastest."""
+    """Time a server's first tokens at ratios from the given floor up, and save the best ratio."""
     from canopy_chunks.calibration.saved import Calibrations, Setting
     from canopy_chunks.calibration.served import ServedPrompts, calibrate_server
     from canopy_lab.live.profile.client import ProfiledServer

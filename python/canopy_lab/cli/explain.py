@@ -1,4 +1,4 @@
-"""``canopy explain``: the place of a conversation's KV, and the reason of its last eviction."""
+"""``canopy explain``: the location of a conversation's KV, and the reason of its last eviction."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ COMMANDS = {
     "top page": "a running server's page in this machine's browser",
     "documents calibrate": "measure the share of a document that a server should recompute",
 }
-"""Names of one or two words. The second names a part."""
+"""Names of one or two words; the second word is a subcommand."""
 EXAMPLES = {
     "advise": "advise requests.jsonl --host-gb 200,400",
     "characterize": "characterize requests.jsonl --out report",
@@ -50,7 +50,7 @@ EXAMPLES = {
     "top page": "top page --url http://10.0.0.1:30000",
     "documents calibrate": "documents calibrate --url http://127.0.0.1:30000 --out ratios.json",
 }
-"""One command line for each help text."""
+"""An example command line for each help text."""
 TAKES_THE_REST = ("doctor",)
 """Commands whose arguments, options included, belong to another program."""
 

@@ -1,4 +1,4 @@
-"""``canopy plan``: the DRAM and disk that a workload should get."""
+"""``canopy plan``: recommend DRAM and disk for a workload."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def read(command: PlanCommand) -> tuple[CompactTrace, str]:
 
 def _fitting(command: PlanCommand, trace: CompactTrace) -> CompactTrace:
     """Return the requests that fit a device of this plan, with the tokens it reserves for their
-    answers. The device would refuse the others. Raises ``CanopyError`` if most do not fit."""
+    answers. The device would refuse the rest. Raises ``CanopyError`` if most do not fit."""
     page, room = max(command.request.choices["page_size"]), command.engine.device_tokens
     fits = [
         max(r.input_tokens, 1) + min(max(r.output_tokens, 1), CLIP_OUTPUT_TOKENS) + page < room

@@ -136,7 +136,7 @@ def _engine(given: EngineOptions, profile: EngineProfile) -> Engine:
 def advised(command: PlanCommand, trace: CompactTrace) -> tuple[PlanCommand, str]:
     """Return ``command`` with its policy, and the reason in words.
 
-    Without a policy, take ``advise``'s result at the devices' pools.
+    Without a policy, use the result of ``advise`` at the devices' pools.
     """
     policy = command.choosing.policy
     name, config = policy.name, policy.config

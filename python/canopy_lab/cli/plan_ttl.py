@@ -84,7 +84,7 @@ OPTIONS = (Options,)
 
 
 def run(args: Options) -> int:
-    """Learn the TTLs, print the table, write the plan."""
+    """Learn the TTLs, print the table and write the plan."""
     args = dataclasses.replace(args, format=format_of(args.trace, args.format))
     kinds = (BOTH, GROUPS, CATEGORIES) if args.categories else (GROUPS,)
     learning = Learning(groups=args.groups, kinds=kinds, refresh_s=args.refresh_s)

@@ -104,7 +104,7 @@ OPTIONS = (Options,)
 
 
 def run(options: Options) -> None:
-    """Simulate, print the table, write what was asked for."""
+    """Simulate, print the table and write the requested files."""
     configs = dict(options.policy_config)
     plan = SweepPlan(
         arms=tuple(

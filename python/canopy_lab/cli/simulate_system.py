@@ -1,4 +1,4 @@
-"""``canopy simulate system``: one configuration of instances, memory and disk over a trace."""
+"""``canopy simulate system``: one configuration of instances, memory and disk on a trace."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from sglang_canopy.policy.registry import CANOPYS_LRU, SGLANGS_LRU
 
 @dataclass(frozen=True, slots=True)
 class Machines:
-    """Machines."""
+    """Options of the machines."""
 
     profile: str = declare(None, "--profile", PROFILE_HELP, metavar="NAME", required=True)
     model: str | None = declare(
@@ -73,7 +73,7 @@ class Machines:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Settings of the servers."""
+    """Options of the servers' settings."""
 
     policy: str = declare(
         CANOPYS_LRU,
@@ -116,7 +116,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Traffic(TraceOptions):
-    """Traffic."""
+    """Options of the traffic."""
 
     requests: int | None = declare(
         None, "--requests", "only the first N of the trace", metavar="N", low=1
@@ -152,7 +152,7 @@ class Traffic(TraceOptions):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Loads and results."""
+    """Options of loads and results."""
 
     loads: tuple[float, ...] | None = declare(
         None, "--loads",
@@ -244,7 +244,7 @@ def _workload(traffic: Traffic) -> Workload:
 def _loads(
     traffic: Traffic, question: Question, config: SystemConfig, profile: EngineProfile
 ) -> None:
-    """Several loads instead of one run."""
+    """Run several loads instead of one."""
     assert question.loads is not None
     if traffic.sessions_per_hour is not None:
         raise CanopyError("--sessions-per-hour is for one run; leave out it or --loads")
@@ -284,7 +284,7 @@ def _arrivals(traffic: Traffic, workload: Workload) -> Arrivals:
 
 
 def summary(result: SystemResult, profile: str) -> str:
-    """What is printed."""
+    """Return the printed summary."""
     hits = ", ".join(f"{t} {n:.1%}" for t, n in result.token_hit_ratio_by_tier.items())
     held = ", ".join(f"{t} {bytes_text(int(n))}" for t, n in result.mean_bytes_by_tier.items())
     return "\n".join(
@@ -310,7 +310,7 @@ def summary(result: SystemResult, profile: str) -> str:
 def _speed(
     read: float | None, write: float | None, of_profile: Bandwidth | None
 ) -> tuple[float, float]:
-    """Bytes/s of reads and writes."""
+    """Return the bandwidth of reads and writes, in bytes/s."""
     if read is not None:
         return read * 1e9, (read if write is None else write) * 1e9
     if of_profile is None:

@@ -20,7 +20,7 @@ _CLEAR = "\x1b[2J\x1b[H"
 
 @dataclass(frozen=True, slots=True)
 class Options(ServerOptions):
-    """``url`` may name several servers, separated by commas; their counts are added up."""
+    """Options. ``url`` may list several servers, separated by commas; their counts are summed."""
 
     once: bool = declare(False, "--once", "print one status and exit; the default")
     json: bool = declare(False, "--json", "print one status as JSON and exit")

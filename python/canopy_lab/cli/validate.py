@@ -68,7 +68,7 @@ OPTIONS = (Options,)
 
 
 def run(args: Options) -> None:
-    """Compare, print, write."""
+    """Compare, print and write."""
     plan, profile = read_plan(args.plan), load_profile(args.profile)
     config = _system(plan, profile, args)
     source = _requests(args.log, plan, args.skip_bad)
@@ -114,7 +114,7 @@ def _system(plan: ServerPlan, profile: EngineProfile, args: Options) -> SystemCo
 
 
 def read_validation(path: str) -> str:
-    """Return the errors in a file that ``--json`` wrote, as text. Raises ``CanopyError``."""
+    """Return the errors in a file written by ``--json``, as text. Raises ``CanopyError``."""
     try:
         document = json.loads(Path(path).read_text(encoding="utf-8"))
         if document["format"] != FORMAT:

@@ -53,7 +53,7 @@ def positive(text: str) -> float:
 
 
 def above_zero(text: str) -> float:
-    """Parse a finite number above 0, as an option of its own. Raises ``CanopyError``."""
+    """Parse a single finite number above 0. Raises ``CanopyError``."""
     try:
         return positive(text)
     except ValueError:

@@ -171,7 +171,7 @@ def _scaled(curves: Curves, steps: Floats, budget: float) -> Floats:
 
 
 def _fill(curves: Curves, steps: Ints, budget: float) -> Ints:
-    """Spend the rest of the budget on the raises with the most hits per token on the disk."""
+    """Spend the rest of the budget on the increases with the most hits per token on the disk."""
     steps = steps.copy()
     rows = np.arange(len(steps))
     columns = np.arange(len(GRID_S))
@@ -203,7 +203,7 @@ class _Smooth:
         self.top = len(GRID_S) - 1
 
     def improve(self, steps: Floats) -> Floats:
-        """A local optimum from ``steps``; always within the grid."""
+        """Return a local optimum from ``steps``, always within the grid."""
         found = minimize(
             lambda x: -self._at(self.hits, x)[0],
             steps,
@@ -222,7 +222,7 @@ class _Smooth:
         return np.clip(np.nan_to_num(found.x), 0.0, self.top)
 
     def _at(self, cubics: Floats, x: Floats) -> tuple[float, Floats]:
-        """Sum over the groups, and its gradient."""
+        """Return the sum over the groups, and its gradient."""
         x = np.clip(np.nan_to_num(x), 0.0, self.top)
         cell = np.minimum(x.astype(np.int64), self.top - 1)
         d = x - cell

@@ -197,7 +197,8 @@ def _by_gain(curves: Curves, above: Ints, groups: int, budget_tokens: float) -> 
         own = whole[best].copy()
         ttl = int(np.argmax(own))
         for c in range(best + 1, count):
-            # Candidates inside this group now compare with its TTL, unless an inner group has them.
+            # Candidates inside this group now compare with its TTL, unless a closer group encloses
+            # them.
             if not taken[c] and above[c] >= 0 and (above[c] == best or step[above[c]] < 0):
                 step[c] = -1
         inside = step < 0

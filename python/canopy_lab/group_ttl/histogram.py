@@ -122,7 +122,7 @@ def histograms(
     """Count intervals by group and length.
 
     The arrays have one entry per interval: group (0 to ``groups`` - 1), request that begins it,
-    seconds to the next use (``inf``: none in the window), seconds to the window's end, tokens.
+    seconds to the next use (``inf``: no use in the window), seconds to the window's end, tokens.
     """
     is_reused = np.isfinite(gaps_s)
     lasted = np.where(is_reused, gaps_s, cut_s)

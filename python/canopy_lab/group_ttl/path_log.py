@@ -44,7 +44,7 @@ class PathSnapshot:
     """Index into ``categories``."""
     categories: tuple[str, ...]
     run_parent: NDArray[np.int64]
-    """(r,) the run that each continues, -1 at the root, after ``run_depth`` blocks."""
+    """(r,) run that each run continues, -1 at the root, after ``run_depth`` blocks."""
     run_depth: NDArray[np.int64]
     run_missing: NDArray[np.int64]
     """(r,) tokens missing from the run's last block."""

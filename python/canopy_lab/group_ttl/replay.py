@@ -19,7 +19,7 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.ttl.table import TTLTable
 
 Schedule = Sequence[tuple[float, TTLTable]]
-"""(since when in seconds, table), by time; the first counts from the start."""
+"""(start time in seconds, table), by time. The first table applies from the start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def _stay_s(segments: PathSegments, schedule: Schedule, in_force: NDArray[np.int
 
 
 def _ttl_matrix(segments: PathSegments, table: TTLTable) -> NDArray[np.float64]:
-    """(categories, s) TTL of each segment by a request of each category."""
+    """Return (categories, s): TTL of each segment for a request of each category."""
     group = segments.under(g.root for g in table.groups)
     by_group = np.array([g.ttl_s for g in table.groups] + [0.0])
     rows = []

@@ -46,8 +46,8 @@ class Decile:
 class LatencyReport:
     """Latencies of one run.
 
-    Every time counts from a request's due time, not from sending. A request is due at its time in
-    the trace or, in a closed loop, after the answer to the previous turn and the think time.
+    Every time counts from a request's due time instead of its sending. A request is due at its time
+    in the trace or, in a closed loop, after the answer to the previous turn and the think time.
     """
 
     requests: int

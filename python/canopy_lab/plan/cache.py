@@ -29,7 +29,7 @@ _OWN_CODE = ("evaluate.py", "groups.py", "system.py", "worker.py")
 
 
 def default_folder() -> Path:
-    """Default of ``--cache``."""
+    """Return the default of ``--cache``."""
     return cache_folder("plan")
 
 
@@ -69,7 +69,7 @@ class Cache:
         return self._rows.get(key)
 
     def put(self, key: str, row: Mapping[str, Any]) -> None:
-        """Keep a row. The row is on disk when this returns."""
+        """Store a row. It is on disk when this returns."""
         self._rows[key] = dict(row)
         if self._path is not None:
             line = json.dumps({"key": key, "row": row}, allow_nan=False) + "\n"

@@ -1,7 +1,7 @@
-"""Confidences of plans and the share of fresh logs that met their limits.
+"""Confidences of plans, and the share of fresh logs that met their limits.
 
-``benchmark/plan/confidence.py`` measures both on logs of one simulated population; a test holds these
-rows to its result file.
+``benchmark/plan/confidence.py`` measures both on logs of one simulated population; a test compares
+these rows with its result file.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ class Calibration:
     stated: float
     """Mean confidence."""
     held: float
-    """Share of fresh logs that met the limits, mean over plans."""
+    """Share of fresh logs that met the limits, averaged over plans."""
     worst: float
-    """The same share of the worst plan."""
+    """The same share for the worst plan."""
 
 
 CALIBRATIONS = (
@@ -32,7 +32,7 @@ NOT_COVERED = "days, a change of the traffic or its rate, errors of the simulato
 
 
 def calibration_of(conversations: int) -> Calibration:
-    """Return the row of the largest log that is no larger, else the first."""
+    """Return the row of the largest log that is not larger, else the first row."""
     fitting = [one for one in CALIBRATIONS if one.conversations <= conversations]
     return fitting[-1] if fitting else CALIBRATIONS[0]
 

@@ -80,8 +80,8 @@ def _scatter(axes: Axes, plan: CapacityPlan, x: Metric, y: Metric, currency: str
 def _dram(plan: CapacityPlan, currency: str) -> Figure:
     """Plot mean TTFT and hits against DRAM.
 
-    Draw one line for the chosen disk and for the five other disks with most DRAM sizes. If several
-    rows have one size, the row with the least mean TTFT is drawn.
+    One line is for the chosen disk, and one for each of the five other disks with the most DRAM
+    sizes. If several rows have one size, the row with the least mean TTFT is drawn.
     """
     del currency
     figure, axes = new_figure(columns=2, height=3.6)

@@ -25,10 +25,10 @@ BATCH = 2
 SAFETY = 2.0
 ANCHORS = 8
 """Configurations simulated first: the predicted choice, then the farthest ones in turn. Otherwise
-the prediction error would only be known near the choice."""
+the prediction error would be known only near the choice."""
 LEAST_SLOPE = 0.05
 LEAST_OF_SPAN, MOST_OF_SPAN = 0.001, 0.01
-"""Least change of the logarithm per unit of distance.
+"""Minimum change of the logarithm per unit of distance.
 
 ``LEAST_SLOPE`` is for metrics other than cost and throughput. Cost and throughput depend on the
 makespan: their slope is the relative spread of the predicted makespans, within these two limits.
@@ -38,7 +38,7 @@ NEAR = 0.5
 """Smallest distance."""
 _LEAST_GIB = 2.0**-4
 _CHOICE, _INSTANCES = 0.5, 2.0
-"""Distance of configurations with a different choice, or number of instances."""
+"""Distance between configurations with a different choice, or number of instances."""
 
 Evaluate = Callable[[Sequence[Configuration]], Sequence[Row]]
 Floats = NDArray[np.float64]
@@ -207,7 +207,7 @@ def _possible(
     row, able = found.choice.row, []
     sign = -1.0 if minimise.maximise else 1.0
     missed = sum(c.miss(row) for c in constraints)
-    # Values within a thousandth count as equal, and the cheaper row is chosen.
+    # Values within a thousandth count as equal; the cheaper row is then chosen.
     limit = sign * row[minimise.key] + (abs(row[minimise.key]) * 1e-3 if minimise.key != "cost" else 0.0)  # fmt: skip
     for i in left:
         miss = sum(c.miss({c.metric.key: _best_end(bounds, c.metric, i)}) for c in constraints)

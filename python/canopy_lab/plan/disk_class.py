@@ -40,12 +40,12 @@ class Provisioned:
     """IOPS or MiB/s bought separately from the size."""
 
     amount: float
-    """Smallest amount sold."""
+    """Minimum amount sold."""
     included: float
-    """Amount that is free."""
+    """Amount included without charge."""
     per_month: Steps
     most: float = 0.0
-    """Largest amount sold. 0: ``amount`` is the only one."""
+    """Maximum amount sold; 0 if ``amount`` is the only one."""
 
     def cost_per_month(self, amount: float = 0.0) -> float:
         """Return the price of ``amount``, or of the smallest amount if that is more."""
@@ -77,7 +77,7 @@ class DiskClass:
     """Added to each transfer."""
     iops: Provisioned | None = None
     io_kib: float = math.inf
-    """Largest single operation, KiB. Larger operations count as several."""
+    """Maximum size of one operation, KiB. Larger operations count as several."""
     throughput: Provisioned | None = None
     shared_channel: bool = True
     """Reads and writes share the bandwidth (network disks)."""
@@ -105,7 +105,7 @@ class DiskClass:
         return size
 
     def speeds(self) -> tuple[float, float] | None:
-        """Return the (least, most) bandwidth sold, in MiB/s; ``None`` if it is fixed."""
+        """Return the (minimum, maximum) bandwidth sold, in MiB/s; ``None`` if it is fixed."""
         least = most = 0.0
         if self.throughput is not None:
             least, most = self.throughput.amount, self.throughput.most

@@ -14,7 +14,7 @@ from sglang_canopy.ttl.table import TRACE_HASH, TTLTable
 SHORTEST_S = 60.0
 """Minimum lifetime of a plan, seconds."""
 MAX_BLOCKS = 1 << 24
-"""Most distinct blocks, about 2 GB. The oldest requests are dropped first."""
+"""Maximum distinct blocks, about 2 GB. The oldest requests are dropped first."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ class Midpoint:
     bound: np.ndarray
     """Objectives if it equals the better of the two neighbours."""
     potential: float
-    """Largest volume that it could add."""
+    """Upper bound of the volume that it could add."""
     priority: float
 
 
@@ -124,7 +124,7 @@ def _gaps(
 ) -> list[tuple[float, tuple[Configuration, ...], float]]:
     """Return the midpoints of a line's gaps: (size, evaluated ends, curvature of the line there).
 
-    A midpoint below the lowest point is included, for a choice that was tried on large sizes only:
+    A midpoint below the lowest point is included, for a choice that was tried only on large sizes:
     a smaller size is cheaper, and at best as good as the lowest point.
     """
     found: list[tuple[float, tuple[Configuration, ...], float]] = []

@@ -40,14 +40,14 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import CANOPYS_LRU
 
 CANDIDATES = 12
-"""Most configurations resampled in the search for a sure one."""
+"""Maximum configurations resampled in the search for a sufficiently sure one."""
 UNSURE_SHOWN = 3
-"""Better but unsure configurations that are shown."""
+"""Number of better but unsure configurations that are shown."""
 LOADS = (0.8, 1.2)
 """Request rates of the sensitivity check, relative to the trace."""
 DRAM_LEVELS, DISK_LEVELS = 5, 3
 GRID_STEPS = (16, 8)
-"""Equal steps of DRAM and disk added in the full grid."""
+"""Number of equal steps of DRAM and of disk added in the full grid."""
 DRAM_MOST_GIB = 2048.0
 """Largest default DRAM of an instance: a machine of eight GPUs."""
 SAMPLE_REQUESTS = 8_000

@@ -219,7 +219,7 @@ def _source(source: Any) -> str:
 
 
 class _Fields:
-    """The fields of one JSON object, with error messages that name its place."""
+    """Fields of one JSON object; error messages name its place."""
 
     def __init__(self, document: Any, where: str) -> None:
         if not isinstance(document, dict):

@@ -43,9 +43,9 @@ class SearchOptions:
     tolerance: float = 0.02
     """Remaining gain from further sizes at which the search ends."""
     marginal_gain: float = 0.01
-    """Least gain of a DRAM step, as a share of the range."""
+    """Minimum gain of a DRAM step, as a share of the range."""
     evaluations: int = 400
-    """Most evaluations. The result reports the remaining gain."""
+    """Maximum number of evaluations. The result reports the remaining gain."""
     probes: int = 3
     """Points of the front on which a choice is tried first."""
 
@@ -124,8 +124,8 @@ class _Search:
         half, most = len(drams) // 2, len(disks) - 1
         points = []
         for where in self._first:
-            # Include the largest DRAM: caches have cliffs. Nothing is gained until the working set
-            # fits, and smaller steps do not show it.
+            # Include the largest DRAM, because caches have cliffs: nothing is gained until the
+            # working set fits, and smaller steps do not show it.
             for at in sorted({0, min(1, half), half, len(drams) - 1}):
                 points.append(self.space.at(where, drams[at], 0.0))
             widths = self.space.widths(where.disk)
@@ -226,7 +226,7 @@ class _Search:
         return float((scale(self._vector(before)) - scale(self._vector(after))).max())
 
     def _add(self, stage: str, points: Iterable[Configuration | None]) -> int:
-        """Evaluate the new ones of ``points`` within the budget; return the number evaluated."""
+        """Evaluate the new configurations in ``points`` within the budget; return their number."""
         new = [p for p in dict.fromkeys(points) if p is not None and p not in self.found.rows]
         room = self.found.budget - len(self.found.rows)
         if len(new) > room:

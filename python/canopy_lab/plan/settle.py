@@ -1,7 +1,7 @@
-"""The neighbourhood of a choice: sizes ever closer to it, every other choice, and the reasons.
+"""The neighbourhood of a choice: ever closer sizes, every other choice, and the reasons.
 
 If one size meets a limit and the next smaller one misses it, the gap is halved down to the
-resolution of sizes: the plan names the least size that meets the limit.
+resolution of sizes: the plan names the smallest size that meets the limit.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from canopy_lab.plan.objective import Metric, Row
 from canopy_lab.plan.space import Configuration, Space
 
 ROUNDS = 24
-"""Most rounds. Each halves the gaps next to the choice."""
+"""Maximum rounds. Each halves the gaps next to the choice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +86,7 @@ def _nearest(
 def _may_win(
     c: Configuration, choice: ChosenConfiguration, minimise: Metric, evaluate: Evaluator
 ) -> bool:
-    """Whether a neighbouring size could be better, given the lower bound of its cost."""
+    """Return whether a neighbouring size could be better, given the lower bound of its cost."""
     if not evaluate.is_sold(c):
         return False
     certain = evaluate.certain_of(c, [choice.row]).get(minimise.key)

@@ -19,7 +19,7 @@ def round_size(size: float) -> float:
 
 
 def sizes(most: float, levels: int, least: float = 0.0) -> tuple[float, ...]:
-    """Return 0 and up to ``levels`` sizes from ``most`` down, each half of the next.
+    """Return 0 and up to ``levels`` sizes from ``most`` down, each half of the previous one.
 
     Sizes below ``least`` are omitted. ``most`` is rounded up. Raises ``CanopyError`` if there is no
     size.

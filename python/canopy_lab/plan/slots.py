@@ -1,6 +1,7 @@
 """The last hours of a server's log.
 
-The end is the log's last request, not the clock: a plan depends on the log alone.
+The end is the log's last request instead of the current time, so that a plan depends on the log
+alone.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ _DEFAULTS: Mapping[str, Any] = SGLANG_DEFAULTS.to_json()
 
 @dataclass(frozen=True, slots=True)
 class Knob:
-    """A variable that is no amount: a choice of a configuration."""
+    """A variable that is not an amount: a choice of a configuration."""
 
     name: str
     """Field of ``Configuration``, and key on the command line."""
@@ -38,11 +38,11 @@ class Knob:
     values: tuple[str, ...] = ()
     """Allowed names; empty for numbers."""
     tier: str | None = None
-    """Tier without which it does not matter: ``dram_gib`` or ``disk``."""
+    """Tier without which it has no effect: ``dram_gib`` or ``disk``."""
 
     @property
     def default(self) -> Any:
-        """Value of a configuration that does not name it."""
+        """Value of a configuration that does not set it."""
         return _DEFAULTS[self.setting] if self.setting else None
 
     def applies(self, of: Configuration) -> bool:
@@ -101,7 +101,7 @@ class Configuration:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Configuration:
-        """Make a configuration from a row; ignores fields that are no decision variables."""
+        """Make a configuration from a row; ignores fields that are not decision variables."""
         return cls(**{name: data[name] for name in cls.__slots__ if name in data})
 
     def label(self) -> str:
@@ -144,7 +144,7 @@ class Space:
     speeds: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """MiB/s by disk class, ascending, for classes that sell bandwidth separately."""
     least_gib: float = 0.0
-    """Smaller sizes hold nothing useful, and are not tried."""
+    """Smaller sizes are too small to be useful, and are not tried."""
     instances: tuple[int, ...] = (1,)
     policy: str = CANOPYS_LRU
     choices: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)

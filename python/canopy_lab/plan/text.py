@@ -13,8 +13,8 @@ from canopy_lab.plan.uncertainty import LEVEL, SHOWN, Uncertainty
 from canopy_lab.report.table import text_table
 
 PUBLISHED = (0.093, -0.583, -0.202)
-"""Kareto's change of throughput, latency and cost, "up to", against 1,024 GB of DRAM (arXiv
-2603.08739, section 5.2; its own traces)."""
+"""Kareto's maximum change of throughput, latency and cost against 1,024 GB of DRAM (arXiv
+2603.08739, section 5.2; on its own traces)."""
 
 _METRICS = ("mean_ttft", "p99_ttft", "throughput", "token_hit_ratio", "cost_per_hour", "cost")
 HEAD = (
@@ -100,7 +100,7 @@ def cells(row: Row) -> list[str]:
 
 
 def gpu_hours_a_day(row: Row) -> str:
-    """Format the GPU hours of prefill that hits save in a day at the trace's rate, over all
+    """Format the GPU hours of prefill per day that hits save at the trace's rate, over all
     instances."""
     saved_s, span_s = row.get("prefill_s_saved_by_tier"), row.get("makespan_s")
     return f"{24 * sum(saved_s.values()) / span_s:.3g}" if saved_s and span_s else "-"

@@ -1,13 +1,13 @@
-"""Uncertainty of a plan: its choice's metrics in other traces like this one.
+"""Uncertainty of a plan: its choice's metrics in other traces of the same population.
 
 A trace is one draw of periods and of conversations. Each resampled trace draws periods with
 replacement, and within each drawn period its conversations with replacement (a two-stage cluster
-bootstrap; Davison and Hinkley 1997, section 3.8), both twice: the trace and a fresh one are two draws
-of one population. Periods keep bursts together; conversations keep
-turns together, whose times are alike. Periods are days if the trace has enough of them. Each draw has
-its own P99. The share of draws that meet the limits is the confidence in the choice, and
-``benchmark/plan/confidence.py`` compares it with fresh traces. Consecutive windows of the trace show
-how its parts differ.
+bootstrap; Davison and Hinkley 1997, section 3.8), both twice, because the trace and a fresh trace
+are two draws from one population. Periods keep bursts together; conversations keep together turns,
+whose times are alike. Periods are days if the trace has enough of them. Each draw has its own P99.
+The share of draws that meet the limits is the confidence in the choice, and
+``benchmark/plan/confidence.py`` compares it with fresh traces. Consecutive windows of the trace
+show how its parts differ.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from canopy_lab.trace.record import TraceRequest
 DRAWS = 400
 WINDOWS = 6
 PERIODS = 40
-"""Periods of a trace that has few days."""
+"""Number of periods if the trace has few days."""
 LEAST_DAYS = 5
-"""Least days of a trace whose periods are days."""
+"""Minimum days of a trace whose periods are days."""
 _DAY_S = 86400.0
 LEVEL = 0.9
 """Coverage of the intervals."""
@@ -55,7 +55,7 @@ SHOWN = ("mean_ttft_s", "p99_ttft_s", "token_hit_ratio")
 
 @dataclass(frozen=True, slots=True)
 class Uncertainty:
-    """Uncertainty of one configuration. Metrics by row key."""
+    """Uncertainty of one configuration, by metric (row key)."""
 
     intervals: Mapping[str, tuple[float, float]]
     """Low and high ends that contain ``LEVEL`` of the draws."""

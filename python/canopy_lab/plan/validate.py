@@ -39,7 +39,7 @@ HITS = ("token_hit_ratio", *(f"{tier}_hit_ratio" for tier in TIERS))
 METRICS = (*TTFTS, "throughput_tokens_per_s", *HITS)
 _ROUNDS = 12
 _MOST = 16.0
-"""Bounds of the recalibration factor: between its inverse and this."""
+"""Limits of the recalibration factor: the inverse of this number, and the number itself."""
 
 
 @dataclass(frozen=True, slots=True)

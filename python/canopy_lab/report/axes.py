@@ -68,7 +68,7 @@ def time_axis(axes: Axes, longest: float, shortest: float = 0.1) -> None:
 
 
 def clock_axis(axes: Axes, start: float, end: float) -> None:
-    """A linear x axis of the trace's own time, in minutes or hours."""
+    """Make a linear x axis of the trace's own time, in minutes or hours."""
     unit, name = (3600.0, "hours") if end - start > 3 * 3600 else (60.0, "minutes")
     axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{(v - start) / unit:g}"))
     step = next(
@@ -81,6 +81,6 @@ def clock_axis(axes: Axes, start: float, end: float) -> None:
 
 
 def round_step(value: float) -> float:
-    """1, 2 or 5 times a power of ten, at least ``value``."""
+    """Return 1, 2 or 5 times a power of ten, at least ``value``."""
     power = 10.0 ** math.floor(math.log10(max(value, 1e-9)))
     return next(m * power for m in (1, 2, 5, 10) if m * power >= value)

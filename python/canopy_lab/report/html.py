@@ -18,36 +18,36 @@ _UNITS = re.compile(r"(\d) (%|(?:s|ms|min|h|[KMGT]iB|B)\b)")
 
 @dataclass(frozen=True, slots=True)
 class HtmlTable:
-    """Cells under a header, as ``parts.html.j2`` draws them."""
+    """Cells under a header, as rendered by ``parts.html.j2``."""
 
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
     text: Sequence[int] = ()
-    """Other columns of words than the first. Columns of numbers are aligned right."""
+    """Columns of text besides the first. Columns of numbers are right-aligned."""
     marked: int | None = None
     """Index of the highlighted row."""
     notes: Sequence[str] = ()
 
 
 def render(template: str, **values: object) -> str:
-    """The page of ``templates/NAME.html.j2``. Every value is escaped."""
+    """Render ``templates/NAME.html.j2``. Every value is escaped."""
     return _environment().get_template(f"{template}.html.j2").render(**values)
 
 
 def png_bytes(figure: Figure) -> bytes:
-    """``figure`` as a PNG file."""
+    """Return ``figure`` as a PNG file."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
     return buffer.getvalue()
 
 
 def as_data(png: bytes) -> str:
-    """A PNG file as a page holds it: base64."""
+    """Return a PNG file in base64, for embedding in a page."""
     return base64.b64encode(png).decode()
 
 
 def units(text: str) -> Markup:
-    """``text`` for a page; a number and its unit stay on one line."""
+    """Return ``text`` for a page; a number and its unit stay on one line."""
     return Markup(_UNITS.sub("\\1&nbsp;\\2", str(escape(text))))
 
 

@@ -1,4 +1,4 @@
-"""Plain-text tables: columns aligned, numbers to the right."""
+"""Plain-text tables with aligned columns; numbers are right-aligned."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from rich.table import Table
 from rich.text import Text
 
 _WIDTH = 10_000
-"""Columns of the console that a table is drawn on: a table is never wrapped or cut short."""
+"""Width of the console for tables, so that they are never wrapped or truncated."""
 
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """``rows`` of cells under ``header``; a column of numbers is set flush right.
+    """Format ``rows`` of cells under ``header``, with columns of numbers right-aligned.
 
     Plain text, the same on a terminal and in a pipe.
     """
@@ -33,7 +33,7 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def short_number(value: float) -> str:
-    """At most five digits: ``1234``, ``12.3k``, ``4.56M``."""
+    """Format a number with at most five digits: ``1234``, ``12.3k``, ``4.56M``."""
     if abs(value) < 9999.5:
         return f"{value:.0f}"
     for limit, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
@@ -43,7 +43,7 @@ def short_number(value: float) -> str:
 
 
 def bytes_text(count: float) -> str:
-    """``512 MiB``, ``1.5 GiB``."""
+    """Format a size: ``512 MiB``, ``1.5 GiB``."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024 or unit == "GiB":
             return f"{count:.3g} {unit}" if count < 100 else f"{count:.0f} {unit}"

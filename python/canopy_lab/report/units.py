@@ -4,12 +4,12 @@ from __future__ import annotations
 
 
 def percent(value: float, digits: int = 0) -> str:
-    """A share from 0 to 1 as per cent."""
+    """Format a share from 0 to 1 as a percentage."""
     return f"{100.0 * value:.{digits}f} %"
 
 
 def seconds(value: float) -> str:
-    """Return a readable time, such as ``85 ms`` or ``12 min``."""
+    """Format a time: ``85 ms``, ``12 min``."""
     if value < 0.0005:
         return "0 s"
     if value < 1.0:
@@ -24,7 +24,7 @@ def seconds(value: float) -> str:
 
 
 def size(value: float) -> str:
-    """Bytes in binary units."""
+    """Format bytes in binary units."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if value < 1024.0:
             return f"{value:.0f} {unit}" if value >= 10 or unit == "B" else f"{value:.1f} {unit}"
@@ -33,5 +33,5 @@ def size(value: float) -> str:
 
 
 def count(value: float) -> str:
-    """A number with its thousands apart."""
+    """Format a number with thousands separators."""
     return f"{value:,.0f}"

@@ -22,7 +22,7 @@ _BLOCKS = _NAMES.index("blocks")
 
 
 class CompactTrace(Sequence[TraceRequest]):
-    """The records of ``trace``, in a sequence that can be pickled."""
+    """The records of a trace, in a sequence that can be pickled."""
 
     def __init__(self, trace: Iterable[TraceRequest]) -> None:
         self._runs: list[tuple[int, ...]] = []

@@ -25,8 +25,8 @@ _POOL = 10_000
 class RandomCategories(Categories):
     """A table that categorises each request by the features of a random earlier request.
 
-    The placebo of a policy that learns from labels. To shuffle the trace's own labels is too weak: the
-    reuse model counts turns and new tokens from the paths.
+    The placebo of a policy that learns from labels. Shuffling the trace's own labels is too weak:
+    the reuse model counts turns and new tokens from the paths.
     """
 
     def __init__(self, cap: int, seed: int) -> None:

@@ -30,9 +30,9 @@ _KV_HEADS = (
 )
 _HEAD_SIZE = ("head_dim", "kv_channels", "attention_head_dim")
 _STATES = ("linear", "mamba", "conv")
-"""Parts of the names of layers that store a state per sequence in place of keys and values."""
+"""Parts of the names of layers that store a state per sequence instead of keys and values."""
 _LOOPS = ("num_loops", "loop_num")
-"""Passes through the layers, each with keys and values of its own."""
+"""Passes through the layers, each with separate keys and values."""
 _INDEX_SCALE_BYTES = 4
 _INDEX_GROUP = 128
 """Values of an index key (DeepSeek sparse attention) that share a scale."""
@@ -57,7 +57,7 @@ def first_of(config: Config, names: tuple[str, ...]) -> int:
 
 
 def layers_of(config: Config) -> int:
-    """Layers of the language model. Raises ``CanopyError``."""
+    """Return the layers of the language model. Raises ``CanopyError``."""
     kinds = _kinds(config)
     if kinds and not any(_count(config, name) for name in _LAYERS):
         return len(kinds)
@@ -65,7 +65,7 @@ def layers_of(config: Config) -> int:
 
 
 def _kinds(config: Config) -> list[Any]:
-    """Kinds of the layers; empty without them."""
+    """Return the kinds of the layers; empty without them."""
     pattern = config.get("hybrid_override_pattern")
     if isinstance(pattern, str):
         return list(pattern)
@@ -74,24 +74,24 @@ def _kinds(config: Config) -> list[Any]:
 
 
 def _stores(kind: Any) -> bool:
-    """Whether a layer of a kind stores keys and values."""
+    """Return whether a layer of a kind stores keys and values."""
     named = isinstance(kind, str) and kind.endswith("attention")
     return kind == "*" or (named and not any(state in kind for state in _STATES))
 
 
 def heads_of(config: Config) -> int:
-    """Attention heads. Raises ``CanopyError``."""
+    """Return the attention heads. Raises ``CanopyError``."""
     return first_of(config, _HEADS)
 
 
 def hidden_of(config: Config) -> int:
-    """Width of the hidden states. Raises ``CanopyError``."""
+    """Return the width of the hidden states. Raises ``CanopyError``."""
     return first_of(config, _HIDDEN)
 
 
 def kv_heads_of(config: Config) -> int:
-    """KV heads of a layer. Raises ``CanopyError``."""
-    # Falcon's newer architecture has groups in spite of the flag.
+    """Return the KV heads of a layer. Raises ``CanopyError``."""
+    # Falcon's newer architecture has groups despite the flag.
     if config.get("multi_query") is True and not config.get("new_decoder_architecture"):
         return 1
     inner = config.get("attn_config")
@@ -105,7 +105,7 @@ def kv_heads_of(config: Config) -> int:
 
 
 def head_size_of(config: Config) -> int:
-    """Width of a head. Raises ``CanopyError``."""
+    """Return the width of a head. Raises ``CanopyError``."""
     for name in _HEAD_SIZE:
         value = config.get(name)
         if type(value) is int and value > 0:
@@ -139,14 +139,14 @@ def kv_bytes_per_token(config: Config, element_bytes: int | None = None) -> int:
 
 
 def _row(config: Config) -> int:
-    """Values of a token in one layer."""
+    """Return the number of values of a token in one layer."""
     key = head_size_of(config)
     value = config.get("v_head_dim")
     return kv_heads_of(config) * (key + (value if type(value) is int and value > 0 else key))
 
 
 def _own_layers(config: Config) -> dict[int, Config]:
-    """Layers with settings of their own (Gemma 4), by number."""
+    """Return the layers with separate settings (Gemma 4), by number."""
     given = config.get("per_layer_config")
     if not isinstance(given, dict):
         return {}
@@ -156,7 +156,7 @@ def _own_layers(config: Config) -> dict[int, Config]:
 
 
 def attention_layers(config: Config) -> int:
-    """Layers that store keys and values for every token. Raises ``CanopyError``."""
+    """Return the layers that store keys and values for every token. Raises ``CanopyError``."""
     layers, kinds = layers_of(config), _kinds(config)
     if kinds:
         stored = sum(map(_stores, kinds[:layers]))
@@ -171,7 +171,7 @@ def attention_layers(config: Config) -> int:
         stored = sum(layer % period == offset for layer in range(layers))
     elif config.get("linear_attention") is not None and _count(config, "layer_group_size"):
         stored = layers // _count(config, "layer_group_size")
-    elif config.get("model_type") == "zaya":  # attention and experts in turns
+    elif config.get("model_type") == "zaya":  # attention and experts alternate
         stored = (layers + 1) // 2
     else:
         stored = layers
@@ -181,7 +181,7 @@ def attention_layers(config: Config) -> int:
 
 
 def _linear_layers(config: Config) -> int | None:
-    """Full-attention layers of Kimi's linear models; ``None`` for other models."""
+    """Return the full-attention layers of Kimi's linear models; ``None`` for other models."""
     given = config.get("linear_attn_config")
     full = given.get("full_attn_layers") if isinstance(given, dict) else None
     return len(full) if isinstance(full, list) else None
@@ -193,7 +193,8 @@ def _count(config: Config, name: str) -> int:
 
 
 def _index_bytes(config: Config) -> int:
-    """Bytes of a layer's index key in DeepSeek's sparse attention: 8-bit values and their scales."""
+    """Return the bytes of a layer's index key in DeepSeek's sparse attention: 8-bit values and
+    their scales."""
     size = _count(config, "index_head_dim") if _count(config, "index_topk") else 0
     return size + size // _INDEX_GROUP * _INDEX_SCALE_BYTES
 

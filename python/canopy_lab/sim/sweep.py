@@ -34,7 +34,7 @@ class PrefillSeconds:
         self._pairs = profile.pair_s()
 
     def of(self, uncached_tokens: Sequence[int]) -> float:
-        """Return the sum over requests with these uncached tokens; each computes one or more."""
+        """Return the prefill seconds of requests with these uncached tokens, at least one each."""
         total = 0.0
         for record, left in zip(self._trace, uncached_tokens, strict=True):
             new = max(left, 1)

@@ -95,6 +95,6 @@ def _base(labels: Collection[str]) -> str | None:
 def _gap(cells: Mapping[tuple[str, int], Sequence[Row]], at: int, hits: float, base: str) -> str:
     low = 100 * mean(cells[base, at], "block_hit_ratio")
     high = 100 * mean(cells[BOUND, at], "block_hit_ratio")
-    if high - low <= 0.5:  # points: too small for a share
+    if high - low <= 0.5:  # a difference in points, too small for a share
         return ""
     return str(round(100 * (hits - low) / (high - low)))

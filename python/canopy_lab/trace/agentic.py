@@ -58,9 +58,10 @@ class Conversation:
     name: str
     requests: tuple[TraceRequest, ...]
     most_id: int
-    """The largest block id used."""
+    """Maximum block id used."""
     source: str | None = None
-    """Files with this name number their blocks together; ``None`` for ids of this file alone."""
+    """Name shared by files that number their blocks together; ``None`` for ids of this
+    file alone."""
 
 
 def read(path: Path, tolerance: lines.Tolerance) -> Iterator[TraceRequest]:
@@ -87,7 +88,7 @@ def read(path: Path, tolerance: lines.Tolerance) -> Iterator[TraceRequest]:
 
 
 def is_archive(path: Path) -> bool:
-    """Whether ``path`` is named like a tar archive."""
+    """Return whether ``path`` is named like a tar archive."""
     names = path.name.lower()
     return names.endswith((".tar", ".tgz", ".txz")) or any(
         names.endswith(".tar" + suffix) for suffix in lines.COMPRESSED
@@ -97,7 +98,7 @@ def is_archive(path: Path) -> bool:
 def conversations(path: Path, tolerance: lines.Tolerance) -> Iterator[Conversation]:
     """Yield the conversations of an archive, a folder or one file, one in memory at a time.
 
-    A file that is broken counts as one broken line of ``tolerance``.
+    A broken file counts as one broken line of ``tolerance``.
     """
     for ordinal, (name, text) in enumerate(documents(path), 1):
         try:
@@ -129,13 +130,14 @@ def documents(path: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def parse_conversation(document: dict[str, Any], name: str, ordinal: int) -> Conversation:
-    """One conversation file. ``ordinal`` becomes the requests' ``line``. Raises ``BadLine``."""
+    """Parse one conversation file. ``ordinal`` becomes the requests' ``line``. Raises
+    ``BadLine``."""
     block_tokens = lines.count(document, "block_size", least=1)
     identity = document.get("id")
     name = identity if isinstance(identity, str) and identity else name
     agent = _Agent(name, name, block_tokens, ordinal, "agent", *_head_tokens(document))
     runs = _runs(document.get("requests"), agent, 0.0)
-    # JSON makes an int of its own of every number; a long conversation repeats each by the dozen.
+    # JSON creates an int object for every number; a long conversation repeats each dozens of times.
     share = {}.setdefault  # type: ignore[var-annotated]
     requests = tuple(
         replace(r, blocks=tuple(map(share, r.blocks, r.blocks)))
@@ -178,14 +180,14 @@ class _Agent:
 
 
 def _head_tokens(record: dict[str, Any]) -> tuple[int, int]:
-    """Tokens of the tools and of the system prompt; 0 where the record is silent."""
+    """Return the tokens of the tools and of the system prompt; 0 if the record lacks them."""
     names = ("tool_tokens", "system_tokens")
     tools, system = (0 if record.get(n) is None else lines.count(record, n) for n in names)
     return tools, system
 
 
 def _runs(entries: Any, agent: _Agent, start_s: float) -> list[list[TraceRequest]]:
-    """The requests of one agent and, each as a list of its own, of its sub-agents."""
+    """Return the requests of one agent and, as separate lists, of its sub-agents."""
     if not isinstance(entries, list):
         raise lines.BadLine("'requests' must be a list")
     own: list[TraceRequest] = []
@@ -260,13 +262,13 @@ def _parse_flat(record: dict[str, Any], line: int) -> TraceRequest:
 
 
 def shifted(request: TraceRequest, start_s: float, first_id: int, suffix: str = "") -> TraceRequest:
-    """``request`` begun at ``start_s`` with its block ids moved up by ``first_id``.
+    """Return ``request`` started at ``start_s``, with its block ids increased by ``first_id``.
 
-    ``suffix`` is put behind the names of conversation and user.
+    ``suffix`` is appended to the names of conversation and user.
     """
     return replace(
         request,
-        # A nanosecond is far below the traces' own grain, and prints the same everywhere.
+        # A nanosecond is far below the traces' own resolution, and prints the same everywhere.
         time_s=round(request.time_s + start_s, 9),
         blocks=tuple([b + first_id for b in request.blocks]) if first_id else request.blocks,
         conversation=None if request.conversation is None else request.conversation + suffix,

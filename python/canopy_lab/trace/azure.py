@@ -62,7 +62,7 @@ def read(path: Path, tolerance: lines.Tolerance) -> Iterator[TraceRequest]:
 
 
 def _instant(text: str) -> datetime.datetime:
-    # Seven digits of a second: one more than datetime takes.
+    # The timestamp has seven digits after the second, one more than datetime accepts.
     short = re.sub(r"(\.\d{6})\d+", r"\1", text)
     try:
         when = datetime.datetime.fromisoformat(short)

@@ -22,7 +22,7 @@ REMEMBERED_CHATS = 1_000_000
 
 
 class Roots:
-    """The first chat of every conversation, for the ``limit`` chats used last.
+    """The first chat of every conversation, for the ``limit`` most recently used chats.
 
     A parent that was dropped, or that is older than the trace, becomes a root.
     """
@@ -32,7 +32,8 @@ class Roots:
         self._limit = limit
 
     def add(self, chat: int, parent: int) -> int:
-        """The root chat of ``chat``, whose predecessor is ``parent`` (below 0: none)."""
+        """Return the root chat of ``chat``, whose predecessor is ``parent`` (below 0: no
+        predecessor)."""
         if parent < 0:
             root = chat
         elif parent in self._root:

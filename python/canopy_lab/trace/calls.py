@@ -1,4 +1,5 @@
-"""Tell which entries of a gateway's log are calls that a model server computed, each counted once."""
+"""Find the entries of a gateway's log that are calls computed by a model server, each
+counted once."""
 
 from __future__ import annotations
 
@@ -17,9 +18,10 @@ _NO_CALLS = ("SPAN", "EVENT", "TRACE")
 _OTHER_OBSERVATIONS = (
     "AGENT", "TOOL", "CHAIN", "RETRIEVER", "EVALUATOR", "EMBEDDING", "GUARDRAIL"
 )  # fmt: skip
-"""Langfuse's that are no generation of a model; chains repeat their model's input."""
+"""Langfuse's observation types that are no generation of a model; chains repeat their model's
+input."""
 _OTHER_CALLS = ("embedding", "image", "transcription", "speech", "moderation", "rerank")
-"""In LiteLLM's ``call_type``."""
+"""Values of LiteLLM's ``call_type`` that are no generation."""
 _STATUS_CODES = ("status_code", "statusCode", "response_status", "http_status", "httpStatus")
 _CLIENT_LEFT = 499
 _CACHE_HITS = ("cache_hit", "cacheHit", "cached", "cache_status", "cacheStatus")
@@ -28,11 +30,11 @@ _NO_UUID = "00000000-0000-0000-0000-000000000000"
 CALL_IDS = ("litellm_call_id", "request_id", "requestId", "response_id", "call_id", "id")
 _REMEMBERED = 100_000
 _SAME_CALL_S = 60.0
-"""Records of one call begin within this time; a later one with its name is a retry."""
+"""Records of one call begin within this time; a later record with its name is a retry."""
 
 
 def not_served(entry: Place, among: list[Place]) -> str | None:
-    """Return why an entry is no call that a model server computed, or ``None``."""
+    """Return why an entry is not a call computed by a model server, or ``None``."""
     kind, observed = str(entry.get("type")).upper(), "trace_id" in entry or "traceId" in entry
     if kind in _NO_CALLS or (observed and kind in _OTHER_OBSERVATIONS):
         return NO_MODEL
@@ -65,17 +67,17 @@ def _answers(entry: Place) -> list[Place]:
 
 
 class Repeats:
-    """Finds entries that repeat a call: its name, its prompt and nearly its time.
+    """Finds entries that repeat a call: same name, same prompt and nearly the same time.
 
-    A name that two different prompts have is no call's name (it may be a trace's), and tells
-    nothing. The ``_REMEMBERED`` names seen last are kept.
+    A name with two different prompts is not a call's name (it may be a trace's), and is ignored.
+    The ``_REMEMBERED`` most recent names are kept.
     """
 
     def __init__(self) -> None:
         self._seen: OrderedDict[str, tuple[bytes, float] | None] = OrderedDict()
 
     def is_repeat(self, entry: Place, prompt: LoggedPrompt) -> bool:
-        """Whether an earlier entry was of the same call."""
+        """Return whether an earlier entry was of the same call."""
         name = next((entry[n] for n in CALL_IDS if isinstance(entry.get(n), str) and entry[n]), "")
         if not name:
             return False

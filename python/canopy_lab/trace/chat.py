@@ -1,9 +1,9 @@
-"""Turn the messages of any chat interface into the parts of a prompt.
+"""Convert the messages of any chat interface to the parts of a prompt.
 
 OpenAI's chat messages and Responses items, Anthropic's blocks, Gemini's and OpenTelemetry's parts.
 Tools come first, then the system prompt, then the messages, as in most chat templates. Nothing in a
 message is dropped: an item of an unknown kind becomes JSON. Names that change from call to call
-(``id``, ``cache_control``) are no part of a prompt.
+(``id``, ``cache_control``) are omitted.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ _CHANGING = ("id", "status", "cache_control", "call_id", "tool_use_id", "tool_ca
 _IMAGES = ("image", "inlineData", "inline_data")
 _MEDIA = (*_IMAGES, "audio", "video", "file", "document", "blob")
 _DATA_CHARACTERS = 256
-"""A longer string without a blank in a part that is no text: a picture's bytes, not words."""
+"""A longer string without a blank, outside text parts, is binary data such as a picture."""
 
 
 class Part(NamedTuple):
-    """A piece of a prompt; a prompt's text is that of its parts, joined."""
+    """A part of a prompt. The text of a prompt is the concatenation of its parts."""
 
     kind: str
     """``tool`` (a definition), ``text``, ``call``, ``result``, ``image`` or ``media``."""
     role: str
-    """``tools``, ``system``, ``user``, ``assistant``, ``tool``, or a name of the log's own."""
+    """``tools``, ``system``, ``user``, ``assistant``, ``tool``, or another name used in the log."""
     text: str
 
 
@@ -50,17 +50,18 @@ class Chat(NamedTuple):
 
     parts: tuple[Part, ...]
     category: str
-    """The category that a server infers from this body (``request/sent.py``)."""
+    """Category that a server infers from this body (``request/sent.py``)."""
     turn: int
 
     @property
     def text(self) -> str:
-        """The whole prompt."""
+        """Return the whole prompt."""
         return "".join(part.text for part in self.parts)
 
 
 def chat(messages: list[dict[str, Any]], among: list[Place]) -> Chat:
-    """A chat's parts. ``among``: the bodies that may hold its tools and its system prompt."""
+    """Return a chat's parts. ``among``: the bodies that may hold its tools and its system
+    prompt."""
     parts = _tools(decoded(first(among, TOOLS)))
     has_tools = bool(parts)
     made = [_message(message) for message in messages]
@@ -68,7 +69,7 @@ def chat(messages: list[dict[str, Any]], among: list[Place]) -> Chat:
     roles = [role for role, _ in made]
     turns = 1
     for at, (role, inner) in enumerate(made):
-        # Items of one answer (text, then calls) are several entries in the Responses interface.
+        # In the Responses interface, items of one answer (text, then calls) are several entries.
         turns += role == "assistant" and roles[at - 1 : at] != ["assistant"]
         parts += inner
     category = "chat"
@@ -87,7 +88,7 @@ def _tools(given: Any) -> list[Part]:
 
 
 def _system(given: Any, made: list[tuple[str, list[Part]]]) -> list[Part]:
-    """Parts of a system prompt that is a field of its own, not a message."""
+    """Return the parts of a system prompt that is a separate field instead of a message."""
     if given is None:
         return []
     inner = given.get("parts", given.get("content")) if isinstance(given, dict) else given
@@ -98,7 +99,7 @@ def _system(given: Any, made: list[tuple[str, list[Part]]]) -> list[Part]:
 
 
 def _message(message: Mapping[str, Any]) -> tuple[str, list[Part]]:
-    """Role and parts of one message, or of one item of the Responses interface."""
+    """Return the role and the parts of one message, or of one item of the Responses interface."""
     kind = str(message.get("type", ""))
     if "role" not in message and kind not in ("", "message"):
         return _item(message, kind)
@@ -114,7 +115,7 @@ def _message(message: Mapping[str, Any]) -> tuple[str, list[Part]]:
         found.append(Part("call", role, _json(shown)))
     if isinstance(message.get("function_call"), dict):
         found.append(Part("call", role, _json(message["function_call"])))
-    # Anthropic's and Gemini's results of tools are messages of the user.
+    # In Anthropic's and Gemini's interfaces, tool results are messages of the user.
     if found and all(part.kind == "result" for part in found):
         role = "tool"
     return role, _headed(named or role, [part._replace(role=role) for part in found])
@@ -154,7 +155,7 @@ def _contents(content: Any, role: str) -> list[Part]:
 
 
 def _content(part: Mapping[str, Any], role: str) -> Part:
-    """One block of a message's content."""
+    """Return one block of a message's content."""
     kind = str(part.get("type", ""))
     for name in ("functionCall", "functionResponse"):
         if isinstance(part.get(name), dict):
@@ -182,7 +183,7 @@ def _result(part: Mapping[str, Any], role: str) -> Part:
 
 
 def _json(value: Any) -> str:
-    """``value`` as JSON, without the names that change and with digests for binary data."""
+    """Return ``value`` as JSON, without the names that change and with digests for binary data."""
     return value if isinstance(value, str) else json.dumps(_short(value, outer=True))
 
 

@@ -20,7 +20,7 @@ _MOST_DEPTH = 100_000
 
 
 class ClaudeSessions:
-    """Puts requests together from the entries of one or several sessions."""
+    """Assembles requests from the entries of one or several sessions."""
 
     def __init__(self) -> None:
         self._messages: dict[str, tuple[str | None, dict[str, Any] | None, float]] = {}
@@ -28,7 +28,7 @@ class ClaudeSessions:
         self._answers: set[str] = set()
 
     def take(self, entry: dict[str, Any], line: int) -> SessionRequest | str | None:
-        """Take in one entry. Returns the request that it answers, ``calls.FAILED`` for an error
+        """Add one entry. Returns the request that it answers, ``calls.FAILED`` for an error
         message, ``None`` for anything else. Raises ``BadLine``."""
         uuid, parent = entry.get("uuid"), entry.get("parentUuid")
         message = entry.get("message")

@@ -1,4 +1,4 @@
-"""Codex's rollouts: ``{"timestamp": "...", "type": "response_item", "payload": {...}}`` a line.
+"""Codex's rollouts: ``{"timestamp": "...", "type": "response_item", "payload": {...}}``, one per line.
 
 Items of the model (answers, reasoning, calls) that follow each other are one answer; the items before
 it are its prompt. ``session_meta`` begins a session, ``turn_context`` names the model, ``compacted``
@@ -15,7 +15,7 @@ from canopy_lab.trace.session_request import SessionRequest
 
 
 class CodexSession:
-    """Puts requests together from the entries of one or several sessions, one after the other."""
+    """Assembles requests from the entries of one or several sessions, one after the other."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -32,7 +32,7 @@ class CodexSession:
         self._turn, self._asked_s = 0, 0.0
 
     def take(self, entry: dict[str, Any], line: int) -> SessionRequest | None:
-        """Take in one entry. Returns the request that it begins to answer. Raises ``BadLine``."""
+        """Add one entry. Returns the request that it begins to answer. Raises ``BadLine``."""
         kind, payload = entry["type"], entry["payload"]
         if not isinstance(payload, dict):
             return None

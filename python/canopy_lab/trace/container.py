@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 
 _CRI = re.compile(rb"\d{4}-\d\d-\d\dT\S+ (stdout|stderr) ([PF])(?:[:\w]*) ?(.*)", re.S)
 _LONGEST_LINE = 64 << 20
-"""Bytes. A part that is still open at this length is passed on as it is."""
+"""Maximum bytes of a line. A part that is still open at this length is passed on unchanged."""
 
 Entry = tuple[str, bytes, bool]
 """Stream, text, and whether the text ends its line."""
@@ -52,7 +52,7 @@ def unwrapped(lines: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]
         else:
             parts[stream] = (size + len(piece), pieces)
     for _, pieces in parts.values():
-        # The file ends inside a line: readers see that it lacks its line feed.
+        # The file ends inside a line, which readers detect by its missing line feed.
         yield number, b"".join(pieces)
 
 

@@ -1,6 +1,6 @@
 """Entries of a log of JSON lines, of one JSON list or of a table (CSV with a header).
 
-They come in the order of the file, or by time if it is newest first.
+They are yielded in the order of the file, or by time if the newest is first.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ def read_lines_backwards(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 _LONGEST_LIST = 1 << 30
-"""Bytes of a file that is one JSON list: it has to be read at once."""
+"""Maximum bytes of a file that is one JSON list, which must be read at once."""
 _LONGEST_CELL = 64 << 20
 _ORDER_SAMPLE = 256
-"""Entries whose times decide whether a file is newest first."""
+"""Number of entries whose times decide whether a file is newest first."""
 
 TimeOf = Callable[[dict[str, Any]], float]
 """Time of an entry. Raises ``BadLine``."""
@@ -61,7 +61,7 @@ TimeOf = Callable[[dict[str, Any]], float]
 def entries(
     path: Path, tolerance: lines.Tolerance, time_of: TimeOf
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (line or ordinal, entry); an entry that is no JSON object is a broken line."""
+    """Yield (line or ordinal, entry). An entry that is not a JSON object is a broken line."""
     for number, item in _items(path, tolerance, time_of):
         try:
             yield number, _entry(item)
@@ -105,7 +105,7 @@ def _items(path: Path, tolerance: lines.Tolerance, time_of: TimeOf) -> Iterator[
 
 
 def csv_columns(path: Path) -> list[str]:
-    """Names in the header of a table; empty if the first line is no header."""
+    """Return the names in the header of a table; empty if the first line is not a header."""
     for _, text in islice(lines.read_lines(path), 1):
         try:
             names = next(csv.reader([text.decode("utf-8-sig", "replace")]), [])
@@ -142,7 +142,8 @@ def _times(items: Iterable[tuple[int, Any]], time_of: TimeOf) -> Iterator[float]
 
 
 def _newest_first(times: Iterable[float]) -> bool:
-    """Whether nearly all of the times fall: answers that end out of order may rise in between."""
+    """Return whether nearly all of the times fall. Answers that end out of order may rise in
+    between."""
     up = down = 0
     before: float | None = None
     for at in times:

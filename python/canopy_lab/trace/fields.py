@@ -16,19 +16,19 @@ BODIES = (
 )
 """Fields that hold a request's body, or a part of it."""
 _BESIDE = ("metadata", "custom_params", "extra_body", "request_properties", "properties")
-"""Fields whose objects describe a request and hold no part of its prompt."""
+"""Fields whose objects describe a request but hold no part of its prompt."""
 _MOST_PLACES = 16
 
 Place = Mapping[str, Any]
 
 
 def bodies(entry: Place) -> list[Place]:
-    """The entry and the objects in it that may hold a prompt, outermost first."""
+    """Return the entry and the objects in it that may hold a prompt, outermost first."""
     return _within(entry, BODIES)
 
 
 def places(entry: Place) -> list[Place]:
-    """The entry and the objects in it that may describe a request, outermost first."""
+    """Return the entry and the objects in it that may describe a request, outermost first."""
     return _within(entry, (*BODIES, *_BESIDE))
 
 
@@ -44,7 +44,7 @@ def _within(entry: Place, names: tuple[str, ...]) -> list[Place]:
 
 
 def first(among: list[Place], names: tuple[str, ...]) -> Any:
-    """The first field of ``names`` that is set, in the outermost place that has one."""
+    """Return the first field of ``names`` that is set, in the outermost place that has one."""
     for place in among:
         for name in names:
             value = place.get(name)
@@ -54,7 +54,7 @@ def first(among: list[Place], names: tuple[str, ...]) -> Any:
 
 
 def first_full(among: list[Place], names: tuple[str, ...]) -> tuple[Place | None, Any]:
-    """The first field that holds more than an empty object or list, decoded, and its place."""
+    """Return the first field that is not an empty object or list, decoded, and its place."""
     for place in among:
         for name in names:
             value = decoded(place.get(name))
@@ -64,7 +64,7 @@ def first_full(among: list[Place], names: tuple[str, ...]) -> tuple[Place | None
 
 
 def decoded(value: Any) -> Any:
-    """``value``, parsed if an export has put JSON into a string."""
+    """Return ``value``, parsed if an export has put JSON into a string."""
     if isinstance(value, str) and value[:1] in ("[", "{"):
         try:
             return json.loads(value)

@@ -59,13 +59,14 @@ def why_entry(entry: dict[str, Any]) -> str | None:
 
 
 _LOOK_AT = 10_000
-"""Lines; a server's log begins with others, and health checks may be many."""
+"""Maximum lines read: a server's log begins with other lines, and may have many health checks."""
 _LARGEST_DOCUMENT = 64 << 20
-"""Bytes of a multi-line JSON document that are read to recognise it."""
+"""Maximum bytes of a multi-line JSON document that are read to recognise it."""
 
 
 def guess_format(path: Path | str) -> str:
-    """A name that ``open_trace`` accepts. Raises ``CanopyError`` if nothing fits."""
+    """Return a format name that ``open_trace`` accepts. Raises ``CanopyError`` if no
+    format fits."""
     path = lines.existing(path)
     if path.is_dir():
         return (
@@ -101,7 +102,8 @@ def guess_format(path: Path | str) -> str:
 
 
 def _begins_json(text: bytes) -> bool:
-    """Whether a line begins an object, or a list of them; ``[2026-01-02 03:04:05]`` is a log's stamp."""
+    """Return whether a line begins an object or a list of objects; ``[2026-01-02 03:04:05]`` is a
+    log's time."""
     return text.startswith(b"{") or (
         text.startswith(b"[") and text[1:].lstrip()[:1] in (b"", b"{", b"]")
     )
@@ -119,7 +121,7 @@ def _first_entry(text: bytes, path: Path) -> dict[str, Any] | None:
         try:
             value = json.loads(whole)
         except ValueError:
-            # A list that is too long to be read here, or no JSON at all.
+            # The list is too long to be read here, or not JSON.
             return {"messages": []} if text.startswith(b"[") else {"requests": [], "block_size": 0}
     if isinstance(value, list):
         value = value[0] if value else None

@@ -1,6 +1,6 @@
 """Conversation and turn of a request, from its block chain alone.
 
-Traces that name no conversation need it. A request continues an earlier one if its blocks contain
+Used for traces without conversation names. A request continues an earlier one if its blocks contain
 the last full block of the earlier prompt and more after it. A prefix that several conversations
 share (a system prompt) does not count: the earlier conversation must have introduced that block.
 """
@@ -22,13 +22,15 @@ class ConversationIndex:
     def __init__(self, limit: int = REMEMBERED_BLOCKS) -> None:
         self._limit = limit
         self._owner: dict[int, int] = {}
-        """Block id -> conversation that brought it in."""
+        """Block id -> conversation that introduced it."""
         self._end: dict[int, tuple[int, int, int]] = {}
-        """Last full block of a prompt -> (conversation, turn, prompt tokens) of its latest."""
+        """Last full block of a prompt -> (conversation, turn, prompt tokens) of its
+        latest request."""
         self._count = 0
 
     def _forget(self) -> None:
-        """Drop the oldest quarter. Single deletions would scan the dict's gaps each time."""
+        """Drop the oldest quarter at once: single deletions would scan the dict's gaps
+        each time."""
         for block in list(islice(self._owner, max(1, self._limit // 4))):
             del self._owner[block]
             self._end.pop(block, None)
@@ -36,10 +38,10 @@ class ConversationIndex:
     def add(
         self, blocks: Sequence[int], input_tokens: int, block_tokens: int
     ) -> tuple[int, int, int | None]:
-        """Take in one request; returns ``(conversation, turn, parent's last full block)``.
+        """Add one request; returns ``(conversation, turn, parent's last full block)``.
 
-        Conversations are numbered from 0 in order of their first request, turns from 1. The
-        third value is ``None`` for a first turn.
+        Conversations are numbered from 0 in order of their first request, turns from 1. The third
+        value is ``None`` for a first turn.
         """
         owner = self._owner
         shared = 0

@@ -29,7 +29,7 @@ Parsed = TypeVar("Parsed")
 
 
 class BadLine(Exception):
-    """A line cannot be used. The message is the reason, without the line's number."""
+    """An unusable line. The message is the reason, without the line's number."""
 
 
 class CutOff(BadLine):
@@ -55,7 +55,7 @@ class Tolerance:
     def bad(self, line: int, why: BadLine | str, where: str = "") -> None:
         """Count one broken line. Raises ``CanopyError`` if no more are allowed.
 
-        A last line that is cut off is ignored with a warning.
+        A truncated last line is ignored with a warning.
         """
         if isinstance(why, CutOff):
             log.warning("%s, line %d: %s", self.path, line, why)
@@ -81,7 +81,7 @@ class Tolerance:
 
 
 def existing(path: Path | str) -> Path:
-    """``path`` as a readable file or folder. Raises ``CanopyError``."""
+    """Return ``path`` if it is a readable file or folder. Raises ``CanopyError``."""
     path = Path(path)
     if not path.exists():
         raise CanopyError(f"no trace at {str(path)!r}; give the path of an existing file")
@@ -90,9 +90,9 @@ def existing(path: Path | str) -> Path:
 
 @contextlib.contextmanager
 def open_binary(path: Path) -> Iterator[IO[bytes]]:
-    """A byte stream of ``path``, decompressed by its suffix (``.gz``, ``.xz``, ``.zst``).
+    """Open a byte stream of ``path``, decompressed by its suffix (``.gz``, ``.xz``, ``.zst``).
 
-    Raises ``CanopyError`` when the file cannot be read or its compression is broken.
+    Raises ``CanopyError`` if the file cannot be read or its compressed data is damaged.
     """
     try:
         with contextlib.ExitStack() as stack:
@@ -112,7 +112,7 @@ def open_binary(path: Path) -> Iterator[IO[bytes]]:
 
 
 def _skip_mark(raw: Any, path: Path) -> None:
-    """Leave out a byte order mark. Raises ``CanopyError`` for UTF-16."""
+    """Skip a byte order mark. Raises ``CanopyError`` for UTF-16."""
     begin = raw.peek(3)[:3]
     if begin.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise CanopyError(
@@ -138,7 +138,7 @@ def _open_zst(path: Path, stack: contextlib.ExitStack) -> Any:
 
 
 class _ZstdFrames(io.RawIOBase):
-    """Reads all frames of a zstd file, and raises for a file that is cut off, as gzip and xz do.
+    """Reads all frames of a zstd file, and raises for a truncated file, as gzip and xz do.
     zstandard's own reader stops silently in both cases."""
 
     def __init__(self, raw: IO[bytes], frame: Callable[[], Any], error: type[Exception]) -> None:
@@ -196,7 +196,7 @@ def each(
 
 
 def parse_object(text: bytes | str) -> dict[str, Any]:
-    """One JSON object. Raises ``BadLine``."""
+    """Parse one JSON object. Raises ``BadLine``."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -209,7 +209,7 @@ def parse_object(text: bytes | str) -> dict[str, Any]:
 
 
 def number(record: Mapping[str, Any], key: str) -> float:
-    """A finite number of ``record``, 0 or more. Raises ``BadLine``."""
+    """Return a finite number of ``record``, 0 or more. Raises ``BadLine``."""
     value = record.get(key)
     if type(value) not in (int, float) or not 0 <= value < float("inf"):  # type: ignore[operator]
         raise BadLine(f"{key!r} must be a number of 0 or more, got {_shown(record, key)}")
@@ -217,7 +217,7 @@ def number(record: Mapping[str, Any], key: str) -> float:
 
 
 def count(record: Mapping[str, Any], key: str, least: int = 0) -> int:
-    """A whole number of ``record``, ``least`` or more. Raises ``BadLine``."""
+    """Return a whole number of ``record``, ``least`` or more. Raises ``BadLine``."""
     value = record.get(key)
     if type(value) is not int or value < least:
         raise BadLine(
@@ -227,7 +227,7 @@ def count(record: Mapping[str, Any], key: str, least: int = 0) -> int:
 
 
 def block_ids(record: Mapping[str, Any], key: str = "hash_ids") -> tuple[int, ...]:
-    """The block ids of ``record``. Raises ``BadLine``."""
+    """Return the block ids of ``record``. Raises ``BadLine``."""
     value = record.get(key)
     if type(value) is not list or not set(map(type, value)) <= {int}:
         raise BadLine(f"{key!r} must be a list of whole numbers, got {_shown(record, key)}")
@@ -237,7 +237,7 @@ def block_ids(record: Mapping[str, Any], key: str = "hash_ids") -> tuple[int, ..
 
 
 _IDS = 1 << 63
-"""Block ids are below this, so that they fit a signed integer of 64 bits."""
+"""Upper bound of block ids, so that they fit a signed integer of 64 bits."""
 
 
 def _folded(block: int) -> int:
@@ -255,7 +255,7 @@ def _shown(record: Mapping[str, Any], key: str) -> str:
 
 
 class Clock:
-    """Checks that times never go back; a trace is read in one pass, so it must be sorted."""
+    """Checks that times never decrease; a trace is read in one pass, so it must be sorted."""
 
     def __init__(self) -> None:
         self.last = 0.0

@@ -25,7 +25,7 @@ from sglang_canopy.errors import CanopyError
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _OPEN = 8
-"""Requests of a conversation that a later request can continue (parallel branches)."""
+"""Maximum requests of a conversation that a later request can continue (parallel branches)."""
 
 Key = tuple[int, int, int]
 """Source of a block's tokens: (0, block id, 0), or (1, request's ordinal, block index) if the trace
@@ -76,10 +76,10 @@ class Planned:
 
 
 class Materialiser:
-    """Turns a slice of a trace into prompts and outputs.
+    """Converts a slice of a trace to prompts and outputs.
 
-    ``requests`` in order of time; ``vocabulary`` the token ids to use; ``scale`` the factor on
-    lengths, at most 1. The tokens of a block follow from its id, ``seed`` and the vocabulary.
+    ``requests``: in order of time; ``vocabulary``: the token ids to use; ``scale``: the factor on
+    lengths, at most 1. The tokens of a block depend only on its id, ``seed`` and the vocabulary.
     Raises ``CanopyError``.
     """
 
@@ -102,23 +102,24 @@ class Materialiser:
         self._connect()
 
     def block_tokens(self, original: int) -> int:
-        """The scaled size of a block that has ``original`` tokens in the trace; at least 1."""
+        """Return the scaled size, at least 1, of a block that has ``original`` tokens in
+        the trace."""
         return max(1, round(original * self.scale))
 
     def length(self, tokens: int, block_tokens: int) -> int:
-        """``tokens`` of the trace, scaled; never decreasing, exact when the scale is 1."""
+        """Return ``tokens`` of the trace, scaled. Non-decreasing, and exact if the scale is 1."""
         small = self.block_tokens(block_tokens)
         return tokens // block_tokens * small + -(-(tokens % block_tokens) * small // block_tokens)
 
     def prompt(self, planned: Planned) -> list[int]:
-        """The ``prompt_tokens`` token ids of a request's prompt."""
+        """Return the ``prompt_tokens`` token ids of a request's prompt."""
         return self._tokens(planned, 0, planned.prompt_tokens)
 
     def output(self, planned: Planned) -> list[int]:
         """Return the ``output_tokens`` token ids of the response.
 
-        They are equal to the next turn of the conversation at that place, if it has one; the rest
-        is unique to the request.
+        They equal the next turn of the conversation at that position, if it has one; the rest is
+        unique to the request.
         """
         start = planned.prompt_tokens
         return self._tokens(planned, start, start + planned.output_tokens)
@@ -130,7 +131,8 @@ class Materialiser:
         return Planned(request, ordinal, prompt, max(1, whole - prompt), None)
 
     def _connect(self) -> None:
-        """Link each request to the one it continues. The shorter prompt takes the longer prompt's tokens."""
+        """Link each request to the one it continues. The shorter prompt takes the longer prompt's
+        tokens."""
         last: dict[str, int] = {}
         open_: dict[str, deque[Planned]] = defaultdict(lambda: deque(maxlen=_OPEN))
         for planned in self.planned:
@@ -187,7 +189,8 @@ class Materialiser:
 
 
 def _continues(before: TraceRequest, after: TraceRequest) -> bool:
-    """Whether ``after`` is a longer prompt that begins with all full blocks of ``before``."""
+    """Return whether ``after`` is a longer prompt that begins with all full blocks of
+    ``before``."""
     full = min(before.input_tokens // before.block_tokens, len(before.blocks))
     return (
         after.input_tokens > before.input_tokens
@@ -197,7 +200,7 @@ def _continues(before: TraceRequest, after: TraceRequest) -> bool:
 
 
 def _mix(x: int) -> int:
-    """The finaliser of SplitMix64 (Steele et al., OOPSLA 2014): 64 bits to 64 bits."""
+    """Apply the finaliser of SplitMix64 (Steele et al., OOPSLA 2014): 64 bits to 64 bits."""
     x &= _MASK
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
     x = (x ^ (x >> 27)) * 0x94D049BB133111EB & _MASK

@@ -26,10 +26,10 @@ BLOCK_TOKENS = 512
 _SIZES = (BLOCK_TOKENS, 16, 32, 64, 128, 256, 1024, 2048, 4096, 8, 4, 2, 1)
 """Block sizes in the order in which they are tried."""
 _LOOK_AT = 1000
-"""Rows that the block size is inferred from."""
+"""Number of rows from which the block size is inferred."""
 _FITS = 0.95
 _REMEMBERED = 1_000_000
-"""Sessions whose last time and turn are kept."""
+"""Maximum sessions whose last time and turn are kept."""
 
 
 def read(path: Path, tolerance: lines.Tolerance) -> Iterator[TraceRequest]:
@@ -93,7 +93,7 @@ class _Reader:
         """Session -> (time, turn, first block) of its last request."""
 
     def parse(self, line: int, text: bytes) -> TraceRequest:
-        """One row. Raises ``BadLine``."""
+        """Parse one row. Raises ``BadLine``."""
         record = lines.parse_object(text)
         tokens = lines.count(record, "input_length")
         output = lines.count(record, "output_length")
@@ -121,7 +121,8 @@ class _Reader:
         )
 
     def _time(self, record: dict[str, Any], session: str | None, first: int) -> tuple[float, int]:
-        """Seconds from the start of the trace, and the turn in its session (1 without one)."""
+        """Return the seconds from the start of the trace, and the turn in its session (1 without a
+        session)."""
         before, turn, began = self._sessions.get(session or "", (None, 0, first))
         if first != began:
             self._understood.changed[

@@ -24,7 +24,7 @@ _TEXT = {
     "otel": "otel_log",
     "sessions": "session_log",
 }
-"""Formats that hold prompts as text: their modules have ``prompts``, the others ``read``."""
+"""Formats with prompts as text: their modules have ``prompts``, the others ``read``."""
 TEXT_FORMATS = tuple(_TEXT)
 _PROMPTS = {**_TEXT, "sglang": "sglang_text"}
 """Formats whose prompts can be compared as text: these modules have ``prompts``."""
@@ -34,7 +34,7 @@ NO_CONTENT = ("azure",)
 
 
 def format_names() -> tuple[str, ...]:
-    """The formats that ``open_trace`` reads, as ``--format`` takes them."""
+    """Return the formats that ``open_trace`` reads, as named in ``--format``."""
     return (*_MODULES, *_TEXT)
 
 
@@ -63,7 +63,7 @@ def check_log(path: Path | str, format: str, tokenizer: str | None) -> Path:
 
 
 def open_prompts(path: Path, format: str, tolerance: Tolerance) -> Iterator[LoggedPrompt]:
-    """The prompts of a log of text, in the order of the file."""
+    """Yield the prompts of a text log, in the order of the file."""
     module = importlib.import_module(f"canopy_lab.trace.{_PROMPTS[format]}")
     prompts: Iterator[LoggedPrompt] = module.prompts(path, tolerance)
     return prompts
@@ -72,7 +72,8 @@ def open_prompts(path: Path, format: str, tolerance: Tolerance) -> Iterator[Logg
 def open_texts(
     path: Path, format: str, tolerance: Tolerance, tokenizer: str | None = None
 ) -> Iterator[LoggedPrompt] | None:
-    """The prompts of a log that holds prompts, in the order of the file; ``None`` for other formats.
+    """Return the prompts of a log with prompts, in the order of the file; ``None`` for other
+    formats.
 
     Prompts of token ids are decoded by ``tokenizer``, if it is given.
     """

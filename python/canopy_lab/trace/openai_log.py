@@ -36,11 +36,11 @@ CONVERSATIONS = (
 USERS = ("user", "user_id", "userId", "end_user", "request_user_id", "user_api_key_user_id")
 INPUTS = ("messages", "prompt", "input", "contents", "prompt_token_ids", "input_ids")
 _APART = ("model", "lora_path", "extra_key", "cache_salt")
-"""Prompts that differ in one of these share no KV."""
+"""Fields that separate prompts: prompts that differ in one of these share no KV."""
 _MODELS = ("model", "request_model", "provided_model_name")
 _SHORTENED = "litellm_truncated"
 _UNREAD_CHARACTERS = 256
-"""A longer field of a body that is not read is counted."""
+"""Unread fields of a body are counted if they are longer than this."""
 _READ = {
     *(*TIMES, *CONVERSATIONS, *USERS, *INPUTS, *TOOLS, *SYSTEMS, *fields.BODIES),
     *("response", "response_body", "responseBody", "output", "usage", "metadata", "response_format"),
@@ -51,7 +51,7 @@ _ENTRYS_OWN = ("hidden_params", "model_map_information", "error_information", "s
 
 
 def prompts(path: Path, tolerance: lines.Tolerance) -> Iterator[LoggedPrompt]:
-    """Yield the prompts of ``path`` in order of time if it is newest first, else in the file's order.
+    """Yield the prompts of ``path``, by time if the newest is first, else in the file's order.
 
     Failed calls, answers from a gateway's cache, second records of a call and calls of other models
     are ignored, and counted in ``tolerance.understood``.
@@ -103,7 +103,7 @@ def parse(entry: Place, line: int = 0, seen: Understood | None = None) -> list[L
 
 
 def _check_whole(entry: Place, among: list[Place], given: Any) -> None:
-    """Raise ``BadLine`` if the entry holds only a part of its prompt, or none."""
+    """Raise ``BadLine`` if the entry holds no prompt or only a part of it."""
     if fields.first(among, ("message_mode",)) == "delta":
         raise lines.BadLine(
             "its messages are only what a turn adds (message_mode: delta), and the answers between them "
@@ -116,7 +116,7 @@ def _check_whole(entry: Place, among: list[Place], given: Any) -> None:
 
 
 def _time(entry: Place, among: list[Place], seen: Understood) -> float:
-    """Seconds since 1970, or since the start of the file. Raises ``BadLine``."""
+    """Return the seconds since 1970, or since the start of the file. Raises ``BadLine``."""
     when = fields.first(among, TIMES)
     if when is None and "custom_id" in entry and "body" in entry:
         seen.remarks["A batch file has no times: its requests count as sent at once."] = None
@@ -132,7 +132,7 @@ def _time(entry: Place, among: list[Place], seen: Understood) -> float:
 
 
 def _entry_time(entry: Place) -> float:
-    """The time of an entry, to tell the order of a file. Raises ``BadLine``."""
+    """Return the time of an entry, which determines the order of a file. Raises ``BadLine``."""
     return fields.seconds(fields.first(fields.places(entry), TIMES))
 
 
@@ -160,7 +160,7 @@ def _account(
 
 
 def _size(value: Any) -> int:
-    """Characters of text in a field; 0 for numbers."""
+    """Return the characters of text in a field; 0 for numbers."""
     if isinstance(value, str):
         return len(value)
     return len(json.dumps(value)) if isinstance(value, (list, dict)) and value else 0
@@ -204,7 +204,7 @@ def _fill_prompt(prompt: LoggedPrompt, given: Any, bodies: list[Place]) -> None:
         return
     if isinstance(given, str):
         system = chat([], bodies)
-        # In the Responses interface a plain text is a message of the user.
+        # In the Responses interface plain text is a message of the user.
         given = [{"role": "user", "content": given}] if system.parts else given
     if isinstance(given, str):
         prompt.text = given

@@ -1,10 +1,10 @@
-"""OpenTelemetry spans of model calls, as collectors and tracing tools export them.
+"""OpenTelemetry spans of model calls, as exported by collectors and tracing tools.
 
-One span a line (``attributes`` flat, nested, or in OTLP's list of keys and values), or OTLP JSON with
-``resourceSpans``. Four ways to name a prompt are read: the GenAI conventions (``gen_ai.input.messages``,
-``gen_ai.system_instructions``, ``gen_ai.tool.definitions``), OpenLLMetry (``gen_ai.prompt.0.content``),
-OpenInference (``llm.input_messages.0.message.content``) and Vercel's AI SDK (``ai.prompt.messages``).
-Token counts of all four include cached tokens.
+One span per line (``attributes`` flat, nested, or in OTLP's list of keys and values), or OTLP JSON
+with ``resourceSpans``. Four conventions for a prompt are read: GenAI (``gen_ai.input.messages``,
+``gen_ai.system_instructions``, ``gen_ai.tool.definitions``), OpenLLMetry
+(``gen_ai.prompt.0.content``), OpenInference (``llm.input_messages.0.message.content``) and Vercel's
+AI SDK (``ai.prompt.messages``). Token counts of all four include cached tokens.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _OUTPUT_TOKENS = (
 )
 _REASONS = ("gen_ai.response.finish_reasons", "llm.finish_reason", "ai.response.finishReason")
 _REMEMBERED = 100_000
-"""Spans whose children may still come, and children whose parents may."""
+"""Maximum spans remembered until their children or parents appear."""
 
 
 def prompts(path: Path, tolerance: lines.Tolerance) -> Iterator[LoggedPrompt]:
@@ -66,7 +66,7 @@ def prompts(path: Path, tolerance: lines.Tolerance) -> Iterator[LoggedPrompt]:
 
 
 def spans(entry: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """The spans of an entry, which is one itself unless it is an OTLP export."""
+    """Yield the spans of an entry; the entry itself is one unless it is an OTLP export."""
     if "resourceSpans" not in entry:
         yield entry
         return
@@ -81,7 +81,7 @@ def _objects(of: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
 
 
 def parse(span: Mapping[str, Any], line: int = 0) -> LoggedPrompt | str:
-    """Return the prompt of a span, or the reason for leaving it out. Raises ``BadLine``."""
+    """Return the prompt of a span, or the reason to omit it. Raises ``BadLine``."""
     attributes = Attributes(span)
     kind = str(attributes.first(("openinference.span.kind",)) or span.get("span_kind") or "LLM")
     operation = str(attributes.first(("gen_ai.operation.name", "llm.request.type")) or "")
@@ -148,7 +148,7 @@ class _Nestings:
         """Digest of a span's prompt, by trace and span, and by trace and parent."""
 
     def is_repeat(self, span: Mapping[str, Any], prompt: LoggedPrompt) -> bool:
-        """Whether ``span``, its parent or a child of it had this prompt before."""
+        """Return whether ``span``, its parent or its child had this prompt before."""
         context = span.get("context")
         where = [context, span] if isinstance(context, dict) else [span]
         trace, own, parent = (

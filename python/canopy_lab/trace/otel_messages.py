@@ -1,4 +1,4 @@
-"""Messages, tools and system prompt of an OpenTelemetry span, in any of the names they have."""
+"""Messages, tools and system prompt of an OpenTelemetry span, under any of their names."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Attributes:
         self.tree = nested(flat)
 
     def first(self, names: tuple[str, ...]) -> Any:
-        """The first of ``names`` that is set."""
+        """Return the first of ``names`` that is set."""
         return next((self.flat[n] for n in names if self.flat.get(n) not in (None, "")), None)
 
     def under(self, name: str) -> Any:
@@ -42,9 +42,9 @@ class Attributes:
 def messages_of(
     span: Mapping[str, Any], attributes: Attributes
 ) -> tuple[list[dict[str, Any]], dict[str, Any]] | None:
-    """Messages and a body with ``tools`` and ``system``; ``None`` without messages.
+    """Return messages, and a body with ``tools`` and ``system``; ``None`` without messages.
 
-    Raises ``BadLine`` if an attribute was cut.
+    Raises ``BadLine`` if an attribute was truncated.
     """
     for given in (attributes, *_events(span)):
         for name in _INPUTS:
@@ -95,7 +95,7 @@ def _openinference(attributes: Attributes) -> tuple[Any, Any]:
 
 
 def _with_contents(message: dict[str, Any]) -> dict[str, Any]:
-    """A message with its contents and calls in the places where OpenAI has them."""
+    """Return a message with its contents and calls in OpenAI's places."""
     made = {**message, "content": decoded(message.get("content"))}
     if _is_messages(message.get("contents")):
         made["content"] = [
@@ -129,7 +129,7 @@ def _event_list(span: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _flat(given: dict[str, Any] | list[Any], before: str = "") -> dict[str, Any]:
-    """Attributes by dotted names, from nested objects or from OTLP's keys and values."""
+    """Return attributes by dotted names, from nested objects or from OTLP's keys and values."""
     if isinstance(given, list):
         pairs = {
             str(one["key"]): _otlp(one.get("value"))
@@ -148,7 +148,7 @@ def _flat(given: dict[str, Any] | list[Any], before: str = "") -> dict[str, Any]
 
 
 def _otlp(value: Any) -> Any:
-    """A value of OTLP JSON, which names its type."""
+    """Return a value of OTLP JSON, which names its type."""
     if not isinstance(value, dict) or len(value) != 1:
         return value
     ((kind, inner),) = value.items()
@@ -165,7 +165,7 @@ def _otlp(value: Any) -> Any:
 
 
 def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Objects, and lists for numbered names: ``a.0.b`` is ``{"a": [{"b": ...}]}``.
+    """Return nested objects, and lists for numbered names: ``a.0.b`` is ``{"a": [{"b": ...}]}``.
 
     If a name is both a value and a prefix, the value is dropped.
     """

@@ -1,7 +1,7 @@
-"""Prompts as text logs hold them, and their way to trace records: cut into blocks, put in order.
+"""Prompts of text logs, and their conversion to trace records: cut into blocks and sorted by time.
 
-A text is cut by a local tokenizer, or, without one, every four bytes of UTF-8 count as a token: equal
-texts give equal blocks either way. Only ids of blocks go on; no text does.
+A text is cut by a local tokenizer; without one, every four bytes of UTF-8 count as a token. Equal
+texts give equal blocks either way. Only ids of blocks are passed on, no text.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sglang_canopy.errors import CanopyError
 BLOCK_TOKENS = 16
 BYTES_A_TOKEN = 4
 ORDER_WINDOW = 4096
-"""Requests that are held back to be put in order: logs are written when an answer ends."""
+"""Requests held back for sorting: logs are written when an answer ends."""
 
 _ID = array("q").itemsize
 
@@ -38,30 +38,30 @@ class LoggedPrompt:
     line: int
     text: str = ""
     token_ids: list[int] | None = None
-    """Instead of ``text``, where the log has them."""
+    """Token ids instead of ``text``, if the log has them."""
     parts: tuple[Part, ...] = ()
-    """The messages and tools whose texts make up ``text``; empty for a prompt without messages."""
+    """Messages and tools whose texts form ``text``; empty for a prompt without messages."""
     conversation: str | None = None
     user: str | None = None
     category: str = "default"
     turn: int | None = None
-    """``None`` if it is not logged."""
+    """Turn number; ``None`` if it is not logged."""
     stop: str | None = None
     output_tokens: int = 0
     logged_tokens: int | None = None
-    """Prompt tokens as the log's server counted them."""
+    """Prompt tokens as counted by the log's server."""
     apart: tuple[str, ...] = ()
-    """Prompts that differ in it share no KV: model, adapter, tenant."""
+    """Values that separate prompts (model, adapter, tenant): different values share no KV."""
 
     def size(self) -> int:
-        """Tokens by the count of bytes, or of ids."""
+        """Number of tokens, from the bytes or the ids."""
         if self.token_ids is not None:
             return len(self.token_ids)
         return -(-len(self.text.encode("utf-8", "surrogatepass")) // BYTES_A_TOKEN)
 
 
 class Cut(Protocol):
-    """Turns a prompt into chained block ids and its tokens."""
+    """Converts a prompt to chained block ids and its number of tokens."""
 
     def __call__(self, prompt: LoggedPrompt) -> tuple[tuple[int, ...], int]: ...
 
@@ -88,13 +88,14 @@ class Cutter:
 
 
 def clients_name(given: Any) -> str:
-    """A conversation's name of a client, which may be a path: in a trace, what stands before a slash
-    is an agent's parent."""
+    """Return a client's name of a conversation with its slashes replaced: in a trace, the text
+    before a slash is an agent's parent."""
     return str(given).replace("/", "|")
 
 
 def salt_of(*apart: Any) -> bytes:
-    """Differs for prompts that share no KV because they differ in ``apart``; empty where all are."""
+    """Return a salt that differs for prompts that share no KV because they differ in ``apart``;
+    empty if all values are."""
     if not any(apart):
         return b""
     return blake2b(repr(apart).encode(errors="surrogatepass"), digest_size=8).digest()
@@ -111,7 +112,8 @@ def chained(raw: bytes, block_bytes: int, salt: bytes = b"") -> tuple[int, ...]:
 
 
 def coarser(blocks: tuple[int, ...], factor: int) -> tuple[int, ...]:
-    """Return the ids of blocks ``factor`` times as long. A chained id stands for its whole prefix."""
+    """Return the ids of blocks ``factor`` times as long. A chained id represents its
+    whole prefix."""
     if factor == 1:
         return blocks
     whole = blocks[factor - 1 :: factor]
@@ -131,7 +133,7 @@ def in_order(prompts: Iterable[TraceRequest], window: int = ORDER_WINDOW) -> Ite
 
 
 def record(prompt: LoggedPrompt, cut: Cut) -> TraceRequest:
-    """A prompt as a trace record, its time still that of the log."""
+    """Convert a prompt to a trace record with the log's own time."""
     blocks, tokens = cut(prompt)
     return TraceRequest(
         prompt.time_s,
@@ -159,7 +161,7 @@ def with_conversation(request: TraceRequest, index: ConversationIndex) -> TraceR
 
 
 def changed(request: TraceRequest, **fields: Any) -> TraceRequest:
-    """A copy with other ``fields``; several times as fast as ``dataclasses.replace``."""
+    """Return a copy with other ``fields``; several times as fast as ``dataclasses.replace``."""
     values = {name: getattr(request, name) for name in _FIELDS}
     values.update(fields)
     return TraceRequest(**values)
@@ -171,7 +173,8 @@ _FIELDS = tuple(TraceRequest.__slots__)
 def to_trace(
     prompts: Iterable[LoggedPrompt], tolerance: Tolerance, cut: Cut
 ) -> Iterator[TraceRequest]:
-    """Trace records of ``prompts``, by time, from 0 on. Out of order beyond the window: broken."""
+    """Yield trace records of ``prompts``, by time, starting at 0. A prompt out of order beyond the
+    window is a broken line."""
     index = ConversationIndex()
     for request in by_time((record(prompt, cut) for prompt in prompts), tolerance):
         yield with_conversation(request, index)
@@ -194,7 +197,8 @@ def by_time(requests: Iterable[TraceRequest], tolerance: Tolerance) -> Iterator[
 
 
 def decoder(tokenizer: str | Path | None) -> Callable[[list[int]], str] | None:
-    """Return what turns token ids into text; ``None`` without a tokenizer. Raises ``CanopyError``."""
+    """Return a function from token ids to text; ``None`` without a tokenizer. Raises
+    ``CanopyError``."""
     if tokenizer is None:
         return None
     loaded = _load(Path(tokenizer))

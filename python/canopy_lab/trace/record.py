@@ -13,27 +13,28 @@ class TraceRequest:
     input_tokens: int
     output_tokens: int
     blocks: tuple[int, ...]
-    """Prefix-chained block ids of the prompt: equal id means equal prefix up to its end.
+    """Prefix-chained block ids of the prompt: equal ids mean equal prefixes up to the block's end.
     The last block may be partial (``input_tokens`` is exact)."""
     block_tokens: int
-    """Tokens a full block."""
+    """Tokens per full block."""
     category: str = "default"
     turn: int = 1
     conversation: str | None = None
     stop: str | None = None
-    """Why the response stopped: ``tool``, ``end``, ``length``; ``None`` if the trace is silent."""
+    """Stop reason of the response: ``tool``, ``end``, ``length``; ``None`` if the trace
+    lacks it."""
     user: str | None = None
     think_s: float | None = None
     """Seconds since the answer to the previous turn, if the trace has it."""
     api_s: float | None = None
-    """Seconds that the answer took where the trace was taken."""
+    """Duration of the answer, in seconds, when the trace was recorded."""
     model: str | None = None
     input_types: tuple[str, ...] = ()
-    """Kinds of content in what this turn adds to the prompt: ``text``, ``tool_result``, ..."""
+    """Kinds of content that this turn adds to the prompt: ``text``, ``tool_result``, ..."""
     output_types: tuple[str, ...] = ()
     """Kinds of content in the answer: ``text``, ``thinking``, ``tool_use``."""
     tool_tokens: int = 0
-    """Tokens of the tools' definitions, which the prompt begins with; 0 if the trace is silent."""
+    """Tokens of the tool definitions at the prompt's start; 0 if the trace lacks them."""
     system_tokens: int = 0
     """Tokens of the system prompt, which follows the tools."""
     line: int = 0

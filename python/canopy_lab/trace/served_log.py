@@ -19,7 +19,7 @@ from sglang_canopy.errors import CanopyError
 HOW = "--log-requests --log-requests-level 3 --log-requests-format json --enable-metrics"
 REPORT = "--enable-cache-report"
 TIERS = {"device": "device", "host": "host", "storage": "disk"}
-"""SGLang's names of where cached tokens were, and ours."""
+"""SGLang's names of the tiers of cached tokens -> ours."""
 
 
 @dataclass(frozen=True, slots=True)

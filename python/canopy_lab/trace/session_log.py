@@ -25,7 +25,7 @@ _CODEX_KINDS = ("session_meta", "response_item", "turn_context", "event_msg", "c
 
 
 def is_session(entry: dict[str, Any]) -> bool:
-    """Whether an entry is one of a session file."""
+    """Return whether an entry is from a session file."""
     if entry.get("type") in _CODEX_KINDS and isinstance(entry.get("payload"), dict):
         return True
     named = "sessionId" in entry and ("uuid" in entry or "message" in entry or "snapshot" in entry)
@@ -33,7 +33,8 @@ def is_session(entry: dict[str, Any]) -> bool:
 
 
 def prompts(path: Path, tolerance: lines.Tolerance) -> Iterator[LoggedPrompt]:
-    """Yield the requests of the sessions by time; memory: the sessions that run at one time."""
+    """Yield the requests of the sessions by time. Memory: the sessions that are active at
+    one time."""
     seen = tolerance.understood
     known: set[str] = set()
     for request in _by_time(path, tolerance):
@@ -88,7 +89,7 @@ def _by_time(path: Path, tolerance: lines.Tolerance) -> Iterator[SessionRequest]
 
 
 def _first_time(file: Path) -> float:
-    """Time of a file's first entry that has one; infinite without one."""
+    """Return the time of a file's first entry with a time; infinite without one."""
     for _, text in lines.read_lines(file):
         try:
             return fields.seconds(lines.parse_object(text).get("timestamp"))

@@ -1,4 +1,4 @@
-"""One request of an agent's session, as its file lets it be put together."""
+"""One request of an agent's session, as far as its file has it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class SessionRequest:
     """One answer of the model and the messages before it."""
 
     time_s: float
-    """When the last message before the answer was written."""
+    """Time at which the last message before the answer was written."""
     line: int
     name: str
     """Id of the answer; empty if the file has no ids."""

@@ -54,7 +54,8 @@ _STOPS = {"length": "length", "stop": "end", "tool_calls": "tool"}
 _LATEST = 16
 """Number of recent lines that a new line is compared with, to find copies."""
 _SET_BACK_S = 60.0
-"""A clock that falls by more was set back; by less, the lines of several processes are mixed."""
+"""A clock that falls by more was set back; if it falls by less, the lines of several processes are
+mixed."""
 
 
 @dataclass(slots=True)
@@ -65,7 +66,7 @@ class _Flight:
     time_s: float
     request: TraceRequest | None = None
     left_out: bool = False
-    """Whether it ended and is no request of the trace."""
+    """Whether it ended without being a request of the trace."""
 
 
 def read(path: Path, tolerance: lines.Tolerance) -> Iterator[TraceRequest]:
@@ -93,7 +94,8 @@ def read_as_server(
 
 
 def logs_tokens(path: Path | str) -> bool:
-    """Whether a prompt of the log has ids that a server makes: token ids, of no adapter."""
+    """Return whether a prompt of the log has ids that a server makes: token ids, without an
+    adapter."""
     for _, text in lines.read_lines(lines.existing(path)):
         try:
             event = event_of(text, (_FINISHED,))
@@ -147,7 +149,7 @@ class _Reader:
         self._seen = 0
         self._noted: Counter[str] = tolerance.understood.changed
         self._arrived: deque[_Flight] = deque()
-        """In the order of the log, finished or not; a client may use a name again."""
+        """In the order of the log, finished or not; a client may reuse a name."""
         self._latest: deque[bytes] = deque(maxlen=_LATEST)
         self._running: dict[str, _Flight] = {}
         self._lost: set[str] = set()
@@ -157,7 +159,7 @@ class _Reader:
         self._index = ConversationIndex()
 
     def take(self, line: int, text: bytes) -> None:
-        """One line of the log. Raises ``BadLine``."""
+        """Read one line of the log. Raises ``BadLine``."""
         event = event_of(text, (_RECEIVED, _FINISHED))
         if event is None:
             if b"Receive: obj=" in text and not is_event(text):
@@ -172,7 +174,7 @@ class _Reader:
         names = event.get("rid")
         for rid in map(str, names if isinstance(names, list) else [names]):
             if rid.startswith(HEALTH_CHECK):
-                continue  # no request of a client, and often more of them than of all others
+                continue  # not a client's request, and often more frequent than all others
             if event["event"] == _FINISHED:
                 self._end(rid, event, line)
             elif not _asks_for_several(event):
@@ -194,7 +196,7 @@ class _Reader:
             waited_s = waited if isinstance(waited, (int, float)) else 0.0
             flight = self._arrive(_Flight(rid, ended_s - waited_s))
         del self._running[rid]
-        flight.left_out = True  # unless it can be read
+        flight.left_out = True  # until it is parsed successfully
         if was_refused(meta):
             self.tolerance.understood.left_out["refused, or aborted before their first token"] += 1
         elif not is_warm_up(given):
@@ -321,14 +323,15 @@ def named(given: Mapping[str, Any]) -> tuple[str | None, str]:
 
 
 def is_warm_up(given: Mapping[str, Any]) -> bool:
-    """Whether the server sent this request to itself at its start."""
+    """Return whether the server sent this request to itself at its start."""
     text = given.get("text")
     texts = text if isinstance(text, list) else [text]
     return bool(texts) and all(t == WARM_UP_TEXT for t in texts) and not token_ids(given)
 
 
 def was_refused(meta: Mapping[str, Any]) -> bool:
-    """Whether nothing of the prompt was computed: a full queue, too long, or aborted while it waited."""
+    """Return whether no part of the prompt was computed: the queue was full, the prompt too long,
+    or the request aborted while it waited."""
     reason = inner(meta, "finish_reason")
     return reason.get("type") == "abort" and (
         reason.get("status_code") is not None or not meta.get("completion_tokens")
@@ -336,7 +339,7 @@ def was_refused(meta: Mapping[str, Any]) -> bool:
 
 
 def _asks_for_several(event: Mapping[str, Any]) -> bool:
-    """Whether each answer will end under a name of its own, and this name never does."""
+    """Return whether each answer will end under a separate name, and this name never does."""
     params = inner(event, "obj").get("sampling_params")
     each = params if isinstance(params, list) else [params]
     counts = [one.get("n") for one in each if isinstance(one, dict)]

@@ -25,13 +25,13 @@ from sglang_canopy.tenant import namespace_of
 
 BLOCK_TOKENS = 16
 SERVER_BLOCK_TOKENS = 64
-"""A server's ``block_tokens`` where its configuration does not name another."""
+"""Default of a server's ``block_tokens``."""
 HOW_TO_LOG = "--log-requests --log-requests-level 3 --log-requests-format json"
 
 _EVENT = re.compile(rb'"event": ?"(request\.[a-z.]+)"')
 _CHARACTERS_A_TOKEN = 4.0
 _LOOK_AT = 10_000
-"""Lines that are read to estimate the characters per token."""
+"""Maximum lines read to estimate the characters per token."""
 _CUT = 1024
 """Characters at each end of a text that ``request_logger.py`` logs at levels below 3."""
 _LARGEST = 1 << 63
@@ -42,12 +42,14 @@ _PLACE = re.compile(r"(?:<[^<>]{0,40}(?:image|img|vision|video|audio)[^<>]{0,40}
 
 
 def is_event(text: bytes) -> bool:
-    """Whether a line holds a request, so that its words are a client's and not the server's."""
+    """Return whether a line holds a request, so that its words are a client's instead of the
+    server's."""
     return _EVENT.search(text) is not None
 
 
 def event_of(text: bytes, kinds: tuple[str, ...]) -> dict[str, Any] | None:
-    """The event of a line (``request.finished``, ...) if it is of one of ``kinds``. Raises ``BadLine``."""
+    """Return the event of a line (``request.finished``, ...) if it is one of ``kinds``. Raises
+    ``BadLine``."""
     found = _EVENT.search(text)
     if found is None or found[1].decode() not in kinds:
         return None
@@ -87,7 +89,7 @@ def characters_a_token(path: Path) -> float:
 class PromptCutter:
     """Cuts a request's ``obj`` into blocks of ``block_tokens``, a multiple of 16.
 
-    ``as_server``: with the ids that a server itself makes of tokens and salts.
+    ``as_server``: use the ids that a server makes from tokens and salts.
     """
 
     block_tokens: int = BLOCK_TOKENS
@@ -95,7 +97,7 @@ class PromptCutter:
     as_server: bool = False
 
     def __call__(self, given: Mapping[str, Any]) -> tuple[tuple[int, ...], int]:
-        """Chained block ids, and the prompt's length in tokens. Raises ``BadLine``."""
+        """Return the chained block ids, and the prompt's length in tokens. Raises ``BadLine``."""
         if self.as_server and has_server_ids(given):
             return _server_blocks(given, self.block_tokens)
         blocks, tokens = self._blocks(given)
@@ -104,7 +106,8 @@ class PromptCutter:
     def _blocks(self, given: Mapping[str, Any]) -> tuple[tuple[int, ...], int]:
         ids, seen = token_ids(given), media(given)
         if ids:
-            # The position of an image among the ids is unknown: all ids count as behind the first image.
+            # The position of an image among the ids is unknown, so all ids count as following the
+            # first image.
             raw, width = array("q", ids).tobytes(), self.block_tokens * array("q").itemsize
             return chained(raw, width, _salt(given, seen[:1])), len(ids)
         text = _marked(_text(given), seen)
@@ -129,14 +132,15 @@ def token_ids(given: Mapping[str, Any]) -> list[int]:
 
 
 def has_server_ids(given: Mapping[str, Any]) -> bool:
-    """Whether the log has all that a server makes its block ids of. Raises ``BadLine``."""
+    """Return whether the log has all inputs of a server's block ids. Raises ``BadLine``."""
     salts = [given.get(name) for name in ("extra_key", "cache_salt")]
     plain = all(salt is None or isinstance(salt, str) for salt in salts)
     return bool(token_ids(given)) and plain and not _adapter(given) and not media(given)
 
 
 def media(given: Mapping[str, Any]) -> list[str]:
-    """A name for each image, video and sound of a request, 16 characters: equal name, equal content."""
+    """Return a name of 16 characters for each image, video and sound of a request; equal names mean
+    equal content."""
     found: list[Any] = []
     for field in _MEDIA:
         value = given.get(field)
@@ -166,7 +170,8 @@ def _marked(text: str, names: list[str]) -> str:
 
 
 def _salt(given: Mapping[str, Any], seen: list[str] | None = None) -> bytes:
-    """Differs for prompts that share no KV; empty without tenant, adapter and image."""
+    """Return a salt that differs for prompts that share no KV; empty without tenant, adapter and
+    image."""
     salts = [given.get(name) or "" for name in ("extra_key", "cache_salt")]
     return salt_of(_adapter(given) or "", *salts, *(seen or ()))
 

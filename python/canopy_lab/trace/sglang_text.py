@@ -1,4 +1,4 @@
-"""Prompts of SGLang's request log as text, for what compares words and not blocks."""
+"""Prompts of SGLang's request log as text, for comparisons of words instead of blocks."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def split_template(text: str) -> tuple[Part, ...]:
 
 
 def _with_tools(body: str) -> list[Part]:
-    """A system prompt, its tools apart."""
+    """Return a system prompt as parts, with its tools separate."""
     found, at = [], 0
     for tool in _TOOL_LINE.finditer(body):
         if tool.start() > at:

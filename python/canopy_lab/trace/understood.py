@@ -23,7 +23,7 @@ class Understood:
 
     requests: int = 0
     left_out: Counter[str] = field(default_factory=Counter)
-    """Entries that are no request, by reason."""
+    """Entries that are not requests, by reason."""
     changed: Counter[str] = field(default_factory=Counter)
     """Requests with a changed prompt, length or time, by reason."""
     models: Counter[str] = field(default_factory=Counter)
@@ -63,7 +63,7 @@ class Understood:
         }
 
     def alarms(self) -> list[str]:
-        """Sentences for the top of a report; an empty list if few entries were affected."""
+        """Return sentences for the top of a report; an empty list if few entries were affected."""
         found = []
         out = self.left_out.total()
         if out > NOTABLE * max(self.entries, 1):
@@ -85,7 +85,8 @@ class Understood:
         return found
 
     def details(self) -> list[str]:
-        """Sentences about models, roles and units, and about left-out entries if they are few."""
+        """Return sentences about models, roles and units, and about ignored entries if they are
+        few."""
         found = [*self.remarks]
         if self.models:
             names = [name or "unnamed" for name, _ in self.models.most_common(_SHOWN)]

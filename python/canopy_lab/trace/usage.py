@@ -41,7 +41,8 @@ def answer_of(entry: Place) -> Mapping[str, Any]:
 
 
 def token_counts(entry: Place, among: list[Place]) -> tuple[int | None, int]:
-    """Prompt tokens, cached ones included, and output tokens; ``None`` and 0 if not logged."""
+    """Return the prompt tokens, including cached ones, and the output tokens; ``None`` and 0 if not
+    logged."""
     answer = answer_of(entry)
     counts: list[Place] = []
     for place in (answer, *among):
@@ -52,7 +53,7 @@ def token_counts(entry: Place, among: list[Place]) -> tuple[int | None, int]:
 
 
 def prompt_tokens(counts: Iterable[Place]) -> int | None:
-    """Prompt tokens of the first place that counts them, cached ones included."""
+    """Return the prompt tokens, including cached ones, of the first place that counts them."""
     for place in counts:
         whole = count([place], _WHOLE)
         if whole is not None:
@@ -65,7 +66,7 @@ def prompt_tokens(counts: Iterable[Place]) -> int | None:
 
 
 def _cached_beside(place: Place) -> dict[str, int]:
-    """Counts of cached tokens and other inputs that ``input_tokens`` excludes."""
+    """Return the counts of cached tokens and other inputs that ``input_tokens`` excludes."""
     return {
         name: value
         for name, value in place.items()
@@ -76,7 +77,7 @@ def _cached_beside(place: Place) -> dict[str, int]:
 
 
 def count(counts: Iterable[Place], names: tuple[str, ...]) -> int | None:
-    """The first of ``names`` that holds a whole number above 0."""
+    """Return the first whole number above 0 among ``names``."""
     for place in counts:
         for name in names:
             value = place.get(name)

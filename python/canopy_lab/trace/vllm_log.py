@@ -37,7 +37,8 @@ _STOPS = {"stop": "end", "length": "length", "tool_calls": "tool"}
 _LINE = re.compile(r"Received request \S+: |Request \S+ details: ")
 _UNREADABLE = "whose line is cut off or cannot be read"
 _CUT_SHARE = 0.2
-"""If more prompts than this are exactly as long as the longest, a limit has cut them."""
+"""If more prompts than this share are exactly as long as the longest, a limit has
+truncated them."""
 _FEWEST_CUT = 3
 
 
@@ -67,7 +68,7 @@ def prompts(path: Path, tolerance: lines.Tolerance) -> Iterator[LoggedPrompt]:
             continue
         seen += 1
         details += found["b"] is not None
-        # A collector that lost the end of a line joins it to the next one.
+        # A collector that lost the end of a line joins it to the next line.
         joined = len(_LINE.findall(text, 0, found.start("prompt"))) - 1
         if joined > 0:
             left_out[_UNREADABLE] += joined
@@ -118,15 +119,17 @@ class _Lengths:
     def __init__(self) -> None:
         self.longest = self.count = 0
         self.texts: set[int] = set()
-        """Hashes of up to ``_FEWEST_CUT`` different ones: one text that repeats is not cut."""
+        """Hashes of up to ``_FEWEST_CUT`` different texts: a single text that repeats is not
+        truncated."""
 
     @property
     def is_limit(self) -> bool:
-        """Whether different prompts have this length, or it is a number that people choose."""
+        """Return whether different prompts have this length, or it is a round number typical of
+        limits."""
         return len(self.texts) == _FEWEST_CUT or self.longest % 50 == 0 or self.longest % 64 == 0
 
     def add(self, text: str) -> None:
-        """Take in the text of a prompt; empty if its token ids are known."""
+        """Add the text of a prompt; empty if its token ids are known."""
         if len(text) > self.longest:
             self.longest, self.count, self.texts = len(text), 0, set()
         if text and len(text) == self.longest:

@@ -1,4 +1,4 @@
-"""Align a prompt with an earlier one: equal text, and the differences between."""
+"""Align a prompt with an earlier one: equal text, and the differences in between."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from canopy_lab.advise.breaks.texts import (
 MOST_PAIRS = 4_000_000
 """Pairs of sentences up to which two texts are aligned; the time of the alignment grows with them."""
 _REORDERED = 0.2
-"""Share of two texts' common sentences that must be out of order to call it another order."""
+"""Share of two texts' common sentences that must be out of order to count as reordered."""
 _LABEL_CHARACTERS = 16
 _SHOWN = 80
 _NAME = re.compile(r'"name": ?"([^"]*)"')
 
 
 class Run(NamedTuple):
-    """A stretch of the later prompt."""
+    """A run of characters of the later prompt."""
 
     size: int
     """Characters."""
@@ -39,9 +39,9 @@ class Run(NamedTuple):
     old: str = ""
     new: str = ""
     inside: int = 0
-    """Characters of text in the difference that the earlier prompt has, too, in another order."""
+    """Characters of the difference that the earlier prompt also has, in another order."""
     label: str = ""
-    """Words before the difference, which tell two differences of one kind apart."""
+    """Words before the difference, which distinguish two differences of one kind."""
 
 
 def align(old: Prompt, new: Prompt) -> Iterator[Run]:
@@ -166,7 +166,7 @@ def _inserted_or_dropped(
 
 
 def _comes_again(one: Segment, rest: list[Segment]) -> bool:
-    """Whether a message is among ``rest``, or near its end with a few other words, such as a time."""
+    """Return whether a message is among ``rest``, perhaps with a few other words such as a time."""
     if any(other is one for other in rest):
         return True
     mine = set(one.sentences)
@@ -183,7 +183,7 @@ def _shown(segments: list[Segment]) -> str:
 
 
 def _place(new: list[Segment], at: int) -> str:
-    """The place of segment ``at``."""
+    """Return the place of segment ``at``."""
     if at >= len(new):
         return HISTORY
     if new[at].role == "system" and all(one.role in ("system", "tools") for one in new[:at]):
@@ -259,7 +259,8 @@ def _middle(
 
 
 def _reordered(old: str, new: str) -> int:
-    """Characters of the sentences that two texts share, if enough of them are in another order."""
+    """Return the characters of the sentences that two texts share, if enough of them are in another
+    order."""
     a, b = sentences(old), sentences(new)
     both = sum(len(text) * n for text, n in (Counter(a) & Counter(b)).items())
     if both < LEAST_RUN or len(a) * len(b) > MOST_PAIRS:

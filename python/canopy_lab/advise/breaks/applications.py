@@ -1,4 +1,5 @@
-"""Tell applications apart: prompts whose tools and system prompts are mostly the same text."""
+"""Distinguish applications: prompts of one application have mostly the same tools and system
+prompt."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from collections import Counter
 from canopy_lab.advise.breaks.memory import Prompt
 
 LEAST_SHARED = 0.5
-"""Share of tools and system prompt that two prompts of one application have in common."""
+"""Minimum share of tools and system prompt that two prompts of one application have in common."""
 MOST_SENTENCES = 200_000
 MOST_HEADS = 50_000
 _NAME_CHARACTERS = 60

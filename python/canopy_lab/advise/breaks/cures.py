@@ -29,7 +29,7 @@ CURES = {
     kinds.REMINDER: ("a reminder that moves", "leave earlier reminders where they are, and append the new one"),
     kinds.MODELS: ("the same prompt sent to several models", "keep a conversation on one model"),
 }  # fmt: skip
-"""Kind -> what it is, and what to do."""
+"""Kind -> description and cure."""
 
 _PLACES = {kinds.TOOLS: "the tools", kinds.SYSTEM: "the system prompt", kinds.FIRST: "the first message", kinds.HISTORY: "the history"}  # fmt: skip
 _MOST_SHOWN = 12

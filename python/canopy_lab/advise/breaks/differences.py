@@ -14,18 +14,18 @@ REMINDER, MODELS = "reminder", "models"
 TOOLS, SYSTEM, FIRST, HISTORY = "tools", "system", "first message", "history"
 """Places of a difference. ``first message`` follows the system prompt."""
 NEW = "new"
-"""A new message behind a difference; costs nothing itself."""
+"""A new message after a difference; it costs nothing itself."""
 
 SHORT = 200
-"""Characters up to which a difference is a value, not a passage."""
+"""Maximum characters of a difference that counts as a value instead of a passage."""
 _SHORT_TIME = 60
 _WIDEN = 40
-"""Most characters added to widen a difference to whole words."""
+"""Maximum characters added to widen a difference to whole words."""
 _KEPT = 0.7
 """A replacement below this share of the old length counts as shortened."""
 
 _BESIDE = 30
-"""Most other letters in a difference that is a time or an id."""
+"""Maximum other letters in a difference that is a time or an id."""
 
 _LETTERS = re.compile(r"[^\W\d_]")
 _EDGE = re.compile(r"[A-Za-z0-9_.:/+@-]")

@@ -1,8 +1,8 @@
-"""Read prompts in their order and sum up the differences that break their prefixes.
+"""Read prompts in order and sum up the differences that break their prefixes.
 
-For each prompt: the leading text that an endless cache would hold; the remembered prompt that shares
-most text with what follows; an alignment of the two. A difference that equal text follows is a break,
-and costs that text. Tokens are characters / 4.
+For each prompt: the leading text that an unbounded cache would hold; the remembered prompt that
+shares most text with what follows; an alignment of the two. A difference followed by equal text is
+a break, and costs that text. Tokens are characters / 4.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from canopy_lab.trace.template import parts_of
 
 CHARACTERS_A_TOKEN = 4
 LEAST_SHARE = 0.005
-"""Least share of the prompt tokens of a reported finding."""
+"""Minimum share of the prompt tokens of a reported finding."""
 LEAST_REQUESTS = 3
 
 _ONE_WAY = 0.8
-"""Least share of changes in one direction of a counter."""
+"""Minimum share of changes in one direction that makes a value a counter."""
 _LABELLED = (kinds.TIME, kinds.IDENTIFIER, kinds.NUMBER, kinds.USER, kinds.TEXT)
 _EDITS = (kinds.SHORTENED, kinds.DROPPED, kinds.INSERTED, kinds.REWRITTEN)
 _MOST_VALUES = 5000
@@ -43,7 +43,7 @@ class Finding:
     """One kind of break at one place of one application."""
 
     application: int
-    """From 1, in the order in which they appear."""
+    """Number from 1, in order of appearance."""
     category: str
     """Category of the application's first request."""
     kind: str
@@ -52,7 +52,7 @@ class Finding:
     """Scope of a value: ``request``, ``conversation`` or ``user``."""
     requests: int
     tokens: int
-    """Computed again because of it."""
+    """Tokens computed again because of it."""
     share: float
     """Share of all prompt tokens."""
     at_token: int
@@ -73,13 +73,13 @@ class Breaks:
     requests: int
     tokens: int
     cached_tokens: int
-    """In an endless cache."""
+    """Tokens in an unbounded cache."""
     applications: int
     findings: tuple[Finding, ...]
     is_whole: bool = True
     """Whether the whole log was read."""
     not_read: str = ""
-    """Why prompts were not compared; empty if they were."""
+    """Reason why prompts were not compared; empty if they were."""
 
 
 @dataclass(slots=True)
@@ -91,7 +91,7 @@ class _Sum:
     numbers: int = 0
     ascending: int = 0
     named: int = 0
-    """Requests with a conversation."""
+    """Number of requests with a conversation."""
     starts: list[int] = field(default_factory=list)
     values: set[int] = field(default_factory=set)
     of_conversation: dict[str | int, set[int]] = field(default_factory=lambda: defaultdict(set))
@@ -156,7 +156,8 @@ class Finder:
         self.memory.remember(prompt)
 
     def _compare(self, old: Prompt, new: Prompt, hit: int) -> None:
-        """Charge each difference with the equal text between it and the next one, behind ``hit``."""
+        """Charge each difference with the equal text between it and the next difference, after
+        ``hit``."""
         at, cost = 0, 0
         pending, begin = None, 0
         for run in align(old, new):
@@ -168,7 +169,7 @@ class Finder:
                 if pending is not None:
                     self._note(new, pending, cost, begin)
                 pending, begin = run, at
-                # Another prompt may have this part, too: only text behind ``hit`` is lost.
+                # Another prompt may also have this part, so only text after ``hit`` is lost.
                 cost = max(0, run.inside - max(0, hit - at)) if run.inside >= LEAST_RUN else 0
             at = end
         if pending is not None:
@@ -215,7 +216,8 @@ class Finder:
         )
 
     def _folded(self) -> dict[_Key, _Sum]:
-        """The sums, with an application's edits of its history under the kind that costs most."""
+        """Return the sums, with an application's edits of its history merged into the kind that
+        costs most."""
         found = dict(self._sums)
         edits: dict[int, list[_Key]] = defaultdict(list)
         for key in found:

@@ -13,14 +13,14 @@ from canopy_lab.trace.prompts import LoggedPrompt
 
 MOST_PROMPTS = 20_000
 MOST_BYTES = 256 << 20
-"""Bytes of texts, sentences and block hashes that are remembered."""
+"""Maximum bytes of remembered texts, sentences and block hashes."""
 BLOCK = 64
-"""Characters of a block of the endless cache: 16 tokens."""
+"""Characters in a block of the unbounded cache: 16 tokens."""
 LEAST_RUN = 64
-"""Characters. A difference costs something if at least this much equal text follows it."""
+"""Minimum characters of equal text after a difference that make the difference cost something."""
 
 _BLOCK_BYTES = 160
-"""Estimated bytes per remembered block hash, with both generations."""
+"""Estimated bytes per remembered block hash, including both generations."""
 _SENTENCE_BYTES = 150
 _CANDIDATES = 6
 """Remembered prompts that are compared in full with a new one."""
@@ -49,7 +49,7 @@ class Segment:
         self.kind, self.role, self.text = part
         self.number, self.size = number, len(part.text)
         self.uses = 0
-        """Remembered prompts that contain it."""
+        """Number of remembered prompts that contain it."""
         self.last = -1
         """Number of the latest prompt that contains it."""
         self._sentences: tuple[str, ...] | None = None
@@ -73,7 +73,7 @@ class Segment:
 
     @property
     def bytes(self) -> int:
-        """Estimate of the memory that it takes, its sentences included."""
+        """Return an estimate of its memory, including its sentences."""
         return 2 * sys.getsizeof(self.text) + _SENTENCE_BYTES * len(self.sentences)
 
 
@@ -92,7 +92,7 @@ class Prompt:
 
     @property
     def size(self) -> int:
-        """Characters."""
+        """Number of characters."""
         return sum(one.size for one in self.segments)
 
 
@@ -151,10 +151,10 @@ class Memory:
         return found
 
     def endless_hit(self, prompt: Prompt) -> tuple[int, int]:
-        """Return the leading characters that an endless cache holds, and add the prompt to it.
+        """Return the leading characters that an unbounded cache holds, and add the prompt to it.
 
-        The second number: characters behind the hit that the same prompt left in the cache of another
-        model or adapter.
+        The second number: characters after the hit that the same prompt left in the cache of
+        another model or adapter.
         """
         chain, is_hit, hit = hash(prompt.apart), True, 0
         bare, elsewhere = hash(prompt.apart[2:]), 0
@@ -182,7 +182,7 @@ class Memory:
         return hit, elsewhere
 
     def most_similar(self, prompt: Prompt, hit: int) -> Prompt | None:
-        """Return the remembered prompt that shares most text with ``prompt`` behind its ``hit``."""
+        """Return the remembered prompt that shares most text with ``prompt`` after its ``hit``."""
         votes = self._votes(prompt, hit)
         previous = None
         if prompt.conversation is not None:
@@ -201,7 +201,7 @@ class Memory:
         return best
 
     def _votes(self, prompt: Prompt, hit: int) -> Counter[int]:
-        """Characters behind ``hit`` by the latest prompt that contains them."""
+        """Return the characters after ``hit``, by the latest prompt that contains them."""
         votes: Counter[int] = Counter()
         end = 0
         for one in prompt.segments:
@@ -248,7 +248,8 @@ class Memory:
 
 
 def _shared(prompt: Prompt, other: Prompt) -> int:
-    """Characters of ``prompt`` that ``other`` contains, by segments and by sentences of new segments."""
+    """Return the characters of ``prompt`` that ``other`` contains, by segments and by sentences of
+    new segments."""
     shared = 0
     theirs: set[str] | None = None
     for one in prompt.segments:

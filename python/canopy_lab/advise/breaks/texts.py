@@ -8,7 +8,7 @@ import unicodedata
 from typing import Any
 
 LEAST_SENTENCE = 12
-"""Characters. Shorter sentences occur everywhere and identify nothing."""
+"""Minimum characters of a sentence. Shorter sentences occur everywhere and identify nothing."""
 
 _ENDS = re.compile(r"[\r\n]+|(?<=[.!?;:,}\]])\s+")
 _BLANKS = re.compile(r"\s+")
@@ -92,7 +92,7 @@ def _sorted(value: Any) -> Any:
 
 
 def _parsed(text: str) -> Any:
-    """The object or list of a JSON text; ``None`` for any other text."""
+    """Return the object or list of a JSON text; ``None`` for any other text."""
     at = text.find("{") if text[:1] == "<" else 0  # a message's first part begins with its role
     body = text[at:] if at >= 0 else ""
     if body[:1] not in ("{", "["):

@@ -104,7 +104,7 @@ class ProfiledServer:
 
 
 def wait_until(true: Callable[[], bool], limit_s: float, every_s: float = 0.02) -> bool:
-    """Whether ``true()`` became true within ``limit_s``."""
+    """Return whether ``true()`` became true within ``limit_s``."""
     end = time.monotonic() + limit_s
     while not true():
         if time.monotonic() > end:

@@ -21,7 +21,7 @@ _CONTEXTS = (0, 256, 1024, 4096, 16384, 65536)
 _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _DECODE_TOKENS = 16
 _TOGETHER = 8
-"""Requests of the prefill step that measures the cost per request."""
+"""Number of requests in the prefill step that measures the cost per request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Surfaces:
-    """Seconds, indexed by the axes named with them."""
+    """Measured seconds, indexed by the named axes."""
 
     arrival_s: float
     prefill_request_s: float
@@ -61,7 +61,8 @@ class Measurer:
         self._show = show
 
     def surfaces(self) -> Surfaces:
-        """Measure all costs of prefill and decode. Raises ``CanopyError`` for implausible ones."""
+        """Measure all costs of prefill and decode. Raises ``CanopyError`` for implausible
+        results."""
         limits = self.limits
         self.server.generate([self.tokens(8)], 4)
         lengths = tuple(n for n in _LENGTHS if n <= limits.prompt_tokens)

@@ -19,7 +19,7 @@ TIERS = ("device", "host", "storage")
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """Capabilities of a kind of endpoint."""
+    """Capabilities of an endpoint type."""
 
     path: str
     native: bool = False
@@ -79,7 +79,7 @@ def body(
 ) -> dict[str, Any]:
     """Return the JSON body of one request. ``extra`` overrides everything except the prompt.
 
-    The output has ``output_tokens`` tokens, or at most ``output_tokens`` if it ``ends_with`` a
+    The output has ``output_tokens`` tokens, or at most that many if the request ``ends_with`` a
     token.
     """
     custom = dict(custom_params) if dialect.custom_params and custom_params else None

@@ -95,7 +95,7 @@ running = _Requests()
 
 
 def request_created(req: Any, scheduler: Any, *_: Any, **__: Any) -> None:
-    """Hook after ``Scheduler._create_generation_req``: note a request with forced output."""
+    """Hook after ``Scheduler._create_generation_req``: record a request with forced output."""
     given = own_params(req)
     if KEY in given and is_on(scheduler.server_args):
         with contextlib.suppress(CanopyError):  # the HTTP entry has refused an invalid list

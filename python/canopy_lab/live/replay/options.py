@@ -60,7 +60,7 @@ def _rates(text: str) -> tuple[float, ...]:
 # fmt: off
 @dataclass(frozen=True, slots=True)
 class ReplayOptions:
-    """Canopy's options of a replay."""
+    """Canopy's options for a replay."""
 
     time_scale: float = declare(1.0, "--time-scale", "Multiply the trace's arrival times: 0.1 is ten times as fast, 0 is as fast as the order of turns allows. --request-rate replaces the trace's times by random ones.", metavar="X", low=0)
     scale_lengths: Fraction = declare(Fraction(1), "--scale-lengths", "Multiply lengths, for a small model: 1/16 or 0.0625. Blocks shrink and stay shared.", metavar="F", parse=_fraction, shown_default="1")

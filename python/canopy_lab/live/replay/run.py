@@ -1,8 +1,8 @@
-"""Run a replay in ``sglang.benchmark.serving``, with its flow and metrics and own requests.
+"""Run a replay in ``sglang.benchmark.serving``, with its flow and metrics but our requests.
 
 No code of the benchmark is copied. During one run, a few names of its module are replaced: the
 dataset loader, the order and times of requests, the function that sends a request, and the
-tokenizer if there is no tokenizer.
+tokenizer if there is none.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Replay:
             except CanopyError:
                 raise
             except (ValueError, IndexError):
-                # The benchmark's percentiles fail on a run without a success.
+                # The benchmark's percentiles fail on a run without a successful request.
                 if not self._jobs or any(job.reply and job.reply.ok for job in self._jobs):
                     raise
                 upstreams = {}
@@ -356,7 +356,7 @@ class Replay:
 
 
 class _NoTokenizer:
-    """Stands in if only ids are known; the benchmark counts text with it."""
+    """Replaces the tokenizer if only ids are known; the benchmark counts text with it."""
 
     def encode(self, text: str, **_: Any) -> list[str]:
         return text.split()

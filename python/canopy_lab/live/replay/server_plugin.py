@@ -18,7 +18,7 @@ FLAG = "--canopy-enable-forced-output"
 
 @dataclass(frozen=True, slots=True)
 class ReplayFlags:
-    """The one flag for replays."""
+    """The flag for replays."""
 
     forced_output: bool = declare(
         False,

@@ -81,7 +81,7 @@ def _hit_ratios(status: Mapping[str, Any]) -> str:
 
 
 def _workers(rows: Sequence[Mapping[str, Any]]) -> str:
-    """One row per server: failed servers first, then by prompt tokens."""
+    """Format one row per server: failed servers first, then by prompt tokens."""
     cells = []
     for row in sorted(rows, key=lambda row: ("error" not in row, -row.get("prompt_tokens", 0))):
         if "error" in row:
@@ -156,7 +156,7 @@ def _groups(groups: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _whatif(meter: Mapping[str, Any]) -> str:
-    """Table of the hit ratio of each policy at each capacity; the running one's is measured."""
+    """Format the hit ratio of each policy at each capacity; the running policy's is measured."""
     if meter.get("undecided"):
         return f"what if: {plain(meter['undecided'], 80)}"
     arms = {(arm["policy"], arm["capacity"]): arm for arm in meter["arms"]}
@@ -190,7 +190,8 @@ def _seconds(meter: Mapping[str, Any], arm: Mapping[str, Any] | None) -> str:
 
 
 def _prefill(status: Mapping[str, Any]) -> str:
-    """Prefill seconds that hits saved since the start, by the server's own measurement."""
+    """Format the prefill seconds that hits saved since the start, by the server's own
+    measurement."""
     ranks = [rank["prefill"] for rank in status["ranks"] if rank.get("prefill")]
     if not ranks:
         return ""

@@ -1,4 +1,4 @@
-"""Read and add up ``/canopy/status`` of running servers."""
+"""Read and sum ``/canopy/status`` of running servers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _CATEGORY_SUMS_BY_TIER = ("hit_tokens", "evicted_tokens", "held_tokens")
 
 
 def fetch(url: str, api_key: str | None = None) -> dict[str, Any]:
-    """Return one status of the server at ``url``, with its data-parallel replicas added up.
+    """Return one status of the server at ``url``, with its data-parallel replicas summed.
 
     Raises ``CanopyError`` in one line if no server answers, it is not Canopy, or nothing is
     counted.
@@ -35,10 +35,10 @@ def fetch(url: str, api_key: str | None = None) -> dict[str, Any]:
 
 
 def fetch_all(urls: Sequence[str], api_key: str | None = None) -> dict[str, Any]:
-    """Return one status of several servers, such as the workers of a gateway, added up.
+    """Return one status of several servers, such as the workers of a gateway, summed.
 
     ``workers`` has a row for each server: its ``url``, policy, requests, prompt tokens and hits, or
-    the ``error`` of a server with nothing to add. One server gives the result of ``fetch``. Raises
+    the ``error`` of a server without counts. One server gives the result of ``fetch``. Raises
     ``CanopyError`` if no server has counted anything, with the first server's reason.
     """
     if len(urls) == 1:

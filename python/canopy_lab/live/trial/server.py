@@ -24,8 +24,7 @@ class RunningServer:
         self.url, self.api_key = url.rstrip("/"), api_key
 
     def status(self) -> dict[str, Any]:
-        """Return the status, with replicas added up. Raises ``CanopyError`` for SGLang's
-        policies."""
+        """Return the status, with replicas summed. Raises ``CanopyError`` for SGLang's policies."""
         status = fetch(self.url, self.api_key)
         if not status.get("ranks"):
             raise CanopyError(
@@ -35,7 +34,8 @@ class RunningServer:
         return status
 
     def counts(self) -> Counts:
-        """Return counts of the meter if there is one: both sides then count the same requests."""
+        """Return the meter's counts if there is a meter: both sides then count the same
+        requests."""
         status = self.status()
         running, meter = status["ranks"][0]["running"], status.get("whatif")
         tiers = status["tiers"]

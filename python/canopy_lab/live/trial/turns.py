@@ -1,10 +1,10 @@
-"""Slices of a trial: the policy of each, its hits, the prefill seconds that they save, and the end.
+"""Slices of a trial: the policy of each, its hits, the prefill seconds saved, and the end.
 
 A pair is two slices of time, one under each policy, in random order, so that a trend in the traffic
 favours neither. The interval of the mean difference is Student's. It is examined ``len(LOOKS)``
-times, at ``LEVEL / len(LOOKS)`` each, so that all looks together call two equal policies different
-at most once in ``1 / LEVEL`` trials (Bonferroni). ``benchmark/whatif/trial.py`` measures that with
-a placebo.
+times, at ``LEVEL / len(LOOKS)`` each, so that all looks together find a difference between two
+equal policies in at most one of ``1 / LEVEL`` trials (Bonferroni). ``benchmark/whatif/trial.py``
+measures that with a placebo.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.reuse.depth_price import price_of_sums
 
 LOOKS = (6, 8, 11, 15, 20, 27)
-"""Numbers of pairs after which a trial may end (last: must)."""
+"""Numbers of pairs after which a trial may end; after the last it must."""
 LEVEL = 0.05
 WORTH_POINTS = 0.5
-"""A difference that is surely smaller counts as equal."""
+"""A difference that is certainly smaller counts as equal."""
 BETTER, WORSE, SAME, UNSURE = "better", "worse", "same", "unsure"
 IDLE = "idle"
-"""Nothing was evicted, so that no policy could differ."""
+"""No tokens were evicted, so the policies could not differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def _verdict(low: float, high: float, pairs: int) -> str | None:
 
 
 SETTLES = 0.5
-"""Excluded start of a slice: the cache reflects the other policy."""
+"""Share of a slice, at its start, that is excluded: the cache still reflects the other policy."""
 MOST_EMPTY = 10
 """Consecutive slices without a request after which a trial fails."""
 
@@ -86,13 +86,13 @@ class Counts(NamedTuple):
     shadow_tokens: Mapping[str, int] = {}
     """Sampled tokens that the shadow caches hit, by policy."""
     prompt_squares: int = 0
-    """Squares of the prompt tokens, request by request; so of the other counts."""
+    """Squares of the prompt tokens, request by request; likewise for the other counts."""
     hit_squares: int = 0
     sampled_squares: int = 0
     shadow_squares: Mapping[str, int] = {}
     depth_scale: float = math.inf
-    """Depth in tokens at which a token costs twice as much to prefill as the first; infinite until
-    the server has measured it, and seconds then count as tokens."""
+    """Depth in tokens at which a token costs twice as much to prefill as the first. Infinite until
+    the server has measured it; seconds then count as tokens."""
     evicted_tokens: int = 0
     """Tokens evicted from the tiers for lack of room."""
 

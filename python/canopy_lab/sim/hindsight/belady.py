@@ -2,10 +2,10 @@
 
 On a tree the restriction to leaves costs nothing: a block is never used before its ancestors, so
 the cached block with the furthest next use is at the end of a leaf. Every request must be cached
-whole, because its KV is in memory when it ends. Under that rule, which holds for the
-live cache and for every policy here, ``belady`` is optimal in blocks hit. If a request need not be
-cached (``RadixTree(optional_caching=True)``), it is optimal among all policies that may decline
-one, and hits more. ``test/sim`` compares both with all choices.
+whole, because its KV is in memory when it ends. Under that rule, which holds for the live cache and
+for every policy here, ``belady`` is optimal in blocks hit. If a request need not be cached
+(``RadixTree(optional_caching=True)``), it is optimal among all policies that may decline a request,
+and hits more. ``test/sim`` compares both with all choices.
 """
 
 from __future__ import annotations

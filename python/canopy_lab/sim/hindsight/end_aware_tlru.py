@@ -37,8 +37,8 @@ class EndAwareTLRU(HindsightPolicy):
     Config: ClassVar[type] = Config
     takes_tail_target: ClassVar[bool] = True
 
-    # victim = safe or finished blocks of the least recent leaf that has some,
-    #          else the least recent leaf
+    # victim = safe or finished blocks of the least recent leaf that has any, else the least recent
+    # leaf
     def judge(self, leaf: Leaf) -> tuple[Any, int]:
         tokens = self.future.block_tokens
         run = self.future.last_run(leaf)

@@ -22,7 +22,7 @@ class LengthAwareTLRU(HindsightPolicy):
     Config: ClassVar[type] = Config
     takes_tail_target: ClassVar[bool] = True
 
-    # victim = safe blocks of the least recent leaf that has some, else the least recent leaf
+    # victim = safe blocks of the least recent leaf that has any, else the least recent leaf
     def judge(self, leaf: Leaf) -> tuple[Any, int]:
         run = self.future.last_run(leaf)
         safe_from = safe_start(self.future, run, self.config.threshold_tokens)

@@ -82,7 +82,7 @@ class GDFS(Policy):
         self._ticks.append(now)
         self._clocks.append(value)
         if len(self._ticks) > _MOST_TICKS:
-            # Drop every second tick of the past: the clock is coarser, but its order stays right.
+            # Drop every second past tick: the clock becomes coarser, but keeps its order.
             self._ticks, self._clocks = self._ticks[::2], self._clocks[::2]
 
     def split(self, leaf: Leaf, head: Leaf) -> None:

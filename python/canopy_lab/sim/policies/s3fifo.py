@@ -69,7 +69,7 @@ class _Place:
 
 
 class S3FIFO(Policy):
-    """Quick demotion through a small queue, a lazily promoting main queue, a ghost queue.
+    """Quick demotion through a small queue, a main queue with lazy promotion, and a ghost queue.
 
     Sizes are of evictable tokens: a policy does not see the nodes above the leaves, which cannot be
     evicted. O(log n); a leaf moves at most four times between two uses.

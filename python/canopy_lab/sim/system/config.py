@@ -53,7 +53,8 @@ class SystemConfig:
     write_policy: str = "write_through"
     """Time of the copy to the host, a name in ``write_policy.py``: ``write_through`` at insertion,
     ``write_through_selective`` at the second use, ``write_back`` at eviction, which delays the next
-    step. Host copies are then written to the disk."""
+    step. Host copies are then written to the disk.
+    """
     schedule_policy: str = "fcfs"
     """Queue order, a name in ``queue_order.py`` (``--schedule-policy``)."""
     schedule_policy_config: Mapping[str, Any] = field(default_factory=dict)

@@ -49,7 +49,7 @@ class Disk:
         self.expiry = Expiry.of(spec.ttl)
         self.channel = DiskChannel(spec, self._written)
         self._coming: set[int] = set()
-        """Blocks of queued writes."""
+        """Blocks in queued writes."""
 
     @property
     def used_bytes(self) -> float:

@@ -94,19 +94,20 @@ class EngineProfile:
         return self.linear_s(total) + attention
 
     def linear_s(self, tokens: float) -> float:
-        """The part of a prefill step that is linear in its tokens."""
+        """Return the part of a prefill step that is linear in its tokens."""
         return _line(self.prefill_tokens, self.prefill_linear_s, tokens)
 
     def attend_s(self, new_tokens: float, context_tokens: float) -> float:
-        """Attention of ``new_tokens`` after ``context_tokens``.
+        """Return the seconds of attention of ``new_tokens`` after ``context_tokens``.
 
-        Interpolated as seconds a pair of query and key, which varies little where the pairs
-        themselves grow with the square.
+        Interpolated as seconds per pair of query and key, which vary little, while the number of
+        pairs grows with the square.
         """
         return self._attend_s(new_tokens, context_tokens, self.pair_s())
 
     def pair_s(self) -> PairCosts:
-        """Seconds a pair of query and key at the measured points, ``[new][context]``."""
+        """Return the seconds per pair of query and key at the measured points,
+        ``[new][context]``."""
         return [
             [
                 seconds / _pairs(new, context)
@@ -116,9 +117,12 @@ class EngineProfile:
         ]
 
     def depth_scale(self, step_tokens: float) -> float:
-        """Return the depth in tokens at which attention costs as much as the linear part of a token,
-        in steps of ``step_tokens`` tokens and over the longest contexts measured, within the range
-        that a server uses."""
+        """Return the depth in tokens at which attention costs as much as the linear part of a
+        token.
+
+        Steps have ``step_tokens`` tokens, and contexts are the longest measured. The result is
+        within the range that a server uses.
+        """
         pair = self.pair_s()[-1][-1]
         linear = self.linear_s(step_tokens) / step_tokens
         return moved(UNKNOWN, linear / pair if pair > 0 else MOST)
@@ -137,7 +141,8 @@ class EngineProfile:
         return total * _pairs(new, context)
 
     def decode_s(self, batch: float, context_tokens: float) -> float:
-        """One decode step of ``batch`` requests of ``context_tokens`` each, on average."""
+        """Return the seconds of a decode step of ``batch`` requests with a mean of
+        ``context_tokens`` each."""
         contexts, batches = self.decode_context_tokens, self.decode_batch
         i, u = _place(batches, batch)
         low = _line(contexts, self.decode_step_s[i], context_tokens)
@@ -147,11 +152,11 @@ class EngineProfile:
         return max(low + u * (high - low), 0.0)
 
     def host_tier(self, capacity_bytes: float, **others: Any) -> TierSpec:
-        """A host tier of this size with the bandwidth of the profile."""
+        """Return a host tier of this size with the bandwidth of the profile."""
         return _tier("host", self.name, self.host, capacity_bytes, others)
 
     def disk_tier(self, capacity_bytes: float, **others: Any) -> TierSpec:
-        """A disk of this size with the bandwidth of the profile."""
+        """Return a disk of this size with the bandwidth of the profile."""
         return _tier("disk", self.name, self.disk, capacity_bytes, others)
 
     def require_model(self, model: str) -> None:
@@ -163,12 +168,12 @@ class EngineProfile:
             )
 
     def to_json(self) -> dict[str, Any]:
-        """JSON-able, and what ``from_json`` takes."""
+        """Return JSON data, the input of ``from_json``."""
         return {"version": VERSION, **asdict(self)}
 
     @classmethod
     def from_json(cls, data: Any) -> EngineProfile:
-        """Validated. Raises ``CanopyError`` naming the field that is wrong."""
+        """Validate and load JSON data. Raises ``CanopyError`` naming the wrong field."""
         if not isinstance(data, dict) or data.get("version") != VERSION:
             raise CanopyError(
                 f"an engine profile is a JSON object with version {VERSION}; make one with: "
@@ -195,15 +200,15 @@ class EngineProfile:
 
 
 def profile_names() -> tuple[str, ...]:
-    """The profiles that come with the package."""
+    """Return the names of the profiles in the package."""
     folder = resources.files("canopy_lab.sim.system") / "profiles"
     return tuple(sorted(f.name.removesuffix(".json") for f in folder.iterdir() if _is_json(f.name)))
 
 
 def load_profile(name: str | Path, model: str | None = None) -> EngineProfile:
-    """A shipped profile's name, or the path of a file. ``model``: it must be of this model.
+    """Load a profile of the package by name, or a file by path. ``model``: required model.
 
-    Raises ``CanopyError`` for an unknown name, an unreadable or invalid file, another model.
+    Raises ``CanopyError`` for an unknown name, an unreadable or invalid file, or another model.
     """
     text = str(name)
     if text in profile_names():

@@ -45,7 +45,7 @@ class SessionGate(Protocol):
         """
 
     def ended(self, turn: Turn, tokens: int, now: float) -> None:
-        """An admitted turn has ended; its path is ``tokens`` long."""
+        """Report the end of an admitted turn, whose path is ``tokens`` long."""
 
     def wake_at(self, now: float) -> float:
         """Return the time to offer held turns again without an end; infinity: never.

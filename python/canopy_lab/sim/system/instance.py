@@ -215,7 +215,7 @@ class Instance:
         return True
 
     def _copies_wait(self, now: float) -> bool:
-        """Copy nodes evicted under ``write_back``; return True if the step must wait for the copy,
+        """Copy nodes evicted under ``write_back``. Returns whether the step must wait for the copy,
         which frees the memory."""
         if not self.tree.demoted:
             return False

@@ -32,7 +32,7 @@ class LoadRun:
     system: SystemResult
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, without the arrays of the requests."""
+        """Return plain values, without the arrays of the requests."""
         return {
             "rate": self.rate,
             "seed": self.seed,

@@ -75,7 +75,8 @@ class Match(NamedTuple):
 
 
 def _shared(blocks: tuple[int, ...], path: tuple[int, ...], at: int, stop: int) -> int:
-    """Return how long ``blocks`` agrees with ``path`` from ``at`` on; the first block does."""
+    """Return the number of leading ``blocks`` that agree with ``path`` from ``at`` on; the first
+    one does."""
     low, high = 1, min(len(blocks), stop - at)
     while low < high:
         middle = (low + high + 1) // 2
@@ -289,7 +290,7 @@ class TierNodes:
         return HOST if node.host and not node.children and not node.pins else NOWHERE
 
     def _reconsider(self, node: TierNode) -> None:
-        # ``_place``, without the call: this runs a dozen times a request.
+        # ``_place``, inlined: this runs a dozen times per request.
         if node.locks or node is self.root:
             place = NOWHERE
         elif node.device:

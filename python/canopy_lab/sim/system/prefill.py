@@ -80,7 +80,7 @@ class PrefillBatch:
             beside += -new % page + page
             if new == rest:
                 self._chunked = None
-            # Reserve the rest of the chunked prefill.
+            # the chunked prefill's end may free room
             reserved += rest - new + min(job.max_new, CLIP_OUTPUT_TOKENS)
         for job in self._queue.jobs:
             if input_left <= 0 or chunk_left <= 0:

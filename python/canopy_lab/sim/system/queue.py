@@ -129,7 +129,7 @@ class Queue:
 
     @property
     def deferred(self) -> frozenset[SimulatedRequest]:
-        """Jobs that the order defers in this step."""
+        """Return the jobs that the order defers in this step."""
         if self.jobs and isinstance(self._order, BoundedShortestFirst):
             return self._order.deferred
         return frozenset()

@@ -69,7 +69,8 @@ def simulate_system(
 
 @contextmanager
 def _rare_collections() -> Iterator[None]:
-    """Run Python's garbage collector rarely: there are no cycles, and it takes a tenth of the time."""
+    """Run Python's garbage collector rarely: there are no cycles, and it would take a tenth of the
+    time."""
     before = gc.get_threshold()
     gc.set_threshold(max(before[0], _COLLECT_EVERY), *before[1:])
     try:
@@ -159,7 +160,7 @@ class _SystemRun:
 
     def _arrive(self, number: int, now: float) -> None:
         made = self.workload.request(number)
-        # Policies receive a request's arrival time, not its time in the trace; no two are equal.
+        # Policies receive a request's arrival time in the simulation; no two are equal.
         self.clock = now if now > self.clock else math.nextafter(self.clock, math.inf)
         made[0].time = self.clock
         job = SimulatedRequest(number, now, made)
@@ -229,7 +230,7 @@ class _SystemRun:
         self.last = max(self.last, end)
 
     def result(self, seconds: float) -> SystemResult:
-        """The sums, as a ``SystemResult``."""
+        """Return the totals as a ``SystemResult``."""
         begin, kv = self.first, self.profile.kv_bytes_per_token
         span = max(self.last - begin, 1e-9)
         self.meter.close(self.last)

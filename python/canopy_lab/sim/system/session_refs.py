@@ -53,7 +53,7 @@ class SessionRefs:
             self._untag(session, leaf)
 
     def split(self, node: Any, head: Any) -> None:
-        """``head`` is a new parent of ``node``, with its first tokens."""
+        """Handle a split: ``head`` is a new parent of ``node``, with its first tokens."""
         if node in self._count:
             self._count[head] = self._count[node]
 

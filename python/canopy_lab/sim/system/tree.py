@@ -159,7 +159,7 @@ class TieredTree(TierNodes):
         if not since <= found.blocks < blocks or (node is not self.root and not node.host):
             return 0
         if found.tokens < found.blocks * size:
-            return 0  # a partial block in the way
+            return 0  # a partial block is in the way
         offset = found.blocks * size
         leaf = TierNode(node, path[found.blocks : blocks], offset, blocks * size - offset)
         leaf.host = True
@@ -339,7 +339,7 @@ class TieredTree(TierNodes):
     def _hand_down(self, node: TierNode, kept: int) -> bool:
         """Move the end of ``node`` to its only host child, if an earlier cut created that child.
 
-        This avoids chains of small host nodes under eviction by need. Returns True on success.
+        This avoids chains of small host nodes under eviction by need. Returns whether it succeeded.
         """
         if len(node.children) != 1 or node.pins:
             return False

@@ -35,13 +35,14 @@ class WaitingPrefixes(Protocol):
     """Receives matches, steps and uses in the tree of one instance."""
 
     def looked_up(self, job: SimulatedRequest, node: TierNode) -> None:
-        """``job`` was matched up to ``node`` and remains queued."""
+        """Record that ``job`` was matched up to ``node`` and remains queued."""
 
     def before_step(self, waiting: Sequence[SimulatedRequest], matched: bool) -> None:
-        """A step that may admit jobs is planned. ``matched``: the order matched the queue."""
+        """Handle the planning of a step that may admit jobs. ``matched``: whether the order matched
+        the queue."""
 
     def used(self, leaf: TierNode, request: Request) -> None:
-        """``request`` was stamped on the path to ``leaf``, which is locked."""
+        """Record that ``request`` was stamped on the path to ``leaf``, which is locked."""
 
 
 class Ignored:

@@ -23,7 +23,7 @@ class WritePolicy(Protocol):
     """Chooses the copies from device to host; one object per instance."""
 
     at_eviction: bool
-    """Copy victims without a host copy before eviction; the step waits for the copy."""
+    """Whether victims without a host copy are copied first; the step waits for the copy."""
 
     def used(self, tree: TieredTree, leaf: TierNode) -> TierNode | None:
         """Return the node to copy, with its ancestors, after a use of ``leaf``, or ``None``.
