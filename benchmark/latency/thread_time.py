@@ -103,7 +103,7 @@ def pass_ms() -> float:
         nonlocal reqs
         reqs = arranged.arrange(reqs)
         arranged.deferred([])
-        entered = {id(req) for req in arranged.let_in(arranged.arranged()[:4])}
+        entered = {id(req) for req in arranged.admit(arranged.arranged()[:4])}
         reqs = [req for req in reqs if id(req) not in entered]
 
     one()

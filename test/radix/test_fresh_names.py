@@ -60,7 +60,7 @@ class Server:
         self.tree.insert([*tokens, 3, 4], request, tenant)
         self.gate.finish(number, request)
         self.order.add(Prefill(len(tokens)), Vouched(tenant) if vouched else tenant)
-        self.order.let_in(self.order.order(1))
+        self.order.admit(self.order.order(1))
         req.retraction_count = 0
         self.observer.refuse(req, INVALID)
 

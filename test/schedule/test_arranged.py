@@ -108,7 +108,7 @@ class Scheduler:
             if job.done < job.tokens:
                 self.chunk = job
         if entered:
-            self.arranged.let_in(entered)
+            self.arranged.admit(entered)
         elif left_out and was is None:
             self.arranged.nothing_to_do()
         self.queue = [*held, *(job for job in self.queue if job not in entered)]
@@ -151,7 +151,7 @@ def test_nobody_is_passed_by_more_than_its_budget_whatever_is_cached_or_held_bac
             anything(scheduler, draw)
             assert scheduler.ledger.over == 0, (seed, scheduler.ledger.fullest)
         fullest = max(fullest, scheduler.ledger.fullest)
-        kept += scheduler.order.let_in_by["budget"]
+        kept += scheduler.order.admitted_by["budget"]
     assert fullest > 0.9, "budgets were never used up"
     assert kept > 100
 
@@ -202,9 +202,9 @@ def test_requests_that_left_are_not_remembered_as_overtaken() -> None:
         jobs = [Job((10 * number + at,) * 2) for at in range(3)]
         first, _, third = scheduler.arranged.arrange(jobs)
         scheduler.arranged.deferred([])
-        scheduler.arranged.let_in([third])  # the scheduler had no memory for the other two
+        scheduler.arranged.admit([third])  # the scheduler had no memory for the other two
         assert len(scheduler.arranged._overtaken) == 2
-        scheduler.arranged.let_in([first])
+        scheduler.arranged.admit([first])
         scheduler.arranged.keep([])  # the second request is aborted
         assert not scheduler.arranged._overtaken
         scheduler.arranged.over([id(first), id(third)])

@@ -26,7 +26,7 @@ def queue(factor: float = 2.0, own: float = 1.0, least_s: float = 0.0) -> Bounde
 def serve(line: BoundedShortest) -> Waiting:
     """Admit the first request."""
     waiting = line.order()[0]
-    line.let_in([waiting])
+    line.admit([waiting])
     return waiting
 
 
@@ -36,7 +36,7 @@ def test_the_shortest_is_next_until_a_budget_is_used_up() -> None:
     shorts = [line.add(Prefill(40)) for _ in range(4)]
     assert [serve(line) for _ in range(3)] == [*shorts[:2], long]
     assert [serve(line) for _ in range(2)] == shorts[2:]
-    assert line.let_in_by == {"shortest": 4, "budget": 1}
+    assert line.admitted_by == {"shortest": 4, "budget": 1}
 
 
 def test_the_older_work_that_is_found_counts() -> None:
@@ -74,13 +74,13 @@ def test_what_became_cached_moves_up() -> None:
 def test_one_that_comes_back_has_its_place_and_what_is_left_of_its_budget() -> None:
     line = queue()
     first = line.add(Prefill(100))
-    line.let_in([line.add(Prefill(70))])
-    line.let_in([first])
+    line.admit([line.add(Prefill(70))])
+    line.admit([first])
     younger = line.add(Prefill(40))
     line.back(first, Prefill(110))
     assert line.left(first) == 30.0
     assert line.order() == list(line) == [first, younger]
-    line.let_in([first, younger])
+    line.admit([first, younger])
     assert len(line) == 0
 
 
@@ -88,11 +88,11 @@ def test_nobody_is_let_in_past_a_prompt_in_its_chunks_whose_budget_is_used_up() 
     line = queue()
     long = line.add(Prefill(100))
     shorts = [line.add(Prefill(60)) for _ in range(2)]
-    line.let_in([long])
+    line.admit([long])
     line.chunked(long, 80.0)
     assert line.may_not_pass(line.order(), 1000) == shorts[1:]
     assert line.may_go(line.order(), lambda _one: True) == shorts[:1]
-    line.let_in(shorts[:1])
+    line.admit(shorts[:1])
     assert line.may_not_pass(line.order(), 1000) == shorts[1:]
     assert line.left(shorts[1]) == 220.0
     line.reprice()  # no state is lost in a rebuild
@@ -104,7 +104,7 @@ def test_nobody_is_let_in_past_a_prompt_in_its_chunks_whose_budget_is_used_up() 
 def test_the_rest_of_the_chunk_is_older_work() -> None:
     line = queue(factor=3.0, own=0.0)
     long = line.add(Prefill(100))
-    line.let_in([long])
+    line.admit([long])
     line.add(Prefill(5))
     line.chunked(long, 80.0)
     assert line.left(line.add(Prefill(1))) == 2.0 * 85.0
@@ -154,7 +154,7 @@ def test_arrivals_rarely_reassign_the_places_of_all(monkeypatch: pytest.MonkeyPa
         line.add(Prefill(5))
     assert 1 <= len(made) <= 10  # the capacity doubles
     admitted = line.add(Prefill(7))
-    line.let_in([admitted])
+    line.admit([admitted])
     before = len(made)
     line.back(admitted, Prefill(8))
     assert len(made) == before
@@ -205,7 +205,7 @@ def test_nobody_is_passed_by_more_than_the_bound_whatever_comes(factor, own, ste
 
             sharing = line.may_go(order, fits)
             for one in sharing:
-                line.let_in([one])
+                line.admit([one])
                 done += one.cost
                 left -= one.cost
                 since, bound = owed.pop(one.number)
@@ -221,7 +221,7 @@ def test_nobody_is_passed_by_more_than_the_bound_whatever_comes(factor, own, ste
         for one in order:
             if left <= 0:
                 break
-            line.let_in([one])
+            line.admit([one])
             taken = min(one.cost, left)
             done, left, rest = done + taken, left - taken, one.cost - taken
             if rest > 0:
@@ -243,7 +243,7 @@ def simulate(pick, requests: list[tuple[float, int]]) -> list[float]:
             now = pending[-1][0]
             continue
         served = pick(line)
-        line.let_in([served])
+        line.admit([served])
         waits.append(now - served.about)
         now += served.cost
     return waits
@@ -352,7 +352,7 @@ def test_a_request_that_was_given_up_leaves_nothing() -> None:
     gone = line.add(Prefill(5), "a")
     line.remove(gone)
     line.remove(gone)
-    line.let_in([gone])
+    line.admit([gone])
     assert (len(line), line.order(), line._lines) == (0, [], {})
 
 
@@ -381,7 +381,7 @@ def test_two_ranks_with_different_timings_decide_equally() -> None:
         assert orders[0] == orders[1]
         for line, skew in zip(ranks, (1.0, draw.uniform(0.2, 5.0)), strict=True):
             admitted = line.order()[:2]
-            line.let_in(admitted)
+            line.admit(admitted)
             line.cost.add([w.prefill for w in admitted], skew * draw.uniform(0.01, 2.0))
         if step % 32 == 31:
             sent = ranks[0].cost.fitted()
@@ -395,7 +395,7 @@ def test_a_second_set_of_books_notices_who_is_passed_by_too_much() -> None:
     line = queue(2.0, 0.0, 4.0)
     ledger = BoundLedger(line)
     first, long, short = line.add(Prefill(10)), line.add(Prefill(50)), line.add(Prefill(14))
-    line.let_in([short])  # `first` may be passed by 4, `long` by 10 + 4
+    line.admit([short])  # `first` may be passed by 4, `long` by 10 + 4
     assert (ledger.over, ledger.fullest) == (1, 14 / 4)
-    line.let_in([first, long])
+    line.admit([first, long])
     assert ledger.over == 1

@@ -19,7 +19,7 @@ def share(parties: dict[Party, str]) -> dict[str, float]:
         order.add(Prefill(1000), party)
     for step in range(STEPS):
         one = order.order(1)[0]
-        order.let_in([one])
+        order.admit([one])
         if step > WARM_UP:
             served[parties[one.tenant]] += one.cost
         order.add(Prefill(1000), one.tenant)
@@ -49,7 +49,7 @@ def test_a_vouched_tenant_that_was_not_served_yet_waits_for_no_queue_of_names() 
     for number in range(500):
         order.add(Prefill(1000), f"x{number % 60}")
     for _ in range(100):
-        order.let_in(order.order(1))
+        order.admit(order.order(1))
     order.add(Prefill(1000), Vouched("new"))
     assert Vouched("new") in [one.tenant for one in order.order(2)]
 
@@ -58,7 +58,7 @@ def test_more_vouched_tenants_than_turns_stay_bounded() -> None:
     order = BoundedShortest(PrefillCost(8192))
     for number in range(3 * REMEMBERED):
         order.add(Prefill(1000), Vouched(f"v{number}"))
-        order.let_in(order.order(1))
+        order.admit(order.order(1))
     assert len(order.shares._own_turns) <= OWN_TURNS
     assert len(order.shares._served_s) <= REMEMBERED
 
@@ -75,10 +75,10 @@ def test_vouched_tenants_share_a_turn_once_all_turns_are_taken() -> None:
 def test_once_no_request_is_vouched_for_names_have_turns_again() -> None:
     order = BoundedShortest(PrefillCost(8192))
     order.add(Prefill(1000), Vouched("gone"))
-    order.let_in(order.order(1))
+    order.admit(order.order(1))
     for number in itertools.count():
         one = order.add(Prefill(100_000), f"t{number % 3}")
-        order.let_in(order.order(1))
+        order.admit(order.order(1))
         if one.turn == one.tenant:
             break
         assert number < 10_000

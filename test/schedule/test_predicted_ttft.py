@@ -51,7 +51,7 @@ def test_an_older_one_whose_budget_is_used_up_goes_before() -> None:
 def test_each_other_tenants_turn_takes_as_long_as_ones_own() -> None:
     line = queue()
     for name in ("a", "b"):
-        line.let_in([line.add(Prefill(1), name)])
+        line.admit([line.add(Prefill(1), name)])
     for tokens in (4, 90):
         line.add(Prefill(tokens), "a")
     assert line.work_before(line.add(Prefill(20), "b")).before_s == 20.0
@@ -62,7 +62,7 @@ def test_each_other_tenants_turn_takes_as_long_as_ones_own() -> None:
 def test_a_prompt_in_its_chunks_goes_before_or_shares() -> None:
     line = queue()
     long = line.add(Prefill(200))
-    line.let_in([long])
+    line.admit([long])
     line.chunked(long, 100.0)
     assert line.work_before(line.add(Prefill(150))).before_s == 100.0
     assert line.work_before(line.add(Prefill(10))).before_s == 10.0
@@ -89,7 +89,7 @@ def test_what_the_engine_takes_beside_is_learnt_and_errors_are_summed() -> None:
     for _ in range(2 * LEARNT_FROM):
         model.first_token(ahead, model.seconds(ahead), 6.0)
     assert model.seconds(ahead) == pytest.approx(6.0)
-    assert (model.requests, model.came_s) == (2 * LEARNT_FROM, 12.0 * LEARNT_FROM)
+    assert (model.requests, model.observed_s) == (2 * LEARNT_FROM, 12.0 * LEARNT_FROM)
     assert model.error_s == pytest.approx(2.0 * FEWEST)  # of the first requests
     for number in range(LEARNT_FROM):
         one = WorkBefore(1.0 + number % 7, 0.0, 0.0)

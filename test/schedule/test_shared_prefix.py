@@ -126,7 +126,7 @@ class Engine:
             batch.append(one)
             one.let_in_at = self.now
         self.queue = [one for one in order if one not in batch]
-        self.line.let_in(batch)
+        self.line.admit(batch)
         left = self.budget
         for one in batch:
             new = min(left, len(one.path) - one.done)

@@ -40,7 +40,7 @@ class BoundLedger:
         self._inside: dict[Any, _Account] = {}
         self._chunk: Any = None
         self._rest_s = 0.0
-        for name in ("add", "back", "let_in", "remove", "chunked"):
+        for name in ("add", "back", "admit", "remove", "chunked"):
             setattr(order, name, functools.partial(getattr(self, "_" + name), getattr(order, name)))
 
     def close(self) -> None:
@@ -62,7 +62,7 @@ class BoundLedger:
         self._accounts[made] = _Account(allowed_s)
         return made
 
-    def _let_in(self, theirs: Any, admitted: Iterable[Any]) -> None:
+    def _admit(self, theirs: Any, admitted: Iterable[Any]) -> None:
         admitted = list(admitted)
         for one in admitted:
             self._inside[one] = self._accounts.pop(one)

@@ -173,7 +173,7 @@ def fuzz(engine: InProcess, seed: int = 0) -> dict[str, Any]:
         engine.step()
     if ledger is not None:
         ledger.close()
-        counts |= {"over_bound": ledger.over, "kept_by_budget": ledger.order.let_in_by["budget"]}
+        counts |= {"over_bound": ledger.over, "kept_by_budget": ledger.order.admitted_by["budget"]}
         counts |= {"fullest_percent": round(100 * ledger.fullest)}
     if gate is not None:
         counts["delayed_sessions"] = gate.stats()["delayed_sessions"]

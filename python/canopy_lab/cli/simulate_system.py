@@ -38,7 +38,7 @@ from sglang_canopy.policy.registry import CANOPYS_LRU, SGLANGS_LRU
 
 @dataclass(frozen=True, slots=True)
 class Machines:
-    """Options of the machines."""
+    """Machines."""
 
     profile: str = declare(None, "--profile", PROFILE_HELP, metavar="NAME", required=True)
     model: str | None = declare(
@@ -73,7 +73,7 @@ class Machines:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Options of the servers' settings."""
+    """Settings of the servers."""
 
     policy: str = declare(
         CANOPYS_LRU,
@@ -116,7 +116,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Traffic(TraceOptions):
-    """Options of the traffic."""
+    """Traffic."""
 
     requests: int | None = declare(
         None, "--requests", "only the first N of the trace", metavar="N", low=1
@@ -152,7 +152,7 @@ class Traffic(TraceOptions):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Options of loads and results."""
+    """Loads and results."""
 
     loads: tuple[float, ...] | None = declare(
         None, "--loads",

@@ -156,7 +156,7 @@ class Recovery:
         state, now = self._state, self._state.clock()
         try:
             state.journal.open()
-            if self._index_writer.erases:  # the store was cleared before it was given up
+            if self._index_writer.erases:  # the store was cleared before it was released
                 state.journal.commit((), (), erase=True)
                 self._index_writer.erases = False
             with _no_garbage_collection():

@@ -133,7 +133,7 @@ class Arranged(Generic[T]):
         for waiting in self._pop(gone):
             self.order.remove(waiting)
 
-    def let_in(self, requests: Iterable[T]) -> list[T]:
+    def admit(self, requests: Iterable[T]) -> list[T]:
         """Record admitted requests; return the subset that was waiting here."""
         admitted = self._waiting.keys() & {id(request) for request in requests}
         entered: list[Waiting] = []
@@ -153,7 +153,7 @@ class Arranged(Generic[T]):
         for place in reversed(places):
             del self._in_order[place]
         self._forget(entered)
-        self.order.let_in(entered)
+        self.order.admit(entered)
         self._admitted.update((id(waiting.about), waiting) for waiting in entered)
         return [waiting.about for waiting in entered]
 

@@ -67,7 +67,7 @@ class BoundedShortest:
         self.chunk: Waiting | None = None
         """The chunked prefill in progress."""
         self._chunk_remaining_s = 0.0
-        self.let_in_by = {"shortest": 0, "budget": 0}
+        self.admitted_by = {"shortest": 0, "budget": 0}
         """Admissions by reason. "budget": a cheaper request was passed over because it would have
         overdrawn a budget or did not fit."""
 
@@ -131,15 +131,15 @@ class BoundedShortest:
         self._left(waiting, line)
         return True
 
-    def let_in(self, admitted: Iterable[Waiting]) -> None:
+    def admit(self, admitted: Iterable[Waiting]) -> None:
         """Admit requests in this order, charging budgets and fair shares."""
         for waiting in admitted:
             line = self._lines.get(waiting.urgency, {}).get(waiting.turn)
             if line is None or waiting.number not in line.requests:
                 continue
             shortest = line.by_cost[0][2] is waiting
-            self.let_in_by["shortest" if shortest else "budget"] += 1
-            line.let_in(waiting)
+            self.admitted_by["shortest" if shortest else "budget"] += 1
+            line.admit(waiting)
             self._left(waiting, line)
             self.shares.charge(waiting.tenant, waiting.turn, waiting.cost)
 
@@ -240,7 +240,7 @@ class BoundedShortest:
         """Return the queue in admission order, assuming ``gone`` is admitted first.
 
         Only the first ``places`` are sorted; the rest of each priority is in order of arrival. Does
-        not change the queue: call ``let_in`` to admit.
+        not change the queue: call ``admit`` to admit.
         """
         queue: list[Waiting] = []
         starts: dict[Turn, float] = {}

@@ -105,7 +105,7 @@ class Line:
             insort(self.by_cost, (*waiting.rank, waiting))
             self.passing.set_cost(waiting.place, cost)
 
-    def let_in(self, waiting: Waiting) -> None:
+    def admit(self, waiting: Waiting) -> None:
         """Admit a request, charging the budgets of all older requests."""
         self.passing.pass_by(waiting.place, waiting.cost)
         self.remove(waiting)

@@ -73,7 +73,7 @@ class PredictedTtft:
         """Intercept and slope from predicted prefill to TTFT."""
         self.requests = 0
         """Requests with both a prediction and a first token."""
-        self.predicted_s = self.came_s = self.error_s = 0.0
+        self.predicted_s = self.observed_s = self.error_s = 0.0
         """Sums over these requests; ``error_s`` sums absolute errors."""
 
     def arrived(self, cost_s: float, now: float) -> None:
@@ -85,13 +85,13 @@ class PredictedTtft:
         start, slope = self._fit
         return start + slope * self._prefill_s(work)
 
-    def first_token(self, work: WorkBefore, predicted_s: float, came_s: float) -> None:
-        """Record the observed TTFT, ``came_s``, of a request predicted at ``predicted_s``."""
+    def first_token(self, work: WorkBefore, predicted_s: float, observed_s: float) -> None:
+        """Record the observed TTFT, ``observed_s``, of a request predicted at ``predicted_s``."""
         self.requests += 1
         self.predicted_s += predicted_s
-        self.came_s += came_s
-        self.error_s += abs(predicted_s - came_s)
-        self._observed.append((self._prefill_s(work), came_s))
+        self.observed_s += observed_s
+        self.error_s += abs(predicted_s - observed_s)
+        self._observed.append((self._prefill_s(work), observed_s))
         if len(self._observed) >= FEWEST:
             self._fit = _fit_line(*zip(*self._observed, strict=True))
 
@@ -99,16 +99,16 @@ class PredictedTtft:
         return self._load.prefill_s(work, self._fit[1])
 
 
-def _fit_line(prefill: Sequence[float], came: Sequence[float]) -> tuple[float, float]:
+def _fit_line(prefill: Sequence[float], observed: Sequence[float]) -> tuple[float, float]:
     """Fit intercept and slope by least squares, both at least 0."""
-    count, sum_prefill, sum_came = len(came), sum(prefill), sum(came)
+    count, sum_prefill, sum_observed = len(observed), sum(prefill), sum(observed)
     square = sum(x * x for x in prefill) - sum_prefill**2 / count
-    product = sum(x * y for x, y in zip(prefill, came, strict=True))
-    slope = (product - sum_prefill * sum_came / count) / square if square > 0.0 else math.nan
-    start = (sum_came - slope * sum_prefill) / count
+    product = sum(x * y for x, y in zip(prefill, observed, strict=True))
+    slope = (product - sum_prefill * sum_observed / count) / square if square > 0.0 else math.nan
+    start = (sum_observed - slope * sum_prefill) / count
     if slope < 0.0:
-        return sum_came / count, 0.0
-    return (start, slope) if start >= 0.0 else (0.0, sum_came / sum_prefill)
+        return sum_observed / count, 0.0
+    return (start, slope) if start >= 0.0 else (0.0, sum_observed / sum_prefill)
 
 
 def _bucket(cost_s: float) -> int:

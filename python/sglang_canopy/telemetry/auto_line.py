@@ -33,10 +33,10 @@ def _order(status: Mapping[str, Any], off: Mapping[str, str]) -> str:
     if "order" in off:
         return f"SGLang's order of the queue ({off['order']})"
     queue = status["queue"]
-    if queue is None or queue["let_in"] is None:
+    if queue is None or queue["admitted"] is None:
         return "SGLang's order of the queue"
-    let_in = ", ".join(f"{count} as {why}" for why, count in queue["let_in"].items())
-    return f"order {queue['order']}: {queue['waiting_requests']} waiting, admitted {let_in}"
+    admitted = ", ".join(f"{count} as {why}" for why, count in queue["admitted"].items())
+    return f"order {queue['order']}: {queue['waiting_requests']} waiting, admitted {admitted}"
 
 
 def _gate(status: Mapping[str, Any], off: Mapping[str, str]) -> str:

@@ -124,8 +124,8 @@ CACHE = (
     ),
     *limit_series.METRICS,
     reported(
-        "queue_let_in_total",
-        "queue.let_in.{by}",
+        "queue_admitted_total",
+        "queue.admitted.{by}",
         "requests admitted, as the shortest in the queue or on an older request's budget",
     ),
     reported(
@@ -140,13 +140,13 @@ CACHE = (
         "requests with both a predicted TTFT and a first token",
     ),
     reported(
-        "predicted_ttft_said_seconds_total",
+        "predicted_ttft_predicted_seconds_total",
         "queue.predicted_ttft.predicted_s",
         "sum of TTFT predicted for these",
     ),
     reported(
-        "predicted_ttft_came_seconds_total",
-        "queue.predicted_ttft.came_s",
+        "predicted_ttft_observed_seconds_total",
+        "queue.predicted_ttft.observed_s",
         "sum of their observed TTFT",
     ),
     reported(

@@ -69,12 +69,12 @@ def test_the_status_says_what_orders_and_who_waits(tree: LiveTree) -> None:
     arranged(tree, [made(tree, tokens(n, n), 1.0 + n / 1e3) for n in (900, 20, 300)])
     shown = tree.cache.canopy_queue.status()
     assert (shown["order"], shown["waiting_requests"]) == (BOUNDED_SHORTEST, 3)
-    assert shown["let_in"] == {"shortest": 0, "budget": 0}
+    assert shown["admitted"] == {"shortest": 0, "budget": 0}
     assert shown["predicted_ttft"]["now_s"].keys() == {"512", "4096", "32768"}
     plain = LiveQueue(tree.cache, QueueFlags()).status()
     assert plain["predicted_ttft"] is None
     assert plain["order"] == "sglang"
-    assert plain["let_in"] is None
+    assert plain["admitted"] is None
 
 
 def test_what_is_cached_costs_less(tree: LiveTree) -> None:
@@ -213,9 +213,9 @@ def scheduler_with(waiting: list[Req], running: Sequence[Req] = (), **more: Any)
 
 
 def chosen(
-    tree: LiveTree, waiting: list[Req], let_in: int, running: Sequence[Req] = ()
+    tree: LiveTree, waiting: list[Req], admitted: int, running: Sequence[Req] = ()
 ) -> tuple[Any, list[Req]]:
-    """Make a pass that admits the first ``let_in`` requests while ``running`` run; return them."""
+    """Make a pass that admits the first ``admitted`` requests while ``running`` run; return them."""
     scheduler = scheduler_with(waiting, running, tree_cache=tree.cache)
     found: list[Req] = []
 
@@ -223,8 +223,8 @@ def chosen(
         queue.priorities_calculated(
             SchedulePolicy.calc_priority, policy_of(tree), scheduler.waiting_queue, None, 0
         )
-        found[:] = scheduler.waiting_queue[:let_in]
-        scheduler.waiting_queue = scheduler.waiting_queue[let_in:]
+        found[:] = scheduler.waiting_queue[:admitted]
+        scheduler.waiting_queue = scheduler.waiting_queue[admitted:]
         entered = SimpleNamespace(reqs=list(found)) if found else None
         return entered, SimpleNamespace(is_empty=lambda: True)
 
@@ -297,7 +297,7 @@ def test_the_time_at_a_gate_is_not_the_queues(tree: LiveTree) -> None:
     for req in waiting:
         live.predictions.first_token(req, time.monotonic())
     assert live.predictions.model.requests == 2
-    assert 100.0 <= live.predictions.model.came_s < 150.0
+    assert 100.0 <= live.predictions.model.observed_s < 150.0
 
 
 def test_where_nothing_else_is_to_be_computed_nobody_is_left_out_twice(tree: LiveTree) -> None:

@@ -37,7 +37,7 @@ def test_short_ones_overtake_urgent_ones_go_first_and_answers_stay_equal(tiny_mo
     assert found["fitted"] != list(PRIOR)
     predicted = found["predicted"]
     assert (predicted["requests"], found["pending"]) == (found["fed"], 0)
-    assert predicted["error_s"] < predicted["came_s"]  # better than a prediction of no wait
+    assert predicted["error_s"] < predicted["observed_s"]  # better than a prediction of no wait
     assert list(predicted["now_s"].values()) == sorted(predicted["now_s"].values())
 
 

@@ -176,7 +176,7 @@ METER = {
 QUEUE = {
     "order": "bounded-shortest",
     "waiting_requests": 7,
-    "let_in": {"shortest": 30, "budget": 2},
+    "admitted": {"shortest": 30, "budget": 2},
 }
 GATE = {"armed": True, "thrash_share": 0.123, "waiting_sessions": 3, "paused_sessions": 2}
 STATUS = {"running": "canopy-lru", "whatif": METER, "queue": QUEUE, "session_gate": GATE}

@@ -66,7 +66,7 @@ class PrefillBatch:
         reserved = self._running.reserved()
         batch: list[tuple[SimulatedRequest, int]] = []
         load_tokens = 0
-        let_in: list[SimulatedRequest] = []
+        admitted: list[SimulatedRequest] = []
         if self._chunked is not None:
             job = self._chunked
             rest = job.target - job.done
@@ -107,7 +107,7 @@ class PrefillBatch:
             if math.isnan(job.start):
                 job.start = now
             batch.append((job, new))
-            let_in.append(job)
+            admitted.append(job)
             chunk_left -= new
             input_left -= new
             beside += -new % page + page
@@ -123,8 +123,8 @@ class PrefillBatch:
                 self._queue.nothing_to_do()
                 return self.plan(now)
             return None
-        if let_in:
-            self._queue.let_in(let_in)
+        if admitted:
+            self._queue.admit(admitted)
         self.batch = batch
         tokens = sum([new for _, new in batch])
         self._queue.processed_tokens += tokens

@@ -87,12 +87,12 @@ class Queue:
         """Requeue a retracted job at the end."""
         self.jobs.append(job)
 
-    def let_in(self, jobs: Sequence[SimulatedRequest]) -> None:
+    def admit(self, jobs: Sequence[SimulatedRequest]) -> None:
         """Remove jobs admitted to prefill."""
         gone = frozenset(jobs)
         self.jobs = [job for job in self.jobs if job not in gone]
         if isinstance(self._order, BoundedShortestFirst):
-            self._order.let_in(jobs)
+            self._order.admit(jobs)
 
     def _append(self, job: SimulatedRequest, now: float) -> None:
         job.entered = now

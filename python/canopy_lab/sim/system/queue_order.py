@@ -191,9 +191,9 @@ class BoundedShortestFirst:
         held = sum(-(-self.prefill(job, True).uncached // page) * page for job in sharing)
         return self._arranged.arranged(), max(page, (step_tokens - held) // page * page)
 
-    def let_in(self, jobs: Sequence[SimulatedRequest]) -> None:
+    def admit(self, jobs: Sequence[SimulatedRequest]) -> None:
         """Remove admitted jobs."""
-        self._arranged.let_in(jobs)
+        self._arranged.admit(jobs)
 
     def over(self, job: SimulatedRequest) -> None:
         """Forget a finished job."""

@@ -84,7 +84,7 @@ class LiveQueue:
         return {
             "order": BOUNDED_SHORTEST if self.orders else SGLANG,
             "waiting_requests": len(self._arranged) if self.orders else None,
-            "let_in": dict(self.order.let_in_by) if self.orders else None,
+            "admitted": dict(self.order.admitted_by) if self.orders else None,
             "deferrals": self.deferrals if self.orders else None,
             "fitted_batches": self.cost.batches if self.measures else None,
             "seconds": {
@@ -181,7 +181,7 @@ class LiveQueue:
             scheduler.waiting_queue.extend(excluded)
         batch, still_running = chosen
         if batch is not None:
-            entered = self._arranged.let_in(batch.reqs)
+            entered = self._arranged.admit(batch.reqs)
             self._computing.update({id(req): req for req in entered})
         elif excluded and still_running.is_empty():
             self._arranged.nothing_to_do()

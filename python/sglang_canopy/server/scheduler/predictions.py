@@ -57,15 +57,15 @@ class Predictions:
         predicted = 0
         for waiting in entered:
             req = waiting.about
-            came = self._queued_at.pop(req, None)
-            if came is None:  # retracted
+            arrived_s = self._queued_at.pop(req, None)
+            if arrived_s is None:  # retracted
                 continue
             self.model.arrived(waiting.cost, now)
             if predicted < MAX_PREDICTED:
                 predicted += 1
                 work = self._order.work_before(waiting)
-                came = max(came, self._ordered_at)
-                self._predicted[req] = (came, work, self.model.seconds(work))
+                arrived_s = max(arrived_s, self._ordered_at)
+                self._predicted[req] = (arrived_s, work, self.model.seconds(work))
         self._ordered_at = now
         if now - self._refreshed_at >= REFRESH_EVERY_S:
             self._refreshed_at = now
@@ -84,8 +84,8 @@ class Predictions:
     def first_token(self, req: Any, now: float) -> None:
         predicted = self._predicted.pop(req, None)
         if predicted is not None:
-            came, work, predicted_s = predicted
-            self.model.first_token(work, predicted_s, now - came)
+            arrived_s, work, predicted_s = predicted
+            self.model.first_token(work, predicted_s, now - arrived_s)
 
     def status(self, waiting: int) -> dict[str, Any]:
         """Return predictions and errors.
@@ -98,6 +98,6 @@ class Predictions:
             "now_s": {str(size): model.seconds(work) for size, work in (alone | examples).items()},
             "requests": model.requests,
             "predicted_s": model.predicted_s,
-            "came_s": model.came_s,
+            "observed_s": model.observed_s,
             "error_s": model.error_s,
         }
