@@ -125,7 +125,7 @@ def test_a_mistake_names_the_option_and_what_is_allowed(given: dict, says: str) 
 @pytest.mark.parametrize(
     ("changes", "given", "ours", "says"),
     [
-        ({}, {"canopy_host_eviction": "wa"}, False, "needs --radix-eviction with a policy"),
+        ({}, {"canopy_host_eviction": "wa"}, False, "needs --radix-eviction with a Canopy policy"),
         (
             {"enable_hierarchical_cache": False, "hicache_storage_backend": None},
             {"canopy_host_eviction": "wa"},

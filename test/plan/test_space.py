@@ -116,7 +116,7 @@ def test_sizes_as_text():
         ({"dram_gib": (1.0, 2.0)}, "dram_gib must be ascending sizes that begin with 0"),
         ({"instances": (0,)}, "instances must be whole numbers from 1"),
         ({"choices": {"ttl": ()}}, "ttl must have at least one"),
-        ({"choices": {"ttls": (1.0,)}}, "no choice is named ttls"),
+        ({"choices": {"ttls": (1.0,)}}, "unknown choice ttls"),
         ({"policy": "no-such"}, "no-such"),
     ],
 )

@@ -53,7 +53,7 @@ def test_a_last_line_that_is_still_being_written_is_left_out(
     path = tmp_path / "log"
     path.write_bytes(line + line[: len(line) - 20])
     assert len(list(open_trace(path, format))) == 1
-    assert "line 2: it is cut off" in caplog.text
+    assert "line 2: it is truncated" in caplog.text
     path.write_bytes(line + line[: len(line) - 20] + b"\n")
     with pytest.raises(CanopyError, match="line 2: not JSON"):
         list(open_trace(path, format))

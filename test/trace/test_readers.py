@@ -198,7 +198,7 @@ def test_skip_bad_passes_over_that_many_and_says_so(
 ) -> None:
     path = write(tmp_path / "t", MOONCAKE, "{", {**MOONCAKE, "timestamp": 2000}, "oops")
     assert [r.line for r in read(path, "mooncake", skip_bad=2)] == [1, 3]
-    assert "passed over 2 broken" in caplog.text
+    assert "ignored 2 broken lines" in caplog.text
     with pytest.raises(CanopyError, match=r"line 4: .*one more than the 1 --skip-bad allows"):
         read(path, "mooncake", skip_bad=1)
 

@@ -101,7 +101,7 @@ class ServedPrompts:
         """The tier that supplied most of the reused KV. Raises CanopyError if no KV was reused."""
         if not self.tiers:
             raise CanopyError(
-                "the server reused nothing: its tiers are too small for the prompts, or still empty"
+                "the server reused nothing: its tiers are too small for the prompts, or still empty; enlarge them, or wait for the encoding"
             )
         return self.tiers.most_common(1)[0][0]
 

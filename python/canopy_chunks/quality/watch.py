@@ -154,7 +154,9 @@ class Watch:
         except NoLongerStored:
             self.dropped["no longer stored"] += 1
         except Exception:
-            logger.exception("canopy: a prompt's answers could not be compared; that is skipped")
+            logger.exception(
+                "canopy: a prompt's answers could not be compared; the check is skipped"
+            )
             self.dropped["failed"] += 1
         self._steps = None
         self.waiting.popleft()

@@ -312,5 +312,5 @@ def _attempt(engine: ChunkEngine, encode: Callable[..., None], *about: Any) -> N
     except AssertionError:
         raise
     except Exception:
-        logger.exception("canopy: chunks could not be encoded for later; that is skipped")
+        logger.exception("canopy: chunks could not be encoded for later; they are skipped")
         engine.counts["fallbacks"] += 1

@@ -259,7 +259,7 @@ def make_store(model: Model, options: Options, must_have_disk: bool = True) -> C
     if folder is not None and not must_have_disk:
         usable = can_hold_files(folder)
         if not (model_view.true_on_all([usable])[0] if ranked else usable):
-            logger.warning("canopy: %s cannot be used; documents are kept in memory alone", folder)
+            logger.warning("canopy: %s cannot be used; documents are kept in memory only", folder)
             folder, sizes = None, {"device": 0, **sizes, "disk": 0}
     return ChunkStore(
         model.identity,

@@ -76,7 +76,7 @@ def served_model(runner: Any, files: str = "") -> Model:
         )
     if kind := getattr(runner.model_config, "quantization", None):
         raise CanopyError(
-            f"the weights are quantised ({kind}), and no test has seen chunk reuse on such; serve the "
+            f"the weights are quantised ({kind}), which is not tested with chunk reuse; serve the "
             "model unquantised, or without --canopy-chunks"
         )
     from_config(config)  # raises for a RoPE scaling that cannot be moved

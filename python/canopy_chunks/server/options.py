@@ -116,7 +116,7 @@ class Options:
                 "documents need memory: device_mb, memory_mb and disk_mb are all 0; give one"
             )
         if self.disk_mb and not self.directory:
-            raise CanopyError("disk_mb needs 'directory', a folder for the files; give one")
+            raise CanopyError("disk_mb needs 'directory': give a folder for the files")
 
     def longest_prompt(self, context: int) -> int:
         """Return the longest prompt, in tokens, that may reuse chunks; ``context``: the model's

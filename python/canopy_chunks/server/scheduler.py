@@ -188,7 +188,7 @@ def flushed(engine: ChunkEngine, success: Any) -> None:
     """Hook after ``Scheduler.flush_cache``: the exact cache is empty; chunks stay unless the
     weights changed."""
     if success and engine.weights_changed():
-        logger.info("canopy: the weights changed, so chunks begin anew")
+        logger.info("canopy: the weights changed, so a new chunk store begins")
 
 
 def add_internal_state(engine: ChunkEngine, result: Any) -> None:

@@ -309,7 +309,7 @@ def _header(f: BinaryIO, name: str) -> dict[str, Any]:
     whole = start[:8] == MAGIC and size < os.fstat(f.fileno()).st_size
     raw = f.read(size) if whole else b""
     if not whole or zlib.crc32(raw) != int.from_bytes(start[16:20], "little"):
-        raise CanopyError(f"{name} is not a whole chunk file: delete it")
+        raise CanopyError(f"{name} is truncated or not a chunk file: delete it")
     f.seek(-f.tell() % ALIGN, os.SEEK_CUR)
     return json.loads(raw)  # type: ignore[no-any-return]
 
@@ -321,7 +321,7 @@ def _fill(file: int, out: np.ndarray, at: int) -> None:
     while left:
         count = os.preadv(file, [left], at)
         if not count:
-            raise OSError("it is cut")
+            raise OSError("the file is truncated")
         left, at = left[count:], at + count
 
 

@@ -346,7 +346,7 @@ class ChunkStore:
                 return False
             tier, entry = found
             if entry.pins + step < 0:
-                raise CanopyError(f"chunk {key[:12]} is not pinned; unpin it once a pin")
+                raise CanopyError(f"chunk {key[:12]} is not pinned; call unpin once per pin")
             tier.pinned_bytes -= entry.size if entry.pins else 0
             entry.pins += step
             tier.pinned_bytes += entry.size if entry.pins else 0

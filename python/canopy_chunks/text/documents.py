@@ -102,7 +102,7 @@ class Documents:
         found = self.by_tenant.get(tenant, {}).get(name)
         if found is None:
             raise CanopyError(
-                f"there is no document {name[:12]}... here: it was deleted, gave way, was never "
+                f"there is no document {name[:12]}... here: it was deleted, displaced, never "
                 "registered, or "
                 "belongs to another extra_key or cache_salt; POST /canopy/chunks registers one"
             )
@@ -183,7 +183,7 @@ def check_marks(prompts: Iterable[tuple[Any, str | None]], documents: Documents)
             tokens += len(documents.get(name, tenant).ids)
             if tokens > MOST_MARKED_TOKENS:
                 raise CanopyError(
-                    "the documents that this request has by mark are too long: at most "
+                    "the documents marked in this request are too long: at most "
                     f"{MOST_MARKED_TOKENS:,} tokens are allowed in a request; send fewer prompts, or "
                     "fewer marks, in one"
                 )
@@ -233,7 +233,9 @@ def split_at_signs(text: str, opening: str, closing: str) -> list[Piece]:
     for part in rest:
         document, mark, after = part.partition(closing)
         if not mark:
-            raise CanopyError("the chat template cut a document in two; send it by separator")
+            raise CanopyError(
+                "the chat template cut a document in two; mark it with a separator instead"
+            )
         if document:
             pieces.append(Piece(document, document=True))
         if after:

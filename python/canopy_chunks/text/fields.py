@@ -80,7 +80,7 @@ def check_bounds(given: Any) -> Bounds:
         if start < before:
             raise CanopyError(
                 f"custom_params key {BOUNDS!r}: the chunk from {start} overlaps the one that ends "
-                f"at {before}; chunks come in order and apart"
+                f"at {before}; chunks must be sorted and must not overlap"
             )
         before = end
     return pairs

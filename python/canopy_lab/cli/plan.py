@@ -206,7 +206,7 @@ def remarks(command: PlanCommand, work: PlanInputs, about: Mapping[str, Any]) ->
     if not command.engine.pool_known:
         lines.append(
             "The device's KV pool was assumed, and the plan file does not set it: give "
-            "--device-tokens (a server's log says max_total_num_tokens)."
+            "--device-tokens (max_total_num_tokens in a server's log)."
         )
     if command.writing.validation:
         errors = read_validation(command.writing.validation)

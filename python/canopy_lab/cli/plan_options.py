@@ -83,7 +83,7 @@ def _compared(text: str) -> tuple[tuple[str, float | None], ...]:
         except ValueError:
             each = -1.0
         if each is not None and not 0 <= each < float("inf"):
-            raise CanopyError(f"must be PROFILE or PROFILE=USD a GPU-hour, got {part!r}")
+            raise CanopyError(f"must be PROFILE or PROFILE=USD (per GPU-hour), got {part!r}")
         load_profile(name)
         found.append((name, each))
     return tuple(found)

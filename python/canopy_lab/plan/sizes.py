@@ -25,7 +25,9 @@ def sizes(most: float, levels: int, least: float = 0.0) -> tuple[float, ...]:
     size.
     """
     if not (most > 0 and math.isfinite(most)) or levels < 1:
-        raise CanopyError(f"sizes need a largest size above 0 and a level, got {most}, {levels}")
+        raise CanopyError(
+            f"sizes need a maximum above 0 and at least one level, got {most}, {levels}"
+        )
     top = round_size(most)
     if top < most * (1 - 1e-9):
         top = round_size(most * (1 + 1 / STEPS_AN_OCTAVE))

@@ -163,7 +163,7 @@ class Space:
                 raise CanopyError(f"{name} must have at least one value")
         unknown = set(self.choices) - {knob.name for knob in KNOBS}
         if unknown:
-            raise CanopyError(f"no choice is named {', '.join(sorted(unknown))}")
+            raise CanopyError(f"unknown choice {', '.join(sorted(unknown))}")
         for count in self.instances:
             if type(count) is not int or not 1 <= count <= 1024:
                 raise CanopyError(f"instances must be whole numbers from 1 to 1024, got {count!r}")

@@ -82,8 +82,8 @@ def system_of_plan(
     tokens = device_tokens or settings.get("max_total_tokens")
     if tokens is None:
         raise CanopyError(
-            "the plan does not say how large the device's KV pool is; give --device-tokens (the "
-            "server's log says max_total_num_tokens)"
+            "the plan has no size of the device's KV pool; give --device-tokens (the "
+            "server's log has it as max_total_num_tokens)"
         )
     host = stored = None
     if plan.host_bytes:
@@ -150,8 +150,8 @@ def validate(
     there[:first] = there[last:] = False
     if there.sum() < 2:
         raise CanopyError(
-            f"only {int(there.sum())} of {len(trace)} requests say when their first token was "
-            "there; give a log of more requests"
+            f"only {int(there.sum())} of {len(trace)} requests have the time of their first "
+            "token; give a log of more requests"
         )
     workload = Workload(trace, keep_stamps=True)
     result = simulate_system(workload, config, profile, arrivals=AsAnswered(workload, served))

@@ -77,7 +77,9 @@ class Tolerance:
         if alarms:
             log.warning("%s: %s", self.path, " ".join(alarms))
         if self.skipped:
-            log.warning("%s: passed over %d broken, first: %s", self.path, self.skipped, self.first)
+            log.warning(
+                "%s: ignored %d broken lines, first: %s", self.path, self.skipped, self.first
+            )
 
 
 def existing(path: Path | str) -> Path:
@@ -201,7 +203,7 @@ def parse_object(text: bytes | str) -> dict[str, Any]:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
         if isinstance(text, bytes) and not text.endswith(b"\n"):
-            raise CutOff("it is cut off, and left out; the file is still being written") from None
+            raise CutOff("it is truncated and ignored; the file is still being written") from None
         raise BadLine(f"not JSON ({error})") from None
     if not isinstance(value, dict):
         raise BadLine(f"must be a JSON object, got {type(value).__name__}")

@@ -136,7 +136,7 @@ class _Reader:
         ):
             time_s = before + lines.number(record, "delay") / 1000
             self._understood.changed[
-                "have a delay in place of a time, and the answer before it counts as immediate"
+                "have a delay instead of a time, and the answer before it counts as immediate"
             ] += 1
         else:
             time_s = lines.number(record, "timestamp") / 1000

@@ -69,7 +69,7 @@ def prompts(path: Path, tolerance: lines.Tolerance) -> Iterator[LoggedPrompt]:
         yield from found
     if len(seen.models) > 1:
         lines.log.warning(
-            "%s: it has calls of %d models (%s), which share no KV but here one cache; give a log of "
+            "%s: it has calls of %d models (%s), which share no KV, but share one cache here; give a log of "
             "what one server runs", path, len(seen.models), ", ".join(list(seen.models)[:5]),
         )  # fmt: skip
 

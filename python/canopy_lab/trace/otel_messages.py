@@ -51,7 +51,7 @@ def messages_of(
             value = given.under(name)
             if isinstance(value, str):
                 raise BadLine(
-                    f"its {name} is cut or no JSON; set OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT higher"
+                    f"its {name} is truncated or not JSON; set OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT higher"
                 )
             if _is_messages(value):
                 tools = given.under("gen_ai.tool.definitions") or given.under("ai.prompt.tools")

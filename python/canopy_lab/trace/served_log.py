@@ -49,7 +49,7 @@ def read_served(path: Path | str) -> dict[int, ServedRequest]:
             found[number] = _served(inner(event, "out", "meta_info"))
     if not any(r.ttft_s is not None for r in found.values()):
         raise CanopyError(
-            f"{str(path)!r} does not say when first tokens were there; start the server with {HOW}"
+            f"{str(path)!r} has no times of first tokens; start the server with {HOW}"
         )
     return found
 

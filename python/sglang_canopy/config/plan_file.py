@@ -106,7 +106,7 @@ class ServerPlan:
             raise CanopyError(
                 f"plan: this configuration misses {self.infeasible}, and no other that was tried "
                 "meets it; plan again with other limits or more instances, or remove the key "
-                "'infeasible' to start with it all the same"
+                "'infeasible' to start with it anyway"
             )
 
     def to_json(self) -> dict[str, Any]:

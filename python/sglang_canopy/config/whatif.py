@@ -111,7 +111,7 @@ def meter_options(flags: WhatifFlags, ours: bool) -> MeterOptions | None:
         return MeterOptions(observe=True) if flags.observe else None
     if not (ours or flags.observe):
         raise CanopyError(
-            f"{FLAG} needs --radix-eviction with a policy of Canopy's, or {OBSERVE_FLAG} to watch "
+            f"{FLAG} needs --radix-eviction with a Canopy policy, or {OBSERVE_FLAG} to watch "
             "one of SGLang's"
         )
     return dataclasses.replace(flags.whatif, observe=flags.observe)

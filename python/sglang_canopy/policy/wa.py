@@ -96,9 +96,13 @@ class Config:
         declared.check(self)
         plain = (self.cdf, self.reading, self.life) == ("all", "hazard", True)
         if self.model != "exponential" and not plain:
-            raise ValueError("keys 'cdf', 'reading' and 'life' belong to the model exponential")
+            raise ValueError(
+                "keys 'cdf', 'reading' and 'life' are only for the model 'exponential'"
+            )
         if not self.life and self.reading != "formula":
-            raise ValueError("key 'life' belongs to the reading formula: a hazard has no lifespan")
+            raise ValueError(
+                "key 'life' is only for the reading 'formula': the hazard has no lifespan"
+            )
 
 
 class WorkloadAware(Policy):

@@ -129,7 +129,7 @@ def read(path: str) -> Any:
     """
     expected = "a profile must be a JSON file saved by an earlier run"
     if not Path(path).exists() and Path(path).absolute().parent.is_dir():
-        logger.warning("profile %s does not exist yet: nothing is known at the start", path)
+        logger.warning("profile %s does not exist yet: starting without learnt state", path)
         return None
     try:
         text = read_regular(path, MAX_BYTES)

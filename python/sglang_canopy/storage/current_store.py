@@ -183,8 +183,8 @@ class CurrentStore:
         for folder, size in other_namespaces(store.path.parent, store.path).items():
             if size:
                 logger.info(
-                    "%s holds %.1f GB of another model, layout or rank, which count in no budget "
-                    "of this one; remove it if no server needs it (file 'namespace' says whose).",
+                    "%s holds %.1f GB of another model, layout or rank, which no budget "
+                    "of this server includes; remove it if no server needs it (its file 'namespace' identifies it).",
                     folder,
                     size / 1e9,
                 )

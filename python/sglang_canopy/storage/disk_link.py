@@ -109,7 +109,7 @@ class DiskLink:
         try:
             live.profile.save(live.learner)
         except Exception:
-            logger.exception("Canopy: what was learnt is not saved")
+            logger.exception("Canopy: the learnt state could not be saved")
         live.profile.release()
 
     def _ours(self) -> Any:

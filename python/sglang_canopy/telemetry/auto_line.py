@@ -25,7 +25,7 @@ def _policy(status: Mapping[str, Any]) -> str:
     if meter is None:
         return f"policy {status['running']}"
     floor = meter["floor"]
-    behind = f", in place of {floor['policy']}, which is behind it" if floor["behind"] else ""
+    behind = f", instead of {floor['policy']}, which is behind it" if floor["behind"] else ""
     return meter_in_words(meter) + behind
 
 

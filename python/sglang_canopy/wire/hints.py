@@ -102,7 +102,7 @@ class Waiting:
         mine = len(self._by_tenant.get(tenant, ()))
         if mine >= MAX_WAITING_OF_TENANT:
             raise TooManyHints(
-                f"{mine} hints of this tenant wait already, the most there may be; try again when "
+                f"{mine} hints of this tenant are already waiting, the maximum; try again when "
                 "they have been sent"
             )
         if self._count < MAX_WAITING:
@@ -111,7 +111,7 @@ class Waiting:
         waiting = self._by_tenant[largest]
         if len(waiting) <= mine + 1:
             raise TooManyHints(
-                f"{self._count} hints wait already, the most there may be; try again when they "
+                f"{self._count} hints are already waiting, the maximum; try again when they "
                 "have been sent"
             )
         del waiting[next(iter(waiting))]

@@ -159,10 +159,10 @@ def test_an_idle_document_gives_way_before_one_that_is_used_and_a_pinned_one_las
     used = documents.add(range(20, 30), "a")
     documents.add(range(30, 40), "c")
     assert [one.ids[0] for one in documents.removed] == [10]
-    with pytest.raises(CanopyError, match="gave way"):
+    with pytest.raises(CanopyError, match="displaced"):
         documents.get(idle, "b")
     assert documents.get(pinned, "a")
     assert documents.get(used, "a")
     documents.add(range(40, 45), "d")  # the largest tenant gives way, but not its pinned document
-    with pytest.raises(CanopyError, match="gave way"):
+    with pytest.raises(CanopyError, match="displaced"):
         documents.get(used, "a")

@@ -185,7 +185,7 @@ STATUS = {"running": "canopy-lru", "whatif": METER, "queue": QUEUE, "session_gat
 def test_it_says_who_ranks_who_is_next_and_why() -> None:
     line = in_words(STATUS, ())
     assert "canopy-lru hits 40.0 %, wa would hit 39.0 ± 0.8 %" in line
-    assert "in place of wa, which is behind it" in line
+    assert "instead of wa, which is behind it" in line
     assert "bounded-shortest: 7 waiting, admitted 30 as shortest, 2 as budget" in line
     assert "gate on: 12 % of agents' prefill recomputes evicted KV" in line
     assert "3 sessions waiting, 2 paused" in line

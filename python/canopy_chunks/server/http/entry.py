@@ -236,7 +236,9 @@ def _add_listed(request: Any, raw_request: Any) -> bool:
     messages = list(request.messages)
     users = [i for i, m in enumerate(messages) if getattr(m, "role", None) == "user"]
     if not users:
-        raise CanopyError(f"{FIELD} stand in front of a user's text; add a message of role 'user'")
+        raise CanopyError(
+            f"{FIELD} are inserted before a user's text; add a message of role 'user'"
+        )
     message = messages[users[0]]
     own = message.content
     own = [Part(type="text", text=own)] if isinstance(own, str) else own
@@ -282,7 +284,7 @@ def _rendered(tokenizer: Any, adapted: Any) -> str:
     text = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     if list(tokenizer.encode(text, add_special_tokens=False)) != ids:
         raise CanopyError(
-            "this model's tokenizer does not give a chat's text back from its ids, so documents "
+            "this model's tokenizer does not reproduce a chat's text from its ids, so documents "
             "cannot be found in it; use /v1/completions, or input_ids with canopy_chunks"
         )
     return text
@@ -355,7 +357,7 @@ def _for_each(obj: Any, name: str, count: int) -> list[str | None]:
         return [_one_string(value)] * count
     if len(value) != count:
         raise CanopyError(
-            f"{name} has {len(value)} entries for {count} prompts; give one string, or one a prompt"
+            f"{name} has {len(value)} entries for {count} prompts; give one string, or one per prompt"
         )
     return [_one_string(one) for one in value]
 

@@ -134,7 +134,7 @@ def document_ids(body: dict[str, Any], manager: Any, options: Options) -> list[i
             raise CanopyError(f"field 'input_ids' must be a list of token ids below {most}")
     if len(ids) < options.min_tokens:
         raise CanopyError(
-            f"the document has {len(ids)} tokens; at least {options.min_tokens} are worth keeping "
+            f"the document has {len(ids)} tokens; at least {options.min_tokens} are required "
             "(min_tokens of --canopy-chunks)"
         )
     longest = manager.model_config.context_len - 2

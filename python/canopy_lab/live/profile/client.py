@@ -29,7 +29,7 @@ class ProfiledServer:
         )
         self.facts: dict[str, Any] = self._ask("GET", "/server_info")
         if not isinstance(self.facts, dict) or "model_path" not in self.facts:
-            raise CanopyError(f"{self.url} is not an SGLang server: /server_info says nothing")
+            raise CanopyError(f"{self.url} is not an SGLang server: /server_info is empty")
         self.pool_tokens = int(self.facts.get("max_total_num_tokens") or 4096)
         self.page_tokens = int(self.facts.get("page_size") or 1)
         self.cached_by_tier: dict[str, int] = {}

@@ -192,7 +192,7 @@ def _slice(
         after = server.counts()
         if after.running != policy:
             raise CanopyError(
-                f"the server ranks by {after.running} in place of {policy}; start it with "
+                f"the server ranks by {after.running} instead of {policy}; start it with "
                 "--canopy-whatif auto,floor=off for a trial, and exchange no policies meanwhile"
             )
         if after.prompt_tokens < before.prompt_tokens:

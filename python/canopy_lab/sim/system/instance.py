@@ -280,6 +280,6 @@ class Instance:
         left = len(self.queue.at_door)
         if left:
             raise CanopyError(
-                f"the session gate {self.config.session_gate!r} never let {left} requests in; "
+                f"the session gate {self.config.session_gate!r} never admitted {left} requests; "
                 "its wake_at must name a time while it refuses"
             )

@@ -130,7 +130,7 @@ def _exchange(scheduler: Any, texts: list[str]) -> bool:
     try:
         core.exchange.apply(change, "POST /canopy/policy")
     except CanopyError:  # the HTTP process has checked it
-        logger.exception("canopy: the policy stays as it is")
+        logger.exception("canopy: the policy is unchanged")
         return False
     return True
 

@@ -165,7 +165,7 @@ def keep_learnt(cache: CanopyRadixCache, group: Any) -> None:
         for policy in (*live.learners, store.policy) if saved else ():
             policy.restore(saved)
     except CanopyError as error:
-        logger.warning("What the last server learnt is not used: %s", error)
+        logger.warning("The state learnt by the last server is not used: %s", error)
     if path is not None:
         live.profile = Profile(path)
 

@@ -27,7 +27,7 @@ def checked(server_args: Any, args: Any, ours: bool, unless_given: Mapping[str, 
     options = QueueFlags(**{**unless_given, **given})
     if given and not ours:
         flag = option_of(QueueFlags, next(iter(given))).flag
-        raise CanopyError(f"{flag} needs --radix-eviction with a policy of Canopy's, such as wa")
+        raise CanopyError(f"{flag} needs --radix-eviction with a Canopy policy, such as wa")
     if options.queue_order == BOUNDED_SHORTEST:
         if server_args.schedule_policy != "fcfs":
             raise CanopyError(

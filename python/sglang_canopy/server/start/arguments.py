@@ -117,7 +117,7 @@ def _check_gate(server_args: Any, gate: GateSettings | None, ours: bool) -> None
         return
     if not ours:
         raise CanopyError(
-            f"{GATE_FLAG} needs {flags.SHORT} with a policy of Canopy's, such as canopy-lru"
+            f"{GATE_FLAG} needs {flags.SHORT} with a Canopy policy, such as canopy-lru"
         )
     refusal = unsupported(GATE, server_args)
     if refusal:

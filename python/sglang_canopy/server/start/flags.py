@@ -89,9 +89,7 @@ def _check(
     for field in given:
         flag = option_of(TierFlags, field).flag
         if field in _IN_MEMORY and not ours:
-            raise CanopyError(
-                f"{flag} needs --radix-eviction with a policy of Canopy's, such as wa"
-            )
+            raise CanopyError(f"{flag} needs --radix-eviction with a Canopy policy, such as wa")
         if field in _IN_MEMORY and not server_args.enable_hierarchical_cache:
             raise CanopyError(f"{flag} needs a host tier; add --enable-hierarchical-cache")
         if field in _ON_DISK and not storage:

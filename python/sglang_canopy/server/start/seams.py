@@ -79,7 +79,7 @@ SEAMS = (
         "around",
         _build_cache,
         ("ctx",),
-        "build Canopy's cache for a policy of Canopy's; repeat the checks",
+        "build Canopy's cache for a Canopy policy; repeat the checks",
     ),
     Seam(
         _SRT + "mem_cache.unified_radix_cache.UnifiedRadixCache.attach_storage_backend",
