@@ -33,7 +33,6 @@ class WorkingMemory:
 
     @property
     def total(self) -> int:
-        """Total bytes."""
         return self.tiers + self.caches + self.probe
 
     def __str__(self) -> str:

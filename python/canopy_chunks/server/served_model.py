@@ -36,7 +36,6 @@ class ServedModel(Model):
 
     @property
     def device(self) -> torch.device:
-        """The device of the weights."""
         return self.inner.model.embed_tokens.weight.device  # type: ignore[no-any-return]
 
     @torch.no_grad()

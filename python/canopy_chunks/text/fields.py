@@ -16,7 +16,6 @@ from sglang_canopy.wire.document_names import BOUNDS, DOCUMENTS, ORDER, RATIO, S
 Bounds = tuple[tuple[int, int], ...]
 """Start and end of each document of a prompt, in order."""
 MAX_CHUNKS = 256
-"""Maximum number of chunks in a request."""
 
 
 @dataclass(frozen=True, slots=True)

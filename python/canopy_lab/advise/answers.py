@@ -87,5 +87,4 @@ class Advice:
     """Causes of the baseline's misses at the capacity."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return a JSON object."""
         return {"canopy_version": __version__, **asdict(self)}

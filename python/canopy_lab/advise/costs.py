@@ -21,8 +21,6 @@ DISK_BYTES_PER_S = 3e9
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Cost of one arm."""
-
     gpu_s_per_request: float
     ttft_mean_s: float
     """TTFT without a queue."""

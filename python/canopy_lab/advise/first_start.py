@@ -34,7 +34,6 @@ def plan_beside(page: Path) -> Path:
 
 
 def first_start(advice: Advice) -> FirstStart:
-    """Return the first start for ``advice``."""
     decision = advice.decision
     made_by = {**_MADE_BY, "advice": decision.sentence, "capacity_tokens": advice.capacity_tokens}
     if decision.gain is None:

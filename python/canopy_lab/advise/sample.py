@@ -57,7 +57,6 @@ class ArrivalTimes:
         self._times = array("d")
 
     def add(self, time_s: float) -> None:
-        """Add a request."""
         if self._count % self._one_in == 0:
             self._times.append(time_s)
             if len(self._times) > self.most:
@@ -92,13 +91,11 @@ class Sample:
     token_scale: float = 1.0
     """Tokens of the server for one token of the sample."""
     distinct_blocks: int = 0
-    """Distinct blocks in the sample."""
     log_blocks: float = 0.0
     """Estimate for the log, in the sample's blocks."""
     conversations: int = 0
     """Conversations in the log, estimated if it is sampled."""
     arrivals: ArrivalTimes = field(default_factory=ArrivalTimes)
-    """Arrivals of the log."""
     has_content: bool = True
     """Whether the format has information about shared prefixes."""
     understood: Understood = field(default_factory=Understood)
@@ -183,7 +180,6 @@ class Thinned:
         self._accesses = sum(len(r.blocks) for rows in self._rows.values() for _, r in rows)
 
     def _halve(self) -> None:
-        """Halve the threshold."""
         self._below //= 2
         self.one_in *= 2
         for key in [k for k in self._rows if k >= self._below]:

@@ -115,7 +115,6 @@ def about_log(advice: Advice) -> list[str]:
 
 
 def about_capacity(advice: Advice) -> str:
-    """Return the capacity and its source."""
     size = bytes_text(advice.capacity_tokens * advice.kv_bytes_per_token)
     if advice.capacity_from != "curve":
         where = {
@@ -176,7 +175,6 @@ def about_placebo(advice: Advice) -> str:
 
 
 def about_hints(advice: Advice) -> str:
-    """Return the gain with hints."""
     half, full = [r.gain.points for r in advice.rows if r.kind == "hints"]
     bound = advice.rows[-1].gain
     return (

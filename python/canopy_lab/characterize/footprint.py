@@ -28,8 +28,6 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Footprint for one model."""
-
     model: str
     bytes_per_token: int
     rows: tuple[Sizes, ...]

@@ -54,7 +54,6 @@ class _Column:
         self._data[end - count : end] = value
 
     def append(self, values: np.ndarray) -> None:
-        """Append each of ``values``."""
         end = self._grow(len(values))
         self._data[end - len(values) : end] = values
 
@@ -92,7 +91,6 @@ class Observation:
     input_tokens: np.ndarray
     output_tokens: np.ndarray
     blocks: np.ndarray
-    """Blocks of the prompt."""
     hits: np.ndarray
     """Prompt blocks in the leading run seen before."""
     next_request: np.ndarray
@@ -107,7 +105,6 @@ class Observation:
     reused_by: np.ndarray
     """The later request."""
     reused_blocks: np.ndarray
-    """Number of reused blocks."""
     # Aggregates.
     place_count: np.ndarray
     """Accesses by [later turn?, place (tenths), set of the block's earlier places]."""
@@ -221,7 +218,6 @@ class _Pass:
         self.block_tokens = 0
 
     def take(self, r: TraceRequest) -> None:
-        """Count one request."""
         if not self.block_tokens:
             self.block_tokens = r.block_tokens
         elif r.block_tokens != self.block_tokens:
@@ -288,7 +284,6 @@ class _Pass:
         self.uses.all[rows] += 1
 
     def done(self) -> Observation:
-        """Return the observation."""
         if not self.requests["time_s"].size:
             raise CanopyError("the trace has no requests; give a trace with requests")
         return Observation(

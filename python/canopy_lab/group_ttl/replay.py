@@ -27,7 +27,6 @@ class TTLOutcome:
     """Hits and mean disk content of a schedule of TTLs on a trace."""
 
     tokens: int
-    """Prompt tokens."""
     hits: int
     """Prompt tokens found on the disk."""
     mean_tokens: float

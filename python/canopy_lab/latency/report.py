@@ -58,7 +58,6 @@ class LatencyReport:
     deciles: tuple[Decile, ...]
     """Shortest prompts first."""
     sessions: int
-    """All sessions of the run."""
     sessions_per_hour: float
     session_s: Spread
     """Seconds from a session's start to its last answer, with think time. Sessions begun in the

@@ -29,7 +29,6 @@ _OWN_CODE = ("evaluate.py", "groups.py", "system.py", "worker.py")
 
 
 def default_folder() -> Path:
-    """Return the default of ``--cache``."""
     return cache_folder("plan")
 
 

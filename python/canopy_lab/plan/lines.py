@@ -92,7 +92,6 @@ def midpoints(
 
 
 def lines_through(of: Configuration, rows: Rows, space: Space) -> list[Line]:
-    """Return the lines through ``of``."""
     lines = lines_of(rows, space, {slice_of(c) for c in rows if _same(c, of)})
     return [line for line in lines if any(c == of for _, c in line.points)]
 

@@ -89,8 +89,6 @@ class PlanRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapacityPlan:
-    """Result of a plan."""
-
     request: PlanRequest
     space: Space
     found: SearchResult
@@ -101,7 +99,6 @@ class CapacityPlan:
     choice: ChosenConfiguration
     neighbours: tuple[Rejected, ...]
     uncertainty: Uncertainty | None
-    """Uncertainty of the choice."""
     sensitivity: Mapping[float, Row]
     """The choice at other loads; 1.0 is the choice itself."""
     hypervolume: float

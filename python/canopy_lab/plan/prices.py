@@ -99,7 +99,6 @@ class Prices:
 
 
 def price_list_names() -> tuple[str, ...]:
-    """Return the names of the shipped price lists."""
     return tuple(sorted(path.stem for path in _LISTS.glob("*.json")))
 
 

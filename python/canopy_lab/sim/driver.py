@@ -60,7 +60,6 @@ class SimResult:
     requests: int
     capacity_blocks: int
     blocks: int
-    """Blocks of all prompts."""
     block_hits: int
     tokens: int
     token_hits: int

@@ -34,7 +34,6 @@ class LRUCurve:
 
     requests: int
     blocks: int
-    """Block accesses."""
     tokens: int
     distinct_blocks: int
     block_hits_at: NDArray[np.int64]

@@ -87,8 +87,6 @@ class SweepPlan:
 
 @dataclass(frozen=True, slots=True)
 class SweepTask:
-    """One simulation."""
-
     arm: PolicyArm
     capacity: int
     """Index into the plan's capacities."""

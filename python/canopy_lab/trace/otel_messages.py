@@ -28,7 +28,6 @@ class Attributes:
         self.tree = nested(flat)
 
     def first(self, names: tuple[str, ...]) -> Any:
-        """Return the first of ``names`` that is set."""
         return next((self.flat[n] for n in names if self.flat.get(n) not in (None, "")), None)
 
     def under(self, name: str) -> Any:

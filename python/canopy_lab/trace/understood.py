@@ -28,7 +28,6 @@ class Understood:
     """Requests with a changed prompt, length or time, by reason."""
     models: Counter[str] = field(default_factory=Counter)
     role_bytes: Counter[str] = field(default_factory=Counter)
-    """Bytes of prompts by role."""
     unread_bytes: Counter[str] = field(default_factory=Counter)
     """Bytes in fields of request bodies that the reader does not know, by field."""
     remarks: dict[str, None] = field(default_factory=dict)

@@ -13,8 +13,6 @@ _PAUSED = -1.0
 
 
 class GateCounts:
-    """Counts since the start."""
-
     def __init__(self) -> None:
         self.admitted = 0
         """Sessions admitted, most of them at once."""
@@ -38,7 +36,6 @@ class GateCounts:
         self.wait_sum_s += waited_s
 
     def pause(self, session: Session, now: float) -> None:
-        """Count the pause of ``session``."""
         self.pauses += 1
         self._note(session, now, _PAUSED)
 

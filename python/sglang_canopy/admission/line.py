@@ -26,7 +26,6 @@ class Line:
 
     def __init__(self) -> None:
         self.sessions: dict[int, Session] = {}
-        """Waiting sessions by number."""
         self._in_turn: dict[Hashable, list[int]] = {}
         """Turn -> sorted numbers of the sessions that share it; no list is empty."""
         self._by_party: dict[Hashable, list[int]] = {}

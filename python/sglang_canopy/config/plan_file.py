@@ -49,7 +49,6 @@ class ServerPlan:
     disk_path: str | None = None
     """Folder of the disk store."""
     ttl: TTLTable | None = None
-    """TTLs on the disk."""
     host_ttl: TTLTable | None = None
     server: ServerSettings | None = None
     """SGLang's settings in the plan's simulation."""

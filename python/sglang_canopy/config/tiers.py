@@ -101,7 +101,6 @@ class TierOptions:
     disk: PolicyChoice | None = None
     """``None``: a new policy with the device's name and options."""
     ttl: TTLTable | None = None
-    """TTLs on the disk."""
     host_ttl: TTLTable | None = None
     quotas: Mapping[str, int] = field(default_factory=dict)
     """Bytes on disk per tenant (``cache_salt``); ``"*"`` for all other tenants."""
@@ -162,7 +161,6 @@ class DiskOptions:
 
     @property
     def quota_bytes(self) -> dict[str, int]:
-        """Return the quotas in bytes, by tenant."""
         return {tenant: int(size * 1e9) for tenant, size in (self.tenant_quota_gb or {}).items()}
 
 

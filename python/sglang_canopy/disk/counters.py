@@ -95,7 +95,6 @@ class StoreCounters:
     pinned: int = 0
     pins_refused: int = 0
     faults: Counter[str] = field(default_factory=Counter)
-    """Faults by kind (``FAULTS``)."""
     orphans: int = 0
     """Units of data without an index row, cut off at start."""
     dropped_at_start: int = 0

@@ -23,8 +23,6 @@ EVERY_TENANT = "*"
 
 
 class PageLeaf(Leaf):
-    """Leaf of the policy for one page."""
-
     __slots__ = ("row",)
 
     def __init__(self, row: int) -> None:

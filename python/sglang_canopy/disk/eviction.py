@@ -13,7 +13,6 @@ from sglang_canopy.disk.state import StoreState
 SWEEP_ROWS = 65_536
 """Rows scanned per ``sweep``; the next scan continues at the following row."""
 SWEEP_PAGES = 256
-"""Maximum pages removed per ``sweep``."""
 _EXPIRE_EVERY_S = 1.0
 
 

@@ -94,7 +94,6 @@ class Labels:
             self._free.append(number)
 
     def uses(self) -> dict[Any, int]:
-        """Return the number of rows with each value."""
         return {value: self._uses[number] for value, number in self._numbers.items()}
 
     def items(self) -> Iterator[tuple[int, Any]]:

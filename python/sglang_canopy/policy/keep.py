@@ -33,7 +33,6 @@ class TokenBudget:
 
     def __init__(self, capacity_tokens: int, tenant_share: float, total_share: float) -> None:
         self.tenant_tokens = int(capacity_tokens * min(tenant_share, total_share))
-        """Largest number of tokens for one tenant."""
         self.total_tokens = int(capacity_tokens * total_share)
         """Largest number of tokens for all tenants together."""
         self.tokens = 0

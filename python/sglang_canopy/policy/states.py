@@ -134,7 +134,6 @@ Cost = Callable[[int], float]
 
 
 def linear_cost(tokens: int) -> float:
-    """Return a cost of 1 per token."""
     return float(tokens)
 
 

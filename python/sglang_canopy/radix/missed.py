@@ -165,7 +165,6 @@ def nested(sums: Counter[Key], *, other_namespace: bool) -> dict[str, dict[str, 
 
 
 def tier_name(tier: int) -> str:
-    """Return the name of a tier in sums."""
     return TIERS[tier] if tier in (DEVICE, HOST, DISK) else NO_TIER
 
 

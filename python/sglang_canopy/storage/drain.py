@@ -39,8 +39,6 @@ _ALL = 1 << 60
 
 @dataclass(slots=True)
 class Drained:
-    """Result of one drain."""
-
     pages: int = 0
     """Pages written by this rank."""
     left: int = 0

@@ -248,7 +248,6 @@ CACHE = (
         "reporting_seconds_total", "reporting_s", "CPU time of the thread that updates these series"
     ),
 )
-"""Series of a cache."""
 
 KV_HINTS = (
     reported(

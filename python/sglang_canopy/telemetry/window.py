@@ -11,7 +11,6 @@ MINUTE_S = 60.0
 POINT_S = 5.0
 """Seconds per point of the last minutes."""
 POINTS = 60
-"""Points of a window."""
 
 Sums = Mapping[str, Any]
 """Sums since the start, by name: numbers, or mappings of numbers."""

@@ -38,7 +38,6 @@ class ShadowCache:
 
     @property
     def capacity_blocks(self) -> int:
-        """Capacity in sampled blocks."""
         return self.tree.capacity_blocks
 
     def access(self, request: Request) -> int:

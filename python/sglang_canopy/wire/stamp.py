@@ -29,7 +29,6 @@ ADDED = "added"
 """Stamp flag: the client sent no ``custom_params``, so the scheduler removes the field."""
 
 MAX_MARKER = 64
-"""Maximum tokens of a marker."""
 
 EPOCH_S = time.time() - time.monotonic()
 """Unix time at zero of this process's monotonic clock. Stamps carry it, because the disk tier outlives

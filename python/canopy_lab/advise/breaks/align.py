@@ -183,7 +183,6 @@ def _shown(segments: list[Segment]) -> str:
 
 
 def _place(new: list[Segment], at: int) -> str:
-    """Return the place of segment ``at``."""
     if at >= len(new):
         return HISTORY
     if new[at].role == "system" and all(one.role in ("system", "tools") for one in new[:at]):

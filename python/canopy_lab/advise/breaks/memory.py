@@ -88,7 +88,6 @@ class Prompt:
     apart: tuple[str, ...]
     application: int = 0
     numbers: set[int] = field(default_factory=set)
-    """Numbers of its segments."""
 
     @property
     def size(self) -> int:

@@ -18,8 +18,6 @@ FLAG = "--canopy-enable-forced-output"
 
 @dataclass(frozen=True, slots=True)
 class ReplayFlags:
-    """The flag for replays."""
-
     forced_output: bool = declare(
         False,
         FLAG,

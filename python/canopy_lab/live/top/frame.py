@@ -8,7 +8,6 @@ from typing import Any
 from canopy_lab.report.table import short_number, text_table
 
 MAX_ROWS = 16
-"""Rows per table."""
 _REASONS = ("capacity", "ttl", "trim", "quota")
 
 

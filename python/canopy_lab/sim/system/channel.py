@@ -91,7 +91,6 @@ class DiskChannel:
 
     @property
     def written_bytes(self) -> float:
-        """Bytes written so far."""
         return self._to_write - sum(t.size * (1.0 - t.done_share) for t in self._queues[1])
 
     @property
@@ -105,11 +104,9 @@ class DiskChannel:
         return bool(self._queues[0] or self._queues[1])
 
     def read(self, now: float, size: float, payload: Any = None) -> Transfer:
-        """Queue a read."""
         return self._add(0, now, size, payload)
 
     def write(self, now: float, size: float, payload: Any = None) -> Transfer:
-        """Queue a write."""
         return self._add(1, now, size, payload)
 
     def cancel(self, transfer: Transfer, now: float) -> None:

@@ -73,7 +73,6 @@ class SystemConfig:
     """Start of a request with a disk prefetch: at once with the pages read so far
     (``best_effort``), after all pages (``wait_complete``), or after a time (``timeout``)."""
     prefetch_threshold_tokens: int = 256
-    """Minimum tokens on disk for a prefetch."""
     prefetch_timeout_base_s: float = 1.0
     prefetch_timeout_per_ki_token_s: float = 0.25
     load_back_threshold_tokens: int = 10

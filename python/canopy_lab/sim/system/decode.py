@@ -46,11 +46,9 @@ class RunningBatch:
         self.jobs: list[tuple[int, int, SimulatedRequest]] = []
         """Heap of (step at which the job is done, sequence, job)."""
         self._steps = 0
-        """Decode steps so far."""
         self._context = 0
         """Tokens of all jobs."""
         self.segment: Segment | None = None
-        """The current segment."""
         self._claimed = False
         self.retracted = 0
         self._numbers = itertools.count()

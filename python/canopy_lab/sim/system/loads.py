@@ -23,8 +23,6 @@ LOOPS = ("open", "turns-wait", "closed")
 
 @dataclass(frozen=True, slots=True)
 class LoadRun:
-    """One run at one load."""
-
     rate: float
     """Requests per second, or sessions per hour in a closed loop."""
     seed: int

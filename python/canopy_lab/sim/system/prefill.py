@@ -18,12 +18,9 @@ from sglang_canopy.errors import CanopyError
 
 
 class PrefillStep(NamedTuple):
-    """A planned step."""
-
     compute_s: float
     tokens: int
     load_tokens: int
-    """Tokens loaded from the host."""
 
 
 class PrefillBatch:

@@ -145,7 +145,6 @@ class Queue:
         self.jobs.sort(key=lambda job: rank[job.index] or 0)
 
     def cached(self, job: SimulatedRequest) -> Cached:
-        """``QueueView.cached``."""
         self._was_asked = True
         tree, page = self._tree, self._page
         found = tree.match(job.path_of_prompt(tree.block_tokens))
@@ -155,15 +154,12 @@ class Queue:
         return Cached(device, min(found.tokens // page * page, limit) - device)
 
     def marginal_s(self, new_tokens: int, context_tokens: int) -> float:
-        """``QueueView.marginal_s``."""
         return self._costs.marginal(new_tokens, context_tokens, self.step_tokens)
 
     def step_tokens_worth(self) -> float:
-        """``QueueView.step_tokens_worth``."""
         return self._costs.step_tokens_worth(self.step_tokens)
 
     def load_s(self, tokens: int) -> float:
-        """``QueueView.load_s``."""
         if self._host_link is None:
             return 0.0
         return self._host_link.read_s(tokens * self._costs.kv_bytes)

@@ -79,7 +79,6 @@ class Reservation:
             self._ends_sum += end
 
     def remove(self, job: SimulatedRequest) -> None:
-        """Remove a job."""
         if job.clipped:
             self._clipped -= 1
             job.clipped = False

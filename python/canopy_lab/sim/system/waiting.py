@@ -19,7 +19,6 @@ To add a variant, implement the three methods and list the class in ``WAITING_PR
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from canopy_lab.sim.system.job import SimulatedRequest
 from canopy_lab.sim.system.nodes import TierNode, TierNodes
@@ -31,8 +30,11 @@ REFRESH_AT_MOST = 128
 """Requests per refresh (``WAITING_QUEUE_PREFIX_MATCH_MAX``)."""
 
 
-class WaitingPrefixes(Protocol):
-    """Receives matches, steps and uses in the tree of one instance."""
+class WaitingPrefixes:
+    """``ignored``: no protection. Receives matches, steps and uses in the tree of one instance."""
+
+    def __init__(self, tree: TierNodes) -> None:
+        self.tree = tree
 
     def looked_up(self, job: SimulatedRequest, node: TierNode) -> None:
         """Record that ``job`` was matched up to ``node`` and remains queued."""
@@ -45,30 +47,14 @@ class WaitingPrefixes(Protocol):
         """Record that ``request`` was stamped on the path to ``leaf``, which is locked."""
 
 
-class Ignored:
-    """``ignored``: no protection."""
-
-    def __init__(self, tree: TierNodes) -> None:
-        self.tree = tree
-
-    def looked_up(self, job: SimulatedRequest, node: TierNode) -> None:
-        pass
-
-    def before_step(self, waiting: Sequence[SimulatedRequest], matched: bool) -> None:
-        pass
-
-    def used(self, leaf: TierNode, request: Request) -> None:
-        pass
-
-
-class Protected(Ignored):
+class Protected(WaitingPrefixes):
     """``awaited``: the live tree with ``--canopy-protect-waiting off``."""
 
     def looked_up(self, job: SimulatedRequest, node: TierNode) -> None:
         self.tree.protect(node, job.request.tenant)
 
 
-class TouchedWhenMatched(Ignored):
+class TouchedWhenMatched(WaitingPrefixes):
     """``matched``: SGLang with a policy other than ``lru``."""
 
     def looked_up(self, job: SimulatedRequest, node: TierNode) -> None:
@@ -134,6 +120,6 @@ WAITING_PREFIXES: dict[str, Callable[[TierNodes], WaitingPrefixes]] = {
     "by-place": ProtectedByPlace,
     "touched": Touched,
     "matched": TouchedWhenMatched,
-    "ignored": Ignored,
+    "ignored": WaitingPrefixes,
 }
 """Variants by their name in ``SystemConfig.waiting_prefixes``."""

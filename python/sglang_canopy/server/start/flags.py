@@ -43,7 +43,6 @@ KINDS = (WhatifFlags, TierFlags, RequestOptions, QueueFlags)
 
 
 def short_help() -> str:
-    """Return the help text of ``SHORT``."""
     names = ", ".join(live_names())
     return f"Short for {SHORT}-policy. Canopy adds {names}, and auto, which is wa and more."
 
