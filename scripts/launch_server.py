@@ -19,6 +19,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
@@ -76,10 +77,12 @@ def serving(
     deadline_s: float = 300.0,
     patience_s: float = STOP_S,
     describe: str | None = None,
+    start: Any = subprocess.Popen,
 ) -> Iterator[Server]:
     """Run `python -m sglang.launch_server ARGUMENTS` until the block ends.
 
     `environment` is added to this process's; `describe` names a progress bar (none without it).
+    `start` is called as `subprocess.Popen` is.
     SGLang looks for a SIGTERM every five seconds: with a shorter `patience_s` it is killed.
     Raises CanopyError, with the log's tail, if the server ends or is not ready by the deadline.
     """
@@ -87,7 +90,7 @@ def serving(
     command = [sys.executable, "-m", "sglang.launch_server", *arguments]
     command += ["--host", host, "--port", str(port)]
     with log.open("wb") as output:
-        process = subprocess.Popen(
+        process = start(
             command,
             stdin=subprocess.DEVNULL,
             stdout=output,

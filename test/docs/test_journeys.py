@@ -3,11 +3,12 @@
 import ast
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from support import forked
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = ROOT / "python"
@@ -54,7 +55,7 @@ def test_a_traced_request_takes_the_steps_of_the_page(title: str, tmp_path: Path
         pytest.importorskip("sglang", reason="sglang is not installed")
     out = tmp_path / "trace.json"
     command = [sys.executable, str(TRACER), "--way", TRACED[title], "--json", str(out)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    done = forked.run(command, cwd=ROOT)
     assert out.exists(), done.stdout + done.stderr
     called = [(call["file"], call["name"]) for call in json.loads(out.read_text())["order"]]
     assert not_in_order(steps(title), called) == []

@@ -1,11 +1,12 @@
 """docs/reference/: the generated pages match the code."""
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from support import forked
 
 ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = ROOT / "docs" / "reference"
@@ -14,7 +15,7 @@ pytest.importorskip("fastapi", reason="fastapi is not installed: the routes cann
 
 def test_no_page_is_stale() -> None:
     command = [sys.executable, str(ROOT / "scripts" / "reference_docs.py"), "--check"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    done = forked.run(command, cwd=ROOT)
     assert done.returncode == 0, f"{done.stdout}{done.stderr}\nrun: {' '.join(command[:2])}"
 
 

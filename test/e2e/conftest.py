@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from launch_server import Server, cpu_arguments, free_port, serving
+from support import forked
 
 READY_S = 600.0
 TEST_S = 1500  # some tests start two servers, and the machine may be busy
@@ -93,7 +94,9 @@ def serve(model: Path, log: Path, *arguments: str, kv_tokens: int, **options: An
         given.remove("--disable-overlap-schedule")
     if not (model / "model.safetensors").exists():
         given += ["--load-format", "dummy"]
-    return serving(given, log=log, port=port, deadline_s=ready_s, patience_s=0.0, **options)
+    return serving(
+        given, log=log, port=port, deadline_s=ready_s, patience_s=0.0, start=forked.serve, **options
+    )
 
 
 def processes_of(server: Server) -> list[int]:

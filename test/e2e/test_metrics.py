@@ -11,14 +11,13 @@ import time
 import urllib.parse
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
-import psutil
 import pytest
 
 from canopy_lab.live.top.source import fetch
 from sglang_canopy.telemetry.series import CACHE, PREFIX
-from sglang_canopy.wire.status_file import FOLDER_VARIABLE
 
 PAGE = 16
 PROMPT = 320
@@ -152,9 +151,7 @@ def test_the_status_agrees_with_the_metrics_and_top_shows_it(client) -> None:
 
 
 def test_the_status_folder_is_private(client) -> None:
-    folder = Path(
-        psutil.Process(client.server.process.pid).children()[0].environ()[FOLDER_VARIABLE]
-    )
+    (folder,) = Path(gettempdir()).glob(f"canopy-status-{client.server.process.pid}-*")
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert folder.stat().st_uid == os.getuid()
     for file in folder.glob("*.json"):

@@ -1,6 +1,5 @@
 """``--canopy-client-hints``: the fields of a request that count, and the source of the secret."""
 
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +20,7 @@ from sglang_canopy.request.client_hints import (
 )
 from sglang_canopy.server.http import entry
 from sglang_canopy.wire.stamp import STAMP_KEY
+from support import forked
 
 SECRET, ADMIN = "0123456789abcdef", "admin"
 ASKED = {
@@ -139,7 +139,7 @@ def test_the_server_does_not_start_with_nobody_to_trust(tiny_model: Path, monkey
         monkeypatch.delenv(name, raising=False)
     command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(tiny_model)]
     command += ["--device", "cpu", "--canopy-client-hints", "trusted"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    done = forked.run(command, timeout=200)
     assert done.returncode != 0
     last = (done.stdout + done.stderr).strip().splitlines()[-1]
     assert last.startswith("sglang-canopy: --canopy-client-hints trusted needs a credential;")

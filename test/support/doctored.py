@@ -1,10 +1,11 @@
 """Reports of ``canopy doctor``, made in a process of its own: SGLang is hooked there."""
 
 import json
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from support import forked
 
 LABEL = "ANSWER"
 """Stands before the answer, since imports may print too."""
@@ -23,13 +24,7 @@ print("ANSWER" + json.dumps(found))
 
 def in_a_process(program: str, given: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """Return the answer that ``program`` prints behind ``LABEL``."""
-    done = subprocess.run(
-        [sys.executable, "-c", program, json.dumps(given)],
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
+    done = forked.run([sys.executable, "-c", program, json.dumps(given)], timeout=400)
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, Any] = json.loads(done.stdout.rpartition(LABEL)[2])
     return found

@@ -2,12 +2,11 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-TESTS = Path(__file__).resolve().parents[1]
+from support import forked
 
 
 def worked(
@@ -19,15 +18,12 @@ def worked(
     **environment: str,
 ) -> Any:
     """Run it with ``given`` as JSON on standard input. A failure shows the end of its log."""
-    done = subprocess.run(
+    done = forked.run(
         [sys.executable, "-m", f"support.{module}", str(model), *arguments],
-        cwd=TESTS,
+        cwd=forked.TESTS,
         env={**os.environ, **environment},
         input=None if given is None else json.dumps(given),
-        capture_output=True,
-        text=True,
         timeout=patience_s,
-        check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])

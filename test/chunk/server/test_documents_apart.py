@@ -2,13 +2,14 @@
 
 import ast
 import json
-import subprocess
+import os
 import sys
 from pathlib import Path
 
 import pytest
 
 import sglang_canopy
+from support import forked
 
 PACKAGE = Path(sglang_canopy.__file__).parent
 DOOR = ["canopy_chunks", "canopy_chunks.plugin", "canopy_chunks.plugin.entry"]
@@ -55,15 +56,8 @@ def imported(path: Path) -> set[str]:
 
 
 def facts(*arguments: str, **environment: str) -> dict:
-    import os
-
-    done = subprocess.run(
-        [sys.executable, "-c", START, *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, **environment},
-    )
+    command = [sys.executable, "-c", START, *arguments]
+    done = forked.run(command, env={**os.environ, **environment})
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -1,7 +1,6 @@
 """``--radix-eviction auto`` sets every part that the user has not set and that the server can have."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +11,7 @@ from sglang_canopy.config.auto import WRITE_POLICY
 from sglang_canopy.config.auto_part import NAMES, Part
 from sglang_canopy.server.start import arguments, seams
 from sglang_canopy.telemetry.auto_line import EVERY_S, AutoLine, in_words
+from support import forked
 
 HOST = ("--enable-hierarchical-cache",)
 LINES = {
@@ -56,12 +56,7 @@ def read(tiny_model: Path):
     common = ["--model-path", str(tiny_model), "--device", "cpu"]
     lines = {name: [*common, "--radix-eviction", "auto", *more] for name, more in LINES.items()}
     lines["wa"] = [*common, "--radix-eviction", "wa", *HOST]
-    done = subprocess.run(
-        [sys.executable, "-c", _READ, json.dumps(lines)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = forked.run([sys.executable, "-c", _READ, json.dumps(lines)], timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout.rpartition("READ")[2])
 
@@ -71,7 +66,7 @@ def test_it_is_refused_without_a_prefix_cache(tiny_model: Path) -> None:
     lines = {"no cache": ["--model-path", str(tiny_model), "--device", "cpu"]}
     lines["no cache"] += ["--radix-eviction", "auto", "--disable-radix-cache"]
     command = [sys.executable, "-c", _READ, json.dumps(lines)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = forked.run(command, timeout=300)
     assert done.returncode != 0
     assert "--radix-eviction wa: --disable-radix-cache" in done.stderr
 

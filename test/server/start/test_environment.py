@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import sglang_canopy
+from support import forked
 
 PACKAGE = Path(sglang_canopy.__file__).parent
 VARIABLES = sorted({
@@ -52,6 +53,7 @@ def test_a_wrong_secret_is_refused_with_the_arguments(variables) -> None:
         "from sglang.srt.server_args import prepare_server_args\n"
         "prepare_server_args(['--model-path', 'm', '--device', 'cpu', '--radix-eviction', 'wa'])\n"
     )
-    done = run(code, variables)
+    command = [sys.executable, "-c", code]
+    done = forked.run(command, env={**os.environ, **variables}, timeout=240)
     assert done.returncode != 0
     assert next(iter(variables)) in done.stderr.splitlines()[-1]

@@ -22,6 +22,7 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.radix.live import live_cache
 from sglang_canopy.server.start import arguments, self_check
 from sglang_canopy.server.start.seams import SEAMS
+from support import forked
 from support.live_tree import LiveTree, check
 
 
@@ -294,9 +295,7 @@ def test_host_memory_as_a_buffer_only_is_taken_above_our_disk_tier(tiny_model: P
         "print(a.hicache_host_memory_mode, a.hicache_storage_backend, "
         "a._canopy_options.requests.client_hints)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, *argv], capture_output=True, text=True, timeout=200
-    )
+    done = forked.run([sys.executable, "-c", code, *argv], timeout=200)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.split()[-3:] == ["buffer_only", "dynamic", "on"]
 

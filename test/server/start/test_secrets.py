@@ -1,13 +1,13 @@
 """Keys and passwords are redacted wherever SGLang shows its arguments."""
 
 import json
-import subprocess
 import sys
 
 import pytest
 
 from sglang_canopy.server.start import secrets
 from sglang_canopy.server.start.secrets import REDACTED, redacted, redacted_arguments
+from support import forked
 
 SECRET = "s3cr3t-9f3a"
 SHOW = """
@@ -84,7 +84,8 @@ def test_sglang_shows_no_key_and_still_has_it(tmp_path) -> None:
     script.write_text(SHOW)
     command = [sys.executable, str(script), "--model-path", "dummy", "--device", "cpu"]
     command += ["--api-key", "user-" + SECRET, "--admin-api-key", "admin-" + SECRET]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=True)
+    done = forked.run(command, timeout=280)
+    assert done.returncode == 0, done.stderr
     lines = dict(line.split(" ", 1) for line in done.stdout.splitlines() if " " in line)
     assert lines["kept"] == f"user-{SECRET} admin-{SECRET}"
     for kind in ("repr", "info"):

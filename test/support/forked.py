@@ -1,0 +1,337 @@
+"""Python processes forked from one that has imported SGLang, which takes ten seconds of CPU time.
+
+    done = run([sys.executable, "-m", "support.chaos_worker", ...], env={...})
+
+A process starts as ``python -c``, ``python -m`` or ``python FILE`` would, with its own environment, folder
+and files, and SGLang is imported before any plugin loads. All have one hash seed. A test of the import, of
+hash seeds or of the start itself uses ``subprocess``, as these functions do with an environment that
+SGLang may read while it is imported.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import gc
+import json
+import multiprocessing.util
+import os
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import traceback
+import types
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO, Any
+
+TESTS = Path(__file__).resolve().parents[1]
+FORK_CHILDREN = "--fork-children"
+READ_LATE = ("CANOPY_", "SGLANG_TIMEOUT_KEEP_ALIVE")
+"""Beginnings of the variables that no import reads."""
+MOST_FILES = 64
+MOST_BYTES = 200_000
+PR_SET_CHILD_SUBREAPER = 36
+
+Start = Callable[[], None]
+
+
+# The side of the tests.
+
+
+@functools.cache
+def _forker() -> socket.socket:
+    """Start the process that forks; it ends with this one."""
+    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    command = [sys.executable, "-m", "support.forked", str(its.fileno())]
+    forker = subprocess.Popen(command, cwd=TESTS, pass_fds=[its.fileno()], stdin=subprocess.DEVNULL)
+    its.close()
+    atexit.register(forker.wait)
+    atexit.register(ours.close)
+    return ours
+
+
+class Process:
+    """A process that was forked: what tests use of ``subprocess.Popen``."""
+
+    def __init__(
+        self,
+        args: Sequence[str],
+        *,
+        stdin: int | IO[Any] = subprocess.DEVNULL,
+        stdout: int | IO[Any],
+        stderr: int | IO[Any],
+        env: Mapping[str, str] | None = None,
+        cwd: Path | str | None = None,
+        start_new_session: bool = False,
+    ) -> None:
+        self.args = [str(word) for word in args]
+        self.returncode: int | None = None
+        self._status, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with open(os.devnull, "rb") as null, its:
+            given = null if stdin == subprocess.DEVNULL else stdin
+            out = _number(stdout)
+            files = [_number(given), out, out if stderr == subprocess.STDOUT else _number(stderr)]
+            order = {
+                "arguments": self.args[1:],
+                "environment": dict(os.environ if env is None else env),
+                "folder": str(cwd or Path.cwd()),
+                "session": start_new_session,
+                "files": [0, 1, 2],
+            }
+            _send(_forker(), order, [its.fileno(), *files])
+        self.pid = int(self._status.recv(64))
+
+    def poll(self) -> int | None:
+        return self._ended(0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return the exit status. Raises subprocess.TimeoutExpired."""
+        status = self._ended(timeout)
+        if status is None:
+            raise subprocess.TimeoutExpired(self.args, timeout or 0)
+        return status
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+    def _ended(self, timeout: float | None) -> int | None:
+        if self.returncode is None and select.select([self._status], [], [], timeout)[0]:
+            self.returncode = int(self._status.recv(64))
+            self._status.close()
+        return self.returncode
+
+
+def run(
+    args: Sequence[str],
+    *,
+    input: str | None = None,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | str | None = None,
+    timeout: float | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """``subprocess.run(args, capture_output=True, text=True)``, forked. Raises as it does."""
+    start = Process if _may_fork(env) else subprocess.Popen
+    with contextlib.ExitStack() as files:
+        given, out, errors = (files.enter_context(TemporaryFile("w+")) for _ in range(3))
+        given.write(input or "")
+        given.seek(0)
+        process = start(args, stdin=given, stdout=out, stderr=errors, env=env, cwd=cwd)
+        try:
+            status = process.wait(timeout)
+        finally:
+            process.kill()
+            process.wait()
+        for file in (out, errors):
+            file.seek(0)
+        return subprocess.CompletedProcess(args, status, out.read(), errors.read())
+
+
+def serve(args: Sequence[str], **options: Any) -> Process | subprocess.Popen[bytes]:
+    """``subprocess.Popen`` of a server, forked with the processes that SGLang spawns for it.
+
+    Ranks are spawned, since each needs a hash seed of its own.
+    """
+    if "--tp" in args or "--dp" in args or not _may_fork(options["env"]):
+        return subprocess.Popen(args, **options)
+    return Process([args[0], FORK_CHILDREN, *args[1:]], **options)
+
+
+def _may_fork(env: Mapping[str, str] | None) -> bool:
+    changed = {name for name, _ in set((env or os.environ).items()) ^ set(os.environ.items())}
+    return all(name.startswith(READ_LATE) for name in changed)
+
+
+def _number(file: int | IO[Any]) -> int:
+    return file if isinstance(file, int) else file.fileno()
+
+
+def _send(to: socket.socket, order: dict[str, Any], files: Sequence[int]) -> None:
+    socket.send_fds(to, [json.dumps(order).encode()], list(files))
+
+
+# The process that forks.
+
+
+def _serve(orders: socket.socket, orphan: bool) -> Start:
+    """Fork a child for each order until the other side ends. In a child, return its start.
+
+    The first file of an order is a socket, which receives the child's number and then its exit status;
+    of an ``orphan``, only its number: its parent is the reaper, the process that orders it.
+    """
+    running: dict[int, socket.socket] = {}
+    woken, wakes = socket.socketpair()
+    for end in (woken, wakes):
+        end.setblocking(False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wakes.fileno())
+    while True:
+        ready = select.select([orders, woken], [], [])[0]
+        if woken in ready:
+            woken.recv(4096)
+            while running and (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                status = running.pop(ended[0])
+                _tell(status, os.waitstatus_to_exitcode(ended[1]))
+                status.close()
+        if orders not in ready:
+            continue
+        text, files, _, _ = socket.recv_fds(orders, MOST_BYTES, MOST_FILES)
+        if not text:
+            os._exit(0)
+        order = json.loads(text)
+        status = socket.socket(fileno=files.pop(0))
+        child = os.fork()
+        if child and orphan:
+            os.waitpid(child, 0)
+            status.close()
+        elif child:
+            _tell(status, child)
+            running[child] = status
+        elif orphan and (between := os.getpid()) and (grandchild := os.fork()):
+            _tell(status, grandchild)
+            os._exit(0)
+        else:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for mine in (orders, woken, wakes, status, *running.values()):
+                mine.close()
+            while orphan and os.getppid() == between:  # whose end would kill a child of SGLang
+                time.sleep(0.001)
+            return _begun(order, files)
+        for file in files:
+            os.close(file)
+
+
+def _tell(whom: socket.socket, number: int) -> None:
+    with contextlib.suppress(OSError):  # the other side has ended
+        whom.send(str(number).encode())
+
+
+def _begun(order: dict[str, Any], files: list[int]) -> Start:
+    """Turn this process into the ordered one, but for its program, which is returned."""
+    if order["session"]:
+        os.setsid()
+    # First above all numbers in use, since a file may have another's number.
+    above = max(*files, *order["files"]) + 1
+    high = [_above(file, above) for file in files]
+    for file, number in zip(high, order["files"], strict=True):
+        os.dup2(file, number)
+        os.close(file)
+    os.environ.clear()
+    os.environ.update(order["environment"])
+    os.chdir(order["folder"])
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
+    words = order["arguments"]
+    if words[0] == FORK_CHILDREN:
+        words.pop(0)
+        start = _fork_children()
+        if start is not None:
+            return start
+    while words[0] == "-W":
+        warnings.simplefilter(words[1])  # type: ignore[arg-type]
+        del words[:2]
+    return _program(words)
+
+
+def _above(file: int, number: int) -> int:
+    import fcntl
+
+    copy = fcntl.fcntl(file, fcntl.F_DUPFD, number)
+    os.close(file)
+    return copy
+
+
+def _program(words: list[str]) -> Start:
+    sys.modules["__main__"] = main = types.ModuleType("__main__")
+    kind, *rest = words
+    if kind == "-m":
+        sys.argv[:], sys.path[0] = [kind, *rest[1:]], os.getcwd()
+        return lambda: runpy._run_module_as_main(rest[0])  # type: ignore[attr-defined]
+    if kind == "-c":
+        sys.argv[:], sys.path[0] = [kind, *rest[1:]], ""
+        name, text = "<string>", rest[0]
+    else:
+        sys.argv[:], sys.path[0] = words, str(Path(kind).parent)
+        main.__file__ = kind
+        name, text = kind, Path(kind).read_text(encoding="utf-8")
+    return lambda: exec(compile(text, name, "exec"), main.__dict__)
+
+
+def _fork_children() -> Start | None:
+    """Fork what ``multiprocessing`` spawns from a process as clean as this one is now.
+
+    Such a child is an orphan at first; this process becomes its parent. In a child, return its start.
+    """
+    import ctypes
+
+    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    if os.fork() == 0:
+        ours.close()
+        return _serve(its, orphan=True)
+    its.close()
+    spawned = multiprocessing.util.spawnv_passfds
+
+    def forked(path: Any, args: Sequence[str | bytes], passed: Sequence[int]) -> int:
+        words = [os.fsdecode(word) for word in args][1:]
+        if "--multiprocessing-fork" not in words:  # the resource tracker
+            return spawned(path, args, passed)
+        status, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        files = [0, 1, 2, *passed]
+        order = {
+            "arguments": words,
+            "environment": dict(os.environ),
+            "folder": os.getcwd(),
+            "session": False,
+            "files": files,
+        }
+        with status, other:
+            _send(ours, order, [other.fileno(), *files])
+            other.close()
+            return int(status.recv(64))
+
+    multiprocessing.util.spawnv_passfds = forked  # type: ignore[assignment]
+    return None
+
+
+def _end(program: Start) -> None:
+    """Run it and exit as Python does, without the seconds that it takes to free all modules."""
+    status = 0
+    try:
+        program()
+    except SystemExit as leaving:
+        status = leaving.code if isinstance(leaving.code, int) else bool(leaving.code)
+        if isinstance(leaving.code, str):
+            print(leaving.code, file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def _main(orders: socket.socket) -> Start:
+    import sglang.srt.managers.detokenizer_manager
+    import sglang.srt.managers.scheduler  # noqa: F401
+
+    gc.collect()
+    gc.freeze()
+    assert len(os.listdir("/proc/self/task")) == 1  # a child would lose the other threads
+    return _serve(orders, orphan=False)
+
+
+if __name__ == "__main__":
+    _end(_main(socket.socket(fileno=int(sys.argv[1]))))
