@@ -129,7 +129,7 @@ def test_no_file_is_too_long() -> None:
 
 
 @pytest.mark.parametrize("room", sorted(ROOMS))
-def test_a_room_says_its_purpose_in_one_sentence(room: str) -> None:
+def test_each_room_has_its_purpose_in_one_sentence(room: str) -> None:
     text = purpose(room)
     assert text.endswith("."), f"{room}: {text!r}"
     assert text.count(". ") == 0, f"{room}: more than one sentence: {text!r}"

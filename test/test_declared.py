@@ -80,7 +80,7 @@ def test_a_key_of_an_object_is_checked_by_its_name_and_has_no_flag() -> None:
     assert "block" not in parser.format_help()
 
 
-def test_help_and_reference_say_the_default(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_and_reference_have_the_default(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         _read("--help")
     shown = " ".join(capsys.readouterr().out.split())

@@ -53,7 +53,7 @@ def rows(paper: str) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("paper", sorted(PAPERS))
-def test_every_numbered_thing_of_a_paper_has_a_row_that_says_what_came_out(paper: str) -> None:
+def test_every_numbered_item_of_a_paper_has_a_row_with_its_result(paper: str) -> None:
     table = rows(paper)
     assert sorted(set(PAPERS[paper]) - set(table)) == []
     for name, cells in table.items():

@@ -39,7 +39,7 @@ def test_a_page_takes_every_field_of_its_leaf() -> None:
     assert meta == PageMeta(**UNLIKE) == PageMeta.from_json(meta.to_json())
 
 
-def test_a_copy_of_a_request_says_all_but_what_was_changed() -> None:
+def test_a_copy_of_a_request_equals_it_except_for_the_changes() -> None:
     request = Request(1.0)
     for field in fields(Request):
         setattr(request, field.name, f"another {field.name}")

@@ -97,7 +97,7 @@ def test_agents_that_lose_what_they_left_are_held_back_and_the_youngest_is_pause
     assert (young.held, new.held) == (False, True), "whoever was there before comes first"
 
 
-def test_the_same_losses_of_people_who_chat_hold_nobody_back() -> None:
+def test_equal_losses_of_chats_hold_no_session_back() -> None:
     gate, clients = thrashing(stop="end")
     for time, client in enumerate(clients * 5):
         client.turn(10.0 + time, found=0.0)
@@ -113,7 +113,7 @@ def test_chats_pass_while_agents_are_held_back() -> None:
         chat.end()
 
 
-def test_a_tenants_own_answers_say_whether_its_new_sessions_are_agents() -> None:
+def test_a_tenants_answers_classify_its_new_sessions() -> None:
     agents, gate = Agents(), SessionGate(GateSettings(), CAPACITY)
     category = gate.model.categories.root
     for number in range(8):
@@ -180,7 +180,7 @@ def test_a_gate_that_disarms_admits_a_slice_of_the_waiting_sessions_at_each_call
     assert not late.held
 
 
-def test_when_nobody_has_waited_for_a_while_everybody_passes_again() -> None:
+def test_after_a_while_without_waiting_all_sessions_pass() -> None:
     gate, clients = thrashing()
     for client in clients:
         gate.hint_over(None, client.name)
@@ -210,7 +210,7 @@ def test_losses_that_the_device_keeps_up_with_arm_nothing() -> None:
     assert arming.may_arm(0.0, 9.0)
 
 
-def test_where_few_fit_it_arms_only_when_nearly_everybody_waits() -> None:
+def test_if_few_fit_it_arms_only_when_nearly_all_wait() -> None:
     """With few places, a waiting session waits for much of another session."""
     arming = Arming(CAPACITY, quiet_s=120.0, few=2.0)
     for _ in range(200):
@@ -222,7 +222,7 @@ def test_where_few_fit_it_arms_only_when_nearly_everybody_waits() -> None:
     assert arming.may_arm(0.0, 1.9)
 
 
-def test_it_lets_everybody_in_for_a_while_where_holding_back_does_not_help() -> None:
+def test_it_admits_all_for_a_while_if_holding_back_does_not_help() -> None:
     arming = Arming(CAPACITY, quiet_s=120.0, always=False)
     arming.answered(30, 60, 1.0)
     assert arming.may_arm(0.0, 9.0)

@@ -148,7 +148,7 @@ def test_a_session_that_never_returns_gives_its_place_up() -> None:
     assert time <= gate.settings.horizon_s + 2
 
 
-def test_what_is_learnt_says_how_long_a_silent_session_counts() -> None:
+def test_learnt_curves_decide_how_long_a_silent_session_counts() -> None:
     """After turns within two seconds of each other, ten seconds of silence end a session."""
     gate = gate_of(1000)
     for n in range(60):
@@ -404,7 +404,7 @@ def test_equal_calls_give_equal_answers(events: list, always: bool) -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(EVENTS, st.booleans())
-def test_nobody_is_held_for_longer_than_its_place_in_the_line_times_the_patience(
+def test_no_session_is_held_longer_than_its_place_times_the_limit(
     events: list, always: bool
 ) -> None:
     """Even if no request ever ends."""
@@ -422,7 +422,7 @@ def test_nobody_is_held_for_longer_than_its_place_in_the_line_times_the_patience
 
 @settings(max_examples=40, deadline=None)
 @given(EVENTS)
-def test_until_it_arms_nobody_is_held(events: list) -> None:
+def test_no_session_is_held_until_it_arms(events: list) -> None:
     world = World(always=False)
     for event in events:
         armed = world.gate.stats()["times_armed"]
@@ -454,7 +454,7 @@ def test_everything_waiting_gets_in_while_others_end(events: list, always: bool)
 
 @settings(max_examples=20, deadline=None)
 @given(EVENTS)
-def test_below_pressure_nobody_waits(events: list) -> None:
+def test_without_pressure_no_session_waits(events: list) -> None:
     world = World()
     world.gate = SessionGate(GateSettings(always=True), 1_000_000)
     world.play(events)

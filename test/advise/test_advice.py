@@ -128,7 +128,7 @@ def test_on_azures_trace_lru_is_kept(data_dir):
 
 
 @pytest.mark.long
-def test_on_the_conversation_trace_auto_is_advised_and_a_sample_says_so_too(data_dir):
+def test_auto_is_advised_on_the_conversation_trace_and_on_its_sample(data_dir):
     path = data_dir / "mooncake" / "conversation_first60.jsonl"
     whole = advise(read_sample(path, "mooncake"), PROFILE, capacity_tokens=1_000_000)
     part = advise(read_sample(path, "mooncake", most_requests=3500), PROFILE, capacity_tokens=1_000_000)  # fmt: skip

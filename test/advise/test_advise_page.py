@@ -49,7 +49,7 @@ def test_it_answers_every_question_and_loads_nothing(advice):
     assert html.count("data:image/png;base64,") == 4
 
 
-def test_of_a_sample_the_baseline_evicts_by_need_and_the_page_says_how_small_the_cache_is(advice):
+def test_with_a_sample_the_baseline_evicts_by_need_and_the_page_has_the_cache_size(advice):
     """Nodes are not scaled down with the cache: whole ones would weigh too much."""
     rows = {row.gain.label: row.gain for row in advice.rows}
     assert rows["lru, as in SGLang"].hit_ratio == rows["canopy-lru"].hit_ratio
@@ -64,7 +64,7 @@ def test_the_terminal_ends_with_the_recommendation(advice):
     assert re.match(r"(Use|Keep) ", advice.decision.sentence)
 
 
-def test_durations_are_said_as_people_do():
+def test_durations_are_readable():
     assert [duration(s) for s in (45, 3437, 97459, 10**6)] == ["45 s", "57.3 min", "27.1 h", "11.6 days"]  # fmt: skip
 
 

@@ -19,7 +19,7 @@ def test_the_bootstrap_covers_nothing_gained_and_sees_something_gained() -> None
     assert low > 0
 
 
-def test_one_cluster_says_that_it_knows_nothing_by_a_flat_interval() -> None:
+def test_a_single_cluster_gives_a_degenerate_interval() -> None:
     point, low, high = bootstrap(
         np.array([5, 5]), np.array([10, 10]), np.array([0, 0]), np.random.default_rng(0)
     )

@@ -208,7 +208,7 @@ def test_a_trace_of_blocks_holds_no_prompts(tmp_path):
     assert read_breaks(tmp_path / "t.jsonl", "mooncake").not_read == NO_TEXT
 
 
-def test_a_long_log_is_read_in_part_and_it_says_so(tmp_path):
+def test_a_long_log_is_read_in_part_and_the_report_states_it(tmp_path):
     found = read_breaks(server_log(tmp_path), "sglang", most_prompts=20)
     assert not found.is_whole
     assert "the first 20 requests" in sentences(found)[0]

@@ -18,7 +18,7 @@ def test_the_best_sure_gain_is_taken_with_its_interval():
     assert "(95 % interval 3.0 to 5.0)" in said.sentence
 
 
-def test_the_simpler_policy_is_taken_where_the_best_is_hardly_better():
+def test_the_simpler_policy_wins_if_the_best_is_barely_better():
     said = decide(0.2, 0.6, 0.5, [gain("canopy-lru", 4, 3, 5), gain("wa", 4.3, 3, 5)], **AT)
     assert said.flag == "canopy-lru"
 

@@ -28,7 +28,7 @@ def advised(sample: Sample, capacity_tokens: float = 150 * 64, *below: Below) ->
     return advise(sample, PROFILE, capacity_tokens=capacity_tokens, below=below, jobs=1)
 
 
-def test_a_log_of_a_few_requests_is_too_short_to_tell() -> None:
+def test_a_log_of_few_requests_is_too_short_for_advice() -> None:
     got = advised(scanned(29))
     assert got.decision.flag == "lru"
     assert "has only 29 requests, too few to tell" in got.decision.sentence
@@ -53,7 +53,7 @@ def test_a_capacity_that_prompts_do_not_fit_is_doubted() -> None:
     assert "longer than that" not in about_capacity(advised(scanned(300)))
 
 
-def test_what_more_memory_adds_is_said_of_the_smallest_that_does() -> None:
+def test_the_gain_of_memory_is_reported_for_the_smallest_tier() -> None:
     rows = [ask(float(i), range(i % 50 * 100, i % 50 * 100 + 64), block_tokens=64) for i in range(200)]  # fmt: skip
     below = (Below("40 GB of host memory", 40.0), Below("and a disk of 100 GB", 100.0, disk=True))
     said = advised(sample_of(rows), 64 * 64.0, *below).decision.sentence

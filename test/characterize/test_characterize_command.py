@@ -49,7 +49,7 @@ def test_the_page_needs_nothing_else(report_dir: Path) -> None:
     assert page.pictures == len(list(report_dir.glob("*.png"))) >= 9
 
 
-def test_the_page_says_what_the_trace_cannot_say(report_dir: Path) -> None:
+def test_the_page_lists_unanswerable_questions(report_dir: Path) -> None:
     text = (report_dir / "report.html").read_text()
     assert "the trace names no users" in text
 
@@ -126,7 +126,7 @@ def test_a_trace_of_one_request_is_no_trouble(tmp_path: Path) -> None:
     assert main(command) == 0
 
 
-def test_azure_has_no_blocks_and_is_told_so(
+def test_azure_traces_without_blocks_are_refused(
     data_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trace = data_dir / "azure" / "AzureLLMInferenceTrace_code.csv"
@@ -183,7 +183,7 @@ def test_a_broken_line_may_be_skipped(small_trace: Path, tmp_path: Path) -> None
     assert main([*command, "--out", str(tmp_path / "b"), "--skip-bad", "1"]) == 0
 
 
-def test_a_folder_that_cannot_be_made_is_said(
+def test_a_folder_that_cannot_be_created_is_reported(
     small_trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("")

@@ -48,13 +48,13 @@ def test_reuse_ages_are_counted_for_the_category_that_used_the_block_last() -> N
     assert ages_s[[text, file, text + 1]].tolist() == [40.0, 20.0, 210.0]
 
 
-def test_hits_on_ones_own_blocks_are_told_from_others() -> None:
+def test_hits_on_own_and_on_others_blocks_are_distinguished() -> None:
     seen = observe(TWO_TALKS)
     assert seen.same_conversation_hits == 4
     assert seen.same_user_hits == 4
 
 
-def test_a_request_knows_the_one_that_continues_it() -> None:
+def test_a_request_refers_to_its_continuation() -> None:
     assert observe(TWO_TALKS).next_request.tolist() == [2, -1, 4, -1, -1]
 
 

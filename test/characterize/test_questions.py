@@ -45,7 +45,7 @@ def test_hits_of_a_partial_block_count_its_tokens_only() -> None:
     assert ideal_hits(observe(trace)).token_hit_ratio == pytest.approx(0.5)
 
 
-def test_concentration_reads_off_who_holds_what() -> None:
+def test_concentration_has_the_share_of_each_owner() -> None:
     c = concentration(np.array([90, 10, 0, 0, 0, 0, 0, 0, 0, 0]))
     assert c.top_tenth == pytest.approx(0.9)
     assert c.owners_of_90 == pytest.approx(0.1)
@@ -58,7 +58,7 @@ def test_nothing_to_hold_is_not_a_division_by_zero() -> None:
     assert concentration(np.zeros(5)).top_tenth == 0.0
 
 
-def test_cross_hits_need_ids_to_be_told() -> None:
+def test_cross_hits_need_user_ids() -> None:
     s = skew(observe(TWO_TALKS))
     assert s.cross_user_hits == pytest.approx(2 / 6)
     assert s.cross_conversation_hits == pytest.approx(2 / 6)
@@ -197,7 +197,7 @@ def test_capacity_counts_only_blocks_that_come_again() -> None:
     assert blocks_for(lru, 1.0) == 3
 
 
-def test_published_numbers_are_compared_and_absent_ones_said() -> None:
+def test_published_numbers_are_compared_and_missing_ones_listed() -> None:
     rows = {r.name: r for r in compare("trace-a", observe(TWO_TALKS))}
     assert rows["ideal block hit ratio"].got == pytest.approx(0.5)
     assert rows["ideal block hit ratio"].met is False

@@ -84,7 +84,7 @@ def test_a_pipeline_by_hand():
     assert in_pipeline([0, 5, 0], [1, 1, 1]) == 7
 
 
-def test_the_queue_waits_as_the_pollaczek_khinchine_formula_says():
+def test_the_queue_waits_by_the_pollaczek_khinchine_formula():
     from cachetune.load import queue
 
     times, rate = numpy.array([0.5, 1.0, 3.0]), 0.4

@@ -75,7 +75,7 @@ def test_the_capacity_is_the_one_in_the_servers_log(tmp_path, capsys):
     assert "4,096 tokens (max_total_num_tokens in the log)" in capsys.readouterr().out
 
 
-def test_the_pools_of_dp_ranks_are_one_capacity_and_it_says_so(tmp_path, capsys):
+def test_the_pools_of_dp_ranks_are_one_capacity_as_the_report_states(tmp_path, capsys):
     log = served_log(tmp_path, None)
     ranks = [f"[2026-01-02 03:04:01 DP{n}] max_total_num_tokens=2048, c\n" for n in range(2)]
     log.write_text("".join(ranks) + log.read_text())

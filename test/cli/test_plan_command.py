@@ -91,7 +91,7 @@ def test_a_second_run_simulates_nothing(plan):
     assert second["front"] == first["front"]
 
 
-def test_a_plan_says_how_sure_it_is_and_can_be_asked_to_be_surer(plan, capsys):
+def test_a_plan_states_its_confidence_and_accepts_a_higher_one(plan, capsys):
     fixed = ("--ttl", "none", "--server", "page_size=1,prefetch_policy=timeout")
     _, free = plan(*fixed)
     ttft = free["chosen"]["p90_ttft_s"]
@@ -139,7 +139,7 @@ def scanned(tmp_path):
     return path
 
 
-def test_a_plan_is_for_the_policy_that_advise_finds_and_its_file_says_so(scanned, tmp_path, capsys):
+def test_a_plan_and_its_file_use_the_policy_that_advise_finds(scanned, tmp_path, capsys):
     out, file = tmp_path / "out.json", tmp_path / "plan.json"
     common = ["plan", str(scanned), "--format", "bailian", "--device-tokens", "6400", "--disks", "none",
               "--search", "dram_levels=2,checks=off", "--jobs", "1", "--cache", "off"]  # fmt: skip
@@ -239,7 +239,7 @@ def test_the_trace_may_be_given_alone(trace, tmp_path, capsys):
         (("--device-tokens", "600"), "device_tokens is 600"),
     ],
 )
-def test_a_mistake_is_one_line_that_says_what_to_do(plan, capsys, arguments, message):
+def test_a_mistake_is_one_line_with_the_remedy(plan, capsys, arguments, message):
     status, _ = plan(*arguments)
     captured = capsys.readouterr()
     assert status == 2
@@ -279,7 +279,7 @@ def test_prompts_that_the_device_cannot_hold_are_left_out_and_counted(plan, trac
     assert "few requests" in said
 
 
-def test_a_trace_of_one_moment_says_so(plan, trace, capsys):
+def test_a_trace_of_one_moment_is_refused_with_the_reason(plan, trace, capsys):
     rows = [json.loads(line) for line in trace.read_text().splitlines()]
     trace.write_text("".join(json.dumps({**row, "timestamp": 5}) + "\n" for row in rows))
     assert plan(*UNCHECKED)[0] == 0
@@ -354,7 +354,7 @@ def test_two_gpus_an_instance_are_paid_for(plan):
     assert gpu == pytest.approx(3.9)
 
 
-def test_a_trace_without_contents_cannot_tell_what_a_cache_saves(tmp_path, capsys):
+def test_a_trace_without_contents_gives_no_savings(tmp_path, capsys):
     rows = [f"2023-11-16 18:17:{at // 10:02d}.{at % 10},2000,20" for at in range(300)]
     trace = tmp_path / "azure.csv"
     trace.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]) + "\n")

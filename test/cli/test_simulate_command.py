@@ -42,7 +42,7 @@ def results(rows):
     return [{k: v for k, v in r.items() if k != "seconds"} for r in rows]
 
 
-def test_rows_say_what_ran_and_what_it_gave(trace, capsys):
+def test_rows_have_the_run_and_its_result(trace, capsys):
     status, rows = simulate(trace, "--policy", "canopy-lru,belady", "--capacity", "0.05,0.2,30")
     assert status == 0
     assert all(row.keys() >= ROW_KEYS for row in rows)
@@ -83,7 +83,7 @@ def test_the_placebo_runs_beside_policies_that_read_labels(trace):
     assert results(rows)[0]["block_hit_ratio"] == results(rows)[3]["block_hit_ratio"]
 
 
-def test_options_reach_the_policy_and_tags_tell_two_of_them_apart(trace):
+def test_options_reach_the_policy_and_tags_distinguish_two(trace):
     _, rows = simulate(
         trace,
         "--policy",
@@ -109,7 +109,7 @@ def test_the_threshold_is_lrus_own_tail_unless_it_is_given(trace):
     assert threshold("--tel-threshold-tokens", "700")[0] == 700
 
 
-def test_tail_policies_aim_at_the_threshold_unless_told_otherwise(trace):
+def test_tail_policies_aim_at_the_threshold_by_default(trace):
     _, rows = simulate(
         trace,
         "--policy",

@@ -199,7 +199,7 @@ def test_a_plan_configures_every_tier(tmp_path: Path) -> None:
     assert tiers.host_ttl is not None
 
 
-def test_what_is_typed_wins_over_the_plan_and_it_says_so(tmp_path: Path) -> None:
+def test_typed_flags_override_the_plan_with_a_note(tmp_path: Path) -> None:
     path = plan_file(
         tmp_path, radix_eviction="wa", host_eviction="wa", host_bytes=10**9, disk_bytes=10**9
     )

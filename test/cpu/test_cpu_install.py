@@ -71,14 +71,14 @@ def test_an_engine_switched_off_is_one_clear_line():
     assert len(ran.stdout.strip().splitlines()) == 1
 
 
-def test_importing_sglang_turns_the_cpu_engine_on_unless_the_user_said_otherwise():
+def test_importing_sglang_enables_the_cpu_engine_by_default():
     code = "import os, sglang; print(os.environ['SGLANG_USE_CPU_ENGINE'])"
     assert run_python(code).stdout.strip() == "1"
     assert run_python(code, SGLANG_USE_CPU_ENGINE="0").stdout.strip() == "0"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is another device")
-def test_sglang_chooses_the_cpu_by_itself_and_the_page_does_not_say_otherwise():
+def test_sglang_selects_the_cpu_as_the_page_states():
     ran = run_python("from sglang.srt.utils import get_device; print(get_device())")
     assert ran.stdout.splitlines()[-1] == "cpu", ran.stderr
     page = Path(__file__).parents[2] / "docs" / "reference" / "flags.md"

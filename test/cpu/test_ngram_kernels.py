@@ -58,7 +58,7 @@ def test_links_are_sglangs(first, length) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(parents=trees, data=st.data())
-def test_the_longest_path_that_the_model_says_is_accepted(parents, data) -> None:
+def test_the_longest_path_of_the_models_tokens_is_accepted(parents, data) -> None:
     size = len(parents)
     tokens = data.draw(st.lists(st.integers(0, 2), min_size=size, max_size=size))
     said = data.draw(st.lists(st.integers(0, 2), min_size=size, max_size=size))

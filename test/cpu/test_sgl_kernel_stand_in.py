@@ -34,7 +34,7 @@ def test_rows_move_in_every_layer_even_where_source_and_target_overlap():
         assert torch.equal(layer, wanted)
 
 
-def test_speculative_kernels_import_and_say_what_they_are_when_called():
+def test_speculative_kernels_import_and_raise_when_called():
     from sgl_kernel import build_tree_kernel_efficient_cpu
 
     with pytest.raises(NotImplementedError, match="speculative"):

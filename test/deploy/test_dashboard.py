@@ -71,7 +71,7 @@ def test_a_query_reads_what_there_is(title) -> None:
     assert used <= set().union(*(ours.get(name, SCRAPED) for name in names))
 
 
-def test_every_series_of_ours_that_tells_of_trouble_has_an_alert() -> None:
+def test_every_series_of_faults_has_an_alert() -> None:
     told = " ".join(ALERTS.values())
     for name in (
         *("disk_faults_total", "rank_disagreements_total", "hit_tokens_total"),

@@ -97,7 +97,7 @@ class Announced:
 
 
 @pytest.mark.parametrize("call", ["close", "flush", "sweep"])
-def test_nobody_holds_the_store_while_waiting_for_its_index_file(tmp_path, call) -> None:
+def test_the_store_is_not_locked_while_its_index_file_is_busy(tmp_path, call) -> None:
     """One commits (it has the file's lock) and then looks at the store, as ``flush`` does."""
     store = store_at(tmp_path)
     put(store, chain("a", 2))

@@ -41,7 +41,7 @@ def test_the_commands_on_the_page_can_be_parsed():
 
 @pytest.mark.long
 @pytest.mark.timeout(1200)
-def test_the_example_prints_what_the_page_says(data_dir, tmp_path, capsys) -> None:
+def test_the_example_prints_the_pages_output(data_dir, tmp_path, capsys) -> None:
     example = PAGE[PAGE.index("## An example") : PAGE.index("**The choice meets")]
     (command,) = re.findall(r"^    canopy (plan .*?[^\\])$", example, re.M | re.S)
     words = shlex.split(command.replace("\\\n", " "))

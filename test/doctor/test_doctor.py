@@ -65,7 +65,7 @@ def of_kind(report: dict, kind: str) -> list[str]:
     return [one["text"] for one in report["findings"] if one["kind"] == kind]
 
 
-def test_nothing_is_said_of_a_plain_server(reports) -> None:
+def test_a_plain_server_gets_no_report(reports) -> None:
     assert reports["plain"]["code"] == 0
     assert not of_kind(reports["plain"], REFUSED) + of_kind(reports["plain"], UNTESTED)
 
@@ -74,7 +74,7 @@ def test_sglangs_own_policy_is_refused_nothing(reports) -> None:
     assert reports["sglangs own"]["code"] == 0
 
 
-def test_all_that_is_refused_is_said_at_once_with_the_way_out(reports) -> None:
+def test_all_refusals_are_reported_at_once_with_remedies(reports) -> None:
     said = of_kind(reports["two refused"], REFUSED)
     assert reports["two refused"]["code"] == 1
     assert [any(name in one for one in said) for name in ("lmcache", "--use-ray")] == [True] * 2
@@ -82,7 +82,7 @@ def test_all_that_is_refused_is_said_at_once_with_the_way_out(reports) -> None:
     assert len(said) == 2, "the start's own sentence is one of them"
 
 
-def test_what_nobody_has_tried_is_named_and_no_obstacle(reports) -> None:
+def test_untested_setups_are_named_but_start(reports) -> None:
     assert reports["untested"]["code"] == 0
     assert of_kind(reports["untested"], UNTESTED) == ["`--tp-size` above 2: device, host"]
 

@@ -76,7 +76,7 @@ TESTED = {
         ("Mamba and linear attention", "device"),
         ("Mamba and linear attention", "host"),
     ],
-    "e2e/test_images_served.py::test_pictures_are_told_apart_and_the_text_is_the_same": [
+    "e2e/test_images_served.py::test_pictures_are_distinguished_with_equal_text": [
         ("images in prompts", "device")
     ],
     "radix/test_images.py::test_the_kv_of_another_image_is_never_found": [
@@ -113,7 +113,7 @@ TESTED = {
     "e2e/test_queue_order.py::test_short_ones_overtake_and_priorities_go_first": [
         ("`--enable-priority-scheduling`", "device")
     ],
-    "e2e/test_setups_served.py::test_an_engine_in_python_stamps_learns_and_says_the_same": [
+    "e2e/test_setups_served.py::test_an_engine_in_python_stamps_learns_and_answers_alike": [
         ("`sglang.Engine` in Python", "device")
     ],
     "e2e/test_ngram_served.py::test_drafts_by_ngrams_answer_alike_on_three_tiers": [
@@ -127,7 +127,7 @@ TESTED = {
     "radix/test_token_pairs.py::test_a_drafts_kv_follows_the_targets_through_the_host": [
         ("speculative decoding with a draft model (EAGLE, MTP)", "host")
     ],
-    "radix/test_prefill_side.py::test_the_next_turn_tells_what_the_output_was": [
+    "radix/test_prefill_side.py::test_the_next_turn_contains_the_output": [
         ("`--disaggregation-mode prefill`", "device")
     ],
     "radix/test_prefill_side.py::test_a_turn_that_comes_back_from_the_host_is_a_return": [

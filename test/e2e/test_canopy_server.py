@@ -75,7 +75,7 @@ def test_bad_input_is_answered_with_400_and_the_server_goes_on(canopy_server, sa
         ("/generate", {"text": ["a", "b"], "sampling_params": [{}]}, "a list of 1 for 2 prompts"),
     ],
 )
-def test_prompts_that_nobody_can_compute_are_a_400_and_the_server_goes_on(
+def test_prompts_that_cannot_be_computed_get_400_and_the_server_continues(
     canopy_server, path, body, said
 ):
     client = canopy_server
@@ -93,7 +93,7 @@ def test_unknown_categories_are_served_and_stay_bounded(canopy_server):
     assert "Traceback" not in client.server.log_text()
 
 
-def test_the_openai_client_can_say_what_it_knows(canopy_server):
+def test_the_openai_client_can_send_hints(canopy_server):
     openai = pytest.importorskip("openai")
     client = canopy_server
     api = openai.OpenAI(base_url=f"{client.url}/v1", api_key="none")

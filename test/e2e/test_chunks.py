@@ -192,7 +192,7 @@ def test_a_separator_marks_documents_in_a_completion(client) -> None:
     assert state(client)["fused_requests"] == after["fused_requests"]
 
 
-def test_text_parts_of_a_chat_are_documents_if_the_client_says_so(client) -> None:
+def test_text_parts_of_a_chat_are_documents_on_request(client) -> None:
     documents = [
         f"{f} Nobody knows why, and nobody asks any more in these days." * 2 for f in FACTS
     ]
@@ -287,7 +287,7 @@ def test_registered_documents_are_used_by_id_and_gone_when_deleted(client) -> No
     assert "no document" in text
 
 
-def test_pinning_by_id_is_told_and_undone_once(client) -> None:
+def test_pinning_by_id_is_answered_and_undone_once(client) -> None:
     text = "The lighthouse at the end of the bay was painted red and white last spring." * 2
     name = client.post("/canopy/chunks", {"text": text})["id"]
 

@@ -82,7 +82,7 @@ def test_full_recompute_where_they_are_found_is_plain_serving(client, registered
     assert answers[0]["output_ids"] == answers[1]["output_ids"]
 
 
-def test_nobody_finds_another_tenants_documents_or_deleted_ones(client) -> None:
+def test_no_tenant_finds_others_or_deleted_documents(client) -> None:
     ids, owner = tokens(DOCUMENT, 77), {"extra_key": "one"}
     name = client.post("/canopy/chunks", {"input_ids": ids, **owner})["id"]
     wait_until_encoded(client)

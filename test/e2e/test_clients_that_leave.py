@@ -81,7 +81,7 @@ def queue_is_empty(client: Any) -> bool:
     return False
 
 
-def test_who_gave_up_and_asks_again_is_answered_while_others_come(shared_server, tiny_model):
+def test_a_retry_after_an_abort_is_answered_under_load(shared_server, tiny_model):
     client = shared_server(tiny_model, "--radix-eviction", "wa", *OURS, *BUSY)
     prompt, over = token_ids(1200, 1), threading.Event()
 
@@ -176,7 +176,7 @@ def fuzz(client: Any, priorities: bool = False) -> dict[str, int]:
         pytest.param((*OURS, *GATE, *PRIORITIES), id="ours-gate-priorities"),
     ],
 )
-def test_whoever_leaves_the_others_get_their_answers(server, tiny_model, arguments):
+def test_other_requests_are_answered_when_one_leaves(server, tiny_model, arguments):
     with server(tiny_model, "--radix-eviction", "wa", *BUSY, *arguments) as client:
         fuzz(client, priorities=PRIORITIES[0] in arguments)
         if OURS[0] in arguments:
@@ -184,7 +184,7 @@ def test_whoever_leaves_the_others_get_their_answers(server, tiny_model, argumen
 
 
 @pytest.mark.parametrize("gate", [(), GATE], ids=["open", "gate"])
-def test_two_ranks_agree_whoever_leaves(server, tiny_model, gate):
+def test_two_ranks_agree_when_any_request_leaves(server, tiny_model, gate):
     cores = sorted(os.sched_getaffinity(0))
     with server(
         tiny_model,

@@ -19,7 +19,7 @@ LINES = {
 
 @pytest.mark.long
 @pytest.mark.parametrize("line", LINES)
-def test_a_started_server_has_the_parts_that_the_doctor_said(server, tiny_model, line) -> None:
+def test_a_started_server_has_the_parts_that_the_doctor_listed(server, tiny_model, line) -> None:
     flags = ("--radix-eviction", "auto", *LINES[line])
     words = ["sglang", "serve", *cpu_arguments(tiny_model, kv_tokens=4096), *flags]
     done = subprocess.run(

@@ -21,7 +21,7 @@ def ask(client: Any, seed: int, question: str) -> dict[str, Any]:
 
 
 @pytest.mark.long
-def test_pictures_are_told_apart_and_the_text_is_the_same(server, smollm2, tmp_path) -> None:
+def test_pictures_are_distinguished_with_equal_text(server, smollm2, tmp_path) -> None:
     model = write_vision_model(tmp_path / "model", smollm2)
     answers, chances, found = {}, {}, {}
     for policy in ("lru", "wa"):

@@ -25,7 +25,7 @@ def action(kind: str, **payload: Any) -> dict[str, Any]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("released", [False, True])
-def test_what_is_released_leaves_first_and_the_answer_tells_it(server, smollm2, released) -> None:
+def test_released_kv_is_evicted_first_and_the_answer_reports_it(server, smollm2, released) -> None:
     flags = ("--radix-eviction", "wa", "--enable-metrics")
     with server(smollm2, *flags, kv_tokens=POOL) as client:
         first, second, third = (token_ids(PROMPT, seed) for seed in (1, 2, 3))

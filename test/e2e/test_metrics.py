@@ -86,7 +86,7 @@ def reported(client, requests: int) -> Samples:
     return until(true)
 
 
-def test_metrics_say_what_the_responses_said(client) -> None:
+def test_metrics_agree_with_the_responses(client) -> None:
     """Hits by tier and category are the sums of what each response reported."""
     draw = random.Random(1)
     prompts = [[draw.randrange(1000, 9000) for _ in range(PROMPT)] for _ in range(20)]

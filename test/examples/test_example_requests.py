@@ -51,7 +51,7 @@ def endpoint():
         server.shutdown()
 
 
-def test_an_agent_says_when_it_returns_and_when_it_is_done(endpoint) -> None:
+def test_an_agent_hints_its_return_and_its_end(endpoint) -> None:
     url, seen = endpoint
     agent = load("agent_loop")
     agent.TOOL_S = 0.0

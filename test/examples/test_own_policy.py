@@ -16,7 +16,7 @@ def test_a_policy_in_thirty_lines_runs_beside_the_others() -> None:
     assert re.findall(r"^(\S+) +\d", done.stdout, re.M) == ["lru", "wa", "heads-last"]
 
 
-def test_every_example_that_runs_says_how() -> None:
+def test_every_runnable_example_has_its_command() -> None:
     for script in EXAMPLES.glob("*.py"):
         text = script.read_text()
         assert "__main__" not in text or f"python examples/{script.name}" in text.split('"""')[1]

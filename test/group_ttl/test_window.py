@@ -70,7 +70,7 @@ def test_a_window_learns_the_same_for_the_next_hour() -> None:
     assert won.mean_tokens < fixed.mean_tokens * 1.1
 
 
-def test_a_table_is_for_the_servers_ids_unless_said_otherwise() -> None:
+def test_a_table_uses_server_ids_by_default() -> None:
     window = PathLog(block_tokens=16)
     two_tenants(window, 600.0)
     table = learn(window.snapshot(), 1e6).table

@@ -23,7 +23,7 @@ def test_the_server_s_backend_decides():
     assert "triton" in choice("triton").reason
 
 
-def test_triton_alone_is_the_fallback_and_says_why(monkeypatch):
+def test_triton_alone_is_the_fallback_with_a_reason(monkeypatch):
     monkeypatch.setitem(sys.modules, "flashinfer", None)
     assert "cannot be imported" in choice("flashinfer").reason
     assert "flash_attn_with_kvcache" in choice("fa3", types.SimpleNamespace()).reason

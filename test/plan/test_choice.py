@@ -69,7 +69,7 @@ def test_a_constraint_is_read_in_its_units(text, key, limit):
         ("p99_ttft<1e999s", "is not a number"),
     ],
 )
-def test_a_constraint_with_a_typo_says_what_to_write(text, message):
+def test_a_constraint_with_a_typo_suggests_the_correction(text, message):
     with pytest.raises(CanopyError, match=message) as raised:
         parse_constraint(text)
     assert "\n" not in str(raised.value)

@@ -62,7 +62,7 @@ def without_time(rows):
     return [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
 
 
-def test_a_larger_memory_hits_more_and_costs_what_the_list_says():
+def test_a_larger_memory_hits_more_at_the_list_price():
     with Evaluator(work()) as evaluate:
         none, large = evaluate(SOME[:2])
     assert large["token_hit_ratio"] > none["token_hit_ratio"] + 0.1
@@ -156,7 +156,7 @@ def test_the_digest_of_a_trace_is_of_its_content():
     assert trace_digest(large) != trace_digest(trace())
 
 
-def test_a_folder_that_cannot_be_written_is_said(tmp_path):
+def test_a_folder_that_cannot_be_written_is_reported(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(CanopyError, match="give --cache FOLDER, or --cache off"):
         Cache(tmp_path / "file" / "folder", "x" * 64)

@@ -105,13 +105,13 @@ def test_a_disk_billed_by_use_costs_what_it_held():
     assert d.per_hour(1000) * 730 == pytest.approx(100)
 
 
-def test_too_large_a_size_says_how_large_it_may_be():
+def test_the_error_of_a_too_large_size_has_the_maximum():
     with pytest.raises(CanopyError, match=r"up to 100 GiB, 101 GiB were asked for"):
         disk(largest_gib=100).bought_gib(101)
 
 
 @pytest.mark.parametrize("name", price_list_names())
-def test_every_shipped_list_is_an_example_and_what_has_no_source_is_said_once(name):
+def test_every_shipped_list_is_an_example_and_names_missing_sources_once(name):
     prices = load_prices(name)
     assert prices.example
     *sourced, unsourced = prices.sources

@@ -168,7 +168,7 @@ def test_a_trace_that_repeats_nothing_needs_no_host_memory():
     assert plan.reusable_gib == plan.baseline["dram_gib"] == 0.0
 
 
-def test_a_plan_from_a_part_says_what_was_not_simulated_on_the_whole():
+def test_a_plan_from_a_part_marks_rows_not_simulated_on_the_whole():
     plan = small_plan(sample_requests=8)
     assert plan.predicted > 0
     assert not plan.choice.row.get("predicted")

@@ -80,7 +80,7 @@ def test_a_fortieth_of_a_finer_grid_finds_99_percent_of_its_volume_on_average():
     assert min(volume for volume, _ in shares) >= 0.98
 
 
-def test_the_search_ends_when_little_is_left_and_says_how_much():
+def test_the_search_ends_at_the_tolerance_and_reports_the_rest():
     for model in MODELS[::3]:
         coarse = share_of_grid(Cache(*model), tolerance=0.05)[2]
         fine = share_of_grid(Cache(*model), tolerance=0.01)[2]
@@ -165,7 +165,7 @@ def test_a_cliff_at_the_end_of_dram_is_seen():
     assert first
 
 
-def test_the_most_evaluations_are_kept_and_their_end_is_said():
+def test_the_limit_of_evaluations_is_kept_and_reported():
     _, _, found = share_of_grid(Cache(), evaluations=20)
     assert len(found.rows) == 20
     assert found.out_of_budget
@@ -198,7 +198,7 @@ def test_a_space_without_disks_is_a_line():
     assert all(c.disk is None for c in found.rows)
 
 
-def test_differences_that_nobody_would_pay_for_make_no_volume():
+def test_negligible_differences_add_no_volume():
     two = Objectives.of(["mean_ttft", "throughput"])
     rows = [
         {"mean_ttft_s": 1.0, "throughput_tokens_per_s": 1000.0},

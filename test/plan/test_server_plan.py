@@ -50,7 +50,7 @@ def test_sizes_policies_and_a_fixed_ttl_reach_the_file(tmp_path):
     read.check_for_server()
 
 
-def test_no_disk_says_nothing_of_one():
+def test_without_a_disk_no_disk_is_mentioned():
     plan = server_plan(row(Configuration(dram_gib=1.0)), work(), {}, "/kv")
     assert (plan.disk_bytes, plan.disk_path, plan.disk_eviction, plan.ttl) == (None,) * 4
     said = plan.server.to_json()
@@ -114,7 +114,7 @@ def test_groups_of_a_servers_own_log_are_written():
     plan.check_for_server()
 
 
-def test_groups_of_another_trace_are_left_out_and_it_is_said():
+def test_groups_of_another_trace_are_omitted_with_a_note():
     plan = server_plan(
         row(replace(WITH_DISK, ttl="group", disk_gib=8.0)), with_groups(TRACE_HASH), {}
     )

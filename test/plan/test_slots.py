@@ -17,7 +17,7 @@ def test_the_last_hours_end_at_the_last_request():
     assert [r.time_s for r in chosen] == [0, 1800, 5400]
 
 
-def test_a_log_without_requests_says_so():
+def test_a_log_without_requests_is_refused_with_the_reason():
     with pytest.raises(CanopyError, match="no finished request yet"):
         last_hours([], 1)
 

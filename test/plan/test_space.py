@@ -84,7 +84,7 @@ def test_sizes_reach_the_largest_and_none_is_below_the_least():
 
 
 @given(st.floats(1e-3, 1e6), st.floats(1e-3, 1e6))
-def test_what_lies_between_two_sizes_is_told_apart_from_both(one, other):
+def test_midpoints_differ_from_both_sizes(one, other):
     low, high = sorted((round_size(one), round_size(other)))
     middle = between(low, high)
     if middle is None:

@@ -144,7 +144,7 @@ def test_what_a_flush_threw_away_is_not_predicted_to_be_hit(tmp_path, capsys):
     assert "flushed" in capsys.readouterr().out
 
 
-def test_a_prompt_that_speaks_of_a_flush_is_none(tmp_path):
+def test_a_prompt_about_a_flush_is_no_flush(tmp_path):
     log = tmp_path / "server.log"
     body = {"rid": "1", "obj": {"text": "Cache flushed successfully!"}}
     log.write_text(line("received", 1.0, body))
@@ -171,7 +171,7 @@ def test_the_pool_of_the_log_is_the_servers(served, tmp_path, capsys):
     assert "mean ttft" in capsys.readouterr().out
 
 
-def test_a_log_without_times_says_how_to_get_them(tmp_path, capsys):
+def test_the_error_of_a_log_without_times_names_the_flag(tmp_path, capsys):
     log = tmp_path / "server.log"
     body = {"rid": "1", "obj": {"input_ids": [1]}, "out": {"meta_info": {"completion_tokens": 1}}}
     log.write_text(line("finished", 1.0, body))

@@ -41,7 +41,7 @@ def prompt(number, time_s, blocks=16, category="default", first=0):
     return TraceRequest(time_s, blocks * BLOCK, 4, ids, BLOCK, category=category)
 
 
-def test_settings_are_sglangs_defaults_unless_a_plan_says_otherwise():
+def test_settings_are_sglangs_defaults_unless_planned():
     given = work([prompt(1, 0.0)], disk_class())
     c = Configuration(dram_gib=1.0, disk="d", disk_gib=4.0)
     config = system_of(c, given.engine, given.prices, {})
@@ -125,7 +125,7 @@ def test_group_ttls_are_learnt_from_the_whole_trace():
     assert len(observe(requests).log) == len(requests)
 
 
-def test_a_row_says_what_became_of_its_group_ttls():
+def test_a_row_has_the_outcome_of_its_group_ttls():
     requests = [prompt(at % 40, 2.0 * at, 4) for at in range(400)]
     given = work(requests, disk_class())
     c = Configuration(1, 8 * KV / GIB, "d", 1000 * KV / GIB, ttl="group")

@@ -53,7 +53,7 @@ def test_shuffled_labels_change_only_what_reads_them(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*policy_names(), *hindsight_names()])
-def test_who_takes_a_tail_target_has_an_option_for_it(name: str) -> None:
+def test_policies_with_a_tail_target_have_its_option(name: str) -> None:
     made = hindsight_class(name) if name in hindsight_names() else policy_class(name)
     options = {field.name for field in dataclasses.fields(made.Config)}
     if made.takes_tail_target:
@@ -63,7 +63,7 @@ def test_who_takes_a_tail_target_has_an_option_for_it(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", policy_names())
-def test_who_hears_of_requests_says_that_it_learns(name: str) -> None:
+def test_policies_that_receive_requests_declare_learning(name: str) -> None:
     cls = policy_class(name)
     hears = any(getattr(cls, call) is not getattr(Policy, call) for call in ("arrive", "finish"))
     assert cls.learns is hears

@@ -79,7 +79,7 @@ def test_what_a_conversation_left_by_compaction_ranks_as_over() -> None:
     check(tree)
 
 
-def test_a_name_of_a_user_says_nothing_of_branches() -> None:
+def test_a_users_name_implies_no_branches() -> None:
     assert not over(branches(False, [TURN_1, COMPACTED]))
 
 
@@ -103,7 +103,7 @@ def test_a_branch_that_others_use_is_not_over() -> None:
     assert not over(tree) & set(TURN_1)
 
 
-def test_who_goes_back_to_branches_it_left_is_soon_not_believed() -> None:
+def test_a_return_to_abandoned_branches_ends_trust() -> None:
     tree = branches(True, [], block_tokens=4)
     now = 0.0
     for round_ in range(40):
@@ -164,7 +164,7 @@ def test_a_child_that_never_answers_does_not_keep_its_parent_for_ever() -> None:
     assert not len(tree.core.conversations.running_children)
 
 
-def test_who_waits_for_a_child_that_waits_itself_is_kept_too() -> None:
+def test_ancestors_of_a_waiting_child_are_kept() -> None:
     tree = LiveTree(1000, "wa", {"quantum_tokens": 1})
     ask(tree, TURN_1, 0.0, conversation="parent")
     ask(tree, list(range(700, 710)), 10.0, conversation="child", parent="parent")

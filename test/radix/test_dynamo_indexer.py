@@ -114,7 +114,7 @@ def leading(prefixes: Cached, tokens: list[int], salt: str | None) -> int:
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["from the start", "comes late"])
-def test_it_knows_what_each_tenant_has_on_device_and_host(indexer: Indexer, late: bool) -> None:
+def test_it_counts_each_tenants_tokens_on_device_and_host(indexer: Indexer, late: bool) -> None:
     """For every cached prefix and many other prompts, its answer equals the tree's contents."""
     pub, replay = free_port(), free_port()
     # SGLang's publisher binds to addresses with a star.

@@ -54,7 +54,7 @@ def test_the_use_of_a_shared_beginning_by_others_is_not_the_conversations_use():
     assert [node["last_use_ago_s"] for node in one["nodes"]] == [11.0, 19.0]
 
 
-def test_who_evicted_it_and_why_is_remembered():
+def test_the_cause_of_an_eviction_is_remembered():
     tree = LiveTree(32, "canopy-lru", {"quantum_tokens": 1})
     tree.serve(list(range(16)), 1.0, conversation="a", category="chat")
     tree.serve(list(range(100, 124)), 4.0, conversation="b")
@@ -82,7 +82,7 @@ def test_who_evicted_it_and_why_is_remembered():
     assert "lru evicted 8 tokens from 8 on from the device (capacity), unused for 3 s" in said
 
 
-def test_a_tenant_is_told_of_its_own_conversations_and_an_administrator_of_all():
+def test_a_tenant_sees_its_own_conversations_and_an_administrator_all():
     tree = LiveTree(64, "canopy-lru")
     tree.serve(list(range(8)), 1.0, conversation="a", tenant="x")
     tree.serve(list(range(100, 108)), 2.0, conversation="a", tenant="y")

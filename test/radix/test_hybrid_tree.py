@@ -38,7 +38,7 @@ def test_pools_balance_through_serving_locking_and_evicting(kind, core) -> None:
 
 
 @KINDS
-def test_what_a_request_says_reaches_its_nodes(kind) -> None:
+def test_a_requests_fields_reach_its_nodes(kind) -> None:
     tree = HybridTree(kind, "wa")
     tokens = sequence(tree, 1, 8)
     tree.serve(tokens, 3.0, category="chat", turn=2)

@@ -271,7 +271,7 @@ def test_simulator_and_live_cache_grant_and_evict_alike() -> None:
     assert refused > 50
 
 
-def test_the_status_shows_who_keeps_what() -> None:
+def test_the_status_shows_kept_tokens_by_tenant() -> None:
     tree = LiveTree(1000, "wa")
     tree.serve(talk(1), 0.0, tenant="a", keep_until=3600.0)
     tree.serve(talk(2), 1.0, keep_until=3600.0)

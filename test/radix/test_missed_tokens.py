@@ -43,7 +43,7 @@ def test_a_first_prompt_was_never_seen_and_its_repeat_misses_the_last_token():
     assert causes(tree) == {("never_seen", "none"): 16, ("partial_page", "none"): 1}
 
 
-def test_an_evicted_prompt_says_when_of_whom_and_for_whom():
+def test_an_evicted_prompt_has_time_tenant_and_cause():
     tree = tree_of()
     serve(tree, PROMPT, 1.0, category="chat")
     serve(tree, list(range(100, 160)), 3.0, category="batch")

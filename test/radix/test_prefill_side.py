@@ -41,12 +41,12 @@ def test_a_handed_over_request_did_not_stop_at_a_length() -> None:
     assert (alone.stop, alone.output_tokens) == ("length", 8)
 
 
-def test_what_the_client_says_of_the_end_counts() -> None:
+def test_the_clients_hint_of_the_end_counts() -> None:
     tree = LiveTree(64, "wa", {"block_tokens": 4})
     assert on_prefill(tree, PROMPT, 1.0, stop="tool").canopy.stop == "tool"
 
 
-def test_the_next_turn_tells_what_the_output_was() -> None:
+def test_the_next_turn_contains_the_output() -> None:
     """It is a return of the conversation here as it is on a server that does both."""
     seen = {}
     for side in ("prefill", "both"):

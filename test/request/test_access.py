@@ -390,7 +390,7 @@ def test_a_request_that_is_refused_takes_no_hints_with_it(serve: Serve) -> None:
         }
 
 
-def test_with_hints_off_the_route_is_closed_to_everybody(
+def test_with_hints_off_the_route_is_closed_to_all(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(SECRET_VARIABLE, SECRET)
@@ -473,7 +473,7 @@ def served_by(http: Http, tree: Any) -> None:
     status_file.write(0, {"running": tree.core.live.running})
 
 
-def test_a_tenant_is_told_of_its_own_conversations_alone(
+def test_a_tenant_sees_only_its_own_conversations(
     serve: Serve, tree: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from sglang_canopy.server.http import explain as explain_http
@@ -512,7 +512,7 @@ def test_answers_to_users_are_limited_in_number(
         assert http(*ask, ADMIN)[0] == 200
 
 
-def test_an_administrator_exchanges_the_policy_and_nobody_else(serve: Serve, tree: Any) -> None:
+def test_only_an_administrator_exchanges_the_policy(serve: Serve, tree: Any) -> None:
     from support.live_tree import check
 
     change = ("POST", "/canopy/policy")

@@ -53,7 +53,7 @@ def asked_for(rule: ClientHints, monkeypatch: pytest.MonkeyPatch, **headers: str
     return PRIORITY_FIELDS & stamp.keys()
 
 
-def test_every_field_counts_unless_the_server_says_otherwise(monkeypatch) -> None:
+def test_every_field_counts_by_default(monkeypatch) -> None:
     assert asked_for(ClientHints(), monkeypatch) == PRIORITY_FIELDS
 
 
@@ -86,7 +86,7 @@ def test_without_a_secret_an_empty_header_is_no_gateway() -> None:
     assert not ClientHints("trusted", None, SECRET).accepts({"authorization": "Bearer "})
 
 
-def test_a_call_without_a_request_is_trusted_by_nobody_else() -> None:
+def test_a_call_without_a_request_is_trusted_only_in_process() -> None:
     assert not ClientHints("trusted", ADMIN, SECRET).accepts(None)
     assert ClientHints("on").accepts(None)
 
@@ -98,7 +98,7 @@ def test_a_field_with_a_bad_value_is_refused_whether_it_counts_or_not(monkeypatc
         entry.stamp(obj, {})
 
 
-def test_trusted_with_nobody_to_trust_stops_the_start(monkeypatch) -> None:
+def test_trusted_mode_without_credentials_stops_the_start(monkeypatch) -> None:
     for name in (SECRET_VARIABLE, SECRET_FILE_VARIABLE):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(CanopyError, match="trusted needs a credential; give --admin-api-key"):
@@ -134,7 +134,7 @@ def test_two_sources_or_a_file_that_is_not_there_are_refused(tmp_path: Path) -> 
         gateway_secret({SECRET_FILE_VARIABLE: str(tmp_path / "none")})
 
 
-def test_the_server_does_not_start_with_nobody_to_trust(tiny_model: Path, monkeypatch) -> None:
+def test_the_server_does_not_start_without_a_trusted_sender(tiny_model: Path, monkeypatch) -> None:
     for name in (SECRET_VARIABLE, SECRET_FILE_VARIABLE):
         monkeypatch.delenv(name, raising=False)
     command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(tiny_model)]

@@ -45,7 +45,7 @@ def complete(url: str, workers: list[Worker], key: str, n: int, salt: str = "a")
 
 
 @pytest.mark.parametrize("gateway", sorted(MODULES))
-def test_round_robin_spreads_a_conversation_and_its_end_is_told_to_all_four(
+def test_round_robin_spreads_a_conversation_and_all_four_receive_its_end(
     gateway, workers, tmp_path, capsys
 ) -> None:
     urls = [worker.url for worker in workers]

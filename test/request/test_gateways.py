@@ -98,7 +98,7 @@ def documented() -> dict[str, dict[str, dict[str, str]]]:
 
 
 @pytest.mark.parametrize("gateway", ["sglang-router", "smg"])
-def test_the_page_says_what_passes_each_gateway(gateway, workers, tmp_path) -> None:
+def test_the_page_lists_the_fields_that_pass_each_gateway(gateway, workers, tmp_path) -> None:
     with running(gateway, [w.url for w in workers], tmp_path / "log") as url:
         found = arrived(url, workers)
         assert post(f"{url}/canopy/hint", {"conversation": "c", "over": True})[0] == 404
@@ -277,7 +277,7 @@ def test_a_hint_reaches_every_worker_with_its_tenant_and_keys(workers, capsys, m
     assert capsys.readouterr().out.count(": taken") == 2
 
 
-def test_a_worker_that_is_gone_is_named_and_the_others_are_told(workers, capsys) -> None:
+def test_a_missing_worker_is_named_and_the_others_receive_the_hint(workers, capsys) -> None:
     workers[0].seen.clear()
     gone = Worker()
     gone.close()
@@ -298,7 +298,7 @@ def test_a_worker_that_is_gone_is_named_and_the_others_are_told(workers, capsys)
         (["--url", "http://a", "--keep-s", "1e9"], "canopy_keep_s"),
     ],
 )
-def test_a_hint_that_says_nothing_or_nonsense_is_refused(more, reason, capsys) -> None:
+def test_an_empty_or_invalid_hint_is_refused(more, reason, capsys) -> None:
     assert main(["hint", "c", *more]) == 2
     assert re.search(reason, capsys.readouterr().err)
     assert hint.worker_urls("http://a/,http://a, https://b") == ["http://a", "https://b"]
@@ -316,7 +316,7 @@ def test_a_hint_that_says_nothing_or_nonsense_is_refused(more, reason, capsys) -
     ],
     ids=str,
 )
-def test_a_batch_with_a_prompt_that_names_nobody_is_refused(rule, fields) -> None:
+def test_a_batch_with_a_prompt_without_a_tenant_is_refused(rule, fields) -> None:
     rule("on")
     with pytest.raises(CanopyError, match="names no tenant"):
         entry.stamp(asked(**fields), {}, http({}))

@@ -178,7 +178,7 @@ def test_names_that_are_too_long_become_their_digest_and_stay_apart() -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"not json", b"[1]", b'"text"', b"\xff"])
-def test_a_body_that_is_no_object_says_nothing(body: bytes) -> None:
+def test_a_body_that_is_not_an_object_implies_nothing(body: bytes) -> None:
     assert body_of(http(body)) == {}
     assert body_of(None) == {}
     assert body_of(SimpleNamespace(headers={})) == {}

@@ -60,7 +60,7 @@ def body(*messages: SimpleNamespace, **more: object) -> SimpleNamespace:
         "text",
     ],
 )
-def test_what_a_client_may_not_say_is_refused_in_one_short_sentence(bad: object) -> None:
+def test_a_forbidden_field_is_refused_in_one_short_sentence(bad: object) -> None:
     with pytest.raises(CanopyError) as refusal:
         client_fields(bad)
     assert len(str(refusal.value)) < 400
@@ -104,12 +104,12 @@ def test_a_batch_is_stamped_one_by_one_and_only_once() -> None:
     assert batch.sampling_params[1]["custom_params"]["a"] == 1
 
 
-def test_what_the_client_says_beats_what_is_inferred() -> None:
+def test_the_clients_fields_override_inferred_ones() -> None:
     stamp = make_stamp({"category": "chat", "turn": 4}, {"category": "mine"}, 1.0)
     assert (stamp["category"], stamp["turn"]) == ("mine", 4)
 
 
-def test_a_finished_request_tells_why_it_stopped() -> None:
+def test_a_finished_request_has_its_stop_reason() -> None:
     tree = LiveTree(256, "wa")
 
     def stop(output: list[int], **more: object) -> str | None:

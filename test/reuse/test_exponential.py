@@ -93,7 +93,7 @@ def test_it_is_the_papers_formula_of_the_log(reading, talks):
             assert got == pytest.approx(wanted, rel=1e-6, abs=1e-12)
 
 
-def test_what_nobody_came_back_to_is_never_expected_back_if_it_counts():
+def test_counted_blocks_without_reuse_are_not_expected_again():
     talks = [("text", float(n), [5.0] if n % 2 else []) for n in range(40)]
     counted = fed(ReuseModel(exponential=ExponentialModel(), type_turn=True), log_of(talks))
     assert counted.categories.get("text|turn1").exponential.rank(0.0) > 0.0

@@ -40,7 +40,7 @@ def test_the_weight_is_how_much_rarer_a_return_is_after_the_hint():
 
 
 @pytest.mark.parametrize("accuracy", [0.5, 0.25, 0.0])
-def test_hints_that_tell_nothing_or_the_opposite_weigh_as_none(accuracy):
+def test_uninformative_or_opposite_hints_have_no_weight(accuracy):
     records = HintRecords()
     told(records, "a", 2000, accuracy)
     assert records.over_weight("a") == 1.0
@@ -57,7 +57,7 @@ def test_a_liar_costs_an_honest_tenant_nothing():
     assert beside.over_weight("liar") == 1.0
 
 
-def test_a_tenant_that_turned_honest_is_heard_again():
+def test_a_tenant_that_becomes_honest_is_trusted_again():
     records = HintRecords()
     told(records, "a", 3000, 0.5)
     assert records.over_weight("a") == 1.0
@@ -79,7 +79,7 @@ def test_tenants_that_give_no_hints_take_no_record_from_those_that_do():
 @given(
     st.lists(st.tuples(st.sampled_from("abc"), st.booleans(), st.booleans()), max_size=300),
 )
-def test_weights_are_shares_whatever_is_said(said):
+def test_weights_are_shares_for_any_input(said):
     records = HintRecords()
     category = ReuseModel().categories.get(ROOT)
     for tenant, over, goes_on in said:
@@ -135,7 +135,7 @@ def test_one_tenants_wrong_ends_cost_newcomers_nothing():
     assert records.over_trusted("never seen")
 
 
-def test_an_honest_tenants_ends_are_heeded_again_among_newcomers_that_lie():
+def test_an_honest_tenants_ends_are_trusted_again_among_lying_newcomers():
     records = HintRecords()
     for name in range(20):
         first_end(records, name, goes_on=True)
@@ -198,7 +198,7 @@ def test_a_gateway_and_the_clients_of_a_tenant_are_trusted_apart():
     assert records.stats()["tenants"] == 1
 
 
-def test_returns_fade_and_a_gateway_that_turned_honest_is_heard():
+def test_returns_fade_and_a_reformed_gateway_is_trusted():
     records = HintRecords()
     returns(records, "t", 6000, 0.0)
     assert records.return_skill("t") < 0.1

@@ -114,7 +114,7 @@ def test_a_prompt_that_ends_inside_a_known_prefix_is_no_conversation():
     assert len(model.shadow) > before
 
 
-def test_tips_nobody_continues_lower_the_return_probability():
+def test_tips_without_continuation_lower_the_return_probability():
     model = ReuseModel(min_samples=10)
     for n in range(40):
         serve(model, n, [n * 10, n * 10 + 1])
@@ -177,7 +177,7 @@ def test_four_false_ends_of_one_tenant_leave_the_others_trusted():
     assert model.hints.over_trusted(None)
 
 
-def test_false_returns_of_tenants_that_nobody_knew_cost_the_unknown_their_trust():
+def test_false_returns_of_new_tenants_reduce_newcomers_trust():
     model = ReuseModel()
     serve(model, 0, ["sure"], return_in_s=10.0, tenant="sure")
     serve(model, 10, ["sure", "again"], tenant="sure")
@@ -358,7 +358,7 @@ def test_shared_prefixes_have_room_of_their_own():
     assert model.shared_category(9, 0.5).label == "shared prefix|every<1s|uses9-16"
 
 
-def test_names_that_nobody_used_for_a_window_are_forgotten():
+def test_names_unused_for_a_window_are_forgotten():
     model = ReuseModel(window_s=100.0)
     flood(model, "a", 60)
     for n in range(300):

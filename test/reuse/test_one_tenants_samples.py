@@ -91,7 +91,7 @@ def test_tenants_beyond_a_number_are_one_for_the_room_that_they_get() -> None:
     assert len(model.shadow.samples._parties) <= MAX_PARTIES + 1
 
 
-def test_samples_leave_with_the_window_whoever_has_most() -> None:
+def test_samples_expire_with_the_window_for_any_tenant() -> None:
     model = ReuseModel(max_samples=100, window_s=10.0)
     taught(model, 20)
     for number in range(500):

@@ -12,7 +12,7 @@ def test_finds_the_line():
     assert fit.line() == pytest.approx((1e-4, 0.05), rel=1e-6)
 
 
-def test_says_nothing_before_there_is_enough_to_tell():
+def test_reports_nothing_before_enough_samples():
     fit = TtftFit()
     for _ in range(100):
         fit.add(500, 0.1)  # one point does not make a line
@@ -20,7 +20,7 @@ def test_says_nothing_before_there_is_enough_to_tell():
     assert fit.stats()["alpha_ms_per_1k_tokens"] is None
 
 
-def test_spikes_of_queueing_hardly_move_it():
+def test_spikes_of_queueing_barely_move_it():
     draw = random.Random(1)
     fit = TtftFit()
     for n in range(2000):

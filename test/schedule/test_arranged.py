@@ -143,7 +143,7 @@ def anything(scheduler: Scheduler, draw: random.Random) -> None:
         scheduler.give_up(draw.randrange(20))
 
 
-def test_nobody_is_passed_by_more_than_its_budget_whatever_is_cached_or_held_back() -> None:
+def test_no_budget_is_exceeded_with_caches_and_held_requests() -> None:
     fullest, kept = 0.0, 0
     for seed in range(150):
         draw, scheduler = random.Random(seed), Scheduler()
@@ -156,7 +156,7 @@ def test_nobody_is_passed_by_more_than_its_budget_whatever_is_cached_or_held_bac
     assert kept > 100
 
 
-def test_whoever_costs_more_than_was_known_leaves_room_for_the_prompt_under_way() -> None:
+def test_a_request_with_a_higher_cost_leaves_room_for_the_chunked_prefill() -> None:
     scheduler = Scheduler()
     scheduler.queue.append(Job((9,) * 20))
     scheduler.step()
@@ -173,7 +173,7 @@ def test_whoever_costs_more_than_was_known_leaves_room_for_the_prompt_under_way(
 
 
 @pytest.mark.parametrize("urgent", [0, 1])
-def test_who_is_less_urgent_takes_nothing_of_an_urgent_ones_steps(urgent) -> None:
+def test_lower_priorities_take_nothing_of_urgent_steps(urgent) -> None:
     scheduler = Scheduler()
     long = Job(tuple(range(20)), urgent=urgent)
     scheduler.queue = [long]

@@ -84,7 +84,7 @@ def test_one_that_comes_back_has_its_place_and_what_is_left_of_its_budget() -> N
     assert len(line) == 0
 
 
-def test_nobody_is_let_in_past_a_prompt_in_its_chunks_whose_budget_is_used_up() -> None:
+def test_no_request_passes_a_chunked_prefill_without_budget() -> None:
     line = queue()
     long = line.add(Prefill(100))
     shorts = [line.add(Prefill(60)) for _ in range(2)]
@@ -175,7 +175,7 @@ def test_order_changes_nothing() -> None:
     st.integers(1, 30),
     st.randoms(use_true_random=False),
 )
-def test_nobody_is_passed_by_more_than_the_bound_whatever_comes(factor, own, step, draw) -> None:
+def test_no_request_is_passed_beyond_the_bound(factor, own, step, draw) -> None:
     """An engine with steps of ``step`` seconds, a prompt in chunks, and others that share its steps.
     Requests arrive at up to three times the capacity, and some clients disconnect."""
     least_s = 4.0
@@ -391,7 +391,7 @@ def test_two_ranks_with_different_timings_decide_equally() -> None:
     assert ranks[0].cost.fitted() != ranks[1].cost.fitted()
 
 
-def test_a_second_set_of_books_notices_who_is_passed_by_too_much() -> None:
+def test_a_separate_ledger_detects_exceeded_budgets() -> None:
     line = queue(2.0, 0.0, 4.0)
     ledger = BoundLedger(line)
     first, long, short = line.add(Prefill(10)), line.add(Prefill(50)), line.add(Prefill(14))

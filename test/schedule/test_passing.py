@@ -19,7 +19,7 @@ def shortest(costs: list[float], allowed: list[float]) -> int:
     return min(may, key=lambda place: (costs[place], place), default=-1)
 
 
-def test_a_member_whose_allowance_is_used_up_is_passed_by_nobody() -> None:
+def test_no_member_passes_one_without_allowance() -> None:
     passing = Passing([10.0, 3.0, 1.0], [2.0, 5.0, 5.0])
     assert passing.shortest() == 2
     passing.pass_by(2, 1.0)

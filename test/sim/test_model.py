@@ -18,7 +18,7 @@ def test_prefill_flops_by_hand():
     assert shape.kv_bytes_per_token() == 2 * 1 * 1 * 2 * 2
 
 
-def test_the_preset_is_what_the_config_says(tmp_path):
+def test_the_preset_equals_the_config(tmp_path):
     config = {
         "num_hidden_layers": 32,
         "hidden_size": 4096,

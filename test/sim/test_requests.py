@@ -41,13 +41,13 @@ def test_a_path_continues_when_its_last_full_block_is_used_again():
     assert continuations(trace) == [4.0, 5.0, None, None]
 
 
-def test_exact_hints_say_the_traces_own_future():
+def test_exact_hints_equal_the_traces_future():
     trace = [record(0, [1, 2]), record(4, [1, 2, 3]), record(5, [9])]
     requests = list(to_requests(trace, hints=Hints()))
     assert [(r.over, r.return_in_s) for r in requests] == [(False, 4.0), (True, None), (True, None)]
 
 
-def test_nobody_speaks_at_share_zero_and_everybody_lies_at_accuracy_zero():
+def test_share_zero_gives_no_hints_and_accuracy_zero_only_false_ones():
     trace = random_trace(3, 100)
     truth = [gap is None for gap in continuations(trace)]
     silent = list(to_requests(trace, hints=Hints(share=0)))

@@ -50,7 +50,7 @@ def test_theorem_2_no_policy_has_less_expected_excess(rates, growth, forced) -> 
         assert least > 0
 
 
-def test_the_programme_can_tell_a_worse_policy() -> None:
+def test_the_programme_detects_a_worse_policy() -> None:
     # The oracle is not vacuous: with the beliefs turned round ET-LRU keeps the wrong ones.
     model = program.Model((1.0, 1.0), {2: 1.0}, 1, 0, 3)
     least, _ = program.values(model, (0, 1), 4)

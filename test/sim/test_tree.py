@@ -66,7 +66,7 @@ def test_cuts_the_victims_tail_only_as_far_as_needed():
         ((4, 2, 2), 7, {"whole_nodes": True}, (1, 2, 3, 4)),
     ],
 )
-def test_a_cut_takes_what_its_options_say(lengths, capacity, options, cut):
+def test_a_cut_follows_its_options(lengths, capacity, options, cut):
     fresh = iter(range(1, 99))
     trace = [record(at, [next(fresh) for _ in range(n)]) for at, n in enumerate(lengths)]
     _, cuts, _ = run(trace, capacity, **options)

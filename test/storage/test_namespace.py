@@ -106,7 +106,7 @@ def test_every_argument_of_sglang_is_reviewed() -> None:
     assert not LEAVES_KV & CHANGES_KV
 
 
-def test_an_argument_that_nobody_reviewed_counts_as_changing_kv(model: Path, monkeypatch) -> None:
+def test_an_unreviewed_argument_counts_as_changing_kv(model: Path, monkeypatch) -> None:
     pool, before = host_pool(2), namespace(model)
     found = get_context().resolved_server_args_dict()
     monkeypatch.setattr(

@@ -213,7 +213,7 @@ def test_other_pools_than_plain_kv_are_refused(tmp_path):
     storage.close()
 
 
-def test_settings_say_what_is_wrong():
+def test_errors_of_settings_have_the_reason():
     for given, message in [
         ({"folder": "x"}, "unknown key 'folder'; allowed keys: path .str., capacity_bytes"),
         ({"capacity_gb": 1, "capacity_bytes": 5}, "not both"),
@@ -230,7 +230,7 @@ def test_settings_say_what_is_wrong():
             StorageSettings.from_extra(given, {})
 
 
-def test_settings_come_from_the_environment_where_nothing_is_said():
+def test_settings_default_to_the_environment():
     found = StorageSettings.from_extra(
         {"prefetch_threshold": 1, **DYNAMIC_BACKEND},
         {"CANOPY_DISK_PATH": "/disk", "CANOPY_DISK_CAPACITY_GB": "2.5"},
@@ -257,7 +257,7 @@ def test_the_page_table_forgets_the_oldest_and_counts_it():
     assert pages.dropped.descriptions == pages.dropped.uses == pages.dropped.requests == 1
 
 
-def test_requests_with_long_prompts_that_nobody_takes_stay_within_the_bound():
+def test_unclaimed_requests_with_long_prompts_stay_within_the_bound():
     """A blocked disk thread, and prompts of 32,768 tokens in pages of one."""
     pages = PageTable(max_event_bytes=4 << 20)
     tracemalloc.start()

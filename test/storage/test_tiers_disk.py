@@ -220,7 +220,7 @@ def test_nodes_are_stored_with_the_group_of_their_subtree(start) -> None:
     assert groups == [0, -1]
 
 
-def test_a_disk_policy_that_learns_is_told_of_requests(start) -> None:
+def test_a_learning_disk_policy_receives_requests(start) -> None:
     tree = start(policy="wa", disk={"policy": "wa"})
     request = tree.request(1.0, path=[1, 2, 3], block_tokens=4, prompt_tokens=8, category="chat")
     tree.core.requests.finish(request)
@@ -235,7 +235,7 @@ def test_a_disk_policy_that_learns_is_told_of_requests(start) -> None:
         assert len(copy.path) == (2 if event == "arrive" else 3)
 
 
-def test_a_backend_that_is_not_ours_is_told_nothing(start) -> None:
+def test_a_foreign_backend_receives_no_reports(start) -> None:
     tree = start()
     tree.storage.pages = PageTable()
     tree.serve(tokens(1, 8), 1.0)

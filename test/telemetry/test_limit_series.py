@@ -38,7 +38,7 @@ def say_over(
             records.continued(tip, at + 1.0)
 
 
-def test_a_tenant_whose_hints_come_true_is_told_from_one_whose_do_not() -> None:
+def test_tenants_with_true_and_with_false_hints_are_distinguished() -> None:
     records = HintRecords()
     say_over(records, "honest", 400, 2)
     say_over(records, "liar", 0, 400)

@@ -140,7 +140,7 @@ def test_the_access_log_has_no_query_of_canopys_routes(line, logged) -> None:
     assert record.getMessage() == f'127.0.0.1:1 - "GET {logged} HTTP/1.1" 200'
 
 
-def test_requests_with_salts_say_nothing_in_the_log(caplog) -> None:
+def test_salts_of_requests_are_not_logged(caplog) -> None:
     caplog.set_level(logging.DEBUG)
     tree = LiveTree(200, "wa")
     req = fake_req(list(range(40)), [1], {"time": 1.0}, extra_key=KEY, cache_salt=SALT)

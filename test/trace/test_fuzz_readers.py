@@ -159,7 +159,7 @@ def test_lines_that_are_broken_are_counted(name: str, seed: int) -> None:
 )
 @given(seed=st.integers(0, 10**6))
 @settings(max_examples=4, deadline=None)
-def test_lines_that_come_twice_count_once_or_are_said(name: str, seed: int) -> None:
+def test_duplicate_lines_count_once_or_are_reported(name: str, seed: int) -> None:
     """A line with the name of its call is known again; without one it is another request."""
     if name in DOCUMENTS or "docker" in name or "containerd" in name:
         return

@@ -76,7 +76,7 @@ def test_a_json_list_that_is_newest_first_is_turned_round(tmp_path: Path) -> Non
     assert read(path)[-1].time_s == 4999
 
 
-def test_a_compressed_log_that_is_newest_first_says_so(tmp_path: Path) -> None:
+def test_a_compressed_newest_first_log_is_refused_with_the_reason(tmp_path: Path) -> None:
     import gzip
 
     path = tmp_path / "a.jsonl.gz"
@@ -288,7 +288,7 @@ def test_a_container_changes_no_request(tmp_path: Path, name: str, wrap: Any) ->
     assert timeless(read(bare)) == timeless(read(wrapped))
 
 
-def test_a_containers_log_that_lost_lines_says_how_many(tmp_path: Path) -> None:
+def test_a_containers_log_reports_its_number_of_lost_lines(tmp_path: Path) -> None:
     """A rotated file begins and ends within a line, and a collector drops parts."""
     rows = in_containerd(FORMATS["vllm"][1](CALLS), at=1500).splitlines(keepends=True)
     kept = [row for n, row in enumerate(rows) if b" stdout F" not in row or n % 3]

@@ -81,7 +81,7 @@ def test_lists_of_langfuses_pages_are_read_as_lines_are(tmp_path: Path) -> None:
     assert [r.conversation for r in open_trace(path, "openai")] == ["s1", "s1"]
 
 
-def test_four_bytes_count_as_a_token_and_say_so(tmp_path: Path) -> None:
+def test_four_bytes_count_as_a_token_and_the_report_states_it(tmp_path: Path) -> None:
     path = write(tmp_path / "log.jsonl", [{"time": 1, "prompt": "é" * 100}])
     (request,) = open_trace(path, "openai")
     assert request.input_tokens == 50
@@ -153,7 +153,9 @@ def test_failed_calls_are_no_traffic() -> None:
         ({"time": 1, "messages": []}, "no prompt"),
     ],
 )
-def test_a_broken_line_says_what_is_wrong(row: dict[str, Any], says: str, tmp_path: Path) -> None:
+def test_the_error_of_a_broken_line_has_the_reason(
+    row: dict[str, Any], says: str, tmp_path: Path
+) -> None:
     path = write(tmp_path / "log.jsonl", [row])
     with pytest.raises(CanopyError, match=f"line 1: .*{says}"):
         list(open_trace(path, "openai"))

@@ -193,7 +193,7 @@ def test_a_broken_line_is_named_with_its_number(
         read(path, name)
 
 
-def test_skip_bad_passes_over_that_many_and_says_so(
+def test_skip_bad_ignores_that_many_lines_and_logs_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = write(tmp_path / "t", MOONCAKE, "{", {**MOONCAKE, "timestamp": 2000}, "oops")
@@ -220,7 +220,7 @@ def test_azure_and_agentic_name_what_is_broken(tmp_path: Path) -> None:
         read(write(tmp_path / "c.json", broken), "agentic")
 
 
-def test_what_is_not_there_or_not_known_is_said_at_once(tmp_path: Path) -> None:
+def test_missing_or_unknown_inputs_are_reported_at_once(tmp_path: Path) -> None:
     with pytest.raises(CanopyError, match="choose one of: bailian, mooncake"):
         open_trace(tmp_path, "csv")
     with pytest.raises(CanopyError, match="no trace at"):
@@ -279,7 +279,7 @@ def test_real_traces_read_whole(data_dir: Path) -> None:
     assert len(read(data_dir / "azure/AzureLLMInferenceTrace_code.csv", "azure")) == 8819
 
 
-def test_what_an_agentic_archive_says_of_agents_and_turns_is_read(tmp_path: Path) -> None:
+def test_agents_and_turns_of_an_agentic_archive_are_read(tmp_path: Path) -> None:
     document = {**conversation("c"), "tool_tokens": 100, "system_tokens": 28}
     first, child, *_ = document["requests"]  # type: ignore[misc]
     first |= {"model": "big", "input_types": ["text"], "output_types": ["text", "tool_use"]}

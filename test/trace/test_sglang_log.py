@@ -50,7 +50,7 @@ def test_sglangs_own_warm_up_is_no_traffic(tmp_path: Path, replicas: int) -> Non
     assert [r.input_tokens for r in open_trace(log, "sglang")] == [200]
 
 
-def test_what_the_client_said_is_taken_over(tmp_path: Path) -> None:
+def test_the_clients_fields_are_used(tmp_path: Path) -> None:
     said = {
         "canopy_category": "chat",
         "canopy_turn": 3,
@@ -122,7 +122,7 @@ def test_what_a_server_keeps_apart_shares_no_block(tmp_path: Path, field: str, h
         ("[x] Receive: obj=GenerateReqInput(rid='a')", "in text form"),
     ],
 )
-def test_logs_that_say_too_little_name_the_flags(tmp_path: Path, line: str, why: str) -> None:
+def test_errors_of_incomplete_logs_name_the_flags(tmp_path: Path, line: str, why: str) -> None:
     log = tmp_path / "log"
     log.write_text(line + "\n")
     with pytest.raises(CanopyError, match=f"line 1: .*{why}.*--log-requests-level 3"):
@@ -145,7 +145,7 @@ STARTED = """\
 
 
 @pytest.mark.parametrize("probes", [1, 900])
-def test_a_servers_log_is_told_by_its_lines_whatever_comes_before(tmp_path, probes) -> None:
+def test_a_servers_log_is_recognised_after_any_other_lines(tmp_path, probes) -> None:
     """A start logs a hundred lines that begin as a JSON list does, and then come health checks."""
     log = tmp_path / "server.log"
     probe = '[2026-01-02 03:00:10] INFO:     10.0.0.1:1 - "GET /health HTTP/1.1" 200 OK\n'
@@ -153,7 +153,7 @@ def test_a_servers_log_is_told_by_its_lines_whatever_comes_before(tmp_path, prob
     assert guess_format(log) == "sglang"
 
 
-def test_a_servers_log_without_requests_is_told_by_its_arguments(tmp_path) -> None:
+def test_a_servers_log_without_requests_is_recognised_by_its_arguments(tmp_path) -> None:
     log = tmp_path / "server.log"
     log.write_text("[2026-01-02 03:00:01] server_args=ServerArgs(model_path='m')\n" + STARTED)
     assert guess_format(log) == "sglang"

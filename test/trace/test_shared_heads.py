@@ -65,7 +65,7 @@ def test_the_head_is_what_most_prompts_begin_with() -> None:
     assert shared(a, b)[1] == [[107, 108], [1, 2], [1, 2, 103], [1, 109]]
 
 
-def test_agents_that_a_file_tells_apart_stay_apart() -> None:
+def test_agents_distinct_in_a_file_stay_distinct() -> None:
     one = document("a", 8, 0, [1, 2, 3])
     child = {"t": 0.5, "type": "subagent", "agent_id": "s", "tool_tokens": 8, "system_tokens": 0}
     child["requests"] = [{"t": 0.0, "in": 12, "out": 1, "hash_ids": [1, 5, 6], "model": "m"}]
@@ -117,7 +117,7 @@ def test_agents_of_one_kind_share_their_heads_in_an_overlay(tmp_path: Path) -> N
     assert first.blocks[3] != second.blocks[3]
 
 
-def test_sub_agents_of_one_real_conversation_have_the_heads_that_counts_say(
+def test_sub_agents_of_one_real_conversation_have_the_counted_heads(
     data_dir: Path,
 ) -> None:
     """Agents of one file of the archive, whose ids can be compared."""

@@ -69,7 +69,7 @@ def test_the_file_reads_back_as_drawn(preset: str, tmp_path: Path) -> None:
     assert len(set(roots.values())) == len(roots)
 
 
-def test_a_label_says_synthetic_and_lies_beside_the_trace(tmp_path: Path) -> None:
+def test_the_label_synthetic_is_in_a_file_next_to_the_trace(tmp_path: Path) -> None:
     path = tmp_path / "made.jsonl.gz"
     write_trace(path, get_preset("small"), 30.0, 5)
     label = json.loads((tmp_path / "made.meta.json").read_text())

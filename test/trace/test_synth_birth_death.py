@@ -44,7 +44,7 @@ def test_requests_come_at_the_closed_forms_rate(rates: tuple[float, float, float
 
 
 @pytest.mark.parametrize("rates", RATES)
-def test_a_turn_goes_on_as_often_and_as_soon_as_the_closed_forms_say(
+def test_turns_continue_as_the_closed_forms_predict(
     rates: tuple[float, float, float],
 ) -> None:
     _, ends, turns = rates
@@ -74,7 +74,7 @@ def test_it_starts_in_the_steady_state(rates: tuple[float, float, float]) -> Non
 
 
 @pytest.mark.parametrize("rates", RATES[:2])
-def test_silence_tells_of_an_end_as_bayes_rule_says_and_more_than_the_papers_belief(
+def test_silence_implies_an_end_by_bayes_rule_more_than_the_papers_belief(
     rates: tuple[float, float, float],
 ) -> None:
     _, ends, turns = rates

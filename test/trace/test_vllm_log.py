@@ -48,7 +48,7 @@ def test_the_year_turns(tmp_path: Path) -> None:
     assert [r.time_s for r in open_trace(path, "vllm")] == [0, 20]
 
 
-def test_a_log_without_prompts_says_how_to_log_them(tmp_path: Path) -> None:
+def test_the_error_of_a_log_without_prompts_names_the_flag(tmp_path: Path) -> None:
     path = tmp_path / "server.log"
     path.write_text(
         "INFO 09-10 19:10:44 [logger.py:41] Received request cmpl-1: params: SamplingParams(n=1), lora_request: None."

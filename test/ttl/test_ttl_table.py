@@ -30,7 +30,7 @@ def test_a_block_above_a_root_is_not_in_its_group() -> None:
     assert TABLE.groups_along([9, 10, 11, 12, 13]) == [RESIDUAL, 0, 0, 2, 2]
 
 
-def test_the_request_speaks_before_its_group_before_its_category_before_the_residual() -> None:
+def test_the_request_precedes_group_category_and_residual() -> None:
     assert TABLE.ttl_s(0, "api", own_ttl_s=7.0) == 7.0
     assert TABLE.ttl_s(0, "api") == 5.0
     assert TABLE.ttl_s(RESIDUAL, "api") == 3600.0

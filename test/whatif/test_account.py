@@ -33,7 +33,7 @@ def fill(account, one_in, seed, requests=400, memory_between_s=0.0):
     return more / (20 * requests)
 
 
-def test_all_blocks_say_what_is_so():
+def test_all_example_blocks_are_true():
     account = Account(math.inf)
     truth = fill(account, 1, seed=1)
     assert account.served_ratio() == pytest.approx(0.25)
@@ -44,7 +44,7 @@ def test_all_blocks_say_what_is_so():
 
 
 @pytest.mark.parametrize("one_in", [2, 8, 32])
-def test_a_sample_is_right_on_average_and_as_far_off_as_it_says(one_in):
+def test_a_sample_is_unbiased_with_the_stated_error(one_in):
     off, said = [], []
     for seed in range(20):
         account = Account(math.inf)
@@ -56,7 +56,7 @@ def test_a_sample_is_right_on_average_and_as_far_off_as_it_says(one_in):
     assert spread < math.sqrt(sum(one**2 for one in said) / 20) < 3 * spread
 
 
-def test_a_prefix_that_everybody_hits_says_nothing_whether_it_is_sampled_or_not():
+def test_a_prefix_hit_by_every_cache_changes_no_estimate():
     said = []
     for hot in range(2):
         account = Account(math.inf)

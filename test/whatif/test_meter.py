@@ -146,7 +146,7 @@ def test_the_work_of_a_minute_is_bounded_whatever_comes():
     assert sampled_per_s * (4 + OBSERVE_WORK) + every <= MOST_WORK_PER_S
 
 
-def test_the_first_busy_seconds_say_how_many_requests_a_second_there_are():
+def test_the_first_busy_seconds_give_the_request_rate():
     """Otherwise policies learn from all requests of a minute, not from the sampled ones."""
     meter = Meter(MeterSetup((LRU, "wa")), Memory(10_000 * BLOCK), LRU)
     step = 0
@@ -399,7 +399,7 @@ def test_an_estimate_of_few_requests_has_a_wide_interval():
 
 @settings(max_examples=10, deadline=None)
 @given(st.integers(0, 10_000))
-def test_two_ranks_that_serve_the_same_requests_say_the_same(seed):
+def test_two_ranks_with_equal_requests_answer_alike(seed):
     said = []
     for _ in range(2):
         meter = Meter(MeterSetup(one_in=2), Memory(60 * BLOCK), LRU)
@@ -435,7 +435,7 @@ def meter(*typed: str, ours: bool) -> MeterOptions | None:
     return meter_options(declared.read(WhatifFlags, parser.parse_args(typed)), ours)
 
 
-def test_flags_say_what_they_need():
+def test_the_error_of_a_flag_names_its_requirement():
     with pytest.raises(CanopyError, match="--canopy-observe to watch"):
         meter("--canopy-whatif", "wa", ours=False)
     with pytest.raises(CanopyError, match="SGLang's own policies"):

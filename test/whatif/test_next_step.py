@@ -31,7 +31,7 @@ def meter(*arms: dict[str, Any], undecided: str | None = None, running: str = "c
     }
 
 
-def test_nothing_is_said_before_it_is_known() -> None:
+def test_no_figure_is_reported_before_it_is_known() -> None:
     said = next_step(meter(arm("wa", 0.9), undecided="too few requests: 5 of 200"), "wa", ours=True)
     assert said == "Nothing to decide yet: too few requests: 5 of 200."
 

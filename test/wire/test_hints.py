@@ -63,7 +63,7 @@ def test_a_hint_names_its_tenant_by_extra_key_and_salt_as_requests_do() -> None:
         {"conversation": "a", "over": True, "\n" * 100: 1},
     ],
 )
-def test_a_hint_that_says_nothing_or_something_else_is_refused(bad: object) -> None:
+def test_an_empty_or_unknown_hint_is_refused(bad: object) -> None:
     with pytest.raises(CanopyError):
         Waiting().add(bad, 0.0)
 

@@ -77,7 +77,7 @@ def test_placed_first_it_can_only_be_an_end(compute, transfer, ratio) -> None:
     assert found.ratio == pytest.approx(ratio, abs=0.021)
 
 
-def test_the_profile_tells_what_no_ratio_changes_from_the_transfer() -> None:
+def test_the_profile_separates_fixed_costs_from_the_transfer() -> None:
     found, _, _ = calibrated(ahead(2e-3, 5e-4, 3.0))
     assert found.profile.compute_s == pytest.approx(2e-3, rel=1e-6)
     assert found.profile.transfer_s == pytest.approx(5e-4, rel=1e-6)

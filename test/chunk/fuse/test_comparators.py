@@ -22,7 +22,7 @@ SPENDS_MORE = ("hkvd", "frequency-per-layer", "frequency-nested", "epic")
 
 @pytest.mark.parametrize("name", [n for n in SELECTORS if n not in SPENDS_MORE])
 @pytest.mark.parametrize("ratio", [0.01, 0.15, 0.6])
-def test_nobody_spends_more_than_the_budget_or_outside_chunks(llama, ids, name, ratio):
+def test_no_selector_exceeds_the_budget_or_leaves_the_chunks(llama, ids, name, ratio):
     check_budget(llama, ids, make_selector(name), ratio)
 
 

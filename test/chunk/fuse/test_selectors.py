@@ -59,7 +59,7 @@ def check_budget(llama, ids, selector, ratio):
 
 @pytest.mark.parametrize("name", SELECTORS)
 @pytest.mark.parametrize("ratio", [0.01, 0.15, 0.6])
-def test_nobody_spends_more_than_the_budget_or_outside_chunks(llama, ids, name, ratio):
+def test_no_selector_exceeds_the_budget_or_leaves_the_chunks(llama, ids, name, ratio):
     check_budget(llama, ids, make_selector(name), ratio)
 
 

@@ -102,7 +102,7 @@ def test_documents_are_bounded_in_number_too() -> None:
     known.add([3], "a")
 
 
-def test_a_full_server_says_nothing_of_the_other_tenants() -> None:
+def test_a_full_server_reveals_nothing_about_other_tenants() -> None:
     known = Documents(most_tokens=10, share=0.5)
     for tenant in ("a", "b", "c"):
         known.add([1, 2, 3], tenant)
@@ -137,7 +137,7 @@ def fill(documents: Documents, salts: int) -> None:
                 break
 
 
-def test_invented_tenants_keep_nobody_out() -> None:
+def test_invented_tenants_exclude_no_tenant() -> None:
     documents = Documents(most_tokens=8000, most=1000)
     fill(documents, 11)
     name = documents.add([1, 2, 3] * 40, "honest")

@@ -61,7 +61,7 @@ def test_reused_tokens_stand_beside_the_cached_ones(report) -> None:
     }
 
 
-def test_a_client_is_told_why_nothing_was_reused() -> None:
+def test_the_answer_has_the_reason_for_no_reuse() -> None:
     [answers] = passed([answer(NORMAL)])
     told = sent(of_answers(answers))["prompt_tokens_details"]["canopy_documents"]
     assert told == {
@@ -86,7 +86,7 @@ def test_a_prompt_counts_once_and_not_for_each_of_its_choices() -> None:
 
 
 @pytest.mark.parametrize("kind", ["ChatCompletionStreamResponse", "CompletionStreamResponse"])
-def test_a_streams_last_part_says_what_its_first_one_reported(kind) -> None:
+def test_a_streams_last_part_repeats_the_first_report(kind) -> None:
     parts = passed(answer(FUSED), answer(), answer())
     cached: dict[int, int] = {}
     for part in parts:  # as SGLang's streams note them

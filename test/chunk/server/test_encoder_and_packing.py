@@ -147,7 +147,7 @@ def test_slots_that_are_not_the_rows_are_never_written() -> None:
         pack_rows(batch, batch.table, [torch.tensor([12, 29])])
 
 
-def test_a_full_queue_takes_from_the_tenant_who_has_most(llama, store, ids, monkeypatch) -> None:
+def test_a_full_queue_drops_from_the_largest_tenant(llama, store, ids, monkeypatch) -> None:
     monkeypatch.setattr(encode_queue, "MAX_WAITING_CHUNKS", 6)
     encoder = BackgroundEncoder(llama, store)
     for i in range(8):

@@ -149,7 +149,7 @@ def hooked_adder(room: int, page: int):
     ratio=st.sampled_from([0.0, 0.05, 0.15, 1.0]),
     resumed=st.booleans(),
 )  # fmt: skip
-def test_one_prompt_of_a_batch_is_cut_short_and_sglang_knows_which(
+def test_one_prompt_of_a_batch_is_shortened_consistently_with_sglang(
     room, page, prompts, ratio, resumed
 ) -> None:
     stock, result = hooked_adder(room, page)

@@ -136,7 +136,7 @@ def test_a_chunk_that_is_deleted_while_a_plan_holds_it_stays_whole() -> None:
     store.check()
 
 
-def test_a_chunk_that_goes_while_slots_are_taken_holds_up_nobody() -> None:
+def test_a_chunk_freed_while_slots_are_taken_blocks_no_request() -> None:
     """The garbage collector runs wherever memory is taken, and gives back slots in the same thread."""
     memory = HostMemory(SHAPE, torch.float32, 10 * TOKEN_BYTES)
     going, made = [memory.hold(chunk_of(1, 5))], []

@@ -110,7 +110,7 @@ def test_shuffled_kv_stops_reuse_and_new_kv_brings_it_back(engine, ids, caplog) 
     assert "now served" in caplog.text
 
 
-def test_another_tenants_fault_concerns_nobody_else(engine, ids) -> None:
+def test_a_tenants_fault_affects_no_other_tenant(engine, ids) -> None:
     mine, other = prompt(ids), prompt(ids, salt="other")
     learn(engine, other)
     shuffle(engine)

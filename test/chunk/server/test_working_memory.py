@@ -136,7 +136,7 @@ def request(count: int):
     return SimpleNamespace(origin_input_ids=[1] * count, **fields)
 
 
-def test_a_longer_prompt_runs_normally_and_says_so() -> None:
+def test_a_longer_prompt_runs_normally_and_the_answer_states_it() -> None:
     options = Options(prompt_tokens=100)
     state = SimpleNamespace(bounds=((0, 50),))
     assert ineligible_reason(request(100), state, options) is None

@@ -116,7 +116,7 @@ CHECKS = {
 
 
 @pytest.mark.parametrize("name", CHECKS)
-def test_nobody_reads_what_is_not_there_yet(machine, name) -> None:
+def test_unfinished_writes_are_not_read(machine, name) -> None:
     CHECKS[name](machine)
 
 

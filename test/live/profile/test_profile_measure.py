@@ -54,7 +54,7 @@ def test_known_costs_come_back():
     assert costs.decode_step_s[2][0] == pytest.approx(STEP + TOKEN + 3 * DECODE, rel=0.05)
 
 
-def test_a_server_that_does_not_cache_is_told_so():
+def test_a_server_without_a_cache_gets_that_message():
     with pytest.raises(CanopyError, match="was not cached"):
         measured(KnownServer(caches=False))
 
@@ -66,7 +66,7 @@ def test_a_batch_that_does_not_fit_is_continued_from_what_does():
     assert costs.decode_step_s[2][-1] > costs.decode_step_s[2][-2] > 0
 
 
-def test_nobody_at_the_address_is_one_line():
+def test_an_unreachable_address_is_reported_in_one_line():
     with pytest.raises(CanopyError, match="is the server up") as caught:
         ProfiledServer("http://127.0.0.1:9")
     assert "\n" not in str(caught.value)

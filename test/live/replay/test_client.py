@@ -83,7 +83,7 @@ def test_openais_stream_ends_with_the_usage_and_an_empty_list_of_choices() -> No
     assert len(reply.gaps_s) == 1
 
 
-def test_a_server_that_says_nothing_about_its_cache_is_not_a_server_without_hits() -> None:
+def test_an_unreported_cache_differs_from_no_hits() -> None:
     reply = answer_to("openai", [{"choices": [{"text": "a"}]}])
     assert reply.ok
     assert reply.cached_tokens is None

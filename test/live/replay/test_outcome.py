@@ -109,7 +109,7 @@ def test_a_shuffle_moves_labels_but_neither_makes_nor_loses_any() -> None:
     assert shuffled == options.labels(planned(60), shuffle=True, seed=1)
 
 
-def test_hints_say_what_the_replayed_requests_do() -> None:
+def test_hints_match_the_replayed_requests() -> None:
     made = planned(3)
     for p, time_s in zip(made, (10.0, 12.0, 50.0)):
         p.request = replace(p.request, time_s=time_s)

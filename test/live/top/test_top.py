@@ -151,7 +151,7 @@ def test_what_other_policies_would_hit_is_shown_beside_the_running_one() -> None
         assert part in text
 
 
-def test_a_meter_that_knows_nothing_yet_says_so_instead_of_figures() -> None:
+def test_a_meter_without_samples_reports_no_figures() -> None:
     undecided = {**WHATIF, "undecided": "too few requests: 5 of 200"}
     text = shown({**STATUS, "whatif": undecided})
     assert "too few requests: 5 of 200" in text
@@ -246,7 +246,7 @@ def test_json_is_for_scripts(capsys) -> None:
         ("oops", 500, "answers 500"),
     ],
 )
-def test_other_servers_are_told_in_one_line(answer, code, says, capsys) -> None:
+def test_other_servers_are_reported_in_one_line(answer, code, says, capsys) -> None:
     with answering(answer, code) as url:
         assert main(["top", "--url", url, "--once"]) == 2
     error = capsys.readouterr().err
@@ -255,7 +255,7 @@ def test_other_servers_are_told_in_one_line(answer, code, says, capsys) -> None:
     assert error.count("\n") == 1
 
 
-def test_no_server_is_told_in_one_line(capsys) -> None:
+def test_a_missing_server_is_reported_in_one_line(capsys) -> None:
     assert main(["top", "--url", f"http://127.0.0.1:{free_port()}", "--once"]) == 2
     assert "no server answers at http://127.0.0.1:" in capsys.readouterr().err
 
@@ -332,7 +332,7 @@ def test_one_of_several_that_does_not_answer_is_named_and_the_others_count() -> 
     assert gone in frame(found)
 
 
-def test_where_none_of_several_answers_it_says_so() -> None:
+def test_no_answer_from_several_servers_is_reported() -> None:
     with pytest.raises(CanopyError, match="no server answers"):
         fetch_all([f"http://127.0.0.1:{free_port()}" for _ in range(2)])
 

@@ -102,7 +102,7 @@ def command(monkeypatch, capsys):
     return run
 
 
-def test_the_winner_stays_and_the_way_back_is_said(command) -> None:
+def test_the_winner_stays_and_the_undo_command_is_printed(command) -> None:
     server = FakeServer({"wa": 0.5, "canopy-lru": 0.4})
     status, said = command(server)
     assert (status, server.running) == (0, "wa")
@@ -119,7 +119,7 @@ def test_without_a_gain_the_server_is_as_before(command, hits) -> None:
     assert said.rstrip().endswith("canopy-lru ranks again.")
 
 
-def test_what_ranked_before_ranks_again_whoever_was_tried(command) -> None:
+def test_the_previous_policy_ranks_again_after_any_trial(command) -> None:
     server = FakeServer({"wa": 0.4, "canopy-lru": 0.4, "threshold-lru": 0.4}, noise=0.001)
     server.running = "threshold-lru"
     status, said = command(server)

@@ -35,7 +35,7 @@ def scenario(model: Path, name: str, *arguments: str) -> dict[str, Any]:
 
 @pytest.mark.long
 @pytest.mark.timeout(PATIENCE_S)
-def test_who_gave_up_and_asks_again_is_answered_while_others_come(tiny_model) -> None:
+def test_a_retry_after_an_abort_is_answered_under_load(tiny_model) -> None:
     found = scenario(tiny_model, "retry", *OURS)
     assert found["answered"], found
 
@@ -79,7 +79,7 @@ def test_a_name_that_is_used_again_is_another_request(tiny_model) -> None:
         pytest.param((*OURS, *GATE, OVERLAP), id="ours-gate-overlap", marks=pytest.mark.long),
     ],
 )
-def test_whoever_leaves_the_others_get_their_answers_and_nothing_is_held(
+def test_other_requests_are_answered_and_no_memory_is_held_when_one_leaves(
     tiny_model, arguments
 ) -> None:
     found = scenario(tiny_model, "fuzz", *arguments)

@@ -65,7 +65,7 @@ def test_by_default_the_order_is_sglangs(tree: LiveTree) -> None:
     assert arranged(tree, waiting) == waiting
 
 
-def test_the_status_says_what_orders_and_who_waits(tree: LiveTree) -> None:
+def test_the_status_has_the_order_and_the_waiting_requests(tree: LiveTree) -> None:
     arranged(tree, [made(tree, tokens(n, n), 1.0 + n / 1e3) for n in (900, 20, 300)])
     shown = tree.cache.canopy_queue.status()
     assert (shown["order"], shown["waiting_requests"]) == (BOUNDED_SHORTEST, 3)
@@ -88,7 +88,7 @@ def test_what_is_cached_costs_less(tree: LiveTree) -> None:
     assert arranged(tree, [long, short]) == [short, long]
 
 
-def test_who_was_passed_and_left_is_known(tree: LiveTree) -> None:
+def test_overtaken_requests_that_left_are_recorded(tree: LiveTree) -> None:
     live = tree.cache.canopy_queue
     waiting = [made(tree, tokens(100 + n, n), 1.0 + n / 100) for n in range(20)]
     made(tree, [7], 5.0)
@@ -154,7 +154,7 @@ def test_a_prefix_is_protected_from_arrival_on(tree: LiveTree, order: str) -> No
     assert tree.match(prefix) == 400
 
 
-def test_the_budget_goes_to_those_who_are_served_next(tree: LiveTree) -> None:
+def test_the_budget_serves_the_next_requests(tree: LiveTree) -> None:
     """Requests far behind arrived first and used the whole budget; the next pass gives it to the head."""
     tree.cache.canopy_queue = LiveQueue(tree.cache, QueueFlags())
     prefixes = [tokens(400, seed) for seed in range(1, 10)]
@@ -175,7 +175,7 @@ def test_the_budget_goes_to_those_who_are_served_next(tree: LiveTree) -> None:
     )
 
 
-def test_what_nobody_waits_for_any_longer_is_not_protected(tree: LiveTree) -> None:
+def test_prefixes_without_waiting_requests_are_not_protected(tree: LiveTree) -> None:
     prefix = tokens(400, seed=1)
     tree.serve(prefix, 0.1)
     gone, stays = made(tree, [*prefix, 5], 2.0), made(tree, tokens(30, 3), 2.0)
@@ -270,7 +270,7 @@ def test_a_request_that_was_retracted_uncomputed_is_deferred_for_no_request(tree
     assert live._computing == {}
 
 
-def test_one_that_left_the_queue_without_being_let_in_leaves_nothing(tree: LiveTree) -> None:
+def test_a_request_that_leaves_the_queue_leaves_no_state(tree: LiveTree) -> None:
     """SGLang takes an aborted request out of its queue and marks nothing on it."""
     live, waiting = tree.cache.canopy_queue, branches(tree, 2)
     for req in waiting:
@@ -300,19 +300,19 @@ def test_the_time_at_a_gate_is_not_the_queues(tree: LiveTree) -> None:
     assert 100.0 <= live.predictions.model.observed_s < 150.0
 
 
-def test_where_nothing_else_is_to_be_computed_nobody_is_left_out_twice(tree: LiveTree) -> None:
+def test_without_other_work_no_request_is_deferred_twice(tree: LiveTree) -> None:
     waiting = branches(tree, 2)
     assert chosen(tree, waiting, 0)[1] == []
     assert len(chosen(tree, waiting, 2)[1]) == 2
 
 
-def test_sglangs_own_order_leaves_nobody_out(tree: LiveTree) -> None:
+def test_sglangs_own_order_omits_no_request(tree: LiveTree) -> None:
     tree.cache.canopy_queue = LiveQueue(tree.cache, QueueFlags())
     waiting = branches(tree)
     assert chosen(tree, waiting, 3)[1] == waiting
 
 
-def test_the_status_says_what_it_ranks_by(tree: LiveTree) -> None:
+def test_the_status_has_the_ranking(tree: LiveTree) -> None:
     """Seconds of a step, and the number of tokens that share it."""
     live = LiveQueue(tree.cache, QueueFlags(queue_order=BOUNDED_SHORTEST), step_tokens=128)
     live.cost.adopt((0.09, 2e-3, 3e-7, 4e-8))

@@ -42,7 +42,7 @@ def test_short_ones_overtake_urgent_ones_go_first_and_answers_stay_equal(tiny_mo
 
 
 @pytest.mark.timeout(PATIENCE_S)
-def test_whoever_turns_out_shorter_leaves_no_room_for_half_of_another(tiny_model) -> None:
+def test_a_shorter_request_leaves_no_room_for_half_of_another(tiny_model) -> None:
     """SGLang keeps one prompt in the middle of its chunks, and stops when there would be two."""
     given = ("--radix-eviction", "wa", "--chunked-prefill-size", "256", *OURS)
     found = worked("sharing_worker", tiny_model, "shared", *given, patience_s=PATIENCE_S)
@@ -52,7 +52,7 @@ def test_whoever_turns_out_shorter_leaves_no_room_for_half_of_another(tiny_model
 
 @pytest.mark.long
 @pytest.mark.timeout(PATIENCE_S)
-def test_who_shares_a_step_leaves_the_long_prompt_the_memory_that_it_needs(tiny_model) -> None:
+def test_step_sharers_leave_the_long_prompt_its_memory(tiny_model) -> None:
     """A request locks the cached tokens that it matches, so they are no longer free."""
     given = ("--radix-eviction", "wa", "--chunked-prefill-size", "256", *OURS)
     found = worked("sharing_worker", tiny_model, "cached", *given, patience_s=PATIENCE_S)

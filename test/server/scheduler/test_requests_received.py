@@ -88,7 +88,7 @@ def test_wrong_fields_are_left_out_and_the_request_goes_on() -> None:
     assert "turn" not in custom["canopy"]
 
 
-def test_hints_count_only_where_everybody_is_heeded() -> None:
+def test_hints_count_only_if_all_clients_are_trusted() -> None:
     (custom,) = received(
         tokenized({"canopy_turn": 2, "canopy_keep_s": 60}),
         smg_grpc_mode=True,

@@ -215,7 +215,7 @@ def test_a_name_that_is_used_again_is_another_request() -> None:
     assert not scheduler.gate.gate.pressed
 
 
-def test_whoever_comes_while_a_batch_is_chosen_pushes_nobody_out() -> None:
+def test_arrivals_during_a_choice_displace_no_request() -> None:
     """SGLang's grammars become ready there, with requests that join the queue."""
     scheduler = Scheduler()
     scheduler.add(Req("r0", "s0", 90, 0.0))
@@ -239,7 +239,7 @@ def test_what_carries_only_an_error_or_a_health_check_is_let_through() -> None:
     assert len(scheduler.shown()) == 3
 
 
-def test_sessions_fade_by_the_time_that_schedulers_are_told() -> None:
+def test_sessions_fade_by_the_schedulers_time() -> None:
     scheduler = Scheduler()
     scheduler.add(Req("r0", "s0", 90, 0.0))
     scheduler.step()
@@ -253,7 +253,7 @@ def test_sessions_fade_by_the_time_that_schedulers_are_told() -> None:
 
 
 @pytest.mark.parametrize("always", [True, False])
-def test_two_ranks_that_are_told_the_same_decide_the_same(always: bool) -> None:
+def test_two_ranks_with_equal_inputs_decide_alike(always: bool) -> None:
     ranks = Scheduler(always=always), Scheduler(always=always)
     seen: list[list[Any]] = [[], []]
     for scheduler, log in zip(ranks, seen, strict=True):
@@ -310,7 +310,7 @@ def test_options_that_cannot_be_meant_are_refused(typed: str, said: str) -> None
         gate("--canopy-session-gate", typed)
 
 
-def test_the_gate_needs_a_policy_of_ours_and_a_scheduler_that_it_knows() -> None:
+def test_the_gate_needs_a_canopy_policy_and_a_supported_scheduler() -> None:
     server_args = SimpleNamespace(pp_size=1)
     with pytest.raises(CanopyError, match="canopy-lru"):
         arguments._check_gate(server_args, GateSettings(), ours=False)

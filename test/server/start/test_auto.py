@@ -102,7 +102,7 @@ def test_what_the_server_cannot_have_is_left_out_with_the_reason(read) -> None:
     assert "--tokenizer-worker-num 2" in reasons(read["workers"])["gate"]
 
 
-def test_a_host_tier_holds_nothing_twice_unless_the_user_says_how_it_is_written(read) -> None:
+def test_a_host_tier_is_exclusive_unless_the_user_sets_the_write_policy(read) -> None:
     assert read["host"]["write"] == "write_back"
     assert read["host by hand"]["write"] == "write_through"
     assert read["wa"] == {
@@ -177,7 +177,7 @@ GATE = {"armed": True, "thrash_share": 0.123, "waiting_sessions": 3, "paused_ses
 STATUS = {"running": "canopy-lru", "whatif": METER, "queue": QUEUE, "session_gate": GATE}
 
 
-def test_it_says_who_ranks_who_is_next_and_why() -> None:
+def test_the_line_has_the_policy_the_order_and_the_gate() -> None:
     line = in_words(STATUS, ())
     assert "canopy-lru hits 40.0 %, wa would hit 39.0 ± 0.8 %" in line
     assert "instead of wa, which is behind it" in line

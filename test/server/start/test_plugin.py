@@ -194,7 +194,7 @@ def test_storage_below_windows_and_states_is_refused_by_name(kind: str, what: st
             build(SimpleNamespace(**kinds, **context))  # type: ignore[arg-type]
 
 
-def test_the_decode_side_is_told_where_policies_belong() -> None:
+def test_the_decode_side_gets_a_pointer_to_the_prefill_side() -> None:
     why = unsupported(POLICIES, supported(disaggregation_mode="decode"), environment={})
     assert "--radix-eviction to the servers of that side" in why
     assert why.endswith("; use --radix-eviction lru")

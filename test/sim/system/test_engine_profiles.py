@@ -16,7 +16,7 @@ from sglang_canopy.errors import CanopyError
 from support.systems import profile
 
 
-def test_every_shipped_profile_is_valid_and_says_where_it_is_from():
+def test_every_shipped_profile_is_valid_and_names_its_source():
     assert profile_names()
     for name in profile_names():
         shipped = load_profile(name)

@@ -68,7 +68,7 @@ def test_two_gpus_share_the_work_and_pay_for_talking():
     assert two.host.read_bytes_per_s == 2 * one.host.read_bytes_per_s
 
 
-def test_what_does_not_fit_is_said():
+def test_a_misfit_is_reported():
     with pytest.raises(CanopyError, match="no room for KV"):
         made(parameters=40e9)
     with pytest.raises(CanopyError, match="--tp must divide"):

@@ -40,9 +40,7 @@ def test_another_setting_is_another_run(simulated):
         assert len({simulated.fingerprint(arm) for arm in arms}) == len(arms)
 
 
-def test_an_arm_that_says_nothing_of_who_waits_is_run_again_when_the_default_changes(
-    simulated, monkeypatch
-):
+def test_an_arm_with_a_default_is_run_again_when_the_default_changes(simulated, monkeypatch):
     arms = {arm.key: arm for arm in simulated.ARMS}
     before = {key: simulated.fingerprint(arms[key]) for key in ("sglang", "wa")}
     other = SimpleNamespace(waiting_prefixes="ignored")

@@ -164,7 +164,7 @@ def test_closing_keeps_the_sessions_that_go_on() -> None:
     assert hits == {"off": 0, "kept": 0, "closed": 100}
 
 
-def test_the_host_is_ranked_alike_and_everybody_is_served() -> None:
+def test_the_host_is_ranked_alike_and_all_requests_are_served() -> None:
     host = TierSpec(400 * KV, 1e9, 1e9)
     config = SystemConfig(device_tokens=250, host=host, session_refs="closed", **SGLANGS)
     result = simulate_system(talks(), config, profile())

@@ -28,7 +28,7 @@ def told(monkeypatch, trace, **options) -> list[float]:
     return times
 
 
-def test_policies_are_told_when_a_waiting_turn_comes_and_not_its_time_in_the_trace(monkeypatch):
+def test_policies_receive_the_arrival_time_of_a_waiting_turn(monkeypatch):
     first = request(0.0, range(1, 11), output=101, conversation="a")  # answered at 1.1 s
     other = request(1.0, range(101, 111))
     second = request(0.5, range(1, 21), conversation="a", turn=2)

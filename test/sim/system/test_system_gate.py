@@ -52,7 +52,7 @@ def test_past_the_cliff_admitted_sessions_find_their_prefixes():
     assert gated.requests == open_.requests == 60 * TURNS
 
 
-def test_people_who_chat_are_served_as_without_a_gate_past_the_cliff_too():
+def test_chats_are_served_as_without_a_gate_past_the_cliff():
     workload = agents(60, stop="end")
     device = 4 * (FIRST + TURNS * MORE) * 10
     open_, gated = (run(workload, gate, device, 20_000) for gate in ("none", "footprint"))

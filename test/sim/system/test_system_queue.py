@@ -114,13 +114,13 @@ def test_the_queue_is_served_in_its_order(order, expected):
     assert sorted(ends, key=ends.get) == expected
 
 
-def test_every_order_serves_everybody_and_the_total_work_stays():
+def test_every_order_serves_all_requests_with_the_same_total_work():
     for order in QUEUE_ORDERS:
         result = run(three_wait(), schedule_policy=order, max_prefill_tokens=1)
         assert result.makespan_s == pytest.approx(0.2 + 0.4 + 0.3 + 0.1 + 0.001)
 
 
-def test_a_prefix_somebody_waits_for_is_not_evicted_before_it_is_used():
+def test_a_prefix_of_a_waiting_request_is_not_evicted_before_its_use():
     # 0 leaves a prefix; 1 decodes and evicts for it; 2 wants the prefix, and more room than is left.
     trace = [
         request(0.0, range(1, 11)),
@@ -138,7 +138,7 @@ def test_a_prefix_somebody_waits_for_is_not_evicted_before_it_is_used():
     assert set(hits.values()) == {100}
 
 
-def test_by_place_protects_who_is_not_first_in_the_queue():
+def test_by_place_protects_requests_behind_the_first():
     """The tail's prefix survives the head's evictions; if only the head is matched, it does not."""
     trace = [
         request(0.0, range(1, 11)),
@@ -179,7 +179,7 @@ def test_waiting_does_by_default_what_it_does_on_a_server_by_default():
     st.sampled_from(["by-place", "awaited"]),
     st.sampled_from(["fcfs", "bounded-shortest"]),
 )
-def test_whatever_waits_everybody_is_served_and_the_tree_stays_sound(asked, how, order):
+def test_all_requests_are_served_and_the_tree_stays_consistent(asked, how, order):
     trace = [
         request(i / 50, range(100 * which, 100 * which + blocks), output=output)
         for i, (which, blocks, output) in enumerate(asked)
@@ -253,7 +253,7 @@ def test_a_gate_that_never_opens_is_named(monkeypatch):
             return math.inf
 
     monkeypatch.setitem(gates.SESSION_GATES, "shut", Shut)
-    with pytest.raises(CanopyError, match="'shut' never let 1 requests in"):
+    with pytest.raises(CanopyError, match="'shut' never admitted 1 requests"):
         run([request(0.0, (1,))], session_gate="shut")
 
 

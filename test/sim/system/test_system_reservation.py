@@ -93,7 +93,7 @@ REQUEST = st.tuples(st.integers(1, 60), st.integers(1, 40), st.sampled_from([0, 
     page=st.sampled_from([1, 8]),
     room=st.one_of(st.integers(70, 500), st.integers(4000, 30_000)),
 )
-def test_who_is_let_in_is_who_sglang_lets_in(running, waiting, ratio, fixed, page, room):
+def test_admissions_equal_sglangs(running, waiting, ratio, fixed, page, room):
     used = sum(prompt + min(made, output) for (prompt, output, _), made in running)
     device = used + room
     assume(all(p + min(o + b, CLIP_OUTPUT_TOKENS) + page < device for p, o, b in waiting))
@@ -167,7 +167,7 @@ def test_a_batch_that_has_decoded_for_long_takes_more_in_than_one_that_has_just_
     assert run(trace, device_tokens=1200, fixed_outputs=True).ttft_s[1] > 3.0
 
 
-def test_who_asks_for_more_than_is_generated_keeps_others_out():
+def test_excess_max_tokens_delay_other_requests():
     trace = [request(0.01 * i, range(i * 10 + 1, i * 10 + 11), output=50) for i in range(4)]
     quick = run(trace, device_tokens=1000)
     slow = run(trace, device_tokens=1000, max_new_tokens=700)
@@ -176,7 +176,7 @@ def test_who_asks_for_more_than_is_generated_keeps_others_out():
     assert run(trace, device_tokens=1000, max_new_tokens=10**6).requests == 4
 
 
-def test_too_many_taken_in_are_sent_back_and_the_ratio_says_so():
+def test_excess_admissions_are_retracted_and_raise_the_ratio():
     # After 600 steps a tenth is expected of each, and each generates its maximum.
     long = request(0.0, range(1001, 1011), output=900)
     later = [request(6.5 + 0.3 * i, range(i * 10 + 1, i * 10 + 11), output=400) for i in range(8)]
@@ -186,7 +186,7 @@ def test_too_many_taken_in_are_sent_back_and_the_ratio_says_so():
     assert run([long, *later], device_tokens=2_000, fixed_outputs=True).retracted == 0
 
 
-def test_who_was_sent_back_does_not_wait_for_itself():
+def test_a_retracted_request_does_not_wait_for_itself():
     # With prompts of equal length, order and times follow the arrivals.
     trace = [request(0.3 * i, range(i * 10 + 1, i * 10 + 11), output=400) for i in range(9)]
     first_come = run(trace, device_tokens=2_000)
@@ -195,7 +195,7 @@ def test_who_was_sent_back_does_not_wait_for_itself():
     assert ordered.e2e_s == pytest.approx(first_come.e2e_s)
 
 
-def test_who_is_told_to_be_careful_keeps_more():
+def test_a_careful_setting_keeps_more():
     trace = [request(0.0, range(1, 11), output=1000), request(1.0, range(101, 111), output=200)]
     assert run(trace, device_tokens=1250).ttft_s[1] < 0.2
     assert run(trace, device_tokens=1250, schedule_conservativeness=1.4).ttft_s[1] > 1.0

@@ -77,7 +77,7 @@ def test_an_output_is_found_by_the_next_turn():
     assert list(run([first, second]).cached_tokens) == [0, 120]
 
 
-def test_an_output_that_nobody_continues_takes_room_until_it_is_evicted():
+def test_an_output_without_continuation_takes_room_until_eviction():
     trace = [request(0.0, range(1, 11), output=100), request(10.0, range(1, 11))]
     result = run(trace)
     assert result.peak_bytes_by_tier["device"] >= 199 * 1000
@@ -181,7 +181,7 @@ def test_the_same_seed_gives_the_same_result():
         ([request(0.0, (1,)), request(1.0, (2,), size=20)], {}, "one block size"),
     ],
 )
-def test_a_mistake_gets_one_line_that_says_what_to_do(trace, config, said):
+def test_a_mistake_gets_one_line_with_the_remedy(trace, config, said):
     with pytest.raises(CanopyError, match=said) as caught:
         run(trace, **config)
     assert "\n" not in str(caught.value)

@@ -51,7 +51,7 @@ def chat(seed: int, *, requests: int = 150, size: int = 4, spread: float = 20.0)
 
 
 @pytest.mark.parametrize("policy", ["lru", "s3fifo", "wa", "gdfs"])
-def test_requests_that_do_not_overlap_hit_what_the_cache_simulator_says(policy):
+def test_separate_requests_hit_as_in_the_cache_simulator(policy):
     draw = random.Random(7)
     trace, ids = [], itertools.count(1000)
     for i in range(400):
@@ -118,7 +118,7 @@ def test_a_ttl_drops_from_the_disk_as_well():
         assert (result.token_hit_ratio > 0.4) == hit
 
 
-def test_groups_keep_what_their_table_says():
+def test_groups_follow_their_table():
     # Prompt 0 begins with block 1, and alone has a long time to live.
     table = TTLTable((Group(1, 100.0),), residual_ttl_s=1.0, block_tokens=10, hash="trace")
     result = run(rounds(10, 2), host=tier(2000, ttl=table))
