@@ -68,7 +68,7 @@ class Configuration:
     instances: int = 1
     dram_gib: float = 0.0
     disk: str | None = None
-    """A class of the price list."""
+    """Name of a disk class of the price list."""
     disk_gib: float = 0.0
     disk_mib_s: float = 0.0
     """Bandwidth bought separately; 0: the bandwidth included in the size."""

@@ -61,8 +61,8 @@ _BEHIND, _WARY_BEHIND = 0.7, 0.5
 """Shares of sessions that wait for the server instead of thinking. Below them the device keeps up
 with its recomputation, and waiting would take longer. The second applies after a cliff."""
 _FEW_BEHIND, _FEW_WARY_BEHIND = 0.96, 0.9
-"""The same if only a few sessions fit. A session then waits for much of another session, which
-takes longer than recomputation until nearly all sessions wait."""
+"""The same if only a few sessions fit. A held session then waits until another session
+ends, which takes longer than recomputation unless nearly all sessions wait."""
 _NEWEST = 0.02
 _WARY_S = 86_400.0
 _HOLD_OFF_S = 600.0

@@ -218,8 +218,8 @@ class Departures:
     def _classify_sample(
         self, found: Misses, blocks: Sequence[int], first: int, at: int, prompt: int
     ) -> Key | None:
-        """Add the causes of ``blocks``, with one in ``one_in`` known. The others get the cause of
-        the next known block, or of the last. Returns the last cause."""
+        """Add the causes of ``blocks``. One in ``one_in`` is known; the others get the cause of the
+        next known block, or of the last. Returns the last cause."""
         size, pending, key = self.block_tokens, 0, None
         for end, block in enumerate(blocks, first + 1):
             tokens = end * size - at

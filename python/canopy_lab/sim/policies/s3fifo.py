@@ -24,7 +24,7 @@ from sglang_canopy.policy.structures.lazy_heap import LazyHeap
 from sglang_canopy.records import Leaf, Request
 
 _MOST_USES = 3
-"""Uses are counted in two bits."""
+"""Maximum counted uses of a leaf (two bits)."""
 _MOST_REQUESTS = 4096
 """Requests with recorded paths, for leaves admitted long after their creation."""
 _MOST_BLOCKS = 1 << 20

@@ -150,7 +150,7 @@ class ServerGate:
             self.gate.advance(time)
 
     def _is_gated(self, req: Any) -> bool:
-        """Return whether ``req`` is gated: not if it only carries an error or is a health check."""
+        """Return whether ``req`` is gated. Requests with an error and health checks are not."""
         from sglang.srt.managers.utils import is_health_check_generate_req
 
         return (

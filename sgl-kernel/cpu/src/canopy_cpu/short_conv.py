@@ -119,7 +119,7 @@ def _no_linear_attention(*_: Any, **__: Any) -> Any:
 
 
 def _declare_operators() -> list[torch.library.Library]:
-    """Declare operators that SGLang names at import of those backends, or of Qwen's vision models,
+    """Declare operators that SGLang names when it imports its backends of recurrent layers, or Qwen's vision models,
     which import the code of Qwen's linear-attention models."""
     library = torch.library.Library("sgl_kernel", "FRAGMENT")
     for name, arguments, results in (
