@@ -22,8 +22,7 @@ class _StaleEntryPoint(importlib.abc.MetaPathFinder):
     """
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> None:
-        """Raise ``SystemExit`` for a missing module of an entry point; called for modules without a
-        finder."""
+        """Raise ``SystemExit`` for a missing module of an entry point."""
         if not fullname.startswith((f"{__name__}.", "canopy_chunks.")):
             return
         from importlib.metadata import entry_points

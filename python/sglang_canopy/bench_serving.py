@@ -59,8 +59,7 @@ def replay(
 
 
 def run(argv: Sequence[str]) -> dict[str, Any] | None:
-    """Return the result of a replay; ``None`` for the original's datasets, which print their own
-    result."""
+    """Return the result of a replay; ``None`` for the original's datasets."""
     import sglang.benchmark.serving as upstream
 
     results: list[dict[str, Any]] = []

@@ -90,8 +90,7 @@ class Declared:
         return "" if self.high is None else f"at most {self.high:,.10g}"
 
     def allows(self, value: Any) -> bool:
-        """Return whether a value is within choices and bounds. NaN and infinity are never within
-        bounds."""
+        """Return whether a value is within choices and bounds; NaN and infinity never are."""
         if self.choices and value not in self.choices:
             return False
         if isinstance(value, float) and not math.isfinite(value) and self.allowed:

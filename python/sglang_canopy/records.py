@@ -137,16 +137,14 @@ class Leaf(LeafRecord):
         self.return_at = None if back is None else request.time + back
 
     def protected_until(self) -> float:
-        """Return the time until which the node is evicted last; minus infinity without
-        protection."""
+        """Return the time until which the node is evicted last; -inf without protection."""
         keep, awaited = self.keep_until, self.awaited_until
         if keep is None:
             return float("-inf") if awaited is None else awaited
         return keep if awaited is None else max(keep, awaited)
 
     def inherit(self, other: Leaf) -> None:
-        """Copy all fields except ``offset``, ``length``, ``number`` and ``slot`` (a node was split
-        or moved)."""
+        """Copy all fields except ``offset``, ``length``, ``number`` and ``slot``."""
         copy_record(other, self)
         self.awaited_until = other.awaited_until
 

@@ -108,8 +108,7 @@ def tenant_digest(name: str) -> str:
 
 
 def tenant_of_req(req: Any) -> str | None:
-    """Return the tenant of an SGLang ``Req``, from the client's own extra key without its adapter's
-    id."""
+    """Return the tenant of an SGLang ``Req``, from the client's extra key without adapter id."""
     return tenant_of(_clients_key(req), req.cache_salt)
 
 
@@ -141,8 +140,7 @@ def is_documents_key(extra_key: str | None) -> bool:
 
 
 def check_extra_key(extra_key: object) -> None:
-    """Raise ``CanopyError`` if a client's extra key, or one key of a batch, contains
-    ``DOCUMENTS_MARK``."""
+    """Raise ``CanopyError`` if a client's extra keys contain ``DOCUMENTS_MARK``."""
     for key in extra_key if isinstance(extra_key, list) else [extra_key]:
         if isinstance(key, str) and is_documents_key(key):
             raise CanopyError(
@@ -152,8 +150,7 @@ def check_extra_key(extra_key: object) -> None:
 
 
 def unreserved_key(extra_key: str) -> str:
-    """Return a client's extra key without ``DOCUMENTS_MARK``, for keys that bypassed the HTTP
-    entry's check."""
+    """Return an extra key without ``DOCUMENTS_MARK``, if the HTTP entry did not check it."""
     return extra_key.replace(DOCUMENTS_MARK, "\x00refused/")
 
 

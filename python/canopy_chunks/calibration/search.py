@@ -1,5 +1,4 @@
-"""Search for the recompute ratio: the roofline prior and a golden-section search (CacheTune,
-Algorithm 1)."""
+"""Search for the ratio: the roofline prior and a golden-section search (CacheTune, Algorithm 1)."""
 
 from __future__ import annotations
 

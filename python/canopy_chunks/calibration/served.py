@@ -62,8 +62,7 @@ class ServedPrompts:
         self.tiers: Counter[str] = Counter()
 
     def learn(self) -> None:
-        """Send every document once, in another order than later: an exact prefix would not count as
-        reuse."""
+        """Send every document once, in another order than later: an exact prefix is no reuse."""
         for documents in self._documents:
             self._send(documents[::-1], None, fused=False)
         self.wait_encoded()

@@ -30,8 +30,7 @@ class KVCache:
     in_order: bool = False
     backend: str = "auto"
     arrivals: list[Any] = field(default_factory=list)
-    """Transfers into the cache (``transfer.Transfer``). A layer's rows arrive before the layer is
-    read or written."""
+    """Transfers into the cache. A layer's rows arrive before the layer is read or written."""
     _plans: list[tuple[torch.Tensor, list[halves.Step]]] = field(default_factory=list)
     _batches: list[tuple[torch.Tensor, attention.Rows]] = field(default_factory=list)
     _places: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)

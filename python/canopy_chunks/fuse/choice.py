@@ -54,16 +54,14 @@ class ChosenTokens:
         return 0 if self._copy is None else self._copy.tensor.numel()
 
     def rows(self) -> torch.Tensor:
-        """Return the sorted positions to compute, on the device that chose them, without
-        waiting."""
+        """Return the sorted positions to compute, on the device that chose them. Does not wait."""
         certain = self._mask.nonzero()[:, 0]
         if self._picked is None:
             return certain
         return torch.cat([to_device(certain, self._picked.device), self._picked]).sort()[0]
 
     def others(self, prefix: int) -> torch.Tensor:
-        """Return the sorted positions from ``prefix`` on that are not computed, on the device of
-        :meth:`rows`."""
+        """Return the sorted positions from ``prefix`` on that are not computed, as :meth:`rows`."""
         rows = self.rows()
         computed = torch.zeros(self.total, dtype=torch.uint8, device=rows.device)
         computed[:prefix] = 1

@@ -148,8 +148,7 @@ def _place_from_host(model: Model, parts: Sequence[_Part], cache: KVCache) -> No
 def _locations(
     model: Model, parts: Sequence[_Part], cache: KVCache
 ) -> tuple[list[int], torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return (tokens of each part, source rows, cos/sin table indices, pool slots,
-    cos/sin table)."""
+    """Return (tokens per part, source rows, cos/sin table indices, pool slots, cos/sin table)."""
     device = cache.slots.device
     counts = [inside.numel() for _, inside, _ in parts]
     at = torch.cat([inside + p.start for p, inside, _ in parts])

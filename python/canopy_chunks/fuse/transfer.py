@@ -116,7 +116,6 @@ def launches(layers: int, size: int) -> list[tuple[int, int]]:
 
 
 def base_of(chunk: Any) -> tuple[HostChunk | None, int]:
-    """Return the host-memory chunk and the offset in it, for a chunk or the suffix of one; else
-    None and 0."""
+    """Return the host-memory chunk and the offset of a chunk or suffix; else None and 0."""
     base, skip = base_and_skip(chunk)
     return (base, skip) if isinstance(base, HostChunk) else (None, 0)

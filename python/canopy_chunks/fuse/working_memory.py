@@ -45,8 +45,7 @@ class WorkingMemory:
 
 
 def working_memory(shape: Shape, itemsize: int, prompt_tokens: int, tiers: int) -> WorkingMemory:
-    """Return the memory for a model of ``shape`` (a rank's own heads) with ``itemsize`` bytes an
-    element."""
+    """Return the memory for a model of ``shape`` with ``itemsize`` bytes per element."""
     tokens = 2 * prompt_tokens + BEHIND_TOKENS
     caches = tokens * shape.kv_bytes_per_token * itemsize
     scores = 2 * 4 * shape.heads * MOST * prompt_tokens  # before and after the softmax, fp32

@@ -1,5 +1,4 @@
-"""Entry point of document reuse, a separate plugin. Without ``--canopy-chunks`` it only adds that
-flag."""
+"""Entry point of document reuse. Without ``--canopy-chunks`` it only adds that flag."""
 
 from __future__ import annotations
 
@@ -29,8 +28,7 @@ class DocumentFlags:
 
 
 def keep_options(server_args: Any, args: Any) -> bool:
-    """Check the flag's keys and store them with the arguments. Returns whether documents are
-    reused."""
+    """Check the flag's keys and store them with the arguments. Returns whether reuse is on."""
     setattr(server_args, ATTRIBUTE, None)
     if not is_requested(args):
         return False

@@ -60,8 +60,7 @@ def _pool_budget(original: Any, configurator: Any, budget_bytes: int, **kwargs: 
 
 
 def request_created(scheduler: Any, req: Any) -> bool:
-    """Return whether a created request has documents, so that its extra key is set when it is
-    queued."""
+    """Return whether a created request has documents; its extra key is set when it is queued."""
     if (engine := engine_of(scheduler)) is not None:
         _scheduler_side().request_created(engine, req)
     return getattr(req, "canopy_chunks", None) is not None

@@ -41,8 +41,7 @@ def _details_class() -> Any:
 
 
 async def with_reports(answers: AsyncIterator[Any]) -> AsyncIterator[Any]:
-    """Yield ``answers``, with each prompt's report attached to its ``cached_tokens`` once a part
-    has the report."""
+    """Yield ``answers`` with each prompt's report attached to its ``cached_tokens``."""
     reports: dict[int, dict[str, Any]] = {}
     async with aclosing(answers) as parts:  # type: ignore[type-var]
         async for part in parts:
@@ -61,8 +60,7 @@ def _carry(one: dict[str, Any], index: int, reports: dict[int, dict[str, Any]]) 
 
 
 def of_answers(usage: Any, answers: Sequence[dict[str, Any]], n_choices: int) -> None:
-    """Hook after ``UsageProcessor.calculate_response_usage``. Counts a prompt once, not per
-    choice."""
+    """Hook after ``UsageProcessor.calculate_response_usage``. Counts a prompt once per request."""
     _add(usage, [one["meta_info"].get("cached_tokens", 0) for one in answers[::n_choices]])
 
 

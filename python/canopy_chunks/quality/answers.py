@@ -1,5 +1,4 @@
-"""Questions over documents as tokens, and their answers with full recompute and with
-fused prefill."""
+"""Questions over documents as tokens, and their answers by full recompute and fused prefill."""
 
 from __future__ import annotations
 
@@ -83,8 +82,7 @@ def tokenise(
 
 
 def behind(case: Case, how: str, place: int = 0) -> tuple[int, ...]:
-    """Return the prefix for the document at ``place`` of a case; ``how`` is one of
-    ``ENCODINGS``."""
+    """Return the prefix for the document at ``place``; ``how`` is one of ``ENCODINGS``."""
     where = Place(how, place == 0, tuple(case.prefix), (tuple(case.stand_in),), True)
     return where.acceptable()[0]
 
@@ -176,8 +174,7 @@ def divergence(true: torch.Tensor, rows: torch.Tensor) -> float:
 
 
 def normalise(text: str) -> str:
-    """Convert to lower case, without punctuation and articles, with single spaces, as SQuAD's
-    scorer does."""
+    """Convert to lower case without punctuation, articles and extra spaces, as SQuAD's scorer."""
     text = "".join(c for c in text.lower() if c not in set(string.punctuation))
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
 

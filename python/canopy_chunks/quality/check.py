@@ -20,8 +20,7 @@ ANSWER_TOKENS = 16
 
 
 def pieces_of(n: int, piece: int) -> int:
-    """Return the maximum number of pieces of a check of ``n`` prompt tokens; ``piece``: tokens per
-    piece."""
+    """Return the maximum pieces of a check of ``n`` prompt tokens; ``piece``: tokens per piece."""
     return -(-n // piece) + 1 + 2 * (ANSWER_TOKENS - 1)
 
 

@@ -42,8 +42,7 @@ QUESTIONS, DOCUMENTS, DOCUMENT_TOKENS, ANSWER_TOKENS, RATIO = 6, 6, 160, 16, 0.1
 
 @dataclass(frozen=True, slots=True)
 class ExpectedKL:
-    """Mean KL to full recompute, in nats per token; ``scale``: a model's KL relative to the fitted
-    model's."""
+    """Mean KL to full recompute, nats per token; ``scale``: relative to the fitted model."""
 
     scale: float
 

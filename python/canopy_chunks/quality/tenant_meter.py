@@ -20,8 +20,7 @@ STEPS = ("served", "raised", "stopped")
 ALARM = 4.0 - 1e-9
 """Sum at which a tenant's step changes, with a margin for rounding."""
 IN_DOUBT = 10
-"""Factor on the checked share of a tenant that is new, differed recently, or is not at
-``SERVED``."""
+"""Factor on the checked share of a tenant that is new, differed recently, or is limited."""
 FIRST_CHECKS = 8
 """Checks after which a tenant is no longer new."""
 LEAST_GAIN = 0.1
@@ -99,8 +98,7 @@ class QualityMeter:
         return (one.suspect, one.offered) if one is not None else (False, 0)
 
     def take(self, tenant: str | None) -> int | None:
-        """Count a prompt that was fused or eligible for fusion. Returns the step to check it at, or
-        ``None``."""
+        """Count a prompt that could be fused. Returns the step to check it at, or ``None``."""
         if not self.every:
             return None
         one = self.tenants.pop(tenant, None) or TenantQuality()

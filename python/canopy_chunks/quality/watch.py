@@ -36,8 +36,7 @@ SHOWN_TENANTS = 32
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    """A prompt to check at a step; ratio: the server's ratio for it; pieces: number of pieces
-    started."""
+    """A prompt to check at a step; ratio: the server's for it; pieces: number of pieces started."""
 
     ids: Sequence[int]
     request: Any
@@ -79,8 +78,7 @@ class Watch:
         return self._epochs.get(tenant, self._least_epoch)
 
     def offer(self, ids: Sequence[int], request: Any, ratio: float) -> None:
-        """Offer a prompt for a check: it was fused at the server's ``ratio``, or was eligible for
-        it."""
+        """Offer a prompt for a check: fused at the server's ``ratio``, or eligible for it."""
         step = self.meter.take(request.tenant)
         if step is None:
             return
@@ -106,8 +104,7 @@ class Watch:
         return True
 
     def interrupt(self, now: float) -> None:
-        """Stop the check in progress before a batch is computed; it restarts later or is
-        dropped."""
+        """Stop the check in progress before a batch. It restarts later or is dropped."""
         if self._steps is not None:
             self._steps = None
             one = self.waiting.popleft()

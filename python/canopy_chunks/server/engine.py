@@ -1,5 +1,4 @@
-"""Reuse of documents in one scheduler process: plan requests, and write the plans' KV into
-slots."""
+"""Reuse of documents in one scheduler: plan requests, and write the plans' KV into slots."""
 
 from __future__ import annotations
 
@@ -179,8 +178,7 @@ class ChunkEngine:
         return self.eligible(req, request) and (request.keeps(req) or self.is_exact(request))
 
     def is_exact(self, request: ChunkRequest) -> bool:
-        """Return whether an eligible request recomputes its whole prompt whatever the
-        store holds."""
+        """Return whether an eligible request recomputes its prompt whatever the store holds."""
         if request.ratio is not None:
             return request.ratio >= 1.0
         own = max(self.options.ratio or 0.0, self._ratio_of_bound(request))
@@ -206,15 +204,13 @@ class ChunkEngine:
         return max(ratio, self._ratio_of_bound(request))
 
     def least_ratio(self, request: ChunkRequest) -> float:
-        """Return the minimum of :meth:`own_ratio` over the tiers that a prompt's chunks
-        may be in."""
+        """Return the minimum of :meth:`own_ratio` over the tiers that the chunks may be in."""
         given = self.options.ratio
         least = min(DEFAULT_RATIO, *self.ratios.values(), 1.0) if given is None else given
         return max(least, self._ratio_of_bound(request))
 
     def _ratio_of_bound(self, request: ChunkRequest) -> float:
-        """Return the ratio that keeps the expected KL below the operator's bound; 0 without a
-        bound."""
+        """Return the ratio that keeps the expected KL below the operator's bound, or 0."""
         if self.expected is None or self.options.max_kl is None:
             return 0.0
         return self.expected.ratio_for(len(request.bounds), self.options.max_kl)
@@ -301,8 +297,7 @@ class ChunkEngine:
         self.counts["recomputed_tokens"] += computed
 
     def write_reused(self, plan: ReusePlan, row: torch.Tensor, first: int, end: int) -> None:
-        """Write the reused KV of positions ``first..end`` of the plan's chunks into the row's
-        slots."""
+        """Write the reused KV of positions ``first..end`` of the plan into the row's slots."""
         placed: Sequence[Placed] = plan.placed
         keys, values = model_view.pool_views(self.runner)
         cache = KVCache(keys, values, row, arrivals=plan.arrivals)

@@ -155,8 +155,7 @@ def _slots(engine: ChunkEngine, batch: Any, index: int, count: int) -> torch.Ten
 
 
 def _choose_rows(engine: ChunkEngine, batch: Any) -> tuple[list[torch.Tensor], list[int]]:
-    """Return each request's positions to compute, and the requests that reuse chunks in
-    this batch."""
+    """Return each request's positions to compute, and the requests that reuse chunks here."""
     chosen: list[torch.Tensor] = []
     planned, failed, tried = [], [], False
     engine.library.agree_on_reads(
@@ -305,8 +304,7 @@ def _finish_prompts(engine: ChunkEngine, batch: Any, rows: int) -> None:
 
 
 def _attempt(engine: ChunkEngine, encode: Callable[..., None], *about: Any) -> None:
-    """Run work for later requests. A failure is logged and counted, and does not affect
-    this batch."""
+    """Run work for later requests. A failure is logged and counted; this batch is unaffected."""
     try:
         encode(*about)
     except AssertionError:

@@ -1,5 +1,4 @@
-"""The documents of one scheduler process: their KV by tier, the encoder's queue and tenants'
-pins."""
+"""The documents of one scheduler: their KV by tier, the encoder's queue and tenants' pins."""
 
 from __future__ import annotations
 
@@ -125,8 +124,7 @@ class Library:
                 self.reads.request(one.key, chunk, request)
 
     def agree_on_reads(self, requests: Sequence[ChunkRequest]) -> None:
-        """Agree among ranks on the disk chunks of requests about to be planned
-        (:class:`AgreedReads`)."""
+        """Agree among ranks on the disk chunks of requests to be planned (:class:`AgreedReads`)."""
         if not self.ranked or not self.options.disk_mb:
             return
         self.agreed.read(
@@ -203,8 +201,7 @@ class Library:
             pieces += 1
 
     def encode_piece(self, now: float) -> int:
-        """Encode one piece of the queue; returns its tokens. A chunk that cannot be encoded is
-        dropped."""
+        """Encode one piece of the queue; returns its tokens. A failing chunk is dropped."""
         try:
             return self.encoder.step(now)
         except Exception:

@@ -105,8 +105,7 @@ def served_model(runner: Any, files: str = "") -> Model:
 
 
 def served_shape(inner: Any, config: Any) -> Shape:
-    """Return the sizes of a loaded SGLang model; with tensor parallelism, heads are this rank's
-    own."""
+    """Return the sizes of a loaded SGLang model; with tensor parallelism, this rank's heads."""
     attention = inner.model.layers[0].self_attn
     return Shape(
         layers=len(inner.model.layers),
@@ -120,8 +119,7 @@ def served_shape(inner: Any, config: Any) -> Shape:
 
 
 def check_head_norms(attention: Any, shape: Shape) -> None:
-    """Raise CanopyError if queries and keys are normalised over more than one head, which is
-    untested."""
+    """Raise CanopyError if queries and keys are normalised over several heads (untested)."""
     for name in ("q_norm", "k_norm"):
         norm = getattr(attention, name, None)
         if norm is not None and tuple(norm.weight.shape) != (shape.head_dim,):
@@ -293,8 +291,7 @@ def kept_by_all(mine: list[str]) -> list[str]:
 
 
 def true_on_all(mine: list[bool]) -> list[bool]:
-    """Return, for each flag, whether it is true on every rank. Collective: one all-reduce over the
-    CPU group."""
+    """Return, for each flag, whether it is true on every rank. Collective: one CPU all-reduce."""
     bits = torch.tensor(mine, dtype=torch.int32)
     torch.distributed.all_reduce(bits, op=torch.distributed.ReduceOp.MIN, group=_group().cpu_group)
     return [bool(one) for one in bits.tolist()]

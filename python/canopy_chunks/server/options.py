@@ -119,8 +119,7 @@ class Options:
             raise CanopyError("disk_mb needs 'directory': give a folder for the files")
 
     def longest_prompt(self, context: int) -> int:
-        """Return the longest prompt, in tokens, that may reuse chunks; ``context``: the model's
-        context length."""
+        """Return the longest prompt, in tokens, that may reuse chunks; ``context``: the model's."""
         given = AUTOMATIC_PROMPT_TOKENS if self.prompt_tokens is None else self.prompt_tokens
         return min(context, given)
 

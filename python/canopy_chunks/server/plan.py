@@ -47,8 +47,7 @@ class PromptSlots:
         return self.row.numel() >= self.ids.numel()
 
     def certain(self) -> torch.Tensor:
-        """Return ``[n]`` bool: the tokens that are always computed, outside chunks or last in the
-        prompt."""
+        """Return ``[n]`` bool: the tokens always computed, outside chunks or last in the prompt."""
         computed = ~self.prompt.in_chunk()
         computed[: self.prefix] = False
         computed[-1] = True

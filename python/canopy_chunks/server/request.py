@@ -1,5 +1,4 @@
-"""The chunk state of one request, its eligibility, and its report in
-``meta_info.canopy_chunks``."""
+"""The chunk state of a request, its eligibility, and its report in ``meta_info``."""
 
 from __future__ import annotations
 
@@ -144,8 +143,7 @@ class ChunkRequest:
         self._computed_to = end
 
     def finish_report(self) -> None:
-        """Add the fields that need the choice on the host. Does not wait once the forward is
-        done."""
+        """Add the fields that need the choice on the host. Does not wait after the forward."""
         if self.complete_report is not None:
             complete, self.complete_report = self.complete_report, None
             complete()
@@ -157,8 +155,7 @@ def chunk_request_of(req: Any) -> ChunkRequest | None:
 
 
 def ineligible_reason(req: Any, request: ChunkRequest, options: Options) -> str | None:
-    """Return why a request runs normally whatever the store holds; ``None`` if it may
-    reuse chunks."""
+    """Return why a request runs normally whatever is stored; ``None`` if it may reuse chunks."""
     if not request.bounds:
         return "no chunk is long enough"
     if request.bounds[-1][1] > len(req.origin_input_ids):

@@ -39,8 +39,7 @@ would otherwise wait for the piece in progress."""
 def build(
     original: Any, scheduler: Any, server_args: Any, options: Options, *args: Any, **kwargs: Any
 ) -> None:
-    """Hook around ``Scheduler.__init__``: register attention backends before, build the engine
-    after."""
+    """Hook around ``Scheduler.__init__``: register attention backends, then build the engine."""
     attention.register()
     original(scheduler, server_args, *args, **kwargs)
     runner = scheduler.tp_worker.model_runner
@@ -123,8 +122,7 @@ def expected_kl(engine: ChunkEngine, tokenizer: Any) -> ExpectedKL:
 
 
 def ratios_in_use(options: Options, calibrated: Mapping[str, float]) -> set[float]:
-    """Return every ratio at which a request without its own ratio may be served
-    (``ChunkEngine.ratio_for``)."""
+    """Return every ratio that a request without its own may have (``ChunkEngine.ratio_for``)."""
     if options.ratio is not None:
         return {options.ratio}
     tiers = options.capacity_bytes()
@@ -132,8 +130,7 @@ def ratios_in_use(options: Options, calibrated: Mapping[str, float]) -> set[floa
 
 
 def _chip(device: torch.device) -> str:
-    """Return the name that a calibration is saved under: the chip, plus the number of threads on a
-    CPU."""
+    """Return the name that a calibration is saved under: the chip, on a CPU with its threads."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"cpu-{torch.get_num_threads()}"
@@ -185,8 +182,7 @@ def work_when_idle(engine: ChunkEngine, scheduler: Any) -> None:
 
 
 def flushed(engine: ChunkEngine, success: Any) -> None:
-    """Hook after ``Scheduler.flush_cache``: the exact cache is empty; chunks stay unless the
-    weights changed."""
+    """Hook after ``Scheduler.flush_cache``. Chunks stay unless the weights changed."""
     if success and engine.weights_changed():
         logger.info("canopy: the weights changed, so a new chunk store begins")
 
@@ -233,8 +229,7 @@ def check_insert(request: ChunkRequest, req: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedReuse:
-    """Expected reuse of a prompt: the ``spans`` of stored chunks, and the ``ratio`` of their tokens
-    to compute."""
+    """Expected reuse of a prompt: ``spans`` of stored chunks, and their ``ratio`` to compute."""
 
     spans: tuple[tuple[int, int], ...]
     ratio: float
@@ -247,8 +242,7 @@ class ExpectedReuse:
         )
 
     def credit(self, start: int, end: int, room: int | None) -> int:
-        """Return the tokens to add to a window's ``room``, so that computed tokens fill the actual
-        room."""
+        """Return the tokens to add to a window's ``room``, so that computed tokens fill it."""
         if room is None or end - start - self.saved(start, end) <= room:
             return self.saved(start, end)
         low, high = start, end  # find the last end whose computed tokens fit

@@ -1,5 +1,4 @@
-"""The folder of a chunk store's files. Faults are logged and lose chunks, but never stop the
-server."""
+"""The folder of a chunk store's files. Faults are logged and lose chunks, not the server."""
 
 from __future__ import annotations
 

@@ -14,8 +14,7 @@ def is_host(x: torch.Tensor) -> bool:
 
 
 def to_device(x: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Copy ``x`` to ``device``; from the host through pinned memory, so that the copy does not
-    block."""
+    """Copy ``x`` to ``device``; from the host through pinned memory, without blocking."""
     if x.device == device:
         return x
     if device.type == "cuda" and is_host(x) and not x.is_pinned():

@@ -261,8 +261,7 @@ def _encode_header(chunk: Chunk | HostChunk, sums_crc: int) -> bytes:
 
 
 def lost_chunk(path: Path, chunk: Chunk | HostChunk) -> DiskChunk:
-    """Return a placeholder of the same size for a chunk that could not be written; reading it
-    raises."""
+    """Return a placeholder of equal size for an unwritten chunk; reading it raises."""
     layers, n, heads, dim = chunk.raw_k.shape
     sums, start = np.zeros((layers, n), np.uint64), len(_encode_header(chunk, 0)) + 8 * layers * n
     return DiskChunk(
@@ -315,8 +314,7 @@ def _header(f: BinaryIO, name: str) -> dict[str, Any]:
 
 
 def _fill(file: int, out: np.ndarray, at: int) -> None:
-    """Read ``out`` from position ``at`` of an open file. Raises OSError if the file is too
-    short."""
+    """Read ``out`` from position ``at`` of an open file. Raises OSError at the file's end."""
     left = memoryview(out.data).cast("B")
     while left:
         count = os.preadv(file, [left], at)
@@ -338,8 +336,7 @@ def _weights(width: int) -> np.ndarray:
 
 
 def _checksums(records: np.ndarray) -> np.ndarray:
-    """Map ``[..., words]`` int32 to ``[...]`` uint64. The constant keeps a blank record from being
-    0."""
+    """Map ``[..., words]`` int32 to ``[...]`` uint64. A constant keeps blank records from 0."""
     words = records.view(np.uint32).astype(np.uint64)
     weighted = (words * _weights(words.shape[-1])).sum(axis=-1, dtype=np.uint64)
     return weighted + np.uint64(0x5EED)

@@ -44,8 +44,7 @@ class DocumentPins:
             self._pin([key], tenant)
 
     def keys(self, name: str, tenant: str | None) -> list[str]:
-        """Return the keys of the tenant's document in the store; empty for another tenant's
-        document."""
+        """Return the keys of the tenant's stored document; empty for another tenant's document."""
         keys = self.store.of_document(name)
         chunk = self.store.look(keys[0]) if keys else None
         return keys if chunk is not None and document_name(chunk.ids, tenant) == name else []

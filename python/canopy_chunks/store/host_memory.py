@@ -85,8 +85,7 @@ class HostMemory:
         return held
 
     def _wait_for_reads(self) -> None:
-        """Wait before a host-to-host copy, which is immediate: a device may still be reading the
-        old rows."""
+        """Wait before a host-to-host copy: a device may still be reading the old rows."""
         assert self.stream is not None
         self.stream.synchronize()
 
@@ -99,8 +98,7 @@ class HostMemory:
                     at += end - start
 
     def _take(self, count: int) -> list[Span] | None:
-        """Take ``count`` slots, first fit in as few spans as possible; ``None`` if too few are
-        free."""
+        """Take ``count`` slots, first fit in few spans; ``None`` if too few are free."""
         if count > self.free_slots:
             return None
         whole = next((i for i, (a, b) in enumerate(self._free) if b - a >= count), 0)
@@ -173,8 +171,7 @@ class HostChunk:
         return self._all(self.memory.v)
 
     def rows(self, layer: int, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return K (before RoPE) and V ``[m, kv_heads, d]`` of one layer's ``tokens [m]``, on the
-        host."""
+        """Return K (before RoPE) and V ``[m, kv_heads, d]`` of ``tokens [m]``, on the host."""
         self._wait()
         at = self.slots[tokens]
         return self.memory.k[layer][at], self.memory.v[layer][at]

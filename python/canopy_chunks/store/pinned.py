@@ -28,8 +28,7 @@ class PinnedPages(mmap.mmap):
 
 
 def pinned(size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Return uninitialised pinned memory; if CUDA cannot register it, torch's own, with a
-    warning."""
+    """Return uninitialised pinned memory; if CUDA cannot register it, torch's with a warning."""
     try:
         return registered(size, dtype, torch.cuda.cudart(), torch.cuda.synchronize)
     except (RuntimeError, OSError) as error:

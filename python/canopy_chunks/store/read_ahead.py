@@ -38,8 +38,7 @@ class _PendingRead:
     future: Future[Chunk | None] = field(default_factory=Future)
 
     def read(self, chunk: DiskChunk) -> Chunk | None:
-        """Read the chunk into memory, on the reader's thread; None if its requests no longer
-        wait."""
+        """Read the chunk into memory, on the reader's thread; None without waiting requests."""
         return chunk.load() if self.waiters else None
 
 
@@ -111,8 +110,7 @@ class ReadAhead:
         self.drop_unneeded()
 
     def stats(self) -> dict[str, int]:
-        """Return the chunks requested, taken and omitted for lack of room since the start; bytes
-        held now."""
+        """Return the chunks requested, taken and omitted since the start; bytes held now."""
         self.drop_unneeded()
         return {
             "asked": self.requested,

@@ -108,8 +108,7 @@ class ChunkStore:
         return chunk_keys(ids, self.identity, prefixes, salt)
 
     def put(self, chunk: Chunk, salt: str = "", now: float = 0.0) -> str:
-        """Store a chunk in the first tier with room; storing the same content again counts as a
-        use."""
+        """Store a chunk in the first tier with room; storing it again counts as a use."""
         key = self.key(chunk.ids, chunk.prefix, salt)
         with self._lock:
             found = self._find(key)
@@ -167,8 +166,7 @@ class ChunkStore:
             return None if found is None else found[0].name
 
     def pin(self, key: str) -> bool:
-        """Keep a chunk in its tier until every ``pin`` is undone. Returns False if it is not
-        stored."""
+        """Keep a chunk in its tier until every ``pin`` is undone. Returns whether it is stored."""
         return self._pin(key, 1)
 
     def unpin(self, key: str) -> bool:

@@ -55,7 +55,6 @@ def is_blank(tokenizer: Any, ids: Sequence[int]) -> bool:
 
 @functools.lru_cache(maxsize=1)
 def _tokens_of_templates(tokenizer: Any) -> frozenset[int]:
-    """Return the tokens that chat templates separate messages with: the tokenizer's special and
-    added tokens."""
+    """Return the tokens that chat templates use as separators: special and added tokens."""
     added: dict[str, int] = getattr(tokenizer, "get_added_vocab", dict)()
     return frozenset([*getattr(tokenizer, "all_special_ids", ()), *added.values()])

@@ -19,8 +19,7 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.wire.document_names import BOUNDS
 
 DOCUMENT = "document"
-"""Takes the place of the model's identity in document names, which are digests of tokens and
-tenant."""
+"""Replaces the model's identity in document names, which are digests of tokens and tenant."""
 MAX_DOCUMENTS = 1 << 16
 """Largest number of registered documents."""
 IDLE_S = 24 * 3600.0
@@ -43,8 +42,7 @@ class Piece:
 
 @dataclass(slots=True)
 class Document:
-    """A registered document: ids, tenant, whether it is pinned, and its last use
-    (``Documents.clock``)."""
+    """A registered document: ids, tenant, pinned or not, and last use (``Documents.clock``)."""
 
     ids: tuple[int, ...]
     tenant: str | None
@@ -53,8 +51,7 @@ class Document:
 
 
 def document_name(ids: Sequence[int], tenant: str | None) -> str:
-    """Return a document's id. Two tenants' ids of the same text differ and do not reveal each
-    other."""
+    """Return a document's id. Ids of two tenants differ and do not reveal each other."""
     return chunk_key(ids, DOCUMENT, (), tenant or "")
 
 
@@ -97,8 +94,7 @@ class Documents:
         return dict(self.by_tenant.get(tenant, {}))
 
     def get(self, name: str, tenant: str | None) -> Document:
-        """Return the tenant's document of an id. Raises CanopyError if there is no such
-        document."""
+        """Return the tenant's document of an id. Raises CanopyError for an unknown id."""
         found = self.by_tenant.get(tenant, {}).get(name)
         if found is None:
             raise CanopyError(
@@ -224,8 +220,7 @@ def _split_at_marks(
 
 
 def split_at_signs(text: str, opening: str, closing: str) -> list[Piece]:
-    """Return the pieces of a rendered chat, with documents between one request's opening and
-    closing markers."""
+    """Return the pieces of a rendered chat, with documents between the request's markers."""
     pieces: list[Piece] = []
     head, *rest = text.split(opening)
     if head:

@@ -35,8 +35,7 @@ class ChunkFields:
 
 
 def parse_fields(custom_params: Any) -> ChunkFields:
-    """Return the chunk fields of ``custom_params``. Raises CanopyError naming the key and the
-    allowed values."""
+    """Return the chunk fields of ``custom_params``. Raises CanopyError naming the key."""
     if not isinstance(custom_params, Mapping):
         return ChunkFields()
     given = custom_params.get(BOUNDS)
@@ -52,8 +51,7 @@ def parse_fields(custom_params: Any) -> ChunkFields:
 
 
 def check_bounds(given: Any) -> Bounds:
-    """Return pairs ``(start, end)`` of a flat list: sorted, disjoint, non-empty. Raises
-    CanopyError."""
+    """Return pairs ``(start, end)`` of a flat list, sorted and disjoint. Raises CanopyError."""
     if not isinstance(given, Sequence) or isinstance(given, str):
         _refuse(BOUNDS, 'a flat list of token positions [start, end, ...], or "off"', given)
     if any(isinstance(x, bool) or not isinstance(x, int) for x in given):

@@ -30,8 +30,7 @@ def inner(ids: Ids) -> Ids:
 
 
 class _Hashes:
-    """Rolling hashes of the runs of ``ids [n]``. The hash of tokens ``x`` is the sum of ``(x[i] +
-    1) * BASE**i``."""
+    """Rolling hashes of runs of ``ids [n]``: the sum of ``(x[i] + 1) * BASE**i`` over a run."""
 
     def __init__(self, ids: Sequence[int]) -> None:
         powers = _powers(_BASE, len(ids))
@@ -82,8 +81,7 @@ class _Table:
 
 
 class Finder:
-    """Documents to search for, by tenant. Only registered documents are added, so their number is
-    bounded."""
+    """Registered documents to search for, by tenant. Their number is bounded."""
 
     def __init__(self) -> None:
         self._tables: dict[str | None, _Table] = {}

@@ -11,8 +11,7 @@ _TEXTS = ("text", "content", "snippet")
 
 
 def listed_texts(body: Any) -> list[str]:
-    """Return the text of each document that a chat's body lists. Raises CanopyError for other
-    forms."""
+    """Return the text of each document in a chat's body. Raises CanopyError for other forms."""
     given = body.get(FIELD) if isinstance(body, dict) else None
     if given is None:
         return []

@@ -40,8 +40,7 @@ class Place:
     long: bool = False
 
     def acceptable(self) -> tuple[Tokens, ...]:
-        """Return the prefixes with which the document may have been encoded to be used here, best
-        first."""
+        """Return the prefixes with which the document's KV may be used here, best first."""
         if self.encoding == "prefix":
             return tuple(dict.fromkeys((self.head, ())))
         behind = [p for s in self._by_length() for p in (self.head + s, s)]

@@ -308,8 +308,7 @@ class _Adviser:
     def _with_layers(
         self, arm: Arm, blocks: int, layers: list[tuple[int, float]]
     ) -> tuple[Gain, Cost]:
-        """Return the hits of the largest layer. Tokens below the device wait for their layer's
-        link."""
+        """Return the hits of the largest layer. Tokens below the device wait for their link."""
         waits = np.zeros(len(self.tokens))
         before = self.results[arm, self.at]
         for size, bytes_per_s in layers:
@@ -320,8 +319,7 @@ class _Adviser:
         return self._gain(arm, blocks), cost
 
     def _lru_curve(self) -> Curve:
-        """Return the curve of an LRU that evicts only the needed tokens, at every capacity, from
-        stack distances."""
+        """Return the curve of an LRU that evicts only the needed tokens, from stack distances."""
         most = max(self.sample.distinct_blocks, self.at, 2)
         sizes = np.unique(np.geomspace(1, most, CURVE_POINTS).astype(np.int64))
         hits = _hits(self.curve, sizes)

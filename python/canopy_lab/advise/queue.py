@@ -20,8 +20,7 @@ BUSY = 0.7
 MOST = 400_000
 """Maximum arrivals of a queue."""
 SLICES, GROUP = 20, 16
-"""Slices of a longer log in which every arrival is kept; between them, one arrival represents a
-group."""
+"""Slices of a longer log with every arrival; between them, an arrival represents a group."""
 WARM = 0.25
 """Share of a slice, at its start, whose waits do not count."""
 NEAR = 100

@@ -102,8 +102,7 @@ class Sample:
     """Counts of the reader: lines read, ignored and changed."""
 
     def about(self) -> dict[str, Any]:
-        """Return all fields except the arrivals, with the number of requests instead of the
-        requests."""
+        """Return all fields except the arrivals; the requests as their number."""
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "arrivals"}
         return values | {
             "requests": len(self.requests),

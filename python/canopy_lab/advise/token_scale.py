@@ -67,8 +67,7 @@ class TokenScale:
         )
 
     def _spread(self) -> float:
-        """Return the ratio between the upper and the lower end of the histogram without its outer
-        bins."""
+        """Return the ratio of the upper to the lower end of the histogram without outer bins."""
         total, seen, ends = self._ratios.total(), 0, []
         for share in (_OUTER, 1 - _OUTER):
             seen = 0

@@ -155,8 +155,7 @@ class Observation:
         return bool((self.user >= 0).any())
 
     def category_name(self, category: int) -> str:
-        """Return ``text-1``, or ``text-10+`` from ``TOP_TURN`` on, without parts that all names
-        share."""
+        """Return ``text-1``, or ``text-10+`` from ``TOP_TURN`` on, without common parts."""
         name = self.labels[category // TOP_TURN]
         if not self.has_turns:
             return name
@@ -248,8 +247,7 @@ class _Pass:
             column.extend(1, value)
 
     def _reused(self, rows: np.ndarray, number: int, talk: int, user: int) -> None:
-        """Record the hits of request ``number`` on ``rows``, by the requests that last
-        used them."""
+        """Record the hits of request ``number`` on ``rows``, by the last requests that used them."""
         # Most blocks of one prompt were used last by the same request.
         before, blocks = np.unique(self.last_request.all[rows], return_counts=True)
         columns = self.requests

@@ -80,8 +80,7 @@ def run(args: Options) -> int:
 
 
 def _meter_agrees(status: dict[str, Any], args: Options) -> bool:
-    """Return whether the meter, which costs no hits, still justifies a trial; prints a reason if
-    not."""
+    """Return whether the meter, which costs no hits, justifies a trial; prints a reason if not."""
     meter, why = status.get("whatif"), None
     if meter is None:
         return True

@@ -136,8 +136,7 @@ def _used_runs(log: PathSnapshot) -> NDArray[np.bool_]:
 
 
 def _cuts(log: PathSnapshot, used: NDArray[np.bool_], split_at: Iterable[int]) -> tuple[Ints, Ints]:
-    """Return sorted (run, depth) of segment ends: points at which a request ends or
-    branches off."""
+    """Return sorted (run, depth) of segment ends, where a request ends or branches off."""
     some = log.blocks > 0
     children = np.flatnonzero(used & (log.run_parent >= 0))
     runs = [log.run[some], log.run_parent[children]]

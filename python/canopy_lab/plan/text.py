@@ -100,8 +100,7 @@ def cells(row: Row) -> list[str]:
 
 
 def gpu_hours_a_day(row: Row) -> str:
-    """Format the GPU hours of prefill per day that hits save at the trace's rate, over all
-    instances."""
+    """Format the prefill GPU hours that hits save per day at the trace's rate, all instances."""
     saved_s, span_s = row.get("prefill_s_saved_by_tier"), row.get("makespan_s")
     return f"{24 * sum(saved_s.values()) / span_s:.3g}" if saved_s and span_s else "-"
 

@@ -193,8 +193,7 @@ def _count(config: Config, name: str) -> int:
 
 
 def _index_bytes(config: Config) -> int:
-    """Return the bytes of a layer's index key in DeepSeek's sparse attention: 8-bit values and
-    their scales."""
+    """Return the bytes of a layer's index key (DeepSeek sparse attention): values and scales."""
     size = _count(config, "index_head_dim") if _count(config, "index_topk") else 0
     return size + size // _INDEX_GROUP * _INDEX_SCALE_BYTES
 

@@ -60,8 +60,7 @@ class Conversation:
     most_id: int
     """Maximum block id used."""
     source: str | None = None
-    """Name shared by files that number their blocks together; ``None`` for ids of this
-    file alone."""
+    """Name shared by files that number their blocks together; ``None`` for separate numbers."""
 
 
 def read(path: Path, tolerance: lines.Tolerance) -> Iterator[TraceRequest]:
@@ -130,8 +129,7 @@ def documents(path: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def parse_conversation(document: dict[str, Any], name: str, ordinal: int) -> Conversation:
-    """Parse one conversation file. ``ordinal`` becomes the requests' ``line``. Raises
-    ``BadLine``."""
+    """Parse a conversation file. ``ordinal`` becomes the requests' ``line``. Raises ``BadLine``."""
     block_tokens = lines.count(document, "block_size", least=1)
     identity = document.get("id")
     name = identity if isinstance(identity, str) and identity else name

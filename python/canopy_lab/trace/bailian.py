@@ -32,8 +32,7 @@ class Roots:
         self._limit = limit
 
     def add(self, chat: int, parent: int) -> int:
-        """Return the root chat of ``chat``, whose predecessor is ``parent`` (below 0: no
-        predecessor)."""
+        """Return the root chat of ``chat``, whose predecessor is ``parent`` (below 0: none)."""
         if parent < 0:
             root = chat
         elif parent in self._root:

@@ -1,5 +1,4 @@
-"""Find the entries of a gateway's log that are calls computed by a model server, each
-counted once."""
+"""Find the entries of a gateway's log that a model server computed, each counted once."""
 
 from __future__ import annotations
 
@@ -18,8 +17,7 @@ _NO_CALLS = ("SPAN", "EVENT", "TRACE")
 _OTHER_OBSERVATIONS = (
     "AGENT", "TOOL", "CHAIN", "RETRIEVER", "EVALUATOR", "EMBEDDING", "GUARDRAIL"
 )  # fmt: skip
-"""Langfuse's observation types that are no generation of a model; chains repeat their model's
-input."""
+"""Langfuse's observation types other than generations; chains repeat their model's input."""
 _OTHER_CALLS = ("embedding", "image", "transcription", "speech", "moderation", "rerank")
 """Values of LiteLLM's ``call_type`` that are no generation."""
 _STATUS_CODES = ("status_code", "statusCode", "response_status", "http_status", "httpStatus")

@@ -60,8 +60,7 @@ class Chat(NamedTuple):
 
 
 def chat(messages: list[dict[str, Any]], among: list[Place]) -> Chat:
-    """Return a chat's parts. ``among``: the bodies that may hold its tools and its system
-    prompt."""
+    """Return a chat's parts. ``among``: bodies that may hold its tools and its system prompt."""
     parts = _tools(decoded(first(among, TOOLS)))
     has_tools = bool(parts)
     made = [_message(message) for message in messages]

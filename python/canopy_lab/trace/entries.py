@@ -142,8 +142,7 @@ def _times(items: Iterable[tuple[int, Any]], time_of: TimeOf) -> Iterator[float]
 
 
 def _newest_first(times: Iterable[float]) -> bool:
-    """Return whether nearly all of the times fall. Answers that end out of order may rise in
-    between."""
+    """Return whether nearly all times fall; answers that end out of order may rise."""
     up = down = 0
     before: float | None = None
     for at in times:

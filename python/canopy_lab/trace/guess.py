@@ -65,8 +65,7 @@ _LARGEST_DOCUMENT = 64 << 20
 
 
 def guess_format(path: Path | str) -> str:
-    """Return a format name that ``open_trace`` accepts. Raises ``CanopyError`` if no
-    format fits."""
+    """Return a format name for ``open_trace``. Raises ``CanopyError`` if no format fits."""
     path = lines.existing(path)
     if path.is_dir():
         return (

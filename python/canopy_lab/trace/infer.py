@@ -29,8 +29,7 @@ class ConversationIndex:
         self._count = 0
 
     def _forget(self) -> None:
-        """Drop the oldest quarter at once: single deletions would scan the dict's gaps
-        each time."""
+        """Drop the oldest quarter at once: single deletions would scan the dict's gaps."""
         for block in list(islice(self._owner, max(1, self._limit // 4))):
             del self._owner[block]
             self._end.pop(block, None)

@@ -102,8 +102,7 @@ class Materialiser:
         self._connect()
 
     def block_tokens(self, original: int) -> int:
-        """Return the scaled size, at least 1, of a block that has ``original`` tokens in
-        the trace."""
+        """Return the scaled size, at least 1, of a block of ``original`` tokens in the trace."""
         return max(1, round(original * self.scale))
 
     def length(self, tokens: int, block_tokens: int) -> int:

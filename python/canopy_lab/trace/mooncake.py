@@ -53,8 +53,7 @@ def read(path: Path, tolerance: lines.Tolerance) -> Iterator[TraceRequest]:
 
 
 def infer_block_tokens(path: Path) -> int:
-    """Return the first row's ``block_size``, else the size that fits the first rows, else
-    ``BLOCK_TOKENS``."""
+    """Return the first row's ``block_size``, else a size that fits, else ``BLOCK_TOKENS``."""
     for record in islice(_head(path), 1):
         if type(record.get("block_size")) is int and record["block_size"] > 0:
             return int(record["block_size"])
@@ -121,8 +120,7 @@ class _Reader:
         )
 
     def _time(self, record: dict[str, Any], session: str | None, first: int) -> tuple[float, int]:
-        """Return the seconds from the start of the trace, and the turn in its session (1 without a
-        session)."""
+        """Return seconds from the start of the trace, and the turn in the session (or 1)."""
         before, turn, began = self._sessions.get(session or "", (None, 0, first))
         if first != began:
             self._understood.changed[

@@ -112,8 +112,7 @@ def chained(raw: bytes, block_bytes: int, salt: bytes = b"") -> tuple[int, ...]:
 
 
 def coarser(blocks: tuple[int, ...], factor: int) -> tuple[int, ...]:
-    """Return the ids of blocks ``factor`` times as long. A chained id represents its
-    whole prefix."""
+    """Return the ids of blocks ``factor`` times as long. An id represents its whole prefix."""
     if factor == 1:
         return blocks
     whole = blocks[factor - 1 :: factor]
@@ -197,8 +196,7 @@ def by_time(requests: Iterable[TraceRequest], tolerance: Tolerance) -> Iterator[
 
 
 def decoder(tokenizer: str | Path | None) -> Callable[[list[int]], str] | None:
-    """Return a function from token ids to text; ``None`` without a tokenizer. Raises
-    ``CanopyError``."""
+    """Return a function from token ids to text, or ``None``. Raises ``CanopyError``."""
     if tokenizer is None:
         return None
     loaded = _load(Path(tokenizer))

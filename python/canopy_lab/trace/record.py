@@ -21,8 +21,7 @@ class TraceRequest:
     turn: int = 1
     conversation: str | None = None
     stop: str | None = None
-    """Stop reason of the response: ``tool``, ``end``, ``length``; ``None`` if the trace
-    lacks it."""
+    """Stop reason of the response (``tool``, ``end``, ``length``); ``None`` if it is missing."""
     user: str | None = None
     think_s: float | None = None
     """Seconds since the answer to the previous turn, if the trace has it."""

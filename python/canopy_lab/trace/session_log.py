@@ -33,8 +33,7 @@ def is_session(entry: dict[str, Any]) -> bool:
 
 
 def prompts(path: Path, tolerance: lines.Tolerance) -> Iterator[LoggedPrompt]:
-    """Yield the requests of the sessions by time. Memory: the sessions that are active at
-    one time."""
+    """Yield the requests of the sessions by time. Memory: the sessions active at one time."""
     seen = tolerance.understood
     known: set[str] = set()
     for request in _by_time(path, tolerance):

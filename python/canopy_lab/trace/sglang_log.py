@@ -94,8 +94,7 @@ def read_as_server(
 
 
 def logs_tokens(path: Path | str) -> bool:
-    """Return whether a prompt of the log has ids that a server makes: token ids, without an
-    adapter."""
+    """Return whether a prompt of the log has a server's ids: token ids, without an adapter."""
     for _, text in lines.read_lines(lines.existing(path)):
         try:
             event = event_of(text, (_FINISHED,))

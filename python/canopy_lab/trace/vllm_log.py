@@ -37,8 +37,7 @@ _STOPS = {"stop": "end", "length": "length", "tool_calls": "tool"}
 _LINE = re.compile(r"Received request \S+: |Request \S+ details: ")
 _UNREADABLE = "whose line is cut off or cannot be read"
 _CUT_SHARE = 0.2
-"""If more prompts than this share are exactly as long as the longest, a limit has
-truncated them."""
+"""A limit has truncated prompts if more than this share are as long as the longest."""
 _FEWEST_CUT = 3
 
 
@@ -124,8 +123,7 @@ class _Lengths:
 
     @property
     def is_limit(self) -> bool:
-        """Return whether different prompts have this length, or it is a round number typical of
-        limits."""
+        """Return whether different prompts have this length, or it is a typical limit."""
         return len(self.texts) == _FEWEST_CUT or self.longest % 50 == 0 or self.longest % 64 == 0
 
     def add(self, text: str) -> None:

@@ -25,12 +25,10 @@ class Agents:
 
     def __init__(self) -> None:
         self._shares: OrderedDict[Hashable, tuple[int, float]] = OrderedDict()
-        """Answers (up to ``_OWN``) and share, by category and by (tenant, category); most recent
-        last."""
+        """Answers (up to ``_OWN``) and share, by category and (tenant, category); latest last."""
 
     def is_one(self, session: Session, request: Request) -> bool:
-        """Return whether ``session`` is an agent's; before its first answer, whether that is
-        likely."""
+        """Return whether ``session`` is an agent's, or likely is before its first answer."""
         if session.answered:
             return session.calls_tools
         count, share = self._shares.get((request.tenant, request.category), (0, 0.0))

@@ -50,8 +50,7 @@ class GateCounts:
         }
 
     def agreement(self) -> dict[str, Any]:
-        """Return the admissions, the pauses, and a digest of both with their times; equal on all
-        ranks."""
+        """Return admissions, pauses, and a digest of both with their times; equal on all ranks."""
         return {
             "gate_admitted": self.admitted,
             "gate_pauses": self.pauses,

@@ -110,8 +110,7 @@ class Footprints:
         self.mean_output += _NEWEST * (output_tokens - self.mean_output)
 
     def return_probability(self, session: Session, now: float) -> float:
-        """Return P(the session's next request arrives within the horizon); 1 while it has a
-        request."""
+        """Return P(the session's next request arrives within the horizon); 1 during a request."""
         if session.under_way:
             return 1.0
         silent = max(0.0, now - session.seen)
@@ -162,8 +161,7 @@ class Footprints:
         return touched
 
     def _free(self, blocks: Sequence[int], number: int) -> set[int]:
-        """Remove a session's blocks; return the sessions that are now the only user of one of
-        them."""
+        """Remove a session's blocks; return the sessions that are now the only user of one."""
         uses, touched = self._uses, set()
         for block in blocks:
             count, numbers = uses[block]

@@ -26,8 +26,7 @@ class SessionIndex:
         return self._by_conversation.get((tenant, conversation))
 
     def find(self, request: Request) -> Session | None:
-        """Return the session that ``request`` continues; ``None`` if that session has a request in
-        progress."""
+        """Return the session that ``request`` continues, unless it has a request in progress."""
         who = request.tenant, request.conversation
         unnamed = request.tenant, None
         full = full_blocks(request.path, request.prompt_tokens, request.block_tokens)

@@ -21,8 +21,7 @@ _FEW = 8
 
 
 class Line:
-    """Waiting sessions, sorted by number within each party. A call iterates over parties, not
-    sessions."""
+    """Waiting sessions, sorted by number within each party. A call iterates over parties."""
 
     def __init__(self) -> None:
         self.sessions: dict[int, Session] = {}

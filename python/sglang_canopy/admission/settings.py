@@ -28,8 +28,7 @@ class GateSettings:
     horizon_s: float = 120.0
     """A thinking session is charged by its probability of return within these seconds."""
     turns_ahead: int = 3
-    """Turns of likely growth charged to a session: an admitted session stays and outgrows its
-    prompt."""
+    """Turns of likely growth charged to a session, which stays and outgrows its prompt."""
     over_age_s: float = 900.0
     """Interval at which the next session starts without room, if it waited as long."""
     max_sessions: int = 4096

@@ -53,8 +53,7 @@ def overruled(argv: Sequence[str], planned: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Settings of ``auto`` for a server, by the fields of the flags' classes; typed flags take
-    precedence."""
+    """Settings of ``auto`` by the fields of the flags' classes; typed flags take precedence."""
 
     queue: Mapping[str, Any]
     """Fields of ``QueueFlags``."""

@@ -231,8 +231,7 @@ def applying(
 def _values(
     refusal: Condition, configured: tuple[Any, ...], environment: Mapping[str, str]
 ) -> Iterator[Any]:
-    """Yield the option's values in all configured objects, or its variable's value if no object
-    sets it."""
+    """Yield the option's values in all configured objects, else its variable's value."""
     given = [getattr(one, refusal.option, None) for one in configured] if refusal.option else []
     values = [value for value in given if value is not None]
     if not values and refusal.variable:

@@ -31,8 +31,7 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
     "hicache_storage_backend": STORAGE_BACKENDS,
 }
 _CHUNKS_BY_MEMORY = ((20, 2048), (60, 4096), (160, 8192), (math.inf, 16384))
-"""``--chunked-prefill-size`` of a GPU with less than this many GiB
-(``arg_groups/memory_hook.py``)."""
+"""``--chunked-prefill-size`` of a GPU with fewer GiB than this (``memory_hook.py``)."""
 LEAST_RUNNING = 2048
 """SGLang's default ``--max-running-requests``, unless the pool is tiny. A pool of many contexts has
 more, up to 4,096 (``kv_cache_configurator.py``, ``resolve_max_num_reqs``)."""

@@ -13,8 +13,7 @@ PageBuffers = Any
 
 
 def raw_key(key: str) -> bytes:
-    """Return 32 bytes for a key: the decoded hex of a SHA-256 digest, or the SHA-256 digest of any
-    other text."""
+    """Return 32 bytes for a key: a decoded hex SHA-256, or the SHA-256 of any other text."""
     if len(key) == 64:
         try:
             raw = bytes.fromhex(key)

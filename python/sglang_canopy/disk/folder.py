@@ -181,8 +181,7 @@ def _check_ours(path: Path) -> None:
 
 
 def _make_file(path: Path, text: str) -> None:
-    """Write ``text`` to ``path`` unless the file has that text. Other content is set
-    aside first."""
+    """Write ``text`` to ``path`` unless it is there. Other content is set aside first."""
     with contextlib.suppress(FileNotFoundError):
         found = read_regular(path, len(text.encode()))
         if found == text.encode():

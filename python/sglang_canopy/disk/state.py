@@ -33,8 +33,7 @@ class Retired:
         self._stays_s = stays_s
 
     def next_stays(self) -> Any:
-        """Return an array of seconds on disk, of pages that were not yet returned; empty at the
-        end."""
+        """Return seconds on disk of pages that were not yet returned; empty at the end."""
         stays_s, self._stays_s = self._stays_s[:SLICE], self._stays_s[SLICE:]
         return stays_s
 

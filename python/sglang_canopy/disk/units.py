@@ -35,8 +35,7 @@ class UnitAllocator:
         return len(self._free) + len(self._unused) - len(self._busy) + fresh
 
     def allocate(self) -> int:
-        """Return a free unit. The caller checks ``available`` first, and calls ``entered`` or
-        ``free`` later."""
+        """Return a free unit. Check ``available`` first; call ``entered`` or ``free`` later."""
         assert self.available, "no unit is free"
         self.used += 1
         unit = self._next()

@@ -149,8 +149,7 @@ def refused(given: argparse.Namespace) -> list[Finding]:
 
 
 def start(words: Sequence[str]) -> Any:
-    """Return the server's arguments as its own parsing leaves them, or the ``Finding`` that stops
-    the start."""
+    """Return the server's parsed arguments, or the ``Finding`` that stops the start."""
     from sglang.srt.server_args import prepare_server_args
 
     root = logging.getLogger()

@@ -206,8 +206,7 @@ def _variables(given: Any) -> Iterator[tuple[str, str]]:
 
 
 def _words_of(given: Any, environment: Mapping[str, str]) -> list[str]:
-    """Return the words of a command: a list, or one string. Variables with a known value are
-    replaced."""
+    """Return the words of a command (list or string). Known variables are replaced."""
 
     def known(match: re.Match[str]) -> str:
         return environment.get(match[1], match[2] if match[2] is not None else match[0])

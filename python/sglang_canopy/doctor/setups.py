@@ -232,8 +232,7 @@ SETUPS = (
 
 
 def tested(configured: Any, parts: tuple[str, ...]) -> list[tuple[Setup, dict[str, list[str]]]]:
-    """Return the set-ups of a server's arguments ``configured``, each with its tested ``parts`` by
-    level."""
+    """Return the set-ups of the arguments ``configured``, with tested ``parts`` by level."""
     found = []
     for setup in SETUPS:
         if setup.applies(getattr(configured, setup.option, None)):

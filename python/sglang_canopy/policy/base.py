@@ -111,8 +111,7 @@ class Policy(abc.ABC):
 
     @abc.abstractmethod
     def drop(self, leaf: Leaf) -> None:
-        """Stop ranking ``leaf``, which was locked, extended or freed. Unknown leaves are
-        ignored."""
+        """Stop ranking ``leaf``, which was locked, extended or freed. Ignores unknown leaves."""
 
     @abc.abstractmethod
     def victim(self, now: float) -> Victim | None:
@@ -167,8 +166,7 @@ class Policy(abc.ABC):
         return {}
 
     def state(self) -> Mapping[str, Any]:
-        """Return the learnt state as JSON data, for a profile; ``{}`` for a policy that does not
-        learn."""
+        """Return the learnt state as JSON data; ``{}`` for a policy that does not learn."""
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:

@@ -104,8 +104,7 @@ class RadixTree:
         self.now = 0.0
 
     def access(self, request: Request) -> int:
-        """Serve a whole request; return the number of leading blocks of its path that were
-        cached."""
+        """Serve a whole request; return the leading blocks of its path that were cached."""
         policy = self.policy
         if request.time > self.now:
             self.now = request.time
@@ -183,8 +182,7 @@ class RadixTree:
             self.keeps.ask(path, request.keep_until, request.tenant, self.now)
 
     def evict(self, need_blocks: int) -> int:
-        """Free at least ``need_blocks`` if the policy has victims; return the number of blocks
-        freed."""
+        """Free at least ``need_blocks`` if the policy has victims; return the blocks freed."""
         freed = 0
         while freed < need_blocks:
             victim = self.policy.victim(self.now)
@@ -251,8 +249,7 @@ class RadixTree:
         return path[::-1]
 
     def _cut(self, leaf: Node, keep_tokens: int, need: int) -> int:
-        """Evict the end of ``leaf`` for a need of ``need`` blocks; return the number of blocks
-        freed."""
+        """Evict the end of ``leaf`` for a need of ``need`` blocks; return the blocks freed."""
         policy, tokens = self.policy, self.block_tokens
         kept = tokens_kept(
             leaf.length,

@@ -151,8 +151,7 @@ class TailOptimizedLRU(Policy):
             self.admit(leaf, leaf.last_access)
 
     def _keep(self, leaf: Leaf) -> int:
-        """Return the tokens of ``leaf`` that its conversation's next prompt needs; all if there is
-        no target."""
+        """Return the tokens of ``leaf`` that the next prompt needs; all without a target."""
         threshold = self.target.of(leaf)
         if threshold is None:
             return leaf.length

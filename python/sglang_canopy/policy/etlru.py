@@ -103,8 +103,7 @@ class ExpectedTailLRU(wa.WorkloadAware):
         return self._replanning.release(count) and super().release(count)
 
     def _slack(self, leaf: Leaf) -> float | None:
-        """Return xi - L + d: tokens that the next prompt may add before the leaf's last token
-        matters."""
+        """Return xi - L + d: tokens that the next prompt may add before the last token matters."""
         threshold = self.target.of(leaf)
         if threshold is None:
             return None

@@ -57,8 +57,7 @@ class TokenBudget:
         self._known.move_to_end(tenant)
 
     def take(self, tenant: str | None, tokens: int) -> bool:
-        """Charge ``tokens`` to ``tenant``. Return false, without a charge, if a limit would be
-        exceeded."""
+        """Charge ``tokens`` to ``tenant``. Return false, without a charge, above a limit."""
         used = self.by_tenant.get(tenant, 0)
         if used + tokens > self.tenant_tokens or self.tokens + tokens > self.total_tokens:
             return False
@@ -89,8 +88,7 @@ class TokenBudget:
         assert self._strangers == self.tokens - known, (self._strangers, self.tokens, known)
 
     def stats(self, tenants: int = 64) -> dict[str, Any]:
-        """Return use and limits in tokens, with the ``tenants`` largest users (``None``: the public
-        tenant)."""
+        """Return use and limits in tokens, with the ``tenants`` largest users."""
         rows = sorted(self.by_tenant.copy().items(), key=lambda row: (-row[1], row[0] or ""))
         return {
             "tokens": self.tokens,
@@ -155,8 +153,7 @@ class Keeps:
                 self.budget.give_back(*self._charges.pop(leaf))
 
     def split(self, leaf: Leaf, head: Leaf) -> None:
-        """Divide the charge of ``leaf``: ``head`` now holds its first tokens, and ``leaf`` the
-        rest."""
+        """Divide the charge of ``leaf``: ``head`` now holds its first tokens, ``leaf`` the rest."""
         charge = self._charges.get(leaf)
         if charge is None:
             return

@@ -29,8 +29,7 @@ class RankedPolicy(Policy):
 
     @abc.abstractmethod
     def rank(self, leaf: Leaf) -> Any:
-        """Return a comparable rank, unaffected by accesses of other leaves. The least is evicted
-        first."""
+        """Return a comparable rank, unaffected by other leaves' accesses. The least is evicted."""
 
     def admit(self, leaf: Leaf, now: float) -> None:
         self._heap.push(leaf, self.rank(leaf))

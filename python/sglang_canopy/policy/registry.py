@@ -94,8 +94,7 @@ def options_of(policy: Policy) -> dict[str, Any]:
 
 
 def parse_config(policy: str, cls: type, given: Mapping[str, Any]) -> Any:
-    """Parse a JSON object into ``cls``, a policy's ``Config``. Raises ``CanopyError`` naming the
-    policy."""
+    """Parse a JSON object into a policy's ``Config``. Raises ``CanopyError`` naming the policy."""
     try:
         return declared.make(cls, given)
     except CanopyError as error:

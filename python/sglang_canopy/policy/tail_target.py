@@ -43,8 +43,7 @@ class TailTarget:
         self.tokens = tokens
         """The policy's threshold; ``None`` while unknown."""
         self.version = 0
-        """Incremented if ``tokens``, or the line of leaves' own targets, changes by more than a
-        tenth."""
+        """Incremented if ``tokens``, or the line of leaves' own targets, moves by over a tenth."""
 
     def observe(self, request: Request) -> None:
         """Update the target from a finished request: its TTFT model, and its uncached tokens."""

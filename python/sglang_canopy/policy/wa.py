@@ -113,8 +113,7 @@ class WorkloadAware(Policy):
     learns: bool = True
 
     def __init__(self, config: Any, model: ReuseModel | None = None) -> None:
-        """``model``: learnt state to share; by default a new one, from the profile if there is
-        one."""
+        """``model``: learnt state to share; by default new, from the profile if there is one."""
         super().__init__(config)
         self.model = _model(config) if model is None else model
         self._cells = Cells(config.model)
@@ -214,8 +213,7 @@ class WorkloadAware(Policy):
         return self._shared_category(leaf) or self.model.categories.get(leaf.category)
 
     def _shared_category(self, leaf: Leaf) -> Category | None:
-        """Return the category of a shared leaf, which has more uses than its conversation has
-        turns."""
+        """Return the category of a shared leaf, used more often than its conversation has turns."""
         if leaf.hits <= leaf.turn or self.model.type_turn:
             return None
         gap_s = (leaf.last_access - leaf.created) / (leaf.hits - 1)

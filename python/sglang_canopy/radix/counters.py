@@ -85,8 +85,7 @@ class TierRow:
     """The part of ``evicted`` that remains in the tier below."""
     residency: Residency = field(default_factory=Residency)
     hit_ages: list[int] = field(default_factory=lambda: [0] * (len(EDGES_S) + 1))
-    """Tokens used again, by seconds since their previous use, in bins of ``EDGES_S``.
-    Device only."""
+    """Tokens used again, by seconds since the last use, in bins of ``EDGES_S``. Device only."""
     idle_ages: list[int] = field(default_factory=lambda: [0] * (len(EDGES_S) + 1))
     """Evicted tokens, by seconds since their last use."""
 
@@ -130,8 +129,7 @@ class Victims:
 
     def __init__(self) -> None:
         self.sum = (0, 0)
-        """Number of evictions, and the digest. One tuple, so that any thread reads a consistent
-        pair."""
+        """Number of evictions, and the digest; one tuple, so that every read is consistent."""
 
     def add(self, tier: int, offset: int, tokens: Sequence[int]) -> None:
         """Add the eviction from ``tier`` of ``tokens``, at ``offset`` tokens in their path."""
@@ -186,8 +184,7 @@ class Counters:
         return rows if self._past is None else [*rows, self._past]
 
     def category_of(self, label: str) -> str:
-        """Return the category under which ``label`` is or would be counted, without creating a
-        row."""
+        """Return the category under which ``label`` is counted, without creating a row."""
         name = label.partition("|")[0]
         return name if name in self._rows or self._has_room() else OTHER
 
@@ -198,8 +195,7 @@ class Counters:
         hits: tuple[int, int, int],
         tenant: str | None = None,
     ) -> None:
-        """Count a finished request of ``tenant``; ``hits``: its prompt tokens found in each
-        tier."""
+        """Count a finished request of ``tenant``; ``hits``: prompt tokens found in each tier."""
         row = self.row(label, tenant)
         if row.category == OTHER:
             row = self._new_label(label, tenant)  # a row may have become free
@@ -255,8 +251,7 @@ class Counters:
         row.idle_ages[bisect_left(EDGES_S, idle_s)] += tokens
 
     def used_again(self, label: str, tokens: int, age_s: float, tenant: str | None) -> None:
-        """Record that a request found ``tokens`` on the device, ``age_s`` after their
-        previous use."""
+        """Record ``tokens`` found on the device, ``age_s`` after their previous use."""
         ages = self.row(label, tenant).tiers[DEVICE].hit_ages
         ages[bisect_left(EDGES_S, age_s)] += tokens
 

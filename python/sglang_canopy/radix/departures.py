@@ -55,8 +55,7 @@ MOST_TOKENS_PER_S = 1e6
 CALM = 0.25
 """Share of that load below which the sample is doubled again."""
 RECORDED_S = 3600.0
-"""Maximum seconds before the doubled sample is used; it is used earlier if the map holds nothing
-older."""
+"""Maximum seconds before the doubled sample is used, unless the map holds nothing older."""
 MOST_ONE_IN = 64
 MOST_PENDING = 1024
 """Maximum evictions waiting to be recorded."""
@@ -78,8 +77,7 @@ class Departures:
         self.one_in = 1
         """One block in this many is remembered; the causes of the rest are inferred from it."""
         self._finer_since: tuple[int, float] | None = None
-        """Turn of the map, and time, since which the doubled sample has been recorded but not yet
-        used."""
+        """Turn of the map, and time, from which the doubled sample is recorded but not used."""
         self.corrected_tokens = 0
         """Tokens whose cause at admission was wrong or unknown."""
         self._live, self._disk = live, disk
@@ -283,8 +281,7 @@ class Departures:
 
     @timed_method
     def count_misses(self, request: LiveRequest, hits: int) -> None:
-        """Record the end of ``request``; ``hits``: its prompt tokens found in any tier,
-        as counted."""
+        """Record the end of ``request``; ``hits``: its prompt tokens found in any tier."""
         misses, request.misses = request.misses, None
         if misses is None:
             misses = Misses(hits)

@@ -37,8 +37,7 @@ class DiskTier(Protocol):
         """Prepare a write of ``node``'s pages by SGLang."""
 
     def before_staged_write(self, node: UnifiedTreeNode) -> None:
-        """Prepare a write as ``before_write`` does, but SGLang may call it several times before it
-        writes."""
+        """Prepare a write like ``before_write``; SGLang may call it several times per write."""
 
     def unwritten_ancestors(self, node: UnifiedTreeNode) -> list[UnifiedTreeNode]:
         """Return the nodes above ``node`` to write before it, shallowest first."""
@@ -54,8 +53,7 @@ class DiskTier(Protocol):
         """Handle a reset of the tree. Stored pages remain."""
 
     def drain(self, seconds: float) -> None:
-        """Write the pages that only memory holds, for at most ``seconds``, and stop using the
-        host's memory."""
+        """Write pages that only memory holds, within ``seconds``, and stop using host memory."""
 
 
 class NoDiskTier:

@@ -104,8 +104,7 @@ class EvictableLeaves(set):
                 self._handover.drop(leaf)
 
     def split(self, leaf: NodeLeaf, head: NodeLeaf) -> None:
-        """Handle a split: ``head`` now holds the first tokens of ``leaf``, which this tier ranked
-        last."""
+        """Handle a split: ``head`` now holds the first tokens of ``leaf``, ranked by this tier."""
         self.policy.split(leaf, head)
         if self._handover is not None:
             self._handover.split(leaf, head)
@@ -114,8 +113,7 @@ class EvictableLeaves(set):
 
     @property
     def next_policy(self) -> Policy:
-        """Return the policy that will rank these leaves after the handover, or that ranks
-        them now."""
+        """Return the policy that ranks these leaves now, or will after the handover."""
         return self.policy if self._handover is None else self._handover.policy
 
     @property
@@ -179,8 +177,7 @@ class EvictableLeaves(set):
         self.pending.clear()
 
     def next_victim(self, now: float) -> tuple[UnifiedTreeNode, int] | None:
-        """Return the node to evict next and the number of its first tokens that the policy
-        keeps."""
+        """Return the node to evict next and the number of first tokens that the policy keeps."""
         if self.pending:
             self.admit_pending()
         if self.usable is not None:

@@ -91,8 +91,7 @@ class Exchange:
         self.handing_over = False
 
     def keep_the_floor(self, meter: Meter) -> None:
-        """Replace a policy that is too far behind LRU with LRU, and restore it once it would be
-        ahead."""
+        """Replace a policy that is too far behind LRU, and restore it once it would be ahead."""
         live = self.tree.live
         if not live.keeps_floor or meter.keeper == live.running:
             return
@@ -131,8 +130,7 @@ class Exchange:
         logger.info("canopy: policy %s instead of %s (%s)", after, before, why)
 
     def _with_learnt_state(self, new: LiveCache) -> tuple[Policy, Policy, tuple[Policy, ...]]:
-        """Return the policies of the device and the host, and the learning policies, device
-        first."""
+        """Return the policies of device and host, and the learning policies, device first."""
         before = self.tree.live.learners
         for policy in reversed(before):  # the device's state is saved last, so that it remains
             if state := policy.state():
@@ -166,8 +164,7 @@ class Exchange:
 
 
 def _sharing_model(policy: Policy, learners: tuple[Policy, ...]) -> Policy | None:
-    """Return a policy that shares the model of ``policy``'s equal among ``learners``, or
-    ``None``."""
+    """Return a policy that shares the model of ``policy``'s equal in ``learners``, or ``None``."""
     for one in learners:
         if type(one) is type(policy) and one.config == policy.config:
             return _learning(one)

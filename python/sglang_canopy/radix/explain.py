@@ -1,5 +1,4 @@
-"""Explain a conversation: where its KV is, how the policy ranks it, and when it would be
-evicted."""
+"""Explain a conversation: where its KV is, its rank, and when it would be evicted."""
 
 from __future__ import annotations
 
@@ -136,8 +135,7 @@ def _path(core: CanopyTreeCore, end: UnifiedTreeNode) -> list[dict[str, Any]]:
 def _eviction_place(
     core: CanopyTreeCore, end: UnifiedTreeNode, order: list[tuple[UnifiedTreeNode, int]]
 ) -> dict[str, Any]:
-    """Return the number of other tokens that would be evicted before this path's last node on the
-    device."""
+    """Return the tokens that would be evicted before this path's last node on the device."""
     on_device = {
         node
         for node in _ancestors(core, end)

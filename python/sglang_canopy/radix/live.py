@@ -60,8 +60,7 @@ class LiveCache:
     depth_scale: float = UNKNOWN
     """Measured depth scale in tokens (``reuse/depth_price.py``), equal on all ranks."""
     keeps_floor: bool = True
-    """Whether ``canopy-lru`` replaces the policy while the policy is behind it
-    (``whatif/floor.py``)."""
+    """Whether ``canopy-lru`` replaces a policy that is behind it (``whatif/floor.py``)."""
     free_tokens: Callable[[], int] = int
     """Free tokens of the device now."""
     device_tokens: int = 0
@@ -81,8 +80,7 @@ class LiveCache:
 
     @property
     def learner(self) -> Policy:
-        """The policy whose state is saved. It keeps learning while a policy that does not learn
-        ranks."""
+        """The policy whose state is saved; it learns even while another policy ranks."""
         return self.learners[0] if self.learners else self.device_policy
 
     def price_by_depth(self, *policies: Policy) -> None:

@@ -119,8 +119,7 @@ class Missed:
             mine[key] += tokens
 
     def add_evicted(self, left: Left, tokens: int, now: float, evicted: int, capacity: int) -> None:
-        """Record ``tokens`` of ``left`` that were missed at ``now``. ``evicted``: total tokens
-        evicted so far."""
+        """Record ``tokens`` of ``left`` missed at ``now``. ``evicted``: tokens evicted so far."""
         self.ago[bisect_left(EDGES_S, max(0.0, now - left.decision.time))] += tokens
         since = evicted - left.evicted_before
         for size in WITH_MEMORY:
@@ -153,8 +152,7 @@ class Missed:
 
 
 def nested(sums: Counter[Key], *, other_namespace: bool) -> dict[str, dict[str, int]]:
-    """Return ``{cause: {tier: tokens}}``; without ``other_namespace``, its tokens count as never
-    seen."""
+    """Return ``{cause: {tier: tokens}}``; ``other_namespace``: keep it, or count never seen."""
     found: dict[str, dict[str, int]] = {}
     for (cause, tier), tokens in sorted(sums.items()):
         if cause == OTHER_NAMESPACE and not other_namespace:
@@ -235,8 +233,7 @@ class BlockMap:
 
 
 def fitted(sums: Sums, total: int) -> Sums:
-    """Scale ``sums`` to ``total`` tokens: when it is computed, a request may find more or less than
-    at admission."""
+    """Scale ``sums`` to ``total`` tokens, which may differ from the count at admission."""
     spare = sum(sums.values()) - total
     if not spare:
         return sums

@@ -109,8 +109,7 @@ class KeyCursor:
         return self.offset - before
 
     def _common(self, raw: array[int]) -> int:
-        """Return the number of leading token ids that ``raw`` and the rest of the key have in
-        common."""
+        """Return the number of leading token ids that ``raw`` and the rest of the key share."""
         size = min(len(raw), self._last - self.offset)
         for at in range(0, size, _AT_ONCE):
             to = min(at + _AT_ONCE, size)
@@ -306,8 +305,7 @@ class OffsetWalkCore(UnifiedTreeCore):
 
 
 def _accessed(node: UnifiedTreeNode | None) -> None:
-    """Set SGLang's access times for a lookup that ends at ``node``, each just before that of its
-    child."""
+    """Set SGLang's access times up to ``node``, each just before that of its child."""
     time = get_and_increase_time_counter()
     while node is not None:
         node.last_access_time = time

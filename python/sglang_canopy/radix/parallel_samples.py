@@ -24,8 +24,7 @@ class ParallelSamples:
         return len(self._left)
 
     def received(self, request: LiveRequest) -> None:
-        """Remember a warm-up, or attach a sample to its warm-up. Call once for each request with a
-        group."""
+        """Remember a warm-up, or attach a sample to its warm-up. Call once per grouped request."""
         if request.group is None:
             return
         mine = self._tenants.get(request.tenant, {})

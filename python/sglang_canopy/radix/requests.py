@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 
 
 class Requests:
-    """Handles a tree's requests. Call it between the tree's own operations, in the scheduler's
-    order."""
+    """Handles a tree's requests. Call it between tree operations, in the scheduler's order."""
 
     def __init__(self, tree: Tree, conversations: Conversations, exchange: Exchange) -> None:
         self.tree, self.live = tree, tree.live
@@ -79,8 +78,7 @@ class Requests:
         )
 
     def refuse(self, request: LiveRequest, reason: int) -> None:
-        """Record that ``request`` ended, by a reason of ``counters.REFUSALS``; ignored after
-        admission."""
+        """Record that ``request`` ended for a reason of ``REFUSALS``; ignored after admission."""
         if request.admitted or request.refused or request.done:
             return
         request.refused = True

@@ -36,8 +36,7 @@ def peek(path: str) -> Any:
 
 
 def read_or_set_aside(path: str) -> Any:
-    """Return the state as :func:`peek`, but set a damaged profile aside, so that it is learnt and
-    saved again."""
+    """Return the state as :func:`peek`, but set a damaged profile aside."""
     try:
         return _checked(path)
     except saved_curves.Damaged as error:
@@ -99,8 +98,7 @@ class Profile:
         self._logged: set[str] = set()
         self._writing = threading.Lock()
         self.writer: threading.Thread | None = None
-        """Thread that writes the file, so that the scheduler's thread does not wait for
-        the disk."""
+        """Thread that writes the file, so that the scheduler does not wait for the disk."""
 
     def claim(self) -> bool:
         """Try to take the lock. Returns whether this server saves the profile."""
@@ -148,8 +146,7 @@ class Profile:
         self.writer.start()
 
     def save(self, policy: Policy) -> None:
-        """Write the state, unless another server saves it. A failure is logged once and
-        not raised."""
+        """Write the state, unless another server saves it. A failure is logged once."""
         self._write(policy.state())
 
     def _write(self, state: Mapping[str, Any] | None) -> None:

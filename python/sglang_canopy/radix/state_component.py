@@ -189,8 +189,7 @@ class CanopyMambaComponent(MambaComponent):
         return None
 
     def _copied(self, state: State) -> bool:
-        """Return whether SGLang kept ``state`` because its node became a leaf while it was
-        copied."""
+        """Return whether SGLang kept ``state`` because its node became a leaf meanwhile."""
         copied, self._copying = self._copying, None
         return copied is state and state.node in self.tree_core.evictable_device_leaves
 

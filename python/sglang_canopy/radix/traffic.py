@@ -70,8 +70,7 @@ class Traffic:
         self.live.counters.row(leaf.category, leaf.tenant).tiers[tier].entered += tokens
 
     def left(self, tier: int, node: UnifiedTreeNode, demoted: bool = False) -> None:
-        """Count the removal of ``node``'s tokens from ``tier``; ``demoted``: the tier below has
-        them."""
+        """Count tokens of ``node`` removed from ``tier``; ``demoted``: the tier below has them."""
         leaf, now, counters, key = node.canopy, self.clock.now, self.live.counters, node.key
         tokens, reason = leaf.length or len(key), leaf.eviction_reason
         ids = key.token_ids if key.limit is None else key.raw_token_ids()

@@ -45,5 +45,4 @@ class Tree(Protocol):
         """Return SGLang's action that copies a node to the host."""
 
     def _split_node(self, key: Any, child: UnifiedTreeNode, split_len: int) -> tuple[Any, Any]:
-        """Perform SGLang's split. Returns the new node above ``child``, and a copy action, if
-        any."""
+        """Perform SGLang's split. Returns the new node above ``child``, and any copy action."""

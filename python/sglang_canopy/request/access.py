@@ -96,8 +96,7 @@ def _check_origin(headers: Headers) -> None:
 
 
 def _check_json(headers: Headers) -> None:
-    """Raise ``Refused`` unless the body is JSON: browsers send other types across origins without
-    permission."""
+    """Raise ``Refused`` unless the body is JSON, which browsers do not send across origins."""
     if headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers:
         return
     given = headers.get("content-type", "")

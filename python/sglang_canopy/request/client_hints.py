@@ -26,8 +26,7 @@ SECRET_FILE_VARIABLE = "CANOPY_GATEWAY_SECRET_FILE"
 MIN_SECRET, MAX_SECRET = 16, 1024
 
 PRIORITY_FIELDS = frozenset({"over", "return_in_s", "keep_s", "ttl_s", "pin_s", "parent", "linear"})
-"""Fields that affect other requests. Category, turn, conversation and stop reason only describe the
-request."""
+"""Fields that affect other requests. The rest only describes the request."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -308,8 +308,7 @@ class Categories:
         return forget(next(other for other, count in counts.items() if count == most))
 
     def _displace(self, name: str, tenant: str | None, now: float | None) -> bool:
-        """Count a request for ``name``. Return whether it displaced another tenant's least used
-        name."""
+        """Count a request for ``name``; return whether it displaced another tenant's name."""
         if now is None or self._names[tenant] >= max(1, self.cap // 32):
             return False
         requests = self._requested.ask(name, now)

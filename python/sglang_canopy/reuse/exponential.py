@@ -62,8 +62,7 @@ class Exponential:
     hazard: bool = True
 
     def rank(self, age_s: float) -> float:
-        """Return a block's hazard in 1/s, or ReuseProb_w(t, life), ``age_s`` seconds after its last
-        use."""
+        """Return a block's hazard (1/s) or ReuseProb_w(t, life), ``age_s`` after its last use."""
         if self.mean_gap_s <= 0.0 or self.height <= 0.0:
             return 0.0
         rate = 1.0 / self.mean_gap_s

@@ -125,8 +125,7 @@ def _fit_category(
 
 
 def exceedance(counts: list[float], prior: list[float] | None) -> list[float]:
-    """Return P(Q >= ``TOKEN_EDGES[i]``) from counts by bin, with ``SHRINK`` samples of
-    ``prior``."""
+    """Return P(Q >= ``TOKEN_EDGES[i]``) from counts by bin, and ``SHRINK`` samples of ``prior``."""
     weight = SHRINK if prior is not None else 0.0
     above = list(accumulate(reversed(counts)))[::-1]
     total = above[0] + weight

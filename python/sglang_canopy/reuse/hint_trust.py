@@ -97,8 +97,7 @@ class HintRecord:
     """Tip of the first "over", until that hint proves wrong."""
 
     def return_probability(self, newcomers: float) -> float:
-        """Return P(a return is close to its hinted time). ``newcomers``: this probability for
-        newcomers."""
+        """Return P(a return is close to its hinted time). ``newcomers``: the same for newcomers."""
         return (self.returns_true + _PRIOR_RETURNS * newcomers) / (self.returns + _PRIOR_RETURNS)
 
     def return_skill(self, newcomers: float) -> float:
@@ -200,8 +199,7 @@ class FirstHints:
             self.overs_wrong //= 2
 
     def over_trusted(self) -> bool:
-        """Return whether a tenant's first "over" hints are applied. A single tenant cannot change
-        it."""
+        """Return whether first "over" hints are applied. A single tenant cannot change it."""
         return (self.overs_wrong + 0.5) / (self.overs + 6.0) < _WRONG_AT_FIRST
 
 
@@ -218,8 +216,7 @@ class HintRecords:
         self._count = 0
 
     def record(self, who: Hashable) -> HintRecord:
-        """Return the record of a ``speaker`` for counting: created if missing, and marked as most
-        recent."""
+        """Return the record of a ``speaker``, created if missing, and mark it as most recent."""
         record = self._records.pop(who, None)
         if record is None:
             record = HintRecord()
@@ -229,8 +226,7 @@ class HintRecords:
         return record
 
     def key(self, who: Hashable) -> Hashable:
-        """Return the speaker, or ``OTHERS`` for a speaker without a record. Equal keys have equal
-        trust."""
+        """Return the speaker, or ``OTHERS`` without a record. Equal keys have equal trust."""
         return who if who in self._records else OTHERS
 
     def note_tip(self, tip: Hinted, over: bool) -> None:
@@ -311,8 +307,7 @@ class HintRecords:
         return record.over_trusted(self._of_tenant(who), self._first.over_trusted())
 
     def over_weight(self, who: Hashable) -> float:
-        """Return the factor on the rank of a conversation hinted over, if the speaker is not
-        trusted outright."""
+        """Return the factor on the rank of a leaf hinted over, if not trusted outright."""
         return self._records.get(who, _NO_HINTS).over_weight(self._of_tenant(who))
 
     def _of_tenant(self, who: Hashable) -> HintRecord:

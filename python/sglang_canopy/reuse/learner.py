@@ -351,8 +351,7 @@ class ReuseModel:
         self.fit(0.0)
 
     def stats(self) -> Mapping[str, Any]:
-        """Return sizes, hints, and each category's samples, return probability and prompt
-        growth."""
+        """Return sizes, hints, and each category's samples, return probability and growth."""
         fitted = (c for c in self.categories if c.all_events)
         return {
             "samples": self.samples,
@@ -373,8 +372,7 @@ class ReuseModel:
 
 
 def mean_growth(category: Category) -> float:
-    """Return mean new tokens of the next prompt, of the category or its nearest parent with
-    samples."""
+    """Return mean new tokens of the next prompt, of the nearest category with samples."""
     nearest: Category | None = category
     while nearest is not None:
         count = sum(nearest.all_growth) if nearest.all_growth else 0.0

@@ -143,8 +143,7 @@ class ShadowIndex:
         return iter(self.samples)
 
     def matched_blocks(self, path: Sequence[int]) -> int:
-        """Return the number of leading blocks of ``path`` seen before, up to the deepest known
-        block."""
+        """Return the number of leading blocks of ``path`` up to the deepest known block."""
         owner = self._owner
         for depth in range(len(path), 0, -1):
             if path[depth - 1] in owner:

@@ -52,6 +52,5 @@ class EarlyRefusal:
         return Decision(predicted, bound, refused)
 
     def retry_after_s(self, decision: Decision) -> int:
-        """Return the whole seconds after which the work ahead has shrunk to the limit, without new
-        arrivals."""
+        """Return whole seconds until the work ahead is within the limit, without arrivals."""
         return min(max(1, round(decision.bound_s - self.limit_s)), MOST_RETRY_S)

@@ -123,8 +123,7 @@ class PrefillCost:
         return linear / pair if pair > 0.0 else math.inf
 
     def token_costs(self) -> tuple[float, float]:
-        """Return the seconds of a token's linear part, with its share of a step, and of a token
-        pair."""
+        """Return the seconds of a token's linear part and step share, and of a token pair."""
         base, token, pair, _ = self.coefficients
         return base / self.step_tokens + token, pair
 

@@ -148,8 +148,7 @@ class DiskRetry:
         return pinned_s > 0 and now - node.canopy.disk_written_at >= pinned_s / 2
 
     def _any_rank_refused(self, refused: bool) -> bool:
-        """Whether the store of any rank refused pages. False with pipeline stages, which cannot
-        synchronise here."""
+        """Whether any rank's store refused pages; false with pipeline stages, which cannot sync."""
         cache = self.attachment.cache
         if cache is None or cache.pp_size > 1:
             return False

@@ -169,7 +169,6 @@ class CanopyMooncakeStore(MooncakeStore):
 
 
 def _drop_uses() -> None:
-    """Discard reported uses and requests: Canopy has no policy in Mooncake, and uses do not renew a
-    pin."""
+    """Discard reported uses and requests: Mooncake has no Canopy policy."""
     PAGES.take_uses()
     PAGES.take_requests()

@@ -41,8 +41,7 @@ class Holdings:
         return self._by_tier(self._category.get(category))
 
     def of_group(self, tier: int, group: int) -> dict[str, int]:
-        """Return the tokens on each tier of a group in ``tier``'s table; disk tokens for the disk's
-        groups only."""
+        """Return a group's tokens on each tier; on disk only for the disk's groups."""
         held = self._by_tier(self._group.get((tier, group)))
         if tier != DISK:
             held.pop(TIERS[DISK], None)

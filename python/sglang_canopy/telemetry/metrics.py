@@ -204,8 +204,7 @@ class Metrics:
         *labels: str,
         reported: _Reported | None = None,
     ) -> None:
-        """Raise the residency histogram by the differences of ``bins`` and their sum from
-        ``reported``."""
+        """Raise the residency histogram by the change of ``bins`` and their sum."""
         name = "residency_seconds"
         reported = self._reported if reported is None else reported
         before, seconds_before = reported.get((name, labels), ([0] * len(bins), 0.0))
@@ -222,8 +221,7 @@ class Metrics:
 def _families(
     metric: Metric, fixed: tuple[str, ...], registry: CollectorRegistry | None
 ) -> dict[str, Any]:
-    """Return the client's objects for one metric, by the names of their series without
-    ``PREFIX``."""
+    """Return the client's objects for one metric, by series name without ``PREFIX``."""
     # The client reads PROMETHEUS_MULTIPROC_DIR when it is imported.
     from prometheus_client import REGISTRY, Counter, Gauge
 

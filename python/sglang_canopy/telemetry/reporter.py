@@ -164,8 +164,7 @@ def answer(name: str, what: Any) -> None:
 
 
 def place() -> tuple[int, str]:
-    """Return this process's data-parallel rank, and its place among its peers; empty for the
-    first."""
+    """Return this process's data-parallel rank, and its place among peers (empty: first)."""
     from sglang.srt.runtime_context import get_parallel
 
     parallel = get_parallel()

@@ -170,8 +170,7 @@ class Status:
         return [{"tenant": shown_tenant(tenant), **tokens} for tenant, tokens in held[:MAX_TENANTS]]
 
     def _curves(self) -> dict[str, list[tuple[float, float]]]:
-        """Return survival by age of the categories with most samples, if the device's policy
-        learns."""
+        """Return survival by age of the categories with most samples, if the policy learns."""
         model = getattr(self.cache.tree_core.live.device_policy, "model", None)
         if model is None:
             return {}
@@ -282,8 +281,7 @@ class Status:
         return _shown(status(), "pinned_tenants") if callable(status) else None
 
     def _sizes(self, disk: dict[str, Any] | None) -> dict[str, dict[str, Any]]:
-        """Return capacity and use of each existing tier, in bytes on this rank; ``None`` if
-        unknown."""
+        """Return capacity and use of each tier, in bytes on this rank; ``None`` if unknown."""
         allocator = self.cache.token_to_kv_pool_allocator
         token = self.kv_bytes_per_token()
         sizes = {TIERS[DEVICE]: _size(allocator.size, allocator.available_size(), token)}

@@ -38,8 +38,7 @@ class TtftHour:
             self._counts[min(at, _CLASSES)] += 1
 
     def points(self) -> list[dict[str, Any]]:
-        """Return the points, oldest first, without empty minutes. The last minute may be
-        incomplete."""
+        """Return the points, oldest first, without empty minutes. The last may be incomplete."""
         with self._lock:
             self._turn()
             oldest = self._minute - (POINTS - 1) * MINUTE_S

@@ -128,8 +128,7 @@ class Account:
             self._add_to_groups(_MISSED, blocks[served:prompt_blocks], weight * stands_for)
 
     def served_ratio(self, scale: float = UNKNOWN) -> float:
-        """Return the share of the prompt tokens, or of their price at ``scale``, that the server
-        hit."""
+        """Return the share of the prompt tokens, or of their price at ``scale``, that hit."""
         return self._hit.price(scale) / (self._prompts.price(scale) or 1.0)
 
     def sampled_ratio(self, name: Hashable) -> float:
@@ -142,8 +141,7 @@ class Account:
         return lead * self._per_token(scale)
 
     def error(self, name: Hashable, scale: float = UNKNOWN) -> float:
-        """Return the standard error of ``lead``, with the requests seen as a sample of
-        the traffic."""
+        """Return the standard error of ``lead``: the requests are a sample of the traffic."""
         return math.hypot(self._traffic_error(name, scale), self.sampling_error(name, scale))
 
     def sampling_error(self, name: Hashable, scale: float = UNKNOWN) -> float:

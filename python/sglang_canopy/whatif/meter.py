@@ -69,8 +69,7 @@ class Memory:
     """True if the host holds only tokens that the device does not (``write_back``)."""
 
     def total(self, factor: float = 1.0) -> int:
-        """Return the distinct tokens that fit, with the host (without one, the device) scaled by
-        ``factor``."""
+        """Return the distinct tokens that fit, with the lowest tier scaled by ``factor``."""
         device, host = self.device_tokens, self.host_tokens
         if not host:
             return int(device * factor)

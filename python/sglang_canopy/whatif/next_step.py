@@ -46,8 +46,7 @@ def next_step(
 
 
 def _best(meter: Mapping[str, Any]) -> tuple[str | None, float, float]:
-    """Return the policy at this capacity that saves most: name, points gained, two standard
-    errors."""
+    """Return the best policy at this capacity: name, points gained, two standard errors."""
     here = [a for a in meter["arms"] if a["capacity"] == "now" and not a["running"]]
     if not here:
         return None, 0.0, 0.0

@@ -38,8 +38,7 @@ LEAST_WORK_PER_S = 12.0
 """Work per second that shadow caches may always do, regardless of the request rate."""
 
 MOST_BLOCKS = 32_768
-"""Blocks that one shadow cache may hold before the sample is halved. Halving reads all of them in one
-call."""
+"""Blocks in one shadow cache above which the sample is halved, in one call."""
 
 MIN_BLOCKS = 64
 """Capacity of the smallest shadow cache, in sampled blocks. The hits of a smaller cache are mostly

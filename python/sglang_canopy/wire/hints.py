@@ -26,8 +26,7 @@ MAX_SENT = 64
 EVERY_S = 0.1
 """Minimum seconds between two messages."""
 TENANT_PER_S, TENANT_BURST = 100.0, 200
-"""Hints of one tenant's clients: per second, and in one burst. A gateway's hints are not limited by
-tenant."""
+"""Hints of one tenant's clients per second, and in one burst. Gateways are not limited."""
 
 _HINTS = ("over", "return_in_s", "keep_s")
 _TENANT = ("extra_key", "cache_salt")
@@ -42,8 +41,7 @@ class TooManyHints(CanopyError):
 
 
 class Waiting:
-    """Hints that are not sent yet, the latest of each conversation. Bounded by tenant and
-    in total."""
+    """Unsent hints, the latest of each conversation. Bounded by tenant and in total."""
 
     def __init__(self) -> None:
         self._rate = TenantRate(TENANT_PER_S, TENANT_BURST)

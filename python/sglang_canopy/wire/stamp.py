@@ -31,8 +31,7 @@ ADDED = "added"
 MAX_MARKER = 64
 
 EPOCH_S = time.time() - time.monotonic()
-"""Unix time at zero of this process's monotonic clock. Stamps carry it, because the disk tier outlives
-the clock."""
+"""Unix time at zero of this process's monotonic clock, for the disk tier."""
 
 MAX_NAME = 128
 MAX_TURN = 1_000_000
@@ -192,8 +191,7 @@ def make_stamp(
 
 
 def read_stamp(custom_params: Any) -> dict[str, Any]:
-    """Return the valid fields of a request's stamp. Never raises. All tensor-parallel ranks get the same
-    result."""
+    """Return the valid fields of a request's stamp. Never raises. Equal on all ranks."""
     stamp = custom_params.get(STAMP_KEY) if isinstance(custom_params, Mapping) else None
     sound: dict[str, Any] = {}
     if not isinstance(stamp, Mapping):

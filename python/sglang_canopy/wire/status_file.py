@@ -42,8 +42,7 @@ def make_folder() -> tempfile.TemporaryDirectory[str]:
 
 
 RANKS, OBSERVED, ANSWER = "rank", "observed", "answer"
-"""Kinds of files: a rank with Canopy's tree, an observed rank, and (followed by a name) a single
-answer."""
+"""Kinds of files: a rank with Canopy's tree, an observed rank, a single answer."""
 ADDITIONS: list[str] = []
 """Kinds that other plugins add to the answer of ``/canopy/status``."""
 

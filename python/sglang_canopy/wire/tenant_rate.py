@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 MAX_TENANTS = 4096
-"""Maximum tenants with a bucket. The least recent is forgotten, and starts again with a full
-bucket."""
+"""Maximum tenants with a bucket. A forgotten tenant starts again with a full bucket."""
 
 
 class TenantRate:

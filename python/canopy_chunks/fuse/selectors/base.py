@@ -1,5 +1,4 @@
-"""The selector interface: choose which tokens of a prompt's chunks to recompute, within a
-budget."""
+"""The selector interface: choose which tokens of the chunks to recompute, within a budget."""
 
 from __future__ import annotations
 

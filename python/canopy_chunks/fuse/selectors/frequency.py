@@ -13,8 +13,7 @@ ALPHA = 0.5
 
 
 def layer_scores(chunk: Chunk, high: bool = False, alpha: float = ALPHA) -> torch.Tensor:
-    """Return ``[layers, n]``: each token's energy, each layer normalised by its sum (equations 2 to
-    6)."""
+    """Return ``[layers, n]``: each token's energy, normalised by layer (equations 2 to 6)."""
     energy = lowpass_energy(chunk.raw_k.flatten(2), chunk.v.flatten(2), alpha, high)
     return energy / (energy.sum(dim=1, keepdim=True) + 1e-12)
 

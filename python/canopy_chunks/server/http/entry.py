@@ -41,8 +41,7 @@ _PREPARED = "canopy_chunks_prepared"
 
 
 def prepare(manager: Any, obj: Any, options: Options) -> None:
-    """Hook before ``TokenizerManager.generate_request``: check fields, then find and bound
-    documents."""
+    """Hook before ``TokenizerManager.generate_request``: check fields, find and bound documents."""
     if not hasattr(obj, "sampling_params") or getattr(obj, _PREPARED, False):
         return
     if options.find == "on" and any(
@@ -276,8 +275,7 @@ def _has_documents(request: Any, separator: str | None) -> bool:
 
 
 def _rendered(tokenizer: Any, adapted: Any) -> str:
-    """Return the prompt's text with special tokens. Raises CanopyError if its ids do not
-    round-trip."""
+    """Return the prompt's text with special tokens. Raises CanopyError unless ids round-trip."""
     if isinstance(adapted.text, str):
         return adapted.text
     ids = list(adapted.input_ids or [])
@@ -344,14 +342,12 @@ def _tenant(obj: Any) -> str | None:
 
 
 def _one_string(value: Any) -> str | None:
-    """Return the tenant field of a single prompt. SGLang later refuses values that are
-    not strings."""
+    """Return the tenant field of a single prompt. SGLang refuses other types than text later."""
     return value if isinstance(value, str) else None
 
 
 def _for_each(obj: Any, name: str, count: int) -> list[str | None]:
-    """Return a tenant field for each prompt of a batch. Raises CanopyError if the number
-    differs."""
+    """Return a tenant field per prompt of a batch. Raises CanopyError if the number differs."""
     value = getattr(obj, name, None)
     if not isinstance(value, list):
         return [_one_string(value)] * count

@@ -168,8 +168,7 @@ async def _pin(request: Any, manager: Any, wanted: bool) -> dict[str, Any]:
 
 
 async def _command(manager: Any, verb: str, document: Document) -> bool:
-    """Apply a command to both KV versions of a document: for marks, and for documents found in
-    prompts."""
+    """Apply a command to both KV versions of a document: for marks, and for found documents."""
     kept = {document.ids, inner(document.ids)}
     names = [document_name(ids, document.tenant) for ids in kept if ids]
     return await calls.command(manager, verb, names, document.tenant)

@@ -258,8 +258,7 @@ def _middle(
 
 
 def _reordered(old: str, new: str) -> int:
-    """Return the characters of the sentences that two texts share, if enough of them are in another
-    order."""
+    """Return the characters of two texts' common sentences, if enough are in another order."""
     a, b = sentences(old), sentences(new)
     both = sum(len(text) * n for text, n in (Counter(a) & Counter(b)).items())
     if both < LEAST_RUN or len(a) * len(b) > MOST_PAIRS:

@@ -1,5 +1,4 @@
-"""Distinguish applications: prompts of one application have mostly the same tools and system
-prompt."""
+"""Distinguish applications, whose prompts have mostly the same tools and system prompt."""
 
 from __future__ import annotations
 

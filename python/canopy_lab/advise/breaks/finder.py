@@ -156,8 +156,7 @@ class Finder:
         self.memory.remember(prompt)
 
     def _compare(self, old: Prompt, new: Prompt, hit: int) -> None:
-        """Charge each difference with the equal text between it and the next difference, after
-        ``hit``."""
+        """Charge each difference with the equal text up to the next difference, after ``hit``."""
         at, cost = 0, 0
         pending, begin = None, 0
         for run in align(old, new):
@@ -216,8 +215,7 @@ class Finder:
         )
 
     def _folded(self) -> dict[_Key, _Sum]:
-        """Return the sums, with an application's edits of its history merged into the kind that
-        costs most."""
+        """Return the sums, with an application's edits of its history under the costliest kind."""
         found = dict(self._sums)
         edits: dict[int, list[_Key]] = defaultdict(list)
         for key in found:

@@ -247,8 +247,7 @@ class Memory:
 
 
 def _shared(prompt: Prompt, other: Prompt) -> int:
-    """Return the characters of ``prompt`` that ``other`` contains, by segments and by sentences of
-    new segments."""
+    """Return the characters of ``prompt`` that ``other`` contains, by segment and sentence."""
     shared = 0
     theirs: set[str] | None = None
     for one in prompt.segments:

@@ -61,8 +61,7 @@ class Measurer:
         self._show = show
 
     def surfaces(self) -> Surfaces:
-        """Measure all costs of prefill and decode. Raises ``CanopyError`` for implausible
-        results."""
+        """Measure all costs of prefill and decode. Raises ``CanopyError`` if implausible."""
         limits = self.limits
         self.server.generate([self.tokens(8)], 4)
         lengths = tuple(n for n in _LENGTHS if n <= limits.prompt_tokens)

@@ -189,8 +189,7 @@ def _seconds(meter: Mapping[str, Any], arm: Mapping[str, Any] | None) -> str:
 
 
 def _prefill(status: Mapping[str, Any]) -> str:
-    """Format the prefill seconds that hits saved since the start, by the server's own
-    measurement."""
+    """Format the prefill seconds that hits saved since the start, as the server measured."""
     ranks = [rank["prefill"] for rank in status["ranks"] if rank.get("prefill")]
     if not ranks:
         return ""

@@ -34,8 +34,7 @@ class RunningServer:
         return status
 
     def counts(self) -> Counts:
-        """Return the meter's counts if there is a meter: both sides then count the same
-        requests."""
+        """Return the meter's counts if there is one: both sides then count the same requests."""
         status = self.status()
         running, meter = status["ranks"][0]["running"], status.get("whatif")
         tiers = status["tiers"]

@@ -57,8 +57,7 @@ class Costs:
         return max(compute + load / layers, load + compute / layers)
 
     def _line(self, batch: int) -> tuple[list[float], list[float], list[float]]:
-        """Return the points and slopes of a decode step's cost over the context, for one batch
-        size."""
+        """Return points and slopes of a decode step's cost over the context, for one batch size."""
         lengths = list(self._profile.decode_context_tokens)
         values = [self._profile.decode_s(batch, length) for length in lengths]
         slopes = [

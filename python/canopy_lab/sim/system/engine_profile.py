@@ -106,8 +106,7 @@ class EngineProfile:
         return self._attend_s(new_tokens, context_tokens, self.pair_s())
 
     def pair_s(self) -> PairCosts:
-        """Return the seconds per pair of query and key at the measured points,
-        ``[new][context]``."""
+        """Return the seconds per query-key pair at the measured points, ``[new][context]``."""
         return [
             [
                 seconds / _pairs(new, context)
@@ -141,8 +140,7 @@ class EngineProfile:
         return total * _pairs(new, context)
 
     def decode_s(self, batch: float, context_tokens: float) -> float:
-        """Return the seconds of a decode step of ``batch`` requests with a mean of
-        ``context_tokens`` each."""
+        """Return the seconds of a decode step of ``batch`` requests with this mean context."""
         contexts, batches = self.decode_context_tokens, self.decode_batch
         i, u = _place(batches, batch)
         low = _line(contexts, self.decode_step_s[i], context_tokens)

@@ -75,8 +75,7 @@ class Match(NamedTuple):
 
 
 def _shared(blocks: tuple[int, ...], path: tuple[int, ...], at: int, stop: int) -> int:
-    """Return the number of leading ``blocks`` that agree with ``path`` from ``at`` on; the first
-    one does."""
+    """Count the leading ``blocks`` that agree with ``path`` from ``at`` on; the first one does."""
     low, high = 1, min(len(blocks), stop - at)
     while low < high:
         middle = (low + high + 1) // 2
@@ -195,8 +194,7 @@ class TierNodes:
             node = node.parent
 
     def pin(self, node: TierNode) -> None:
-        """Keep ``node`` on the host until ``unpin``, as SGLang does for a prefetch or disk write.
-        Nests."""
+        """Keep ``node`` on the host until ``unpin``, for a prefetch or disk write. Nests."""
         node.pins += 1
         if node.ranked == HOST:
             self._unrank(node)

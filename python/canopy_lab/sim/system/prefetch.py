@@ -14,8 +14,7 @@ from canopy_lab.sim.system.waiting import WaitingPrefixes
 PREFETCH_BATCH_PAGES = 128
 """Pages per storage read of SGLang; a cancelled prefetch keeps whole batches."""
 PREFETCH_HOST_SHARE = 0.5
-"""Share of the host pool above which SGLang starts no further prefetch
-(``prefetch_capacity_limit``)."""
+"""Share of the host pool above which SGLang starts no prefetch (``prefetch_capacity_limit``)."""
 
 
 class Prefetcher:

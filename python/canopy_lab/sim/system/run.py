@@ -69,8 +69,7 @@ def simulate_system(
 
 @contextmanager
 def _rare_collections() -> Iterator[None]:
-    """Run Python's garbage collector rarely: there are no cycles, and it would take a tenth of the
-    time."""
+    """Run the garbage collector rarely: without cycles, it only costs a tenth of the time."""
     before = gc.get_threshold()
     gc.set_threshold(max(before[0], _COLLECT_EVERY), *before[1:])
     try:

@@ -87,8 +87,7 @@ class EndQueue:
         return high[0][-1] if high else None
 
     def release(self, count: int) -> bool:
-        """Release ``count`` entries of a queue that is no longer used. Returns whether all are
-        released."""
+        """Release ``count`` entries of an unused queue. Returns whether all are released."""
         del self._low[-count:], self._high[-count:]
         return not (self._low or self._high)
 
@@ -287,8 +286,7 @@ class Cells:
         return (c for c in self._cells.values() if c.live)
 
     def release(self, count: int) -> bool:
-        """Release about ``count`` leaves of cells that are no longer used. Returns whether all
-        are released."""
+        """Release about ``count`` leaves of unused cells. Returns whether all are released."""
         del self._heap[-4 * count :], self._edges[-4 * count :]
         self._changed.clear()
         while self._cells and count > 0:

@@ -67,8 +67,7 @@ class LazyHeap:
         return None
 
     def release(self, count: int) -> bool:
-        """Release ``count`` leaves of a heap that is no longer used. Returns whether all are
-        released."""
+        """Release ``count`` leaves of an unused heap. Returns whether all are released."""
         del self._entries[-count:]
         for _ in range(min(count, len(self._live))):
             self._live.popitem()

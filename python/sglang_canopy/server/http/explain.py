@@ -18,8 +18,7 @@ from sglang_canopy.wire.stamp import FIELDS
 from sglang_canopy.wire.tenant_rate import TenantRate
 
 EVERY_S = 0.5
-"""Minimum seconds between two answers to users: each answer reads the eviction order on the
-scheduler thread."""
+"""Minimum seconds between answers to users: each reads the eviction order."""
 
 Send = Callable[[str], Awaitable[list[Any]]]
 

@@ -202,8 +202,7 @@ _ACCEPTED_FROM = (
 
 
 def _start_delivery() -> None:
-    """Send waiting hints now, or with the next message of a running delivery. Call it in the event
-    loop."""
+    """Send waiting hints now, or with a running delivery. Call it in the event loop."""
     global _delivery
     if _delivery is None or _delivery.done():
         _delivery = asyncio.get_running_loop().create_task(_deliver())

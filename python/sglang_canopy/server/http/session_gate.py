@@ -1,5 +1,4 @@
-"""Time messages to the schedulers, for the session gate and for values that decay without
-requests."""
+"""Time messages to the schedulers, for the session gate and other decaying values."""
 
 from __future__ import annotations
 

@@ -12,8 +12,7 @@ SGLANGS, OURS = HTTP_APPS
 
 
 def use_our_application(server_args: Any) -> None:
-    """Let the workers of this process import ``http_worker``, unless the operator has set another
-    application."""
+    """Let the workers import ``http_worker``, unless the operator has set an application."""
     workers = getattr(server_args, "tokenizer_worker_num", None) or 1
     if workers > 1 and os.environ.get(VARIABLE) in (None, "", SGLANGS):
         os.environ[VARIABLE] = OURS

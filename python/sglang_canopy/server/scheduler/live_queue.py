@@ -286,8 +286,7 @@ class LiveQueue:
 
 
 class _Requests:
-    """SGLang's ``Req`` as the queue sees it. Reads the match that ``LiveQueue.look_up`` stored on
-    it."""
+    """SGLang's ``Req`` as the queue sees it. Reads the match that ``look_up`` stored on it."""
 
     def __init__(self, queue: LiveQueue) -> None:
         self._queue = queue

@@ -104,8 +104,7 @@ class Observer:
             self.refused[reason] += 1
 
     def _measure(self, batch: Any) -> None:
-        """Fit this rank's own prefill times, since an observer makes no decisions that ranks must
-        share."""
+        """Fit this rank's own prefill times: an observer makes no decisions shared by ranks."""
         found = self._times.of(batch)
         if found is None:
             return

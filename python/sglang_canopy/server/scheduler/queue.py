@@ -73,8 +73,7 @@ def chunk_limited(
     budget: int,
     page_size: int,
 ) -> int | None:
-    """Hook around ``SchedulePolicy.shortest_prefill_chunk_limit``, in a pass during a chunked
-    prefill."""
+    """Hook around ``SchedulePolicy.shortest_prefill_chunk_limit``, during a chunked prefill."""
     queue = _queue(policy.tree_cache)
     if queue is None or not queue.orders or budget < 2 * page_size:
         return original(policy, chunked_req, waiting_queue, budget, page_size)

@@ -24,8 +24,7 @@ _warned = False
 
 
 def requests_received(result: Any, receiver: Any, *_: Any, **__: Any) -> None:
-    """Hook after ``SchedulerRequestReceiver._pull_raw_reqs``: stamp requests that lack
-    Canopy's stamp."""
+    """Hook after ``SchedulerRequestReceiver._pull_raw_reqs``: stamp requests without a stamp."""
     if not result:
         return
     server_args = receiver.server_args

@@ -51,8 +51,7 @@ def load_for_help() -> None:
 
 
 def add_to_help(add: Callable[[Any, Any], None]) -> bool:
-    """Have parsers call ``add(None, parser)`` before they parse, if ``--help`` is given. Returns
-    whether it is."""
+    """Make parsers call ``add(None, parser)``, if ``--help`` is given. Returns whether it is."""
     if not {"-h", "--help"} & set(sys.argv):
         return False
     # NOTE: SGLang's argument module is partially imported here, so its parser cannot be hooked.

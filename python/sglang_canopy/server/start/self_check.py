@@ -49,8 +49,7 @@ def check_signature(seam: Seam) -> None:
 
 
 def check_in_place(seams: Iterable[Seam]) -> None:
-    """Stop unless every hook is in place and SGLang's functions are unmodified; the reason names the
-    failing one."""
+    """Stop, naming the hook, unless every hook is in place and SGLang's source unmodified."""
     from sglang.srt.arg_groups.choices import RADIX_EVICTION_POLICY_CHOICES
 
     _check_source()

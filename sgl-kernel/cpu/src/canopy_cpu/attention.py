@@ -36,8 +36,7 @@ PADDING_PER_CALL = 64
 
 @dataclass(slots=True, frozen=True)
 class QueryBlock:
-    """Queries `start:end` of the batch, which attend to the first `visible` tokens of their
-    request."""
+    """Queries `start:end` of the batch; they attend to the request's first `visible` tokens."""
 
     start: int
     end: int
@@ -313,8 +312,7 @@ def _arguments(names: Sequence[str], args: Any, kwargs: Any) -> SimpleNamespace:
 
 
 def _is_special(given: SimpleNamespace) -> bool:
-    """Return whether the stock code must run: cross-attention, encoder lengths or sliding
-    windows."""
+    """Return whether stock code must run: cross-attention, encoder lengths, sliding windows."""
     window = given.sliding_window_size
     return (
         given.encoder_lens is not None

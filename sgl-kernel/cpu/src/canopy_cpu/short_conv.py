@@ -68,8 +68,7 @@ def causal_conv1d_update(
     pad_slot_id: int = PAD_SLOT,
     **_: Any,
 ) -> torch.Tensor:
-    """Convolve one new token of each request, ``x`` [requests, dim] (or [requests, dim,
-    tokens])."""
+    """Convolve one new token per request, ``x`` [requests, dim] (or [requests, dim, tokens])."""
     assert cache_seqlens is None, "circular states are not used by SGLang's models"
     tokens = x if x.dim() == 3 else x[..., None]
     width = weight.shape[1]
@@ -119,8 +118,8 @@ def _no_linear_attention(*_: Any, **__: Any) -> Any:
 
 
 def _declare_operators() -> list[torch.library.Library]:
-    """Declare operators that SGLang names when it imports its backends of recurrent layers, or Qwen's vision models,
-    which import the code of Qwen's linear-attention models."""
+    """Declare operators that SGLang names when it imports its backends of recurrent layers or Qwen's
+    vision models."""
     library = torch.library.Library("sgl_kernel", "FRAGMENT")
     for name, arguments, results in (
         ("fused_gdn_gating_cpu", 4, 2),
