@@ -1,0 +1,167 @@
+"""Hits on real servers in the five minutes before and after each of three restarts.
+
+    python benchmark/tiers/restart_served.py --data DATA --out benchmark/tiers/results/restart_served.json
+
+Twenty minutes of a trace in four windows of five, with a restart (SIGTERM to the HTTP process, then a new
+start) between two windows: three pairs of a window before and one after. One server at a time, with a
+two-layer random model on a CPU. A block of 512 tokens of the trace becomes a page of 16, and time runs up
+to ``SPEED`` times as fast: a request is sent when it is due and the one before it is answered. ``cold`` finds
+an empty folder at each start; ``no drain`` is ``wa`` with ``--canopy-drain-s 0``. Rows that OUT has already are
+not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "scripts"))
+sys.path.append(str(ROOT / "benchmark" / "traces"))
+from overlays import overlay
+
+from canopy_lab.advise.sample import merged
+from canopy_lab.trace.open import open_trace
+from canopy_lab.trace.record import TraceRequest
+from launch_server import cpu_arguments, free_port, serving
+from tiny_model import write_tiny_model
+
+MODEL = ROOT / ".canopy" / "models" / "smollm2-135m-instruct"
+PAGE, DEVICE_TOKENS, HOST_RATIO = 16, 16_384, 2
+SPEED = 15.0
+WINDOW_S, WINDOWS, WARM_UP_S = 300.0, 4, 120.0
+ARMS = ("drain", "lru, file", "cold", "no drain")
+TIERS = ("device", "host", "storage")
+
+
+def traces(data: Path) -> Iterator[tuple[str, list[TraceRequest]]]:
+    """A sixth of the conversations of a trace, and an overlay of agents' sessions."""
+    end_s = WARM_UP_S + WINDOWS * WINDOW_S
+    hour = open_trace(data / "mooncake" / "conversation_first60.jsonl", "mooncake")
+    talks = (r for r in hour if len(r.blocks) > 1 and r.blocks[1] % 6 == 0)
+    yield "conversation", [r for r in talks if r.time_s < end_s]
+    agents = overlay(data / "agentic_coding" / "traces_500.tar.xz", 20, end_s, 1)
+    yield "agents", [merged(r, 8) for r in agents if r.time_s < end_s]
+
+
+def tokens_of(request: TraceRequest, number: int) -> list[int]:
+    """A page of tokens for each block, and one token more, so that every page can hit."""
+    pages = [random.Random(block).choices(range(100, 40_000), k=PAGE) for block in request.blocks]
+    return [*(token for page in pages for token in page), 100 + number]
+
+
+def arguments(arm: str, model: Path, folder: Path) -> list[str]:
+    extra: dict[str, Any] = {"prefetch_threshold": PAGE}
+    if arm == "lru, file":
+        mine = ["--radix-eviction-policy", "lru", "--hicache-write-policy", "write_through"]
+        backend = "file"
+    else:
+        mine = ["--radix-eviction", "wa", "--hicache-write-policy", "write_back"]
+        mine += ["--canopy-drain-s", "0"] if arm == "no drain" else []
+        backend, extra = "canopy", {**extra, "path": str(folder), "capacity_gb": 2}
+    return [
+        *cpu_arguments(model, kv_tokens=DEVICE_TOKENS, dtype="float32"),
+        *("--load-format", "dummy", "--page-size", str(PAGE), "--enable-hierarchical-cache"),
+        *("--hicache-ratio", str(HOST_RATIO), "--hicache-storage-backend", backend),
+        *("--hicache-storage-prefetch-policy", "wait_complete"),
+        *("--hicache-storage-backend-extra-config", json.dumps(extra), *mine),
+    ]
+
+
+def ask(url: str, tokens: list[int]) -> Counter[str]:
+    """Cached tokens of a prompt, by tier."""
+    body = {"input_ids": tokens, "sampling_params": {"temperature": 0, "max_new_tokens": 1}}
+    head = {"Content-Type": "application/json"}
+    request = urllib.request.Request(url + "/generate", json.dumps(body).encode(), head)
+    with urllib.request.urlopen(request, timeout=300) as answer:
+        details = json.load(answer)["meta_info"].get("cached_tokens_details") or {}
+    return Counter({tier: details.get(tier, 0) for tier in TIERS})
+
+
+def replay(url: str, asked: list[tuple[float, list[int]]], from_s: float) -> dict[str, Any]:
+    """Send the requests in order, none before it is due. Returns tokens asked and found."""
+    began, total, found = time.monotonic(), 0, Counter[str]()
+    for at_s, tokens in asked:
+        time.sleep(max(0.0, (at_s - from_s) / SPEED - (time.monotonic() - began)))
+        found += ask(url, tokens)
+        total += len(tokens) - 1
+    return {
+        "requests": len(asked), "tokens": total, **{tier: found[tier] for tier in TIERS},
+        "seconds": round(time.monotonic() - began, 1),
+    }  # fmt: skip
+
+
+def run(
+    arm: str, trace: list[TraceRequest], model: Path, scratch: Path
+) -> Iterator[dict[str, Any]]:
+    """One server a window; yields the hits of each window."""
+    folder = scratch / "disk"
+    shutil.rmtree(folder, ignore_errors=True)
+    asked = [(r.time_s, tokens_of(r, n)) for n, r in enumerate(trace)]
+    first = 1 if arm == "cold" else 0
+    for window in range(first, WINDOWS):
+        if arm == "cold":
+            shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(exist_ok=True)
+        start_s = WARM_UP_S + window * WINDOW_S
+        began = time.monotonic()
+        with serving(
+            arguments(arm, model, folder), log=scratch / "server.log", port=free_port(),
+            environment={"SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR": str(folder)}, deadline_s=600.0,
+        ) as server:  # fmt: skip
+            ready_s = time.monotonic() - began
+            if window == 0:
+                replay(server.url, [a for a in asked if a[0] < start_s], 0.0)
+            mine = [a for a in asked if start_s <= a[0] < start_s + WINDOW_S]
+            row = {"window": window, **replay(server.url, mine, start_s)}
+            ended = time.monotonic()
+            os.kill(server.process.pid, signal.SIGTERM)
+            server.process.wait(timeout=180)
+            drained = [line for line in server.log_text().splitlines() if "pages are lost" in line]
+        yield row | {
+            "ready_s": round(ready_s, 1), "stop_s": round(time.monotonic() - ended, 1),
+            "drained": drained[-1].split("] ")[-1] if drained else None,
+        }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--model", type=Path, default=MODEL, help="folder with the tokenizer")
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS)
+    options = parser.parse_args()
+    rows = json.loads(options.out.read_text())["rows"] if options.out.exists() else []
+    done = {(row["trace"], row["arm"]) for row in rows}
+    made = dict(traces(options.data))
+    with tempfile.TemporaryDirectory() as scratch:
+        model = Path(scratch) / "tiny"
+        write_tiny_model(model, options.model)
+        for arm in options.arms:
+            for name, trace in made.items():
+                if (name, arm) in done:
+                    continue
+                distinct = PAGE * len({block for r in trace for block in r.blocks})
+                found = [
+                    {"trace": name, "arm": arm, "distinct_tokens": distinct, **row}
+                    for row in run(arm, trace, model, Path(scratch))
+                    if print(json.dumps(row), flush=True) is None
+                ]
+                rows += found
+                options.out.write_text(json.dumps({"rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
