@@ -27,17 +27,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT / "scripts"))
-sys.path.append(str(ROOT / "benchmark" / "traces"))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "traces"))
+sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
+from launch_server import cpu_arguments, free_port, serving
 from overlays import overlay
+from tiny_model import write_tiny_model
 
 from canopy_lab.advise.sample import merged
 from canopy_lab.trace.open import open_trace
 from canopy_lab.trace.record import TraceRequest
-from launch_server import cpu_arguments, free_port, serving
-from tiny_model import write_tiny_model
 
+ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / ".canopy" / "models" / "smollm2-135m-instruct"
 PAGE, DEVICE_TOKENS, HOST_RATIO = 16, 16_384, 2
 SPEED = 15.0
