@@ -29,13 +29,13 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "traces"))
 sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
-from launch_server import cpu_arguments, free_port, serving
 from overlays import overlay
-from tiny_model import write_tiny_model
 
 from canopy_lab.advise.sample import merged
 from canopy_lab.trace.open import open_trace
 from canopy_lab.trace.record import TraceRequest
+from launch_server import cpu_arguments, free_port, serving
+from tiny_model import write_tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / ".canopy" / "models" / "smollm2-135m-instruct"
