@@ -6,8 +6,8 @@ Each request carries an envelope, which the server's own reader (``request/kv_hi
 the fields of the simulated request. The truth is the trace's own future: ``release`` if the conversation
 is over, else ``return`` with the time, and ``retain`` for ``retain_share`` times it. *Wrong* hints are
 the same envelopes, shuffled among the requests; the placebo has the actions at random, with
-times from the trace's distribution. ``obeys`` believes every client: with ``release`` alone it is LRU that
-evicts closed conversations first, as SGLang's session cache; with ``return`` too it evicts what returns last. The share, and which actions are sent, were chosen on the Mooncake conversation
+times from the trace's distribution. ``obeys`` is LRU that evicts what any client released first, as SGLang's
+session cache does with closed sessions. The share, and which actions are sent, were chosen on the Mooncake conversation
 trace; the Mooncake synthetic trace and agents of users 4 and 8 judge.
 """
 
@@ -61,13 +61,13 @@ Envelope = dict[str, Any]
 
 
 class Obeys(RankedPolicy):
-    """Evicts what was released first, then what returns last, whoever sent the hint; else LRU."""
+    """LRU that first evicts what its last request released, whoever sent it."""
 
     name: ClassVar[str] = "obeys"
     Config: ClassVar[type] = NoOptions
 
-    def rank(self, leaf: Leaf) -> tuple[bool, float, float]:
-        return not leaf.over, -(leaf.return_at or 0.0), leaf.last_access
+    def rank(self, leaf: Leaf) -> tuple[bool, float]:
+        return not leaf.over, leaf.last_access
 
 
 def new_policy(name: str, trace: list[TraceRequest]) -> Policy:
@@ -136,8 +136,7 @@ def runs(name: str) -> Iterator[tuple[str, str, str, float, int]]:
         yield policy, "none", "", 0.0, 0
     for kind in ("true", "wrong", "random"):
         for seed in SEEDS if kind != "true" else SEEDS[:1]:
-            for sent in ("release", CHOSEN):
-                yield "obeys", kind, sent, 0.0, seed
+            yield "obeys", kind, "release", 0.0, seed
             for sent in SENT if kind == "true" else (CHOSEN, "release, return, retain"):
                 every = name == TUNED and kind == "true" and "retain" in sent
                 for retain_share in RETAIN_SHARES if every else (RETAIN_SHARE,):

@@ -133,6 +133,38 @@ def _hint(trace: str, share: float, accuracy: float) -> float:
     return known[share, accuracy if share else 1.0]
 
 
+def kv_hints() -> str:
+    """Hits by what is sent in `kv_hints`, mean over seeds."""
+    runs: dict[tuple[str, str, str, str], dict[float, list[float]]] = {}
+    for r in rows("kv_hints"):
+        if r["retain_share"] in (0.0, 1.5):
+            arm = (r["trace"], r["policy"], r["hints"], r["actions"])
+            runs.setdefault(arm, {}).setdefault(r["capacity"], []).append(r["block_hits"])
+    names = {
+        ("lru", "none", ""): "`lru`, no hints",
+        ("wa", "none", ""): "`wa`, no hints",
+        ("obeys", "true", "release"): "`lru` that obeys, true `release`",
+        ("wa", "true", "release"): "`wa`, true `release`",
+        ("wa", "true", "return"): "`wa`, true `return`",
+        ("wa", "true", "retain"): "`wa`, true `retain`",
+        ("wa", "true", "release, return"): "`wa`, true `release` and `return`",
+        ("wa", "true", "release, return, retain"): "`wa`, all three, true",
+        ("obeys", "wrong", "release"): "`lru` that obeys, wrong `release`",
+        ("wa", "wrong", "release, return"): "`wa`, wrong `release` and `return`",
+        ("wa", "random", "release, return"): "`wa`, the same at random (placebo)",
+        ("wa", "wrong", "release, return, retain"): "`wa`, all three, wrong",
+        ("hindsight", "none", ""): "hindsight",
+    }
+    shares = (0.02, 0.05, 0.1)
+    traces = dict.fromkeys(trace for trace, *_ in runs)
+    lines = [
+        [name, *(f"{mean(runs[(trace, *arm)][share]):.1f}" for trace in traces for share in shares)]
+        for arm, name in names.items()
+    ]
+    heads = [f"{trace}, {share:.0%}" for trace in traces for share in shares]
+    return table(["block hits, %", *heads], lines, numbers=True)
+
+
 def signals() -> str:
     """Points that `wa` has without a signal and with another request's, mean over seeds."""
     runs: dict[tuple[str, float], dict[tuple[str, str], list[float]]] = {}
@@ -317,6 +349,7 @@ PARTS = {
     "claims": claims,
     "classics": classics,
     "tail": tail,
+    "kv-hints": kv_hints,
     "hints": hints,
     "signals": signals,
     "true-hints": true_hints,
