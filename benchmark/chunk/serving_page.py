@@ -77,8 +77,34 @@ def _seconds(rows: list[dict[str, Any]]) -> list[float]:
     return [median(x) for x in (*by_turn, *others)]
 
 
+def churn() -> str:
+    """Counts of each run of documents under random operations."""
+    rows = json.loads((RESULTS / "churn.json").read_text("utf-8"))["rows"]
+    names = {
+        "answered": "answers",
+        "wrong": "exact answers that are wrong",
+        "approximate": "answers with reuse that differ",
+        "fused_requests": "requests that reuse documents",
+        "kept_requests": "that extend kept KV",
+        "samples": "prompts with n = 3",
+        "aborts": "aborted",
+        "retracted": "retractions",
+        "replanned_requests": "retracted with documents",
+        "updates": "updates of the weights",
+        "exact_from_host": "exact KV from host memory",
+        "kept_from_host": "kept KV from host memory",
+        "exact_from_disk": "exact KV from disk",
+        "kept_from_disk": "kept KV from disk",
+        "documents_from_host": "documents from memory",
+        "documents_from_disk": "documents from disk",
+    }
+    lines = [[title, *(str(row[name]) for row in rows)] for name, title in names.items()]
+    return table(["", *(row["run"] for row in rows)], lines, numbers=True)
+
+
 PARTS: dict[str, Callable[[], str]] = {
     "any-order": any_order,
+    "churn": churn,
     "follow-up": follow_up,
     "turns": turns,
 }

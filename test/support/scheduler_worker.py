@@ -76,7 +76,8 @@ class InProcess:
 
         self._count += 1
         stamp = {
-            "canopy": {"time": time.monotonic() if at is None else at, **more.pop("stamp", {})}
+            "canopy": {"time": time.monotonic() if at is None else at, **more.pop("stamp", {})},
+            **more.pop("custom", {}),
         }
         params = SamplingParams(
             temperature=0, max_new_tokens=new, ignore_eos=True, custom_params=stamp
