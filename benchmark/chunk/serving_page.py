@@ -102,9 +102,24 @@ def churn() -> str:
     return table(["", *(row["run"] for row in rows)], lines, numbers=True)
 
 
+def ttft() -> str:
+    """Time to the first token of pairs of requests, by reuse and by the prefix cache."""
+    rows = json.loads((RESULTS / "ttft.json").read_text("utf-8"))["rows"]
+    lines = []
+    for row in rows:
+        times = [row["all"]["prefix_s"], row["all"]["reuse_s"]]
+        each = [a / b for a, b in zip(*times)]
+        cpu = [a / b for a, b in zip(row["all"]["prefix_cpu_s"], row["all"]["reuse_cpu_s"])]
+        of = f"{row['tokens']:,} tokens, {row['chunks']} documents, r = {row['ratio']}"
+        numbers = [f"{median(each):.1f} ({min(each):.1f} to {max(each):.1f})", f"{median(cpu):.1f}"]
+        lines.append([of, str(len(each)), *numbers])
+    return table(["", "pairs", "times sooner", "times less CPU"], lines, numbers=True)
+
+
 PARTS: dict[str, Callable[[], str]] = {
     "any-order": any_order,
     "churn": churn,
     "follow-up": follow_up,
+    "ttft": ttft,
     "turns": turns,
 }
