@@ -38,7 +38,6 @@ from sglang_canopy.radix.missed import (
     tier_name,
 )
 from sglang_canopy.thread_time import timed_method
-from sglang_canopy.whatif.sampled_caches import block_number
 
 if TYPE_CHECKING:
     from sglang_canopy.radix.disk_tier import DiskTier
@@ -49,11 +48,11 @@ TIMES_THE_CACHE = 4
 """Number of remembered blocks, as a multiple of the blocks in device and host."""
 LEAST_BLOCKS = 4096
 MOST_BLOCKS = 1 << 18
-"""Maximum entries of the map, about 120 bytes each. Beyond it, blocks are sampled by number."""
-MOST_TOKENS_PER_S = 1e6
-"""Load, in prompt tokens per second, above which the sample is halved."""
+"""Most entries of the map, about 120 bytes each; with more, blocks are sampled by number."""
+MOST_TOKENS_PER_S = 2.5e5
+"""Recorded prompt tokens a second that halve the sample."""
 CALM = 0.25
-"""Share of that load below which the sample is doubled again."""
+"""Share of it below which the sample doubles again."""
 RECORDED_S = 3600.0
 """Maximum seconds before the doubled sample is used, unless the map holds nothing older."""
 MOST_ONE_IN = 64
@@ -216,20 +215,16 @@ class Departures:
     def _classify_sample(
         self, found: Misses, blocks: Sequence[int], first: int, at: int, prompt: int
     ) -> Key | None:
-        """Add the causes of ``blocks``. One in ``one_in`` is known; the others get the cause of the
-        next known block, or of the last. Returns the last cause."""
-        size, pending, key = self.block_tokens, 0, None
-        for end, block in enumerate(blocks, first + 1):
-            tokens = end * size - at
-            at = end * size
-            if block_number(block) % self.one_in:
-                pending += tokens
-                continue
-            fact = self._blocks.get(block)
+        """Add the causes of ``blocks``, of which one in ``one_in`` is known: the others share the next
+        one's, or the last one's. Returns the last cause."""
+        size, rest, key = self.block_tokens, self.one_in - 1, None
+        for end in [end for end, block in enumerate(blocks, first + 1) if not block & rest]:
+            fact = self._blocks.get(blocks[end - 1 - first])
             key = self._cause(fact, end * size, prompt)
-            found.charge(key, fact, tokens + pending)
-            pending = 0
-        if pending:
+            found.charge(key, fact, end * size - at)
+            at = end * size
+        pending = (first + len(blocks)) * size - at
+        if pending > 0:
             found.add(key or self._last, pending)
         return key
 
@@ -312,9 +307,9 @@ class Departures:
         return self.one_in if self._finer_since is None else self.one_in // 2
 
     def _sampled(self, blocks: Sequence[int]) -> list[int]:
-        """Return the recorded subset of ``blocks``."""
-        one_in = self._recorded
-        return [block for block in blocks if not block_number(block) % one_in]
+        """Return those of ``blocks`` that are recorded."""
+        rest = self._recorded - 1  # a power of two less one; ids are hashes
+        return [block for block in blocks if not block & rest]
 
     def _limit(self, request: LiveRequest) -> None:
         """Adapt the map's size to the cache, and the sample to the map's size and the load."""
@@ -324,7 +319,8 @@ class Departures:
             return
         self._window = request.time, request.prompt_tokens
         blocks = TIMES_THE_CACHE * self._capacity // self.block_tokens
-        load = tokens / (request.time - begin) / MOST_TOKENS_PER_S if begin > 0 else 0.0
+        most = MOST_TOKENS_PER_S * self._recorded * (request.time - begin)
+        load = tokens / most if begin > 0 else 0.0
         since = self._finer_since
         if load > 1.0 or blocks > MOST_BLOCKS * self._recorded:
             if since is None:
