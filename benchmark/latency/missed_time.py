@@ -20,12 +20,13 @@ from typing import Any
 RESULTS = Path(__file__).parent / "results" / "missed_time.json"
 BLOCK = 64
 LOADS = {
-    "conversations of 500 to 1,000 blocks, 10 a second": (10, 500, 1000),
-    "conversations of 64 to 128 blocks, 100 a second": (100, 64, 128),
-    "new prompts of 1,000 blocks, 10 a second": (10, 1000, 0),
+    "conversations of 500 to 1,000 blocks, 5 a second": (5, 500, 1000),
+    "conversations of 64 to 128 blocks, 50 a second": (50, 64, 128),
+    "new prompts of 1,000 blocks, 5 a second": (5, 1000, 0),
 }
-"""Requests per second, blocks of a first prompt, and blocks beyond which a conversation ends."""
-SECONDS, WARM_S = 90, 30
+"""Requests per second, blocks of a first prompt, and blocks beyond which a conversation ends: about
+300,000 prompt tokens per second, nearly all missed."""
+SECONDS, WARM_S = 60, 30
 DEVICE_TOKENS = 1_000_000
 CALLS = ("classify_misses", "count_misses", "written", "left")
 

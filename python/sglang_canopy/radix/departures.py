@@ -218,11 +218,18 @@ class Departures:
         """Add the causes of ``blocks``, of which one in ``one_in`` is known: the others share the next
         one's, or the last one's. Returns the last cause."""
         size, rest, key = self.block_tokens, self.one_in - 1, None
+        get, known, begin = self._blocks.get, None, at
         for end in [end for end, block in enumerate(blocks, first + 1) if not block & rest]:
-            fact = self._blocks.get(blocks[end - 1 - first])
-            key = self._cause(fact, end * size, prompt)
-            found.charge(key, fact, end * size - at)
+            fact = get(blocks[end - 1 - first])
+            if fact is not known or (type(fact) is Visit and key != _IN_FLIGHT):
+                if at > begin:
+                    found.charge(key or _NEW, known, at - begin)
+                key, known, begin = self._cause(fact, end * size, prompt), fact, at
+                if fact is None:  # and so are the blocks behind it
+                    break
             at = end * size
+        if at > begin:
+            found.charge(key or _NEW, known, at - begin)
         pending = (first + len(blocks)) * size - at
         if pending > 0:
             found.add(key or self._last, pending)
