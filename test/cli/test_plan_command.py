@@ -100,7 +100,7 @@ def test_a_plan_states_its_confidence_and_accepts_a_higher_one(plan, capsys):
     said = capsys.readouterr().out
     assert "Over traces drawn from the " in said
     assert " conversations and " in said
-    assert "the limits are met in" in said
+    assert "confidence that a fresh trace meets the limits" in said
     assert bold["uncertainty"]["limits_met"] < 0.95
     low, high = bold["uncertainty"]["intervals"]["p90_ttft_s"]
     assert low < high
@@ -116,7 +116,7 @@ def test_without_being_asked_a_plan_meets_its_limits_in_nine_traces_of_ten(plan)
     _, bold = plan(*fixed, *limit, "--confidence", "0")
     _, found = plan(*fixed, *limit)
     assert bold["uncertainty"]["limits_met"] < 0.9 <= found["uncertainty"]["limits_met"]
-    assert "of drawn traces" in found["neighbours"][0]["why_not"]
+    assert "than --confidence allows" in found["neighbours"][0]["why_not"]
     assert found["neighbours"][0]["cost"] == bold["chosen"]["cost"]
 
 

@@ -307,9 +307,7 @@ def _sure(
         candidate = choose(left, request.constraints, request.minimise)
     best = tried[-1] if enough else max(tried, key=lambda pair: pair[1].met or 0.0)
     unsure = [
-        Rejected(
-            row=one.row, why=f"meets the limits in {100 * (sure.met or 0):.0f} % of drawn traces"
-        )
+        Rejected(row=one.row, why="closer to the limits than --confidence allows")
         for one, sure in tried
         if one is not best[0]
     ]

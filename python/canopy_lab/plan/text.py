@@ -186,8 +186,13 @@ def uncertainty_text(found: Uncertainty) -> list[str]:
         )
     if found.met is not None:
         hint = " (--confidence P chooses by it)" if found.met < LEVEL else ""
-        lines.append(f"    the limits are met in {100 * found.met:.0f} % of them{hint}")
-        lines += calibration_text(found.conversations)
+        stated = (
+            f"none, not calibrated for {', '.join(found.uncalibrated)}"
+            if found.uncalibrated
+            else f"{100 * found.met:.0f} %{hint}"
+        )
+        lines.append(f"    confidence that a fresh trace meets the limits: {stated}")
+        lines += calibration_text()
     return lines
 
 

@@ -2,18 +2,22 @@
 
 A trace is one draw of periods and of conversations. Each resampled trace draws periods with
 replacement, and within each drawn period its conversations with replacement (a two-stage cluster
-bootstrap; Davison and Hinkley 1997, section 3.8), both twice, because the trace and a fresh trace
-are two draws from one population. Periods keep bursts together; conversations keep together turns,
-whose times are alike. Periods are days if the trace has enough of them. Each draw has its own P99.
-The share of draws that meet the limits is the confidence in the choice, and
-``benchmark/plan/confidence.py`` compares it with fresh traces. Consecutive windows of the trace
-show how its parts differ.
+bootstrap; Davison and Hinkley 1997, section 3.8), both twice: the trace and a fresh one are two draws
+of one population. Periods keep bursts together; conversations keep
+turns together, whose times are alike. Periods are days if the trace has enough of them. Each draw has
+its own P99. Consecutive windows of the trace show how its parts differ.
+
+The share of draws that meet a limit is too high for a choice: a plan exists, and is cheap, on traces
+whose P99 is low by chance. The confidence is therefore a probit of the limit's distance in standard
+deviations of the draws' logarithms, with coefficients fitted on simulated plans and judged on other
+populations (``benchmark/plan/confidence.py``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -29,6 +33,10 @@ PERIODS = 40
 LEAST_DAYS = 5
 """Minimum days of a trace whose periods are days."""
 _DAY_S = 86400.0
+SLOPE, SHIFT = 0.5, 0.15
+"""Probit of the confidence, fitted on chats and bursts of ``benchmark/plan/confidence.py``."""
+CALIBRATED = ("mean_ttft_s", "p90_ttft_s")
+"""Metrics whose confidence held on the populations that judge; that of P99 did not."""
 LEVEL = 0.9
 """Coverage of the intervals."""
 
@@ -62,7 +70,9 @@ class Uncertainty:
     windows: Mapping[str, tuple[float, ...]]
     """Value in each part of the trace."""
     met: float | None
-    """Share of draws that meet all resampled limits; ``None`` without limits."""
+    """Confidence in the least sure of the resampled limits; ``None`` without limits."""
+    uncalibrated: tuple[str, ...]
+    """Limits on other metrics than ``CALIBRATED``, for which ``met`` is a margin, no confidence."""
     left_out: tuple[str, ...]
     """Limits on metrics of the whole run, which are not resampled."""
     conversations: int
@@ -77,6 +87,7 @@ class Uncertainty:
             "intervals": {name: list(pair) for name, pair in self.intervals.items()},
             "windows": {name: list(values) for name, values in self.windows.items()},
             "limits_met": self.met,
+            "limits_uncalibrated": list(self.uncalibrated),
             "limits_left_out": list(self.left_out),
             "conversations": self.conversations,
             "periods": self.periods,
@@ -96,31 +107,46 @@ def uncertainty_of(
     limits = [c for c in constraints if c.metric.key in _STATISTICS]
     names = tuple(dict.fromkeys((*SHOWN, *(c.metric.key for c in limits))))
     draw = np.random.default_rng(seed)
-    resampled = _Resampling(
+    resampled = Resampling(
         result.due_s, np.arange(result.requests) if conversations is None else conversations
     )
     found: dict[str, list[float]] = {name: [] for name in names}
-    met = 0
     for _ in range(DRAWS):
         at = resampled.draw(draw)
         row = {name: _STATISTICS[name](result, at) for name in names}
         for name, value in row.items():
             found[name].append(value)
-        met += all(c.met(row) for c in limits)
     tails = (50 * (1 - LEVEL), 50 * (1 + LEVEL))
     order = np.argsort(result.due_s, kind="stable")
     parts = [part for part in np.array_split(order, WINDOWS) if len(part)]
     return Uncertainty(
         intervals={n: tuple(map(float, np.percentile(v, tails))) for n, v in found.items()},  # type: ignore[misc]
         windows={n: tuple(_STATISTICS[n](result, part) for part in parts) for n in names},
-        met=met / DRAWS if limits else None,
+        met=min(
+            (
+                _confidence(c, _STATISTICS[c.metric.key](result, order), found[c.metric.key])
+                for c in limits
+            ),
+            default=None,
+        ),
+        uncalibrated=tuple(c.text for c in limits if c.metric.key not in CALIBRATED),
         left_out=tuple(c.text for c in constraints if c not in limits),
         conversations=resampled.conversations,
         periods=resampled.periods,
     )
 
 
-class _Resampling:
+def _confidence(limit: Constraint, value: float, draws: Sequence[float]) -> float:
+    """Return the probability that a fresh trace meets ``limit``. ``value``: of this trace."""
+    ends = np.log(np.maximum([limit.limit, value, *draws], 1e-12))
+    spread = float(np.std(ends[2:]))
+    if spread < 1e-9:  # all draws are alike
+        return float(limit.met({limit.metric.key: value}))
+    margin = float(ends[0] - ends[1]) if limit.at_most else float(ends[1] - ends[0])
+    return NormalDist().cdf(SLOPE * margin / spread + SHIFT)
+
+
+class Resampling:
     """Draws of a trace's requests: periods twice, and in each drawn period its conversations twice.
 
     A resample of a resample differs from this trace as a fresh trace of the population does.
