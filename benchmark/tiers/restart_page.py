@@ -15,6 +15,9 @@ NAMES = {
     "lru, file": "`lru` and `file`, `write_through`",
     "cold": "cold start",
 }
+SERVED = "benchmark/tiers/results/restart_served.json"
+SERVED_NAMES = {**NAMES, "drain": "`wa`, `--canopy-drain-s 25`"}
+TIERS = ("device", "host", "storage")
 TRACES = ("conversation", "agents")
 TOO_SMALL = ("agents", 0.1)
 """A request of one overlay does not fit on this device, which no server could serve."""
@@ -46,4 +49,23 @@ def table() -> str:
     return "\n".join(lines)
 
 
-PARTS = {"restart": table}
+def served() -> str:
+    """Hits of real servers in the window before and after each restart."""
+    rows = load(SERVED)["rows"]
+    lines = [
+        "| trace, server | before, after 1 | before, after 2 | before, after 3 |",
+        "|---|" + "---:|" * 3,
+    ]
+    for trace, arm in dict.fromkeys((row["trace"], row["arm"]) for row in rows):
+        hits = {
+            row["window"]: f"{100 * sum(row[tier] for tier in TIERS) / row['tokens']:.1f}"
+            for row in rows
+            if (row["trace"], row["arm"]) == (trace, arm)
+        }
+        before = {n: hits.get(n, "-") if arm != "cold" else "-" for n in range(3)}
+        cells = [f"{before[n]}, {hits.get(n + 1, '-')}" for n in range(3)]
+        lines.append(f"| {trace}: {SERVED_NAMES[arm]} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+PARTS = {"restart": table, "served": served}
