@@ -9,7 +9,6 @@ from result_tables import load
 RESULTS = "benchmark/advise/results/breaks.json"
 INDEPENDENT = "benchmark/advise/results/breaks_independent.json"
 MENDED = "benchmark/advise/results/breaks_independent_mended.json"
-KVLINT = "benchmark/advise/results/kvlint.json"
 UNNAMED = "benchmark/advise/results/breaks_unnamed.json"
 ROWS = (("kinds the finder was made with", "made_with"), ("other kinds", "unseen"))
 
@@ -55,24 +54,6 @@ def unnamed_kinds() -> str:
     return f"{100 * placed:.0f} % are placed right; those named wrongly are {', '.join(weak)}"
 
 
-def _rates(rows: list[tuple[dict[str, Any], bool]]) -> tuple[float, float]:
-    """Recall and precision of one tool."""
-    worth = [row["right"] for row, of in rows if of]
-    right, wrong = sum(row["right"] for row, _ in rows), sum(row["wrong"] for row, _ in rows)
-    return sum(worth) / max(1, len(worth)), right / max(1, right + wrong)
-
-
-def kvlint() -> str:
-    """Compare the finder with kvlint, one log for each kind of the other author."""
-    made = load(KVLINT)
-    ours = _rates([(row, row["worth"]) for row in made["rows"]])
-    theirs = _rates([(row["kvlint"], row["worth"]) for row in made["rows"]])
-    return (
-        f"on {len(made['rows'])} logs of {made['requests']} requests the finder has recall {ours[0]:.2f} and "
-        f"precision {ours[1]:.2f}, kvlint {made['kvlint']} {theirs[0]:.2f} and {theirs[1]:.2f}"
-    )
-
-
 def clean() -> str:
     """Findings in logs without a break."""
     found = [load(path)["clean"] for path in (RESULTS, UNNAMED)]
@@ -91,5 +72,4 @@ PARTS = {
     "clean": clean,
     "speed": speed,
     "unnamed-kinds": unnamed_kinds,
-    "kvlint": kvlint,
 }

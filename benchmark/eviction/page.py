@@ -317,28 +317,7 @@ def closed() -> str:
     )
 
 
-def shared_ids() -> str:
-    """Token hits with the true block ids and with heads by counts, mean over overlays."""
-    known: dict[tuple[str, float, str, str], list[float]] = {}
-    for row in rows("shared_ids"):
-        key = row["split"], row["share"], row["ids"], row["policy"]
-        known.setdefault(key, []).append(row["token_hits"])
-    shares = sorted({share for _, share, _, _ in known})
-    users = {"tune": "users 2, 3 and 7", "judge": "users 4 and 8"}
-    names = {"true": "true ids", "heads": "heads by counts"}
-    lines = []
-    for split, whose in users.items():
-        for ids, name in names.items():
-            cells = []
-            for share in shares:
-                lru, wa = (mean(known[split, share, ids, policy]) for policy in ("lru", "wa"))
-                cells.append(f"{lru:.1f} ({signed(wa - lru)})")
-            lines.append([f"{whose}: {name}", *cells])
-    return table(["`lru`, % (lead of `wa`)", *(f"{s:.0%}" for s in shares)], lines, numbers=True)
-
-
 PARTS = {
-    "shared-ids": shared_ids,
     "figure": figure,
     "closed": closed,
     "states": states,

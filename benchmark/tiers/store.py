@@ -1,6 +1,5 @@
-"""The disk store against SGLang's ``file`` backend: hits, throughput, latency, memory, sweeper.
+"""The disk store against SGLang's ``file`` backend: throughput, latency, memory, sweeper.
 
-    python benchmark/tiers/store.py hits
     python benchmark/tiers/store.py speed
     python benchmark/tiers/store.py sweeper
 
@@ -34,16 +33,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("question", choices=tuple(_ANSWERS))
     parser.add_argument("--folder", type=Path, help="where the files go (default: temporary)")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--budget", type=float, default=0.25, help="share of the distinct pages")
-    parser.add_argument("--front", type=float, default=0.0, help="tier above, share of the same")
-    parser.add_argument("--trace", choices=("trace-b", "agentic"), action="append")
-    parser.add_argument("--policy", action="append", help=f"disk policies (default {POLICIES})")
-    parser.add_argument("--seconds", type=float, default=3600.0, help="length of trace-b")
-    parser.add_argument("--rate", type=float, default=4.0, help="requests a second of trace-b")
-    parser.add_argument("--conversations", type=int, default=60)
-    parser.add_argument("--window-s", type=float, default=2160.0)
-    parser.add_argument("--archive", type=Path, default=DATA / "agentic_coding/traces_500.tar.xz")
     parser.add_argument("--pages", type=int, default=100_000, help="pages for latencies")
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="canopy-store-", dir=options.folder))
@@ -51,67 +40,6 @@ def main() -> None:
         print(json.dumps(_ANSWERS[options.question](options, folder), indent=1))
     finally:
         shutil.rmtree(folder)
-
-
-# ---- token hit ratio ----
-
-
-def hits(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
-    """Token hit ratio on disk at a budget, each backend from an empty disk."""
-    import store_replay
-    from store_backends import CanopyBackend, FileBackend, Unbounded
-
-    rows = []
-    for name in options.trace or ("trace-b", "agentic"):
-        if name == "trace-b":
-            group = 4  # 64 tokens a page
-            trace = list(store_replay.trace_b(options.seconds, options.rate, options.seed))
-        else:
-            group = 4  # 256 tokens a page
-            trace = list(
-                store_replay.agentic(
-                    options.archive, options.conversations, options.window_s, options.seed
-                )
-            )
-        pages = store_replay.distinct_pages(trace, group)
-        pool = _small_pool()
-        page_bytes = _page_bytes(pool)
-        capacity = int(options.budget * pages) * page_bytes
-        front = int(options.front * pages) * group
-        base = None
-        for kind in ("file", *(options.policy or POLICIES), "unbounded"):
-            place = folder / f"{name}-{kind}"
-            place.mkdir()
-            if kind == "file":
-                backend: Any = FileBackend(pool, place, capacity)
-            elif kind == "unbounded":
-                backend = Unbounded(pool)
-            else:
-                backend = CanopyBackend(pool, place, capacity, kind)
-            begin = time.perf_counter()
-            done = store_replay.replay(backend, trace, group, front_blocks=front)
-            seconds = time.perf_counter() - begin
-            backend.close()
-            ratio = done.disk_tokens / done.tokens
-            base = ratio if base is None else base
-            rows.append(
-                {
-                    "trace": name,
-                    "backend": backend.name,
-                    "requests": done.requests,
-                    "distinct_pages": pages,
-                    "budget_pages": capacity // page_bytes,
-                    "front_hit_ratio": round(done.front_tokens / done.tokens, 4),
-                    "disk_hit_ratio": round(ratio, 4),
-                    "against_file": round(ratio / base, 3) if base else None,
-                    "wrong_pages": done.wrong_pages,
-                    "pages_written": done.pages_written,
-                    "bytes_on_disk": _bytes_below(place),
-                    "seconds": round(seconds, 1),
-                }
-            )
-            shutil.rmtree(place)
-    return rows
 
 
 # ---- throughput, latency, memory ----
@@ -384,7 +312,6 @@ def _bytes_below(folder: Path) -> int:
 
 
 _ANSWERS: dict[str, Callable[[argparse.Namespace, Path], Any]] = {
-    "hits": hits,
     "speed": speed,
     "sweeper": sweeper,
     "memory-file": resident,

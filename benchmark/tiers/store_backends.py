@@ -102,27 +102,6 @@ class FileBackend(Backend):
         self.storage.batch_set(keys, [self.pool.get_data_page(i * size) for i in range(len(keys))])
 
 
-class Unbounded(Backend):
-    """An unbounded disk: an upper bound for any eviction policy. Keeps names only."""
-
-    name = "unbounded"
-
-    def __init__(self, pool: Any) -> None:
-        super().__init__(pool)
-        self._keys: set[str] = set()
-
-    def exists(self, keys: list[str]) -> int:
-        return next((i for i, key in enumerate(keys) if key not in self._keys), len(keys))
-
-    def get(self, keys: list[str]) -> int:
-        for place, key in enumerate(keys):
-            self.stamp(place, key)
-        return len(keys)
-
-    def set(self, keys: list[str]) -> None:
-        self._keys.update(keys)
-
-
 class CanopyBackend(Backend):
     """``--hicache-storage-backend canopy``, with what Canopy's tree tells it."""
 

@@ -21,21 +21,59 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.append(str(Path(__file__).resolve().parents[1] / "eviction"))
 from depth_weight import ARMS, MERGED, PROFILE, STEP_TOKENS, mixed
-from floor import Exchanged
 
 from canopy_lab.advise.sample import merged
 from canopy_lab.sim.driver import distinct_blocks
 from canopy_lab.sim.requests import to_requests
 from canopy_lab.sim.sweep import PrefillSeconds
 from canopy_lab.sim.system import load_profile
-from sglang_canopy.policy.base import Policy
+from sglang_canopy.policy.base import Policy, Victim
 from sglang_canopy.policy.block_tree import RadixTree
 from sglang_canopy.policy.registry import make_policy
+from sglang_canopy.records import Leaf, Request
 from sglang_canopy.reuse.depth_price import UNKNOWN
 from sglang_canopy.whatif.floor import Floor
 
 SHARES = (0.05, 0.1)
 POLICIES = ("wa", "auto")
+
+
+class Exchanged(Policy):
+    """One policy learns; it or LRU ranks."""
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__(None)
+        self.ranker = self.wanted = policy
+        self.lru = make_policy("lru")
+        self._held: dict[int, Leaf] = {}
+
+    def arrive(self, request: Request) -> str:
+        return self.wanted.arrive(request)
+
+    def finish(self, request: Request) -> str:
+        return self.wanted.finish(request)
+
+    def admit(self, leaf: Leaf, now: float) -> None:
+        self._held[id(leaf)] = leaf
+        self.ranker.admit(leaf, now)
+
+    def drop(self, leaf: Leaf) -> None:
+        self._held.pop(id(leaf), None)
+        self.ranker.drop(leaf)
+
+    def victim(self, now: float) -> Victim | None:
+        return self.ranker.victim(now)
+
+    def split(self, leaf: Leaf, head: Leaf) -> None:
+        self.ranker.split(leaf, head)
+
+    def rank_by(self, ranker: Policy, now: float) -> None:
+        """Rank the cached leaves by another policy."""
+        for leaf in self._held.values():
+            self.ranker.drop(leaf)
+        self.ranker = ranker
+        for leaf in self._held.values():
+            ranker.admit(leaf, now)
 
 
 def served(
