@@ -1,4 +1,4 @@
-"""What docs/research/policies.md, README and guides say of simulated evictions, in numbers."""
+"""Tables and figures on simulated evictions, for docs/research/policies.md, README and guides."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def baseline(trace: str, policy: str) -> float:
 
 
 def hints() -> str:
-    """Hits by share of clients that give hints and how many are true."""
+    """Hits by the share of clients that give hints and the share of true hints."""
     shares = (0.0, 0.5, 1.0)
     lines = [
         [
@@ -257,7 +257,7 @@ STATES = {
 
 
 def states() -> str:
-    """Prompt tokens found, by whose order of states: each arm where least is left to compute."""
+    """Prompt tokens found by order of states, each at its split with the least left to compute."""
     best: dict[tuple[str, int, str], dict[str, Any]] = {}
     for row in rows("states"):
         key = row["trace"], row["gib"], row["arm"]

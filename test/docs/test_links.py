@@ -15,7 +15,9 @@ LISTED = subprocess.run(
     check=True,
 ).stdout.split()
 PAGES = sorted(
-    path for path in LISTED if (ROOT / path).is_file() and not re.search(r"^benchmark/.*/page\.md$", path)
+    path
+    for path in LISTED
+    if (ROOT / path).is_file() and not re.search(r"^benchmark/.*/page\.md$", path)
 )
 """All pages. The templates of benchmark/ have conditions in place of links; what they render is here."""
 FENCED = re.compile(r"^```.*?^```", re.M | re.S)

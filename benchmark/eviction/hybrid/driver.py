@@ -129,6 +129,6 @@ def _run(
 
 
 def _whole_blocks(request: Request) -> Request:
-    """A state is at a whole block's end; the rest of the prompt is computed by everyone."""
+    """A state is at a whole block's end; every arm computes the rest of the prompt."""
     full = request.prompt_tokens // request.block_tokens
     return replace(request, path=tuple(request.path[:full]))
