@@ -5,7 +5,7 @@
 Each request carries an envelope, which the server's own reader (``request/kv_hints.py``) turns into
 the fields of the simulated request. The truth is the trace's own future: ``release`` if the conversation
 is over, else ``return`` with the time, and ``retain`` for ``retain_share`` times it. *Wrong* hints are
-the same envelopes, shuffled among the requests; the placebo has the actions at random, with
+the same envelopes, shuffled among the requests. The placebo has random actions, with
 times from the trace's distribution. ``obeys`` is LRU that evicts what any client released first, as SGLang's
 session cache does with closed sessions. The share, and which actions are sent, were chosen on the Mooncake conversation
 trace; the Mooncake synthetic trace and agents of users 4 and 8 judge.
@@ -61,7 +61,7 @@ Envelope = dict[str, Any]
 
 
 class Obeys(RankedPolicy):
-    """LRU that first evicts what its last request released, whoever sent it."""
+    """LRU that evicts released conversations first, of every sender."""
 
     name: ClassVar[str] = "obeys"
     Config: ClassVar[type] = NoOptions
@@ -88,7 +88,7 @@ def traces(data: Path, names: Sequence[str]) -> Iterator[tuple[str, list[TraceRe
 
 
 def envelope(gap: float | None, sent: Sequence[str], retain_share: float) -> Envelope:
-    """Return the actions of a client whose conversation goes on after ``gap`` seconds, or is over."""
+    """Return true actions. ``gap``: seconds to the next request, or ``None`` at the end."""
     actions = []
     if gap is None:
         wanted = {"release": {}}

@@ -134,7 +134,7 @@ def _hint(trace: str, share: float, accuracy: float) -> float:
 
 
 def kv_hints() -> str:
-    """Hits by what is sent in `kv_hints`, mean over seeds."""
+    """Hits by action of `kv_hints`, mean over seeds."""
     runs: dict[tuple[str, str, str, str], dict[float, list[float]]] = {}
     for r in rows("kv_hints"):
         if r["retain_share"] in (0.0, 1.5):
