@@ -1,12 +1,14 @@
 """Fixtures of every test: the environment of this machine, real data, a prepared model."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
 from support.chip import environment, has_cuda
+from support.two_ranks import Run, two_ranks
 
 # No deadline: an example's time depends on the machine's load. Examples are equal in each run, so that
 # only a change makes a test fail; `--all` draws new ones,
@@ -22,6 +24,10 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("CANOPY_TIME_EVERY", "1")  # every call of a hook, not one in 17
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+# Over twenty seconds each: at the end of a run one of them would keep a worker alone.
+FIRST = {"test_ranks", "test_leaving_in_scheduler", "test_queue_in_scheduler", "test_synth"}
+FIRST |= {"test_public_lines", "test_fuzz_readers", "test_readers", "test_forged_params"}
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -34,17 +40,24 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Run real servers first; the short tests then go to the first idle worker.
+    """Run servers first, then ranks and long files; the others go to the first idle worker.
 
     A file stays with one worker. Files marked with the same `xdist_group` do, one after the other.
     """
-    order = {item: ("e2e" not in item.path.parts, *_group(item)) for item in items}
+    order = {item: (_late(item), *_group(item)) for item in items}
     items.sort(key=order.__getitem__)
     if not config.getoption("--all"):
         skip = pytest.mark.skip(reason="long: ./scripts/test.sh --all runs it")
         for item in items:
             if item.get_closest_marker("long"):
                 item.add_marker(skip)
+
+
+def _late(item: pytest.Item) -> int:
+    """Return 0 for servers, 1 for ranks and the files of `FIRST`, 2 for others."""
+    if "e2e" in item.path.parts:
+        return 0
+    return 1 if item.path.stem in FIRST or item.get_closest_marker("xdist_group") else 2
 
 
 def _group(item: pytest.Item) -> tuple[bool, str]:
@@ -54,6 +67,13 @@ def _group(item: pytest.Item) -> tuple[bool, str]:
         item.add_marker(pytest.mark.xdist_group(item.location[0]))
         return True, ""
     return False, mark.args[0]
+
+
+@pytest.fixture(scope="session")
+def on_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """The pair of ranks of the group `ranks`."""
+    with two_ranks(tmp_path_factory.mktemp("ranks")) as run:
+        yield run
 
 
 @pytest.fixture(scope="session")

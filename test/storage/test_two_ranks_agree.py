@@ -1,19 +1,14 @@
 """Two ranks in two processes: they use equal records with different clocks and disks."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from support.live_tree import LiveTree
-from support.two_ranks import Run, two_ranks
+from support.two_ranks import Run
 
-
-@pytest.fixture(scope="module")
-def on_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    with two_ranks(tmp_path_factory.mktemp("ranks")) as run:
-        yield run
+pytestmark = pytest.mark.xdist_group("ranks")
 
 
 def test_every_read_from_disk_brings_back_what_was_known_on_both_ranks(

@@ -246,7 +246,7 @@ def test_a_truncated_archive_is_a_users_error(tmp_path: Path) -> None:
         read(path, "mooncake")
 
 
-@pytest.mark.parametrize("name", ["bailian", "azure"])
+@pytest.mark.parametrize("name", ["bailian", pytest.param("azure", marks=pytest.mark.long)])
 def test_memory_does_not_grow_with_the_trace(tmp_path: Path, name: str) -> None:
     path = tmp_path / "long"
     with path.open("w") as out:

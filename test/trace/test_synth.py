@@ -158,7 +158,13 @@ def published_observed(name: str) -> Observation:
     return observe(d.request for d in synthesise(get_preset(name).at_rate(rate), seconds, 1))
 
 
-@pytest.fixture(scope="module", params=sorted(PUBLISHED))
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(name, marks=pytest.mark.long) if name == "trace-b" else name
+        for name in sorted(PUBLISHED)
+    ],
+)
 def preset_observed(request: pytest.FixtureRequest) -> tuple[str, Observation]:
     return request.param, published_observed(request.param)
 
@@ -195,6 +201,7 @@ def test_a_published_number_has_a_range_on_both_sides() -> None:
                 assert target.low < value < target.high, target.name
 
 
+@pytest.mark.long
 def test_reuse_of_trace_a_is_nearly_exponential_by_category_and_in_the_papers_order() -> None:
     """Section 3.4: exponentials fit; image before text before search before file (Figure 14)."""
     seen = published_observed("trace-a")

@@ -112,6 +112,7 @@ def checks_of_rank(rank: int) -> list[tuple[bool, int]]:
     return [check(model, ratio) for ratio in (0.0, 1.0)]
 
 
+@pytest.mark.long
 def test_two_ranks_compare_answers_alike_and_in_as_many_steps(llama, tmp_path) -> None:
     found = on_ranks(RANKS, checks_of_rank, tmp_path)
     assert found[0] == found[1] == [check(llama, ratio) for ratio in (0.0, 1.0)]

@@ -5,7 +5,7 @@ import random
 import time
 import weakref
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +22,7 @@ from sglang_canopy.schedule.prefill_cost import REFIT_BATCHES
 from sglang_canopy.server.scheduler import queue, session_gate
 from sglang_canopy.server.scheduler.live_queue import PROTECTED, LiveQueue
 from support.live_tree import FakeReq, LiveTree
-from support.two_ranks import Run, two_ranks
+from support.two_ranks import Run
 
 PAGE = 4
 
@@ -347,12 +347,7 @@ def batch(
     )
 
 
-@pytest.fixture(scope="module")
-def on_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    with two_ranks(tmp_path_factory.mktemp("ranks")) as run:
-        yield run
-
-
+@pytest.mark.xdist_group("ranks")
 def test_two_ranks_adopt_the_first_ones_figures_and_decide_equally(
     on_two_ranks: Run, tmp_path: Path
 ) -> None:
@@ -364,6 +359,7 @@ def test_two_ranks_adopt_the_first_ones_figures_and_decide_equally(
     assert len(first["orders"]) > 10
 
 
+@pytest.mark.xdist_group("ranks")
 def test_two_ranks_with_different_measured_rates_evict_and_judge_alike(
     on_two_ranks: Run, tmp_path: Path
 ) -> None:

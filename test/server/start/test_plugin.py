@@ -300,6 +300,7 @@ def test_host_memory_as_a_buffer_only_is_taken_above_our_disk_tier(tiny_model: P
     assert done.stdout.split()[-3:] == ["buffer_only", "dynamic", "on"]
 
 
+@pytest.mark.long
 def test_the_plugin_can_be_imported_before_sglang() -> None:
     command = [
         sys.executable,

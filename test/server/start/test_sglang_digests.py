@@ -30,6 +30,7 @@ def edit(root: Path, old: str, new: str) -> None:
     (root / CORE).write_text(text.replace(old, new))
 
 
+@pytest.mark.long
 def test_the_table_is_what_the_script_makes_of_the_pinned_sglang() -> None:
     assert digests.read_table() == sglang_digests.make_table(), (
         "run python scripts/sglang_digests.py"
