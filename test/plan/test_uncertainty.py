@@ -99,7 +99,7 @@ def test_turns_of_one_conversation_are_not_separate_evidence():
     limit = parse_constraints(["mean_ttft<1.5s"])
     apart = uncertainty_of(result(ttft[order]), limit)
     together = uncertainty_of(result(ttft[order]), limit, numbers[order])
-    assert apart.met > 0.95
+    assert apart.met > 0.9
     assert together.met < 0.9
     assert together.conversations == 365
 
@@ -120,9 +120,9 @@ def test_a_long_trace_is_resampled_by_days():
 
 
 def test_a_fresh_trace_differs_more_than_one_resample_does():
-    """A limit one standard error above the mean: met by five in six of one resample, by three in four
-    of fresh logs."""
+    """A limit one standard error above the mean: five in six of one resample meet it, three in four of
+    fresh logs. The confidence allows for the choice, too."""
     ttft = np.random.default_rng(2).exponential(1.0, 4000)
     error = ttft.std() / len(ttft) ** 0.5
     limit = parse_constraints([f"mean_ttft<{ttft.mean() + error:.6f}s"])
-    assert 0.68 < uncertainty_of(result(ttft), limit).met < 0.82
+    assert 0.6 < uncertainty_of(result(ttft), limit).met < 0.75
