@@ -47,7 +47,7 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.storage.weights import WEIGHTS
 from sglang_canopy.tenant import namespace_of, tenant_of_req
 from sglang_canopy.wire.document_names import BOUNDS
-from sglang_canopy.wire.stamp import own_params, read_stamp
+from sglang_canopy.wire.stamp import own_params, read_time
 
 
 class ChunkEngine:
@@ -137,7 +137,7 @@ class ChunkEngine:
         """Return the chunk state of a new request; ``None`` if it has no chunks."""
         self.follow_updates()
         params = own_params(req)
-        self.time_s = max(self.time_s, read_stamp(params).get("time", 0.0))
+        self.time_s = max(self.time_s, read_time(params))
         if BOUNDS not in params:
             return None
         try:

@@ -96,8 +96,9 @@ class FairShares:
             }
             self._vouched = any(isinstance(name, Vouched) for name in self._served_s)
             self._own_turns = self._most_served()
-        if len(self._served_s) > REMEMBERED:
-            del self._served_s[min(self._served_s, key=self._importance)]
+        if len(self._served_s) > REMEMBERED:  # several at once: each new name would cost a search
+            kept = nlargest(REMEMBERED - OWN_TURNS, self._served_s, key=self._importance)
+            self._served_s = {name: self._served_s[name] for name in kept}
         if isinstance(party, Vouched):
             self._vouched = True
         if party not in self._own_turns or (self._vouched and PUBLIC in self._own_turns):

@@ -98,6 +98,8 @@ def _number(low: float, high: float, what: str) -> Callable[[Any], float]:
     """Return a validation of numbers, which raises ``ValueError``. ``what``: their unit."""
 
     def check(value: Any) -> float:
+        if type(value) is float and low <= value <= high:  # nearly every call
+            return value
         ok = isinstance(value, (int, float)) and not isinstance(value, bool)
         if not ok or not low <= value <= high:  # false for NaN, and for integers beyond any float
             raise ValueError(f"{what} from {low:g} to {high:g}")
@@ -122,13 +124,14 @@ FIELDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
 """Keys that clients may write: name on the wire -> (field, validation)."""
 
 _FAR_S = 1e10
+_TIME = _number(0.0, _FAR_S, "seconds")
 _STAMP: dict[str, Callable[[Any], Any]] = {
     **dict(FIELDS.values()),
     "source": _source,
     "linear": _flag,
     "samples": _samples,
     ADDED: _flag,
-    "time": _number(0.0, _FAR_S, "seconds"),
+    "time": _TIME,
     "epoch": _number(-_FAR_S, _FAR_S, "seconds"),
     "alpha": _number(0.0, _FAR_S, "seconds a token"),
     "beta": _number(-_FAR_S, _FAR_S, "seconds"),
@@ -192,9 +195,9 @@ def make_stamp(
 
 def read_stamp(custom_params: Any) -> dict[str, Any]:
     """Return the valid fields of a request's stamp. Never raises. Equal on all ranks."""
-    stamp = custom_params.get(STAMP_KEY) if isinstance(custom_params, Mapping) else None
+    stamp = custom_params.get(STAMP_KEY) if isinstance(custom_params, dict) else None
     sound: dict[str, Any] = {}
-    if not isinstance(stamp, Mapping):
+    if not isinstance(stamp, dict):
         return sound
     for name, value in stamp.items():
         check = None if value is None else _STAMP.get(name)
@@ -206,9 +209,18 @@ def read_stamp(custom_params: Any) -> dict[str, Any]:
     return sound
 
 
+def read_time(custom_params: Mapping[str, Any]) -> float:
+    """Return the valid time of a request's stamp, in seconds; 0 without one."""
+    stamp = custom_params.get(STAMP_KEY)
+    try:
+        return _TIME(stamp.get("time")) if isinstance(stamp, dict) else 0.0
+    except ValueError:
+        return 0.0
+
+
 def read_marker(custom_params: Any) -> list[int]:
     """Return the token ids under ``MARKER_KEY``, or an empty list."""
-    found = custom_params.get(MARKER_KEY) if isinstance(custom_params, Mapping) else None
+    found = custom_params.get(MARKER_KEY) if isinstance(custom_params, dict) else None
     if not isinstance(found, list) or any(type(token) is not int for token in found):
         return []
     return found[:MAX_MARKER]
@@ -241,19 +253,18 @@ def own_params(req: Any) -> Mapping[str, Any]:
 def _take(req: Any) -> dict[str, Any]:
     params = getattr(req, "sampling_params", None)
     custom = getattr(params, "custom_params", None)
-    if not isinstance(custom, Mapping):
-        return {}
-    own = {key: value for key, value in custom.items() if _is_own(key)}
+    own: dict[str, Any] = {}
+    if not isinstance(custom, dict):
+        return own
+    rest: dict[str, Any] = {}
+    for key, value in custom.items():
+        part = own if isinstance(key, str) and key.startswith(PREFIX) else rest
+        part[key] = value
     if own:
-        rest = {key: value for key, value in custom.items() if not _is_own(key)}
         stamp = own.get(STAMP_KEY)
-        is_added = isinstance(stamp, Mapping) and stamp.get(ADDED) is True
+        is_added = isinstance(stamp, dict) and stamp.get(ADDED) is True
         req.sampling_params = copy.copy(params)
         req.sampling_params.custom_params = (
             None if is_added and not rest.keys() - {_REQUEST} else rest
         )
     return own
-
-
-def _is_own(key: Any) -> bool:
-    return isinstance(key, str) and key.startswith(PREFIX)
