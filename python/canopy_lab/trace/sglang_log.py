@@ -338,7 +338,7 @@ def was_refused(meta: Mapping[str, Any]) -> bool:
 
 
 def _asks_for_several(event: Mapping[str, Any]) -> bool:
-    """Return whether each answer will end under a separate name, and this name never does."""
+    """Return whether each of several answers (n > 1) ends under its own name instead of this one."""
     params = inner(event, "obj").get("sampling_params")
     each = params if isinstance(params, list) else [params]
     counts = [one.get("n") for one in each if isinstance(one, dict)]

@@ -118,8 +118,7 @@ def _fit_category(
     if fitted is not None:
         category.exponential = fitted
     elif parent is not None:
-        # If no tip was reused, take the parent's gaps; the share that returns is 0 if F_w counts
-        # all samples.
+        # Without a reused tip, use the parent's gaps; the returning share is 0 if F_w counts all.
         none = 0.0 if exponential.counts_never_reused else parent.exponential.height
         category.exponential = replace(parent.exponential, height=none)
 
