@@ -171,7 +171,7 @@ def test_a_bad_configuration_stops_the_start_with_one_line(server, tiny_model):
 def test_sglang_serve_starts_it_too_and_its_help_shows_the_flag(tiny_model, tmp_path):
     sglang = Path(sys.executable).with_name("sglang")
     command = [str(sglang), "serve", "--help"]  # prints before plugins load
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert "--radix-eviction {" in shown.stdout
     assert "--canopy-plan" in shown.stdout
     port = free_port()

@@ -192,6 +192,12 @@ def test_two_ranks_agree_when_any_request_leaves(server, tiny_model, gate):
         environment={"SGLANG_CPU_OMP_THREADS_BIND": f"{cores[0]}|{cores[-1]}"},
     ) as client:
         fuzz(client)
-        (first,) = json.loads(client.get("/canopy/status"))["ranks"]
-    (peer,) = first["peers"]
-    assert {key: peer[key] for key in first["agreement"]} == first["agreement"]
+        deadline = time.monotonic() + PATIENCE_S
+        while True:  # ranks report once a second
+            (first,) = json.loads(client.get("/canopy/status"))["ranks"]
+            (peer,) = first["peers"]
+            reported = {key: peer[key] for key in first["agreement"]}
+            if reported == first["agreement"] or time.monotonic() > deadline:
+                break
+            time.sleep(0.2)
+    assert reported == first["agreement"]
