@@ -52,7 +52,10 @@ def _forker() -> socket.socket:
     """Start the process that forks; it ends with this one."""
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     command = [sys.executable, "-m", "support.forked", str(its.fileno())]
-    forker = subprocess.Popen(command, cwd=TESTS, pass_fds=[its.fileno()], stdin=subprocess.DEVNULL)
+    forker = subprocess.Popen(
+        command, cwd=TESTS, pass_fds=[its.fileno()], stdin=subprocess.DEVNULL,
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # no threads of numpy's: a fork loses them
+    )  # fmt: skip
     its.close()
     atexit.register(forker.wait)
     atexit.register(ours.close)
@@ -329,7 +332,11 @@ def _main(orders: socket.socket) -> Start:
 
     gc.collect()
     gc.freeze()
-    assert len(os.listdir("/proc/self/task")) == 1  # a child would lose the other threads
+    threads = len(os.listdir("/proc/self/task"))
+    if threads > 1:
+        raise SystemExit(
+            f"{threads} threads run after the import of SGLang: a fork would lose them"
+        )
     return _serve(orders, orphan=False)
 
 
