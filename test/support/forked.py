@@ -286,9 +286,10 @@ def _fork_children() -> Start | None:
     spawned = multiprocessing.util.spawnv_passfds
 
     def forked(path: Any, args: Sequence[str | bytes], passed: Sequence[int]) -> int:
-        words = [os.fsdecode(word) for word in args][1:]
+        words = [os.fsdecode(word) for word in args]
         if "--multiprocessing-fork" not in words:  # the resource tracker
             return spawned(path, args, passed)
+        words = words[words.index("-c") :]  # the interpreter's own flags hold already
         status, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         files = [0, 1, 2, *passed]
         order = {
