@@ -81,6 +81,30 @@ def test_the_highest_ranked_are_written_and_heads_before_tails(
     assert written == [*newest, *older[2:], *oldest]
 
 
+@KEPT
+def test_leaves_of_the_host_below_a_node_of_the_device_are_ranked_once(
+    tmp_path: Path, policy: str
+) -> None:
+    """Their parent on the device is no victim of the host; ranking it twice never ended a drain."""
+    tree = restarted(tmp_path, policy=policy)
+    head = tokens(1, 4)
+    for name in (2, 3, 4):
+        tree.serve(head + tokens(name, 4), name)
+    tree.serve(head, 5.0)
+    tree.serve(tokens(9, 28), 6.0)  # their tails leave the device
+    leaves = list(tree.core.evictable_host_leaves)
+    assert len(leaves) == 3
+    shown = tree.core.evictable_host_leaves.lowest_ranked(100, 10)
+    assert sorted(node.id for node, _ in shown) == sorted(node.id for node in leaves)
+    ranked = drain.ranked(tree.core)
+    assert len(ranked) == len(set(ranked)) == 5
+    terminated(tree)
+    after = restarted(tmp_path)
+    assert after.on_disk(tokens(9, 28)) == 28
+    assert [after.on_disk(head + tokens(name, 4)) for name in (2, 3, 4)] == [8, 8, 8]
+    after.close()
+
+
 @pytest.mark.parametrize("allowed", [1, 2, 3, 4, 5, 6])
 def test_a_drain_that_runs_out_of_time_has_whole_prefixes_of_the_highest_ranked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allowed: int

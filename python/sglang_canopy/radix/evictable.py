@@ -204,7 +204,10 @@ class EvictableLeaves(set):
 
         def exposed(leaf: Leaf, gone: Container[Leaf]) -> Leaf | None:
             nonlocal unread
-            node = leaf.node.parent  # type: ignore[attr-defined]
+            below: UnifiedTreeNode = leaf.node  # type: ignore[attr-defined]
+            if below.component_data[BASE_COMPONENT_TYPE].value is None:
+                return None  # a leaf of the host: its parent on the device is no victim of the host
+            node = below.parent
             data = node.component_data[BASE_COMPONENT_TYPE]
             # A node without a use is ranked by the time at which it becomes evictable.
             if node.parent is None or data.value is None or node in self or not node.canopy.hits:
