@@ -102,7 +102,7 @@ def test_evicts_in_order(policy, options, capacity, served, evicted):
         ("wa", {"max_categories": 3}, "max_categories"),
         ("wa", {"min_samples": 0}, "min_samples"),
         ("wa", {"model": "exponential", "cdf": "some"}, "all, reused"),
-        ("wa", {"model": "exponential", "life": False}, "reading formula"),
+        ("wa", {"model": "exponential", "life": False}, "reading 'formula'"),
         ("wa", {"model": "exponential", "reading": "joint"}, "hazard, formula"),
         ("wa", {"model": "magic"}, "survival, exponential, recency"),
         ("wa", {"own_gaps": 3}, "own_gaps"),
