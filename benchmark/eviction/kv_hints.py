@@ -16,15 +16,11 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "traces"))
-from by_user import write
-from overlays import overlay
+from depth_weight import sessions
 
 from canopy_lab.advise.sample import merged
 from canopy_lab.sim.driver import distinct_blocks
@@ -82,9 +78,7 @@ def traces(data: Path, names: Sequence[str]) -> Iterator[tuple[str, list[TraceRe
         if name in files:
             yield name, list(open_trace(data / "mooncake" / files[name], "mooncake"))
             continue
-        with TemporaryDirectory() as folder:
-            write(data / "agents_global.tar.xz", ("user4", "user8"), Path(folder))
-            yield name, [merged(r, 8) for r in overlay(Path(folder), 60, 7200.0, 1)]
+        yield name, [merged(r, 8) for r in sessions(data, "judge", 60, 1)]
 
 
 def envelope(gap: float | None, sent: Sequence[str], retain_share: float) -> Envelope:

@@ -26,7 +26,7 @@ from canopy_lab.plan.planner import footprint
 from canopy_lab.plan.prices import load_prices
 from canopy_lab.plan.space import Configuration
 from canopy_lab.plan.system import Engine
-from canopy_lab.plan.uncertainty import SHIFT, SLOPE, Resampling
+from canopy_lab.plan.uncertainty import SHIFT, SLOPE, STATISTICS, Resampling
 from canopy_lab.plan.worker import PlanInputs
 from canopy_lab.sim.compact import CompactTrace
 from canopy_lab.sim.system.engine_profile import load_profile
@@ -40,11 +40,7 @@ SHARES = (0.08, 0.15, 0.25, 0.4, 0.7)
 DRAWS, LIMITS, SURE = 200, 12, 0.9
 ROLES = {"chats": "tuned", "bursts": "tuned", "days": "not covered"}
 """All other populations judge."""
-METRICS: dict[str, Callable[[np.ndarray], float]] = {
-    "p99_ttft": lambda ttft: float(np.percentile(ttft, 99)),
-    "p90_ttft": lambda ttft: float(np.percentile(ttft, 90)),
-    "mean_ttft": lambda ttft: float(ttft.mean()),
-}
+METRICS = ("p99_ttft", "p90_ttft", "mean_ttft")
 
 
 class Draw:
@@ -166,10 +162,10 @@ def simulated(trace: CompactTrace, engine: Engine, dram_gib: list[float]) -> lis
             result = evaluate.result(Configuration(dram_gib=size, page_size=BLOCK).normal())
             resampled = Resampling(result.due_s, evaluate.conversations())
             draw = np.random.default_rng(0)
-            parts = [slice(None), *(resampled.draw(draw) for _ in range(DRAWS))]
-            found.append(
-                [np.log([of(result.ttft_s[at]) for at in parts]) for of in METRICS.values()]
-            )
+            every = np.arange(result.requests)
+            parts = [every, *(resampled.draw(draw) for _ in range(DRAWS))]
+            statistics = [STATISTICS[f"{metric}_s"] for metric in METRICS]
+            found.append([np.log([of(result, at) for at in parts]) for of in statistics])
     return found
 
 

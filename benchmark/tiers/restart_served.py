@@ -21,7 +21,6 @@ import signal
 import sys
 import tempfile
 import time
-import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,6 +34,7 @@ from canopy_lab.advise.sample import merged
 from canopy_lab.trace.open import open_trace
 from canopy_lab.trace.record import TraceRequest
 from launch_server import cpu_arguments, free_port, serving
+from live import TIERS, ask
 from tiny_model import write_tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,7 +43,6 @@ PAGE, DEVICE_TOKENS, HOST_RATIO = 16, 16_384, 2
 SPEED = 15.0
 WINDOW_S, WINDOWS, WARM_UP_S = 300.0, 4, 120.0
 ARMS = ("drain", "lru, file", "cold", "no drain")
-TIERS = ("device", "host", "storage")
 
 
 def traces(data: Path) -> Iterator[tuple[str, list[TraceRequest]]]:
@@ -80,22 +79,12 @@ def arguments(arm: str, model: Path, folder: Path) -> list[str]:
     ]
 
 
-def ask(url: str, tokens: list[int]) -> Counter[str]:
-    """Cached tokens of a prompt, by tier."""
-    body = {"input_ids": tokens, "sampling_params": {"temperature": 0, "max_new_tokens": 1}}
-    head = {"Content-Type": "application/json"}
-    request = urllib.request.Request(url + "/generate", json.dumps(body).encode(), head)
-    with urllib.request.urlopen(request, timeout=300) as answer:
-        details = json.load(answer)["meta_info"].get("cached_tokens_details") or {}
-    return Counter({tier: details.get(tier, 0) for tier in TIERS})
-
-
 def replay(url: str, asked: list[tuple[float, list[int]]], from_s: float) -> dict[str, Any]:
     """Send the requests in order, none before it is due. Returns tokens asked and found."""
     began, total, found = time.monotonic(), 0, Counter[str]()
     for at_s, tokens in asked:
         time.sleep(max(0.0, (at_s - from_s) / SPEED - (time.monotonic() - began)))
-        found += ask(url, tokens)
+        found += ask(url, {"tokens": tokens, "said": {}}, 1)[1]
         total += len(tokens) - 1
     return {
         "requests": len(asked), "tokens": total, **{tier: found[tier] for tier in TIERS},

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from support.prompts import continuing_prompts, token_ids
+from support.served_ranks import agreed
 
 OURS = ("--canopy-queue-order", "bounded-shortest")
 GATE = ("--canopy-session-gate", "auto")
@@ -192,12 +193,4 @@ def test_two_ranks_agree_when_any_request_leaves(server, tiny_model, gate):
         environment={"SGLANG_CPU_OMP_THREADS_BIND": f"{cores[0]}|{cores[-1]}"},
     ) as client:
         fuzz(client)
-        deadline = time.monotonic() + PATIENCE_S
-        while True:  # ranks report once a second
-            (first,) = json.loads(client.get("/canopy/status"))["ranks"]
-            (peer,) = first["peers"]
-            reported = {key: peer[key] for key in first["agreement"]}
-            if reported == first["agreement"] or time.monotonic() > deadline:
-                break
-            time.sleep(0.2)
-    assert reported == first["agreement"]
+        agreed(client, PATIENCE_S)

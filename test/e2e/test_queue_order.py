@@ -1,6 +1,5 @@
 """Our order of the queue on real servers over HTTP, and on two ranks."""
 
-import json
 import os
 import threading
 import time
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 
 from support.prompts import continuing_prompts, token_ids
+from support.served_ranks import agreed
 
 PAGE = 64
 PATIENCE_S = 60.0
@@ -100,18 +100,6 @@ def test_short_ones_overtake_and_priorities_go_first(ours) -> None:
     assert sum(place[n] for n in (3, 4, 5)) < sum(place[n] for n in (0, 1, 2))
 
 
-def agreed(client: Any) -> dict[str, Any]:
-    """Return the first rank's status once the other rank's is equal; each is updated once a second."""
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
-        (first,) = json.loads(client.get("/canopy/status"))["ranks"]
-        (peer,) = first["peers"]
-        if {k: peer[k] for k in first["agreement"]} == first["agreement"]:
-            return first
-        assert time.monotonic() < deadline, (peer, first["agreement"])
-        time.sleep(0.2)
-
-
 @pytest.mark.long
 def test_two_ranks_serve_one_order(shared_server, tiny_model) -> None:
     cores = sorted(os.sched_getaffinity(0))
@@ -123,7 +111,7 @@ def test_two_ranks_serve_one_order(shared_server, tiny_model) -> None:
     )
     for seed in range(4):
         all_at_once(client, prompts(40, seed))
-    first = agreed(client)
+    first = agreed(client, PATIENCE_S)
     assert first["agreement"]["victims"] > 0
     assert first["agreement"]["records_disagreed"] == 0
     assert "Traceback" not in client.server.log_text()

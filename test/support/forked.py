@@ -27,7 +27,6 @@ import threading
 import time
 import traceback
 import types
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -240,9 +239,6 @@ def _begun(order: dict[str, Any], files: list[int]) -> Start:
         start = _fork_children()
         if start is not None:
             return start
-    while words[0] == "-W":
-        warnings.simplefilter(words[1])  # type: ignore[arg-type]
-        del words[:2]
     return _program(words)
 
 

@@ -47,7 +47,7 @@ def _quantile(percent: float) -> _Statistic:
     return lambda result, at: float(np.percentile(result.ttft_s[at], percent))
 
 
-_STATISTICS: Mapping[str, _Statistic] = {
+STATISTICS: Mapping[str, _Statistic] = {
     "mean_ttft_s": lambda result, at: float(result.ttft_s[at].mean()),
     "p50_ttft_s": _quantile(50),
     "p90_ttft_s": _quantile(90),
@@ -104,7 +104,7 @@ def uncertainty_of(
 
     ``conversations``: number of each request's conversation; by default each request is one.
     """
-    limits = [c for c in constraints if c.metric.key in _STATISTICS]
+    limits = [c for c in constraints if c.metric.key in STATISTICS]
     names = tuple(dict.fromkeys((*SHOWN, *(c.metric.key for c in limits))))
     draw = np.random.default_rng(seed)
     resampled = Resampling(
@@ -113,7 +113,7 @@ def uncertainty_of(
     found: dict[str, list[float]] = {name: [] for name in names}
     for _ in range(DRAWS):
         at = resampled.draw(draw)
-        row = {name: _STATISTICS[name](result, at) for name in names}
+        row = {name: STATISTICS[name](result, at) for name in names}
         for name, value in row.items():
             found[name].append(value)
     tails = (50 * (1 - LEVEL), 50 * (1 + LEVEL))
@@ -121,10 +121,10 @@ def uncertainty_of(
     parts = [part for part in np.array_split(order, WINDOWS) if len(part)]
     return Uncertainty(
         intervals={n: tuple(map(float, np.percentile(v, tails))) for n, v in found.items()},  # type: ignore[misc]
-        windows={n: tuple(_STATISTICS[n](result, part) for part in parts) for n in names},
+        windows={n: tuple(STATISTICS[n](result, part) for part in parts) for n in names},
         met=min(
             (
-                _confidence(c, _STATISTICS[c.metric.key](result, order), found[c.metric.key])
+                _confidence(c, STATISTICS[c.metric.key](result, order), found[c.metric.key])
                 for c in limits
             ),
             default=None,

@@ -219,8 +219,10 @@ class Departures:
         one's, or the last one's. Returns the last cause."""
         size, rest, key = self.block_tokens, self.one_in - 1, None
         get, known, begin = self._blocks.get, None, at
-        for end in [end for end, block in enumerate(blocks, first + 1) if not block & rest]:
-            fact = get(blocks[end - 1 - first])
+        for end, block in enumerate(blocks, first + 1):
+            if block & rest:
+                continue
+            fact = get(block)
             if fact is not known or (type(fact) is Visit and key != _IN_FLIGHT):
                 if at > begin:
                     found.charge(key or _NEW, known, at - begin)

@@ -20,17 +20,9 @@ COMMON = (
     *("--enable-hierarchical-cache", "--hicache-write-policy", "write_back"),
 )
 EVENTS = (
-    *(
-        "samples",
-        "aborts",
-        "retracted",
-        "updates",
-        "approximate",
-        "fused_requests",
-        "kept_requests",
-    ),
-    *("replanned_requests", "exact_from_host", "kept_from_host", "documents_from_host"),
-    "documents_from_disk",
+    *("samples", "aborts", "retracted", "updates", "approximate"),
+    *("fused_requests", "kept_requests", "replanned_requests"),
+    *("exact_from_host", "kept_from_host", "documents_from_host", "documents_from_disk"),
 )
 HELD = ("waiting", "in_queue", "locked", "slots")
 
