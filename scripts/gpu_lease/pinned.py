@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import functools
 from collections.abc import Sequence
 
 import torch
 import triton
 from result import result
 
+from canopy_chunks.fuse.transfer import MOST_PROGRAMS
 from canopy_chunks.store.host_memory import HostMemory
 from canopy_chunks.store.shape import Shape
-from canopy_kernel.rope_scatter import rope_scatter_triton
+from canopy_kernel.rope_scatter import LayersScatter
 
 SHAPE = Shape(2, 32, 8, 128, 4096, 49152, 1e-5)
 TOKENS = (2000, 16000)
@@ -44,14 +46,18 @@ def main() -> None:
     for count in TOKENS:
         source = torch.randperm(20000, device="cuda")[:count].sort()[0]
         at = torch.arange(count, device="cuda")
-        for where, rows in (
-            ("pinned", (memory.k[0], memory.v[0])),
-            ("device", (memory.k[0].cuda(), memory.v[0].cuda())),
+        for where, most, rows in (
+            ("pinned", MOST_PROGRAMS, (memory.k[:1], memory.v[:1])),
+            ("pinned", None, (memory.k[:1], memory.v[:1])),
+            ("device", None, (memory.k[:1].cuda(), memory.v[:1].cuda())),
         ):
-            work = lambda: rope_scatter_triton(*rows, source, at, at, turns, *pools)  # noqa: B023, E731
+            keys, values, k_pool, v_pool = ([x] for x in (*rows, *pools))
+            about = ([count], source, at, at, turns, k_pool, v_pool, most)
+            work = functools.partial(LayersScatter(keys, values, *about).launch, 0, 1)
             ms = triton.testing.do_bench(work, warmup=20, rep=80, return_mode="median")
             moved = 2 * count * 8 * 128 * 2
-            result("rope_scatter", rows_in=where, tokens=count, ms=ms, gb_s=moved / ms / 1e6)
+            named = {"rows_in": where, "most_programs": most, "tokens": count}
+            result("rope_scatter", **named, ms=ms, gb_s=moved / ms / 1e6)
 
 
 if __name__ == "__main__":

@@ -155,8 +155,9 @@ def test_rope_scatter_takes_the_rows_of_several_chunks_where_they_are(case):
         close(got, expected, dtype)
 
 
+@pytest.mark.parametrize("most", [None, 1, 40])
 @pytest.mark.parametrize("parts", [[(0, 5)], [(0, 1), (1, 4), (4, 5)]])
-def test_all_layers_of_several_chunks_are_written_in_a_launch_or_a_few(parts):
+def test_all_layers_of_several_chunks_are_written_in_a_launch_or_a_few(parts, most):
     dim, heads, layers, counts = 64, 2, 5, [3, 0, 17]
     keys, values = (
         [torch.randn(layers, 20 + i, heads, dim, device=DEVICE) for i in range(3)] for _ in range(2)
@@ -169,8 +170,11 @@ def test_all_layers_of_several_chunks_are_written_in_a_launch_or_a_few(parts):
     about = (counts, torch.cat(rows).to(DEVICE), positions, slots, table(60, dim))
     copies = [[p.clone() for p in pools] for pools in (k_pools, v_pools)]
     rope_scatter.LayersScatter(keys, values, *about, *copies).reference(0, layers)
-    work = rope_scatter.LayersScatter(keys, values, *about, k_pools, v_pools)
+    work = rope_scatter.LayersScatter(keys, values, *about, k_pools, v_pools, most)
     for first, end in parts:
+        blocks, pieces = work.grid(first, end)
+        assert pieces == 3 * (end - first)
+        assert blocks == 3 if most is None else blocks * pieces <= max(most, pieces)
         untouched = v_pools[end].clone() if end < layers else None
         work.launch(first, end)
         assert untouched is None or torch.equal(untouched, v_pools[end])

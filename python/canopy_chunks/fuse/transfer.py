@@ -30,6 +30,11 @@ LAUNCH_BYTES, MOST_LAUNCHES = 4 << 20, 8
 There are at most ``MOST_LAUNCHES``, so that compute that follows layer by layer waits for at most
 an eighth of the transfer.
 """
+MOST_PROGRAMS = 32
+"""Bound of a launch, so that its programs, which wait for PCIe, leave the chip to the compute.
+
+Each has 4 KiB or more in flight at head size 128; 54 GB/s at an assumed 1.5 us need 80 KiB.
+"""
 
 
 @dataclass(slots=True)
@@ -81,7 +86,8 @@ def send(
     table = model.rope.table(positions)
     every = torch.arange(positions.numel(), device=device)
     scatter = LayersScatter(
-        [memory.k], [memory.v], [positions.numel()], source, every, slots, table, cache.k, cache.v
+        [memory.k], [memory.v], [positions.numel()], source, every, slots, table, cache.k, cache.v,
+        MOST_PROGRAMS,
     )  # fmt: skip
     layers = model.shape.layers
     size = positions.numel() * layers * 2 * memory.k[0, :1].nbytes

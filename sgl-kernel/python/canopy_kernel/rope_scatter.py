@@ -60,8 +60,6 @@ def _rope_scatter_kernel(
     piece = pieces_ptr + tl.program_id(1) * 8
     first = tl.load(piece + 4) + tl.program_id(0) * BLOCK
     end = tl.load(piece + 5)
-    if first >= end:
-        return
     # Triton cannot infer the alignment of addresses loaded from a table; torch aligns these rows.
     k_ptr = tl.multiple_of(tl.load(piece).to(like_ptr.dtype), 16)
     v_ptr = tl.multiple_of(tl.load(piece + 1).to(like_ptr.dtype), 16)
@@ -69,24 +67,25 @@ def _rope_scatter_kernel(
     v_row = tl.multiple_of(tl.load(piece + 3), 16)
     k_pool_ptr = tl.multiple_of(tl.load(piece + 6).to(pool_ptr.dtype), 16)
     v_pool_ptr = tl.multiple_of(tl.load(piece + 7).to(pool_ptr.dtype), 16)
-    token = first + tl.arange(0, BLOCK)
-    alive = token < end
-    source = tl.load(source_ptr + token, mask=alive, other=0).to(tl.int64)
-    position = tl.load(positions_ptr + token, mask=alive, other=0).to(tl.int64)
-    slot = tl.load(slots_ptr + token, mask=alive, other=0).to(tl.int64)
     dims = tl.arange(0, DIM // 2)
-    both = alive[:, None]
-    cos, sin = load_angles(table_ptr, position, dims, both, DIM)
-    for head in tl.range(0, HEADS, loop_unroll_factor=2):
-        low, high = load_halves(k_ptr, source, k_row, head, dims, both, DIM)
-        low, high = turn(low, high, cos, sin)
-        store_halves(
-            k_pool_ptr, slot, head, dims, low, high, both, kp_page, kp_token, kp_head, PAGE, DIM
-        )
-        low, high = load_halves(v_ptr, source, v_row, head, dims, both, DIM)
-        store_halves(
-            v_pool_ptr, slot, head, dims, low, high, both, vp_page, vp_token, vp_head, PAGE, DIM
-        )
+    for begin in tl.range(first, end, tl.num_programs(0) * BLOCK):
+        token = begin + tl.arange(0, BLOCK)
+        alive = token < end
+        source = tl.load(source_ptr + token, mask=alive, other=0).to(tl.int64)
+        position = tl.load(positions_ptr + token, mask=alive, other=0).to(tl.int64)
+        slot = tl.load(slots_ptr + token, mask=alive, other=0).to(tl.int64)
+        both = alive[:, None]
+        cos, sin = load_angles(table_ptr, position, dims, both, DIM)
+        for head in tl.range(0, HEADS, loop_unroll_factor=2):
+            low, high = load_halves(k_ptr, source, k_row, head, dims, both, DIM)
+            low, high = turn(low, high, cos, sin)
+            store_halves(
+                k_pool_ptr, slot, head, dims, low, high, both, kp_page, kp_token, kp_head, PAGE, DIM
+            )
+            low, high = load_halves(v_ptr, source, v_row, head, dims, both, DIM)
+            store_halves(
+                v_pool_ptr, slot, head, dims, low, high, both, vp_page, vp_token, vp_head, PAGE, DIM
+            )
 
 
 BLOCK = 8
@@ -99,7 +98,8 @@ class LayersScatter:
 
     keys, values: ``[layers, rows, kv_heads, d]`` each, of one type; counts: tokens from each tensor, in
     order; ``source [sum of counts]``: row in its tensor, equal for all layers; pools: one view per
-    layer, of one shape and type. Otherwise as :func:`reference`.
+    layer, of one shape and type; most_programs: bound of a launch, but at least one per tensor and
+    layer. Otherwise as :func:`reference`.
     """
 
     keys: Sequence[torch.Tensor]
@@ -111,6 +111,7 @@ class LayersScatter:
     table: torch.Tensor
     k_pools: Sequence[torch.Tensor]
     v_pools: Sequence[torch.Tensor]
+    most_programs: int | None = None
     _pieces: torch.Tensor | None = None
 
     def run(self, first: int = 0, end: int | None = None) -> None:
@@ -133,14 +134,15 @@ class LayersScatter:
 
     def launch(self, first: int, end: int) -> None:
         """Launch the Triton kernel once for all these layers."""
-        longest, own = max(self.counts, default=0), len(self.counts)
-        if longest == 0 or first == end:
+        blocks, pieces = grid = self.grid(first, end)
+        if not blocks or not pieces:
             return
         if self._pieces is None:
             self._pieces = self._addresses()
         k_pool, v_pool = self.k_pools[0], self.v_pools[0]
         heads, dim = self.keys[0].shape[2:]
-        _rope_scatter_kernel[(triton.cdiv(longest, BLOCK), own * (end - first))](
+        own = len(self.counts)
+        _rope_scatter_kernel[grid](
             self.keys[0],
             self._pieces[own * first : own * end],
             self.source,
@@ -156,6 +158,14 @@ class LayersScatter:
             BLOCK=BLOCK,
             num_warps=warps(dim),
         )
+
+    def grid(self, first: int, end: int) -> tuple[int, int]:
+        """Return the programs of a launch: per tensor and layer, and the number of those."""
+        pieces = len(self.counts) * (end - first)
+        blocks = triton.cdiv(max(self.counts, default=0), BLOCK)
+        if self.most_programs is not None and pieces:
+            blocks = min(blocks, max(1, self.most_programs // pieces))
+        return blocks, pieces
 
     def _addresses(self) -> torch.Tensor:
         """Return ``[layers * tensors, 8]`` int64: addresses of K and V rows, their strides, the first

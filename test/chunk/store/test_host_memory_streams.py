@@ -35,6 +35,7 @@ def machine(request, monkeypatch):
     monkeypatch.setattr(transfer, "launches", lambda layers, size: [(0, 1), (1, layers)])
 
     def run(work, first=0, end=LAYERS):
+        assert work.most_programs, "the transfer would occupy the device"
         numbers = {
             f.name: tree_map(inside, getattr(work, f.name)) for f in dataclasses.fields(work)
         }
