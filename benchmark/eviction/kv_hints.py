@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from depth_weight import sessions
+from prefill_seconds import sessions
 
 from canopy_lab.advise.sample import merged
 from canopy_lab.sim.driver import distinct_blocks
@@ -78,7 +78,7 @@ def traces(data: Path, names: Sequence[str]) -> Iterator[tuple[str, list[TraceRe
         if name in files:
             yield name, list(open_trace(data / "mooncake" / files[name], "mooncake"))
             continue
-        yield name, [merged(r, 8) for r in sessions(data, "judge", 60, 1)]
+        yield name, [merged(r, 8) for r in sessions(data, 60, 1)]
 
 
 def envelope(gap: float | None, sent: Sequence[str], retain_share: float) -> Envelope:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from statistics import mean
+from statistics import geometric_mean, mean
 from typing import Any
 
 from result_tables import listed, load, signed, table
@@ -202,6 +202,34 @@ def short() -> str:
     )
 
 
+def _against_lru(split: str) -> tuple[float, float, float]:
+    """Token hits of LRU and of `wa` in %, and the change of prefill seconds in %, at 5 %."""
+    runs: dict[str, dict[int, dict[str, float]]] = {"lru": {}, "wa": {}}
+    for r in rows("prefill_seconds"):
+        if (r["split"], r["at"]) == (split, 0.05):
+            runs[r["arm"]][r["seed"]] = r
+    lru, wa = ([run["hits"] for run in runs[arm].values()] for arm in ("lru", "wa"))
+    ratios = [runs["wa"][seed]["seconds"] / run["seconds"] for seed, run in runs["lru"].items()]
+    return mean(lru), mean(wa), 100 * (geometric_mean(ratios) - 1)
+
+
+def against_lru() -> str:
+    """README's two rows in a sentence."""
+    texts = []
+    for split, name in (("judge", "sessions of users 4 and 8"), ("conversation", "conversation")):
+        lru, wa, seconds = _against_lru(split)
+        texts.append(
+            f"on {name} LRU hits {lru:.1f} % of the tokens and `wa` {wa:.1f} % "
+            f"(seconds {signed(seconds)} %)"
+        )
+    return f"At 5 % of the blocks, {'; '.join(texts)}."
+
+
+def _readme_seconds(split: str) -> str:
+    lru, wa, seconds = _against_lru(split)
+    return f"{lru:.1f} % | {wa:.1f} % | {signed(seconds)} %"
+
+
 def true_hints() -> str:
     """README's row."""
     lru, all_true = baseline("conversation", "lru"), hinted("conversation")[1.0, 1.0]
@@ -333,4 +361,7 @@ PARTS = {
     "signals": signals,
     "true-hints": true_hints,
     "victim": victim,
+    "against-lru": against_lru,
+    "readme-agents": functools.partial(_readme_seconds, "judge"),
+    "readme-conversation": functools.partial(_readme_seconds, "conversation"),
 }

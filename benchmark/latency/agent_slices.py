@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,11 +19,9 @@ from canopy_lab.trace.record import TraceRequest
 from canopy_lab.trace.sessions import SessionLinks
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "traces"))
-from by_user import write
 from overlays import overlay
 
 ARCHIVE = "agentic_coding/traces_500.tar.xz"
-BY_USER = "agents_global.tar.xz"
 CONVERSATIONS = 400
 MIN_TURNS = 3
 """Smallest number of turns of a session."""
@@ -34,7 +31,7 @@ FIGURES = ("all answered, s", "mean TTFT, s", "P99 TTFT, s", "mean session, s", 
 def sessions(args: argparse.Namespace) -> list[list[TraceRequest]]:
     """Return the sessions to replay, slice after slice; the first slice is the warm-up."""
     found: dict[str, list[TraceRequest]] = {}
-    for request in _requests(args):
+    for request in overlay(args.data / ARCHIVE, CONVERSATIONS, 7200.0, args.seed):
         if request.user is not None:
             found.setdefault(request.user, []).append(request)
     longest = args.context / args.scale_lengths
@@ -48,17 +45,6 @@ def sessions(args: argparse.Namespace) -> list[list[TraceRequest]]:
     if len(taken) < wanted:
         raise SystemExit(f"{wanted} sessions are wanted, {len(taken)} fit: take fewer slices")
     return taken[:wanted]
-
-
-def _requests(args: argparse.Namespace) -> Iterator[TraceRequest]:
-    """Overlay the sessions of ``args.users``, or those of the archive whose users are not known."""
-    if not args.users:
-        archive = args.data / ARCHIVE
-        yield from overlay(archive, CONVERSATIONS, 7200.0, args.seed)
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        count = write(args.data / BY_USER, args.users, Path(folder))
-        yield from overlay(Path(folder), count, 7200.0, args.seed)
 
 
 def plan(args: argparse.Namespace) -> tuple[Materialiser, list[list[Planned]]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
-from result_tables import ROOT, listed, load, signed, table
+from result_tables import ROOT, load, signed, table
 
 sys.path.append(str(Path(__file__).parent))
 from agent_slices import table as served_table
@@ -226,28 +226,6 @@ def _agents(run: str) -> dict[str, list[str]]:
     }
 
 
-def served_depth() -> str:
-    """`depth_weight` served: CPU seconds until all steps are answered, against `wa`."""
-    made = load("benchmark/latency/results/served/depth-stepped.json")
-    lines = list(served_table(made))
-    rows = {
-        cells[0]: cells[1:]
-        for x in lines[2:]
-        if (cells := [c.strip() for c in x.strip("|").split("|")])
-    }
-    names = {
-        "lru": "`canopy-lru`",
-        "soft": "`soft`",
-        "soft-placebo": "the placebo of `soft`",
-        "auto-weight": "`auto`",
-    }
-    texts = (
-        f"{label} {rows[arm][0].partition('(')[2].rstrip(')')} % (hits {100 * float(rows[arm][4].split()[0]):.0f} %)"
-        for arm, label in names.items()
-    )
-    return f"{lines[0].split(chr(10))[0]}: " + listed(list(texts))
-
-
 def _changed(cell: str) -> str:
     """`-34` from `152.32 (-34 [-36, -32])`."""
     return cell.partition("(")[2].split()[0].rstrip(")")
@@ -447,7 +425,6 @@ PARTS = {
     "served-tail-hits": served_tail_hits,
     "cliff": cliff,
     "served-agents": served_agents,
-    "served-depth": served_depth,
     "eviction": eviction,
     "sessions": sessions,
     "auto": auto,

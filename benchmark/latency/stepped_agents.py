@@ -9,9 +9,6 @@ process an arm steps the scheduler, and its clock is its CPU time plus the time 
 idle. A turn arrives after the previous answer and the think time. The scheduler receives the messages
 of agents' clients and of the HTTP process: the session, that the answer calls a tool, and the time once
 a second.
-
-An arm ``NAME=--depth-weight soft ARGUMENTS`` serves under ``wa`` with that option, set as ``POST
-/canopy/policy`` sets it. With ``--depth-placebo``, a leaf is weighed by another leaf's depth.
 """
 
 from __future__ import annotations
@@ -32,27 +29,10 @@ from stepped import TICK_S, Arm, Engine
 
 from canopy_lab.live.replay.options import session_offsets_s
 from canopy_lab.trace.materialise import Materialiser, Planned
-from sglang_canopy.config.policy_change import PolicyChange
-from sglang_canopy.config.tiers import PolicyChoice
-from sglang_canopy.wire.messages import POLICY
 
 
 class AgentEngine(Engine):
     """The scheduler of an arm, with requests of agents."""
-
-    def _of_live(self, name: str) -> Any:
-        """Return an attribute of the live policies, ``None`` under SGLang's own."""
-        live = getattr(getattr(self._scheduler.tree_cache, "tree_core", None), "live", None)
-        return getattr(live, name, None)
-
-    def weigh(self, weight: str) -> None:
-        """Set ``depth_weight``."""
-        from sglang.srt.managers.io_struct import SetInternalStateReq
-
-        change = PolicyChange(PolicyChoice("wa", {"depth_weight": weight}))
-        message = SetInternalStateReq(server_args={POLICY.key(change.message()): 1})
-        if not self._scheduler.set_internal_state(message).updated:
-            raise SystemExit(f"depth_weight {weight!r} was refused")
 
     def serve(self, part: Sequence[Any], due: Sequence[float]) -> dict[str, Any]:
         """Serve a slice. ``part``: for each request its prompt, tokens to generate, stamp, and the (request,
@@ -102,7 +82,6 @@ class AgentEngine(Engine):
             "cached_tokens": [cached[n] for n in numbers],
             "gate": self._of_policies("gate"),
             "whatif": self._of_policies("meter"),
-            "depth_scale": self._of_live("depth_scale"),
         }
 
 
@@ -113,20 +92,7 @@ def work(pipe: Any, model: Path, arguments: list[str], kv_tokens: int) -> None:
     import torch
 
     torch.set_num_threads(1)
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--depth-weight", default="")
-    parser.add_argument("--depth-placebo", action="store_true")
-    own, arguments = parser.parse_known_args(arguments)
-    if own.depth_placebo:
-        sys.path.append(str(Path(__file__).resolve().parents[1] / "eviction"))
-        from depth_weight import Placebo
-
-        from sglang_canopy.policy import wa
-
-        wa.POLICY = Placebo
     engine = AgentEngine(model, arguments, kv_tokens)
-    if own.depth_weight:
-        engine.weigh(own.depth_weight)
     pipe.send("ready")
     with torch.no_grad():
         while (asked := pipe.recv()) is not None:
@@ -183,7 +149,6 @@ def main() -> int:
     add("--scale-lengths", type=Fraction, default=Fraction(1, 64))
     add("--vocab-size", type=int, default=1 << 15)
     add("--seed", type=int, default=1, help="of the overlay")
-    add("--users", type=lambda t: t.split(","), default=[], help="of agents_global.tar.xz")
     args = parser.parse_args()
     for arm in args.arms:
         arm.start(args, work)

@@ -79,55 +79,6 @@ def test_the_first_leaf_goes(ranks, leaves, now, turned):
     assert policy.victim(now) == (made[0], 0)
 
 
-@pytest.mark.parametrize(("weight", "shallow_first"), [("off", False), ("auto", True)])
-def test_leaves_with_equal_return_curves_are_evicted_by_depth_under_auto(weight, shallow_first):
-    policy = policy_with({"k": [1]}, depth_weight=weight)
-    policy.set_depth_scale(10_000.0)
-    deep = leaf_of(policy, "k", 0.0, offset=100_000)  # the tie of equal ranks is the deeper one's
-    shallow = leaf_of(policy, "k", 0.0)
-    assert policy.victim(1.0).leaf is (shallow if shallow_first else deep)
-
-
-def test_a_depth_weight_is_a_factor_of_the_curves_rank():
-    """A deep leaf's factor is 11 at a depth scale of 10,000 tokens: it beats a curve twice as good,
-    and loses against one 20 times as good. Soft, the scale is six times as large."""
-    for weight, better, deep_first in (
-        ("auto", 2.0, False),
-        ("auto", 20.0, True),
-        ("soft", 2.0, False),
-        ("soft", 5.0, True),
-    ):
-        policy = policy_with({"k": [1], "l": [better]}, depth_weight=weight)
-        policy.set_depth_scale(10_000.0)
-        deep = leaf_of(policy, "k", 0.0, offset=100_000)
-        leaf_of(policy, "l", 0.0)
-        assert (policy.victim(1.0).leaf is deep) == deep_first, (weight, better)
-
-
-def test_a_new_depth_scale_ranks_what_is_held_anew():
-    policy = policy_with({"k": [1], "l": [1.5]}, depth_weight="auto")
-    deep = leaf_of(policy, "k", 0.0, offset=100_000)
-    shallow = leaf_of(policy, "l", 0.0)
-    assert policy.victim(1.0).leaf is deep  # not measured yet: depth counts for nothing
-    policy.set_depth_scale(10_000.0)
-    assert policy.victim(1.0).leaf is shallow
-    policy.set_depth_scale(200_000_000.0)
-    assert policy.victim(1.0).leaf is deep
-
-
-def test_the_explanation_shows_what_depth_did():
-    policy = policy_with({"k": [1]}, depth_weight="auto")
-    leaf = leaf_of(policy, "k", 0.0, offset=100_000)
-    assert policy.explain(leaf, 1.0)["depth_scale"] is None
-    before = policy.explain(leaf, 1.0)["rank"]
-    policy.set_depth_scale(10_000.0)
-    shown = policy.explain(leaf, 1.0)
-    assert (shown["depth"], shown["depth_scale"]) == (leaf.offset + leaf.length, 10_000)
-    assert shown["rank"] == pytest.approx(before * shown["depth_factor"], rel=1e-3)
-    assert shown["depth_factor"] == pytest.approx(11.0, rel=0.2)
-    assert "depth" not in policy_with({"k": [1]}).explain(leaf, 1.0)
-
-
 @pytest.mark.parametrize("tenant", [None, "liar"])
 @pytest.mark.parametrize("first", [False, True])
 def test_over_is_ignored_once_its_tenant_has_been_wrong_too_often(tenant, first):

@@ -212,22 +212,15 @@ def test_wa_starts_from_what_the_meter_has_learnt():
     assert live.meter.running == "wa"
 
 
-@pytest.mark.parametrize("after", [False, True])
-def test_a_policy_that_comes_later_ranks_by_the_measured_depth_scale(after):
-    tree = LiveTree(64, "canopy-lru", host_tokens=64)
-    tree.core.live.meter = Meter(MeterSetup(), Memory(64), "canopy-lru")
-    if not after:
-        tree.core.live.measured(5_000.0)
-    tree.core.exchange.apply(to("wa", depth_weight="auto"), "test")
-    if after:
-        tree.core.live.measured(5_000.0)
-    live = tree.core.live
-    assert live.device_policy.model.depth_scale == live.host_policy.model.depth_scale == 5_000.0
+def test_the_meter_prices_by_the_measured_depth_scale():
+    live = LiveTree(64, "canopy-lru").core.live
+    live.meter = Meter(MeterSetup(), Memory(64), "canopy-lru")
+    live.measured(5_000.0)
     assert live.meter.stats()["depth_scale_tokens"] == 5_000
-    live.measured(6_000.0)  # too small a change to rerank all leaves
-    assert live.device_policy.model.depth_scale == 5_000.0
+    live.measured(6_000.0)  # too small a change
+    assert live.meter.stats()["depth_scale_tokens"] == 5_000
     live.measured(10_000.0)
-    assert live.device_policy.model.depth_scale == 10_000.0
+    assert live.meter.stats()["depth_scale_tokens"] == 10_000
 
 
 def test_the_last_changes_are_remembered():

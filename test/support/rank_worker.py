@@ -247,11 +247,11 @@ def exchanges(rank: int, folder: Path) -> Any:
 
 
 def depth_scales(rank: int, folder: Path) -> Any:
-    """Ranks time equal batches on engines whose depth scales differ tenfold; a policy that ranks by
-    depth evicts, and the meter judges it."""
+    """Ranks time equal batches on engines whose depth scales differ tenfold; the meter prices the
+    hits of a policy."""
     from sglang_canopy.whatif.meter import Memory, Meter, MeterSetup
 
-    tree = LiveTree(1 << 16, "wa", {"depth_weight": "auto"}, page_size=64)
+    tree = LiveTree(1 << 16, "wa", page_size=64)
     tree.cache.tp_group, tree.cache.tp_world_size = torch.distributed.group.WORLD, RANKS
     live, rng = tree.core.live, random.Random(7)
     live.meter = Meter(MeterSetup(), Memory(live.device_tokens or 1 << 16), "wa")

@@ -15,8 +15,6 @@ from sglang_canopy.reuse.depth_price import (
     MOST,
     MOVED,
     MeanPrice,
-    depth_bucket,
-    depth_factor,
     moved,
     price,
 )
@@ -137,12 +135,6 @@ def test_a_depth_scale_stays_in_its_range_and_moves_in_leaps(scale, measured):
     assert LEAST <= after <= MOST
     assert after == before or max(after / before, before / after) >= MOVED * (1 - 1e-9)
     assert moved(before, 0.0) == moved(before, math.nan) == before
-
-
-@given(st.integers(0, 10**6), st.sampled_from([1000.0, 19_400.0, 200_000.0]))
-def test_a_depths_factor_is_within_a_quarter_octave(depth, scale):
-    exact = 1.0 + depth / scale
-    assert 2**-0.25 <= depth_factor(depth_bucket(depth), scale) / exact <= 2**0.25 * (1 + 1e-9)
 
 
 def test_prices_of_whole_prompts_are_on_average_their_tokens():

@@ -158,7 +158,6 @@ def simulate_task(inputs: SweepInputs, task: SweepTask) -> dict[str, Any]:
     threshold = inputs.thresholds[task.capacity]
     future = inputs.future() if task.arm.hindsight else None
     policy = _build(task.arm, future, threshold)
-    policy.set_depth_scale(inputs.seconds.depth_scale)
     result = simulate(
         inputs.trace,
         policy,

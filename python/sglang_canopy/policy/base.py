@@ -98,10 +98,6 @@ class Policy(abc.ABC):
         The policy later checks whether it was true. The tree writes the hint to the leaves.
         """
 
-    def set_depth_scale(self, tokens: float) -> None:
-        """Set the depth at which a token costs twice as much to prefill as the first
-        (``reuse/depth_price.py``). Called with equal values at the same request on every rank."""
-
     @abc.abstractmethod
     def admit(self, leaf: Leaf, now: float) -> None:
         """Rank ``leaf``, which became evictable. Never called twice without a ``drop`` between.

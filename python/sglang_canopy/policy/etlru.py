@@ -48,8 +48,6 @@ class Config(wa.Config):
     def __post_init__(self) -> None:
         wa.Config.__post_init__(self)
         only_one(self, "ttft_ms", "ttft_percentile", "threshold_tokens")
-        if self.depth_weight != "off":
-            raise ValueError("key 'depth_weight' is for wa; etlru ranks by depth already")
 
 
 class ExpectedTailLRU(wa.WorkloadAware):

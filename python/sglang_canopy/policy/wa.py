@@ -1,12 +1,10 @@
 """``wa``: evict the leaf that is least worth its space, judged by past requests.
 
 Survival model (default): a leaf's rank is G_w(a), the reuse that its category ``w`` gains per
-second of space held from age ``a`` on (``reuse/survival.py``). With ``depth_weight`` it is
-multiplied by 1 + depth / s, the prefill cost of a token at the leaf's end
-(``reuse/depth_price.py``). Exponential model: the ATC 2025 paper's tuple (ReuseProb_w(t, life),
--offset); ``reuse/exponential.py`` has the formula and its two readings. The lowest rank is evicted
-first. With too few samples a category uses a coarser category's curve, then the global curve;
-without samples the order is LRU.
+second of space held from age ``a`` on (``reuse/survival.py``). Exponential model: the ATC 2025
+paper's tuple (ReuseProb_w(t, life), -offset); ``reuse/exponential.py`` has the formula and its two
+readings. The lowest rank is evicted first. With too few samples a category uses a coarser
+category's curve, then the global curve; without samples the order is LRU.
 
 Clients' hints apply at once. A leaf of an ended conversation is evicted first. A leaf with a hinted
 return ranks s / (return_at - now) + (1 - s) G_w(a), with s the skill of such hints
@@ -30,7 +28,6 @@ from sglang_canopy.policy.structures.cells import Cell, Cells, EndQueue, Entry, 
 from sglang_canopy.records import Leaf, Request
 from sglang_canopy.reuse import saved_curves
 from sglang_canopy.reuse.categories import Category
-from sglang_canopy.reuse.depth_price import SOFT, depth_bucket, depth_factor
 from sglang_canopy.reuse.exponential import CDF_COUNTS, READINGS, ExponentialModel
 from sglang_canopy.reuse.hint_trust import return_slack_s, speaker
 from sglang_canopy.reuse.learner import ReuseModel
@@ -38,8 +35,6 @@ from sglang_canopy.reuse.survival import still_returns
 
 _MODELS = ("survival", "exponential", "recency")
 _CATEGORIES = ("refined", "type-turn")
-_DEPTH_WEIGHTS = {"off": 0.0, "auto": 1.0, "soft": SOFT}
-"""Factor on the measured depth scale, by ``depth_weight``; 0 ignores depth."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +77,6 @@ class Config:
         256, "Categories to learn; later ones share a coarser category.", low=4, high=4096
     )
     own_gaps: bool = declare_key(True, "Refine the category by the conversation's own past gaps.")
-    depth_weight: str = declare_key(
-        "off",
-        "``auto`` multiplies ranks by 1 + depth / s, since a deep token costs more to prefill: s is "
-        "measured, the depth at which a token costs twice as much as the first. ``soft``: 6 s.",
-        choices=tuple(_DEPTH_WEIGHTS),
-    )
     profile: str | None = declare_key(
         None, "A JSON file of curves saved by an earlier run, to start from."
     )
@@ -106,7 +95,7 @@ class Config:
 
 
 class WorkloadAware(Policy):
-    """The WA policy, over cells of equal category (and depth bucket, if weighted by depth)."""
+    """The WA policy, over cells of equal category."""
 
     name: ClassVar[str] = "wa"
     Config: ClassVar[type] = Config
@@ -122,7 +111,6 @@ class WorkloadAware(Policy):
         """Queues by sender of the hints, since each sender has its own accuracy."""
         self._kept = EndQueue()
         self._ranked_version = 0
-        self._depth_weight = _DEPTH_WEIGHTS[config.depth_weight]
         if model is None and config.profile is not None:
             saved = saved_curves.read(config.profile)
             if saved is not None:
@@ -144,11 +132,6 @@ class WorkloadAware(Policy):
     ) -> None:
         if self.learns:
             self.model.hinted(conversation, source, now, over, return_in_s)
-
-    def set_depth_scale(self, tokens: float) -> None:
-        if tokens != self.model.depth_scale:
-            self.model.depth_scale = tokens
-            self.model.version += 1
 
     def twin(self) -> Policy:
         """Return a policy for another tier, which shares this policy's learnt state."""
@@ -306,12 +289,11 @@ class WorkloadAware(Policy):
 
     def _bucket(self, leaf: Leaf, category: Category) -> Hashable:
         """Return the part of a leaf's cell key that is not its category."""
-        return depth_bucket(leaf.offset + leaf.length) if self._depth_weight else 0
+        return 0
 
     def _weight(self, category: Category, bucket: Any) -> float:
         """Return the factor on the ranks of a cell."""
-        weight = self._depth_weight
-        return depth_factor(bucket, weight * self.model.depth_scale) if weight else 1.0
+        return 1.0
 
     def _reweigh(self, cell: Cell) -> float:
         cell.category = self.model.categories.get(cell.key[0])  # type: ignore[index]
@@ -331,20 +313,9 @@ class WorkloadAware(Policy):
             "idle_s": round(idle_s, 3),
             "still_returns": round(still_returns(category.curve, idle_s), 4),
             "rank": weight * self._cells.rank(category, leaf.last_access, now),
-            **self._explain_depth(leaf, weight),
             **({"said_to_be": "over"} if leaf.over else {}),
             **({} if leaf.return_at is None else {"said_to_return_in_s": leaf.return_at - now}),
             **({"kept_for_s": kept_for_s} if kept_for_s > 0 else {}),
-        }
-
-    def _explain_depth(self, leaf: Leaf, factor: float) -> Mapping[str, Any]:
-        if not self._depth_weight:
-            return {}
-        scale = self.model.depth_scale
-        return {
-            "depth": leaf.offset + leaf.length,
-            "depth_scale": None if math.isinf(scale) else round(scale * self._depth_weight),
-            "depth_factor": round(factor, 4),
         }
 
     def stats(self) -> Mapping[str, Any]:

@@ -117,7 +117,6 @@ class Exchange:
         new = live_cache(change.device.name, change.device.config, tiers, lambda _: None)
         before, after = live.running, change.device.name
         device, host, live.learners = self._with_learnt_state(new)
-        live.price_by_depth(device, host)
         live.running, live.tiers = after, dataclasses.replace(live.tiers, host=change.host)
         nodes = list(tree._node_arena.values())
         tree.evictable_device_leaves.begin_handover(device, nodes)

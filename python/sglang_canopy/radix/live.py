@@ -74,7 +74,6 @@ class LiveCache:
         before, self.depth_scale = self.depth_scale, moved(self.depth_scale, depth_scale)
         if self.depth_scale == before:
             return
-        self.price_by_depth(self.device_policy, self.host_policy, *self.learners)
         if self.meter is not None:
             self.meter.set_depth_scale(self.depth_scale)
 
@@ -82,10 +81,6 @@ class LiveCache:
     def learner(self) -> Policy:
         """The policy whose state is saved; it learns even while another policy ranks."""
         return self.learners[0] if self.learners else self.device_policy
-
-    def price_by_depth(self, *policies: Policy) -> None:
-        for policy in policies:
-            policy.set_depth_scale(self.depth_scale)
 
 
 def live_cache(

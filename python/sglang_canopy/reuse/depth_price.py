@@ -15,9 +15,7 @@ UNKNOWN = math.inf
 LEAST, MOST = 1_000.0, 200_000.0
 """Range of depth scales, in tokens."""
 MOVED = 1.5
-"""Smallest factor between two depth scales, so that noise does not rerank leaves."""
-SOFT = 6.0
-"""Factor on the depth scale under ``depth_weight: soft``."""
+"""Smallest factor between two depth scales, so that noise does not change prices."""
 
 
 def price(tokens: float, scale: float) -> float:
@@ -40,17 +38,6 @@ def moved(scale: float, measured: float) -> float:
     if scale / MOVED < measured < scale * MOVED:
         return scale
     return measured
-
-
-def depth_bucket(depth: int) -> int:
-    """Return the half octave of 1 + depth / ``LEAST``. It does not depend on the scale, so that a
-    new scale moves no leaf."""
-    return int(2.0 * math.log2(1.0 + depth / LEAST))
-
-
-def depth_factor(bucket: int, scale: float) -> float:
-    """Return 1 + depth / scale in the middle of a bucket."""
-    return 1.0 + LEAST * (2.0 ** ((bucket + 0.5) / 2.0) - 1.0) / scale
 
 
 class MeanPrice:

@@ -21,7 +21,6 @@ from sglang_canopy.reuse.categories import (
     shared_features,
     type_turn_features,
 )
-from sglang_canopy.reuse.depth_price import UNKNOWN
 from sglang_canopy.reuse.exponential import ExponentialModel
 from sglang_canopy.reuse.fitting import fit
 from sglang_canopy.reuse.hint_trust import HintRecords, speaker
@@ -71,9 +70,7 @@ class ReuseModel:
         self.hints = HintRecords()
         self._spoken_of = LastTips()
         self.version = 0
-        """Incremented by every fit and every new depth scale, which make earlier ranks stale."""
-        self.depth_scale = UNKNOWN
-        """Measured depth scale in tokens (``depth_price.py``)."""
+        """Incremented by every fit, which makes earlier ranks stale."""
         self.samples = 0
         """Number of observed reuses."""
         self._saved_samples = 0.0

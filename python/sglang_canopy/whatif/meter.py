@@ -139,14 +139,12 @@ class Meter:
     def _adopt_options(self, name: str, policy: Policy) -> None:
         options, learner = options_of(policy), self._learners.get(name)
         if learner is None or options_of(learner) != options:
-            self._learners[name] = self._make(name, options)
+            self._learners[name] = make_policy(name, options)
             self.caches.remove([q for q in self._arms if q.policy == name])
 
     def set_depth_scale(self, tokens: float) -> None:
         """Price hits by their depth from now on (``reuse/depth_price.py``)."""
         self._depth_scale = tokens
-        for learner in self._learners.values():
-            learner.set_depth_scale(tokens)
 
     @property
     def keeper(self) -> str:
@@ -329,13 +327,9 @@ class Meter:
     def _learner(self, name: str) -> Policy:
         learner = self._learners.get(name)
         if learner is None:
-            self._learners[name] = learner = self._make(name, self.setup.configs.get(name, {}))
+            learner = make_policy(name, self.setup.configs.get(name, {}))
+            self._learners[name] = learner
         return learner
-
-    def _make(self, name: str, options: Mapping[str, Any]) -> Policy:
-        policy = make_policy(name, options)
-        policy.set_depth_scale(self._depth_scale)
-        return policy
 
     def _observe(self, request: Request, again: bool = False) -> Sample | None:
         """Learn from a request and serve its sampled blocks in the shadow caches.

@@ -95,13 +95,12 @@ class _SystemRun:
         self.arrivals = arrivals
         self.disks = _disks(config, profile, workload.block_tokens)
         costs = Costs(profile)
-        depth_scale = profile.depth_scale(config.chunked_prefill_tokens)
         self.instances = [
             Instance(
                 config,
                 costs,
                 workload.block_tokens,
-                *_policies(config, depth_scale),
+                *_policies(config),
                 self.disks[number % len(self.disks)] if self.disks else None,
             )
             for number in range(config.instances)
@@ -277,15 +276,7 @@ class _SystemRun:
         )
 
 
-def _policies(config: SystemConfig, depth_scale: float) -> tuple[Policy, Policy | None]:
-    device, host = _made(config)
-    for policy in (device, host):
-        if policy is not None:
-            policy.set_depth_scale(depth_scale)
-    return device, host
-
-
-def _made(config: SystemConfig) -> tuple[Policy, Policy | None]:
+def _policies(config: SystemConfig) -> tuple[Policy, Policy | None]:
     host = config.host
     if config.session_refs != "off":
         sessions = SessionAwareLRU(SessionRefs())
