@@ -22,7 +22,7 @@ def test_a_split_leaf_keeps_every_field() -> None:
         assert getattr(new, name) == getattr(old, name), name
 
 
-def test_every_field_of_a_page_comes_back_after_a_restart(tmp_path) -> None:
+def test_every_field_of_a_page_survives_a_restart(tmp_path) -> None:
     sizes = {"pin_bytes": 8 * PAGE, "pin_tenant_bytes": 8 * PAGE}
     store = store_at(tmp_path, **sizes)
     (key,) = chain("a", 1)

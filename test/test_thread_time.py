@@ -71,7 +71,7 @@ def test_a_hook_that_fails_is_charged_and_fails(clock):
     assert thread_time.report()["seams"]["Scheduler.step"]["longest_s"] == 3.0
 
 
-def test_a_sample_stands_for_all_calls(clock, monkeypatch):
+def test_a_sample_represents_all_calls(clock, monkeypatch):
     monkeypatch.setattr(thread_time, "_every", 5)
     numbers = itertools.count()
 

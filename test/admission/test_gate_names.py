@@ -59,13 +59,13 @@ def test_names_that_no_gateway_vouches_for_take_one_turn_together(names: int) ->
     assert found["honest"] == pytest.approx(0.5, abs=0.02)
 
 
-def test_tenants_that_a_gateway_vouches_for_share_alike() -> None:
+def test_vouched_tenants_get_equal_shares() -> None:
     honest = {name: (name, GATEWAY) for name in ("a", "b", "c")}
     found = share({**honest, **{f"x{i}": ("liar", CLIENT) for i in range(60)}})
     assert list(found.values()) == pytest.approx([0.25] * 4, abs=0.02)
 
 
-def test_the_name_of_a_vouched_tenant_is_worth_nothing_without_the_gateway() -> None:
+def test_a_vouched_tenants_name_has_no_effect_without_the_gateways_secret() -> None:
     gate = SessionGate(GateSettings(always=True), 1000)
     parties = [
         gate.arrive(

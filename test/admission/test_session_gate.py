@@ -106,7 +106,7 @@ def test_a_session_without_a_name_is_known_by_its_prompt() -> None:
     assert turn(gate, agent, 2.0), "it goes on with a session that is inside"
 
 
-def test_prompts_that_begin_alike_are_sessions_of_their_own() -> None:
+def test_prompts_with_a_common_beginning_are_separate_sessions() -> None:
     gate = gate_of(100)
     system = tuple(itertools.islice(_blocks, 2))
     first, other = Agent(None, 60, shared=system), Agent(None, 80, shared=system)

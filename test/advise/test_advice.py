@@ -50,7 +50,7 @@ def advice(mixed):
     )  # fmt: skip
 
 
-def test_wa_is_recommended_where_scans_push_out_what_comes_back(advice):
+def test_wa_is_recommended_if_scans_evict_reused_prefixes(advice):
     assert advice.decision.flag == "auto"
     assert "Use auto (wa ranks)" in advice.decision.sentence
     rows = {row.gain.label: row for row in advice.rows}

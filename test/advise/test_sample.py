@@ -38,7 +38,7 @@ def chat_log(path: Path, rows: int, named: bool = False) -> Path:
     return path
 
 
-def test_it_holds_whole_conversations_and_no_more_than_asked_for():
+def test_a_sample_has_whole_conversations_within_its_limit():
     kept, rows = Thinned(100, 10**9), talks(200, 5)
     for row in rows:
         key = conversation_key(row)

@@ -53,7 +53,7 @@ def test_the_time_until_all_is_answered_is_a_ratio_of_sums() -> None:
     assert (change, low, high) == pytest.approx((-0.2, -0.5, -0.1))
 
 
-def test_slices_of_a_load_that_was_ended_are_beside_the_result(tmp_path: Path) -> None:
+def test_slices_of_an_aborted_load_are_saved(tmp_path: Path) -> None:
     path = tmp_path / "served.json"
     paired.Result(path, {"arms": 1}).note({"load": 0.95, "slices": 3})
     assert not paired.Result(path, {"arms": 1}).has(0.95)
@@ -69,7 +69,7 @@ def test_more_slices_than_requests_are_refused() -> None:
         slices.balanced(part([0.0, 1.0]), 3)
 
 
-def test_requests_of_the_last_stamp_do_not_come_at_once() -> None:
+def test_requests_of_the_last_time_stamp_are_spread() -> None:
     due = slices.due_times(part([0, 0, 3, 3, 6, 6]), rate=2.0, seed=0)
     assert due == pytest.approx([0.0, 0.5, 1.0, 1.5, 2.0, 2.5])
 
@@ -150,7 +150,7 @@ def test_hits_differ_in_points_and_failures_do_not_count() -> None:
     assert found["max"][0] == 0.0
 
 
-def test_everyone_goes_first_equally_often() -> None:
+def test_each_arm_is_first_equally_often() -> None:
     firsts = [slices.turn("abc", number)[0] for number in range(6)]
     assert sorted(firsts) == list("aabbcc")
     pairs = {(a, b) for n in range(6) for t in [slices.turn("abc", n)]
@@ -163,7 +163,7 @@ def written(tmp_path: Path) -> Callable[[], Any]:
     return lambda: json.loads((tmp_path / "result.json").read_text())
 
 
-def test_a_result_is_there_after_every_load_and_is_gone_on_with(
+def test_results_are_saved_after_each_load_and_resumed(
     tmp_path: Path, written: Callable[[], Any]
 ) -> None:
     about = {"arms": {"a": ["--x"]}, "slices": 10}

@@ -78,7 +78,7 @@ def test_the_json_is_strict_and_agrees_with_itself(report_dir: Path) -> None:
     assert report["capacity"]["ideal_hit_ratio"] == pytest.approx(h["block_hit_ratio"])
 
 
-def test_json_goes_to_standard_output_when_asked_for(
+def test_json_is_printed_on_request(
     small_trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["characterize", str(small_trace), "--format", "bailian", "--out", str(tmp_path)]
@@ -97,7 +97,7 @@ def test_two_runs_give_the_same_report(small_trace: Path, tmp_path: Path) -> Non
     assert pages[0] == pages[1]
 
 
-def test_a_trace_without_any_ids_is_answered_as_far_as_it_goes(
+def test_a_trace_without_ids_gets_partial_answers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Mooncake lines that share nothing: no turns, no reuse, no failure."""

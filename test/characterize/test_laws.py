@@ -28,7 +28,7 @@ def test_the_right_law_wins() -> None:
     assert both.survival.ks < 0.05 < 0.3 < both.exponential.ks
 
 
-def test_a_law_is_tested_on_what_came_after_the_time_it_was_fitted_on() -> None:
+def test_a_law_is_tested_on_later_reuse_than_it_was_fitted_on() -> None:
     """Half a trace of quick returns, then half a trace of slow ones, in equal shares of the requests
     whatever their parity."""
     rng = random.Random(3)

@@ -150,7 +150,7 @@ def test_the_pass_agrees_with_a_recount(trace: list[TraceRequest]) -> None:
     assert seen.place_count.sum() == sum(len(r.blocks) for r in trace)
 
 
-def test_memory_does_not_grow_with_what_is_asked_again() -> None:
+def test_memory_does_not_grow_with_repeated_requests() -> None:
     """1.5 million accesses of 1,050 distinct blocks: memory is O(blocks + requests)."""
     chains = [tuple(range(50 * i, 50 * i + 50)) for i in range(21)]
     trace = (ask(float(i), chains[i % 21]) for i in range(30_000))

@@ -104,7 +104,7 @@ def reused(ages: list[float], never: int) -> list[TraceRequest]:
     return [ask(time_s, [block]) for time_s, block in sorted(events)]
 
 
-def test_reuse_quantiles_and_means_come_out() -> None:
+def test_reuse_quantiles_and_means_are_correct() -> None:
     ages = [10.0] * 50 + [100.0] * 50
     times = reuse_times(observe(reused(ages, 0)))
     assert times.all.reuses == 100
@@ -145,7 +145,7 @@ def test_a_shared_head_is_found_in_the_first_tenths_only() -> None:
     assert p.later_turns is None
 
 
-def test_growing_prompts_find_little_in_the_part_that_just_grew() -> None:
+def test_growing_prompts_seldom_hit_in_their_newest_part() -> None:
     grown = [ask(i, list(range(10 * i)), talk="a", turn=i) for i in range(1, 21)]
     p = locality(observe(grown))
     assert p.later_turns is not None
@@ -189,7 +189,7 @@ def test_capacity_of_a_loop_is_the_loop() -> None:
     assert ratio[list(sizes).index(3)] == pytest.approx(27 / 30)
 
 
-def test_capacity_counts_only_blocks_that_come_again() -> None:
+def test_capacity_counts_only_reused_blocks() -> None:
     trace = [ask(0, [1]), ask(1, [2]), ask(2, [3]), ask(3, [1])]
     seen, lru = observe(trace), lru_curve(trace)
     c = capacity(seen, lru, 1)

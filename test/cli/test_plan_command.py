@@ -109,7 +109,7 @@ def test_a_plan_states_its_confidence_and_accepts_a_higher_one(plan, capsys):
     assert sure["chosen"]["cost"] >= bold["chosen"]["cost"]
 
 
-def test_without_being_asked_a_plan_meets_its_limits_in_nine_traces_of_ten(plan):
+def test_by_default_a_plan_meets_its_limits_in_nine_traces_of_ten(plan):
     fixed = ("--ttl", "none", "--server", "page_size=1,prefetch_policy=timeout")
     _, free = plan(*fixed)
     limit = ("--slo", f"p90_ttft<{1.0001 * free['chosen']['p90_ttft_s']:.6f}s")

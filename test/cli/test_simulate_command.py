@@ -68,7 +68,7 @@ def test_processes_change_nothing(trace):
     assert results(alone) == results(together)
 
 
-def test_the_placebo_runs_beside_policies_that_read_labels(trace):
+def test_the_placebo_runs_for_policies_that_read_labels(trace):
     _, rows = simulate(
         trace, "--policy", "lru,wa", "--capacity", "0.1", "--placebo", "--seed", "1,2"
     )

@@ -26,7 +26,7 @@ PLAN = ServerPlan(
 )
 
 
-def test_a_plan_comes_back_as_it_was_written(tmp_path: Path) -> None:
+def test_a_plan_survives_a_round_trip(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     write_plan(path, PLAN)
     assert read_plan(path) == PLAN

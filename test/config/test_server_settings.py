@@ -90,12 +90,12 @@ def test_chunks_grow_with_the_memory_as_in_sglang(monkeypatch, gib) -> None:
     assert said == {"chunked_prefill_size": chunk_of(gib)}
 
 
-def test_settings_go_to_the_file_and_back(tmp_path) -> None:
+def test_settings_survive_a_round_trip(tmp_path) -> None:
     assert read_plan(written(tmp_path, server=PLANNED)).server == PLANNED
     assert ServerSettings(page_size=1).over(PLANNED) == dataclasses.replace(PLANNED, page_size=1)
 
 
-def test_a_plan_stands_for_sglangs_arguments(tmp_path) -> None:
+def test_a_plan_sets_sglangs_arguments(tmp_path) -> None:
     path = written(tmp_path, server=PLANNED, radix_eviction="wa")
     added, overruled = arguments_of_plan(path, ["--model-path", "m"])
     assert overruled == []

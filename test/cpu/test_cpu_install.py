@@ -21,7 +21,7 @@ def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str
     )
 
 
-def test_installing_twice_is_installing_once():
+def test_installing_twice_has_no_further_effect():
     from sglang.srt.plugins.hook_registry import HookRegistry
 
     cpu.install()

@@ -27,7 +27,7 @@ def tokens_of(pages):
     return torch.tensor([page * PAGE + i for page in pages for i in range(PAGE)])
 
 
-def test_pages_come_back_from_a_page_first_host_pool_as_they_went():
+def test_pages_survive_a_page_first_host_pool():
     keys = device_layers()
     values = [-layer for layer in keys]
     host = [torch.zeros(HOST_PAGES, LAYERS, PAGE, HEADS, SIZE) for _ in range(2)]
@@ -44,7 +44,7 @@ def test_pages_come_back_from_a_page_first_host_pool_as_they_went():
         assert torch.equal(v[back], values[layer][sent])
 
 
-def test_tokens_come_back_from_a_layer_first_host_pool_as_they_went():
+def test_tokens_survive_a_layer_first_host_pool():
     keys = device_layers()
     host = [torch.zeros(HOST_PAGES * PAGE, HEADS, SIZE) for _ in keys]
     sent, kept = torch.tensor([3, 30, 4]), torch.tensor([11, 0, 35])
@@ -91,7 +91,7 @@ def test_sglangs_host_pool_finds_the_copies_and_pins_nothing():
     assert seen["pinned"] is False
 
 
-def test_a_small_machine_keeps_one_gibibyte_free_beside_the_host_pool(monkeypatch):
+def test_the_host_pool_leaves_one_gibibyte_free_on_a_small_machine(monkeypatch):
     from sglang.srt.mem_cache.pool_host import base
 
     monkeypatch.setattr(base, "available_host_memory_bytes", lambda **_: 4 << 30)

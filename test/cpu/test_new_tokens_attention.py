@@ -122,7 +122,7 @@ def test_a_cache_of_another_dtype_is_read_like_stock():
     [{"causal": False}, {"sliding_window_size": 16}],
     ids=["encoder only", "sliding window"],
 )
-def test_what_is_not_plain_causal_goes_to_stock(options):
+def test_attention_that_is_not_plain_causal_uses_the_stock_path(options):
     batch = make_batch([60, 33], [60, 33], 4, 2)
     ours = extend(NewTokensAttnBackend, batch, [60, 33], **options)
     stock = extend(TorchNativeAttnBackend, batch, [60, 33], **options)
@@ -165,7 +165,7 @@ def test_requests_of_similar_length_are_decoded_together():
 
 
 @given(st.lists(st.integers(1, 5000), max_size=40))
-def test_groups_hold_every_request_once_and_pad_little(lengths):
+def test_groups_hold_every_request_once_with_little_padding(lengths):
     groups = group_by_length(lengths)
     assert sorted(i for group in groups for i in group) == list(range(len(lengths)))
     for group in groups:

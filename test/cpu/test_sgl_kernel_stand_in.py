@@ -6,7 +6,7 @@ import torch
 import sgl_kernel
 
 
-def test_new_slots_go_to_each_requests_row():
+def test_new_slots_are_written_to_each_requests_row():
     req_to_token = torch.zeros(4, 6, dtype=torch.int32)
     sgl_kernel.assign_req_to_token_pool_cpu(
         torch.tensor([2, 0]),

@@ -124,7 +124,7 @@ def test_layers_of_both_pools_read_their_own_slots(layer) -> None:
         assert (answer - formula).abs().max() < 1e-5
 
 
-def test_slots_of_tokens_outside_the_window_may_be_gone() -> None:
+def test_slots_outside_the_window_may_be_freed() -> None:
     served = Served()
     slots = served.allocator.alloc(20)
     served.rows[3, :20] = slots.int()

@@ -88,7 +88,7 @@ def test_probes_need_no_key_and_wait_long_enough(server) -> None:
             assert server[name]["timeoutSeconds"] > HEALTH_CHECK_TIMEOUT
 
 
-def test_every_volume_is_there_and_the_store_lies_in_its_own(by_kind, pod, server) -> None:
+def test_every_volume_is_mounted_and_the_store_has_its_own(by_kind, pod, server) -> None:
     volumes = {one["name"] for one in pod["volumes"]}
     claims = by_kind["StatefulSet"][0]["spec"]["volumeClaimTemplates"]
     volumes |= {one["metadata"]["name"] for one in claims}

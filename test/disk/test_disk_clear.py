@@ -248,7 +248,7 @@ def test_units_in_use_are_allocated_to_no_other_page(seed: int) -> None:
         assert units.available == 12 - len({*written, *pages, *read})
 
 
-def test_tenants_at_their_quota_are_counted_as_pages_come_and_go(tmp_path) -> None:
+def test_tenants_at_their_quota_are_counted_as_pages_change(tmp_path) -> None:
     store = store_at(tmp_path, pages=8, quotas={"a": 2 * PAGE, "b": 100 * PAGE})
     put(store, chain(0, 1), tenant="a")
     put(store, chain(1, 1), tenant="b")

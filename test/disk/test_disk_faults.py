@@ -91,7 +91,7 @@ print(json.dumps({"stored": stored, "full": full, "bad": store.verify(pages=True
 """
 
 
-def test_room_that_comes_back_is_used(small_disk):
+def test_regained_disk_space_is_used(small_disk):
     """A disk that was full is tried again after a while."""
     time = [0.0]
     ballast = small_disk / "ballast"
@@ -156,7 +156,7 @@ def test_a_disk_that_cannot_be_read_loses_the_page_and_its_suffix(tmp_path, monk
     assert len(said(caplog)) == 1
 
 
-def test_a_corrupted_page_goes_with_everything_below_it(tmp_path, caplog):
+def test_a_corrupted_page_is_dropped_with_its_subtree(tmp_path, caplog):
     store = store_at(tmp_path, pages=16)
     trunk = chain("a", 3)
     put(store, trunk)
@@ -228,7 +228,7 @@ def test_a_broken_index_means_an_empty_store(tmp_path, damage, caplog):
     assert again.verify(pages=True) == 0
 
 
-def test_an_index_that_breaks_under_us_is_made_anew(tmp_path):
+def test_an_index_that_breaks_in_use_is_rebuilt(tmp_path):
     store = store_at(tmp_path)
     put(store, chain("a", 2))
     store.state.journal._connection.execute("DROP TABLE pages")
@@ -239,7 +239,7 @@ def test_an_index_that_breaks_under_us_is_made_anew(tmp_path):
     assert again.leading(chain("a", 2)) == again.leading(chain("b", 2)) == 2
 
 
-def test_an_index_that_lies_serves_nothing_wrong(tmp_path):
+def test_a_wrong_index_serves_no_wrong_page(tmp_path):
     """Rows that point at other pages' bytes, share units, or lack their prefix."""
     store = store_at(tmp_path, pages=16)
     for name in "abc":

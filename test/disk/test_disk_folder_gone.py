@@ -53,7 +53,7 @@ EVERY_WAY = pytest.mark.parametrize(
 
 
 @EVERY_WAY
-def test_it_is_reported_and_a_new_folder_keeps_what_comes_next(tmp_path, take_away):
+def test_it_is_reported_and_later_pages_go_to_a_new_folder(tmp_path, take_away):
     top = tmp_path / "store"
     store = store_at(top, pages=64)
     put(store, chain("x", 12))
@@ -74,7 +74,7 @@ def test_it_is_reported_and_a_new_folder_keeps_what_comes_next(tmp_path, take_aw
 
 
 @pytest.mark.parametrize("take_away", [remove, replace])
-def test_no_write_goes_to_a_folder_that_went(tmp_path, take_away):
+def test_no_write_goes_to_a_removed_folder(tmp_path, take_away):
     top = tmp_path / "store"
     store = store_at(top, pages=64)
     put(store, chain("x", 4))

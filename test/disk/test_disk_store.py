@@ -24,7 +24,7 @@ def test_reads_back_what_was_written(tmp_path):
     store.verify(pages=True)
 
 
-def test_the_last_page_of_the_oldest_path_goes_first(tmp_path):
+def test_the_last_page_of_the_oldest_path_is_evicted_first(tmp_path):
     store = store_at(tmp_path, pages=8)
     first, second = chain("a", 4), chain("b", 4)
     put(store, first)
@@ -65,7 +65,7 @@ def test_what_does_not_fit_is_cut_at_the_tail(tmp_path):
     store.verify(pages=True)
 
 
-def test_metadata_comes_back_after_a_restart(tmp_path):
+def test_metadata_survives_a_restart(tmp_path):
     pins = {"pin_bytes": 8 * PAGE, "pin_tenant_bytes": 8 * PAGE}
     store = store_at(tmp_path, **pins)
     keys = chain("a", 2)
@@ -138,7 +138,7 @@ def test_a_prefix_lives_as_long_as_what_is_below_it(tmp_path):
     assert store.sweep() == 3
 
 
-def test_a_sweep_does_bounded_work_and_goes_on_where_it_was(tmp_path):
+def test_a_sweep_does_bounded_work_and_resumes(tmp_path):
     store = store_at(tmp_path, pages=16, ttl=TTLTable(residual_ttl_s=10.0))
     put(store, chain("a", 10))
     store.clock.now += 20
@@ -286,7 +286,7 @@ def test_every_policy_runs_on_disk(tmp_path, policy):
     store.verify(pages=True)
 
 
-def test_a_page_may_come_in_parts(tmp_path):
+def test_a_page_may_be_written_in_parts(tmp_path):
     store = store_at(tmp_path)
     key = page_key("a")
     whole = content(key)

@@ -42,7 +42,7 @@ def not_in_order(steps: list[Call], called: list[Call]) -> list[Call]:
     return wrong
 
 
-def test_a_step_that_is_not_called_or_comes_too_early_is_found() -> None:
+def test_a_step_that_is_missing_or_out_of_order_is_found() -> None:
     called = [("a.py", "f"), ("b.py", "C.g"), ("c.py", "h")]
     assert not_in_order([("a.py", "f"), ("c.py", "h")], called) == []
     assert not_in_order([("a.py", "f"), ("b.py", "g")], called) == [("b.py", "g")]

@@ -153,7 +153,7 @@ def results_quoted(page: Path) -> list[tuple[str, str, bool]]:
 
 
 @pytest.mark.parametrize("page", [result_pages.ROOT / "README.md", *GUIDES], ids=lambda p: p.name)
-def test_a_result_beside_a_link_stands_on_the_page_that_is_linked(page) -> None:
+def test_a_result_next_to_a_link_is_on_the_linked_page(page) -> None:
     assert [(line, number) for line, number, holds in results_quoted(page) if not holds] == []
 
 

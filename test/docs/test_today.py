@@ -13,7 +13,7 @@ OF_THE_PAST = re.compile(
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_pages_tell_no_history(page: Path) -> None:
+def test_pages_describe_the_present_only(page: Path) -> None:
     lines = page.read_text(encoding="utf-8").splitlines()
     told = [f"{n}: {m[0]}" for n, line in enumerate(lines, 1) if (m := OF_THE_PAST.search(line))]
     assert told == [], f"{page.relative_to(ROOT)}: say what is true today"

@@ -99,7 +99,7 @@ def test_flags_are_shortened_as_sglang_allows(reports) -> None:
     assert "opensesame" not in json.dumps(reports["short flags"])
 
 
-def test_without_a_device_the_question_is_about_cuda_wherever_it_is_asked(reports) -> None:
+def test_without_a_device_flag_cuda_is_assumed(reports) -> None:
     assert reports["no device"]["code"] == 0
     assert of_kind(reports["no device"], UNTESTED) == ["CUDA: device; no GPU has run it"]
 

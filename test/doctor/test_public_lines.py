@@ -100,7 +100,7 @@ def test_the_doctor_answers_as_the_server_behaves(doctor, server, name) -> None:
         assert all(part["why"] and part["change"] for part in report["auto"] if not part["active"])
 
 
-def test_25_lines_come_from_as_many_sources() -> None:
+def test_25_lines_have_25_sources() -> None:
     assert len({line.source for line in LINES}) == len(LINES) == 25
 
 

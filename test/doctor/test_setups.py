@@ -32,7 +32,7 @@ TESTED = {
         ("one process, CPU", "device"),
         ("pages of 1 token", "device"),
     ],
-    "e2e/test_three_tiers.py::test_three_tiers_answer_alike_and_a_restart_is_served_from_disk": [
+    "e2e/test_three_tiers.py::test_three_tiers_leave_answers_unchanged_and_a_restart_is_served_from_disk": [
         ("one process, CPU", "host"),
         ("one process, CPU", "disk"),
     ],
@@ -40,23 +40,25 @@ TESTED = {
         ("one process, CPU", "chunks"),
         ("pages of 1 token", "chunks"),
     ],
-    "e2e/test_two_ranks.py::test_both_ranks_evict_alike_over_500_requests": [
+    "e2e/test_two_ranks.py::test_both_ranks_evict_the_same_leaves_over_500_requests": [
         ("`--tp-size 2`", "device"),
         ("`--tp-size 2`", "host"),
         ("pages of 16 tokens", "device"),
         ("pages of 16 tokens", "host"),
     ],
-    "e2e/test_two_ranks.py::test_what_is_known_comes_back_with_every_read_from_disk": [
+    "e2e/test_two_ranks.py::test_metadata_is_restored_with_every_read_from_disk": [
         ("`--tp-size 2`", "disk")
     ],
-    "e2e/test_chunks.py::test_tensor_parallel_ranks_reuse_alike": [("`--tp-size 2`", "chunks")],
+    "e2e/test_chunks.py::test_tensor_parallel_ranks_reuse_the_same_documents": [
+        ("`--tp-size 2`", "chunks")
+    ],
     "e2e/test_hints_and_keys.py::test_a_hint_reaches_every_replica_and_only_trusted_ones_count": [
         ("`--dp-size`", "device")
     ],
     "storage/test_storage_ranks.py::test_replicas_of_data_parallelism_each_have_a_disk_tier": [
         ("`--dp-size`", "disk")
     ],
-    "server/scheduler/test_receiving_ranks.py::test_replicas_of_data_parallel_attention_are_apart_and_all_hear_of_hints": [
+    "server/scheduler/test_receiving_ranks.py::test_dp_attention_replicas_are_separate_and_all_receive_hints": [
         ("`--enable-dp-attention`", "device")
     ],
     "e2e/test_parallel_served.py::test_answers_are_those_of_sglangs_policy": [
@@ -65,7 +67,7 @@ TESTED = {
     "storage/test_namespace.py::test_page_size_heads_and_ranks_are_part_of_the_namespace": [
         ("`--pp-size`", "disk")
     ],
-    "e2e/test_mla_served.py::test_mla_answers_alike_from_three_tiers": [
+    "e2e/test_mla_served.py::test_mla_answers_are_unchanged_from_three_tiers": [
         ("MLA models (DeepSeek, Kimi)", "device"),
         ("MLA models (DeepSeek, Kimi)", "host"),
         ("MLA models (DeepSeek, Kimi)", "disk"),
@@ -82,7 +84,7 @@ TESTED = {
     "radix/test_images.py::test_the_kv_of_another_image_is_never_found": [
         ("images in prompts", "host")
     ],
-    "e2e/test_lora_served.py::test_adapters_answer_alike_and_never_share_kv": [
+    "e2e/test_lora_served.py::test_adapters_answer_as_under_lru_and_never_share_kv": [
         ("LoRA adapters", "device"),
         ("LoRA adapters", "host"),
         ("LoRA adapters", "disk"),
@@ -110,13 +112,13 @@ TESTED = {
     "e2e/test_queue_order.py::test_every_answer_is_what_it_is_alone": [
         ("chunked prefill", "device")
     ],
-    "e2e/test_queue_order.py::test_short_ones_overtake_and_priorities_go_first": [
+    "e2e/test_queue_order.py::test_short_requests_overtake_and_priorities_come_first": [
         ("`--enable-priority-scheduling`", "device")
     ],
-    "e2e/test_setups_served.py::test_an_engine_in_python_stamps_learns_and_answers_alike": [
+    "e2e/test_setups_served.py::test_an_engine_in_python_stamps_learns_and_answers_as_under_lru": [
         ("`sglang.Engine` in Python", "device")
     ],
-    "e2e/test_ngram_served.py::test_drafts_by_ngrams_answer_alike_on_three_tiers": [
+    "e2e/test_ngram_served.py::test_ngram_drafts_leave_answers_unchanged_on_three_tiers": [
         ("speculative decoding by n-grams", "device"),
         ("speculative decoding by n-grams", "host"),
         ("speculative decoding by n-grams", "disk"),
@@ -130,7 +132,7 @@ TESTED = {
     "radix/test_prefill_side.py::test_the_next_turn_contains_the_output": [
         ("`--disaggregation-mode prefill`", "device")
     ],
-    "radix/test_prefill_side.py::test_a_turn_that_comes_back_from_the_host_is_a_return": [
+    "radix/test_prefill_side.py::test_a_turn_loaded_from_the_host_is_a_return": [
         ("`--disaggregation-mode prefill`", "host")
     ],
     "server/http/test_grpc_bridge.py::test_a_request_over_grpc_is_stamped": [
@@ -140,7 +142,7 @@ TESTED = {
         ("`--grpc-mode`", "device"),
         ("`--smg-grpc-mode`", "device"),
     ],
-    "e2e/test_tokenizer_workers.py::test_two_workers_stamp_alike_and_each_takes_hints": [
+    "e2e/test_tokenizer_workers.py::test_two_workers_make_equal_stamps_and_accept_hints": [
         ("`--tokenizer-worker-num` above 1", "device")
     ],
 }
@@ -189,7 +191,7 @@ def test_a_sample_is_its_own_set_up(setup) -> None:
     assert setup.applies(setup.value)
 
 
-def test_names_are_there_once() -> None:
+def test_names_are_unique() -> None:
     names = [setup.name for setup in SETUPS]
     assert len(set(names)) == len(names)
 

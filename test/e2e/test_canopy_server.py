@@ -50,7 +50,7 @@ def test_a_prefix_is_found_again_and_the_pool_evicts(canopy_server):
         [1],
     ],
 )
-def test_bad_input_is_answered_with_400_and_the_server_goes_on(canopy_server, said):
+def test_bad_input_gets_400_and_the_server_continues(canopy_server, said):
     client = canopy_server
     chat = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
     code, text = refused(client, "/v1/chat/completions", {**chat, "custom_params": said})
@@ -131,7 +131,7 @@ def test_a_hint_and_the_status_have_routes_of_their_own(canopy_server):
     assert slope is None or slope > 0
 
 
-def test_a_conversation_that_is_over_goes_first(canopy_server):
+def test_an_ended_conversation_is_evicted_first(canopy_server):
     client = canopy_server
     old, ended = token_ids(500, seed=31), token_ids(500, seed=32)
     client.generate(old, custom_params={"canopy_conversation": "old"})

@@ -170,7 +170,7 @@ BAD = [
 @pytest.mark.parametrize(
     "bounds", BAD, ids=["overlap", "empty", "past", "many", "word", "odd", "negative"]
 )
-def test_bad_bounds_are_answered_with_400_and_the_server_goes_on(client, bounds) -> None:
+def test_bad_bounds_get_400_and_the_server_continues(client, bounds) -> None:
     params = {"max_new_tokens": 1, "custom_params": {"canopy_chunks": bounds}}
     code, text = refused(
         client, "/generate", {"input_ids": tokens(200, 1), "sampling_params": params}
@@ -354,7 +354,7 @@ ORDERS = [(1, 0, 2, 3), (2, 1, 3, 0), (3, 2, 0, 1), (1, 3, 2, 0)]
 
 
 @pytest.mark.long
-def test_tensor_parallel_ranks_reuse_alike(server, tiny_model) -> None:
+def test_tensor_parallel_ranks_reuse_the_same_documents(server, tiny_model) -> None:
     cores = {
         "SGLANG_CPU_OMP_THREADS_BIND": "0|0"
     }  # SGLang needs this if a rank has no NUMA node of its own

@@ -47,7 +47,7 @@ def conversation(client, order, said, **params) -> list[dict]:
     return answers
 
 
-def test_turns_retries_and_samples_go_on_from_kept_kv(client) -> None:
+def test_turns_retries_and_samples_continue_from_kept_kv(client) -> None:
     learn(client, [(0, 1, 2, 3), (3, 2, 1, 0)])
     client.flush()
     first, second, third, retry = conversation(client, (2, 0, 3, 1), lambda bounds: bounds)

@@ -124,7 +124,7 @@ def test_no_kv_is_lost_by_an_exchange(client) -> None:
 
 
 @pytest.mark.long
-def test_a_better_lru_comes_back_by_itself(client) -> None:
+def test_a_better_lru_is_restored(client) -> None:
     client.post("/canopy/policy", {"device": "wa"})
     once(lambda: posted(client)[-1:] == ["wa"])
 

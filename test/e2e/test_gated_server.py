@@ -77,7 +77,7 @@ def fill(client: Any) -> str:
 
 
 @pytest.mark.long
-def test_a_new_session_waits_for_room_and_answers_alike(server, smollm2: Path):
+def test_a_new_session_waits_for_room_and_its_answer_is_unchanged(server, smollm2: Path):
     with server(smollm2, *GATED, "auto,few=2", "--enable-metrics", kv_tokens=KV_TOKENS) as client:
         alone = fill(client)
         third = in_thread(turn, client, "c", token_ids(PROMPT, 2))

@@ -34,7 +34,7 @@ def counted(client: Any) -> dict[str, int]:
 
 
 @pytest.mark.long
-def test_chats_over_grpc_are_stamped_and_answered_alike(server, smollm2, tmp_path) -> None:
+def test_chats_over_grpc_are_stamped_and_their_answers_unchanged(server, smollm2, tmp_path) -> None:
     pytest.importorskip("grpc")
     model = write_model(tmp_path / "model", smollm2, LLAMA)
     body = {

@@ -40,7 +40,7 @@ def settled(client: Any, done: Callable[[dict[str, Any]], bool]) -> None:
 
 
 @pytest.mark.long
-def test_adapters_answer_alike_and_never_share_kv(server, smollm2, tmp_path: Path) -> None:
+def test_adapters_answer_as_under_lru_and_never_share_kv(server, smollm2, tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", smollm2, LLAMA)
     paths = [f"{a}={write_adapter(tmp_path / a, model, n)}" for n, a in enumerate(ADAPTERS[:2])]
     given = ("--enable-lora", "--lora-paths", *paths, "--lora-backend", "torch_native")

@@ -26,7 +26,7 @@ def said(client: Any, rounds: int) -> tuple[list[Any], int]:
 
 
 @pytest.mark.long
-def test_mla_answers_alike_from_three_tiers(server, smollm2, tmp_path: Path) -> None:
+def test_mla_answers_are_unchanged_from_three_tiers(server, smollm2, tmp_path: Path) -> None:
     model = write_model(tmp_path / "model", smollm2, DEEPSEEK_V2)
     extra = {"path": str(tmp_path / "disk"), "capacity_gb": 0.1, "prefetch_threshold": 16}
     tiers = (

@@ -70,7 +70,7 @@ def test_a_page_is_pinned_for_what_canopy_would_keep_it(meta: PageMeta | None, p
     assert pin_s(meta, table, 1000.0) == pin
 
 
-def test_without_ttls_only_what_a_request_asked_for_is_pinned() -> None:
+def test_without_ttls_only_requested_pins_are_set() -> None:
     assert pin_s(PageMeta(), None, 1000.0) == 0.0
     assert pin_s(PageMeta(ttl_s=60.0), None, 1000.0) == 60.0
     assert pin_s(PageMeta(keep_until=1010.0), None, 1000.0) == 10.0

@@ -33,7 +33,9 @@ def said(client: Any, rounds: int) -> tuple[list[Any], int, int]:
 
 
 @pytest.mark.long
-def test_drafts_by_ngrams_answer_alike_on_three_tiers(server, smollm2, tmp_path: Path) -> None:
+def test_ngram_drafts_leave_answers_unchanged_on_three_tiers(
+    server, smollm2, tmp_path: Path
+) -> None:
     model = write_model(tmp_path / "model", smollm2, LLAMA)
     extra = {"path": str(tmp_path / "disk"), "capacity_gb": 0.1, "prefetch_threshold": 16}
     tiers = (

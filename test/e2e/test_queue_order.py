@@ -90,7 +90,7 @@ def wait_for(client: Any, gauge: str, least: int) -> None:
 
 
 @pytest.mark.long
-def test_short_ones_overtake_and_priorities_go_first(ours) -> None:
+def test_short_requests_overtake_and_priorities_come_first(ours) -> None:
     long = [{"ids": token_ids(1500, seed)} for seed in (1, 2, 3)]
     short = [{"ids": token_ids(20, seed)} for seed in (4, 5, 6)]
     urgent = [{"ids": token_ids(1500, seed), "priority": 5} for seed in (7, 8)]

@@ -113,7 +113,7 @@ def test_chunks_mixed_batches_pages_of_64_priorities_and_schemas(server, smollm2
 
 
 @pytest.mark.long
-def test_an_engine_in_python_stamps_learns_and_answers_alike(smollm2, tmp_path) -> None:
+def test_an_engine_in_python_stamps_learns_and_answers_as_under_lru(smollm2, tmp_path) -> None:
     """``sglang.Engine`` has no HTTP; fields come in ``custom_params``."""
     script = tmp_path / "engine.py"
     script.write_text(ENGINE)

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.long
-def test_three_tiers_answer_alike_and_a_restart_is_served_from_disk(tiny_model):
+def test_three_tiers_leave_answers_unchanged_and_a_restart_is_served_from_disk(tiny_model):
     command = [sys.executable, str(ROOT / "benchmark" / "tiers" / "live.py")]
     command += ["--model", str(tiny_model), "--prompts", "60", "--kills", "0", "--tokens", "4"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
@@ -53,7 +53,7 @@ def test_host_memory_as_a_buffer_only_gives_pages_of_the_disk_back(server, tiny_
 
 
 @pytest.mark.long
-def test_a_prompt_flooded_out_of_device_and_host_comes_back_whole_from_disk(
+def test_a_prompt_evicted_from_device_and_host_is_loaded_whole_from_disk(
     server, tiny_model, tmp_path
 ):
     extra = {"path": str(tmp_path / "disk"), "capacity_gb": 0.1, "prefetch_threshold": 16}

@@ -51,7 +51,7 @@ def agents(client: Any) -> int:
 
 
 @pytest.mark.long
-def test_two_workers_stamp_alike_and_each_takes_hints(server, smollm2, tmp_path) -> None:
+def test_two_workers_make_equal_stamps_and_accept_hints(server, smollm2, tmp_path) -> None:
     model = write_model(tmp_path / "model", smollm2, LLAMA)
     options = {"environment": SLOW_MACHINE}
     with server(model, *WORKERS, "--radix-eviction", "lru", kv_tokens=4096, **options) as client:

@@ -81,7 +81,7 @@ def client(shared_server, tiny_model, tmp_path_factory):
 
 
 @pytest.mark.long
-def test_both_ranks_evict_alike_over_500_requests(client) -> None:
+def test_both_ranks_evict_the_same_leaves_over_500_requests(client) -> None:
     asked = conversations(REQUESTS, seed=1)
     hits = {"device": 0, "host": 0, "storage": 0}
     for tokens, said in asked:
@@ -108,7 +108,7 @@ def entered_host(client: Any, category: str) -> float:
 
 
 @pytest.mark.long
-def test_what_is_known_comes_back_with_every_read_from_disk(client) -> None:
+def test_metadata_is_restored_with_every_read_from_disk(client) -> None:
     said = {"canopy_category": "kept"}
     prompt = token_ids(20 * PAGE, seed=7)
     client.generate(prompt, custom_params=said)

@@ -12,7 +12,7 @@ PROMPTS = [[*SHARED, *(1000 + 977 * k + 7 * i for i in range(200))] for k in ran
 
 
 @pytest.mark.long
-def test_a_conversation_goes_on_after_sigterm_and_a_new_start(server, tiny_model, tmp_path: Path):
+def test_a_conversation_continues_after_sigterm_and_restart(server, tiny_model, tmp_path: Path):
     extra = {"path": str(tmp_path / "disk"), "capacity_gb": 0.1, "prefetch_threshold": 16}
     flags = (
         *("--page-size", "16", "--radix-eviction", "wa"),

@@ -55,7 +55,7 @@ def test_an_interval_that_was_cut_off_is_not_one_that_ended() -> None:
     assert found.expected().hits[0, -1] == pytest.approx(40)
 
 
-def test_few_requests_lean_on_the_curve_of_all() -> None:
+def test_sparse_groups_shrink_to_the_overall_curve() -> None:
     many = [(4.0, 10)] * 50 + [(None, 10)] * 50
     found = counted([many, [(None, 10)]], 100.0)
     alone = found.expected(0.0).hits[:, -1] / found.weight
@@ -75,7 +75,7 @@ def test_a_group_that_is_not_reused_gives_its_bytes_to_one_that_is() -> None:
     assert (found.hits, found.mean_tokens) == (1000, pytest.approx(budget))
 
 
-def test_a_budget_for_everything_keeps_everything_that_comes_back() -> None:
+def test_a_budget_for_everything_keeps_all_reused_pages() -> None:
     curves = counted([[(5.0, 1), (50.0, 1)], [(500.0, 1), (None, 9)]], 1000.0).exact()
     found = allocate(curves, 1e9)
     assert found.hits == 3

@@ -115,7 +115,7 @@ def test_long_prompts_get_larger_blocks():
     assert decomposition.block_size([9830], [65536], 64) == decomposition.BLOCK
 
 
-def test_positions_known_on_the_host_are_not_asked_of_the_device():
+def test_positions_known_on_the_host_are_not_read_from_the_device():
     q, k, v, rows = build([[3, 9, 40]], [50], 1, 1)
     host = attention.Rows(
         rows.positions, rows.query_starts, rows.slots, rows.key_starts, 3, (3,), (50,),

@@ -23,7 +23,7 @@ def scripts(monkeypatch):
     return device_timing, gpu_check
 
 
-def test_a_time_beside_its_floor_and_the_measured_peaks(scripts):
+def test_a_time_is_compared_with_its_floor_and_the_measured_peaks(scripts):
     from canopy_kernel.floors import Cost
 
     timing, _ = scripts
@@ -88,7 +88,7 @@ def test_the_dry_run_prints_the_arithmetic_and_runs_no_kernel(tmp_path):
 
 
 @pytest.mark.long
-def test_the_smoke_run_goes_through_every_section(tmp_path):
+def test_the_smoke_run_covers_every_section(tmp_path):
     done, report = run(tmp_path, "--smoke", interpret="1")
     assert done.returncode == 0, done.stdout + done.stderr
     (row,) = report["end_to_end"]

@@ -33,7 +33,7 @@ def test_attention_by_halves_is_the_dense_reference(positions, dtype) -> None:
     assert (got.float() - expected.float()).abs().max() < (1e-5 if q.dtype.itemsize == 4 else 3e-2)
 
 
-def test_every_key_is_read_once_and_few_without_use() -> None:
+def test_every_key_is_read_once_and_few_are_unused() -> None:
     at = torch.arange(0, 4000, 6)
     steps = halves.plan(at, 1, torch.float32)
     for row in (0, 100, 333, 666):

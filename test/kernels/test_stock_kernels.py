@@ -89,7 +89,7 @@ def planned_lengths(starts, last_page, page_size):
     return (starts.diff() - 1).clamp(min=0) * page_size + last_page
 
 
-def test_the_rule_of_the_stand_in_is_the_vendor_s():
+def test_the_stand_in_follows_the_vendors_rule():
     page = pytest.importorskip("flashinfer.page", exc_type=ImportError)
     starts, last = torch.tensor([0, 0, 1, 3]), torch.tensor([0, 5, 16])
     mine = planned_lengths(starts, last, 16)

@@ -49,7 +49,7 @@ def test_a_session_lasts_from_its_first_request_to_its_last_answer():
 
 
 @given(ratio=st.floats(0.3, 3.0), seed=st.integers(0, 50))
-def test_growth_is_by_how_much_a_single_server_falls_behind(ratio, seed):
+def test_growth_is_the_rate_at_which_a_single_server_falls_behind(ratio, seed):
     # A queue of one server, by Lindley's recursion: arrivals `ratio` times as fast as it serves.
     draw, now, free, due, wait = random.Random(seed), 0.0, 0.0, [], []
     for _ in range(4000):

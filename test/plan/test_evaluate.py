@@ -72,7 +72,7 @@ def test_a_larger_memory_hits_more_at_the_list_price():
     assert large["cost"] == pytest.approx(hourly * large["makespan_s"] / 3600)
 
 
-def test_what_goes_to_another_process_is_what_was_given():
+def test_arguments_survive_the_way_to_another_process():
     fresh, used = work(), work()
     used.served()
     used.group_table(1.0)
@@ -88,7 +88,7 @@ def test_processes_give_the_rows_of_this_one():
         assert without_time(here(SOME)) == without_time(there(SOME))
 
 
-def test_a_killed_plan_goes_on_where_it_was(tmp_path):
+def test_a_killed_plan_resumes(tmp_path):
     with Evaluator(work(), cache=tmp_path) as first:
         before = first(SOME[:2])
     (file,) = tmp_path.iterdir()
@@ -113,7 +113,7 @@ def test_what_is_kept_can_be_read_by_its_owner_only(tmp_path):
     assert stat.S_IMODE(os.stat(file).st_mode) == 0o600
 
 
-def test_a_price_alone_simulates_nothing_anew_and_a_bandwidth_does(tmp_path):
+def test_a_new_price_needs_no_simulation_and_a_new_bandwidth_does(tmp_path):
     disk = SOME[2]
     with Evaluator(work(), cache=tmp_path) as evaluate:
         (before,) = evaluate([disk])

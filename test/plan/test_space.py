@@ -70,7 +70,7 @@ def test_bandwidth_that_is_sold_apart_is_in_the_grid():
     assert {c.disk_mib_s for c in grid if c.disk != "a"} == {0.0}
 
 
-def test_a_finer_grid_has_equal_steps_beside_the_first_sizes():
+def test_a_finer_grid_has_equal_steps_around_the_first_sizes():
     fine = space().finer(4, 1)
     assert fine.dram_gib == (0, 0.5, 1, 1.5, 2)
     assert set(space().grid()) <= set(fine.grid())

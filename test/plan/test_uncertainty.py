@@ -29,7 +29,7 @@ def bursty(seed, count=4000, burst=100):
     return np.repeat(levels, burst) * draw.uniform(0.8, 1.2, size=count)
 
 
-def test_requests_that_are_all_alike_leave_no_doubt():
+def test_identical_requests_leave_no_uncertainty():
     found = uncertainty_of(result([1.5] * 500), parse_constraints(["p99_ttft<2s"]))
     assert found.intervals["p99_ttft_s"] == (1.5, 1.5)
     assert found.met == 1.0

@@ -179,7 +179,7 @@ def test_the_error_of_a_log_without_times_names_the_flag(tmp_path, capsys):
         read_served(log)
 
 
-def test_a_plan_without_a_pool_asks_for_it():
+def test_a_plan_without_a_pool_size_is_refused():
     with pytest.raises(CanopyError, match="give --device-tokens"):
         system_of_plan(ServerPlan(host_bytes=1 << 30), PROFILE)
     plan = ServerPlan(host_bytes=1 << 30, disk_bytes=1 << 30)

@@ -84,7 +84,7 @@ def test_trims_a_leaf_at_the_budget(threshold, leaves, goes, keeps):
     assert policy.victim(10.0) == (made[goes], keeps)
 
 
-def test_a_fixed_estimate_is_planned_for_whatever_was_seen():
+def test_a_fixed_estimate_overrides_observed_growth():
     policy = make_policy("canopy-tlru", {"threshold_tokens": 60, "next_prompt_tokens": 25})
     tree = RadixTree(policy, 10_000, 1)
     serve(tree, conversation(9, 100), 0.0)
@@ -139,7 +139,7 @@ def test_plans_for_the_growth_of_the_leafs_own_category():
 
 @pytest.mark.parametrize("name", ["canopy-tlru", "etlru"])
 @pytest.mark.parametrize("slices", [0, 1])
-def test_a_policy_that_ends_while_it_ranks_anew_is_released_in_slices(monkeypatch, name, slices):
+def test_a_policy_replaced_while_reranking_is_released_in_slices(monkeypatch, name, slices):
     monkeypatch.setattr(reranking, "SLICE_LEAVES", 4)
     policy = make_policy(name, {"ttft_percentile": 50.0})
     leaves = [leaf_of(policy, history=100, length=10, time=float(at)) for at in range(40)]

@@ -23,7 +23,7 @@ def test_evicts_what_is_needed_at_the_tail(length, keep, need, page, quantum, ke
     assert tokens_kept(length, keep, need, page=page, quantum=quantum, whole_nodes=False) == kept
 
 
-def test_whole_nodes_go_but_for_what_the_policy_keeps() -> None:
+def test_whole_nodes_are_evicted_but_for_the_kept_head() -> None:
     assert tokens_kept(96, 0, 1, page=16, quantum=1, whole_nodes=True) == 0
     assert tokens_kept(96, 20, 1, page=16, quantum=1, whole_nodes=True) == 32
 

@@ -27,7 +27,7 @@ def leaf_of(policy, history, length, *, offset=0, time=0.0):
     return leaf
 
 
-def test_tokens_that_the_threshold_can_spare_go_before_older_ones_it_cannot():
+def test_spare_tokens_are_evicted_before_older_needed_ones():
     policy = trained({"threshold_tokens": 1000.0}, grows_to=100)
     leaf_of(policy, history=5000, length=1000, time=0.0)
     spare = leaf_of(policy, history=900, length=900, time=5.0)

@@ -72,7 +72,7 @@ def test_by_default_a_conversations_own_gaps_refine_its_category():
     ],
 )
 @pytest.mark.parametrize("turned", [False, True])
-def test_the_first_leaf_goes(ranks, leaves, now, turned):
+def test_the_expected_leaf_is_the_victim(ranks, leaves, now, turned):
     policy = policy_with(ranks)
     order = sorted(enumerate(leaves), reverse=turned)
     made = {at: leaf_of(policy, label, time, **said) for at, (label, time, said) in order}
@@ -81,7 +81,7 @@ def test_the_first_leaf_goes(ranks, leaves, now, turned):
 
 @pytest.mark.parametrize("tenant", [None, "liar"])
 @pytest.mark.parametrize("first", [False, True])
-def test_over_is_ignored_once_its_tenant_has_been_wrong_too_often(tenant, first):
+def test_over_is_ignored_after_too_many_wrong_hints_of_its_tenant(tenant, first):
     policy = policy_with({"k": [1]})
     if first:
         leaf_of(policy, "k", 9.0, over=True, tenant=tenant)
@@ -102,7 +102,7 @@ def test_a_known_return_competes_with_the_curves():
         assert (policy.victim(0.0).leaf is hinted) is goes_first
 
 
-def test_a_return_that_did_not_come_falls_back_to_the_category():
+def test_an_overdue_return_ranks_by_its_category():
     policy = policy_with({"k": [1], "better": [5]})
     hinted = leaf_of(policy, "k", 0.0, return_at=20.0)
     leaf_of(policy, "better", 0.0)
@@ -179,7 +179,7 @@ REQUESTS = st.lists(
     st.sampled_from(["survival", "exponential"]),
     st.sampled_from(["refined", "type-turn"]),
 )
-def test_two_caches_fed_the_same_requests_evict_alike(requests, model, categories):
+def test_two_caches_with_equal_requests_evict_the_same_leaves(requests, model, categories):
     options = {"min_samples": 3, "model": model, "categories": categories}
     first = run(make_policy("wa", options), requests)
     assert run(make_policy("wa", options), requests) == first
@@ -219,7 +219,7 @@ def test_wrong_hints_of_one_tenant_cost_no_other_tenant_its_trust():
     assert lie.slot[0] is not returns.slot[0]
 
 
-def test_returns_of_each_tenant_rank_by_how_often_that_tenants_hints_came_true():
+def test_returns_rank_by_the_accuracy_of_their_tenants_hints():
     policy = policy_with({"k": [0.001]})
     sure = policy.model.hints.record("sure")
     sure.returns, sure.returns_true = 1000, 1000

@@ -83,7 +83,7 @@ def test_a_users_name_implies_no_branches() -> None:
     assert not over(branches(False, [TURN_1, COMPACTED]))
 
 
-def test_a_conversation_that_goes_on_leaves_only_an_answer_that_was_not_sent_back() -> None:
+def test_a_continued_conversation_abandons_only_an_unsent_answer() -> None:
     answered = [*TURN_1, 500_219, 500_220, *range(400, 410)]
     assert not over(branches(True, [TURN_1, answered]))
     rewritten = [*TURN_1, *range(600, 610)]
@@ -175,7 +175,7 @@ def test_ancestors_of_a_waiting_child_are_kept() -> None:
     check(tree)
 
 
-def test_conversations_that_wait_for_each_other_are_followed_once_around() -> None:
+def test_a_cycle_of_waiting_conversations_is_followed_once() -> None:
     tree = LiveTree(1000, "wa", {"quantum_tokens": 1})
     for n, (name, parent) in enumerate([("a", "b"), ("b", "c"), ("c", "a"), ("a", "a")]):
         ask(tree, [10 * n + k for k in range(8)], float(n), conversation=name, parent=parent)

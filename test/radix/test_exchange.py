@@ -114,7 +114,9 @@ def test_what_wa_had_learnt_is_there_again_after_it_was_away():
 
 @pytest.mark.parametrize("host_tokens", [0, 160])
 @pytest.mark.parametrize("policy", ["wa", "etlru", "canopy-tlru"])
-def test_while_lru_ranks_the_one_before_goes_on_to_learn_and_to_label(policy, host_tokens) -> None:
+def test_while_lru_ranks_the_previous_policy_keeps_learning_and_labelling(
+    policy, host_tokens
+) -> None:
     """Otherwise half of the leaves have no label when it returns, and every turn is a first turn."""
     trees = [LiveTree(96, policy, host_tokens=host_tokens) for _ in range(2)]
     asked = list(prompts(1, 200))
@@ -166,7 +168,7 @@ def taught() -> LiveTree:
     return tree
 
 
-def test_the_hosts_policy_goes_on_with_what_the_devices_has_learnt():
+def test_the_hosts_policy_keeps_the_devices_learnt_state():
     tree = taught()
     learnt = tree.core.live.device_policy.state()
     tree.core.exchange.apply(to("canopy-lru", "wa"), "test")
@@ -260,7 +262,7 @@ def test_lru_ranks_where_hits_are_the_aim_and_the_policy_is_behind(policy, confi
         assert "behind canopy-lru" in tree.core.exchange.changes[-1].why
 
 
-def test_the_policy_comes_back_as_it_was_asked_for():
+def test_the_policy_is_restored_as_requested():
     tree = LiveTree(96, "canopy-lru")
     live = tree.core.live
     live.meter = Behind(MeterSetup(), Memory(96), "canopy-lru")
@@ -277,7 +279,7 @@ def test_the_policy_comes_back_as_it_was_asked_for():
 # ---- allowed requests ----
 
 
-def test_a_change_travels_as_it_was_asked_for():
+def test_a_change_survives_its_message():
     change = change_of({"device": "wa", "device_config": {"model": "recency"}})
     assert unpacked(change.message()) == change
     change = change_of({"device": "canopy-lru", "host": "wa"})

@@ -117,7 +117,7 @@ def test_asking_moves_nothing(seed, policy):
     assert sums[0] == sums[1]
 
 
-def test_the_next_to_go_is_the_next_victim():
+def test_next_to_go_is_the_next_victim():
     tree = LiveTree(64, "canopy-lru", {"quantum_tokens": 1})
     for who in range(6):
         tree.serve([100 * who + i for i in range(10)], float(who), conversation=str(who))

@@ -63,5 +63,5 @@ def returns_as_a_new_tenant(step: int, now: float) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("lie", [keeps_and_returns, returns_as_a_new_tenant])
-def test_a_neighbours_lies_cost_no_hits_once_they_turned_out_false(lie: Lie) -> None:
+def test_a_neighbours_false_hints_cost_no_hits_after_detection(lie: Lie) -> None:
     assert hit_rate(lie) >= hit_rate(lambda _step, _now: {}) - 0.01

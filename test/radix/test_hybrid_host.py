@@ -27,7 +27,7 @@ def sequence(tree: HybridTree, start: int, pages: int) -> list[int]:
 @WRITES
 @CORES
 @KINDS
-def test_what_leaves_the_device_is_found_on_the_host_and_comes_back(kind, core, write) -> None:
+def test_demoted_kv_is_found_on_the_host_and_loaded(kind, core, write) -> None:
     with hybrid(kind, core, write=write) as tree:
         tokens = sequence(tree, 1, 6)
         tree.serve(tokens, 1.0)
@@ -73,7 +73,7 @@ def test_a_full_host_gives_up_by_the_policy(kind, core) -> None:
         assert found[-1] == size
 
 
-def test_a_state_that_comes_back_is_ranked_by_what_it_saves() -> None:
+def test_a_loaded_state_is_ranked_by_its_saving() -> None:
     with hybrid("mamba", "wa", "worth", write="write_back") as tree:
         tokens = sequence(tree, 1, 6)
         tree.serve(tokens, 1.0, category="chat")

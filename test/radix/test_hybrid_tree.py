@@ -48,7 +48,7 @@ def test_a_requests_fields_reach_its_nodes(kind) -> None:
 
 
 @pytest.mark.parametrize("core", ["canopy-lru", "wa"])
-def test_a_leaf_with_a_state_goes_whole_and_its_neighbours_stay(core) -> None:
+def test_a_leaf_with_a_state_is_evicted_whole_and_its_neighbours_stay(core) -> None:
     """Its state is at its end: a shorter leaf would hold KV that no request can use."""
     tree = HybridTree("mamba", core)
     old, young = sequence(tree, 1, 8), sequence(tree, 100, 8)
@@ -73,7 +73,7 @@ def test_a_cut_that_leaves_a_whole_window_is_made(core) -> None:
 
 
 @pytest.mark.parametrize("core", ["canopy-lru", "wa"])
-def test_kv_that_no_request_can_use_goes_before_what_is_older(core) -> None:
+def test_unusable_kv_is_evicted_before_older_kv(core) -> None:
     """Its state is gone, so that a lookup stops above it."""
     tree = HybridTree("mamba", core)
     old, young = sequence(tree, 1, 4), sequence(tree, 100, 8)
@@ -114,7 +114,7 @@ def test_a_flush_gives_every_slot_back(kind) -> None:
 # ---- the order of states ----
 
 
-def test_a_state_that_its_conversation_left_behind_goes_before_an_older_tip() -> None:
+def test_an_abandoned_state_is_evicted_before_an_older_tip() -> None:
     """SGLang evicts by last use; the tip of the other conversation would go first."""
     kept = {}
     for states in ("lru", "worth"):

@@ -23,7 +23,7 @@ def talk(who: int, tokens: int = 20) -> list[int]:
     return [1000 * who + i for i in range(tokens)]
 
 
-def test_a_tenant_that_asks_to_keep_everything_keeps_its_share_and_no_more() -> None:
+def test_a_tenant_that_keeps_everything_gets_only_its_share() -> None:
     tree = LiveTree(1000, "wa", {"quantum_tokens": 1})
     for n in range(25):
         tree.serve(talk(n), float(n), tenant="hostile", keep_until=3600.0)
@@ -75,7 +75,7 @@ def test_waiting_requests_of_many_names_leave_a_vouched_tenant_its_share() -> No
     check(tree)
 
 
-def test_the_public_tenant_and_tenants_long_gone_are_not_known() -> None:
+def test_the_public_tenant_and_inactive_tenants_are_unknown() -> None:
     budget = TokenBudget(1000, 0.1, 0.25)
     budget.vouch(None)
     assert all(budget.take(f"x{n}", 50) for n in range(5))
@@ -230,7 +230,7 @@ def workload(seed: int, requests: int) -> list[dict[str, Any]]:
     return made
 
 
-def test_simulator_and_live_cache_grant_and_evict_alike() -> None:
+def test_simulator_and_live_cache_grant_and_evict_the_same() -> None:
     granted = refused = 0
     for seed in range(4):
         live = LiveTree(

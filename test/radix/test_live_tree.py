@@ -83,7 +83,7 @@ def test_after_a_failed_insert_nobodys_request_is_being_inserted(
 
 
 @pytest.mark.parametrize("write_policy", ["write_through", "write_back"])
-def test_metadata_comes_back_with_a_node_from_the_host(write_policy: str) -> None:
+def test_metadata_is_restored_with_a_node_from_the_host(write_policy: str) -> None:
     tree = LiveTree(16, config=ONE_TOKEN, host_tokens=64, write_policy=write_policy)
     tree.serve([1, 2, 3, 4, 5, 6, 7, 8], time=1, category="chat", conversation="c", turn=2)
     for i in range(3):
@@ -129,7 +129,7 @@ def test_a_flush_gives_every_slot_back_and_the_policy_forgets_its_leaves() -> No
 
 
 @pytest.mark.parametrize("name", live_names())
-def test_two_ranks_fed_the_same_requests_evict_alike(name: str) -> None:
+def test_two_ranks_with_equal_requests_evict_the_same_leaves(name: str) -> None:
     """Required for tensor parallelism: no clock, no randomness, no dependence on identity."""
     import random
 

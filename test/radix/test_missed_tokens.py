@@ -171,7 +171,7 @@ def test_what_the_disk_has_and_was_not_read_is_late_and_else_evicted_there(disk_
 # ---- ages ----
 
 
-def test_ages_at_hits_stand_beside_ages_at_evictions():
+def test_ages_at_hits_and_at_evictions_are_reported():
     tree = tree_of()
     serve(tree, PROMPT, 1.0, category="chat")
     serve(tree, PROMPT, 11.0, category="chat")
@@ -219,7 +219,7 @@ def many_requests(seed, one_in=1):
 
 
 @pytest.mark.parametrize("one_in", [1, 4])
-def test_two_ranks_count_alike(one_in):
+def test_two_ranks_have_equal_counts(one_in):
     one, other = many_requests(3, one_in), many_requests(3, one_in)
     assert one.core.departures.stats() == other.core.departures.stats()
     json.dumps(one.core.departures.stats())
@@ -233,7 +233,7 @@ def test_a_sample_of_blocks_gives_nearly_the_same_causes():
         assert abs(every.get(key, 0) - some.get(key, 0)) < 0.15 * total, key
 
 
-def test_a_sample_gets_no_coarser_than_the_load_asks(monkeypatch):
+def test_a_sample_is_no_coarser_than_the_load_needs(monkeypatch):
     monkeypatch.setattr(departures, "MOST_TOKENS_PER_S", 15.0)
     tree = tree_of(256)
     for number in range(80):

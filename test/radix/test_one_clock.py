@@ -26,7 +26,7 @@ ARRIVALS = st.lists(
 
 @settings(max_examples=25)
 @given(ARRIVALS)
-def test_ranks_agree_and_time_never_goes_back(arrivals) -> None:
+def test_ranks_agree_and_time_never_decreases(arrivals) -> None:
     """``late``: seconds between a request's stamp and the scheduler."""
     ranks = [LiveTree(TOKENS, "wa", {"block_tokens": 4}) for _ in range(2)]
     for tree in ranks:

@@ -144,7 +144,7 @@ def assert_alike(policy: str, config: dict[str, Any], page: int, **settings: Any
 
 @pytest.mark.parametrize("whole", [False, True], ids=["by need", "whole nodes"])
 @pytest.mark.parametrize(("policy", "config"), CASES, ids=[f"{n} {c or ''}" for n, c in CASES])
-def test_simulator_and_live_cache_hit_and_evict_alike(
+def test_simulator_and_live_cache_hit_and_evict_the_same(
     policy: str, config: dict[str, Any], whole: bool
 ) -> None:
     assert_alike(policy, config, PAGE, quantum_tokens=1, whole_nodes=whole)
@@ -152,7 +152,7 @@ def test_simulator_and_live_cache_hit_and_evict_alike(
 
 @pytest.mark.parametrize("page", [4, 16, 64])
 @pytest.mark.parametrize(("policy", "config"), CASES, ids=[f"{n} {c or ''}" for n, c in CASES])
-def test_they_are_alike_at_the_quantum_that_servers_run_with(
+def test_they_are_equal_at_the_servers_quantum(
     policy: str, config: dict[str, Any], page: int
 ) -> None:
     assert_alike(policy, config, page, quantum_tokens=TreeSettings().quantum_tokens)
@@ -183,7 +183,7 @@ def test_the_order_in_which_leaves_are_admitted_decides_nothing(
 
 
 @pytest.mark.parametrize("policy", ["canopy-lru", "threshold-lru", "wa"])
-def test_a_leaf_that_is_admitted_anew_ranks_as_before(policy: str) -> None:
+def test_a_readmitted_leaf_ranks_as_before(policy: str) -> None:
     for seed in (1, 2, 3):
         steps = samples(workload(seed, 80))
         plain = simulated(policy, {}, steps, PAGE, quantum_tokens=1)

@@ -64,7 +64,7 @@ def test_the_next_turn_contains_the_output() -> None:
     assert seen["both"] == {"chat|end|turn1|out<64|added<512": 1.0}
 
 
-def test_a_turn_that_comes_back_from_the_host_is_a_return() -> None:
+def test_a_turn_loaded_from_the_host_is_a_return() -> None:
     tree = LiveTree(48, "wa", {"block_tokens": 4}, host_tokens=192)
     model = tree.core.live.device_policy.model
     on_prefill(tree, PROMPT, 1.0)

@@ -60,7 +60,7 @@ def expanded(time: float, talk: int) -> tuple[Any, list[Any]]:
     return chat(time, talk, 0, N), [chat(time, talk, n=N) for _ in range(N)]
 
 
-def test_parallel_samples_are_one_request_for_whatever_learns_or_counts() -> None:
+def test_parallel_samples_are_one_request_in_learning_and_counts() -> None:
     server = Server()
     for talk in range(1, 41):
         warm_up, samples = expanded(10.0 * talk, talk)
@@ -134,7 +134,7 @@ def test_a_retry_is_no_turn_and_no_return(how: str) -> None:
     assert sum(server.core.live.counters.refused) == 90
 
 
-def test_an_answer_that_was_cut_off_and_asked_again_is_the_same_turn() -> None:
+def test_a_retry_of_a_truncated_answer_is_the_same_turn() -> None:
     server = Server()
     for talk in range(1, 31):
         for attempt in range(3):

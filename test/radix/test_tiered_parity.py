@@ -171,7 +171,7 @@ def test_the_order_in_which_leaves_are_admitted_decides_nothing(policy: str) -> 
 
 
 @pytest.mark.parametrize("policy", ["canopy-lru", "wa"])
-def test_a_leaf_that_is_admitted_anew_ranks_as_before(policy: str) -> None:
+def test_a_readmitted_leaf_ranks_as_before(policy: str) -> None:
     for seed in (1, 2):
         steps = samples(workload(seed, 60))
         assert served(policy, PAGE, 1, steps, (seed, seed)) == served(policy, PAGE, 1, steps)

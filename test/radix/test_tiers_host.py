@@ -93,7 +93,7 @@ def test_the_host_evicts_by_its_own_policy() -> None:
 
 
 @pytest.mark.parametrize(("ttl_s", "evicted", "older"), [(3.0, 8, 8), (300.0, 0, None)])
-def test_a_host_copy_past_its_time_goes_before_older_ones(ttl_s, evicted, older) -> None:
+def test_an_expired_host_copy_is_evicted_before_older_ones(ttl_s, evicted, older) -> None:
     tiers = TierOptions(host_ttl=TTLTable(categories={"short": ttl_s}))
     tree = LiveTree(8, config=ONE_TOKEN, host_tokens=23, tiers=tiers)
     tree.serve(tokens(1, 8), time=1, category="long")

@@ -55,7 +55,7 @@ def test_the_source_distribution_holds_the_packages_and_nothing_else(
     assert built[1].name == f"sglang_canopy-{__version__}.tar.gz"
 
 
-def test_its_dependencies_bring_neither_torch_nor_sglang(built: tuple[Path, Path]) -> None:
+def test_its_dependencies_include_neither_torch_nor_sglang(built: tuple[Path, Path]) -> None:
     head = metadata(built[0])
     plain = [r for r in head.get_all("Requires-Dist") if "extra ==" not in r]
     assert not [r for r in plain if r.startswith(("torch", "sglang", "transformers"))]

@@ -39,7 +39,7 @@ def test_the_chosen_row_stands_out_and_columns_of_words_are_flush_left() -> None
     assert "<td class=text>x</td>" in page
 
 
-def test_a_head_stands_over_its_column() -> None:
+def test_a_header_is_above_its_column() -> None:
     page = plan_page(tables=[("t", HtmlTable(["a", "b"], [["1", "x"]], [1]))])
     assert "<th>a</th><th class=text>b</th>" in page
 

@@ -16,7 +16,7 @@ def test_a_wide_table_is_neither_wrapped_nor_cut_short():
     assert table.splitlines()[2] == "x" * 300 + "  [bold]y[/bold]"
 
 
-def test_a_table_has_no_colours_even_where_a_terminal_wants_them(monkeypatch):
+def test_a_table_has_no_colours_even_in_a_colour_terminal(monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "20")
     assert text_table(["a"], [["1"]]) == "a\n-\n1"

@@ -236,7 +236,7 @@ def warnings(caplog, *requests: tuple[SimpleNamespace, HttpRequest]) -> list[str
     return [record.getMessage() for record in caplog.records]
 
 
-def test_a_worker_warns_once_where_a_gateway_drops_what_others_pass_on(rule, caplog) -> None:
+def test_a_worker_warns_once_if_only_some_requests_name_a_tenant(rule, caplog) -> None:
     rule("off")
     bare = http({}, X_Smg_Routing_Key="r")
     assert warnings(caplog, (asked(), bare), (asked(), bare)) == []
@@ -249,7 +249,7 @@ def test_a_worker_warns_once_where_a_gateway_drops_what_others_pass_on(rule, cap
     assert len(warnings(caplog, *[(asked(), http({}))] * 3)) == 1
 
 
-def test_a_required_tenant_is_asked_for_and_calls_from_inside_need_none(rule, monkeypatch) -> None:
+def test_a_missing_required_tenant_is_refused_but_for_internal_calls(rule, monkeypatch) -> None:
     rule("on")
     monkeypatch.setattr(entry.current, "carriers", "metadata")
     with pytest.raises(CanopyError, match="names no tenant"):

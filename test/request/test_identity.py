@@ -137,7 +137,7 @@ def test_the_entry_reads_what_sglangs_models_leave_out() -> None:
     assert "conversation" not in stamped({"model": "m"})
 
 
-def test_our_own_field_wins_and_brings_nothing_of_the_others() -> None:
+def test_canopy_conversation_overrides_all_other_names() -> None:
     own = SimpleNamespace(sampling_params={"custom_params": {"canopy_conversation": "mine"}})
     headers = {"x-dynamo-session-id": "d", "x-dynamo-session-final": "true"}
     entry.stamp(own, {}, http({}, headers))
@@ -197,7 +197,7 @@ CONTEXT = st.fixed_dictionaries({"agent_context": JSON | st.dictionaries(st.text
 
 @settings(deadline=None)
 @given(st.dictionaries(KEYS, JSON | CONTEXT), st.text(), st.text())
-def test_whatever_is_sent_the_stamp_survives_the_way_to_the_scheduler(body, session, agent) -> None:
+def test_every_stamp_survives_serialisation_to_the_scheduler(body, session, agent) -> None:
     headers = {"x-claude-code-session-id": session, "x-claude-code-agent-id": agent}
     fields = EVERY.fields(body, headers, "resp_1")
     stamp = make_stamp({}, fields, 5.0)

@@ -95,7 +95,7 @@ def test_weights_are_shares_for_any_input(said):
         assert max(record.tips_continued, record.tips_over) <= record.tips <= len(said)
 
 
-def test_hints_right_three_times_of_four_still_win_and_useless_ones_cost_little():
+def test_mostly_right_hints_still_win_and_useless_ones_cost_little():
     trace = mooncake(limit=2500)
 
     def hits(accuracy):
@@ -224,7 +224,7 @@ def test_a_gateways_ends_are_compared_with_all_requests_of_its_tenant():
     assert records.over_weight("t") == 1.0
 
 
-def test_a_hint_that_comes_by_itself_is_followed_up():
+def test_a_hint_without_a_request_is_checked_later():
     model = ReuseModel()
     for at, path in ((0.0, [1]), (100.0, [1, 2])):
         request = Request(time=at, path=path, prompt_tokens=len(path), conversation="c")

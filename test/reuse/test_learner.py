@@ -49,7 +49,7 @@ def test_the_stop_reason_counts_once_it_is_known():
     assert events(model) == {"agent|tool|out<512": 1.0}
 
 
-def test_what_a_turn_added_refines_the_category_where_it_is_asked_for():
+def test_added_tokens_refine_the_category_if_enabled():
     model = ReuseModel(added=True)
     first = serve(model, 0, range(1, 1001), output_tokens=100)
     assert first.label == "default|-|turn1|out<256|added<4096"
@@ -159,7 +159,7 @@ def test_hints_are_checked_against_what_happens():
     assert (record.overs, record.overs_wrong) == (1, 1)
 
 
-def test_a_return_that_never_comes_counts_as_wrong():
+def test_a_return_that_never_happens_counts_as_wrong():
     model = ReuseModel()
     serve(model, 0, [1], return_in_s=10.0)
     serve(model, 100, [5])
@@ -205,7 +205,7 @@ def test_a_tenant_earns_its_trust_while_the_unknown_have_none():
     assert model.hints.return_probability("honest") > 0.5
 
 
-def test_the_tenants_whose_hints_are_followed_up_are_bounded_and_the_least_recent_goes():
+def test_tenants_with_tracked_hints_are_bounded_and_the_least_recent_is_dropped():
     hints = ReuseModel().hints
     first = hints.record("first")
     for n in range(MAX_TENANTS - 1):
@@ -403,7 +403,7 @@ def test_a_shared_prefix_lives_until_its_last_use():
     assert (shared.all_life_sum_s, shared.all_lives) == (30.0 + 20.0 + 10.0 + 0.0, 4.0)
 
 
-def test_hints_of_a_conversation_that_rewrites_its_history_come_true():
+def test_hints_are_checked_in_a_conversation_that_rewrites_its_history():
     model = ReuseModel()
     for n in range(6):
         at = 100 * n

@@ -68,7 +68,7 @@ def test_a_prompt_longer_than_the_bound_is_not_kept() -> None:
     assert list(model.shadow._new_blocks._parties) == ["honest"]
 
 
-def test_the_books_hold_what_is_held_whatever_comes() -> None:
+def test_the_books_match_the_contents_after_any_sequence() -> None:
     """Parties, the total and the index agree, and the largest party gives way."""
     draw, model = random.Random(4), ReuseModel(max_blocks=CAP, max_samples=300, window_s=20.0)
     now = 0.0

@@ -39,13 +39,13 @@ def test_survival_by_hand():
     assert curve[6] == 0.0
 
 
-def test_dropping_the_tips_that_wait_would_make_them_all_come_back():
+def test_dropping_censored_tips_would_overstate_returns():
     continued, waiting = counts(_4=10), counts(_9=30)
     assert survival_curve(continued, waiting)[5] == pytest.approx(0.75)
     assert survival_curve(continued, counts())[5] == 0.0
 
 
-def test_a_sparse_category_leans_on_the_coarser_curve():
+def test_a_sparse_category_shrinks_to_the_coarser_curve():
     prior = survival_curve(counts(_4=50), counts(_9=50))
     few = survival_curve(counts(), counts(_9=2), prior, 10.0)
     many = survival_curve(counts(), counts(_9=2000), prior, 10.0)

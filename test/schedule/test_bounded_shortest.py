@@ -45,7 +45,7 @@ def test_the_older_work_that_is_found_counts() -> None:
     assert (line.left(first), line.left(second)) == (7.0, 57.0)
 
 
-def test_equals_go_in_order_of_arrival() -> None:
+def test_equal_requests_are_admitted_in_order_of_arrival() -> None:
     line = queue()
     made = [line.add(Prefill(10)) for _ in range(20)]
     assert line.order() == made
@@ -71,7 +71,7 @@ def test_what_became_cached_moves_up() -> None:
     assert line.order() == [second, first]
 
 
-def test_one_that_comes_back_has_its_place_and_what_is_left_of_its_budget() -> None:
+def test_a_retracted_request_keeps_its_place_and_remaining_budget() -> None:
     line = queue()
     first = line.add(Prefill(100))
     line.admit([line.add(Prefill(70))])
@@ -119,7 +119,7 @@ def test_loading_counts() -> None:
     assert line.order() == [resident, loads]
 
 
-def test_a_higher_priority_always_goes_first() -> None:
+def test_a_higher_priority_is_always_admitted_first() -> None:
     line = queue()
     low = [line.add(Prefill(1), urgency=0) for _ in range(5)]
     high = [line.add(Prefill(500), urgency=3) for _ in range(5)]
@@ -128,7 +128,7 @@ def test_a_higher_priority_always_goes_first() -> None:
     assert set(order[5:]) == set(low)
 
 
-def test_a_turn_that_was_not_served_is_first_however_little_the_others_received() -> None:
+def test_an_unserved_turn_is_first_regardless_of_service() -> None:
     shares = FairShares()
     shares.charge("served", "served", 0.25)
     assert shares.starts(["served", "new"]) == {"served": 0.25, "new": 0.0}

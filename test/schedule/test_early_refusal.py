@@ -62,7 +62,7 @@ def test_a_prediction_of_any_size_has_a_bound(predicted_s) -> None:
     assert bound.seconds(predicted_s) == pytest.approx(1.0)
 
 
-def test_work_ahead_and_requests_that_have_just_come_count_if_they_go_first() -> None:
+def test_earlier_work_and_new_shorter_requests_count_as_ahead() -> None:
     refusal = EarlyRefusal(LIMIT_S)
     assert not refusal.decide(work(1.0, 3.9), [], 3).refused
     assert refusal.decide(work(1.0, 4.1), [], 3).refused
@@ -88,7 +88,7 @@ def test_the_time_to_wait_is_what_exceeds_the_limit() -> None:
     assert refusal.retry_after_s(refusal.decide(work(1e9), [], 0)) == MOST_RETRY_S
 
 
-def test_ranks_that_measure_different_times_decide_alike() -> None:
+def test_ranks_with_different_times_decide_the_same() -> None:
     ranks, draw = [EarlyRefusal(LIMIT_S), EarlyRefusal(LIMIT_S)], random.Random(1)
     for number in range(400):
         asked = work(draw.expovariate(1.0), draw.expovariate(0.5))

@@ -33,12 +33,12 @@ def test_names_that_no_gateway_vouches_for_have_one_turn_together(names: int) ->
     assert found["honest"] == pytest.approx(0.5, abs=0.01)
 
 
-def test_the_name_of_a_vouched_tenant_is_worth_nothing_without_the_gateway() -> None:
+def test_a_vouched_tenants_name_has_no_effect_without_the_gateways_secret() -> None:
     found = share({Vouched("honest"): "honest", "honest": "liar"})
     assert found["honest"] == pytest.approx(0.5, abs=0.01)
 
 
-def test_vouched_tenants_share_alike_and_beside_all_others() -> None:
+def test_vouched_tenants_get_equal_turns_next_to_all_others() -> None:
     honest = {Vouched(name): name for name in ("a", "b", "c")}
     found = share({**honest, **{f"x{i}": "liar" for i in range(60)}})
     assert list(found.values()) == pytest.approx([0.25] * 4, abs=0.01)
@@ -72,7 +72,7 @@ def test_vouched_tenants_share_a_turn_once_all_turns_are_taken() -> None:
     assert shares.turn_of(new) is VOUCHED_REST
 
 
-def test_once_no_request_is_vouched_for_names_have_turns_again() -> None:
+def test_without_vouched_requests_names_have_their_own_turns_again() -> None:
     order = BoundedShortest(PrefillCost(8192))
     order.add(Prefill(1000), Vouched("gone"))
     order.admit(order.order(1))

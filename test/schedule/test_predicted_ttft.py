@@ -33,7 +33,7 @@ def test_a_request_of_any_cost_is_predicted() -> None:
         assert predicted.seconds(WorkBefore(cost_s, 0.0, 0.0)) == cost_s
 
 
-def test_what_is_shorter_goes_before_and_what_is_longer_does_not() -> None:
+def test_shorter_requests_are_ahead_and_longer_ones_are_not() -> None:
     line = queue()
     for tokens in (3, 50, 5):
         line.add(Prefill(tokens))
@@ -41,7 +41,7 @@ def test_what_is_shorter_goes_before_and_what_is_longer_does_not() -> None:
     assert line.work_before_new(10.0).before_s == 18.0
 
 
-def test_an_older_one_whose_budget_is_used_up_goes_before() -> None:
+def test_an_older_request_without_budget_is_ahead() -> None:
     line = queue(factor=1.0, own=0.0, least_s=2.0)
     line.add(Prefill(50))
     assert line.work_before(line.add(Prefill(10))).before_s == 50.0
@@ -59,7 +59,7 @@ def test_each_other_tenants_turn_takes_as_long_as_ones_own() -> None:
     assert line.work_before(line.add(Prefill(5), "b")).before_s == 8.0
 
 
-def test_a_prompt_in_its_chunks_goes_before_or_shares() -> None:
+def test_a_running_chunked_prompt_is_ahead_or_shares_steps() -> None:
     line = queue()
     long = line.add(Prefill(200))
     line.admit([long])
@@ -68,7 +68,7 @@ def test_a_prompt_in_its_chunks_goes_before_or_shares() -> None:
     assert line.work_before(line.add(Prefill(10))).before_s == 10.0
 
 
-def test_shorter_ones_that_come_meanwhile_count_up_to_the_budget() -> None:
+def test_later_shorter_requests_count_up_to_the_budget() -> None:
     model, ahead = PredictedTtft(), WorkBefore(cost_s=10.0, before_s=30.0, budget_s=20.0)
     assert model.seconds(ahead) == 40.0
     for second in range(1, 600):
@@ -84,7 +84,7 @@ def test_shorter_ones_that_come_meanwhile_count_up_to_the_budget() -> None:
     assert model.seconds(ahead) < 41.0
 
 
-def test_what_the_engine_takes_beside_is_learnt_and_errors_are_summed() -> None:
+def test_engine_overhead_is_learnt_and_errors_are_summed() -> None:
     model, ahead = PredictedTtft(), WorkBefore(2.0, 2.0, 0.0)
     for _ in range(2 * LEARNT_FROM):
         model.first_token(ahead, model.seconds(ahead), 6.0)

@@ -71,7 +71,7 @@ def test_a_prompt_longer_than_a_step_pays_for_each() -> None:
     assert cost.seconds(Prefill(128 * steps)) == pytest.approx(whole)
 
 
-def test_attention_over_the_chunks_before_is_counted_once() -> None:
+def test_attention_over_earlier_chunks_is_counted_once() -> None:
     cost, steps = priced(engine=(0.09, 2e-3, 3e-6, 0.0)), 9
     whole = sum(cost.batch_seconds([Prefill(128, 50 + 128 * i)]) for i in range(steps))
     assert cost.seconds(Prefill(128 * steps, 50)) == pytest.approx(whole)

@@ -23,7 +23,7 @@ from environment import ROOT, SetupError
 TEXTS = ["".join(f"{name}{n} " for n in range(5000)) for name in "abc"]
 
 
-def test_each_turn_goes_on_from_the_one_before() -> None:
+def test_each_turn_continues_the_previous_one() -> None:
     sent = []
     for messages in agents.task(TEXTS, random.Random(1)):
         sent.append([*messages])
@@ -152,7 +152,7 @@ def endpoint() -> Iterator[SimpleNamespace]:
         server.shutdown()
 
 
-def test_the_quick_start_lets_them_work_under_both_policies(monkeypatch, tmp_path, capsys) -> None:
+def test_the_quick_start_runs_the_agents_under_both_policies(monkeypatch, tmp_path, capsys) -> None:
     """The script's own steps; real servers are in test/e2e/test_examples_served.py."""
     pytest.importorskip("openai")
     served: list[tuple[str, list[dict[str, Any]]]] = []

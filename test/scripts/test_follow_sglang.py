@@ -44,7 +44,7 @@ def test_the_same_functions_under_another_number_are_none(wheel, capsys) -> None
     assert re.fullmatch(r"sglang 9\.9\.9, pinned \S+: none of \d+ functions moved\n", said)
 
 
-def test_a_file_stands_on_a_method_where_it_names_the_class_too() -> None:
+def test_a_file_depends_on_a_method_if_it_names_the_class() -> None:
     """Many files call something ``forward``."""
     assert follow_sglang._standing_on("RadixAttention.forward") == ["start/seams.py"]
 
@@ -61,7 +61,7 @@ def test_a_changed_function_is_named_in_one_line(wheel, capsys) -> None:
     assert "1 of" in said
 
 
-def test_a_renamed_function_and_a_file_that_went_are_gone(wheel, capsys) -> None:
+def test_renamed_functions_and_deleted_files_are_reported_missing(wheel, capsys) -> None:
     renamed = wheel(lambda text: text.replace("def _split_node(", "def _cut_node("))
     status, said = told(capsys, "--wheel", str(renamed), "--list")
     assert status == 1

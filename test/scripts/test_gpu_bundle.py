@@ -96,7 +96,7 @@ def test_what_cannot_be_bundled_is_refused_before_anything_is_fetched(tmp_path):
     assert "is a bundle already" in bundle(tmp_path / "old", tmp_path).stderr
 
 
-def test_what_the_machine_lacks_is_named_all_at_once(tmp_path):
+def test_everything_missing_is_listed_at_once(tmp_path):
     bare = tmp_path / "python"
     bare.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
     bare.chmod(0o755)
@@ -114,7 +114,7 @@ def test_what_the_machine_lacks_is_named_all_at_once(tmp_path):
     assert " scipy " in done.stderr
 
 
-def test_the_bundle_brings_the_sglang_that_this_project_is_for():
+def test_the_bundle_has_the_supported_sglang():
     from sglang_canopy import SGLANG_VERSION
 
     pins = (ROOT / "requirements" / "gpu-bundle.txt").read_text().splitlines()

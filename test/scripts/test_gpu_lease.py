@@ -118,7 +118,7 @@ def lease(monkeypatch):
     monkeypatch.syspath_prepend(str(LEASE))
 
 
-def test_bounds_lie_where_a_prompts_documents_are(lease):
+def test_bounds_match_a_prompts_documents(lease):
     import documents
 
     library = documents.library(2000)

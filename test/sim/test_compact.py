@@ -7,7 +7,7 @@ from canopy_lab.sim.compact import CompactTrace
 from support.trace_samples import mooncake, random_trace, record
 
 
-def test_records_come_back_equal():
+def test_records_survive_a_round_trip():
     for seed in range(20):
         trace = random_trace(seed)
         compact = CompactTrace(iter(trace))
@@ -32,6 +32,6 @@ def test_each_block_is_stored_once():
     assert stored == depth - 1
 
 
-def test_real_conversations_come_back_equal():
+def test_real_conversations_survive_a_round_trip():
     trace = mooncake(limit=2000)
     assert list(CompactTrace(trace)) == trace

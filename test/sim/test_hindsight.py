@@ -70,7 +70,7 @@ def test_the_future_has_the_next_use_of_every_block():
 @pytest.mark.parametrize("capacity", [1, 2, 3, 5])
 @pytest.mark.parametrize("make", [growing_conversations, branching_prompts])
 @pytest.mark.parametrize("optional", [False, True])
-def test_belady_hits_as_much_as_any_choice_can(make, capacity, optional):
+def test_belady_hits_as_many_blocks_as_any_choice(make, capacity, optional):
     gained = 0
     for seed in range(20) if optional else SEEDS:
         trace = make(seed)[: 7 if optional else None]
@@ -94,7 +94,7 @@ def test_tail_belady_has_the_least_excess_of_all_choices(make, capacity):
             assert got == optimum, f"seed {seed}, threshold {threshold}"
 
 
-def test_tail_belady_is_no_bound_where_a_shorter_prompt_comes_between():
+def test_tail_belady_is_no_bound_if_a_shorter_prompt_intervenes():
     # At (5, 6, 0) room for two is needed. 3 and 4 are needed last and go, at 10 tokens of
     # excess each. Evicting 2 with 1 above it costs 10 in all: (1,) brings 1 back for free.
     paths = [(1, 2), (3,), (4,), (5, 6, 0), (1,), (1, 2, 7), (3, 8), (4, 9)]
@@ -161,7 +161,7 @@ def test_with_threshold_zero_tail_belady_is_belady():
         assert tail.block_hits == hindsight("belady", trace, 4).block_hits
 
 
-def test_what_is_never_used_again_goes_first_when_ends_are_known():
+def test_known_ends_are_evicted_first():
     # 1 is least recent but returns; 2 never does.
     paths = [(1,), (2,), (3,), (1,)]
     trace = [record(t, path) for t, path in enumerate(paths)]

@@ -53,7 +53,9 @@ def test_a_lookup_ends_at_the_last_state_not_at_the_last_cached_block() -> None:
         (["ab", "abcd", "xy"], 6, 0),  # a state with a path below it goes alone
     ],
 )
-def test_a_state_goes_with_its_leaf_or_alone(served: list[str], blocks: int, found: int) -> None:
+def test_a_state_is_evicted_with_its_leaf_or_alone(
+    served: list[str], blocks: int, found: int
+) -> None:
     cache = tree(2)
     for at, names in enumerate(served):
         cache.access(request(names, float(at)))
@@ -159,7 +161,7 @@ def test_with_room_for_all_a_prompt_is_found_to_its_last_known_place(steps) -> N
         seen.update(names[: i + 1] for i in range(len(names)))
 
 
-def test_the_least_saving_for_its_age_goes_first() -> None:
+def test_the_least_saving_for_its_age_is_evicted_first() -> None:
     order = WorthOfStates()
 
     def state(saves: float, at: float) -> State:

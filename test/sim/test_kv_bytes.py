@@ -98,7 +98,7 @@ def test_the_width_of_a_value_can_be_given() -> None:
     assert kv_bytes_per_token(GQA, 1) == kv_bytes_per_token(GQA) // 2
 
 
-def test_a_layout_that_is_not_known_asks_for_the_figure() -> None:
+def test_an_unknown_layout_needs_the_given_figure() -> None:
     with pytest.raises(CanopyError, match="--kv-bytes-per-token"):
         kv_bytes_per_token({**GQA, "compress_ratios": [4, 128]})
     with pytest.raises(CanopyError, match="none of num_hidden_layers"):

@@ -37,7 +37,7 @@ def trace() -> CompactTrace:
     return CompactTrace(chats())
 
 
-def test_the_placebo_takes_the_gain_that_comes_from_inferred_turns(trace: CompactTrace) -> None:
+def test_the_placebo_removes_the_gain_of_inferred_turns(trace: CompactTrace) -> None:
     def hits(policy: str, placebo_seed: int | None = None) -> float:
         made = make_policy(policy)
         return simulate(trace, made, CAPACITY, placebo_seed=placebo_seed).block_hit_ratio

@@ -65,7 +65,7 @@ def test_the_share_is_of_conversations():
         Hints(share=2)
 
 
-def test_a_conversation_that_rewrites_its_history_goes_on():
+def test_a_conversation_that_rewrites_its_history_continues():
     # The second request drops blocks 3 and 4, which are not used again.
     trace = [
         record(0, [1, 2, 3, 4], conversation="a"),

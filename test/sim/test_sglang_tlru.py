@@ -12,7 +12,7 @@ def leaf_of(policy, history, length, offset=0, time=0.0):
     return leaf
 
 
-def test_a_node_goes_first_only_if_all_of_it_is_beyond_the_budget():
+def test_a_node_is_evicted_first_only_if_wholly_beyond_the_budget():
     policy = make_policy("sglang-tlru", {"threshold_tokens": 60, "next_prompt_tokens": 20})
     old = leaf_of(policy, history=100, length=90, offset=10, time=1.0)
     free = leaf_of(policy, history=100, length=40, offset=60, time=9.0)

@@ -24,7 +24,7 @@ def row(policy, seed, blocks, hits, distinct=1000, placebo=False):
     }
 
 
-def test_seeds_of_one_capacity_are_one_line_whatever_their_distinct_blocks():
+def test_seeds_of_one_capacity_are_one_line():
     rows = [row("lru", 1, 50, 0.1), row("lru", 2, 50, 0.3, distinct=800)]
     assert [len(group) for group in by_cell(rows).values()] == [2]
     line = sweep_table(rows).splitlines()[2].split()
@@ -39,7 +39,7 @@ def test_the_gap_is_the_share_of_the_way_to_hindsight():
     assert any(note.startswith("gap") for note in sweep_notes(rows))
 
 
-def test_prefill_seconds_stand_beside_lrus():
+def test_prefill_seconds_are_shown_next_to_lrus():
     rows = [row("lru", 1, 50, 0.1), row("wa", 1, 50, 0.28)]
     lru, wa = (line.split() for line in sweep_table(rows).splitlines()[2:])
     assert lru[6:9] == ["90", "+0.0", "%"]

@@ -40,7 +40,7 @@ def opened(folder: Path, pool, **extra) -> CanopyStorage:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_pages_come_back_bit_for_bit_into_other_places_of_the_pool(tmp_path, layout):
+def test_pages_are_read_bit_for_bit_into_other_slots(tmp_path, layout):
     pool = host_pool(16, layout)
     storage = opened(tmp_path, pool)
     pool.kv_buffer.copy_(torch.randn(pool.kv_buffer.shape).to(pool.kv_buffer.dtype))
@@ -79,7 +79,7 @@ def test_flat_pages_are_the_same_pages(tmp_path):
     storage.close()
 
 
-def test_what_the_tree_notes_is_stored_and_comes_back(tmp_path):
+def test_the_trees_metadata_is_stored_and_restored(tmp_path):
     pool = host_pool(8)
     storage = opened(tmp_path, pool)
     names = keys("a", 3)

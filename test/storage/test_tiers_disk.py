@@ -117,7 +117,7 @@ def test_a_restart_serves_what_was_on_disk_with_all_that_is_known_of_it(
     check(tree)
 
 
-def test_a_node_whose_pages_differ_comes_back_as_several(start, at_once) -> None:
+def test_a_node_with_differing_pages_is_loaded_as_several(start, at_once) -> None:
     tree = start()
     tree.serve(tokens(1, 4), 1.0, category="system")
     tree.serve(tokens(1, 8), 2.0, category="chat", conversation="c")
@@ -350,9 +350,7 @@ def test_a_prefix_without_a_host_copy_is_copied_down_and_written_again(
     check(tree)
 
 
-def test_a_disk_that_stays_broken_is_offered_little_at_a_time(
-    start, rounds_at_once, monkeypatch
-) -> None:
+def test_a_broken_disk_is_offered_few_pages_at_a_time(start, rounds_at_once, monkeypatch) -> None:
     monkeypatch.setattr(disk_retry, "MAX_PAGES_A_REQUEST", 4)
     monkeypatch.setattr(segments.os, "pwritev", disk_full)
     tree = start(tokens=64, host_tokens=128)

@@ -11,7 +11,7 @@ from support.two_ranks import Run
 pytestmark = pytest.mark.xdist_group("ranks")
 
 
-def test_every_read_from_disk_brings_back_what_was_known_on_both_ranks(
+def test_every_read_from_disk_restores_metadata_on_both_ranks(
     on_two_ranks: Run, tmp_path: Path
 ) -> None:
     first, second = on_two_ranks("reads", tmp_path)

@@ -171,7 +171,7 @@ def test_weights_of_a_peer_and_a_failed_update_are_an_update(server: Server, wor
 
 
 @pytest.mark.parametrize("how", ["disk", "tensor"])
-def test_kv_that_stays_in_memory_after_an_update_goes_to_no_disk(server: Server, how: str) -> None:
+def test_kv_in_memory_after_an_update_is_not_written_to_disk(server: Server, how: str) -> None:
     """``flush_cache: false`` keeps the old KV in use, as its user requested."""
     assert server.update(how, flush=False)
     server.tree.storage.maintain()

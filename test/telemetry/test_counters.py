@@ -105,7 +105,7 @@ def test_a_name_that_is_no_longer_used_gives_its_row_up() -> None:
     assert sum(row.requests for row in counters.rows()) == MAX_CATEGORIES + IDLE_REQUESTS + 1
 
 
-def test_a_series_whose_name_comes_back_goes_on_from_where_it_was(exported, registry) -> None:
+def test_a_reused_series_name_continues_its_count(exported, registry) -> None:
     tree = LiveTree(50, "canopy-lru")
     reporter = Reporter(tree.cache, 0, Metrics(0, registry=registry))
     counters = tree.core.live.counters
@@ -129,7 +129,7 @@ def test_a_series_whose_name_comes_back_goes_on_from_where_it_was(exported, regi
     assert exported()["canopy:residency_seconds_sum", stay] == pytest.approx(36.0)
 
 
-def test_series_are_bounded_however_long_names_come_and_go(exported, registry) -> None:
+def test_series_are_bounded_for_any_sequence_of_names(exported, registry) -> None:
     tree = LiveTree(50, "canopy-lru")
     reporter = Reporter(tree.cache, 0, Metrics(0, registry=registry))
     for n in range(40):
@@ -212,7 +212,7 @@ def test_residency_is_the_time_from_insertion_to_eviction() -> None:
     assert stay.token_seconds == pytest.approx(30 * 30.0)
 
 
-def test_a_host_copy_stays_from_its_backup_and_a_loaded_node_starts_anew() -> None:
+def test_a_host_copy_is_timed_from_its_backup_and_a_loaded_node_from_its_load() -> None:
     tree = LiveTree(64, "canopy-lru", {"quantum_tokens": 1}, host_tokens=128)
     tree.serve(list(range(40)), 10.0, category="chat")
     tree.request(20.0)
@@ -441,7 +441,7 @@ def test_the_number_of_series_is_bounded(exported, registry) -> None:
     assert len(exported()) < 4000
 
 
-def test_a_group_that_is_gone_shows_no_old_ttl(exported, registry) -> None:
+def test_a_removed_group_shows_no_old_ttl(exported, registry) -> None:
     tree = LiveTree(50, "canopy-lru")
     reporter = Reporter(tree.cache, 0, Metrics(0, registry=registry))
     tree.core.groups.disk = TTLTable((Group(5, 30.0), Group(6, 60.0)))

@@ -97,7 +97,7 @@ def test_the_public_tenant_is_shown_as_such() -> None:
     assert shown_tenant(None) is None
 
 
-def test_all_processes_of_a_server_show_a_tenant_alike(monkeypatch) -> None:
+def test_all_processes_of_a_server_show_a_tenant_equally(monkeypatch) -> None:
     monkeypatch.setenv(SHOWN_KEY_VARIABLE, "")
     new_shown_key()
     code = "from sglang_canopy.tenant import shown_tenant; print(shown_tenant('a'))"

@@ -149,7 +149,7 @@ def test_two_handlers_of_one_servers_log_count_once(tmp_path: Path) -> None:
     assert "40 logged twice" in alarms(path)
 
 
-def test_a_gateways_span_round_its_clients_counts_once(tmp_path: Path) -> None:
+def test_a_gateways_span_around_its_clients_span_counts_once(tmp_path: Path) -> None:
     from formats import otel_flat
 
     rows = []
@@ -166,7 +166,7 @@ def test_a_gateways_span_round_its_clients_counts_once(tmp_path: Path) -> None:
 # Counts of tokens.
 
 
-def test_counts_without_cached_tokens_are_asked_about(tmp_path: Path) -> None:
+def test_counts_without_cached_tokens_are_questioned(tmp_path: Path) -> None:
     """The log has no cached tokens, so the scale would be far too low."""
     rows = [{**row, "usage": {"input_tokens": 60, "output_tokens": 9}} for row in OWN]
     path = put(tmp_path / "a", rows)
@@ -174,7 +174,7 @@ def test_counts_without_cached_tokens_are_asked_about(tmp_path: Path) -> None:
         read_sample(path, "openai")
 
 
-def test_counts_that_differ_from_prompt_to_prompt_are_asked_about(tmp_path: Path) -> None:
+def test_inconsistent_counts_are_questioned(tmp_path: Path) -> None:
     rows = [
         {**row, "usage": {"input_tokens": c.tokens if c.turn == 1 else 90}}
         for row, c in zip(OWN, CALLS, strict=True)
@@ -194,7 +194,7 @@ def test_with_a_tokenizer_such_counts_are_not_used(tmp_path: Path) -> None:
     assert "token counts that are not used" in sample.understood.alarms()[0]
 
 
-def test_litellms_counts_beside_cached_ones_are_not_added_up(tmp_path: Path) -> None:
+def test_litellms_cached_counts_are_not_added(tmp_path: Path) -> None:
     """Its ``prompt_tokens`` hold them already."""
     rows = [{**row, "usage": {**row["usage"], "cache_read_input_tokens": 400}} for row in OWN]
     assert read_sample(put(tmp_path / "a", rows), "openai").token_scale == pytest.approx(
@@ -356,7 +356,7 @@ def test_hashes_of_any_size_are_block_ids(tmp_path: Path, first: int) -> None:
 # Chats with a common beginning.
 
 
-def test_chats_that_begin_alike_are_chats_of_their_own(tmp_path: Path) -> None:
+def test_chats_with_equal_openings_are_separate_chats(tmp_path: Path) -> None:
     rows = []
     for n, c in enumerate(CALLS):
         first = [{"role": "user", "content": "Hi"}]

@@ -258,8 +258,6 @@ def test_calls_of_no_language_model_are_left_out(call_type: str) -> None:
         {"time": "9999-99-99", "prompt": "x"},
     ],
 )
-def test_whatever_a_line_holds_it_is_read_or_called_broken(
-    given: dict[str, Any], tmp_path: Path
-) -> None:
+def test_any_line_is_read_or_reported_as_broken(given: dict[str, Any], tmp_path: Path) -> None:
     path = write(tmp_path / "log.jsonl", [{"time": 1, **given}, plain(2, FIRST)])
     assert 1 <= len(list(open_trace(path, "openai", skip_bad=1))) <= 2

@@ -77,7 +77,7 @@ def test_blocks_are_unique_to_their_conversation_and_times_sorted(archive: Path)
     assert {r.category for r in requests} == {"agent", "subagent"}
 
 
-def test_nothing_is_taken_twice_before_all_were_taken_once() -> None:
+def test_nothing_is_drawn_twice_before_all_were_drawn_once() -> None:
     starts = choose(10, 25, 60.0, seed=3)
     taken = [sum(s.document == d for s in starts) for d in range(10)]
     assert sorted(set(taken)) == [2, 3]

@@ -98,7 +98,7 @@ SEEN = "system <|vision_start|><|image_pad|><|vision_end|> what is it? " * 3
 
 
 @pytest.mark.parametrize("prompt", [{"ids": None, "text": "rules " * 40 + SEEN}, {"ids": PROMPT}])
-def test_prompts_with_different_images_share_no_more_than_comes_before_them(
+def test_prompts_with_different_images_share_only_the_preceding_text(
     tmp_path: Path, prompt: dict[str, Any]
 ) -> None:
     rows = [
@@ -135,7 +135,7 @@ def test_texts_are_measured_by_the_servers_own_counts(tmp_path: Path) -> None:
     assert [len(r.blocks) for r in read_as_server(tmp_path / "log")] == [1, 2]
 
 
-def test_a_clock_that_is_set_back_goes_on(tmp_path: Path, caplog: Any) -> None:
+def test_a_clock_that_is_set_back_continues(tmp_path: Path, caplog: Any) -> None:
     """Daylight saving, or hourly files in the wrong order."""
     rows = [
         '[x] {"timestamp": "2026-10-25T02:59:00", "event": "request.finished", "rid": "a",',

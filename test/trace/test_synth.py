@@ -141,7 +141,7 @@ def test_the_multi_turn_ratio_of_a_kind_is_what_its_turns_add_up_to() -> None:
     assert 1.0 - 1.0 / mean == pytest.approx(kind.multi_turn_ratio, abs=0.01)
 
 
-def test_the_rate_changes_how_many_come_and_not_what_they_do() -> None:
+def test_the_rate_changes_the_number_of_requests_only() -> None:
     preset = get_preset("trace-a")
     few = observe(d.request for d in synthesise(preset.at_rate(0.1), 86400.0, 1))
     assert few.requests == pytest.approx(8640, rel=0.15)
@@ -213,7 +213,7 @@ def test_reuse_of_trace_a_is_nearly_exponential_by_category_and_in_the_papers_or
     assert sorted(pauses, key=lambda k: pauses[k]) == ["image", "text", "search", "file"]
 
 
-def test_the_command_writes_a_trace_of_the_asked_length(
+def test_the_command_writes_a_trace_of_the_given_length(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "b.jsonl"

@@ -34,7 +34,7 @@ def talks(trace: list[TraceRequest]) -> list[list[float]]:
 
 
 @pytest.mark.parametrize("rates", RATES)
-def test_requests_come_at_the_closed_forms_rate(rates: tuple[float, float, float]) -> None:
+def test_requests_arrive_at_the_closed_forms_rate(rates: tuple[float, float, float]) -> None:
     conversations, ends, turns = rates
     mean = SECONDS * turns * conversations / ends
     # A cluster process: its variance is above Poisson's by 1 + 2 turns / (ends + turns) at most,

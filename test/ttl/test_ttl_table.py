@@ -56,7 +56,7 @@ ttls = st.one_of(st.just(math.inf), st.floats(0, 1e9))
     ttls,
     st.dictionaries(st.text(min_size=1, max_size=20), ttls, max_size=4),
 )
-def test_json_and_pickle_bring_back_the_same_table(
+def test_json_and_pickle_restore_the_same_table(
     groups: dict[int, float], residual: float, categories: dict[str, float]
 ) -> None:
     table = TTLTable(tuple(Group(r, t) for r, t in groups.items()), residual, categories=categories)

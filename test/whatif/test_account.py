@@ -72,7 +72,7 @@ def test_a_prefix_hit_by_every_cache_changes_no_estimate():
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 1000), st.sampled_from([1, 4]))
-def test_old_requests_fade_whatever_the_weights_have_grown_to(seed, one_in):
+def test_old_requests_fade_at_any_weight(seed, one_in):
     """After a thousand memories nothing has overflowed, and only recent requests count."""
     account = Account(10.0)
     fill(account, one_in, seed, requests=50)

@@ -71,7 +71,7 @@ def test_a_loss_within_the_share_is_tolerated_for_ever():
     assert not floor.behind
 
 
-def test_it_ranks_again_once_it_would_have_been_ahead_however_long_it_was_behind():
+def test_it_ranks_again_once_its_shadow_is_ahead():
     floor, requests = Floor(CAPACITY), 0
     for _ in range(10_000):
         floor.compare(0, ASKED, ASKED)

@@ -130,7 +130,7 @@ def test_the_stated_error_covers_the_real_one():
     assert beside_the_truth(1, 1) == (pytest.approx(0.0, abs=1e-5), 0.0)
 
 
-def test_the_work_of_a_minute_is_bounded_whatever_comes():
+def test_the_work_of_a_minute_is_bounded_for_any_traffic():
     meter = Meter(MeterSetup((LRU, "wa")), Memory(10_000 * BLOCK), LRU)
     seen = []
     for step in range(60_000):  # 100 requests a second of 20 blocks for ten minutes
@@ -202,7 +202,7 @@ def test_sums_are_those_of_the_requests():
     assert meter.sums["hit_squares"] == requests * BLOCK * BLOCK
 
 
-def test_one_request_in_a_number_is_timed_and_stands_for_the_others(monkeypatch):
+def test_sampled_requests_are_timed_for_all(monkeypatch):
     ticks = iter(range(10_000))
     monkeypatch.setattr(time, "thread_time", lambda: float(next(ticks)))
     meter, spent = Meter(MeterSetup((LRU,)), Memory(60 * BLOCK), LRU), []
@@ -329,7 +329,7 @@ def test_a_policy_with_other_options_is_compared_as_it_runs():
     assert before == meter.caches.blocks()  # the same options: no shadow cache was lost
 
 
-def test_another_policy_that_is_asked_for_begins_anew():
+def test_another_requested_policy_restarts_the_floor():
     meter = Meter(MeterSetup((LRU,), (1.0,), configs=LONG), Memory(12 * BLOCK), "threshold-lru")
     for request in hot_and_new(800):
         meter.ended(request, 0)
@@ -399,7 +399,7 @@ def test_an_estimate_of_few_requests_has_a_wide_interval():
 
 @settings(max_examples=10, deadline=None)
 @given(st.integers(0, 10_000))
-def test_two_ranks_with_equal_requests_answer_alike(seed):
+def test_two_ranks_with_equal_requests_give_equal_estimates(seed):
     said = []
     for _ in range(2):
         meter = Meter(MeterSetup(one_in=2), Memory(60 * BLOCK), LRU)

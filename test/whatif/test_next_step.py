@@ -51,7 +51,7 @@ def test_a_sure_gain_is_to_be_tried_on_this_server() -> None:
     assert "more of your prompt tokens than" in next_step(unmeasured, "canopy-lru", ours=True)
 
 
-def test_the_verdict_is_by_seconds_whatever_the_hits() -> None:
+def test_the_verdict_is_by_seconds_not_hits() -> None:
     shallow = arm("wa", 0.5) | {"saved_share": 0.40}
     deep = arm("threshold-lru", 0.40) | {"saved_share": 0.45}
     said = next_step(meter(shallow), "canopy-lru", ours=True)
@@ -65,7 +65,7 @@ def test_sglangs_own_policy_is_left_by_a_restart() -> None:
 
 
 @pytest.mark.parametrize(("hits", "error"), [(0.414, 0.0), (0.46, 0.03), (0.3, 0.0)])
-def test_little_or_unsure_gains_change_nothing(hits: float, error: float) -> None:
+def test_small_or_uncertain_gains_change_nothing(hits: float, error: float) -> None:
     said = next_step(meter(arm("wa", hits, error)), "canopy-lru", ours=True)
     assert said == "Keep canopy-lru: no policy tried would save more."
 

@@ -90,7 +90,7 @@ def test_a_policy_that_loses_tokens_and_wins_seconds_stays():
     assert judged("threshold-lru", requests, scale=None).keeper == LRU  # tokens alone
 
 
-def test_hits_stay_visible_beside_the_seconds():
+def test_hits_are_shown_next_to_the_seconds():
     meter = judged(
         "threshold-lru",
         long_and_short(4000, shorts=30, between=8, longs=6, first="long"),

@@ -54,7 +54,7 @@ def test_no_stamp_however_malformed_stops_the_tree(forgeries: list[object]) -> N
     check(tree)
 
 
-def test_requests_without_a_stamp_come_one_after_the_other() -> None:
+def test_requests_without_a_stamp_arrive_one_after_the_other() -> None:
     tree = LiveTree(64, "wa")
     times = []
     for i in range(5):

@@ -126,7 +126,7 @@ def test_hints_that_could_not_be_sent_wait_again_behind_newer_words() -> None:
     assert again["c1"]["return_in_s"] == 9.0
 
 
-def test_everything_that_waits_is_sent_and_what_comes_meanwhile_too() -> None:
+def test_all_waiting_hints_are_sent_with_those_that_arrive_meanwhile() -> None:
     waiting, sent = Waiting(), []
     for i in range(100):
         waiting.add(over(f"c{i}"), 1.0)
@@ -142,7 +142,7 @@ def test_everything_that_waits_is_sent_and_what_comes_meanwhile_too() -> None:
     assert len(waiting) == 0
 
 
-def test_hints_that_come_during_a_pause_are_one_message() -> None:
+def test_hints_during_a_pause_are_one_message() -> None:
     waiting, sent = Waiting(), []
     waiting.add(over("first"), 1.0)
 

@@ -21,7 +21,7 @@ def test_tenants_have_a_rate_each() -> None:
     assert taken(rate, None, 0.0, 10) == 3
 
 
-def test_a_clock_that_goes_back_gives_nothing() -> None:
+def test_a_clock_that_goes_back_adds_no_credit() -> None:
     rate = TenantRate(1.0, 2)
     assert taken(rate, "a", 100.0, 5) == 2
     assert taken(rate, "a", 50.0, 5) == 0

@@ -97,7 +97,7 @@ def test_where_the_rest_dominates_more_is_computed_within_the_slack(other) -> No
     assert search.ttft_s == dict(search.probes)[found.ratio]
 
 
-def test_the_tier_is_where_the_reused_kv_came_from() -> None:
+def test_the_tier_is_the_source_of_the_reused_kv() -> None:
     assert calibrated(ahead(1e-3, 1e-4, 0.1), tier="host")[2].tier == "memory"
     assert calibrated(ahead(1e-3, 1e-4, 0.1), tier="disk")[2].tier == "disk"
 

@@ -33,7 +33,7 @@ def test_first_k_takes_the_head_of_every_chunk(llama, ids):
 
 
 @pytest.mark.parametrize("ratio", [0.01, 0.15, 0.6])
-def test_epic_takes_the_first_16_tokens_of_each_chunk_whatever_the_ratio(llama, ids, ratio):
+def test_epic_takes_the_first_16_tokens_of_each_chunk_at_any_ratio(llama, ids, ratio):
     short = Placed(encode(llama, ids[180:190].tolist()), 180)
     p = prompt(llama, ids)
     p = FusedPrompt(p.ids, (*p.placed, short))

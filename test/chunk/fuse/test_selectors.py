@@ -118,7 +118,7 @@ def test_a_probe_weighs_keys_by_the_attention_it_computes(share):
     assert torch.allclose(mass[:5], share[0] * first.sum(0) + rest[:5], atol=1e-5)
 
 
-def test_a_sample_of_keys_stands_for_those_like_it(llama, ids, monkeypatch):
+def test_a_sampled_key_represents_similar_keys(llama, ids, monkeypatch):
     """If eight neighbours have equal keys and values, reading one of them is enough."""
     from canopy_chunks.fuse.selectors import question
 

@@ -22,7 +22,7 @@ def test_a_token_that_is_much_less_likely_is_another_answer() -> None:
     assert differ([0, 1], [0, 2], rows)
 
 
-def test_only_the_first_difference_counts_since_the_texts_go_apart_there() -> None:
+def test_only_the_first_difference_counts() -> None:
     rows = [row(5, 4.9, 0), row(9, 0, 0)]
     assert not differ([0, 0], [1, 2], rows)
 

@@ -174,7 +174,7 @@ def test_real_files_are_read(data_dir):
         assert all(len(e.documents) >= 2 and e.answers for e in found)
 
 
-def test_a_split_fact_lies_in_two_documents():
+def test_a_split_fact_is_in_two_documents():
     for e in tasks.synthetic(["split", "coreference"], 5, tasks.default_filler(), 4):
         holding = [d for d in e.documents if e.answers[0] in d]
         naming = [d for d in e.documents if e.question.split("of ")[-1].strip("?") in d]
@@ -235,7 +235,7 @@ def test_scores_by_hand():
     assert quality.mean_se([5.0]) == (5.0, 0.0)
 
 
-def test_a_stopped_run_goes_on_where_it_was(model_dir, musique, tmp_path, monkeypatch, capsys):
+def test_a_stopped_run_resumes(model_dir, musique, tmp_path, monkeypatch, capsys):
     whole, out, measured = tmp_path / "whole.json", tmp_path / "rows.json", []
     real = evaluation._one
     monkeypatch.setattr(evaluation, "_one", lambda *a: measured.append(a) or real(*a))

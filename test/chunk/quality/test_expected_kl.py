@@ -35,5 +35,5 @@ def test_more_documents_never_get_a_smaller_ratio(scale, bound):
 
 
 @pytest.mark.parametrize("scale", [float("nan"), float("inf")])
-def test_a_scale_that_could_not_be_measured_lets_nothing_be_reused(scale):
+def test_an_unmeasured_scale_disables_reuse(scale):
     assert ExpectedKL(scale).ratio_for(2, 0.05) == 1

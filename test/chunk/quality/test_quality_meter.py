@@ -42,7 +42,7 @@ def test_a_fault_raises_the_ratio_and_then_stops_reuse_within_so_many_prompts() 
     assert steps == sorted(steps)
 
 
-def test_it_comes_back_when_the_fault_is_gone() -> None:
+def test_reuse_resumes_after_the_fault_is_fixed() -> None:
     meter = served_well()
     serve(meter, TO_STOPPED, lambda at: True)
     steps = serve(meter, 320, lambda at: False)
@@ -113,7 +113,7 @@ def test_the_tenants_furthest_from_being_served_as_usual_are_shown_first() -> No
     assert meter.stats()["tenants_stopped"] == 1
 
 
-def test_where_no_answer_may_differ_reuse_comes_back_too() -> None:
+def test_reuse_resumes_even_if_no_answer_may_differ() -> None:
     meter = QualityMeter(SHARE, 0.0)
     steps = serve(meter, TO_STOPPED, lambda at: True)
     assert steps[-1] == STOPPED

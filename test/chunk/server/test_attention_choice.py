@@ -38,7 +38,7 @@ def backend_and_batch(page_size=1):
     return backend, rows, layer, q, expected.reshape(4, 64)
 
 
-def test_a_batch_without_a_plan_goes_to_the_stock_code():
+def test_a_batch_without_a_plan_uses_stock_attention():
     backend, _, layer, q, _ = backend_and_batch()
     assert backend.forward_extend(q, None, None, layer, None) == "stock"
     assert backend.canopy_choice is None

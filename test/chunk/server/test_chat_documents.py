@@ -132,7 +132,7 @@ def no_orders(monkeypatch) -> None:
     monkeypatch.setattr(any_order, "orders", Orders())
 
 
-def test_documents_in_any_order_come_as_in_an_earlier_prompt(no_orders) -> None:
+def test_documents_in_any_order_take_the_order_of_an_earlier_prompt(no_orders) -> None:
     def chat(*texts, **said):
         return convert([*map(part, texts), part("why?")], {**PARTS, **said})
 
@@ -240,7 +240,7 @@ def test_a_retrieval_that_found_nothing_and_images_are_ordinary_prompts(content)
     assert "canopy_chunks" not in given.sampling_params["custom_params"]
 
 
-def test_a_blank_part_beside_documents_is_no_document() -> None:
+def test_a_blank_part_is_not_a_document() -> None:
     text, documents = convert([part("first"), part(" "), part("why?")], PARTS)
     assert documents == ["first"]
     assert text == "<user>first\n \nwhy?</user>"
@@ -309,7 +309,7 @@ def test_documents_of_the_body_are_in_a_prompt_that_declines_reuse() -> None:
     assert adapted.sampling_params["custom_params"] == {"canopy_chunks": "off"}
 
 
-def test_documents_beside_an_image_are_in_the_prompt() -> None:
+def test_documents_next_to_an_image_are_in_the_prompt() -> None:
     pytest.importorskip("sglang")
     image = SimpleNamespace(type="image_url")
     text, documents = convert([image, part("what is this?")], listed=["first"])

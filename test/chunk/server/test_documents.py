@@ -55,7 +55,7 @@ def test_empty_documents_are_left_out() -> None:
     assert len(bounds) == 2
 
 
-def test_a_registered_document_stands_where_its_mark_is() -> None:
+def test_a_mark_is_replaced_by_its_registered_document() -> None:
     known = Documents()
     name = known.add(document("fact"), "tenant")
     pieces = split_documents(f"sys [[canopy:{name}]] why?", None, known, "tenant")

@@ -51,13 +51,13 @@ def churn(model: Path, folder: Path, steps: int, *arguments: str) -> dict[str, A
 @pytest.mark.long
 @pytest.mark.timeout(PATIENCE_S)
 @pytest.mark.parametrize("overlap", [(), (OVERLAP,)], ids=["in turn", "overlapped"])
-def test_exact_answers_stay_exact_beside_kept_kv(model: Path, tmp_path: Path, overlap) -> None:
+def test_exact_answers_stay_exact_next_to_kept_kv(model: Path, tmp_path: Path, overlap) -> None:
     churn(model, tmp_path, 300, "--hicache-ratio", "4", *overlap)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(PATIENCE_S)
-def test_kept_kv_comes_back_from_disk_beside_exact_kv(model: Path, tmp_path: Path) -> None:
+def test_kept_kv_and_exact_kv_are_loaded_from_disk(model: Path, tmp_path: Path) -> None:
     extra = {"path": str(tmp_path / "kv"), "capacity_gb": 0.1, "prefetch_threshold": 16}
     disk = (
         *("--hicache-ratio", "1.1", "--hicache-storage-backend", "canopy"),

@@ -48,7 +48,7 @@ def of_answers(answers, n_choices=1, report=False):
 
 
 @pytest.mark.parametrize("report", [False, True])
-def test_reused_tokens_stand_beside_the_cached_ones(report) -> None:
+def test_usage_has_reused_tokens_next_to_cached_tokens(report) -> None:
     [answers] = passed([answer(FUSED)])
     assert sent(of_answers(answers, report=report))["prompt_tokens_details"] == {
         "cached_tokens": 7,

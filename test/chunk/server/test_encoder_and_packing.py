@@ -178,7 +178,7 @@ def test_a_document_that_waits_is_forgotten_with_its_registration(llama, store, 
     assert list(encoder.queue.by_tenant) == ["b"]
 
 
-def test_prompt_logprobs_beside_a_fused_request_stay_whole() -> None:
+def test_prompt_logprobs_in_a_batch_with_a_fused_request_are_complete() -> None:
     batch = batch_of([(10, 30), (0, 8)])
     batch.return_logprob = True
     batch.extend_logprob_start_lens = [20, 3]  # the second request needs positions 3 to 7

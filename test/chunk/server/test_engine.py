@@ -104,7 +104,7 @@ def test_a_document_registered_by_itself_is_found_behind_any_system_text(make, i
     assert tiers(engine, request(*prompt(ids, (0,)))) == ["host"]
 
 
-def test_without_a_tokenizer_documents_stand_behind_the_prefix_alone(make, ids) -> None:
+def test_without_a_tokenizer_documents_are_encoded_behind_the_prefix(make, ids) -> None:
     engine = ChunkEngine(make().runner, Options(memory_mb=64), None)
     state, plain = (e.new_request(request(*prompt(ids))) for e in (engine, make(encode="prefix")))
     assert state.keys == plain.keys
@@ -321,9 +321,7 @@ def test_a_short_prompt_waits_for_one_piece_that_a_long_prompt_has_earned(make, 
         pieces.clear()
 
 
-def test_idle_work_begins_after_a_pause_in_which_the_next_turn_may_come(
-    make, ids, monkeypatch
-) -> None:
+def test_idle_work_begins_after_a_pause(make, ids, monkeypatch) -> None:
     monkeypatch.setattr(scheduler, "first_ranks", lambda mine: mine)
     engine = make()
     engine.library.encoder.enqueue(range(200), (), "", None)
@@ -479,7 +477,7 @@ def test_the_place_in_the_prompt_decides_what_a_document_is_encoded_behind(make,
     assert len(engine.library.store) == 5  # the second document was never first
 
 
-def test_documents_are_found_whatever_stands_before_them(make, ids) -> None:
+def test_documents_are_found_behind_any_text(make, ids) -> None:
     """A question before a tool's results, or a system text with the time in it."""
     engine = make(encode="mixed")
     learn(engine, request(*prompt(ids)), head_returns=False)
@@ -570,7 +568,7 @@ def test_a_tenant_with_very_many_documents_can_still_delete_the_oldest(make, ids
     assert not len(engine.library.store)
 
 
-def test_a_request_under_way_brings_back_no_document_that_was_deleted(make, ids) -> None:
+def test_a_running_request_does_not_restore_a_deleted_document(make, ids) -> None:
     engine = make()
     store, document = engine.library.store, ids[SYSTEM : SYSTEM + LENGTH].tolist()
     name = document_name(document, None)
@@ -588,7 +586,7 @@ def test_a_request_under_way_brings_back_no_document_that_was_deleted(make, ids)
     assert store.of_document(name), "it was sent again since"
 
 
-def test_a_long_prompt_uses_what_a_short_one_encoded_and_asks_for_more_stand_ins(
+def test_a_long_prompt_uses_a_short_ones_encoding_and_requests_more_stand_ins(
     make, ids, monkeypatch
 ) -> None:
     engine = make(encode="mixed")

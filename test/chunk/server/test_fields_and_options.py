@@ -14,7 +14,7 @@ from sglang_canopy.config.refusals import unsupported
 from sglang_canopy.errors import CanopyError
 
 
-def test_a_request_without_chunk_fields_asks_for_nothing() -> None:
+def test_a_request_without_chunk_fields_has_no_options() -> None:
     assert fields.parse_fields(None) == fields.ChunkFields()
     assert fields.parse_fields({"canopy_turn": 3}) == fields.ChunkFields()
 

@@ -117,7 +117,7 @@ def test_a_retraction_changes_nothing(make, ids) -> None:
     assert made.extra_key == before == state.kept_key
 
 
-def test_a_name_that_cannot_be_made_lets_the_request_run_normally(make, ids, monkeypatch) -> None:
+def test_without_a_namespace_the_request_runs_normally(make, ids, monkeypatch) -> None:
     engine = make()
     monkeypatch.setattr(kept, "_name", lambda *_: 1 / 0)
     made = with_params(ids)
@@ -198,7 +198,7 @@ def test_a_prompts_own_windows_are_not_taken_for_kept(make, ids) -> None:
     assert (state.kept, state.fused) == (0, False)
 
 
-def test_a_turn_that_only_goes_on_from_kept_kv_is_reported_and_checked(make, ids) -> None:
+def test_a_turn_with_only_kept_kv_is_reported_and_checked(make, ids) -> None:
     engine = make(check_share=1.0)
     made = with_params(ids)
     learn(engine, with_params(ids))

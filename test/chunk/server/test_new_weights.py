@@ -92,7 +92,7 @@ def weights(monkeypatch):
     return made
 
 
-def test_every_update_is_another_identity_whatever_it_changed(weights) -> None:
+def test_every_weight_update_gets_a_new_identity(weights) -> None:
     """A fine-tune of added tokens changes only a few embedding rows."""
     inner, seen = Inner(), set()
     for _ in range(3):

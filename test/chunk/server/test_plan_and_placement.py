@@ -186,9 +186,7 @@ def test_a_pool_of_another_layout_is_refused_by_name(llama, runner) -> None:
 
 
 @pytest.mark.parametrize("layout", ["hnd", "vectorized_5d", "page_major"])
-def test_a_layout_that_looks_alike_is_refused_by_the_name_sglang_gives_it(
-    llama, runner, layout
-) -> None:
+def test_a_similar_layout_is_refused_by_sglangs_name_of_it(llama, runner, layout) -> None:
     runner.token_to_kv_pool.kv_cache_layout = "nhd"
     check_layout(runner, llama.shape)
     runner.token_to_kv_pool.kv_cache_layout = layout

@@ -113,7 +113,7 @@ def checks_of_rank(rank: int) -> list[tuple[bool, int]]:
 
 
 @pytest.mark.long
-def test_two_ranks_compare_answers_alike_and_in_as_many_steps(llama, tmp_path) -> None:
+def test_two_ranks_compare_the_same_answers_in_the_same_steps(llama, tmp_path) -> None:
     found = on_ranks(RANKS, checks_of_rank, tmp_path)
     assert found[0] == found[1] == [check(llama, ratio) for ratio in (0.0, 1.0)]
     assert [differs for differs, _ in found[0]] == [True, False]

@@ -100,7 +100,7 @@ def scenario(rank: int, folder: Path):
     return found
 
 
-def test_ranks_compute_the_same_whatever_one_of_them_cannot_read(tmp_path) -> None:
+def test_ranks_compute_the_same_tokens_if_one_cannot_read_a_chunk(tmp_path) -> None:
     found = on_ranks(RANKS, scenario, tmp_path, tmp_path / "disk")
     assert found[0] == found[1]
     assert found[0].pop("files") == 2  # a chunk that one rank lost is deleted by both

@@ -152,7 +152,7 @@ def test_a_damaged_file_is_not_taken(damaged) -> None:
     assert reader.take("a") is None
 
 
-def test_layers_come_as_they_are_wherever_their_chunks_lie(llama, files) -> None:
+def test_layers_are_read_correctly_from_any_position(llama, files) -> None:
     tokens = torch.tensor([0, 3, 17])
     chunks = [files[0][0], files[1][1], ChunkSuffix(files[2][1], 5), ChunkSuffix(files[0][0], 2)]
     want = [files[0][0], files[1][0], ChunkSuffix(files[2][0], 5), ChunkSuffix(files[0][0], 2)]
@@ -198,7 +198,7 @@ def cold(tmp_path):
     return found, k, v, mapped
 
 
-def test_scattered_records_are_read_without_what_lies_between_them(cold) -> None:
+def test_scattered_records_are_read_without_their_gaps(cold) -> None:
     chunk, k, v, mapped = cold
     before = len(resident_pages(mapped))
     wanted = torch.arange(0, 256, 16)
@@ -210,7 +210,7 @@ def test_scattered_records_are_read_without_what_lies_between_them(cold) -> None
     assert len(wanted) <= brought <= 2 * len(wanted)  # a record may lie over two pages
 
 
-def test_what_is_expected_is_read_without_being_asked_for_again(cold) -> None:
+def test_expected_records_are_read_ahead(cold) -> None:
     chunk, _, _, mapped = cold
     wanted = torch.arange(100, 140)
     chunk.expect(0, wanted)
@@ -221,7 +221,7 @@ def test_what_is_expected_is_read_without_being_asked_for_again(cold) -> None:
     assert chunk.bytes_read == 0
 
 
-def test_where_most_is_wanted_the_kernel_reads_in_a_row(cold) -> None:
+def test_dense_reads_use_the_kernels_read_ahead(cold) -> None:
     chunk, _, _, mapped = cold
     before = len(resident_pages(mapped))
     chunk.expect(0, torch.arange(0, 256, 2))
@@ -231,7 +231,7 @@ def test_where_most_is_wanted_the_kernel_reads_in_a_row(cold) -> None:
 
 
 @pytest.mark.parametrize("skip", [0, 7])
-def test_the_disk_is_asked_for_several_layers_at_once(files, monkeypatch, skip) -> None:
+def test_several_layers_are_requested_at_once(files, monkeypatch, skip) -> None:
     monkeypatch.setattr(read_ahead, "LAYERS_AHEAD", 2)
     chunk, asked = files[0][1], []
     real = type(chunk).expect

@@ -80,7 +80,7 @@ def quality(engine: ChunkEngine):
     return engine.status()["quality"]
 
 
-def test_shuffled_kv_stops_reuse_and_new_kv_brings_it_back(engine, ids, caplog) -> None:
+def test_shuffled_kv_stops_reuse_until_kv_is_encoded_again(engine, ids, caplog) -> None:
     req = prompt(ids)
     learn(engine, req)
     for _ in range(4):
@@ -194,7 +194,7 @@ def test_a_server_that_is_never_idle_checks_within_its_budget(engine, ids) -> No
 
 
 @pytest.mark.parametrize("during", [False, True])
-def test_a_document_that_has_gone_is_no_difference(engine, ids, during) -> None:
+def test_an_evicted_document_is_no_difference(engine, ids, during) -> None:
     learn(engine, prompt(ids))
     serve(engine, prompt(ids))
     if during:

@@ -33,7 +33,7 @@ def test_rows_run_in_order_and_the_last_forward_has_every_requests_last_row() ->
     assert [rows.tolist() for rows in last] == [[26, 27, 28, 29], [90]]
 
 
-def test_rows_whose_logits_are_wanted_stay_together() -> None:
+def test_rows_with_requested_logits_stay_together() -> None:
     *early, last = split_into_windows([torch.arange(10), torch.arange(6)], 4, [1, 6])
     assert last[1].tolist() == list(range(6))
     assert last[0].tolist() == [9]
@@ -174,7 +174,7 @@ def test_without_chunked_prefill_a_single_prompt_runs_whole_as_ever(served, monk
     assert [len(rows) for rows, _ in worker.ran] == [98]
 
 
-def test_a_later_window_that_fails_never_lets_reused_kv_into_the_exact_tree(
+def test_a_failed_later_window_inserts_no_reused_kv_into_the_exact_tree(
     served, monkeypatch
 ) -> None:
     engine, worker, req = served()

@@ -170,7 +170,7 @@ def budget(llama, monkeypatch):
     return left
 
 
-def test_tiers_count_where_they_lie_in_the_pools_memory(budget) -> None:
+def test_tiers_count_if_they_share_the_pools_memory(budget) -> None:
     free = 4 << 30
     none = free - budget(free)
     assert free - budget(free, device_mb=500) == none + (500 << 20)
@@ -179,6 +179,6 @@ def test_tiers_count_where_they_lie_in_the_pools_memory(budget) -> None:
     assert free - budget(free, prompt_tokens=2048) < none
 
 
-def test_a_server_with_too_little_memory_ends_with_the_figures(budget) -> None:
+def test_a_server_without_enough_memory_stops_and_reports_sizes(budget) -> None:
     with pytest.raises(SystemExit, match=r"800 for chunks.*only 700 MiB are free.*prompt_tokens"):
         budget(700 << 20, device_mb=800)

@@ -27,7 +27,7 @@ def make(first, tokens=4, dtype=torch.float32, prefix=()):
 SIZE = make(0).nbytes
 
 
-def test_a_chunk_comes_back_as_it_was_put():
+def test_a_chunk_is_read_as_written():
     store = ChunkStore("m", {"host": 10 * SIZE})
     chunk = make(1)
     key = store.put(chunk)
@@ -68,7 +68,7 @@ def test_tenants_do_not_see_each_other():
     assert store.get(store.key(chunk.ids, salt="one")) is not None
 
 
-def test_the_least_recent_chunk_goes_down_a_tier_and_then_away(tmp_path):
+def test_the_least_recent_chunk_is_demoted_then_dropped(tmp_path):
     room = disk.file_size(make(0))
     store = ChunkStore("m", {"device": SIZE, "host": SIZE, "disk": room}, tmp_path)
     keys = [store.put(make(10 * i), now=float(i)) for i in range(4)]
@@ -101,7 +101,7 @@ def test_a_chunk_larger_than_every_tier_is_refused_quietly_and_evicts_nothing():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("tokens", [0, 1, 7])
-def test_disk_gives_back_exactly_the_rows_asked_for(tmp_path, dtype, tokens):
+def test_disk_returns_exactly_the_requested_rows(tmp_path, dtype, tokens):
     chunk = make(3, tokens, dtype, prefix=(9, 8))
     chunk.scores["random"] = torch.rand(tokens)
     disk.write(tmp_path / "x.chunk", chunk)

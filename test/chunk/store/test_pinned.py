@@ -31,7 +31,7 @@ class Runtime:
         self.calls.append(("wait",))
 
 
-def test_exactly_what_is_asked_is_registered_at_the_begin_of_a_page():
+def test_the_requested_range_is_registered_from_a_page_boundary():
     runtime = Runtime()
     made = registered(SIZE, torch.bfloat16, runtime, runtime.wait)
     assert (made.shape, made.dtype) == (SIZE, torch.bfloat16)

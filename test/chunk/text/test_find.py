@@ -36,7 +36,7 @@ def prompt(order) -> tuple[list[int], list[int]]:
     return ids, bounds
 
 
-def test_documents_are_found_wherever_they_stand(finder) -> None:
+def test_documents_are_found_at_any_position(finder) -> None:
     for order in ((0,), (2, 0, 3, 1), (1, 1), (3, 2)):
         ids, bounds = prompt(order)
         assert finder.find(ids, None, MOST) == bounds
@@ -60,7 +60,7 @@ def test_a_prompt_that_ends_inside_a_document_or_is_short_has_none(finder) -> No
     assert finder.find(ids[start:], None, MOST) == [0, end - start]
 
 
-def test_of_two_documents_that_begin_alike_the_longer_is_taken(finder) -> None:
+def test_the_longer_of_two_documents_with_a_common_beginning_is_found(finder) -> None:
     longer = (*DOCUMENTS[0], *tokens(20, 7))
     finder.add(longer, None)
     assert finder.find([1, 2, 3, *longer, 4], None, MOST) == [5, 1 + len(longer)]
@@ -92,7 +92,7 @@ def test_at_most_so_many_are_found(finder) -> None:
     assert finder.find(ids, None, 3) == bounds[:6]
 
 
-def test_the_hash_of_a_run_does_not_depend_on_where_it_stands() -> None:
+def test_the_hash_of_a_run_does_not_depend_on_its_position() -> None:
     run = tokens(WINDOW, 3)
     alone = _Hashes(run).of(np.array([0]), WINDOW)
     every = np.arange(5001)
@@ -111,7 +111,7 @@ class Counted(list):
         return list.__getitem__(self, at)
 
 
-def test_documents_that_begin_alike_are_not_compared_one_by_one() -> None:
+def test_documents_with_a_common_beginning_are_not_compared_one_by_one() -> None:
     """A tenant could hold up the server: a prompt of one token again and again, and documents like it."""
     finder, ids = Finder(), Counted([5] * 2000)
     for i in range(300):

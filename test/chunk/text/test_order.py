@@ -41,7 +41,7 @@ def test_a_prompt_continues_the_earlier_order_that_it_shares_most_of() -> None:
     assert arranged(orders, [1, 1, 3, 2]) == [1, 2, 3, 1]
 
 
-def test_the_same_documents_keep_their_order_whatever_came_between() -> None:
+def test_the_same_documents_keep_their_order_after_other_prompts() -> None:
     orders, draw = Orders(), random.Random(0)
     first = arranged(orders, [6, 2, 5, 1])
     for _ in range(200):
@@ -103,7 +103,7 @@ def test_invented_tenants_do_not_displace_orders_that_were_used(prompts) -> None
     assert orders.size <= NAMES * 40
 
 
-def test_memory_is_bounded_whatever_the_number_of_documents() -> None:
+def test_memory_is_bounded_for_any_number_of_documents() -> None:
     orders = Orders(most=8, most_own=4)
     for i in range(40):
         numbers = range(1000 * i + 1, 1000 * i + 2 + 4 * NAMES * (i % 2))

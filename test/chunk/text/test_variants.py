@@ -9,7 +9,7 @@ def place(first: bool = False, head=HEAD, encoding: str = "mixed", long: bool = 
     return Place(encoding, first, head, (STAND_IN, ALL), True, long)
 
 
-def test_a_document_is_found_behind_any_head_once_it_was_encoded_behind_an_unknown_one() -> None:
+def test_a_document_encoded_behind_an_unknown_head_is_found_behind_any() -> None:
     for first in (True, False):
         for encoded, *_ in place(first, head=(3, 4)).to_encode(head_returns=False):
             for again in (True, False):

@@ -40,7 +40,7 @@ def measured(server, **limits):
     return Measurer(server, Limits(**given), 0, lambda _: None).surfaces()
 
 
-def test_known_costs_come_back():
+def test_known_costs_are_recovered():
     costs = measured(KnownServer())
     assert costs.arrival_s == pytest.approx(ARRIVAL, abs=1e-4)
     for tokens, linear in zip(costs.prefill_tokens, costs.prefill_linear_s, strict=True):

@@ -13,7 +13,7 @@ from sglang_canopy.errors import CanopyError
 TABLE = {"a": Forced(10, [100, 101, 102]), "b": Forced(4, [7])}
 
 
-def test_the_first_token_comes_with_the_prefill_and_the_next_with_each_decode() -> None:
+def test_prefill_gives_the_first_token_and_each_decode_the_next() -> None:
     for length, token in ((10, 100), (11, 101), (12, 102)):
         assert list(replacements(TABLE, ["x", "a"], [50, length])) == [(1, token)]
 
@@ -29,7 +29,7 @@ def test_a_list_that_cannot_be_obeyed_is_refused(bad: Any) -> None:
         check({forced_output.KEY: bad}, vocab_size=50)
 
 
-def test_what_is_not_asked_is_not_checked() -> None:
+def test_unforced_outputs_are_not_checked() -> None:
     assert check(None, 50) is None
     assert check({"canopy_turn": 1}, 50) is None
     assert check({forced_output.KEY: []}, 50) == []
@@ -79,7 +79,7 @@ def test_every_hook_names_a_function_that_takes_these_parameters() -> None:
         self_check.check_signature(seam)
 
 
-def test_a_replays_clock_starts_where_the_server_is_and_never_goes_back() -> None:
+def test_a_replays_clock_starts_at_the_servers_time_and_never_decreases() -> None:
     clock = ReplayClock()
     assert clock.stamp(1, 10.0, now_s=500.0) == 500.0
     assert clock.stamp(1, 70.0, now_s=501.0) == 560.0

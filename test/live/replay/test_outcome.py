@@ -63,7 +63,7 @@ def result(label: str, hits: int) -> dict[str, Any]:
             "duration_s": 1.0, **summarise(jobs, 1.0)}  # fmt: skip
 
 
-def test_results_stand_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_results_are_shown_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for label, hits in (("lru", 10), ("wa", 30)):
         (tmp_path / label).write_text(json.dumps(result(label, hits)))
     assert report.main([str(tmp_path / "lru"), str(tmp_path / "wa"), "--by", "category"]) == 0

@@ -71,7 +71,7 @@ def send(
     return on_a_virtual_clock(main)
 
 
-def test_requests_come_at_their_times() -> None:
+def test_requests_are_sent_at_their_times() -> None:
     seen = send([None, None, None], [0.0, 2.0, 5.0], [100.0, 100.0, 100.0])
     assert [(i, due) for i, due, _ in seen] == [(0, 0.0), (1, 2.0), (2, 5.0)]
     assert [round(at, 6) for _, _, at in seen] == [0.0, 2.0, 5.0]
@@ -96,7 +96,7 @@ def test_a_turn_waits_at_the_client_from_when_it_is_due() -> None:
     assert [(round(due, 6), round(at, 6)) for _, due, at in seen] == [(0.0, 0.0), (1.0, 10.0)]
 
 
-def test_a_quick_answer_does_not_bring_the_next_turn_forward() -> None:
+def test_a_quick_answer_does_not_advance_the_next_turn() -> None:
     seen = send([None, 0], [0.0, 7.0], [0.5, 0.5])
     assert [(i, round(due, 6)) for i, due, _ in seen] == [(0, 0.0), (1, 7.0)]
 

@@ -144,7 +144,7 @@ WHATIF: dict[str, Any] = {
 }
 
 
-def test_what_other_policies_would_hit_is_shown_beside_the_running_one() -> None:
+def test_estimates_of_other_policies_are_shown() -> None:
     text = shown({**STATUS, "whatif": WHATIF})
     assert "40.0 % of 1000 prompt tokens hit" in text
     for part in ("host x2", "47.0 % ± 0.8", "58.0 % ± 0.8", "lru runs and hits 41.0 %"):
@@ -223,7 +223,7 @@ def test_numbers_read_well() -> None:
 # ---- the command ----
 
 
-def test_once_prints_a_frame_without_a_terminal(capsys) -> None:
+def test_one_frame_is_printed_without_a_terminal(capsys) -> None:
     with answering(STATUS) as url:
         assert main(["top", "--url", url, "--once"]) == 0
     assert "sglang-canopy 9.9" in capsys.readouterr().out
@@ -283,7 +283,7 @@ def test_watching_and_one_status_exclude_each_other(capsys) -> None:
     assert "--watch-s runs until Ctrl-C" in capsys.readouterr().err
 
 
-def test_watching_goes_on_when_the_server_stops_answering() -> None:
+def test_watching_continues_while_the_server_does_not_answer() -> None:
     command = [sys.executable, "-m", "canopy_lab.cli.main", "top", "--watch-s", "0.2"]
     with answering(STATUS) as url:
         watch = subprocess.Popen([*command, "--url", url], stdout=subprocess.PIPE, text=True)

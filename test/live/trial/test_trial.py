@@ -76,7 +76,7 @@ def test_a_floor_that_takes_over_or_a_server_without_requests_ends_it(floor, say
         list(pairs(server, "wa", "canopy-lru", 60, wait))
 
 
-def test_a_server_that_starts_anew_ends_it() -> None:
+def test_a_restarted_server_ends_the_trial() -> None:
     """Its counters begin at 0: the hits of a slice would be less than none."""
     server = FakeServer({"wa": 0.5, "canopy-lru": 0.4})
 
@@ -132,7 +132,7 @@ def test_the_previous_policy_ranks_again_after_any_trial(command) -> None:
     assert said.rstrip().endswith("canopy-lru ranks now.")
 
 
-def test_a_trial_that_fails_goes_back_first(command) -> None:
+def test_a_failed_trial_first_restores_the_policy(command) -> None:
     server = FakeServer({"wa": 0.5, "canopy-lru": 0.4})
     server.counts = lambda: Counts(0, 0, server.running)
     with pytest.raises(CanopyError):
@@ -151,7 +151,7 @@ def arm(hits: float, error: float):
         ({"undecided": None, "arms": [arm(0.4, 0.001)]}, "+0.0 ± 0.2 points, too little to try"),
     ],
 )
-def test_the_meter_is_asked_first(command, meter, says) -> None:
+def test_the_meter_is_read_first(command, meter, says) -> None:
     server = FakeServer({"wa": 0.5, "canopy-lru": 0.4})
     status, said = command(server, {"running": "canopy-lru", "saved_share": 0.4, **meter})
     assert (status, server.exchanged) == (1, [])
@@ -268,7 +268,7 @@ def test_what_only_one_policy_would_have_hit_counts_half_in_both_slices() -> Non
     assert last.points == pytest.approx(100 * (ours.shadow + theirs.shadow - 0.8), abs=0.02)
 
 
-def test_a_policy_without_a_shadow_from_the_start_is_judged_beside_the_other_ones() -> None:
+def test_a_policy_without_an_early_shadow_is_judged_by_the_others() -> None:
     server = Waves({"wa": 0.43, "canopy-lru": 0.4}, {"wa": 1.0, "canopy-lru": 1.0})
     del server.shadows["wa"]
     server.wait = lambda seconds: (

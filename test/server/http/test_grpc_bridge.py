@@ -61,7 +61,7 @@ def test_a_request_over_grpc_is_stamped(stream: bool) -> None:
     assert stamp["time"] > 0.0
 
 
-def test_a_wrong_field_is_an_error_to_its_client_and_goes_no_further() -> None:
+def test_a_wrong_field_is_refused_before_the_scheduler() -> None:
     params = {"custom_params": {"canopy_turn": -1}}
     arrived, told = asked(input_ids=[1], sampling_params=params)
     assert not arrived

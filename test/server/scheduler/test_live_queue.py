@@ -111,7 +111,7 @@ def test_overtaken_requests_that_left_are_recorded(tree: LiveTree) -> None:
 
 
 @pytest.mark.parametrize("low_first", [False, True])
-def test_sglangs_priorities_go_first(tree: LiveTree, low_first: bool) -> None:
+def test_sglangs_priorities_are_respected(tree: LiveTree, low_first: bool) -> None:
     waiting = [
         made(tree, tokens(400 if n % 2 else 20, n), 1.0 + n / 100, priority=n % 2)
         for n in range(10)
@@ -360,7 +360,7 @@ def test_two_ranks_adopt_the_first_ones_figures_and_decide_equally(
 
 
 @pytest.mark.xdist_group("ranks")
-def test_two_ranks_with_different_measured_rates_evict_and_judge_alike(
+def test_two_ranks_with_different_rates_evict_and_judge_the_same(
     on_two_ranks: Run, tmp_path: Path
 ) -> None:
     first, second = on_two_ranks("depth_scales", tmp_path)
@@ -393,7 +393,7 @@ def test_two_ranks_with_different_measured_rates_evict_and_judge_alike(
         ),
     ],
 )
-def test_what_does_not_go_together_is_refused(given, server, ours, message) -> None:
+def test_incompatible_options_are_refused(given, server, ours, message) -> None:
     server_args = SimpleNamespace(**{"schedule_policy": "fcfs", "pp_size": 1, **server})
     with pytest.raises(CanopyError, match=message):
         queue.checked(server_args, SimpleNamespace(**given), ours, {})
@@ -446,7 +446,7 @@ def test_requests_that_left_before_a_pass_are_no_work_ahead(tree: LiveTree, left
     assert joins(scheduler, made(tree, tokens(600, 51), 2.1))
 
 
-def test_requests_that_left_are_no_work_ahead_though_others_came(tree: LiveTree) -> None:
+def test_finished_requests_are_not_counted_as_work_ahead(tree: LiveTree) -> None:
     scheduler = refusing(tree)
     gone = [made(tree, tokens(200, n), 1.0 + n / 1e3) for n in range(4)]
     assert all(joins(scheduler, req) for req in gone)

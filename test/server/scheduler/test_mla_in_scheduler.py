@@ -22,7 +22,7 @@ def scheduled(model: Path, *arguments: str) -> dict[str, Any]:
 
 @pytest.mark.long
 @pytest.mark.timeout(PATIENCE_S)
-def test_mla_answers_alike_from_device_and_host(smollm2, tmp_path) -> None:
+def test_mla_answers_are_unchanged_from_device_and_host(smollm2, tmp_path) -> None:
     model = write_model(tmp_path / "model", smollm2, DEEPSEEK_V2)
     tiers = ("--enable-hierarchical-cache", "--hicache-ratio", "3")
     with ThreadPoolExecutor(2) as both:

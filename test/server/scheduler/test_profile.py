@@ -136,7 +136,9 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("what", DAMAGED)
-def test_a_damaged_profile_is_set_aside_and_learnt_anew(tmp_path: Path, what: str, caplog) -> None:
+def test_a_damaged_profile_is_set_aside_and_learning_restarts(
+    tmp_path: Path, what: str, caplog
+) -> None:
     path = tmp_path / "wa.json"
     path.write_bytes(DAMAGED[what])
     _check_policy(_arguments(path))  # what the launcher does

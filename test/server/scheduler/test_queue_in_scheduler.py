@@ -22,7 +22,7 @@ def scheduled(model: Path, *arguments: str, **environment: str) -> dict[str, Any
 
 
 @pytest.mark.timeout(PATIENCE_S)
-def test_short_ones_overtake_urgent_ones_go_first_and_answers_stay_equal(tiny_model) -> None:
+def test_short_and_urgent_requests_overtake_and_answers_are_unchanged(tiny_model) -> None:
     found = scheduled(tiny_model, *OURS, *FEW, *PRIORITIES, "--default-priority-value", "0")
     assert found["equal"]
     # Requests that end in the same step are listed by kind: a short one may fill an urgent batch.

@@ -20,7 +20,7 @@ def on_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         yield run
 
 
-def test_replicas_of_data_parallel_attention_are_apart_and_all_hear_of_hints(
+def test_dp_attention_replicas_are_separate_and_all_receive_hints(
     on_two_ranks: Run, tmp_path: Path
 ) -> None:
     """Each has its own requests, stamps, victims, TTLs and costs; none waits for the other's."""
@@ -35,7 +35,7 @@ def test_replicas_of_data_parallel_attention_are_apart_and_all_hear_of_hints(
     assert first["victims"] != second["victims"]
 
 
-def test_stages_of_a_pipeline_decide_alike(on_two_ranks: Run, tmp_path: Path) -> None:
+def test_stages_of_a_pipeline_decide_the_same(on_two_ranks: Run, tmp_path: Path) -> None:
     """The first stamps, and both see the same at the same points."""
     first, second = on_two_ranks("pipeline", tmp_path)
     assert first == second

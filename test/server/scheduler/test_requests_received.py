@@ -82,7 +82,7 @@ def test_grpc_carries_numbers_as_floats_and_fields_as_they_are() -> None:
     assert (stamp["category"], stamp["turn"], stamp["return_in_s"]) == ("agent", 3, 1.5)
 
 
-def test_wrong_fields_are_left_out_and_the_request_goes_on() -> None:
+def test_wrong_fields_are_dropped_and_the_request_continues() -> None:
     (custom,) = received(tokenized({"canopy_turn": -1.0, "other": "kept"}), smg_grpc_mode=True)
     assert custom["other"] == "kept"
     assert "turn" not in custom["canopy"]

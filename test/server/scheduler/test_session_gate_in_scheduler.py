@@ -253,7 +253,7 @@ def test_sessions_fade_by_the_schedulers_time() -> None:
 
 
 @pytest.mark.parametrize("always", [True, False])
-def test_two_ranks_with_equal_inputs_decide_alike(always: bool) -> None:
+def test_two_ranks_with_equal_inputs_decide_the_same(always: bool) -> None:
     ranks = Scheduler(always=always), Scheduler(always=always)
     seen: list[list[Any]] = [[], []]
     for scheduler, log in zip(ranks, seen, strict=True):
@@ -292,7 +292,7 @@ def gate(*typed: str) -> GateSettings | None:
     return ServerOptions(declared.read(RequestOptions, parser.parse_args(typed))).gate
 
 
-def test_the_gate_is_off_unless_asked_for() -> None:
+def test_the_gate_is_off_by_default() -> None:
     assert gate() is None
     assert gate("--canopy-session-gate", "off") is None
     assert gate("--canopy-session-gate", "auto") == GateSettings()

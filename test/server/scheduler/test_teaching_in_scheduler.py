@@ -13,7 +13,7 @@ REFUSED = {"invalid": 1, "queue": 1, "given_up": 2, "ttft_slo": 0}
 
 
 @pytest.mark.timeout(PATIENCE_S)
-def test_only_admitted_requests_teach_and_count_and_samples_do_so_once(tiny_model: Path) -> None:
+def test_only_admitted_requests_are_learnt_and_counted_once(tiny_model: Path) -> None:
     found = worked(
         "teaching_worker",
         tiny_model,

@@ -126,7 +126,7 @@ def test_a_plan_file_may_ask_for_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("typed", "told"), [((), True), (("--hicache-write-policy", "write_back"), False)]
 )
-def test_typed_next_to_a_plan_it_logs_which_write_policy_wins(
+def test_the_log_names_the_write_policy_that_overrides_a_plan(
     tmp_path, capsys, typed, told
 ) -> None:
     plan = tmp_path / "plan.json"

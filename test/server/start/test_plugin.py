@@ -137,7 +137,7 @@ def test_workers_import_our_application_unless_the_operator_names_one(
     assert refused == (then not in (None, *HTTP_APPS))
 
 
-def test_our_disk_tier_asked_for_without_a_command_line_is_refused_with_the_way_out() -> None:
+def test_the_disk_tier_without_a_command_line_is_refused_with_the_remedy() -> None:
     from sglang_canopy.server.scheduler.cache_factory import build
 
     server_args = supported(hicache_storage_backend="canopy")
@@ -267,7 +267,7 @@ def test_help_shows_what_most_need_and_where_the_rest_is() -> None:
 
 
 @pytest.mark.parametrize("policy", ["lru", "lfu", "fifo", "mru", "filo", "priority", "slru"])
-def test_sglangs_own_policies_work_unchanged_beside_canopy(policy: str) -> None:
+def test_sglangs_own_policies_work_unchanged_with_canopy(policy: str) -> None:
     tree = LiveTree(32, policy, core="python")
     for i in range(12):
         tree.insert([i] * 6)

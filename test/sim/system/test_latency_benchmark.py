@@ -49,7 +49,7 @@ def test_an_arm_with_a_default_is_run_again_when_the_default_changes(simulated, 
     assert simulated.fingerprint(arms["wa"]) != before["wa"]
 
 
-def test_the_load_at_a_target_lies_between_the_runs_around_it(simulated):
+def test_the_load_at_a_target_is_between_its_neighbouring_runs(simulated):
     import page
 
     points = [(0.6, 1.0), (0.8, 4.0), (0.95, 64.0)]

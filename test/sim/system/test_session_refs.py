@@ -111,7 +111,7 @@ def test_hits_and_counts_are_those_of_sglangs_own_tree(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_branches_of_several_sessions_go_as_from_sglangs_own_tree(seed: int) -> None:
+def test_branches_of_several_sessions_are_evicted_as_in_sglangs_tree(seed: int) -> None:
     draw = random.Random(seed)
     ours, theirs = Served(BLOCKS * 10), SGLangs(BLOCKS * 10)
     paths: list[tuple[int, ...]] = [()]
@@ -156,7 +156,7 @@ def talks() -> list:
     return made
 
 
-def test_closing_keeps_the_sessions_that_go_on() -> None:
+def test_closing_keeps_the_continuing_sessions() -> None:
     hits = {}
     for how in ("off", "kept", "closed"):
         config = SystemConfig(device_tokens=350, session_refs=how, **SGLANGS)
@@ -164,7 +164,7 @@ def test_closing_keeps_the_sessions_that_go_on() -> None:
     assert hits == {"off": 0, "kept": 0, "closed": 100}
 
 
-def test_the_host_is_ranked_alike_and_all_requests_are_served() -> None:
+def test_the_host_is_ranked_the_same_and_all_requests_are_served() -> None:
     host = TierSpec(400 * KV, 1e9, 1e9)
     config = SystemConfig(device_tokens=250, host=host, session_refs="closed", **SGLANGS)
     result = simulate_system(talks(), config, profile())
@@ -172,6 +172,6 @@ def test_the_host_is_ranked_alike_and_all_requests_are_served() -> None:
     assert (result.ttft_s > 0).all()
 
 
-def test_it_goes_with_sglangs_own_cache_alone() -> None:
+def test_it_needs_sglangs_own_cache() -> None:
     with pytest.raises(CanopyError, match="it goes with device_policy 'lru' and whole_nodes"):
         SystemConfig(device_tokens=100, session_refs="kept", device_policy="wa")

@@ -29,7 +29,7 @@ def system(trace, **options) -> LoadedSystem:
 
 
 @pytest.mark.parametrize("trace_rate", [2.0, 40.0])
-def test_the_saturation_is_one_over_the_prefill_time_whatever_the_traces_rate(trace_rate):
+def test_the_saturation_is_one_over_the_prefill_time_at_any_trace_rate(trace_rate):
     # 100 tokens of 1 ms, one request a step: 10 requests a second.
     assert system(poisson(1500, trace_rate)).saturation() == pytest.approx(10.0, rel=0.06)
 

@@ -53,7 +53,7 @@ def by_dram(every_s: float) -> list[SystemResult]:
     return [run(recurring(every_s), host=host(n)) for n in SIZES]
 
 
-def test_1_at_low_density_throughput_is_the_rate_of_arrival_whatever_the_storage():
+def test_1_at_low_density_throughput_is_the_arrival_rate_for_any_storage():
     results = by_dram(IDLE_S)
     for result in results:
         assert result.throughput_tokens_per_s == pytest.approx(101 / IDLE_S, rel=0.01)
@@ -136,7 +136,7 @@ def test_5_reads_and_writes_compete_for_one_channel():
     assert results[True].mean_ttft_s > results[False].mean_ttft_s
 
 
-def test_5_a_disk_too_small_to_take_what_dram_evicts_is_worth_nothing():
+def test_5_a_disk_too_small_for_drams_evictions_gains_nothing():
     # Every disk has room for all 27 prompts; the slowest writes 5 of 1,000 tokens per second.
     trace = recurring(BUSY_S, times=4)
     won = []

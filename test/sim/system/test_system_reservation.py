@@ -38,7 +38,7 @@ def sglangs(conservativeness: float):
     decoded=st.lists(st.integers(0, 300), max_size=6),
     after=st.lists(st.tuples(st.integers(1, 500), st.integers(0, 500)), min_size=1, max_size=6),
 )
-def test_the_ratio_decays_and_is_estimated_anew_as_sglangs(conservativeness, decoded, after):
+def test_the_ratio_decays_and_is_estimated_again_as_in_sglang(conservativeness, decoded, after):
     theirs, ours = sglangs(conservativeness), NewTokenRatio(conservativeness)
     for steps in decoded:
         for _ in range(steps):
@@ -201,7 +201,7 @@ def test_a_careful_setting_keeps_more():
     assert run(trace, device_tokens=1250, schedule_conservativeness=1.4).ttft_s[1] > 1.0
 
 
-def test_the_ratio_begins_anew_when_nothing_is_left_to_do():
+def test_the_ratio_restarts_when_the_queue_is_empty():
     run = _SystemRun(
         workload := Workload([request(t, (int(t) + 1,), output=100) for t in (0.0, 100.0)]),
         SystemConfig(device_tokens=1000), profile(), 0, OpenLoop(workload),

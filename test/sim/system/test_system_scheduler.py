@@ -30,13 +30,13 @@ def test_a_cached_prefix_costs_nothing_and_the_last_token_is_always_computed():
     assert list(result.ttft_s) == pytest.approx([0.1, 0.001])
 
 
-def test_a_request_that_comes_during_a_prefill_waits_for_its_end():
+def test_a_request_that_arrives_during_a_prefill_waits_for_its_end():
     result = run([request(0.0, range(1, 11)), request(0.04, range(101, 111))])
     assert list(result.ttft_s) == pytest.approx([0.1, 0.1 - 0.04 + 0.1])
     assert result.mean_queue_s == pytest.approx(0.06 / 2)
 
 
-def test_prefill_goes_first_and_a_decode_step_is_finished_before_it():
+def test_prefill_comes_first_after_the_running_decode_step():
     # The first request decodes from 0.1 on, steps of 10 ms; the second arrives in the middle of a step.
     result = run([request(0.0, range(1, 11), output=11), request(0.135, range(101, 111))])
     assert result.ttft_s[1] == pytest.approx(0.005 + 0.1)
@@ -64,7 +64,7 @@ def test_no_more_than_max_running_decode_together():
     assert run(trace, max_running=4).makespan_s == pytest.approx(4 * 0.01 + 1.0, rel=0.01)
 
 
-def test_a_request_waits_until_its_prompt_and_output_fit_beside_what_runs():
+def test_a_request_waits_until_its_prompt_and_output_fit():
     trace = [request(0.0, range(1, 11), output=101), request(0.01, range(101, 111), output=101)]
     result = run(trace, device_tokens=250)
     assert result.ttft_s[1] == pytest.approx(0.1 + 1.0 - 0.01 + 0.1)
@@ -83,7 +83,7 @@ def test_an_output_without_continuation_takes_room_until_eviction():
     assert result.peak_bytes_by_tier["device"] >= 199 * 1000
 
 
-def test_turns_wait_for_the_answer_before_them_when_asked_to():
+def test_with_turns_wait_a_turn_waits_for_the_previous_answer():
     first = request(0.0, range(1, 11), output=101, conversation="a")
     second = request(0.5, range(1, 21), conversation="a", turn=2)
     assert run([first, second]).cached_tokens[1] == 100

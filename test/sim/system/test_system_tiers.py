@@ -76,7 +76,7 @@ def test_one_cut_is_enough_where_the_need_is_no_multiple_of_a_block():
     tree.verify()
 
 
-def test_what_leaves_the_device_comes_back_from_the_host():
+def test_demoted_kv_is_loaded_from_the_host():
     result = run(rounds(10, 3), host=tier(2000))
     assert result.token_hit_ratio_by_tier["host"] == pytest.approx(2 / 3 * 0.99)
     assert result.token_hit_ratio_by_tier["device"] == 0.0

@@ -67,7 +67,7 @@ def test_all_that_was_held_is_free_when_the_disk_has_it(write_policy):
     assert instance.tree.host_used == held
 
 
-def test_the_host_keeps_what_the_disk_is_still_writing_and_drops_what_comes_later():
+def test_the_host_keeps_pages_being_written_and_drops_later_ones():
     # 200 of 300 host tokens are being written; a third prompt fits, a fourth does not.
     trace = [request(float(i), tuple(range(i * 10 + 1, i * 10 + 11))) for i in range(4)]
     made = served(trace, device_tokens=500, host=TierSpec(300 * KV, **FAST), disk=slow_disk(10.0))
