@@ -59,7 +59,7 @@ def test_every_file_is_in_a_room_of_the_map() -> None:
 
 
 @pytest.mark.parametrize("room", sorted(ROOMS))
-def test_a_room_imports_only_what_it_may(room: str) -> None:
+def test_a_room_imports_only_allowed_rooms(room: str) -> None:
     for path in files():
         if room_of(path) != room:
             continue

@@ -138,7 +138,7 @@ def test_a_key_that_is_wrong_is_refused_by_its_name(text: str, reason: str) -> N
         declared.keyed(Disk, "path")(text)
 
 
-def test_a_hidden_flag_is_taken_and_left_out_of_the_help() -> None:
+def test_a_hidden_flag_is_accepted_and_absent_from_the_help() -> None:
     @dataclass(frozen=True)
     class Advanced:
         depth: int = declare(1, "--advanced-depth", "How deep.", hidden=True)

@@ -66,7 +66,7 @@ def test_every_numbered_item_of_a_paper_has_a_row_with_its_result(paper: str) ->
 
 
 @pytest.mark.parametrize("paper", sorted(PAPERS))
-def test_where_a_row_points_exists(paper: str) -> None:
+def test_the_target_of_a_row_exists(paper: str) -> None:
     sys.path.insert(0, str(BENCHMARK))
     try:
         keys = {a.key for a in importlib.import_module(f"{paper}.artefacts").ARTEFACTS}

@@ -29,7 +29,7 @@ def test_a_hook_pays_for_itself(clock):
     assert said["thread_s"] == 7.0
 
 
-def test_what_the_hooked_function_does_is_not_the_hooks(clock):
+def test_a_hooks_time_excludes_the_hooked_function(clock):
     def original(seconds):
         clock[0] += seconds
         return seconds

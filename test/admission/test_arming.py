@@ -81,7 +81,7 @@ def others_come_and_go(gate: SessionGate, times: range) -> None:
         gate.hint_over(None, other.name)
 
 
-def test_agents_that_lose_what_they_left_are_held_back_and_the_youngest_is_paused() -> None:
+def test_thrashing_agents_are_held_and_the_youngest_is_paused() -> None:
     gate, (old, middle, young) = thrashing()
     assert gate.stats()["armed"]
     assert gate.stats()["paused_sessions"] == 1
@@ -125,7 +125,7 @@ def test_a_tenants_answers_classify_its_new_sessions() -> None:
         assert agents.is_one(new, Request(0.0, tenant=tenant)) is expected
 
 
-def test_what_is_kept_of_categories_is_bounded() -> None:
+def test_category_records_are_bounded() -> None:
     agents, gate = Agents(), SessionGate(GateSettings(), CAPACITY)
     for number in range(3000):
         session = Session(number, f"t{number}", None, 0.0, gate.model.categories.root)
@@ -238,7 +238,7 @@ def test_it_admits_all_for_a_while_if_holding_back_does_not_help() -> None:
     assert arming.may_arm(time + 600.0, 9.0)
 
 
-def test_it_stays_where_less_is_lost_than_at_the_worst_without_it() -> None:
+def test_it_stays_armed_while_less_is_lost_than_without_it() -> None:
     arming = Arming(CAPACITY, quiet_s=120.0, always=False)
     arming.answered(95, 100, 1.0)
     arming.arm(0.0)
@@ -248,7 +248,7 @@ def test_it_stays_where_less_is_lost_than_at_the_worst_without_it() -> None:
     assert arming.armed
 
 
-def test_what_is_paused_and_remembered_is_bounded_by_tenant() -> None:
+def test_paused_and_remembered_sessions_are_bounded_by_tenant() -> None:
     gate, _ = thrashing(max_paused=4)
     for number in range(50):
         client = Client(gate, f"x{number}", tenant="flood")

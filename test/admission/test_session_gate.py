@@ -135,7 +135,7 @@ def test_parallel_requests_of_one_conversation_are_sessions_of_their_own() -> No
     assert held == [False, True, True]
 
 
-def test_a_session_that_never_returns_gives_its_place_up() -> None:
+def test_a_session_that_never_returns_loses_its_place() -> None:
     gate = gate_of(100)
     assert turn(gate, Agent("a", 100), 0.0)
     ticket, _ = arrive(gate, Agent("b", 100), 1.0)
@@ -163,7 +163,7 @@ def test_learnt_curves_decide_how_long_a_silent_session_counts() -> None:
     assert not gate.holds(ticket)
 
 
-def test_aborted_requests_give_back_what_they_hold() -> None:
+def test_aborted_requests_release_their_places() -> None:
     gate = gate_of(100)
     first, _ = arrive(gate, Agent("a", 90), 0.0)
     second, _ = arrive(gate, Agent("b", 90), 0.0)
@@ -276,7 +276,7 @@ def test_a_conversation_that_ends_during_its_request_leaves_with_the_answer() ->
     assert turn(gate, Agent("b", 90), 1.0)
 
 
-def test_what_is_remembered_of_sessions_is_bounded() -> None:
+def test_session_records_are_bounded() -> None:
     gate = gate_of(10_000, max_sessions=50)
     assert turn(gate, Agent("mine", 10, tenant="honest"), 0.0)
     for i in range(300):

@@ -117,7 +117,7 @@ def test_memory_is_bounded_by_prompts_and_by_bytes(clean_log):
     assert len(numbers) == len(set(numbers)) == len(by_prompts.memory._segments)
 
 
-def test_what_was_forgotten_leaves_no_memory():
+def test_forgotten_prompts_use_no_memory():
     memory = Memory(most_prompts=1)
     for number in range(50):
         text = " ".join(prose(4, 20, number))

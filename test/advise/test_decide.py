@@ -11,7 +11,7 @@ def gain(label: str, points: float, low: float, high: float) -> Gain:
     return Gain(label, label, 0.2 + points / 100, points, low, high)
 
 
-def test_the_best_sure_gain_is_taken_with_its_interval():
+def test_the_best_certain_gain_is_recommended_with_its_interval():
     said = decide(0.2, 0.6, 0.5, [gain("canopy-lru", 1, 0.6, 1.4), gain("wa", 4, 3, 5)], **AT)
     assert said.flag == "wa"
     assert "24.0 % of the prompt tokens instead of the 20.0 %" in said.sentence
@@ -40,7 +40,7 @@ def test_lru_is_kept_for_a_reason(baseline, repeats, bound, points, says):
     assert says in said.sentence
 
 
-def test_an_uncertain_gain_is_not_taken():
+def test_an_uncertain_gain_is_not_recommended():
     said = decide(0.2, 0.6, 0.5, [gain("wa", 3, -0.1, 6)], **AT, more=" A disk would add 9.")
     assert said.flag == "lru"
     assert said.sentence.endswith("too little to act on. A disk would add 9.")

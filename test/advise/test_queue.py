@@ -51,7 +51,7 @@ def test_the_mean_wait_is_that_of_queueing_theory() -> None:
 
 
 @pytest.mark.parametrize(("busy", "want"), [(0.0, 1), (0.69, 1), (0.71, 2), (3.4, 5)])
-def test_so_many_servers_that_none_is_busier_than_seventy_percent(busy: float, want: int) -> None:
+def test_enough_servers_are_assumed_to_stay_below_seventy_percent(busy: float, want: int) -> None:
     assert servers_for(busy) == want
 
 

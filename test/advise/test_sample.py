@@ -52,7 +52,7 @@ def test_a_sample_has_whole_conversations_within_its_limit():
     assert [r.time_s for r in got] == sorted(r.time_s for r in got)
 
 
-def test_what_is_kept_does_not_depend_on_the_order():
+def test_the_sample_does_not_depend_on_the_order():
     rows = talks(200, 5)
     shuffled = rows[:]
     random.Random(3).shuffle(shuffled)
@@ -77,7 +77,7 @@ def test_blocks_are_merged_before_conversations_are_dropped():
 
 
 @pytest.mark.parametrize("named", [True, False])
-def test_a_scaled_cache_of_a_sample_hits_what_the_whole_one_does(named: bool, tmp_path: Path):
+def test_a_scaled_cache_of_a_sample_has_the_hit_ratio_of_the_whole(named: bool, tmp_path: Path):
     path = chat_log(tmp_path / "log.jsonl", 4000, named)
     whole = read_sample(path, "openai")
     part = read_sample(path, "openai", most_requests=1000)

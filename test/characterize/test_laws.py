@@ -42,7 +42,7 @@ def test_a_law_is_tested_on_later_reuse_than_it_was_fitted_on() -> None:
     assert row.survival.ks > 0.7
 
 
-def test_what_was_not_yet_known_when_the_first_half_ended_is_not_fitted() -> None:
+def test_reuse_after_the_first_half_is_not_fitted() -> None:
     """Every block returns once, after 10 s or after the middle: the fit sees only the 10 s."""
     soon = [(float(i), float(i) + 10.0) for i in range(0, 400)]
     late = [(float(i), 1200.0 + i) for i in range(500, 900)]

@@ -84,7 +84,7 @@ def test_next_turn_probabilities_by_category() -> None:
     assert math.isnan(rows["text-2"].over_time[0]) or rows["text-2"].over_time[0] == 0.0
 
 
-def test_requests_near_the_end_are_left_out_of_next_turns() -> None:
+def test_requests_near_the_end_do_not_count_in_next_turns() -> None:
     """The last request would be followed after the end, so it does not count as not followed."""
     trace = [ask(10.0 * i, [i], talk=str(i // 2), turn=i % 2 + 1) for i in range(41)]
     t = turns(observe(trace))

@@ -84,7 +84,7 @@ def test_the_pools_of_dp_ranks_are_one_capacity_as_the_report_states(tmp_path, c
     assert "4,096 tokens (max_total_num_tokens of all DP ranks" in capsys.readouterr().out
 
 
-def test_without_a_capacity_the_headline_names_where_lru_has_lost_five_points(tmp_path, capsys):
+def test_without_a_capacity_the_pool_at_which_lru_lost_five_points_is_assumed(tmp_path, capsys):
     got = plain_advice(tmp_path, served_log(tmp_path, None))
     said = capsys.readouterr().out.splitlines()
     sentence = got["decision"]["sentence"]
@@ -144,7 +144,7 @@ def test_advice_starts_a_server_that_can_be_tried_on(scanned_log, tmp_path, monk
     assert page.index("Use auto") < page.index("canopy trial --policy wa") < page.index("<h2>")
 
 
-def test_where_lru_is_to_be_kept_the_server_is_only_watched(tmp_path, monkeypatch, capsys):
+def test_if_lru_is_advised_the_server_is_only_observed(tmp_path, monkeypatch, capsys):
     words, plan = started(
         monkeypatch, served_log(tmp_path, 400_000), tmp_path, "sglang", "serve", "M"
     )
@@ -153,7 +153,7 @@ def test_where_lru_is_to_be_kept_the_server_is_only_watched(tmp_path, monkeypatc
     assert "Keep LRU" in capsys.readouterr().out
 
 
-def test_a_program_that_is_not_there_is_a_mistake(tmp_path, capsys):
+def test_a_missing_program_is_an_error(tmp_path, capsys):
     log = served_log(tmp_path, 400_000)
     status, _ = advise(tmp_path, log, "--start", "no-such-server")
     assert status == 2

@@ -5,7 +5,7 @@ import pytest
 from canopy_lab.cli.main import COMMANDS, main, parser_of
 
 
-def test_there_are_at_most_thirteen():
+def test_the_number_of_commands_is_bounded():
     assert len({name.split()[0] for name in COMMANDS}) <= 13
 
 
@@ -22,7 +22,7 @@ def test_each_declares_its_options(name):
         (["serve-me"], "unknown command 'serve-me'"),
     ],
 )
-def test_a_command_that_is_none_is_answered_with_those_there_are(argv, says, capsys):
+def test_an_unknown_command_is_answered_with_the_known_ones(argv, says, capsys):
     with pytest.raises(SystemExit) as end:
         main(argv)
     assert end.value.code == 2

@@ -154,7 +154,7 @@ def test_a_plan_and_its_file_use_the_policy_that_advise_finds(scanned, tmp_path,
     assert {row["policy"] for row in rows} == {"canopy-lru"}
 
 
-def test_limits_that_cannot_be_met_name_what_binds_and_the_nearest_point(plan, capsys):
+def test_unmet_limits_name_the_binding_one_and_the_nearest_point(plan, capsys):
     status, report = plan("--slo", "p99_ttft<1us,cost<1000")
     said = capsys.readouterr().out
     assert status == 1
@@ -267,7 +267,7 @@ def test_a_trace_that_cannot_be_planned_for(plan, trace, capsys, content, messag
     assert message in capsys.readouterr().err
 
 
-def test_prompts_that_the_device_cannot_hold_are_left_out_and_counted(plan, trace, capsys):
+def test_prompts_larger_than_the_device_are_skipped_and_counted(plan, trace, capsys):
     """A server of this size refuses them, so the plan is for the others."""
     long = {"timestamp": 10**6, "input_length": 29_950, "output_length": 9, "hash_ids": [*range(10**6, 10**6 + 59)]}  # fmt: skip
     trace.write_text(trace.read_text() + json.dumps(long) + "\n")
@@ -330,7 +330,7 @@ def test_gpus_are_compared_on_the_same_requests(plan, trace, capsys):
     assert "1 of 121 requests need more than the smallest of these devices holds" in said
 
 
-def test_what_happens_at_twice_the_traffic(plan, capsys):
+def test_twice_the_traffic_is_simulated(plan, capsys):
     more = (
         "--search",
         "dram_levels=2,loads=2",

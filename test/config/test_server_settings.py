@@ -108,7 +108,7 @@ def test_a_plan_sets_sglangs_arguments(tmp_path) -> None:
     assert json.loads(given[EXTRA_CONFIG]) == {"prefetch_threshold": 512}
 
 
-def test_what_is_typed_wins_and_extra_configurations_are_joined(tmp_path) -> None:
+def test_typed_settings_win_and_extra_configurations_are_merged(tmp_path) -> None:
     path = written(tmp_path, server=PLANNED)
     typed = ["--page-size", "16", "--enable-hicache", EXTRA_CONFIG, '{"path": "/kv"}']
     added, overruled = arguments_of_plan(path, typed)
@@ -119,7 +119,7 @@ def test_what_is_typed_wins_and_extra_configurations_are_joined(tmp_path) -> Non
     assert joined == {"prefetch_threshold": 512, "path": "/kv"}
 
 
-def test_a_share_of_a_shared_store_is_what_a_server_lends(tmp_path) -> None:
+def test_a_server_lends_its_share_of_a_shared_store(tmp_path) -> None:
     server = ServerSettings(hicache_storage_backend="mooncake")
     path = written(tmp_path, server=server, disk_bytes=1 << 30)
     where = '{"master_server_address": "127.0.0.1:50051"}'

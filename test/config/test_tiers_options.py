@@ -116,7 +116,7 @@ def test_nodes_carry_the_labels_of_the_policy_that_learns() -> None:
         ({"canopy_plan": "no/such/plan.json"}, "--canopy-plan: cannot read the plan file"),
     ],
 )
-def test_a_mistake_names_the_option_and_what_is_allowed(given: dict, says: str) -> None:
+def test_an_error_names_the_option_and_the_allowed_values(given: dict, says: str) -> None:
     with pytest.raises(CanopyError) as refusal:
         tier_options(given)
     assert says in str(refusal.value)

@@ -102,7 +102,7 @@ def test_slots_are_collected_and_packed() -> None:
     assert packed.tolist() == [32, 34, 17, 0, 0, 0]
 
 
-def test_a_draft_sees_the_sequence_and_what_is_above_it() -> None:
+def test_a_draft_attends_to_the_sequence_and_its_ancestors() -> None:
     heads, kv_heads, size, drafts = 4, 2, 8, 4
     draw = torch.Generator().manual_seed(2)
     keys, values = (torch.randn(64, kv_heads, size, generator=draw) for _ in range(2))

@@ -49,7 +49,7 @@ def sglangs() -> str:
 
 
 @pytest.mark.parametrize("title", [*PANELS, *ALERTS])
-def test_a_query_reads_what_there_is(title) -> None:
+def test_a_query_reads_existing_series(title) -> None:
     query = ({**PANELS, **ALERTS})[title].replace("$__rate_interval", "1m")
     promql_parser.parse(query)  # raises if it is not PromQL
     names = re.findall(r"\b((?:canopy|sglang):\w+)", query)
@@ -80,7 +80,7 @@ def test_every_series_of_faults_has_an_alert() -> None:
         assert PREFIX + name in told
 
 
-def test_the_file_is_what_the_script_writes() -> None:
+def test_the_file_equals_the_scripts_output() -> None:
     written = json.loads(dashboard.OUT.read_text(encoding="utf-8"))
     assert written == dashboard.dashboard()
 

@@ -164,7 +164,7 @@ def test_an_image_ends_as_the_manifests_user(file, pod) -> None:
     assert f"useradd --uid {user[-1]} " in " ".join(lines)
 
 
-def test_a_file_that_an_image_installs_from_is_there_and_pinned() -> None:
+def test_requirement_files_of_images_exist_and_are_pinned() -> None:
     text = (DEPLOY / "Dockerfile.cpu").read_text(encoding="utf-8")
     pins = (ROOT / "requirements" / "pins.txt").read_text(encoding="utf-8")
     for name in re.findall(r"(?:-r|-c) (requirements/[\w.-]+)", text):

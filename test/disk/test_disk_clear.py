@@ -58,7 +58,7 @@ def test_clearing_many_roots_sorts_nothing_for_each(tmp_path, monkeypatch) -> No
     assert len(sorts) <= 1
 
 
-def test_a_reader_and_a_writer_under_way_meet_an_empty_store(tmp_path) -> None:
+def test_a_running_reader_and_writer_see_an_empty_store(tmp_path) -> None:
     store = store_at(tmp_path, pages=8)
     put(store, chain("a", 4))
     read, write = store.state.segments.read, store.state.segments.write
@@ -153,7 +153,7 @@ def test_clearing_visits_no_page_and_no_tenant(tmp_path, monkeypatch) -> None:
     store.verify()
 
 
-def test_a_sweep_releases_what_was_cleared_in_slices(tmp_path, monkeypatch) -> None:
+def test_a_sweep_releases_cleared_pages_in_slices(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("sglang_canopy.disk.state.SLICE", 4)
     store = store_at(tmp_path, pages=64, quotas={"*": 1 << 20})
     for i in range(10):
@@ -188,7 +188,7 @@ def test_clearing_waits_for_no_commit(tmp_path) -> None:
     assert len(store) == 0
 
 
-def test_the_policy_keeps_what_it_has_learnt(tmp_path) -> None:
+def test_the_policy_keeps_its_learnt_state(tmp_path) -> None:
     store = store_at(tmp_path, policy=make_policy("wa"))
     put(store, chain("a", 2))
     model = store.policy.model

@@ -40,7 +40,7 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "-l", str(place)], check=True)
 
 
-def test_a_full_disk_keeps_what_is_there_and_reuses_its_room(small_disk, caplog):
+def test_a_full_disk_keeps_its_pages_and_reuses_slots(small_disk, caplog):
     store = store_at(small_disk / "store", pages=1000)
     written = [put(store, chain(i, 10)) for i in range(60)]
     stored = sum(map(sum, written))
@@ -125,7 +125,7 @@ def test_a_read_only_disk_at_start_means_no_disk_tier(small_disk, caplog):
     assert len(said(caplog)) == 1
 
 
-def test_a_disk_that_turns_read_only_still_serves_what_it_has(tmp_path, monkeypatch, caplog):
+def test_a_disk_that_turns_read_only_still_serves_its_pages(tmp_path, monkeypatch, caplog):
     store = store_at(tmp_path)
     put(store, chain("a", 2))
 
@@ -179,7 +179,7 @@ def test_a_corrupted_page_is_dropped_with_its_subtree(tmp_path, caplog):
     assert store_at(tmp_path, pages=16).leading(trunk) == 1
 
 
-def test_a_segment_cut_short_loses_only_what_was_cut(tmp_path):
+def test_a_truncated_segment_loses_only_the_cut_pages(tmp_path):
     store = store_at(tmp_path)
     put(store, chain("a", 6))
     store.close()

@@ -164,7 +164,7 @@ def test_a_new_folder_that_the_full_disk_has_no_room_for_is_tried_again(tmp_path
     store.close()
 
 
-def test_a_folder_of_other_files_in_its_place_is_left_alone(tmp_path):
+def test_a_folder_of_other_files_is_not_touched(tmp_path):
     top = tmp_path / "store"
     store = store_at(top, pages=64)
     shutil.rmtree(top)
@@ -177,7 +177,7 @@ def test_a_folder_of_other_files_in_its_place_is_left_alone(tmp_path):
     store.close()
 
 
-def test_writers_and_readers_under_way_do_no_harm(tmp_path):
+def test_running_writers_and_readers_do_no_harm(tmp_path):
     """A write that began in the old folder is not found in the new folder, and all counts stay right."""
     top = tmp_path / "store"
     store = store_at(top, pages=64, quotas={"a": 64 * PAGE})
@@ -210,7 +210,7 @@ def test_writers_and_readers_under_way_do_no_harm(tmp_path):
     store.close()
 
 
-def test_a_transfer_under_way_creates_no_file_in_the_new_folder(tmp_path, monkeypatch):
+def test_a_running_transfer_creates_no_file_in_the_new_folder(tmp_path, monkeypatch):
     top = tmp_path / "store"
     store = store_at(top, pages=64)
     entered, go_on = threading.Event(), threading.Event()

@@ -12,7 +12,7 @@ from support.disk_pages import PAGE, chain, get, put, store_at
 TESTS = Path(__file__).parents[1]
 
 
-def test_a_busy_folder_is_taken_once_it_is_free_with_its_pages(tmp_path, caplog) -> None:
+def test_a_busy_folder_is_used_with_its_pages_once_it_is_free(tmp_path, caplog) -> None:
     first = store_at(tmp_path)
     put(first, chain("a", 3))
     second = store_at(tmp_path)
@@ -46,7 +46,7 @@ def test_a_read_only_disk_is_used_once_it_can_be_written(tmp_path, monkeypatch) 
     assert store.counters.faults == {"read-only": 1}
 
 
-def test_a_start_that_fails_half_way_leaves_nothing_behind(tmp_path, monkeypatch) -> None:
+def test_a_failed_start_leaves_nothing_behind(tmp_path, monkeypatch) -> None:
     store = store_at(tmp_path)
     put(store, chain("a", 4), tenant="t", keep_until=5000.0)
     store.close()

@@ -14,7 +14,7 @@ from sglang_canopy.ttl.table import Group, TTLTable
 from support.disk_pages import PAGE, Clock, chain, content, get, metas, page_key, put, store_at
 
 
-def test_reads_back_what_was_written(tmp_path):
+def test_reads_back_written_pages(tmp_path):
     store = store_at(tmp_path)
     keys = chain("a", 4)
     assert put(store, keys) == [True] * 4
@@ -58,7 +58,7 @@ def test_a_page_without_its_prefix_is_not_written(tmp_path):
     assert len(store) == 0
 
 
-def test_what_does_not_fit_is_cut_at_the_tail(tmp_path):
+def test_a_path_that_does_not_fit_is_cut_at_the_tail(tmp_path):
     store = store_at(tmp_path, pages=3)
     assert put(store, chain("a", 5)) == [True, True, True, False, False]
     assert store.leading(chain("a", 5)) == 3
@@ -124,7 +124,7 @@ def test_ttl_ends_a_page_that_is_not_used(tmp_path):
     assert sum(store.counters.residency_s) == 3
 
 
-def test_a_prefix_lives_as_long_as_what_is_below_it(tmp_path):
+def test_a_prefix_lives_as_long_as_its_subtree(tmp_path):
     store = store_at(tmp_path, ttl=TTLTable(residual_ttl_s=100.0))
     keys = chain("a", 3)
     put(store, keys[:2])
@@ -267,7 +267,7 @@ def test_a_tenant_over_its_quota_loses_its_own_pages(tmp_path, named):
     store.verify()
 
 
-def test_a_tip_that_is_taken_uncovers_the_page_above(tmp_path):
+def test_an_evicted_tip_exposes_the_page_above(tmp_path):
     store = store_at(tmp_path, pages=4)
     put(store, chain("a", 4))
     store.clock.now += 1
@@ -320,7 +320,7 @@ def test_a_folder_with_other_files_is_refused(tmp_path):
     assert (tmp_path / "letters.txt").read_text() == "dear"
 
 
-def test_a_smaller_capacity_keeps_what_fits(tmp_path):
+def test_a_smaller_capacity_keeps_the_pages_that_fit(tmp_path):
     store = store_at(tmp_path, pages=16)
     put(store, chain("a", 8))
     store.clock.now += 1

@@ -64,7 +64,7 @@ def test_it_holds_no_line_of_sglangs() -> None:
     assert [line for line in lines if not line.startswith((*head, "+"))] == []
 
 
-def test_the_page_counts_what_there_is() -> None:
+def test_the_page_states_the_true_counts() -> None:
     lines = added()
     assert f"{sum(lines.values())} lines" in PAGE
     assert f"{lines[NEW]} of them" in PAGE

@@ -111,7 +111,7 @@ def test_without_a_device_flag_cuda_is_assumed(reports) -> None:
         ("bad policy's option", "--radix-eviction-policy-config"),
     ],
 )
-def test_what_the_server_would_stop_for_is_its_own_sentence(reports, line, part) -> None:
+def test_refusals_have_the_servers_own_message(reports, line, part) -> None:
     assert reports[line]["code"] == 1
     (said,) = of_kind(reports[line], REFUSED)
     assert part in said
@@ -127,7 +127,7 @@ def test_a_command_line_that_cannot_be_read_is_a_mistake(reports, line, part) ->
     assert "Traceback" not in reports[line]["said"]
 
 
-def test_a_port_that_is_taken_and_a_folder_that_is_none_are_faults(reports) -> None:
+def test_a_used_port_and_a_missing_folder_are_faults(reports) -> None:
     (port,) = of_kind(reports["busy port"], FAULT)
     assert "cannot be used" in port
     (folder,) = of_kind(reports["disk"], FAULT)
@@ -182,7 +182,7 @@ def test_no_key_is_ever_shown(secret, joined) -> None:
     assert HIDDEN in shown
 
 
-def test_a_switch_after_a_key_is_not_taken_for_its_value() -> None:
+def test_a_switch_after_a_key_is_not_its_value() -> None:
     assert masked(["--api-key", "--port", "3"]) == ["--api-key", "--port", "3"]
 
 

@@ -25,7 +25,7 @@ CELLS = [(setup, part) for setup in SETUPS for part in parts()]
 EACH = pytest.mark.parametrize(("setup", "part"), CELLS, ids=lambda one: getattr(one, "name", one))
 
 TESTED = {
-    "storage/test_mooncake_tree.py::test_a_tree_reads_what_another_one_wrote_at_the_same_time": [
+    "storage/test_mooncake_tree.py::test_a_tree_reads_pages_that_another_is_writing": [
         ("HiCache storage `mooncake`", "host")
     ],
     "e2e/test_canopy_server.py::test_a_prefix_is_found_again_and_the_pool_evicts": [
@@ -92,7 +92,7 @@ TESTED = {
     "radix/test_sglang_kit.py::test_no_slot_of_two_tiers_is_lost_or_used_twice": [
         ("pages of 1 token", "host")
     ],
-    "e2e/test_three_tiers.py::test_host_memory_as_a_buffer_only_gives_pages_of_the_disk_back": [
+    "e2e/test_three_tiers.py::test_buffer_only_host_memory_returns_pages_of_the_disk": [
         ("pages of 16 tokens", "disk")
     ],
     "e2e/test_chunk_windows.py::test_windows_pages_and_retraction": [
@@ -109,7 +109,7 @@ TESTED = {
         ("the overlap schedule", "chunks"),
         ("`--enable-mixed-chunk`", "chunks"),
     ],
-    "e2e/test_queue_order.py::test_every_answer_is_what_it_is_alone": [
+    "e2e/test_queue_order.py::test_every_answer_equals_the_answer_alone": [
         ("chunked prefill", "device")
     ],
     "e2e/test_queue_order.py::test_short_requests_overtake_and_priorities_come_first": [
@@ -170,7 +170,7 @@ def test_a_cell_has_a_test_that_exists_or_a_reason_why_there_is_none(setup, part
 
 
 @EACH
-def test_what_is_refused_in_the_table_is_refused_at_the_start(setup, part) -> None:
+def test_set_ups_refused_in_the_table_are_refused_at_the_start(setup, part) -> None:
     given = SimpleNamespace(**{setup.option: setup.value})
     why = refused(part, given)
     assert (setup.cell(part).state == REFUSED) == (why is not None)
@@ -196,7 +196,7 @@ def test_names_are_unique() -> None:
     assert len(set(names)) == len(names)
 
 
-def test_what_a_server_uses_untried_is_found() -> None:
+def test_untested_features_of_a_server_are_found() -> None:
     server = SimpleNamespace(device="cuda", tp_size=2, page_size=16)
     (found, parts), *more = untested(server, ("device", "host"))
     assert (found.name, parts, more) == ("CUDA", ["device", "host"], [])

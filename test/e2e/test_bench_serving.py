@@ -46,7 +46,7 @@ def chat(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("allowed", [None, 500])
-def test_a_turn_hits_what_the_turn_before_it_generated(
+def test_a_turn_hits_the_previous_answer(
     client: Any, tiny_model: Path, chat: Path, tmp_path: Path, allowed: int | None
 ) -> None:
     out = tmp_path / "out.json"
@@ -157,7 +157,7 @@ def test_a_servers_own_log_reads_back_as_the_trace_it_was_sent(
             assert request.blocks[:full] == before.blocks[:full]
 
 
-def test_what_cannot_run_ends_with_one_line(
+def test_an_impossible_run_ends_with_one_line(
     client: Any,
     tiny_model: Path,
     chat: Path,

@@ -127,7 +127,7 @@ def test_the_internal_route_gives_no_command_over_chunks(client) -> None:
     assert delete(client, name, cache_salt="a")["kv_deleted"]  # it was all there
 
 
-def test_what_every_client_may_read_has_no_addresses_and_no_lengths_of_chunks(client) -> None:
+def test_public_answers_have_no_addresses_or_lengths_of_chunks(client) -> None:
     name = client.post("/canopy/chunks", {"text": TEXT, "cache_salt": "a"})["id"]
     for shown in (client.get("/server_info"), client.get("/canopy/chunks")):
         assert name not in shown

@@ -129,7 +129,7 @@ def test_tenants_share_nothing(client) -> None:
     assert report(other)["missing_chunks"] == 4
 
 
-def test_what_cannot_be_fused_runs_normally_and_is_counted(client) -> None:
+def test_requests_that_cannot_be_fused_run_normally_and_are_counted(client) -> None:
     learn(client, [(0, 1, 2, 3)])
     ids, bounds = prompt((1, 3, 0, 2), 3)
     said = {"temperature": 0, "max_new_tokens": 2, "custom_params": {"canopy_chunks": bounds}}
@@ -149,7 +149,7 @@ def test_what_cannot_be_fused_runs_normally_and_is_counted(client) -> None:
 
 
 @pytest.mark.parametrize("selector", ["question", "frequency"])
-def test_every_way_to_choose_serves(client, selector) -> None:
+def test_every_selector_serves(client, selector) -> None:
     learn(client, [(0, 1, 2, 3)])
     fused = report(ask(client, *prompt((3, 0, 2, 1), 11), 2, canopy_selector=selector))
     assert fused["fused"]
@@ -250,9 +250,7 @@ def tool_results(texts) -> list[dict]:
 
 
 @pytest.mark.parametrize("said", [stuffed, tool_results])
-def test_what_clients_libraries_send_is_reused_and_nothing_retrieved_is_a_plain_prompt(
-    client, said
-) -> None:
+def test_documents_of_client_libraries_are_reused(client, said) -> None:
     texts = [f"{said.__name__}: {f} It was seen at the old mill by the sea." * 2 for f in FACTS[:3]]
 
     def usage(found):

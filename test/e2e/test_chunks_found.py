@@ -69,7 +69,7 @@ def test_plain_texts_and_chats_reuse_registered_documents_in_any_order(client, r
     assert told["reused"] + told["recomputed"] == length
 
 
-def test_full_recompute_where_they_are_found_is_plain_serving(client, registered) -> None:
+def test_full_recompute_of_found_documents_equals_plain_serving(client, registered) -> None:
     text = "\n".join([TEXTS[2], TEXTS[0], "Which is older?"])
     said = {"max_new_tokens": 8, "temperature": 0}
     answers = [
@@ -100,7 +100,7 @@ def test_no_tenant_finds_others_or_deleted_documents(client) -> None:
     assert refused(client, f"/canopy/chunks/{name}/pin?extra_key=one", {})[0] == 400
 
 
-def test_what_is_found_can_be_pinned(client, registered) -> None:
+def test_found_documents_can_be_pinned(client, registered) -> None:
     name = registered[0]["id"]
     assert client.post(f"/canopy/chunks/{name}/pin", {}) == {"id": name, "pinned": True}
     assert client.post(f"/canopy/chunks/{name}/unpin", {}) == {"id": name, "pinned": False}

@@ -95,7 +95,7 @@ def serve_all(client: Any, asked: list, changes: tuple[dict[str, Any], ...]) -> 
 
 
 @pytest.mark.long
-def test_under_load_every_answer_is_that_of_the_server_that_never_switched(client) -> None:
+def test_answers_under_load_equal_those_without_exchanges(client) -> None:
     asked = conversations(100, seed=4)
     before = serve_all(client, asked, ())
     assert posted(client) == []

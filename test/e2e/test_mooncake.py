@@ -64,7 +64,7 @@ def test_two_servers_at_once_share_pages_and_ttls_become_pins(
         (PageMeta(group=-1, keep_until=900.0), 0.0),  # over
     ],
 )
-def test_a_page_is_pinned_for_what_canopy_would_keep_it(meta: PageMeta | None, pin: float) -> None:
+def test_a_page_is_pinned_for_its_ttl(meta: PageMeta | None, pin: float) -> None:
     groups = (Group(7, 600.0), Group(8, math.inf))
     table = TTLTable(groups, residual_ttl_s=0.0, categories={"api": 30.0})
     assert pin_s(meta, table, 1000.0) == pin

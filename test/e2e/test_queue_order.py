@@ -46,7 +46,7 @@ def ours(shared_server, smollm2):
 
 
 @pytest.mark.long
-def test_every_answer_is_what_it_is_alone(ours) -> None:
+def test_every_answer_equals_the_answer_alone(ours) -> None:
     asked = prompts(24, seed=1)
     alone = one_by_one(ours, asked)
     ours.flush()

@@ -25,7 +25,7 @@ def test_three_tiers_leave_answers_unchanged_and_a_restart_is_served_from_disk(t
 
 
 @pytest.mark.long
-def test_host_memory_as_a_buffer_only_gives_pages_of_the_disk_back(server, tiny_model, tmp_path):
+def test_buffer_only_host_memory_returns_pages_of_the_disk(server, tiny_model, tmp_path):
     extra = {"path": str(tmp_path / "disk"), "capacity_gb": 0.1, "prefetch_threshold": 16}
     flags = (
         *("--page-size", "16", "--radix-eviction", "wa"),

@@ -43,7 +43,7 @@ def sampled(client: Any, requests: int) -> dict[str, Any]:
 
 
 @pytest.mark.long
-def test_a_server_under_sglangs_lru_is_watched_and_answers_as_without(server, tiny_model):
+def test_a_server_under_sglangs_lru_is_observed_and_answers_are_unchanged(server, tiny_model):
     asked = conversations(60)
     answers = []
     for flags in ([], ["--canopy-observe", "--enable-metrics"]):

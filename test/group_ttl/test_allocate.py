@@ -65,7 +65,7 @@ def test_sparse_groups_shrink_to_the_overall_curve() -> None:
     assert leaning[0] == pytest.approx(alone[0], abs=0.02)
 
 
-def test_a_group_that_is_not_reused_gives_its_bytes_to_one_that_is() -> None:
+def test_bytes_of_an_unused_group_go_to_a_reused_one() -> None:
     hot, cold = [(30.0, 100)] * 10, [(None, 100)] * 10
     curves = counted([hot, cold], 100.0).exact()
     budget = 10 * 100 * 30.0 / 100

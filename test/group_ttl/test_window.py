@@ -35,7 +35,7 @@ def seen(seconds: float = 3600.0) -> PathSnapshot:
     return log.snapshot()
 
 
-def test_what_everything_runs_through_is_no_group_and_the_tenants_are() -> None:
+def test_a_prefix_of_all_requests_is_no_group_and_tenants_are() -> None:
     log = seen()
     budget = fixed_ttls(segments_of(log), [30.0])[0].mean_tokens
     found = choose_groups(segments_of(log), budget, GroupSelection(8))

@@ -59,7 +59,7 @@ def kernels_in_the_source() -> set[str]:
 
 
 @pytest.mark.parametrize("arch", ahead.ARCHES)
-def test_every_kernel_is_among_what_is_compiled_ahead_of_time(arch):
+def test_every_kernel_is_compiled_ahead_of_time(arch):
     found = {s.kernel.__name__ for s in specialisations(arch)}
     assert found == kernels_in_the_source()
 

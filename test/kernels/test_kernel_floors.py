@@ -35,7 +35,7 @@ def test_parts_cost_their_writing_and_merging_but_no_matrix_work():
     assert split.flops - whole.flops == 2 * 2 * 8 * 2 * 16  # the merge of 8 parts of 2 rows
 
 
-def test_the_decomposition_covers_what_the_tiles_cover():
+def test_decomposition_and_tiles_cover_the_same_pairs():
     rows = [list(range(0, 4096, 6))]
     of = Heads()
     floor = floors.attention_floor(rows, [4096], of)
@@ -52,7 +52,7 @@ def test_blocks_of_64_leave_half_of_a_tile_that_packs_no_heads_empty():
     assert whole.flops < 1.05 * packed.flops
 
 
-def test_no_way_is_below_its_floor_and_the_new_tiles_are_below_the_old():
+def test_no_kernel_is_below_its_floor_and_new_tiles_beat_the_old():
     of = Heads()
     rows = [sorted({(7 * i * i) % 4096 for i in range(700)})]
     floor = floors.attention_floor(rows, [4096], of)

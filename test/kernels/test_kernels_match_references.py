@@ -133,7 +133,7 @@ def test_rope_scatter(case, count):
 
 
 @every_case
-def test_rope_scatter_takes_the_rows_of_several_chunks_where_they_are(case):
+def test_rope_scatter_reads_rows_of_several_chunks_in_place(case):
     dim, _, heads, dtype, page, layout = case
     torch.manual_seed(page)
     counts = [3, 0, 21, 9]

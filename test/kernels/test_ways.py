@@ -51,7 +51,7 @@ def test_the_nearest_measured_prompt_decides(measured) -> None:
     assert not faster([300], [5000], way="flashinfer")
 
 
-def test_a_section_that_failed_gives_no_row() -> None:
+def test_a_failed_section_has_no_row() -> None:
     assert len(ways.of_report({**REPORT, "attention": [{"failed": "no memory"}]})) == 0
     assert ways.of_report({"device": "A chip"}) == []
 

@@ -22,7 +22,7 @@ def report(ttft, *, due=None, end=None, prompt=None, sessions=None, **options) -
     return latency_report(due, ttft, end, prompt, sessions, **options)
 
 
-def test_the_warm_up_is_left_out_by_when_requests_were_due():
+def test_the_warm_up_is_excluded_by_due_time():
     made = report([9.0, 1.0, 1.0, 3.0, 9.0], due=[0, 3, 2, 1.5, 1], warm_up_share=0.4)
     assert made.requests == 3
     assert made.ttft_s.mean == pytest.approx(5 / 3)

@@ -117,7 +117,7 @@ def test_extremes_take_the_cheapest_of_nearly_equal_ones():
     assert gains["cost_saved"] == pytest.approx(1 / 6)
 
 
-def test_reasons_name_what_a_neighbour_costs_and_wins():
+def test_reasons_name_a_neighbours_cost_and_gain():
     limits = parse_constraints(["mean_ttft<1.5s"])
     assert "misses mean_ttft<1.5s (mean_ttft is 2 s)" in why_not(ROWS[1], ROWS[0], limits, COST)
     reason = why_not(ROWS[1], ROWS[2], limits, COST)

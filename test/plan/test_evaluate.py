@@ -104,7 +104,7 @@ def test_a_killed_plan_resumes(tmp_path):
         assert third.simulated == 0
 
 
-def test_what_is_kept_can_be_read_by_its_owner_only(tmp_path):
+def test_cached_results_are_readable_by_their_owner_only(tmp_path):
     folder = tmp_path / "new"
     with Evaluator(work(), cache=folder) as evaluate:
         evaluate(SOME[:1])

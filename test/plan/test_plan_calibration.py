@@ -32,7 +32,7 @@ def test_a_row_is_that_of_the_result_file(row) -> None:
         assert getattr(row, key) == pytest.approx(mean, abs=0.006), key
 
 
-def test_calibrated_metrics_are_those_that_held_what_was_stated() -> None:
+def test_calibrated_metrics_held_as_often_as_stated() -> None:
     held = {
         row.metric + "_s" for row in CALIBRATIONS if row.held > row.stated and row.sure_held > 0.9
     }
@@ -67,5 +67,5 @@ def test_confidence_is_calibrated_rather_than_the_share_of_draws() -> None:
     assert (SLOPE, SHIFT) == (0.5, 0.15)
 
 
-def test_the_plan_prints_what_is_not_covered() -> None:
+def test_the_plan_prints_the_limits_of_its_confidence() -> None:
     assert calibration_text()[-1].lstrip().startswith("not covered: a change of the traffic")

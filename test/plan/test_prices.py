@@ -72,12 +72,12 @@ def test_small_pages_are_many_operations():
     assert d.per_hour(10, mib_s=1000.0, page_bytes=1 << 14) > d.per_hour(10, mib_s=1000.0)
 
 
-def test_what_is_paid_by_use_pays_for_what_moves():
+def test_storage_billed_by_use_pays_for_transfers():
     d = disk(billing="used", read_per_gib=0.03, write_per_gib=0.06)
     assert d.transfers(2 * 2**30, 2**30) == pytest.approx(0.12)
 
 
-def test_iops_cost_each_step_at_its_own_price_beyond_what_is_included():
+def test_iops_beyond_the_included_cost_each_step_at_its_price():
     d = disk(
         per_gib_month=0,
         iops={"amount": 70_000, "included": 2_000, "per_month": [[32e3, 0.5], [64e3, 0.2], [None, 0.1]]},
@@ -99,7 +99,7 @@ def test_a_size_is_sold_in_steps_and_from_a_smallest_on():
     assert d.per_hour(1) == d.per_hour(375) < d.per_hour(376)
 
 
-def test_a_disk_billed_by_use_costs_what_it_held():
+def test_a_disk_billed_by_use_costs_its_held_bytes():
     d = disk(billing="used")
     assert d.per_hour(1000, used_gib=40) * 730 == pytest.approx(4)
     assert d.per_hour(1000) * 730 == pytest.approx(100)

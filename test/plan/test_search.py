@@ -95,7 +95,7 @@ def test_the_search_ends_at_the_tolerance_and_reports_the_rest():
         assert won / had - 1 <= 2 * coarse.left
 
 
-def test_a_line_that_midpoints_made_is_followed_to_where_it_ends():
+def test_a_line_of_midpoints_is_followed_to_its_end():
     """A slow disk that is worth the more, the more DRAM there is: the coarse grid has one point of
     it, and its best is beyond the sizes that were tried with it."""
 
@@ -118,7 +118,7 @@ def test_sizes_are_found_that_no_doubling_reaches():
     assert min(chosen) >= SPACE.least_gib
 
 
-def test_bandwidth_is_searched_where_a_class_sells_it():
+def test_bandwidth_is_searched_if_a_class_sells_it():
     class Sold(Cache):
         def row(self, c):
             narrow = 100 / c.disk_mib_s if c.disk else 0.0
@@ -134,7 +134,7 @@ def test_bandwidth_is_searched_where_a_class_sells_it():
     assert {c.disk_mib_s for c in front if c.disk} - {125.0, 1000.0}
 
 
-def test_a_group_ttl_that_helps_is_found_and_one_that_does_not_is_left_after_a_few():
+def test_useful_group_ttls_are_found_and_useless_ones_dropped_early():
     helped = share_of_grid(Cache(2000.0, group_gain=0.5))[2]
     front = OBJECTIVES.front(list(helped.rows.values()))
     assert any(list(helped.rows)[i].ttl == "group" for i in front)
@@ -145,7 +145,7 @@ def test_a_group_ttl_that_helps_is_found_and_one_that_does_not_is_left_after_a_f
     assert sum(c.ttl == "group" for c in helped.rows) > tried
 
 
-def test_dram_is_not_expanded_where_the_last_step_gained_nothing():
+def test_dram_is_not_expanded_after_a_step_without_gain():
     # The working set is far smaller than the middle of the axis.
     found = share_of_grid(Cache(working_set=2.0, hot=1.0))[2]
     assert found.stages.get("expansion", 0) == 0

@@ -130,7 +130,7 @@ def test_the_window_of_a_trace_gives_a_table_in_its_own_ids():
     assert table.block_tokens == 64
 
 
-def test_a_group_that_was_there_from_the_beginning_gets_a_ttl_of_its_own():
+def test_a_group_present_from_the_beginning_gets_its_own_ttl():
     table = work().group_table(24 * 64 * PROFILE.kv_bytes_per_token / GIB)
     ttls = {group.root: group.ttl_s for group in table.groups}
     assert 0 < ttls[1_000_000] < 120  # the kind that repeats within seconds

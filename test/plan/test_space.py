@@ -38,7 +38,7 @@ def test_no_disk_without_dram():
     assert all(c.dram_gib > 0 for c in space().grid() if c.disk)
 
 
-def test_what_an_absent_tier_would_do_makes_no_difference():
+def test_options_of_an_absent_tier_make_no_difference():
     one = Configuration(dram_gib=1, disk="a", disk_gib=0, ttl=60.0)
     assert one.normal() == Configuration(dram_gib=1)
     assert Configuration(write_policy="write_back").normal() == Configuration()
@@ -100,7 +100,7 @@ def test_halving_reaches_sizes_that_are_no_power_of_two():
     assert between(0, 8, least=4.5) is None
 
 
-def test_a_row_gives_its_configuration_back():
+def test_a_row_restores_its_configuration():
     c = Configuration(2, 1.5, "a", 4.0, 250.0, "group", "wa", page_size=64)
     assert Configuration.from_json({**c.to_json(), "cost": 1.0}) == c
     assert c.label() == ("2 x 1.5 GiB DRAM, 4 GiB a at 250 MiB/s, group TTL, wa, pages of 64")
@@ -128,7 +128,7 @@ def test_a_wrong_space_is_refused(fields, message):
 @pytest.mark.parametrize("asked_gib", [0.0, 200.0])
 @pytest.mark.parametrize("instances", [(1,), (4,), (1, 2, 4)])
 @pytest.mark.parametrize("reusable_gib", [0.25, 0.1, 0.0])
-def test_host_memory_never_exceeds_what_the_trace_can_reuse(
+def test_host_memory_never_exceeds_the_traces_reusable_kv(
     asked_gib, instances, reusable_gib
 ) -> None:
     request = PlanRequest(dram_most_gib=asked_gib, instances=instances, disks=())

@@ -38,7 +38,7 @@ def test_identical_requests_leave_no_uncertainty():
     assert uncertainty_of(result([1.5] * 500), parse_constraints(["p99_ttft<1s"])).met == 0.0
 
 
-def test_most_intervals_of_the_mean_hold_what_traffic_has_on_average():
+def test_most_intervals_of_the_mean_contain_the_true_mean():
     held = 0
     for seed in range(30):
         low, high = uncertainty_of(result(bursty(seed))).intervals["mean_ttft_s"]
@@ -59,7 +59,7 @@ def test_a_limit_at_the_middle_is_met_about_half_of_the_time():
     assert 0.3 < uncertainty_of(result(ttft), limit).met < 0.7
 
 
-def test_limits_of_the_whole_run_are_named_as_left_out():
+def test_limits_of_the_whole_run_are_reported_as_excluded():
     found = uncertainty_of(result([1.0] * 50), parse_constraints(["cost<5", "p90_ttft<2s"]))
     assert found.left_out == ("cost<5",)
     assert found.met == 1.0

@@ -97,7 +97,7 @@ def test_a_wrong_profile_is_seen_and_recalibrated(served):
     assert abs(held_out.error("mean_ttft_s")) < 0.05
 
 
-def test_the_command_prints_and_writes_what_a_plan_then_prints(served, tmp_path, capsys):
+def test_the_commands_errors_are_read_by_a_plan(served, tmp_path, capsys):
     plan, out, profile = (tmp_path / name for name in ("plan.json", "errors.json", "new.json"))
     write_plan(plan, PLAN)
     command = ["validate", str(served), "--plan", str(plan), "--profile", PROFILE.name]
@@ -119,7 +119,7 @@ def test_the_command_prints_and_writes_what_a_plan_then_prints(served, tmp_path,
     assert f"Predictions on your traffic were off by: {off}" in capsys.readouterr().out
 
 
-def test_what_a_flush_threw_away_is_not_predicted_to_be_hit(tmp_path, capsys):
+def test_flushed_kv_is_not_predicted_to_be_hit(tmp_path, capsys):
     """All conversations, a flush, and their last prompts again: none is cached."""
     asked = list(prompts(60))
     again = [(asked[-1][0] + 5 + 0.2 * at, ids) for at, (_, ids) in enumerate(asked[-40:])]
@@ -200,7 +200,7 @@ def one_after_another(count=40, took=0.03):
     return asked, np.array(cached), np.full(count, took)
 
 
-def test_hits_do_not_suffer_where_the_profile_is_too_slow(tmp_path):
+def test_hits_are_right_under_a_slow_profile(tmp_path):
     """Seen on a real server with a tiny model and the profile of a larger one: in the simulation, a
     repeated question arrived during the first answer, which no client had done."""
     asked, cached, took = one_after_another()

@@ -56,7 +56,7 @@ def test_settings_are_sglangs_defaults_unless_planned():
         system_of(replace(c, page_size=48), engine, given.prices, {})
 
 
-def test_a_prefetch_policy_decides_what_a_plan_sees_of_a_disk():
+def test_a_prefetch_policy_changes_a_plans_disk_hits():
     """Long prompts that return after the device and the host evicted them."""
     requests = [prompt(at % 12, 3.0 * at, blocks=32) for at in range(48)]
     given = work(requests, disk_class(base_mib_s=700.0))
@@ -84,7 +84,7 @@ def test_instances_share_no_disk_unless_it_is_sold_as_one():
     assert alone["cost_per_hour"] - together["cost_per_hour"] == pytest.approx(hour)
 
 
-def test_use_is_paid_for_by_what_is_held_and_moved():
+def test_billing_by_use_counts_held_and_moved_bytes():
     by_use = disk_class(billing="used", read_per_gib=1.0, write_per_gib=2.0)
     prices = replace(load_prices("local-nvme"), disks={"d": by_use})
     c = Configuration(1, 1.0, "d", 100.0)
@@ -97,7 +97,7 @@ def test_use_is_paid_for_by_what_is_held_and_moved():
     assert row_of(c, metrics, prices)["cost"] - without == pytest.approx(held + 3 + 10)
 
 
-def test_a_categorys_ttl_ends_what_it_stores():
+def test_a_categorys_ttl_expires_its_pages():
     """Four categories return after 20 s; one has a shorter TTL."""
     requests = [
         prompt(10 * round_ + k, 40.0 * round_ + 20.0 * again + 2 * k, 8, f"k{k}")
@@ -141,7 +141,7 @@ def test_a_row_has_the_outcome_of_its_group_ttls():
     assert "TTLs of 3 groups and 2 categories, learnt from the last 100 requests" in label_of(some)
 
 
-def test_where_use_is_paid_for_ttls_have_room_for_their_peaks():
+def test_if_billed_by_use_ttls_have_room_for_peaks():
     by_use = disk_class(billing="used")
     given = work([prompt(1, 0.0)], by_use, disk_class(name="fixed"))
     c = Configuration(1, 1.0, "d", 10.0, ttl="group")

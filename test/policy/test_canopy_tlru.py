@@ -44,11 +44,11 @@ def test_figure_1_of_the_paper_worst_case_150_instead_of_200():
     assert worst_next_turn("canopy-tlru", tail) == 150
 
 
-def test_a_server_that_must_cache_what_it_serves_cannot_reach_it():
+def test_forced_caching_cannot_reach_the_bound():
     assert worst_next_turn("canopy-tlru", {"threshold_tokens": 150}) == 200
 
 
-def test_figure_1_where_room_is_made_after_the_request_as_algorithm_1_does():
+def test_figure_1_with_room_made_after_the_request_as_in_algorithm_1():
     waits = []
     for asked in (1, 2):
         options = {"threshold_tokens": 150, "next_prompt_tokens": 100}
@@ -115,7 +115,7 @@ def test_the_target_in_milliseconds_becomes_tokens_through_the_ttft_model():
     assert policy.victim(0.0) == (leaf, 70)
 
 
-def test_a_percentile_of_what_is_observed_sets_the_threshold():
+def test_an_observed_percentile_sets_the_threshold():
     policy = make_policy("canopy-tlru", {"ttft_percentile": 50.0})
     for tokens in (10, 20, 30, 40, 50):
         request = Request(time=0.0, path=(tokens,), prompt_tokens=tokens, cached_tokens=0)

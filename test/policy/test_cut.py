@@ -19,7 +19,7 @@ from sglang_canopy.policy.base import QUANTUM_TOKENS, tokens_kept
         (40, 0, 100, 16, 64, 0),  # all of a short leaf
     ],
 )
-def test_evicts_what_is_needed_at_the_tail(length, keep, need, page, quantum, kept) -> None:
+def test_evicts_only_the_needed_tail(length, keep, need, page, quantum, kept) -> None:
     assert tokens_kept(length, keep, need, page=page, quantum=quantum, whole_nodes=False) == kept
 
 

@@ -56,7 +56,7 @@ def test_without_a_target_it_ranks_as_wa():
     assert policy.victim(2.0) == (old, 0)
 
 
-def test_trims_to_where_the_tail_term_changes():
+def test_trims_to_the_next_change_of_the_tail_term():
     policy = trained({"threshold_tokens": 1000.0}, grows_to=100)
     leaf = leaf_of(policy, history=2000, length=2000)
     # The last token has 1000 to spare, the bucket that holds 1000 begins at 724.1.
@@ -65,7 +65,7 @@ def test_trims_to_where_the_tail_term_changes():
     assert 2000 - victim.keep == pytest.approx(1000 - 724.1, abs=1)
 
 
-def test_a_leaf_trimmed_at_each_victim_ends_where_all_of_it_matters():
+def test_repeated_trims_end_when_the_whole_leaf_matters():
     policy = trained({"threshold_tokens": 1000.0}, grows_to=100)
     leaf = leaf_of(policy, history=2000, length=2000)
     for _ in range(100):

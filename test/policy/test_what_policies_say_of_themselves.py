@@ -43,7 +43,7 @@ def trace() -> list[TraceRequest]:
 
 
 @pytest.mark.parametrize("name", policy_names())
-def test_shuffled_labels_change_only_what_reads_them(name: str) -> None:
+def test_shuffled_labels_change_only_policies_that_read_them(name: str) -> None:
     def uncached(placebo_seed: int | None) -> list[int]:
         policy = make_policy(name, OPTIONS.get(name))
         return list(simulate(trace(), policy, 150, placebo_seed=placebo_seed).uncached_tokens)

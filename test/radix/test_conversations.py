@@ -69,7 +69,7 @@ TURN_1 = [*SYSTEM, *range(200, 220)]
 COMPACTED = [*SYSTEM, *range(300, 310)]
 
 
-def test_what_a_conversation_left_by_compaction_ranks_as_over() -> None:
+def test_a_branch_abandoned_by_compaction_ranks_as_over() -> None:
     tree = branches(True, [TURN_1, COMPACTED])
     assert over(tree) >= set(range(200, 220))
     assert not over(tree) & {*SYSTEM, *COMPACTED}

@@ -101,7 +101,7 @@ def test_after_a_return_to_lru_the_order_is_that_of_a_tree_that_always_had_it(se
     assert evicted_order(trees[0]) == evicted_order(trees[1])
 
 
-def test_what_wa_had_learnt_is_there_again_after_it_was_away():
+def test_was_learnt_state_is_restored_after_an_exchange():
     tree = LiveTree(96, "wa")
     for tokens, time, _ in prompts(1, 200):
         tree.serve(tokens, time, **chained(tokens))
@@ -180,7 +180,7 @@ def test_the_hosts_policy_keeps_the_devices_learnt_state():
     assert tree.core.live.device_policy.model.samples == 120
 
 
-def test_what_the_hosts_own_policy_has_learnt_is_there_again_after_it_was_away():
+def test_the_host_policys_learnt_state_is_restored_after_an_exchange():
     tree = taught()
     change = PolicyChange(PolicyChoice("canopy-lru"), PolicyChoice("wa", {"min_samples": 7}))
     tree.core.exchange.apply(change, "test")
@@ -192,7 +192,7 @@ def test_what_the_hosts_own_policy_has_learnt_is_there_again_after_it_was_away()
             tree.core.exchange.apply(change, "test")
 
 
-def test_what_was_learnt_by_other_categories_is_not_read():
+def test_state_learnt_with_other_categories_is_not_read():
     tree = LiveTree(96, "wa", {"categories": "type-turn"})
     for tokens, time, _ in prompts(1, 200):
         tree.serve(tokens, time, **chained(tokens))
@@ -200,7 +200,7 @@ def test_what_was_learnt_by_other_categories_is_not_read():
     assert len(tree.core.live.device_policy.model.categories) == 2
 
 
-def test_wa_starts_from_what_the_meter_has_learnt():
+def test_wa_starts_from_the_meters_learnt_state():
     tree = LiveTree(96, "canopy-lru")
     live = tree.core.live
     live.meter = Meter(MeterSetup(), Memory(96), "canopy-lru")
@@ -252,7 +252,7 @@ class Behind(Meter):
         ("etlru", {"threshold_tokens": 64}, True, "etlru"),
     ],
 )
-def test_lru_ranks_where_hits_are_the_aim_and_the_policy_is_behind(policy, config, keeps, then):
+def test_lru_ranks_if_a_policy_for_hits_is_behind(policy, config, keeps, then):
     tree = LiveTree(96, policy, config)
     live = tree.core.live
     live.meter, live.keeps_floor = Behind(MeterSetup(), Memory(96), policy), keeps
@@ -300,6 +300,6 @@ def test_a_change_survives_its_message():
         ({"device": "wa", "canary": 0.5}, "unknown key 'canary'"),
     ],
 )
-def test_what_cannot_be_is_refused_with_the_reason(body, said):
+def test_impossible_exchanges_are_refused_with_the_reason(body, said):
     with pytest.raises(CanopyError, match=said):
         change_of(body)

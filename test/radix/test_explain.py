@@ -23,7 +23,7 @@ def text(found):
     return "\n".join(lines({"replicas": [found]}))
 
 
-def test_a_conversation_is_where_its_tokens_are():
+def test_a_conversations_tokens_are_located():
     tree = LiveTree(64, "wa", {"quantum_tokens": 1}, host_tokens=128)
     tree.serve(list(range(10)), 1.0, conversation="a", category="chat")
     tree.serve(list(range(16)), 5.0, conversation="a", category="chat")
@@ -141,7 +141,7 @@ def test_decisions_are_bounded_and_the_newest_come_first():
     assert ring.of("other tenant", "a") == []
 
 
-def test_the_rate_is_of_what_was_evicted_of_late():
+def test_the_rate_is_of_recent_evictions():
     ring = Decisions()
     assert ring.rate(0, 1000.0) == 0.0
     ring.append(decision(time=100.0, tokens=10**6))
@@ -151,7 +151,7 @@ def test_the_rate_is_of_what_was_evicted_of_late():
     assert ring.rate(0, 1000.0) == 6.0
 
 
-def test_what_is_left_of_a_survival_curve():
+def test_still_returns_follows_the_survival_curve():
     assert still_returns([1.0, 0.5, 0.25], 0.0) == 0.75
     assert still_returns([], 5.0) == 0.0
     assert still_returns([1.0, 0.0], 1e9) == 0.0
@@ -162,7 +162,7 @@ def test_a_forged_question_is_none(bad):
     assert parse_question(bad) is None
 
 
-def test_however_many_leaves_there_are_only_so_many_are_looked_at(monkeypatch):
+def test_a_bounded_number_of_leaves_is_examined(monkeypatch):
     """One route for users, one thread for all requests: bounded by leaves, and for all tenants."""
     tree = LiveTree(2000, "wa", {"quantum_tokens": 1})
     for number in range(600):

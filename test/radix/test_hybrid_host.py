@@ -59,7 +59,7 @@ def test_a_tail_cut_from_a_leaf_keeps_its_window_below(kind, core) -> None:
 
 @pytest.mark.parametrize("core", ["canopy-lru", "wa"])
 @pytest.mark.parametrize("kind", ["mamba", "swa"])
-def test_a_full_host_gives_up_by_the_policy(kind, core) -> None:
+def test_a_full_host_evicts_by_the_policy(kind, core) -> None:
     with hybrid(kind, core, write="write_back", host_ratio=0.8) as tree:
         size = tree.cfg.kv_size // 4
         for number in range(8):
@@ -86,7 +86,7 @@ def test_a_loaded_state_is_ranked_by_its_saving() -> None:
         tree.recount()
 
 
-def test_kv_whose_state_is_on_the_host_alone_is_still_of_use() -> None:
+def test_kv_with_its_state_on_the_host_is_usable() -> None:
     """Its leaf is not evicted first."""
     with hybrid("mamba", "canopy-lru", write="write_through") as tree:
         first = sequence(tree, 1, 6)

@@ -100,7 +100,7 @@ def test_unusable_kv_is_evicted_before_older_kv(core) -> None:
 
 
 @KINDS
-def test_a_flush_gives_every_slot_back(kind) -> None:
+def test_a_flush_frees_every_slot(kind) -> None:
     tree = HybridTree(kind, "wa")
     tree.serve(sequence(tree, 1, 5), 1.0)
     tree.evict(full=1000)
@@ -147,7 +147,7 @@ def test_a_locked_state_is_passed_over_and_ranked_again() -> None:
     tree.recount()
 
 
-def test_what_a_state_saves_follows_those_above_it() -> None:
+def test_a_states_saving_depends_on_the_states_above() -> None:
     tree = HybridTree("mamba", "wa", "worth")
     first = sequence(tree, 1, 10)
     tree.serve(first, 1.0)

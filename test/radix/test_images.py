@@ -40,7 +40,7 @@ def entered_req(tree: LiveTree, time: float, picture: int | None):
     return req
 
 
-def test_prompts_with_different_images_part_where_the_image_begins() -> None:
+def test_prompts_with_different_images_diverge_at_the_image() -> None:
     tree = LiveTree(256, "wa", {"block_tokens": 4})
     cat, dog, again = (entered(tree, float(n), picture) for n, picture in enumerate((1, 2, 1)))
     assert cat.path[:2] == dog.path[:2]

@@ -106,7 +106,7 @@ def test_a_kept_leaf_charges_the_path_above_it_once() -> None:
     assert tree.core.protected.keeps.budget.by_tenant == {"a": 100}
 
 
-def test_a_request_without_a_keep_does_not_uncharge_what_others_keep_below() -> None:
+def test_a_request_without_a_keep_leaves_charges_below_it() -> None:
     tree = LiveTree(1000, "wa", {"quantum_tokens": 1})
     system = list(range(90))
     tree.serve([*system, 9001], 0.0, tenant="a", keep_until=3600.0)
@@ -114,7 +114,7 @@ def test_a_request_without_a_keep_does_not_uncharge_what_others_keep_below() -> 
     assert tree.core.protected.keeps.budget.by_tenant == {"a": 91}
 
 
-def test_what_is_kept_is_uncharged_when_its_time_is_over() -> None:
+def test_an_expired_keep_is_uncharged() -> None:
     tree = LiveTree(1000, "wa", {"quantum_tokens": 1})
     for n in range(5):
         tree.serve(talk(n), 0.0, tenant="a", keep_until=10.0)
@@ -192,7 +192,7 @@ def test_of_a_path_on_two_tiers_each_part_is_charged_as_long_as_it_is_protected(
     assert tree.core.protected.waiting.budget.tokens == 40
 
 
-def test_a_node_from_storage_does_not_inherit_what_its_parent_was_granted() -> None:
+def test_a_node_from_storage_inherits_no_granted_keep() -> None:
     tree = LiveTree(1000, "wa", {"quantum_tokens": 1})
     tree.serve(talk(1, 20), 0.0, keep_until=3600.0)
     tree.serve(talk(1, 40), 1.0)

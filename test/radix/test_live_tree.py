@@ -15,7 +15,7 @@ ONE_TOKEN = {"quantum_tokens": 1}
     ("config", "left"),
     [(ONE_TOKEN, 7), ({"whole_nodes": True}, 0)],  # as many tokens as are needed; SGLang's way
 )
-def test_evicts_what_is_needed_or_whole_nodes(config, left) -> None:
+def test_evicts_the_needed_tokens_or_whole_nodes(config, left) -> None:
     tree = LiveTree(16, config=config)
     tree.serve(list(range(10)), time=1)
     tree.serve([100, 101, 102, 103], time=2)
@@ -118,7 +118,7 @@ def test_tenants_with_different_salts_share_nothing() -> None:
     assert tree.match([1, 2, 3, 4], salt="a") == 4
 
 
-def test_a_flush_gives_every_slot_back_and_the_policy_forgets_its_leaves() -> None:
+def test_a_flush_frees_every_slot_and_clears_the_policy() -> None:
     tree = LiveTree(32, config=ONE_TOKEN)
     for i in range(20):
         tree.serve([i] * 6, time=float(i))

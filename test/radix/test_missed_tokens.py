@@ -110,7 +110,7 @@ def test_explain_shows_a_tenant_its_own_misses():
 # ---- tiers ----
 
 
-def test_what_left_the_device_without_a_copy_was_not_written():
+def test_tokens_evicted_without_a_copy_were_not_written():
     tree = tree_of(host_tokens=128)
     tree.cache.write_through_threshold = 100
     serve(tree, PROMPT, 1.0)
@@ -120,7 +120,7 @@ def test_what_left_the_device_without_a_copy_was_not_written():
     assert new(tree, before) == {("not_written", "host"): 16}
 
 
-def test_what_the_host_has_and_does_not_load_is_late():
+def test_tokens_on_the_host_that_are_not_loaded_are_late():
     tree = tree_of(host_tokens=128)
     serve(tree, PROMPT, 1.0)
     tree.evict(64)
@@ -129,7 +129,7 @@ def test_what_the_host_has_and_does_not_load_is_late():
     assert new(tree, before) == {("late", "host"): 16}
 
 
-def test_what_left_the_host_was_evicted_there():
+def test_tokens_that_left_the_host_were_evicted_there():
     tree = tree_of(64, host_tokens=64)
     serve(tree, PROMPT, 1.0)
     for number in range(1, 5):
@@ -153,7 +153,7 @@ def flood(tree, time):
         serve(tree, list(range(100 * number, 100 * number + 28)), time + number)
 
 
-def test_what_the_disk_has_and_was_not_read_is_late_and_else_evicted_there(disk_tree):
+def test_unread_tokens_on_disk_are_late_and_others_evicted_there(disk_tree):
     serve(disk_tree, PROMPT, 1.0)
     disk_tree.settle()
     flood(disk_tree, 1.0)
@@ -225,7 +225,7 @@ def test_two_ranks_have_equal_counts(one_in):
     json.dumps(one.core.departures.stats())
 
 
-def test_a_sample_of_blocks_gives_nearly_the_same_causes():
+def test_sampled_blocks_have_nearly_the_same_causes():
     every, some = causes(many_requests(5)), causes(many_requests(5, one_in=2))
     total = sum(every.values())
     assert sum(some.values()) == total

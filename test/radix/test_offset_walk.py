@@ -229,7 +229,7 @@ def test_a_walk_copies_no_more_of_a_key_than_its_new_leaf_needs(monkeypatch) -> 
     assert cost("offset-walk") == 40 < cost("python")
 
 
-def test_what_was_found_twice_is_freed_though_the_insert_raises(monkeypatch) -> None:
+def test_duplicate_slots_are_freed_even_if_the_insert_raises(monkeypatch) -> None:
     def left(core: str) -> int:
         tree = LiveTree(SLOTS, "lru", page_size=4, core=core)
         tokens = array("q", range(80))

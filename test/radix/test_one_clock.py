@@ -46,7 +46,7 @@ def test_ranks_agree_and_time_never_decreases(arrivals) -> None:
 
 
 @pytest.mark.parametrize("folder", DECIDE)
-def test_what_decides_reads_no_clock_and_draws_no_random_number(folder) -> None:
+def test_decisions_read_no_clock_and_draw_no_random_number(folder) -> None:
     """Ranks differ in speed, so a time limit would stop them at different points."""
     root = Path(sglang_canopy.__file__).parent
     for path in sorted((root / folder).rglob("*.py")):

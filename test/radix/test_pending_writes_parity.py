@@ -36,7 +36,7 @@ class NeverWritten(DiskTree):
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_what_waits_for_the_disk_keeps_its_place_on_the_host(tmp_path: Path, seed: int) -> None:
+def test_pages_waiting_for_the_disk_stay_on_the_host(tmp_path: Path, seed: int) -> None:
     steps = [s | {"time": i * 100.0} for i, s in enumerate(workload(seed, 60))]
     theirs = NeverWritten(
         tmp_path, DEVICE * PAGE, page_size=PAGE, host_tokens=HOST * PAGE, policy="canopy-lru",

@@ -87,7 +87,7 @@ def learning(meter: Meter) -> list[Any]:
     return [one for one in meter._learners.values() if hasattr(one, "model")]
 
 
-def test_what_a_sample_answered_is_in_the_meters_caches() -> None:
+def test_a_samples_answer_is_in_the_meters_caches() -> None:
     server = Server()
     warm_up, samples = expanded(1.0, 1)
     server.serve(warm_up)

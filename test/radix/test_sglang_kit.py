@@ -107,9 +107,7 @@ def test_no_slot_of_two_tiers_is_lost_or_used_twice(kit_tree, cfg, core, write_p
 
 @pytest.mark.parametrize("backend", ["file", "canopy"])
 @ON
-def test_host_memory_as_a_mere_buffer_gives_back_the_same_kv(
-    kit_tree, tmp_path, core, backend
-) -> None:
+def test_buffer_only_host_memory_returns_the_same_kv(kit_tree, tmp_path, core, backend) -> None:
     def start() -> KitTree:
         tree = kit_tree(FULL_CONFIGS[1], core, UnifiedRadixCacheStorageFixtures)
         tree.add_host_buffer(str(tmp_path), backend)
@@ -174,7 +172,7 @@ def raises_at(call: int, method):
 
 @ON
 @pytest.mark.parametrize("host", [False, True], ids=["device", "host"])
-def test_an_eviction_that_raises_half_way_loses_no_slot(kit_tree, monkeypatch, core, host) -> None:
+def test_an_eviction_that_raises_loses_no_slot(kit_tree, monkeypatch, core, host) -> None:
     tree = kit_tree(FULL_CONFIGS[1], core)
     if host:
         tree.add_host_tier()

@@ -26,7 +26,7 @@ def leaf_at(tree: LiveTree, first: int):
 
 
 @BOTH
-def test_a_tail_cut_by_need_moves_to_the_host_and_hits_there(write_policy: str) -> None:
+def test_a_tail_evicted_by_need_hits_on_the_host(write_policy: str) -> None:
     tree = LiveTree(16, config=ONE_TOKEN, host_tokens=64, write_policy=write_policy)
     tree.serve(tokens(1, 10), time=1, category="chat")
     tree.serve(tokens(2, 4), time=2)
@@ -53,7 +53,7 @@ def test_room_for_an_allocation_takes_no_more_than_it_lacks(write_policy: str) -
 
 
 @BOTH
-def test_what_t_lru_trims_moves_down_a_tier(write_policy: str) -> None:
+def test_tails_trimmed_by_t_lru_are_demoted(write_policy: str) -> None:
     config = {**ONE_TOKEN, "threshold_tokens": 60}
     tree = LiveTree(
         256, "canopy-tlru", config, host_tokens=512, write_policy=write_policy, page_size=4

@@ -23,7 +23,7 @@ def found(tree: KitTree, *paths: list[int]) -> list[int]:
 
 
 @CONFIGS
-def test_every_core_finds_what_sglangs_finds(kit_tree, cfg) -> None:
+def test_every_core_matches_as_sglangs(kit_tree, cfg) -> None:
     seen = {}
     for core in CORES:
         tree = kit_tree(cfg, core)

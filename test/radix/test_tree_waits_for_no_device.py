@@ -105,7 +105,7 @@ def test_the_host_tier_waits_for_no_device(write, page) -> None:
     assert whole > 5, "prompts came back from the host"
 
 
-def test_copies_whose_slots_the_host_reads_would_be_seen() -> None:
+def test_reads_of_device_slots_by_the_host_are_detected() -> None:
     """SGLang makes such copies with `--hicache-io-backend direct`."""
     device = SeparateDevice()
     tree = on_the_device("wa", 1, device, host_tokens=SLOTS)

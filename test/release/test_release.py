@@ -52,7 +52,7 @@ def test_every_file_of_the_forge_parses(path: Path) -> None:
     assert yaml.safe_load(path.read_text())
 
 
-def test_the_workflow_runs_the_same_checks_and_attaches_what_it_built() -> None:
+def test_the_workflow_runs_the_same_checks_and_attaches_its_build() -> None:
     jobs = yaml.safe_load((FORGE / "workflows" / "ci.yml").read_text())["jobs"]
     runs = {name: "\n".join(s.get("run", "") for s in job["steps"]) for name, job in jobs.items()}
     assert ".ci/run" in runs["test"]

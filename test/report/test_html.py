@@ -19,7 +19,7 @@ def plan_page(**given: object) -> str:
     return render("plan", **{**values, **given})
 
 
-def test_what_a_trace_or_a_user_wrote_is_escaped() -> None:
+def test_texts_of_traces_and_users_are_escaped() -> None:
     tricky = "<script>alert('x')</script> & more"
     table = HtmlTable([tricky], [[tricky]])
     page = plan_page(

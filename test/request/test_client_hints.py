@@ -127,7 +127,7 @@ def test_a_secret_that_cannot_be_used_is_refused_and_not_shown(tmp_path: Path, s
         assert not secret or secret not in str(refusal.value)
 
 
-def test_two_sources_or_a_file_that_is_not_there_are_refused(tmp_path: Path) -> None:
+def test_two_sources_or_a_missing_file_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CanopyError, match="both set"):
         gateway_secret({SECRET_VARIABLE: SECRET, SECRET_FILE_VARIABLE: "/x"})
     with pytest.raises(CanopyError, match="cannot be read"):

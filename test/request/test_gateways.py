@@ -188,7 +188,7 @@ def test_a_tenant_that_is_no_string_is_refused() -> None:
         set_tenant(asked(), http({"metadata": {METADATA["extra_key"]: 7}}), BOTH)
 
 
-def test_our_keys_pass_in_metadata_where_custom_params_do_not(monkeypatch) -> None:
+def test_our_keys_pass_in_metadata_if_custom_params_are_dropped(monkeypatch) -> None:
     metadata = {
         "canopy_category": "agent",
         "canopy_turn": "3",

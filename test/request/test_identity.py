@@ -122,7 +122,7 @@ def test_each_source_is_in_the_list_once_and_named_in_the_flag() -> None:
         sources_of("session_id,cookie")
 
 
-def test_what_a_deployment_does_not_trust_is_not_read() -> None:
+def test_untrusted_fields_are_not_read() -> None:
     assert "conversation" not in Identities(()).fields({"session_id": "s"}, {})
     only = Identities(sources_of("user"))
     assert only.fields({"session_id": "s", "user": "u"}, {}) == {"conversation": "u"}
@@ -131,7 +131,7 @@ def test_what_a_deployment_does_not_trust_is_not_read() -> None:
     assert by_default.fields({"session_id": "s"}, {}) == {"conversation": "s", "linear": True}
 
 
-def test_the_entry_reads_what_sglangs_models_leave_out() -> None:
+def test_the_entry_reads_fields_that_sglangs_models_drop() -> None:
     assert stamped({"session_id": "s", "x": "y" * 9})["conversation"] == "s"
     assert stamped({"rid": "c_t3"})["turn"] == 3
     assert "conversation" not in stamped({"model": "m"})

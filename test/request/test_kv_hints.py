@@ -53,7 +53,7 @@ def test_each_known_action_is_one_hint(sent, fields):
         (envelope(action("kv.return")), "ignored", "in_s must be"),
     ],
 )
-def test_what_is_unknown_or_wrong_is_ignored_with_the_reason(sent, outcome, why):
+def test_unknown_or_wrong_actions_are_ignored_with_the_reason(sent, outcome, why):
     fields, (found,) = read(sent, True)
     assert fields == {}
     assert found["outcome"] == outcome

@@ -30,7 +30,7 @@ def check(**fields: Any) -> None:
         {"input_embeds": [[0.5]]},
     ],
 )
-def test_what_can_be_computed_passes(fields: dict[str, Any]) -> None:
+def test_computable_values_pass(fields: dict[str, Any]) -> None:
     check(**fields)
 
 

@@ -67,7 +67,7 @@ def test_a_forbidden_field_is_refused_in_one_short_sentence(bad: object) -> None
     assert "\n" not in str(refusal.value)
 
 
-def test_other_peoples_keys_are_left_alone() -> None:
+def test_foreign_keys_are_unchanged() -> None:
     assert client_fields({"thinking_budget": 5, "canopy_turn": 2}) == {"turn": 2}
 
 

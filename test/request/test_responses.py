@@ -91,7 +91,7 @@ def test_any_body_has_a_category_and_a_turn(body: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages", "/api/chat", "/api/generate"])
-def test_where_sglang_drops_parameters_canopys_are_read_and_unusable_ones_refused(path) -> None:
+def test_parameters_dropped_by_sglang_are_read_and_wrong_ones_refused(path) -> None:
     params = {"canopy_turn": 2, "thinking_budget": 7}
     assert dropped_params(path, {"custom_params": params}) == {"canopy_turn": 2}
     assert dropped_params("/v1/chat/completions", {"custom_params": params}) == {}

@@ -109,7 +109,7 @@ def test_before_a_fit_every_probability_is_0():
     ) == pytest.approx(0.0)
 
 
-def test_a_label_that_is_new_expects_what_it_refines_does_until_the_next_fit():
+def test_a_new_label_uses_its_parents_curve_until_the_next_fit():
     talks = [("text", float(n), [5.0, 5.0]) for n in range(30)]
     model = fed(ReuseModel(exponential=ExponentialModel(), type_turn=True), log_of(talks))
     known = model.categories.get("text").exponential
@@ -128,9 +128,7 @@ def leaf(policy, label, last_access, offset=0):
 @pytest.mark.parametrize(
     "reading", [{}, {"reading": "formula"}, {"reading": "formula", "life": False}]
 )
-def test_a_tenth_turn_outlives_a_first_one_of_the_same_age_where_it_returns_more(
-    categories, reading
-):
+def test_a_tenth_turn_outlives_a_first_of_equal_age_if_it_returns_more(categories, reading):
     """Section 4.1: many one-turn requests must not push a ten-turn one out."""
     # One in four continues after its first turn, for fourteen turns; gaps are equal.
     talks = [("text", float(n), [20.0] * (14 if n % 4 == 0 else 0)) for n in range(200)]

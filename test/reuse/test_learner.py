@@ -148,7 +148,7 @@ def test_samples_leave_with_the_window():
     assert model.shadow.blocks == 1
 
 
-def test_hints_are_checked_against_what_happens():
+def test_hints_are_checked_against_later_requests():
     model = ReuseModel()
     serve(model, 0, [1], return_in_s=20.0)
     serve(model, 22, [1, 2], return_in_s=20.0)  # true: within half of the given time

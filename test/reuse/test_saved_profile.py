@@ -44,7 +44,7 @@ def test_a_profile_counts_less_as_own_samples_come_in():
     assert sum(again.categories.root.all_events) < 0.3 * before
 
 
-def test_labels_beyond_the_bound_join_what_there_is():
+def test_labels_beyond_the_bound_join_existing_ones():
     small = ReuseModel(min_samples=5, max_categories=4)
     small.restore(learnt().state())
     assert len(small.categories) <= 4

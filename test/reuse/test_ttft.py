@@ -40,7 +40,7 @@ def test_follows_a_server_that_became_slower():
     assert fit.line()[0] == pytest.approx(2e-4, rel=0.05)
 
 
-def test_ignores_what_is_no_measurement():
+def test_ignores_invalid_measurements():
     fit = TtftFit()
     for tokens, seconds in ((float("nan"), 1.0), (-5, 1.0), (5, -1.0), (5, float("inf"))):
         fit.add(tokens, seconds)

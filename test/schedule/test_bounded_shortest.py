@@ -63,7 +63,7 @@ def test_an_infinite_factor_is_shortest_first() -> None:
     assert line.order() == sorted(made, key=lambda one: (one.cost, one.number))
 
 
-def test_what_became_cached_moves_up() -> None:
+def test_requests_with_newly_cached_prefixes_move_up() -> None:
     line = queue(math.inf)
     first, second = line.add(Prefill(50)), line.add(Prefill(60))
     assert line.order() == [first, second]
@@ -326,7 +326,7 @@ def test_a_flood_of_names_costs_its_sender_alone() -> None:
     assert got["known"] > 0.45 * sum(got.values())
 
 
-def test_what_is_remembered_of_tenants_is_bounded() -> None:
+def test_tenant_records_are_bounded() -> None:
     line = queue()
     for number in range(5_000):
         line.add(Prefill(1 + number % 7), f"t{number}")

@@ -81,7 +81,7 @@ def test_a_bound_that_has_become_too_large_cannot_refuse_every_request() -> None
     assert refusal.decide(work(6.0), [], 0).refused, "its own prefill exceeds the limit"
 
 
-def test_the_time_to_wait_is_what_exceeds_the_limit() -> None:
+def test_retry_after_is_the_excess_over_the_limit() -> None:
     refusal = EarlyRefusal(LIMIT_S)
     assert refusal.retry_after_s(refusal.decide(work(5.1), [], 0)) == 1
     assert refusal.retry_after_s(refusal.decide(work(25.0), [], 0)) == 20

@@ -63,7 +63,7 @@ def test_more_vouched_tenants_than_turns_stay_bounded() -> None:
     assert len(order.shares._served_s) <= REMEMBERED
 
 
-def test_vouched_tenants_share_a_turn_once_all_turns_are_taken() -> None:
+def test_vouched_tenants_share_a_turn_if_none_is_free() -> None:
     shares, new = FairShares(), Vouched("new")
     for number in range(OWN_TURNS - 1):
         shares.charge(Vouched(f"v{number}"), Vouched(f"v{number}"), 1.0)

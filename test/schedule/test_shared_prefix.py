@@ -30,7 +30,7 @@ def test_only_the_first_of_requests_with_an_uncached_shared_prefix_is_admitted()
     assert held(order) == {4: 7, 6: 7}
 
 
-def test_what_is_cached_already_is_nothing_to_wait_for() -> None:
+def test_cached_prefixes_are_not_waited_for() -> None:
     assert held([waiting(1, [1, 2, 3], 20), waiting(2, [1, 2, 9], 20)]) == {}
 
 

@@ -53,7 +53,7 @@ def test_texts_are_those_of_the_checkout_or_of_a_folder(tmp_path: Path) -> None:
     assert agents.read_texts([tmp_path]) == ["x" * 30_000]
 
 
-def test_what_is_counted() -> None:
+def test_steps_documents_and_hits_are_counted() -> None:
     answers = [
         agents.Answer("agent", 1.0, 100, 50),
         agents.Answer("agent", 3.0, 100, 100),
@@ -105,7 +105,7 @@ def found(size: Any, policy: str, speed: float, kv_tokens: int, running: int) ->
     return sum(run["found %"] for run in runs) / len(runs)
 
 
-def test_the_demo_is_sized_so_that_a_policy_has_something_to_win(size: Any) -> None:
+def test_the_demos_pool_leaves_a_policy_room_to_win(size: Any) -> None:
     """In a pool that running requests fill there is nothing to choose, and nothing was shown."""
     sized = quickstart.KV_TOKENS, quickstart.RUNNING
     assert found(size, "wa", 1000, *sized) > found(size, "lru", 1000, *sized) + 5

@@ -37,7 +37,7 @@ def told(capsys, *argv: str) -> tuple[int, str]:
     return status, "".join(capsys.readouterr())
 
 
-def test_the_same_functions_under_another_number_are_none(wheel, capsys) -> None:
+def test_an_equal_release_has_no_changes(wheel, capsys) -> None:
     same = wheel(lambda text: text + "\n# a comment\n")
     status, said = told(capsys, "--wheel", str(same), "--list")
     assert status == 0
@@ -72,7 +72,7 @@ def test_renamed_functions_and_deleted_files_are_reported_missing(wheel, capsys)
 
 
 @pytest.mark.parametrize("name", ["other-1.0-py3-none-any.whl", "sglang-1.0-py3-none-any.whl"])
-def test_what_is_no_wheel_of_sglang_is_a_mistake(name, tmp_path, capsys) -> None:
+def test_a_file_that_is_no_sglang_wheel_is_refused(name, tmp_path, capsys) -> None:
     (tmp_path / name).write_text("not a zip")
     status, said = told(capsys, "--wheel", str(tmp_path / name))
     assert status == 2

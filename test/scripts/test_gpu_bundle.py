@@ -87,7 +87,7 @@ def bundle(*args):
     )
 
 
-def test_what_cannot_be_bundled_is_refused_before_anything_is_fetched(tmp_path):
+def test_unbundleable_requirements_are_refused_before_any_download(tmp_path):
     assert "usage" in bundle().stderr
     no_tokenizer = bundle(tmp_path / "out", tmp_path)
     assert no_tokenizer.returncode == 2

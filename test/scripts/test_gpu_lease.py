@@ -18,7 +18,7 @@ def run(*words, **more):
 
 
 @pytest.mark.long
-def test_every_program_flag_and_test_of_the_lease_is_there():
+def test_every_program_flag_and_test_of_the_lease_exists():
     done = run("bash", ROOT / "scripts" / "gpu_lease.sh", DRY="1")
     assert done.returncode == 0, done.stdout + done.stderr
     assert " 0 faults" in done.stdout
@@ -35,7 +35,7 @@ def flag(words, name):
     return words[at + 1]
 
 
-def test_what_was_promised_of_the_lease_is_in_it(lease, tmp_path):
+def test_the_lease_has_all_promised_checks(lease, tmp_path):
     """`wa` against `lru` and `auto`, a host tier with write-back, documents of 2k to 15k tokens against
     SGLang's prefill, exactness at ratio 1, graphs, pages of 64."""
     import check

@@ -23,7 +23,7 @@ def small_checkout(root: Path) -> Path:
     return root
 
 
-def test_the_copy_names_the_other_release_where_programs_read_it(tmp_path) -> None:
+def test_the_copy_names_the_other_release(tmp_path) -> None:
     root, into = small_checkout(tmp_path / "root"), tmp_path / "into"
     live_tests.copy_with("0.5.99", into, root)
     assert (into / live_tests.NAMED_IN[0]).read_text() == 'SGLANG_VERSION = "0.5.99"\n'

@@ -92,7 +92,7 @@ def test_a_changed_file_is_overdue_however_young_its_run(checkout) -> None:
     assert long_tests.main([], checkout) == 1
 
 
-def test_a_run_of_a_commit_that_is_not_here_is_no_guard(checkout) -> None:
+def test_a_run_of_an_unknown_commit_does_not_count(checkout) -> None:
     long_tests.write_record(checkout, "test/test_green.py", dated(0, "0123456789"))
     (one,) = long_tests.due(checkout, ["test/test_green.py"])
     assert one.reason == "0123456789 is not a commit here"
@@ -110,6 +110,6 @@ def test_uncommitted_changes_are_refused(checkout) -> None:
         long_tests.run(checkout, minutes=1)
 
 
-def test_what_is_neither_minutes_nor_a_path_is_refused(checkout) -> None:
+def test_arguments_other_than_minutes_and_paths_are_refused(checkout) -> None:
     with pytest.raises(SetupError, match="--due 30 test/e2e"):
         long_tests.main(["soon"], checkout)

@@ -15,14 +15,14 @@ PROMPT_IDS = [1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 2, 198, 1, 520,
 BEST_NEXT, BEST_LOGIT = [504, 38634, 60, 15319, 7026], 28.02
 
 
-def test_rotary_rows_are_taken_apart_within_each_head():
+def test_rotary_rows_are_split_within_each_head():
     # Two heads of four rows: GGUF holds pair 0, pair 1; Hugging Face firsts, then seconds.
     rows = np.arange(8.0)[:, None]
     apart = smollm2.interleaved_to_halves(rows, heads=2)
     assert apart.ravel().tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
 
 
-def test_names_of_layers_and_of_what_is_outside_them():
+def test_layer_names_and_other_names_are_mapped():
     assert smollm2.hf_name("blk.3.attn_q.weight") == "model.layers.3.self_attn.q_proj.weight"
     assert smollm2.hf_name("token_embd.weight") == "model.embed_tokens.weight"
     with pytest.raises(CanopyError, match=r"blk\.3\.ssm_a\.weight"):
@@ -66,7 +66,7 @@ def test_the_tokenizer_gives_llama_cpps_ids_and_the_chat_template(smollm2):
     assert chat.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
 
 
-def test_the_weights_predict_what_llama_cpp_predicts(smollm2):
+def test_the_weights_predict_the_same_tokens_as_llama_cpp(smollm2):
     import torch
     from transformers import AutoModelForCausalLM
 

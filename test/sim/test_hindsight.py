@@ -104,7 +104,7 @@ def test_tail_belady_is_no_bound_if_a_shorter_prompt_intervenes():
 
 
 @pytest.mark.parametrize("capacity", [1, 2, 3])
-def test_tail_belady_has_the_least_excess_where_a_request_need_not_be_cached(capacity):
+def test_tail_belady_has_the_least_excess_with_optional_caching(capacity):
     # arXiv 2510.15152, Theorem 1, with the constraints it is stated for.
     for seed in range(20):
         trace = growing_conversations(seed, requests=7)

@@ -64,7 +64,7 @@ def test_a_state_is_evicted_with_its_leaf_or_alone(
     cache.verify()
 
 
-def test_marconi_leaves_a_state_where_prompts_part_and_merges_what_lost_it() -> None:
+def test_marconi_keeps_a_state_at_a_fork_and_merges_stateless_nodes() -> None:
     cache = MarconiTree(SHAPE, 10**6, BLOCK, alpha=0.0)
     cache.access(request("abcd", 0.0))
     assert cache.access(request("abxy", 1.0)) == 0

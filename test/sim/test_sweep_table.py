@@ -32,7 +32,7 @@ def test_seeds_of_one_capacity_are_one_line():
     assert "means over 2 seeds, ± half the range" in sweep_notes(rows)
 
 
-def test_the_gap_is_the_share_of_the_way_to_hindsight():
+def test_the_gap_is_a_share_of_the_distance_to_hindsight():
     rows = [row("lru", 1, 50, 0.1), row("wa", 1, 50, 0.25), row("belady", 1, 50, 0.4)]
     gaps = [line.split()[5] for line in sweep_table(rows).splitlines()[2:]]
     assert gaps == ["0", "50", "100"]

@@ -41,7 +41,7 @@ def test_a_request_that_ends_inside_a_node_stamps_only_its_own_part():
     }
 
 
-def test_an_expired_leaf_gives_its_blocks_back():
+def test_an_expired_leaf_frees_its_blocks():
     _, _, tree = run([record(0, [1, 2, 3]), record(1, [1, 2, 4, 5])], 100)
     leaf = next(node for node in tree.nodes() if node.blocks == (4, 5))
     tree.remove(leaf)
@@ -103,7 +103,7 @@ def test_the_token_hit_of_a_partial_last_block_is_exact():
     assert list(result.uncached_tokens) == [16, 0]
 
 
-def test_tail_excess_latency_sums_what_is_above_the_threshold():
+def test_tail_excess_latency_sums_the_excess_over_the_threshold():
     trace = [record(t, [10 * t + i for i in range(n)]) for t, n in enumerate((1, 3, 5))]
     result = simulate(trace, make_policy("lru"), 100, threshold_tokens=25)
     assert (result.tel_tokens, result.slo_violations) == (30.0, 2)

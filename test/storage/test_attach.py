@@ -54,7 +54,7 @@ def test_a_prompt_that_is_used_again_reaches_the_disk(tree, tmp_path):
     check(tree)
 
 
-def test_another_folder_gets_what_the_first_one_had(tree, tmp_path):
+def test_another_folder_receives_the_same_pages(tree, tmp_path):
     path = tokens(1, 16) + tokens(2, 4)
     assert tree.attach(tmp_path / "second") is None
     tree.serve(path, 2.0)

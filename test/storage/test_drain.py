@@ -250,7 +250,7 @@ def learn(tree: DiskTree) -> None:
         tree.serve([i % 5] * 8, 2.0 * i, category="chat", path=list(range(i % 5, 400, 5))[: i + 1])
 
 
-def test_what_was_learnt_is_there_after_a_restart_on_device_and_disk(tmp_path: Path) -> None:
+def test_learnt_state_survives_a_restart_on_device_and_disk(tmp_path: Path) -> None:
     tree = restarted(tmp_path, policy="wa", disk={"policy": "wa"})
     keep_learnt(tree.cache, None)
     assert not tree.core.live.device_policy.state()["categories"]
@@ -365,7 +365,7 @@ def test_a_fault_before_or_after_the_drain_still_frees_the_host(
         after.close()
 
 
-def test_what_was_learnt_before_a_policy_exchange_is_saved(tmp_path: Path) -> None:
+def test_state_learnt_before_an_exchange_is_saved(tmp_path: Path) -> None:
     tree = restarted(tmp_path, policy="wa")
     keep_learnt(tree.cache, None)
     learn(tree)

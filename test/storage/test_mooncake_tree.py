@@ -62,7 +62,7 @@ class MooncakeTree(DiskTree):
         return self.storage.batch_exists(self.keys(tokens)) * self.page_size
 
 
-def test_a_tree_reads_what_another_one_wrote_at_the_same_time(tree) -> None:
+def test_a_tree_reads_pages_that_another_is_writing(tree) -> None:
     writer, reader = tree(60.0), tree(60.0)
     prompt = list(range(100, 116))
     writer.serve(prompt, 1.0)
@@ -94,7 +94,7 @@ def test_a_page_in_use_outlives_its_pin_and_one_that_is_not_does_not(cluster, tr
     check(live)
 
 
-def test_what_is_written_again_only_to_stay_has_a_budget(tree, monkeypatch) -> None:
+def test_renewing_writes_have_a_budget(tree, monkeypatch) -> None:
     monkeypatch.setattr(disk_retry, "RENEW_BYTES_S", 1e-3)  # one node, then nothing for long
     live = tree(60.0)
     upserted = []

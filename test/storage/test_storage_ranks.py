@@ -38,7 +38,7 @@ def written(storage: CanopyStorage, names: list[str]) -> None:
         storage.batch_set_v1(names, places)
 
 
-def test_every_rank_of_mla_finds_what_the_others_find(tmp_path) -> None:
+def test_every_rank_of_mla_hits_the_same_tokens(tmp_path) -> None:
     pool, names = host_pool(4), keys("a", 3)
     for _start in range(2):
         ranks = [
@@ -83,7 +83,7 @@ def test_replicas_of_data_parallelism_each_have_a_disk_tier(tmp_path) -> None:
         replica.close()
 
 
-def test_a_folder_that_is_busy_at_the_start_is_taken_when_it_is_free(tmp_path, caplog) -> None:
+def test_a_folder_busy_at_the_start_is_used_when_free(tmp_path, caplog) -> None:
     """A rolling update on a shared volume: the next server starts before the old one ends."""
     caplog.set_level("INFO")
     pool, names = host_pool(4), keys("a", 2)

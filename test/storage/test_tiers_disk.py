@@ -85,7 +85,7 @@ def test_times_on_disk_are_seconds_since_1970(start) -> None:
 
 
 @BOTH
-def test_a_restart_serves_what_was_on_disk_with_all_that_is_known_of_it(
+def test_a_restart_serves_pages_on_disk_with_their_metadata(
     start, at_once, write_policy: str
 ) -> None:
     tree = start(write_policy=write_policy)
@@ -131,7 +131,7 @@ def test_a_node_with_differing_pages_is_loaded_as_several(start, at_once) -> Non
 
 
 @BOTH
-def test_what_left_the_host_is_found_on_disk(start, write_policy: str) -> None:
+def test_kv_evicted_from_the_host_is_found_on_disk(start, write_policy: str) -> None:
     tree = start(tokens=16, host_tokens=32, write_policy=write_policy)
     for name in range(1, 10):
         tree.serve(tokens(name, 8), float(name), category=f"c{name}")
@@ -277,7 +277,7 @@ def rounds_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @BOTH
-def test_what_is_below_a_cleared_prefix_is_written_once_that_is_used(
+def test_pages_below_a_cleared_prefix_are_written_once_it_is_used(
     start, rounds_at_once, write_policy
 ) -> None:
     tree = start(write_policy=write_policy)
@@ -297,7 +297,7 @@ def test_what_is_below_a_cleared_prefix_is_written_once_that_is_used(
     check(tree)
 
 
-def test_a_prefix_refused_by_a_full_disk_is_written_when_there_is_room_again(
+def test_a_prefix_refused_by_a_full_disk_is_written_later(
     start, rounds_at_once, monkeypatch
 ) -> None:
     tree = start()

@@ -95,7 +95,7 @@ def test_a_flood_of_names_takes_no_row_that_another_tenant_needs() -> None:
     assert sum(row.misses for row in counters.rows()) == 6 * 10_003
 
 
-def test_a_name_that_is_no_longer_used_gives_its_row_up() -> None:
+def test_an_unused_name_frees_its_row() -> None:
     counters = Counters()
     for n in range(MAX_CATEGORIES):
         served(counters, f"old-{n}", None)
@@ -159,7 +159,7 @@ def test_every_tier_has_the_same_residency_bins() -> None:
 # ---- in the live tree ----
 
 
-def test_what_enters_the_device_is_there_or_has_left() -> None:
+def test_tokens_entered_are_held_or_evicted() -> None:
     draw = random.Random(5)
     tree = LiveTree(600, "wa")
     for i in range(60):
@@ -187,7 +187,7 @@ def test_with_a_host_tier_both_books_agree_and_demotions_stay_below() -> None:
     assert 0 < demoted <= tokens_left(tree, DEVICE)
 
 
-def test_a_tail_that_the_policy_gives_up_is_a_trim(monkeypatch) -> None:
+def test_a_tail_evicted_by_the_policys_cut_is_a_trim(monkeypatch) -> None:
     tree = LiveTree(100, "canopy-lru", {"quantum_tokens": 1})
     tree.serve(list(range(80)), 1.0, category="chat")
     policy = tree.core.live.device_policy
@@ -229,7 +229,7 @@ def test_a_host_copy_is_timed_from_its_backup_and_a_loaded_node_from_its_load() 
     assert row(tree).tiers[HOST].residency.token_seconds == pytest.approx(40 * 45.0)
 
 
-def test_a_host_copy_whose_time_is_over_leaves_for_its_ttl() -> None:
+def test_an_expired_host_copy_is_evicted_for_its_ttl() -> None:
     tiers = TierOptions(host_ttl=TTLTable(residual_ttl_s=5.0))
     tree = LiveTree(64, "canopy-lru", {"quantum_tokens": 1}, host_tokens=128, tiers=tiers)
     tree.serve(list(range(40)), 10.0, category="chat")
@@ -280,7 +280,7 @@ def test_history_has_a_point_every_five_seconds_and_a_last_minute() -> None:
     assert history.last(60.0)["prompts"] == history.points()[-1]["prompts"] == 0
 
 
-def test_the_status_counts_what_is_held_by_category() -> None:
+def test_the_status_counts_held_tokens_by_category() -> None:
     tree = LiveTree(200, "canopy-lru", host_tokens=400)
     tree.serve([1, *range(50)], 1.0, category="chat")
     tree.serve([2, *range(60)], 2.0, category="agent")
@@ -299,7 +299,7 @@ def test_the_status_counts_what_is_held_by_category() -> None:
     ]
 
 
-def test_what_the_disk_holds_is_counted_by_category_tenant_and_group(tmp_path) -> None:
+def test_pages_on_disk_are_counted_by_category_tenant_and_group(tmp_path) -> None:
     tree = DiskTree(tmp_path / "disk", tokens=400, host_tokens=400)
     tree.serve([1, *range(49)], 1.0, category="chat", tenant="a")
     tree.serve([2, *range(29)], 2.0, category="agent", tenant="b")
@@ -402,7 +402,7 @@ for seconds in (0.5, 3.0, 1e9):
 """
 
 
-def test_what_a_scheduler_process_counts_is_read_by_another_one(tmp_path) -> None:
+def test_another_process_reads_a_schedulers_counts(tmp_path) -> None:
     """As in SGLang, the process that answers ``/metrics`` reads the other's files, even after that
     process has ended."""
     environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}

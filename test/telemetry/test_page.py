@@ -176,7 +176,7 @@ def fetched(url: str, **headers: str) -> tuple[int, bytes, Any]:
 # ---- the files ----
 
 
-def test_what_is_vendored_is_what_it_was() -> None:
+def test_vendored_files_are_unchanged() -> None:
     (library,) = json.loads((STATIC / "vendored.json").read_text()).values()
     for name, digest in library["files"].items():
         assert "sha256:" + hashlib.sha256((STATIC / name).read_bytes()).hexdigest() == digest
@@ -302,7 +302,7 @@ def test_a_server_that_has_just_started_has_no_empty_charts(tmp_path: Path, monk
 
 
 @pytest.mark.long
-def test_a_browser_leaves_out_what_is_off_or_empty(tmp_path: Path, monkeypatch) -> None:
+def test_a_browser_hides_parts_that_are_off_or_empty(tmp_path: Path, monkeypatch) -> None:
     quiet = {"policy": "lru", "next_step": "Nothing to decide yet.", "ranks": [], "whatif": None}
     monkeypatch.setattr(f"{__name__}.STATUS", {**STATUS, **quiet})
     monkeypatch.setattr(f"{__name__}.CHUNKS", {})

@@ -22,7 +22,7 @@ def sums_of(counters: Counters) -> tuple[int, int, int, int]:
 
 
 @given(REQUESTS.filter(len))
-def test_saved_and_computed_are_what_the_model_charges(requests) -> None:
+def test_saved_and_computed_seconds_follow_the_model(requests) -> None:
     cost, counters, found = PrefillCost(8192), Counters(), PrefillSeconds()
     cost.adopt((0.004, 3e-5, 2e-9, 0.0))
     whole = left = 0.0
@@ -35,7 +35,7 @@ def test_saved_and_computed_are_what_the_model_charges(requests) -> None:
     assert found.saved_s == pytest.approx(whole - left, rel=1e-6, abs=1e-4)
 
 
-def test_what_was_served_before_the_first_fit_counts_with_it() -> None:
+def test_requests_before_the_first_fit_count_with_it() -> None:
     found = PrefillSeconds()
     assert status_of(found, math.inf) is None
     found.add((1000, 500, 10**6, 250_000), 1e-3, 1e-6)
@@ -46,7 +46,7 @@ def test_what_was_served_before_the_first_fit_counts_with_it() -> None:
     }
 
 
-def test_a_new_fit_does_not_change_what_was_counted() -> None:
+def test_a_new_fit_does_not_change_earlier_counts() -> None:
     found = PrefillSeconds()
     found.add((1000, 500, 10**6, 250_000), 1e-3, 0.0)
     before = found.saved_s

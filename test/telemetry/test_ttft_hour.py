@@ -35,7 +35,7 @@ def test_the_hour_forgets_and_quiet_minutes_are_left_out():
     assert hour.points() == []
 
 
-def test_what_is_no_time_is_ignored_and_what_is_too_long_is_counted():
+def test_invalid_times_are_ignored_and_long_ones_counted():
     hour = TtftHour(lambda: 0.0)
     for seconds in (float("nan"), float("inf"), -1.0):
         hour.add(seconds)

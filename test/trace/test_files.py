@@ -88,7 +88,7 @@ def test_an_empty_file_holds_no_requests(tmp_path: Path, format: str) -> None:
         assert list(open_trace(path, format)) == []
 
 
-def test_what_is_nested_without_end_is_a_broken_line(tmp_path: Path) -> None:
+def test_an_endlessly_nested_line_is_broken(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     path.write_bytes(b'{"time": 1, "prompt": ' + b"[" * 200_000 + b"\n" + rows(1)[0])
     with pytest.raises(CanopyError, match="line 1: not JSON"):

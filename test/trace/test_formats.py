@@ -45,7 +45,7 @@ def test_a_format_is_recognised_and_every_call_is_read(name: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("name", [n for n in FORMATS if n != "azure"])
-def test_prompts_are_whole_and_share_what_they_share(name: str, tmp_path: Path) -> None:
+def test_prompts_are_whole_and_share_their_blocks(name: str, tmp_path: Path) -> None:
     """Tokens within a tenth of the sent tokens, and the reuse of the traffic within 3 points."""
     path, format = written(name, tmp_path)
     found = list(open_trace(path, format))

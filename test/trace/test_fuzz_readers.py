@@ -95,7 +95,7 @@ def test_another_encoding_of_the_same_lines_changes_nothing(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 @given(seed=st.integers(0, 10**6))
 @settings(max_examples=6, deadline=None)
-def test_a_file_that_is_cut_gives_no_request_that_was_not_there(name: str, seed: int) -> None:
+def test_a_truncated_file_yields_no_false_request(name: str, seed: int) -> None:
     raw = WHOLE[name]
     at = random.Random(seed).randrange(1, len(raw))
     found = read(name, raw[:at])

@@ -36,13 +36,13 @@ def test_equal_ids_give_equal_tokens_in_any_trace() -> None:
     assert first[:8] != second[:8]
 
 
-def test_another_seed_gives_other_tokens() -> None:
+def test_another_seed_makes_other_tokens() -> None:
     made = [Materialiser([request(64, tuple(range(8)))], VOCABULARY, seed=s) for s in (0, 1)]
     a, b = (m.prompt(m.planned[0]) for m in made)
     assert sum(x == y for x, y in zip(a, b)) < 4
 
 
-def test_a_turn_begins_with_what_the_turn_before_it_generated() -> None:
+def test_a_turn_begins_with_the_previous_turns_output() -> None:
     first = request(20, (1, 2, 30), output_tokens=9)
     second = request(45, (1, 2, 3, 4, 5, 60), turn=2)
     made = Materialiser([first, second], VOCABULARY)
@@ -74,7 +74,7 @@ def test_a_branch_that_drops_history_is_no_continuation() -> None:
     assert made.planned[1].previous == 0
 
 
-def test_scaling_keeps_sharing_and_never_gives_nothing() -> None:
+def test_scaling_keeps_sharing_and_at_least_one_token() -> None:
     small = Materialiser(
         [request(1030, (1, 2, 3), 512, output_tokens=0)], VOCABULARY, Fraction(1, 16)
     )

@@ -241,7 +241,7 @@ def test_a_marker_that_moves_with_the_last_message_breaks_no_prefix(tmp_path: Pa
         ({"documents": ["a long document " * 200]}, "not read as part of the prompt: documents"),
     ],
 )
-def test_what_belongs_to_a_prompt_and_is_not_read_is_named(
+def test_unread_parts_of_a_prompt_are_named(
     tmp_path: Path, more: dict[str, Any], says: str
 ) -> None:
     rows = [{"time": n, "body": {"messages": row["messages"], **more}} for n, row in enumerate(OWN)]
@@ -267,7 +267,7 @@ def test_a_batchs_output_and_increments_are_refused(tmp_path: Path) -> None:
         read(put(tmp_path / "b", rows))
 
 
-def test_pictures_are_counted_as_what_they_are(tmp_path: Path) -> None:
+def test_pictures_are_counted_as_pictures(tmp_path: Path) -> None:
     picture = {
         "role": "user",
         "content": [{"type": "image_url", "image_url": {"url": "data:" + "x" * 9999}}],
@@ -377,7 +377,7 @@ def test_an_unnamed_log_is_thinned_out_by_whole_chats(tmp_path: Path) -> None:
     assert sample.conversations == pytest.approx(60, rel=0.5)
 
 
-def test_the_first_line_of_advice_is_what_was_left_out(tmp_path: Path, caplog: Any) -> None:
+def test_the_first_line_of_advice_reports_skipped_lines(tmp_path: Path, caplog: Any) -> None:
     rows = [{**row, "status": "failure"} if n % 2 else row for n, row in enumerate(OWN)]
     with caplog.at_level(logging.WARNING):
         list(open_trace(put(tmp_path / "a", rows), "openai"))

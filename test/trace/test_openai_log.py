@@ -194,7 +194,7 @@ def test_several_prompts_of_one_call_are_several_requests(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("field", ["model", "cache_salt", "lora_path"])
-def test_what_no_server_shares_shares_no_block(tmp_path: Path, field: str) -> None:
+def test_requests_that_no_server_shares_share_no_block(tmp_path: Path, field: str) -> None:
     """A gateway logs the calls of all its models: their KV is not the same."""
     rows = [plain(at, FIRST) | {field: name} for at, name in enumerate(["a", "a", "b"])]
     one, same, other = open_trace(write(tmp_path / "log.jsonl", rows), "openai")
@@ -219,7 +219,7 @@ def test_names_with_slashes_are_conversations_of_their_own(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "call_type", ["aembedding", "embedding", "image_generation", "atranscription", "arerank"]
 )
-def test_calls_of_no_language_model_are_left_out(call_type: str) -> None:
+def test_calls_of_other_models_are_skipped(call_type: str) -> None:
     assert parse(litellm(0, FIRST) | {"call_type": call_type}) == []
 
 

@@ -50,7 +50,7 @@ def test_equal_seeds_give_equal_bytes_and_others_do_not(archive: Path, tmp_path:
     assert not [p for p in tmp_path.iterdir() if p.name.startswith(".partial")]
 
 
-def test_the_file_reads_back_as_what_was_made(archive: Path, tmp_path: Path) -> None:
+def test_the_file_reads_back_equal(archive: Path, tmp_path: Path) -> None:
     out = tmp_path / "o.jsonl.xz"
     arguments = ["--archive", archive, "--conversations", 3, "--window-s", 50, "--seed", 4]
     assert main([*map(str, arguments), "-o", str(out)]) == 0

@@ -203,7 +203,7 @@ def test_skip_bad_ignores_that_many_lines_and_logs_it(
         read(path, "mooncake", skip_bad=1)
 
 
-def test_azure_and_agentic_name_what_is_broken(tmp_path: Path) -> None:
+def test_azure_and_agentic_readers_name_the_broken_part(tmp_path: Path) -> None:
     head = "TIMESTAMP,ContextTokens,GeneratedTokens"
     cases = {
         "head": (["a,b"], "line 1: the header must have"),

@@ -103,7 +103,7 @@ def test_a_servers_log_may_mix_token_ids_with_text_and_adapters(tmp_path: Path) 
 
 @pytest.mark.parametrize("field", ["cache_salt", "extra_key", "lora_path"])
 @pytest.mark.parametrize("how", ["ids", "text"])
-def test_what_a_server_keeps_apart_shares_no_block(tmp_path: Path, field: str, how: str) -> None:
+def test_separate_namespaces_share_no_block(tmp_path: Path, field: str, how: str) -> None:
     prompt = {"ids": list(range(40))} if how == "ids" else {"ids": None, "text": "hello " * 60}
     log = tmp_path / "log"
     rows = [

@@ -42,7 +42,7 @@ def test_equal_counts_share_tools_and_system_prompt_and_no_more() -> None:
     assert shared(a, b)[1] == [[1, 2, 3, 4, 105]]
 
 
-def test_only_the_tools_are_shared_where_the_system_prompts_differ() -> None:
+def test_only_the_tools_are_shared_if_the_system_prompts_differ() -> None:
     a = document("a", 8, 8, [1, 2, 3, 4, 5])
     b = document("b", 8, 9, [1, 2, 3, 4, 5])
     assert shared(a, b)[1] == [[1, 2, 103, 104, 105]]
@@ -59,7 +59,7 @@ def test_another_model_shares_nothing() -> None:
     assert shared(a, document("b", 8, 8, [1, 2, 3, 4], model="n"))[1] == [[101, 102, 103, 104]]
 
 
-def test_the_head_is_what_most_prompts_begin_with() -> None:
+def test_the_head_is_the_beginning_of_most_prompts() -> None:
     a = document("a", 8, 0, [1, 2, 3])
     b = document("b", 8, 0, [7, 8], [1, 2], [1, 2, 3], [1, 9])
     assert shared(a, b)[1] == [[107, 108], [1, 2], [1, 2, 103], [1, 109]]

@@ -49,7 +49,7 @@ def test_lines_of_sessions_share_them_too(tmp_path: Path) -> None:
     assert one.blocks == two.blocks
 
 
-def test_an_overlay_keeps_what_sessions_share_and_copies_share_nothing(tmp_path: Path) -> None:
+def test_an_overlay_keeps_shared_blocks_and_copies_share_none(tmp_path: Path) -> None:
     session(tmp_path, "a", [1, 2, 3], **user("ann"))
     session(tmp_path, "b", [1, 2, 9], **user("ann"))
     found = {r.conversation: r.blocks for r in overlay(tmp_path, 4, 100.0, 1)}

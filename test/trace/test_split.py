@@ -49,7 +49,7 @@ def test_each_part_has_the_work_the_rate_over_time_and_the_reuse_of_the_whole() 
         assert later == pytest.approx(np.mean([r.turn > 1 for r in trace]), abs=0.03)
 
 
-def test_a_part_that_is_not_there_is_an_error() -> None:
+def test_a_missing_part_is_an_error() -> None:
     for part, parts in ((2, 2), (-1, 2), (0, 0)):
         with pytest.raises(CanopyError, match="parts - 1"):
             one_part([], parts, part)

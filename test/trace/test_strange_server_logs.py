@@ -48,7 +48,7 @@ def test_embeddings_have_no_tokens_in_their_answers(tmp_path: Path) -> None:
         ({"type": "abort", "message": "Abort by client"}, 7, True),
     ],
 )
-def test_what_a_server_refused_was_never_in_its_cache(
+def test_refused_requests_are_skipped(
     tmp_path: Path, reason: dict[str, Any], completion_tokens: int, kept: bool
 ) -> None:
     """A client that retries at a full server must not look like a repeating prompt."""
@@ -200,7 +200,7 @@ def test_a_number_that_is_no_token_is_a_broken_line(tmp_path: Path) -> None:
             list(read_it())
 
 
-def test_a_session_that_logs_only_what_it_adds_is_pointed_out(tmp_path: Path, caplog: Any) -> None:
+def test_a_session_of_increments_is_reported(tmp_path: Path, caplog: Any) -> None:
     """With ``session_params`` SGLang builds the prompt from earlier turns."""
     read(tmp_path / "log", finished("a", 1, PROMPT, session_params={"id": "s", "rid": "r"}))
     assert "1 continue a session that is not in the log" in caplog.text

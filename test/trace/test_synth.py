@@ -129,7 +129,7 @@ def test_a_later_turn_reuses_all_full_blocks_of_the_prompt_before_it() -> None:
     assert whole == later  # "small" never reaches its context limit
 
 
-def test_the_multi_turn_ratio_of_a_kind_is_what_its_turns_add_up_to() -> None:
+def test_the_multi_turn_ratio_of_a_type_follows_from_its_turns() -> None:
     """mean turns = 1 / (1 - ratio), from the continue probabilities alone."""
     load = PRESETS["trace-a"].load
     assert isinstance(load, ChatLoad)

@@ -93,7 +93,7 @@ def test_json_and_pickle_restore_the_same_table(
         ({"categories": {"api": -5}}, "category 'api'"),
     ],
 )
-def test_a_bad_table_is_refused_with_what_is_allowed(data: Any, says: str) -> None:
+def test_a_bad_table_is_refused_with_the_allowed_values(data: Any, says: str) -> None:
     with pytest.raises(CanopyError, match="TTL table") as caught:
         TTLTable.from_json(data)
     assert says in str(caught.value)

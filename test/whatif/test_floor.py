@@ -14,7 +14,7 @@ HITS = st.lists(st.tuples(st.integers(0, ASKED), st.integers(0, ASKED)), max_siz
 
 
 @given(HITS)
-def test_what_is_lost_before_lru_ranks_is_bounded(hits):
+def test_the_loss_before_lru_ranks_is_bounded(hits):
     floor, lost, asked = Floor(CAPACITY), 0, 0
     for policy, lru in hits:
         if floor.behind:
@@ -35,7 +35,7 @@ def test_a_policy_that_is_never_worse_is_never_replaced(hits):
 
 
 @pytest.mark.parametrize("doubt", [0.0, 0.02])
-def test_requests_without_a_difference_do_not_raise_what_may_be_lost(doubt):
+def test_requests_without_a_difference_do_not_raise_the_allowed_loss(doubt):
     def lost_before_lru_ranks(equal):
         floor, lost = Floor(CAPACITY), 0
         for _ in range(equal):
@@ -48,7 +48,7 @@ def test_requests_without_a_difference_do_not_raise_what_may_be_lost(doubt):
     assert lost_before_lru_ranks(200_000) <= 2.1 * lost_before_lru_ranks(0)
 
 
-def test_requests_without_a_difference_do_not_raise_what_must_be_gained():
+def test_requests_without_a_difference_do_not_raise_the_required_gain():
     def gained_before_the_policy_ranks(equal):
         floor, gained = Floor(CAPACITY), 0
         while not floor.behind:
@@ -82,7 +82,7 @@ def test_it_ranks_again_once_its_shadow_is_ahead():
     assert requests < (CREDIT + 5 * SLACK) * CAPACITY / ASKED
 
 
-def test_what_it_won_is_credit_and_the_credit_is_bounded():
+def test_gains_are_credit_and_the_credit_is_bounded():
     floor, requests = Floor(CAPACITY), 0
     for _ in range(10_000):
         floor.compare(ASKED, 0, ASKED)
@@ -113,7 +113,7 @@ def test_a_sample_that_may_differ_by_chance_needs_more():
     assert not unsure.behind
 
 
-def test_what_was_lost_or_gained_beyond_a_change_does_not_count_after_it():
+def test_losses_and_gains_do_not_count_after_a_change():
     def requests_until(behind, floor, policy, lru):
         requests = 0
         while floor.behind != behind:

@@ -72,7 +72,7 @@ def ever(meter, policy, capacity):
 
 @settings(max_examples=15, deadline=None)
 @given(st.integers(0, 10_000), st.integers(20, 200))
-def test_where_all_is_sampled_the_meter_is_the_simulation(seed, blocks):
+def test_with_all_blocks_sampled_the_meter_equals_the_simulation(seed, blocks):
     asked = MeterSetup((LRU, "wa"), (1.0, 2.0, 0.5), memory_s=math.inf)
     meter = Meter(asked, Memory(blocks * BLOCK), "canopy-lru")
     serve("lru", blocks, seed, meter)
@@ -117,7 +117,7 @@ def beside_the_truth(one_in, seed):
     return row["hit_ratio"] - truth, row["sampling_error"]
 
 
-def test_what_conversations_share_is_not_lost_in_a_sample():
+def test_shared_prefixes_are_not_lost_in_a_sample():
     """A sample of conversations would see each document once or never, and no use of more room."""
     errors = [beside_the_truth(8, seed)[0] for seed in range(6)]
     assert max(map(abs, errors)) < 0.02
@@ -228,7 +228,7 @@ def test_the_floor_tolerates_two_standard_errors_of_the_sample(monkeypatch):
     assert doubts == pytest.approx([2.0 * one for one in stated])
 
 
-def test_what_the_server_really_hits_is_the_ground_of_every_estimate():
+def test_every_estimate_builds_on_the_servers_own_hits():
     """The server hits a tenth of the shadow cache, and so would every other arm."""
     meter = Meter(MeterSetup((LRU,), (1.0, 4.0)), Memory(60 * BLOCK), LRU)
     for _, request in turns(3):
@@ -254,7 +254,7 @@ def test_a_hit_inside_a_block_leaves_the_whole_block_missed():
     assert leads[0] > 0.05
 
 
-def test_a_policy_of_sglangs_without_an_equal_is_compared_with_what_the_sample_hit():
+def test_an_sglang_policy_without_an_equal_is_compared_by_sampled_hits():
     meter = Meter(MeterSetup((LRU,), (1.0,)), Memory(60 * BLOCK), "priority")
     for _, request in turns(3):
         meter.ended(request, request.prompt_tokens // BLOCK // 2 * BLOCK)
@@ -266,7 +266,7 @@ def test_a_policy_of_sglangs_without_an_equal_is_compared_with_what_the_sample_h
 # ---- capacities ----
 
 
-def test_the_host_is_what_is_multiplied_where_there_is_one():
+def test_capacities_are_multiples_of_the_host_if_there_is_one():
     assert Memory(100).total(2.0) == 200
     assert Memory(100, 300).total(2.0) == 600
     assert Memory(100, 300, exclusive=True).total(2.0) == 700
@@ -349,7 +349,7 @@ def test_a_few_requests_are_no_estimate():
     assert "too few requests" in in_words(added_up([meter.stats()]))
 
 
-def test_where_nothing_was_evicted_there_is_nothing_to_win():
+def test_without_evictions_nothing_can_be_won():
     meter = Meter(MeterSetup(), Memory(10**4 * BLOCK), LRU)
     for request in hot_and_new(300):
         meter.ended(request, 0)
@@ -508,7 +508,7 @@ def stats(hit, sampled, wa):
     }
 
 
-def test_replicas_weigh_by_what_they_sampled():
+def test_replicas_are_weighted_by_their_samples():
     total = added_up([stats(0.4, 300, 0.5), stats(0.8, 100, 0.9), stats(0.0, 0, 0.0)])
     assert total["hit_ratio"] == pytest.approx(0.5)
     assert [arm["hit_ratio"] for arm in total["arms"]] == pytest.approx([0.5, 0.6])
@@ -527,7 +527,7 @@ def test_replicas_weigh_by_what_they_sampled():
     assert added_up([stats(0.0, 0, 0.0)])["hit_ratio"] == 0.0
 
 
-def test_figures_are_rounded_to_what_they_can_mean():
+def test_figures_are_rounded_to_their_precision():
     small = {**stats(0.4, 300, 0.5), "spent_s": 0.123449}
     assert added_up([small])["spent_s"] == 0.1234
     meter = Meter(MeterSetup((LRU,), (1.0, 4.0), one_in=2), Memory(60 * BLOCK), LRU)

@@ -70,13 +70,13 @@ def test_small_or_uncertain_gains_change_nothing(hits: float, error: float) -> N
     assert said == "Keep canopy-lru: no policy tried would save more."
 
 
-def test_auto_is_left_alone() -> None:
+def test_auto_needs_no_change() -> None:
     gain = next_step(meter(arm("wa", 0.6, 0.01)), "canopy-lru", ours=True, auto=True)
     assert gain.startswith("Nothing to do: wa would save 19.0 ± 2.0 points more")
     assert next_step(meter(), "wa", ours=True, auto=True).startswith("Keep auto: ")
 
 
-def test_more_memory_is_named_where_no_policy_helps() -> None:
+def test_more_memory_is_advised_if_no_policy_helps() -> None:
     larger = arm("canopy-lru", 0.52, 0.004, capacity="host x2")
     said = next_step(meter(arm("wa", 0.41), larger), "canopy-lru", ours=True)
     assert said.endswith("More memory would: host x2 saves 11.0 ± 0.8 points more.")

@@ -105,7 +105,7 @@ def test_hits_are_shown_next_to_the_seconds():
 
 
 @pytest.mark.parametrize("scale", [1000.0, 19_400.0, 200_000.0])
-def test_a_share_of_seconds_is_the_one_that_a_sum_over_tokens_gives(scale):
+def test_a_share_of_seconds_equals_the_sum_over_tokens(scale):
     """c1 + c2 d for every token at depth d, against the sums of the account."""
     draw, account, paid, hit_paid, arm_paid = random.Random(1), Account(math.inf), 0.0, 0.0, 0.0
 

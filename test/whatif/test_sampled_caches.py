@@ -62,7 +62,7 @@ def serve(policy, given, blocks, verify=False):
 
 
 @pytest.mark.parametrize("name", ["lru", "fifo", "slru"])
-def test_a_shadow_cache_hits_what_a_real_one_does(name):
+def test_a_shadow_cache_hits_as_a_real_one(name):
     given = turns(1)
     shadow = ShadowCache(make_policy(name), 30 * BLOCK, BLOCK)
     tree = RadixTree(make_policy(name), 30, BLOCK)
@@ -110,7 +110,7 @@ def test_the_shadow_caches_of_a_sample_hold_as_much_less():
     assert caches.blocks() == {"lru": 8}
 
 
-def test_what_all_conversations_share_is_sampled_as_anything_else():
+def test_common_prefixes_are_sampled_like_other_blocks():
     """64 conversations, each of 4 blocks behind 400 shared ones, in room for 500."""
     caches = SampledCaches(one_in=8)
     caches.add("lru", Arm(lambda: make_policy("lru"), 500 * BLOCK))
@@ -149,7 +149,7 @@ def test_thinning_out_keeps_the_sampled_blocks_in_their_order(seed, one_in, name
     tree.verify()
 
 
-def test_thinning_out_evicts_what_no_longer_fits_oldest_first():
+def test_thinning_out_evicts_the_oldest_blocks_first():
     shadow = ShadowCache(make_policy("lru"), 64 * BLOCK, BLOCK)
     for step in range(50):
         shadow.access(request(step / 10, (step,)))

@@ -63,7 +63,7 @@ def test_requests_without_a_stamp_arrive_one_after_the_other() -> None:
     assert tree.core.clock.now == times[-1]
 
 
-def test_what_is_sound_of_a_stamp_is_used() -> None:
+def test_valid_fields_of_a_stamp_are_used() -> None:
     tree = LiveTree(64, "wa")
     stamp = {"time": 7.0, "category": "chat", "turn": math.nan, "keep_s": 5}
     request = tree.core.requests.of(fake_req([1] * 8, [], stamp))

@@ -79,7 +79,7 @@ def test_a_tenant_that_floods_is_refused_and_others_are_not() -> None:
     assert len(waiting) == MAX_WAITING_OF_TENANT + 1
 
 
-def test_hints_of_all_tenants_are_bounded_and_the_largest_gives_way() -> None:
+def test_hints_of_all_tenants_are_bounded_and_the_largest_tenant_loses_first() -> None:
     waiting = Waiting()
     for tenant in range(MAX_WAITING // MAX_WAITING_OF_TENANT):
         for i in range(MAX_WAITING_OF_TENANT):
@@ -98,7 +98,7 @@ def test_hints_of_all_tenants_are_bounded_and_the_largest_gives_way() -> None:
     assert len(taken) == MAX_WAITING
 
 
-def test_tenants_take_turns_in_what_is_sent() -> None:
+def test_tenants_take_turns_in_each_message() -> None:
     waiting = Waiting()
     for i in range(MAX_WAITING_OF_TENANT):
         waiting.add(over(f"c{i}", "flood"), 0.0)

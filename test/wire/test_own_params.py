@@ -42,7 +42,7 @@ def test_parameters_that_a_client_sent_empty_stay_empty() -> None:
 
 
 @pytest.mark.parametrize("custom", [None, "text", 7, ["canopy"], {1: 2}])
-def test_parameters_of_another_kind_are_left_alone(custom: Any) -> None:
+def test_foreign_parameters_are_unchanged(custom: Any) -> None:
     req = request_with(custom)
     assert own_params(req) == {}
     assert req.sampling_params.custom_params is custom

@@ -26,7 +26,7 @@ def test_the_prior_balances_compute_and_transfer_and_is_clipped():
         CostProfile(0.0, 1.0).prior(0.0, 1.0)
 
 
-def test_a_prompts_time_is_the_slower_path_and_what_no_ratio_changes():
+def test_a_prompts_time_is_the_slower_path_plus_a_constant():
     profile = CostProfile(compute_s=3.0, transfer_s=1.0, other_s=7.0)
     assert profile.ttft(100, 0.0) == 107.0
     assert profile.ttft(100, 0.25) == 82.0

@@ -54,7 +54,7 @@ seconds = st.floats(1e-5, 1e-2)
 
 
 @given(seconds, seconds, st.floats(0.0, 5.0))
-def test_with_the_transfer_ahead_it_is_where_both_take_as_long(compute, transfer, other) -> None:
+def test_with_overlap_the_best_ratio_balances_both_times(compute, transfer, other) -> None:
     balance = transfer / (compute + transfer)
     assume(
         N * max(compute, transfer) > 1e-3 * other
@@ -64,7 +64,7 @@ def test_with_the_transfer_ahead_it_is_where_both_take_as_long(compute, transfer
     assert found.profile.other_s >= 0.0
 
 
-def test_it_is_the_floor_only_where_bringing_is_faster_than_the_floor_computes() -> None:
+def test_the_floor_is_best_only_if_transfer_is_faster_than_computing_it() -> None:
     fast, _, _ = calibrated(ahead(1e-3, 1e-5, 0.5))
     slow, _, _ = calibrated(ahead(1e-3, 1e-3, 0.5))
     assert fast.ratio == pytest.approx(0.15, abs=0.021)
@@ -85,7 +85,7 @@ def test_the_profile_separates_fixed_costs_from_the_transfer() -> None:
 
 
 @pytest.mark.parametrize("other", [0.0, 100.0])
-def test_where_the_rest_dominates_more_is_computed_within_the_slack(other) -> None:
+def test_if_constant_time_dominates_more_is_computed_within_the_slack(other) -> None:
     ttft = ahead(1e-3, 1e-5, other)
     found, search, _ = calibrated(ttft, slack=0.02)
     best = ttft(N, 0.15)
@@ -150,7 +150,7 @@ def stand_in():
     server.shutdown()
 
 
-def test_the_command_saves_what_a_server_took_under_the_servers_own_setting(
+def test_the_command_saves_measured_ratios_under_the_servers_setting(
     stand_in, tmp_path, capsys
 ) -> None:
     from canopy_lab.cli.main import main

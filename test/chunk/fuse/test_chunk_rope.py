@@ -23,7 +23,7 @@ def rope(scaling=1.0):
 
 
 @pytest.mark.parametrize("scaling", [1.0, 1.37])
-def test_undoing_gives_the_raw_keys_back(scaling):
+def test_undoing_the_rotation_restores_the_raw_keys(scaling):
     x = torch.randn(50, 2, 64)
     at = torch.randint(0, 100_000, (50,))
     turned = rope(scaling).apply(x, at)

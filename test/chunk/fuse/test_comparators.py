@@ -42,7 +42,7 @@ def test_epic_takes_the_first_16_tokens_of_each_chunk_at_any_ratio(llama, ids, r
     assert chosen == [*range(20, 36), *range(80, 96), *range(180, 190)]
 
 
-def test_per_layer_sets_replace_at_each_layer_what_equation_7_names_and_nothing_else(llama, ids):
+def test_per_layer_sets_replace_only_the_tokens_of_equation_7(llama, ids):
     from canopy_chunks.fuse.placement import place_chunks
 
     p, ratio = prompt(llama, ids, behind=False), 0.2
@@ -91,7 +91,7 @@ def test_equal_sets_of_all_layers_are_one_set_for_all(llama, ids, monkeypatch):
     assert torch.allclose(found[0].logits, found[1].logits, atol=1e-4)
 
 
-def test_prophetkv_takes_what_the_question_attends_to_in_all_layers(llama, ids):
+def test_prophetkv_selects_tokens_that_the_question_attends_to_in_all_layers(llama, ids):
     """Against a plain softmax in float64 over the context's keys, head by head."""
     from comparators.prophetkv import context_attention
 
@@ -154,7 +154,7 @@ def test_qcfuse_with_every_token_an_anchor_is_the_questions_own_attention(
     assert float(few.sum()) == pytest.approx(1.0, abs=1e-4)
 
 
-def test_anchors_are_what_a_repetition_attends_to_most(llama, ids):
+def test_anchors_are_the_tokens_most_attended_by_a_repetition(llama, ids):
     from comparators.qcfuse import repeated_attention
 
     chunk = encode(llama, ids[:40].tolist())

@@ -84,7 +84,7 @@ def test_the_default_spends_nothing_on_a_chunk_that_is_exact(llama, ids):
     assert ((alone >= 20) & (alone < 80)).any()
 
 
-def test_what_precedes_the_first_chunk_is_not_probed_again(llama, ids):
+def test_text_before_the_first_chunk_is_not_probed_again(llama, ids):
     from canopy_chunks.fuse import rows as engine
     from canopy_chunks.fuse.placement import place_chunks
     from canopy_chunks.fuse.selectors.question import question_scores

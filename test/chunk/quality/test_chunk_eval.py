@@ -184,7 +184,7 @@ def test_a_split_fact_is_in_two_documents():
     assert again == tasks.synthetic(["single"], 2, tasks.default_filler(), 4)
 
 
-def test_an_answer_may_be_longer_than_what_kl_is_measured_along(model_dir, musique):
+def test_an_answer_may_be_longer_than_the_measured_tokens(model_dir, musique):
     """Answers of full recompute and of fusion have the full length if no end token is generated."""
     from transformers import AutoTokenizer
 

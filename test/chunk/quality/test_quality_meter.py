@@ -35,7 +35,7 @@ def served_well() -> QualityMeter:
     return meter
 
 
-def test_a_fault_raises_the_ratio_and_then_stops_reuse_within_so_many_prompts() -> None:
+def test_a_fault_raises_the_ratio_and_then_stops_reuse_in_time() -> None:
     steps = serve(served_well(), TO_STOPPED, lambda at: True)
     assert RAISED in steps[:TO_RAISED]
     assert STOPPED in steps
@@ -51,7 +51,7 @@ def test_reuse_resumes_after_the_fault_is_fixed() -> None:
     assert steps[-1] == SERVED
 
 
-def test_a_ratio_that_is_too_low_is_raised_and_stays_so() -> None:
+def test_a_ratio_that_is_too_low_is_raised_for_good() -> None:
     steps = serve(served_well(), 3000, lambda at: at == SERVED)
     assert STOPPED not in steps
     assert set(steps[TO_RAISED:]) == {RAISED}

@@ -56,7 +56,7 @@ def test_the_choice_is_made_once_and_logged(caplog):
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
-def test_a_chosen_stock_kernel_runs_what_is_before_each_block(page_size):
+def test_a_chosen_stock_kernel_computes_the_prefix_of_each_block(page_size):
     backend, rows, layer, q, expected = backend_and_batch(page_size)
     seen = []
 
@@ -72,7 +72,7 @@ def test_a_chosen_stock_kernel_runs_what_is_before_each_block(page_size):
 
 
 @pytest.mark.parametrize(("triton_ms", "asked"), [(1.0, 0), (9.0, 1)])
-def test_where_triton_alone_was_measured_to_be_faster_it_runs(monkeypatch, triton_ms, asked):
+def test_triton_alone_runs_if_measured_to_be_faster(monkeypatch, triton_ms, asked):
     backend, rows, layer, q, expected = backend_and_batch(16)
     measured = ways.Measured("A chip", 4096, 0.15, {"triton": triton_ms, "fa3": 2.0})
     monkeypatch.setattr(ways, "table", lambda: (measured,))

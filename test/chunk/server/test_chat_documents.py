@@ -99,14 +99,14 @@ def test_separators_in_a_message_bound_documents_too() -> None:
     assert text == "<user>sys##one##two##why?</user>"
 
 
-def test_a_chat_that_declines_or_has_no_documents_is_left_as_it_is() -> None:
+def test_a_chat_that_declines_or_has_no_documents_is_unchanged() -> None:
     off = {"canopy_chunks": "off", "canopy_documents": "parts"}
     assert convert("a##b##c", {"canopy_chunks": "off"}, Options(separator="##"))[1] == []
     assert convert([part("a"), part("b")], off) == ("<user>ab</user>", [])
     assert convert("plain") == ("<user>plain</user>", [])
 
 
-def test_documents_of_the_template_are_found_where_it_shows_them() -> None:
+def test_documents_of_the_template_are_found_in_its_text() -> None:
     listed = [{"title": "t", "text": "one"}, {"text": "two"}]
     assert convert("why?", None, None, listed, shows=True)[1] == ["one", "two"]
     with pytest.raises(CanopyError, match="shows no documents"):

@@ -50,7 +50,7 @@ def test_text_without_documents_is_tokenised_as_ever() -> None:
     assert ids == Letters().encode("plain text")
 
 
-def test_empty_documents_are_left_out() -> None:
+def test_empty_documents_are_skipped() -> None:
     _, bounds = tokenise(Letters(), split_documents("s####a##q", "##", Documents(), None))
     assert len(bounds) == 2
 
@@ -149,7 +149,7 @@ def test_invented_tenants_exclude_no_tenant() -> None:
     assert documents.get(name, "honest")
 
 
-def test_an_idle_document_gives_way_before_one_that_is_used_and_a_pinned_one_last() -> None:
+def test_idle_documents_are_dropped_first_and_pinned_ones_last() -> None:
     now = [0.0]
     documents = Documents(most_tokens=30, most=100, share=1.0, clock=lambda: now[0])
     pinned = documents.add(range(10), "a")

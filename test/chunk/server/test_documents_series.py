@@ -6,7 +6,7 @@ from canopy_chunks.plugin import series
 from sglang_canopy.telemetry.metrics import Metrics
 
 
-def test_what_is_counted_is_shown_by_reason_and_tier() -> None:
+def test_counts_are_shown_by_reason_and_tier() -> None:
     registry = CollectorRegistry()
     Metrics(0, registry=registry)  # a cache's series, in the same process
     counted = {

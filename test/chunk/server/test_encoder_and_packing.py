@@ -47,7 +47,7 @@ def test_the_prefix_is_encoded_once_for_all_chunks_behind_it(llama, store, ids) 
     assert run(encoder) == 150 + 50
 
 
-def test_asking_again_for_what_waits_or_is_stored_does_nothing(llama, store, ids) -> None:
+def test_requesting_a_waiting_or_stored_chunk_again_has_no_effect(llama, store, ids) -> None:
     encoder = BackgroundEncoder(llama, store)
     for _ in range(3):
         encoder.enqueue(ids[:50].tolist(), (), "")
@@ -59,7 +59,7 @@ def test_asking_again_for_what_waits_or_is_stored_does_nothing(llama, store, ids
     assert encoder.busy
 
 
-def test_the_queue_is_bounded_and_counts_what_it_forgets(llama, store, ids, monkeypatch) -> None:
+def test_the_queue_is_bounded_and_counts_dropped_chunks(llama, store, ids, monkeypatch) -> None:
     monkeypatch.setattr(encode_queue, "MAX_WAITING_TOKENS", 100)
     encoder = BackgroundEncoder(llama, store)
     encoder.enqueue(ids[:60].tolist(), (), "")

@@ -111,7 +111,7 @@ def test_without_a_tokenizer_documents_are_encoded_behind_the_prefix(make, ids) 
     assert state.places == plain.places
 
 
-def test_only_a_first_document_is_taken_from_an_ordinary_prefill(
+def test_only_a_first_document_is_stored_from_an_ordinary_prefill(
     make, llama, ids, monkeypatch
 ) -> None:
     engine = make(encode="mixed")
@@ -214,7 +214,7 @@ def test_a_prompt_that_was_replaced_or_cut_is_not_read(make, ids, left) -> None:
     assert not engine.library.encoder.busy
 
 
-def test_a_first_document_of_an_ordinary_prefill_is_taken_as_it_is(make, llama, ids, monkeypatch):
+def test_a_first_document_of_an_ordinary_prefill_is_stored_unchanged(make, llama, ids, monkeypatch):
     engine = make()
     req = request(*prompt(ids))
     state = engine.new_request(req)
@@ -463,7 +463,7 @@ def held(engine: ChunkEngine, req) -> list[tuple[int, ...] | None]:
     return [one.chunk.prefix if one.chunk is not None else None for one in found]
 
 
-def test_the_place_in_the_prompt_decides_what_a_document_is_encoded_behind(make, ids) -> None:
+def test_the_position_in_the_prompt_decides_a_documents_head(make, ids) -> None:
     engine = make(encode="mixed")
     head = tuple(ids[:SYSTEM].tolist())
     later = head + engine.stand_ins[0]

@@ -45,7 +45,7 @@ def test_bounds_are_read_as_pairs() -> None:
         ([x for i in range(10_000) for x in (2 * i, 2 * i + 1)], "10000 chunks"),
     ],
 )
-def test_wrong_bounds_are_refused_with_what_is_wrong(given: object, reason: str) -> None:
+def test_wrong_bounds_are_refused_with_the_reason(given: object, reason: str) -> None:
     with pytest.raises(CanopyError, match=reason) as told:
         fields.parse_fields({"canopy_chunks": given})
     assert len(str(told.value)) < 400
@@ -118,7 +118,7 @@ def test_wrong_keys_stop_the_start(given: str, reason: str) -> None:
         parsed("--canopy-chunks", given)
 
 
-def test_the_guides_flags_are_taken() -> None:
+def test_the_guides_flags_are_accepted() -> None:
     guide = Path(__file__).parents[3] / "docs/guide/documents.md"
     shown = re.findall(r"--canopy-chunks ('[^']*'|[^\s`']+)", guide.read_text(encoding="utf-8"))
     assert len(shown) >= 3

@@ -189,7 +189,7 @@ def test_a_document_behind_kept_kv_is_never_stored_as_exact(make, ids, monkeypat
     assert not taken
 
 
-def test_a_prompts_own_windows_are_not_taken_for_kept(make, ids) -> None:
+def test_a_prompts_own_windows_do_not_count_as_kept(make, ids) -> None:
     engine = make()
     made = with_params(ids)
     state = queued(engine, made)

@@ -332,9 +332,7 @@ def watched_steps(strict, engine: ChunkEngine, ids, chunks, put, monkeypatch):
     return req
 
 
-def test_what_a_watched_step_needs_is_there_before_waits_are_errors(
-    llama, ids, chunks, monkeypatch
-) -> None:
+def test_a_watched_step_warms_up_before_waits_are_errors(llama, ids, chunks, monkeypatch) -> None:
     """The test below, with recorded copies in place of a device."""
     device, under_way = SeparateDevice(), []
     kernels_on(monkeypatch)

@@ -125,7 +125,7 @@ def test_a_cached_prefix_is_neither_computed_nor_written(
         assert chosen >= budget - 1
 
 
-def test_at_ratio_one_everything_is_computed_and_at_zero_only_what_no_chunk_has(
+def test_at_ratio_one_all_tokens_are_computed_and_at_zero_only_those_outside_chunks(
     llama, runner, prompt
 ) -> None:
     row = row_of(len(prompt))
@@ -135,7 +135,7 @@ def test_at_ratio_one_everything_is_computed_and_at_zero_only_what_no_chunk_has(
     assert torch.equal(none.mask(), ~prompt.in_chunk())
 
 
-def test_a_request_that_is_started_again_computes_what_it_computed_before(prompt) -> None:
+def test_a_restarted_request_computes_the_same_tokens(prompt) -> None:
     n = len(prompt)
     chosen = torch.zeros(n, dtype=torch.bool)
     chosen[:PREFIX] = True  # from the exact tree

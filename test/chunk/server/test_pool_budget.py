@@ -38,7 +38,7 @@ print("FOUND", json.dumps(found))
 
 
 @pytest.mark.long
-def test_sglangs_pool_is_smaller_by_what_is_set_aside(tiny_model) -> None:
+def test_sglangs_pool_is_smaller_by_the_reserved_memory(tiny_model) -> None:
     done = subprocess.run(
         [sys.executable, "-c", WORKER, str(tiny_model)],
         cwd=TEST,

@@ -67,7 +67,7 @@ def test_a_rejected_prompt_leaves_the_budget_as_it_was(make) -> None:
     assert adder.rem_chunk_tokens == adder.rem_input_tokens == 100
 
 
-def test_a_prompt_longer_than_a_window_is_cut_where_its_computed_tokens_fill_it(make) -> None:
+def test_a_long_prompt_is_cut_after_a_window_of_computed_tokens(make) -> None:
     adder = make(100, (300, 600))
     assert adder.add_one_req(request(700)) == "yes"
     assert adder.can_run_list[0].extend_end == 100  # the known documents are behind the window
@@ -78,7 +78,7 @@ def test_a_prompt_longer_than_a_window_is_cut_where_its_computed_tokens_fill_it(
     assert adder.rem_chunk_tokens >= 0
 
 
-def test_what_another_limit_kept_out_of_a_window_gives_its_savings_back(make) -> None:
+def test_tokens_cut_by_another_limit_return_their_savings(make) -> None:
     adder = make(100, (0, 400))
     stock = Stock.add_one_req
 

@@ -124,7 +124,7 @@ def one_rank(rank: int) -> dict[str, list[list[float]]]:
     return {name: [x.tolist() for x in fuse(model, name)] for name in TRIED}
 
 
-def test_two_ranks_choose_and_compute_what_the_whole_model_does(llama, tmp_path) -> None:
+def test_two_ranks_choose_and_compute_as_the_whole_model(llama, tmp_path) -> None:
     found = on_ranks(RANKS, one_rank, tmp_path)
     for name in TRIED:
         rows, logits = fuse(llama, name)
@@ -133,7 +133,7 @@ def test_two_ranks_choose_and_compute_what_the_whole_model_does(llama, tmp_path)
         torch.testing.assert_close(torch.tensor(found[0][name][1]), logits, atol=1e-3, rtol=1e-3)
 
 
-def test_tensor_parallelism_is_served_and_what_it_cannot_do_is_named() -> None:
+def test_tensor_parallelism_is_served_and_its_limits_are_named() -> None:
     two = SimpleNamespace(tp_size=2)
     check_server(two, Options(disk_mb=1, directory="somewhere"))
     check_server(SimpleNamespace(tp_size=1), Options(selector="frequency"))

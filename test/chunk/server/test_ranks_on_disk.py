@@ -116,7 +116,7 @@ def test_ranks_compute_the_same_tokens_if_one_cannot_read_a_chunk(tmp_path) -> N
     assert where["not written on one"].count(None) >= 1
 
 
-def test_another_variant_of_what_a_rank_lacks_is_agreed_on_too(llama, tmp_path) -> None:
+def test_ranks_agree_on_another_variant_of_a_missing_chunk(llama, tmp_path) -> None:
     from canopy_chunks.fuse.encode import encode
 
     store, ids = ChunkStore("model", {"disk": 1 << 24}, tmp_path), ids_of().tolist()

@@ -88,7 +88,7 @@ def test_a_chunk_stays_as_long_as_one_request_waits_for_it(files) -> None:
     assert not reader.pending
 
 
-def test_what_does_not_fit_is_left_to_the_file(files) -> None:
+def test_chunks_that_do_not_fit_are_read_from_the_file(files) -> None:
     waits = request()
     reader = ReadAhead(files[0][1].nbytes * 2)
     for i, (_, on_disk) in enumerate(files):
@@ -124,7 +124,7 @@ def test_an_idle_server_holds_nothing(files) -> None:
     assert not reader.pending
 
 
-def test_a_chunk_that_is_not_begun_is_left_to_the_file(files, busy) -> None:
+def test_an_unstarted_chunk_is_read_from_the_file(files, busy) -> None:
     reader, slow, stays = busy
     reader.request("a", files[0][1], stays)
     assert reader.take("a") is None
@@ -144,7 +144,7 @@ def damaged(files, tmp_path):
     return disk.open_chunk(path)
 
 
-def test_a_damaged_file_is_not_taken(damaged) -> None:
+def test_a_damaged_file_is_not_used(damaged) -> None:
     reader, waits = ReadAhead(1 << 30), request()
     reader.request("a", damaged, waits)
     with pytest.raises(CanopyError):

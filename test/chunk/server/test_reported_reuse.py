@@ -15,7 +15,7 @@ WINDOW = 60
 
 
 @pytest.mark.parametrize("selector", ["question", "frequency"])
-def test_what_a_later_window_could_not_reuse_is_not_reported(
+def test_tokens_not_reused_in_a_later_window_are_not_reported(
     llama,
     ids,
     chunks,  # noqa: F811

@@ -88,7 +88,7 @@ def found_by(worker: str, folder: Path) -> dict[str, Any]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("family", sorted(FAMILIES))
-def test_sglangs_layers_give_what_a_plain_model_gives(family, tmp_path) -> None:
+def test_sglangs_layers_equal_a_plain_model(family, tmp_path) -> None:
     build(family).save_pretrained(tmp_path)
     found = found_by(WORKER, tmp_path)
     assert found["layers"] == [0, 1, 2], "the forward ends where the probe has seen enough"
@@ -96,7 +96,7 @@ def test_sglangs_layers_give_what_a_plain_model_gives(family, tmp_path) -> None:
 
 
 @pytest.mark.long
-def test_a_model_whose_weights_the_engine_has_never_read_runs_all_the_same(tmp_path) -> None:
+def test_a_model_with_unread_weights_runs(tmp_path) -> None:
     """Phi-3 has one matrix for queries, keys and values; only SGLang's layers split it."""
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(7)

@@ -40,7 +40,7 @@ def token_bytes(model) -> int:
 
 @pytest.mark.parametrize("ratio", [0.15, 0.4])
 @pytest.mark.parametrize("selector", ["question", "frequency"])
-def test_what_travels_from_the_hosts_memory(
+def test_bytes_copied_from_host_memory_are_counted(
     llama, ids, chunks, monkeypatch, ratio, selector
 ) -> None:
     device = SeparateDevice()
@@ -78,7 +78,9 @@ def test_what_travels_from_the_hosts_memory(
 
 @pytest.mark.parametrize("ratio", [0.15, 0.4])
 @pytest.mark.parametrize("selector", ["question", "frequency"])
-def test_what_is_read_from_disk(llama, ids, chunks, monkeypatch, tmp_path, ratio, selector) -> None:
+def test_bytes_read_from_disk_are_counted(
+    llama, ids, chunks, monkeypatch, tmp_path, ratio, selector
+) -> None:
     options = {"disk_mb": 64, "directory": str(tmp_path), "selector": selector}
     engine = served(llama, monkeypatch, lambda x: x, ratio=ratio, **options)
     engine.library.store._tiers[0].capacity_bytes = 0
@@ -136,7 +138,7 @@ def test_a_chunk_that_is_deleted_while_a_plan_holds_it_stays_whole() -> None:
     store.check()
 
 
-def test_a_chunk_freed_while_slots_are_taken_blocks_no_request() -> None:
+def test_a_chunk_freed_during_allocation_blocks_no_request() -> None:
     """The garbage collector runs wherever memory is taken, and gives back slots in the same thread."""
     memory = HostMemory(SHAPE, torch.float32, 10 * TOKEN_BYTES)
     going, made = [memory.hold(chunk_of(1, 5))], []

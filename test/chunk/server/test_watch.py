@@ -127,7 +127,7 @@ def test_a_tenants_fault_affects_no_other_tenant(engine, ids) -> None:
     assert "tenants" not in engine.stats()["quality"]  # any client may read those
 
 
-def test_a_request_with_a_way_of_its_own_is_not_checked(engine, ids) -> None:
+def test_a_request_with_its_own_ratio_is_not_checked(engine, ids) -> None:
     learn(engine, prompt(ids))
     for own in ({"canopy_recompute_ratio": 0.5}, {"canopy_selector": "frequency"}):
         serve(engine, prompt(ids, params=own))

@@ -71,7 +71,7 @@ def test_a_folder_that_has_become_read_only_stops_nothing(tmp_path, read_only):
     store.check()
 
 
-def test_what_is_no_file_is_passed_over_at_start(tmp_path):
+def test_anything_but_files_is_skipped_at_start(tmp_path):
     store = ChunkStore("m", {"disk": 1 << 20}, tmp_path)
     key = store.put(make(3))
     (store.folder.path / "folder.chunk").mkdir()
@@ -87,7 +87,7 @@ def test_a_directory_that_cannot_be_is_explained(tmp_path):
         ChunkStore("m", {"disk": 1 << 20}, tmp_path / "file" / "folder")
 
 
-def test_a_full_disk_keeps_the_newest_of_what_fits(tmp_path, monkeypatch):
+def test_a_full_disk_keeps_the_newest_chunks_that_fit(tmp_path, monkeypatch):
     """Less room than ``disk_mb``: what cannot be written is not stored, and old files make room."""
     store = ChunkStore("m", {"disk": 1 << 20}, tmp_path)
     real, room = disk.write, 3

@@ -133,7 +133,7 @@ WAITS = {
 
 
 @pytest.mark.parametrize("name", WAITS)
-def test_a_wait_that_is_left_out_is_seen(machine, name, monkeypatch) -> None:
+def test_a_missing_wait_is_detected(machine, name, monkeypatch) -> None:
     where, method, check, order = WAITS[name]
     if machine.streams.early != (order == "early"):
         pytest.skip("shows in the other order")

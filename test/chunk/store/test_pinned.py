@@ -42,7 +42,7 @@ def test_the_requested_range_is_registered_from_a_page_boundary():
     assert float(made.float().sum()) == 3 * made.numel()
 
 
-def test_it_is_given_up_after_a_wait_and_only_when_no_tensor_is_left():
+def test_pinned_memory_is_released_after_a_wait_and_without_tensors():
     runtime = Runtime()
     made = registered(SIZE, torch.bfloat16, runtime, runtime.wait)
     address, part = made.data_ptr(), made[1, :10]
@@ -55,7 +55,7 @@ def test_it_is_given_up_after_a_wait_and_only_when_no_tensor_is_left():
     assert runtime.calls[1:] == [("wait",), ("unregister", address)]
 
 
-def test_what_cuda_refuses_is_never_unregistered():
+def test_memory_that_cuda_refuses_is_never_unregistered():
     runtime = Runtime(code=2)
     with pytest.raises(RuntimeError, match="60,000 bytes failed with error 2"):
         registered(SIZE, torch.bfloat16, runtime, runtime.wait)

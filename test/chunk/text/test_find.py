@@ -42,7 +42,7 @@ def test_documents_are_found_at_any_position(finder) -> None:
         assert finder.find(ids, None, MOST) == bounds
 
 
-def test_a_document_whose_ends_were_tokenised_otherwise_is_found_without_them(finder) -> None:
+def test_a_document_with_other_end_tokens_is_found_without_them(finder) -> None:
     ids, (start, end) = prompt((1,))
     for changed in (start - 2, start - 1, end, end + 1):
         other = [*ids[:changed], 60_000, *ids[changed + 1 :]]
@@ -87,7 +87,7 @@ def test_deleted_and_short_documents_are_not_found(finder) -> None:
     assert not finder._tables
 
 
-def test_at_most_so_many_are_found(finder) -> None:
+def test_the_number_of_found_documents_is_bounded(finder) -> None:
     ids, bounds = prompt([0, 1] * 5)
     assert finder.find(ids, None, 3) == bounds[:6]
 

@@ -75,7 +75,7 @@ def test_tenants_learn_nothing_of_each_others_orders() -> None:
     assert arranged(orders, [3, 2, 1], tenant="a") == [1, 2, 3]
 
 
-def test_memory_is_bounded_and_the_tenant_with_most_gives_way() -> None:
+def test_memory_is_bounded_and_the_largest_tenant_loses_first() -> None:
     orders, draw = Orders(most=40, most_own=30), random.Random(1)
     small = arranged(orders, [3, 1, 2], tenant="small")
     for i in range(500):

@@ -16,7 +16,7 @@ def test_a_document_encoded_behind_an_unknown_head_is_found_behind_any() -> None
                 assert encoded in place(again).acceptable()
 
 
-def test_what_is_encoded_behind_a_head_that_returns_is_the_best_for_its_place() -> None:
+def test_an_encoding_behind_a_recurring_head_is_preferred_there() -> None:
     for first in (True, False):
         ((encoded, *_),) = place(first).to_encode(head_returns=True)
         assert encoded == place(first).acceptable()[0]
@@ -40,7 +40,7 @@ def test_a_long_prompt_is_encoded_behind_all_stand_ins_which_a_short_one_uses_to
     assert [short.stand_in_of(p) for p in (HEAD, ())] == [0, 0]
 
 
-def test_behind_the_prefix_there_are_no_stand_ins() -> None:
+def test_prefix_encoding_has_no_stand_ins() -> None:
     one = place(True, encoding="prefix")
     assert one.acceptable() == (HEAD, ())
     assert one.to_encode(False) == one.to_encode(True) == ((HEAD,),)

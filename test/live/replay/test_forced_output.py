@@ -18,7 +18,7 @@ def test_prefill_gives_the_first_token_and_each_decode_the_next() -> None:
         assert list(replacements(TABLE, ["x", "a"], [50, length])) == [(1, token)]
 
 
-def test_the_middle_of_a_chunked_prefill_and_a_spent_list_are_left_alone() -> None:
+def test_the_middle_of_a_chunked_prefill_and_a_used_up_list_are_unchanged() -> None:
     assert list(replacements(TABLE, ["a", "b"], [8, 5])) == []
     assert list(replacements(TABLE, ["a", "b"], [13, 4])) == [(1, 7)]
 

@@ -337,7 +337,7 @@ def test_no_answer_from_several_servers_is_reported() -> None:
         fetch_all([f"http://127.0.0.1:{free_port()}" for _ in range(2)])
 
 
-def test_what_another_capacity_would_hit_is_not_added_up() -> None:
+def test_estimates_of_other_capacities_are_not_summed() -> None:
     with answering({**STATUS, "whatif": WHATIF}) as url:
         assert "whatif" not in fetch_all([url, url])
         assert fetch_all([url])["whatif"] == WHATIF

@@ -200,7 +200,7 @@ def test_a_cache_that_evicts_nothing_shows_no_difference_between_policies(comman
     assert "No difference" not in text
 
 
-def test_a_trial_that_is_stopped_prints_what_is_known(monkeypatch, capsys) -> None:
+def test_a_stopped_trial_prints_its_result_so_far(monkeypatch, capsys) -> None:
     server = FakeServer({"wa": 0.5, "canopy-lru": 0.4})
 
     def wait(seconds: float) -> None:
@@ -249,7 +249,7 @@ class Waves(FakeServer):
         return Counts(asked, int(self.found), self.running, asked, shadows, evicted_tokens=asked)
 
 
-def test_what_any_policy_would_have_hit_drops_out() -> None:
+def test_hits_under_any_policy_cancel_out() -> None:
     server = Waves({"wa": 0.43, "canopy-lru": 0.4}, {"wa": 1.0, "canopy-lru": 1.0})
     found = list(pairs(server, "wa", "canopy-lru", 60, server.wait))
     assert len(found) == LOOKS[0]
@@ -258,7 +258,7 @@ def test_what_any_policy_would_have_hit_drops_out() -> None:
     assert len(list(pairs(alone, "wa", "canopy-lru", 60, alone.wait))) > LOOKS[0]
 
 
-def test_what_only_one_policy_would_have_hit_counts_half_in_both_slices() -> None:
+def test_hits_under_one_policy_count_half_in_both_slices() -> None:
     """Both slices of a pair tell of it, whichever ran: half of its luck in place of all."""
     server = Waves({"wa": 0.4, "canopy-lru": 0.4}, {"wa": 1.0, "canopy-lru": 0.0})
     *_, last = pairs(server, "wa", "canopy-lru", 60, server.wait)

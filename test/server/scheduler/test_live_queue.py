@@ -77,7 +77,7 @@ def test_the_status_has_the_order_and_the_waiting_requests(tree: LiveTree) -> No
     assert plain["admitted"] is None
 
 
-def test_what_is_cached_costs_less(tree: LiveTree) -> None:
+def test_cached_tokens_cost_less(tree: LiveTree) -> None:
     shared = tokens(800, seed=1)
     tree.serve(shared, 0.5)
     long, short = made(tree, tokens(400, 2), 1.0), made(tree, [*shared, *tokens(40, 3)], 1.0)
@@ -237,7 +237,7 @@ def branches(tree: LiveTree, count: int = 3) -> list[Req]:
     return [made(tree, [*shared, *tokens(40, 2 + n)], 1.0 + n / 1e3) for n in range(count)]
 
 
-def test_branches_wait_until_the_first_has_computed_what_they_share(tree: LiveTree) -> None:
+def test_branches_wait_for_the_first_to_compute_their_shared_prefix(tree: LiveTree) -> None:
     live, waiting = tree.cache.canopy_queue, branches(tree)
     scheduler, found = chosen(tree, waiting, 3)
     assert found == waiting[:1]

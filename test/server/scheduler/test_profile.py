@@ -109,7 +109,7 @@ def test_the_ttft_line_is_fed_by_first_tokens() -> None:
     assert entry.current.ttft_fit.stats()["requests"] == before + 1
 
 
-def test_what_clients_waited_is_counted_from_the_requests_creation(
+def test_client_waits_are_counted_from_the_requests_creation(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     hour = TtftHour(lambda: 1e9)

@@ -177,7 +177,7 @@ def test_a_session_that_is_paused_waits_in_sglangs_queue_until_the_rest_fits() -
     assert scheduler.shown() == ["under way", "paused"]
 
 
-def test_requests_that_left_sglangs_queue_are_given_up() -> None:
+def test_requests_that_left_sglangs_queue_are_dropped() -> None:
     scheduler = Scheduler()
     scheduler.add(Req("r0", "s0", 90, 0.0))
     scheduler.step()
@@ -227,7 +227,7 @@ def test_arrivals_during_a_choice_displace_no_request() -> None:
     assert scheduler.shown() == []
 
 
-def test_what_carries_only_an_error_or_a_health_check_is_let_through() -> None:
+def test_errors_and_health_checks_pass() -> None:
     scheduler = Scheduler()
     scheduler.add(Req("r0", "s0", 100, 0.0))
     broken = Req("r1", "s1", 100, 1.0)

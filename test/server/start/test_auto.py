@@ -80,7 +80,7 @@ def test_every_part_is_on_and_the_policy_is_one_that_ranks(read) -> None:
     assert list(alone["parts"]) == list(NAMES)
 
 
-def test_what_the_user_sets_is_left_as_it_is(read) -> None:
+def test_user_settings_are_kept(read) -> None:
     assert read["order off"]["order"] == "sglang"
     assert read["wait"]["factor"] == 3.0
     assert read["gate off"]["gate"] is None
@@ -94,7 +94,7 @@ def test_what_the_user_sets_is_left_as_it_is(read) -> None:
     assert reasons(read["host by hand"])["write policy"].startswith(WRITE_POLICY)
 
 
-def test_what_the_server_cannot_have_is_left_out_with_the_reason(read) -> None:
+def test_unavailable_parts_are_omitted_with_the_reason(read) -> None:
     assert read["stages"]["order"] == "sglang"
     assert "--pp-size 2" in reasons(read["stages"])["order"]
     assert read["stages"]["parts"]["order"]["change"] == "use --pp-size 1"
@@ -141,7 +141,7 @@ def test_the_log_names_the_write_policy_that_overrides_a_plan(
     assert ("write_through" in words) == told
 
 
-def test_without_a_command_line_it_is_refused_with_the_way_out(monkeypatch) -> None:
+def test_without_a_command_line_it_is_refused_with_the_remedy(monkeypatch) -> None:
     monkeypatch.setattr(seams, "check_in_place", lambda _: None)
     ctx = SimpleNamespace(params=SimpleNamespace(eviction_policy="auto"))
     with pytest.raises(SystemExit, match="give 'wa' here"):

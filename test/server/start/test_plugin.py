@@ -73,7 +73,7 @@ def test_another_version_of_sglang_stops_the_process(monkeypatch: pytest.MonkeyP
         ("disable_radix_cache", True),
     ],
 )
-def test_what_is_not_supported_is_refused_by_name_on_every_way_in(
+def test_unsupported_features_are_refused_by_name_on_every_entry_point(
     option: str, value: object
 ) -> None:
     from sglang_canopy.server.scheduler.cache_factory import build
@@ -100,7 +100,7 @@ def test_a_cache_that_sglang_turns_off_by_itself_stops_the_scheduler() -> None:
 
 
 @pytest.mark.parametrize("name", ["SGLANG_RUST_SERVER", "SGLANG_HTTP_SERVER_APP_PATH"])
-def test_a_way_in_that_a_variable_opens_is_refused_by_name(name: str) -> None:
+def test_an_entry_point_set_by_a_variable_is_refused_by_name(name: str) -> None:
     refusal = unsupported(POLICIES, supported(), environment={name: "1"})
     assert refusal is not None
     assert "--radix-eviction lru" in refusal
@@ -110,7 +110,9 @@ def test_a_way_in_that_a_variable_opens_is_refused_by_name(name: str) -> None:
 @pytest.mark.parametrize(
     ("option", "value"), [("tokenizer_worker_num", 2), ("smg_grpc_mode", True), ("grpc_port", 1)]
 )
-def test_the_session_gate_is_refused_where_policies_are_not(option: str, value: object) -> None:
+def test_the_session_gate_is_refused_in_set_ups_that_policies_support(
+    option: str, value: object
+) -> None:
     given = supported(**{option: value})
     assert unsupported(POLICIES, given, environment={}) is None
     refusal = unsupported(GATE, given, environment={})
@@ -161,7 +163,7 @@ def test_every_option_that_is_looked_at_exists_in_the_pinned_sglang() -> None:
     assert all(hasattr(envs, name) for name in variables)
 
 
-def test_the_queues_order_is_refused_with_pipeline_stages_on_every_way_in() -> None:
+def test_the_queues_order_is_refused_with_pipeline_stages_on_every_entry_point() -> None:
     from sglang_canopy.config.queue import BOUNDED_SHORTEST, QueueFlags
     from sglang_canopy.config.server_options import ATTRIBUTE, ServerOptions
     from sglang_canopy.server.scheduler.cache_factory import build
@@ -223,7 +225,7 @@ def test_a_model_of_sliding_windows_alone_is_refused() -> None:
         ([1], "JSON object"),
     ],
 )
-def test_a_bad_configuration_names_the_policy_the_key_and_what_is_allowed(
+def test_a_bad_configuration_names_the_policy_the_key_and_the_allowed_values(
     config: object, says: str
 ) -> None:
     with pytest.raises(CanopyError) as refusal:
@@ -252,7 +254,7 @@ def test_flags_are_added_once_and_only_to_sglangs_parser() -> None:
     assert parser.parse_args(["--radix-eviction", "wa"]).radix_eviction_policy == "wa"
 
 
-def test_help_shows_what_most_need_and_where_the_rest_is() -> None:
+def test_help_shows_common_flags_and_points_to_the_rest() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--radix-eviction-policy", choices=["lru", "wa"])
     arguments.add_flags(None, parser)

@@ -31,7 +31,7 @@ def edit(root: Path, old: str, new: str) -> None:
 
 
 @pytest.mark.long
-def test_the_table_is_what_the_script_makes_of_the_pinned_sglang() -> None:
+def test_the_table_equals_the_scripts_output_for_the_pinned_sglang() -> None:
     assert digests.read_table() == sglang_digests.make_table(), (
         "run python scripts/sglang_digests.py"
     )

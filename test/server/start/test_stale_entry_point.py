@@ -18,7 +18,7 @@ METADATA = "Metadata-Version: 2.1\nName: sglang-canopy\nVersion: 0.0.1\n"
         pytest.param("sglang_canopy.gone.plugin", marks=pytest.mark.long),
     ],
 )
-def test_a_stale_entry_point_stops_the_process_with_the_way_out(tmp_path: Path, module) -> None:
+def test_a_stale_entry_point_stops_the_process_with_the_remedy(tmp_path: Path, module) -> None:
     info = tmp_path / "sglang_canopy-0.0.1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(METADATA)

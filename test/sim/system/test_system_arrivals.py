@@ -111,7 +111,7 @@ def test_in_a_closed_loop_a_turn_follows_the_answer_and_the_time_to_think():
     assert uncapped.answered(1, 10.0) == [(pytest.approx(510.0), 2)]
 
 
-def test_the_time_to_think_is_the_traces_own_where_it_has_one():
+def test_the_think_time_is_the_traces_own_if_it_has_one():
     workload = Workload(agent(0.0, "a", 1, [9.0], think_s=3.0))
     assert ClosedLoop(workload).answered(0, 50.0) == [(53.0, 1)]
 

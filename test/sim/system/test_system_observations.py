@@ -102,7 +102,7 @@ def test_4_at_high_density_the_queue_gives_the_disk_its_time():
     assert disk_hits(BUSY_S, "best_effort") > 0.8 * disk_hits(BUSY_S, "wait_complete") > 0.2
 
 
-def test_5_a_larger_disk_is_a_faster_one_even_beyond_all_there_is_to_keep():
+def test_5_a_larger_disk_is_faster_even_beyond_the_distinct_kv():
     trace, hits = rounds(10, 2), set()
     for size in (1.2e6, 2.4e6, 4.8e6):  # all of them hold the ten prompts
         disk = TierSpec.provisioned(size, bytes_per_s_per_byte=0.5)

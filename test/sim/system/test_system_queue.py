@@ -155,7 +155,7 @@ def test_by_place_protects_requests_behind_the_first():
     assert hits["awaited"] < 100
 
 
-def test_waiting_does_by_default_what_it_does_on_a_server_by_default():
+def test_waiting_requests_default_to_the_servers_behaviour():
     trace = [
         request(0.0, range(1, 11)),
         request(1.0, range(101, 111), output=5),
@@ -189,7 +189,7 @@ def test_all_requests_are_served_and_the_tree_stays_consistent(asked, how, order
     assert not math.isnan(result.ttft_s.sum())
 
 
-def test_a_step_waits_for_the_copies_of_what_it_evicts_under_write_back():
+def test_under_write_back_a_step_waits_for_copies_of_its_victims():
     slow = TierSpec(10**6, 1e9, 1e5)  # 100 tokens: 1 s to the host
     trace = [request(0.0, range(1, 11)), request(10.0, range(101, 111))]
     common = {"device_tokens": 130, "host": slow}

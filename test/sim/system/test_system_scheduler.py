@@ -101,7 +101,7 @@ def test_two_instances_halve_the_queue():
     assert two.makespan_s == pytest.approx(0.4)
 
 
-def test_prefix_aware_routing_finds_what_round_robin_loses():
+def test_prefix_aware_routing_hits_more_than_round_robin():
     trace = rounds(3, 4)  # three prompts on two instances: round robin moves each one on
     lost = run(trace, instances=2, routing="round-robin")
     kept = run(trace, instances=2, routing="prefix-aware")
@@ -113,7 +113,7 @@ def router_of(*requests: int) -> Router:
     return Router("prefix-aware", [SimpleNamespace(requests=n) for n in requests], 0)  # type: ignore[arg-type]
 
 
-def test_prefix_aware_routing_follows_what_was_sent_where_as_sglangs_router():
+def test_prefix_aware_routing_follows_sent_prefixes_as_sglangs_router():
     # sglang-router 0.3.2 before two servers: prompts that share nothing go where the fewest
     # requests are, to the first of several; a third of a prompt is enough to follow it.
     router = router_of(0, 0)
@@ -129,7 +129,7 @@ def test_prefix_aware_routing_follows_what_was_sent_where_as_sglangs_router():
     ("here", "there", "chosen"),
     [(64, 0, 0), (65, 0, 1), (200, 134, 0), (300, 200, 0), (301, 200, 1)],
 )
-def test_prefix_aware_routing_spills_where_sglangs_router_does(here, there, chosen):
+def test_prefix_aware_routing_spills_as_sglangs_router(here, there, chosen):
     # The 66th request for one prefix, none of them answered, was the first to go elsewhere there.
     router = router_of(0, 0)
     assert router.choose(range(10)) == 0
@@ -137,7 +137,7 @@ def test_prefix_aware_routing_spills_where_sglangs_router_does(here, there, chos
     assert router.choose(range(10)) == chosen
 
 
-def test_a_router_forgets_what_was_long_ago_and_nothing_in_the_middle():
+def test_a_router_forgets_only_its_oldest_prefixes():
     known, draw = KnownPrefixes(blocks_kept=50), random.Random(1)
     for _ in range(300):
         who = draw.randrange(8)

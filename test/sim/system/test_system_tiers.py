@@ -66,7 +66,7 @@ def test_separate_requests_hit_as_in_the_cache_simulator(policy):
     assert abs(sum(told) - int(result.cached_tokens.sum())) <= 0.01 * sum(told)
 
 
-def test_one_cut_is_enough_where_the_need_is_no_multiple_of_a_block():
+def test_one_cut_is_enough_for_a_need_of_partial_blocks():
     tree = TieredTree(make_policy("lru"), 1000, 16, quantum_tokens=64)
     tree.claim(320)
     leaf, _ = tree.insert(tuple(range(20)), 20, 320)
@@ -83,7 +83,7 @@ def test_demoted_kv_is_loaded_from_the_host():
     assert result.host_written_bytes == 10 * 100 * KV  # once each
 
 
-def test_write_back_copies_only_what_leaves_the_device():
+def test_write_back_copies_only_evicted_kv():
     few = rounds(3, 3)
     assert run(few, device_tokens=1000, host=tier(2000)).host_written_bytes > 0
     quiet = run(few, device_tokens=1000, host=tier(2000), write_policy="write_back")
@@ -92,7 +92,7 @@ def test_write_back_copies_only_what_leaves_the_device():
     assert busy.token_hit_ratio_by_tier["host"] > 0.6
 
 
-def test_a_disk_shared_by_instances_serves_what_another_one_wrote():
+def test_a_shared_disk_serves_pages_of_other_instances():
     trace = rounds(3, 4)  # round robin over two instances moves each prompt on
     common = {"instances": 2, "host": tier(1000), "prefetch_policy": "wait_complete"}
     shared = run(trace, disk=tier(10**6), **common)
@@ -101,7 +101,7 @@ def test_a_disk_shared_by_instances_serves_what_another_one_wrote():
     assert own.token_hit_ratio_by_tier["disk"] == 0.0
 
 
-def test_a_ttl_drops_from_the_host_what_was_not_used_for_so_long():
+def test_a_ttl_drops_unused_kv_from_the_host():
     trace = rounds(10, 2)  # each prompt again after 10 s
     for ttl, hit in ((9.0, False), (11.0, True)):
         result = run(trace, host=tier(2000, ttl=ttl))
@@ -206,7 +206,7 @@ def test_every_token_is_accounted_for_after_every_step(
         assert on_host == instance.tree.host_used
 
 
-def test_prefetches_leave_half_of_the_host_to_what_the_device_writes(monkeypatch):
+def test_prefetches_leave_half_of_the_host_to_demoted_kv(monkeypatch):
     # Six prompts of 100 tokens are on the disk and return at once, behind others. SGLang starts no
     # prefetch while running ones need half of the host, here 400 tokens, or more
     # (``prefetch_capacity_limit``): the sixth waits until the first is admitted.
@@ -224,7 +224,7 @@ def test_prefetches_leave_half_of_the_host_to_what_the_device_writes(monkeypatch
     assert begins[5] - begins[4] > 0.3
 
 
-def test_the_host_keeps_what_a_prefetch_will_be_attached_to():
+def test_the_host_keeps_the_parent_of_a_prefetch():
     # The head of a prompt is on the host and the rest on the disk. While it waits, others fill the
     # host; without its head, the pages read could not be reached.
     whole = tuple(range(1, 21))

@@ -78,7 +78,7 @@ def test_the_host_keeps_pages_being_written_and_drops_later_ones():
     ]  # fmt: skip
 
 
-def test_what_found_no_room_is_copied_when_it_is_used_again():
+def test_kv_without_room_is_copied_at_its_next_use():
     # The fourth prompt returns after the disk has caught up (100 KB/s, 300 KB to write).
     trace = [request(0.5 * i, tuple(range(i * 10 + 1, i * 10 + 11))) for i in range(4)]
     again = request(20.0, trace[3].blocks)
