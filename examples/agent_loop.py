@@ -1,7 +1,7 @@
-"""An agent that tells the cache when it comes back, and when it is done.
+"""An agent that sends hints: when it returns, and when it is done.
 
     sglang serve MODEL --radix-eviction wa
-    python examples/agent_loop.py http://127.0.0.1:30000 "Which leaf goes first?"
+    python examples/agent_loop.py http://127.0.0.1:30000 "Which leaf is evicted first?"
 
 A hint changes which KV is kept, never an answer. Wrong hints are believed less and less.
 """

@@ -20,7 +20,7 @@ PLACES = [
 
 
 def ask(client: OpenAI, model: str, documents: list[dict[str, str]], question: str) -> Any:
-    """What the answer's usage says of the documents; ``None`` of a prompt without any."""
+    """The documents in the usage of the answer; ``None`` of a prompt without any."""
     answer = client.chat.completions.create(
         model=model,
         messages=[{"role": "user", "content": question}],

@@ -4,8 +4,7 @@
     sglang serve MODEL --canopy-chunks '{"separator": "\\n###\\n"}'
     python examples/documents_langchain.py http://127.0.0.1:30000
 
-What stands between two separators is a document, so one stands in front of the first and one behind the
-last. With nothing retrieved it is an ordinary prompt. Approximate: docs/guide/documents.md.
+The text between two separators is a document, so the first and the last document need one each outside. With nothing retrieved it is an ordinary prompt. Approximate: docs/guide/documents.md.
 """
 
 import sys
@@ -29,7 +28,7 @@ PROMPT = ChatPromptTemplate.from_messages(
 
 
 def main(url: str) -> list[Any]:
-    """What each answer's usage says of the documents."""
+    """The documents in the usage of each answer."""
     told: list[Any] = []
 
     def keep(message: Any) -> Any:

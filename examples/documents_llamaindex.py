@@ -4,7 +4,7 @@
     sglang serve MODEL --canopy-chunks 'separator=###'
     python examples/documents_llamaindex.py http://127.0.0.1:30000
 
-What stands between two separators is a document: each node begins with one, and one stands behind the
+The text between two separators is a document: each node begins with one, and one stands behind the
 last. With nothing retrieved LlamaIndex asks nothing. Approximate: docs/guide/documents.md.
 """
 
@@ -35,7 +35,7 @@ def retrieved(cities: list[str]) -> list[NodeWithScore]:
 
 
 class Told(OpenAILike):
-    """The model, which keeps what each answer's usage says of the documents."""
+    """The model, which keeps the documents in the usage of each answer."""
 
     def chat(self, messages: Any, **more: Any) -> Any:
         answer = super().chat(messages, **more)

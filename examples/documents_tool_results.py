@@ -33,7 +33,7 @@ def conversation(question: str, searches: list[str]) -> list[dict[str, Any]]:
 
 
 def ask(client: OpenAI, model: str, messages: list[dict[str, Any]]) -> Any:
-    """What the answer's usage says of the documents; ``None`` of a prompt without any."""
+    """The documents in the usage of the answer; ``None`` of a prompt without any."""
     answer = client.chat.completions.create(
         model=model,
         messages=messages,  # type: ignore[arg-type]

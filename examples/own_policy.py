@@ -14,13 +14,13 @@ from sglang_canopy.records import Leaf
 
 
 class HeadsLast(RankedPolicy):
-    """LRU, but the first 256 tokens of prompts go after everything else."""
+    """LRU, but the first 256 tokens of prompts are evicted last."""
 
     name = "heads-last"
     Config = NoOptions
 
     def rank(self, leaf: Leaf) -> tuple[bool, float]:
-        return leaf.offset < 256, leaf.last_access  # the least goes first
+        return leaf.offset < 256, leaf.last_access  # the least is evicted first
 
 
 def main(path: str) -> None:

@@ -3,7 +3,7 @@
     sglang serve MODEL --canopy-chunks on
     python examples/rag_documents.py http://127.0.0.1:30000
 
-Approximate, and off by default: docs/guide/documents.md says what it costs in quality.
+Approximate, and off by default: docs/guide/documents.md has its cost in quality.
 """
 
 import sys

@@ -14,7 +14,7 @@ PROMPT = "The cache keeps what is asked for again. " * 40
 
 
 def cached_tokens(client: OpenAI, model: str, salt: str) -> int:
-    """Prompt tokens that came from the cache of the tenant with this salt."""
+    """Prompt tokens hit in the cache of the tenant with this salt."""
     answer = client.completions.create(
         model=model, prompt=PROMPT, max_tokens=1, extra_body={"cache_salt": salt}
     )

@@ -125,7 +125,7 @@ def run(words: list[str], folder: Path) -> str:
 
 
 def ask(url: str, seed: int, stopped: threading.Event) -> None:
-    """Sessions that grow, among prompts that never come again."""
+    """Growing sessions, among prompts that are never repeated."""
     draw, talks = random.Random(seed), [list[int]() for _ in range(SESSIONS)]
     while not stopped.is_set():
         talk = draw.choice(talks)

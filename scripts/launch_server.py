@@ -1,6 +1,6 @@
 """Start a real SGLang server, wait until it answers, and make sure that it stops.
 
-Used by the quick start, the end-to-end tests and the benchmarks. It knows nothing of policies:
+Used by the quick start, the end-to-end tests and the benchmarks. It does not depend on policies:
 the caller gives the server's own arguments.
 """
 

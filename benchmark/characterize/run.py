@@ -1,4 +1,4 @@
-"""Characterise every trace there is, and print the key numbers as a table.
+"""Characterise all traces, and print the key numbers as a table.
 
 python benchmark/characterize/run.py --data FOLDER --out DIR [--only NAME,NAME]
 """

@@ -1,4 +1,4 @@
-"""Prompt tokens that a prefix cache leaves to compute when documents may come in any order.
+"""Prompt tokens that miss a prefix cache if documents may be reordered.
 
     python benchmark/chunk/any_order.py --json benchmark/chunk/results/any_order.json
 

@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
         raise CanopyError(f"--json {args.json}: its folder does not exist; make it first")
 
     if args.resume and not args.json:
-        raise CanopyError("--resume needs --json, the file of the run to go on with")
+        raise CanopyError("--resume needs --json, the file of the run to resume")
     if args.minutes is not None and args.minutes <= 0:
         raise CanopyError(f"--minutes {args.minutes:g}: give a number above 0")
     earlier = None

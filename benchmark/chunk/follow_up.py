@@ -2,7 +2,7 @@
 
     python benchmark/chunk/follow_up.py --model DIR --data FILE --data FILE --conversations 36 --out FILE
 
-``kept`` goes on from the KV of the turn before, as the server does; ``fused again`` reuses the
+``kept`` continues from the KV of the previous turn, as the server does; ``fused again`` reuses the
 documents' stored KV in every turn. The history is full recompute's own, so that both read the same
 tokens. KL (nats a token) of 16 tokens along full recompute's answer; rows: tokens computed.
 """

@@ -5,7 +5,7 @@
         --encode prefix,mixed
 
 Each prompt has documents of whole paragraphs of about 300 words; one of them, at a random place,
-says the number of a made-up archive, others name numbers of other archives.
+has the number of an invented archive, others have numbers of other archives.
 """
 
 from __future__ import annotations

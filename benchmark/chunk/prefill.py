@@ -1,4 +1,4 @@
-"""Full against fused prefill on the same code, by prompt length: speed-up, and where the time goes.
+"""Full against fused prefill on the same code, by prompt length: speed-up, and time by step.
 
     python benchmark/chunk/prefill.py --model DIR [--lengths 2048,4096,8192] [--json OUT]
 
@@ -48,7 +48,7 @@ def prompt_of(model: Model, length: int, chunk_tokens: int) -> FusedPrompt:
 
 
 def measure(model: Model, prompt: FusedPrompt, selector: str, ratio: float, repeats: int) -> dict:
-    """Medians in seconds of alternating runs. CPU seconds (all threads) beside the wall's.
+    """Medians in seconds of alternating runs. CPU seconds (all threads) and wall time.
 
     Both run in the same cache, which has been written before: a server's pool is there already.
     """

@@ -12,8 +12,8 @@ Pair = tuple[Answer, Answer]
 
 
 def pairs(server: Any, lib: Library, chunks: int, repeats: int) -> tuple[Prompt, list[Pair]]:
-    """Answers to ``repeats`` prompts, and the last of them; reuse goes first each time, since what
-    was run plainly is in the exact tree."""
+    """Answers to ``repeats`` prompts, and the last of them; reuse runs first each time, since a
+    plain run fills the exact tree."""
     found = []
     for _ in range(repeats):
         prompt = lib.prompt(chunks)

@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def chunks_for(tokens: int, given: int) -> int:
-    """6 documents at 2k tokens, 11 at 4k, 16 at 7k, unless told."""
+    """6 documents at 2k tokens, 11 at 4k, 16 at 7k by default."""
     return given or max(4, min(20, round(2 + tokens / 480)))
 
 

@@ -7,7 +7,7 @@
     python benchmark/chunk/serve.py turns --model DIR --data DATA --lengths 1024,2048,4096 --repeats 3
 
 Both sides of `ttft`, `first` and `load` are requests to one server: a request either names its
-documents or says ``"off"``, which is SGLang's own prefix cache. Orders are shuffled, so a prefix
+documents or has ``"off"``, which is SGLang's own prefix cache. Orders are shuffled, so a prefix
 hit is the system text and now and then a first document.
 """
 

@@ -1,10 +1,10 @@
-"""Soak: documents come and go at a share of saturation; errors, memory, pools and texts are watched.
+"""Soak: documents are registered and deleted at a share of saturation; errors, memory, pools and texts are watched.
 
     python benchmark/chunk/soak.py --model DIR --data DATA --minutes 30 --share 0.8 --json OUT
 
 The store is made small, so chunks are evicted to disk, forgotten and learnt again all the time.
 Every tenth request is ordinary, out of a few whose answers are known from the start; now and then a
-document is registered, pinned, used by its id and deleted. A line a half minute goes to ``--json``.
+document is registered, pinned, used by its id and deleted. A line is written to ``--json`` each half minute.
 """
 
 from __future__ import annotations

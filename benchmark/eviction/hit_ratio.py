@@ -1,9 +1,9 @@
-"""Draw what ``canopy simulate`` gave: hit ratio against capacity, and the distance to the bound.
+"""Draw the result of ``canopy simulate``: hit ratio against capacity, and the distance to the bound.
 
     canopy simulate T --format mooncake --policy canopy-lru,wa,belady --capacity 0.02,0.1 --json-out rows.json
     python benchmark/eviction/hit_ratio.py rows.json --out conversation.png
 
-Give several files for several traces alike, such as overlays of other seeds: means and their range.
+Several files, such as overlays with other seeds, are drawn as means with their range.
 """
 
 from __future__ import annotations

@@ -181,7 +181,7 @@ ORDERS = {
 
 
 def order() -> str:
-    """Every order against first come, first served."""
+    """Compare every order with first come, first served."""
     paths = sorted(RESULTS.glob("unseen-*.json"))
     shown = [*((at, "mean") for at in LOADS), ("0.95", "p50"), ("0.95", "p99"), ("0.95", "max")]
     lines = [

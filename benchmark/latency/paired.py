@@ -86,7 +86,7 @@ def table(made: Mapping[str, Any]) -> str:
 
 
 class Result:
-    """A JSON file that has a load as soon as it is measured, and is gone on with.
+    """A JSON file that is saved after each load, and resumed.
 
     Ends the command where the file is of another set-up (``about``).
     """

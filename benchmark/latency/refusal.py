@@ -4,7 +4,7 @@
     python benchmark/latency/refusal.py --data DIR --out FILE --set judge
     python benchmark/latency/refusal.py --data DIR --out FILE --set other
 
-Chat, open loop, at shares of saturation: what SGLang's defaults serve when all of a trace comes at
+Chat, open loop, at shares of saturation: what SGLang's defaults serve if all of a trace arrives at
 once. Goodput is the share of the offered requests, the first fifth left out, that are answered with
 a TTFT within the limit. Refused requests are not sent again. Arms: no refusal; SGLang's
 ``--max-queued-requests``; early refusal; and its placebo, which refuses as many at random. All

@@ -110,7 +110,7 @@ class Suite:
         self.tests = tests
         self.seconds: dict[str, float] = {}
         if not self.run(None):
-            raise SystemExit(f"{' '.join(tests)} fails without a mutant: mend it first")
+            raise SystemExit(f"{' '.join(tests)} fails without a mutant: fix it first")
 
     def run(self, mutant: Mutant | None) -> bool:
         """Run the tests in a fork; return whether they pass, without too much CPU time or idling."""

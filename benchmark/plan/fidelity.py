@@ -146,7 +146,7 @@ def server(setup: str, args: argparse.Namespace) -> Iterator[str]:
     given = cpu_arguments(args.model, kv_tokens=args.kv_tokens, dtype="float32")
     if not (args.model / "model.safetensors").exists():
         given += ["--load-format", "dummy"]
-    # A message a token and request would keep the other core busier than the model does.
+    # One message for each token and request would load the other core more than the model.
     given += ["--page-size", str(PAGE), "--stream-interval", "16"]
     given += ["--canopy-enable-forced-output", "--radix-eviction-policy", "canopy-lru"]
     config = {"block_tokens": PAGE, "quantum_tokens": PAGE}

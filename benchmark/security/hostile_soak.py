@@ -1,4 +1,4 @@
-"""One tenant floods, lies and pries on a real server; does another one lose by it?
+"""A hostile tenant floods a real server with requests, false hints and probes; does another one lose by it?
 
     python benchmark/security/hostile_soak.py --minutes 10 --json OUT
 

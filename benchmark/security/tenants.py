@@ -1,4 +1,4 @@
-"""The two tenants of the hostile soak: an honest tenant, and a tenant that lies, floods and pries.
+"""The two tenants of the hostile soak: an honest tenant, and a hostile one with false hints, floods and probes.
 
 Tenants differ by ``extra_key``, which a gateway would set: the hostile tenant never sends the honest
 tenant's key. Prompts are a function of a step's number only, so every run sends the same prompts.

@@ -173,7 +173,7 @@ def served_again(url: str, asked: Sequence[Prompt], tokens: int, truth: list[lis
 def kill_under_load(
     server: Server, asked: Sequence[Prompt], tokens: int, after_s: float, draw: random.Random
 ) -> int:
-    """Kill every process of ``server`` while it works. Returns the answers it gave before."""
+    """Kill every process of ``server`` while it works. Returns its earlier answers."""
     stop, given = threading.Event(), [0]
 
     def load() -> None:

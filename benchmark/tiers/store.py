@@ -4,7 +4,7 @@
     python benchmark/tiers/store.py sweeper
 
 Real pages in real files, both backends in one run with the same bytes, through the calls that
-HiCache's controller makes. Prints JSON. ``--folder`` is where the files go (and are removed).
+HiCache's controller makes. Prints JSON. ``--folder`` holds the files, which are removed afterwards.
 """
 
 from __future__ import annotations

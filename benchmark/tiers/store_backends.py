@@ -103,7 +103,7 @@ class FileBackend(Backend):
 
 
 class CanopyBackend(Backend):
-    """``--hicache-storage-backend canopy``, with what Canopy's tree tells it."""
+    """``--hicache-storage-backend canopy``, with the metadata of Canopy's tree."""
 
     name = "canopy"
 

@@ -177,7 +177,7 @@ def test_bytes_per_token_of_a_known_model() -> None:
 
 
 def test_capacity_of_a_loop_is_the_loop() -> None:
-    """Three blocks in turn: LRU needs all three, and so does a cache that knows the future."""
+    """Three blocks in turn: LRU needs all three, and so does a cache with hindsight."""
     trace = [ask(float(i), [i % 3]) for i in range(30)]
     seen, lru = observe(trace), lru_curve(trace)
     c = capacity(seen, lru, 100)

@@ -28,7 +28,7 @@ def said(caplog) -> list[str]:
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A file system of 256 KiB, where the machine lets us make one."""
+    """A file system of 256 KiB, if the machine allows it."""
     place = tmp_path / "small"
     place.mkdir()
     made = subprocess.run(

@@ -90,7 +90,7 @@ def test_no_server_reads_kv_of_other_weights_or_another_configuration(
         assert answer(client) == (second_says, 0)
         stored = 0
         deadline = time.monotonic() + WAIT_S
-        while stored == 0:  # the tier starts anew within seconds, and its pages are the new ones
+        while stored == 0:  # the tier restarts within seconds, and its pages are the new ones
             assert time.monotonic() < deadline
             says, stored = answer(client)
             assert says == second_says

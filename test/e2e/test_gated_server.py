@@ -95,7 +95,7 @@ def test_a_new_session_waits_for_room_and_its_answer_is_unchanged(server, smollm
         assert status["waiting_sessions"] == 0
         assert "canopy:gate_delayed_sessions_total" in client.get("/metrics")
 
-        # Requests that go away while they wait leave nothing behind.
+        # Requests aborted while they wait leave no state behind.
         for rid in ("gone", ""):
             sampling = {
                 "max_new_tokens": 4,

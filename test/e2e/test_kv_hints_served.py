@@ -1,4 +1,4 @@
-"""SGLang's `kv_hints` on a real server: the cache acts on them, and the answer tells the outcome."""
+"""SGLang's `kv_hints` on a real server: the cache acts on them, and the answer has the outcome."""
 
 import json
 from typing import Any

@@ -7,7 +7,7 @@ import urllib.request
 USER, ADMIN, STORE = "user-s3cr3t-41c7", "admin-s3cr3t-90be", "store-s3cr3t-77aa"
 STORAGE = "/hicache/storage-backend"
 ACTS = ("start_", "stop_", "dump_", "flush_", "expert_distribution", "profile")
-"""Parts of paths that change a server. Some end a server without experts."""
+"""Parts of routes that change a server; some stop a server without experts."""
 KEYS = {"no key": None, "the user's": USER, "the administrator's": ADMIN}
 
 

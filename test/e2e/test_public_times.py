@@ -1,4 +1,4 @@
-"""Every time in an answer of Canopy's routes is an epoch time or an age, and its name tells which."""
+"""Every time in an answer of Canopy's routes is an epoch time or an age, and its name shows which."""
 
 import json
 import re
@@ -33,7 +33,7 @@ def numbers(answer: Any, name: str = "") -> Iterator[tuple[str, float]]:
 
 
 def wrong(answer: Any) -> list[tuple[str, float]]:
-    """Return the numbers that are times, and have no name that tells which."""
+    """Return the numbers that are times, and have no name that shows which."""
     epoch, monotonic, found = time.time(), time.monotonic(), []
     for name, value in numbers(answer):
         is_epoch = abs(value - epoch) < WITHIN_S

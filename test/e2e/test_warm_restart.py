@@ -1,4 +1,4 @@
-"""A server that is told to end writes what only its memory holds; the next one serves it from disk."""
+"""A server that receives SIGTERM writes the KV that only its memory holds; the next one serves it from disk."""
 
 import json
 import os

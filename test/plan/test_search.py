@@ -96,7 +96,7 @@ def test_the_search_ends_at_the_tolerance_and_reports_the_rest():
 
 
 def test_a_line_of_midpoints_is_followed_to_its_end():
-    """A slow disk that is worth the more, the more DRAM there is: the coarse grid has one point of
+    """A slow disk whose gain grows with the DRAM: the coarse grid has one point of
     it, and its best is beyond the sizes that were tried with it."""
 
     class Filter(Cache):

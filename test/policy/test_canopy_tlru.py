@@ -72,7 +72,7 @@ def leaf_of(policy, history, length, offset=0, time=0.0):
     [
         # No prompt growth is known yet: 100 + 0 - 60 tokens are needed.
         (60, [(100, 100, 0)], 0, 40),
-        # Free tokens of a young leaf go before needed ones of an old leaf.
+        # Free tokens of a young leaf are evicted before needed ones of an old leaf.
         (60, [(200, 100, 0), (100, 100, 0)], 1, 40),
         (10, [(200, 100, 0), (200, 100, 0)], 0, 0),  # without free tokens it is LRU
         (60, [(100, 50, 50)], 0, 0),  # a leaf beyond the budget is evicted whole
@@ -110,7 +110,7 @@ def test_the_target_in_milliseconds_becomes_tokens_through_the_ttft_model():
     assert policy.victim(0.0) == (leaf, 40)
     policy.drop(leaf)
     leaf = Leaf(0, 100)
-    leaf.history, leaf.slo_ms = 100, 80.0  # a request's own target goes before the policy's
+    leaf.history, leaf.slo_ms = 100, 80.0  # a request's own target overrides the policy's
     policy.admit(leaf, 0.0)
     assert policy.victim(0.0) == (leaf, 70)
 

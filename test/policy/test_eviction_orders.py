@@ -39,7 +39,7 @@ def paths(text):
         # Frequency decides; each eviction lifts the clock, so 4 has 1's value but 1 is older.
         ("gdfs", LINEAR, 3, "1 1 2 3 4", "2"),
         ("gdfs", LINEAR, 2, "1 1 1 2 3 4 5 6 7", "2 3 1 4 5"),
-        # A token is worth more at depth; 1 surfaces with the clock of its last use.
+        # A deep token has a higher value; 1 surfaces with the clock of its last use.
         ("gdfs", {"attention_tokens": 10.0}, 3, "12 9 3", "9"),
         ("gdfs", LINEAR, 3, "12 9 3", "2"),
         ("gdfs", LINEAR, 4, "12 13 9 9 9 5 6 7 8", "2 3 1 5"),

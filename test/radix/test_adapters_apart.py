@@ -59,7 +59,7 @@ def test_keys_are_equal_for_equal_adapters_and_tenants_alone(who) -> None:
 
 
 def test_sglangs_own_key_can_be_forged() -> None:
-    """The reason for all this; when it fails, SGLang has mended it."""
+    """The reason for all this; when it fails, SGLang has fixed it."""
     assert req(LAW).extra_key == req(None, LAW).extra_key
 
 

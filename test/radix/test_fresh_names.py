@@ -26,7 +26,7 @@ from support.live_tree import LiveTree, fake_req
 
 KV_TOKENS = 512
 SLACK = 512
-"""Dead entries of heaps come and go."""
+"""The number of dead heap entries varies."""
 
 
 class Server:

@@ -31,7 +31,7 @@ steps = st.lists(
 
 
 def tokens_of(names: str) -> list[int]:
-    """A block's tokens tell where in the prompt it is."""
+    """A block's tokens encode its position in the prompt."""
     return [
         1000 * place + 100 * (name == "b") + token
         for place, name in enumerate(names)

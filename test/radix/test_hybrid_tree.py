@@ -115,7 +115,7 @@ def test_a_flush_frees_every_slot(kind) -> None:
 
 
 def test_an_abandoned_state_is_evicted_before_an_older_tip() -> None:
-    """SGLang evicts by last use; the tip of the other conversation would go first."""
+    """SGLang evicts by last use; the tip of the other conversation would be evicted first."""
     kept = {}
     for states in ("lru", "worth"):
         tree = HybridTree("mamba", "wa", states, kv_size=400, mamba_cache_size=12)

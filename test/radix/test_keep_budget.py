@@ -170,7 +170,7 @@ def test_parts_of_an_awaited_path_stay_charged_however_it_is_split() -> None:
     assert sum(leaf.length for leaf in held) == tree.core.protected.waiting.budget.tokens == 240
     tree.evict(900)  # evicts tails of protected paths
     check(tree)
-    tree.core.protected.of_queue([])  # the clients have gone
+    tree.core.protected.of_queue([])  # the clients have disconnected
     assert tree.core.protected.waiting.budget.tokens == 0
     assert not [n for n in tree.core._node_arena.values() if n.canopy.awaited_until is not None]
 

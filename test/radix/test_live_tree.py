@@ -164,7 +164,7 @@ def test_a_node_from_storage_takes_its_parents_attributes() -> None:
     slots = tree.cache.cache_controller.mem_pool_host.alloc(4)
     key = RadixKey(array("q", [5, 6, 7, 8]), None)
     tree.core.insert_host(node.id, key, slots, ["hash"] * 4)
-    tree.request(9.0)  # the next arrival tells the policies
+    tree.request(9.0)  # the next arrival updates the policies
     loaded = next(n.canopy for n in node.children.values())
     assert (loaded.offset, loaded.length, loaded.hits) == (4, 4, 1)
     assert (loaded.category, loaded.turn) == (node.canopy.category, 2)

@@ -262,7 +262,7 @@ def test_a_malformed_body_is_answered_with_400(serve: Serve, path: str, body: by
 
 
 def tokenizer() -> Any:
-    """A real one, which knows a single word."""
+    """A real tokenizer with a single word."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from transformers import PreTrainedTokenizerFast

@@ -1,4 +1,4 @@
-"""Early refusal: its bound is kept as often as stated, and equal calls decide alike."""
+"""Early refusal: its bound is kept as often as stated, and equal calls make equal decisions."""
 
 import random
 

@@ -96,7 +96,7 @@ def test_tail_belady_has_the_least_excess_of_all_choices(make, capacity):
 
 def test_tail_belady_is_no_bound_if_a_shorter_prompt_intervenes():
     # At (5, 6, 0) room for two is needed. 3 and 4 are needed last and go, at 10 tokens of
-    # excess each. Evicting 2 with 1 above it costs 10 in all: (1,) brings 1 back for free.
+    # excess each. Evicting 2 with 1 above it costs 10 in all: (1,) caches 1 again at no cost.
     paths = [(1, 2), (3,), (4,), (5, 6, 0), (1,), (1, 2, 7), (3, 8), (4, 9)]
     trace = [record(t, path) for t, path in enumerate(paths)]
     assert hindsight("tail-belady", trace, 5, 10).tel_tokens == 50

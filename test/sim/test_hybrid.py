@@ -49,7 +49,7 @@ def test_a_lookup_ends_at_the_last_state_not_at_the_last_cached_block() -> None:
 @pytest.mark.parametrize(
     ("served", "blocks", "found"),
     [
-        (["ab", "cd", "ab", "ef"], 4, 2),  # the least recent state goes, and a leaf with it
+        (["ab", "cd", "ab", "ef"], 4, 2),  # the least recent state is evicted, and a leaf with it
         (["ab", "abcd", "xy"], 6, 0),  # a state with a path below it goes alone
     ],
 )

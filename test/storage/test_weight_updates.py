@@ -226,7 +226,7 @@ def test_updates_leave_no_folders_and_no_pages_behind(server: Server) -> None:
 def test_the_same_weights_from_disk_after_a_restart_find_their_pages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server that starts with base weights and is then brought up to date."""
+    """A server that starts with base weights and then receives an update."""
     model = tmp_path / "new"
     model.mkdir()
     (model / "model.safetensors").write_bytes(b"weights")

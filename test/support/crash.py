@@ -56,7 +56,9 @@ def kill_once(folder: Path, seed: int, counts: CrashCounts) -> None:
         select.select([descriptor], [], [], 0.01)
         part = _read(descriptor)
         output += part
-        if deadline is None and output:  # the writer runs: wait some milliseconds before the kill
+        if (
+            deadline is None and output
+        ):  # the writer is running: wait some milliseconds before the kill
             deadline = time.monotonic() + rng.uniform(0.0, 0.25)
         if writer.poll() is not None:
             break

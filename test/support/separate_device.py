@@ -67,8 +67,7 @@ def inside(x: Any) -> Any:
 
 class SeparateDevice(TorchDispatchMode):
     """While entered, ``DEVICE`` works. ``copied`` counts bytes ``to device`` and ``to host``; ``later``
-    is given copies between them that go into tensors which are there already: at once, or when it
-    wants to."""
+    is given copies between them that go into tensors which are there already: at once, or later."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -13,7 +13,7 @@ KV = 1000
 def profile(
     *, token_s: float = 0.001, decode_s: float = 0.01, layers: int = 10, **others: object
 ) -> EngineProfile:
-    """``token_s`` a token of prefill, ``decode_s`` a decode step, whatever the batch."""
+    """``token_s`` a token of prefill, ``decode_s`` a decode step of any batch."""
     given: dict = {
         "name": "by hand",
         "model": "toy",

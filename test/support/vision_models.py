@@ -79,7 +79,7 @@ def write_vision_model(out: Path, tokenizer_from: Path) -> Path:
 
 
 def picture(seed: int) -> str:
-    """A picture of noise as SGLang takes it; of one size whatever the seed."""
+    """A picture of noise as SGLang takes it; of the same size for any seed."""
     from PIL import Image
 
     draw = torch.Generator().manual_seed(seed)

@@ -251,7 +251,7 @@ def openinference(c: Call, n: int) -> Any:
 
 
 class Ids:
-    """Chained block ids of prompts, numbered as they come."""
+    """Chained block ids of prompts, numbered in order."""
 
     def __init__(self) -> None:
         self.known: dict[str, int] = {}

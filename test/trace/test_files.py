@@ -1,4 +1,4 @@
-"""The files that logs come in, whole and broken."""
+"""Log files of each kind, whole and broken."""
 
 import gzip
 import json

@@ -155,7 +155,7 @@ def test_lengths_are_exact_and_prefixes_shared_as_blocks_are(
         if planned.continues is not None:
             before = made.planned[planned.continues]
             met = prompts[planned.ordinal][: before.prompt_tokens] == prompts[before.ordinal]
-            # Two requests may end in one partial block and go on differently: one can be met.
+            # Two requests may end in one partial block and continue differently: one can be met.
             twins = [p for p in made.planned if p.request.blocks == before.request.blocks]
             assert met or len(twins) > 1
 

@@ -42,7 +42,7 @@ def words(draw: random.Random, count: int) -> str:
 
 
 def calls(talks: int = TALKS, seed: int = 7) -> list[Call]:
-    """The calls by time; no two come at one time."""
+    """The calls by time; no two arrive at the same time."""
     draw = random.Random(seed)
     systems = [words(draw, 200), words(draw, 150)]
     made = []

@@ -27,7 +27,7 @@ LONG = {"threshold_tokens": 5 * BLOCK}
 
 
 class KeepShort(threshold_lru.ThresholdLRU):
-    """The reverse of ``threshold-lru``: long conversations go first."""
+    """The opposite of ``threshold-lru``: long conversations are evicted first."""
 
     def rank(self, leaf):
         return not super().rank(leaf)

@@ -18,7 +18,7 @@ HEADS = 0.25
 def over_chunks(prompt: FusedPrompt, score: torch.Tensor, count: int) -> torch.Tensor:
     """The ``count`` best positions of all chunks together by ``score [prompt]``.
 
-    Not the prompt's last token, which is computed whatever it is in.
+    Not the prompt's last token, which is always computed.
     """
     inside = prompt.in_chunk()
     inside[len(prompt) - 1] = False

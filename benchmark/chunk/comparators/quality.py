@@ -35,7 +35,7 @@ stand-ins elsewhere; the latter everywhere; the prompt's first token, the BOS of
 one, as CacheBlend's script does; nothing."""
 FORCED = 16
 """Tokens of the full recompute's own continuation that each variant is forced along; also those of
-an answer, unless more are asked for."""
+an answer by default."""
 
 
 @dataclass(slots=True)

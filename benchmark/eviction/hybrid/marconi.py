@@ -1,7 +1,7 @@
 """Marconi's cache (arXiv 2411.19379), built from its published description, not from its code.
 
 One budget holds KV and states. A request leaves at most two states: at its end, and at the
-branching point that its prompt makes in the radix tree (Section 4.1). What goes is the node of least
+branching point that its prompt makes in the radix tree (Section 4.1). The victim is the node of least
 
     S(n) = recency(n) + alpha * flop_efficiency(n)
 

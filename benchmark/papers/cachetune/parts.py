@@ -1,7 +1,7 @@
 """Resumable work, question by question.
 
 Nothing is kept from an earlier run unless ``CANOPY_PAPERS_RESUME`` names a folder for it; delete the
-folder to measure anew.
+folder to measure again.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ others. With D_k the times between two uses of a block of group k:
 and the TTLs maximise the sum of H_k within a budget B of the sum of C_k (equation 3). Each group
 starts from the t with the largest H_k / C_k; all are scaled by B / sum C_k; ``floor(sqrt(K)) + 1``
 perturbed copies are tried; SLSQP improves each. Counts are in tokens. H_k is a step function, which
-SLSQP cannot climb: here it is interpolated between its steps (the text says nothing of it).
+SLSQP cannot climb: here it is interpolated between its steps (the paper does not specify it).
 """
 
 from __future__ import annotations

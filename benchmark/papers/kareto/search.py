@@ -33,7 +33,7 @@ FINE = (256.0, 400.0)
 """Steps of the grid of Figure 13: finer than where either search begins. The paper's: 256, 120."""
 MOST = (4096.0, 3600.0)
 TTLS_S = {"A": 600.0, "C": 2400.0}
-"""Longest TTL by trace: the window of A is no longer, and C has no more hits. Not in the paper."""
+"""Longest TTL by trace, not from the paper: A ends then, and C has no later hits."""
 USED_GIB = 65536.0
 """Size of a disk billed by use: more than any TTL fills."""
 ONE_INSTANCE = ((512, 3600), (1024, 3600), (4096, 0))

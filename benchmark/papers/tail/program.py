@@ -107,7 +107,7 @@ def values(model: Model, history: Sizes, turns: int) -> tuple[float, float]:
     """(least expected excess of ``turns`` arrivals, that of ET-LRU), from an empty cache.
 
     The recursion V_k of Appendix B: an arrival after tau steps is of conversation i with a
-    probability in proportion to lambda_i then; its belief starts anew, the others' decay.
+    probability in proportion to lambda_i then; its belief is reset, the others' decay.
     """
     count = len(history)
 

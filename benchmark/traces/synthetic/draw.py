@@ -11,7 +11,7 @@ from random import Random
 from synthetic.presets import Lengths
 
 TOKENS_PER_S = 80.0
-"""Speed at which an answer streams; what replies to it comes after its end (assumption)."""
+"""Speed at which an answer streams; its reply starts after its end (assumption)."""
 
 
 def draw_tokens(rng: Random, lengths: Lengths) -> int:

@@ -1,9 +1,9 @@
 """Parameters of the presets of ``make_synthetic.py``, with their sources.
 
 ``trace-a`` and ``trace-b`` follow the statistics of "KVCache Cache in the Wild"
-(USENIX ATC 2025, arXiv 2506.02634); ``published.py`` lists them with their sources and says
-how close the output must come. A parameter below that the paper does not give is marked
-"calibrated" (chosen so that a published number comes out) or "assumption" (nothing published).
+(USENIX ATC 2025, arXiv 2506.02634); ``published.py`` lists them with their sources and
+states the allowed error. A parameter below that the paper does not give is marked
+"calibrated" (chosen to reproduce a published number) or "assumption" (not published).
 """
 
 from __future__ import annotations

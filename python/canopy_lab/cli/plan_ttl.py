@@ -114,8 +114,8 @@ def _records(args: Options) -> Iterator[TraceRequest]:
     if args.format == "sglang":
         if not logs_tokens(args.trace):
             raise CanopyError(
-                f"{args.trace!r} logs no prompt by its token ids, only its text, so it names no "
-                "subtree that a server knows; give a log of chat requests, or of input_ids"
+                f"{args.trace!r} has prompts as text, without token ids, so a server's block ids "
+                "cannot be computed; give a log of chat requests, or of input_ids"
             )
         return read_as_server(args.trace, block_tokens=args.block_tokens, skip_bad=args.skip_bad)
     return open_trace(args.trace, args.format, skip_bad=args.skip_bad)

@@ -1,8 +1,7 @@
 """Limit how far a policy may fall behind LRU on the same requests, in prefill seconds.
 
 Hits count by their price (``reuse/depth_price.py``), in tokens of the mean price, so that the
-limits are tokens for every model. A floor in tokens lets a policy lose seconds and undoes every
-rank by cost (docs/research/whatif.md).
+limits are tokens for every model. A floor in tokens would allow a policy to lose seconds.
 
 Shadow caches of both policies serve every request, so the loss is known and needs no significance
 test: the rule is a budget. The policy ranks until its balance, its savings beyond LRU's, falls

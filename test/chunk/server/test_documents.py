@@ -145,7 +145,7 @@ def test_invented_tenants_exclude_no_tenant() -> None:
     assert documents.removed
     assert documents.tokens.total() <= 8000
     assert sum(map(len, documents.by_tenant.values())) <= 1000
-    fill(documents, 11)  # they come again, and the smallest holder stays
+    fill(documents, 11)  # the others are encoded again, and the smallest holder stays
     assert documents.get(name, "honest")
 
 

@@ -262,7 +262,7 @@ class OfKernels(Model):
         return There(self.plain.forward(inside(ids), inside(positions), attend))
 
     def logits(self, hidden):
-        raise AssertionError("a step asks for none")
+        raise AssertionError("a step needs none")
 
 
 @pytest.mark.parametrize(

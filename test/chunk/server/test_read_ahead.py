@@ -1,4 +1,4 @@
-"""Chunks on disk are read while requests wait, within a bound, and let go with the last of them."""
+"""Chunks on disk are read while requests wait, within a bound, and are freed with the last of these requests."""
 
 import ctypes
 import gc
@@ -207,7 +207,7 @@ def test_scattered_records_are_read_without_their_gaps(cold) -> None:
     assert torch.equal(got[0], k[1, wanted])
     assert torch.equal(got[1], v[1, wanted])
     brought = len(resident_pages(mapped)) - before
-    assert len(wanted) <= brought <= 2 * len(wanted)  # a record may lie over two pages
+    assert len(wanted) <= brought <= 2 * len(wanted)  # a record may span two pages
 
 
 def test_expected_records_are_read_ahead(cold) -> None:

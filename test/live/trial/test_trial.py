@@ -259,7 +259,7 @@ def test_hits_under_any_policy_cancel_out() -> None:
 
 
 def test_hits_under_one_policy_count_half_in_both_slices() -> None:
-    """Both slices of a pair tell of it, whichever ran: half of its luck in place of all."""
+    """Both slices of a pair have it: half of its luck in place of all."""
     server = Waves({"wa": 0.4, "canopy-lru": 0.4}, {"wa": 1.0, "canopy-lru": 0.0})
     *_, last = pairs(server, "wa", "canopy-lru", 60, server.wait)
     assert last.so_far.verdict == turns.BETTER

@@ -243,7 +243,7 @@ def test_branches_wait_for_the_first_to_compute_their_shared_prefix(tree: LiveTr
     assert found == waiting[:1]
     assert set(scheduler.waiting_queue) == set(waiting[1:])  # no request is lost
     assert live.status()["deferrals"] == 2
-    # Still computed: they go on waiting, and the engine has something to do.
+    # Still computed: they keep waiting while the engine works.
     assert chosen(tree, scheduler.waiting_queue, 3, running=found)[1] == []
     tree.serve(list(waiting[0].origin_input_ids), 2.0)
     live.computed(batch(waiting[:1], [440], [0], time.monotonic() - 1.0))

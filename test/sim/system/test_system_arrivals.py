@@ -38,7 +38,7 @@ def test_policies_receive_the_arrival_time_of_a_waiting_turn(monkeypatch):
 
 
 def test_a_turn_that_waited_is_the_most_recent_for_lru():
-    # Room for two of three. Told the trace's time, LRU would take b for older than c.
+    # Room for two of three. By the trace's time b would be older than c.
     a = request(0.0, range(1, 11), output=101, conversation="b")
     b = request(0.1, range(1, 11), conversation="b", turn=2)
     c = request(0.5, range(201, 211))

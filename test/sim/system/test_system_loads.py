@@ -36,7 +36,7 @@ def test_the_saturation_is_one_over_the_prefill_time_at_any_trace_rate(trace_rat
 
 @pytest.mark.parametrize(("every_s", "think_s"), [(1.0, 0.2), (0.001, 5.0)])
 def test_agents_saturate_at_their_turns_share_of_the_servers_time(every_s, think_s):
-    # Four turns of 0.1 s: 2.5 sessions a second, whatever they think in between. The second trace
+    # Four turns of 0.1 s: 2.5 sessions a second, for any think time. The second trace
     # begins all at once, and all share the delay.
     trace = []
     for i in range(400):

@@ -121,7 +121,7 @@ def test_every_order_serves_all_requests_with_the_same_total_work():
 
 
 def test_a_prefix_of_a_waiting_request_is_not_evicted_before_its_use():
-    # 0 leaves a prefix; 1 decodes and evicts for it; 2 wants the prefix, and more room than is left.
+    # 0 leaves a prefix; 1 decodes and evicts for it; 2 needs the prefix, and more room than is free.
     trace = [
         request(0.0, range(1, 11)),
         request(1.0, range(101, 111), output=5),
