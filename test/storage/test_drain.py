@@ -169,6 +169,40 @@ def test_a_device_larger_than_the_host_is_drained_through_it(tmp_path: Path) -> 
     after.close()
 
 
+@KEPT
+def test_a_full_host_is_written_before_it_makes_room_for_the_device(
+    tmp_path: Path, policy: str
+) -> None:
+    """Both tiers are full of pages that the disk lacks, as it was attached last."""
+    tree = restarted(tmp_path / "first", policy=policy, host_tokens=32)
+    for name in range(1, 9):
+        tree.serve(tokens(name, 8), name)
+    assert len(tree.core.evictable_host_leaves) == 4
+    assert tree.cache.cache_controller.mem_pool_host.available_size() < 8
+    tree.detach()
+    assert tree.attach(tmp_path / "disk") is None
+    terminated(tree)
+    after = restarted(tmp_path)
+    assert [after.on_disk(tokens(name, 8)) for name in range(1, 9)] == [8] * 8
+    after.close()
+
+
+def test_pages_that_the_disk_has_of_a_longer_node_are_not_counted_as_lost(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tree = restarted(tmp_path)
+    tree.serve(tokens(1, 8), 1.0)
+    tree.evict(32)
+    tree.settle()
+    assert tree.cache.evict_host(64) == 8
+    tree.insert(tokens(1, 16), tree.request(2.0, prompt_tokens=16))
+    assert tree.on_disk(tokens(1, 16)) == 8
+    with caplog.at_level("INFO"):
+        terminated(tree)
+    assert "drained 4 pages" in caplog.text
+    assert "; 0 pages are lost" in caplog.text
+
+
 def test_a_tenant_at_its_quota_keeps_to_it_and_others_are_drained(tmp_path: Path) -> None:
     page = restarted(tmp_path).storage.layout.page_bytes
     quota = {"quota_bytes": {"greedy": 2 * page}}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ from sglang_canopy.radix.tree import Tree
 from sglang_canopy.tenant import is_documents_key
 
 if TYPE_CHECKING:
+    from sglang.srt.mem_cache.base_prefix_cache import DecLockRefParams
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
     from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
@@ -67,6 +68,8 @@ class Drain:
         self._pages_of: dict[int, int] = {}
         """Number of pages passed on, by node."""
         self._passed_on = 0
+        self._locked: dict[int, DecLockRefParams] = {}
+        """Locks of unwritten nodes that only the host holds, highest rank first."""
 
     def run(self) -> Drained:
         """Write until everything is on disk or the time is over. Collective."""
@@ -74,7 +77,8 @@ class Drain:
         self.cache.writing_check(write_back=True)
         before = self.store.counters.written
         nodes = deque(self._absent(ranked(self.tree)))
-        absent = sum(len(node.hash_value) for node in nodes)
+        absent = [node.hash_value for node in nodes]
+        self._lock_host(nodes)
         allowed = 0
         while nodes:
             node = nodes.popleft()
@@ -93,8 +97,10 @@ class Drain:
             self._write(node)
         while self._may_wait():
             self._wait()
+        for node_id in list(self._locked):
+            self._unlock(node_id)
         found.pages = self.store.counters.written - before
-        found.left = max(0, absent - found.pages)
+        found.left = sum(len(pages) - self.store.leading(pages) for pages in absent)
         found.seconds = self._monotonic() - self._began
         return found
 
@@ -138,14 +144,37 @@ class Drain:
         """Start to write ``node``, unless the host has no room for its copy."""
         cache = self.cache
         if node.backuped:
-            cache.write_backup_storage(node.id)
-        else:
-            while not self._least([node.backuped or cache.backup_node_for_write_back(node.id)])[0]:
-                if not self._may_wait():
-                    return
+            self._write_copy(node)
+            return
+        while not self._least([node.backuped or cache.backup_node_for_write_back(node.id)])[0]:
+            if self._may_wait():
                 self._wait()
+            elif self._locked and self._least([self._time_left_s() > 0])[0]:
+                self._write_copy(self.tree.node_by_id(next(reversed(self._locked))))
+            else:
+                return
+        self._count(node)
+
+    def _write_copy(self, node: UnifiedTreeNode) -> None:
+        """Start to write the host copy of ``node``. The host may evict it once it is written."""
+        self.cache.write_backup_storage(node.id)
+        self._unlock(node.id)
+        self._count(node)
+
+    def _count(self, node: UnifiedTreeNode) -> None:
         self._pages_of[node.id] = len(node.hash_value)
         self._passed_on += len(node.hash_value)
+
+    def _lock_host(self, nodes: Iterable[UnifiedTreeNode]) -> None:
+        """Keep the nodes that only the host holds from making room for copies of the device's."""
+        for node in nodes:
+            if node.evicted:
+                self._locked[node.id] = self.cache.inc_host_lock_ref(node.id).to_dec_params()
+
+    def _unlock(self, node_id: int) -> None:
+        lock = self._locked.pop(node_id, None)
+        if lock is not None:
+            self.cache.dec_host_lock_ref(node_id, lock)
 
     def _head(self, node: UnifiedTreeNode, pages: int) -> UnifiedTreeNode:
         """Split ``node`` after ``pages`` pages. Returns the part above."""
