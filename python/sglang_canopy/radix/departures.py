@@ -49,7 +49,7 @@ TIMES_THE_CACHE = 4
 LEAST_BLOCKS = 4096
 MOST_BLOCKS = 1 << 18
 """Most entries of the map, about 120 bytes each; with more, blocks are sampled by number."""
-MOST_TOKENS_PER_S = 2.5e5
+MOST_TOKENS_PER_S = 1e5
 """Recorded prompt tokens a second that halve the sample."""
 CALM = 0.25
 """Share of it below which the sample doubles again."""
@@ -186,9 +186,9 @@ class Departures:
             key = self._classify_sample(found, blocks, first, at, prompt)
             at = max(at, full * size)
         else:
-            get, known, begin = self._blocks.get, None, at
+            (newer, older), known, begin = self._blocks.readers(), None, at
             for end, block in enumerate(blocks, first + 1):
-                fact = get(block)
+                fact = newer(block) or older(block)
                 if fact is None:
                     break
                 if fact is not known or (type(fact) is Visit and key != _IN_FLIGHT):
@@ -218,11 +218,11 @@ class Departures:
         """Add the causes of ``blocks``, of which one in ``one_in`` is known: the others share the next
         one's, or the last one's. Returns the last cause."""
         size, rest, key = self.block_tokens, self.one_in - 1, None
-        get, known, begin = self._blocks.get, None, at
+        (newer, older), known, begin = self._blocks.readers(), None, at
         for end, block in enumerate(blocks, first + 1):
             if block & rest:
                 continue
-            fact = get(block)
+            fact = newer(block) or older(block)
             if fact is not known or (type(fact) is Visit and key != _IN_FLIGHT):
                 if at > begin:
                     found.charge(key or _NEW, known, at - begin)

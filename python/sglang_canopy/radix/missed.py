@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 from sglang_canopy.radix.counters import DEVICE, DISK, EDGES_S, HOST, TIERS
@@ -201,6 +201,9 @@ class Misses:
             self.evicted.append((fact, tokens))
 
 
+Reader = Callable[[int], Visit | Left | None]
+
+
 class BlockMap:
     """Bounded map from block hash to latest fact, in two generations; a full one replaces the older."""
 
@@ -218,15 +221,19 @@ class BlockMap:
         return len(self._new) + len(self._old)
 
     def get(self, block: int) -> Visit | Left | None:
-        found = self._new.get(block)
-        return self._old.get(block) if found is None else found
+        return self._new.get(block) or self._old.get(block)
+
+    def readers(self) -> tuple[Reader, Reader]:
+        """Return ``get`` of each generation, for loops."""
+        return self._new.get, self._old.get
 
     def put(self, blocks: Sequence[int], fact: Visit | Left) -> None:
         """Set the fact of ``blocks``. A dropped generation is freed gradually, to avoid a pause."""
         self._new.update(dict.fromkeys(blocks, fact))
-        dying = self._dying
-        for _ in range(min(2 * len(blocks), len(dying))):
-            dying.popitem()
+        if self._dying:
+            drop = self._dying.popitem
+            for _ in range(min(2 * len(blocks), len(self._dying))):
+                drop()
         if len(self._new) >= self.most // 2:
             self._dying, self._old, self._new = self._old, self._new, {}
             self.turns += 1
