@@ -318,6 +318,16 @@ def test_gpus_are_compared_at_their_prices(plan, capsys):
     assert plan("--compare", "llama-3.1-8b-h100=free", base=QUICK)[0] == 2
 
 
+def test_a_price_of_another_gpu_is_not_used(plan, capsys):
+    status, report = plan("--profile", "smollm2-135m-cpu", base=QUICK)
+    assert (status, report) == (2, None)
+    said = capsys.readouterr().err
+    assert "the GPU-hour of H100, and profile smollm2-135m-cpu is of one core of a Xeon" in said
+    status, report = plan("--compare", "smollm2-135m-cpu=0.05", base=QUICK)
+    assert status == 0
+    assert report["chosen"]["cost_per_hour"] < 0.2
+
+
 def test_gpus_are_compared_on_the_same_requests(plan, trace, capsys):
     """Otherwise a GPU that refuses the longest prompts would look cheaper than one that serves them."""
     long = {"timestamp": 10**6, "input_length": 400_000, "output_length": 9, "hash_ids": [*range(10**6, 10**6 + 700)]}  # fmt: skip

@@ -34,7 +34,7 @@ def planned(folder):
     plan = folder / "plan.json"
     search = f"dram_gib={2**-8},dram_levels=1,disk_gib={2**-5},disk_levels=1"
     sizes = ("--search", search, "--disks", "gp3")
-    command = ["plan", str(trace), "--format", "mooncake", "--profile", str(profile), *sizes]
+    command = ["plan", str(trace), "--format", "mooncake", "--compare", f"{profile}=0.05", *sizes]
     command += ["--device-tokens", str(DEVICE_TOKENS), "--ttl", "900", "--policy", "wa"]
     command += ["--best", "mean_ttft", "--cache", "off", "--jobs", "1"]
     command += ["--instances", "2", "--routing", "round-robin"]

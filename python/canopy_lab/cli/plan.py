@@ -14,7 +14,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from canopy_lab.cli.plan_command import PlanCommand, advised, check, for_profile
+from canopy_lab.cli.plan_command import PlanCommand, advised, check, check_gpu, for_profile
 from canopy_lab.cli.plan_options import Choosing, EngineOptions, Reading, Searching, Writing
 from canopy_lab.cli.validate import read_validation
 from canopy_lab.cli.values import write
@@ -49,6 +49,7 @@ def run(*options: Any) -> int:
     command = check(*options)
     if command.searching.compare:
         return _compare(command)
+    check_gpu(command)
     plan, work, about = plan_of(command, *read(command))
     print(plan_text(plan, work.prices.currency))
     for line in [about["policy"], *remarks(command, work, about)]:

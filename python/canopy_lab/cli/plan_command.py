@@ -121,6 +121,17 @@ def _prices(name: str, profile: EngineProfile, gpus: int | None) -> Prices:
     return prices if gpus is None else replace(prices, gpus_per_instance=gpus)
 
 
+def check_gpu(command: PlanCommand) -> None:
+    """Raise ``CanopyError`` if the price list's GPU is another than the profile's."""
+    prices, profile = command.prices, command.profile
+    if prices.gpu not in profile.device:
+        raise CanopyError(
+            f"price list {prices.name} has the GPU-hour of {prices.gpu}, and profile {profile.name} is of "
+            f"{profile.device}; give its price: --compare {command.engine_options.profile}=USD, or a "
+            "list of your own (--prices)"
+        )
+
+
 def _engine(given: EngineOptions, profile: EngineProfile) -> Engine:
     tokens, noted = given.device_tokens, profile.notes.get("device_tokens")
     pool_known = tokens is not None or type(noted) is int
@@ -171,5 +182,6 @@ def for_profile(command: PlanCommand, name: str, usd: float | None) -> PlanComma
     engine = replace(command.engine_options, profile=name)
     found = check(command.reading, command.choosing, engine, command.searching, command.writing)
     if usd is None:
+        check_gpu(found)
         return found
     return replace(found, prices=replace(found.prices, gpu_per_hour=usd))

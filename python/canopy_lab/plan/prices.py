@@ -61,6 +61,8 @@ class Prices:
     example: bool = False
     """A shipped example, to be replaced by the user's own prices."""
     sources: tuple[str, ...] = ()
+    gpu: str = ""
+    """GPU of ``gpu_per_hour``, as profiles name it; empty: any."""
 
     def disk(self, name: str) -> DiskClass:
         """Return the disk class of that name. Raises ``CanopyError`` with the list of names."""
@@ -125,7 +127,7 @@ def parse_prices(document: Any, where: str = "price list") -> Prices:
     """Check a decoded price list. Raises ``CanopyError`` naming the wrong field."""
     top = _Fields(document, where)
     top.allow(
-        "format", "version", "name", "currency", "example", "sources", "gpu_per_hour",
+        "format", "version", "name", "currency", "example", "sources", "gpu", "gpu_per_hour",
         "gpus_per_instance", "dram_per_gib_hour", "disks",
     )  # fmt: skip
     if top.get("format", "canopy-prices") != "canopy-prices" or top.get("version", 1) != 1:
@@ -146,6 +148,7 @@ def parse_prices(document: Any, where: str = "price list") -> Prices:
         gpus_per_instance=gpus,
         example=bool(top.get("example", False)),
         sources=tuple(map(_source, sources)),
+        gpu=str(top.get("gpu", "")),
     )
 
 
