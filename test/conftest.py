@@ -105,3 +105,11 @@ def tiny_model(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("models") / "tiny"
     write_tiny_model(out, smollm2)
     return out
+
+
+@pytest.fixture(scope="session")
+def small_model(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of two layers with large weights, so that its output depends on the whole prompt."""
+    from support.small_models import LLAMA, write_model
+
+    return write_model(tmp_path_factory.mktemp("models") / "small", smollm2, LLAMA)

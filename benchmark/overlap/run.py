@@ -22,6 +22,7 @@ sys.path += [str(ROOT / "scripts"), str(ROOT / "test")]
 
 from support import chaos_setups  # noqa: E402
 from support.hybrid_models import build  # noqa: E402
+from support.small_models import LLAMA, write_model  # noqa: E402
 from support.worker import worked  # noqa: E402
 
 SMOLLM2 = ROOT / ".canopy" / "models" / "smollm2-135m-instruct"
@@ -30,13 +31,11 @@ PATIENCE_S = 3600
 
 
 def model_of(name: str, folder: Path) -> Path:
-    kind = chaos_setups.HYBRID[name][0] if name in chaos_setups.HYBRID else "tiny"
+    kind = chaos_setups.HYBRID[name][0] if name in chaos_setups.HYBRID else "llama"
     path = folder / kind
     if not path.exists():
-        if kind == "tiny":
-            from tiny_model import write_tiny_model
-
-            write_tiny_model(path, SMOLLM2)
+        if kind == "llama":
+            write_model(path, SMOLLM2, LLAMA)
         else:
             build(kind, path, SMOLLM2)
     return path

@@ -166,14 +166,6 @@ def shared_server(
 
 
 @pytest.fixture(scope="session")
-def small_model(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of two layers with large weights, so that its output depends on the whole prompt."""
-    from support.small_models import LLAMA, write_model
-
-    return write_model(tmp_path_factory.mktemp("models") / "small", smollm2, LLAMA)
-
-
-@pytest.fixture(scope="session")
 def request_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder into which `canopy_server` logs its requests."""
     return tmp_path_factory.mktemp("request-log")

@@ -4,7 +4,8 @@
 
 Requests arrive alone and in samples, with true and false hints. Some are aborted, retracted or paused;
 the cache is flushed and the policies are exchanged meanwhile. Prints one JSON object of counts.
-``wrong``: answers that differ from the answer to the prompt alone.
+``wrong``: answers that differ from the answer to the prompt alone. ``other_from_wrong_kv``: prompts
+whose answer changes if their cached KV is exchanged: only of these ``wrong`` counts wrong KV.
 """
 
 import random
@@ -44,10 +45,28 @@ class Chaos:
         self.counts = dict.fromkeys(COUNTS, 0)
         self.running: list[tuple[int, Any]] = []
         """Number of the prompt, and SGLang's ``Req``."""
-        self.alone = []
+        mistaken = self.answers_from_wrong_kv()
+        self.alone = [self.answer(ids) for ids in self.prompts]
+        self.counts["other_from_wrong_kv"] = sum(a != b for a, b in zip(self.alone, mistaken))
+
+    def answer(self, ids: list[int], tenant: str | None = None) -> list[int]:
+        self.engine.serve([req := self.engine.feed(ids, ANSWER, extra_key=tenant)])
+        return list(req.output_ids)
+
+    def answers_from_wrong_kv(self) -> list[list[int]]:
+        """Serve the prompts, exchange their KV on the device with each other's, and serve them again.
+        Their tenant sends nothing else, so no other request meets this KV on the disk."""
+        pool = self.scheduler.token_to_kv_pool_allocator.get_kvcache()
         for ids in self.prompts:
-            engine.serve([req := engine.feed(ids, ANSWER)])
-            self.alone.append(list(req.output_ids))
+            self.answer(ids, "wrong KV")
+        for layer in range(pool.layer_num):
+            for buffer in pool.get_kv_buffer(layer):
+                buffer.copy_(buffer.flip(0))
+        answers = [self.answer(ids, "wrong KV") for ids in self.prompts]
+        for _ in range(3):
+            self.engine.step()
+        assert self.scheduler.flush_cache()
+        return answers
 
     def live(self, steps: int) -> dict[str, Any]:
         """Take ``steps`` random steps, then drain; return counts and leaks."""

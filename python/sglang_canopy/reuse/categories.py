@@ -8,6 +8,7 @@ feature, so that a curve with few samples is shrunk towards a coarser one.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from bisect import bisect_left, bisect_right
 from collections import Counter
@@ -16,7 +17,7 @@ from dataclasses import dataclass, field
 
 from sglang_canopy.reuse.exponential import Exponential
 from sglang_canopy.reuse.requested_names import RequestedNames
-from sglang_canopy.reuse.survival import BINS, TOKEN_BINS
+from sglang_canopy.reuse.survival import BINS, TOKEN_BINS, exceedance, gittins_rank
 
 ROOT = "*"
 OVERFLOW = "overflow"
@@ -55,6 +56,7 @@ _SHARED_GAP_EDGES_S = (1, 4, 16, 64, 256)
 _SHARED_GAP_NAMES = _names("every", _SHARED_GAP_EDGES_S, "s")
 _SHARED_LABELS = 1 + (len(_SHARED_GAP_EDGES_S) + 1) * (2 + len(_USE_EDGES))
 """Labels that ``shared_features`` can make: the name, gaps, and uses per gap."""
+_ON_FIRST_USE = ("rank", "grows")
 
 
 @dataclass(slots=True, eq=False)
@@ -67,12 +69,8 @@ class Category:
 
     label: str
     parent: Category | None
-    rank: list[float] = field(default_factory=lambda: [0.0] * BINS)
-    """Rank of a leaf by age bin; the lowest rank is evicted first."""
     curve: list[float] = field(default_factory=lambda: [1.0] * BINS)
     """Probability that a tip is not continued yet, at each age edge."""
-    grows: list[float] = field(default_factory=lambda: [1.0] * TOKEN_BINS)
-    """P(the next prompt adds at least ``TOKEN_EDGES[i]`` tokens)."""
     events: list[float] = field(default_factory=lambda: [0.0] * BINS)
     waiting: list[float] = field(default_factory=lambda: [0.0] * BINS)
     growth: list[float] = field(default_factory=lambda: [0.0] * TOKEN_BINS)
@@ -103,6 +101,41 @@ class Category:
     """Direct refinements in the table."""
     merged: Category | None = None
     """The category that received the samples when this label was dropped."""
+    rank: list[float] = field(init=False)
+    """Rank of a leaf by age bin; the lowest rank is evicted first."""
+    grows: list[float] = field(init=False)
+    """P(the next prompt adds at least ``TOKEN_EDGES[i]`` tokens)."""
+    _growth: list[float] | None = None
+    """``all_growth`` at its last fit; ``None``: its curves are those of its parent."""
+
+    def __getattr__(self, name: str) -> list[float]:
+        """Compute ``rank`` or ``grows``, which a fit deletes: most are not read before the next fit."""
+        if name not in _ON_FIRST_USE:
+            raise AttributeError(name)
+        parent, growth = self.parent, self._growth
+        found: list[float]
+        if growth is None and parent is not None:
+            found = getattr(parent, name)
+        elif name == "rank":
+            found = gittins_rank(self.curve)
+        elif growth is None:
+            found = [1.0] * TOKEN_BINS
+        else:
+            found = exceedance(growth, None if parent is None else parent.grows)
+        setattr(self, name, found)
+        return found
+
+    def fitted(self, curve: list[float] | None) -> None:
+        """Use the curve of a new fit; ``None``: too few samples, use the parent's curves."""
+        if curve is not None:
+            self.curve, self._growth = curve, self.all_growth
+        elif self.parent is not None:
+            self.curve, self._growth = self.parent.curve, None
+        else:
+            return
+        for name in _ON_FIRST_USE:
+            with contextlib.suppress(AttributeError):
+                delattr(self, name)
 
     @property
     def current(self) -> Category:
@@ -266,9 +299,7 @@ class Categories:
         made = self._table[label] = Category(
             label,
             parent,
-            rank=list(parent.rank),
-            curve=list(parent.curve),
-            grows=list(parent.grows),
+            curve=parent.curve,
             exponential=parent.exponential,
             tenant=tenant,
         )

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import accumulate
 
 from sglang_canopy.reuse.categories import Categories, Category
 from sglang_canopy.reuse.exponential import ExponentialModel, fit_exponential
 from sglang_canopy.reuse.shadow import ShadowIndex
-from sglang_canopy.reuse.survival import BINS, EDGES, TOKEN_BINS, gittins_rank, survival_curve
-
-SHRINK = 10.0
-"""Weight of the coarser category's curve in a finer one, in tips at risk."""
+from sglang_canopy.reuse.survival import BINS, EDGES, SHRINK, survival_curve
 
 
 def fit(
@@ -92,19 +88,18 @@ def _fit_category(
     continued = sum(category.all_events)
     samples = continued + sum(category.all_waiting)
     if samples < min_samples:
+        category.fitted(None)
         if parent is not None:
-            category.curve, category.rank = parent.curve, parent.rank
-            category.grows = parent.grows
             category.exponential = parent.exponential
         return
-    category.curve = survival_curve(
-        category.all_events,
-        category.all_waiting,
-        parent.curve if parent is not None else None,
-        SHRINK if parent is not None else 1.0,
+    category.fitted(
+        survival_curve(
+            category.all_events,
+            category.all_waiting,
+            parent.curve if parent is not None else None,
+            SHRINK if parent is not None else 1.0,
+        )
     )
-    category.grows = exceedance(category.all_growth, parent.grows if parent is not None else None)
-    category.rank = gittins_rank(category.curve)
     if exponential is None:
         return
     fitted = fit_exponential(
@@ -123,19 +118,5 @@ def _fit_category(
         category.exponential = replace(parent.exponential, height=none)
 
 
-def exceedance(counts: list[float], prior: list[float] | None) -> list[float]:
-    """Return P(Q >= ``TOKEN_EDGES[i]``) from counts by bin, and ``SHRINK`` samples of ``prior``."""
-    weight = SHRINK if prior is not None else 0.0
-    above = list(accumulate(reversed(counts)))[::-1]
-    total = above[0] + weight
-    if total <= 0.0:
-        return [1.0] * TOKEN_BINS
-    return [
-        (n + (weight * prior[i] if prior is not None else 0.0)) / total for i, n in enumerate(above)
-    ]
-
-
 def _add(into: list[float], other: list[float], factor: float = 1.0) -> None:
-    for i, value in enumerate(other):
-        if value:
-            into[i] += factor * value
+    into[:] = [a + factor * b for a, b in zip(into, other)]

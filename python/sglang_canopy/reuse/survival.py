@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 FIRST_EDGE_S = 0.25
 LAST_EDGE_S = 131072.0
@@ -40,6 +40,8 @@ TOKEN_EDGES: tuple[float, ...] = (
 )
 """Bin edges of prompt growth, in tokens: 0, then 16 to a million."""
 TOKEN_BINS = len(TOKEN_EDGES)
+SHRINK = 10.0
+"""Weight of the coarser category's curve in a finer one, in tips at risk."""
 
 
 def age_bin(age_s: float) -> int:
@@ -105,15 +107,19 @@ def gittins_rank(curve: Sequence[float]) -> list[float]:
     this is the steepest slope from a point to a later one, so one walk from the right over the
     upper hull gives every bin in O(``BINS``). The unbounded last bin has rank 0.
     """
+    rank = [0.0] * BINS
+    # The unused part of the curve is flat: its first point is the steepest to reach.
+    last, least = BINS - 1, curve[BINS - 1]
+    while last and curve[last - 1] == least:
+        last -= 1
     held = 0.0
     x = [held]
-    for width, high, low in zip(_WIDTHS, curve, curve[1:]):
+    for width, high, low in zip(_WIDTHS[:last], curve, curve[1:]):
         held += 0.5 * (high + low) * width
         x.append(held)
-    rank = [0.0] * BINS
-    hull: list[tuple[float, float]] = [(x[-1], curve[BINS - 1])]
-    # Calls are inlined: a fit ranks every category, at the cost of an arrival.
-    for i in range(BINS - 2, -1, -1):
+    hull: list[tuple[float, float]] = [(held, least)]
+    # Calls are inlined: a fit ranks many categories, at the cost of a victim.
+    for i in range(last - 1, -1, -1):
         start, alive = x[i], curve[i]
         end, left = hull[-1]
         # At S = 0 no tip is left and no space is held: the slope is 0.
@@ -129,3 +135,15 @@ def gittins_rank(curve: Sequence[float]) -> list[float]:
             rank[i] = slope
         hull.append((start, alive))
     return rank
+
+
+def exceedance(counts: list[float], prior: list[float] | None) -> list[float]:
+    """Return P(Q >= ``TOKEN_EDGES[i]``) from counts by bin, and ``SHRINK`` samples of ``prior``."""
+    weight = SHRINK if prior is not None else 0.0
+    above = list(accumulate(reversed(counts)))[::-1]
+    total = above[0] + weight
+    if total <= 0.0:
+        return [1.0] * TOKEN_BINS
+    return [
+        (n + (weight * prior[i] if prior is not None else 0.0)) / total for i, n in enumerate(above)
+    ]

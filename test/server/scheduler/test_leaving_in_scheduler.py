@@ -35,15 +35,15 @@ def scenario(model: Path, name: str, *arguments: str) -> dict[str, Any]:
 
 @pytest.mark.long
 @pytest.mark.timeout(PATIENCE_S)
-def test_a_retry_after_an_abort_is_answered_under_load(tiny_model) -> None:
-    found = scenario(tiny_model, "retry", *OURS)
+def test_a_retry_after_an_abort_is_answered_under_load(small_model) -> None:
+    found = scenario(small_model, "retry", *OURS)
     assert found["answered"], found
 
 
 @pytest.mark.timeout(PATIENCE_S)
-def test_between_arrival_and_answer_nothing_of_ours_reads_a_tensor(tiny_model) -> None:
+def test_between_arrival_and_answer_nothing_of_ours_reads_a_tensor(small_model) -> None:
     """On a GPU such a read would wait. SGLang reads its results, which proves that reads are detected."""
-    found = scenario(tiny_model, "reads", *OURS, *GATE, *PRIORITIES, *HOST)
+    found = scenario(small_model, "reads", *OURS, *GATE, *PRIORITIES, *HOST)
     ranks = {"sglang_canopy.server.scheduler.live_queue:_agree"}  # costs, in a tensor of the host
     assert found["ours"].keys() <= ranks, found["ours"]
     assert any("batch_result_processor" in by for by in found["sglangs"])
@@ -55,8 +55,8 @@ def test_between_arrival_and_answer_nothing_of_ours_reads_a_tensor(tiny_model) -
 
 @pytest.mark.long
 @pytest.mark.timeout(PATIENCE_S)
-def test_a_name_that_is_used_again_is_another_request(tiny_model) -> None:
-    found = scenario(tiny_model, "same_name", *OURS)
+def test_a_name_that_is_used_again_is_another_request(small_model) -> None:
+    found = scenario(small_model, "same_name", *OURS)
     assert found == {"answered": True, "equal": True}
 
 
@@ -80,9 +80,9 @@ def test_a_name_that_is_used_again_is_another_request(tiny_model) -> None:
     ],
 )
 def test_other_requests_are_answered_and_no_memory_is_held_when_one_leaves(
-    tiny_model, arguments
+    small_model, arguments
 ) -> None:
-    found = scenario(tiny_model, "fuzz", *arguments)
+    found = scenario(small_model, "fuzz", *arguments)
     seams = found.pop("seams")
     print(found)
     for name in TIMED:

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from support.prompts import token_ids
-from support.small_models import LLAMA, write_model
 from support.worker import worked
 
 PATIENCE_S = 900
@@ -26,13 +25,12 @@ def scheduled(model: Path, rounds: list[list[list[int]]], *arguments: str) -> di
 @pytest.mark.long
 @pytest.mark.timeout(2 * PATIENCE_S)
 @pytest.mark.parametrize("shape", [(), CHAIN], ids=["trees", "chains"])
-def test_answers_are_those_without_drafts_on_two_tiers(shape, smollm2, tmp_path) -> None:
-    model = write_model(tmp_path / "model", smollm2, LLAMA)
+def test_answers_are_those_without_drafts_on_two_tiers(shape, small_model) -> None:
     heads = [token_ids(160, seed) for seed in (1, 2, 3, 4)]
     rounds = [[head + token_ids(20, 90 + number)] for number in range(3) for head in heads]
     rounds.append([head + token_ids(20, 95) for head in heads])
-    alone = scheduled(model, rounds, "--radix-eviction-policy", "lru")
-    drafted = scheduled(model, rounds, "--radix-eviction", "wa", *NGRAM, *shape, *HOST)
+    alone = scheduled(small_model, rounds, "--radix-eviction-policy", "lru")
+    drafted = scheduled(small_model, rounds, "--radix-eviction", "wa", *NGRAM, *shape, *HOST)
     assert drafted["answers"] == alone["answers"]
     device, host, _ = (sum(tier) for tier in zip(*drafted["found"]))
     assert device + host == sum(map(sum, alone["found"]))

@@ -21,6 +21,7 @@ def chaos(model: Path, name: str, folder: Path, steps: int, seed: int = 0) -> di
     found = worked("chaos_worker", model, *counted, patience_s=PATIENCE_S, **environment)
     print(name, found)
     assert found["wrong"] == 0, found
+    assert found["other_from_wrong_kv"] >= 4, found  # wrong KV gives wrong answers
     assert not any(found[what] for what in HELD), found
     assert found.get("over_bound", 0) == 0, found
     # The loop did overlap, and the life was eventful.
@@ -31,16 +32,16 @@ def chaos(model: Path, name: str, folder: Path, steps: int, seed: int = 0) -> di
 
 
 @pytest.mark.timeout(PATIENCE_S)
-def test_overlapped_answers_are_right_while_policies_are_exchanged(tiny_model, tmp_path) -> None:
-    found = chaos(tiny_model, SHORT, tmp_path, steps=120)
+def test_overlapped_answers_are_right_while_policies_are_exchanged(small_model, tmp_path) -> None:
+    found = chaos(small_model, SHORT, tmp_path, steps=120)
     assert found["delayed_sessions"] > 0
 
 
 @pytest.mark.long
 @pytest.mark.timeout(PATIENCE_S)
 @pytest.mark.parametrize("name", [name for name in chaos_setups.DENSE if name != SHORT])
-def test_overlapped_answers_are_right_in_every_dense_set_up(tiny_model, tmp_path, name) -> None:
-    found = chaos(tiny_model, name, tmp_path, steps=300, seed=1)
+def test_overlapped_answers_are_right_in_every_dense_set_up(small_model, tmp_path, name) -> None:
+    found = chaos(small_model, name, tmp_path, steps=300, seed=1)
     assert found["flushes"] > 0
     if "retraction" in name:
         assert found["retracted"] > 0

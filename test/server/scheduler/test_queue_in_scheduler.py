@@ -22,8 +22,8 @@ def scheduled(model: Path, *arguments: str, **environment: str) -> dict[str, Any
 
 
 @pytest.mark.timeout(PATIENCE_S)
-def test_short_and_urgent_requests_overtake_and_answers_are_unchanged(tiny_model) -> None:
-    found = scheduled(tiny_model, *OURS, *FEW, *PRIORITIES, "--default-priority-value", "0")
+def test_short_and_urgent_requests_overtake_and_answers_are_unchanged(small_model) -> None:
+    found = scheduled(small_model, *OURS, *FEW, *PRIORITIES, "--default-priority-value", "0")
     assert found["equal"]
     # Requests that end in the same step are listed by kind: a short one may fill an urgent batch.
     place = {kind: [i for i, k in enumerate(found["kinds"]) if k == kind] for kind in KINDS}
@@ -42,20 +42,20 @@ def test_short_and_urgent_requests_overtake_and_answers_are_unchanged(tiny_model
 
 
 @pytest.mark.timeout(PATIENCE_S)
-def test_a_shorter_request_leaves_no_room_for_half_of_another(tiny_model) -> None:
+def test_a_shorter_request_leaves_no_room_for_half_of_another(small_model) -> None:
     """SGLang keeps one prompt in the middle of its chunks, and stops when there would be two."""
     given = ("--radix-eviction", "wa", "--chunked-prefill-size", "256", *OURS)
-    found = worked("sharing_worker", tiny_model, "shared", *given, patience_s=PATIENCE_S)
+    found = worked("sharing_worker", small_model, "shared", *given, patience_s=PATIENCE_S)
     assert found["answered"] == 64
     assert found["beside"] > 20
 
 
 @pytest.mark.long
 @pytest.mark.timeout(PATIENCE_S)
-def test_step_sharers_leave_the_long_prompt_its_memory(tiny_model) -> None:
+def test_step_sharers_leave_the_long_prompt_its_memory(small_model) -> None:
     """A request locks the cached tokens that it matches, so they are no longer free."""
     given = ("--radix-eviction", "wa", "--chunked-prefill-size", "256", *OURS)
-    found = worked("sharing_worker", tiny_model, "cached", *given, patience_s=PATIENCE_S)
+    found = worked("sharing_worker", small_model, "cached", *given, patience_s=PATIENCE_S)
     assert found["answered"] == 7
     assert found["beside"] > 0
 
@@ -63,15 +63,15 @@ def test_step_sharers_leave_the_long_prompt_its_memory(tiny_model) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(PATIENCE_S)
 @pytest.mark.parametrize("policy", ["hrrn", "lpm"])
-def test_sglangs_own_orders_work_with_our_tree(tiny_model, policy: str) -> None:
-    found = scheduled(tiny_model, "--schedule-policy", policy, *FEW)
+def test_sglangs_own_orders_work_with_our_tree(small_model, policy: str) -> None:
+    found = scheduled(small_model, "--schedule-policy", policy, *FEW)
     assert found["equal"]
     assert found["policy"] == policy
 
 
 @pytest.mark.long
 @pytest.mark.timeout(PATIENCE_S)
-def test_answers_survive_retraction(tiny_model) -> None:
-    found = scheduled(tiny_model, *OURS, SGLANG_TEST_RETRACT="1")
+def test_answers_survive_retraction(small_model) -> None:
+    found = scheduled(small_model, *OURS, SGLANG_TEST_RETRACT="1")
     assert found["equal"]
     assert found["retracted"] > 0

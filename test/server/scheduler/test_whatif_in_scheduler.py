@@ -17,9 +17,9 @@ def scheduled(model: Path, *arguments: str) -> dict[str, Any]:
 
 @pytest.mark.long
 @pytest.mark.timeout(PATIENCE_S)
-def test_policies_are_exchanged_among_steps_and_every_answer_is_the_same(tiny_model) -> None:
+def test_policies_are_exchanged_among_steps_and_every_answer_is_the_same(small_model) -> None:
     found = scheduled(
-        tiny_model,
+        small_model,
         *("--radix-eviction", "wa", "--canopy-whatif", "auto"),
         *("--enable-hierarchical-cache", "--hicache-ratio", "1.5"),
     )
@@ -36,8 +36,8 @@ def test_policies_are_exchanged_among_steps_and_every_answer_is_the_same(tiny_mo
 
 @pytest.mark.long
 @pytest.mark.timeout(PATIENCE_S)
-def test_a_scheduler_with_sglangs_lru_is_watched(tiny_model) -> None:
-    found = scheduled(tiny_model, "--canopy-observe")
+def test_a_scheduler_with_sglangs_lru_is_watched(small_model) -> None:
+    found = scheduled(small_model, "--canopy-observe")
     assert found["equal"]
     meter = found["meter"]
     assert meter["running"] == "lru"
