@@ -128,8 +128,8 @@ def test_hints_that_could_not_be_sent_wait_again_behind_newer_words() -> None:
 
 def test_all_waiting_hints_are_sent_with_those_that_arrive_meanwhile() -> None:
     waiting, sent = Waiting(), []
-    for i in range(100):
-        waiting.add(over(f"c{i}"), 1.0)
+    for i in range(150):
+        waiting.add(over(f"c{i}", "ab"[i % 2]), 1.0)
 
     async def send(key: str) -> None:
         if not sent:
@@ -137,8 +137,8 @@ def test_all_waiting_hints_are_sent_with_those_that_arrive_meanwhile() -> None:
         sent.append(unpack(key))
 
     asyncio.run(deliver(waiting, send, no_pause))
-    assert [len(hints) for hints in sent] == [MAX_SENT, 37]
-    assert {hint["conversation"] for hints in sent for hint in hints} >= {"c0", "c99", "meanwhile"}
+    assert [len(hints) for hints in sent] == [MAX_SENT, 151 - MAX_SENT]
+    assert {hint["conversation"] for hints in sent for hint in hints} >= {"c0", "c149", "meanwhile"}
     assert len(waiting) == 0
 
 

@@ -23,6 +23,7 @@ from canopy_chunks.quality.tenant_meter import STOPPED, QualityMeter, ratio_at
 from canopy_chunks.quality.watch import Watch
 from canopy_chunks.server import model_view
 from canopy_chunks.server.attention import fuses
+from canopy_chunks.server.http.limits import READ
 from canopy_chunks.server.library import Library, reusable_tokens
 from canopy_chunks.server.options import DEFAULT_RATIO, Options
 from canopy_chunks.server.plan import PromptSlots, choose_tokens, replan
@@ -48,6 +49,7 @@ from sglang_canopy.storage.weights import WEIGHTS
 from sglang_canopy.tenant import namespace_of, tenant_of_req
 from sglang_canopy.wire.document_names import BOUNDS
 from sglang_canopy.wire.stamp import own_params, read_time
+from sglang_canopy.wire.tenant_rate import TenantRate
 
 
 class ChunkEngine:
@@ -85,6 +87,9 @@ class ChunkEngine:
         self.expected: ExpectedKL | None = None
         self.measure_expected: Callable[[], ExpectedKL] | None = None
         self.setting: Setting | None = None
+        self.readings = TenantRate(*READ)
+        self.shown: dict[str, Any] | None = None
+        """Counters of the last reading."""
 
     def _new_watch(self) -> Watch:
         meter = QualityMeter(self.options.check_share, self.options.max_differ)

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import logging
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -190,10 +191,13 @@ def flushed(engine: ChunkEngine, success: Any) -> None:
 def add_internal_state(engine: ChunkEngine, result: Any) -> None:
     """Hook after ``Scheduler.get_internal_state``: add the counters.
 
-    Any client may read them, so they include no addresses or lengths of a tenant's chunks.
+    Any client may read them, so they include no addresses or lengths of a tenant's chunks, and are
+    read at most as often as ``READ`` allows.
     """
-    setting = dataclasses.asdict(engine.setting) if engine.setting is not None else None
-    result.internal_state["canopy_chunks"] = {**engine.stats(), "setting": setting}
+    if engine.shown is None or engine.readings.take(None, time.monotonic()):
+        setting = dataclasses.asdict(engine.setting) if engine.setting is not None else None
+        engine.shown = {**engine.stats(), "setting": setting}
+    result.internal_state["canopy_chunks"] = engine.shown
 
 
 def run_commands(engine: ChunkEngine, commands: Sequence[str]) -> bool:

@@ -125,7 +125,7 @@ FIELDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
 
 _FAR_S = 1e10
 _TIME = _number(0.0, _FAR_S, "seconds")
-_STAMP: dict[str, Callable[[Any], Any]] = {
+STAMP_FIELDS: dict[str, Callable[[Any], Any]] = {
     **dict(FIELDS.values()),
     "source": _source,
     "linear": _flag,
@@ -200,7 +200,7 @@ def read_stamp(custom_params: Any) -> dict[str, Any]:
     if not isinstance(stamp, dict):
         return sound
     for name, value in stamp.items():
-        check = None if value is None else _STAMP.get(name)
+        check = None if value is None else STAMP_FIELDS.get(name)
         if check is not None:
             try:
                 sound[name] = check(value)

@@ -1,5 +1,6 @@
 """State of a scheduler's engine: addresses, versions of a document, tenants, bounds."""
 
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -16,6 +17,7 @@ from canopy_chunks.server import engine as engines  # noqa: E402
 from canopy_chunks.server import library, scheduler  # noqa: E402
 from canopy_chunks.server import request as requests  # noqa: E402
 from canopy_chunks.server.engine import ChunkEngine  # noqa: E402
+from canopy_chunks.server.http.limits import READ  # noqa: E402
 from canopy_chunks.server.options import LEARN_PREFIX_TOKENS, Options  # noqa: E402
 from canopy_chunks.store.chunk import FusedPrompt  # noqa: E402
 from canopy_chunks.text.documents import document_name  # noqa: E402
@@ -610,3 +612,15 @@ def test_a_long_prompt_uses_a_short_ones_encoding_and_requests_more_stand_ins(
             engine.library.store.delete(key)
     learn(engine, short, head_returns=False)
     assert held(engine, short) == [every] * 3  # as good, so not encoded again
+
+
+def test_a_flood_of_readings_collects_the_counters_a_bounded_number_of_times(make, monkeypatch):
+    engine, collected = make(), []
+    stats = engine.stats
+    monkeypatch.setattr(engine, "stats", lambda: collected.append(time.monotonic()) or stats())
+    result = SimpleNamespace(internal_state={})
+    for _ in range(500):
+        scheduler.add_internal_state(engine, result)
+        assert result.internal_state["canopy_chunks"]["fused_requests"] == 0
+    per_s, burst = READ
+    assert len(collected) <= burst + 2 + per_s * (collected[-1] - collected[0])

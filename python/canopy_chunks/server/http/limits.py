@@ -18,7 +18,7 @@ REGISTER = 1.0, 64
 CHANGE = 50.0, 256
 """Pins, unpins and deletions of one tenant: per second, and in one burst."""
 READ = 5.0, 20
-"""Messages for counters, of all clients together: per second, and in one burst."""
+"""Readings of counters, of all clients together: per second, and in one burst."""
 
 
 class DocumentLimits:

@@ -28,18 +28,22 @@ def requests_received(result: Any, receiver: Any, *_: Any, **__: Any) -> None:
     if not result:
         return
     server_args = receiver.server_args
-    if server_args.radix_eviction_policy not in live_names():
+    # If clients can reach the scheduler without our entry, a stamp may be a client's forgery.
+    forged = bool(server_args.grpc_mode or server_args.smg_grpc_mode)
+    unstamped = [params for params in _sampling(result) if forged or not _is_stamped(params)]
+    if not unstamped or server_args.radix_eviction_policy not in live_names():
         return
     from sglang.srt.runtime_context import get_parallel
 
     if get_parallel().pp_rank:
         return  # stamped by the first stage
-    # If clients can reach the scheduler without our entry, a stamp may be a client's forgery.
-    forged = bool(server_args.grpc_mode or server_args.smg_grpc_mode)
-    for params in _sampling(result):
-        custom = params.custom_params
-        if forged or not isinstance(custom, dict) or STAMP_KEY not in custom:
-            params.custom_params = _stamped(custom, server_args)
+    for params in unstamped:
+        params.custom_params = _stamped(params.custom_params, server_args)
+
+
+def _is_stamped(params: Any) -> bool:
+    custom = params.custom_params
+    return isinstance(custom, dict) and STAMP_KEY in custom
 
 
 def _sampling(received: list[Any]) -> Iterator[Any]:
