@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from sglang_canopy.policy.structures.cells import Cells
 from sglang_canopy.records import Leaf
-from sglang_canopy.reuse.categories import Category
+from sglang_canopy.reuse.category import Category
 from sglang_canopy.reuse.survival import BINS, age_bin
 
 

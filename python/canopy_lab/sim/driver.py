@@ -16,7 +16,8 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.base import Policy
 from sglang_canopy.policy.block_tree import Evicted, RadixTree
 from sglang_canopy.records import Request
-from sglang_canopy.reuse.categories import Categories, Category
+from sglang_canopy.reuse.categories import Categories
+from sglang_canopy.reuse.category import Category
 from sglang_canopy.reuse.learner import ReuseModel
 
 _POOL = 10_000

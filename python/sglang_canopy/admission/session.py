@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
-from sglang_canopy.reuse.categories import Category
+from sglang_canopy.reuse.category import Category
 
 
 class Session:

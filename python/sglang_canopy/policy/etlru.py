@@ -23,7 +23,7 @@ from sglang_canopy.policy.base import Policy, Victim
 from sglang_canopy.policy.structures.reranking import Reranking
 from sglang_canopy.policy.tail_target import TailTarget, only_one
 from sglang_canopy.records import Leaf, Request
-from sglang_canopy.reuse.categories import Category
+from sglang_canopy.reuse.category import Category
 from sglang_canopy.reuse.learner import ReuseModel
 from sglang_canopy.reuse.survival import TOKEN_BINS, TOKEN_EDGES, token_bin
 

@@ -27,7 +27,7 @@ from sglang_canopy.policy.base import Policy, Victim
 from sglang_canopy.policy.structures.cells import Cell, Cells, EndQueue, Entry, ReturnQueue
 from sglang_canopy.records import Leaf, Request
 from sglang_canopy.reuse import saved_curves
-from sglang_canopy.reuse.categories import Category
+from sglang_canopy.reuse.category import Category
 from sglang_canopy.reuse.exponential import CDF_COUNTS, READINGS, ExponentialModel
 from sglang_canopy.reuse.hint_trust import return_slack_s, speaker
 from sglang_canopy.reuse.learner import ReuseModel

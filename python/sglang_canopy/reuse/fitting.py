@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sglang_canopy.reuse.categories import Categories, Category
+from sglang_canopy.reuse.categories import Categories
+from sglang_canopy.reuse.category import Category
 from sglang_canopy.reuse.exponential import ExponentialModel, fit_exponential
 from sglang_canopy.reuse.shadow import ShadowIndex
 from sglang_canopy.reuse.survival import BINS, EDGES, SHRINK, survival_curve

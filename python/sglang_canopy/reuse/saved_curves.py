@@ -10,7 +10,8 @@ from typing import Any
 
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.private_file import read_regular
-from sglang_canopy.reuse.categories import OVERFLOW, ROOT, Categories, Category
+from sglang_canopy.reuse.categories import OVERFLOW, ROOT, Categories
+from sglang_canopy.reuse.category import Category
 from sglang_canopy.reuse.survival import BINS, TOKEN_BINS
 
 logger = logging.getLogger(__name__)

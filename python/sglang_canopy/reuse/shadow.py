@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from sglang_canopy.records import Request
-from sglang_canopy.reuse.categories import Category
+from sglang_canopy.reuse.category import Category
 from sglang_canopy.reuse.hint_trust import HintRecord
 from sglang_canopy.reuse.tenant_window import TenantWindow
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 from sglang_canopy.records import Leaf
-from sglang_canopy.reuse.categories import Category
+from sglang_canopy.reuse.category import Category
 from sglang_canopy.reuse.survival import BINS, EDGES, age_bin
 
 _SLACK = 32

@@ -1,0 +1,98 @@
+"""A workload category: its reuse samples and fitted curves."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field
+
+from sglang_canopy.reuse.exponential import Exponential
+from sglang_canopy.reuse.survival import BINS, TOKEN_BINS, exceedance, gittins_rank
+
+_ON_FIRST_USE = ("rank", "grows")
+
+
+@dataclass(slots=True, eq=False)
+class Category:
+    """One label, its samples in the sliding window, and the curves of the last fit.
+
+    ``events``, ``waiting`` and ``growth`` count this label's own samples. The ``all_`` lists,
+    rebuilt at every fit, add the samples of refinements and of a restored profile.
+    """
+
+    label: str
+    parent: Category | None
+    curve: list[float] = field(default_factory=lambda: [1.0] * BINS)
+    """Probability that a tip is not continued yet, at each age edge."""
+    events: list[float] = field(default_factory=lambda: [0.0] * BINS)
+    waiting: list[float] = field(default_factory=lambda: [0.0] * BINS)
+    growth: list[float] = field(default_factory=lambda: [0.0] * TOKEN_BINS)
+    gap_sum_s: float = 0.0
+    growth_sum: float = 0.0
+    life_sum_s: float = 0.0
+    """Sum of lifespans, from birth to the conversation's last request (exponential model)."""
+    lives: float = 0.0
+    """Samples in ``life_sum_s``, including samples never reused."""
+    all_events: list[float] = field(default_factory=list)
+    all_waiting: list[float] = field(default_factory=list)
+    all_growth: list[float] = field(default_factory=list)
+    all_gap_sum_s: float = 0.0
+    all_growth_sum: float = 0.0
+    all_life_sum_s: float = 0.0
+    all_lives: float = 0.0
+    exponential: Exponential = field(default_factory=Exponential)
+    """The fitted exponential, if the policy uses that model."""
+    saved: dict[str, list[float]] | None = None
+    """Counts of a restored profile: ``events``, ``waiting``, ``growth``, ``sums``, ``lives``."""
+    tenant: str | None = None
+    """Tenant whose request created the label, and whose share of the table it uses."""
+    used_at: float | None = None
+    """Time of the last use; ``None`` for an unused label of a profile."""
+    uses: int = 0
+    """Requests that used or requested the label, including requests before it was admitted."""
+    children: int = 0
+    """Direct refinements in the table."""
+    merged: Category | None = None
+    """The category that received the samples when this label was dropped."""
+    rank: list[float] = field(init=False)
+    """Rank of a leaf by age bin; the lowest rank is evicted first."""
+    grows: list[float] = field(init=False)
+    """P(the next prompt adds at least ``TOKEN_EDGES[i]`` tokens)."""
+    _growth: list[float] | None = None
+    """``all_growth`` at its last fit; ``None``: its curves are those of its parent."""
+
+    def __getattr__(self, name: str) -> list[float]:
+        """Compute ``rank`` or ``grows``, which a fit deletes: most are not read before the next fit."""
+        if name not in _ON_FIRST_USE:
+            raise AttributeError(name)
+        parent, growth = self.parent, self._growth
+        found: list[float]
+        if growth is None and parent is not None:
+            found = getattr(parent, name)
+        elif name == "rank":
+            found = gittins_rank(self.curve)
+        elif growth is None:
+            found = [1.0] * TOKEN_BINS
+        else:
+            found = exceedance(growth, None if parent is None else parent.grows)
+        setattr(self, name, found)
+        return found
+
+    def fitted(self, curve: list[float] | None) -> None:
+        """Use the curve of a new fit; ``None``: too few samples, use the parent's curves."""
+        if curve is not None:
+            self.curve, self._growth = curve, self.all_growth
+        elif self.parent is not None:
+            self.curve, self._growth = self.parent.curve, None
+        else:
+            return
+        for name in _ON_FIRST_USE:
+            with contextlib.suppress(AttributeError):
+                delattr(self, name)
+
+    @property
+    def current(self) -> Category:
+        """Return this category, or the coarser category in the table that replaced it."""
+        category = self
+        while category.merged is not None:
+            category = category.merged
+        return category
