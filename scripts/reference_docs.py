@@ -95,7 +95,7 @@ PLAN_MEANINGS = {
     "disk_path": "Folder of the disk store.",
     "ttl": "TTL table of the disk, see below.",
     "host_ttl": "TTL table of host memory.",
-    "server": "SGLang's own settings, by the names of its options with `_` for `-` (`page_size`, `hicache_storage_prefetch_policy`, ...). What is typed wins.",
+    "server": "SGLang's own settings, by the names of its options with `_` for `-` (`page_size`, `hicache_storage_prefetch_policy`, ...). Flags override it.",
     "infeasible": "Limits that the plan misses. A server and `canopy doctor` refuse such a file.",
     "made_by": "Where the plan comes from: command, hash of the trace, date. For people.",
 }

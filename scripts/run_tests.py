@@ -44,7 +44,7 @@ def check_and_test(flags: list[str]) -> int:
         if subprocess.run([sys.executable, "-m", *command], cwd=ROOT, check=False).returncode:
             failed.append(name)
     if failed:
-        # Twelve minutes of tests behind it would hide it.
+        # Run no tests: their output would hide the failure.
         say(f"failed, so no test was run: {', '.join(failed)}")
         return 1
     # A group of files stays with one worker, which keeps its server; `-n 0` is one process as ever.

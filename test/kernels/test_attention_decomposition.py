@@ -41,7 +41,7 @@ def batches(draw):
 
 
 def build(positions, lengths, page, group, seed=0, dtype=torch.float32):
-    """Requests whose pages lie scattered in a pool, as a server's do."""
+    """Requests whose pages are scattered over a pool, as a server's do."""
     torch.manual_seed(seed)
     kv_heads, dim = 2, 16
     pages = [-(-n // page) for n in lengths]

@@ -101,7 +101,7 @@ def test_after_a_return_to_lru_the_order_is_that_of_a_tree_that_always_had_it(se
     assert evicted_order(trees[0]) == evicted_order(trees[1])
 
 
-def test_was_learnt_state_is_restored_after_an_exchange():
+def test_the_learnt_state_of_wa_is_restored_after_an_exchange():
     tree = LiveTree(96, "wa")
     for tokens, time, _ in prompts(1, 200):
         tree.serve(tokens, time, **chained(tokens))

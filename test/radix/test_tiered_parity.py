@@ -36,8 +36,8 @@ def paths(steps: list[dict[str, Any]]) -> list[tuple[int, ...]]:
 class NodesOfTheirOwn(TieredTree):
     """A part cut off a node stays a separate node on the host, as on a server.
 
-    The simulator lets the node below take it over, which saves most of its nodes; a cut of a
-    quantum then reaches further into one node than it can into each of two.
+    The simulator merges it into the node below, which saves most of its nodes; a cut of a
+    quantum then reaches further into one node than into each of two.
     """
 
     def _hand_down(self, node: TierNode, kept: int) -> bool:

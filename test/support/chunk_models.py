@@ -62,7 +62,7 @@ def build(family, dtype=torch.float32):
 def paged_cache(
     model: Model, tokens: int, page_size: int, layout: str = "NHD", seed: int = 0
 ) -> KVCache:
-    """A cache whose pages lie scattered in a pool, as a server's do."""
+    """A cache whose pages are scattered over a pool, as a server's do."""
     s = model.shape
     needed = -(-tokens // page_size)
     generator = torch.Generator().manual_seed(seed)

@@ -51,7 +51,7 @@ def test_an_endpoint_that_does_not_report_hits_has_no_hit_rate() -> None:
     assert made["hit_rate_by_tier"] is None
 
 
-def test_all_failed_is_still_a_summary() -> None:
+def test_a_run_of_failures_has_a_summary() -> None:
     made = summarise([job("a", 10, 0, error="x")], 1.0)
     assert made["completed"] == 0
     assert made["overall"]["ttft_ms"] is None
