@@ -100,7 +100,7 @@ def test_a_plan_from_a_trace_is_not_for_a_server(
     ]
     trace, out = tmp_path / "t.jsonl", tmp_path / "plan.json"
     trace.write_text("\n".join(map(json.dumps, rows)))
-    args = ["plan", "ttl", str(trace), "--format", "mooncake", "--budget-gb", "0.5", "--hindsight"]
+    args = ["plan", "ttl", str(trace), "--format", "mooncake", "--budget-gb", "0.5"]
     assert main([*args, "--out", str(out)]) == 0
     plan = read_plan(out)
     assert plan.ttl is not None
@@ -139,4 +139,4 @@ def test_a_log_of_texts_alone_makes_no_plan(tmp_path: Path, capsys: pytest.Captu
     meta = {"completion_tokens": 4, "finish_reason": {"type": "stop"}}
     path.write_text(event("finished", "a", 1.0, obj=obj, out={"meta_info": meta}))
     assert main(["plan", "ttl", str(path), "--format", "sglang", "--budget-gb", "1"]) == 2
-    assert "only its text" in capsys.readouterr().err
+    assert "without token ids" in capsys.readouterr().err

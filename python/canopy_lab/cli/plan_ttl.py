@@ -22,7 +22,6 @@ from canopy_lab.group_ttl.learn import (
     GROUPS,
     Learning,
     Learnt,
-    in_hindsight,
     learn,
 )
 from canopy_lab.group_ttl.path_log import PathSnapshot
@@ -69,7 +68,6 @@ class Options:
         64, "--block-tokens", "the server's block_tokens (format sglang)", metavar="N", low=1,
         high=65536,
     )  # fmt: skip
-    hindsight: bool = declare(False, "--hindsight", "fit the trace itself: a bound, not a plan")
     skip_bad: int = skip_bad_option()
     output: Path | None = declare(
         None, "--out", "write the plan file (mode 0600)", metavar="PLAN.json", parse=out_file
@@ -93,10 +91,7 @@ def run(args: Options) -> int:
     log = path_snapshot(records)
     hash = SERVER_HASH if args.format == "sglang" else TRACE_HASH
     budget_tokens = args.budget_gb * 1e9 / bytes_per_token
-    if args.hindsight:
-        learnt = in_hindsight(log, budget_tokens, args.groups, hash)
-    else:
-        learnt = learn(log, budget_tokens, learning, hash)
+    learnt = learn(log, budget_tokens, learning, hash)
     print(_report(learnt, log, bytes_per_token, None if args.all else _SHOWN))
     if args.output:
         write_plan(args.output, ServerPlan(ttl=learnt.table, made_by=_made_by(args)))
@@ -181,6 +176,5 @@ def _made_by(args: Options) -> dict[str, Any]:
         "budget_gb": args.budget_gb,
         "groups": args.groups,
         "model": args.model,
-        "hindsight": args.hindsight,
         "date": datetime.date.today().isoformat(),
     }
