@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from laws import laws
 from make_synthetic import main
 from published import TARGETS, compare
 from synthetic.blocks import Prompt, SharedPrefix
@@ -20,6 +19,7 @@ from synthetic.trace import SyntheticRequest, meta_path, synthesise, write_trace
 from canopy_lab.characterize.observe import Observation, observe
 from canopy_lab.trace.open import open_trace
 from sglang_canopy.errors import CanopyError
+from support.laws import laws
 
 
 def draw(preset: str, seconds: float, seed: int = 1) -> list[SyntheticRequest]:

@@ -1,7 +1,7 @@
 """Time until blocks are used again (Section 3.4, Figures 12 to 15).
 
 Compares the observed times with the paper's exponential and with the Kaplan-Meier survival curve
-that ``wa`` ranks by. ``benchmark/characterize/laws.py`` tests both on a trace's second half.
+that ``wa`` ranks by. ``test/support/laws.py`` tests both on a trace's second half.
 """
 
 from __future__ import annotations
