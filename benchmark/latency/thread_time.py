@@ -5,7 +5,7 @@
     PYTHONPATH=/tmp/old/python:/tmp/old/test python benchmark/latency/thread_time.py before
 
 Each row is the median (or the largest, where it says so) thread CPU time of a call. Both runs go
-into results/thread_time.json; ``PARTS`` renders docs/research/latency.md.
+into results/thread_time.json; ``PARTS`` renders results/tables.md.
 """
 
 from __future__ import annotations
