@@ -13,6 +13,7 @@ import pytest
 from support.chunk_client import (
     DOCUMENT,
     ON,
+    QUESTION,
     SYSTEM,
     ask,
     learn,
@@ -362,6 +363,10 @@ def test_tensor_parallel_ranks_reuse_the_same_documents(server, tiny_model) -> N
         with ThreadPoolExecutor(4) as pool:
             reused = list(pool.map(lambda p: ask(client, *p, 4), prompts))
         assert all(report(r)["reused"] > 2 * DOCUMENT for r in reused)
+        for (ids, bounds), first in zip(prompts, reused):
+            longer = ids + first["output_ids"] + tokens(QUESTION, 600)
+            turn = ask(client, longer, bounds, 4)
+            assert report(turn)["computed"] == QUESTION + 1  # both ranks go on from kept KV
         assert state(client)["fallbacks"] == 0
         for ids, bounds in prompts:
             whole = ask(client, ids, bounds, 8, canopy_recompute_ratio=1.0)

@@ -20,7 +20,7 @@ from canopy_chunks.fuse.cache import KVCache, dense_cache
 from canopy_chunks.fuse.encode import STAND_IN, capture, stand_in
 from canopy_chunks.fuse.encode_queue import EncodeQueue, QueuedChunk
 from canopy_chunks.fuse.model import Model
-from canopy_chunks.fuse.rows import piece_tokens, prefill
+from canopy_chunks.fuse.rows import Stop, attempt, piece_tokens
 from canopy_chunks.store.chunk import Chunk
 from canopy_chunks.store.device_copy import to_device
 from canopy_chunks.store.store import ChunkStore
@@ -59,8 +59,10 @@ class BackgroundEncoder:
         store: ChunkStore,
         score: Callable[[Chunk], None] = lambda chunk: None,
         on_stored: Callable[[str, str, str | None], None] = lambda key, document, tenant: None,
+        stop: Stop | None = None,
     ) -> None:
         self.model, self.store, self.score, self.on_stored = model, store, score, on_stored
+        self.stop = stop or Stop()
         self.queue, self.piece_tokens = EncodeQueue(), piece_tokens(model.device)
         self.encoded_tokens = self.encoded_chunks = 0
         self._job: _EncodeJob | None = None
@@ -113,8 +115,8 @@ class BackgroundEncoder:
         return self._job is not None or bool(self.queue)
 
     def step(self, now: float) -> int:
-        """Encode one piece and return its tokens, 0 if the queue is empty. ``now`` stamps a new
-        chunk."""
+        """Encode one piece and return its tokens, 0 if the queue is empty or ``stop`` ended the
+        piece, which is then repeated. ``now`` stamps a new chunk."""
         job = self._job or self._next()
         if job is None:
             return 0
@@ -122,7 +124,9 @@ class BackgroundEncoder:
         whole = (*job.chunk.prefix, *job.chunk.ids)
         piece = whole[job.done : job.done + self.piece_tokens]
         ids = to_device(torch.tensor(piece, dtype=torch.long), self.model.device)
-        prefill(self.model, ids, job.cache, start=job.done)
+        at = torch.arange(job.done, job.done + len(piece), device=self.model.device)
+        if attempt(self.model, ids, at, job.cache, self.stop) is None:
+            return 0
         job.done += len(piece)
         self.encoded_tokens += len(piece)
         if job.done == len(whole):

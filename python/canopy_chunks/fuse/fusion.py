@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Generator
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -40,7 +41,6 @@ class Fused:
     timing: Timing = field(default_factory=Timing)
 
 
-@torch.no_grad()
 def fused_prefill(
     model: Model,
     prompt: FusedPrompt,
@@ -53,6 +53,26 @@ def fused_prefill(
     Tokens outside chunks and the prompt's last token are always computed. At ratio 1 this is a
     plain prefill.
     """
+    return engine.finish(
+        fused_steps(model, prompt, cache, selector, ratio, len(prompt), engine.Stop())
+    )
+
+
+@torch.no_grad()
+def fused_steps(
+    model: Model,
+    prompt: FusedPrompt,
+    cache: KVCache,
+    selector: Selector,
+    ratio: float,
+    size: int,
+    stop: engine.Stop,
+) -> Generator[None, None, Fused]:
+    """Take the steps of :func:`fused_prefill`: the choice, then ``size`` rows each.
+
+    A selector that narrows or replaces rows by layer runs them in one step. A step of rows that
+    ``stop`` ends is repeated.
+    """
     timing, start = Timing(), time.perf_counter()
     inside = prompt.in_chunk()
     inside[len(prompt) - 1] = False
@@ -61,7 +81,7 @@ def fused_prefill(
     if selector.reads_cache and 0 < ratio < 1:
         place_chunks(model, prompt.placed, cache, inside)
         timing.place = _lap(model, start)
-        ready = _run_head(model, prompt, cache)
+        ready = yield from _run_head(model, prompt, cache, size, stop)
         timing.recompute = _lap(model, start) - timing.place
         choice = selector.choose(replace(context, ready=ready))
         timing.select = _lap(model, start) - timing.place - timing.recompute
@@ -83,20 +103,21 @@ def fused_prefill(
     needed[choice.tokens.cpu()] = True
     every = needed.nonzero()[:, 0].to(model.device)
     rows = every[ready:]
-    hidden, _ = engine.run_rows(
-        model,
-        prompt.ids[rows],
-        rows,
-        cache,
-        narrow=choice.narrow,
-        replaced=choice.replaced,
-    )
+    if choice.narrow is None and choice.replaced is None:
+        yield
+        hidden = yield from _compute(model, prompt, rows, cache, size, stop)
+    else:
+        hidden, _ = engine.run_rows(
+            model, prompt.ids[rows], rows, cache, narrow=choice.narrow, replaced=choice.replaced
+        )
     out = model.logits(hidden[-1:])[0]
     timing.recompute = _lap(model, start) - timing.select - timing.place
     return Fused(out, every, timing)
 
 
-def _run_head(model: Model, prompt: FusedPrompt, cache: KVCache) -> int:
+def _run_head(
+    model: Model, prompt: FusedPrompt, cache: KVCache, size: int, stop: engine.Stop
+) -> Generator[None, None, int]:
     """Compute the tokens before the first chunk; returns their number.
 
     No chunk precedes them, so their KV is exact and a probing selector can skip them. Returns 0 if
@@ -105,8 +126,23 @@ def _run_head(model: Model, prompt: FusedPrompt, cache: KVCache) -> int:
     count = prompt.placed[0].start if prompt.placed else 0
     if count < HEAD_TOKENS:
         return 0
-    engine.prefill(model, prompt.ids[:count], cache)
+    head = torch.arange(count, device=model.device)
+    yield from _compute(model, prompt, head, cache, size, stop)
     return count
+
+
+def _compute(
+    model: Model,
+    prompt: FusedPrompt,
+    rows: torch.Tensor,
+    cache: KVCache,
+    size: int,
+    stop: engine.Stop,
+) -> Generator[None, None, torch.Tensor]:
+    """Run ``rows``, ``size`` in a step; returns the hidden states of the last step."""
+    for some in rows.split(size):
+        hidden = yield from engine.repeated(model, prompt.ids[some], some, cache, stop)
+    return hidden
 
 
 def _lap(model: Model, start: float) -> float:

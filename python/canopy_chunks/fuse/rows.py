@@ -37,7 +37,7 @@ Returns the rows' attention ``[m, heads, d]`` if it has computed it, else None.
 
 
 def piece_tokens(device: torch.device) -> int:
-    """Return the number of tokens in a piece of background work, the longest wait of a new request.
+    """Return the number of tokens in a piece of background work, the longest wait of a batch.
 
     A GPU computes 256 tokens in little more time than 64, since it reads the weights once for both:
     on an H100 in bf16 the arithmetic takes longer than the reads from about 300 tokens on.
@@ -136,6 +136,52 @@ def probe_rows(
         )
     except Enough:
         return
+
+
+MOST_STOPS = 4
+"""Maximum runs of background work that are stopped in a row, so that it goes on under any traffic."""
+
+
+def never() -> bool:
+    """Return False: no request has come."""
+    return False
+
+
+@dataclass(slots=True)
+class Stop:
+    """Ends a run of background work before a layer, if a request has ``come``. The run is repeated
+    later."""
+
+    come: Callable[[], bool] = never
+    in_a_row: int = 0
+
+    def __call__(self, layer: int) -> None:
+        if self.in_a_row < MOST_STOPS and self.come():
+            self.in_a_row += 1
+            raise Enough
+
+
+def attempt(
+    model: Model, ids: torch.Tensor, positions: torch.Tensor, cache: KVCache, stop: Stop
+) -> torch.Tensor | None:
+    """Run rows as :func:`run_rows` and return their hidden states; None if ``stop`` ended the run,
+    which is then to be repeated."""
+    try:
+        hidden, _ = run_rows(model, ids, positions, cache, arrive=stop)
+    except Enough:
+        return None
+    stop.in_a_row = 0
+    return hidden
+
+
+def repeated(
+    model: Model, ids: torch.Tensor, positions: torch.Tensor, cache: KVCache, stop: Stop
+) -> Generator[None, None, torch.Tensor]:
+    """Return :func:`attempt` of a later step if ``stop`` ends the first; yields after each."""
+    while (hidden := attempt(model, ids, positions, cache, stop)) is None:
+        yield
+    yield
+    return hidden
 
 
 def prefill(model: Model, ids: torch.Tensor, cache: KVCache, start: int = 0) -> torch.Tensor:

@@ -185,7 +185,9 @@ class Watch:
             self.dropped["no longer stored"] += 1
             return None
         ratio = raised(one.ratio) if one.step == RAISED else one.ratio
-        return answers_differ(library.model, one.ids, placed, request.selector, ratio, self.end)
+        return answers_differ(
+            library.model, one.ids, placed, request.selector, ratio, self.end, library.stop
+        )
 
     def _decide(self, library: Any, one: _Waiting, differs: bool) -> None:
         """Count a check. If reuse stops, delete a differing prompt's documents, so that they are

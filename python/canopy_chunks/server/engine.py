@@ -15,7 +15,7 @@ from canopy_chunks.fuse.background_encoder import stand_in_tokens
 from canopy_chunks.fuse.cache import KVCache
 from canopy_chunks.fuse.choice import ChosenTokens
 from canopy_chunks.fuse.placement import place_chunks
-from canopy_chunks.fuse.rows import piece_tokens
+from canopy_chunks.fuse.rows import never, piece_tokens
 from canopy_chunks.fuse.selectors import make_selector
 from canopy_chunks.fuse.transfer import base_of, send
 from canopy_chunks.quality.expected_kl import ExpectedKL
@@ -349,13 +349,21 @@ class ChunkEngine:
         """Return whether there is work for idle time."""
         return self.library.encoder.busy or self.watch.busy
 
-    def work_when_idle(self) -> None:
-        """Do one piece of idle work. Encoding has priority over checks."""
+    def work_when_idle(self, come: Callable[[], bool] = never) -> None:
+        """Do one piece of idle work. Encoding has priority over checks.
+
+        come: whether a request has come. The piece then ends before its next layer, and is repeated
+        later.
+        """
         self.follow_updates()
-        if self.library.encoder.busy:
-            self.library.encode_piece(self.time_s)
-        else:
-            self.watch.run_piece(self.library, self.time_s)
+        self.library.stop.come = come
+        try:
+            if self.library.encoder.busy:
+                self.library.encode_piece(self.time_s)
+            else:
+                self.watch.run_piece(self.library, self.time_s)
+        finally:
+            self.library.stop.come = never
 
     def encode_missing(self, req: Any, request: ChunkRequest, row: torch.Tensor) -> None:
         """Enqueue the chunks that the store lacks, after a prefill with slots ``row``."""

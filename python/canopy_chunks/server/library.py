@@ -11,6 +11,7 @@ from typing import Any
 from canopy_chunks.fuse.background_encoder import BackgroundEncoder
 from canopy_chunks.fuse.encode import capture
 from canopy_chunks.fuse.model import Model
+from canopy_chunks.fuse.rows import Stop
 from canopy_chunks.fuse.selectors import Offline, make_selector
 from canopy_chunks.server import model_view
 from canopy_chunks.server.options import Options
@@ -53,7 +54,8 @@ class Library:
         pins: DocumentPins | None = earlier.pins if earlier is not None else None
         self.pins: DocumentPins = DocumentPins(self.store, options.tenant_share, pins)
         score = functools.partial(score_chunk, options.selector)
-        self.encoder = BackgroundEncoder(model, self.store, score, self.pins.stored)
+        self.stop: Stop = Stop() if earlier is None else earlier.stop
+        self.encoder = BackgroundEncoder(model, self.store, score, self.pins.stored, self.stop)
         self.reads: ReadAhead = (
             ReadAhead(options.read_ahead_mb << 20) if earlier is None else earlier.reads
         )

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from canopy_chunks.calibration.saved import Setting, calibrated_ratios
+from canopy_chunks.fuse.rows import never
 from canopy_chunks.fuse.working_memory import working_memory
 from canopy_chunks.quality.expected_kl import ExpectedKL, measure_scale
 from canopy_chunks.quality.start_gate import Method, check_quality
@@ -178,8 +179,10 @@ def work_when_idle(engine: ChunkEngine, scheduler: Any) -> None:
         engine.has_run = False
         if first_ranks(something_comes(wait_ms)):
             return
+        # Ranks would not stop at the same layer.
+        come = never if engine.library.ranked else functools.partial(something_comes, 0)
         with computation("documents when idle"):
-            engine.work_when_idle()
+            engine.work_when_idle(come)
 
 
 def flushed(engine: ChunkEngine, success: Any) -> None:

@@ -11,7 +11,7 @@ from canopy_chunks.fuse import background_encoder  # noqa: E402
 from canopy_chunks.fuse.cache import KVCache, dense_cache  # noqa: E402
 from canopy_chunks.fuse.encode import encode  # noqa: E402
 from canopy_chunks.fuse.fusion import fused_prefill  # noqa: E402
-from canopy_chunks.fuse.rows import piece_tokens, prefill  # noqa: E402
+from canopy_chunks.fuse.rows import MOST_STOPS, piece_tokens, prefill  # noqa: E402
 from canopy_chunks.fuse.selectors import make_selector  # noqa: E402
 from canopy_chunks.server import engine as engines  # noqa: E402
 from canopy_chunks.server import library, scheduler  # noqa: E402
@@ -345,10 +345,42 @@ def test_idle_work_begins_after_a_pause(make, ids, monkeypatch) -> None:
     assert engine.library.encoder.encoded_tokens == 0
     waited.clear()
     for _ in range(3):  # a monitor asks, which is no batch
-        comes = lambda polls: polls % 2 == 0  # noqa: E731
+        before = engine.library.encoder.encoded_tokens
+        comes = lambda polls: engine.library.encoder.encoded_tokens > before  # noqa: B023, E731
         scheduler.work_when_idle(engine, server)
-    assert waited == [0] * 6
+    assert set(waited) == {0}
     assert engine.library.encoder.encoded_tokens == 3 * 64
+
+
+def test_a_request_waits_for_a_layer_of_idle_work_and_the_piece_is_repeated(
+    make, monkeypatch
+) -> None:
+    monkeypatch.setattr(scheduler, "first_ranks", lambda mine: mine)
+    engine, waited = make(encode="prefix"), []
+    encoder = engine.library.encoder
+    encoder.enqueue(range(200), (), "", None)
+    socket = SimpleNamespace(poll=lambda wait_ms: waited.append(wait_ms) or len(waited) > 2)
+    server = SimpleNamespace(
+        is_fully_idle=lambda: True, ipc_channels=SimpleNamespace(recv_from_tokenizer=socket)
+    )
+    scheduler.work_when_idle(engine, server)
+    assert len(waited) == 4  # before the piece, before two of its layers, and after it
+    assert encoder.encoded_tokens == 0
+    done = []
+    for _ in range(MOST_STOPS + 2):  # requests come all the time
+        engine.work_when_idle(lambda: True)
+        done.append(encoder.encoded_tokens)
+    assert done == [0] * (MOST_STOPS - 1) + [encoder.piece_tokens] * 3
+    monkeypatch.setattr(library.Library, "ranked", True)
+    waited.clear()
+    scheduler.work_when_idle(engine, server)
+    assert encoder.encoded_tokens == 3 * encoder.piece_tokens  # ranks do not stop inside a piece
+    while encoder.busy:
+        engine.work_when_idle()
+    found = engine.library.store.get(encoder.store.key(range(200), (), ""))
+    whole = encode(engine.model, range(200))
+    for got, expected in ((found.raw_k, whole.raw_k), (found.v, whole.v)):
+        assert torch.allclose(got, expected, atol=1e-5)
 
 
 def test_a_gpu_computes_more_tokens_in_a_piece() -> None:
@@ -360,7 +392,7 @@ def test_a_chunk_that_cannot_be_encoded_is_dropped_and_counted(make, ids, monkey
     engine = make()
     req = request(*prompt(ids))
     engine.library.encoder.enqueue(req.origin_input_ids[:LENGTH], (), "")
-    monkeypatch.setattr(background_encoder, "prefill", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(background_encoder, "attempt", lambda *_, **__: 1 / 0)
     assert engine.library.encode_piece(0.0) == 0
     assert engine.stats()["fallbacks"] == 1
     assert not engine.library.encoder.busy

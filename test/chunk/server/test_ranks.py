@@ -14,6 +14,7 @@ from comparators.weights import from_transformers  # noqa: E402
 from canopy_chunks.fuse.cache import dense_cache  # noqa: E402
 from canopy_chunks.fuse.encode import encode  # noqa: E402
 from canopy_chunks.fuse.fusion import fused_prefill  # noqa: E402
+from canopy_chunks.fuse.rows import Stop  # noqa: E402
 from canopy_chunks.fuse.selectors import make_selector  # noqa: E402
 from canopy_chunks.quality.check import answers_differ  # noqa: E402
 from canopy_chunks.server.options import Options, check_server  # noqa: E402
@@ -97,7 +98,7 @@ def check(model, ratio: float) -> tuple[bool, int]:
     """Return whether the prompt's answers differ, and the number of steps of the check."""
     prompt, taken = prompt_of_three(model), 0
     steps = answers_differ(
-        model, prompt.ids.tolist(), lambda: prompt.placed, "question", ratio, None
+        model, prompt.ids.tolist(), lambda: prompt.placed, "question", ratio, None, Stop()
     )
     while True:
         try:

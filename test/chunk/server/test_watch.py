@@ -8,6 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from canopy_chunks.fuse import rows  # noqa: E402
 from canopy_chunks.quality.check import pieces_of  # noqa: E402
 from canopy_chunks.quality.tenant_meter import (  # noqa: E402
     MAX_TENANTS,
@@ -262,6 +263,25 @@ def test_a_suspects_sums_outlive_any_number_of_invented_tenants() -> None:
         meter.take(f"salt {salt}")
     assert meter.tenants["honest"].above == above
     assert len(meter.tenants) == MAX_TENANTS
+
+
+def test_no_step_of_a_check_computes_more_than_a_piece(engine, ids, monkeypatch) -> None:
+    learn(engine, prompt(ids))
+    monkeypatch.setattr(rows, "piece_tokens", lambda device: 8)
+    serve(engine, prompt(ids))
+    computed, run = [], rows.run_rows
+
+    def counted(model, ids, *args, **kwargs):
+        computed.append(len(ids))
+        return run(model, ids, *args, **kwargs)
+
+    monkeypatch.setattr(rows, "run_rows", counted)
+    while quality(engine)["checked"] == 0:
+        before = sum(computed)
+        engine.work_when_idle()
+        assert sum(computed) - before <= 8
+    assert sum(computed) >= 2 * (SYSTEM + TAIL) + LENGTH
+    assert quality(engine)["differed"] == 0
 
 
 def test_a_check_that_fails_is_counted_and_the_next_one_runs(engine, ids, monkeypatch) -> None:
