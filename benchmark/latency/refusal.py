@@ -35,6 +35,7 @@ from canopy_lab.sim.system.run import simulate_system
 from canopy_lab.sim.system.workload import Workload
 from canopy_lab.trace import open_trace
 from sglang_canopy.schedule.early_refusal import Decision, EarlyRefusal
+from sglang_canopy.schedule.fair_shares import PUBLIC
 from sglang_canopy.schedule.prefill_cost import REFIT_BATCHES
 
 SETS = {
@@ -90,8 +91,8 @@ class Early:
             for one in queue.jobs
             if id(one) not in arranged.waiting
         ]
-        work = arranged.order.work_before_new(cost)
-        made = self.refusal.decide(work, sorted(entering), len(queue.jobs))
+        work = arranged.order.work_before_new(cost, entering={(0, PUBLIC): sorted(entering)})
+        made = self.refusal.decide(work, len(queue.jobs))
         if not made.refused:
             self.refusal.bound.load.arrived(cost, now)
             self.decided[job.index] = made

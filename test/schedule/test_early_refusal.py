@@ -62,13 +62,11 @@ def test_a_prediction_of_any_size_has_a_bound(predicted_s) -> None:
     assert bound.seconds(predicted_s) == pytest.approx(1.0)
 
 
-def test_earlier_work_and_new_shorter_requests_count_as_ahead() -> None:
+def test_the_work_ahead_and_the_request_itself_must_fit_into_the_limit() -> None:
     refusal = EarlyRefusal(LIMIT_S)
-    assert not refusal.decide(work(1.0, 3.9), [], 3).refused
-    assert refusal.decide(work(1.0, 4.1), [], 3).refused
-    assert refusal.decide(work(1.0, 3.9), [0.5], 3).refused
-    assert not refusal.decide(work(1.0, 3.9), [7.0], 3).refused
-    assert refusal.refused == 2
+    assert not refusal.decide(work(1.0, 3.9), 3).refused
+    assert refusal.decide(work(1.0, 4.1), 3).refused
+    assert refusal.refused == 1
 
 
 def test_a_bound_that_has_become_too_large_cannot_refuse_every_request() -> None:
@@ -76,23 +74,23 @@ def test_a_bound_that_has_become_too_large_cannot_refuse_every_request() -> None
     for _ in range(FEWEST):
         refusal.bound.observed(1.0, 1.0, 1000.0)
     refusal.bound.adopt(refusal.bound.measured())
-    assert refusal.decide(work(1.0), [], 1).refused
-    assert not refusal.decide(work(1.0), [], 0).refused
-    assert refusal.decide(work(6.0), [], 0).refused, "its own prefill exceeds the limit"
+    assert refusal.decide(work(1.0), 1).refused
+    assert not refusal.decide(work(1.0), 0).refused
+    assert refusal.decide(work(6.0), 0).refused, "its own prefill exceeds the limit"
 
 
 def test_retry_after_is_the_excess_over_the_limit() -> None:
     refusal = EarlyRefusal(LIMIT_S)
-    assert refusal.retry_after_s(refusal.decide(work(5.1), [], 0)) == 1
-    assert refusal.retry_after_s(refusal.decide(work(25.0), [], 0)) == 20
-    assert refusal.retry_after_s(refusal.decide(work(1e9), [], 0)) == MOST_RETRY_S
+    assert refusal.retry_after_s(refusal.decide(work(5.1), 0)) == 1
+    assert refusal.retry_after_s(refusal.decide(work(25.0), 0)) == 20
+    assert refusal.retry_after_s(refusal.decide(work(1e9), 0)) == MOST_RETRY_S
 
 
 def test_ranks_with_different_times_decide_the_same() -> None:
     ranks, draw = [EarlyRefusal(LIMIT_S), EarlyRefusal(LIMIT_S)], random.Random(1)
     for number in range(400):
         asked = work(draw.expovariate(1.0), draw.expovariate(0.5))
-        first, second = (rank.decide(asked, [], number % 3) for rank in ranks)
+        first, second = (rank.decide(asked, number % 3) for rank in ranks)
         assert first == second
         for rank, slower in zip(ranks, (1.0, 7.0), strict=True):
             rank.bound.load.arrived(asked.cost_s, float(number))

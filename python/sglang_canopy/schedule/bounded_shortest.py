@@ -21,7 +21,9 @@ Budgets count within one turn (a tenant's share, ``fair_shares.py``) and one pri
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from sglang_canopy.schedule.fair_shares import PUBLIC, FairShares, Turn, first
@@ -37,6 +39,8 @@ OWN = 10.0
 """lambda: the budget grows by this multiple of the request's own cost."""
 LEAST_S = 2.0
 """beta, in seconds."""
+Place = tuple[int, Turn]
+"""Priority and turn of a request."""
 PLACES = 128
 """Positions at the head of the queue that are sorted; a pass rarely admits more."""
 
@@ -163,23 +167,42 @@ class BoundedShortest:
             waiting.cost, waiting.urgency, waiting.turn, mine, self.left(waiting)
         )
 
-    def work_before_new(self, cost: float, tenant: Party = PUBLIC, urgency: int = 0) -> WorkBefore:
-        """Return the work ahead of a request that is not in the queue yet."""
+    def work_before_new(
+        self,
+        cost: float,
+        tenant: Party = PUBLIC,
+        urgency: int = 0,
+        entering: Mapping[Place, Sequence[float]] = MappingProxyType({}),
+    ) -> WorkBefore:
+        """Return the work ahead of a request that is not in the queue yet.
+
+        ``entering``: costs of others that are not, in ascending order.
+        """
         turn = self.shares.turn_of(tenant)
         line = self._lines.get(urgency, {}).get(turn)
         mine = 0.0 if line is None else line.before_new(cost)
-        return self._work_before(cost, urgency, turn, mine, self._budget(line, cost))
+        own = entering.get((urgency, turn), ())
+        mine += sum(own[: bisect_right(own, cost)])
+        return self._work_before(cost, urgency, turn, mine, self._budget(line, cost), entering)
 
     def _work_before(
-        self, cost: float, urgency: int, turn: Turn, mine: float, budget: float
+        self,
+        cost: float,
+        urgency: int,
+        turn: Turn,
+        mine: float,
+        budget: float,
+        entering: Mapping[Place, Sequence[float]] = MappingProxyType({}),
     ) -> WorkBefore:
         before = mine
-        for other_urgency, lines in self._lines.items():
-            for other, line in lines.items():
-                if other_urgency > urgency:
-                    before += line.work
-                elif other_urgency == urgency and other != turn:
-                    before += min(line.work, mine + cost)  # turns share the engine equally
+        work = {(u, t): line.work for u, lines in self._lines.items() for t, line in lines.items()}
+        for place, costs in entering.items():
+            work[place] = work.get(place, 0.0) + sum(costs)
+        for (other_urgency, other), seconds in work.items():
+            if other_urgency > urgency:
+                before += seconds
+            elif other_urgency == urgency and other != turn:
+                before += min(seconds, mine + cost)  # turns share the engine equally
         if self.chunk is not None:  # shorter requests share its steps half and half
             shares = cost < self._chunk_remaining_s
             before += (

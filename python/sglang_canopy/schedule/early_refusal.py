@@ -6,9 +6,7 @@ calls decide alike.
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from sglang_canopy.schedule.predicted_ttft import WorkBefore
 from sglang_canopy.schedule.ttft_bound import TtftBound
@@ -34,17 +32,12 @@ class EarlyRefusal:
         self.bound = TtftBound()
         self.refused = 0
 
-    def decide(self, work: WorkBefore, entering: Sequence[float], waiting: int) -> Decision:
-        """Decide on a request. ``work``: in the queue, without ``entering``.
-
-        ``entering``: costs of requests that arrived after the latest pass, in ascending order.
-        ``waiting``: number of waiting requests, including these.
+    def decide(self, work: WorkBefore, waiting: int) -> Decision:
+        """Decide on a request. ``work``: ahead of it. ``waiting``: number of waiting requests.
 
         If no request waits, the prediction is used instead of the bound: a bound that has become
         too large would refuse every request, and would then never be measured again.
         """
-        sooner = sum(entering[: bisect_right(entering, work.cost_s)])
-        work = replace(work, before_s=work.before_s + sooner)
         predicted = self.bound.predicted_s(work)
         bound = self.bound.seconds(predicted)
         refused = (bound if waiting else predicted) > self.limit_s

@@ -459,6 +459,36 @@ def test_finished_requests_are_not_counted_as_work_ahead(tree: LiveTree) -> None
     assert joins(scheduler, made(tree, tokens(900, 50), 3.0))
 
 
+def joining(tree: LiveTree, count: int, of: int, **fields: Any) -> tuple[Any, list[bool]]:
+    """A scheduler with priorities, and the answers to ``count`` requests of ``of`` tokens that join
+    before its next pass."""
+    scheduler = refusing(tree)
+    arranged(tree, [], policy_of(tree, priorities=True))
+    came = [made(tree, tokens(of, n), 1.0 + n / 1e3, **fields) for n in range(count)]
+    return scheduler, [joins(scheduler, req) for req in came]
+
+
+def test_requests_of_a_lower_priority_that_have_just_come_are_no_work_ahead(tree: LiveTree) -> None:
+    scheduler, joined = joining(tree, 9, 100, priority=0)
+    assert all(joined)
+    assert joins(scheduler, made(tree, tokens(200, 50), 2.0, priority=5))
+
+
+def test_longer_requests_of_a_higher_priority_that_have_just_come_are_work_ahead(
+    tree: LiveTree,
+) -> None:
+    scheduler, joined = joining(tree, 1, 900, priority=5)
+    assert all(joined)
+    assert not joins(scheduler, made(tree, tokens(200, 50), 2.0, priority=0))
+
+
+def test_another_tenants_requests_that_have_just_come_take_one_turn_each(tree: LiveTree) -> None:
+    scheduler, joined = joining(tree, 9, 100, cache_salt="flood")
+    assert all(joined)
+    assert joins(scheduler, made(tree, tokens(200, 50), 2.0))
+    assert not joins(scheduler, made(tree, tokens(200, 51), 2.0, cache_salt="flood"))
+
+
 def test_no_request_leaves_for_one_that_is_refused_early(tree: LiveTree) -> None:
     """SGLang's limit aborts a waiting request of a lower priority."""
     scheduler = refusing(tree)

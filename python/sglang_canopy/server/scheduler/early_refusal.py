@@ -9,12 +9,13 @@ from __future__ import annotations
 import time
 from bisect import insort
 from collections.abc import Iterable
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from sglang_canopy.config.queue import REFUSE, TtftSlo
 from sglang_canopy.request.early_refusal import message
-from sglang_canopy.schedule.bounded_shortest import BoundedShortest
+from sglang_canopy.schedule.bounded_shortest import BoundedShortest, Place
 from sglang_canopy.schedule.early_refusal import Decision, EarlyRefusal
 
 if TYPE_CHECKING:
@@ -41,12 +42,12 @@ class LiveRefusal:
         self._requests = requests
         self._decides = EarlyRefusal(slo.seconds)
         self.bound = self._decides.bound
-        self._entering: dict[Any, float] = {}
-        """Costs of the requests that joined after the latest pass."""
-        self._costs: list[float] = []
-        """The same costs in ascending order."""
-        self._arriving: tuple[Any, float, Decision] | None = None
-        """The latest request that was not refused, with its cost and decision."""
+        self._entering: dict[Any, tuple[Place, float]] = {}
+        """Place and cost of the requests that joined after the latest pass."""
+        self._costs: dict[Place, list[float]] = {}
+        """The same costs by place, in ascending order."""
+        self._arriving: tuple[Any, Place, float, Decision] | None = None
+        """The latest request that was not refused, with its place, cost and decision."""
         self._decided: WeakKeyDictionary[Any, tuple[float, Decision]] = WeakKeyDictionary()
         """Arrival time and decision of each request without a first token."""
 
@@ -62,13 +63,14 @@ class LiveRefusal:
             self.ordered()
         about = self._requests
         cost = self._order.cost.seconds(about.prefill(req, False))
-        work = self._order.work_before_new(cost, about.tenant(req), about.urgency(req))
-        decision = self._decides.decide(work, self._costs, waiting)
+        tenant, urgency = about.tenant(req), about.urgency(req)
+        work = self._order.work_before_new(cost, tenant, urgency, self._costs)
+        decision = self._decides.decide(work, waiting)
         if decision.refused and self._slo.over == REFUSE:
             wait_s = self._decides.retry_after_s(decision)
             request.refusal = message(self._slo.seconds, wait_s)
             return request.refusal
-        self._arriving = req, cost, decision
+        self._arriving = req, (urgency, self._order.shares.turn_of(tenant)), cost, decision
         return None
 
     def joined(self, req: Any, request: LiveRequest, held: bool) -> None:
@@ -76,12 +78,12 @@ class LiveRefusal:
         arriving, self._arriving = self._arriving, None
         if arriving is None or arriving[0] is not req:
             return
-        _, cost, decision = arriving
+        _, place, cost, decision = arriving
         self.bound.load.arrived(cost, request.time)
         if held:
             return
-        self._entering[req] = cost
-        insort(self._costs, cost)
+        self._entering[req] = place, cost
+        insort(self._costs.setdefault(place, []), cost)
         self._decided[req] = time.monotonic(), decision
 
     def ordered(self) -> None:
@@ -95,8 +97,10 @@ class LiveRefusal:
     def keep(self, queue: Iterable[Any]) -> None:
         """Forget the requests that left ``queue`` before a pass ordered them."""
         here = set(map(id, queue))
-        self._entering = {req: cost for req, cost in self._entering.items() if id(req) in here}
-        self._costs = sorted(self._entering.values())
+        self._entering = {req: one for req, one in self._entering.items() if id(req) in here}
+        self._costs = {}
+        for place, cost in sorted(self._entering.values(), key=itemgetter(1)):
+            self._costs.setdefault(place, []).append(cost)
 
     def first_token(self, req: Any, now: float) -> None:
         found = self._decided.pop(req, None)
