@@ -4,7 +4,9 @@ Only ``CanopyError`` is raised, and no request is made up. Run with ``-s`` for t
 """
 
 import gzip
+import math
 import random
+import re
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -182,3 +184,37 @@ def test_any_bytes_are_refused_in_words(format: str, raw: bytes, seed: int) -> N
     at = draw.randrange(len(whole))
     read(name, raw)
     read(name, whole[:at] + raw + whole[at:])
+
+
+NUMBER = re.compile(rb"(?<![\w.-])\d+(?![\w.-])")
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if NUMBER.search(WHOLE[n])])
+@given(seed=st.integers(0, 10**6))
+@settings(max_examples=12, deadline=None)
+def test_a_number_of_any_size_is_read_or_refused_in_words(name: str, seed: int) -> None:
+    draw, whole = random.Random(seed), WHOLE[name]
+    at = draw.choice(list(NUMBER.finditer(whole)))
+    huge = draw.choice([b"9" * 18, b"9" * 400, b"9" * 5000, b"1e308"])
+    found = read(name, whole[: at.start()] + huge + whole[at.end() :])
+    for request in () if found is None else found[0]:
+        assert max(request.input_tokens, request.output_tokens) < 1 << 63
+        assert math.isfinite(request.time_s)
+        counts["read"] += 1
+
+
+def test_digits_are_text_where_a_table_has_text() -> None:
+    """A prompt, an answer or a name of digits is no number."""
+    rows = [("42", "007", "12"), ("7" * 5000, "7", "13")]
+    head = "timestamp,model,prompt,session_id,output,completion_tokens\n"
+    raw = head + "".join(f"17000{at},m,{p},{s},{a},5\n" for at, (p, s, a) in enumerate(rows))
+    found = read_table(raw)
+    assert [(r.conversation, r.output_tokens) for r in found] == [("007", 5), ("7", 5)]
+    assert found[1].input_tokens > 1000
+
+
+def read_table(raw: str) -> list[TraceRequest]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "log.csv"
+        path.write_text(raw)
+        return list(read_trace(path, "openai", Tolerance(path)))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from canopy_lab.trace import calls, fields
+from canopy_lab.trace import calls, fields, usage
 from canopy_lab.trace.prompts import clients_name
 from canopy_lab.trace.session_request import SessionRequest
 
@@ -61,7 +61,7 @@ class ClaudeSessions:
         is_side = bool(entry.get("isSidechain"))
         child = f"{session}/{clients_name(entry.get('agentId') or root)}"
         counts = message.get("usage")
-        output = counts.get("output_tokens") if isinstance(counts, dict) else 0
+        output = usage.count([counts], ("output_tokens",)) if isinstance(counts, dict) else None
         return SessionRequest(
             time_s=min(asked_s or time_s, time_s),
             line=line,
@@ -72,7 +72,7 @@ class ClaudeSessions:
             model=_model(message),
             messages=messages,
             stop=str(message.get("stop_reason") or ""),
-            output_tokens=output if type(output) is int and output > 0 else 0,
+            output_tokens=output or 0,
         )
 
     def _before(self, uuid: Any) -> tuple[list[dict[str, Any]], float, str]:

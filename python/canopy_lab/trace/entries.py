@@ -117,7 +117,8 @@ def csv_columns(path: Path) -> list[str]:
 
 
 def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield a table's rows as entries without empty cells, with whole numbers as ``int``."""
+    """Yield a table's rows as entries without empty cells. Whole numbers are ``int``, but not in
+    columns of text."""
     csv.field_size_limit(_LONGEST_CELL)
     with lines.open_binary(path) as stream:
         text = io.TextIOWrapper(stream, "utf-8-sig", "replace", newline="")
@@ -126,7 +127,17 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             cells = {
                 k: v for k, v in row.items() if isinstance(k, str) and isinstance(v, str) and v
             }
-            yield reader.line_num, {k: int(v) if v.isdecimal() else v for k, v in cells.items()}
+            yield reader.line_num, {k: v if k in _TEXTS else _cell(v) for k, v in cells.items()}
+
+
+_TEXTS = ("messages", "prompt", "input", "contents", "output", "response")
+"""Columns of text, which may consist of digits."""
+
+
+def _cell(text: str) -> int | str:
+    """Return a whole number written as such; ``007`` is a name."""
+    number = text.isdecimal() and len(text) < 19 and (text == "0" or text[0] != "0")
+    return int(text) if number else text
 
 
 def _remark_order(tolerance: lines.Tolerance) -> None:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from canopy_lab.trace.lines import BadLine
+from canopy_lab.trace.lines import LARGEST, BadLine
 
 BODIES = (
     *("standard_logging_object", "body", "request", "request_body", "requestBody"),
@@ -89,7 +89,7 @@ def seconds(value: Any) -> float:
             if when.tzinfo is None:
                 when = when.replace(tzinfo=datetime.timezone.utc)
             return when.timestamp()
-    if type(value) not in (int, float) or not 0 <= value < float("inf"):
+    if type(value) not in (int, float) or not 0 <= value <= LARGEST:
         raise BadLine(f"its time must be a number of 0 or more or a date, got {value!r}")
     for limit in (1e17, 1e14, 1e11):
         if value >= limit:

@@ -12,6 +12,7 @@ import io
 import json
 import logging
 import lzma
+import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from hashlib import blake2b
@@ -25,6 +26,10 @@ from sglang_canopy.errors import CanopyError
 log = logging.getLogger("canopy_lab.trace")
 
 COMPRESSED = (".gz", ".xz", ".zst")
+LARGEST = sys.float_info.max
+"""Largest number of a log; whole numbers may be larger than any float."""
+WHOLE = 1 << 63
+"""Upper bound of counts and ids, so that they fit a signed integer of 64 bits."""
 Parsed = TypeVar("Parsed")
 
 
@@ -213,7 +218,7 @@ def parse_object(text: bytes | str) -> dict[str, Any]:
 def number(record: Mapping[str, Any], key: str) -> float:
     """Return a finite number of ``record``, 0 or more. Raises ``BadLine``."""
     value = record.get(key)
-    if type(value) not in (int, float) or not 0 <= value < float("inf"):  # type: ignore[operator]
+    if type(value) not in (int, float) or not 0 <= value <= LARGEST:  # type: ignore[operator]
         raise BadLine(f"{key!r} must be a number of 0 or more, got {_shown(record, key)}")
     return float(value)  # type: ignore[arg-type]
 
@@ -221,7 +226,7 @@ def number(record: Mapping[str, Any], key: str) -> float:
 def count(record: Mapping[str, Any], key: str, least: int = 0) -> int:
     """Return a whole number of ``record``, ``least`` or more. Raises ``BadLine``."""
     value = record.get(key)
-    if type(value) is not int or value < least:
+    if type(value) is not int or not least <= value < WHOLE:
         raise BadLine(
             f"{key!r} must be a whole number of {least} or more, got {_shown(record, key)}"
         )
@@ -233,18 +238,14 @@ def block_ids(record: Mapping[str, Any], key: str = "hash_ids") -> tuple[int, ..
     value = record.get(key)
     if type(value) is not list or not set(map(type, value)) <= {int}:
         raise BadLine(f"{key!r} must be a list of whole numbers, got {_shown(record, key)}")
-    if value and not 0 <= min(value) <= max(value) < _IDS:
+    if value and not 0 <= min(value) <= max(value) < WHOLE:
         return tuple(map(_folded, value))
     return tuple(value)
 
 
-_IDS = 1 << 63
-"""Upper bound of block ids, so that they fit a signed integer of 64 bits."""
-
-
 def _folded(block: int) -> int:
     """Return an id of 63 bits for a negative or larger number: a hash of its digits."""
-    if 0 <= block < _IDS:
+    if 0 <= block < WHOLE:
         return block
     return int.from_bytes(blake2b(b"%d" % block, digest_size=8).digest(), "little") >> 1
 

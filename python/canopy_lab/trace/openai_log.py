@@ -189,8 +189,7 @@ def _prompt(
     prompt.category = str(category) if category else prompt.category
     prompt.turn = turn if type(turn) is int and turn > 0 else prompt.turn
     logged, output = usage.token_counts(entry, among)
-    length = fields.first(among, ("output_length",))
-    prompt.output_tokens = output or (length if type(length) is int and length > 0 else 0)
+    prompt.output_tokens = output or usage.count(among, ("output_length",)) or 0
     prompt.logged_tokens = logged
     prompt.stop = usage.stop_of(entry, among)
     if calls_of_entry > 1:

@@ -137,7 +137,7 @@ def _count(attributes: Attributes, names: tuple[str, ...]) -> int | None:
         number = int(value)
     except (TypeError, ValueError, OverflowError):
         return None
-    return number if number > 0 else None
+    return number if 0 < number < lines.WHOLE else None
 
 
 class _Nestings:

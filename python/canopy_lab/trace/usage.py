@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from canopy_lab.trace.fields import Place, decoded, first
+from canopy_lab.trace.lines import WHOLE
 
 STOPS = {
     "tool_calls": "tool",
@@ -71,7 +72,7 @@ def _cached_beside(place: Place) -> dict[str, int]:
         name: value
         for name, value in place.items()
         if type(value) is int
-        and value > 0
+        and 0 < value < WHOLE
         and (name in _CACHED or (name.startswith("input_") and name not in _UNCACHED))
     }
 
@@ -81,7 +82,7 @@ def count(counts: Iterable[Place], names: tuple[str, ...]) -> int | None:
     for place in counts:
         for name in names:
             value = place.get(name)
-            if type(value) is int and value > 0:
+            if type(value) is int and 0 < value < WHOLE:
                 return value
     return None
 
