@@ -83,6 +83,17 @@ def test_parallel_samples_are_one_request_in_learning_and_counts() -> None:
     assert len(server.requests.samples) == 0
 
 
+def test_equal_prompts_of_one_batch_with_samples_are_one_request() -> None:
+    """SGLang computes the warm-ups of all prompts of a batch before their samples, with one stamp."""
+    server = Server()
+    warm_ups, samples = zip(*(expanded(1.0, 1) for _ in range(2)))
+    for req in (*warm_ups, *samples[0], *samples[1]):
+        server.serve(req)
+    assert server.counted() == (1, 18)
+    assert server.model.samples == 0
+    assert len(server.requests.samples) == 0
+
+
 def learning(meter: Meter) -> list[Any]:
     return [one for one in meter._learners.values() if hasattr(one, "model")]
 

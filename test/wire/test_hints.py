@@ -41,6 +41,24 @@ def test_the_last_word_on_a_conversation_counts() -> None:
     assert not waiting.take()
 
 
+@pytest.mark.parametrize("later", [{"return_in_s": 5.0}, {"over": True}, {"keep_s": 5.0}])
+def test_a_later_hint_does_not_shorten_a_keep_that_waits(later: dict) -> None:
+    waiting = Waiting()
+    waiting.add({"conversation": "a", "keep_s": 60}, 1.0)
+    waiting.add({"conversation": "a", **later}, 2.0)
+    (hint,) = waiting.take()
+    assert hint == {**hint, **later, "keep_s": 59.0, "time": 2.0}
+
+    async def fail(_key: str) -> None:
+        waiting.add({"conversation": "a", **later}, 2.0)
+        raise ConnectionError
+
+    waiting.add({"conversation": "a", "keep_s": 60}, 1.0)
+    with pytest.raises(ConnectionError):
+        asyncio.run(deliver(waiting, fail, no_pause))
+    assert waiting.take() == [hint]
+
+
 def test_a_hint_names_its_tenant_by_extra_key_and_salt_as_requests_do() -> None:
     waiting = Waiting()
     waiting.add({"conversation": "a", "over": True, "extra_key": "k", "cache_salt": "s"}, 1.0)

@@ -30,10 +30,11 @@ class ParallelSamples:
         mine = self._tenants.get(request.tenant, {})
         first = mine.get(request.group)
         if first is not None:
-            request.first, request.samples = first, 0
+            more, request.first, request.samples = request.samples, first, 0
             # A sample counts as its warm-up: their nodes are used once, at one time.
             request.number, request.time = first.number, first.time
-            self._left[request.group] -= 1
+            # The warm-up of an equal prompt of the same batch announces samples of its own.
+            self._left[request.group] += more or -1
             if not self._left[request.group]:
                 self._drop(request.tenant, request.group)
         elif request.samples:

@@ -40,7 +40,8 @@ class TooManyHints(CanopyError):
 
 
 class Waiting:
-    """Unsent hints, the latest of each conversation. Bounded by tenant and in total."""
+    """Unsent hints, the latest of each conversation with its longest keep. Bounded by tenant and in
+    total."""
 
     def __init__(self) -> None:
         self._rate = TenantRate(TENANT_PER_S, TENANT_BURST)
@@ -60,10 +61,11 @@ class Waiting:
                 f"this tenant sends more than {TENANT_PER_S:g} hints a second; send fewer, or "
                 "through a gateway that sends its secret"
             )
-        if hint["conversation"] not in self._by_tenant.get(tenant, ()):
+        before = self._by_tenant.get(tenant, {}).get(hint["conversation"])
+        if before is None:
             self._make_room(tenant)
             self._count += 1
-        self._by_tenant.setdefault(tenant, {})[hint["conversation"]] = hint
+        self._by_tenant.setdefault(tenant, {})[hint["conversation"]] = _with_keep(hint, before)
 
     def take(self) -> list[Hint]:
         """Remove and return up to ``MAX_SENT`` hints: tenants in turn, the oldest hint of each first."""
@@ -80,9 +82,11 @@ class Waiting:
     def give_back(self, hints: Sequence[Hint]) -> None:
         """Requeue unsent hints, unless their conversation has a newer hint."""
         for hint in hints:
-            waiting = self._by_tenant.setdefault(hint["tenant"], {})
-            if hint["conversation"] not in waiting and self._count < MAX_WAITING:
-                waiting[hint["conversation"]] = hint
+            waiting, name = self._by_tenant.setdefault(hint["tenant"], {}), hint["conversation"]
+            if name in waiting:
+                waiting[name] = _with_keep(waiting[name], hint)
+            elif self._count < MAX_WAITING:
+                waiting[name] = hint
                 self._count += 1
         self._by_tenant = {
             tenant: waiting for tenant, waiting in self._by_tenant.items() if waiting
@@ -113,6 +117,14 @@ class Waiting:
             )
         del waiting[next(iter(waiting))]
         self._count -= 1
+
+
+def _with_keep(hint: Hint, before: Hint | None) -> Hint:
+    """Return ``hint`` with the keep of the older hint ``before``, if that one lasts longer."""
+    if before is None or "keep_s" not in before:
+        return hint
+    left_s = before["time"] + before["keep_s"] - hint["time"]
+    return {**hint, "keep_s": left_s} if left_s > hint.get("keep_s", 0.0) else hint
 
 
 async def deliver(
