@@ -24,7 +24,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("CANOPY_TIME_EVERY", "1")  # every call of a hook, not one in 17
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-# Over twenty seconds each: at the end of a run one of them would keep a worker alone.
+# Files of over twenty seconds; at the end of a run one of them would delay a single worker.
 FIRST = {"test_ranks", "test_leaving_in_scheduler", "test_queue_in_scheduler", "test_synth"}
 FIRST |= {"test_public_lines", "test_fuzz_readers", "test_readers", "test_forged_params"}
 
@@ -61,7 +61,7 @@ def _late(item: pytest.Item) -> int:
 
 
 def _group(item: pytest.Item) -> tuple[bool, str]:
-    """Return where the item's group comes; without one, its file becomes its group."""
+    """Return the position of the item's group; without one, its file becomes its group."""
     mark = item.get_closest_marker("xdist_group")
     if mark is None:
         item.add_marker(pytest.mark.xdist_group(item.location[0]))

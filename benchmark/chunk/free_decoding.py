@@ -40,8 +40,8 @@ def one_question(
     encoders: dict[Any, Any],
     screen: bool,
 ) -> Iterator[dict[str, Any]]:
-    """What each way makes of a case; of a case to ``screen`` that full recompute answers wrong, only
-    that it does."""
+    """The result of each way for a case; for a case to ``screen`` that full recompute answers wrong,
+    only that fact."""
     reference = refer(model, tokenizer, case, ANSWER_TOKENS)
     right, chunks = holds(reference.text, case.answers), {}
     if screen and not right:

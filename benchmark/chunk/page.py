@@ -17,7 +17,7 @@ LEAST_PAIRS = 30
 QUESTIONS = {"musique_100": "MuSiQue", "hotpotqa_100": "HotpotQA"}
 LENGTHS = ("n1k", "n2k", "n4k", "n8k")
 SHOWN = (0.10, 0.15)
-"""Ratios of the table of questions: 0.05, of which the page has the sentence, is in the file."""
+"""Ratios of the table of questions; 0.05 is in the file only."""
 Rows = list[dict[str, Any]]
 
 

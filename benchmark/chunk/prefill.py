@@ -83,7 +83,7 @@ def measure(model: Model, prompt: FusedPrompt, selector: str, ratio: float, repe
 
 
 def index_cost(model: Model, tokens: int) -> dict:
-    """CPU seconds to make each offline selector's scores for one chunk, beside its own prefill's.
+    """CPU seconds to make each offline selector's scores for one chunk, and of its prefill.
 
     CPU seconds, because both are pure computation and a shared machine spoils the wall's.
     """

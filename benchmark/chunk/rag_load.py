@@ -68,7 +68,7 @@ def library(
 ) -> Library:
     """``count`` documents of ``tokens`` tokens each from a question file or a folder of text files.
 
-    Raises CanopyError where there is not enough text.
+    Raises CanopyError if there is not enough text.
     """
     texts, questions = _texts(source)
     encode = tokenizer.encode
@@ -115,9 +115,9 @@ def ask(
     stream: bool | None = None,
     **params: Any,
 ) -> Answer:
-    """Send a prompt; greedy. With one token the whole request is its time to the first token.
+    """Send a prompt; greedy. With one token the time of the request is its TTFT.
 
-    stream: unless told, where there are several tokens; the answer then has its time only.
+    stream: by default for several tokens; the answer then has its time only.
     """
     stream = tokens > 1 if stream is None else stream
     said = {"canopy_chunks": prompt.bounds, **params}

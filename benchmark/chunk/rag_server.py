@@ -75,7 +75,7 @@ def started(
 ) -> Iterator[Any]:
     """A server whose KV pool holds ``crowd`` prompts of ``longest`` tokens.
 
-    flags: instead of those of chunk reuse; stock: without any plugin. The server's errors and
+    flags: in place of those of chunk reuse; stock: without any plugin. The server's errors and
     counters are printed at the end.
     """
     with tempfile.TemporaryDirectory() as folder:

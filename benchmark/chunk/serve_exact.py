@@ -15,8 +15,8 @@ AT_ONCE = 4
 
 
 def exact(tokenizer: Any, args: argparse.Namespace) -> None:
-    """Greedy ids of the same prompts, four at a time: ratio 1.0 and "off" here, then two servers
-    more: without the flag, and without any plugin. Prints how many answers are the same.
+    """Greedy ids of the same prompts, four at a time: ratio 1.0 and "off" here, then on two more
+    servers: without the flag, and without any plugin. Prints how many answers are the same.
     """
     lib, chunks = a_library(tokenizer, args, args.tokens)
     prompts = [lib.prompt(chunks) for _ in range(args.prompts)]

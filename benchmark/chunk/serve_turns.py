@@ -25,7 +25,7 @@ SAMPLE_TOKENS = 8
 
 
 def turns(tokenizer: Any, args: argparse.Namespace) -> None:
-    """By length of the first prompt: conversations with documents named and with "off", in turns."""
+    """Run conversations with documents and with "off", in turns, by length of the first prompt."""
     lengths, rows = [int(x) for x in args.lengths.split(",")], Rows(args)
     with started(args, 2 * max(lengths), crowd=3) as server:
         for tokens in lengths:
@@ -38,7 +38,7 @@ def turns(tokenizer: Any, args: argparse.Namespace) -> None:
 
 
 def learn_all(url: str, lib: Library) -> None:
-    """Have every document encoded, also behind the system text, for which it must recur."""
+    """Let the server encode every document, also behind the system text, which must recur."""
     for documents in (lib.documents, lib.documents[::-1]):
         flush(url)
         learn(url, replace(lib, documents=documents), 4)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from device_timing import Bench, against_peaks  # beside this file
+from device_timing import Bench, against_peaks  # in this folder
 
 from canopy_kernel import attention, decomposition, floors, stock_kernels
 from canopy_kernel.floors import Cost, Heads

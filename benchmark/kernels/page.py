@@ -1,4 +1,4 @@
-"""Tables of docs/research/kernels.md: compiled facts, and what was measured on a GPU.
+"""Tables of docs/research/kernels.md: compiled facts, and measurements on a GPU.
 
 python -m canopy_kernel.compile --exact --match "d128 bf16 page1" --kernel sparse_prefill \
     --json benchmark/kernels/compiled.json
@@ -65,7 +65,7 @@ def gpu_attention() -> str:
 
 
 def gpu_documents() -> str:
-    """The served 8B: first token of fused prompts beside SGLang's own prefill."""
+    """The served 8B: first token of fused prompts against SGLang's own prefill."""
     rows = [
         [f"{one['tokens']:,}", f"{one['computed']:,}"]
         + [f"{one[name]:.0f}" for name in ("plain_ms", "fused_ms", "plan_ms")]
@@ -77,7 +77,7 @@ def gpu_documents() -> str:
 
 
 def gpu_transfer() -> str:
-    """Rows from pinned host memory into the paged pool, beside the copy alone."""
+    """Rows from pinned host memory into the paged pool, against the copy alone."""
     parts = lease()["parts"]
     one = max(
         (r for r in parts["pinned"]["rope_scatter"] if r["rows_in"] == "pinned"),

@@ -29,21 +29,21 @@ def merged(chat: Sequence[TraceRequest], agents: Iterable[TraceRequest]) -> list
         starts.setdefault(request.user, request.time_s)
     first, last = min(starts.values()), max(starts.values())
     shrink = (chat[-1].time_s - chat[0].time_s) / max(last - first, 1e-9)
-    beside = 1 + max(block for request in working for block in request.blocks)
+    first_id = 1 + max(block for request in working for block in request.blocks)
     moved = [
         replace(r, time_s=r.time_s - starts[r.user] + shrink * (starts[r.user] - first))
         for r in working
     ]
     talking = [
-        replace(_in_blocks(r, beside), time_s=r.time_s - chat[0].time_s, user=r.conversation)
+        replace(_in_blocks(r, first_id), time_s=r.time_s - chat[0].time_s, user=r.conversation)
         for r in chat
     ]
     return sorted([*talking, *moved], key=lambda r: r.time_s)
 
 
-def _in_blocks(request: TraceRequest, beside: int) -> TraceRequest:
-    """Return the request in blocks of ``BLOCK_TOKENS``, with ids from ``beside`` on."""
+def _in_blocks(request: TraceRequest, first_id: int) -> TraceRequest:
+    """Return the request in blocks of ``BLOCK_TOKENS``, with ids from ``first_id`` on."""
     parts = request.block_tokens // BLOCK_TOKENS
-    blocks = [beside + block * parts + part for block in request.blocks for part in range(parts)]
+    blocks = [first_id + block * parts + part for block in request.blocks for part in range(parts)]
     whole = -(-request.input_tokens // BLOCK_TOKENS)
     return replace(request, blocks=tuple(blocks[:whole]), block_tokens=BLOCK_TOKENS)

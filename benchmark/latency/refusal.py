@@ -1,4 +1,4 @@
-"""Simulated: what early refusal (`--canopy-ttft-slo-s`) does to goodput, and how well it is calibrated.
+"""Simulated: early refusal (`--canopy-ttft-slo-s`) changes in goodput, and its calibration.
 
     python benchmark/latency/refusal.py --data DIR --out FILE --set tune
     python benchmark/latency/refusal.py --data DIR --out FILE --set judge

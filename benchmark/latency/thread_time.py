@@ -4,7 +4,7 @@
     git archive cd67bd3f python test | tar x -C /tmp/old
     PYTHONPATH=/tmp/old/python:/tmp/old/test python benchmark/latency/thread_time.py before
 
-Each row is the median (or the largest, where it says so) thread CPU time of a call. Both runs go
+Each row is the median (or the largest, if the row is named so) thread CPU time of a call. Both runs go
 into results/thread_time.json; ``PARTS`` renders results/tables.md.
 """
 
@@ -187,8 +187,8 @@ def disk_ms() -> tuple[float, float, float]:
 
 
 def million_pages() -> tuple[float, float, float]:
-    """Opening a million pages of 100,000 tenants in ms, clearing them, and the longest slice of what
-    another thread does for it later, 0 if nothing."""
+    """Opening a million pages of 100,000 tenants in ms, clearing them, and the longest later slice
+    of another thread, 0 if none."""
     from sglang_canopy.disk.page import PageMeta
     from sglang_canopy.disk.store import DiskStore
     from sglang_canopy.policy.registry import make_policy

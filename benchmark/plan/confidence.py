@@ -1,4 +1,4 @@
-"""Confidence that plans state, and the share of fresh logs that meet their limits.
+"""Stated confidence of plans, and the share of fresh logs that meet their limits.
 
     python benchmark/plan/confidence.py chats 120 --logs 32
 

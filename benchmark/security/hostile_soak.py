@@ -1,4 +1,4 @@
-"""A hostile tenant floods a real server with requests, false hints and probes; does another one lose by it?
+"""A hostile tenant floods a real server with requests, false hints and probes; measure what an honest tenant loses.
 
     python benchmark/security/hostile_soak.py --minutes 10 --json OUT
 

@@ -121,7 +121,7 @@ class Honest:
 
 @dataclass(slots=True)
 class Hostile:
-    """Sends the same number of tokens as the honest tenant; with ``lies``, all attacks as well."""
+    """Sends the same number of tokens as the honest tenant; with ``lies``, also runs all attacks."""
 
     honest: Honest
     lies: bool

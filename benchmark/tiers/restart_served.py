@@ -80,7 +80,7 @@ def arguments(arm: str, model: Path, folder: Path) -> list[str]:
 
 
 def replay(url: str, asked: list[tuple[float, list[int]]], from_s: float) -> dict[str, Any]:
-    """Send the requests in order, none before it is due. Returns tokens asked and found."""
+    """Send the requests in order, none before it is due. Returns prompt tokens, and those hit."""
     began, total, found = time.monotonic(), 0, Counter[str]()
     for at_s, tokens in asked:
         time.sleep(max(0.0, (at_s - from_s) / SPEED - (time.monotonic() - began)))

@@ -206,7 +206,7 @@ def at_ttl(rows: list[dict[str, Any]], ttl_s: float) -> tuple[float, float]:
 
 
 def draw(rows: list[dict[str, Any]], out: Path) -> None:
-    """Above, hit ratio against bytes; below, points over one TTL at the same bytes."""
+    """Draw hit ratio against bytes above, points over one TTL at the same bytes below."""
     names = [n for n in NAMES if any(r["trace"] == n for r in rows)]
     figure, panels = plt.subplots(
         2, len(names), figsize=(3.9 * len(names), 6.2), layout="constrained", squeeze=False

@@ -18,8 +18,7 @@ QUICK, SLOW, UNIVERSAL = 100, 200, 1
 
 
 def two_tenants(window: PathLog, seconds: float, *, start: int = 0) -> None:
-    """Below a shared prompt: a tenant that returns every 2 s, and a tenant with more tokens that returns
-    every 45 s. Both have payloads that never repeat."""
+    """Two tenants below a shared prompt: one returns every 2 s, one with more tokens every 45 s. Both have payloads that never repeat."""
     fresh = iter(range(10_000 + start, 10**9))
     times = [(t, QUICK) for t in range(0, int(seconds), 2)]
     times += [(t + 0.5, SLOW) for t in range(0, int(seconds), 45)]

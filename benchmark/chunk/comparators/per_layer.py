@@ -73,7 +73,7 @@ class FrequencyPerLayer(Frequency):
 
 
 class FrequencyNested(FrequencyPerLayer):
-    """Sets that shrink from layer to layer; unlike equation 7's, they cost what the ratio states."""
+    """Sets that shrink from layer to layer; unlike equation 7's, their cost equals the ratio."""
 
     name = "frequency-nested"
 

@@ -1,5 +1,5 @@
 """After ProphetKV (arXiv 2602.02579), from its abstract and public descriptions, not its code:
-what the question attends to.
+tokens that the question attends to.
 
 First pass: the question runs through all layers over the reused KV; each layer's attention to the
 context is averaged over the question's tokens and the heads, and the layers' scores are fused into

@@ -30,7 +30,7 @@ from canopy_chunks.store.chunk import Chunk
 from comparators import make_selector
 
 ENCODINGS = ("prefix", "mixed", "standin", "bos", "alone")
-"""What a chunk may be encoded behind: the prompt's prefix; that where it comes first and that with
+"""Heads that a chunk may be encoded behind: the prompt's prefix; that where it comes first and that with
 stand-ins elsewhere; the latter everywhere; the prompt's first token, the BOS of a model that has
 one, as CacheBlend's script does; nothing."""
 FORCED = 16
@@ -97,8 +97,8 @@ def measure(
 ) -> dict[str, Any]:
     """One variant on one example: ``kl`` (nats a token), ``top1``, ``text``, ``margin``, seconds.
 
-    margin: by how many nats full recompute preferred its token where the greedy answers first differ;
-    None where they do not.
+    margin: by how many nats full recompute preferred its token at the first difference of the greedy
+    answers; None without a difference.
     """
     prompt = prompt_of_case(case, chunks, model.device)
     choose = make_selector(selector)

@@ -16,18 +16,18 @@ from sglang_canopy.policy.states import StatePolicy
 from sglang_canopy.records import Request
 
 STATE_SHARE = 0.9
-"""Bytes of states beside those of KV, as SGLang splits them (``mamba_full_memory_ratio``)."""
+"""Bytes of states for each byte of KV, as SGLang splits memory (``mamba_full_memory_ratio``)."""
 
 
 @dataclass(frozen=True, slots=True)
 class HybridResult:
-    """What one run measured. A hit ends at a state."""
+    """Result of one run. A hit ends at a state."""
 
     requests: int
     tokens: int
     token_hits: int
     flops: int
-    """Of prefilling every prompt from nothing."""
+    """Cost of prefilling every prompt without a cache."""
     flops_saved: int
     states_evicted: int
 

@@ -154,9 +154,9 @@ class MarconiTree:
             above = above.parent
 
     def _weigh(self, node: _Node) -> None:
-        """What the node saves over its parent, by the bytes that would be free without it."""
+        """The saving of the node over its parent, divided by the bytes that its eviction frees."""
         row, parent = node.row, node.parent
-        # A branching node without a state is shared KV; it goes when its children have gone.
+        # A branching node without a state is shared KV; it is evicted after its children.
         goes = not node.children or (len(node.children) == 1 and node.state)
         self._candidate[row] = goes and not node.locked and parent is not None
         if parent is None:

@@ -25,7 +25,7 @@ class HybridShape:
 
     @property
     def state_bytes(self) -> int:
-        """Of one state, over all layers."""
+        """Bytes of one state, over all layers."""
         return self.linear_layers * self.state_bytes_per_layer
 
     def prefill_flops(self, tokens: int) -> int:

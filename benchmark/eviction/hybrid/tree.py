@@ -18,7 +18,7 @@ from sglang_canopy.records import Leaf, Request
 
 
 class UsableFirst(Policy):
-    """``inner``, which is not asked while there are leaves that no lookup can end at."""
+    """``inner``, after the leaves at which no lookup can end."""
 
     def __init__(self, inner: Policy, states: dict[Node, State]) -> None:
         super().__init__(inner.config)
@@ -64,8 +64,8 @@ class UsableFirst(Policy):
 class HybridTree(RadixTree):
     """A cache of ``capacity_blocks`` blocks of KV and ``slots`` states.
 
-    ``cost`` of a prompt's first tokens says what a state saves. ``unusable_first``: KV that no
-    lookup can end at goes before the policy is asked, as in Canopy's live tree.
+    ``cost`` of a prompt's first tokens gives the saving of a state. ``unusable_first``: KV at
+    which no lookup can end is evicted before the policy's victims, as in Canopy's live tree.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class HybridTree(RadixTree):
         self.cost = cost
         self.states_evicted = 0
         self._nodes: dict[int, Node] = {}
-        """Of a state's ``id``, the node."""
+        """The node of each state, by the state's ``id``."""
 
     def access(self, request: Request) -> int:
         """Serve one request whole; returns the blocks that it need not compute."""
@@ -147,7 +147,7 @@ class HybridTree(RadixTree):
             self._revalue(other)
 
     def _evict_state(self, state: State) -> None:
-        """SGLang's: a leaf goes whole, another node stays without its state."""
+        """SGLang's order: a leaf is evicted whole, another node keeps its KV without its state."""
         node = self._nodes[id(state)]
         self.states_evicted += 1
         if node.children or node.locks:
@@ -187,7 +187,7 @@ class HybridTree(RadixTree):
             self.state_policy.admit(state, self.now)
 
     def _next_states(self, node: Node) -> Iterator[Node]:
-        """The nodes with a state below ``node`` that have none in between."""
+        """The nearest nodes with a state below ``node``."""
         stack = list(node.children.values())
         while stack:
             child = stack.pop()

@@ -19,7 +19,7 @@ from synthetic.presets import ApiLoad
 _SLOWEST_S = 60.0
 """No job waits longer than this between two requests, on average (assumption)."""
 _RUN_IN_S = 3600.0
-"""Jobs start this long before the trace, so that it begins with some under way."""
+"""Seconds before the trace at which jobs start, so that some are running at its beginning."""
 
 
 class _Job:

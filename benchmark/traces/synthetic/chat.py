@@ -27,9 +27,9 @@ _LOST = 1.02
 
 
 def continue_probability(kind: ChatKind, tail: tuple[float, float], turn: int) -> float:
-    """The probability that ``turn`` is followed by another one.
+    """Return the probability of a turn after ``turn``.
 
-    From turn 2 on it is 1 - a / (turn + b): long conversations go on more often, and the turn
+    From turn 2 on it is 1 - a / (turn + b): long conversations continue more often, and the turn
     number has a power-law tail (Figure 9). For turn 1 it is what makes the share of later
     turns equal to the kind's multi-turn ratio.
     """
@@ -105,7 +105,7 @@ class ChatSource:
             yield self._serve(running)
 
     def _draw(self, start: float, names: itertools.count) -> _Conversation | None:
-        """A conversation from ``start`` on, or ``None`` where it is thinned out.
+        """A conversation from ``start`` on, or ``None`` if it is thinned out.
 
         Accepting one that lasts D with the probability (S / (S - D)) / 5 leaves the mix of
         conversations as it would be in an endless trace, although none may pass the end S.

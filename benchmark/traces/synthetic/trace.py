@@ -1,7 +1,7 @@
 """Synthetic traces in the Bailian format, made to published statistics.
 
-Always labelled: the format has no room for a remark, so ``write_trace`` puts a
-``NAME.meta.json`` with ``"synthetic": true`` beside every trace it writes.
+Always labelled: the format has no room for a remark, so ``write_trace`` adds a
+``NAME.meta.json`` with ``"synthetic": true`` to every trace.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SOURCES: dict[type, type] = {
     ChatLoad: ChatSource,
     ApiLoad: ApiSource,
 }
-"""What draws the requests of a preset's load."""
+"""Generator of the requests of a preset's load."""
 
 
 class SyntheticRequest(NamedTuple):
@@ -57,7 +57,7 @@ def check_seconds(seconds: float) -> None:
 def synthesise(preset: Preset, seconds: float, seed: int) -> Iterator[SyntheticRequest]:
     """Draw the requests of ``seconds`` s in order of time; equal arguments, equal requests.
 
-    Memory is that of the conversations under way. Raises ``CanopyError``.
+    Memory is that of the running conversations. Raises ``CanopyError``.
     """
     check_seconds(seconds)
     return _synthesise(preset, seconds, seed)
@@ -99,7 +99,7 @@ def to_bailian(drawn: SyntheticRequest) -> str:
 
 
 def meta_path(path: Path) -> Path:
-    """The label file of the trace at ``path``: ``NAME.meta.json`` beside it."""
+    """The label file of the trace at ``path``: ``NAME.meta.json`` in the same folder."""
     name = path.name
     for suffix in _SUFFIXES:
         name = name.removesuffix(suffix)
