@@ -120,4 +120,6 @@ def _fit_category(
 
 
 def _add(into: list[float], other: list[float], factor: float = 1.0) -> None:
-    into[:] = [a + factor * b for a, b in zip(into, other)]
+    for i, value in enumerate(other):  # most are 0
+        if value:
+            into[i] += factor * value
