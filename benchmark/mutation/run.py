@@ -25,6 +25,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
+# A fork loses the threads that a library has started: none may start any.
+os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+
 import pytest
 from tqdm import tqdm
 
