@@ -94,3 +94,12 @@ def test_an_endlessly_nested_line_is_broken(tmp_path: Path) -> None:
     with pytest.raises(CanopyError, match="line 1: not JSON"):
         list(open_trace(path, "openai"))
     assert len(list(open_trace(path, "openai", skip_bad=1))) == 1
+
+
+def test_a_folder_of_a_gateways_logs_is_named_as_such(tmp_path: Path) -> None:
+    """It was taken for agents' sessions, and held no requests."""
+    for name in ("log.1.jsonl", "log.2.jsonl"):
+        (tmp_path / name).write_bytes(b"".join(rows(3)))
+    (tmp_path / "log.0.jsonl").write_bytes(b"")
+    with pytest.raises(CanopyError, match=r"log\.1\.jsonl.*openai.*cat"):
+        guess_format(tmp_path)

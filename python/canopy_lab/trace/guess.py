@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from itertools import islice
 from pathlib import Path
@@ -60,6 +61,8 @@ def why_entry(entry: dict[str, Any]) -> str | None:
 
 _LOOK_AT = 10_000
 """Maximum lines read: a server's log begins with other lines, and may have many health checks."""
+_LOOK_AT_FILES = 16
+"""Maximum files of a folder that are read to recognise it."""
 _LARGEST_DOCUMENT = 64 << 20
 """Maximum bytes of a multi-line JSON document that are read to recognise it."""
 
@@ -68,9 +71,8 @@ def guess_format(path: Path | str) -> str:
     """Return a format name for ``open_trace``. Raises ``CanopyError`` if no format fits."""
     path = lines.existing(path)
     if path.is_dir():
-        return (
-            "agentic" if any(path.glob("*.json")) or not any(path.rglob("*.jsonl")) else "sessions"
-        )
+        agentic = any(path.glob("*.json")) or not any(path.rglob("*.jsonl"))
+        return "agentic" if agentic else _folder_of_sessions(path)
     if ".tar" in path.suffixes or path.suffix == ".tgz":
         return "agentic"
     text, why = b"", None
@@ -98,6 +100,21 @@ def guess_format(path: Path | str) -> str:
     raise CanopyError(
         f"cannot tell the format of {str(path)!r} from its first {_LOOK_AT} lines; give --format"
     )
+
+
+def _folder_of_sessions(folder: Path) -> str:
+    """Return ``sessions``. Raises ``CanopyError`` for a folder of logs of another format."""
+    found: dict[str, Path] = {}
+    for file in islice(sorted(folder.rglob("*.jsonl")), _LOOK_AT_FILES):
+        with contextlib.suppress(CanopyError):
+            found.setdefault(guess_format(file), file)
+    if found and "sessions" not in found:
+        format, file = next(iter(found.items()))
+        raise CanopyError(
+            f"folder {str(folder)!r} holds no agents' sessions: {file.name} is a log of format "
+            f"{format}; give one file, or join the files in order of time with cat"
+        )
+    return "sessions"
 
 
 def _begins_json(text: bytes) -> bool:
