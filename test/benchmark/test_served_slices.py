@@ -116,7 +116,7 @@ def rows(*ttft: float, cached: int = 0, ok: bool = True) -> list[dict[str, Any]]
     ]
 
 
-def test_equal_arms_differ_by_nothing() -> None:
+def test_equal_arms_show_no_difference() -> None:
     draw = random.Random(1)
     base = [rows(*(draw.random() for _ in range(5))) for _ in range(6)]
     for value, low, high in paired.compared(base, base, seed=1).values():

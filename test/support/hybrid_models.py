@@ -102,7 +102,7 @@ def by_turn() -> list[list[int]]:
 
 
 def conversations() -> list[list[int]]:
-    """Prompts that share beginnings, and grow; as many as the pools hold several times over."""
+    """Growing prompts with shared beginnings, several times what the pools hold."""
     prompts = []
     shared = [token % VOCABULARY for token in token_ids(150, seed=1)]
     for seed in range(2, 8):

@@ -40,7 +40,7 @@ def test_requests_come_in_order_of_arrival_and_share_blocks(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_sglangs_own_warm_up_is_no_traffic(tmp_path: Path, replicas: int) -> None:
-    """It is text: without being passed over, no log of a server would have a server's block ids."""
+    """It is text; unless it is skipped, a server's log would have no block ids."""
     text = "The capital city of France is"
     log = tmp_path / "log"
     warm_up = finished("w", 1.0, None, text=text if replicas == 1 else [text] * replicas)

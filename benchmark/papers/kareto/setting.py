@@ -179,8 +179,8 @@ def short(row: dict[str, Any]) -> dict[str, Any]:
 def facts(work: PlanInputs) -> dict[str, Any]:
     """Size and load of a trace: offered tokens/s, distinct KV, and workload density.
 
-    Density (section 3.3) is the rate of arrival over the system's own capacity, which is what one
-    instance without DRAM and disk serves when it is overloaded, as it is here, times their number.
+    Density (section 3.3) is the arrival rate over the system's capacity: the throughput of one
+    overloaded instance without DRAM and disk, times the number of instances.
     """
     made = work.trace
     tokens = sum(max(r.input_tokens, 1) + max(r.output_tokens, 1) for r in made)
