@@ -120,7 +120,7 @@ def test_pips_reason_is_in_the_message_and_its_output_in_the_log(tmp_path, monke
     assert "no-such-folder" in (tmp_path / "pip.log").read_text()
 
 
-def test_help_creates_no_files():
+def test_help_only_prints():
     ran = run("quickstart.sh", "--help")
     assert ran.returncode == 0
     assert "--once" in ran.stdout
