@@ -10,7 +10,7 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from sglang_canopy.policy.block_tree import RadixTree
 from sglang_canopy.policy.keep import MAX_KNOWN, TokenBudget
-from sglang_canopy.policy.registry import make_policy
+from sglang_canopy.policy.registry import live_names, make_policy
 from sglang_canopy.records import CLIENT, GATEWAY, Request
 from sglang_canopy.telemetry.status import Status
 from sglang_canopy.tenant import shown_tenant
@@ -33,6 +33,16 @@ def test_a_tenant_that_keeps_everything_gets_only_its_share() -> None:
     assert sum(tree.match(talk(n)) for n in range(25)) == 100
     assert sum(tree.match(talk(n)) for n in range(25, 50)) == 400
     check(tree)
+
+
+@pytest.mark.parametrize("policy", live_names())
+def test_wa_and_etlru_evict_kept_paths_last_and_other_policies_ignore_keeps(policy: str) -> None:
+    tree = LiveTree(1000, policy, {"quantum_tokens": 1})
+    tree.serve(talk(0), 0.0, tenant="a", keep_until=3600.0)
+    for n in range(1, 30):
+        tree.serve(talk(n), float(n))
+    tree.evict(tree.cache.evictable_size() - 40)
+    assert tree.match(talk(0)) == (20 if policy in ("wa", "etlru") else 0)
 
 
 def test_all_tenants_together_keep_the_total_and_no_more() -> None:
