@@ -421,3 +421,26 @@ def test_an_end_that_a_rewritten_history_belies_counts_as_wrong():
         serve(model, 100 * n, [n, 10 + n], tenant="t", conversation=n, over=True)
         serve(model, 100 * n + 5, [n, 30 + n], tenant="t", conversation=n)
     assert not model.hints.over_trusted("t")
+
+
+def test_curves_do_not_depend_on_when_they_are_read():
+    """Ranks of one replica read them at different times: only some evict, or explain an eviction."""
+    draw, often, late = (
+        random.Random(5),
+        ReuseModel(max_categories=24),
+        ReuseModel(max_categories=24),
+    )
+    paths: dict[int, list[int]] = {}
+    for number in range(1500):
+        who = draw.randrange(60)
+        path = paths.setdefault(who, [who])
+        path.append(1000 * who + len(path))
+        for model in (often, late):
+            serve(model, number / 2, path, category=f"kind{who % 12}", tokens=5 * len(path))
+        for category in often.categories:
+            assert len(category.rank) == len(category.curve) == BINS
+            assert len(category.grows) == TOKEN_BINS
+    assert late.version > 10
+    for one, other in zip(often.categories, late.categories, strict=True):
+        assert (one.label, one.curve) == (other.label, other.curve)
+        assert (one.rank, one.grows) == (other.rank, other.grows)
