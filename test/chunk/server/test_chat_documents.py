@@ -173,6 +173,17 @@ def test_text_and_token_ids_have_their_documents_ordered_too(no_orders) -> None:
     assert prepared(ids=odd, custom={"canopy_chunks": [3, 5, 7, 12]}) == (odd, [3, 5, 7, 12])
 
 
+def test_documents_are_bounded_without_sampling_params() -> None:
+    """``/generate`` takes a request of text alone."""
+    manager = SimpleNamespace(tokenizer=Characters(), server_args=SimpleNamespace(tp_size=1))
+    text = "s##first##ab##why?"
+    obj = SimpleNamespace(
+        text=text, input_ids=None, extra_key=None, cache_salt=None, sampling_params=None
+    )
+    entry.prepare(manager, obj, Options(separator="##"))
+    assert obj.sampling_params == {"custom_params": {"canopy_chunks": [3, 8, 10, 12]}}
+
+
 def test_documents_in_any_order_never_change_turns(no_orders) -> None:
     def original(_serving, request, _raw):
         text = "".join(f"<{m.role}>{m.content}" for m in request.messages)

@@ -52,7 +52,7 @@ def prepare(manager: Any, obj: Any, options: Options) -> None:
     if isinstance(obj.text, list) or _is_batch(obj.input_ids):
         _prepare_batch(manager, obj, options, fixed)
         return
-    params = obj.sampling_params
+    params = obj.sampling_params = {} if obj.sampling_params is None else obj.sampling_params
     custom = params.get("custom_params") if isinstance(params, dict) else None
     tenant = _tenant(obj)
     check_marks([(obj.text, tenant)], documents)
