@@ -324,9 +324,11 @@ def _end(program: Start) -> None:
 
 
 def _main(orders: socket.socket) -> Start:
+    import setproctitle
     import sglang.srt.managers.detokenizer_manager
     import sglang.srt.managers.scheduler  # noqa: F401
 
+    setproctitle.getproctitle()  # finds the title's place in an environment that is not changed yet
     gc.collect()
     gc.freeze()
     threads = len(os.listdir("/proc/self/task"))

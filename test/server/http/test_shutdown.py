@@ -1,7 +1,11 @@
 """The seconds of a drain: from the signal on, minus what SGLang spent on ending requests."""
 
+import os
+import subprocess
+import sys
 from types import SimpleNamespace
 
+import psutil
 import pytest
 from sglang.srt.managers import tokenizer_manager
 from sglang.srt.managers.io_struct import ShutdownReq
@@ -11,6 +15,7 @@ from sglang_canopy.config.tiers import TierFlags, TierOptions, tier_options
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.server.http import shutdown
 from sglang_canopy.server.scheduler.shutdown import shutdown_requested
+from support import forked
 
 
 @pytest.fixture(autouse=True)
@@ -74,3 +79,19 @@ def test_without_a_disk_tier_a_scheduler_that_hangs_is_killed_as_early_as_before
     shutdown.message_dispatched(manager(25.0, storage=None), message)
     assert message.rid is None
     assert tokenizer_manager._SCHEDULER_EXIT_TIMEOUT_SECS == 15
+
+
+def test_sglang_finds_schedulers_of_a_forked_server_by_their_title() -> None:
+    """Else it ends at SIGTERM without waiting for them, and they drain nothing."""
+    titled = "import setproctitle, sys; setproctitle.setproctitle('sglang::scheduler'); print(1, flush=True); sys.stdin.read()"  # fmt: skip
+    given, gives = os.pipe()
+    reads, out = os.pipe()
+    process = forked.Process(
+        [sys.executable, "-c", titled], stdin=given, stdout=out, stderr=subprocess.STDOUT,
+        env={**os.environ, "CANOPY_TITLE": "1"},
+    )  # fmt: skip
+    os.read(reads, 1)
+    assert psutil.Process(process.pid).cmdline()[0].startswith("sglang::scheduler")
+    for end in (given, gives, reads, out):
+        os.close(end)
+    process.kill()
