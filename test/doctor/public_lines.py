@@ -22,6 +22,8 @@ class Line:
     """Parts of ``auto`` that are off, the write policy apart."""
     said: str = ""
     """Part of the doctor's answer."""
+    stops: str = ""
+    """What SGLang itself stops for on a CPU."""
 
 
 LINES = (

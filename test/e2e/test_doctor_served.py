@@ -1,39 +1,43 @@
-"""`canopy doctor` against started servers: the same parts of `auto` are on or off for the same reasons."""
+"""`canopy doctor` against started servers, on public command lines and on lines of our own."""
 
 import json
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 
-from launch_server import cpu_arguments
+from doctor.public_lines import LINES, Line
+from doctor.started_lines import compared, models, started, words_of
+from support.doctored import reports_on
 
-SLOW_MACHINE = {"SGLANG_UVICORN_WORKER_HEALTHCHECK_TIMEOUT": "120"}
-"""SGLang ends a worker that imports for longer than ten seconds."""
-LINES = {
-    "lpm, host tier": ("--schedule-policy", "lpm", "--enable-hierarchical-cache"),
-    "two workers": ("--tokenizer-worker-num", "2"),
-    "by hand": ("--canopy-queue-order", "sglang", "--canopy-whatif", "wa,floor=off"),
-}
+ROOT = Path(__file__).resolve().parents[2]
+OWN = (
+    "--enable-hierarchical-cache --schedule-policy lpm",
+    "--tokenizer-worker-num 2",
+    "--canopy-queue-order sglang --canopy-whatif wa,floor=off",
+)
+STARTED = json.loads((ROOT / "benchmark/setups/results/doctor_lines.json").read_text())
+"""The lines that were started so far."""
+ALL = (
+    *(line for line in LINES if line.source in STARTED),
+    *(Line(flags, f"sglang.launch_server --model-path M {flags}") for flags in OWN),
+)
+
+
+@pytest.fixture(scope="module")
+def made(smollm2: Path, tmp_path_factory: pytest.TempPathFactory):
+    return models(tmp_path_factory.mktemp("lines"), smollm2)
+
+
+@pytest.fixture(scope="module")
+def reports(made):
+    given = {line.source: ["sglang", "serve", *words_of(line, made)] for line in ALL}
+    return reports_on(given)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("line", LINES)
-def test_a_started_server_has_the_parts_that_the_doctor_listed(server, tiny_model, line) -> None:
-    flags = ("--radix-eviction", "auto", *LINES[line])
-    words = ["sglang", "serve", *cpu_arguments(tiny_model, kv_tokens=4096), *flags]
-    done = subprocess.run(
-        [sys.executable, "-m", "canopy_lab.cli.main", "doctor", "--json", *words],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    said = json.loads(done.stdout)["auto"]
-    with server(tiny_model, *flags, environment=SLOW_MACHINE) as client:
-        client.generate([5, 6, 7, 8] * 20, 2)
-        status = json.loads(client.get("/canopy/status"))
-        while not status["ranks"]:  # written once a second
-            status = json.loads(client.get("/canopy/status"))
-    assert status["auto_parts"] == said
-    assert any(not part["active"] for part in said)
+@pytest.mark.parametrize("line", ALL, ids=[line.source[-40:] for line in ALL])
+def test_a_started_server_does_what_the_doctor_answered(line, made, reports, tmp_path) -> None:
+    """The same refusal, or the same parts of `auto` on or off for the same reasons."""
+    found = started(words_of(line, made), tmp_path / "log")
+    row = compared(line, reports[line.source], found)
+    assert row["agrees"], (row, found)
