@@ -12,6 +12,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,7 @@ def started(words: list[str], log: Path) -> dict[str, Any]:
 
 def _ranks(words: list[str]) -> int:
     """Return the number of schedulers."""
-    size = {flag: int(value) for flag, value in zip(words, words[1:]) if flag in RANKS}
+    size = {flag: int(value) for flag, value in pairwise(words) if flag in RANKS}
     tensor = max((size[flag] for flag in size if flag.startswith("--t")), default=1)
     data = max((size[flag] for flag in size if flag.startswith("--d")), default=1)
     return tensor if "--enable-dp-attention" in words else tensor * data
