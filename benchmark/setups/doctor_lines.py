@@ -1,4 +1,4 @@
-"""``canopy doctor`` on 25 public command lines, beside the servers that they start.
+"""Compare ``canopy doctor`` with started servers on 25 public command lines.
 
     PYTHONPATH=test python benchmark/setups/doctor_lines.py --model SMOLLM2
 
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def lines() -> str:
-    """The doctor's answer to each line, and what the server did."""
+    """Return the answers of doctor and server."""
     rows: dict[str, dict[str, Any]] = load(RESULTS)
     agrees = {True: "yes", False: "**no**"}
     return table(
