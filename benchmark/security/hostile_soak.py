@@ -148,6 +148,7 @@ def run(
         "hooks_share": share(rank["scheduler"]),
         "tree_share": share(rank["scheduler"], thread_time.TREE),
         "computed_share": share(rank["scheduler"], thread_time.COMPUTED),
+        "longest_s": longest(rank["scheduler"]),
         "scheduler": rank["scheduler"],
     }
 
@@ -161,6 +162,13 @@ def share(scheduler: dict[str, Any], prefix: str = "") -> float:
         if (name.startswith(prefix) if prefix else not name.startswith(apart))
     )
     return round(mine / scheduler["thread_s"], 4)
+
+
+def longest(scheduler: dict[str, Any]) -> float:
+    """Seconds of the longest call of a hook or of our tree."""
+    seams = scheduler["seams"].items()
+    times = [row["longest_s"] for name, row in seams if not name.startswith(thread_time.COMPUTED)]
+    return round(max(times), 4)
 
 
 def verdict(runs: dict[str, dict[str, Any]]) -> dict[str, bool]:
@@ -177,12 +185,7 @@ def verdict(runs: dict[str, dict[str, Any]]) -> dict[str, bool]:
         ),
         "no traceback": not any(found["tracebacks"] for found in runs.values()),
         "memory flat": runs["hostile"]["memory_flat"],
-        "no hook's call over 50 ms": all(
-            row["longest_s"] <= CALL_S
-            for found in runs.values()
-            for name, row in found["scheduler"]["seams"].items()
-            if not name.startswith(thread_time.COMPUTED)
-        ),
+        "no hook's call over 50 ms": all(found["longest_s"] <= CALL_S for found in runs.values()),
         "hooks within 2 % of the scheduler's thread": all(
             found["hooks_share"] <= SHARE for found in runs.values()
         ),
@@ -219,6 +222,12 @@ def main() -> int:
 
 
 def write(path: Path, result: dict[str, Any]) -> None:
+    """Write what a page may show; all of it is printed."""
+    runs = {
+        name: {key: found[key] for key in found if key not in ("rss_mb", "scheduler")}
+        for name, found in result["runs"].items()
+    }
+    result = {**result, "runs": runs}
     path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
