@@ -165,7 +165,7 @@ def interleaved_to_halves(weight: np.ndarray, heads: int) -> np.ndarray:
     """Undo GGUF's row order for rotary pairs.
 
     GGUF puts the two rows of a rotary pair side by side in each head; Hugging Face's rotation
-    wants all first rows, then all second rows. `weight` is (heads * head_dim, in).
+    takes all first rows, then all second rows. `weight` is (heads * head_dim, in).
     """
     pairs = weight.reshape(heads, -1, 2, weight.shape[1])
     return pairs.swapaxes(1, 2).reshape(weight.shape)

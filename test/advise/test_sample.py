@@ -42,7 +42,7 @@ def test_a_sample_has_whole_conversations_within_its_limit():
     kept, rows = Thinned(100, 10**9), talks(200, 5)
     for row in rows:
         key = conversation_key(row)
-        if kept.wants(key):
+        if kept.selects(key):
             kept.add(key, row)
     got = kept.rows()
     assert 50 <= len(got) <= 100
@@ -60,7 +60,7 @@ def test_the_sample_does_not_depend_on_the_order():
     for order in (rows, shuffled):
         thinned = Thinned(100, 10**9)
         for row in order:
-            if thinned.wants(conversation_key(row)):
+            if thinned.selects(conversation_key(row)):
                 thinned.add(conversation_key(row), row)
         kept.append(thinned.rows())
     assert kept[0] == kept[1]

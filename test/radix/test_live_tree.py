@@ -65,7 +65,7 @@ def test_inserting_a_path_twice_counts_one_use() -> None:
 
 
 @pytest.mark.parametrize("name", ["checkpoint_into_tree", "advance_unpublished_req"])
-def test_after_a_failed_insert_nobodys_request_is_being_inserted(
+def test_after_a_failed_insert_no_request_is_being_inserted(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tree, seen = LiveTree(64), []

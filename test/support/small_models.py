@@ -64,7 +64,7 @@ DEEPSEEK_V2 = {
         "original_max_position_embeddings": 4096,
     },
 }
-"""MLA. SGLang's code for a CPU wants scaled rotary embeddings there."""
+"""MLA. SGLang's code for a CPU requires scaled rotary embeddings there."""
 
 
 def write_model(out: Path, tokenizer_from: Path, family: dict[str, Any], **more: Any) -> Path:

@@ -37,7 +37,7 @@ def folder(tmp_path) -> Iterator[Path]:
 
 
 def secrets_in(text: str) -> list[str]:
-    """The salts, keys and names that a text has, as they are, in JSON, or hashed without a key."""
+    """Return the salts, keys and names in a text: plain, as JSON, or hashed without a key."""
     known = [SALT, KEY, *(str(name) for name in NAMES)]
     known += [json.dumps(secret)[1:-1] for secret in known]
     known += [hashlib.sha256(str(secret).encode()).hexdigest()[:16] for secret in known]

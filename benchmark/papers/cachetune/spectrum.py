@@ -83,7 +83,7 @@ def _shares(both: torch.Tensor) -> dict[str, Any]:
 
 
 def _chosen(chunk: Chunk) -> dict[str, float]:
-    """Shares of the tokens chosen at r = 0.15 that are the same, or stand at the chunk's head."""
+    """Return the shares of the chosen tokens (r = 0.15) that are equal, and that are in the chunk's head."""
     count = int(RATIO * len(chunk))
 
     def best(score: torch.Tensor) -> set[int]:

@@ -134,7 +134,7 @@ class Thinned:
         self._number = count()
         self._count = self._accesses = self._tokens = 0
 
-    def wants(self, key: int) -> bool:
+    def selects(self, key: int) -> bool:
         """Return whether a conversation's hash is below the current threshold."""
         return key < self._below
 
@@ -249,7 +249,7 @@ def sample_of(
 def _take(rows: Iterable[TraceRequest], kept: Thinned) -> None:
     for row in rows:
         key = conversation_key(row)
-        if kept.wants(key):
+        if kept.selects(key):
             kept.add(key, row)
 
 
@@ -301,7 +301,7 @@ def _from_text(
             made.arrivals.add(prompt.time_s)
             progress(1)
             is_named = prompt.conversation is not None
-            if is_named and not kept.wants(_key(str(prompt.conversation).split("/", 1)[0])):
+            if is_named and not kept.selects(_key(str(prompt.conversation).split("/", 1)[0])):
                 made.tokens_in_log += prompt.size()
                 continue
             row = record(prompt, cutter)

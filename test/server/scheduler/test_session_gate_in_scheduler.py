@@ -143,7 +143,7 @@ def test_the_oldest_session_comes_first_while_others_wait() -> None:
         scheduler.end(f"r{i}")
     scheduler.add(Req("young", "s2", 30, 5.0))
     scheduler.add(Req("old", "s0", 30, 6.0))
-    assert scheduler.shown() == ["young", "old"], "nobody waits: the queue is as it was"
+    assert scheduler.shown() == ["young", "old"], "no request waits: the queue is unchanged"
     scheduler.add(Req("new", "s9", 90, 7.0))
     assert scheduler.shown() == ["old", "young"]
     assert scheduler.queue == ["young", "old", "new"]

@@ -17,7 +17,7 @@ def scheduled(model: Path, *arguments: str) -> dict[str, Any]:
 
 @pytest.mark.long
 @pytest.mark.timeout(PATIENCE_S)
-def test_policies_are_exchanged_among_steps_and_every_answer_is_the_same(small_model) -> None:
+def test_exchanges_of_policies_between_steps_change_no_answer(small_model) -> None:
     found = scheduled(
         small_model,
         *("--radix-eviction", "wa", "--canopy-whatif", "auto"),

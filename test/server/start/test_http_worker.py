@@ -56,4 +56,4 @@ def test_a_worker_has_our_hooks_and_routes(tmp_path: Path) -> None:
     assert {"/canopy/hint", "/canopy/status"} <= set(found["routes"])
     assert found["stamps"]
     assert found["hints"] == "off"
-    assert found["middleware"] >= 1, "nobody checks the administrator's key"
+    assert found["middleware"] >= 1, "no middleware checks the administrator's key"
