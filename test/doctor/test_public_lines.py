@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from doctor.public_lines import LINES, OK, REFUSED, UNKNOWN
+from doctor.started_lines import AUTO, arguments
 from support.doctored import in_a_process, reports_on
 
-AUTO = "--radix-eviction auto"
 SERVER = """
 import json, os, sys
 from sglang.srt.plugins import load_plugins
@@ -70,14 +70,7 @@ def server(words, tiny_model: Path) -> dict:
     """SGLang's own parser, resolution and Canopy's checks at the start, on the server's words."""
     given = {}
     for name, line in zip(NAMES, LINES, strict=True):
-        script = line.command.replace("\\\n", " ").replace("AUTO", AUTO)
-        if "args: [" in script:
-            script = f"--model-path M --host 0.0.0.0 --port 30000 {AUTO}"
-        elif "command:\n" in script:
-            script = script.partition("command:\n")[2]
-        elif "\n" not in script:
-            script += f" {AUTO}"
-        argv = shlex.split(script.rpartition("sglang.launch_server")[2] or script)
+        argv = arguments(line)
         given[name] = [str(tiny_model) if word == "M" else word for word in argv]
     return in_a_process(SERVER, given)
 
