@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from canopy_lab.cli.main import main
+from canopy_lab.plan.prices import _LISTS as PRICE_LISTS
 from canopy_lab.plan.validate import recalibrate, scaled, system_of_plan, validate
 from canopy_lab.sim.compact import CompactTrace
 from canopy_lab.sim.system import Workload, load_profile, simulate_system
@@ -110,7 +111,11 @@ def test_the_commands_errors_are_read_by_a_plan(served, tmp_path, capsys):
     errors = json.loads(out.read_text())["errors"]
     assert errors["mean_ttft_s"] < -0.2
     assert load_profile(profile).notes["recalibrated"] == pytest.approx(1.5, rel=0.02)
+    prices = tmp_path / "prices.json"
+    shipped = json.loads((PRICE_LISTS / "aws-us-east-1.json").read_text())
+    prices.write_text(json.dumps({**shipped, "gpu": "A100"}))
     again = ["plan", str(served), "--format", "sglang", "--profile", str(profile), "--cache", "off",
+             "--prices", str(prices),
              "--device-tokens", "12000", "--disks", "none", "--jobs", "1",
              "--server", "page_size=64", "--search", "dram_levels=2,evaluations=4,checks=off",
              "--validation", str(out)]  # fmt: skip
