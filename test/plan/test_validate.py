@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from canopy_lab.cli.main import main
-from canopy_lab.plan.prices import _LISTS as PRICE_LISTS
+from canopy_lab.plan.prices import PRICE_LISTS
 from canopy_lab.plan.validate import recalibrate, scaled, system_of_plan, validate
 from canopy_lab.sim.compact import CompactTrace
 from canopy_lab.sim.system import Workload, load_profile, simulate_system

@@ -139,7 +139,7 @@ def probe_rows(
 
 
 MOST_STOPS = 4
-"""Maximum runs of background work that are stopped in a row, so that it goes on under any traffic."""
+"""Maximum consecutive stops of background work: under any traffic some of it is done."""
 
 
 def never() -> bool:

@@ -45,7 +45,7 @@ __all__ = [
     "price_list_names",
 ]
 
-_LISTS = Path(__file__).parent / "price_lists"
+PRICE_LISTS = Path(__file__).parent / "price_lists"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +101,14 @@ class Prices:
 
 
 def price_list_names() -> tuple[str, ...]:
-    return tuple(sorted(path.stem for path in _LISTS.glob("*.json")))
+    return tuple(sorted(path.stem for path in PRICE_LISTS.glob("*.json")))
 
 
 def load_prices(name_or_path: str | Path) -> Prices:
     """Load a shipped list by name, or a file of the same format. Raises ``CanopyError``."""
     path = Path(name_or_path)
     if str(name_or_path) in price_list_names():
-        path = _LISTS / f"{name_or_path}.json"
+        path = PRICE_LISTS / f"{name_or_path}.json"
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError):

@@ -58,16 +58,14 @@ class CanopyRadixCache(UnifiedRadixCache):
         super().release_host_resources()
 
     def is_backuped(self, node_id: int) -> bool:
-        """Return whether the storage may hold what follows a node; SGLang asks before it reads.
+        """Return whether the storage may hold what follows a node. SGLang reads it only then.
 
         Under ``write_back`` a node without a host copy may have been written and loaded before.
         """
         if super().is_backuped(node_id):
             return True
-        if (
-            not (self.enable_storage and self.tree_core.is_write_back)
-            or len(self.tree_components) > 1
-        ):
+        written_back = self.enable_storage and self.tree_core.is_write_back
+        if not written_back or len(self.tree_components) > 1:
             return False
         return self.get_last_hash_value(node_id) is not None
 
