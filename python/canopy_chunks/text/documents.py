@@ -81,7 +81,7 @@ class Documents:
         server.
         """
         name = document_name(ids, tenant)
-        if name not in self.by_tenant.get(tenant, {}):
+        if not self.has(name, tenant):
             self._check_share(len(ids), tenant)
             self._make_room(len(ids), tenant)
             self.by_tenant.setdefault(tenant, {})[name] = Document(tuple(ids), tenant)
@@ -92,6 +92,10 @@ class Documents:
     def of(self, tenant: str | None) -> dict[str, Document]:
         """Return a tenant's documents by id."""
         return dict(self.by_tenant.get(tenant, {}))
+
+    def has(self, name: str, tenant: str | None) -> bool:
+        """Return whether the tenant has a document of this id."""
+        return name in self.by_tenant.get(tenant, {})
 
     def get(self, name: str, tenant: str | None) -> Document:
         """Return the tenant's document of an id. Raises CanopyError for an unknown id."""

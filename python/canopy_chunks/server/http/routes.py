@@ -61,10 +61,13 @@ async def register(request: Any, manager: Any, options: Options) -> dict[str, An
     tenant = tenant_of(**fields)
     limits.register(tenant)
     name = entry.documents.add(ids, tenant)
-    await _delete_removed(manager)
     least = max(options.min_tokens, manager.server_args.page_size or 1)
     found = options.find == "on" and entry.finder.add(tuple(ids), tenant, least)
+    await _delete_removed(manager)
     await calls.encode(manager, inner(tuple(ids)) if found else ids, fields)
+    if not entry.documents.has(name, tenant):
+        await _command(manager, "delete", Document(tuple(ids), tenant))
+        raise CanopyError(f"document {name[:12]} was deleted or displaced during its registration")
     if body.get("pin") and await _command(manager, "pin", entry.documents.get(name, tenant)):
         entry.documents.get(name, tenant).pinned = True
     pinned = entry.documents.get(name, tenant).pinned
