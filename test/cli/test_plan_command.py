@@ -314,6 +314,7 @@ def test_gpus_are_compared_at_their_prices(plan, capsys):
     assert "llama-3.1-8b-h20" in said
     assert "published figures, not measured" in said
     assert "Best by cost: llama-3.1-8b-h100" in said
+    assert "The error of these predictions on your traffic is unknown" in said
     assert report["about"]["profile"] == "llama-3.1-8b-h100"
     assert plan("--compare", "llama-3.1-8b-h100=free", base=QUICK)[0] == 2
 

@@ -52,14 +52,13 @@ def run(*options: Any) -> int:
     check_gpu(command)
     plan, work, about = plan_of(command, *read(command))
     print(plan_text(plan, work.prices.currency))
-    for line in [about["policy"], *remarks(command, work, about)]:
-        print(line)
+    print("\n".join([about["policy"], *remarks(command, work, about)]))
     write_outputs(command, plan, work, about)
     return 0 if plan.choice.feasible else 1
 
 
 def _compare(given: PlanCommand) -> int:
-    """Plan for each profile of ``--compare``, print the choices, write the best plan's files."""
+    """Plan for each profile of ``--compare``, print the choices and the best plan's remarks, write its files."""
     commands = [for_profile(given, name, usd) for name, usd in given.searching.compare]
     (trace, ids), rows = read(given), []
     fitting = trace
@@ -84,6 +83,7 @@ def _compare(given: PlanCommand) -> int:
     sign = -1 if wanted.maximise else 1
     command, found, work, about = min(able, key=lambda m: sign * m[1].choice.row[wanted.key])
     print(f"Best by {wanted.name}: {command.profile.name}, {label_of(found.choice.row)}")
+    print("\n".join([about["policy"], *remarks(command, work, about)]))
     write_outputs(command, found, work, about)
     return 0
 
