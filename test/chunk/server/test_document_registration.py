@@ -108,4 +108,3 @@ def test_a_document_deleted_while_its_room_is_made_is_not_found(manager: Manager
     asyncio.run(both())
     assert found() == []
     assert manager.messages[-1] == "delete"
-

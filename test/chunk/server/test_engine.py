@@ -1,4 +1,4 @@
-"""State of a scheduler's engine: addresses, versions of a document, tenants, bounds."""
+"""State of a scheduler's engine: addresses, encoding, bounds."""
 
 import time
 from types import SimpleNamespace
@@ -20,68 +20,8 @@ from canopy_chunks.server.engine import ChunkEngine  # noqa: E402
 from canopy_chunks.server.http.limits import READ  # noqa: E402
 from canopy_chunks.server.options import LEARN_PREFIX_TOKENS, Options  # noqa: E402
 from canopy_chunks.store.chunk import FusedPrompt  # noqa: E402
-from canopy_chunks.text.documents import document_name  # noqa: E402
+from support.chunk_engine import LENGTH, SYSTEM, know_head, learn, prompt, request, tiers  # noqa: E402
 from support.queued import queued  # noqa: E402
-
-SYSTEM, LENGTH, TAIL = 10, 40, 8
-NO_FILES = SimpleNamespace(model_path="no/such-model")
-
-
-class Tokenizer:
-    """One token a letter, within the small model's vocabulary."""
-
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        return [ord(c) % 300 for c in text][:30]
-
-
-@pytest.fixture
-def make(llama, monkeypatch):
-    """``make(encode=..., ...)``: an engine over the small model, without a server around it."""
-    monkeypatch.setattr(engines.model_view, "served_model", lambda *_: llama)
-    runner = SimpleNamespace(attn_backend=SimpleNamespace(canopy_plan=None), model_config=NO_FILES)
-
-    def made(**options) -> ChunkEngine:
-        return ChunkEngine(runner, Options(memory_mb=64, **options), Tokenizer())
-
-    return made
-
-
-def request(ids, bounds, salt: str | None = None, **fields):
-    known = {"return_logprob": False, "logprob_start_len": -1, "output_ids": [], **fields}
-    params = SimpleNamespace(custom_params={"canopy_chunks": bounds})
-    return SimpleNamespace(
-        origin_input_ids=list(ids), extra_key=None, cache_salt=salt, sampling_params=params, **known
-    )
-
-
-def prompt(ids, order=(0, 1, 2)):
-    """A request's ids and bounds: a system text, documents by number, a question."""
-    out, bounds = ids[:SYSTEM].tolist(), []
-    for i in order:
-        start = SYSTEM + i * LENGTH
-        bounds += [len(out), len(out) + LENGTH]
-        out += ids[start : start + LENGTH].tolist()
-    return out + ids[-TAIL:].tolist(), bounds
-
-
-def know_head(engine: ChunkEngine, state) -> None:
-    """Register the tokens before the first document as seen."""
-    engine.library.heads.seen_before(state.salt, state.places[0].head)
-
-
-def learn(engine: ChunkEngine, req, head_returns: bool = True) -> None:
-    """Act after a fused prefill: request and encode missing chunks."""
-    state = engine.new_request(req)
-    if head_returns:
-        know_head(engine, state)
-    state.fused = True  # so that nothing is taken from a pool
-    engine.encode_missing(req, state, torch.arange(len(req.origin_input_ids)))
-    while engine.library.encoder.busy:
-        engine.library.encoder.step(0.0)
-
-
-def tiers(engine: ChunkEngine, req) -> list[str | None]:
-    return [k.tier for k in engine.library.resolve(engine.new_request(req))]
 
 
 def test_documents_are_found_in_another_order(make, llama, ids) -> None:
@@ -134,73 +74,6 @@ def test_only_a_first_document_is_stored_from_an_ordinary_prefill(
     engine.encode_missing(req, state, torch.arange(len(out)))
     assert taken == [SYSTEM]
     assert len(engine.library.encoder.queue) == 1
-
-
-def test_a_document_of_an_earlier_run_is_deleted_from_disk_too(make, ids, tmp_path) -> None:
-    options = {"disk_mb": 64, "directory": str(tmp_path)}
-    first = make(**options)
-    first.library.store._tiers[0].capacity_bytes = 0  # nothing fits in memory
-    req = request(*prompt(ids))
-    learn(first, req)
-    assert tiers(first, req) == ["disk"] * 3
-    second = make(**options)
-    assert tiers(second, req) == ["disk"] * 3
-    learn(second, req)
-    name = document_name(ids[SYSTEM : SYSTEM + LENGTH].tolist(), None)
-    assert second.library.command("pin", name, None)
-    assert second.library.command("unpin", name, None)
-    assert second.library.command("delete", name, None)
-    assert tiers(second, req) == [None, "disk", "disk"]
-    assert len(list(tmp_path.rglob("*.chunk"))) == 2
-
-
-def test_tenants_share_nothing_on_disk_nor_after_a_restart(make, ids, tmp_path) -> None:
-    options = {"disk_mb": 64, "directory": str(tmp_path)}
-    first = make(**options)
-    first.library.store._tiers[0].capacity_bytes = 0
-    learn(first, request(*prompt(ids), salt="a"))
-    for engine in (first, make(**options)):
-        assert tiers(engine, request(*prompt(ids), salt="a")) == ["disk"] * 3
-        assert tiers(engine, request(*prompt(ids), salt="b")) == [None] * 3
-        assert tiers(engine, request(*prompt(ids))) == [None] * 3
-
-
-def test_versions_and_names_that_were_evicted_are_not_remembered(make, ids) -> None:
-    engine = make()
-    store, document = engine.library.store, ids[SYSTEM : SYSTEM + LENGTH].tolist()
-    for i in range(6):
-        learn(engine, behind(i, document))
-        for key, *_ in store.listing()[:-1]:
-            store.delete(key)
-    assert len(store.of_document(document_name(document, None))) <= 2
-    for tenant in ("a", "b"):
-        learn(engine, request(*prompt(ids), salt=tenant))
-    assert len(store._documents) == 1 + 2 * 3
-    for key, *_ in store.listing():
-        store.delete(key)
-    assert not store._documents
-
-
-def test_every_version_of_a_pinned_document_is_pinned(make, ids) -> None:
-    engine = make()
-    document = ids[SYSTEM : SYSTEM + LENGTH].tolist()
-    name = document_name(document, None)
-
-    def pins() -> list[int]:
-        return [pins for *_, pins in engine.library.store.listing()]
-
-    assert not engine.library.command("pin", name, None)
-    learn(engine, behind(0, document))
-    assert engine.library.command("pin", name, None)
-    learn(engine, behind(1, document))
-    assert pins() == [1, 1]
-    for key, *_ in engine.library.store.listing()[:1]:
-        engine.library.store.delete(key)
-    learn(engine, behind(0, document))
-    assert pins() == [1, 1]
-    assert engine.library.command("unpin", name, None)
-    assert pins() == [0, 0]
-    assert not engine.library.command("unpin", name, None)
 
 
 @pytest.mark.parametrize("left", [[0], None])
@@ -413,76 +286,6 @@ def test_reused_kv_is_kept_out_of_the_exact_tree_by_an_assertion(make, ids) -> N
         _check_insert(None, req, up_to=100)
 
 
-def test_a_tenants_pins_are_bounded_and_those_of_all_tenants(make, ids) -> None:
-    engine = make()
-    size = learned_bytes(engine, ids)
-    (tier,) = engine.library.store._tiers
-    tier.capacity_bytes = 24 * size  # a tenth: 2 chunks, a quarter: 6
-    asked, done = [], []
-    for tenant in "abcd":
-        learn(engine, request(*prompt(ids), salt=tenant))
-        for i in range(3):
-            start = SYSTEM + i * LENGTH
-            name = document_name(ids[start : start + LENGTH].tolist(), tenant)
-            asked.append((name, tenant))
-            done.append(engine.library.command("pin", name, tenant))
-    assert done == [True, True, False] * 3 + [False] * 3
-    assert engine.stats()["pinned_bytes"] == 6 * size
-    assert not engine.library.command("unpin", asked[0][0], "b")  # another's
-    assert engine.library.command("unpin", *asked[0])
-    assert engine.library.command("pin", *asked[2])
-    assert engine.library.command("delete", *asked[1])
-    assert engine.stats()["pinned_bytes"] == 5 * size
-    engine.library.store.check()
-
-
-def test_a_reading_looks_at_no_stored_chunk(make, ids, monkeypatch) -> None:
-    engine = make()
-    for tenant in "ab":
-        learn(engine, request(*prompt(ids), salt=tenant))
-        for i in range(3):
-            start = SYSTEM + i * LENGTH
-            name = document_name(ids[start : start + LENGTH].tolist(), tenant)
-            assert engine.library.command("pin", name, tenant)
-    looked: list[str] = []
-    monkeypatch.setattr(engine.library.store, "_find", looked.append)
-    found = engine.stats()
-    assert (found["pinned_chunks"], found["pinned_bytes"] > 0, looked) == (6, True, [])
-
-
-def learned_bytes(engine: ChunkEngine, ids) -> int:
-    """The size of one chunk, which is forgotten again."""
-    learn(engine, request(*prompt(ids, (0,)), salt="size"))
-    ((key, *_),) = engine.library.store.listing()
-    size = engine.library.store.size(key)
-    engine.library.store.delete(key)
-    return size
-
-
-def test_nothing_of_a_tenant_is_reached_by_the_name_of_its_document(make, ids) -> None:
-    engine = make()
-    learn(engine, request(*prompt(ids), salt="a"))
-    name = document_name(ids[SYSTEM : SYSTEM + LENGTH].tolist(), "a")
-    for other in (None, "b", "a/"):
-        for verb in ("pin", "unpin", "delete"):
-            assert not engine.library.command(verb, name, other)
-    assert tiers(engine, request(*prompt(ids), salt="a")) == ["host"] * 3
-    assert engine.library.command("pin", name, "a")
-
-
-def test_an_extra_key_a_salt_and_an_adapter_keep_kv_apart(make, ids) -> None:
-    engine = make()
-    fields = [{}, {"extra_key": "a"}, {"cache_salt": "a"}, {"extra_key": "a", "cache_salt": "a"}]
-    fields.append({"extra_key": "aadapter", "lora_id": "adapter"})
-    states = []
-    for one in fields:
-        req = request(*prompt(ids))
-        vars(req).update(one)
-        states.append(engine.new_request(req))
-    assert len({state.keys for state in states}) == len(fields)
-    assert [state.tenant for state in states] == [None, "a/", "a", "a/a", "a/"]
-
-
 def test_a_command_that_is_none_is_ignored(make) -> None:
     from canopy_chunks.server.scheduler import run_commands
 
@@ -570,54 +373,6 @@ def test_one_document_behind_the_system_text_is_plain_serving(make, llama, ids, 
     plain = llama.logits(prefill(llama, whole, dense_cache(llama, len(whole))))[-1]
     assert got.rows.tolist() == [*range(SYSTEM), *range(SYSTEM + LENGTH, len(whole))]
     assert (got.logits - plain).abs().max() < 1e-4
-
-
-def behind(system: int, document, salt: str | None = None):
-    """A request of one document behind a system text of its own."""
-    return request([system] * SYSTEM + document + [1], [SYSTEM, SYSTEM + LENGTH], salt)
-
-
-def test_a_document_is_deleted_in_every_version_of_an_earlier_run(make, ids, tmp_path) -> None:
-    options = {"disk_mb": 64, "directory": str(tmp_path)}
-    first = make(**options)
-    first.library.store._tiers[0].capacity_bytes = 0  # nothing fits in memory
-    document = ids[SYSTEM : SYSTEM + LENGTH].tolist()
-    for system in (2, 3, 4):
-        learn(first, behind(system, document))
-    learn(first, behind(2, document, "other tenant"))
-    second = make(**options)
-    assert second.library.command("delete", document_name(document, None), None)
-    assert [tiers(second, behind(n, document)) for n in (2, 3, 4)] == [[None]] * 3
-    assert tiers(second, behind(2, document, "other tenant")) == ["disk"]
-    assert len(list(tmp_path.rglob("*.chunk"))) == 1
-
-
-def test_a_tenant_with_very_many_documents_can_still_delete_the_oldest(make, ids) -> None:
-    engine = make()
-    documents = [[i, *ids[: LENGTH - 1].tolist()] for i in range(8)]
-    for document in documents:
-        learn(engine, behind(2, document))
-    for document in documents:
-        assert engine.library.command("delete", document_name(document, None), None)
-    assert not len(engine.library.store)
-
-
-def test_a_running_request_does_not_restore_a_deleted_document(make, ids) -> None:
-    engine = make()
-    store, document = engine.library.store, ids[SYSTEM : SYSTEM + LENGTH].tolist()
-    name = document_name(document, None)
-    under_way = [behind(n, document) for n in (2, 3)]
-    states = [engine.new_request(req) for req in under_way]
-    engine.library.command("delete", name, None)
-    engine.library.command("delete", document_name(document, "a"), "a")
-    for req, state in zip(under_way, states):
-        state.fused = True
-        engine.encode_missing(req, state, torch.arange(len(req.origin_input_ids)))
-    learn(engine, behind(2, document, "b"))
-    assert not store.of_document(name)
-    assert store.of_document(document_name(document, "b")), "another tenant's"
-    learn(engine, behind(2, document))
-    assert store.of_document(name), "it was sent again since"
 
 
 def test_a_long_prompt_uses_a_short_ones_encoding_and_requests_more_stand_ins(

@@ -1,0 +1,60 @@
+"""An engine of document reuse over a small model, its requests, and their effects."""
+
+from types import SimpleNamespace
+
+import torch
+
+from canopy_chunks.server.engine import ChunkEngine
+
+SYSTEM, LENGTH, TAIL = 10, 40, 8
+NO_FILES = SimpleNamespace(model_path="no/such-model")
+
+
+class Tokenizer:
+    """One token a letter, within the small model's vocabulary."""
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return [ord(c) % 300 for c in text][:30]
+
+
+def request(ids, bounds, salt: str | None = None, **fields):
+    known = {"return_logprob": False, "logprob_start_len": -1, "output_ids": [], **fields}
+    params = SimpleNamespace(custom_params={"canopy_chunks": bounds})
+    return SimpleNamespace(
+        origin_input_ids=list(ids), extra_key=None, cache_salt=salt, sampling_params=params, **known
+    )
+
+
+def prompt(ids, order=(0, 1, 2)):
+    """A request's ids and bounds: a system text, documents by number, a question."""
+    out, bounds = ids[:SYSTEM].tolist(), []
+    for i in order:
+        start = SYSTEM + i * LENGTH
+        bounds += [len(out), len(out) + LENGTH]
+        out += ids[start : start + LENGTH].tolist()
+    return out + ids[-TAIL:].tolist(), bounds
+
+
+def know_head(engine: ChunkEngine, state) -> None:
+    """Register the tokens before the first document as seen."""
+    engine.library.heads.seen_before(state.salt, state.places[0].head)
+
+
+def learn(engine: ChunkEngine, req, head_returns: bool = True) -> None:
+    """Act after a fused prefill: request and encode missing chunks."""
+    state = engine.new_request(req)
+    if head_returns:
+        know_head(engine, state)
+    state.fused = True  # so that nothing is taken from a pool
+    engine.encode_missing(req, state, torch.arange(len(req.origin_input_ids)))
+    while engine.library.encoder.busy:
+        engine.library.encoder.step(0.0)
+
+
+def tiers(engine: ChunkEngine, req) -> list[str | None]:
+    return [k.tier for k in engine.library.resolve(engine.new_request(req))]
+
+
+def behind(system: int, document, salt: str | None = None):
+    """A request of one document behind a system text of its own."""
+    return request([system] * SYSTEM + document + [1], [SYSTEM, SYSTEM + LENGTH], salt)

@@ -1,0 +1,79 @@
+"""Waiting requests and passes of a scheduler on a real cache."""
+
+import random
+from array import array
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from sglang.srt.managers.schedule_batch import Req
+from sglang.srt.managers.schedule_policy import SchedulePolicy
+from sglang.srt.sampling.sampling_params import SamplingParams
+
+from sglang_canopy.config.queue import BOUNDED_SHORTEST, QueueFlags
+from sglang_canopy.server.scheduler import queue
+from sglang_canopy.server.scheduler.live_queue import LiveQueue
+from support.live_tree import LiveTree
+
+PAGE = 4
+
+
+def tokens(count: int, seed: int) -> list[int]:
+    draw = random.Random(seed)
+    return [draw.randrange(1, 2_000) for _ in range(count)]
+
+
+def made(tree: LiveTree, ids: list[int], at: float, **fields: Any) -> Req:
+    """A request as the scheduler makes it, announced to the tree."""
+    params = SamplingParams(max_new_tokens=4, custom_params={"canopy": {"time": at}})
+    req = Req(f"r{at}-{len(ids)}-{ids[0]}", "", array("q", ids), params, **fields)
+    tree.core.requests.of(req)
+    return req
+
+
+def policy_of(tree: LiveTree, priorities: bool = False, low_first: bool = False) -> SchedulePolicy:
+    return SchedulePolicy("fcfs", tree.cache, False, priorities, low_first)
+
+
+def arranged(tree: LiveTree, waiting: list[Req], policy: Any = None) -> list[Req]:
+    waiting = list(waiting)
+    queue.priorities_calculated(
+        SchedulePolicy.calc_priority, policy or policy_of(tree), waiting, None, 0
+    )
+    return waiting
+
+
+def tree_with_queue() -> LiveTree:
+    tree = LiveTree(4096, "wa", page_size=PAGE)
+    tree.cache.canopy_queue = LiveQueue(tree.cache, QueueFlags(queue_order=BOUNDED_SHORTEST))
+    return tree
+
+
+def scheduler_with(waiting: list[Req], running: Sequence[Req] = (), **more: Any) -> Any:
+    return SimpleNamespace(
+        waiting_queue=list(waiting),
+        running_batch=SimpleNamespace(reqs=list(running)),
+        last_batch=None,
+        chunked_req=None,
+        **more,
+    )
+
+
+def chosen(
+    tree: LiveTree, waiting: list[Req], admitted: int, running: Sequence[Req] = ()
+) -> tuple[Any, list[Req]]:
+    """Make a pass that admits the first ``admitted`` requests while ``running`` run; return them."""
+    scheduler = scheduler_with(waiting, running, tree_cache=tree.cache)
+    found: list[Req] = []
+
+    def choose() -> tuple[Any, Any]:
+        queue.priorities_calculated(
+            SchedulePolicy.calc_priority, policy_of(tree), scheduler.waiting_queue, None, 0
+        )
+        found[:] = scheduler.waiting_queue[:admitted]
+        scheduler.waiting_queue = scheduler.waiting_queue[admitted:]
+        entered = SimpleNamespace(reqs=list(found)) if found else None
+        return entered, SimpleNamespace(is_empty=lambda: True)
+
+    queue.prefill_chosen(scheduler, scheduler.running_batch, choose)
+    return scheduler, found
