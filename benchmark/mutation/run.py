@@ -19,11 +19,12 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 # A fork loses the threads that a library has started: none may start any.
 os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -117,17 +118,17 @@ class Suite:
 
     def run(self, mutant: Mutant | None) -> bool:
         """Run the tests in a fork; return whether they pass, without too much CPU time or idling."""
-        reader, writer = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            self._in_fork(mutant, writer)
-        os.close(writer)
-        status = _wait(pid)
-        with os.fdopen(reader) as pipe:
-            self.seconds = json.loads(pipe.read() or "{}") or self.seconds
+        # A file: a pipe holds 64 KiB, less than the names of a large package's tests.
+        with tempfile.TemporaryFile() as measured:
+            pid = os.fork()
+            if pid == 0:
+                self._in_fork(mutant, measured)
+            status = _wait(pid)
+            measured.seek(0)
+            self.seconds = json.loads(measured.read() or b"{}") or self.seconds
         return status == 0
 
-    def _in_fork(self, mutant: Mutant | None, writer: int) -> NoReturn:
+    def _in_fork(self, mutant: Mutant | None, measured: IO[bytes]) -> NoReturn:
         os.setsid()
         silence = os.open(os.devnull, os.O_RDWR)
         for stream in range(3):
@@ -141,7 +142,8 @@ class Suite:
         with suppress(BaseException):
             code = int(pytest.main([*options, *self.tests], plugins=[order]))
         if mutant is None:
-            os.write(writer, json.dumps(order.seconds).encode())
+            measured.write(json.dumps(order.seconds).encode())
+            measured.flush()
         os._exit(code)
 
 
