@@ -51,12 +51,16 @@ from sglang_canopy.wire.document_names import BOUNDS
 from sglang_canopy.wire.stamp import own_params, read_time
 from sglang_canopy.wire.tenant_rate import TenantRate
 
+MAX_SPARED = 8
+"""Maximum short batches in a row that do not wait for a piece of earned work. A piece takes longer
+than a short batch; under load without a pause or a long prompt, one batch in nine waits."""
+
 
 class ChunkEngine:
     """Plans requests and places reused KV. One per scheduler, at ``model_runner.canopy_chunks``.
 
     window_tokens, prefill_tokens: SGLang's bounds of one forward; has_run: a batch ran after the
-    latest idle work; ratios: calibrated recompute ratio by tier; measure_expected: returns the
+    latest idle work; spared: short batches in a row that did not wait for earned work; ratios: calibrated recompute ratio by tier; measure_expected: returns the
     expected KL of new weights. Raises CanopyError for a model or an attention backend that cannot fuse.
     """
 
@@ -81,6 +85,7 @@ class ChunkEngine:
         self.not_fused: Counter[str] = Counter()
         self.time_s = 0.0
         self.has_run = False
+        self.spared = 0
         self.window_tokens: int | None = None
         self.prefill_tokens: int | None = None
         self.ratios: dict[str, float] = {}
@@ -334,15 +339,28 @@ class ChunkEngine:
         """Encode and check the amount that completed prefills have earned, never between a prefill
         and its answer.
 
-        ``tokens``: prompt tokens of the batch.
+        ``tokens``: prompt tokens of the batch, 0 if it decodes.
         """
         self.has_run = True
         self.follow_updates()
+        if self._spares(tokens):
+            return
         if self.library.encoder.busy:
             self.watch.interrupt(self.time_s)  # the encoder needs the check's memory
             self.library.spend_encoding(self.time_s, tokens)
         else:
             self.watch.spend(self.library, self.time_s, tokens)
+
+    def _spares(self, tokens: int) -> bool:
+        """Return whether a batch of ``tokens`` does not wait for the earned work: a batch of less
+        than a piece, at most ``MAX_SPARED`` in a row."""
+        encoder = self.library.encoder
+        credit = self.library.encode_credit if encoder.busy else self.watch.credit
+        if tokens >= encoder.piece_tokens or credit < encoder.piece_tokens:
+            self.spared = 0
+        else:
+            self.spared = (self.spared + 1) % (MAX_SPARED + 1)
+        return self.spared > 0
 
     @property
     def has_idle_work(self) -> bool:

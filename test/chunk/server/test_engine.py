@@ -144,7 +144,7 @@ def test_a_prefill_pays_for_its_share_and_a_later_forward_does_the_work(make, id
     engine.work_before_batch(10_000)
     assert engine.library.encoder.encoded_tokens == 0
     engine.library.earn_encoding(10)
-    engine.work_before_batch(1)
+    engine.work_before_batch(64)
     assert engine.library.encoder.encoded_tokens == SYSTEM + LENGTH
     assert engine.library.encode_credit == 64 - (SYSTEM + LENGTH)
     while engine.library.encoder.busy:
@@ -168,7 +168,33 @@ def test_long_prompts_do_not_save_up_encoding_that_short_prompts_then_wait_for(m
     assert 0 < delayed <= 8
 
 
-def test_a_short_prompt_waits_for_one_piece_that_a_long_prompt_has_earned(make, ids) -> None:
+@pytest.mark.parametrize("work", ["encoding", "check"])
+def test_a_short_batch_in_nine_waits_for_work_that_a_long_prompt_has_earned(
+    make, ids, work
+) -> None:
+    engine = make(learn_share=0.1, encode="prefix", check_share=1.0)
+    pieces: list[int] = []
+    learn(engine, request(*prompt(ids, (2,))))
+    if work == "encoding":
+        engine.library.encoder.enqueue(range(300), (), "", None)
+        engine.library.earn_encoding(64 * 1000)
+        engine.library.encoder.step = lambda _now: pieces.append(1) or 64
+    else:
+        served = request(*prompt(ids, (2,)))
+        state = engine.new_request(served)
+        state.fused = True
+        engine.offer_check(served, state)
+        engine.watch.earn(64 * 1000)
+        engine.watch.run_piece = lambda *_: pieces.append(1)
+    waited = []
+    for tokens in [40, *[0] * 20, 64, *[1] * 10]:
+        pieces.clear()
+        engine.work_before_batch(tokens)
+        waited.append(len(pieces))
+    assert waited == [0] * 8 + [1] + [0] * 8 + [1] + [0] * 3 + [1] + [0] * 8 + [1, 0]
+
+
+def test_a_long_prompt_waits_for_few_of_the_pieces_that_were_earned(make, ids) -> None:
     engine = make(learn_share=0.1, encode="prefix", check_share=1.0)
     learn(engine, request(*prompt(ids, (2,))))
     served = request(*prompt(ids, (2,)))
@@ -180,7 +206,7 @@ def test_a_short_prompt_waits_for_one_piece_that_a_long_prompt_has_earned(make, 
         name = "step" if did is engine.library.encoder else "run_piece"
         run = getattr(did, name)
         setattr(did, name, lambda *args, run=run: pieces.append(1) or run(*args))
-    for tokens, most in ((0, 1), (1, 1), (10 * 128, 2)):
+    for tokens, most in ((64, 1), (10 * 128, 2)):
         engine.library.encoder.enqueue(range(300), (), "", None)
         engine.library.earn_encoding(6400)
         engine.work_before_batch(tokens)
@@ -190,7 +216,7 @@ def test_a_short_prompt_waits_for_one_piece_that_a_long_prompt_has_earned(make, 
         engine.library.encode_piece(0.0)
     pieces.clear()
     engine.watch.earn(6400)
-    for tokens, most in ((0, 1), (50 * 128, 1)):  # 128 earned tokens are two pieces
+    for tokens, most in ((64, 1), (50 * 128, 1)):  # 128 earned tokens are two pieces
         engine.work_before_batch(tokens)
         assert len(pieces) == most
         pieces.clear()
