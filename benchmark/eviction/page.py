@@ -50,18 +50,18 @@ def claims() -> str:
     return table(["block hits, %", *(f"{c:.0%}" for c in CAPACITIES)], lines, numbers=True)
 
 
-def classics() -> str:
-    """S3-FIFO and GDFS over the same traces and capacities, in points over LRU."""
-    texts = []
-    for policy, name in (("s3fifo", "S3-FIFO"), ("gdfs", "GDFS")):
+def classics() -> dict[str, list[float]]:
+    """Fewest and most points of classic policies over LRU, over the same traces and capacities."""
+    found = {}
+    for policy in ("s3fifo", "gdfs"):
         points = [
             value - hits(trace, "lru")[capacity]
             for trace in TRACES
             for capacity, value in hits(trace, policy).items()
             if capacity in CAPACITIES
         ]
-        texts.append(f"{name} {signed(min(points))} to {signed(max(points))}")
-    return f"Points over LRU in the same cells: {'; '.join(texts)}."
+        found[policy] = [min(points), max(points)]
+    return found
 
 
 def tail() -> str:
@@ -191,15 +191,14 @@ def signals() -> str:
     return table(["points of block hits, 5 %", *names.values()], lines, numbers=True)
 
 
-def short() -> str:
-    real, lru = hits("conversation", "wa"), hits("conversation", "lru")
-    agents = [hits("agentic", policy)[0.05] for policy in ("wa", "lru")]
-    random = hits("conversation", "wa, random labels")[0.05] - lru[0.05]
-    return (
-        f"At 5 % of the distinct blocks `wa` hits {real[0.05]:.1f} % of the conversation trace's blocks "
-        f"where LRU hits {lru[0.05]:.1f}, and {agents[0]:.1f} where LRU hits {agents[1]:.1f} on agents. With "
-        f"random labels the gain on conversation is {signed(random)} points: it comes from the categories."
-    )
+def at_5() -> dict[str, dict[str, float]]:
+    """Block hits in per cent at 5 % of the distinct blocks; ``placebo``: points over LRU."""
+    found = {
+        trace: {policy: hits(trace, policy)[0.05] for policy in ("wa", "lru")}
+        for trace in ("conversation", "agentic")
+    }
+    placebo = hits("conversation", "wa, random labels")[0.05]
+    return {**found, "random": {"placebo": placebo - found["conversation"]["lru"]}}
 
 
 def _against_lru(split: str) -> tuple[float, float, float]:
@@ -213,16 +212,9 @@ def _against_lru(split: str) -> tuple[float, float, float]:
     return mean(lru), mean(wa), 100 * (geometric_mean(ratios) - 1)
 
 
-def against_lru() -> str:
-    """README's two rows in a sentence."""
-    texts = []
-    for split, name in (("judge", "sessions of users 4 and 8"), ("conversation", "conversation")):
-        lru, wa, seconds = _against_lru(split)
-        texts.append(
-            f"on {name} LRU hits {lru:.1f} % of the tokens and `wa` {wa:.1f} % "
-            f"(seconds {signed(seconds)} %)"
-        )
-    return f"At 5 % of the blocks, {'; '.join(texts)}."
+def tokens_at_5() -> dict[str, dict[str, float]]:
+    keys = ("lru", "wa", "seconds")
+    return {split: dict(zip(keys, _against_lru(split))) for split in ("judge", "conversation")}
 
 
 def _readme_seconds(split: str) -> str:
@@ -299,16 +291,13 @@ def states() -> str:
     return table(["tokens found, %", *STATES.values()], lines, numbers=True)
 
 
-def state_shares() -> str:
-    """Tokens found under SGLang's order by bytes of states for each byte of KV."""
+def state_shares() -> dict[str, list[float]]:
+    """Tokens found under SGLang's order with 0.05, 0.2 and 0.9 bytes of states for a byte of KV."""
     known = {(r["trace"], r["gib"], r["arm"], r.get("share")): r["hit"] for r in rows("states")}
-    shares = (0.05, 0.2, 0.9)
-    texts = [
-        listed((known[trace, gib, "SGLang", share] for share in shares), "{:.1f}")
-        + f" % ({trace}, {gib} GiB)"
+    return {
+        trace: [known[trace, gib, "SGLang", share] for share in (0.05, 0.2, 0.9)]
         for trace, gib in (("agentic-1", 20), ("conversation", 160))
-    ]
-    return f"with {listed(shares)} bytes of states for a byte of KV SGLang finds {'; '.join(texts)}"
+    }
 
 
 def _curve(policy: str, placebo: bool = False) -> dict[float, float]:
@@ -349,19 +338,15 @@ PARTS = {
     "figure": figure,
     "closed": closed,
     "states": states,
-    "state-shares": state_shares,
     "victims": victims,
     "long-prompts": long_prompts,
-    "short": short,
     "claims": claims,
-    "classics": classics,
     "tail": tail,
     "kv-hints": kv_hints,
     "hints": hints,
     "signals": signals,
     "true-hints": true_hints,
     "victim": victim,
-    "against-lru": against_lru,
     "readme-agents": functools.partial(_readme_seconds, "judge"),
     "readme-conversation": functools.partial(_readme_seconds, "conversation"),
 }
