@@ -18,7 +18,7 @@ from typing import Any
 from environment import SetupError
 
 AGENTS, READERS = 10, 3
-LEAST_TURNS, MOST_TURNS = 6, 10
+MIN_TURNS, MAX_TURNS = 6, 10
 TASK_CHARS = TOOL_CHARS = 240
 DOCUMENT_CHARS = 800
 ANSWER_TOKENS = 8
@@ -26,7 +26,7 @@ THINK_S = (3.0, 7.0)
 READ_S = 1.0
 """Mean pause of a reader between two documents."""
 SUFFIXES = (".md", ".py", ".txt", ".rst", ".json", ".jsonl", ".log")
-MOST_FILES, FILE_CHARS, LEAST_CHARS = 500, 50_000, 20_000
+MAX_FILES, FILE_CHARS, MIN_CHARS = 500, 50_000, 20_000
 SYSTEM = """\
 You are an agent that works on a code base in small steps. In each step you read the output of your \
 last command and reply with one short command, or with DONE when nothing is left to do.
@@ -61,11 +61,11 @@ def read_texts(folders: Iterable[Path]) -> list[str]:
     """
     folders = list(folders)
     paths = sorted(p for f in folders for p in f.rglob("*") if p.suffix in SUFFIXES and p.is_file())
-    texts = [p.read_text("utf-8", errors="replace")[:FILE_CHARS] for p in paths[:MOST_FILES]]
+    texts = [p.read_text("utf-8", errors="replace")[:FILE_CHARS] for p in paths[:MAX_FILES]]
     texts = [text for text in texts if len(text) > DOCUMENT_CHARS]
-    if sum(map(len, texts)) < LEAST_CHARS:
+    if sum(map(len, texts)) < MIN_CHARS:
         raise SetupError(
-            f"--data {', '.join(map(str, folders))}: less than {LEAST_CHARS:,} characters in files "
+            f"--data {', '.join(map(str, folders))}: less than {MIN_CHARS:,} characters in files "
             f"that end in {', '.join(SUFFIXES)}; give a folder with more text"
         )
     return texts
@@ -83,7 +83,7 @@ def task(texts: Sequence[str], draw: random.Random) -> Iterator[Messages]:
     messages = [{"role": "system", "content": SYSTEM}]
     ask = f"Task {draw.randrange(10**6)}: explain this, then improve it.\n\n"
     text = ask + piece(texts, TASK_CHARS, draw)
-    for _ in range(draw.randint(LEAST_TURNS, MOST_TURNS)):
+    for _ in range(draw.randint(MIN_TURNS, MAX_TURNS)):
         messages.append({"role": "user", "content": text})
         yield messages
         text = "Output of your command:\n" + piece(texts, TOOL_CHARS, draw)

@@ -26,7 +26,7 @@ PACKAGES = {
     "canopy_chunks": ROOT / "python",
     "canopy_kernel": ROOT / "sgl-kernel" / "python",
 }
-MOST_BYTES = 2_000_000
+MAX_BYTES = 2_000_000
 """Largest size of the wheel and of the source distribution."""
 _BESIDE = ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff")
 """Other files of a source distribution than the packages."""
@@ -93,8 +93,8 @@ def check(wheel: Path) -> list[str]:
         held = {name for name in archive.namelist() if ".dist-info/" not in name}
     found = [f"the wheel lacks {name}" for name in sorted(files() - held)]
     found += [f"the wheel holds {name}, which is no part of it" for name in sorted(held - files())]
-    if wheel.stat().st_size > MOST_BYTES:
-        found.append(f"the wheel has {wheel.stat().st_size:,} bytes, more than {MOST_BYTES:,}")
+    if wheel.stat().st_size > MAX_BYTES:
+        found.append(f"the wheel has {wheel.stat().st_size:,} bytes, more than {MAX_BYTES:,}")
     return found
 
 
@@ -110,8 +110,8 @@ def check_source(source: Path) -> list[str]:
         wanted |= {f"{prefix}/{path}" for path in files() if path.startswith(f"{name}/")}
     found = [f"the source distribution lacks {name}" for name in sorted(wanted - held)]
     found += [f"the source distribution holds {name}" for name in sorted(held - wanted)]
-    if source.stat().st_size > MOST_BYTES:
-        found.append(f"it has {source.stat().st_size:,} bytes, more than {MOST_BYTES:,}")
+    if source.stat().st_size > MAX_BYTES:
+        found.append(f"it has {source.stat().st_size:,} bytes, more than {MAX_BYTES:,}")
     return found
 
 

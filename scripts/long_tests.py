@@ -2,7 +2,7 @@
 
 ``--due`` without minutes prints the overdue files and exits with 1 if there are any. Paths behind
 ``--due`` restrict it to files below them. A file is overdue if it never had a green run, if it changed since, or if its
-last green run is more than ``MOST_DAYS`` days ago. Green runs are recorded in ``test/long_tests.json``.
+last green run is more than ``MAX_DAYS`` days ago. Green runs are recorded in ``test/long_tests.json``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from environment import SetupError, say
 
 RECORD = "test/long_tests.json"
 MARK = "pytest.mark.long"
-MOST_DAYS = 14
+MAX_DAYS = 14
 TIME = "%Y-%m-%dT%H:%MZ"
 
 
@@ -71,7 +71,7 @@ def _overdue(root: Path, file: str, green: Green | None, now: datetime) -> str:
     if code:
         return f"{green.commit} is not a commit here"
     last = datetime.strptime(green.date, TIME).replace(tzinfo=timezone.utc)
-    return f"older than {MOST_DAYS} days" if now - last > timedelta(days=MOST_DAYS) else ""
+    return f"older than {MAX_DAYS} days" if now - last > timedelta(days=MAX_DAYS) else ""
 
 
 def run(root: Path, minutes: float, paths: Sequence[str] = ()) -> list[str]:

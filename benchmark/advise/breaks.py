@@ -27,7 +27,7 @@ from canopy_lab.trace.openai_log import parse
 SETS = {"made_with": seeds.KINDS, "unseen": seeds.UNSEEN, "independent": INDEPENDENT}
 ALL = {name: kind for kinds in SETS.values() for name, kind in kinds.items()}
 RATES = (0.1, 0.5, 1.0)
-LEAST_LOST = 0.01
+MIN_LOST = 0.01
 
 
 def find(log: Sequence[seeds.Row], named: bool = True) -> tuple[Breaks, float]:
@@ -78,7 +78,7 @@ def judge(
                 rows.append(
                     {
                         "kind": name, "depth": depth, "rate": rate, "seed": seed,
-                        "worth": lost >= LEAST_LOST * found.tokens,
+                        "worth": lost >= MIN_LOST * found.tokens,
                         "placed": any(f.place == kind.place for f in found.findings),
                         "right": bool(right), "wrong": len(wrong),
                         "lost": lost, "said": sum(f.tokens for f in right),

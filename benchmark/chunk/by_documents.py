@@ -47,7 +47,7 @@ from canopy_chunks.store.chunk import Chunk
 ASKED = 10
 """Questions of a set."""
 REVERSED = "reversed"
-LEAST, MOST = 38, 80
+MIN_TOKENS, MAX_TOKENS = 38, 80
 """Tokens of a passage."""
 
 
@@ -116,10 +116,10 @@ class Sets:
         now: list[int] = []
         for part in re.split(r"(?<=[.!?])\s+|\n", text):
             now += self._ids((" " if now else "") + part)
-            if len(now) >= LEAST:
-                found.append(now[:MOST] + self.gap)
+            if len(now) >= MIN_TOKENS:
+                found.append(now[:MAX_TOKENS] + self.gap)
                 now = []
-        return [*found, now[:MOST] + self.gap] if now else found
+        return [*found, now[:MAX_TOKENS] + self.gap] if now else found
 
     def _ids(self, text: str) -> list[int]:
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]  # type: ignore[no-any-return]

@@ -12,7 +12,7 @@ from result_tables import ROOT, table
 
 FILE = ROOT / "benchmark/chunk/results/free_decoding.jsonl"
 BY_DOCUMENTS = ROOT / "benchmark/chunk/results/by_documents.jsonl"
-LEAST_PAIRS = 30
+MIN_PAIRS = 30
 """Questions of the smallest cell that is shown."""
 QUESTIONS = {"musique_100": "MuSiQue", "hotpotqa_100": "HotpotQA"}
 LENGTHS = ("n1k", "n2k", "n4k", "n8k")
@@ -86,7 +86,7 @@ def needles_short() -> str:
 
 
 def by_documents() -> str:
-    """KL on chat prompts by length and way, of cells with at least ``LEAST_PAIRS`` questions."""
+    """KL on chat prompts by length and way, of cells with at least ``MIN_PAIRS`` questions."""
     cells: dict[tuple[int, str], Rows] = {}
     for line in BY_DOCUMENTS.read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
@@ -94,7 +94,7 @@ def by_documents() -> str:
     lines = []
     for (length, way), rows in sorted(cells.items()):
         found = [row["kl"] for row in rows]
-        if len(found) >= LEAST_PAIRS:
+        if len(found) >= MIN_PAIRS:
             error = stdev(found) / len(found) ** 0.5
             first = sum(row["same_first"] for row in rows)
             cell = [f"{length} tokens, `{way}`", f"{mean(found):.3f} ({error:.3f})"]

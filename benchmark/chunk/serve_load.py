@@ -14,7 +14,7 @@ from rag_server import Rows, a_library, started
 
 CROWD = 8
 """Prompts that the KV pool holds at once."""
-FEWEST = 8
+MIN_REQUESTS = 8
 """Minimum arrivals at each rate."""
 BEHIND = 0.1
 """Time that the server may need for the rest of the queue, as a share of the window."""
@@ -98,7 +98,7 @@ def _at_rate(
         times.append(ask(url, prompt, tokens=2).ttft_s)
 
     started_s, at, last = time.perf_counter(), 0.0, 0.0
-    while (at := at + draw.expovariate(rate)) < args.seconds or len(threads) < FEWEST:
+    while (at := at + draw.expovariate(rate)) < args.seconds or len(threads) < MIN_REQUESTS:
         last = at
         prompt = lib.prompt(chunks)
         time.sleep(max(0.0, started_s + at - time.perf_counter()))

@@ -10,7 +10,7 @@ import torch
 import triton
 from result import result
 
-from canopy_chunks.fuse.transfer import MOST_PROGRAMS
+from canopy_chunks.fuse.transfer import MAX_PROGRAMS
 from canopy_chunks.store.host_memory import HostMemory
 from canopy_chunks.store.shape import Shape
 from canopy_kernel.rope_scatter import LayersScatter
@@ -47,7 +47,7 @@ def main() -> None:
         source = torch.randperm(20000, device="cuda")[:count].sort()[0]
         at = torch.arange(count, device="cuda")
         for where, most, rows in (
-            ("pinned", MOST_PROGRAMS, (memory.k[:1], memory.v[:1])),
+            ("pinned", MAX_PROGRAMS, (memory.k[:1], memory.v[:1])),
             ("pinned", None, (memory.k[:1], memory.v[:1])),
             ("device", None, (memory.k[:1].cuda(), memory.v[:1].cuda())),
         ):

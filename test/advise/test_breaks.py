@@ -96,7 +96,7 @@ def test_the_tokens_are_those_that_an_endless_cache_misses_more(clean_log, name)
 
 
 def test_values_change_with_users_or_with_requests(clean_log, monkeypatch):
-    monkeypatch.setattr(finder, "LEAST_SHARE", 0.0)
+    monkeypatch.setattr(finder, "MIN_SHARE", 0.0)
     users = find(seeds.seeded(clean_log, "user", "middle", 1.0, 1)).findings[0]
     times = find(seeds.seeded(clean_log, "time", "middle", 1.0, 1)).findings[0]
     assert (users.per, times.per) == ("user", "request")

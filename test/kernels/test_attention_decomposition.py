@@ -111,7 +111,7 @@ def test_long_prompts_get_larger_blocks():
     assert decomposition.block_size([600], [4096], 1) == decomposition.BLOCK
     size = decomposition.block_size([9830], [65536], 1)
     assert size > decomposition.BLOCK
-    assert -(-9830 // size) * 65536 <= decomposition.MOST_PAGES
+    assert -(-9830 // size) * 65536 <= decomposition.MAX_PAGES
     assert decomposition.block_size([9830], [65536], 64) == decomposition.BLOCK
 
 

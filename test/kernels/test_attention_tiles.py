@@ -53,7 +53,7 @@ def test_the_longest_tiles_come_first():
 
 def test_few_rows_are_split_until_the_chip_is_full_and_many_are_not():
     (few,) = tiles.plan([1], [32768], 4, 128, 8, 264)
-    assert len(few.tiles) == tiles.MOST_PARTS
+    assert len(few.tiles) == tiles.MAX_PARTS
     assert len(few.tiles) * 8 <= 264 + 8
     (short,) = tiles.plan([1], [700], 4, 128, 8, 264)
     assert len(short.tiles) == 2  # a part has hundreds of keys
@@ -78,7 +78,7 @@ SIZES = {
 @pytest.mark.parametrize("group", [1, 3, 4, 20], ids=lambda g: f"group{g}")
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
 def test_tiles_whole_and_in_parts_are_the_dense_reference(sizes, group, monkeypatch):
-    monkeypatch.setattr(tiles, "LEAST_KEYS", 70)
+    monkeypatch.setattr(tiles, "MIN_KEYS", 70)
     torch.manual_seed(group)
     rows, kv_heads, dim = _batch(sizes), 2, 64
     q = torch.randn(sum(m for m, _ in sizes), kv_heads * group, dim, dtype=torch.float16)

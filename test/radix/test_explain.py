@@ -9,7 +9,7 @@ from canopy_lab.live.top.explained import lines
 from sglang_canopy.policy.registry import live_names
 from sglang_canopy.radix.explain import LOOKED_AHEAD_LEAVES, explain, parse_question
 from sglang_canopy.radix.missed import Decision
-from sglang_canopy.radix.traffic import MOST, Decisions
+from sglang_canopy.radix.traffic import MAX_DECISIONS, Decisions
 from sglang_canopy.reuse.survival import still_returns
 from sglang_canopy.tenant import shown_tenant
 from support.live_tree import LiveTree, check
@@ -134,10 +134,13 @@ def decision(**more):
 
 def test_decisions_are_bounded_and_the_newest_come_first():
     ring = Decisions()
-    for number in range(MOST + 10):
+    for number in range(MAX_DECISIONS + 10):
         ring.append(decision(time=float(number), tokens=number))
-    assert len(ring) == MOST
-    assert [one.tokens for one in ring.of(None, "a", most=2)] == [MOST + 9, MOST + 8]
+    assert len(ring) == MAX_DECISIONS
+    assert [one.tokens for one in ring.of(None, "a", most=2)] == [
+        MAX_DECISIONS + 9,
+        MAX_DECISIONS + 8,
+    ]
     assert ring.of("other tenant", "a") == []
 
 

@@ -234,7 +234,7 @@ def test_sampled_blocks_have_nearly_the_same_causes():
 
 
 def test_a_sample_is_no_coarser_than_the_load_needs(monkeypatch):
-    monkeypatch.setattr(departures, "MOST_TOKENS_PER_S", 15.0)
+    monkeypatch.setattr(departures, "MAX_TOKENS_PER_S", 15.0)
     tree = tree_of(256)
     for number in range(80):
         serve(tree, list(range(100 * number, 100 * number + 40)), 1.0 + number)
@@ -245,11 +245,11 @@ def test_a_sample_is_no_coarser_than_the_load_needs(monkeypatch):
 def sampled_tree(monkeypatch):
     """A tree whose causes are sampled since its load was high for a while."""
     tree = tree_of(256)
-    monkeypatch.setattr(departures, "MOST_TOKENS_PER_S", 1.0)
+    monkeypatch.setattr(departures, "MAX_TOKENS_PER_S", 1.0)
     for number in range(32):
         serve(tree, list(range(100 * number, 100 * number + 40)), 1.0 + number)
     assert tree.core.departures.one_in == 4
-    monkeypatch.setattr(departures, "MOST_TOKENS_PER_S", 1e6)
+    monkeypatch.setattr(departures, "MAX_TOKENS_PER_S", 1e6)
     return tree
 
 
@@ -272,7 +272,7 @@ def test_a_sample_is_whole_again_once_the_load_is_low(monkeypatch, prompts):
 
 def test_a_sample_grows_no_finer_under_half_the_load_that_halved_it(monkeypatch):
     tree = sampled_tree(monkeypatch)
-    monkeypatch.setattr(departures, "MOST_TOKENS_PER_S", 3.0)
+    monkeypatch.setattr(departures, "MAX_TOKENS_PER_S", 3.0)
     held, seen = tree.core.departures, set()
     for number in range(400):
         serve(tree, list(range(100 * number, 100 * number + 40)), 36.0 + 11.0 * number)

@@ -14,7 +14,7 @@ pytest.importorskip("sglang")
 from support.live_tree import LiveTree  # noqa: E402
 from support.separate_device import DEVICE, HostSync, SeparateDevice, There, inside  # noqa: E402
 
-SLOTS, STEPS, MOST = 2048, 60, {"match": 1, "evict": 12, "insert": 12}
+SLOTS, STEPS, MAX_LAUNCHES = 2048, 60, {"match": 1, "evict": 12, "insert": 12}
 """Slots, steps, and the largest mean number of device operations of a call."""
 
 
@@ -80,9 +80,9 @@ def test_the_tree_waits_for_no_device(policy, page) -> None:
             call("insert", tree.insert, ids)
             call("match", tree.match, ids)
     assert calls["evict"] > 5
-    assert {name: launched[name] / calls[name] <= MOST[name] for name in MOST} == dict.fromkeys(
-        MOST, True
-    ), launched
+    assert {
+        name: launched[name] / calls[name] <= MAX_LAUNCHES[name] for name in MAX_LAUNCHES
+    } == dict.fromkeys(MAX_LAUNCHES, True), launched
 
 
 @pytest.mark.parametrize("page", [1, 16])

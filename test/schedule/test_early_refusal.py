@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from sglang_canopy.schedule.early_refusal import MOST_RETRY_S, EarlyRefusal
+from sglang_canopy.schedule.early_refusal import MAX_RETRY_S, EarlyRefusal
 from sglang_canopy.schedule.predicted_ttft import WorkBefore
-from sglang_canopy.schedule.ttft_bound import FEWEST, RATIOS, TtftBound
+from sglang_canopy.schedule.ttft_bound import MIN_RATIOS, RATIOS, TtftBound
 
 LIMIT_S = 5.0
 
@@ -35,7 +35,7 @@ def test_the_stated_share_of_ttfts_is_within_the_bound_for_short_and_long_waits(
 
 def test_no_factor_is_used_before_enough_ratios_and_the_next_window_below_lends_its_own() -> None:
     bound = TtftBound()
-    for number in range(FEWEST):
+    for number in range(MIN_RATIOS):
         bound.adopt(bound.measured())
         assert bound.seconds(1.5) == 1.5, number
         bound.observed(1.5, 1.5, 3.0)
@@ -56,7 +56,7 @@ def test_old_ratios_leave() -> None:
 @pytest.mark.parametrize("predicted_s", [1e-6, 1e18])
 def test_a_prediction_of_any_size_has_a_bound(predicted_s) -> None:
     bound = TtftBound()
-    for _ in range(FEWEST):
+    for _ in range(MIN_RATIOS):
         bound.observed(predicted_s, predicted_s, 1.0)
     bound.adopt(bound.measured())
     assert bound.seconds(predicted_s) == pytest.approx(1.0)
@@ -71,7 +71,7 @@ def test_the_work_ahead_and_the_request_itself_must_fit_into_the_limit() -> None
 
 def test_a_bound_that_has_become_too_large_cannot_refuse_every_request() -> None:
     refusal = EarlyRefusal(LIMIT_S)
-    for _ in range(FEWEST):
+    for _ in range(MIN_RATIOS):
         refusal.bound.observed(1.0, 1.0, 1000.0)
     refusal.bound.adopt(refusal.bound.measured())
     assert refusal.decide(work(1.0), 1).refused
@@ -83,7 +83,7 @@ def test_retry_after_is_the_excess_over_the_limit() -> None:
     refusal = EarlyRefusal(LIMIT_S)
     assert refusal.retry_after_s(refusal.decide(work(5.1), 0)) == 1
     assert refusal.retry_after_s(refusal.decide(work(25.0), 0)) == 20
-    assert refusal.retry_after_s(refusal.decide(work(1e9), 0)) == MOST_RETRY_S
+    assert refusal.retry_after_s(refusal.decide(work(1e9), 0)) == MAX_RETRY_S
 
 
 def test_ranks_with_different_times_decide_the_same() -> None:

@@ -5,8 +5,8 @@ import pytest
 from sglang_canopy.schedule.bounded_shortest import BoundedShortest
 from sglang_canopy.schedule.predicted_ttft import (
     FADE_S,
-    FEWEST,
     LEARNT_FROM,
+    MIN_OBSERVED,
     PredictedTtft,
     WorkBefore,
 )
@@ -90,7 +90,7 @@ def test_engine_overhead_is_learnt_and_errors_are_summed() -> None:
         model.first_token(ahead, model.seconds(ahead), 6.0)
     assert model.seconds(ahead) == pytest.approx(6.0)
     assert (model.requests, model.observed_s) == (2 * LEARNT_FROM, 12.0 * LEARNT_FROM)
-    assert model.error_s == pytest.approx(2.0 * FEWEST)  # of the first requests
+    assert model.error_s == pytest.approx(2.0 * MIN_OBSERVED)  # of the first requests
     for number in range(LEARNT_FROM):
         one = WorkBefore(1.0 + number % 7, 0.0, 0.0)
         model.first_token(one, model.seconds(one), 0.5 + 3.0 * one.cost_s)

@@ -28,7 +28,7 @@ def test_each_turn_continues_the_previous_one() -> None:
     for messages in agents.task(TEXTS, random.Random(1)):
         sent.append([*messages])
         messages.append({"role": "assistant", "content": "ls"})
-    assert agents.LEAST_TURNS <= len(sent) <= agents.MOST_TURNS
+    assert agents.MIN_TURNS <= len(sent) <= agents.MAX_TURNS
     for before, after in itertools.pairwise(sent):
         assert after[: len(before)] == before
         assert [m["role"] for m in after[len(before) :]] == ["assistant", "user"]

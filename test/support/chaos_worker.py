@@ -18,13 +18,13 @@ from sglang_canopy.config.policy_change import PolicyChange
 from sglang_canopy.config.tiers import PolicyChoice
 from sglang_canopy.wire.messages import POLICY, TIME
 from support.evictable_recount import recount_leaves, recount_protected
-from support.leaving_worker import MOST_STEPS, what_is_held, with_armed_gate, with_tight_budgets
+from support.leaving_worker import MAX_STEPS, what_is_held, with_armed_gate, with_tight_budgets
 from support.prompts import continuing_prompts
 from support.scheduler_worker import InProcess, end_with
 
 ANSWER = 6
 PROMPTS = 14
-MOST_WAITING = 12
+MAX_WAITING = 12
 POLICIES = ("wa", "canopy-lru", "threshold-lru", "canopy-tlru", "etlru")
 CHECK_EVERY = 5
 COUNTS = (
@@ -90,7 +90,7 @@ class Chaos:
 
     def one_step(self) -> None:
         draw = self.draw
-        if len(self.running) < MOST_WAITING and draw.random() < 0.5:
+        if len(self.running) < MAX_WAITING and draw.random() < 0.5:
             self.request()
         if self.running and draw.random() < 0.15:
             _, req = self.running.pop(draw.randrange(len(self.running)))
@@ -184,7 +184,7 @@ class Chaos:
 
     def drain(self) -> None:
         """Serve the remaining requests. Time passes faster, so that the gate admits every session."""
-        for number in range(MOST_STEPS):
+        for number in range(MAX_STEPS):
             if not self.running:
                 break
             self.turns(1, ahead_s=float(number))

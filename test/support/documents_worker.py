@@ -16,8 +16,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from support.chaos_worker import ANSWER, MOST_WAITING, check_books
-from support.leaving_worker import MOST_STEPS, what_is_held
+from support.chaos_worker import ANSWER, MAX_WAITING, check_books
+from support.leaving_worker import MAX_STEPS, what_is_held
 from support.scheduler_worker import InProcess, end_with
 
 SYSTEM, DOCUMENT, QUESTION = 20, 48, 9
@@ -100,7 +100,7 @@ class DocumentChaos:
     def live(self, steps: int, update_every: int) -> dict[str, Any]:
         """Take ``steps`` random steps, then drain; return counts and leaks."""
         for number in range(1, steps + 1):
-            if len(self.running) < MOST_WAITING and self.draw.random() < 0.5:
+            if len(self.running) < MAX_WAITING and self.draw.random() < 0.5:
                 self.request()
             if self.running and self.draw.random() < 0.1:
                 _, _, req = self.running.pop(self.draw.randrange(len(self.running)))
@@ -165,7 +165,7 @@ class DocumentChaos:
         self.counts["approximate" if way == "fused" else "wrong"] += differs
 
     def drain(self) -> None:
-        for _ in range(MOST_STEPS):
+        for _ in range(MAX_STEPS):
             if not self.running:
                 break
             self.turns(1)

@@ -36,8 +36,8 @@ TESTS = Path(__file__).resolve().parents[1]
 FORK_CHILDREN = "--fork-children"
 READ_LATE = ("CANOPY_", "SGLANG_TIMEOUT_KEEP_ALIVE")
 """Beginnings of the variables that no import reads."""
-MOST_FILES = 64
-MOST_BYTES = 200_000
+MAX_FILES = 64
+MAX_BYTES = 200_000
 PR_SET_CHILD_SUBREAPER = 36
 
 Start = Callable[[], None]
@@ -186,7 +186,7 @@ def _serve(orders: socket.socket, orphan: bool) -> Start:
                 status.close()
         if orders not in ready:
             continue
-        text, files, _, _ = socket.recv_fds(orders, MOST_BYTES, MOST_FILES)
+        text, files, _, _ = socket.recv_fds(orders, MAX_BYTES, MAX_FILES)
         if not text:
             os._exit(0)
         order = json.loads(text)

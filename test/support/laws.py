@@ -12,14 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from canopy_lab.characterize.observe import Observation
-from canopy_lab.characterize.reuse_time import MOST_CATEGORIES, Ages, policy_bins, tally
+from canopy_lab.characterize.reuse_time import MAX_CATEGORIES, Ages, policy_bins, tally
 from sglang_canopy.reuse.survival import BINS, EDGES, survival_curve
 
 LEAN = 20.0
 """Blocks at risk that the curve of all categories counts for in one category's curve."""
-LEAST_REUSES = 200
+MIN_REUSES = 200
 """Reuses of blocks that a category needs to be fitted."""
-LEAST_IN_A_HALF = 50
+MIN_IN_A_HALF = 50
 """And that each half of the trace's time needs."""
 
 
@@ -55,7 +55,7 @@ def laws(seen: Observation) -> list[Laws]:
     counts = whole.reuses.sum(1)
     coarser = train.of().curve
     found = [_laws("all", whole.of(), train.of(), test.of(), train.of().curve)]
-    for c in np.argsort(-counts, kind="stable")[:MOST_CATEGORIES]:
+    for c in np.argsort(-counts, kind="stable")[:MAX_CATEGORIES]:
         found.append(
             _laws(seen.category_name(int(c)), whole.of(c), train.of(c), test.of(c), coarser)
         )
@@ -65,7 +65,7 @@ def laws(seen: Observation) -> list[Laws]:
 def _laws(name: str, whole: Ages, train: Ages, test: Ages, coarser: list[float]) -> Laws | None:
     """``coarser``: the curve that the survival fit leans on, as ``wa``'s does."""
     count = int(whole.reuses.sum())
-    if count < LEAST_REUSES or min(train.reuses.sum(), test.reuses.sum()) < LEAST_IN_A_HALF:
+    if count < MIN_REUSES or min(train.reuses.sum(), test.reuses.sum()) < MIN_IN_A_HALF:
         return None
     return Laws(
         name,

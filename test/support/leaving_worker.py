@@ -25,8 +25,8 @@ from support.prompts import continuing_prompts, token_ids
 from support.scheduler_worker import KV_TOKENS, InProcess, run
 
 ANSWER = 4
-MOST_OTHERS = 400
-MOST_STEPS = 2_000
+MAX_OTHERS = 400
+MAX_STEPS = 2_000
 STEPS = 300
 """Steps of a fuzz run: arrivals, disconnects and steps of the engine."""
 
@@ -54,7 +54,7 @@ def retry(engine: InProcess) -> dict[str, Any]:
     again = engine.feed(prompt, ANSWER, rid="again")
     others: list[Any] = []
     served = 0
-    while served < MOST_OTHERS and not again.finished():
+    while served < MAX_OTHERS and not again.finished():
         done = [req for req in others if req.finished()]
         served += len(done)
         others = [req for req in others if req not in done]
@@ -75,7 +75,7 @@ def same_name(engine: InProcess) -> dict[str, Any]:
     engine.abort("job-7")
     second = engine.feed(asked[1], ANSWER, rid="job-7")
     waiting = [second, engine.feed(token_ids(20, 5), ANSWER), *others]
-    for _ in range(MOST_STEPS):
+    for _ in range(MAX_STEPS):
         engine.step()
         if all(req.finished() for req in waiting):
             break
@@ -154,7 +154,7 @@ def fuzz(engine: InProcess, seed: int = 0) -> dict[str, Any]:
                 counts["answered"] += 1
                 wrong += list(req.output_ids) != alone[which]
     left = [req for _, req in under_way]
-    for number in range(MOST_STEPS):
+    for number in range(MAX_STEPS):
         engine.step()
         # No further arrivals: sessions that might return expire.
         take_time(engine.scheduler, [repr(time.monotonic() + number)])
@@ -199,7 +199,7 @@ def reads(engine: InProcess, seed: int = 0) -> dict[str, Any]:
             engine.step()
             engine.abort(f"{turn}-3")
             del came[3]
-            for number in range(MOST_STEPS):
+            for number in range(MAX_STEPS):
                 engine.step()
                 take_time(engine.scheduler, [repr(time.monotonic() + number)])
                 if all(req.finished() for req in came):

@@ -19,7 +19,7 @@ from support.overlapped import OVERLAP, Turns
 from support.prompts import continuing_prompts, token_ids
 
 KV_TOKENS = 4096
-MOST_STEPS = 20_000
+MAX_STEPS = 20_000
 REQUESTS = 18
 
 
@@ -124,7 +124,7 @@ class InProcess:
     def serve(self, reqs: list[Any]) -> list[Any]:
         """Step until all are answered; return them in the order of the answers."""
         done: list[Any] = []
-        for _ in range(MOST_STEPS):
+        for _ in range(MAX_STEPS):
             self.step()
             done += [req for req in reqs if req.finished() and req not in done]
             if len(done) == len(reqs):

@@ -19,8 +19,8 @@ from sglang_canopy.whatif.floor import Floor
 from sglang_canopy.whatif.meter import LRU, NOW, TIMED, Memory, Meter, MeterSetup, Question
 from sglang_canopy.whatif.origins import Origins
 from sglang_canopy.whatif.sampled_caches import (
+    MAX_WORK_PER_S,
     MIN_BLOCKS,
-    MOST_WORK_PER_S,
     OBSERVE_WORK,
     PASS_WORK,
     WORK_PER_BLOCK,
@@ -143,7 +143,7 @@ def test_the_work_of_a_minute_is_bounded_for_any_traffic():
     assert meter.caches.one_in > 1
     every = (PASS_WORK + WORK_PER_BLOCK * 20) * 100
     sampled_per_s = (seen[-1] - seen[-18_000]) / 180
-    assert sampled_per_s * (4 + OBSERVE_WORK) + every <= MOST_WORK_PER_S
+    assert sampled_per_s * (4 + OBSERVE_WORK) + every <= MAX_WORK_PER_S
 
 
 def test_the_first_busy_seconds_give_the_request_rate():

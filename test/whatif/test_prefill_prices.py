@@ -11,8 +11,8 @@ from sglang_canopy.policy import registry, threshold_lru
 from sglang_canopy.policy.block_tree import RadixTree
 from sglang_canopy.records import Request
 from sglang_canopy.reuse.depth_price import (
-    LEAST,
-    MOST,
+    MAX_SCALE,
+    MIN_SCALE,
     MOVED,
     MeanPrice,
     moved,
@@ -132,7 +132,7 @@ def test_a_share_of_seconds_equals_the_sum_over_tokens(scale):
 def test_a_depth_scale_stays_in_its_range_and_moves_in_leaps(scale, measured):
     before = moved(math.inf, scale)
     after = moved(before, measured)
-    assert LEAST <= after <= MOST
+    assert MIN_SCALE <= after <= MAX_SCALE
     assert after == before or max(after / before, before / after) >= MOVED * (1 - 1e-9)
     assert moved(before, 0.0) == moved(before, math.nan) == before
 

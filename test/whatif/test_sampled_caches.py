@@ -12,8 +12,8 @@ from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.records import Request
 from sglang_canopy.whatif.sampled_caches import (
     LEARN_FROM_ALL_PER_S,
+    MAX_BLOCKS,
     MIN_BLOCKS,
-    MOST_BLOCKS,
     OBSERVE_WORK,
     PASS_WORK,
     WORK_PER_BLOCK,
@@ -165,7 +165,7 @@ def test_caches_too_large_to_shadow_are_sampled_from_the_start():
     caches.add("lru", Arm(lambda: make_policy("lru"), 10**9))
     for step in range(20):
         served(caches, (float(step), (step,), step))
-    assert caches.one_in * MOST_BLOCKS * BLOCK >= 10**9
+    assert caches.one_in * MAX_BLOCKS * BLOCK >= 10**9
 
 
 @pytest.mark.parametrize(

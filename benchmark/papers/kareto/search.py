@@ -31,7 +31,7 @@ PAPER_START = ((0.0, 2048.0, 512.0), (0.0, 2400.0, 600.0))
 """The coarse grid that the paper's search begins with (section 5.3.1): DRAM and disk, GB."""
 FINE = (256.0, 400.0)
 """Steps of the grid of Figure 13: finer than where either search begins. The paper's: 256, 120."""
-MOST = (4096.0, 3600.0)
+MAX_GIB = (4096.0, 3600.0)
 TTLS_S = {"A": 600.0, "C": 2400.0}
 """Longest TTL by trace, not from the paper: A ends then, and C has no later hits."""
 USED_GIB = 65536.0
@@ -64,13 +64,13 @@ class Points:
     def grid(self, steps: tuple[float, float]) -> list[dict[str, Any]]:
         return [
             self.at(float(d), float(s))
-            for d in np.arange(0, MOST[0] + 1, steps[0])
-            for s in np.arange(0, MOST[1] + 1, steps[1])
+            for d in np.arange(0, MAX_GIB[0] + 1, steps[0])
+            for s in np.arange(0, MAX_GIB[1] + 1, steps[1])
         ]
 
     def paper(self) -> list[dict[str, Any]]:
         """Algorithm 1 over the disk's size."""
-        found = adaptive_pareto_exploration(lambda p: self.at(*p), *PAPER_START, MOST[0])
+        found = adaptive_pareto_exploration(lambda p: self.at(*p), *PAPER_START, MAX_GIB[0])
         return list(found.values())
 
     def with_ttl(self, dram_gib: float, ttl_s: float) -> dict[str, Any]:
@@ -86,7 +86,7 @@ class Points:
             lambda p: self.with_ttl(*p),
             PAPER_START[0],
             (0.0, most_s, most_s / 4),
-            MOST[0],
+            MAX_GIB[0],
             least=(STEP_LEAST[0], most_s / 16),
         )
         return list(found.values())
@@ -94,7 +94,7 @@ class Points:
     def grid_by_ttl(self, most_s: float) -> list[dict[str, Any]]:
         return [
             self.with_ttl(float(d), most_s * i / 8)
-            for d in np.arange(0, MOST[0] + 1, FINE[0])
+            for d in np.arange(0, MAX_GIB[0] + 1, FINE[0])
             for i in range(9)
         ]
 
@@ -104,11 +104,11 @@ class Points:
         request = PlanRequest(
             disks=(DISK,),
             instances=(self.instances,),
-            dram_most_gib=MOST[0] * self.instances,
-            disk_most_gib=MOST[1],
+            dram_most_gib=MAX_GIB[0] * self.instances,
+            disk_most_gib=MAX_GIB[1],
             choices={"prefetch_policy": ("best_effort",)},
         )
-        space = make_space(request, MOST[0], prices)
+        space = make_space(request, MAX_GIB[0], prices)
         found = search(
             space,
             OBJECTIVES,

@@ -14,8 +14,8 @@ from sglang_canopy.policy.registry import make_policy
 from wa.picture import COLOURS, label, panels, save
 from wa.sources import conversation, mooncake_synthetic, trace_a, trace_b
 
-LEAST_BLOCKS = 2000
-MOST_CATEGORIES = 6
+MIN_BLOCKS = 2000
+MAX_CATEGORIES = 6
 SHARE = 0.9
 """Uses of a stretch are followed for this share of its length."""
 
@@ -103,13 +103,13 @@ def _compare(
     counts = np.bincount(category[inside], first.blocks[inside])
     _, everybody, _ = _cdf(first, None, from_s, length)
     rows = []
-    for one in np.argsort(-counts, kind="stable")[:MOST_CATEGORIES]:
+    for one in np.argsort(-counts, kind="stable")[:MAX_CATEGORIES]:
         ages, here, blocks = _cdf(first, int(one), from_s, length)
         name = first.category_name(int(one))
         kind, turn = divmod(int(one), TOP_TURN)
         other = second.labels.index(first.labels[kind]) * TOP_TURN + turn
         _, there, more = _cdf(second, other, to_s, length)
-        if min(blocks, more) < LEAST_BLOCKS:
+        if min(blocks, more) < MIN_BLOCKS:
             continue
         fitted = _exponential(ages, here)
         rows.append(

@@ -138,7 +138,7 @@ def probe_rows(
         return
 
 
-MOST_STOPS = 4
+MAX_STOPS = 4
 """Maximum consecutive stops of background work: under any traffic some of it is done."""
 
 
@@ -156,7 +156,7 @@ class Stop:
     in_a_row: int = 0
 
     def __call__(self, layer: int) -> None:
-        if self.in_a_row < MOST_STOPS and self.come():
+        if self.in_a_row < MAX_STOPS and self.come():
             self.in_a_row += 1
             raise Enough
 

@@ -24,13 +24,13 @@ from canopy_chunks.store.host_memory import HostChunk, HostMemory
 from canopy_chunks.store.suffix import base_and_skip
 from canopy_kernel.rope_scatter import LayersScatter
 
-LAUNCH_BYTES, MOST_LAUNCHES = 4 << 20, 8
+LAUNCH_BYTES, MAX_LAUNCHES = 4 << 20, 8
 """Bytes per launch: over PCIe they take ten times as long as the host needs to launch.
 
-There are at most ``MOST_LAUNCHES``, so that compute that follows layer by layer waits for at most
+There are at most ``MAX_LAUNCHES``, so that compute that follows layer by layer waits for at most
 an eighth of the transfer.
 """
-MOST_PROGRAMS = 32
+MAX_PROGRAMS = 32
 """Bound of a launch, so that its programs, which wait for PCIe, leave the chip to the compute.
 
 Each has 4 KiB or more in flight at head size 128; 54 GB/s at an assumed 1.5 us need 80 KiB.
@@ -87,7 +87,7 @@ def send(
     every = torch.arange(positions.numel(), device=device)
     scatter = LayersScatter(
         [memory.k], [memory.v], [positions.numel()], source, every, slots, table, cache.k, cache.v,
-        MOST_PROGRAMS,
+        MAX_PROGRAMS,
     )  # fmt: skip
     layers = model.shape.layers
     size = positions.numel() * layers * 2 * memory.k[0, :1].nbytes
@@ -116,7 +116,7 @@ def send(
 
 def launches(layers: int, size: int) -> list[tuple[int, int]]:
     """Split a transfer of ``size`` bytes into launches. Returns the range of layers of each."""
-    count = max(1, min(layers, MOST_LAUNCHES, size // LAUNCH_BYTES))
+    count = max(1, min(layers, MAX_LAUNCHES, size // LAUNCH_BYTES))
     ends = [layers * (i + 1) // count for i in range(count)]
     return list(zip([0, *ends], ends))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from canopy_chunks.fuse.selectors.question import MOST
+from canopy_chunks.fuse.selectors.question import MAX_QUERIES
 from canopy_chunks.store.shape import Shape
 
 BEHIND_TOKENS = 3584
@@ -48,6 +48,6 @@ def working_memory(shape: Shape, itemsize: int, prompt_tokens: int, tiers: int) 
     """Return the memory for a model of ``shape`` with ``itemsize`` bytes per element."""
     tokens = 2 * prompt_tokens + BEHIND_TOKENS
     caches = tokens * shape.kv_bytes_per_token * itemsize
-    scores = 2 * 4 * shape.heads * MOST * prompt_tokens  # before and after the softmax, fp32
+    scores = 2 * 4 * shape.heads * MAX_QUERIES * prompt_tokens  # before and after the softmax, fp32
     seen = 4 * 4 * shape.kv_heads * shape.head_dim * prompt_tokens  # K and V, as read and in fp32
     return WorkingMemory(prompt_tokens, tiers, caches, scores + seen)

@@ -35,7 +35,7 @@ LEVEL, GROWTH, FALL = 0.0155, 0.8, 4.7
 number of documents after the first, and decay rate in the ratio."""
 FITTED_AT = 0.092
 """KL of the fitted model on the questions of :func:`measure_scale`."""
-MOST = 0.5
+MAX_RATIO = 0.5
 """Larger ratios save too little time, so such a prompt is computed in full."""
 QUESTIONS, DOCUMENTS, DOCUMENT_TOKENS, ANSWER_TOKENS, RATIO = 6, 6, 160, 16, 0.15
 
@@ -54,14 +54,14 @@ class ExpectedKL:
 
     def ratio_for(self, documents: int, bound: float) -> float:
         """Return the smallest ratio, in hundredths, whose expected KL is at most ``bound``; 1 if it
-        exceeds ``MOST``."""
+        exceeds ``MAX_RATIO``."""
         unrepaired = self.at(documents, 0.0)
         if not math.isfinite(unrepaired):  # not measured: logits were not finite
             return 1.0
         if unrepaired <= bound:
             return 0.0
         ratio = math.ceil(100 * math.log(unrepaired / bound) / FALL - 1e-9) / 100
-        return ratio if ratio <= MOST else 1.0
+        return ratio if ratio <= MAX_RATIO else 1.0
 
 
 @torch.no_grad()

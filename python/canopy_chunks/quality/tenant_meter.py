@@ -23,7 +23,7 @@ IN_DOUBT = 10
 """Factor on the checked share of a tenant that is new, differed recently, or is limited."""
 FIRST_CHECKS = 8
 """Checks after which a tenant is no longer new."""
-LEAST_GAIN = 0.1
+MIN_GAIN = 0.1
 """Smallest credit of an equal answer towards returning to the previous step."""
 MAX_TENANTS = 1024
 LOWEST_RAISED = 0.3
@@ -127,7 +127,7 @@ class QualityMeter:
         if at == one.step:
             one.above = max(0.0, one.above + differs - self.allowed)
         elif at == one.step - 1:
-            one.below = max(0.0, one.below + max(self.allowed, LEAST_GAIN) - differs)
+            one.below = max(0.0, one.below + max(self.allowed, MIN_GAIN) - differs)
         if one.above >= ALARM:
             return self._go(one, one.step + 1)
         return self._go(one, one.step - 1) if one.below >= ALARM else None

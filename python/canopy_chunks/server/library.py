@@ -32,10 +32,10 @@ logger = logging.getLogger(__name__)
 MIN_STORED_SHARE = 0.2
 """Smallest share of the uncached prompt that stored chunks must cover for fusion."""
 
-MOST_PIECES = 8
+MAX_PIECES = 8
 """Maximum pieces of encoding that long prompts can save up; each may delay a later short prompt."""
 
-MOST_DELETED = 1 << 12
+MAX_DELETED = 1 << 12
 """Deleted documents remembered, so that running requests do not store them again."""
 
 
@@ -181,10 +181,10 @@ class Library:
     def earn_encoding(self, tokens: int) -> None:
         """Credit a prefill of ``tokens``: a share of them may be encoded later, under load.
 
-        The credit is at most ``MOST_PIECES`` pieces, or this prefill's share if that is larger.
+        The credit is at most ``MAX_PIECES`` pieces, or this prefill's share if that is larger.
         """
         earned = self.options.learn_share * tokens
-        most = max(MOST_PIECES * self.encoder.piece_tokens, earned)
+        most = max(MAX_PIECES * self.encoder.piece_tokens, earned)
         busy = self.encoder.busy
         self.encode_credit = min(self.encode_credit + earned, most) if busy else 0.0
 
@@ -226,7 +226,7 @@ class Library:
         self.deletions += 1
         self._deleted[name] = self.deletions
         self._deleted.move_to_end(name)
-        if len(self._deleted) > MOST_DELETED:
+        if len(self._deleted) > MAX_DELETED:
             self._deleted.popitem(last=False)
         return sum(self.store.delete(key) for key in self.pins.keys(name, tenant)) > 0
 

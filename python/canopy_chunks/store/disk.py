@@ -40,11 +40,11 @@ from sglang_canopy.errors import CanopyError
 
 MAGIC = b"CANOPYC2"
 ALIGN = 4096
-MOST_GAP = 4
+MAX_GAP = 4
 """Unwanted pages read along with wanted pages: a second disk request would take about as long."""
 SCATTERED = 0.5
 """Largest wanted share of a layer's pages at which the kernel's read-ahead is off."""
-MOST_OPEN = 128
+MAX_OPEN = 128
 """Maximum number of open chunk files: a process has a limit, shared with its sockets."""
 
 _TO_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
@@ -67,7 +67,7 @@ class _File:
 
 
 class _OpenFiles:
-    """The open files of the ``MOST_OPEN`` most recently read chunks. Thread-safe."""
+    """The open files of the ``MAX_OPEN`` most recently read chunks. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -79,7 +79,7 @@ class _OpenFiles:
             file = chunk.file = chunk.file or _File(chunk.path)
             self._chunks.pop(id(chunk), None)
             self._chunks[id(chunk)] = weakref.ref(chunk)
-            while len(self._chunks) > MOST_OPEN:
+            while len(self._chunks) > MAX_OPEN:
                 oldest = self._chunks.popitem(last=False)[1]()
                 if oldest is not None:
                     oldest.file = None
@@ -138,7 +138,7 @@ class DiskChunk:
         first, record = self.start + layer * len(self) * self.record_bytes, self.record_bytes
         starts = (first + tokens.numpy() * record) // mmap.PAGESIZE
         ends = (first + tokens.numpy() * record + record - 1) // mmap.PAGESIZE + 1
-        cuts = _cuts(starts, ends, MOST_GAP)
+        cuts = _cuts(starts, ends, MAX_GAP)
         starts, ends = starts[[0, *cuts]], ends[[*(cuts - 1), -1]]
         scattered = int((ends - starts).sum()) * mmap.PAGESIZE < SCATTERED * len(self) * record
         try:
@@ -179,7 +179,7 @@ class DiskChunk:
         found = np.empty((len(index), record // 4), np.int32)
         if not len(index):
             return found
-        cuts = _cuts(index, index + 1, MOST_GAP * mmap.PAGESIZE // record)
+        cuts = _cuts(index, index + 1, MAX_GAP * mmap.PAGESIZE // record)
         try:
             file = _open_files.of(self)
             for a, b in zip([0, *cuts], [*cuts, len(index)]):

@@ -24,7 +24,7 @@ MAX_DOCUMENTS = 1 << 16
 """Largest number of registered documents."""
 IDLE_S = 24 * 3600.0
 """Seconds without use after which a full server may drop a document that is not pinned."""
-MOST_MARKED_TOKENS = 1 << 22
+MAX_MARKED_TOKENS = 1 << 22
 """Largest number of tokens that the marks of one HTTP request may stand for: a mark of 80 bytes
 stands for a whole document."""
 MARK = re.compile(r"\[\[canopy:([0-9a-f]{64})\]\]")
@@ -174,17 +174,17 @@ class Documents:
 def check_marks(prompts: Iterable[tuple[Any, str | None]], documents: Documents) -> None:
     """Check the marks of ``(text, tenant)`` prompts.
 
-    Raises CanopyError if they stand for more than ``MOST_MARKED_TOKENS``, or if a mark is not a
+    Raises CanopyError if they stand for more than ``MAX_MARKED_TOKENS``, or if a mark is not a
     document of its tenant.
     """
     tokens = 0
     for text, tenant in prompts:
         for name in MARK.findall(text) if isinstance(text, str) else ():
             tokens += len(documents.get(name, tenant).ids)
-            if tokens > MOST_MARKED_TOKENS:
+            if tokens > MAX_MARKED_TOKENS:
                 raise CanopyError(
                     "the documents marked in this request are too long: at most "
-                    f"{MOST_MARKED_TOKENS:,} tokens are allowed in a request; send fewer prompts, or "
+                    f"{MAX_MARKED_TOKENS:,} tokens are allowed in a request; send fewer prompts, or "
                     "fewer marks, in one"
                 )
 

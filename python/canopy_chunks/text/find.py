@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 WINDOW, SEAM = 32, 2
-LEAST = 64
+MIN_TOKENS = 64
 """Shorter documents are not searched for."""
 
 _BASE = 0x9E3779B97F4A7C15
@@ -89,9 +89,9 @@ class Finder:
     def add(self, ids: Ids, tenant: str | None, least: int = 1) -> bool:
         """Search for a document from now on.
 
-        Returns whether it is long enough: ``LEAST`` tokens, and ``least`` without its ends.
+        Returns whether it is long enough: ``MIN_TOKENS`` tokens, and ``least`` without its ends.
         """
-        if len(ids) < LEAST or len(inner(ids)) < least:
+        if len(ids) < MIN_TOKENS or len(inner(ids)) < least:
             return False
         table = self._tables.setdefault(tenant, _Table())
         reused = inner(ids)

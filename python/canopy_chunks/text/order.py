@@ -17,15 +17,15 @@ from itertools import pairwise
 
 from canopy_chunks.text.fields import Bounds
 
-MOST_ORDERS = 1 << 12
+MAX_ORDERS = 1 << 12
 """Maximum number of orders remembered, over all tenants."""
-MOST_OWN = 1 << 9
+MAX_OWN = 1 << 9
 """Maximum number of one tenant's orders; each of its prompts is compared with all of them."""
 NEW_SHARE = 0.25
 """Share of the memory for tenants whose prompts have not yet continued an earlier order."""
 NAMES = 32
 """Documents of an order that uses its full share of the memory. Fewer longer orders are kept."""
-MOST_GAP = 16
+MAX_GAP = 16
 """Maximum tokens between two documents of a list. Longer text may refer to its neighbours."""
 
 Names = tuple[int, ...]
@@ -45,7 +45,7 @@ class _Own:
         """Forget the oldest order. Returns its size."""
         (_, names), _ = self.orders.popitem(last=False)
         self.uses.subtract(names)
-        if len(self.uses) > 2 * MOST_OWN * NAMES:
+        if len(self.uses) > 2 * MAX_OWN * NAMES:
             self.uses = +self.uses
         self.size -= size_of(names)
         return size_of(names)
@@ -65,7 +65,7 @@ class Orders:
     """Earlier orders of documents, by tenant. If they exceed ``most`` orders of ``NAMES``
     documents, one tenant drops its oldest (:meth:`_largest`)."""
 
-    def __init__(self, most: int = MOST_ORDERS, most_own: int = MOST_OWN) -> None:
+    def __init__(self, most: int = MAX_ORDERS, most_own: int = MAX_OWN) -> None:
         self.most, self.most_own = most * NAMES, most_own * NAMES
         self.by_tenant: dict[str | None, _Own] = {}
         self.size = 0
@@ -80,7 +80,7 @@ class Orders:
     ) -> tuple[list[int], Bounds]:
         """Return the prompt with each list of documents in the best order, and the new bounds.
 
-        A list is consecutive documents with the same text, of at most ``MOST_GAP`` tokens, between
+        A list is consecutive documents with the same text, of at most ``MAX_GAP`` tokens, between
         them. Documents never change lists: the documents of a later turn stay after the earlier
         turns. turns: tokens of a template, which are in no list; joins: whether a text may separate
         documents of a list.
@@ -183,7 +183,7 @@ def _lists(
     for (begin, end), pair in pairwise(bounds):
         between = ids[end : pair[0]]
         if (
-            len(between) <= MOST_GAP
+            len(between) <= MAX_GAP
             and (len(lists[-1]) == 1 or between == gap)
             and turns.isdisjoint(ids[begin : pair[1]])
             and joins(between)

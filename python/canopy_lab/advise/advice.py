@@ -43,7 +43,7 @@ half of the repeats.
 OTHER_CAPACITIES = (0.25, 0.5, 2.0, 4.0)
 """Multiples of the capacity at which policies are also compared."""
 CURVE_POINTS = 200
-LEAST_REQUESTS = 30
+MIN_REQUESTS = 30
 """Smallest log on which a policy is advised."""
 
 
@@ -248,7 +248,7 @@ class _Adviser:
             capacity=str(self.capacity),
             has_content=self.sample.has_content,
             more=self._more(base),
-            few=len(self.tokens) if len(self.tokens) < LEAST_REQUESTS else 0,
+            few=len(self.tokens) if len(self.tokens) < MIN_REQUESTS else 0,
         )
 
     def _more(self, base: float) -> str:

@@ -8,8 +8,8 @@ from canopy_lab.advise.sample import Sample
 
 RESAMPLES = 1000
 WINDOWS = 50
-LEAST_CLUSTERS = 30
-LEAST_WINDOWS = 10
+MIN_CLUSTERS = 30
+MIN_WINDOWS = 10
 
 
 def clusters(sample: Sample) -> tuple[np.ndarray, str]:
@@ -26,13 +26,13 @@ def clusters(sample: Sample) -> tuple[np.ndarray, str]:
         for r in sample.requests
     ]
     numbers = np.array(found, np.int64)
-    if len(names) >= LEAST_CLUSTERS and numbers.min() >= 0:
+    if len(names) >= MIN_CLUSTERS and numbers.min() >= 0:
         return numbers, "conversations"
     times = np.array([r.time_s for r in sample.requests])
     width = max(float(times[-1] - times[0]) / WINDOWS, 1e-9)
     window = np.minimum(((times - times[0]) / width).astype(np.int64), WINDOWS - 1)
     used, window = np.unique(window, return_inverse=True)
-    if len(used) >= LEAST_WINDOWS:
+    if len(used) >= MIN_WINDOWS:
         return window, "windows of time"
     count = len(numbers)
     return np.arange(count) * min(WINDOWS, count) // count, "runs of requests"

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 BUSY = 0.7
 """Largest share of time that a server spends on prefill, if the number of servers is not given."""
 
-MOST = 400_000
+MAX_QUEUE_ARRIVALS = 400_000
 """Maximum arrivals of a queue."""
 SLICES, GROUP = 20, 16
 """Slices of a longer log with every arrival; between them, an arrival represents a group."""
@@ -46,7 +46,7 @@ class Arrivals:
 
 
 def log_arrivals(
-    sample_s: NDArray[np.float64], log_s: NDArray[np.float64], *, most: int = MOST
+    sample_s: NDArray[np.float64], log_s: NDArray[np.float64], *, most: int = MAX_QUEUE_ARRIVALS
 ) -> Arrivals:
     """Return the arrivals of a log, each as a request of its sample at about that time.
 

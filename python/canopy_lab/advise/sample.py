@@ -36,10 +36,10 @@ from canopy_lab.trace.record import TraceRequest
 from canopy_lab.trace.understood import Understood
 from sglang_canopy.errors import CanopyError
 
-MOST_REQUESTS = 20_000
-MOST_ACCESSES = 2_000_000
+MAX_REQUESTS = 20_000
+MAX_ACCESSES = 2_000_000
 """Maximum block accesses of a sample. Beyond it, blocks are merged, then conversations dropped."""
-MOST_ARRIVALS = 1_000_000
+MAX_ARRIVALS = 1_000_000
 COARSEST_SHARE = 1 / 32
 """Longest merged block as a share of the mean prompt. It bounds the partial block at a prompt's end."""
 COARSEST_TOKENS = (64, 1024)
@@ -52,7 +52,7 @@ Progress = Callable[[int], object]
 class ArrivalTimes:
     """Times of a log's requests. Beyond ``most``, one in 2, 4, 8... is stored."""
 
-    def __init__(self, most: int = MOST_ARRIVALS) -> None:
+    def __init__(self, most: int = MAX_ARRIVALS) -> None:
         self.most, self.start, self._one_in, self._count = most, 0.0, 1, 0
         self._times = array("d")
 
@@ -199,8 +199,8 @@ def read_sample(
     format: str,
     *,
     tokenizer: str | None = None,
-    most_requests: int = MOST_REQUESTS,
-    most_accesses: int = MOST_ACCESSES,
+    most_requests: int = MAX_REQUESTS,
+    most_accesses: int = MAX_ACCESSES,
     skip_bad: int = 0,
     progress: Progress = lambda n: None,
 ) -> Sample:
@@ -232,10 +232,10 @@ def _nothing_in(path: Path, understood: Understood) -> str:
 
 
 def sample_of(
-    trace: Iterable[TraceRequest], most_requests: int = MOST_REQUESTS, *, has_content: bool = True
+    trace: Iterable[TraceRequest], most_requests: int = MAX_REQUESTS, *, has_content: bool = True
 ) -> Sample:
     """Sample the requests of ``trace``. Raises ``CanopyError`` if there are none."""
-    made, kept = Sample(has_content=has_content), Thinned(most_requests, MOST_ACCESSES)
+    made, kept = Sample(has_content=has_content), Thinned(most_requests, MAX_ACCESSES)
     ids: dict[int, int] = {}  # a server's own ids are unsigned 64-bit numbers
     numbered = (
         changed(r, blocks=tuple([ids.setdefault(block, len(ids)) for block in r.blocks]))

@@ -13,7 +13,7 @@ from canopy_lab.trace.prompts import LoggedPrompt
 from canopy_lab.trace.understood import Understood
 from sglang_canopy.errors import CanopyError
 
-LEAST, MOST = 0.4, 4.0
+MIN_SCALE, MAX_SCALE = 0.4, 4.0
 """Range of the scale: 10 bytes to 1 byte per token. The reader cuts tokens of 4 bytes."""
 WIDEST = 4.0
 """Largest ratio between the scales of most prompts of a log."""
@@ -51,7 +51,7 @@ class TokenScale:
         if not self._cut:
             return 1.0
         scale, spread = self._logged / self._cut, self._spread()
-        if LEAST <= scale <= MOST and spread <= WIDEST:
+        if MIN_SCALE <= scale <= MAX_SCALE and spread <= WIDEST:
             return scale
         counts = f"the log's token counts are {scale:.2f} of what its prompts have"
         if spread > WIDEST:

@@ -8,7 +8,7 @@ import numpy as np
 
 from canopy_lab.characterize.observe import FINE_EDGES, Observation, edges_within
 
-MOST_CATEGORIES = 10
+MAX_CATEGORIES = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ def lifespan(seen: Observation) -> Lifespan:
     category = seen.category[seen.last_request]
     names, counts = np.unique(category, return_counts=True)
     rows = []
-    for one in names[np.argsort(-counts, kind="stable")][:MOST_CATEGORIES]:
+    for one in names[np.argsort(-counts, kind="stable")][:MAX_CATEGORIES]:
         mine = life[category == one]
         rows.append(
             CategoryLife(

@@ -19,7 +19,7 @@ from canopy_lab.characterize.observe import (
 )
 from sglang_canopy.reuse.survival import BINS, EDGES, survival_curve
 
-MOST_CATEGORIES = 8
+MAX_CATEGORIES = 8
 
 _POLICY_BIN = np.minimum(np.searchsorted(EDGES, FINE_EDGES, "right") - 1, BINS - 1)
 _UPPER = np.concatenate([FINE_EDGES[1:], [np.inf]])
@@ -67,7 +67,7 @@ def reuse_times(seen: Observation) -> ReuseTimes:
     counts = whole.reuses.sum(1)
     rows = [
         _row(seen, seen.category_name(int(c)), whole.of(c))
-        for c in np.argsort(-counts, kind="stable")[:MOST_CATEGORIES]
+        for c in np.argsort(-counts, kind="stable")[:MAX_CATEGORIES]
         if counts[c] > 0
     ]
     merged = whole.reuses.sum(0)

@@ -8,8 +8,8 @@ import numpy as np
 
 from canopy_lab.characterize.observe import Observation
 
-MOST_CATEGORIES = 10
-LEAST_REQUESTS = 20
+MAX_CATEGORIES = 10
+MIN_REQUESTS = 20
 """Minimum requests of a category in a window."""
 
 
@@ -22,7 +22,7 @@ class NextTurn:
     probability: float
     """Share of the requests that were followed by another turn."""
     over_time: tuple[float, ...]
-    """Probability by window; NaN for fewer than ``LEAST_REQUESTS`` requests."""
+    """Probability by window; NaN for fewer than ``MIN_REQUESTS`` requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +68,16 @@ def turns(seen: Observation, windows: int = 12) -> Turns | None:
     start, end = float(seen.time_s[0]), float(seen.time_s[-1]) - unseen
     settled = seen.time_s <= end
     category = seen.category
-    windows = max(1, min(windows, _most(category[settled]) // (2 * LEAST_REQUESTS)))
+    windows = max(1, min(windows, _most(category[settled]) // (2 * MIN_REQUESTS)))
     width = max((end - start) / windows, 1e-9)
     which = np.minimum(((seen.time_s - start) / width).astype(int), windows - 1)
     names, counts = np.unique(category[settled], return_counts=True)
     rows = []
-    for one in names[np.argsort(-counts, kind="stable")][:MOST_CATEGORIES]:
+    for one in names[np.argsort(-counts, kind="stable")][:MAX_CATEGORIES]:
         mine = settled & (category == one)
         ended = np.bincount(which[mine], minlength=windows)
         came = np.bincount(which[mine], follows[mine], windows)
-        enough = ended >= LEAST_REQUESTS
+        enough = ended >= MIN_REQUESTS
         if not enough.any():
             continue
         by_window = np.divide(came, ended, out=np.full(windows, np.nan), where=enough)

@@ -14,10 +14,10 @@ from canopy_lab.advise.advice import LOST_POINTS, Below, advise
 from canopy_lab.advise.answers import Advice
 from canopy_lab.advise.breaks.cures import as_json, sentences
 from canopy_lab.advise.breaks.finder import Breaks
-from canopy_lab.advise.breaks.memory import MOST_PROMPTS
+from canopy_lab.advise.breaks.memory import MAX_PROMPTS
 from canopy_lab.advise.breaks.read import read_breaks
 from canopy_lab.advise.first_start import first_start, plan_beside
-from canopy_lab.advise.sample import MOST_REQUESTS, Sample, read_sample
+from canopy_lab.advise.sample import MAX_REQUESTS, Sample, read_sample
 from canopy_lab.cli.shared import PROFILE_HELP, LogOptions, format_of
 from canopy_lab.cli.values import above_zero, listed, out_file, positive, write
 from canopy_lab.sim.system.engine_profile import EngineProfile, load_profile
@@ -65,7 +65,7 @@ class Options(LogOptions):
         None, "--json-out", "write every number as JSON", metavar="FILE", parse=out_file
     )
     sample_requests: int = declare(
-        MOST_REQUESTS, "--sample-requests",
+        MAX_REQUESTS, "--sample-requests",
         "most requests to simulate; a longer log is sampled by conversation",
         metavar="N", low=1,
     )  # fmt: skip
@@ -144,7 +144,7 @@ def _read(args: Options, format: str) -> Sample:
 
 def _breaks(args: Options, format: str) -> Breaks:
     log = Path(args.log)
-    with tqdm(desc="comparing prompts", unit="req", total=MOST_PROMPTS, disable=None) as bar:
+    with tqdm(desc="comparing prompts", unit="req", total=MAX_PROMPTS, disable=None) as bar:
         return read_breaks(
             log, format, tokenizer=args.tokenizer, skip_bad=args.skip_bad, progress=bar.update
         )

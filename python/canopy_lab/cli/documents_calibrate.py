@@ -13,7 +13,7 @@ from sglang_canopy.errors import CanopyError
 
 STATE = "canopy_chunks"
 """Key of the documents' state in a server's state and answers."""
-MOST_S = 600
+MAX_S = 600
 """Maximum seconds for the server to encode the sample documents."""
 
 
@@ -98,9 +98,9 @@ def _encoding_waiter(server: Any) -> Any:
     from canopy_lab.live.profile.client import wait_until
 
     def wait_encoded() -> None:
-        if not wait_until(lambda: not server.state(STATE).get("waiting_chunks"), MOST_S, 0.5):
+        if not wait_until(lambda: not server.state(STATE).get("waiting_chunks"), MAX_S, 0.5):
             raise CanopyError(
-                f"the server has not encoded the documents after {MOST_S // 60} minutes"
+                f"the server has not encoded the documents after {MAX_S // 60} minutes"
             )
 
     return wait_encoded

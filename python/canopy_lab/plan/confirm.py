@@ -26,17 +26,17 @@ SAFETY = 2.0
 ANCHORS = 8
 """Configurations simulated first: the predicted choice, then the farthest ones in turn. Otherwise
 the prediction error would be known only near the choice."""
-LEAST_SLOPE = 0.05
-LEAST_OF_SPAN, MOST_OF_SPAN = 0.001, 0.01
+MIN_SLOPE = 0.05
+MIN_OF_SPAN, MAX_OF_SPAN = 0.001, 0.01
 """Minimum change of the logarithm per unit of distance.
 
-``LEAST_SLOPE`` is for metrics other than cost and throughput. Cost and throughput depend on the
+``MIN_SLOPE`` is for metrics other than cost and throughput. Cost and throughput depend on the
 makespan: their slope is the relative spread of the predicted makespans, within these two limits.
 The spread is small if the trace is served as fast as it arrives.
 """
 NEAR = 0.5
 """Smallest distance."""
-_LEAST_GIB = 2.0**-4
+_MIN_GIB = 2.0**-4
 _CHOICE, _INSTANCES = 0.5, 2.0
 """Distance between configurations with a different choice, or number of instances."""
 
@@ -125,7 +125,7 @@ class Margins:
         }
         self._sizes = np.array(
             [
-                [math.log2(max(c.dram_gib, _LEAST_GIB)), math.log2(max(c.disk_gib, _LEAST_GIB)),
+                [math.log2(max(c.dram_gib, _MIN_GIB)), math.log2(max(c.disk_gib, _MIN_GIB)),
                  math.log2(max(c.disk_mib_s, 1.0))]
                 for c in predicted
             ]
@@ -135,7 +135,7 @@ class Margins:
         self._instances = np.array([c.instances for c in predicted])
         spans = [row.get("makespan_s", 1.0) for row in predicted.values()]
         spread = max(spans) / max(min(spans), 1e-9) - 1
-        self._of_span = min(max(spread, LEAST_OF_SPAN), MOST_OF_SPAN)
+        self._of_span = min(max(spread, MIN_OF_SPAN), MAX_OF_SPAN)
         self.slopes: dict[str, float] = {m.key: self._least(m) for m in metrics}
 
     def __call__(
@@ -166,7 +166,7 @@ class Margins:
         if metric.key == "cost_per_hour":
             return 1e-6  # known, except for charges by use
         of_span = metric.key in ("cost", "throughput_tokens_per_s")
-        return self._of_span if of_span else LEAST_SLOPE
+        return self._of_span if of_span else MIN_SLOPE
 
     def anchors(self, seen: Sequence[Configuration], first: int, most: int) -> list[int]:
         """Return ``first``, then the candidates farthest from all others, up to ``most`` with

@@ -46,7 +46,7 @@ METRICS = {
         Metric("cost_per_hour", "cost_per_hour", "money/h"),
     )
 }
-LEAST_RANGE = 0.01
+MIN_RANGE = 0.01
 DEFAULT_OBJECTIVES = ("mean_ttft", "throughput", "cost")
 
 
@@ -105,11 +105,11 @@ class Scale:
     def of(cls, points: np.ndarray, margin: float = 0.05) -> Scale:
         """Set the reference ``margin`` beyond the worst of each objective over ``points``.
 
-        An objective that varies by less than ``LEAST_RANGE`` is scaled by ``LEAST_RANGE``.
+        An objective that varies by less than ``MIN_RANGE`` is scaled by ``MIN_RANGE``.
         Otherwise insignificant differences would determine the volume.
         """
         best, worst = points.min(axis=0), points.max(axis=0)
-        width = np.maximum(worst - best, np.maximum(np.abs(best) * LEAST_RANGE, 1e-9))
+        width = np.maximum(worst - best, np.maximum(np.abs(best) * MIN_RANGE, 1e-9))
         return cls(best, best + width * (1 + margin))
 
     def __call__(self, points: np.ndarray) -> np.ndarray:

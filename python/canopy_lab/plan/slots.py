@@ -12,7 +12,7 @@ from dataclasses import replace
 from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.errors import CanopyError
 
-MOST_HOURS = 24 * 7
+MAX_HOURS = 24 * 7
 
 
 def last_hours(trace: Iterable[TraceRequest], hours: float) -> list[TraceRequest]:
@@ -20,8 +20,8 @@ def last_hours(trace: Iterable[TraceRequest], hours: float) -> list[TraceRequest
 
     Raises ``CanopyError`` without requests. Memory: the requests of those hours.
     """
-    if not 0 < hours <= MOST_HOURS:
-        raise CanopyError(f"--last-hours must be above 0 and at most {MOST_HOURS}, got {hours}")
+    if not 0 < hours <= MAX_HOURS:
+        raise CanopyError(f"--last-hours must be above 0 and at most {MAX_HOURS}, got {hours}")
     keep: list[TraceRequest] = []
     for request in trace:
         keep.append(request)

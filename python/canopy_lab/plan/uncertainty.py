@@ -30,7 +30,7 @@ DRAWS = 400
 WINDOWS = 6
 PERIODS = 40
 """Number of periods if the trace has few days."""
-LEAST_DAYS = 5
+MIN_DAYS = 5
 """Minimum days of a trace whose periods are days."""
 _DAY_S = 86400.0
 SLOPE, SHIFT = 0.5, 0.15
@@ -161,7 +161,7 @@ class Resampling:
         days = np.floor((starts[self._order] - starts.min()) / _DAY_S)
         ends = np.flatnonzero(np.diff(days, append=np.inf)) + 1
         count, self.periods = len(ends), f"{len(ends)} days"
-        if count < LEAST_DAYS:
+        if count < MIN_DAYS:
             count = min(PERIODS, self.conversations)
             ends = np.arange(1, count + 1) * self.conversations // count
             self.periods = f"{count} parts"

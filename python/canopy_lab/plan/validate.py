@@ -38,7 +38,7 @@ TTFTS = ("mean_ttft_s", "p50_ttft_s", "p90_ttft_s", "p99_ttft_s")
 HITS = ("token_hit_ratio", *(f"{tier}_hit_ratio" for tier in TIERS))
 METRICS = (*TTFTS, "throughput_tokens_per_s", *HITS)
 _ROUNDS = 12
-_MOST = 16.0
+_MAX_FACTOR = 16.0
 """Limits of the recalibration factor: the inverse of this number, and the number itself."""
 
 
@@ -184,7 +184,7 @@ def recalibrate(
     Returns the factor, the scaled profile, and its validation on the second half.
     """
     half = 0.5 * (1 + WARM_UP)
-    low, high = 1 / _MOST, _MOST
+    low, high = 1 / _MAX_FACTOR, _MAX_FACTOR
     for _ in range(_ROUNDS):
         middle = math.sqrt(low * high)
         found = validate(trace, served, config, scaled(profile, middle), part=(WARM_UP, half))

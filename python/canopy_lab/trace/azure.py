@@ -71,11 +71,11 @@ def _instant(text: str) -> datetime.datetime:
     return when if when.tzinfo else when.replace(tzinfo=datetime.timezone.utc)
 
 
-_MOST_DIGITS = 8
+_MAX_DIGITS = 8
 """Maximum digits of a count: each block of a prompt is in memory."""
 
 
 def _tokens(text: str, name: str) -> int:
-    if not text.isdecimal() or len(text) > _MOST_DIGITS:
+    if not text.isdecimal() or len(text) > _MAX_DIGITS:
         raise lines.BadLine(f"{name} must be a whole number of tokens, got {text!r:.40}")
     return int(text)

@@ -16,7 +16,7 @@ from canopy_lab.trace.prompts import clients_name
 from canopy_lab.trace.session_request import SessionRequest
 
 _SYNTHETIC = "<synthetic>"
-_MOST_DEPTH = 100_000
+_MAX_DEPTH = 100_000
 
 
 class ClaudeSessions:
@@ -81,7 +81,7 @@ class ClaudeSessions:
         Lines of one answer become one message."""
         found: list[dict[str, Any]] = []
         asked_s, root = 0.0, ""
-        for _ in range(_MOST_DEPTH):
+        for _ in range(_MAX_DEPTH):
             if not isinstance(uuid, str) or uuid not in self._messages:
                 break
             root = uuid

@@ -17,7 +17,7 @@ BODIES = (
 """Fields that hold a request's body, or a part of it."""
 _BESIDE = ("metadata", "custom_params", "extra_body", "request_properties", "properties")
 """Fields whose objects describe a request but hold no part of its prompt."""
-_MOST_PLACES = 16
+_MAX_PLACES = 16
 
 Place = Mapping[str, Any]
 
@@ -34,7 +34,7 @@ def places(entry: Place) -> list[Place]:
 
 def _within(entry: Place, names: tuple[str, ...]) -> list[Place]:
     found, at = [entry], 0
-    while at < len(found) and len(found) < _MOST_PLACES:
+    while at < len(found) and len(found) < _MAX_PLACES:
         for name in names:
             inner = decoded(found[at].get(name))
             if isinstance(inner, dict) and inner:

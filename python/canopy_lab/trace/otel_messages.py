@@ -15,7 +15,7 @@ _ROLES_OF_EVENTS = {
     "gen_ai.assistant.message": "assistant",
     "gen_ai.tool.message": "tool",
 }
-_MOST_INDEX = 100_000
+_MAX_INDEX = 100_000
 
 
 class Attributes:
@@ -187,6 +187,6 @@ def _listed(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     made = {key: _listed(inner) for key, inner in value.items()}
-    if made and all(key.isdecimal() and int(key) < _MOST_INDEX for key in made):
+    if made and all(key.isdecimal() and int(key) < _MAX_INDEX for key in made):
         return [made[key] for key in sorted(made, key=int)]
     return made

@@ -11,7 +11,7 @@ from typing import Any
 
 NOTABLE = 0.01
 """Share of a log's entries, tokens or times."""
-_MOST_NAMES = 1000
+_MAX_NAMES = 1000
 """Distinct models and fields that are counted; the rest count as one."""
 _SHOWN = 5
 _PLAIN = ("requests",)
@@ -40,14 +40,14 @@ class Understood:
 
     def count_model(self, name: str) -> None:
         """Count one request of the model ``name``."""
-        if name in self.models or len(self.models) < _MOST_NAMES:
+        if name in self.models or len(self.models) < _MAX_NAMES:
             self.models[name] += 1
         else:
             self.models["other models"] += 1
 
     def count_unread(self, field_name: str, size: int) -> None:
         """Count ``size`` bytes of a field that is not part of the prompt."""
-        if field_name in self.unread_bytes or len(self.unread_bytes) < _MOST_NAMES:
+        if field_name in self.unread_bytes or len(self.unread_bytes) < _MAX_NAMES:
             self.unread_bytes[field_name] += size
 
     def as_dict(self) -> dict[str, Any]:

@@ -38,7 +38,7 @@ _LINE = re.compile(r"Received request \S+: |Request \S+ details: ")
 _UNREADABLE = "whose line is cut off or cannot be read"
 _CUT_SHARE = 0.2
 """A limit has truncated prompts if more than this share are as long as the longest."""
-_FEWEST_CUT = 3
+_MIN_CUT = 3
 
 
 def prompts(path: Path, tolerance: lines.Tolerance) -> Iterator[LoggedPrompt]:
@@ -87,7 +87,7 @@ def prompts(path: Path, tolerance: lines.Tolerance) -> Iterator[LoggedPrompt]:
     yield from waiting.values()
     if without > details:
         left_out[f"without a prompt (it needs {HOW_TO_LOG})"] += without - details
-    if lengths.count >= max(_FEWEST_CUT, _CUT_SHARE * seen) and lengths.is_limit:
+    if lengths.count >= max(_MIN_CUT, _CUT_SHARE * seen) and lengths.is_limit:
         tolerance.understood.changed[
             f"are cut to {lengths.longest:,} characters: start vLLM without --max-log-len"
         ] += lengths.count
@@ -118,13 +118,13 @@ class _Lengths:
     def __init__(self) -> None:
         self.longest = self.count = 0
         self.texts: set[int] = set()
-        """Hashes of up to ``_FEWEST_CUT`` different texts: a single text that repeats is not
+        """Hashes of up to ``_MIN_CUT`` different texts: a single text that repeats is not
         truncated."""
 
     @property
     def is_limit(self) -> bool:
         """Return whether different prompts have this length, or it is a typical limit."""
-        return len(self.texts) == _FEWEST_CUT or self.longest % 50 == 0 or self.longest % 64 == 0
+        return len(self.texts) == _MIN_CUT or self.longest % 50 == 0 or self.longest % 64 == 0
 
     def add(self, text: str) -> None:
         """Add the text of a prompt; empty if its token ids are known."""
@@ -132,7 +132,7 @@ class _Lengths:
             self.longest, self.count, self.texts = len(text), 0, set()
         if text and len(text) == self.longest:
             self.count += 1
-            if len(self.texts) < _FEWEST_CUT:
+            if len(self.texts) < _MIN_CUT:
                 self.texts.add(hash(text))
 
 

@@ -17,7 +17,7 @@ _NEWEST = 0.05
 """Smallest weight of the newest answer in a share."""
 _OWN = 8
 """Answers after which a tenant's own share replaces all tenants' share."""
-_MOST = 1024
+_MAX_SHARES = 1024
 
 
 class Agents:
@@ -44,5 +44,5 @@ class Agents:
             weight = max(_NEWEST, 1.0 / (count + 1))
             share += weight * (session.calls_tools - share)
             self._shares[key] = min(count + 1, _OWN), share
-        while len(self._shares) > _MOST:
+        while len(self._shares) > _MAX_SHARES:
             self._shares.popitem(last=False)

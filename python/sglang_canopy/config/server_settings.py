@@ -32,7 +32,7 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
 }
 _CHUNKS_BY_MEMORY = ((20, 2048), (60, 4096), (160, 8192), (math.inf, 16384))
 """``--chunked-prefill-size`` of a GPU with fewer GiB than this (``memory_hook.py``)."""
-LEAST_RUNNING = 2048
+MIN_RUNNING = 2048
 """SGLang's default ``--max-running-requests``, unless the pool is tiny. A pool of many contexts has
 more, up to 4,096 (``kv_cache_configurator.py``, ``resolve_max_num_reqs``)."""
 
@@ -133,7 +133,7 @@ SGLANG_DEFAULTS = ServerSettings(
     page_size=1,
     chunked_prefill_size=8192,
     max_prefill_tokens=16384,
-    max_running_requests=LEAST_RUNNING,
+    max_running_requests=MIN_RUNNING,
     schedule_policy="fcfs",
     schedule_conservativeness=1.0,
     hicache_write_policy="write_through",

@@ -14,7 +14,7 @@ from sglang_canopy.records import LeafRecord, copy_record
 
 MAX_TEXT = 256
 """Longest label (category, tenant, conversation), in characters."""
-_MOST = 1 << 40
+_MAX_NUMBER = 1 << 40
 """Largest valid whole number: tokens, turns, uses."""
 _FAR = 1e13
 """Largest valid number of seconds."""
@@ -95,7 +95,7 @@ OPTIONAL = tuple(name for name, kind in FIELDS.items() if kind is Kind.OPTIONAL)
 _TIMES = ("created", "last_access", "keep_until", "return_at")
 _ALWAYS = ("category", "source")
 """Labels that are never ``None``."""
-_LEAST = {name: -1 if name == "group" else 0 for name in FIELDS}
+_MIN_NUMBERS = {name: -1 if name == "group" else 0 for name in FIELDS}
 
 
 def _plain(label: Any) -> str | int | None:
@@ -111,7 +111,7 @@ def is_sound(name: str, value: Any) -> bool:
     if kind is Kind.FLAG:
         return isinstance(value, bool)
     if kind is Kind.WHOLE:
-        return type(value) is int and _LEAST[name] <= value <= _MOST
+        return type(value) is int and _MIN_NUMBERS[name] <= value <= _MAX_NUMBER
     if kind is Kind.LABEL:
         return _is_label(value, optional=name not in _ALWAYS, number=name == "conversation")
     if value is None:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from sglang_canopy.policy.structures.lazy_heap import LazyHeap
 from sglang_canopy.records import Leaf
 
-_LEAST_AGE_S = 1e-3
+_MIN_AGE_S = 1e-3
 
 
 class State(Leaf):
@@ -112,7 +112,7 @@ class WorthOfStates(StatePolicy):
             oldest = queue.victim(now)
             if oldest is None:
                 continue
-            age_s = max(now - oldest.last_access, _LEAST_AGE_S)
+            age_s = max(now - oldest.last_access, _MIN_AGE_S)
             worth = 2.0 ** (step / 2) / sqrt(age_s)
             rank = (worth, oldest.last_access, oldest.offset, oldest.number)
             if least is None or rank < least:

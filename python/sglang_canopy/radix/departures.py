@@ -46,17 +46,17 @@ if TYPE_CHECKING:
 
 TIMES_THE_CACHE = 4
 """Number of remembered blocks, as a multiple of the blocks in device and host."""
-LEAST_BLOCKS = 4096
-MOST_BLOCKS = 1 << 18
+MIN_BLOCKS = 4096
+MAX_BLOCKS = 1 << 18
 """Most entries of the map, about 120 bytes each; with more, blocks are sampled by number."""
-MOST_TOKENS_PER_S = 1e5
+MAX_TOKENS_PER_S = 1e5
 """Recorded prompt tokens a second that halve the sample."""
 CALM = 0.25
 """Share of it below which the sample doubles again."""
 RECORDED_S = 3600.0
 """Maximum seconds before the doubled sample is used, unless the map holds nothing older."""
-MOST_ONE_IN = 64
-MOST_PENDING = 1024
+MAX_ONE_IN = 64
+MAX_PENDING = 1024
 """Maximum evictions waiting to be recorded."""
 _WINDOW_S = 10.0
 _NEW, _IN_FLIGHT, _PARTIAL = (NEVER_SEEN, NO_TIER), (IN_FLIGHT, NO_TIER), (PARTIAL_PAGE, NO_TIER)
@@ -81,14 +81,14 @@ class Departures:
         """Tokens whose cause at admission was wrong or unknown."""
         self._live, self._disk = live, disk
         self._pending: list[tuple[Decision, Sequence[int], str | None]] = []
-        self._blocks = BlockMap(LEAST_BLOCKS)
+        self._blocks = BlockMap(MIN_BLOCKS)
         self._evicted_tokens = 0
         self._admitted_last = "default"
         self._last: Key = _NEW
         self._window = (0.0, 0)
         self._namespaces: set[Hashable] = set()
         """The first two namespaces."""
-        self._plain = BlockMap(LEAST_BLOCKS)
+        self._plain = BlockMap(MIN_BLOCKS)
         """Blocks hashed without a namespace, each with the visit that first computed it."""
 
     @property
@@ -105,7 +105,7 @@ class Departures:
         written to the disk. The record is processed when the next request is admitted.
         """
         self._pending.append((decision, path, page))
-        if len(self._pending) > MOST_PENDING:
+        if len(self._pending) > MAX_PENDING:
             self._settle()
 
     def flushed(self, leaf: NodeLeaf, tokens: int, now: float, page: str | None) -> None:
@@ -328,17 +328,17 @@ class Departures:
             return
         self._window = request.time, request.prompt_tokens
         blocks = TIMES_THE_CACHE * self._capacity // self.block_tokens
-        most = MOST_TOKENS_PER_S * self._recorded * (request.time - begin)
+        most = MAX_TOKENS_PER_S * self._recorded * (request.time - begin)
         load = tokens / most if begin > 0 else 0.0
         since = self._finer_since
-        if load > 1.0 or blocks > MOST_BLOCKS * self._recorded:
+        if load > 1.0 or blocks > MAX_BLOCKS * self._recorded:
             if since is None:
-                self.one_in = min(2 * self.one_in, MOST_ONE_IN)
+                self.one_in = min(2 * self.one_in, MAX_ONE_IN)
             self._finer_since = None
         elif since is not None:
             if self._blocks.turns >= since[0] + 2 or request.time >= since[1] + RECORDED_S:
                 self.one_in, self._finer_since = self.one_in // 2, None
-        elif self.one_in > 1 and load < CALM and 2 * blocks <= MOST_BLOCKS * self.one_in:
+        elif self.one_in > 1 and load < CALM and 2 * blocks <= MAX_BLOCKS * self.one_in:
             self._finer_since = self._blocks.turns, request.time
-        self._blocks.most = min(max(blocks // self._recorded, LEAST_BLOCKS), MOST_BLOCKS)
+        self._blocks.most = min(max(blocks // self._recorded, MIN_BLOCKS), MAX_BLOCKS)
         self._plain.most = self._blocks.most

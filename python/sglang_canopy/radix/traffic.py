@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from sglang_canopy.radix.live import LiveCache
 
-MOST = 4096
+MAX_DECISIONS = 4096
 """Maximum decisions remembered, over all tenants."""
 RATE_S = 300.0
 """Seconds over which the eviction rate is measured, or the remembered time if shorter."""
@@ -28,7 +28,7 @@ class Decisions(deque[Decision]):
     """The latest decisions, appended by the scheduler's thread."""
 
     def __init__(self) -> None:
-        super().__init__(maxlen=MOST)
+        super().__init__(maxlen=MAX_DECISIONS)
 
     def of(self, tenant: str | None, conversation: Hashable, most: int = 16) -> list[Decision]:
         """Return the latest decisions about a tenant's conversation, newest first."""

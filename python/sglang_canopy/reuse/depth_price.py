@@ -12,7 +12,7 @@ import math
 
 UNKNOWN = math.inf
 """Depth scale before a measurement: every token has the same price."""
-LEAST, MOST = 1_000.0, 200_000.0
+MIN_SCALE, MAX_SCALE = 1_000.0, 200_000.0
 """Range of depth scales, in tokens."""
 MOVED = 1.5
 """Smallest factor between two depth scales, so that noise does not change prices."""
@@ -34,7 +34,7 @@ def moved(scale: float, measured: float) -> float:
     range if it differs by a factor of ``MOVED``. A measurement that is not above 0 is ignored."""
     if not measured > 0.0:
         return scale
-    measured = min(max(measured, LEAST), MOST)
+    measured = min(max(measured, MIN_SCALE), MAX_SCALE)
     if scale / MOVED < measured < scale * MOVED:
         return scale
     return measured

@@ -34,7 +34,7 @@ from dataclasses import dataclass
 
 CDF_COUNTS = ("all", "reused")
 READINGS = ("hazard", "formula")
-_MOST_EXPONENT = 600.0
+_MAX_EXPONENT = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Exponential:
         rate = 1.0 / self.mean_gap_s
         if self.hazard:
             # Numerator and denominator are divided by P_w exp(-t / m_w), which can underflow.
-            grown = math.exp(min(rate * max(0.0, age_s), _MOST_EXPONENT))
+            grown = math.exp(min(rate * max(0.0, age_s), _MAX_EXPONENT))
             return rate / (1.0 + (1.0 / self.height - 1.0) * grown)
         later = -math.expm1(-rate * self.life_s)
         return self.height * math.exp(-rate * max(0.0, age_s)) * later

@@ -29,7 +29,7 @@ from sglang_canopy.reuse.survival import BINS, age_bin, token_bin
 
 _OWN_GAP_STEP = 0.5
 """Weight of the newest gap in a conversation's moving (geometric) average."""
-_LEAST_GAP_S = 0.1
+_MIN_GAP_S = 0.1
 MAX_JUNCTIONS = 16
 """Junctions sampled on one path, per request."""
 
@@ -380,8 +380,8 @@ def mean_growth(category: Category) -> float:
 
 
 def _moving_average(average_s: float | None, gap_s: float) -> float:
-    if gap_s < _LEAST_GAP_S:
-        gap_s = _LEAST_GAP_S
+    if gap_s < _MIN_GAP_S:
+        gap_s = _MIN_GAP_S
     if average_s is None:
         return gap_s
     return math.exp((1.0 - _OWN_GAP_STEP) * math.log(average_s) + _OWN_GAP_STEP * math.log(gap_s))

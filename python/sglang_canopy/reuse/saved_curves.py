@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 VERSION = 3
 MAX_BYTES = 64 << 20
 _SIZES = {"events": BINS, "waiting": BINS, "growth": TOKEN_BINS, "sums": 2, "lives": 2}
-_MOST = 1e15
+_MAX_VALUE = 1e15
 
 
 class Damaged(CanopyError):
@@ -114,7 +114,7 @@ def _check(label: Any, counts: Any) -> None:
         if (
             not isinstance(values, list)
             or len(values) != size
-            or not all(isinstance(v, (int, float)) and 0 <= v <= _MOST for v in values)
+            or not all(isinstance(v, (int, float)) and 0 <= v <= _MAX_VALUE for v in values)
         ):
             raise Damaged(
                 f"profile category {label!r}: {key!r} must be {size} numbers of 0 or more; "

@@ -12,7 +12,7 @@ from typing import Any
 
 _KEEP = 0.998
 """Weight of the past per observation: about 500 requests count."""
-_LEAST = 20
+_MIN_OBSERVATIONS = 20
 """Observations required for a model."""
 _HUBER = 2.0
 """Residuals are clipped at this many mean absolute residuals."""
@@ -48,14 +48,14 @@ class TtftFit:
         self._y = _KEEP * self._y + ttft_s
         self._xx = _KEEP * self._xx + uncached_tokens * uncached_tokens
         self._xy = _KEEP * self._xy + uncached_tokens * ttft_s
-        if fitted is None and self.count == _LEAST:
+        if fitted is None and self.count == _MIN_OBSERVATIONS:
             first = self.line()
             # One tenth of the mean until residuals have been seen.
             self._scale_s = 0.1 * self._y / self._weight if first is not None else 0.0
 
     def line(self) -> tuple[float, float] | None:
         """Return ``(alpha s/token, beta s)``, both 0 or more; ``None`` without enough data."""
-        if self.count < _LEAST:
+        if self.count < _MIN_OBSERVATIONS:
             return None
         mean_x, mean_y = self._x / self._weight, self._y / self._weight
         variance = self._xx / self._weight - mean_x * mean_x

@@ -6,7 +6,7 @@ the mean wait but starves long requests, so each request gets an overtaking budg
     B = kappa w + lambda c + beta    seconds of younger work that may be admitted before it
 
 where w is the older work waiting at its arrival, c its own cost, kappa = ``max_wait_factor`` - 1,
-lambda = ``OWN`` and beta = ``LEAST_S``. A request may not overdraw the budget of an older request;
+lambda = ``OWN`` and beta = ``MIN_S``. A request may not overdraw the budget of an older request;
 the oldest may always go. A chunked prefill keeps its budget for requests that share its steps.
 
 Bound: regardless of later arrivals, at most (1 + kappa) w + (1 + lambda) c + beta seconds of its
@@ -37,7 +37,7 @@ MAX_WAIT_FACTOR = 1.0
 """1 + kappa."""
 OWN = 10.0
 """lambda: the budget grows by this multiple of the request's own cost."""
-LEAST_S = 2.0
+MIN_S = 2.0
 """beta, in seconds."""
 Place = tuple[int, Turn]
 """Priority and turn of a request."""
@@ -56,7 +56,7 @@ class BoundedShortest:
         cost: Cost | None = None,
         max_wait_factor: float = MAX_WAIT_FACTOR,
         own: float = OWN,
-        least_s: float = LEAST_S,
+        least_s: float = MIN_S,
     ) -> None:
         self.cost: Cost = cost or PrefillCost()
         self.max_wait_factor = max_wait_factor

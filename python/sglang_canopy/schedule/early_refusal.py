@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from sglang_canopy.schedule.predicted_ttft import WorkBefore
 from sglang_canopy.schedule.ttft_bound import TtftBound
 
-MOST_RETRY_S = 600
+MAX_RETRY_S = 600
 
 
 @dataclass(slots=True, frozen=True)
@@ -46,4 +46,4 @@ class EarlyRefusal:
 
     def retry_after_s(self, decision: Decision) -> int:
         """Return whole seconds until the work ahead is within the limit, without arrivals."""
-        return min(max(1, round(decision.bound_s - self.limit_s)), MOST_RETRY_S)
+        return min(max(1, round(decision.bound_s - self.limit_s)), MAX_RETRY_S)

@@ -17,8 +17,8 @@ FADE_S = 60.0
 """Time constant of the load estimate: an arrival this old counts 1/e."""
 LEARNT_FROM = 256
 """Latest requests that the line is fitted to."""
-FEWEST = 8
-MOST_LOAD = 0.99
+MIN_OBSERVED = 8
+MAX_LOAD = 0.99
 EXAMPLE_TOKENS = (512, 4096, 32768)
 """Uncached prompt sizes whose predicted TTFT is always exported, for routers."""
 _BUCKETS = 64
@@ -57,7 +57,7 @@ class ShorterLoad:
         """Return the prefill seconds until the end of a request's own prefill. ``slope``: seconds
         per second of cost."""
         shorter_s = sum(self._arrived_s[: _bucket(work.cost_s)]) * slope
-        load = min(shorter_s / FADE_S, MOST_LOAD)
+        load = min(shorter_s / FADE_S, MAX_LOAD)
         passed = min(work.before_s * load / (1.0 - load), work.budget_s)
         return work.before_s + passed + work.cost_s
 
@@ -92,7 +92,7 @@ class PredictedTtft:
         self.observed_s += observed_s
         self.error_s += abs(predicted_s - observed_s)
         self._observed.append((self._prefill_s(work), observed_s))
-        if len(self._observed) >= FEWEST:
+        if len(self._observed) >= MIN_OBSERVED:
             self._fit = _fit_line(*zip(*self._observed, strict=True))
 
     def _prefill_s(self, work: WorkBefore) -> float:

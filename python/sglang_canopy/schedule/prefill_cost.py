@@ -23,13 +23,13 @@ BATCHES = 256
 """Latest batches used in a fit."""
 REFIT_BATCHES = 32
 """Batches between fits."""
-FEWEST_BATCHES = 8
+MIN_BATCHES = 8
 """Batches required for the first fit."""
 PRIOR = (0.0, 1e-4, 0.0, 0.0)
 """Coefficients before the first fit: 10,000 tokens/s. Only ratios of costs matter until then."""
-LEAST_S = 1e-6
+MIN_S = 1e-6
 """Minimum cost of a request, so that ratios are finite. Batches faster than this are ignored."""
-MOST_S = 3600.0
+MAX_S = 3600.0
 """Batches slower than this are ignored."""
 STEP_TOKENS = 8192
 """Default token limit of a step (SGLang's ``--chunked-prefill-size``)."""
@@ -72,7 +72,7 @@ class PrefillCost:
 
     def add(self, batch: Iterable[Prefill], seconds: float) -> None:
         """Record a batch; implausible durations are ignored."""
-        if not LEAST_S <= seconds <= MOST_S:
+        if not MIN_S <= seconds <= MAX_S:
             return
         uncached = pairs = loaded = 0.0
         for part in batch:
@@ -85,7 +85,7 @@ class PrefillCost:
 
     def fitted(self) -> Coefficients | None:
         """Fit the latest batches; return ``None`` if there are too few."""
-        if len(self._rows) < FEWEST_BATCHES:
+        if len(self._rows) < MIN_BATCHES:
             return None
         rows = np.array(self._rows)
         seconds = rows[:, 4]
@@ -106,13 +106,13 @@ class PrefillCost:
         self.adopt(self.fitted())
 
     def seconds(self, request: Prefill) -> float:
-        """Return the cost, with ``base`` in proportion to the tokens; at least ``LEAST_S``.
+        """Return the cost, with ``base`` in proportion to the tokens; at least ``MIN_S``.
 
         Short prompts share a step; long prompts need several.
         """
         base, token, pair, load = self.coefficients
         linear = (base / self.step_tokens + token) * request.uncached + load * request.loaded
-        return max(linear + pair * _pairs(request), LEAST_S)
+        return max(linear + pair * _pairs(request), MIN_S)
 
     def depth_scale(self) -> float:
         """Return the depth in tokens at which attention costs as much as the linear part of a

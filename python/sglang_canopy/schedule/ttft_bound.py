@@ -18,7 +18,7 @@ from sglang_canopy.schedule.predicted_ttft import ShorterLoad, WorkBefore
 QUANTILE = 0.9
 RATIOS = 64
 """Latest ratios per window."""
-FEWEST = 12
+MIN_RATIOS = 12
 """Ratios needed for a bound; the quantile of fewer is infinite at 0.9."""
 WINDOWS = 24
 _FIRST = -9
@@ -71,7 +71,7 @@ def _window(predicted_s: float) -> int:
 
 
 def _quantile(ratios: Sequence[float], quantile: float) -> float:
-    if len(ratios) < FEWEST:
+    if len(ratios) < MIN_RATIOS:
         return 0.0
     place = math.ceil((len(ratios) + 1) * quantile)
     return sorted(ratios)[min(place, len(ratios)) - 1]

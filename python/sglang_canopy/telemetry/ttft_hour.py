@@ -12,7 +12,7 @@ from sglang_canopy.telemetry.window import MINUTE_S, POINTS
 
 _STEP = 1.1
 """Ratio of adjacent bins of times; the error is at most 5 %."""
-_LEAST_S = 1e-4
+_MIN_S = 1e-4
 _CLASSES = 200
 QUANTILES = {"p50_s": 0.5, "p99_s": 0.99}
 
@@ -32,7 +32,7 @@ class TtftHour:
         """Add one request's time. Values that are negative or not finite are ignored."""
         if not math.isfinite(seconds) or seconds < 0:
             return
-        at = int(math.log(max(seconds, _LEAST_S) / _LEAST_S, _STEP))
+        at = int(math.log(max(seconds, _MIN_S) / _MIN_S, _STEP))
         with self._lock:
             self._turn()
             self._counts[min(at, _CLASSES)] += 1
@@ -60,6 +60,6 @@ class TtftHour:
             for at in sorted(self._counts):
                 below += self._counts[at]
                 if below >= rank:
-                    found[name] = round(_LEAST_S * _STEP ** (at + 0.5), 6)
+                    found[name] = round(_MIN_S * _STEP ** (at + 0.5), 6)
                     break
         return found

@@ -42,7 +42,7 @@ SUMS = (
 """Prompt and hit tokens of all requests, prompt tokens of sampled ones, and the squares of each."""
 TIMED = 17
 """Time one request in this many: reading the thread clock can cost more than the work."""
-LEAST_REQUESTS = 200
+MIN_REQUESTS = 200
 """Sampled requests required before estimates are reported."""
 TOO_SHORT, UNSAMPLED, PAUSED = "shorter than a block", "without a sampled block", "while paused"
 UNCOUNTED = (TOO_SHORT, UNSAMPLED, PAUSED)
@@ -162,7 +162,7 @@ class Meter:
                 f"too small a sample: one block in {self.caches.one_in} leaves a shadow cache fewer "
                 f"than {MIN_BLOCKS}"
             )
-        if self._sampled_requests < LEAST_REQUESTS:
+        if self._sampled_requests < MIN_REQUESTS:
             return self._too_few()
         if not any(self.caches.has_evicted(q) for q in self._arms if q.capacity == NOW):
             return "the cache has not filled: nothing to win"
@@ -174,7 +174,7 @@ class Meter:
         notes = [f"{count} {why} do not count" for why, count in self.uncounted.items() if count]
         if before:
             notes.insert(0, f"{before} counted before the exchange of policies")
-        found = f"too few requests: {self._sampled_requests} of {LEAST_REQUESTS}"
+        found = f"too few requests: {self._sampled_requests} of {MIN_REQUESTS}"
         return f"{found} ({', '.join(notes)})" if notes else found
 
     def ended(self, request: Request, hit_tokens: int) -> None:
@@ -282,7 +282,7 @@ class Meter:
             "requests": {
                 "counted": self.caches.seen,
                 "counted_since_exchange": self._sampled_requests,
-                "needed": LEAST_REQUESTS,
+                "needed": MIN_REQUESTS,
                 "uncounted": dict(self.uncounted),
             },
             "spent_s": round(self.spent_s, 4),

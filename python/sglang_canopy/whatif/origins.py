@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from sglang_canopy.reuse.shadow import full_blocks
 
-MOST = 200_000
+MAX_ORIGINS = 200_000
 """Limit of remembered conversations; the least recently used are dropped."""
 
 
@@ -17,7 +17,7 @@ class Origins:
     ignored because few clients send one.
     """
 
-    def __init__(self, most: int = MOST) -> None:
+    def __init__(self, most: int = MAX_ORIGINS) -> None:
         self._conversation_by_end: dict[int, int] = {}
         self._limit = most
 

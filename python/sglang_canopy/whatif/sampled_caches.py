@@ -18,7 +18,7 @@ from sglang_canopy.policy.base import Policy
 from sglang_canopy.records import Request
 from sglang_canopy.whatif.shadow_cache import ShadowCache
 
-MOST_WORK_PER_S = 150.0
+MAX_WORK_PER_S = 150.0
 """Halve the sample if the work per second, averaged over a minute, exceeds this. A unit is one
 request in one shadow cache, about 60 us on a slow core: below 1 % of a thread."""
 
@@ -34,10 +34,10 @@ PASS_WORK = 0.1
 WORK_PER_BLOCK = 0.001
 """Additional work of a request for each block of its path, at most one unit per thousand."""
 
-LEAST_WORK_PER_S = 12.0
+MIN_WORK_PER_S = 12.0
 """Work per second that shadow caches may always do, regardless of the request rate."""
 
-MOST_BLOCKS = 32_768
+MAX_BLOCKS = 32_768
 """Blocks in one shadow cache above which the sample is halved, in one call."""
 
 MIN_BLOCKS = 64
@@ -96,7 +96,7 @@ class SampledCaches:
     whenever a minute exceeds ``most_work_per_s``.
     """
 
-    def __init__(self, one_in: int | None = None, most_work_per_s: float = MOST_WORK_PER_S) -> None:
+    def __init__(self, one_in: int | None = None, most_work_per_s: float = MAX_WORK_PER_S) -> None:
         self.one_in = one_in or 1
         self.seen = 0
         """Requests with a sampled block."""
@@ -213,7 +213,7 @@ class SampledCaches:
         self._requests += 1
         self._request_blocks += len(request.path)
         span = max(_WINDOW_S, now - self._window_start)
-        large = self._largest > self.one_in * MOST_BLOCKS * request.block_tokens
+        large = self._largest > self.one_in * MAX_BLOCKS * request.block_tokens
         dense = self._cache_accesses > self._most_accesses_per_s(span) * span
         if self._adaptive and (dense or large):
             self._thin_out(self._required_interval(now) if dense else 0, request.block_tokens)
@@ -231,7 +231,7 @@ class SampledCaches:
             learnt = self._cache_accesses // max(1, len(self._arms))
         work = OBSERVE_WORK * learnt + PASS_WORK * self._requests
         work += WORK_PER_BLOCK * self._request_blocks
-        return max(LEAST_WORK_PER_S, self._most_work_per_s - work / span)
+        return max(MIN_WORK_PER_S, self._most_work_per_s - work / span)
 
     def _thin_out(self, required: int, block_tokens: int) -> None:
         """Sample one block in ``required`` or fewer; pause if that leaves too few."""
@@ -273,6 +273,6 @@ class SampledCaches:
             served_work += OBSERVE_WORK
         else:
             every_s += OBSERVE_WORK * per_s
-        most = max(LEAST_WORK_PER_S, self._most_work_per_s - every_s)
+        most = max(MIN_WORK_PER_S, self._most_work_per_s - every_s)
         share = min(0.99, most / (per_s * served_work))
         return int(2 ** math.floor(math.log2(max(1.0, blocks / -math.log(1.0 - share)))))

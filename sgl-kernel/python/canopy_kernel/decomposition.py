@@ -25,7 +25,7 @@ BLOCK = 64
 """Default queries per block, for kernels without an attribute ``block``. Fewer give longer page lists,
 more give more masked keys; FLOPs are similar from 32 to 128 at r = 0.15 and 4,096 tokens
 (benchmark/kernels/floors.py)."""
-MOST_PAGES = 1 << 21
+MAX_PAGES = 1 << 21
 """Maximum pages in the lists of all blocks; longer prompts get larger blocks."""
 
 
@@ -60,11 +60,11 @@ class PageLists:
 def block_size(
     counts: Sequence[int], lengths: Sequence[int], page_size: int, least: int = BLOCK
 ) -> int:
-    """Return queries per block: ``least``, doubled until the lists have :data:`MOST_PAGES` or fewer."""
+    """Return queries per block: ``least``, doubled until the lists have :data:`MAX_PAGES` or fewer."""
     size = least
     while size < max(counts, default=0):
         listed = sum(-(-m // size) * -(-n // page_size) for m, n in zip(counts, lengths))
-        if listed <= MOST_PAGES:
+        if listed <= MAX_PAGES:
             break
         size *= 2
     return size

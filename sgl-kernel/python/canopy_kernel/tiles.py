@@ -14,9 +14,9 @@ import torch
 
 FEW = 16
 """Rows of the small tile: the minimum of a matrix instruction."""
-LEAST_KEYS = 512
+MIN_KEYS = 512
 """Approximate minimum keys per part; smaller parts cost more to merge."""
-MOST_PARTS = 32
+MAX_PARTS = 32
 FIELDS = 8
 """int32 fields per tile: request, first row, rows, query at whose position the keys begin (-1: key 0),
 part, parts, place of the part in the workspace, unused."""
@@ -93,12 +93,12 @@ def _launch(
     block_m: int, found: list[tuple[int, list[int]]], kv_heads: int, programs: int
 ) -> Launch:
     found.sort(key=lambda t: -t[0])
-    share = max(LEAST_KEYS, sum(keys for keys, _ in found) * kv_heads // max(1, programs))
+    share = max(MIN_KEYS, sum(keys for keys, _ in found) * kv_heads // max(1, programs))
     tiles: list[list[int]] = []
     merges: list[list[int]] = []
     place = 0
     for keys, tile in found:
-        parts = min(MOST_PARTS, -(-keys // share))
+        parts = min(MAX_PARTS, -(-keys // share))
         if parts == 1:
             tiles.append([*tile, 0, 1, 0, 0])
             continue

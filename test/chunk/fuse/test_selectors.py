@@ -129,7 +129,7 @@ def test_a_sampled_key_represents_similar_keys(llama, ids, monkeypatch):
     found = []
     for stride in (1, 8):
         monkeypatch.setattr(question, "STRIDE", stride)
-        monkeypatch.setattr(question, "FEWEST", 1)
+        monkeypatch.setattr(question, "MIN_SAMPLES", 1)
         cache = caches.dense_cache(llama, len(p))
         for layer in range(shape.layers):
             for pool, same in ((cache.k, like[0]), (cache.v, like[1])):

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-from canopy_chunks.quality.expected_kl import MOST, ExpectedKL  # noqa: E402
+from canopy_chunks.quality.expected_kl import MAX_RATIO, ExpectedKL  # noqa: E402
 
 scales = st.floats(0.01, 20)
 bounds = st.floats(0.001, 1)
@@ -19,12 +19,12 @@ bounds = st.floats(0.001, 1)
 def test_the_ratio_is_the_smallest_in_hundredths_that_keeps_the_bound(scale, documents, bound):
     expected = ExpectedKL(scale)
     ratio = expected.ratio_for(documents, bound)
-    assert ratio <= MOST or ratio == 1
+    assert ratio <= MAX_RATIO or ratio == 1
     assert expected.at(documents, ratio) <= bound * (1 + 1e-6)
     if 0 < ratio < 1:
         assert expected.at(documents, ratio - 0.011) > bound
     if ratio == 1:
-        assert expected.at(documents, MOST) > bound
+        assert expected.at(documents, MAX_RATIO) > bound
 
 
 @given(scales, bounds)

@@ -11,7 +11,7 @@ from canopy_chunks.fuse import background_encoder  # noqa: E402
 from canopy_chunks.fuse.cache import KVCache, dense_cache  # noqa: E402
 from canopy_chunks.fuse.encode import encode  # noqa: E402
 from canopy_chunks.fuse.fusion import fused_prefill  # noqa: E402
-from canopy_chunks.fuse.rows import MOST_STOPS, piece_tokens, prefill  # noqa: E402
+from canopy_chunks.fuse.rows import MAX_STOPS, piece_tokens, prefill  # noqa: E402
 from canopy_chunks.fuse.selectors import make_selector  # noqa: E402
 from canopy_chunks.server import engine as engines  # noqa: E402
 from canopy_chunks.server import library, scheduler  # noqa: E402
@@ -266,10 +266,10 @@ def test_a_request_waits_for_a_layer_of_idle_work_and_the_piece_is_repeated(
     assert len(waited) == 4  # before the piece, before two of its layers, and after it
     assert encoder.encoded_tokens == 0
     done = []
-    for _ in range(MOST_STOPS + 2):  # requests come all the time
+    for _ in range(MAX_STOPS + 2):  # requests come all the time
         engine.work_when_idle(lambda: True)
         done.append(encoder.encoded_tokens)
-    assert done == [0] * (MOST_STOPS - 1) + [encoder.piece_tokens] * 3
+    assert done == [0] * (MAX_STOPS - 1) + [encoder.piece_tokens] * 3
     monkeypatch.setattr(library.Library, "ranked", True)
     waited.clear()
     scheduler.work_when_idle(engine, server)

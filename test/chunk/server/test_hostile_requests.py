@@ -8,7 +8,7 @@ pytest.importorskip("torch")
 
 from canopy_chunks.server.http import entry
 from canopy_chunks.server.options import Options
-from canopy_chunks.text.documents import MOST_MARKED_TOKENS
+from canopy_chunks.text.documents import MAX_MARKED_TOKENS
 from sglang_canopy.errors import CanopyError
 
 DOCUMENT = 10_000
@@ -36,7 +36,7 @@ def mark() -> str:
 
 @pytest.mark.parametrize("custom", [{}, {"canopy_chunks": "off"}])
 def test_a_few_bytes_of_marks_cannot_fill_the_memory(manager, mark, custom) -> None:
-    many = MOST_MARKED_TOKENS // DOCUMENT + 1
+    many = MAX_MARKED_TOKENS // DOCUMENT + 1
     for text in (mark * many, [mark] * many):
         obj = request(text, {"custom_params": custom})
         with pytest.raises(CanopyError, match="at most 4,194,304"):

@@ -28,7 +28,7 @@ def test_only_the_files_that_were_read_last_are_open(tmp_path):
     for _ in range(2):
         for key in keys:
             assert len(store.look(key).load()) == 4
-        assert before < open_files() <= before + disk.MOST_OPEN
+        assert before < open_files() <= before + disk.MAX_OPEN
     for key in keys:
         store.delete(key)
     assert open_files() == before, "what is deleted takes no room on the disk"

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from canopy_chunks.text.order import MOST_GAP, NAMES, Orders
+from canopy_chunks.text.order import MAX_GAP, NAMES, Orders
 
 HEAD, GAP, ASK = [1, 2, 3], [9], [7, 7]
 
@@ -56,7 +56,7 @@ def test_the_same_documents_keep_their_order_after_other_prompts() -> None:
         assert got == prompt([3, 4], head=later)[0]
 
 
-@pytest.mark.parametrize("gap", [[5] * (MOST_GAP + 1), "differs"])
+@pytest.mark.parametrize("gap", [[5] * (MAX_GAP + 1), "differs"])
 def test_documents_with_other_text_between_them_stay(gap) -> None:
     orders = Orders()
     arranged(orders, [1, 2, 3])

@@ -10,7 +10,7 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
 from sglang_canopy.schedule.prefill_cost import REFIT_BATCHES
 from sglang_canopy.server.scheduler.observer import BLOCK_TOKENS, Observer
-from sglang_canopy.whatif.meter import LEAST_REQUESTS, Memory, Meter, MeterSetup
+from sglang_canopy.whatif.meter import MIN_REQUESTS, Memory, Meter, MeterSetup
 
 
 def ended(number: int) -> SimpleNamespace:
@@ -64,9 +64,9 @@ def test_a_line_at_the_start_and_one_when_the_figures_mean_something(caplog) -> 
     observer = Observer(meter)
     assert "observing lru" in caplog.text
     caplog.clear()
-    for number in range(LEAST_REQUESTS - 1):
+    for number in range(MIN_REQUESTS - 1):
         observer.computed(decoded([ended(number)]))
     assert "significant figures" not in caplog.text
-    for number in range(LEAST_REQUESTS, LEAST_REQUESTS + 20):
+    for number in range(MIN_REQUESTS, MIN_REQUESTS + 20):
         observer.computed(decoded([ended(number)]))
     assert caplog.text.count("first significant figures: lru hits 0.0 %") == 1

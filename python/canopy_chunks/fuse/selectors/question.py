@@ -23,9 +23,9 @@ from canopy_chunks.store.device_copy import is_host, to_device
 FIRST, LAST = 0.5, 0.7
 """The probed layers, as shares of the depth. They are as good as 0.4 to 0.8
 (docs/research/chunks.md), and cheaper."""
-MOST = 64
+MAX_QUERIES = 64
 """Maximum number of probed question tokens, counted from the end."""
-STRIDE, FEWEST = 8, 100
+STRIDE, MIN_SAMPLES = 8, 100
 """Stride of the sampled chunk tokens below the probed layers, and their minimum number.
 
 Each sampled token is weighted by the number of tokens it represents. These layers hardly change the
@@ -41,7 +41,9 @@ def probed_layers(layers: int) -> int:
     return max(1, math.ceil(LAST * layers))
 
 
-def question_scores(context: Context, most: int = MOST, last_weight: float = 0.0) -> torch.Tensor:
+def question_scores(
+    context: Context, most: int = MAX_QUERIES, last_weight: float = 0.0
+) -> torch.Tensor:
     """Return ``[prompt]`` attention mass from the last ``most`` question tokens, over layers and
     heads.
 
@@ -162,7 +164,7 @@ def _sampled(
     """
     chosen = prompt.in_chunk()
     inside = chosen.nonzero()[:, 0]
-    stride = max(1, min(STRIDE, inside.numel() // FEWEST))
+    stride = max(1, min(STRIDE, inside.numel() // MIN_SAMPLES))
     every = torch.ones(len(prompt), dtype=torch.bool)
     every[inside] = False
     every[inside[::stride]] = True

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from canopy_lab.advise.breaks import differences as kinds
 from canopy_lab.advise.breaks.differences import FIRST, HISTORY, SYSTEM, TOOLS
-from canopy_lab.advise.breaks.memory import LEAST_RUN, Prompt, Segment
+from canopy_lab.advise.breaks.memory import MIN_RUN, Prompt, Segment
 from canopy_lab.advise.breaks.texts import (
     common_prefix,
     common_suffix,
@@ -19,7 +19,7 @@ from canopy_lab.advise.breaks.texts import (
     spans,
 )
 
-MOST_PAIRS = 4_000_000
+MAX_PAIRS = 4_000_000
 """Pairs of sentences up to which two texts are aligned; the time of the alignment grows with them."""
 _REORDERED = 0.2
 """Share of two texts' common sentences that must be out of order to count as reordered."""
@@ -129,7 +129,7 @@ def _messages(old: list[Segment], new: list[Segment], done: int = 0) -> Iterator
         place = _place(new, n + k)
         mine, theirs = rest_new[k:end], rest_old[i:j]
         moved = sum(one.size for one in mine if gone.get(one.number))
-        if moved >= LEAST_RUN:
+        if moved >= MIN_RUN:
             shown = theirs[0].text if theirs else ""
             yield Run(_size(mine), kinds.ORDER, place, shown, mine[0].text, moved)
         elif code == "replace" and (len(mine) == len(theirs) or end == last):
@@ -229,7 +229,7 @@ def _middle(
             yield Run(len(inner_new), kinds.ORDER, place, inner_old[:_SHOWN], inner_new[:_SHOWN], common)  # fmt: skip
             return
     a, b = spans(inner_old), spans(inner_new)
-    if not a or not b or len(a) * len(b) > MOST_PAIRS:
+    if not a or not b or len(a) * len(b) > MAX_PAIRS:
         yield _difference(old, new, (n, end_old), (n, end_new), place, last)
         return
     matcher = SequenceMatcher(None, [s for _, _, s in a], [s for _, _, s in b], autojunk=False)
@@ -243,7 +243,7 @@ def _middle(
             more = common_prefix(inner_old[stop_old:], inner_new[stop_new:])
             stop_old, stop_new = stop_old + more, stop_new + more
             equal = inner_old[begin_old:stop_old] == inner_new[begin_new:stop_new]
-            if not equal or stop_new - begin_new < LEAST_RUN or begin_old < at_old or begin_new < at_new:  # fmt: skip
+            if not equal or stop_new - begin_new < MIN_RUN or begin_old < at_old or begin_new < at_new:  # fmt: skip
                 continue
         else:
             begin_old = stop_old = len(inner_old)
@@ -261,11 +261,11 @@ def _reordered(old: str, new: str) -> int:
     """Return the characters of two texts' common sentences, if enough are in another order."""
     a, b = sentences(old), sentences(new)
     both = sum(len(text) * n for text, n in (Counter(a) & Counter(b)).items())
-    if both < LEAST_RUN or len(a) * len(b) > MOST_PAIRS:
+    if both < MIN_RUN or len(a) * len(b) > MAX_PAIRS:
         return 0
     blocks = SequenceMatcher(None, a, b, autojunk=False).get_matching_blocks()
     in_order = sum(len(text) for found in blocks for text in b[found.b : found.b + found.size])
-    return both if both - in_order >= max(LEAST_RUN, _REORDERED * both) else 0
+    return both if both - in_order >= max(MIN_RUN, _REORDERED * both) else 0
 
 
 def _difference(
@@ -281,12 +281,7 @@ def _difference(
     label = re.sub(r"[\d\W_]+", " ", new[max(0, begin - 32) : begin]).strip()
     kind = kinds.kind_of(x, y, place)
     gone = old[at_old[0] : at_old[1]].strip()
-    if (
-        kind == kinds.SHORTENED
-        and last is not None
-        and len(gone) >= LEAST_RUN
-        and gone in last.text
-    ):
+    if kind == kinds.SHORTENED and last is not None and len(gone) >= MIN_RUN and gone in last.text:
         kind, place = kinds.REMINDER, HISTORY
     size = at_new[1] - at_new[0]
     return Run(size, kind, place, x, y, 0, label[-_LABEL_CHARACTERS:])

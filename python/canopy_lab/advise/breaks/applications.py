@@ -6,10 +6,10 @@ from collections import Counter
 
 from canopy_lab.advise.breaks.memory import Prompt
 
-LEAST_SHARED = 0.5
+MIN_SHARED = 0.5
 """Minimum share of tools and system prompt that two prompts of one application have in common."""
-MOST_SENTENCES = 200_000
-MOST_HEADS = 50_000
+MAX_SENTENCES = 200_000
+MAX_HEADS = 50_000
 _NAME_CHARACTERS = 60
 
 
@@ -36,13 +36,13 @@ class Applications:
             if text in self._of_sentence:
                 votes[self._of_sentence[text]] += len(text)
         found, shared = votes.most_common(1)[0] if votes else (len(self.names), 0)
-        if shared < LEAST_SHARED * sum(map(len, texts)):
+        if shared < MIN_SHARED * sum(map(len, texts)):
             found = len(self.names)
             named = next((one.text for one in head if one.role != "tools"), head[0].text)
             self.names.append(" ".join(named.removeprefix("<system>\n").split())[:_NAME_CHARACTERS])
-        if len(self._of_sentence) < MOST_SENTENCES:
+        if len(self._of_sentence) < MAX_SENTENCES:
             for text in texts:
                 self._of_sentence.setdefault(text, found)
-        if len(self._of_head) < MOST_HEADS:
+        if len(self._of_head) < MAX_HEADS:
             self._of_head[key] = found
         return found

@@ -32,7 +32,7 @@ CURES = {
 """Kind -> description and cure."""
 
 _PLACES = {kinds.TOOLS: "the tools", kinds.SYSTEM: "the system prompt", kinds.FIRST: "the first message", kinds.HISTORY: "the history"}  # fmt: skip
-_MOST_SHOWN = 12
+_MAX_SHOWN = 12
 
 
 def sentences(breaks: Breaks, *, show_values: bool = False) -> list[str]:
@@ -55,10 +55,10 @@ def _sentences(breaks: Breaks, show_values: bool) -> Iterator[str]:
         f"Of {of}, {lost:,} tokens ({lost / max(breaks.tokens, 1):.0%}) are computed again although an "
         "earlier prompt has the same text, because something before it differs:"
     )
-    for one in breaks.findings[:_MOST_SHOWN]:
+    for one in breaks.findings[:_MAX_SHOWN]:
         yield "- " + sentence(one, show_values=show_values)
-    if len(breaks.findings) > _MOST_SHOWN:
-        yield f"- and {len(breaks.findings) - _MOST_SHOWN} more; --json has all of them."
+    if len(breaks.findings) > _MAX_SHOWN:
+        yield f"- and {len(breaks.findings) - _MAX_SHOWN} more; --json has all of them."
 
 
 def sentence(one: Finding, *, show_values: bool = False) -> str:

@@ -15,9 +15,9 @@ from canopy_lab.advise.breaks import differences as kinds
 from canopy_lab.advise.breaks.align import Run, align
 from canopy_lab.advise.breaks.applications import Applications
 from canopy_lab.advise.breaks.memory import (
-    LEAST_RUN,
-    MOST_BYTES,
-    MOST_PROMPTS,
+    MAX_BYTES,
+    MAX_PROMPTS,
+    MIN_RUN,
     Memory,
     Prompt,
 )
@@ -25,15 +25,15 @@ from canopy_lab.trace.prompts import LoggedPrompt
 from canopy_lab.trace.template import parts_of
 
 CHARACTERS_A_TOKEN = 4
-LEAST_SHARE = 0.005
+MIN_SHARE = 0.005
 """Minimum share of the prompt tokens of a reported finding."""
-LEAST_REQUESTS = 3
+MIN_REQUESTS = 3
 
 _ONE_WAY = 0.8
 """Minimum share of changes in one direction that makes a value a counter."""
 _LABELLED = (kinds.TIME, kinds.IDENTIFIER, kinds.NUMBER, kinds.USER, kinds.TEXT)
 _EDITS = (kinds.SHORTENED, kinds.DROPPED, kinds.INSERTED, kinds.REWRITTEN)
-_MOST_VALUES = 5000
+_MAX_VALUES = 5000
 _EXAMPLES = 3
 _SHOWN = 80
 
@@ -126,7 +126,7 @@ class _Key(NamedTuple):
 class Finder:
     """Call ``add`` for each prompt, then ``found``."""
 
-    def __init__(self, most_prompts: int = MOST_PROMPTS, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, most_prompts: int = MAX_PROMPTS, most_bytes: int = MAX_BYTES) -> None:
         self.memory = Memory(most_prompts, most_bytes)
         self.applications = Applications()
         self.requests = self.characters = self.cached = 0
@@ -146,7 +146,7 @@ class Finder:
         self.requests += 1
         self.characters += prompt.size
         self.cached += min(hit, prompt.size)
-        if elsewhere >= LEAST_RUN:
+        if elsewhere >= MIN_RUN:
             model = prompt.apart[0]
             before = Run(0, kinds.MODELS, kinds.HISTORY, new=model, label=model)
             self._note(prompt, before, elsewhere, hit)
@@ -162,27 +162,27 @@ class Finder:
         for run in align(old, new):
             end = at + run.size
             if not run.kind:
-                if end - max(at, hit) >= LEAST_RUN:
+                if end - max(at, hit) >= MIN_RUN:
                     cost += end - max(at, hit)
             else:
                 if pending is not None:
                     self._note(new, pending, cost, begin)
                 pending, begin = run, at
                 # Another prompt may also have this part, so only text after ``hit`` is lost.
-                cost = max(0, run.inside - max(0, hit - at)) if run.inside >= LEAST_RUN else 0
+                cost = max(0, run.inside - max(0, hit - at)) if run.inside >= MIN_RUN else 0
             at = end
         if pending is not None:
             self._note(new, pending, cost, begin)
 
     def _note(self, prompt: Prompt, run: Run, cost: int, begin: int) -> None:
-        if cost < LEAST_RUN:
+        if cost < MIN_RUN:
             return
         named = run.kind in _LABELLED and run.place != kinds.HISTORY
         label = run.label if named or run.kind == kinds.MODELS else ""
         found = self._sums[_Key(prompt.application, run.place, run.kind, label)]
         found.requests += 1
         found.characters += cost
-        if len(found.starts) < _MOST_VALUES:
+        if len(found.starts) < _MAX_VALUES:
             found.starts.append(begin)
             value = hash(run.new)
             found.values.add(value)
@@ -203,7 +203,7 @@ class Finder:
         rows = [
             self._finding(key, one)
             for key, one in self._folded().items()
-            if one.requests >= LEAST_REQUESTS and one.characters >= LEAST_SHARE * self.characters
+            if one.requests >= MIN_REQUESTS and one.characters >= MIN_SHARE * self.characters
         ]
         rows.sort(key=lambda row: -row.tokens)
         return Breaks(

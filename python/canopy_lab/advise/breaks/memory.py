@@ -11,12 +11,12 @@ from canopy_lab.advise.breaks.texts import canonical, sentences
 from canopy_lab.trace.chat import Part
 from canopy_lab.trace.prompts import LoggedPrompt
 
-MOST_PROMPTS = 20_000
-MOST_BYTES = 256 << 20
+MAX_PROMPTS = 20_000
+MAX_BYTES = 256 << 20
 """Maximum bytes of remembered texts, sentences and block hashes."""
 BLOCK = 64
 """Characters in a block of the unbounded cache: 16 tokens."""
-LEAST_RUN = 64
+MIN_RUN = 64
 """Minimum characters of equal text after a difference that make the difference cost something."""
 
 _BLOCK_BYTES = 160
@@ -120,7 +120,7 @@ class Recent(Generic[K, V]):
 class Memory:
     """Remembered prompts. The oldest are forgotten beyond ``most_prompts`` or ``most_bytes``."""
 
-    def __init__(self, most_prompts: int = MOST_PROMPTS, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, most_prompts: int = MAX_PROMPTS, most_bytes: int = MAX_BYTES) -> None:
         self.most_prompts = most_prompts
         self.most_text_bytes = most_bytes // 2
         self.text_bytes = 0
@@ -194,7 +194,7 @@ class Memory:
             other = self._prompts.get(number)
             if other is None or other.application != prompt.application:
                 continue
-            shared = _shared(prompt, other) + LEAST_RUN * (number == previous)
+            shared = _shared(prompt, other) + MIN_RUN * (number == previous)
             if shared > best_shared:
                 best, best_shared = other, shared
         return best

@@ -1,4 +1,4 @@
-"""Find the breaks of a log in its first ``MOST_PROMPTS`` prompts."""
+"""Find the breaks of a log in its first ``MAX_PROMPTS`` prompts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from canopy_lab.advise.breaks.finder import Breaks, Finder
-from canopy_lab.advise.breaks.memory import MOST_BYTES, MOST_PROMPTS
+from canopy_lab.advise.breaks.memory import MAX_BYTES, MAX_PROMPTS
 from canopy_lab.trace.lines import Tolerance
 from canopy_lab.trace.open import open_texts
 from canopy_lab.trace.prompts import LoggedPrompt
@@ -22,8 +22,8 @@ def read_breaks(
     *,
     tokenizer: str | None = None,
     skip_bad: int = 0,
-    most_prompts: int = MOST_PROMPTS,
-    most_bytes: int = MOST_BYTES,
+    most_prompts: int = MAX_PROMPTS,
+    most_bytes: int = MAX_BYTES,
     progress: Callable[[int], object] = lambda n: None,
 ) -> Breaks:
     """Read the first ``most_prompts`` prompts of a log. Raises ``CanopyError`` as readers do."""

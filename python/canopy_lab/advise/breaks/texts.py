@@ -7,7 +7,7 @@ import re
 import unicodedata
 from typing import Any
 
-LEAST_SENTENCE = 12
+MIN_SENTENCE = 12
 """Minimum characters of a sentence. Shorter sentences occur everywhere and identify nothing."""
 
 _ENDS = re.compile(r"[\r\n]+|(?<=[.!?;:,}\]])\s+")
@@ -47,17 +47,17 @@ def common_suffix(a: str, b: str) -> int:
 
 def sentences(text: str) -> list[str]:
     """Return the lines and sentences of a text that are long enough to identify it."""
-    return [s for s in map(str.strip, _ENDS.split(text)) if len(s) >= LEAST_SENTENCE]
+    return [s for s in map(str.strip, _ENDS.split(text)) if len(s) >= MIN_SENTENCE]
 
 
 def spans(text: str) -> list[tuple[int, int, str]]:
     """Return ``sentences`` with their places: (begin, end, text)."""
     found, at = [], 0
     for end in _ENDS.finditer(text):
-        if end.start() - at >= LEAST_SENTENCE:
+        if end.start() - at >= MIN_SENTENCE:
             found.append((at, end.start(), text[at : end.start()]))
         at = end.end()
-    if len(text) - at >= LEAST_SENTENCE:
+    if len(text) - at >= MIN_SENTENCE:
         found.append((at, len(text), text[at:]))
     return found
 

@@ -11,7 +11,7 @@ from canopy_lab.live.profile.measure import Measurer
 
 _SHARE = 0.4
 """Share of the device pool for one measured prompt."""
-_MOST_TOKENS = 4096
+_MAX_TOKENS = 4096
 _WRITTEN_S = 60.0
 
 
@@ -23,7 +23,7 @@ def measure_tiers(measurer: Measurer, kv_bytes: int) -> dict[str, dict[str, Any]
     facts, found = measurer.server.facts, {}
     if not facts.get("enable_hierarchical_cache"):
         return {}
-    size = int(min(measurer.server.pool_tokens * _SHARE, _MOST_TOKENS))
+    size = int(min(measurer.server.pool_tokens * _SHARE, _MAX_TOKENS))
     host = _host(measurer, size, kv_bytes)
     if host:
         found["host"] = host

@@ -70,7 +70,7 @@ def _verdict(low: float, high: float, pairs: int) -> str | None:
 
 SETTLES = 0.5
 """Share of a slice, at its start, that is excluded: the cache still reflects the other policy."""
-MOST_EMPTY = 10
+MAX_EMPTY = 10
 """Consecutive slices without a request after which a trial fails."""
 
 
@@ -187,7 +187,7 @@ def _slice(
     server.exchange(policy)
     wait(SETTLES * slice_s)
     before = server.counts()
-    for _ in range(MOST_EMPTY):
+    for _ in range(MAX_EMPTY):
         wait((1 - SETTLES) * slice_s)
         after = server.counts()
         if after.running != policy:

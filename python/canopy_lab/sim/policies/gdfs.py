@@ -19,7 +19,7 @@ from sglang_canopy.policy.base import Policy, Victim
 from sglang_canopy.policy.structures.lazy_heap import LazyHeap
 from sglang_canopy.records import Leaf
 
-_MOST_TICKS = 1 << 16
+_MAX_TICKS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class GDFS(Policy):
             return
         self._ticks.append(now)
         self._clocks.append(value)
-        if len(self._ticks) > _MOST_TICKS:
+        if len(self._ticks) > _MAX_TICKS:
             # Drop every second past tick: the clock becomes coarser, but keeps its order.
             self._ticks, self._clocks = self._ticks[::2], self._clocks[::2]
 

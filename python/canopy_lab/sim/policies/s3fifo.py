@@ -23,11 +23,11 @@ from sglang_canopy.policy.base import Policy, Victim
 from sglang_canopy.policy.structures.lazy_heap import LazyHeap
 from sglang_canopy.records import Leaf, Request
 
-_MOST_USES = 3
+_MAX_USES = 3
 """Maximum counted uses of a leaf (two bits)."""
-_MOST_REQUESTS = 4096
+_MAX_REQUESTS = 4096
 """Requests with recorded paths, for leaves admitted long after their creation."""
-_MOST_BLOCKS = 1 << 20
+_MAX_BLOCKS = 1 << 20
 """Blocks of recorded paths, 8 bytes each. Dropped paths make no ghosts."""
 _64_BITS = (1 << 64) - 1
 
@@ -41,7 +41,7 @@ class Config:
         2,
         "Uses in the small queue, the first not counted, that move a leaf to the main queue.",
         low=1,
-        high=_MOST_USES,
+        high=_MAX_USES,
     )
     ghost_share: float = declare_key(
         0.9, "Tokens the ghost queue remembers, as a share of the evictable tokens.", low=0
@@ -65,7 +65,7 @@ class _Place:
     block_tokens: int
 
     def uses(self, leaf: Leaf) -> int:
-        return min(leaf.hits - self.seen, _MOST_USES)
+        return min(leaf.hits - self.seen, _MAX_USES)
 
 
 class S3FIFO(Policy):
@@ -99,7 +99,7 @@ class S3FIFO(Policy):
             for block in self._ghosts.keys() & path:
                 self._ghost_tokens -= self._ghosts.pop(block)
             self._returned[request.time] = None
-            if len(self._returned) > 16 * _MOST_REQUESTS:
+            if len(self._returned) > 16 * _MAX_REQUESTS:
                 del self._returned[next(iter(self._returned))]
         return super().arrive(request)
 
@@ -203,7 +203,7 @@ class S3FIFO(Policy):
         if earlier is not None:
             self._blocks -= len(earlier[0])
         self._paths[request.time] = path, request.block_tokens
-        while len(self._paths) > _MOST_REQUESTS or self._blocks > _MOST_BLOCKS:
+        while len(self._paths) > _MAX_REQUESTS or self._blocks > _MAX_BLOCKS:
             self._blocks -= len(self._paths.pop(next(iter(self._paths)))[0])
         return path
 

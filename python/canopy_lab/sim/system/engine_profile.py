@@ -19,7 +19,7 @@ from typing import Any
 
 from canopy_lab.sim.system.config import TierSpec
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.reuse.depth_price import MOST, UNKNOWN, moved
+from sglang_canopy.reuse.depth_price import MAX_SCALE, UNKNOWN, moved
 
 VERSION = 1
 MEASURED = "measured"
@@ -124,7 +124,7 @@ class EngineProfile:
         """
         pair = self.pair_s()[-1][-1]
         linear = self.linear_s(step_tokens) / step_tokens
-        return moved(UNKNOWN, linear / pair if pair > 0 else MOST)
+        return moved(UNKNOWN, linear / pair if pair > 0 else MAX_SCALE)
 
     def _attend_s(self, new: float, context: float, pair_s: PairCosts) -> float:
         news, contexts = self.attention_new_tokens, self.attention_context_tokens

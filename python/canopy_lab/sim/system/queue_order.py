@@ -11,11 +11,11 @@ from typing import Any, NamedTuple, Protocol
 
 from canopy_lab.sim.system.job import SimulatedRequest
 from sglang_canopy.schedule.arranged import Arranged
-from sglang_canopy.schedule.bounded_shortest import (
-    LEAST_S as LEAST_BUDGET_S,
-)
 from sglang_canopy.schedule.bounded_shortest import MAX_WAIT_FACTOR, OWN, BoundedShortest
-from sglang_canopy.schedule.prefill_cost import LEAST_S, Prefill
+from sglang_canopy.schedule.bounded_shortest import (
+    MIN_S as MIN_BUDGET_S,
+)
+from sglang_canopy.schedule.prefill_cost import MIN_S, Prefill
 
 MATCHED_AT_MOST = 128
 """SGLang's ``lpm`` and ``hrrn`` do not sort longer queues (``WAITING_QUEUE_PREFIX_MATCH_MAX``)."""
@@ -152,7 +152,7 @@ class BoundedShortestFirst:
         self,
         max_wait_factor: float = MAX_WAIT_FACTOR,
         own: float = OWN,
-        least_s: float = LEAST_BUDGET_S,
+        least_s: float = MIN_BUDGET_S,
         defer: bool = True,
         share: bool = True,
     ) -> None:
@@ -207,7 +207,7 @@ class BoundedShortestFirst:
         """Return the cost of ``request``, in seconds."""
         assert self._view is not None
         loading = self._view.load_s(request.loaded) if request.loaded else 0.0
-        return max(self._view.marginal_s(request.uncached, request.cached) + loading, LEAST_S)
+        return max(self._view.marginal_s(request.uncached, request.cached) + loading, MIN_S)
 
     def tenant(self, job: SimulatedRequest) -> str | None:
         return job.request.tenant

@@ -20,7 +20,7 @@ RETRACT_DECODE_STEPS = 20
 """Decode steps to make room for on retraction (``SGLANG_RETRACT_DECODE_STEPS``)."""
 INIT_RATIO = 0.7
 """``SGLANG_INIT_NEW_TOKEN_RATIO``; times ``--schedule-conservativeness``, at most 1."""
-LEAST_SHARE = 0.14
+MIN_SHARE = 0.14
 """Minimum of the ratio, as a share of its start (``SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR``)."""
 DECAY_STEPS = 600
 """Decode steps from the start to the minimum (``SGLANG_NEW_TOKEN_RATIO_DECAY_STEPS``)."""
@@ -31,7 +31,7 @@ class NewTokenRatio:
 
     def __init__(self, conservativeness: float = 1.0) -> None:
         self._first = min(INIT_RATIO * conservativeness, 1.0)
-        self._least = self._first * LEAST_SHARE
+        self._least = self._first * MIN_SHARE
         self._decay = (self._first - self._least) / DECAY_STEPS
         self.current = self._first
 
