@@ -17,6 +17,7 @@ from canopy_chunks.fuse.choice import ChosenTokens
 from canopy_chunks.fuse.placement import place_chunks
 from canopy_chunks.fuse.rows import never, piece_tokens
 from canopy_chunks.fuse.selectors import make_selector
+from canopy_chunks.fuse.short_batches import ShortBatches
 from canopy_chunks.fuse.transfer import base_of, send
 from canopy_chunks.quality.expected_kl import ExpectedKL
 from canopy_chunks.quality.tenant_meter import STOPPED, QualityMeter, ratio_at
@@ -51,16 +52,12 @@ from sglang_canopy.wire.document_names import BOUNDS
 from sglang_canopy.wire.stamp import own_params, read_time
 from sglang_canopy.wire.tenant_rate import TenantRate
 
-MAX_SPARED = 8
-"""Maximum short batches in a row that do not wait for a piece of earned work. A piece takes longer
-than a short batch; under load without a pause or a long prompt, one batch in nine waits."""
-
 
 class ChunkEngine:
     """Plans requests and places reused KV. One per scheduler, at ``model_runner.canopy_chunks``.
 
     window_tokens, prefill_tokens: SGLang's bounds of one forward; has_run: a batch ran after the
-    latest idle work; spared: short batches in a row that did not wait for earned work; ratios: calibrated recompute ratio by tier; measure_expected: returns the
+    latest idle work; ratios: calibrated recompute ratio by tier; measure_expected: returns the
     expected KL of new weights. Raises CanopyError for a model or an attention backend that cannot fuse.
     """
 
@@ -85,7 +82,7 @@ class ChunkEngine:
         self.not_fused: Counter[str] = Counter()
         self.time_s = 0.0
         self.has_run = False
-        self.spared = 0
+        self.short_batches = ShortBatches()
         self.window_tokens: int | None = None
         self.prefill_tokens: int | None = None
         self.ratios: dict[str, float] = {}
@@ -336,31 +333,21 @@ class ChunkEngine:
                 self.watch.offer(req.origin_input_ids, request, ratio)
 
     def work_before_batch(self, tokens: int) -> None:
-        """Encode and check the amount that completed prefills have earned, never between a prefill
-        and its answer.
+        """Encode and check what prefills have earned, never between a prefill and its answer.
 
         ``tokens``: prompt tokens of the batch, 0 if it decodes.
         """
         self.has_run = True
         self.follow_updates()
-        if self._spares(tokens):
+        encoder = self.library.encoder
+        credit = self.library.encode_credit if encoder.busy else self.watch.credit
+        if self.short_batches.spares(tokens, credit, encoder.piece_tokens):
             return
-        if self.library.encoder.busy:
+        if encoder.busy:
             self.watch.interrupt(self.time_s)  # the encoder needs the check's memory
             self.library.spend_encoding(self.time_s, tokens)
         else:
             self.watch.spend(self.library, self.time_s, tokens)
-
-    def _spares(self, tokens: int) -> bool:
-        """Return whether a batch of ``tokens`` does not wait for the earned work: a batch of less
-        than a piece, at most ``MAX_SPARED`` in a row."""
-        encoder = self.library.encoder
-        credit = self.library.encode_credit if encoder.busy else self.watch.credit
-        if tokens >= encoder.piece_tokens or credit < encoder.piece_tokens:
-            self.spared = 0
-        else:
-            self.spared = (self.spared + 1) % (MAX_SPARED + 1)
-        return self.spared > 0
 
     @property
     def has_idle_work(self) -> bool:
@@ -370,8 +357,7 @@ class ChunkEngine:
     def work_when_idle(self, come: Callable[[], bool] = never) -> None:
         """Do one piece of idle work. Encoding has priority over checks.
 
-        come: whether a request has come. The piece then ends before its next layer, and is repeated
-        later.
+        come: whether a request has come. The piece then ends before its next layer, to be repeated.
         """
         self.follow_updates()
         self.library.stop.come = come
@@ -409,6 +395,5 @@ class ChunkEngine:
         return counted
 
     def stats(self) -> dict[str, Any]:
-        """Return all counters since the start; tokens, bytes, requests. For the scheduler's
-        thread."""
+        """Return all counters: tokens, bytes, requests. For the scheduler's thread only."""
         return {**self.counted(), **self.library.stats(), "ratios": dict(self.ratios)}
