@@ -1,6 +1,6 @@
 """Hits on real servers in the five minutes before and after each of three restarts.
 
-    python benchmark/tiers/restart_served.py --data DATA --out benchmark/tiers/results/restart_served.json
+    PYTHONPATH=test python benchmark/tiers/restart_served.py --data DATA --out benchmark/tiers/results/restart_served.json
 
 Twenty minutes of a trace in four windows of five, with a restart (SIGTERM to the HTTP process, then a new
 start) between two windows: three pairs of a window before and one after. One server at a time, with a
@@ -33,8 +33,10 @@ from overlays import overlay
 from canopy_lab.advise.sample import merged
 from canopy_lab.trace.open import open_trace
 from canopy_lab.trace.record import TraceRequest
-from launch_server import cpu_arguments, free_port, serving
+from launch_server import ENVIRONMENT, cpu_arguments, free_port, serving
 from live import TIERS, ask
+from support import forked
+from support.chip import environment, has_cuda
 from tiny_model import write_tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -109,6 +111,7 @@ def run(
         with serving(
             arguments(arm, model, folder), log=scratch / "server.log", port=free_port(),
             environment={"SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR": str(folder)}, deadline_s=600.0,
+            start=forked.serve,
         ) as server:  # fmt: skip
             ready_s = time.monotonic() - began
             if window == 0:
@@ -135,6 +138,8 @@ def main() -> None:
     rows = json.loads(options.out.read_text())["rows"] if options.out.exists() else []
     done = {(row["trace"], row["arm"]) for row in rows}
     made = dict(traces(options.data))
+    for key, value in {**ENVIRONMENT, **environment(has_cuda())}.items():
+        os.environ.setdefault(key, value)  # before the process that forks servers starts
     with tempfile.TemporaryDirectory() as scratch:
         model = Path(scratch) / "tiny"
         write_tiny_model(model, options.model)
