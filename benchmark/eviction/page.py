@@ -247,6 +247,23 @@ def victims() -> str:
 _CALLS = ("evict", "evict_many", "insert", "match")
 
 
+def paired() -> str:
+    """CPU time of each call against an earlier commit's, with its interval."""
+    known = {(r["policy"], r["cost"]): r for r in rows("paired_cost")}
+    costs = ("arrival", "evict", "evict_many")
+    lines = [
+        [
+            f"`{policy}`",
+            *(
+                "{ratio:.2f} [{low:.2f}, {high:.2f}]".format(**known[policy, cost])
+                for cost in costs
+            ),
+        ]
+        for policy in dict.fromkeys(policy for policy, _ in known)
+    ]
+    return table(["new / old", "arrival", "`evict`", "`evict_many`"], lines, numbers=True)
+
+
 def long_prompts() -> str:
     """Match and insert against SGLang's Rust core."""
     known = {(r["page"], r["tokens"], r["arm"]): r for r in rows("long_prompts")}
@@ -340,6 +357,7 @@ PARTS = {
     "states": states,
     "victims": victims,
     "long-prompts": long_prompts,
+    "paired": paired,
     "claims": claims,
     "tail": tail,
     "kv-hints": kv_hints,

@@ -1,6 +1,6 @@
-"""CPU time of an arrival, a victim, ``evict_many``, an insert and a match, paired with cd67bd3f.
+"""CPU time of an arrival, a victim, ``evict_many``, an insert and a match, paired with an earlier commit.
 
-    git worktree add --detach OLD cd67bd3f
+    git worktree add --detach OLD COMMIT
     PYTHONPATH=python:test python benchmark/eviction/paired_cost.py OLD --rounds 40
 
 Two processes, one with the code of the folder OLD, take turns. A round runs each of them once for each
