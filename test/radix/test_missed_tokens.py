@@ -98,6 +98,15 @@ def test_the_same_prompt_of_another_tenant_is_only_shown_to_administrators():
     assert tree.core.departures.stats()["other_namespace"] == 16
 
 
+def test_only_what_another_tenants_prompt_has_too_is_cached_elsewhere():
+    tree = tree_of()
+    serve(tree, PROMPT[:12], 1.0, cache_salt="a")
+    serve(tree, PROMPT[:8], 2.0, cache_salt="b")
+    before = causes(tree)
+    serve(tree, PROMPT, 3.0, cache_salt="b")
+    assert new(tree, before) == {("other_namespace", "none"): 4, ("never_seen", "none"): 4}
+
+
 def test_explain_shows_a_tenant_its_own_misses():
     tree = tree_of()
     serve(tree, PROMPT, 1.0, cache_salt="a")
