@@ -99,7 +99,9 @@ def test_the_same_prompt_of_another_tenant_is_only_shown_to_administrators():
 
 
 def test_only_what_another_tenants_prompt_has_too_is_cached_elsewhere():
-    tree = tree_of()
+    tree = tree_of(256)
+    serve(tree, [50, *PROMPT], 0.0, cache_salt="c")
+    serve(tree, [60, *PROMPT], 0.5, cache_salt="b")
     serve(tree, PROMPT[:12], 1.0, cache_salt="a")
     serve(tree, PROMPT[:8], 2.0, cache_salt="b")
     before = causes(tree)
