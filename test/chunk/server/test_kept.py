@@ -1,4 +1,3 @@
-# ruff: noqa: F811
 """Approximate KV in the tree: which requests share it, and that exact ones never do."""
 
 from types import SimpleNamespace
@@ -6,8 +5,6 @@ from types import SimpleNamespace
 import pytest
 
 torch = pytest.importorskip("torch")
-
-from test_engine import SYSTEM, learn, make, prompt, request  # noqa: E402, F401
 
 from canopy_chunks.quality import watch as watches  # noqa: E402
 from canopy_chunks.quality.expected_kl import ExpectedKL  # noqa: E402
@@ -18,6 +15,7 @@ from canopy_chunks.server.options import DEFAULT_RATIO  # noqa: E402
 from canopy_chunks.server.request import DIFFERED  # noqa: E402
 from sglang_canopy import tenant as tenants  # noqa: E402
 from sglang_canopy.errors import CanopyError  # noqa: E402
+from support.chunk_engine import SYSTEM, learn, prompt, request  # noqa: E402
 from support.queued import queued  # noqa: E402
 
 

@@ -9,17 +9,16 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from test_engine import learn, make, prompt, request, tiers  # noqa: E402, F401
-
 from canopy_chunks.quality.expected_kl import ExpectedKL  # noqa: E402
 from canopy_chunks.server import engine as engines  # noqa: E402
 from canopy_chunks.server import model_view, scheduler  # noqa: E402
 from canopy_chunks.server.scheduler import flushed  # noqa: E402
 from sglang_canopy.storage.weights import Weights  # noqa: E402
+from support.chunk_engine import learn, prompt, request, tiers  # noqa: E402
 
 
 @pytest.fixture
-def served(make, ids, tmp_path):  # noqa: F811
+def served(make, ids, tmp_path):
     """Return an engine with a disk store and a request whose documents are stored there."""
     engine = make(disk_mb=64, directory=str(tmp_path / "chunks"))
     engine.library.store._tiers[0].capacity_bytes = 0  # nothing fits in memory
@@ -51,7 +50,7 @@ def test_files_of_earlier_weights_are_deleted(served, change, tmp_path) -> None:
     assert len([one for one in (tmp_path / "chunks").iterdir() if one.is_dir()]) == 1
 
 
-def test_new_weights_have_their_own_scale_of_expected_kl(make, change, monkeypatch) -> None:  # noqa: F811
+def test_new_weights_have_their_own_scale_of_expected_kl(make, change, monkeypatch) -> None:
     monkeypatch.setattr(scheduler, "first_ranks", lambda mine: mine)
     engine, scales = make(max_kl=0.03), {"a" * 16: 3.0}
     monkeypatch.setattr(scheduler, "measure_scale", lambda model, *_: scales[model.identity])
@@ -117,7 +116,7 @@ def test_files_that_differ_in_some_rows_are_other_weights(tmp_path) -> None:
 
 @pytest.mark.parametrize("flush", [True, False])
 def test_documents_of_before_an_update_are_not_reused(
-    make,  # noqa: F811
+    make,
     llama,
     ids,
     monkeypatch,

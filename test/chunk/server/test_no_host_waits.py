@@ -11,15 +11,6 @@ torch = pytest.importorskip("torch")
 from comparators.plain_model import PlainModel  # noqa: E402
 from comparators.weights import random_model  # noqa: E402
 from test_encoder_and_packing import batch_of  # noqa: E402
-from test_engine import (  # noqa: E402
-    LENGTH,
-    NO_FILES,
-    SYSTEM,
-    Tokenizer,
-    know_head,
-    prompt,
-    request,
-)
 from test_windows import Worker  # noqa: E402
 from torch.utils._pytree import tree_map  # noqa: E402
 
@@ -34,6 +25,15 @@ from canopy_chunks.server.options import Options  # noqa: E402
 from canopy_chunks.store.chunk import Chunk  # noqa: E402
 from canopy_chunks.store.shape import Shape  # noqa: E402
 from canopy_kernel import attention, rope_scatter  # noqa: E402
+from support.chunk_engine import (  # noqa: E402
+    LENGTH,
+    NO_FILES,
+    SYSTEM,
+    Tokenizer,
+    know_head,
+    prompt,
+    request,
+)
 from support.queued import queued  # noqa: E402
 from support.separate_device import DEVICE, HostSync, SeparateDevice, There, inside  # noqa: E402
 

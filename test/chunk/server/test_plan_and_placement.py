@@ -6,8 +6,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from test_engine import SYSTEM, learn, make, request  # noqa: E402, F401
-
 from canopy_chunks.fuse import rows as engine  # noqa: E402
 from canopy_chunks.fuse.cache import KVCache, dense_cache  # noqa: E402
 from canopy_chunks.fuse.encode import encode  # noqa: E402

@@ -10,7 +10,6 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 from comparators.weights import from_transformers  # noqa: E402
 from test_encoder_and_packing import batch_of  # noqa: E402
-from test_engine import LENGTH, SYSTEM, learn, prompt, request, tiers  # noqa: E402
 from test_no_host_waits import served  # noqa: E402
 from test_ranks import RANKS, split  # noqa: E402
 
@@ -22,6 +21,7 @@ from canopy_chunks.store.read_ahead import ReadAhead  # noqa: E402
 from canopy_chunks.store.store import ChunkStore  # noqa: E402
 from canopy_chunks.text.documents import document_name  # noqa: E402
 from sglang_canopy.errors import CanopyError  # noqa: E402
+from support.chunk_engine import LENGTH, SYSTEM, learn, prompt, request, tiers  # noqa: E402
 from support.chunk_models import build  # noqa: E402
 from support.gloo_ranks import on_ranks  # noqa: E402
 from support.queued import queued  # noqa: E402

@@ -5,11 +5,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from test_encoder_and_packing import batch_of  # noqa: E402
-from test_engine import LENGTH, SYSTEM  # noqa: E402
 from test_no_host_waits import chunks, run, served, step_of  # noqa: E402, F401
 from test_windows import Worker  # noqa: E402
 
 from sglang_canopy.errors import CanopyError  # noqa: E402
+from support.chunk_engine import LENGTH, SYSTEM  # noqa: E402
 
 WINDOW = 60
 

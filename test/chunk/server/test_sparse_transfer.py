@@ -9,7 +9,6 @@ torch = pytest.importorskip("torch")
 
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
-from test_engine import LENGTH, SYSTEM  # noqa: E402
 from test_no_host_waits import kernels_on, moved, run, served, step_of  # noqa: E402
 
 from canopy_chunks.fuse.encode import encode  # noqa: E402
@@ -19,6 +18,7 @@ from canopy_chunks.store.host_memory import HostMemory  # noqa: E402
 from canopy_chunks.store.shape import Shape  # noqa: E402
 from canopy_chunks.store.store import ChunkStore  # noqa: E402
 from canopy_kernel import rope_scatter  # noqa: E402
+from support.chunk_engine import LENGTH, SYSTEM  # noqa: E402
 from support.separate_device import SeparateDevice, inside  # noqa: E402
 
 SHAPE = Shape(layers=2, heads=4, kv_heads=2, head_dim=4, hidden=8, vocab=10, eps=1e-6)

@@ -9,7 +9,6 @@ torch = pytest.importorskip("torch")
 from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from test_encoder_and_packing import batch_of  # noqa: E402
-from test_engine import SYSTEM, learn, make, prompt, request  # noqa: E402, F401
 
 from canopy_chunks.fuse.choice import ChosenTokens  # noqa: E402
 from canopy_chunks.server import forward as forwards  # noqa: E402
@@ -18,6 +17,7 @@ from canopy_chunks.server.batch import split_into_windows  # noqa: E402
 from canopy_chunks.server.request import ReusePlan  # noqa: E402
 from canopy_chunks.server.scheduler import check_insert  # noqa: E402
 from sglang_canopy.errors import CanopyError  # noqa: E402
+from support.chunk_engine import learn, prompt, request  # noqa: E402
 from support.queued import queued  # noqa: E402
 
 
@@ -98,7 +98,7 @@ def window(req, prefix: int, end: int):
 
 
 @pytest.fixture
-def served(make, ids, monkeypatch):  # noqa: F811
+def served(make, ids, monkeypatch):
     """``served()``: an engine with windows of 32 tokens, its worker, and a request whose chunks are stored."""
 
     def started():
