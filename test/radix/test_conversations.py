@@ -49,6 +49,14 @@ def test_a_tenant_with_many_names_pushes_out_no_other_tenants() -> None:
     assert {leaf.tenant for leaf in overs} == {"quiet"}
 
 
+def test_conversations_whose_kv_was_evicted_are_not_counted() -> None:
+    tree = LiveTree(64, "wa", {"quantum_tokens": 1})
+    for n in range(40):
+        ask(tree, [1000 * n + i for i in range(20)], float(n), conversation=f"c{n}")
+    named = sum(len(ends) for ends in tree.core.conversations._ends.values())
+    assert len(tree.core.conversations) == named < 40
+
+
 SYSTEM = list(range(100, 108))
 
 
@@ -77,6 +85,13 @@ def test_a_branch_abandoned_by_compaction_ranks_as_over() -> None:
     assert tree.match(COMPACTED) == len(COMPACTED)
     assert tree.match(TURN_1) < len(TURN_1)
     check(tree)
+
+
+def test_a_request_that_ends_its_session_ends_the_conversations_kv() -> None:
+    tree = branches(True, [TURN_1])
+    assert not over(tree)
+    ask(tree, [7, 7, 7], 5.0, conversation="c", linear=True, over=True)
+    assert set(TURN_1) <= over(tree)
 
 
 def test_a_users_name_implies_no_branches() -> None:
