@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator
 _CRI = re.compile(rb"\d{4}-\d\d-\d\dT\S+ (stdout|stderr) ([PF])(?:[:\w]*) ?(.*)", re.S)
 _LONGEST_LINE = 64 << 20
 """Maximum bytes of a line. A part that is still open at this length is passed on unchanged."""
+BROKEN = b'{"log":'
+"""Stands for an entry of Docker's that is no JSON: its text is escaped, so it is not passed on."""
 
 Entry = tuple[str, bytes, bool]
 """Stream, text, and whether the text ends its line."""
@@ -40,6 +42,8 @@ def unwrapped(lines: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]
     for number, text in _chain(first, lines):
         entry = parse(text)
         if entry is None:
+            if text.startswith(BROKEN):
+                text = BROKEN + (b"\n" if text.endswith(b"\n") else b"")
             yield number, text
             continue
         stream, piece, ends = entry
@@ -71,7 +75,7 @@ def _wrapper_of(line: bytes) -> Callable[[bytes], Entry | None] | None:
 
 
 def _docker(line: bytes) -> Entry | None:
-    if not line.startswith(b'{"log":'):
+    if not line.startswith(BROKEN):
         return None
     try:
         entry = json.loads(line)

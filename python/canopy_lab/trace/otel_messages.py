@@ -17,6 +17,9 @@ _ROLES_OF_EVENTS = {
 }
 _MAX_INDEX = 100_000
 
+MAX_DIGITS = 20
+"""Characters of the longest number of 64 bits, its sign included."""
+
 
 class Attributes:
     """A span's attributes, by their dotted names."""
@@ -159,7 +162,12 @@ def _otlp(value: Any) -> Any:
             p["key"]: _otlp(p.get("value")) for p in pairs if isinstance(p, dict) and "key" in p
         }
     if kind == "intValue":
-        return int(inner) if str(inner).lstrip("-").isdecimal() else inner
+        text = str(inner)
+        if not text.lstrip("-").isdecimal():
+            return inner
+        if len(text) > MAX_DIGITS:
+            raise BadLine(f"a number has {len(text)} digits; OpenTelemetry's have 64 bits")
+        return int(text)
     return inner
 
 

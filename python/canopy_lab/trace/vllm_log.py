@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from canopy_lab.trace import lines
+from canopy_lab.trace.container import BROKEN
 from canopy_lab.trace.prompts import ORDER_WINDOW, LoggedPrompt
 from sglang_canopy.errors import CanopyError
 
@@ -48,6 +49,9 @@ def prompts(path: Path, tolerance: lines.Tolerance) -> Iterator[LoggedPrompt]:
     left_out = tolerance.understood.left_out
     without = details = 0
     for line, raw in lines.read_lines(path):
+        if raw.startswith(BROKEN):
+            left_out[_UNREADABLE] += 1
+            continue
         text = raw.decode("utf-8", "replace").rstrip()
         answer = _ANSWER.search(text)
         if answer is not None:
