@@ -394,24 +394,3 @@ def test_ranks_rewrite_together_whichever_was_refused(
 
 def disk_full(*_: object) -> int:
     raise OSError(errno.ENOSPC, "no space left on device")
-
-
-@BOTH
-def test_the_disk_is_read_behind_kv_that_only_the_device_holds(start, write_policy) -> None:
-    """Under ``write_back`` another prompt may have computed the beginning again."""
-    tree = start(write_policy=write_policy)
-    tree.serve(tokens(1, 16), 1.0)
-    tree.evict(32)
-    tree.settle()
-    tree.cache.evict_host(64)
-    assert tree.match(tokens(1, 16)) == 0
-    tree.insert(tokens(1, 8), tree.request(2.0, prompt_tokens=8))
-    assert tree.match(tokens(1, 16)) == 8
-    assert tree.serve(tokens(1, 16), 3.0) == 16
-    assert tree.kv(tokens(1, 16)) == tokens(1, 16)
-    check(tree)
-    tree.evict(32)
-    tree.settle()
-    check(tree)
-    assert tree.serve(tokens(1, 16), 4.0) == 16
-    assert tree.kv(tokens(1, 16)) == tokens(1, 16)

@@ -57,18 +57,6 @@ class CanopyRadixCache(UnifiedRadixCache):
             logger.exception("Canopy disk tier: not closed")
         super().release_host_resources()
 
-    def is_backuped(self, node_id: int) -> bool:
-        """Return whether the storage may hold what follows a node. SGLang reads it only then.
-
-        Under ``write_back`` a node without a host copy may have been written and loaded before.
-        """
-        if super().is_backuped(node_id):
-            return True
-        written_back = self.enable_storage and self.tree_core.is_write_back
-        if not written_back or len(self.tree_components) > 1:
-            return False
-        return self.get_last_hash_value(node_id) is not None
-
     def checkpoint_into_tree(self, req: Any, **options: Any) -> None:
         core = self.tree_core
         core.inserting = core.requests.admit(req)
