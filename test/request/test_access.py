@@ -2,23 +2,16 @@
 
 import contextlib
 import json
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.client import HTTPConnection
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from sglang_canopy.config.server_options import ATTRIBUTE, RequestOptions, ServerOptions
-from sglang_canopy.request.client_hints import GATEWAY_HEADER, SECRET_VARIABLE
-from sglang_canopy.server.scheduler.arrivals import internal_state_set
-from sglang_canopy.tenant import tenant_of
-from sglang_canopy.wire.hints import TENANT_BURST, Waiting, unpack
-from sglang_canopy.wire.messages import HINTS
+from sglang_canopy.request.client_hints import SECRET_VARIABLE
+from support.served_routes import ADMIN, HINT, SECRET, USER, Http, Serve, gateway
 
-USER, ADMIN = "a user's key", "the administrator's key"
 READS = (("GET", "/canopy/status"), ("GET", "/canopy/chunks"), ("GET", "/canopy/explain"))
 CHANGES = (
     ("POST", "/canopy/hint"),
@@ -29,123 +22,6 @@ CHANGES = (
     ("POST", "/canopy/chunks/abc/unpin"),
 )
 REFUSED = (401, 403)
-
-
-class Manager:
-    """The part of SGLang's tokenizer manager that the routes call. Records messages to schedulers."""
-
-    def __init__(self) -> None:
-        self.sent: list[dict[str, int]] = []
-        self.tokenizer = None
-        self.scheduler: Any = None
-        """Receiver of the messages, if any."""
-        self.model_config = SimpleNamespace(vocab_size=1000, context_len=1000)
-
-    def auto_create_handle_loop(self) -> None:
-        pass
-
-    async def set_internal_state_communicator(self, asked: Any) -> list[Any]:
-        self.sent.append(dict(asked.server_args))
-        if self.scheduler is not None:
-            return [internal_state_set(None, self.scheduler, asked)]
-        return [SimpleNamespace(updated=True)]
-
-    async def set_internal_state(self, asked: Any) -> list[bool]:
-        return [answer.updated for answer in await self.set_internal_state_communicator(asked)]
-
-    async def get_internal_state(self) -> list[dict[str, Any]]:
-        return [{}]
-
-
-class Http:
-    """A running app, and one request at a time to it."""
-
-    def __init__(self, port: int, manager: Manager) -> None:
-        self.port, self.manager = port, manager
-
-    def __call__(
-        self, method: str, path: str, key: str | None = None, body: Any = None, **headers: str
-    ) -> tuple[int, str]:
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=30)
-        given = {k.replace("_", "-"): v for k, v in headers.items()}
-        if key is not None:
-            given["Authorization"] = f"Bearer {key}"
-        if body is not None and not isinstance(body, bytes) and not hasattr(body, "__next__"):
-            body = json.dumps(body).encode()
-        if body is not None:
-            given.setdefault("Content-Type", "application/json")
-        try:
-            connection.request(method, path, body, given)
-            answer = connection.getresponse()
-            return answer.status, answer.read().decode()
-        finally:
-            connection.close()
-
-
-Serve = Callable[..., contextlib.AbstractContextManager[Http]]
-
-
-@pytest.fixture(autouse=True)
-def no_hints_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    from sglang_canopy.server.http import routes
-
-    monkeypatch.setattr(routes, "hints", Waiting())
-
-
-@pytest.fixture
-def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
-    """``with serve(api_key=..., admin_api_key=..., hints="on") as http:``"""
-    import uvicorn
-    from fastapi import FastAPI
-    from sglang.srt.entrypoints import http_server
-    from sglang.srt.utils.auth import add_api_key_middleware
-
-    from canopy_chunks.plugin import entry as documents
-    from canopy_chunks.server import options
-    from canopy_chunks.server.http import routes as chunk_routes
-    from sglang_canopy.server.http import entry, routes
-
-    @contextlib.contextmanager
-    def start(
-        api_key: str | None = None,
-        admin_api_key: str | None = None,
-        hints: str = "on",
-        worker: bool = False,
-        **arguments: Any,
-    ) -> Iterator[Http]:
-        app, manager = FastAPI(), Manager()
-        monkeypatch.setattr(entry, "current", entry.current)  # add_routes sets another
-        monkeypatch.setattr(http_server, "app", app)
-        monkeypatch.setattr(
-            http_server, "_global_state", SimpleNamespace(tokenizer_manager=manager)
-        )
-        server_args = SimpleNamespace(
-            **{"radix_eviction_policy": "wa", "radix_eviction_policy_config": None} | arguments,
-            api_key=api_key,
-            admin_api_key=admin_api_key,
-            **{ATTRIBUTE: ServerOptions(RequestOptions(client_hints=hints))},
-            **{documents.ATTRIBUTE: options.Options()},
-        )
-        if worker:  # SGLang adds no middleware there
-            routes.add_worker_routes(server_args)
-        else:
-            routes.add_routes(server_args)
-        chunk_routes.add_routes(server_args, options.Options())
-        if (api_key or admin_api_key) and not worker:
-            add_api_key_middleware(app, api_key=api_key, admin_api_key=admin_api_key)
-        server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", lifespan="off"))
-        listening = server.config.bind_socket()
-        listening.listen()
-        thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
-        thread.start()
-        try:
-            yield Http(listening.getsockname()[1], manager)
-        finally:
-            server.should_exit = True
-            thread.join(30)
-            listening.close()
-
-    return start
 
 
 def test_a_tokenizer_worker_checks_the_administrators_key(serve: Serve) -> None:
@@ -284,73 +160,6 @@ def test_the_status_shows_the_policy_that_runs_and_not_the_requested_one(
         assert ("No eviction policy" in status["next_step"]) == (shown is None)
 
 
-SECRET = "0123456789abcdef-gateway"
-HINT = {"conversation": "a", "over": True}
-
-
-def test_a_hint_is_sent_to_the_schedulers_at_once(serve: Serve) -> None:
-    with serve() as http:
-        assert http("POST", "/canopy/hint", None, HINT) == (200, '{"waiting":1}')
-        (message,) = sent_by(http, 1)
-        assert [hint["conversation"] for hint in unpack(message.removeprefix(HINTS.prefix))] == [
-            "a"
-        ]
-        assert json.loads(http("GET", "/canopy/status")[1])["hints_waiting"] == 0
-
-
-def sent_by(http: Http, count: int) -> list[str]:
-    """The first ``count`` messages; each call of a route lets the event loop go on."""
-    for _ in range(1000):
-        if len(http.manager.sent) >= count:
-            break
-        http("GET", "/canopy/status")
-    return [key for message in http.manager.sent for key in message]
-
-
-@pytest.mark.parametrize(
-    ("in_body", "headers", "tenant"),
-    [
-        ({}, {"X_Canopy_Cache_Salt": "s"}, tenant_of(None, "s")),
-        ({"cache_salt": "s"}, {"X_Canopy_Extra_Key": "k"}, tenant_of("k", "s")),
-        ({"cache_salt": "s"}, {"X_Canopy_Cache_Salt": "s"}, tenant_of(None, "s")),
-        ({}, {}, None),
-    ],
-)
-def test_a_hint_takes_its_tenant_from_the_headers_that_documents_take_it_from(
-    serve: Serve, in_body: dict[str, str], headers: dict[str, str], tenant: str | None
-) -> None:
-    with serve() as http:
-        assert http("POST", "/canopy/hint", None, {**HINT, **in_body}, **headers)[0] == 200
-        (message,) = sent_by(http, 1)
-        assert [hint["tenant"] for hint in unpack(message.removeprefix(HINTS.prefix))] == [tenant]
-
-
-def test_a_hint_above_the_tenants_rate_is_refused_with_retry_after(serve: Serve) -> None:
-    from sglang_canopy.server.http import routes
-
-    with serve() as http:
-        later = time.monotonic() + 3600.0
-        for _ in range(TENANT_BURST):
-            routes.hints.add(HINT, later)
-        connection = HTTPConnection("127.0.0.1", http.port, timeout=30)
-        body = json.dumps(HINT)
-        connection.request("POST", "/canopy/hint", body, {"Content-Type": "application/json"})
-        answer = connection.getresponse()
-        assert (answer.status, answer.headers["Retry-After"]) == (429, "1")
-        assert b"hints a second" in answer.read()
-        connection.close()
-        assert http("POST", "/canopy/hint", None, {**HINT, "cache_salt": "another"})[0] == 200
-
-
-def test_a_hint_whose_body_names_another_tenant_than_the_gateway_is_refused(serve: Serve) -> None:
-    with serve() as http:
-        body = {**HINT, "cache_salt": "somebody else"}
-        code, text = http("POST", "/canopy/hint", None, body, X_Canopy_Cache_Salt="s")
-        assert code == 400
-        assert "X-Canopy-Cache-Salt" in text
-        assert not http.manager.sent
-
-
 @pytest.mark.parametrize("path", ["/canopy/chunks", "/canopy/explain?conversation=c"])
 @pytest.mark.parametrize("header", ["X-Canopy-Cache-Salt", "X-Canopy-Extra-Key"])
 def test_a_tenant_header_that_is_sent_twice_is_refused(
@@ -371,68 +180,6 @@ def test_a_tenant_that_the_query_names_twice_is_refused(serve: Serve) -> None:
     with serve() as http:
         assert http("GET", "/canopy/chunks?cache_salt=a&cache_salt=b")[0] == 400
         assert http("GET", "/canopy/chunks?cache_salt=a&cache_salt=a")[0] == 200
-
-
-def test_a_request_that_is_refused_takes_no_hints_with_it(serve: Serve) -> None:
-    """Validation refuses requests after they were stamped; hints are no part of the stamp."""
-    from sglang_canopy.server.http import entry, routes
-
-    for i in range(5):
-        routes.hints.add({"conversation": f"c{i}", "over": True}, 1.0)
-    entry.stamp(SimpleNamespace(sampling_params={}), {"category": "refused later"})
-    assert len(routes.hints) == 5
-    with serve() as http:
-        assert http("POST", "/canopy/hint", None, HINT)[0] == 200
-        (message,) = sent_by(http, 1)
-        assert {hint["conversation"] for hint in unpack(message.removeprefix(HINTS.prefix))} == {
-            "a",
-            *map("c{}".format, range(5)),
-        }
-
-
-def test_with_hints_off_the_route_is_closed_to_all(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(SECRET_VARIABLE, SECRET)
-    with serve(admin_api_key=ADMIN, hints="off") as http:
-        for given in ({"key": ADMIN}, {"key": ADMIN, **gateway(SECRET)}):
-            code, text = http("POST", "/canopy/hint", body=HINT, **given)
-            assert code == 403
-            assert "--canopy-client-hints off" in text
-
-
-def gateway(secret: str) -> dict[str, str]:
-    return {GATEWAY_HEADER.replace("-", "_"): secret}
-
-
-@pytest.mark.parametrize(
-    ("keys", "given", "code"),
-    [
-        ({}, {}, 403),
-        ({}, gateway(SECRET), 200),
-        ({}, gateway(SECRET + "x"), 403),
-        ({}, gateway("gu\xe9ss"), 403),
-        ({"api_key": USER}, {"key": USER}, 403),
-        ({"api_key": USER}, gateway(SECRET), 401),
-        ({"api_key": USER}, {"key": USER, **gateway(SECRET)}, 200),
-        ({"admin_api_key": ADMIN}, {"key": ADMIN}, 200),
-        ({"admin_api_key": ADMIN}, {}, 401),
-        ({"admin_api_key": ADMIN}, gateway(SECRET), 200),
-        ({"api_key": USER, "admin_api_key": ADMIN}, {"key": ADMIN}, 200),
-        ({"api_key": USER, "admin_api_key": ADMIN}, {"key": USER}, 401),
-        ({"api_key": USER, "admin_api_key": ADMIN}, {"key": USER, **gateway(SECRET)}, 200),
-    ],
-)
-def test_trusted_hints_come_from_the_administrator_or_the_gateway(
-    serve: Serve,
-    monkeypatch: pytest.MonkeyPatch,
-    keys: dict[str, str],
-    given: dict[str, str],
-    code: int,
-) -> None:
-    monkeypatch.setenv(SECRET_VARIABLE, SECRET)
-    with serve(**keys, hints="trusted") as http:
-        assert http("POST", "/canopy/hint", body=HINT, **given)[0] == code
 
 
 def test_neither_status_nor_an_error_shows_a_secret(

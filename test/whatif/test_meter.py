@@ -1,6 +1,5 @@
 """The meter agrees with full simulations, is equal on every rank, and is bounded."""
 
-import argparse
 import math
 import random
 import time
@@ -9,9 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_canopy import declared
-from sglang_canopy.config.whatif import MeterOptions, WhatifFlags, meter_options
-from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.block_tree import RadixTree
 from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.records import Request
@@ -426,34 +422,6 @@ def test_origins_are_bounded_and_those_used_last_stay():
     assert len(origins) == 10
 
 
-# ---- flags ----
-
-
-def meter(*typed: str, ours: bool) -> MeterOptions | None:
-    parser = argparse.ArgumentParser()
-    declared.add_flags(parser.add_argument_group(), WhatifFlags)
-    return meter_options(declared.read(WhatifFlags, parser.parse_args(typed)), ours)
-
-
-def test_the_error_of_a_flag_names_its_requirement():
-    with pytest.raises(CanopyError, match="--canopy-observe to watch"):
-        meter("--canopy-whatif", "wa", ours=False)
-    with pytest.raises(CanopyError, match="SGLang's own policies"):
-        meter("--canopy-observe", ours=True)
-    with pytest.raises(CanopyError, match="must name policies of"):
-        meter("--canopy-whatif", "magic", ours=True)
-    with pytest.raises(
-        CanopyError, match=r"--canopy-whatif wa,capacity=0: .*must be 1 to 4 numbers"
-    ):
-        meter("--canopy-whatif", "wa,capacity=0", ours=True)
-    with pytest.raises(CanopyError, match="'floor' must be one of on, off"):
-        meter("--canopy-whatif", "auto,floor=never", ours=True)
-    assert meter(ours=True) is None
-    assert meter("--canopy-observe", ours=False) == MeterOptions(observe=True)
-    several = meter("--canopy-whatif", "wa,canopy-tlru,capacity=1:4,one_in=8", ours=True)
-    assert several == MeterOptions(("wa", "canopy-tlru"), (1.0, 4.0), 8)
-
-
 def test_it_reports_the_requests_that_do_not_count_and_keeps_the_count_across_an_exchange():
     meter = Meter(MeterSetup((LRU, "wa")), Memory(64 * BLOCK), LRU)
     requests = [request for _, request in turns(3)][:30]
@@ -471,65 +439,7 @@ def test_it_reports_the_requests_that_do_not_count_and_keeps_the_count_across_an
     assert "1 of 200 (30 counted before the exchange of policies, 7 shorter" in meter.undecided
 
 
-# ---- several replicas, and words ----
-
-
-def stats(hit, sampled, wa):
-    arm = {"capacity": NOW, "tokens": 100, "sampled_hit_ratio": 0.5}
-    arm |= {"standard_error": 0.02, "sampling_error": 0.01, "saved_share_error": 0.03}
-    return {
-        "running": LRU,
-        "hit_ratio": hit,
-        "saved_share": hit / 2,
-        "depth_scale_tokens": 19_400,
-        "arms": [
-            {**arm, "policy": LRU, "hit_ratio": hit, "saved_share": hit / 2, "running": True},
-            {**arm, "policy": "wa", "hit_ratio": wa, "saved_share": wa / 2, "running": False},
-        ],
-        "one_block_in": 4,
-        "too_small": [],
-        "sampled_requests": sampled,
-        "requests": {
-            "counted": sampled,
-            "counted_since_exchange": sampled,
-            "needed": 200,
-            "uncounted": {
-                "shorter than a block": 2,
-                "without a sampled block": 0,
-                "while paused": 0,
-            },
-        },
-        "spent_s": 0.5,
-        "undecided": None if sampled else "too few requests: 0 of 200",
-        "sums": {"prompt_tokens": 2 * sampled, "hit_tokens": sampled},
-        "shadow_tokens": {"lru": sampled},
-        "shadow_squares": {"lru": 2 * sampled},
-        "floor": {"policy": LRU, "behind": False, "falls": 0},
-    }
-
-
-def test_replicas_are_weighted_by_their_samples():
-    total = added_up([stats(0.4, 300, 0.5), stats(0.8, 100, 0.9), stats(0.0, 0, 0.0)])
-    assert total["hit_ratio"] == pytest.approx(0.5)
-    assert [arm["hit_ratio"] for arm in total["arms"]] == pytest.approx([0.5, 0.6])
-    assert total["arms"][0]["tokens"] == 300
-    assert total["undecided"] is None
-    assert total["sums"] == {"prompt_tokens": 800, "hit_tokens": 400}
-    assert total["shadow_tokens"] == {"lru": 400}
-    assert total["shadow_squares"] == {"lru": 800}
-    said = "canopy-lru hits 50.0 %, wa would hit 60.0 ± 4.0 % (-6.7 ± 8.0 % of prefill seconds)"
-    assert in_words(total) == said
-    unmeasured = total | {"depth_scale_tokens": None}
-    assert in_words(unmeasured) == "canopy-lru hits 50.0 %, wa would hit 60.0 ± 4.0 %"
-    measured, not_yet = stats(0.4, 300, 0.5), {**stats(0.8, 100, 0.9), "depth_scale_tokens": None}
-    assert added_up([measured, not_yet])["depth_scale_tokens"] is None
-    assert added_up([]) is None
-    assert added_up([stats(0.0, 0, 0.0)])["hit_ratio"] == 0.0
-
-
 def test_figures_are_rounded_to_their_precision():
-    small = {**stats(0.4, 300, 0.5), "spent_s": 0.123449}
-    assert added_up([small])["spent_s"] == 0.1234
     meter = Meter(MeterSetup((LRU,), (1.0, 4.0), one_in=2), Memory(60 * BLOCK), LRU)
     for _, request in turns(3):
         meter.ended(request, 0)

@@ -1,0 +1,71 @@
+"""Canopy's routes behind SGLang's own check of keys."""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sglang_canopy.config.server_options import ATTRIBUTE, RequestOptions, ServerOptions
+from sglang_canopy.wire.hints import Waiting
+from support.served_routes import Http, Manager, Serve
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
+    """``with serve(api_key=..., admin_api_key=..., hints="on") as http:``"""
+    import uvicorn
+    from fastapi import FastAPI
+    from sglang.srt.entrypoints import http_server
+    from sglang.srt.utils.auth import add_api_key_middleware
+
+    from canopy_chunks.plugin import entry as documents
+    from canopy_chunks.server import options
+    from canopy_chunks.server.http import routes as chunk_routes
+    from sglang_canopy.server.http import entry, routes
+
+    monkeypatch.setattr(routes, "hints", Waiting())
+
+    @contextlib.contextmanager
+    def start(
+        api_key: str | None = None,
+        admin_api_key: str | None = None,
+        hints: str = "on",
+        worker: bool = False,
+        **arguments: Any,
+    ) -> Iterator[Http]:
+        app, manager = FastAPI(), Manager()
+        monkeypatch.setattr(entry, "current", entry.current)  # add_routes sets another
+        monkeypatch.setattr(http_server, "app", app)
+        monkeypatch.setattr(
+            http_server, "_global_state", SimpleNamespace(tokenizer_manager=manager)
+        )
+        server_args = SimpleNamespace(
+            **{"radix_eviction_policy": "wa", "radix_eviction_policy_config": None} | arguments,
+            api_key=api_key,
+            admin_api_key=admin_api_key,
+            **{ATTRIBUTE: ServerOptions(RequestOptions(client_hints=hints))},
+            **{documents.ATTRIBUTE: options.Options()},
+        )
+        if worker:  # SGLang adds no middleware there
+            routes.add_worker_routes(server_args)
+        else:
+            routes.add_routes(server_args)
+        chunk_routes.add_routes(server_args, options.Options())
+        if (api_key or admin_api_key) and not worker:
+            add_api_key_middleware(app, api_key=api_key, admin_api_key=admin_api_key)
+        server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", lifespan="off"))
+        listening = server.config.bind_socket()
+        listening.listen()
+        thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
+        thread.start()
+        try:
+            yield Http(listening.getsockname()[1], manager)
+        finally:
+            server.should_exit = True
+            thread.join(30)
+            listening.close()
+
+    return start

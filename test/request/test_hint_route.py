@@ -1,0 +1,135 @@
+"""``POST /canopy/hint``: who may send hints, for which tenant, and how often."""
+
+import json
+import time
+from http.client import HTTPConnection
+from types import SimpleNamespace
+
+import pytest
+
+from sglang_canopy.request.client_hints import SECRET_VARIABLE
+from sglang_canopy.tenant import tenant_of
+from sglang_canopy.wire.hints import TENANT_BURST, unpack
+from sglang_canopy.wire.messages import HINTS
+from support.served_routes import ADMIN, HINT, SECRET, USER, Http, Serve, gateway
+
+
+def test_a_hint_is_sent_to_the_schedulers_at_once(serve: Serve) -> None:
+    with serve() as http:
+        assert http("POST", "/canopy/hint", None, HINT) == (200, '{"waiting":1}')
+        (message,) = sent_by(http, 1)
+        assert [hint["conversation"] for hint in unpack(message.removeprefix(HINTS.prefix))] == [
+            "a"
+        ]
+        assert json.loads(http("GET", "/canopy/status")[1])["hints_waiting"] == 0
+
+
+def sent_by(http: Http, count: int) -> list[str]:
+    """The first ``count`` messages; each call of a route lets the event loop go on."""
+    for _ in range(1000):
+        if len(http.manager.sent) >= count:
+            break
+        http("GET", "/canopy/status")
+    return [key for message in http.manager.sent for key in message]
+
+
+@pytest.mark.parametrize(
+    ("in_body", "headers", "tenant"),
+    [
+        ({}, {"X_Canopy_Cache_Salt": "s"}, tenant_of(None, "s")),
+        ({"cache_salt": "s"}, {"X_Canopy_Extra_Key": "k"}, tenant_of("k", "s")),
+        ({"cache_salt": "s"}, {"X_Canopy_Cache_Salt": "s"}, tenant_of(None, "s")),
+        ({}, {}, None),
+    ],
+)
+def test_a_hint_takes_its_tenant_from_the_headers_that_documents_take_it_from(
+    serve: Serve, in_body: dict[str, str], headers: dict[str, str], tenant: str | None
+) -> None:
+    with serve() as http:
+        assert http("POST", "/canopy/hint", None, {**HINT, **in_body}, **headers)[0] == 200
+        (message,) = sent_by(http, 1)
+        assert [hint["tenant"] for hint in unpack(message.removeprefix(HINTS.prefix))] == [tenant]
+
+
+def test_a_hint_above_the_tenants_rate_is_refused_with_retry_after(serve: Serve) -> None:
+    from sglang_canopy.server.http import routes
+
+    with serve() as http:
+        later = time.monotonic() + 3600.0
+        for _ in range(TENANT_BURST):
+            routes.hints.add(HINT, later)
+        connection = HTTPConnection("127.0.0.1", http.port, timeout=30)
+        body = json.dumps(HINT)
+        connection.request("POST", "/canopy/hint", body, {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        assert (answer.status, answer.headers["Retry-After"]) == (429, "1")
+        assert b"hints a second" in answer.read()
+        connection.close()
+        assert http("POST", "/canopy/hint", None, {**HINT, "cache_salt": "another"})[0] == 200
+
+
+def test_a_hint_whose_body_names_another_tenant_than_the_gateway_is_refused(serve: Serve) -> None:
+    with serve() as http:
+        body = {**HINT, "cache_salt": "somebody else"}
+        code, text = http("POST", "/canopy/hint", None, body, X_Canopy_Cache_Salt="s")
+        assert code == 400
+        assert "X-Canopy-Cache-Salt" in text
+        assert not http.manager.sent
+
+
+def test_a_request_that_is_refused_takes_no_hints_with_it(serve: Serve) -> None:
+    """Validation refuses requests after they were stamped; hints are no part of the stamp."""
+    from sglang_canopy.server.http import entry, routes
+
+    for i in range(5):
+        routes.hints.add({"conversation": f"c{i}", "over": True}, 1.0)
+    entry.stamp(SimpleNamespace(sampling_params={}), {"category": "refused later"})
+    assert len(routes.hints) == 5
+    with serve() as http:
+        assert http("POST", "/canopy/hint", None, HINT)[0] == 200
+        (message,) = sent_by(http, 1)
+        assert {hint["conversation"] for hint in unpack(message.removeprefix(HINTS.prefix))} == {
+            "a",
+            *map("c{}".format, range(5)),
+        }
+
+
+def test_with_hints_off_the_route_is_closed_to_all(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(SECRET_VARIABLE, SECRET)
+    with serve(admin_api_key=ADMIN, hints="off") as http:
+        for given in ({"key": ADMIN}, {"key": ADMIN, **gateway(SECRET)}):
+            code, text = http("POST", "/canopy/hint", body=HINT, **given)
+            assert code == 403
+            assert "--canopy-client-hints off" in text
+
+
+@pytest.mark.parametrize(
+    ("keys", "given", "code"),
+    [
+        ({}, {}, 403),
+        ({}, gateway(SECRET), 200),
+        ({}, gateway(SECRET + "x"), 403),
+        ({}, gateway("gu\xe9ss"), 403),
+        ({"api_key": USER}, {"key": USER}, 403),
+        ({"api_key": USER}, gateway(SECRET), 401),
+        ({"api_key": USER}, {"key": USER, **gateway(SECRET)}, 200),
+        ({"admin_api_key": ADMIN}, {"key": ADMIN}, 200),
+        ({"admin_api_key": ADMIN}, {}, 401),
+        ({"admin_api_key": ADMIN}, gateway(SECRET), 200),
+        ({"api_key": USER, "admin_api_key": ADMIN}, {"key": ADMIN}, 200),
+        ({"api_key": USER, "admin_api_key": ADMIN}, {"key": USER}, 401),
+        ({"api_key": USER, "admin_api_key": ADMIN}, {"key": USER, **gateway(SECRET)}, 200),
+    ],
+)
+def test_trusted_hints_come_from_the_administrator_or_the_gateway(
+    serve: Serve,
+    monkeypatch: pytest.MonkeyPatch,
+    keys: dict[str, str],
+    given: dict[str, str],
+    code: int,
+) -> None:
+    monkeypatch.setenv(SECRET_VARIABLE, SECRET)
+    with serve(**keys, hints="trusted") as http:
+        assert http("POST", "/canopy/hint", body=HINT, **given)[0] == code

@@ -1,0 +1,73 @@
+"""Canopy's routes on a running app, and requests to them."""
+
+import contextlib
+import json
+from collections.abc import Callable
+from http.client import HTTPConnection
+from types import SimpleNamespace
+from typing import Any
+
+from sglang_canopy.request.client_hints import GATEWAY_HEADER
+from sglang_canopy.server.scheduler.arrivals import internal_state_set
+
+USER, ADMIN = "a user's key", "the administrator's key"
+SECRET = "0123456789abcdef-gateway"
+HINT = {"conversation": "a", "over": True}
+
+
+class Manager:
+    """The part of SGLang's tokenizer manager that the routes call. Records messages to schedulers."""
+
+    def __init__(self) -> None:
+        self.sent: list[dict[str, int]] = []
+        self.tokenizer = None
+        self.scheduler: Any = None
+        """Receiver of the messages, if any."""
+        self.model_config = SimpleNamespace(vocab_size=1000, context_len=1000)
+
+    def auto_create_handle_loop(self) -> None:
+        pass
+
+    async def set_internal_state_communicator(self, asked: Any) -> list[Any]:
+        self.sent.append(dict(asked.server_args))
+        if self.scheduler is not None:
+            return [internal_state_set(None, self.scheduler, asked)]
+        return [SimpleNamespace(updated=True)]
+
+    async def set_internal_state(self, asked: Any) -> list[bool]:
+        return [answer.updated for answer in await self.set_internal_state_communicator(asked)]
+
+    async def get_internal_state(self) -> list[dict[str, Any]]:
+        return [{}]
+
+
+class Http:
+    """A running app, and one request at a time to it."""
+
+    def __init__(self, port: int, manager: Manager) -> None:
+        self.port, self.manager = port, manager
+
+    def __call__(
+        self, method: str, path: str, key: str | None = None, body: Any = None, **headers: str
+    ) -> tuple[int, str]:
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=30)
+        given = {k.replace("_", "-"): v for k, v in headers.items()}
+        if key is not None:
+            given["Authorization"] = f"Bearer {key}"
+        if body is not None and not isinstance(body, bytes) and not hasattr(body, "__next__"):
+            body = json.dumps(body).encode()
+        if body is not None:
+            given.setdefault("Content-Type", "application/json")
+        try:
+            connection.request(method, path, body, given)
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+        finally:
+            connection.close()
+
+
+Serve = Callable[..., contextlib.AbstractContextManager[Http]]
+
+
+def gateway(secret: str) -> dict[str, str]:
+    return {GATEWAY_HEADER.replace("-", "_"): secret}
