@@ -30,7 +30,7 @@ LINES = (
     Line(f"{SGLANG}/issues/2587", f"{LAUNCH} --model M --enable-dp-attention --tp 8 "
          "--trust-remote-code", off=("gate",)),
     Line(f"{SGLANG}/issues/2587#docker", "docker run --gpus all --shm-size 32g -p 30000:30000 "
-         "-v ~/.cache/huggingface:/root/.cache/huggingface --env HF_TOKEN=hf_x --ipc=host "
+         "-v ~/.cache:/cache --env HF_TOKEN=hf_x --ipc=host "
          f"lmsysorg/sglang:latest {LAUNCH} --model M --enable-dp-attention --tp 8 "
          "--trust-remote-code --port 30000", off=("gate",), said="through docker"),
     Line(f"{SGLANG}/issues/3658", "docker run --gpus all -d --entrypoint=python3 -e "

@@ -1,7 +1,7 @@
-"""Waiting times of prompts: a queue in front of servers that compute one prompt at a time.
+"""Waiting times of prompts in the queue of servers that compute one prompt at a time.
 
-First come, first served; a request goes to the server that is free first (Kiefer and Wolfowitz,
-1955; with one server Lindley's recursion, 1952). The model has no decode steps between prompts and
+Prompts start in the order of their arrival, each on the server that is free first (Kiefer and
+Wolfowitz, 1955; with one server Lindley's recursion, 1952). The model has no decode steps between prompts and
 no waits for memory: ``canopy simulate system`` has both.
 """
 

@@ -234,7 +234,7 @@ def _nothing_in(path: Path, understood: Understood) -> str:
 def sample_of(
     trace: Iterable[TraceRequest], most_requests: int = MAX_REQUESTS, *, has_content: bool = True
 ) -> Sample:
-    """Sample the requests of ``trace``. Raises ``CanopyError`` if there are none."""
+    """Return a sample of ``trace``. Raises ``CanopyError`` for an empty trace."""
     made, kept = Sample(has_content=has_content), Thinned(most_requests, MAX_ACCESSES)
     ids: dict[int, int] = {}  # a server's own ids are unsigned 64-bit numbers
     numbered = (

@@ -52,13 +52,13 @@ def run(*options: Any) -> int:
     check_gpu(command)
     plan, work, about = plan_of(command, *read(command))
     print(plan_text(plan, work.prices.currency))
-    print("\n".join([about["policy"], *remarks(command, work, about)]))
+    print("\n".join(remarks(command, work, about)))
     write_outputs(command, plan, work, about)
     return 0 if plan.choice.feasible else 1
 
 
 def _compare(given: PlanCommand) -> int:
-    """Plan for each profile of ``--compare``, print the choices and the best plan's remarks, write its files."""
+    """Plan for each profile of ``--compare``, print the choices, and write the best plan's files."""
     commands = [for_profile(given, name, usd) for name, usd in given.searching.compare]
     (trace, ids), rows = read(given), []
     fitting = trace
@@ -83,7 +83,7 @@ def _compare(given: PlanCommand) -> int:
     sign = -1 if wanted.maximise else 1
     command, found, work, about = min(able, key=lambda m: sign * m[1].choice.row[wanted.key])
     print(f"Best by {wanted.name}: {command.profile.name}, {label_of(found.choice.row)}")
-    print("\n".join([about["policy"], *remarks(command, work, about)]))
+    print("\n".join(remarks(command, work, about)))
     write_outputs(command, found, work, about)
     return 0
 
@@ -176,8 +176,9 @@ def _fitting(command: PlanCommand, trace: CompactTrace) -> CompactTrace:
 
 
 def remarks(command: PlanCommand, work: PlanInputs, about: Mapping[str, Any]) -> list[str]:
-    """Return caveats to print with the plan."""
+    """Return the reason for the policy, and caveats, to print with the plan."""
     lines = [
+        about["policy"],
         "",
         f"{len(work.trace)} requests on {command.profile.name} ({command.profile.source}); device pool "
         f"{command.engine.device_tokens} tokens; routing {command.engine.routing}.",

@@ -72,7 +72,7 @@ class Uncertainty:
     met: float | None
     """Confidence in the least sure of the resampled limits; ``None`` without limits."""
     uncalibrated: tuple[str, ...]
-    """Limits on other metrics than ``CALIBRATED``, for which ``met`` is a margin, no confidence."""
+    """Limits on metrics that ``CALIBRATED`` lacks: ``met`` is a margin there, not a confidence."""
     left_out: tuple[str, ...]
     """Limits on metrics of the whole run, which are not resampled."""
     conversations: int

@@ -16,8 +16,7 @@ _ROLES_OF_EVENTS = {
     "gen_ai.tool.message": "tool",
 }
 _MAX_INDEX = 100_000
-
-MAX_DIGITS = 20
+_MAX_DIGITS = 20
 """Characters of the longest number of 64 bits, its sign included."""
 
 
@@ -165,7 +164,7 @@ def _otlp(value: Any) -> Any:
         text = str(inner)
         if not text.lstrip("-").isdecimal():
             return inner
-        if len(text) > MAX_DIGITS:
+        if len(text) > _MAX_DIGITS:
             raise BadLine(f"a number has {len(text)} digits; OpenTelemetry's have 64 bits")
         return int(text)
     return inner

@@ -31,9 +31,9 @@ _FULL = ComponentType.FULL
 class CanopyRadixCache(UnifiedRadixCache):
     """``UnifiedRadixCache`` over a ``CanopyTreeCore``.
 
-    SGLang's steps leave time for a host copy between two victims. Without a lower tier the victims of
-    one call are deleted in one pass and their slots freed together. With sliding windows or states
-    SGLang's steps are used, since it evicts those in its own order.
+    Without a lower tier a call deletes its victims in one pass and frees their slots together. With a
+    lower tier SGLang's steps run, which leave time for a host copy between two victims. With sliding
+    windows or states they run too: SGLang evicts windows and states in its own order.
     """
 
     tree_core: CanopyTreeCore

@@ -86,7 +86,7 @@ class Counts(NamedTuple):
     shadow_tokens: Mapping[str, int] = {}
     """Sampled tokens that the shadow caches hit, by policy."""
     prompt_squares: int = 0
-    """Squares of the prompt tokens, request by request; likewise for the other counts."""
+    """Sum of the squared prompt tokens of each request; the fields below sum the other counts."""
     hit_squares: int = 0
     sampled_squares: int = 0
     shadow_squares: Mapping[str, int] = {}
