@@ -31,10 +31,10 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture
-def client(shared_server, smollm2, folder):
+def client(shared_server, small_model, folder):
     disk = on(memory_mb=0, disk_mb=512, directory=str(folder), read_ahead_mb=0)
     windows = ("--page-size", "16", "--chunked-prefill-size", str(WINDOW))
-    return shared_server(smollm2, *disk, *windows, kv_tokens=8192)
+    return shared_server(small_model, *disk, *windows, kv_tokens=8192)
 
 
 def listed(client, **owner) -> set[str]:

@@ -41,8 +41,8 @@ def last_part(client, body):
 
 
 @pytest.fixture
-def client(shared_server, smollm2):
-    return shared_server(smollm2, *ON, kv_tokens=8192)
+def client(shared_server, small_model):
+    return shared_server(small_model, *ON, kv_tokens=8192)
 
 
 def test_a_second_prompt_reuses_documents_in_another_order(client) -> None:

@@ -22,8 +22,8 @@ ANSWER = 6
 
 
 @pytest.fixture
-def client(shared_server, smollm2):
-    return shared_server(smollm2, *ON, kv_tokens=8192)
+def client(shared_server, small_model):
+    return shared_server(small_model, *ON, kv_tokens=8192)
 
 
 def cached(answer) -> int:
@@ -82,6 +82,7 @@ def test_exact_and_approximate_requests_never_match_each_others_kv(client) -> No
     client.flush()
     poisoned = conversation(client, order, lambda bounds: bounds, canopy_recompute_ratio=0.0)
     assert report(poisoned[1])["kept"] > DOCUMENT
+    assert [one["output_ids"] for one in poisoned] != [one["output_ids"] for one in clean]
     exact = conversation(client, order, lambda _: "off")
     assert [cached(one) for one in exact] == [cached(one) for one in clean]
     assert [one["output_ids"] for one in exact] == [one["output_ids"] for one in clean]
