@@ -30,6 +30,7 @@ CONFIGS: dict[str, list[dict[str, Any]]] = {
     "etlru": [{"threshold_tokens": 20}],
     "threshold-lru": [{"threshold_tokens": 24}],
 }
+SEEDS = [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in (2, 3))]
 CASES = [(name, config) for name in live_names() for config in CONFIGS.get(name, [{}])]
 
 
@@ -170,21 +171,21 @@ def samples(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("policy", "config"), CASES, ids=[f"{n} {c or ''}" for n, c in CASES])
+@pytest.mark.parametrize("seed", SEEDS)
 def test_the_order_in_which_leaves_are_admitted_decides_nothing(
-    policy: str, config: dict[str, Any]
+    policy: str, config: dict[str, Any], seed: int
 ) -> None:
-    for seed in (1, 2, 3):
-        steps = samples(workload(seed, 80))
-        first, second = (
-            served(policy, config, steps, PAGE, (seed, order), quantum_tokens=1) for order in (1, 2)
-        )
-        assert first == second
-        assert first[1]
+    steps = samples(workload(seed, 80))
+    first, second = (
+        served(policy, config, steps, PAGE, (seed, order), quantum_tokens=1) for order in (1, 2)
+    )
+    assert first == second
+    assert first[1]
 
 
 @pytest.mark.parametrize("policy", ["canopy-lru", "threshold-lru", "wa"])
-def test_a_readmitted_leaf_ranks_as_before(policy: str) -> None:
-    for seed in (1, 2, 3):
-        steps = samples(workload(seed, 80))
-        plain = simulated(policy, {}, steps, PAGE, quantum_tokens=1)
-        assert served(policy, {}, steps, PAGE, (seed, seed), quantum_tokens=1) == plain
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_readmitted_leaf_ranks_as_before(policy: str, seed: int) -> None:
+    steps = samples(workload(seed, 80))
+    plain = simulated(policy, {}, steps, PAGE, quantum_tokens=1)
+    assert served(policy, {}, steps, PAGE, (seed, seed), quantum_tokens=1) == plain

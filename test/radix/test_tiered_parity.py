@@ -23,6 +23,7 @@ DEVICE, HOST = 60, 130
 """Blocks."""
 State = tuple[int, int, int, int]
 """Tokens hit on the device and on the host, tokens held on each afterwards."""
+SEEDS = [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in (2, 3))]
 
 
 def paths(steps: list[dict[str, Any]]) -> list[tuple[int, ...]]:
@@ -123,55 +124,49 @@ def served(
     return states, tree.cache.cache_controller.mem_pool_host.size
 
 
-def both(
-    policy: str,
-    seed: int,
-    page: int = PAGE,
-    quantum: int = 1,
-    tiered: type[TieredTree] = TieredTree,
-) -> tuple[list[State], list[State]]:
-    steps = workload(seed, 150)
-    theirs, host_tokens = served(policy, page, quantum, steps)
-    return simulated(policy, page, quantum, steps, host_tokens, tiered), theirs
-
-
 def found(states: list[State]) -> list[int]:
     return [device + host for device, host, _, _ in states]
 
 
 @pytest.mark.parametrize(("page", "quantum"), [(4, 1), (4, 64), (16, 64), (64, 64)])
 @pytest.mark.parametrize("policy", ["canopy-lru", "wa"])
+@pytest.mark.parametrize("seed", SEEDS)
 def test_every_request_finds_as_much_on_device_and_host(
-    policy: str, page: int, quantum: int
+    policy: str, page: int, quantum: int, seed: int
 ) -> None:
-    for seed in (1, 2, 3):
-        ours, theirs = both(policy, seed, page, quantum, NodesOfTheirOwn)
-        assert found(ours) == found(theirs)
-        merged, _ = both(policy, seed, page, quantum)
-        assert sum(found(merged)) == pytest.approx(sum(found(theirs)), rel=0.01)
-        if quantum == 1:
-            assert found(merged) == found(theirs)
-        assert sum(host for _, host, _, _ in ours) > 0
-        assert max(held for _, _, _, held in ours) > (HOST - 6) * page
+    steps = workload(seed, 150)
+    theirs, host_tokens = served(policy, page, quantum, steps)
+    ours, merged = (
+        simulated(policy, page, quantum, steps, host_tokens, tiered)
+        for tiered in (NodesOfTheirOwn, TieredTree)
+    )
+    assert found(ours) == found(theirs)
+    assert sum(found(merged)) == pytest.approx(sum(found(theirs)), rel=0.01)
+    if quantum == 1:
+        assert found(merged) == found(theirs)
+    assert sum(host for _, host, _, _ in ours) > 0
+    assert max(held for _, _, _, held in ours) > (HOST - 6) * page
 
 
 @pytest.mark.parametrize("policy", ["s3fifo", "gdfs"])
 def test_policies_that_rank_whole_nodes_find_about_as_much(policy: str) -> None:
     # Here a cut part joins the node below it; on the server it is a separate node.
-    ours, theirs = both(policy, 1)
+    steps = workload(1, 150)
+    theirs, host_tokens = served(policy, PAGE, 1, steps)
+    ours = simulated(policy, PAGE, 1, steps, host_tokens, TieredTree)
     assert sum(found(ours)) == pytest.approx(sum(found(theirs)), rel=0.03)
 
 
 @pytest.mark.parametrize("policy", live_names())
-def test_the_order_in_which_leaves_are_admitted_decides_nothing(policy: str) -> None:
-    for seed in (1, 2):
-        steps = samples(workload(seed, 60))
-        first, second = (served(policy, PAGE, 1, steps, (seed, order)) for order in (1, 2))
-        assert first == second
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_order_in_which_leaves_are_admitted_decides_nothing(policy: str, seed: int) -> None:
+    steps = samples(workload(seed, 60))
+    first, second = (served(policy, PAGE, 1, steps, (seed, order)) for order in (1, 2))
+    assert first == second
 
 
 @pytest.mark.parametrize("policy", ["canopy-lru", "wa"])
-def test_a_readmitted_leaf_ranks_as_before(policy: str) -> None:
-    for seed in (1, 2):
-        steps = samples(workload(seed, 60))
-        assert served(policy, PAGE, 1, steps, (seed, seed)) == served(policy, PAGE, 1, steps)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_readmitted_leaf_ranks_as_before(policy: str, seed: int) -> None:
+    steps = samples(workload(seed, 60))
+    assert served(policy, PAGE, 1, steps, (seed, seed)) == served(policy, PAGE, 1, steps)
