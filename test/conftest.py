@@ -13,7 +13,7 @@ from support.two_ranks import Run, two_ranks
 # No deadline: an example's time depends on the machine's load. Examples are equal in each run, so that
 # only a change makes a test fail; `--all` draws new ones,
 # and more of them.
-settings.register_profile("canopy", deadline=None, derandomize=True, max_examples=40)
+settings.register_profile("canopy", deadline=None, derandomize=True, max_examples=25)
 settings.register_profile("explore", deadline=None, print_blob=True)
 
 # Set before sglang or triton is imported.

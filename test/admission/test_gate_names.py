@@ -11,7 +11,7 @@ from sglang_canopy.admission.settings import GateSettings
 from sglang_canopy.records import CLIENT, GATEWAY, Request
 
 PLACES, TOKENS, WAITING = 20, 50, 3
-ROUNDS, WARM_UP = 3_000, 300
+ROUNDS, WARM_UP = 900, 200
 
 
 def share(owners: dict[str, tuple[str, str]]) -> dict[str, float]:

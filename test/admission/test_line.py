@@ -29,7 +29,7 @@ def by_definition(
     ]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.integers(1, 60), st.randoms(use_true_random=False))
 def test_any_sequence_of_calls_gives_the_defined_order(steps: int, draw) -> None:
     line, active = Line(), Counter[str | None]()

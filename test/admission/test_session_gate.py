@@ -385,13 +385,11 @@ class World:
             assert gate.footprints.tokens <= gate.places.capacity_tokens + 1e-6
 
 
-@settings(max_examples=60, deadline=None)
 @given(EVENTS, st.booleans())
 def test_sums_agree_with_a_recount_and_admissions_fit(events: list, always: bool) -> None:
     World(always).play(events)
 
 
-@settings(max_examples=40, deadline=None)
 @given(EVENTS, st.booleans())
 def test_equal_calls_give_equal_answers(events: list, always: bool) -> None:
     one, other = World(always), World(always)
@@ -402,7 +400,6 @@ def test_equal_calls_give_equal_answers(events: list, always: bool) -> None:
     assert one.gate.agreement() == other.gate.agreement()
 
 
-@settings(max_examples=25, deadline=None)
 @given(EVENTS, st.booleans())
 def test_no_session_is_held_longer_than_its_place_times_the_limit(
     events: list, always: bool
@@ -420,7 +417,6 @@ def test_no_session_is_held_longer_than_its_place_times_the_limit(
     assert not any(world.gate.holds(t) for t in world.open)
 
 
-@settings(max_examples=40, deadline=None)
 @given(EVENTS)
 def test_no_session_is_held_until_it_arms(events: list) -> None:
     world = World(always=False)
@@ -433,7 +429,6 @@ def test_no_session_is_held_until_it_arms(events: list) -> None:
         assert not any(world.gate.holds(t) for t in world.open)
 
 
-@settings(max_examples=30, deadline=None)
 @given(EVENTS, st.booleans())
 def test_everything_waiting_gets_in_while_others_end(events: list, always: bool) -> None:
     world = World(always)
@@ -452,7 +447,7 @@ def test_everything_waiting_gets_in_while_others_end(events: list, always: bool)
     assert not world.open
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(EVENTS)
 def test_without_pressure_no_session_waits(events: list) -> None:
     world = World()

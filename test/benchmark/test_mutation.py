@@ -47,7 +47,9 @@ RUN = """import json, sys
 from pathlib import Path
 sys.path[:0] = [sys.argv[1], sys.argv[2]]
 from mutants import mutants
+import run
 from run import Suite
+run.CPU_LEAST_S = 0.5
 suite = Suite([sys.argv[2] + "/test_small.py"])
 made = mutants(Path(sys.argv[2]) / "small.py", "small", Path(sys.argv[2]))
 print(json.dumps({mutant.text: suite.run(mutant) for mutant in made}))

@@ -78,23 +78,14 @@ def test_the_json_is_strict_and_agrees_with_itself(report_dir: Path) -> None:
     assert report["capacity"]["ideal_hit_ratio"] == pytest.approx(h["block_hit_ratio"])
 
 
-def test_json_is_printed_on_request(
-    small_trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_second_run_gives_the_same_report_and_prints_it_on_request(
+    small_trace: Path, report_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["characterize", str(small_trace), "--format", "bailian", "--out", str(tmp_path)]
     assert main([*command, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["hits"]["block_hit_ratio"] > 0.3
-
-
-def test_two_runs_give_the_same_report(small_trace: Path, tmp_path: Path) -> None:
-    pages = []
-    for name in "ab":
-        out = tmp_path / name
-        command = ["characterize", str(small_trace), "--format", "bailian", "--out", str(out)]
-        assert main([*command]) == 0
-        pages.append((out / "report.json").read_bytes())
-    assert pages[0] == pages[1]
+    assert (tmp_path / "report.json").read_bytes() == (report_dir / "report.json").read_bytes()
 
 
 def test_a_trace_without_ids_gets_partial_answers(
@@ -177,7 +168,8 @@ def test_a_mistake_is_one_line(
 
 def test_a_broken_line_may_be_skipped(small_trace: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken.jsonl"
-    broken.write_text("{not json\n" + small_trace.read_text())
+    lines = small_trace.read_text().splitlines(keepends=True)
+    broken.write_text("".join(["{not json\n", *lines[:50]]))
     command = ["characterize", str(broken), "--format", "bailian"]
     assert main([*command, "--out", str(tmp_path / "a")]) == 2
     assert main([*command, "--out", str(tmp_path / "b"), "--skip-bad", "1"]) == 0

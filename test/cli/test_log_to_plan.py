@@ -16,7 +16,13 @@ PLAN = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("program", WRITERS)
+@pytest.mark.parametrize(
+    "program",
+    [
+        "litellm",
+        *(pytest.param(name, marks=pytest.mark.long) for name in WRITERS if name != "litellm"),
+    ],
+)
 def test_a_log_becomes_advice_a_plan_and_a_start_that_is_not_refused(
     program, tmp_path, monkeypatch, capsys
 ):

@@ -36,13 +36,19 @@ def trace(conversations):
     return conversations(120, every_ms=400)
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """The simulations of all tests."""
+    return tmp_path_factory.mktemp("simulations")
+
+
 @pytest.fixture
-def plan(trace, tmp_path):
+def plan(trace, tmp_path, cache):
     """Runs the command on the trace; its status, and the JSON it wrote."""
 
     def run(*arguments, base=SMALL):
         out = tmp_path / "out.json"
-        common = [str(trace), "--format", "mooncake", "--cache", str(tmp_path / "c")]
+        common = [str(trace), "--format", "mooncake", "--cache", str(cache)]
         status = main(["plan", *common, *base, "--json-out", str(out), *arguments])
         return status, json.loads(out.read_text()) if out.exists() else None
 
@@ -83,9 +89,9 @@ def test_a_plan_is_printed_and_written_in_every_form(plan, tmp_path, capsys):
     assert "http" not in html.split("<p class=small>Prices")[0]
 
 
-def test_a_second_run_simulates_nothing(plan):
-    _, first = plan()
-    _, second = plan()
+def test_a_second_run_simulates_nothing(plan, tmp_path):
+    _, first = plan("--cache", str(tmp_path))
+    _, second = plan("--cache", str(tmp_path))
     assert first["simulated"] > 0
     assert second["simulated"] == 0
     assert second["front"] == first["front"]

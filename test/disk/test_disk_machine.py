@@ -235,9 +235,9 @@ class ThoroughDiskMachine(DiskMachine):
 
 
 TestDiskMachine = DiskMachine.TestCase
-TestDiskMachine.settings = settings(max_examples=12, stateful_step_count=25, deadline=None)
+TestDiskMachine.settings = settings(max_examples=12, stateful_step_count=25)
 TestThoroughDiskMachine = pytest.mark.long(ThoroughDiskMachine.TestCase)
-TestThoroughDiskMachine.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+TestThoroughDiskMachine.settings = settings(max_examples=150, stateful_step_count=30)
 
 
 def test_a_page_that_expired_leaves_no_pin_to_its_successor():

@@ -101,7 +101,6 @@ def problems(draw: st.DrawFn, most: int) -> tuple[Curves, float]:
 
 
 @given(problems(most=3))
-@settings(max_examples=30, deadline=None)
 def test_it_is_near_brute_force_and_never_below_one_ttl(problem: tuple[Curves, float]) -> None:
     curves, budget = problem
     found = allocate(curves, budget)
@@ -121,7 +120,6 @@ def test_it_is_near_brute_force_and_never_below_one_ttl(problem: tuple[Curves, f
 
 
 @given(problems(most=8))
-@settings(max_examples=30, deadline=None)
 def test_it_is_within_one_step_of_the_linear_bound(problem: tuple[Curves, float]) -> None:
     curves, budget = problem
     bound = linear_bound(curves, budget)
@@ -131,7 +129,7 @@ def test_it_is_within_one_step_of_the_linear_bound(problem: tuple[Curves, float]
 
 
 @given(problems(most=4), st.integers(0, 3))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 def test_equal_seeds_give_equal_tables(problem: tuple[Curves, float], seed: int) -> None:
     curves, budget = problem
     first, second = (allocate(curves, budget, seed=seed) for _ in range(2))
@@ -139,7 +137,7 @@ def test_equal_seeds_give_equal_tables(problem: tuple[Curves, float], seed: int)
 
 
 @given(problems(most=5))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_more_budget_costs_less_a_hit(problem: tuple[Curves, float]) -> None:
     curves, budget = problem
     assume(curves.hits[:, -1].sum() > 0)

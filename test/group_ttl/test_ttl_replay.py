@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from canopy_lab.group_ttl.path_log import PathLog
@@ -59,7 +59,6 @@ def tables(draw: st.DrawFn) -> TTLTable:
     return TTLTable(tuple(Group(r, draw(ttl_s)) for r in roots), draw(ttl_s), categories=categories)
 
 
-@settings(max_examples=40, deadline=None)
 @given(requests(), tables(), tables(), st.sampled_from([0.0, 1.0, 4.0]))
 def test_it_agrees_with_a_replay_block_by_block(
     made: list[Request], first: TTLTable, second: TTLTable, switch_s: float
@@ -73,7 +72,6 @@ def test_it_agrees_with_a_replay_block_by_block(
     assert won.mean_tokens == pytest.approx(mean, abs=1e-3)
 
 
-@settings(max_examples=40, deadline=None)
 @given(requests(), st.lists(ttl_s, min_size=1, max_size=3), st.sampled_from([0.0, 2.0, 5.0]))
 def test_the_sweep_of_fixed_ttls_is_the_same_replay(
     made: list[Request], ttls: list[float], since_s: float
@@ -85,7 +83,6 @@ def test_the_sweep_of_fixed_ttls_is_the_same_replay(
         assert quick.mean_tokens == pytest.approx(won.mean_tokens, abs=1e-3)
 
 
-@settings(max_examples=40, deadline=None)
 @given(requests(most=30), st.integers(1, 6), st.integers(1, 12), st.sampled_from([2.0, math.inf]))
 def test_the_path_log_stays_within_its_bounds(
     made: list[Request], most_requests: int, most_blocks: int, window_s: float
@@ -98,7 +95,6 @@ def test_the_path_log_stays_within_its_bounds(
         log.check()
 
 
-@settings(max_examples=40, deadline=None)
 @given(requests(most=30), st.sampled_from([1.0, 4.0]))
 def test_forgetting_leaves_the_newest_requests_as_they_were(
     made: list[Request], window_s: float

@@ -1,7 +1,7 @@
 """Attention by stock paged kernels over prefixes and masked spans, against the dense reference."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from support.chip import on_chip
@@ -65,7 +65,6 @@ def build(positions, lengths, page, group, seed=0, dtype=torch.float32):
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 @given(batch=batches())
-@settings(max_examples=60)
 def test_prefixes_and_spans_together_are_dense_attention(way, batch):
     *shape, size = batch
     q, k, v, rows = build(*shape)
@@ -75,7 +74,6 @@ def test_prefixes_and_spans_together_are_dense_attention(way, batch):
 
 
 @given(batch=batches())
-@settings(max_examples=60)
 def test_pages_are_those_before_a_block_and_no_others(batch):
     positions, lengths, page, group, size = batch
     _, _, _, rows = build(positions, lengths, page, group)

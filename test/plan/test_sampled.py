@@ -5,7 +5,7 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from synthetic.presets import get_preset
 from synthetic.trace import synthesise
@@ -78,7 +78,14 @@ WORKLOADS = {
 }
 
 
-@pytest.mark.parametrize("name", WORKLOADS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "documents",
+        "two instances",
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("chat", "api", "agents")),
+    ],
+)
 def test_the_choice_is_that_of_simulating_everything(name):
     make, tokens, instances = WORKLOADS[name]
     work = PlanInputs(make(), Engine(PROFILE, tokens, "prefix-aware"), load_prices("aws-us-east-1"))
@@ -116,7 +123,6 @@ SOME = [Configuration(dram_gib=float(d)) for d in (0, *range(8, 200, 4))]
 
 
 @given(st.floats(0.2, 5.0), st.floats(-0.15, 0.15), st.integers(0, len(SOME) - 1))
-@settings(max_examples=60, deadline=None)
 def test_a_prediction_that_is_off_steadily_loses_no_choice(factor, tilt, limit_at):
     """Off by a factor, which changes with the size as steadily as the margins suppose."""
 

@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_canopy.policy.block_tree import RadixTree
@@ -82,7 +82,6 @@ def test_repeated_trims_end_when_the_whole_leaf_matters():
 PATHS = st.lists(st.tuples(st.integers(0, 8), st.integers(1, 6)), min_size=1, max_size=60)
 
 
-@settings(deadline=None)
 @given(PATHS)
 def test_with_threshold_0_and_equal_rates_it_orders_like_lru(steps):
     def cuts(name, options):

@@ -76,9 +76,10 @@ def cuts(policy, capacity, paths):
     return went
 
 
+@pytest.mark.parametrize("seeds", [range(5), pytest.param(range(5, 25), marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", policy_names())
-def test_victims_are_the_same_when_leaves_are_admitted_late(name):
-    for seed in range(25):
+def test_victims_are_the_same_when_leaves_are_admitted_late(name, seeds):
+    for seed in seeds:
         paths = list(random_paths(seed))
         for capacity in (5, 9, 20):
             at_once = cuts(make_policy(name), capacity, paths)

@@ -1,7 +1,7 @@
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_canopy.errors import CanopyError
@@ -173,7 +173,6 @@ REQUESTS = st.lists(
 ).map(lambda steps: [(sum(s[0] for s in steps[: i + 1]), *s[1:]) for i, s in enumerate(steps)])
 
 
-@settings(deadline=None)
 @given(
     REQUESTS,
     st.sampled_from(["survival", "exponential"]),

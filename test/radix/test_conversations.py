@@ -3,7 +3,7 @@
 import itertools
 from types import SimpleNamespace
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_canopy.radix.conversations import CHILDREN_PER_TENANT, RunningChildren
@@ -239,7 +239,6 @@ def test_no_child_keeps_a_parent_of_another_tenant_nor_more_than_its_tenant_may(
     check(tree)
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     st.lists(
         st.tuples(

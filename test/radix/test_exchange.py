@@ -59,7 +59,7 @@ def evicted_order(tree):
     return order
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=settings.default.max_examples // 2)
 @given(
     st.integers(0, 10_000),
     st.lists(st.tuples(st.sampled_from(POLICIES), st.sampled_from((None, *POLICIES))), max_size=4),
@@ -89,7 +89,7 @@ def test_every_leaf_is_ranked_by_the_new_policy_and_none_is_lost(seed, changes, 
         check(tree)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=settings.default.max_examples // 3)
 @given(st.integers(0, 10_000), st.sampled_from(POLICIES))
 def test_after_a_return_to_lru_the_order_is_that_of_a_tree_that_always_had_it(seed, policy):
     """No eviction, so both trees hold the same nodes."""

@@ -8,6 +8,12 @@ from support.hybrid_tree import HybridTree
 from support.live_tree import LiveTree, check
 
 SLICE = 4
+PAIRS = [
+    pytest.param(a, b, marks=() if (i + 1) % len(POLICIES) == k else pytest.mark.long)
+    for i, a in enumerate(POLICIES)
+    for k, b in enumerate(POLICIES)
+]
+"""Before and after. Each policy is once on each side in the default run."""
 
 
 @pytest.fixture(autouse=True)
@@ -40,8 +46,7 @@ def evict_all(tree: LiveTree) -> list[list[int]]:
     return order
 
 
-@pytest.mark.parametrize("after", POLICIES)
-@pytest.mark.parametrize("before", POLICIES)
+@pytest.mark.parametrize(("before", "after"), PAIRS)
 def test_until_all_leaves_have_passed_the_victims_are_those_of_the_policy_before(before, after):
     exchanged, plain = filled(before), filled(before)
     exchanged.core.exchange.apply(to(after), "test")
@@ -95,8 +100,7 @@ def exchanged_and_passed_on(before: str, after: str) -> LiveTree:
     return tree
 
 
-@pytest.mark.parametrize("after", POLICIES)
-@pytest.mark.parametrize("before", POLICIES)
+@pytest.mark.parametrize(("before", "after"), PAIRS)
 def test_no_arrival_settles_or_releases_more_than_a_slice(before, after):
     tree = filled(before)
     old = tree.core.evictable_device_leaves.policy
@@ -116,7 +120,9 @@ def test_no_arrival_settles_or_releases_more_than_a_slice(before, after):
 
 
 @pytest.mark.parametrize("after", POLICIES)
-@pytest.mark.parametrize("arrivals", [0, 1, 5, 9])
+@pytest.mark.parametrize(
+    "arrivals", [0, 9, *(pytest.param(n, marks=pytest.mark.long) for n in (1, 5))]
+)
 def test_while_leaves_settle_the_victims_are_those_of_the_new_policy(after, arrivals):
     tree, settled = (exchanged_and_passed_on("canopy-lru", after) for _ in range(2))
     for _ in range(arrivals):

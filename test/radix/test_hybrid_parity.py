@@ -76,7 +76,7 @@ def serve(tree: HybridTree, tokens: list[int], request: LiveRequest | None) -> i
     ("core", "states"), [("sglang", "lru"), ("canopy-lru", "lru"), ("wa", "lru"), ("wa", "worth")]
 )
 @given(prompts=steps, slots=st.integers(3, 6), seed=st.integers(0, 99))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_hits_are_those_of_sglangs_cache(core, states, prompts, slots, seed) -> None:
     """Leaves are re-admitted at random between the requests, which decides nothing."""
     live = HybridTree("mamba", core, states, kv_size=BLOCKS * BLOCK, mamba_cache_size=slots)

@@ -131,7 +131,7 @@ class Events(RuleBasedStateMachine):
 
 
 TestEvents = Events.TestCase
-TestEvents.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
+TestEvents.settings = settings(stateful_step_count=20)
 
 
 def replayed(publisher: ZmqEventPublisher, batches: int) -> list[tuple[int, bytes]]:

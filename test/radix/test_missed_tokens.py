@@ -373,7 +373,7 @@ class Misses(RuleBasedStateMachine):
 
 TestMisses = Misses.TestCase
 TestMisses.settings = settings(
-    max_examples=60,
+    max_examples=settings.default.max_examples,
     stateful_step_count=25,
     deadline=None,
     suppress_health_check=list(HealthCheck),

@@ -166,7 +166,7 @@ def test_same_with_keys_of_token_pairs(page, steps) -> None:
     same(page, 0, "write_through", True, steps)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.tuples(st.integers(1, 8), st.lists(st.integers(0, 1)), st.lists(st.integers(0, 1))),
     st.sampled_from([1, 3]),

@@ -4,7 +4,7 @@ import ast
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import sglang_canopy
@@ -24,7 +24,6 @@ ARRIVALS = st.lists(
 )
 
 
-@settings(max_examples=25)
 @given(ARRIVALS)
 def test_ranks_agree_and_time_never_decreases(arrivals) -> None:
     """``late``: seconds between a request's stamp and the scheduler."""

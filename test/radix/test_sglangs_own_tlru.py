@@ -22,7 +22,7 @@ PAGE = 4
 BLOCKS = 40
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     threshold=st.integers(0, 200),
     growth=st.integers(0, 200),

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from starlette.requests import Request as HttpRequest
 
@@ -195,7 +195,6 @@ KEYS = st.sampled_from(
 CONTEXT = st.fixed_dictionaries({"agent_context": JSON | st.dictionaries(st.text(), JSON)})
 
 
-@settings(deadline=None)
 @given(st.dictionaries(KEYS, JSON | CONTEXT), st.text(), st.text())
 def test_every_stamp_survives_serialisation_to_the_scheduler(body, session, agent) -> None:
     headers = {"x-claude-code-session-id": session, "x-claude-code-agent-id": agent}

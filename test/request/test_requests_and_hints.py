@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_canopy.errors import CanopyError
@@ -71,7 +71,6 @@ def test_foreign_keys_are_unchanged() -> None:
     assert client_fields({"thinking_budget": 5, "canopy_turn": 2}) == {"turn": 2}
 
 
-@settings(deadline=None)
 @given(st.dictionaries(st.sampled_from(list(FIELDS)), st.none() | st.integers() | st.text()))
 def test_checking_never_raises_anything_but_a_refusal(params: dict) -> None:
     try:

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_canopy.admission.index import SessionIndex
@@ -82,7 +82,6 @@ JSON = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(st.dictionaries(st.sampled_from(["input", "tools", "text"]), JSON))
 def test_any_body_has_a_category_and_a_turn(body: dict[str, Any]) -> None:
     found = infer_from_response(body)

@@ -4,7 +4,7 @@ import math
 from collections import defaultdict
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_canopy.policy.registry import make_policy
@@ -65,7 +65,6 @@ def by_category(rows):
 
 
 @pytest.mark.parametrize("reading", READINGS)
-@settings(deadline=None, max_examples=40)
 @given(talks=TALKS)
 def test_it_is_the_papers_formula_of_the_log(reading, talks):
     rows = log_of(talks)

@@ -2,7 +2,7 @@ import random
 import tracemalloc
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_canopy.records import Request
@@ -253,7 +253,6 @@ def chained(path):
     return ids
 
 
-@settings(deadline=None)
 @given(REQUESTS, st.integers(1, 20), st.integers(1, 20))
 def test_everything_a_request_can_grow_is_bounded_and_consistent(requests, samples, blocks):
     model = ReuseModel(
@@ -273,7 +272,6 @@ def test_everything_a_request_can_grow_is_bounded_and_consistent(requests, sampl
         assert len(shadow._tips) + len(shadow._junctions) == len(keys)
 
 
-@settings(deadline=None)
 @given(REQUESTS)
 def test_equal_requests_give_equal_labels_and_curves(requests):
     models = ReuseModel(min_samples=2), ReuseModel(min_samples=2)

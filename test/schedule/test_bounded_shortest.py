@@ -168,7 +168,7 @@ def test_order_changes_nothing() -> None:
     assert sorted(w.number for w in line.order()) == list(range(300))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=2 * settings.default.max_examples)
 @given(
     st.sampled_from([1.0, 1.3, 2.0, 6.0]),
     st.sampled_from([0.0, 1.0, 10.0]),
@@ -262,7 +262,6 @@ def test_at_150_percent_the_mean_stays_far_below_first_come_first_served(seed: i
     assert max(ours) < 2.5 * max(fcfs)
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.integers(1, 50), min_size=2, max_size=6),
     st.randoms(use_true_random=False),

@@ -28,7 +28,7 @@ def test_no_member_passes_one_without_allowance() -> None:
     assert passing.allowance(0) == 1.0
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=2 * settings.default.max_examples)
 @given(st.integers(0, 70), st.randoms(use_true_random=False))
 def test_any_sequence_of_calls_equals_plain_lists(members: int, draw: random.Random) -> None:
     costs = [float(draw.randrange(1, 20)) for _ in range(members)]

@@ -4,7 +4,7 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_canopy.schedule.arranged import Arranged
@@ -215,7 +215,6 @@ def test_no_request_waits_for_an_overtaken_one() -> None:
         assert engine.now < 200.0
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.randoms(use_true_random=False), st.integers(5, 80))
 def test_all_requests_are_served_with_almost_no_extra_computation(
     draw: random.Random, budget: int

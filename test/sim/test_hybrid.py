@@ -123,7 +123,7 @@ def trace_of(steps: list[tuple[str, float]]) -> list[TraceRequest]:
 @pytest.mark.parametrize("policy", ["lru", "wa"])
 @pytest.mark.parametrize("order", ORDERS)
 @given(steps=runs, share=st.sampled_from([0.2, 1.0]))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_pools_and_savings_are_right_after_every_request(order, policy, steps, share) -> None:
     result = simulate_split(
         trace_of(steps),
@@ -138,14 +138,12 @@ def test_pools_and_savings_are_right_after_every_request(order, policy, steps, s
 
 
 @given(steps=runs, alpha=st.sampled_from([0.0, 0.5, 4.0]))
-@settings(max_examples=40, deadline=None)
 def test_marconis_budget_holds_after_every_request(steps, alpha) -> None:
     result = simulate_marconi(trace_of(steps), SHAPE, 1500, alpha, verify_every=1)
     assert 0 <= result.token_hits <= result.tokens
 
 
 @given(steps=runs)
-@settings(max_examples=40, deadline=None)
 def test_with_room_for_all_a_prompt_is_found_to_its_last_known_place(steps) -> None:
     """The oracle: every end and branching point of earlier prompts is a place."""
     cache = tree(10_000, 10_000)

@@ -18,14 +18,14 @@ from support.trace_samples import data_folder, flat, mooncake
 
 libcachesim = pytest.importorskip("libcachesim")
 
-ACCESSES = 12_000
+ACCESSES = 4_000
 FRACTIONS = (0.002, 0.01, 0.05, 0.2, 0.6)
 
 
 def zipf():
     draw = random.Random(0)
-    weights = [1 / (rank + 1) for rank in range(3000)]
-    return draw.choices(range(3000), weights, k=ACCESSES)
+    weights = [1 / (rank + 1) for rank in range(1000)]
+    return draw.choices(range(1000), weights, k=ACCESSES)
 
 
 def mooncake_blocks():

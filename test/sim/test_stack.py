@@ -19,7 +19,9 @@ def test_a_distance_is_the_number_of_other_ids_since():
 
 
 @pytest.mark.parametrize("chunk", [1 << 19, 7])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 6))]
+)
 def test_every_capacity_equals_the_simulation(seed, chunk):
     trace = random_trace(seed)
     curve = lru_curve(trace, chunk_accesses=chunk)
@@ -45,7 +47,7 @@ def test_every_capacity_equals_the_simulation_on_real_conversations():
         )
 
 
-@settings(max_examples=settings.default.max_examples // 2, deadline=None)
+@settings(max_examples=settings.default.max_examples // 2)
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=80), st.integers(1, 14))
 def test_flat_traces_equal_a_list_that_moves_to_front(ids, capacity):
     stack, hits = [], 0

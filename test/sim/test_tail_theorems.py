@@ -21,7 +21,7 @@ GROWTHS = [{2: 1.0}, {1: 0.5, 2: 0.5}, {0: 0.5, 3: 0.5}]
 RATES = st.sampled_from([0.25, 0.5, 1.0, 2.0])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     talks=st.lists(st.tuples(RATES, st.integers(1, 6), st.integers(0, 6)), min_size=1, max_size=4),
     growth=st.sampled_from(GROWTHS),

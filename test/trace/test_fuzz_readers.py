@@ -13,6 +13,7 @@ import re
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,7 @@ def written() -> Iterator[None]:
 WHOLE = {name: FORMATS[name][1](CALLS) for name in NAMES}
 
 
+@cache
 def reference(name: str) -> list[TraceRequest]:
     found = read(name, WHOLE[name])
     assert found is not None
@@ -101,7 +103,7 @@ def test_another_encoding_of_the_same_lines_changes_nothing(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @given(seed=st.integers(0, 10**6))
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=settings.default.max_examples // 10)
 def test_a_truncated_file_yields_no_false_request(name: str, seed: int) -> None:
     raw = WHOLE[name]
     at = random.Random(seed).randrange(1, len(raw))
@@ -114,7 +116,7 @@ def test_a_truncated_file_yields_no_false_request(name: str, seed: int) -> None:
 
 @pytest.mark.parametrize("name", [n for n in NAMES if n not in DOCUMENTS])
 @given(seed=st.integers(0, 10**6))
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=settings.default.max_examples // 10)
 def test_lines_in_another_order_are_put_in_order(name: str, seed: int) -> None:
     draw, lines = random.Random(seed), WHOLE[name].splitlines(keepends=True)
     if name in NO_ORDER or "docker" in name or "containerd" in name or "debug" in name:
@@ -137,7 +139,7 @@ def test_lines_in_another_order_are_put_in_order(name: str, seed: int) -> None:
 
 @pytest.mark.parametrize("name", [n for n in NAMES if n not in (*DOCUMENTS, *STORIES, "azure")])
 @given(seed=st.integers(0, 10**6))
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=settings.default.max_examples // 10)
 def test_lines_that_are_broken_are_counted(name: str, seed: int) -> None:
     """Bytes in the middle of some lines are lost or overwritten."""
     draw, lines = random.Random(seed), WHOLE[name].splitlines(keepends=True)
@@ -165,7 +167,7 @@ def test_lines_that_are_broken_are_counted(name: str, seed: int) -> None:
     "name", [n for n in NAMES if FORMATS[n][0] in ("openai", "otel", "sglang")]
 )
 @given(seed=st.integers(0, 10**6))
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=settings.default.max_examples // 10)
 def test_duplicate_lines_count_once_or_are_reported(name: str, seed: int) -> None:
     """A line with the name of its call is known again; without one it is another request."""
     if name in DOCUMENTS or "docker" in name or "containerd" in name:
@@ -182,7 +184,7 @@ def test_duplicate_lines_count_once_or_are_reported(name: str, seed: int) -> Non
 
 @pytest.mark.parametrize("format", sorted({format for format, _ in FORMATS.values()}))
 @given(raw=st.binary(max_size=400), seed=st.integers(0, 10**6))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=settings.default.max_examples // 4)
 def test_any_bytes_are_refused_in_words(format: str, raw: bytes, seed: int) -> None:
     name = next(n for n in NAMES if FORMATS[n][0] == format)
     whole, draw = WHOLE[name], random.Random(seed)
@@ -196,7 +198,7 @@ NUMBER = re.compile(rb"(?<![\w.-])\d+(?![\w.-])")
 
 @pytest.mark.parametrize("name", [n for n in NAMES if NUMBER.search(WHOLE[n])])
 @given(seed=st.integers(0, 10**6))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=settings.default.max_examples // 8)
 def test_a_number_of_any_size_is_read_or_refused_in_words(name: str, seed: int) -> None:
     draw, whole = random.Random(seed), WHOLE[name]
     at = draw.choice(list(NUMBER.finditer(whole)))

@@ -129,7 +129,7 @@ def traces(draw: st.DrawFn) -> list[TraceRequest]:
     return made
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(traces(), st.sampled_from([1, Fraction(1, 2), Fraction(1, 16), Fraction(1, 100)]))
 def test_lengths_are_exact_and_prefixes_shared_as_blocks_are(
     trace: list[TraceRequest], scale: Fraction
@@ -160,7 +160,7 @@ def test_lengths_are_exact_and_prefixes_shared_as_blocks_are(
             assert met or len(twins) > 1
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(0, 2**63), st.integers(1, 600), st.integers(1, 600))
 def test_a_shorter_cut_of_a_block_is_a_prefix_of_a_longer_one(
     block: int, first: int, second: int

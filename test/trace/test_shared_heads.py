@@ -5,7 +5,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from overlays import overlay
 from shared_heads import SharedHeads
@@ -79,7 +79,6 @@ def test_archives_that_do_not_count_share_nothing() -> None:
     assert shared(*silent)[1] == [[101, 102, 103]]
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_equal_ids_still_mean_equal_prefixes(data: st.DataObject) -> None:
     """Ids stay chained for any heads: the predecessor of an id is always the same."""

@@ -19,7 +19,7 @@ def drawn(name: str, seconds: float) -> list[TraceRequest]:
 
 
 @given(st.integers(1, 5), st.integers(0, 10**6), st.booleans())
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_every_request_is_in_one_part_in_order_with_its_conversation(
     parts: int, seed: int, named: bool
 ) -> None:

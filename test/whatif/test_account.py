@@ -4,7 +4,7 @@ import math
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_canopy.whatif.account import Account
@@ -70,7 +70,6 @@ def test_a_prefix_hit_by_every_cache_changes_no_estimate():
     assert said[0] == pytest.approx(said[1]) == pytest.approx(0.1)
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.integers(0, 1000), st.sampled_from([1, 4]))
 def test_old_requests_fade_at_any_weight(seed, one_in):
     """After a thousand memories nothing has overflowed, and only recent requests count."""

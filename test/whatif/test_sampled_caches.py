@@ -4,7 +4,7 @@ import math
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_canopy.policy.block_tree import RadixTree
@@ -125,7 +125,6 @@ def test_common_prefixes_are_sampled_like_other_blocks():
     assert last.hit_blocks["lru"] >= shared
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.integers(0, 10_000), st.integers(2, 9), st.sampled_from(["lru", "wa", "s3fifo", "slru"]))
 def test_thinning_out_keeps_the_sampled_blocks_in_their_order(seed, one_in, name):
     shadow = ShadowCache(make_policy(name), 1000 * BLOCK, BLOCK)

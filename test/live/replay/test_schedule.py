@@ -5,7 +5,7 @@ import selectors
 from collections.abc import Callable
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from canopy_lab.live.replay.schedule import ReplayRequest, Schedule
@@ -124,7 +124,6 @@ def test_a_previous_request_that_is_not_replayed_is_not_waited_for() -> None:
     assert on_a_virtual_clock(main) == [0, 1]
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_every_request_is_sent_once_and_never_too_early(data: st.DataObject) -> None:
     n = data.draw(st.integers(1, 15))

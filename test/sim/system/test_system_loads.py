@@ -28,7 +28,7 @@ def system(trace, **options) -> LoadedSystem:
     return LoadedSystem(Workload(trace), config, profile(), **options)
 
 
-@pytest.mark.parametrize("trace_rate", [2.0, 40.0])
+@pytest.mark.parametrize("trace_rate", [2.0, pytest.param(40.0, marks=pytest.mark.long)])
 def test_the_saturation_is_one_over_the_prefill_time_at_any_trace_rate(trace_rate):
     # 100 tokens of 1 ms, one request a step: 10 requests a second.
     assert system(poisson(1500, trace_rate)).saturation() == pytest.approx(10.0, rel=0.06)
@@ -39,7 +39,7 @@ def test_agents_saturate_at_their_turns_share_of_the_servers_time(every_s, think
     # Four turns of 0.1 s: 2.5 sessions a second, for any think time. The second trace
     # begins all at once, and all share the delay.
     trace = []
-    for i in range(400):
+    for i in range(200):
         for turn in range(4):
             first = (i * 4 + turn) * 10 + 1
             trace.append(
@@ -56,7 +56,7 @@ def test_agents_saturate_at_their_turns_share_of_the_servers_time(every_s, think
 
 
 def test_goodput_is_the_highest_rate_that_meets_the_target():
-    loaded = system(poisson(1500, 5.0))
+    loaded = system(poisson(700, 5.0))
     slo = parse_slo("p99_ttft<0.5s")
     found = loaded.goodput(slo, [4.0, 9.0])
     assert 4.0 < found < 9.0

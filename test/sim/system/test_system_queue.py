@@ -4,7 +4,7 @@ import math
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from canopy_lab.sim.system import SystemConfig, TierSpec, simulate_system
@@ -42,7 +42,6 @@ JOBS = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=60)
 @given(jobs=JOBS)
 @pytest.mark.parametrize("name", ["lpm", "hrrn", "shortest-prefill-first"])
 def test_an_order_is_sglangs_own(name, jobs):
@@ -169,7 +168,6 @@ def test_waiting_requests_default_to_the_servers_behaviour():
     assert run(trace, device_tokens=400).cached_tokens.tolist() == as_served.cached_tokens.tolist()
 
 
-@settings(deadline=None, max_examples=25)
 @given(
     st.lists(
         st.tuples(st.integers(0, 6), st.integers(1, 12), st.integers(1, 30)),

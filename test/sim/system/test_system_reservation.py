@@ -32,7 +32,6 @@ def sglangs(conservativeness: float):
         return module.NewTokenRatioTracker.from_config()
 
 
-@settings(deadline=None, max_examples=40)
 @given(
     conservativeness=st.sampled_from([0.3, 1.0, 1.7]),
     decoded=st.lists(st.integers(0, 300), max_size=6),
@@ -59,7 +58,6 @@ def test_the_ratio_decays_and_is_estimated_again_as_in_sglang(conservativeness, 
     assert ours.current == pytest.approx(theirs.current)
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     st.lists(st.tuples(st.integers(0, 2500), st.integers(1, 12_000), st.booleans()), max_size=20)
 )

@@ -139,7 +139,7 @@ def test_a_disk_without_host_memory_is_refused():
         SystemConfig(device_tokens=100, disk=tier(100))
 
 
-@settings(max_examples=settings.default.max_examples // 4, deadline=None)
+@settings(max_examples=settings.default.max_examples // 4)
 @given(
     seed=st.integers(0, 10**6),
     instances=st.integers(1, 2),
