@@ -180,3 +180,22 @@ def canopy_server(
     flags += ["--enable-custom-logit-processor", "--log-requests", "--log-requests-level", "3"]
     flags += ["--log-requests-format", "json", "--log-requests-target", str(request_log)]
     return shared_server(small_model, *flags, kv_tokens=2048)
+
+
+@pytest.fixture
+def metrics_server(
+    shared_server: Callable[..., Client],
+    tiny_model: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Client:
+    """The server of the group `metrics`: three tiers, all of them small, with TTLs on the disk."""
+    folder = tmp_path_factory.getbasetemp() / "metrics-plan"
+    folder.mkdir(exist_ok=True)
+    plan = folder / "plan.json"
+    ttl = {"residual_ttl_s": 3600, "categories": {"rag": 60}}
+    tiers = {"host_bytes": 4096 * 1024, "disk_bytes": 64 << 20, "disk_path": str(folder / "disk")}
+    plan.write_text(json.dumps({"version": 1, **tiers, "ttl": ttl}))
+    flags = ("--radix-eviction", "wa", "--enable-metrics", "--page-size", "16")
+    flags += ("--enable-hierarchical-cache", "--hicache-storage-backend", "canopy")
+    flags += ("--hicache-storage-prefetch-policy", "wait_complete", "--canopy-plan", str(plan))
+    return shared_server(tiny_model, *flags, "--served-model-name", "m", kv_tokens=2048)

@@ -11,6 +11,9 @@ from sglang_canopy.bench_serving import main, replay
 from sglang_canopy.errors import CanopyError
 
 pytestmark = pytest.mark.xdist_group("canopy")
+FIRST, ANSWER, SAID = 100, 16, 36
+"""Tokens of a first prompt, of an answer, and of what a user adds to it."""
+TURN = ANSWER + SAID
 
 
 @pytest.fixture
@@ -20,12 +23,12 @@ def client(canopy_server: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def chat(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three conversations of three turns in the Bailian format; 64-token answers, kept whole."""
+    """Three conversations of three turns in the Bailian format, kept whole."""
     path = tmp_path_factory.mktemp("traces") / "chat.jsonl"
     lines = []
     for turn in range(1, 4):
         for who in range(3):
-            tokens = 100 + 164 * (turn - 1)
+            tokens = FIRST + TURN * (turn - 1)
             own = [1000 * who + i for i in range(-(-tokens // 16))]
             if tokens % 16:  # a partial block's id is its own
                 own[-1] = 1000 * who + 500 + turn
@@ -35,7 +38,7 @@ def chat(tmp_path_factory: pytest.TempPathFactory) -> Path:
                     "parent_chat_id": 10 * (turn - 1) + who if turn > 1 else -1,
                     "timestamp": turn + who / 10,
                     "input_length": tokens,
-                    "output_length": 64,
+                    "output_length": ANSWER,
                     "type": ("text", "search", "file")[who],
                     "turn": turn,
                     "hash_ids": own,
@@ -45,24 +48,23 @@ def chat(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("allowed", [None, 500])
 def test_a_turn_hits_the_previous_answer(
-    client: Any, tiny_model: Path, chat: Path, tmp_path: Path, allowed: int | None
+    client: Any, tiny_model: Path, chat: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out.json"
     result = replay(
         "bailian", str(chat), client.url, "tiny", tokenizer=str(tiny_model), time_scale=0,
-        max_concurrency=2, max_new_tokens=allowed, output_file=str(out), output_details=True,
+        max_concurrency=2, max_new_tokens=500, output_file=str(out), output_details=True,
     )  # fmt: skip
     assert json.loads(out.read_text()) == result
     assert result["outputs_forced"]
     assert (result["completed"], result["errors"]["count"]) == (9, 0)
     for request in result["details"]:
         turn = request["turn"]
-        assert request["prompt_tokens"] == 100 + 164 * (turn - 1)
-        assert request["output_tokens"] == 64
+        assert request["prompt_tokens"] == FIRST + TURN * (turn - 1)
+        assert request["output_tokens"] == ANSWER
         # The last generated token's KV is computed only when another follows it.
-        before = 100 + 164 * (turn - 2) + 64 - 1
+        before = FIRST + TURN * (turn - 2) + ANSWER - 1
         assert request["cached_tokens"] >= (before if turn > 1 else 0)
         assert request["cached_tokens"] < request["prompt_tokens"]
     assert set(result["by_category"]) == {"text", "search", "file"}
@@ -82,18 +84,18 @@ def test_without_forced_outputs_a_turn_hits_the_prompt_before_it(
     assert not result["outputs_forced"]
     assert result["completed"] == 9
     for request in result["details"]:
-        before = 100 + 164 * (request["turn"] - 2)
+        before = FIRST + TURN * (request["turn"] - 2)
         if request["turn"] > 1:
             assert before <= request["cached_tokens"] < before + 16
 
 
 def test_agents_at_two_rates_wait_for_the_real_answer_and_think(
-    client: Any, tiny_model: Path, chat: Path, tmp_path: Path
+    client: Any, chat: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out.json"
     result = replay(
-        "bailian", str(chat), client.url, "tiny", tokenizer=str(tiny_model), closed_loop=True,
-        think_cap_s=0.5, rates="7200,72000", slo="max_ttft<1h", warm_up_share=0,
+        "bailian", str(chat), client.url, "tiny", vocab_size=40_000, closed_loop=True,
+        think_cap_s=0.3, rates="7200,72000", slo="max_ttft<1h", warm_up_share=0,
         output_file=str(out), output_details=True,
     )  # fmt: skip
     assert json.loads(out.read_text()) == result
@@ -107,8 +109,8 @@ def test_agents_at_two_rates_wait_for_the_real_answer_and_think(
     for request in result["details"]:
         before = answered.get(request["conversation"])
         if before is not None:
-            assert request["due_s"] == pytest.approx(before + 0.5, abs=0.1)
-            assert request["sent_s"] >= before + 0.5
+            assert request["due_s"] == pytest.approx(before + 0.3, abs=0.1)
+            assert request["sent_s"] >= before + 0.3
         answered[request["conversation"]] = request["done_s"]
 
 
@@ -121,25 +123,25 @@ def test_the_completions_endpoint_forces_and_reports_tiers_too(
     )  # fmt: skip
     assert result["outputs_forced"]
     assert result["completed"] == 6
-    assert result["by_turn"]["2"]["cached_tokens_by_tier"]["device"] >= 3 * 163
+    assert result["by_turn"]["2"]["cached_tokens_by_tier"]["device"] >= 3 * (FIRST + ANSWER - 1)
 
 
-def test_lengths_scale_and_blocks_stay_shared(client: Any, tiny_model: Path, chat: Path) -> None:
+def test_lengths_scale_and_blocks_stay_shared(client: Any, chat: Path) -> None:
     result = replay(
         "bailian", str(chat), client.url, "tiny", vocab_size=40_000,
         time_scale=0, scale_lengths="1/4", output_details=True,
     )  # fmt: skip
-    assert {r["prompt_tokens"] for r in result["details"]} == {25, 66, 107}
-    assert {r["output_tokens"] for r in result["details"]} == {16}
+    assert {r["prompt_tokens"] for r in result["details"]} == {25, 38, 51}
+    assert {r["output_tokens"] for r in result["details"]} == {4}
     second = [r["cached_tokens"] for r in result["details"] if r["turn"] == 2]
-    assert min(second) >= 25 + 16 - 1
+    assert min(second) >= 25 + 4 - 1
 
 
 def test_a_servers_own_log_reads_back_as_the_trace_it_was_sent(
-    client: Any, tiny_model: Path, chat: Path, request_log: Path
+    client: Any, chat: Path, request_log: Path
 ) -> None:
     replay(
-        "bailian", str(chat), client.url, "tiny", tokenizer=str(tiny_model),
+        "bailian", str(chat), client.url, "tiny", vocab_size=40_000,
         time_scale=0, max_concurrency=1,
     )  # fmt: skip
     (log,) = request_log.iterdir()
@@ -158,13 +160,10 @@ def test_a_servers_own_log_reads_back_as_the_trace_it_was_sent(
 
 
 def test_an_impossible_run_ends_with_one_line(
-    client: Any,
-    tiny_model: Path,
-    chat: Path,
-    capsys: pytest.CaptureFixture[str],
+    client: Any, chat: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = ["--dataset-path", str(chat), "--base-url", client.url, "--model", "tiny"]
-    given += ["--tokenizer", str(tiny_model)]
+    given += ["--vocab-size", "40000"]
     bad = chat.with_name("bad.jsonl")
     rows = [(0, 100, list(range(9))), (1, 4000, [1, 2])]  # no block size fits both
     row = {"output_length": 4}

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.xdist_group("metrics")
 TEXT = "Which leaf goes first? " * 8
 TOOL = {"name": "look", "description": "d", "parameters": {"type": "object", "properties": {}}}
 SCHEMA = {"name": "look", "description": "d", "input_schema": {"type": "object"}}
@@ -70,10 +71,8 @@ def sent(path: str, body: dict[str, Any], params: Any, stream: bool = False) -> 
 
 
 @pytest.fixture
-def client(shared_server: Any, tiny_model: Any) -> Any:
-    return shared_server(
-        tiny_model, "--radix-eviction", "wa", "--served-model-name", "m", kv_tokens=4096
-    )
+def client(metrics_server: Any) -> Any:
+    return metrics_server
 
 
 def requests_by_category(client: Any) -> dict[str, int]:
@@ -85,7 +84,7 @@ def until_counted(client: Any, category: str, before: int) -> None:
     deadline = time.monotonic() + 60
     while requests_by_category(client).get(category, 0) <= before:
         assert time.monotonic() < deadline, (category, requests_by_category(client))
-        time.sleep(0.3)
+        time.sleep(0.1)
 
 
 @pytest.mark.parametrize("path", ROUTES)
@@ -96,7 +95,6 @@ def test_category_turn_tools_and_hints_are_read(client: Any, path: str) -> None:
     code, text = call(client, path, sent(path, first, given))
     assert code == 200, text
     until_counted(client, name, 0)
-    time.sleep(0.6)  # explanations are limited to two a second
     explained = json.loads(client.get(f"/canopy/explain?conversation=c{path}"))
     assert explained["replicas"][0][0]["cached"], explained
     before = requests_by_category(client).get(category, 0)
@@ -109,7 +107,7 @@ def test_category_turn_tools_and_hints_are_read(client: Any, path: str) -> None:
 def test_four_answers_to_one_request_count_once(client: Any, path: str) -> None:
     first, _, _ = ROUTES[path]
     name = "four" + path.replace("/", "-")
-    for sequel in range(2):
+    for _ in range(2):
         body = sent(path, first, {"canopy_category": name, "canopy_conversation": f"n{path}"})
         if path == "/generate":
             body["sampling_params"] |= {"n": 4, "temperature": 1}
@@ -119,8 +117,8 @@ def test_four_answers_to_one_request_count_once(client: Any, path: str) -> None:
         assert code == 200, text
         answers = json.loads(text)
         assert len(answers if path == "/generate" else answers["choices"]) == 4
-        until_counted(client, name, sequel)
-    time.sleep(3.0)  # three more reports of the status
+    assert call(client, path, sent(path, first, {"canopy_category": f"last-{name}"}))[0] == 200
+    until_counted(client, f"last-{name}", 0)  # so all that ended before are in the status
     assert requests_by_category(client)[name] == 2
 
 

@@ -19,7 +19,7 @@ import pytest
 from canopy_lab.live.top.source import fetch
 from sglang_canopy.telemetry.series import CACHE, PREFIX
 
-PAGE = 16
+pytestmark = pytest.mark.xdist_group("metrics")
 PROMPT = 320
 PATIENCE_S = 60.0
 
@@ -53,26 +53,8 @@ def total(samples: Samples, name: str, **labels: str) -> float:
 
 
 @pytest.fixture
-def client(shared_server, tiny_model, tmp_path_factory):
-    """Three tiers, all of them small, with TTLs on the disk."""
-    folder = tmp_path_factory.getbasetemp() / "metrics-plan"
-    folder.mkdir(exist_ok=True)
-    plan = folder / "plan.json"
-    plan.write_text(
-        json.dumps(
-            {
-                "version": 1,
-                "host_bytes": 4096 * 1024,
-                "disk_bytes": 64 << 20,
-                "disk_path": str(folder / "disk"),
-                "ttl": {"residual_ttl_s": 3600, "categories": {"rag": 60}},
-            }
-        )
-    )
-    flags = ("--radix-eviction", "wa", "--enable-metrics", "--page-size", str(PAGE))
-    flags += ("--enable-hierarchical-cache", "--hicache-storage-backend", "canopy")
-    flags += ("--hicache-storage-prefetch-policy", "wait_complete", "--canopy-plan", str(plan))
-    return shared_server(tiny_model, *flags, kv_tokens=2048)
+def client(metrics_server):
+    return metrics_server
 
 
 def reported(client, requests: int) -> Samples:
@@ -80,7 +62,7 @@ def reported(client, requests: int) -> Samples:
 
     def true() -> Any:
         samples = series(client.get("/metrics"))
-        done = sum(total(samples, "requests_total", category=c) for c in ("chat", "rag"))
+        done = sum(total(samples, "requests_total", category=c) for c in ("talk", "rag"))
         return samples if done == requests else None
 
     return until(true)
@@ -90,10 +72,10 @@ def test_metrics_agree_with_the_responses(client) -> None:
     """Hits by tier and category are the sums of what each response reported."""
     draw = random.Random(1)
     prompts = [[draw.randrange(1000, 9000) for _ in range(PROMPT)] for _ in range(20)]
-    said = {kind: dict.fromkeys(("device", "host", "storage"), 0) for kind in ("chat", "rag")}
-    asked = {"chat": 0, "rag": 0}
+    said = {kind: dict.fromkeys(("device", "host", "storage"), 0) for kind in ("talk", "rag")}
+    asked = {"talk": 0, "rag": 0}
     for i in (0, 0, *range(1, 20), 0, 1, 18):
-        kind = "rag" if i % 2 else "chat"
+        kind = "rag" if i % 2 else "talk"
         found = client.generate(prompts[i], 2, custom_params={"canopy_category": kind})
         details = found["meta_info"].get("cached_tokens_details") or {}
         for tier in said[kind]:
@@ -131,7 +113,7 @@ def test_metrics_agree_with_the_responses(client) -> None:
 
 
 def test_the_status_agrees_with_the_metrics_and_top_shows_it(client) -> None:
-    for kind in ("chat", "rag"):
+    for kind in ("talk", "rag"):
         client.generate(list(range(1000, 1000 + PROMPT)), custom_params={"canopy_category": kind})
     status = until(lambda: fetch(client.url) if fetch(client.url)["prompt_tokens"] else None)
     samples = series(client.get("/metrics"))
@@ -146,7 +128,7 @@ def test_the_status_agrees_with_the_metrics_and_top_shows_it(client) -> None:
         [*command, "--url", client.url], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
-    for word in ("device", "host", "disk", "chat", "rag", "category rag", "prompt tokens hit"):
+    for word in ("device", "host", "disk", "talk", "rag", "category rag", "prompt tokens hit"):
         assert word in done.stdout
 
 

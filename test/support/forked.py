@@ -325,6 +325,7 @@ def _end(program: Start) -> None:
 
 def _main(orders: socket.socket) -> Start:
     import setproctitle
+    import sglang.srt.entrypoints.http_server
     import sglang.srt.managers.detokenizer_manager
     import sglang.srt.managers.scheduler  # noqa: F401
 
