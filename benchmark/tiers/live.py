@@ -1,17 +1,12 @@
 """Three tiers on a real server: equal answers, hits by tier, restarts and kills.
 
     python benchmark/tiers/live.py
-    python benchmark/tiers/live.py --overhead
 
 Serves ``--prompts`` prompts of growing conversations (greedy, float32) with no cache at all,
 then with a device pool and a host pool far too small and a disk that holds everything, twice
 over. Stops that server, starts another on the same folder and repeats the prompts with empty memory;
 then kills servers (SIGKILL, all processes) in the middle of load and starts them again. Prints
 one JSON object; exit status 1 if an answer differs, a start fails or a tier served nothing.
-
-``--overhead`` samples the scheduler's thread of a server with three tiers (``pip install
-py-spy``) and prints the share of its busy time for the tiers' metadata. A smaller model makes the
-share larger.
 """
 
 from __future__ import annotations
@@ -22,9 +17,7 @@ import contextlib
 import json
 import os
 import random
-import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -35,7 +28,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
 from tqdm import tqdm
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
@@ -238,46 +230,6 @@ def run(arguments: argparse.Namespace, folder: Path, logs: Path) -> dict[str, An
     return result
 
 
-_METADATA = (
-    "disk_link.py",
-    "radix/ttl_groups.py",
-    "storage/page_table.py",
-    "path_log.py",
-)
-"""Files with nothing in them but the tiers' metadata."""
-
-
-def overhead(arguments: argparse.Namespace, scratch: Path) -> dict[str, Any]:
-    """The share of the scheduler thread's busy time that metadata takes, by sampling."""
-    spy = shutil.which("py-spy")
-    if spy is None:
-        raise SystemExit("--overhead needs py-spy: pip install py-spy")
-    asked = prompts(arguments.prompts, arguments.seed)
-    setup, stacks = Setup(arguments, scratch / "disk", scratch), scratch / "stacks.txt"
-    with setup.server(*setup.tiers) as server:
-        (scheduler,) = [
-            child
-            for child in psutil.Process(server.process.pid).children(recursive=True)
-            if any("scheduler" in part for part in child.cmdline())
-        ]
-        record = [spy, "record", "-r", "200", "-f", "raw", "-o", str(stacks), "--nonblocking"]
-        sampler = subprocess.Popen([*record, "-d", "3600", "-p", str(scheduler.pid)])
-        hits: Counter[str] = Counter()
-        for what in ("three tiers", "and again"):
-            _, found = ask_all(server.url, asked, arguments.tokens, what)
-            hits += found
-        sampler.send_signal(signal.SIGINT)
-        sampler.wait(60)
-    samples = metadata = 0
-    for line in stacks.read_text(encoding="utf-8").splitlines():
-        stack, count = line.rsplit(" ", 1)
-        if "event_loop" in stack:
-            samples += int(count)
-            metadata += int(count) * any(name in stack for name in _METADATA)
-    share = metadata / max(1, samples)
-    return {"samples": samples, "metadata": metadata, "share": round(share, 5), "hits": dict(hits)}
-
-
 def good(result: dict[str, Any]) -> bool:
     restart = result["restart"]
     return (
@@ -304,13 +256,8 @@ def main() -> int:
     parser.add_argument("--host-ratio", type=float, default=1.5)
     parser.add_argument("--disk-gb", type=float, default=8.0)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--overhead", action="store_true")
     parser.add_argument("--keep", type=Path, help="folder for logs (default: a temporary one)")
     arguments = parser.parse_args()
-    if arguments.overhead:
-        with tempfile.TemporaryDirectory() as scratch:
-            print(json.dumps(overhead(arguments, Path(scratch)), indent=2))
-        return 0
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "disk"
         folder.mkdir(mode=0o700)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from published import TARGETS, compare
 
-from canopy_lab.characterize.capacity import blocks_for, capacity, knee, lru_points
+from canopy_lab.characterize.capacity import blocks_for, capacity, lru_points
 from canopy_lab.characterize.footprint import footprint
 from canopy_lab.characterize.hits import ideal_hits
 from canopy_lab.characterize.lifespan import lifespan
@@ -184,7 +184,6 @@ def test_capacity_of_a_loop_is_the_loop() -> None:
     assert c.ideal_hit_ratio == pytest.approx(27 / 30)
     assert dict(c.lru_for_share)[0.5] == 3
     assert c.live_peak == 3
-    assert knee(lru) == 3
     sizes, ratio = lru_points(lru)
     assert ratio[list(sizes).index(3)] == pytest.approx(27 / 30)
 

@@ -24,15 +24,12 @@ class Capacity:
     live_blocks: tuple[int, ...]
     """Blocks with a later use: the minimum content of an ideal cache."""
     live_peak: int
-    live_median: float
     lru_blocks: tuple[int, ...]
     lru_hit_ratio: tuple[float, ...]
     """Block hit ratio of LRU with ``lru_blocks`` blocks."""
     ideal_hit_ratio: float
     lru_for_share: tuple[tuple[float, int], ...]
     """(share of the ideal hits, blocks that LRU needs for them)."""
-    lru_knee_blocks: int
-    """Capacity at which the LRU curve is highest above its chord."""
 
 
 def capacity(seen: Observation, lru: LRUCurve, block_bytes: int) -> Capacity:
@@ -50,12 +47,10 @@ def capacity(seen: Observation, lru: LRUCurve, block_bytes: int) -> Capacity:
         time_s=tuple(times.tolist()),
         live_blocks=tuple(live.tolist()),
         live_peak=_peak(born, dead),
-        live_median=float(np.median(live)),
         lru_blocks=tuple(sizes.tolist()),
         lru_hit_ratio=tuple(ratio.tolist()),
         ideal_hit_ratio=float(seen.hits.sum() / max(seen.blocks.sum(), 1)),
         lru_for_share=tuple((s, blocks_for(lru, s)) for s in SHARES),
-        lru_knee_blocks=knee(lru),
     )
 
 
@@ -71,21 +66,6 @@ def blocks_for(lru: LRUCurve, share: float) -> int:
     """Return the least LRU capacity with ``share`` of the hits of an unbounded cache."""
     hits = lru.block_hits_at
     return int(np.searchsorted(hits, share * hits[-1]))
-
-
-def knee(lru: LRUCurve) -> int:
-    """Return the capacity after which one more block gains less than the average block.
-
-    This is the point at which the curve of hits over capacity is highest above its chord, up to the
-    end of the curve. A concave curve has its steepest slope at the start.
-    """
-    hits = lru.block_hits_at
-    if hits[-1] <= 0:
-        return 0
-    end = int(np.searchsorted(hits, hits[-1]))
-    chord = hits[end] * np.arange(end + 1) / max(end, 1)
-    above = hits[: end + 1] - chord
-    return int(np.argmax(above)) if above.max() > 0 else end
 
 
 def _peak(born: np.ndarray, dead: np.ndarray) -> int:

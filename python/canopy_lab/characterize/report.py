@@ -42,8 +42,6 @@ class Overview:
     block_accesses: int
     input_p50: float
     input_mean: float
-    input_p99: float
-    output_p50: float
     output_mean: float
     kinds: tuple[str, ...]
 
@@ -165,8 +163,6 @@ def _overview(path: Path, format: str, seen: Observation, accesses: int) -> Over
         block_accesses=accesses,
         input_p50=float(quantile(seen.input_tokens, 0.5)),
         input_mean=float(seen.input_tokens.mean()),
-        input_p99=float(quantile(seen.input_tokens, 0.99)),
-        output_p50=float(quantile(seen.output_tokens, 0.5)),
         output_mean=float(seen.output_tokens.mean()),
         kinds=tuple(seen.labels),
     )
