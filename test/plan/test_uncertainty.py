@@ -40,11 +40,11 @@ def test_identical_requests_leave_no_uncertainty():
 
 def test_most_intervals_of_the_mean_contain_the_true_mean():
     held = 0
-    for seed in range(30):
+    for seed in range(15):
         low, high = uncertainty_of(result(bursty(seed))).intervals["mean_ttft_s"]
         held += low <= 1.0 <= high
     # 90 % at best; with 40 bursts a trace, bootstrap intervals are a little short.
-    assert held >= 22
+    assert held >= 11
     # Were requests drawn one by one, the bursts would be lost and the intervals far too short.
     ttft = bursty(0)
     low, high = uncertainty_of(result(ttft)).intervals["mean_ttft_s"]

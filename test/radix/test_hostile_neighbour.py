@@ -5,6 +5,7 @@ requests the same number of tokens of a neighbour that never returns to its prom
 """
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ def prompt(step: int) -> tuple[str, int, list[int]]:
     return f"c{conversation}", turn, [*range(SYSTEM), *own]
 
 
+@cache
 def hit_rate(lie: Lie) -> float:
     """Return the honest tenant's hit ratio after the warm-up."""
     tree = LiveTree(POOL, "wa")
@@ -62,6 +64,10 @@ def returns_as_a_new_tenant(step: int, now: float) -> dict[str, Any]:
     return {**keeps_and_returns(step, now), "keep_until": None, "tenant": f"invented-{step}"}
 
 
+def no_hints(step: int, now: float) -> dict[str, Any]:
+    return {}
+
+
 @pytest.mark.parametrize("lie", [keeps_and_returns, returns_as_a_new_tenant])
 def test_a_neighbours_false_hints_cost_no_hits_after_detection(lie: Lie) -> None:
-    assert hit_rate(lie) >= hit_rate(lambda _step, _now: {}) - 0.01
+    assert hit_rate(lie) >= hit_rate(no_hints) - 0.01

@@ -153,14 +153,14 @@ def same(page: int, host: int, write: str, pairs: bool, steps: list) -> None:
 
 @pytest.mark.parametrize("host", [0, SLOTS])
 @pytest.mark.parametrize("page", [1, 4])
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=settings.default.max_examples // 2, suppress_health_check=list(HealthCheck))
 @given(steps=operations, write=st.sampled_from(["write_through", "write_back"]))
 def test_same_results_and_tree_as_sglangs_walk(page, host, write, steps) -> None:
     same(page, host, write, False, steps)
 
 
 @pytest.mark.parametrize("page", [1, 4])
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=settings.default.max_examples // 2, suppress_health_check=list(HealthCheck))
 @given(steps=operations)
 def test_same_with_keys_of_token_pairs(page, steps) -> None:
     same(page, 0, "write_through", True, steps)

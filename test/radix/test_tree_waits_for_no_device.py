@@ -85,8 +85,15 @@ def test_the_tree_waits_for_no_device(policy, page) -> None:
     } == dict.fromkeys(MAX_LAUNCHES, True), launched
 
 
-@pytest.mark.parametrize("page", [1, 16])
-@pytest.mark.parametrize("write", ["write_through", "write_back"])
+@pytest.mark.parametrize(
+    ("write", "page"),
+    [
+        ("write_through", 16),
+        ("write_back", 1),
+        pytest.param("write_through", 1, marks=pytest.mark.long),
+        pytest.param("write_back", 16, marks=pytest.mark.long),
+    ],
+)
 def test_the_host_tier_waits_for_no_device(write, page) -> None:
     """Nodes are written to the host, evicted there, and loaded; SGLang waits for its copies' events and
     reads no slot."""

@@ -95,9 +95,12 @@ def test_weights_are_shares_for_any_input(said):
         assert max(record.tips_continued, record.tips_over) <= record.tips <= len(said)
 
 
-def test_mostly_right_hints_still_win_and_useless_ones_cost_little():
-    trace = mooncake(limit=2500)
+@pytest.fixture(scope="module")
+def trace():
+    return mooncake(limit=2500)
 
+
+def test_mostly_right_hints_still_win_and_useless_ones_cost_little(trace):
     def hits(accuracy):
         hints = None if accuracy is None else Hints(accuracy=accuracy, returns=False, seed=1)
         policy = make_policy("etlru", {"threshold_tokens": 21504.0})
@@ -248,12 +251,11 @@ def test_conversations_that_hints_may_name_are_bounded_by_tenant_and_in_all():
     assert tips.last(("a", "kept")) is None
 
 
-@pytest.mark.parametrize("accuracy", [0.6, 0.5])
-def test_hints_right_every_other_time_cost_nothing(accuracy):
-    trace = mooncake(limit=2500)
-
+@pytest.mark.parametrize("accuracy", [0.5, pytest.param(0.6, marks=pytest.mark.long)])
+def test_hints_right_every_other_time_cost_nothing(accuracy, trace):
     def hits(hints):
         return simulate(trace, make_policy("wa"), 2000, hints=hints).block_hit_ratio
 
-    assert hits(Hints(accuracy=accuracy, over=False, seed=1)) >= hits(None)
-    assert hits(Hints(accuracy=accuracy, returns=False, seed=1)) >= hits(None) - 0.001
+    none = hits(None)
+    assert hits(Hints(accuracy=accuracy, over=False, seed=1)) >= none
+    assert hits(Hints(accuracy=accuracy, returns=False, seed=1)) >= none - 0.001

@@ -129,7 +129,7 @@ def traces(draw: st.DrawFn) -> list[TraceRequest]:
     return made
 
 
-@settings(max_examples=200)
+@settings(max_examples=2 * settings.default.max_examples)
 @given(traces(), st.sampled_from([1, Fraction(1, 2), Fraction(1, 16), Fraction(1, 100)]))
 def test_lengths_are_exact_and_prefixes_shared_as_blocks_are(
     trace: list[TraceRequest], scale: Fraction
