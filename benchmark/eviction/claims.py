@@ -2,10 +2,10 @@
 
     python benchmark/eviction/claims.py --data DIR --out OUT
 
-DIR holds `mooncake/`, `agentic_coding/` and `azure/`. Writes OUT/claims.json (one row a run),
-OUT/claims.md (the tables) and OUT/claims.png. One process, about a quarter of an hour; with
-`--rows OUT/claims.json` it only makes the tables and the figure again, and with `--variants NAME`
-beside it runs these policies anew and replaces their rows, those of the tail too.
+DIR holds `mooncake/`, `agentic_coding/` and `azure/`. Writes OUT/claims.json (one row a run) and
+OUT/claims.png; `page.py` makes the tables. One process, about a quarter of an hour; with
+`--rows OUT/claims.json` it only makes the figure again, and with `--variants NAME` beside it runs
+these policies anew and replaces their rows, those of the tail too.
 """
 
 from __future__ import annotations
@@ -161,71 +161,9 @@ def row(
     }
 
 
-def table(head: list[str], lines: list[list[str]]) -> str:
-    rows = [head, ["---"] * len(head), *lines]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in rows)
-
-
 def mean(rows: list[dict[str, Any]], key: str, **where: Any) -> float | None:
     found = [r[key] for r in rows if all(r[k] == v for k, v in where.items())]
     return statistics.fmean(found) if found else None
-
-
-def report(rows: list[dict[str, Any]]) -> str:
-    hits = [r for r in rows if r["threshold_tokens"] is None]
-    parts = ["Block hit ratio, %, by capacity (share of the trace's distinct blocks).\n"]
-    for name in dict.fromkeys(r["trace"] for r in hits):
-        lines = []
-        for policy in dict.fromkeys(r["policy"] for r in hits if r["trace"] == name):
-            cells = [policy]
-            for capacity in CAPACITIES:
-                found = mean(
-                    hits, "block_hit_ratio", trace=name, policy=policy, capacity_fraction=capacity
-                )
-                cells.append("" if found is None else f"{100 * found:.2f}")
-            lines.append(cells)
-        seeds = len({r["seed"] for r in hits if r["trace"] == name})
-        title = f"{name}, mean of {seeds} seeds" if seeds > 1 else name
-        parts.append(
-            f"### {title}\n\n" + table(["policy", *(f"{c:.0%}" for c in CAPACITIES)], lines)
-        )
-    lines = []
-    for name in dict.fromkeys(r["trace"] for r in hits):
-        for capacity in CAPACITIES:
-            gains = [
-                100 * (r["block_hit_ratio"] - base["block_hit_ratio"])
-                for r in hits
-                for base in hits
-                if r["policy"] == "wa"
-                and base["policy"] == "lru"
-                and r["trace"] == base["trace"] == name
-                and r["seed"] == base["seed"]
-                and r["capacity_fraction"] == base["capacity_fraction"] == capacity
-            ]
-            if gains:
-                each = " ".join(f"{g:+.2f}" for g in gains)
-                lines.append([name, f"{capacity:.0%}", f"{statistics.fmean(gains):+.2f}", each])
-    parts.append(
-        "### wa minus lru, points\n\n" + table(["trace", "capacity", "mean", "by seed"], lines)
-    )
-    lines = []
-    tails = [r for r in rows if r["threshold_tokens"] is not None]
-    for name in dict.fromkeys(r["trace"] for r in tails):
-        for policy in dict.fromkeys(r["policy"] for r in tails):
-            at = {"trace": name, "policy": policy}
-            capacity = next(r["capacity_fraction"] for r in tails if r["trace"] == name)
-            values = [
-                mean(tails, f"uncached_tokens_{q}", **at) or 0.0 for q in ("p50", "p90", "p95")
-            ]
-            lines.append(
-                [name, f"{capacity:.0%}", policy]
-                + [f"{100 * (mean(tails, 'block_hit_ratio', **at) or 0.0):.2f}"]
-                + [f"{v:.0f}" for v in values]
-                + [f"{(mean(tails, 'tel_tokens', **at) or 0.0) / 1e6:.2f}"]
-            )
-    head = ["trace", "capacity", "policy", "hit %", "P50", "P90", "P95", "TEL, M tokens"]
-    parts.append("### The tail: uncached tokens\n\n" + table(head, lines))
-    return "\n\n".join(parts) + "\n"
 
 
 def draw(rows: list[dict[str, Any]], out: Path) -> None:
@@ -266,7 +204,9 @@ def draw(rows: list[dict[str, Any]], out: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, default=Path(), help="folder of the public traces")
-    parser.add_argument("--out", type=Path, required=True, help="folder for claims.json, claims.md")
+    parser.add_argument(
+        "--out", type=Path, required=True, help="folder for claims.json and claims.png"
+    )
     parser.add_argument("--only", help="only the traces whose name starts so")
     parser.add_argument("--rows", type=Path, help="claims.json of an earlier run: no new runs")
     parser.add_argument("--variants", nargs="+", choices=[*VARIANTS, "etlru"], help="but of these")
@@ -282,9 +222,7 @@ def main() -> None:
         rows = measure(args.data, args.only)
     if not args.rows or args.variants:
         (args.out / "claims.json").write_text(json.dumps(rows) + "\n")
-    (args.out / "claims.md").write_text(report(rows))
     draw(rows, args.out / "claims.png")
-    print(report(rows))
 
 
 def measure(

@@ -5,8 +5,8 @@
 After each response a client hints either that its conversation is over, or the seconds until it
 continues. The truth is the trace's own future; a false hint is the opposite (over or not), or another
 client's time. True hints of agents are also run without the names of their sessions: a conversation
-with a rewritten history then looks over. Writes OUT/hints.json, OUT/hints.md and
-OUT/hints.png; with `--rows OUT/hints.json` only the table and the figure, from an earlier run.
+with a rewritten history then looks over. Writes OUT/hints.json and OUT/hints.png; with
+`--rows OUT/hints.json` only the figure, from an earlier run. `page.py` makes the table.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import statistics
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -73,15 +72,6 @@ def runs(name: str, seeds: tuple[int, ...], trace: list[TraceRequest]) -> Iterat
                 }
 
 
-def one_kind(name: str, trace: list[TraceRequest]) -> Iterator[dict[str, Any]]:
-    """All clients give true hints, but only of one kind."""
-    blocks = int(distinct_blocks(trace) * CAPACITY)
-    for kind in ("over", "returns"):
-        hints = Hints(over=kind == "over", returns=kind == "returns", seed=1)
-        hit = simulate(trace, make_policy("wa"), blocks, hints=hints).block_hit_ratio
-        yield {"trace": name, "policy": "wa", "only": kind, "block_hit_ratio": hit}
-
-
 def mean(rows: list[dict[str, Any]], **where: Any) -> float:
     """Mean hit ratio in % of the rows that agree with ``where``."""
     found = [r for r in rows if all(r.get(k) == v for k, v in where.items())]
@@ -90,24 +80,6 @@ def mean(rows: list[dict[str, Any]], **where: Any) -> float:
 
 def _hits(rows: list[dict[str, Any]], name: str, share: float, accuracy: float) -> float:
     return mean(rows, trace=name, share=share, accuracy=accuracy if share else 1.0)
-
-
-def report(rows: list[dict[str, Any]]) -> str:
-    parts = []
-    for name in dict.fromkeys(r["trace"] for r in rows):
-        lru, best = (mean(rows, trace=name, policy=p) for p in ("lru", "hindsight"))
-        lines = ["| accuracy | " + " | ".join(f"{s:.0%} give hints" for s in SHARES) + " |"]
-        lines.append("| --- |" + " --- |" * len(SHARES))
-        for accuracy in ACCURACIES if name in DRAWN else ACCURACIES[:1]:
-            cells = [_hits(rows, name, s, accuracy) for s in SHARES]
-            lines.append(f"| {accuracy:.0%} | " + " | ".join(f"{c:.2f}" for c in cells) + " |")
-        parts.append(
-            f"### {name}, {CAPACITY:.0%}: LRU {lru:.2f}, hindsight {best:.2f}\n\n"
-            + "\n".join(lines)
-            + "\n\nAll clients, all true, only one kind of hint: "
-            + ", ".join(f"{k} {mean(rows, trace=name, only=k):.2f}" for k in ("over", "returns"))
-        )
-    return "\n\n".join(parts) + "\n"
 
 
 def draw(rows: list[dict[str, Any]], out: Path) -> None:
@@ -153,9 +125,7 @@ def main() -> None:
     else:
         rows = measure(args.data)
         (args.out / "hints.json").write_text(json.dumps(rows) + "\n")
-    (args.out / "hints.md").write_text(report(rows))
     draw(rows, args.out / "hints.png")
-    print(report(rows))
 
 
 def measure(data: Path) -> list[dict[str, Any]]:
@@ -163,7 +133,7 @@ def measure(data: Path) -> list[dict[str, Any]]:
     with tqdm(unit="run", disable=None) as bar:
         for name, seeds, trace in traces(data):
             bar.set_description(name)
-            for row in chain(runs(name, seeds, trace), one_kind(name, trace)):
+            for row in runs(name, seeds, trace):
                 rows.append(row)
                 bar.update()
     return rows

@@ -6,7 +6,7 @@ DIR holds `mooncake/` and `agentic_coding/`. KV and states share a memory of fix
 Canopy split it, in several proportions (SGLang's own is .9 bytes of states for each byte of KV);
 Marconi, built from its paper, has one budget, and the best of four alphas in hindsight. Prints
 prompt tokens found, in %, and seconds of prefill left, at 100 TFLOP/s; ratios do not depend on that
-rate. One process, five to ten minutes a trace. With `--rows FILE` the tables are made without a run.
+rate. One process, five to ten minutes a trace. `page.py` makes the table.
 """
 
 from __future__ import annotations
@@ -114,61 +114,22 @@ def _row(name: str, gib: int, arm: str, result: HybridResult, **more: Any) -> di
     }
 
 
-def tables(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """Each arm at its best split, and at each split."""
-    cells = list(dict.fromkeys((row["trace"], row["gib"]) for row in rows))
-    arms = list(dict.fromkeys(row["arm"] for row in rows))
-    order = [arm for arm in (*ARMS, "Marconi") if arm in arms]
-    yield "Prompt tokens found, in %, and seconds of prefill left; each arm at its best split:\n"
-    yield "| trace, memory | " + " | ".join(order) + " |"
-    yield "|---|" + "---:|" * len(order)
-    for trace, gib in cells:
-        best = [
-            min(
-                (r for r in rows if (r["trace"], r["gib"], r["arm"]) == (trace, gib, arm)),
-                key=lambda r: r["recompute_s"],
-            )
-            for arm in order
-        ]
-        values = (f"{r['hit']:.1f}, {r['recompute_s']:,.0f} s" for r in best)
-        yield f"| {trace}, {gib} GiB | " + " | ".join(values) + " |"
-    yield "\nBy bytes of states for each byte of KV (prompt tokens found, in %):\n"
-    names = [arm for arm in order if arm != "Marconi"]
-    yield "| trace, memory | share | KV tokens | states | " + " | ".join(names) + " |"
-    yield "|---|---:|---:|---:|" + "---:|" * len(names)
-    for trace, gib in cells:
-        here = [r for r in rows if (r["trace"], r["gib"]) == (trace, gib) and "share" in r]
-        for share in dict.fromkeys(r["share"] for r in here):
-            of = {r["arm"]: r for r in here if r["share"] == share}
-            first = next(iter(of.values()))
-            hits = " | ".join(f"{of[arm]['hit']:.1f}" for arm in names)
-            yield (
-                f"| {trace}, {gib} GiB | {share} | {first['kv_tokens']:,} | {first['slots']} | "
-                f"{hits} |"
-            )
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--data", type=Path)
     parser.add_argument("--traces", nargs="+", choices=MEMORY_GIB, default=list(MEMORY_GIB))
     parser.add_argument("--out", type=Path, help="write the rows as JSON, beside those it has")
-    parser.add_argument("--rows", type=Path, help="make the tables of an earlier run")
     options = parser.parse_args()
-    if options.rows:
-        rows = json.loads(options.rows.read_text(encoding="utf-8"))
-    else:
-        rows = []
-        for name in options.traces:
-            for row in measure(name, requests_of(options.data, name)):
-                print(row, flush=True)
-                rows.append(row)
-        if options.out:
-            if options.out.exists():
-                old = json.loads(options.out.read_text(encoding="utf-8"))
-                rows = [r for r in old if r["trace"] not in options.traces] + rows
-            options.out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    print("\n".join(tables(rows)))
+    rows = []
+    for name in options.traces:
+        for row in measure(name, requests_of(options.data, name)):
+            print(row, flush=True)
+            rows.append(row)
+    if options.out:
+        if options.out.exists():
+            old = json.loads(options.out.read_text(encoding="utf-8"))
+            rows = [r for r in old if r["trace"] not in options.traces] + rows
+        options.out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

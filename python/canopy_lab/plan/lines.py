@@ -35,9 +35,8 @@ class Midpoint:
     configuration: Configuration
     bound: np.ndarray
     """Objectives if it equals the better of the two neighbours."""
-    potential: float
-    """Upper bound of the volume that it could add."""
     priority: float
+    """Upper bound of the volume that it could add, more if the line bends there."""
 
 
 def lines_of(
@@ -85,7 +84,7 @@ def midpoints(
             gain = scale.hypervolume(np.vstack([front, bound])) - volume
             if gain <= 1e-9 * max(volume, 1e-12):
                 continue
-            mid = Midpoint(point, bound, gain, gain * (1 + bend))
+            mid = Midpoint(point, bound, gain * (1 + bend))
             if point not in best or best[point].priority < mid.priority:
                 best[point] = mid
     return list(best.values())
