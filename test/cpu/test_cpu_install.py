@@ -71,16 +71,18 @@ def test_an_engine_switched_off_is_one_clear_line():
     assert len(ran.stdout.strip().splitlines()) == 1
 
 
-def test_importing_sglang_enables_the_cpu_engine_by_default():
+def test_a_given_cpu_engine_stays_when_sglang_is_imported():
     code = "import os, sglang; print(os.environ['SGLANG_USE_CPU_ENGINE'])"
-    assert run_python(code).stdout.strip() == "1"
     assert run_python(code, SGLANG_USE_CPU_ENGINE="0").stdout.strip() == "0"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is another device")
-def test_sglang_selects_the_cpu_as_the_page_states():
-    ran = run_python("from sglang.srt.utils import get_device; print(get_device())")
-    assert ran.stdout.splitlines()[-1] == "cpu", ran.stderr
+def test_importing_sglang_enables_the_cpu_engine_and_selects_the_cpu_as_the_page_states():
+    ran = run_python(
+        "import os; from sglang.srt.utils import get_device\n"
+        "print(os.environ['SGLANG_USE_CPU_ENGINE'], get_device())"
+    )
+    assert ran.stdout.splitlines()[-1] == "1 cpu", ran.stderr
     page = Path(__file__).parents[2] / "docs" / "reference" / "flags.md"
     assert not re.search("not choose the CPU|`--device cpu`", page.read_text(encoding="utf-8"))
 

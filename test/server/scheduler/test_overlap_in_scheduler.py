@@ -33,7 +33,7 @@ def chaos(model: Path, name: str, folder: Path, steps: int, seed: int = 0) -> di
 
 @pytest.mark.timeout(PATIENCE_S)
 def test_overlapped_answers_are_right_while_policies_are_exchanged(small_model, tmp_path) -> None:
-    found = chaos(small_model, SHORT, tmp_path, steps=120)
+    found = chaos(small_model, SHORT, tmp_path, steps=80)
     assert found["delayed_sessions"] > 0
 
 

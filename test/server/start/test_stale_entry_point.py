@@ -1,13 +1,19 @@
 """A server whose installed entry point is older than its code does not start without Canopy."""
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-LOAD = "from sglang.srt.plugins import load_plugins; load_plugins(); print('served')"
+from support import forked
+
+LOAD = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from sglang.srt.plugins import load_plugins
+load_plugins()
+print("served")
+"""
 METADATA = "Metadata-Version: 2.1\nName: sglang-canopy\nVersion: 0.0.1\n"
 
 
@@ -23,15 +29,7 @@ def test_a_stale_entry_point_stops_the_process_with_the_remedy(tmp_path: Path, m
     info.mkdir()
     (info / "METADATA").write_text(METADATA)
     (info / "entry_points.txt").write_text(f"[sglang.srt.plugins]\ncanopy = {module}:load\n")
-    path = os.pathsep.join([str(tmp_path), *sys.path])
-    done = subprocess.run(
-        [sys.executable, "-c", LOAD],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
+    done = forked.run([sys.executable, "-c", LOAD, str(tmp_path)], timeout=280)
     assert "served" not in done.stdout
     assert done.returncode != 0
     assert f"names {module}, which this version does not have" in done.stderr
