@@ -71,13 +71,17 @@ def test_an_engine_switched_off_is_one_clear_line():
     assert len(ran.stdout.strip().splitlines()) == 1
 
 
-def test_a_given_cpu_engine_stays_when_sglang_is_imported():
-    code = "import os, sglang; print(os.environ['SGLANG_USE_CPU_ENGINE'])"
+def test_an_import_of_sglang_enables_the_cpu_engine_unless_it_is_given():
+    code = (
+        "import os, importlib.util; importlib.util.find_spec('sglang')\n"  # as an import begins
+        "print(os.environ['SGLANG_USE_CPU_ENGINE'])"
+    )
+    assert run_python(code).stdout.strip() == "1"
     assert run_python(code, SGLANG_USE_CPU_ENGINE="0").stdout.strip() == "0"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is another device")
-def test_importing_sglang_enables_the_cpu_engine_and_selects_the_cpu_as_the_page_states():
+def test_sglang_selects_the_cpu_as_the_page_states():
     ran = run_python(
         "import os; from sglang.srt.utils import get_device\n"
         "print(os.environ['SGLANG_USE_CPU_ENGINE'], get_device())"
