@@ -7,6 +7,7 @@ request, and block hashes depend only on tokens and salts.
 from __future__ import annotations
 
 import itertools
+import struct
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,10 +18,10 @@ import xxhash
 from sglang_canopy.policy.base import Policy
 from sglang_canopy.policy.states import State
 from sglang_canopy.radix.counters import CAPACITY
-from sglang_canopy.records import ABORT, CLIENT, Leaf, Request
+from sglang_canopy.records import ABORT, Leaf, Request
 from sglang_canopy.tenant import namespace_of, tenant_of_req
 from sglang_canopy.ttl.table import RESIDUAL
-from sglang_canopy.wire.stamp import own_params, read_marker, read_stamp
+from sglang_canopy.wire.stamp import ADDED, own_params, read_marker, read_stamp
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
@@ -102,37 +103,30 @@ def live_request(req: Req, now: float, block_tokens: int) -> LiveRequest:
     """
     params = own_params(req)
     stamp = read_stamp(params)
-    time, keep_s = stamp.get("time", now + UNSTAMPED_S), stamp.get("keep_s")
+    tool_marker = read_marker(params) if stamp else []
+    take = stamp.pop
+    take(ADDED, None)
+    time, keep_s = take("time", now + UNSTAMPED_S), take("keep_s", None)
+    stop_hint, samples = take("stop", None), take("samples", 0)
+    alpha, beta = take("alpha", None), take("beta", None)
+    prompt = req.origin_input_ids
     request = LiveRequest(
         time=time,
         tenant=tenant_of_req(req),
-        category=stamp.get("category", "default"),
-        turn=stamp.get("turn", 1),
-        conversation=stamp.get("conversation"),
-        linear=stamp.get("linear", False),
-        parent=stamp.get("parent"),
-        stop_hint=stamp.get("stop"),
-        tool_marker=read_marker(params) if stamp else [],
-        source=stamp.get("source", CLIENT),
-        over=stamp.get("over", False),
-        return_in_s=stamp.get("return_in_s"),
+        stop_hint=stop_hint,
+        tool_marker=tool_marker,
         keep_until=None if keep_s is None else time + keep_s,
-        ttl_s=stamp.get("ttl_s"),
-        pin_s=stamp.get("pin_s"),
-        slo_ms=stamp.get("slo_ms"),
-        epoch=stamp.get("epoch", 0.0),
+        ttft_model=None if alpha is None or beta is None else (alpha, beta),
         block_tokens=block_tokens,
-        prompt_tokens=len(req.origin_input_ids),
+        prompt_tokens=len(prompt),
         path=[],
-        hash=xxhash.xxh3_64_intdigest(namespace_of(req.extra_key, req.cache_salt)),
+        hash=_first_hash(req.extra_key, req.cache_salt),
+        **stamp,  # the other fields of a stamp have the same names here
     )
-    if "alpha" in stamp and "beta" in stamp:
-        request.ttft_model = (stamp["alpha"], stamp["beta"])
-    extend_path(request, req.origin_input_ids)
-    samples = stamp.get("samples", 0)
+    extend_path(request, prompt)
     if samples:
         covered = len(request.path) * block_tokens
-        rest = array("q", req.origin_input_ids[covered:])
+        rest = array("q", prompt[covered:])
         request.group = time, xxhash.xxh3_64_intdigest(rest, seed=request.hash)
         # SGLang computes a prompt with n > 1 once, without output, and then sends n copies.
         request.samples = 0 if req.sampling_params.max_new_tokens else samples
@@ -164,13 +158,23 @@ def complete(request: LiveRequest, req: Req) -> None:
 
 def extend_path(request: LiveRequest, tokens: Sequence[int]) -> None:
     """Append the chained hashes of the full blocks of ``tokens`` to ``request.path``."""
-    data = memoryview(array("q", tokens)).cast("B")
     width = 8 * request.block_tokens
+    data = memoryview(array("q", tokens)).cast("B")
     chain, path = request.hash, cast("list[int]", request.path)  # the path as the policies see it
-    for start in range(0, len(data) - width + 1, width):
-        chain = xxhash.xxh3_64_intdigest(data[start : start + width], seed=chain)
+    for (block,) in struct.iter_unpack(f"{width}s", data[: len(data) // width * width]):
+        chain = xxhash.xxh3_64_intdigest(block, chain)
         path.append(chain)
     request.hash = chain
+
+
+def _first_hash(extra_key: str | None, cache_salt: str | None) -> int:
+    """Return the hash to which the first block's is chained."""
+    if not extra_key and not cache_salt:
+        return _PUBLIC
+    return xxhash.xxh3_64_intdigest(namespace_of(extra_key, cache_salt))
+
+
+_PUBLIC = xxhash.xxh3_64_intdigest(namespace_of(None, None))
 
 
 def _handed_to_decode(req: Req) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable
 from http import HTTPStatus
@@ -159,7 +160,12 @@ def _refuse(scheduler: Any, req: Any, reason: int) -> None:
 
 def _core(owner: Any) -> Any:
     """Return the tree of a scheduler or batch, if a Canopy policy ranks it."""
+    core = getattr(owner.tree_cache, "tree_core", None)
+    return core if isinstance(core, _core_class()) else None
+
+
+@functools.cache
+def _core_class() -> type:
     from sglang_canopy.radix.core import CanopyTreeCore
 
-    core = getattr(owner.tree_cache, "tree_core", None)
-    return core if isinstance(core, CanopyTreeCore) else None
+    return CanopyTreeCore
