@@ -379,8 +379,8 @@ def test_tensor_parallel_ranks_reuse_the_same_documents(server, tiny_model) -> N
 
 
 @pytest.mark.long
-def test_without_the_flag_nothing_changes(shared_server, smollm2, client) -> None:
-    plain = shared_server(smollm2, kv_tokens=8192)
+def test_without_the_flag_nothing_changes(shared_server, small_model, client) -> None:
+    plain = shared_server(small_model, kv_tokens=8192)
     for i in range(3):
         ids, bounds = prompt((i, 5, 6, 7), 80 + i)
         off = ask(client, ids, "off", 8)
