@@ -1,4 +1,4 @@
-"""Results of served requests: figures, paired intervals, tables, and a file that grows."""
+"""Results of served requests: figures, paired intervals, and a file that grows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 DRAWS = 4000
-TIME = "all answered after"
 PERCENTILES = (50, 95, 99)
 
 Slices = Sequence[Sequence[dict[str, Any]]]
@@ -61,28 +60,6 @@ def ratio(base: Sequence[float], other: Sequence[float], seed: int) -> tuple[flo
     found = [sum(other[i] for i in p) / sum(base[i] for i in p) - 1.0 for p in picks]
     low, high = np.percentile(found[1:], [2.5, 97.5])
     return found[0], float(low), float(high)
-
-
-def table(made: Mapping[str, Any]) -> str:
-    """One load of a result as Markdown."""
-    found: Mapping[str, Mapping[str, float]] = made["figures"]
-    base = next(iter(found))
-    lines = [
-        f"\n## {made['load']:.0%} of saturation ({made['requests_a_second']:.2f} requests/s), "
-        f"{made['slices']} slices, {made['requests']} requests an arm\n",
-        "| arm | " + " | ".join(found[base]) + " | all answered after, s |",
-        "|---|" + "---:|" * (len(found[base]) + 1),
-    ]
-    for arm, values in found.items():
-        cells = [f"{v:.1%}" if name == "hits" else f"{v:.2f}" for name, v in values.items()]
-        lines.append(f"| {arm} | " + " | ".join(cells) + f" | {made['seconds'][arm]:.1f} |")
-    for arm, changes in made["changes"].items():
-        cells = [f"{100 * v:+.0f} [{100 * a:+.0f}, {100 * b:+.0f}]" for v, a, b in changes.values()]
-        cells += [] if TIME in changes else [""]
-        lines.append(f"| {arm} to {base}, % | " + " | ".join(cells) + " |")
-    if made["failed"]:
-        lines.append(f"\n{made['failed']} requests failed, the first: {made['error']}")
-    return "\n".join(lines)
 
 
 class Result:

@@ -30,7 +30,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from paired import Result, compared, figures, table
+from paired import Result, compared, figures
 from slices import balanced, due_times, rate_of, turn
 
 from canopy_lab.trace import open_trace
@@ -198,8 +198,10 @@ def run(args: argparse.Namespace, arms: list[Arm], result: Result) -> None:
         if not result.has(load):
             one = run_load(args, arms, made, load, result)
             result.add(one)
-            print(table(one))
+            print(f"{one['load']:.0%} of saturation: {one['figures']}", flush=True)
             print(f"waiting on average: {one['waiting']}", flush=True)
+            if one["failed"]:
+                print(f"{one['failed']} requests failed, the first: {one['error']}", flush=True)
 
 
 def run_load(
