@@ -6,6 +6,7 @@
 from dataclasses import dataclass
 
 OK, REFUSED, UNKNOWN = "starts", "refused", "unknown flags"
+NO_EAGLE = "EAGLE is not supported in decode attention backend torch_native"
 SGLANG = "https://github.com/sgl-project/sglang"
 LAUNCH = "python3 -m sglang.launch_server"
 
@@ -56,7 +57,7 @@ LINES = (
          "--speculative-algorithm EAGLE --speculative-draft-model-path M --speculative-num-steps 3 "
          "--speculative-eagle-topk 2 --speculative-num-draft-tokens 8 --port 9123 "
          "--tensor-parallel-size 2 --mem-fraction-static 0.8 --max-running-requests 100",
-         off=("order", "gate"), said="leave out --speculative-algorithm"),
+         off=("order", "gate"), said="leave out --speculative-algorithm", stops=NO_EAGLE),
     Line(f"{SGLANG}/issues/11948", f"{LAUNCH} --model M --speculative-algorithm EAGLE3 "
          "--tensor-parallel-size 2 --speculative-draft-model-path M --speculative-num-steps 3 "
          "--speculative-eagle-topk 1 --speculative-num-draft-tokens 4 --port 8000 --host 0.0.0.0 "
@@ -64,7 +65,7 @@ LINES = (
     Line("https://github.com/SafeAILab/EAGLE/issues/298", f"{LAUNCH} --model-path M "
          "--speculative-algorithm EAGLE3 --speculative-draft-model-path M --speculative-num-steps 6 "
          "--speculative-eagle-topk 10 --speculative-num-draft-tokens 32 --mem-fraction 0.9 "
-         "--port 30000", off=("order", "gate")),
+         "--port 30000", off=("order", "gate"), stops=NO_EAGLE),
     Line("https://github.com/kvcache-ai/Mooncake/issues/854", f"{LAUNCH} --model-path M "
          "--port 30000 --disaggregation-ib-device mlx5_0,mlx5_1 --disaggregation-mode prefill "
          "--disaggregation-transfer-backend mooncake --tp-size 8 --page-size 16 --host 127.0.0.1 "
@@ -83,7 +84,8 @@ LINES = (
          "--speculative-num-draft-tokens 4 --enable-hierarchical-cache --hicache-size 190 "
          "--hicache-io-backend direct --hicache-mem-layout page_first_direct "
          "--hicache-storage-prefetch-policy timeout --hicache-storage-backend mooncake "
-         "--schedule-policy lpm", off=("order", "gate"), said="--schedule-policy lpm was given"),
+         "--schedule-policy lpm", off=("order", "gate"), said="--schedule-policy lpm was given",
+         stops=NO_EAGLE),
     Line(f"{SGLANG}/pull/12114", f"{LAUNCH} --model M --tp 4 --page-size 64",
          said="pages of 64 tokens (device)"),
     Line(f"{SGLANG}/pull/13584", "python -m sglang.launch_server --model-path M "

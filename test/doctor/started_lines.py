@@ -19,7 +19,7 @@ from typing import Any
 from doctor.public_lines import Line
 from launch_server import Server, cpu_arguments, free_port
 from support import forked
-from support.small_models import LLAMA, write_adapter, write_model
+from support.small_models import LLAMA, VOCABULARY, write_adapter, write_model
 from tiny_model import write_tiny_model
 
 AUTO = "--radix-eviction auto"
@@ -37,8 +37,15 @@ RANKS = {
 }  # fmt: skip
 SLOW_MACHINE = {"SGLANG_UVICORN_WORKER_HEALTHCHECK_TIMEOUT": "120"}
 """SGLang ends a worker that imports for longer than ten seconds."""
-PLAIN = {"mooncake": "file"}
-"""Values whose packages are not installed here, and what replaces them."""
+PLAIN = {
+    ("--hicache-storage-backend", "mooncake"): "file",
+}
+"""Values whose packages are not installed here, by flag, and what replaces them."""
+DRAFT, ALGORITHM = "--speculative-draft-model-path", "--speculative-algorithm"
+DRAFTS = {"EAGLE": "LlamaForCausalLMEagle", "EAGLE3": "LlamaForCausalLMEagle3"}
+"""Architectures of draft models, by algorithm."""
+HEAD = {"tie_word_embeddings": False, "draft_vocab_size": VOCABULARY}
+"""An EAGLE draft replaces its output head."""
 
 
 def arguments(line: Line) -> list[str]:
@@ -57,6 +64,7 @@ def on_this_machine(given: list[str], model: Path, adapters: list[str]) -> list[
     """Return ``given`` without hardware, on ``model``. ``adapters``: values of ``--lora-paths``."""
     found: list[str] = []
     words = iter(given)
+    drafts = {DRAFT: model.with_name(given[given.index(ALGORITHM) + 1])} if DRAFT in given else {}
     for word in words:
         if word in HARDWARE:
             for _ in range(HARDWARE[word]):
@@ -68,7 +76,9 @@ def on_this_machine(given: list[str], model: Path, adapters: list[str]) -> list[
                 next(words)
             found += [word, *adapters, "--lora-backend", "torch_native"]
         else:
-            found.append(str(model) if word == "M" else PLAIN.get(word, word))
+            flag = found[-1] if found else ""
+            path = drafts.get(flag, model)
+            found.append(str(path) if word == "M" else PLAIN.get((flag, word), word))
     cpu = cpu_arguments(model, kv_tokens=4096, dtype="float32")[2:]
     # SGLang's CPU engine hangs at the first batch of some of them, with its own policies too.
     found += [*cpu, "--skip-server-warmup"]
@@ -123,10 +133,21 @@ def models(folder: Path, smollm2: Path) -> tuple[Path, Path, list[str]]:
     """Write a tiny model, and one with two adapters, in the form of ``--lora-paths``."""
     tiny = folder / "tiny"
     write_tiny_model(tiny, smollm2)
+    for algorithm, architecture in DRAFTS.items():
+        write_tiny_model(draft := folder / algorithm, smollm2)
+        changed(draft, architectures=[architecture], num_hidden_layers=1, **HEAD)
+    changed(tiny, tie_word_embeddings=False)
     adapted = write_model(folder / "adapted", smollm2, LLAMA)
     names = ("lora0", "lora1")
     paths = [f"{a}={write_adapter(folder / a, adapted, n)}" for n, a in enumerate(names)]
     return tiny, adapted, paths
+
+
+def changed(model: Path, **keys: Any) -> None:
+    """Set keys of a model's configuration."""
+    path = model / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**config, **keys}), encoding="utf-8")
 
 
 def words_of(line: Line, made: tuple[Path, Path, list[str]]) -> list[str]:

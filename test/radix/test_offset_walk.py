@@ -140,8 +140,12 @@ class Played:
         return None if value is None else list(value)
 
 
-def same(page: int, host: int, write: str, pairs: bool, steps: list) -> None:
+def same(
+    page: int, host: int, write: str, pairs: bool, steps: list, writes_at_hit: int = 1
+) -> None:
     played = [Played(core, page, host, write, pairs) for core in ("python", "offset-walk")]
+    for each in played:
+        each.core.write_through_threshold = writes_at_hit
     for step in steps:
         results = [each.do(*step) for each in played]
         assert repr(results[0]) == repr(results[1]), step
@@ -157,6 +161,13 @@ def same(page: int, host: int, write: str, pairs: bool, steps: list) -> None:
 @given(steps=operations, write=st.sampled_from(["write_through", "write_back"]))
 def test_same_results_and_tree_as_sglangs_walk(page, host, write, steps) -> None:
     same(page, host, write, False, steps)
+
+
+def test_a_walk_goes_on_after_each_node_it_writes_to_the_host() -> None:
+    anonymous = (None, None)
+    inserts = [[0, 1], [0, 3], [0, 1, 0], [0, 1, 0, 2], [0, 1, 0, 2, 3]]
+    steps = [("insert", blocks, 0, anonymous, 0, 0) for blocks in inserts]
+    same(1, SLOTS, "write_through", False, steps, writes_at_hit=3)
 
 
 @pytest.mark.parametrize("page", [1, 4])
