@@ -71,7 +71,8 @@ LINES = (
          "--disaggregation-transfer-backend mooncake --tp-size 8 --page-size 16 --host 127.0.0.1 "
          "--trust-remote-code --moe-dense-tp-size 1 --mem-fraction-static 0.85 "
          "--chunked-prefill-size 32768 --moe-a2a-backend deepep --enable-hierarchical-cache "
-         "--hicache-storage-backend mooncake", off=("order", "gate"), said="`--moe-a2a-backend`"),
+         "--hicache-storage-backend mooncake", off=("order", "gate"), said="`--moe-a2a-backend`",
+         stops="Please install mooncake"),
     Line(f"{SGLANG}/pull/7211", f"{LAUNCH} --model-path M --tp 8 --dp 8 "
          "--enable-hierarchical-cache --hicache-ratio 10 --hicache-write-policy write_back "
          "--hicache-io-backend direct --hicache-mem-layout layer_first "
