@@ -5,6 +5,7 @@ request, so containers with a time limit stay small, and only the number of name
 others.
 """
 
+import functools
 import itertools
 from collections.abc import Callable
 
@@ -14,19 +15,31 @@ from sglang_canopy.admission.gate import SessionGate
 from sglang_canopy.admission.settings import GateSettings
 from sglang_canopy.config.policy_change import PolicyChange
 from sglang_canopy.config.tiers import PolicyChoice
+from sglang_canopy.radix import departures
 from sglang_canopy.radix.counters import INVALID
 from sglang_canopy.records import CLIENT, GATEWAY
 from sglang_canopy.schedule.bounded_shortest import BoundedShortest
 from sglang_canopy.schedule.prefill_cost import Prefill
 from sglang_canopy.server.scheduler.observer import Observer
 from sglang_canopy.tenant import Vouched
+from sglang_canopy.whatif import meter
 from sglang_canopy.whatif.meter import Memory, Meter, MeterSetup
+from sglang_canopy.whatif.origins import Origins
 from support.containers import entries
 from support.live_tree import LiveTree, fake_req
 
 KV_TOKENS = 512
+PROMPT_TOKENS = 80
+"""More than a block of 64 tokens: the learner ignores shorter prompts."""
 SLACK = 512
 """The number of dead heap entries varies."""
+
+
+@pytest.fixture(autouse=True)
+def small_bounds(monkeypatch) -> None:
+    """Set bounds that are reached before growth is measured."""
+    monkeypatch.setattr(meter, "Origins", functools.partial(Origins, 256))
+    monkeypatch.setattr(departures, "MIN_BLOCKS", 256)
 
 
 class Server:
@@ -46,7 +59,7 @@ class Server:
         """One request whose end is known at once."""
         number = next(self._numbers)
         time = 10.0 * number
-        tokens = [7 * number + at for at in range(16)]
+        tokens = [7 * number + at for at in range(PROMPT_TOKENS)]
         tenant = names.pop("tenant", None)
         vouched = names.get("source") == GATEWAY
         req = fake_req(tokens, [3, 4], {"time": time, **names}, cache_salt=tenant)
