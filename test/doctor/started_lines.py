@@ -19,7 +19,7 @@ from typing import Any
 from doctor.public_lines import Line
 from launch_server import Server, cpu_arguments, free_port
 from support import forked
-from support.small_models import LLAMA, VOCABULARY, write_adapter, write_model
+from support.small_models import LLAMA, VOCABULARY, change_config, write_adapter, write_model
 from tiny_model import write_tiny_model
 
 AUTO = "--radix-eviction auto"
@@ -37,9 +37,7 @@ RANKS = {
 }  # fmt: skip
 SLOW_MACHINE = {"SGLANG_UVICORN_WORKER_HEALTHCHECK_TIMEOUT": "120"}
 """SGLang ends a worker that imports for longer than ten seconds."""
-PLAIN = {
-    ("--hicache-storage-backend", "mooncake"): "file",
-}
+PLAIN = {("--hicache-storage-backend", "mooncake"): "file"}
 """Values whose packages are not installed here, by flag, and what replaces them."""
 DRAFT, ALGORITHM = "--speculative-draft-model-path", "--speculative-algorithm"
 DRAFTS = {"EAGLE": "LlamaForCausalLMEagle", "EAGLE3": "LlamaForCausalLMEagle3"}
@@ -135,19 +133,12 @@ def models(folder: Path, smollm2: Path) -> tuple[Path, Path, list[str]]:
     write_tiny_model(tiny, smollm2)
     for algorithm, architecture in DRAFTS.items():
         write_tiny_model(draft := folder / algorithm, smollm2)
-        changed(draft, architectures=[architecture], num_hidden_layers=1, **HEAD)
-    changed(tiny, tie_word_embeddings=False)
+        change_config(draft, architectures=[architecture], num_hidden_layers=1, **HEAD)
+    change_config(tiny, tie_word_embeddings=False)
     adapted = write_model(folder / "adapted", smollm2, LLAMA)
     names = ("lora0", "lora1")
     paths = [f"{a}={write_adapter(folder / a, adapted, n)}" for n, a in enumerate(names)]
     return tiny, adapted, paths
-
-
-def changed(model: Path, **keys: Any) -> None:
-    """Set keys of a model's configuration."""
-    path = model / "config.json"
-    config = json.loads(path.read_text(encoding="utf-8"))
-    path.write_text(json.dumps({**config, **keys}), encoding="utf-8")
 
 
 def words_of(line: Line, made: tuple[Path, Path, list[str]]) -> list[str]:

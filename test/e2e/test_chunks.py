@@ -24,6 +24,7 @@ from support.chunk_client import (
     tokens,
     wait_until_encoded,
 )
+from support.small_models import change_config
 
 pytestmark = pytest.mark.xdist_group("documents")
 FACTS = [f"The {a} of the {b} is {c}." for a, b, c in zip(["colour", "name", "size"] * 3,
@@ -77,9 +78,8 @@ def qwen3(tiny_model, tmp_path_factory):
     """The tiny model as a Qwen3: queries and keys are normed before they are rotated."""
     made = tmp_path_factory.mktemp("models") / "qwen3"
     shutil.copytree(tiny_model, made)
-    config = json.loads((made / "config.json").read_text())
-    config.update(architectures=["Qwen3ForCausalLM"], model_type="qwen3", attention_bias=False)
-    (made / "config.json").write_text(json.dumps(config))
+    kind = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
+    change_config(made, **kind, attention_bias=False)
     return made
 
 

@@ -1,5 +1,6 @@
 """Given and inferred fields of requests, and their way to the nodes of a live tree."""
 
+import contextlib
 from types import SimpleNamespace
 
 import pytest
@@ -17,6 +18,7 @@ from sglang_canopy.wire.messages import HINTS
 from sglang_canopy.wire.stamp import (
     FIELDS,
     MAX_TURN,
+    STAMP_FIELDS,
     STAMP_KEY,
     client_fields,
     make_stamp,
@@ -229,3 +231,19 @@ def test_a_waiting_requests_prefix_outlives_older_ones() -> None:
     assert tree.match([0, 1]) == 2
     assert tree.match([30, 31]) == 0
     check(tree)
+
+
+def test_a_request_takes_every_field_of_a_stamp() -> None:
+    values = ("tool", "gateway", True, 2, 1.5)
+    stamp: dict[str, object] = {}
+    for name, valid in STAMP_FIELDS.items():
+        for value in values:
+            with contextlib.suppress(ValueError):
+                stamp[name] = valid(value)
+                break
+    assert stamp.keys() == STAMP_FIELDS.keys()
+    request = live_request(fake_req([1], [2], stamp), 0.0, 64)
+    assert (request.time, request.keep_until) == (stamp["time"], 2 * stamp["time"])
+    assert request.ttft_model == (stamp["alpha"], stamp["beta"])
+    same = stamp.keys() - {"time", "keep_s", "alpha", "beta", "stop", "samples", "added"}
+    assert {name: getattr(request, name) for name in same} == {name: stamp[name] for name in same}

@@ -77,11 +77,17 @@ def write_model(out: Path, tokenizer_from: Path, family: dict[str, Any], **more:
         for parameter in model.parameters():
             rescale(parameter)
     model.save_pretrained(out)
-    saved = json.loads((out / "config.json").read_text(encoding="utf-8"))
-    (out / "config.json").write_text(json.dumps({**saved, **given}), encoding="utf-8")
+    change_config(out, **given)
     for name in TOKENIZER_FILES:
         shutil.copyfile(tokenizer_from / name, out / name)
     return out
+
+
+def change_config(model: Path, **keys: Any) -> None:
+    """Set keys of a model's configuration."""
+    path = model / "config.json"
+    saved = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**saved, **keys}), encoding="utf-8")
 
 
 def rescale(parameter: torch.Tensor) -> None:

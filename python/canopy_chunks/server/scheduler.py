@@ -194,8 +194,8 @@ def flushed(engine: ChunkEngine, success: Any) -> None:
 def add_internal_state(engine: ChunkEngine, result: Any) -> None:
     """Hook after ``Scheduler.get_internal_state``: add the counters.
 
-    The counters include no address and no length of a tenant's chunks, since any client may read
-    them. ``READ`` bounds how often they are collected.
+    Any client may read the counters. They include no addresses or lengths of a tenant's chunks.
+    ``READ`` limits the rate of collection.
     """
     if engine.shown is None or engine.readings.take(None, time.monotonic()):
         setting = dataclasses.asdict(engine.setting) if engine.setting is not None else None

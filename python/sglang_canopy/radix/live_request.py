@@ -104,6 +104,7 @@ def live_request(req: Req, now: float, block_tokens: int) -> LiveRequest:
     params = own_params(req)
     stamp = read_stamp(params)
     tool_marker = read_marker(params) if stamp else []
+    # Fields of other names here; the rest have the same names.
     take = stamp.pop
     take(ADDED, None)
     time, keep_s = take("time", now + UNSTAMPED_S), take("keep_s", None)
@@ -120,8 +121,8 @@ def live_request(req: Req, now: float, block_tokens: int) -> LiveRequest:
         block_tokens=block_tokens,
         prompt_tokens=len(prompt),
         path=[],
-        hash=_first_hash(req.extra_key, req.cache_salt),
-        **stamp,  # the other fields of a stamp have the same names here
+        hash=_first_hash(req),
+        **stamp,
     )
     extend_path(request, prompt)
     if samples:
@@ -156,6 +157,16 @@ def complete(request: LiveRequest, req: Req) -> None:
     extend_path(request, [*req.origin_input_ids[covered:], *output])
 
 
+_PUBLIC = xxhash.xxh3_64_intdigest(namespace_of(None, None))
+
+
+def _first_hash(req: Req) -> int:
+    """Return the hash to which the first block's is chained."""
+    if not req.extra_key and not req.cache_salt:
+        return _PUBLIC
+    return xxhash.xxh3_64_intdigest(namespace_of(req.extra_key, req.cache_salt))
+
+
 def extend_path(request: LiveRequest, tokens: Sequence[int]) -> None:
     """Append the chained hashes of the full blocks of ``tokens`` to ``request.path``."""
     width = 8 * request.block_tokens
@@ -165,16 +176,6 @@ def extend_path(request: LiveRequest, tokens: Sequence[int]) -> None:
         chain = xxhash.xxh3_64_intdigest(block, chain)
         path.append(chain)
     request.hash = chain
-
-
-def _first_hash(extra_key: str | None, cache_salt: str | None) -> int:
-    """Return the hash to which the first block's is chained."""
-    if not extra_key and not cache_salt:
-        return _PUBLIC
-    return xxhash.xxh3_64_intdigest(namespace_of(extra_key, cache_salt))
-
-
-_PUBLIC = xxhash.xxh3_64_intdigest(namespace_of(None, None))
 
 
 def _handed_to_decode(req: Req) -> bool:
@@ -261,10 +262,10 @@ class NodeLeaf(Leaf):
         self.offset, self.length = tail.offset, tokens
 
     def set_retention(self, request: LiveRequest) -> None:
-        """Apply the TTL and pin that a request asks for, if any.
+        """Set the TTL and pin of the request.
 
-        In a node shared with other conversations, the longest TTL wins, and a request without a TTL
-        restores the group's TTL. A pin is never shortened.
+        A node shared with other conversations keeps the longest TTL. A request without a TTL
+        restores the group's. A pin is never shortened.
         """
         ttl_s = request.ttl_s
         if self.shared and ttl_s is not None:

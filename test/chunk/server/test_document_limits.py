@@ -1,7 +1,6 @@
 """Limits of the routes of documents: messages that clients may send to the scheduler's thread."""
 
 import asyncio
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ pytest.importorskip("sglang")
 from canopy_chunks.server.http import calls
 from canopy_chunks.server.http.limits import CHANGE, READ, REGISTER, DocumentLimits
 from sglang_canopy.request.access import Refused
+from support.served_routes import Manager
 
 
 class Clock:
@@ -22,27 +22,18 @@ class Clock:
         return self.now
 
 
-class Manager:
-    """Counts the messages that would reach a scheduler."""
+class Counting(Manager):
+    """Counts the readings that would reach a scheduler."""
 
-    def __init__(self) -> None:
-        self.readings = 0
-        self.sent: list[dict[str, int]] = []
-
-    def auto_create_handle_loop(self) -> None:
-        pass
+    readings = 0
 
     async def get_internal_state(self) -> list[dict[str, Any]]:
         self.readings += 1
         return [{"canopy_chunks": {"reading": self.readings}}]
 
-    async def set_internal_state_communicator(self, asked: Any) -> list[Any]:
-        self.sent.append(dict(asked.server_args))
-        return [SimpleNamespace(updated=True)]
-
 
 def test_a_flood_of_readings_is_a_bounded_number_of_messages() -> None:
-    clock, manager = Clock(), Manager()
+    clock, manager = Clock(), Counting()
     limits = DocumentLimits(clock=clock)
     per_s, burst = READ
 

@@ -26,9 +26,9 @@ FIRST, LAST = 0.5, 0.7
 MAX_QUERIES = 64
 """Maximum number of probed question tokens, counted from the end."""
 STRIDE, MIN_SAMPLES = 8, 100
-"""Stride of the sampled chunk tokens below the probed layers, and the minimum number of samples.
+"""Sampling of chunk tokens below the probed layers: every ``STRIDE``-th token, at least ``MIN_SAMPLES``.
 
-The weight of a sample is the number of tokens that it represents. These layers hardly change the
+A sample's weight is the number of tokens it represents. These layers hardly change the
 choice (docs/research/chunks.md), but account for half of a probe's attention. On a device all
 tokens are read: another kernel costs the host more than these keys cost the device.
 """

@@ -181,7 +181,7 @@ class BoundedShortestFirst:
     def share(
         self, rest: int, step_tokens: int, page: int, waiting: Sequence[SimulatedRequest]
     ) -> tuple[Sequence[SimulatedRequest], int | None]:
-        """As ``ShortestPrefillFirst.share``. The jobs that share the step are placed first."""
+        """Return what ``ShortestPrefillFirst.share`` returns. Jobs that share the step come first."""
         if not self._shares:
             return waiting, None
         sharing, later = self._arranged.sharing(rest, step_tokens, page, lambda _job: True)
