@@ -25,8 +25,8 @@ WAIT_S = 5.0
 def test_a_cleared_store_is_empty_also_after_a_restart(tmp_path) -> None:
     store = store_at(tmp_path, pages=64, quotas={"t": 1 << 20})
     for i in range(10):
-        put(store, chain(i, 3), tenant="t" if i % 2 else None)
-    store.pin(chain(1, 3), store.clock() + 100)
+        until = store.clock() + 100 if i == 1 else None
+        put(store, chain(i, 3), tenant="t" if i % 2 else None, keep_until=until)
     store.clock.now += 20
     store.clear()
     assert len(store) == store.state.units.used == 0
@@ -37,8 +37,8 @@ def test_a_cleared_store_is_empty_also_after_a_restart(tmp_path) -> None:
     assert sum(store.counters.residency_s) == 30
     assert store.counters.page_seconds == 30 * 20
     store.verify()
-    put(store, chain("new", 3))
-    assert store.pin(chain("new", 3), store.clock() + 100) == 3
+    put(store, chain("new", 3), keep_until=store.clock() + 100)
+    assert store.stats()["pinned_bytes"] == 3 * PAGE
     store.verify()
     store.close()
     again = store_at(tmp_path, pages=64)

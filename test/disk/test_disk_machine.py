@@ -168,23 +168,19 @@ class DiskMachine(RuleBasedStateMachine):
         alive = [i for i, part in enumerate(run, 1) if self.slow.expires(part) > now]
         assert self.store.leading(keys_of(path)) == max(alive, default=0)
 
-    @rule(path=PATHS)
-    def touch(self, path):
+    @rule(path=PATHS, pin_s=st.sampled_from([None, 3.0, 30.0]))
+    def touch(self, path, pin_s):
         now = self.step()
         run = self.slow.run(path)
-        assert self.store.touch(keys_of(path), PageMeta(last_access=now)) == len(run)
+        until = None if pin_s is None else now + pin_s
+        meta = PageMeta(last_access=now, keep_until=until)
+        assert self.store.touch(keys_of(path), meta) == len(run)
         for part in run:
-            self.slow.pages[part].last = now
-            self.slow.pages[part].ttl_s = TTL_S
-
-    @rule(path=PATHS, seconds=st.sampled_from([3.0, 30.0]))
-    def pin(self, path, seconds):
-        until = self.step() + seconds
-        run = self.slow.run(path)
-        assert self.store.pin(keys_of(path), until) == len(run)
-        for part in run:
-            self.slow.pages[part].pinned = max(until, self.slow.pages[part].pinned)
-            self.slow.unreleased.add(part)
+            page = self.slow.pages[part]
+            page.last, page.ttl_s = now, TTL_S
+            if until is not None:
+                page.pinned = max(until, page.pinned)
+                self.slow.unreleased.add(part)
 
     @rule()
     def sweep(self):
@@ -246,7 +242,7 @@ def test_a_page_that_expired_leaves_no_pin_to_its_successor():
     machine.begin()
     try:
         machine.write((1, 1), None)
-        machine.pin((1, 1), 3.0)
+        machine.touch((1, 1), 3.0)
         machine.write((1, 1), 5.0)
         for _ in range(3):
             machine.look((0,))

@@ -178,8 +178,7 @@ def test_pinned_pages_stay_until_the_pin_ends(tmp_path):
         ttl=TTLTable(residual_ttl_s=10.0),
     )
     keys = chain("a", 2)
-    put(store, keys)
-    assert store.pin(keys, store.clock() + 100) == 2
+    put(store, keys, keep_until=store.clock() + 100)
     store.clock.now += 50
     store.sweep()
     put(store, chain("b", 4))
@@ -196,9 +195,8 @@ def test_a_shorter_pin_does_not_end_a_longer_one_after_a_restart_either(tmp_path
         tmp_path, pin_bytes=2 * PAGE, pin_tenant_bytes=2 * PAGE, ttl=TTLTable(residual_ttl_s=10.0)
     )
     keys, clock = chain("a", 2), store.clock
-    put(store, keys)
-    store.pin(keys, clock() + 100)
-    store.pin(keys, clock() + 3)
+    put(store, keys, keep_until=clock() + 100)
+    put(store, keys, keep_until=clock() + 3)
     store.close()
     store = store_at(
         tmp_path,
@@ -214,8 +212,7 @@ def test_a_shorter_pin_does_not_end_a_longer_one_after_a_restart_either(tmp_path
 def test_pins_are_capped(tmp_path):
     store = store_at(tmp_path, pages=8, pin_bytes=2 * PAGE, pin_tenant_bytes=2 * PAGE)
     keys = chain("a", 3)
-    put(store, keys)
-    assert store.pin(keys, store.clock() + 100) == 2
+    put(store, keys, keep_until=store.clock() + 100)
     assert store.counters.pins_refused == 1
     assert store.stats()["pinned_bytes"] == 2 * PAGE
     put(store, chain("b", 1), keep_until=store.clock() + 100)

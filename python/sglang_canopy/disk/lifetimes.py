@@ -88,24 +88,6 @@ class Lifetimes:
         array["shared"][rows] = shared
         array["over"][rows] = meta.over & ~shared
 
-    def pin(self, keys: Sequence[str], until: float) -> int:
-        """Pin a run of pages; see ``DiskStore.pin``."""
-        state = self._state
-        if state.unavailable:
-            return 0
-        raw, pinned = [raw_key(key) for key in keys], 0
-        with state.lock:
-            for key in raw:
-                row = state.index.rows.get(key)
-                if row is None:
-                    break
-                self._keep_at_least(row, until)
-                self._index_writer.mark_used((row,))
-                if not self.pin_if_requested(row, state.clock()):
-                    break
-                pinned += 1
-        return pinned
-
     def set_expiries(self, rows: Sequence[int]) -> None:
         """Set ``expires`` of rows without pins. The caller holds the lock."""
         array, at = self._state.index.array, np.asarray(rows, np.int64)
@@ -149,14 +131,10 @@ class Lifetimes:
         for row in rows:
             until = self._state.evictable.pinned_until(row)
             if until is not None:
-                self._keep_at_least(row, until)
+                if not self._state.index.keep_until[row] > until:  # also if it is NaN
+                    self._state.index.keep_until[row] = until
                 self.set_expiry(row)
             self.pin_if_requested(row, now)
-
-    def _keep_at_least(self, row: int, until: float) -> None:
-        """Raise the row's ``keep_until`` to ``until``."""
-        if not self._state.index.keep_until[row] > until:
-            self._state.index.keep_until[row] = until
 
     def _ttls(self, top: int) -> Any:
         """Return the TTL of every row below ``top``, in seconds."""

@@ -307,15 +307,7 @@ class DiskStore:
         """
         self._eviction.clear()
 
-    # ---- pins, TTLs and uses ----
-
-    def pin(self, keys: Sequence[str], until: float) -> int:
-        """Keep these pages and their ancestors until ``until``, regardless of policy and TTLs.
-
-        Stop at the first page that is not on disk or would exceed a pin limit. Returns the number of
-        pages pinned.
-        """
-        return self._lifetimes.pin(keys, until)
+    # ---- TTLs and uses ----
 
     def sweep(self, now: float | None = None, limit: int = SWEEP_PAGES) -> int:
         """Remove expired pages, leaves first. Returns the number removed. The work is bounded.

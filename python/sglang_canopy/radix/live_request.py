@@ -172,9 +172,9 @@ def extend_path(request: LiveRequest, tokens: Sequence[int]) -> None:
     width = 8 * request.block_tokens
     data = memoryview(array("q", tokens)).cast("B")
     chain, path = request.hash, cast("list[int]", request.path)  # the path as the policies see it
-    for (block,) in struct.iter_unpack(f"{width}s", data[: len(data) // width * width]):
-        chain = xxhash.xxh3_64_intdigest(block, chain)
-        path.append(chain)
+    blocks = struct.iter_unpack(f"{width}s", data[: len(data) // width * width])
+    digest = xxhash.xxh3_64_intdigest
+    path += [chain := digest(block, chain) for (block,) in blocks]
     request.hash = chain
 
 
