@@ -170,12 +170,19 @@ def _first_hash(req: Req) -> int:
 def extend_path(request: LiveRequest, tokens: Sequence[int]) -> None:
     """Append the chained hashes of the full blocks of ``tokens`` to ``request.path``."""
     width = 8 * request.block_tokens
-    data = memoryview(array("q", tokens)).cast("B")
+    data = memoryview(_as_int64(tokens)).cast("B")
     chain, path = request.hash, cast("list[int]", request.path)  # the path as the policies see it
     blocks = struct.iter_unpack(f"{width}s", data[: len(data) // width * width])
     digest = xxhash.xxh3_64_intdigest
     path += [chain := digest(block, chain) for (block,) in blocks]
     request.hash = chain
+
+
+def _as_int64(tokens: Sequence[int]) -> array[int]:
+    """Return ``tokens`` as 64-bit integers. SGLang's prompts are, and are not copied."""
+    if isinstance(tokens, array) and tokens.typecode == "q":
+        return tokens
+    return array("q", tokens)
 
 
 def _handed_to_decode(req: Req) -> bool:
