@@ -39,6 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("explore" if config.getoption("--all") else "canopy")
 
 
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist's own hook reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Run servers first, then ranks and long files; the others go to the first idle worker.
 

@@ -1,0 +1,12 @@
+"""The tests of a group, which share servers, run in one worker of pytest-xdist."""
+
+import os
+
+import pytest
+
+
+def test_a_file_is_a_group(request: pytest.FixtureRequest) -> None:
+    """Under pytest 9.2, pytest-xdist 3.8 ignores groups, and each worker starts every server."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        pytest.skip("the tests run in one process")
+    assert request.node.nodeid.endswith("@test/scripts/test_groups.py")
