@@ -291,6 +291,61 @@ def test_registered_documents_are_used_by_id_and_gone_when_deleted(client) -> No
     assert "no document" in text
 
 
+def chat(text: str) -> list[dict]:
+    return [{"role": "user", "content": text}]
+
+
+OF_ROUTES = {
+    "/generate": (
+        lambda text: {"text": text, "sampling_params": {"max_new_tokens": 1}},
+        lambda answer: answer["meta_info"]["prompt_tokens"],
+    ),
+    "/v1/completions": (
+        lambda text: {"prompt": text, "max_tokens": 1},
+        lambda answer: answer["usage"]["prompt_tokens"],
+    ),
+    "/v1/chat/completions": (
+        lambda text: {"messages": chat(text), "max_tokens": 1},
+        lambda answer: answer["usage"]["prompt_tokens"],
+    ),
+    "/v1/messages": (
+        lambda text: {"messages": chat(text), "max_tokens": 1},
+        lambda answer: answer["usage"]["input_tokens"],
+    ),
+    "/v1/responses": (
+        lambda text: {"input": text, "max_output_tokens": 2},
+        lambda answer: answer["usage"]["input_tokens"],
+    ),
+    "/api/chat": (
+        lambda text: {"messages": chat(text), "options": {"num_predict": 1}},
+        lambda answer: answer["prompt_eval_count"],
+    ),
+    "/api/generate": (
+        lambda text: {"prompt": text, "options": {"num_predict": 1}},
+        lambda answer: answer["prompt_eval_count"],
+    ),
+}
+"""Path -> the body of a text, and the number of tokens of an answer's prompt."""
+
+
+@pytest.mark.parametrize("path", OF_ROUTES)
+def test_a_mark_stands_for_its_document_on_every_route(client, path) -> None:
+    body, prompt_tokens = OF_ROUTES[path]
+    made = client.post("/canopy/chunks", {"text": "The museum by the harbour was closed. " * 20})
+    (model,) = json.loads(client.get("/v1/models"))["data"]
+
+    def said(text: str, stream: bool = False) -> dict:
+        return {"model": model["id"], "stream": stream, **body(text)}
+
+    marked = f"{made['mark']} What is closed?"
+    assert prompt_tokens(client.post(path, said(marked))) > made["tokens"]
+    gone = f"{client.url}/canopy/chunks/{made['id']}"
+    urllib.request.urlopen(urllib.request.Request(gone, method="DELETE"), timeout=60).close()
+    for stream in (False, True):
+        code, text = refused(client, path, said(marked, stream))
+        assert (code, "no document" in text) == (400, True)
+
+
 def test_pinning_by_id_is_answered_and_undone_once(client) -> None:
     text = "The lighthouse at the end of the bay was painted red and white last spring." * 2
     name = client.post("/canopy/chunks", {"text": text})["id"]

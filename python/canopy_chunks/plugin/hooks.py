@@ -14,6 +14,7 @@ from canopy_chunks.plugin.refusals import ATTRIBUTE
 from sglang_canopy.config import server_options
 from sglang_canopy.request import sent
 from sglang_canopy.request.sent import body_of, headers_of
+from sglang_canopy.server.http import early_checks
 from sglang_canopy.server.scheduler import arrivals
 from sglang_canopy.server.start.seam import Seam
 from sglang_canopy.server.start.self_check import check_in_place
@@ -140,7 +141,7 @@ def _prepare(manager: Any, obj: Any, request: Any = None, *_: Any, **__: Any) ->
         carriers = server_options.options_of(manager.server_args).requests.carriers
         # The owner of a prompt's documents is the tenant named in any of these carriers.
         sent.set_tenant(obj, headers_of(request), body_of(request), carriers)
-        entry.prepare(manager, obj, on)
+        entry.prepare(manager, obj, on, sent.path_of(request))
 
 
 def _report_documents(answers: Any, manager: Any, *_: Any, **__: Any) -> Any:
@@ -170,8 +171,9 @@ def _convert_chat(original: Any, serving: Any, request: Any, raw_request: Any = 
 
 def _add_routes(server_args: Any, *_: Any, **__: Any) -> None:
     if (on := options_of(server_args)) is not None:
-        from canopy_chunks.server.http import routes, warm_up
+        from canopy_chunks.server.http import entry, routes, warm_up
 
+        early_checks.CHECKS.append(entry.check_body)
         if series.STATUS not in status_file.ADDITIONS:
             status_file.ADDITIONS.append(series.STATUS)
         routes.add_routes(server_args, on)

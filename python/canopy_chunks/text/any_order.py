@@ -21,12 +21,15 @@ _BY_POSITION = (
 """Request fields whose meaning depends on token positions."""
 
 
+def has_other_input(obj: Any) -> bool:
+    """Return whether a request has input other than text."""
+    return any(getattr(obj, name, None) is not None for name in OTHER_INPUT)
+
+
 def has_fixed_positions(obj: Any) -> bool:
     """Return whether another part of a request, such as an image or the start of prompt logprobs,
     refers to positions in the prompt as sent."""
-    if any(getattr(obj, name, None) for name in _BY_POSITION):
-        return True
-    if any(getattr(obj, name, None) is not None for name in OTHER_INPUT):
+    if any(getattr(obj, name, None) for name in _BY_POSITION) or has_other_input(obj):
         return True
     start = getattr(obj, "logprob_start_len", None)
     starts = start if isinstance(start, list) else [start]

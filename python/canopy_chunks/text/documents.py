@@ -242,6 +242,15 @@ def split_at_signs(text: str, opening: str, closing: str) -> list[Piece]:
     return pieces
 
 
+def replace_marks(pieces: Sequence[Piece], documents: Documents, tenant: str | None) -> list[Piece]:
+    """Return the pieces of a text with documents in the place of their marks."""
+    return [
+        part
+        for one in pieces
+        for part in _split_at_marks(one.text, documents, tenant, inner=one.document)
+    ]
+
+
 def tokenise(
     tokenizer: Any, pieces: Sequence[Piece], specials: bool = True
 ) -> tuple[list[int], list[int]]:

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from canopy_chunks.server.http import entry
+from canopy_chunks.server.http import chat_parts, entry
 from canopy_chunks.server.options import Options
 from canopy_chunks.text import any_order
 from canopy_chunks.text.order import Orders
@@ -124,6 +124,28 @@ def test_a_registered_document_replaces_its_mark() -> None:
 
 
 PARTS = {"canopy_documents": "parts"}
+
+
+@pytest.mark.parametrize(
+    ("first", "bounded"),
+    [
+        pytest.param("MARK", ["fact"], id="a part that is a mark"),
+        pytest.param("see MARK now", ["fact"], id="a mark inside a part"),
+        pytest.param("other", ["other", "fact"], id="a mark beside parts"),
+    ],
+)
+def test_a_mark_is_replaced_in_a_chat_of_parts(first: str, bounded: list[str]) -> None:
+    name = entry.documents.add([ord(c) for c in "fact"], None)
+    mark = f"[[canopy:{name}]]"
+    first, last = first.replace("MARK", mark), "why?" if "MARK" in first else f"{mark} why?"
+    try:
+        text, found = convert([part(first), part(last)], PARTS)
+    finally:
+        entry.documents.remove(name, None)
+    assert found == bounded
+    assert text == f"<user>{first}\n{last}</user>".replace(mark, "fact")
+
+
 ANY = {"canopy_order": "any"}
 
 
@@ -308,7 +330,7 @@ def test_documents_of_the_body_stay_in_front_of_the_first_users_text() -> None:
         messages=[message("user", "why?"), message("assistant", "so"), message("user", "and?")]
     )
     for request in (first, later):
-        assert entry._add_listed(request, SimpleNamespace(_json={"documents": LISTED}))
+        assert chat_parts.add_listed(request, SimpleNamespace(_json={"documents": LISTED}))
     assert first.messages[0] == later.messages[0]
     assert later.messages[2].content == "and?"
 

@@ -7,24 +7,26 @@ A ``CanopyError`` raised here is a ``ValueError``, which SGLang answers with sta
 from __future__ import annotations
 
 import functools
-import secrets
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
+from canopy_chunks.server.http import chat_parts
 from canopy_chunks.server.options import Options
 from canopy_chunks.text import any_order, fields
 from canopy_chunks.text.documents import (
     MARK,
     Documents,
+    Piece,
     check_marks,
+    replace_marks,
     split_at_signs,
     split_documents,
     tokenise,
     with_bounds,
 )
 from canopy_chunks.text.find import Finder
-from canopy_chunks.text.listed import FIELD, listed_texts
 from canopy_chunks.text.order import anything
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.tenant import tenant_of
@@ -40,13 +42,20 @@ _PREPARED = "canopy_chunks_prepared"
 """Set on a chat request whose fields and documents :func:`convert_chat` has handled."""
 
 
-def prepare(manager: Any, obj: Any, options: Options) -> None:
-    """Hook before ``TokenizerManager.generate_request``: check fields, find and bound documents."""
+_RENDERED = ("/v1/responses", "/api/chat")
+"""Path suffixes of the routes whose chats SGLang renders without the hook :func:`convert_chat`."""
+
+
+def prepare(manager: Any, obj: Any, options: Options, path: str = "") -> None:
+    """Hook before ``TokenizerManager.generate_request``: check fields, find and bound documents.
+
+    ``path``: of the HTTP request, if any.
+    """
     if not hasattr(obj, "sampling_params") or getattr(obj, _PREPARED, False):
         return
-    if options.find == "on" and any(
-        getattr(obj, name, None) is not None for name in any_order.OTHER_INPUT
-    ):
+    if path.endswith(_RENDERED) and _prepare_rendered(manager, obj, options):
+        return
+    if options.find == "on" and any_order.has_other_input(obj):
         options = replace(options, find="off")
     fixed = any_order.has_fixed_positions(obj)
     if isinstance(obj.text, list) or _is_batch(obj.input_ids):
@@ -61,6 +70,19 @@ def prepare(manager: Any, obj: Any, options: Options) -> None:
         obj.text, obj.input_ids = None, ids
     if custom is not None and isinstance(params, dict):
         params["custom_params"] = custom
+
+
+def check_body(body: Mapping[str, Any], obj: Any) -> None:
+    """Check the marks of a body before its response starts. ``obj`` has its tenant's fields.
+
+    Raises CanopyError. The marks of a batch with a tenant for each prompt are not checked.
+    """
+    if not any(isinstance(getattr(obj, n, None), list) for n in ("extra_key", "cache_salt")):
+        text = json.dumps([body.get(field) for field in _TEXT_FIELDS])
+        check_marks([(text, _tenant(obj))], documents)
+
+
+_TEXT_FIELDS = ("text", "prompt", "messages", "input", "instructions", "system")
 
 
 def _prepare_batch(manager: Any, obj: Any, options: Options, fixed: bool) -> None:
@@ -183,19 +205,47 @@ def convert_chat(
     requested = fields.parse_fields(getattr(request, "custom_params", None))
     fields.check_selector(requested.selector, manager.server_args.tp_size)
     separator = None if requested.off else options.separator
-    in_parts = _add_listed(request, raw_request) or requested.documents_in_parts
-    signs = None if requested.off else _mark(request, in_parts)
+    in_parts = chat_parts.add_listed(request, raw_request) or requested.documents_in_parts
+    signs = None if requested.off else chat_parts.mark(request, in_parts)
     if signs is None and not _has_documents(request, separator):
         return original(serving, request, raw_request)
     adapted, processed = original(serving, request, raw_request)
-    text = _rendered(manager.tokenizer, adapted)
+    text, tenant = _rendered(manager.tokenizer, adapted), _tenant(adapted)
+    check_marks([(text, tenant)], documents)
     if signs is None:
-        check_marks([(text, _tenant(adapted))], documents)
-        pieces = split_documents(text, separator, documents, _tenant(adapted))
+        pieces = split_documents(text, separator, documents, tenant)
     elif signs[0] in text:
-        pieces = split_at_signs(text, *signs)
+        pieces = replace_marks(split_at_signs(text, *signs), documents, tenant)
     else:
         raise CanopyError(_NO_TEMPLATE)
+    _write_documents(manager, adapted, pieces, requested, in_parts)
+    return adapted, processed
+
+
+def _prepare_rendered(manager: Any, obj: Any, options: Options) -> bool:
+    """Bound the documents of a chat that SGLang has rendered. Returns whether it has any."""
+    ids, tokenizer = obj.input_ids, manager.tokenizer
+    if tokenizer is None or not isinstance(ids, list) or any_order.has_other_input(obj):
+        return False
+    text = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    separator = options.separator
+    if not MARK.search(text) and (separator is None or text.count(separator) < 2):
+        return False
+    text, tenant = _rendered(tokenizer, obj), _tenant(obj)
+    check_marks([(text, tenant)], documents)
+    pieces = split_documents(text, separator, documents, tenant)
+    _write_documents(manager, obj, pieces, fields.ChunkFields(), in_parts=False)
+    return True
+
+
+def _write_documents(
+    manager: Any,
+    adapted: Any,
+    pieces: Sequence[Piece],
+    requested: fields.ChunkFields,
+    in_parts: bool,
+) -> None:
+    """Write the tokens of a chat's ``pieces``, and the documents' bounds, into its request."""
     ids, bounds = tokenise(manager.tokenizer, pieces, specials=False)
     custom = adapted.sampling_params.get("custom_params")
     if not requested.off:
@@ -212,54 +262,12 @@ def convert_chat(
     adapted.text, adapted.input_ids = None, ids
     adapted.sampling_params["custom_params"] = custom
     setattr(adapted, _PREPARED, True)
-    return adapted, processed
 
 
 _NO_TEMPLATE = (
     "chat_template_kwargs.documents: this model's chat template shows no documents; send them as "
     'text parts with custom_params {"canopy_documents": "parts"}'
 )
-
-
-def _add_listed(request: Any, raw_request: Any) -> bool:
-    """Insert the body's top-level ``documents`` before the first user's text, as parts.
-
-    There they keep their position from turn to turn. SGLang's request class drops the field, so it
-    is read from the HTTP body. Returns whether the body has documents.
-    """
-    texts = listed_texts(getattr(raw_request, "_json", None))
-    if not texts:
-        return False
-    from sglang.srt.entrypoints.openai.protocol import ChatCompletionMessageContentTextPart as Part
-
-    messages = list(request.messages)
-    users = [i for i, m in enumerate(messages) if getattr(m, "role", None) == "user"]
-    if not users:
-        raise CanopyError(
-            f"{FIELD} are inserted before a user's text; add a message of role 'user'"
-        )
-    message = messages[users[0]]
-    own = message.content
-    own = [Part(type="text", text=own)] if isinstance(own, str) else own
-    content = [*(Part(type="text", text=text) for text in texts), *own]
-    messages[users[0]] = message.model_copy(update={"content": content})
-    request.messages = messages
-    return True
-
-
-def _mark(request: Any, in_parts: bool) -> tuple[str, str] | None:
-    """Put markers around the documents in a chat's parts and template.
-
-    ``None`` without documents: if retrieval finds no document, the prompt is an ordinary one.
-    """
-    nonce = secrets.token_hex(8)
-    signs = f"\ue000{nonce}\ue001", f"\ue001{nonce}\ue000"
-    marked = in_parts and _mark_parts(request, *signs)
-    listed = (getattr(request, "chat_template_kwargs", None) or {}).get("documents")
-    if listed:
-        shown = _marked(listed, *signs)
-        request.chat_template_kwargs = {**request.chat_template_kwargs, "documents": shown}
-    return signs if marked or listed else None
 
 
 def _has_documents(request: Any, separator: str | None) -> bool:
@@ -286,53 +294,6 @@ def _rendered(tokenizer: Any, adapted: Any) -> str:
             "cannot be found in it; use /v1/completions, or input_ids with canopy_chunks"
         )
     return text
-
-
-def _mark_parts(request: Any, opening: str, closing: str) -> bool:
-    """Put markers around the documents in messages. Returns whether there are any.
-
-    Documents are all text parts of a message except its last, and all text of a tool's result.
-    Blank parts are not documents. A chat with other kinds of parts, such as images, is not changed.
-    """
-    contents = [_parts_of(message) for message in request.messages]
-    if any(getattr(p, "type", None) != "text" for parts in contents for p in parts):
-        return False
-    found, messages = False, []
-    for message, parts in zip(request.messages, contents):
-        texts = [p.text for p in parts]
-        last = len(texts) if getattr(message, "role", None) == "tool" else len(texts) - 1
-        signed = [f"{opening}{t}{closing}" if t.strip() else t for t in texts[:last]]
-        if signed != texts[:last]:
-            found = True
-            content = "\n".join([*signed, *texts[last:]])
-            message = message.model_copy(update={"content": content})
-        messages.append(message)
-    request.messages = messages
-    return found
-
-
-def _parts_of(message: Any) -> list[Any]:
-    """Return a message's parts; plain text becomes the only part."""
-    content = getattr(message, "content", None)
-    if isinstance(content, str):
-        return [SimpleNamespace(type="text", text=content)]
-    return content or []
-
-
-def _marked(listed: Any, opening: str, closing: str) -> list[dict[str, Any]]:
-    if not isinstance(listed, list) or not all(
-        isinstance(d, dict) and isinstance(d.get("text", d.get("content")), str) for d in listed
-    ):
-        raise CanopyError(
-            'chat_template_kwargs.documents must be a list of {"title": ..., "text": ...}'
-        )
-    out = []
-    for document in listed:
-        field = "text" if "text" in document else "content"
-        if not document[field].strip():
-            raise CanopyError("chat_template_kwargs.documents has an empty document; leave it out")
-        out.append({**document, field: f"{opening}{document[field]}{closing}"})
-    return out
 
 
 def _tenant(obj: Any) -> str | None:
