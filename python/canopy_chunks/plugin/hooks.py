@@ -13,8 +13,8 @@ from canopy_chunks.plugin import usage as usage_of
 from canopy_chunks.plugin.refusals import ATTRIBUTE
 from sglang_canopy.config import server_options
 from sglang_canopy.request import sent
+from sglang_canopy.request.prompt import BODY_CHECKS
 from sglang_canopy.request.sent import body_of, headers_of
-from sglang_canopy.server.http import early_checks
 from sglang_canopy.server.scheduler import arrivals
 from sglang_canopy.server.start.seam import Seam
 from sglang_canopy.server.start.self_check import check_in_place
@@ -173,7 +173,7 @@ def _add_routes(server_args: Any, *_: Any, **__: Any) -> None:
     if (on := options_of(server_args)) is not None:
         from canopy_chunks.server.http import entry, routes, warm_up
 
-        early_checks.CHECKS.append(entry.check_body)
+        BODY_CHECKS.append(entry.check_body)
         if series.STATUS not in status_file.ADDITIONS:
             status_file.ADDITIONS.append(series.STATUS)
         routes.add_routes(server_args, on)

@@ -6,10 +6,14 @@ also fails on a batch with fewer sampling parameters than prompts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sglang_canopy.errors import CanopyError
+
+BODY_CHECKS: list[Callable[[Mapping[str, Any], Any], None]] = []
+"""Checks of other plugins before a response starts, of a body and its request's tenant and sampling
+parameters. Each raises ``CanopyError``."""
 
 
 def check_prompts(obj: Any, vocabulary: int) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from canopy_chunks.server.http import chat_parts, entry
+from canopy_chunks.server.http import entry
 from canopy_chunks.server.options import Options
 from canopy_chunks.text import any_order
 from canopy_chunks.text.order import Orders
@@ -330,7 +330,7 @@ def test_documents_of_the_body_stay_in_front_of_the_first_users_text() -> None:
         messages=[message("user", "why?"), message("assistant", "so"), message("user", "and?")]
     )
     for request in (first, later):
-        assert chat_parts.add_listed(request, SimpleNamespace(_json={"documents": LISTED}))
+        assert entry._add_listed(request, SimpleNamespace(_json={"documents": LISTED}))
     assert first.messages[0] == later.messages[0]
     assert later.messages[2].content == "and?"
 

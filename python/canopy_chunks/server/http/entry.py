@@ -12,9 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from canopy_chunks.server.http import chat_parts
 from canopy_chunks.server.options import Options
-from canopy_chunks.text import any_order, fields
+from canopy_chunks.text import any_order, chat_parts, fields
 from canopy_chunks.text.documents import (
     MARK,
     Documents,
@@ -27,6 +26,7 @@ from canopy_chunks.text.documents import (
     with_bounds,
 )
 from canopy_chunks.text.find import Finder
+from canopy_chunks.text.listed import FIELD, listed_texts
 from canopy_chunks.text.order import anything
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.tenant import tenant_of
@@ -73,10 +73,13 @@ def prepare(manager: Any, obj: Any, options: Options, path: str = "") -> None:
 
 
 def check_body(body: Mapping[str, Any], obj: Any) -> None:
-    """Check the marks of a body before its response starts. ``obj`` has its tenant's fields.
+    """Check the marks and fields of a body before its response starts.
 
-    Raises CanopyError. The marks of a batch with a tenant for each prompt are not checked.
+    ``obj``: its tenant and sampling parameters. Raises CanopyError. The marks of a batch with a tenant
+    for each prompt are not checked.
     """
+    if isinstance(obj.sampling_params, Mapping):
+        fields.parse_fields(obj.sampling_params.get("custom_params"))
     if not any(isinstance(getattr(obj, n, None), list) for n in ("extra_key", "cache_salt")):
         text = json.dumps([body.get(field) for field in _TEXT_FIELDS])
         check_marks([(text, _tenant(obj))], documents)
@@ -205,7 +208,7 @@ def convert_chat(
     requested = fields.parse_fields(getattr(request, "custom_params", None))
     fields.check_selector(requested.selector, manager.server_args.tp_size)
     separator = None if requested.off else options.separator
-    in_parts = chat_parts.add_listed(request, raw_request) or requested.documents_in_parts
+    in_parts = _add_listed(request, raw_request) or requested.documents_in_parts
     signs = None if requested.off else chat_parts.mark(request, in_parts)
     if signs is None and not _has_documents(request, separator):
         return original(serving, request, raw_request)
@@ -268,6 +271,32 @@ _NO_TEMPLATE = (
     "chat_template_kwargs.documents: this model's chat template shows no documents; send them as "
     'text parts with custom_params {"canopy_documents": "parts"}'
 )
+
+
+def _add_listed(request: Any, raw_request: Any) -> bool:
+    """Insert the body's top-level ``documents`` before the first user's text, as parts.
+
+    There they keep their position from turn to turn. SGLang's request class drops the field, so it
+    is read from the HTTP body. Returns whether the body has documents.
+    """
+    texts = listed_texts(getattr(raw_request, "_json", None))
+    if not texts:
+        return False
+    from sglang.srt.entrypoints.openai.protocol import ChatCompletionMessageContentTextPart as Part
+
+    messages = list(request.messages)
+    users = [i for i, m in enumerate(messages) if getattr(m, "role", None) == "user"]
+    if not users:
+        raise CanopyError(
+            f"{FIELD} are inserted before a user's text; add a message of role 'user'"
+        )
+    message = messages[users[0]]
+    own = message.content
+    own = [Part(type="text", text=own)] if isinstance(own, str) else own
+    content = [*(Part(type="text", text=text) for text in texts), *own]
+    messages[users[0]] = message.model_copy(update={"content": content})
+    request.messages = messages
+    return True
 
 
 def _has_documents(request: Any, separator: str | None) -> bool:

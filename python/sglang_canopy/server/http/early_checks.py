@@ -6,16 +6,14 @@ error of its Ollama routes into status 500.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 from sglang_canopy.errors import CanopyError
+from sglang_canopy.request.prompt import BODY_CHECKS
 from sglang_canopy.request.sent import body_of
 from sglang_canopy.server.http import entry
-
-CHECKS: list[Callable[[Mapping[str, Any], Any], None]] = []
-"""Checks of other plugins, of a body and its request's tenant fields. Each raises ``CanopyError``."""
 
 
 async def generate_begins(original: Callable[..., Any], obj: Any, request: Any) -> Any:
@@ -65,5 +63,5 @@ def _check(request: Any, sampling_params: Any = None) -> None:
     tenant = {field: body.get(field) for field in ("extra_key", "cache_salt")}
     stamped = SimpleNamespace(sampling_params=sampling_params, **tenant)
     entry.stamp(stamped, {}, request)
-    for check in CHECKS:
+    for check in BODY_CHECKS:
         check(body, stamped)

@@ -1,4 +1,4 @@
-"""The documents of a chat request before its template is applied: parts, listed and titled texts.
+"""The documents of a chat request before its template is applied: its parts and its template's.
 
 They are enclosed in markers, which show their positions in the rendered text.
 """
@@ -9,34 +9,7 @@ import secrets
 from types import SimpleNamespace
 from typing import Any
 
-from canopy_chunks.text.listed import FIELD, listed_texts
 from sglang_canopy.errors import CanopyError
-
-
-def add_listed(request: Any, raw_request: Any) -> bool:
-    """Insert the body's top-level ``documents`` before the first user's text, as parts.
-
-    There they keep their position from turn to turn. SGLang's request class drops the field, so it
-    is read from the HTTP body. Returns whether the body has documents.
-    """
-    texts = listed_texts(getattr(raw_request, "_json", None))
-    if not texts:
-        return False
-    from sglang.srt.entrypoints.openai.protocol import ChatCompletionMessageContentTextPart as Part
-
-    messages = list(request.messages)
-    users = [i for i, m in enumerate(messages) if getattr(m, "role", None) == "user"]
-    if not users:
-        raise CanopyError(
-            f"{FIELD} are inserted before a user's text; add a message of role 'user'"
-        )
-    message = messages[users[0]]
-    own = message.content
-    own = [Part(type="text", text=own)] if isinstance(own, str) else own
-    content = [*(Part(type="text", text=text) for text in texts), *own]
-    messages[users[0]] = message.model_copy(update={"content": content})
-    request.messages = messages
-    return True
 
 
 def mark(request: Any, in_parts: bool) -> tuple[str, str] | None:
