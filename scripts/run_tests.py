@@ -48,7 +48,8 @@ def check_and_test(flags: list[str]) -> int:
         say(f"failed, so no test was run: {', '.join(failed)}")
         return 1
     # A group of files stays with one worker, which keeps its server; `-n 0` is one process as ever.
-    workers = ["-n", str(min(2, os.cpu_count() or 1)), "--dist", "loadgroup"]
+    # One worker more than cores: servers and ranks wait for each other while they start.
+    workers = ["-n", str(min(2, os.cpu_count() or 1) + 1), "--dist", "loadgroup"]
     workers += ["--no-loadscope-reorder"]  # in test/conftest.py's order
     tests = [sys.executable, "-m", "pytest", *workers, *flags]
     return subprocess.run(
