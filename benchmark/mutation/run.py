@@ -16,6 +16,7 @@ import importlib.util
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -186,13 +187,21 @@ def preload(tests: list[str]) -> None:
                 importlib.import_module(name)
 
 
-def judge(package: str, sample: int, seed: int) -> Iterator[dict[str, Any]]:
-    """Draw mutants of ``package`` and run its tests on each. Yield counts and survivors so far."""
+def judge(
+    package: str, sample: int, seed: int, earlier: dict[str, Any] | None = None
+) -> Iterator[dict[str, Any]]:
+    """Draw mutants of ``package`` and run its tests on each. Yield counts and survivors so far.
+
+    ``earlier``: counts of an earlier run, of which only the survivors run again.
+    """
     own, more = TESTS[package]
     preload(own)
     paths = sorted((PYTHON / "sglang_canopy" / package).rglob("*.py"))
     every = [mutant for path in paths for mutant in made(path)]
     chosen = random.Random(seed).sample(every, min(sample, len(every)))
+    if earlier is not None:
+        survived = {_without_line(text) for text in earlier["survivors"]}
+        chosen = [mutant for mutant in every if _without_line(mutant.text) in survived]
     first = Suite(own)
     further: Suite | None = None
     survivors: list[str] = []
@@ -204,11 +213,16 @@ def judge(package: str, sample: int, seed: int) -> Iterator[dict[str, Any]]:
                 tqdm.write(mutant.text)
         yield {
             "sites": len(every),
-            "mutants": number,
+            "mutants": number if earlier is None else earlier["mutants"],
             "survived": len(survivors),
-            "seed": seed,
+            "seed": seed if earlier is None else earlier["seed"],
             "survivors": sorted(survivors),
         }
+
+
+def _without_line(text: str) -> str:
+    """Return a mutant's text without its line number, which other changes of the file move."""
+    return re.sub(r":\d+:", ":", text, count=1)
 
 
 def made(path: Path) -> Iterator[Mutant]:
@@ -220,12 +234,17 @@ def main() -> None:
     parser.add_argument("packages", nargs="+", choices=list(TESTS), metavar="PACKAGE")
     parser.add_argument("--sample", type=int, default=60, help="mutants per package")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--again", action="store_true", help="only the survivors of the last run")
     parser.add_argument("--json", type=Path, default=RESULTS)
     args = parser.parse_args()
     os.chdir(ROOT)
     for package in args.packages:
-        for found in judge(package, args.sample, args.seed):
-            known = json.loads(args.json.read_text()) if args.json.exists() else {}
+        known = json.loads(args.json.read_text()) if args.json.exists() else {}
+        if args.again:  # written at the end: a part of the survivors is no result
+            results = list(judge(package, args.sample, args.seed, known[package]))[-1:]
+        else:
+            results = judge(package, args.sample, args.seed)
+        for found in results:
             new = json.dumps({**known, package: found}, indent=1, sort_keys=True)
             args.json.write_text(new + "\n")
 
