@@ -11,7 +11,7 @@ from canopy_lab.sim.requests import Hints
 from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.records import CLIENT, GATEWAY, Request
 from sglang_canopy.reuse.categories import ROOT
-from sglang_canopy.reuse.hint_trust import MAX_TENANTS, HintRecords, speaker
+from sglang_canopy.reuse.hint_trust import MAX_TENANTS, HintRecords, return_slack_s, speaker
 from sglang_canopy.reuse.learner import ReuseModel
 from sglang_canopy.reuse.shadow import MAX_CONVERSATIONS, LastTips, Tip
 from support.tiny_traces import ask
@@ -182,6 +182,18 @@ def returns(records, who, tips, accuracy, seed=0):
         gap, other = (2.0 ** draw.uniform(4, 10) for _ in range(2))
         records.note_return(tip, gap if draw.random() < accuracy else other)
         records.continued(tip, gap)
+
+
+def test_a_return_is_overdue_once_its_slack_has_passed():
+    records, tip = HintRecords(), Tip(0.0, ReuseModel().categories.get(ROOT), "t")
+    tip.speaker = "t"
+    records.note_return(tip, 100.0)
+    last = 100.0 + return_slack_s(100.0)
+    records.count_overdue(last)
+    assert tip.return_at == 100.0
+    records.count_overdue(last + 1.0)
+    assert tip.return_at is None
+    assert records.record("t").returns == 1.0
 
 
 @pytest.mark.parametrize("accuracy", [0.0, 0.3, 0.6, 1.0])

@@ -128,10 +128,12 @@ def test_tips_without_continuation_lower_the_return_probability():
 def test_prompt_growth_is_what_the_next_prompt_adds_to_prompt_and_output():
     model = ReuseModel(min_samples=1)
     serve(model, 0, range(100), output_tokens=50)
+    assert model.stats()["samples"] == 0
     serve(model, 5, range(250), output_tokens=50)
     model.fit(6.0)
     label = "default|-|turn1|out<64"
     assert model.stats()["categories"][label]["mean_new_tokens"] == 100.0
+    assert model.stats()["samples"] == 1
 
 
 def test_samples_leave_with_the_window():
