@@ -16,7 +16,6 @@ import importlib.util
 import json
 import os
 import random
-import re
 import signal
 import subprocess
 import sys
@@ -24,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from operator import itemgetter
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
@@ -200,8 +200,7 @@ def judge(
     every = [mutant for path in paths for mutant in made(path)]
     chosen = random.Random(seed).sample(every, min(sample, len(every)))
     if earlier is not None:
-        survived = {_without_line(text) for text in earlier["survivors"]}
-        chosen = [mutant for mutant in every if _without_line(mutant.text) in survived]
+        chosen = [found for text in earlier["survivors"] if (found := _nearest(text, every))]
     first = Suite(own)
     further: Suite | None = None
     survivors: list[str] = []
@@ -220,9 +219,15 @@ def judge(
         }
 
 
-def _without_line(text: str) -> str:
-    """Return a mutant's text without its line number, which other changes of the file move."""
-    return re.sub(r":\d+:", ":", text, count=1)
+def _nearest(text: str, every: list[Mutant]) -> Mutant | None:
+    """Return the mutant of a text, at the nearest line if other changes have moved its line."""
+    file, line, change = text.split(":", 2)
+    alike = [
+        (abs(int(one[1]) - int(line)), mutant)
+        for mutant in every
+        if (one := mutant.text.split(":", 2))[0] == file and one[2] == change
+    ]
+    return min(alike, key=itemgetter(0))[1] if alike else None
 
 
 def made(path: Path) -> Iterator[Mutant]:
