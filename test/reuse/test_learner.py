@@ -136,13 +136,14 @@ def test_prompt_growth_is_what_the_next_prompt_adds_to_prompt_and_output():
     assert model.stats()["samples"] == 1
 
 
-def test_samples_leave_with_the_window():
+@pytest.mark.parametrize(("output_tokens", "growth"), [(0, 1.0), (1, 0.0)])
+def test_samples_leave_with_the_window(output_tokens, growth):
     model = ReuseModel(window_s=100.0)
-    serve(model, 0, [1])
+    serve(model, 0, [1], output_tokens=output_tokens)
     serve(model, 5, [1, 2])
     assert sum(events(model).values()) == 1.0
     left = model.categories.get("default|-|turn1|out<64")
-    assert (left.gap_sum_s, sum(left.growth), left.growth_sum) == (5.0, 1.0, 1.0)
+    assert (left.gap_sum_s, sum(left.growth), left.growth_sum) == (5.0, 1.0, growth)
     serve(model, 500, [9])
     assert sum(events(model).values()) == 0.0
     assert (left.gap_sum_s, sum(left.growth), left.growth_sum) == (0.0, 0.0, 0.0)
