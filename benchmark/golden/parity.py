@@ -8,6 +8,8 @@ import test_parity
 import test_tiered_parity
 from digest import digest
 
+from canopy_lab.sim.system.tree import TieredTree
+
 QUANTUM = 64
 """Tokens that a server evicts at least."""
 SEEDS, REQUESTS = (1, 2, 3, 4), 120
@@ -91,8 +93,11 @@ def on_two_tiers(policy: str) -> dict[str, Any]:
     for page, quantum in TIERED:
         states = {"simulated": [], "served": []}
         for seed in (1, 2, 3):
-            ours, theirs = test_tiered_parity.both(policy, seed, page, quantum)
-            states["simulated"] += ours
+            steps = test_parity.workload(seed, 150)
+            theirs, host_tokens = test_tiered_parity.served(policy, page, quantum, steps)
+            states["simulated"] += test_tiered_parity.simulated(
+                policy, page, quantum, steps, host_tokens, TieredTree
+            )
             states["served"] += theirs
         for way, seen in states.items():
             made[f"{name} on device and host, pages of {page}, quantum {quantum}, {way}"] = {
