@@ -24,7 +24,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path += [str(ROOT / "scripts"), str(ROOT / "benchmark" / "security")]
 
-from hostile_soak import longest  # noqa: E402
+from hostile_soak import longest, share  # noqa: E402
 
 from launch_server import cpu_arguments, free_port, serving  # noqa: E402
 from sglang_canopy import thread_time  # noqa: E402
@@ -43,11 +43,11 @@ ARMS = {
 
 
 def write_smallest_model(out: Path) -> None:
+    from support.small_models import change_config
+
     write_tiny_model(out, MODEL)
-    config = json.loads((out / "config.json").read_text(encoding="utf-8"))
-    config.update(num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1)
-    config.update(hidden_size=32, intermediate_size=64)
-    (out / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    one = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+    change_config(out, **dict.fromkeys(one, 1), hidden_size=32, intermediate_size=64)
 
 
 def call(url: str, body: Any = None, timeout_s: float = 600.0) -> Any:
@@ -99,16 +99,15 @@ def run(name: str, seconds: int, folder: Path) -> dict[str, Any]:
         key: row["seconds"] - before["seams"].get(key, {"seconds": 0.0})["seconds"]
         for key, row in after["seams"].items()
     }
-    apart = (thread_time.TREE, thread_time.COMPUTED)
-    hooks = {key: value for key, value in spent.items() if not key.startswith(apart)}
+    timed = {"seams": {key: {"seconds": s} for key, s in spent.items()}, "thread_s": took}
     return {
         "requests": len(answers),
         "seconds": round(took, 1),
         "rate": round(len(answers) / took, 2),
         "cached": round(found / sum(length for length, _ in answers), 4),
         "thread": round((after["thread_s"] - before["thread_s"]) / took, 4),
-        "hooks": round(sum(hooks.values()) / took, 4),
-        "tree": round(sum(spent.values()) / took - sum(hooks.values()) / took, 4),
+        "hooks": share(timed),
+        "tree": share(timed, thread_time.TREE),
         "longest_ms": round(1e3 * longest(after), 2),
         "by_hook": {
             key: round(value / took, 5)

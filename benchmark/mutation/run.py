@@ -188,19 +188,20 @@ def preload(tests: list[str]) -> None:
 
 
 def judge(
-    package: str, sample: int, seed: int, earlier: dict[str, Any] | None = None
+    package: str, sample: int, seed: int, again: list[str] | None = None
 ) -> Iterator[dict[str, Any]]:
     """Draw mutants of ``package`` and run its tests on each. Yield counts and survivors so far.
 
-    ``earlier``: counts of an earlier run, of which only the survivors run again.
+    ``again``: texts of an earlier run's survivors, which run instead.
     """
     own, more = TESTS[package]
     preload(own)
     paths = sorted((PYTHON / "sglang_canopy" / package).rglob("*.py"))
     every = [mutant for path in paths for mutant in made(path)]
-    chosen = random.Random(seed).sample(every, min(sample, len(every)))
-    if earlier is not None:
-        chosen = [found for text in earlier["survivors"] if (found := _nearest(text, every))]
+    if again is None:
+        chosen = random.Random(seed).sample(every, min(sample, len(every)))
+    else:
+        chosen = [found for text in again if (found := _nearest(text, every))]
     first = Suite(own)
     further: Suite | None = None
     survivors: list[str] = []
@@ -212,9 +213,9 @@ def judge(
                 tqdm.write(mutant.text)
         yield {
             "sites": len(every),
-            "mutants": number if earlier is None else earlier["mutants"],
+            "mutants": number,
             "survived": len(survivors),
-            "seed": seed if earlier is None else earlier["seed"],
+            "seed": seed,
             "survivors": sorted(survivors),
         }
 
@@ -244,14 +245,25 @@ def main() -> None:
     args = parser.parse_args()
     os.chdir(ROOT)
     for package in args.packages:
-        known = json.loads(args.json.read_text()) if args.json.exists() else {}
-        if args.again:  # written at the end: a part of the survivors is no result
-            results = list(judge(package, args.sample, args.seed, known[package]))[-1:]
-        else:
-            results = judge(package, args.sample, args.seed)
-        for found in results:
-            new = json.dumps({**known, package: found}, indent=1, sort_keys=True)
-            args.json.write_text(new + "\n")
+        if args.again:
+            run_again(package, args.json)
+            continue
+        for found in judge(package, args.sample, args.seed):
+            write(args.json, package, found)
+
+
+def run_again(package: str, results: Path) -> None:
+    """Run the survivors of an earlier run. Written at the end: a part of them is no result."""
+    earlier = json.loads(results.read_text())[package]
+    without = {**earlier, "survived": 0, "survivors": []}
+    last = [without, *judge(package, 0, 0, earlier["survivors"])][-1]
+    write(results, package, {**last, "mutants": earlier["mutants"], "seed": earlier["seed"]})
+
+
+def write(results: Path, package: str, found: dict[str, Any]) -> None:
+    known = json.loads(results.read_text()) if results.exists() else {}
+    new = json.dumps({**known, package: found}, indent=1, sort_keys=True)
+    results.write_text(new + "\n")
 
 
 if __name__ == "__main__":

@@ -173,7 +173,8 @@ def _add_routes(server_args: Any, *_: Any, **__: Any) -> None:
     if (on := options_of(server_args)) is not None:
         from canopy_chunks.server.http import entry, routes, warm_up
 
-        BODY_CHECKS.append(entry.check_body)
+        if entry.check_body not in BODY_CHECKS:
+            BODY_CHECKS.append(entry.check_body)
         if series.STATUS not in status_file.ADDITIONS:
             status_file.ADDITIONS.append(series.STATUS)
         routes.add_routes(server_args, on)

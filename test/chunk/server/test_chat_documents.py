@@ -298,6 +298,30 @@ def test_a_chats_fields_are_parsed_once(monkeypatch) -> None:
     assert adapted.sampling_params["custom_params"] == before
 
 
+@pytest.mark.parametrize("path", ["/v1/responses", "/api/chat"])
+def test_the_fields_of_a_chat_that_is_rendered_already_count(path: str) -> None:
+    name = entry.documents.add([ord(c) for c in "fact"], None)
+    text = f"<user>[[canopy:{name}]] why?</user>"
+
+    def prepared(custom: dict) -> SimpleNamespace:
+        manager = SimpleNamespace(tokenizer=Characters(), server_args=SimpleNamespace(tp_size=2))
+        obj = SimpleNamespace(
+            text=None, input_ids=Characters().encode(text), extra_key=None, cache_salt=None,
+            sampling_params={"custom_params": custom},
+        )  # fmt: skip
+        entry.prepare(manager, obj, Options(), path)
+        assert Characters().decode(obj.input_ids) == "<user>fact why?</user>"
+        return obj.sampling_params["custom_params"]["canopy_chunks"]
+
+    try:
+        assert prepared({}) == [6, 10]
+        assert prepared({"canopy_chunks": "off"}) == "off"
+        with pytest.raises(CanopyError, match="--tp-size 2"):
+            prepared({"canopy_selector": "frequency"})
+    finally:
+        entry.documents.remove(name, None)
+
+
 def test_a_chats_selector_is_checked_against_the_ranks() -> None:
     with pytest.raises(CanopyError, match="--tp-size 2"):
         convert("a##b##c", {"canopy_selector": "frequency"}, Options(separator="##"), tp_size=2)

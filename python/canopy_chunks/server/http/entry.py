@@ -39,11 +39,12 @@ finder = Finder()
 """The same documents by their tokens, to find them in prompts without marks."""
 
 _PREPARED = "canopy_chunks_prepared"
-"""Set on a chat request whose fields and documents :func:`convert_chat` has handled."""
-
+"""Set on a chat request whose fields and documents are handled."""
 
 _RENDERED = ("/v1/responses", "/api/chat")
 """Path suffixes of the routes whose chats SGLang renders without the hook :func:`convert_chat`."""
+
+_TEXT_FIELDS = ("text", "prompt", "messages", "input", "instructions", "system")
 
 
 def prepare(manager: Any, obj: Any, options: Options, path: str = "") -> None:
@@ -83,9 +84,6 @@ def check_body(body: Mapping[str, Any], obj: Any) -> None:
     if not any(isinstance(getattr(obj, n, None), list) for n in ("extra_key", "cache_salt")):
         text = json.dumps([body.get(field) for field in _TEXT_FIELDS])
         check_marks([(text, _tenant(obj))], documents)
-
-
-_TEXT_FIELDS = ("text", "prompt", "messages", "input", "instructions", "system")
 
 
 def _prepare_batch(manager: Any, obj: Any, options: Options, fixed: bool) -> None:
@@ -230,14 +228,16 @@ def _prepare_rendered(manager: Any, obj: Any, options: Options) -> bool:
     ids, tokenizer = obj.input_ids, manager.tokenizer
     if tokenizer is None or not isinstance(ids, list) or any_order.has_other_input(obj):
         return False
-    text = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-    separator = options.separator
+    requested = fields.parse_fields(obj.sampling_params.get("custom_params"))
+    fields.check_selector(requested.selector, manager.server_args.tp_size)
+    separator = None if requested.off else options.separator
+    text, tenant = _decoded(tokenizer, ids), _tenant(obj)
     if not MARK.search(text) and (separator is None or text.count(separator) < 2):
         return False
-    text, tenant = _rendered(tokenizer, obj), _tenant(obj)
+    _check_round_trip(tokenizer, text, ids)
     check_marks([(text, tenant)], documents)
     pieces = split_documents(text, separator, documents, tenant)
-    _write_documents(manager, obj, pieces, fields.ChunkFields(), in_parts=False)
+    _write_documents(manager, obj, pieces, requested, in_parts=False)
     return True
 
 
@@ -316,13 +316,22 @@ def _rendered(tokenizer: Any, adapted: Any) -> str:
     if isinstance(adapted.text, str):
         return adapted.text
     ids = list(adapted.input_ids or [])
-    text = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    text = _decoded(tokenizer, ids)
+    _check_round_trip(tokenizer, text, ids)
+    return text
+
+
+def _decoded(tokenizer: Any, ids: list[int]) -> str:
+    text: str = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    return text
+
+
+def _check_round_trip(tokenizer: Any, text: str, ids: list[int]) -> None:
     if list(tokenizer.encode(text, add_special_tokens=False)) != ids:
         raise CanopyError(
             "this model's tokenizer does not reproduce a chat's text from its ids, so documents "
             "cannot be found in it; use /v1/completions, or input_ids with canopy_chunks"
         )
-    return text
 
 
 def _tenant(obj: Any) -> str | None:
