@@ -56,6 +56,7 @@ def measured() -> dict[str, Any]:
         },
         "subcommands": subcommands(),
         "words": code_size.words(),
+        "prose": prose(),
         "functions": code_size.functions(),
         "request": {way: traced(way) for way in WAYS},
         "server_imports": {
@@ -68,6 +69,18 @@ def measured() -> dict[str, Any]:
                 m for m in reached | set(facts["modules"]) if import_closure.LABORATORY.match(m)
             ),
         },
+    }
+
+
+def prose() -> dict[str, Any]:
+    """Return docstrings and comments, and the percentage with a habit (scripts/words.py), by room."""
+    from words import percent, python_files, rooms
+
+    found = rooms(python_files())
+    found["all"] = [text for texts in found.values() for text in texts]
+    return {
+        room: {"texts": len(texts), "percent": round(percent(texts), 1)}
+        for room, texts in found.items()
     }
 
 
