@@ -110,7 +110,7 @@ def test_agents_at_two_rates_wait_for_the_real_answer_and_think(
         before = answered.get(request["conversation"])
         if before is not None:
             assert request["due_s"] == pytest.approx(before + 0.3, abs=0.1)
-            assert request["sent_s"] >= before + 0.3
+            assert request["sent_s"] >= before + 0.3 - 0.002  # times are rounded to 1 ms
         answered[request["conversation"]] = request["done_s"]
 
 
