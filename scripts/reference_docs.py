@@ -390,7 +390,7 @@ def routes() -> str:
     app = fastapi.FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     stand_in = types.ModuleType("sglang.srt.entrypoints.http_server")
     stand_in.app = app  # type: ignore[attr-defined]
-    server_args = types.SimpleNamespace(admin_api_key=None)
+    server_args = types.SimpleNamespace(admin_api_key=None, tp_size=1)
     setattr(server_args, chunk_plugin.ATTRIBUTE, chunk_options.Options())
     sys.modules[stand_in.__name__] = stand_in
     with tempfile.TemporaryDirectory() as folder:

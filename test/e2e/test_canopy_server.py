@@ -37,6 +37,7 @@ def test_a_prefix_is_found_again_and_the_pool_evicts(canopy_server):
     assert "Traceback" not in log
 
 
+@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     "said",
     [
@@ -50,22 +51,28 @@ def test_a_prefix_is_found_again_and_the_pool_evicts(canopy_server):
         [1],
     ],
 )
-def test_bad_input_gets_400_and_the_server_continues(canopy_server, said):
+def test_bad_input_gets_400_and_the_server_continues(canopy_server, said, stream):
     client = canopy_server
     chat = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
-    code, text = refused(client, "/v1/chat/completions", {**chat, "custom_params": said})
+    given = {"custom_params": said, "stream": stream}
+    code, text = refused(client, "/v1/chat/completions", {**chat, **given})
     assert code == 400
     assert "custom_params" in text
-    code, _ = refused(
-        client, "/v1/completions", {"model": "m", "prompt": "hi", "custom_params": said}
-    )
+    code, _ = refused(client, "/v1/completions", {"model": "m", "prompt": "hi", **given})
     assert code == 400
     sampling = {"max_new_tokens": 2, "custom_params": said}
-    code, _ = refused(client, "/generate", {"text": "hi", "sampling_params": sampling})
+    body = {"sampling_params": sampling, "stream": stream}
+    code, _ = refused(client, "/generate", {"text": "hi", **body})
+    assert code == 400
+    code, _ = refused(client, "/generate", {"text": ["a", "b"], **body})
+    assert code == 400
+    body["sampling_params"] = [{"max_new_tokens": 2}, sampling]
+    code, _ = refused(client, "/generate", {"text": ["a", "b"], **body})
     assert code == 400
     assert client.post("/v1/chat/completions", chat)["choices"]
 
 
+@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("path", "body", "said"),
     [
@@ -76,10 +83,10 @@ def test_bad_input_gets_400_and_the_server_continues(canopy_server, said):
     ],
 )
 def test_prompts_that_cannot_be_computed_get_400_and_the_server_continues(
-    canopy_server, path, body, said
+    canopy_server, path, body, said, stream
 ):
     client = canopy_server
-    code, text = refused(client, path, body)
+    code, text = refused(client, path, {**body, "stream": stream})
     assert code == 400
     assert said in text
     assert client.generate(token_ids(5, seed=1))["output_ids"]

@@ -168,14 +168,17 @@ BAD = [
 ]
 
 
+@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     "bounds", BAD, ids=["overlap", "empty", "past", "many", "word", "odd", "negative"]
 )
-def test_bad_bounds_get_400_and_the_server_continues(client, bounds) -> None:
+def test_bad_bounds_get_400_and_the_server_continues(client, bounds, stream) -> None:
     params = {"max_new_tokens": 1, "custom_params": {"canopy_chunks": bounds}}
-    code, text = refused(
-        client, "/generate", {"input_ids": tokens(200, 1), "sampling_params": params}
-    )
+    body = {"sampling_params": params, "stream": stream}
+    code, text = refused(client, "/generate", {"input_ids": tokens(200, 1), **body})
+    assert code == 400
+    assert "canopy_chunks" in text
+    code, text = refused(client, "/generate", {"text": "Bounds count tokens.", **body})
     assert code == 400
     assert "canopy_chunks" in text
     assert client.generate(tokens(10, 2), 1)["output_ids"]

@@ -5,6 +5,7 @@ The hooks decide whether a request is affected; the functions that they call do 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -173,8 +174,7 @@ def _add_routes(server_args: Any, *_: Any, **__: Any) -> None:
     if (on := options_of(server_args)) is not None:
         from canopy_chunks.server.http import entry, routes, warm_up
 
-        if entry.check_body not in BODY_CHECKS:
-            BODY_CHECKS.append(entry.check_body)
+        BODY_CHECKS["documents"] = functools.partial(entry.check_body, server_args.tp_size)
         if series.STATUS not in status_file.ADDITIONS:
             status_file.ADDITIONS.append(series.STATUS)
         routes.add_routes(server_args, on)

@@ -11,9 +11,9 @@ from typing import Any
 
 from sglang_canopy.errors import CanopyError
 
-BODY_CHECKS: list[Callable[[Mapping[str, Any], Any], None]] = []
-"""Checks of other plugins before a response starts, of a body and its request's tenant and sampling
-parameters. Each raises ``CanopyError``."""
+BODY_CHECKS: dict[str, Callable[[Mapping[str, Any], Any], None]] = {}
+"""Checks of other plugins by name, before a response starts, of a body and its request's tenant and
+sampling parameters. Each raises ``CanopyError``."""
 
 
 def check_prompts(obj: Any, vocabulary: int) -> None:

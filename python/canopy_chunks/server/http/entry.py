@@ -73,14 +73,19 @@ def prepare(manager: Any, obj: Any, options: Options, path: str = "") -> None:
         params["custom_params"] = custom
 
 
-def check_body(body: Mapping[str, Any], obj: Any) -> None:
+def check_body(tp_size: int, body: Mapping[str, Any], obj: Any) -> None:
     """Check the marks and fields of a body before its response starts.
 
     ``obj``: its tenant and sampling parameters. Raises CanopyError. The marks of a batch with a tenant
     for each prompt are not checked.
     """
-    if isinstance(obj.sampling_params, Mapping):
-        fields.parse_fields(obj.sampling_params.get("custom_params"))
+    ids: Any = body.get("input_ids")
+    prompts = ids if _is_batch(ids) else [ids]
+    params = obj.sampling_params
+    many = params if isinstance(params, list) else [params] * len(prompts)
+    for prompt, one in zip(prompts * len(many) if len(prompts) == 1 else prompts, many):
+        if isinstance(one, Mapping):
+            _check_fields(fields.parse_fields(one.get("custom_params")), prompt, tp_size)
     if not any(isinstance(getattr(obj, n, None), list) for n in ("extra_key", "cache_salt")):
         text = json.dumps([body.get(field) for field in _TEXT_FIELDS])
         check_marks([(text, _tenant(obj))], documents)
@@ -140,14 +145,8 @@ def _prepare_prompt(
     """
     requested = fields.parse_fields(custom)
     requested = replace(requested, any_order=requested.any_order and not fixed)
-    fields.check_selector(requested.selector, manager.server_args.tp_size)
+    _check_fields(requested, ids, manager.server_args.tp_size)
     if requested.bounds is not None:
-        if ids is None:
-            raise CanopyError(
-                f"custom_params key {BOUNDS!r} counts tokens, so the prompt must be given as "
-                "input_ids; with text use a separator or /canopy/chunks"
-            )
-        fields.check_inside(requested.bounds, len(ids))
         if not requested.any_order:
             return ids, None
         ids, bounds = any_order.arranged(
@@ -171,6 +170,19 @@ def _prepare_prompt(
         manager.tokenizer, requested, found, fields.check_bounds(bounds), tenant
     )
     return found, with_bounds(custom, bounds)
+
+
+def _check_fields(requested: fields.ChunkFields, ids: Any, tp_size: int) -> None:
+    """Raise CanopyError if a prompt's fields do not fit it, or the server."""
+    fields.check_selector(requested.selector, tp_size)
+    if requested.bounds is None:
+        return
+    if ids is None:
+        raise CanopyError(
+            f"custom_params key {BOUNDS!r} counts tokens, so the prompt must be given as "
+            "input_ids; with text use a separator or /canopy/chunks"
+        )
+    fields.check_inside(requested.bounds, len(ids))
 
 
 def _found(

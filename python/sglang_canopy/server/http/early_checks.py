@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.request.prompt import BODY_CHECKS
+from sglang_canopy.request.prompt import BODY_CHECKS, check_prompts
 from sglang_canopy.request.sent import body_of
 from sglang_canopy.server.http import entry
 
@@ -19,12 +19,14 @@ from sglang_canopy.server.http import entry
 async def generate_begins(original: Callable[..., Any], obj: Any, request: Any) -> Any:
     """Hook around ``http_server.serve_generate_request``, the route ``/generate``."""
     if obj.stream:
+        from sglang.srt.entrypoints import http_server
+
+        manager = http_server.get_global_state().tokenizer_manager
         try:
+            check_prompts(obj, manager.model_config.vocab_size)
             _check(request, obj.sampling_params)
         except CanopyError as error:
-            from sglang.srt.entrypoints.http_server import _create_error_response
-
-            return _create_error_response(error)
+            return http_server._create_error_response(error)
     return await original(obj, request)
 
 
@@ -63,5 +65,5 @@ def _check(request: Any, sampling_params: Any = None) -> None:
     tenant = {field: body.get(field) for field in ("extra_key", "cache_salt")}
     stamped = SimpleNamespace(sampling_params=sampling_params, **tenant)
     entry.stamp(stamped, {}, request)
-    for check in BODY_CHECKS:
+    for check in BODY_CHECKS.values():
         check(body, stamped)
