@@ -63,7 +63,7 @@ def order_of_answers(client: Any, asked: Sequence[dict[str, Any]]) -> list[int]:
         order.append(number)
 
     held = [
-        threading.Thread(target=client.generate, args=(token_ids(8, 900 + i), 400))
+        threading.Thread(target=client.generate, args=(token_ids(8, 900 + i), 160))
         for i in range(3)
     ]
     for thread in held:
@@ -91,9 +91,9 @@ def wait_for(client: Any, gauge: str, least: int) -> None:
 
 @pytest.mark.long
 def test_short_requests_overtake_and_priorities_come_first(ours) -> None:
-    long = [{"ids": token_ids(1500, seed)} for seed in (1, 2, 3)]
+    long = [{"ids": token_ids(700, seed)} for seed in (1, 2, 3)]
     short = [{"ids": token_ids(20, seed)} for seed in (4, 5, 6)]
-    urgent = [{"ids": token_ids(1500, seed), "priority": 5} for seed in (7, 8)]
+    urgent = [{"ids": token_ids(700, seed), "priority": 5} for seed in (7, 8)]
     order = order_of_answers(ours, [*long, *short, *urgent])
     place = {number: at for at, number in enumerate(order)}
     assert max(place[6], place[7]) < 4  # three run at a time: one more may end with them
