@@ -37,6 +37,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("explore" if config.getoption("--all") else "canopy")
+    # pytest-xdist's marker; the laboratory is tested without that plugin too.
+    config.addinivalue_line("markers", "xdist_group(name): a group stays with one worker")
 
 
 @pytest.hookimpl(tryfirst=True)  # pytest-xdist's own hook reads the groups
