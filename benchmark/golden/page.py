@@ -17,10 +17,11 @@ GOALS = {
 
 
 def sizes() -> str:
-    counted = [*load(NOW)["lines_by_package"].values(), *load(NOW)["lines_beside"].values()]
+    now = load(NOW)
+    counted = [*now["lines_by_package"].values(), *now["lines_beside"].values()]
     rows = [row("lines of all trees, without `benchmark/golden/`", sum(counted), 133_000)]
     for what, (keys, goal) in GOALS.items():
-        found = load(NOW)
+        found = now
         for key in keys:
             found = found[key]
         rows.append(row(what, found, goal))

@@ -15,10 +15,13 @@ BODY_CHECKS: dict[str, Callable[[Mapping[str, Any], Any], None]] = {}
 """Checks of other plugins by name, before a response starts, of a body and its request's tenant and
 sampling parameters. Each raises ``CanopyError``."""
 
+_CHECKED = "canopy_tokens_checked"
+"""Set on a request whose tokens are valid: a stream's are checked before it starts."""
+
 
 def check_prompts(obj: Any, vocabulary: int) -> None:
     """Raise ``CanopyError`` for a request or batch with invalid tokens or too few sampling
-    parameters.
+    parameters. Tokens that were valid are not read again.
 
     ``obj``: SGLang's internal request, before normalisation. ``vocabulary``: the model's number of
     tokens; adapters and images may add higher token ids.
@@ -31,6 +34,8 @@ def check_prompts(obj: Any, vocabulary: int) -> None:
         )
     if getattr(obj, "text", None) is not None or not getattr(obj, "input_ids", None):
         return
+    if getattr(obj, _CHECKED, False):
+        return
     extended = any(getattr(obj, name, None) for name in ("lora_path", "image_data", "mm_inputs"))
     for ids in prompts or [obj.input_ids]:
         lowest, highest = (min(ids), max(ids)) if len(ids) else (0, 0)
@@ -39,6 +44,7 @@ def check_prompts(obj: Any, vocabulary: int) -> None:
             raise CanopyError(
                 f"input_ids has the token {wrong}; this model's are from 0 to {vocabulary - 1}"
             )
+    setattr(obj, _CHECKED, True)
 
 
 def _prompts(obj: Any) -> Sequence[Any] | None:

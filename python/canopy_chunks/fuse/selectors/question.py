@@ -26,7 +26,7 @@ FIRST, LAST = 0.5, 0.7
 MAX_QUERIES = 64
 """Maximum number of probed question tokens, counted from the end."""
 STRIDE, MIN_SAMPLES = 8, 100
-"""Below the probed layers, every ``STRIDE``-th chunk token is sampled, and no fewer than ``MIN_SAMPLES``.
+"""Every ``STRIDE``-th chunk token is sampled before the counted layers, and at least ``MIN_SAMPLES``.
 
 A sample's weight is the number of tokens it represents. These layers hardly change the
 choice (docs/research/chunks.md), but account for half of a probe's attention. On a device all

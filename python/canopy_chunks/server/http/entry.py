@@ -7,6 +7,7 @@ A ``CanopyError`` raised here is a ``ValueError``, which SGLang answers with sta
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -83,7 +84,7 @@ def check_body(tp_size: int, body: Mapping[str, Any], obj: Any) -> None:
     prompts = ids if _is_batch(ids) else [ids]
     params = obj.sampling_params
     many = params if isinstance(params, list) else [params] * len(prompts)
-    for prompt, one in zip(prompts * len(many) if len(prompts) == 1 else prompts, many):
+    for prompt, one in zip(itertools.cycle(prompts), many):
         if isinstance(one, Mapping):
             _check_fields(fields.parse_fields(one.get("custom_params")), prompt, tp_size)
     if not any(isinstance(getattr(obj, n, None), list) for n in ("extra_key", "cache_salt")):
