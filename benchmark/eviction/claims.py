@@ -3,7 +3,7 @@
     python benchmark/eviction/claims.py --data DIR --out OUT
 
 DIR holds `mooncake/`, `agentic_coding/` and `azure/`. Writes OUT/claims.json (one row a run) and
-OUT/claims.png; `page.py` makes the tables. One process, about a quarter of an hour; with
+OUT/claims.png. One process, about a quarter of an hour; with
 `--rows OUT/claims.json` it only makes the figure again, and with `--variants NAME` beside it runs
 these policies anew and replaces their rows, those of the tail too.
 """
@@ -29,8 +29,10 @@ from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.policy.base import Policy
 from sglang_canopy.policy.registry import make_policy
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "traces"))
+sys.path += [str(Path(__file__).resolve().parents[1] / name) for name in ("", "traces")]
 from overlays import overlay
+
+import result_file
 
 SEEDS = (1, 2, 3)
 CAPACITIES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
@@ -221,7 +223,7 @@ def main() -> None:
     else:
         rows = measure(args.data, args.only)
     if not args.rows or args.variants:
-        (args.out / "claims.json").write_text(json.dumps(rows) + "\n")
+        result_file.write(args.out / "claims.json", rows)
     draw(rows, args.out / "claims.png")
 
 

@@ -6,7 +6,7 @@ After each response a client hints either that its conversation is over, or the 
 continues. The truth is the trace's own future; a false hint is the opposite (over or not), or another
 client's time. True hints of agents are also run without the names of their sessions: a conversation
 with a rewritten history then looks over. Writes OUT/hints.json and OUT/hints.png; with
-`--rows OUT/hints.json` only the figure, from an earlier run. `page.py` makes the table.
+`--rows OUT/hints.json` only the figure, from an earlier run.
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ from canopy_lab.trace.open import open_trace
 from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.policy.registry import make_policy
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "traces"))
+sys.path += [str(Path(__file__).resolve().parents[1] / name) for name in ("", "traces")]
 from overlays import overlay
+
+import result_file
 
 SHARES = (0.0, 0.25, 0.5, 1.0)
 ACCURACIES = (1.0, 0.75, 0.5, 0.0)
@@ -124,7 +126,7 @@ def main() -> None:
         rows = json.loads(args.rows.read_text())
     else:
         rows = measure(args.data)
-        (args.out / "hints.json").write_text(json.dumps(rows) + "\n")
+        result_file.write(args.out / "hints.json", rows)
     draw(rows, args.out / "hints.png")
 
 

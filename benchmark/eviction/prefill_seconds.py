@@ -11,17 +11,17 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "traces"))
+sys.path += [str(Path(__file__).resolve().parents[1] / name) for name in ("", "traces")]
 from by_user import write
 from overlays import overlay
 
+import result_file
 from canopy_lab.advise.sample import merged
 from canopy_lab.sim.driver import distinct_blocks, simulate
 from canopy_lab.sim.sweep import PrefillSeconds
@@ -69,8 +69,7 @@ def main() -> None:
             row["seconds"] = float(f"{seconds.of(result.uncached_tokens):.6g}")
             rows.append(row)
             print(row, flush=True)
-    lines = ",\n".join(json.dumps(row) for row in rows)
-    args.out.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+    result_file.write(args.out, rows)
 
 
 if __name__ == "__main__":

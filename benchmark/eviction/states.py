@@ -6,7 +6,7 @@ DIR holds `mooncake/` and `agentic_coding/`. KV and states share a memory of fix
 Canopy split it, in several proportions (SGLang's own is .9 bytes of states for each byte of KV);
 Marconi, built from its paper, has one budget, and the best of four alphas in hindsight. Prints
 prompt tokens found, in %, and seconds of prefill left, at 100 TFLOP/s; ratios do not depend on that
-rate. One process, five to ten minutes a trace. `page.py` makes the table.
+rate. One process, five to ten minutes a trace.
 """
 
 from __future__ import annotations

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import logging
 import os
 import statistics
+import sys
 import time
 import warnings
 from array import array
@@ -30,6 +30,9 @@ from sglang.srt.mem_cache.radix_cache import RadixKey  # noqa: E402
 from tqdm import tqdm  # noqa: E402
 
 from support.live_tree import LiveTree  # noqa: E402
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+import result_file  # noqa: E402
 
 LEAF = 8
 SINGLE, MANY, CALLS, PROBES = 60, 500, 5, 300
@@ -103,7 +106,7 @@ def main() -> None:
             f"{row['insert']:8} {row['match']:7}"
         )
     if arguments.json:
-        arguments.json.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
+        result_file.write(arguments.json, table)
 
 
 if __name__ == "__main__":

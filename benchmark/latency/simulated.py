@@ -40,8 +40,10 @@ from canopy_lab.sim.system.loads import LoadedSystem, LoadRun
 from canopy_lab.trace.open import open_trace
 from canopy_lab.trace.record import TraceRequest
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "traces"))
+sys.path += [str(Path(__file__).resolve().parents[1] / name) for name in ("", "traces")]
 from overlays import overlay
+
+import result_file
 
 RESULTS = Path(__file__).parent / "results" / "simulated"
 REQUESTS = 2000
@@ -266,6 +268,8 @@ def write(path: Path, known: dict[str, Any]) -> None:
     scratch = path.with_suffix(".tmp")
     scratch.write_text(text)
     scratch.replace(path)
+    rows = [{"run": key, **row} for key, row in sorted(known["runs"].items())]
+    path.with_suffix(".md").write_text(result_file.tables(rows) + "\n")
 
 
 def main() -> None:

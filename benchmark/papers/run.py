@@ -6,16 +6,14 @@
     python benchmark/papers/run.py --list
 
 Every artefact runs in a process of its own, two at a time, and writes
-benchmark/papers/results/PAPER/KEY.json and, where it has one, its picture in docs/figures/papers.
-`python scripts/result_pages.py` then writes the numbers into docs/research/papers, which has the result
-of every figure, table, equation, algorithm and theorem of the four papers.
+benchmark/papers/results/PAPER/KEY.json, KEY.md and, where it has one, its picture in docs/figures/papers.
+docs/research/papers has the result of every figure, table, equation, algorithm and theorem of the four papers.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import os
 import subprocess
 import sys
@@ -26,6 +24,9 @@ from pathlib import Path
 
 from artefact import RESULTS, ROOT, Artefact, Context, data_folder
 from tqdm import tqdm
+
+sys.path.append(str(ROOT / "benchmark"))
+import result_file
 
 PAPERS = ("wa", "tail", "cachetune", "kareto")
 
@@ -53,7 +54,7 @@ def run_one(paper: str, key: str, data: Path) -> None:
     }
     path = RESULTS / paper / f"{key}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(row, indent=1) + "\n", encoding="utf-8")
+    result_file.write(path, row)
 
 
 def _spawn(paper: str, key: str, data: Path) -> tuple[str, str, float, str]:

@@ -12,9 +12,6 @@ import argparse
 import json
 import tempfile
 from pathlib import Path
-from typing import Any
-
-from result_tables import load, table
 
 RESULTS = "benchmark/setups/results/doctor_lines.json"
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,27 +44,6 @@ def main() -> None:
             rows[line.source] = {key: row[key] for key in ("answer", "server", "agrees")}
             path.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 
-
-def lines() -> str:
-    """Return the answers of doctor and server."""
-    rows: dict[str, dict[str, Any]] = load(RESULTS)
-    agrees = {True: "yes", False: "**no**"}
-    return table(
-        ["command line of", "`canopy doctor`", "started server", "agree"],
-        [
-            [_link(name), row["answer"], row["server"], agrees[row["agrees"]]]
-            for name, row in rows.items()
-        ],
-    )
-
-
-def _link(source: str) -> str:
-    address, _, place = source.partition(" ")
-    name = address.removeprefix("https://").removeprefix("github.com/")
-    return f"[{name}]({address})" + (f": {Path(place).name}" if place else "")
-
-
-PARTS = {"lines": lines}
 
 if __name__ == "__main__":
     main()

@@ -49,16 +49,6 @@ def test_an_arm_with_a_default_is_run_again_when_the_default_changes(simulated, 
     assert simulated.fingerprint(arms["wa"]) != before["wa"]
 
 
-def test_the_load_at_a_target_is_between_its_neighbouring_runs(simulated):
-    import page
-
-    points = [(0.6, 1.0), (0.8, 4.0), (0.95, 64.0)]
-    assert page.crossing(points, 2.0) == pytest.approx(0.7)
-    assert page.crossing(points, 4.0) == pytest.approx(0.8)
-    assert page.crossing(points, 0.5) == 0.6
-    assert page.crossing(points, 100.0) == 0.95
-
-
 def test_shuffled_starts_keep_the_gaps_of_conversations(simulated):
     trace = [
         request(float(i), (i + 1,), conversation=str(i % 5), turn=1 + i // 5) for i in range(20)

@@ -1,0 +1,43 @@
+"""Result files of a run: KEY.json, and KEY.md with the same values as tables."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+def write(path: Path, result: Any) -> None:
+    """Write ``result`` to ``path`` (KEY.json) and its tables beside it (KEY.md)."""
+    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    page = f"# {path.stem}\n\n{tables(result)}\n"
+    path.with_suffix(".md").write_text(page, encoding="utf-8")
+
+
+def tables(result: Any) -> str:
+    """Return nested results as Markdown tables, one for each list of rows and one for all other values."""
+    values = dict(_flat(result))
+    lists = {k: v for k, v in values.items() if isinstance(v, list)}
+    alone = [{"key": k, "value": v} for k, v in values.items() if k not in lists]
+    found = [_table(alone)] if alone else []
+    for key, rows in lists.items():
+        found.append((f"{key}\n\n" if key else "") + _table([dict(_flat(row)) for row in rows]))
+    return "\n\n".join(found)
+
+
+def _table(rows: list[dict[str, Any]]) -> str:
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    cells = [names, ["---"] * len(names)]
+    cells += [[_cell(row.get(name, "")) for name in names] for row in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.5g}" if isinstance(value, float) else str(value)
+
+
+def _flat(value: Any, name: str = "") -> list[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        return [p for k, v in value.items() for p in _flat(v, f"{name}, {k}" if name else str(k))]
+    return [(name, value)]

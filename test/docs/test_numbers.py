@@ -1,0 +1,70 @@
+"""Every measured number of README and of a results page stands in a result file that the page names."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+README = ROOT / "README.md"
+GUIDES = [ROOT / "docs/index.md", *sorted((ROOT / "docs/guide").glob("*.md"))]
+RESULTS = sorted((ROOT / "docs/research").rglob("*.md"))
+FILE = re.compile(r"`(benchmark/[\w/.-]+\.(?:md|json))`")
+NUMBER = r"(?<![\w.,-])[+-]?\d[\d,]*(?:\.\d+)?(?![\w.]*\d)"
+UNIT = r" ?(?:%|points?\b|times\b|x\b|[um]?s\b|[KMGT]i?B\b)"
+MEASURED = re.compile(rf"{NUMBER}(?={UNIT})|(?<=\| ){NUMBER}(?= \|)|(?<![\w.,-])\d+\.\d+(?![\w.])")
+"""A number with a unit, with decimals, or alone in a cell."""
+NOT_MEASURED = re.compile(
+    r"`[^`\n]*`|\]\([^)\s]*\)|^(?:    |#).*$|(?:SGLang|Python|arXiv|[Ss]ections?) [\d.]+", re.M
+)
+"""Settings and goals in backquotes, links, code, headings, versions and places in a paper."""
+
+
+def files(text: str) -> set[Path]:
+    """Return the result files that a text names."""
+    return {ROOT / name for name in FILE.findall(text)}
+
+
+def numbers(text: str) -> list[float]:
+    return [
+        float(one.replace(",", ""))
+        for one in re.findall(r"(?<![\w.])[+-]?\d[\d,]*(?:\.\d+)?", text)
+    ]
+
+
+def unfounded(text: str, known: set[Path]) -> list[str]:
+    """Return the measured numbers that no file of ``known`` has, exactly or before rounding.
+
+    The numbers of a table's row stand together in one line of a file.
+    """
+    lines = [line for path in known for line in path.read_text(encoding="utf-8").splitlines()]
+    single = [numbers(line) for line in lines]
+    whole = [[one for line in single for one in line]]
+    found = []
+    for line in NOT_MEASURED.sub("", text).splitlines():
+        places = single if line.startswith("|") else whole
+        measured = [one.replace(",", "") for one in MEASURED.findall(line)]
+        missing = ([one for one in measured if not stands(one, place)] for place in places)
+        found += min(missing, key=len, default=measured) if measured else []
+    return found
+
+
+def stands(number: str, values: list[float]) -> bool:
+    digits = len(number.partition(".")[2])
+    return any(abs(round(value, digits) - float(number)) < 1e-9 for value in values)
+
+
+@pytest.mark.parametrize("page", RESULTS, ids=lambda page: page.stem)
+def test_a_result_stands_in_a_file_that_the_page_names(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert not files(text) or unfounded(text, files(text)) == []
+
+
+@pytest.mark.parametrize("page", [README, *GUIDES], ids=lambda page: page.stem)
+def test_a_result_beside_a_link_stands_in_a_file_that_the_linked_page_names(page: Path) -> None:
+    for line in page.read_text(encoding="utf-8").splitlines():
+        links = re.findall(r"\]\(([^)#:\s]+\.md)", line)
+        pages = [(page.parent / link).read_text(encoding="utf-8") for link in links]
+        known = files(" ".join(pages))
+        if page == README or (known and "research/" in line):
+            assert unfounded(line, known) == [], line
