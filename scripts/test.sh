@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
 # Lint, types and tests, in the environment the quick start makes: ./scripts/test.sh [--all] [pytest flags]
-# Only the long tests without a recent green run: ./scripts/test.sh --due [MINUTES] [PATH ...]
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 . scripts/python.sh
