@@ -29,35 +29,34 @@ class Line:
 
 LINES = (
     Line(f"{SGLANG}/issues/2587", f"{LAUNCH} --model M --enable-dp-attention --tp 8 "
-         "--trust-remote-code", off=("gate",)),
+         "--trust-remote-code"),
     Line(f"{SGLANG}/issues/2587#docker", "docker run --gpus all --shm-size 32g -p 30000:30000 "
          "-v ~/.cache:/cache --env HF_TOKEN=hf_x --ipc=host "
          f"lmsysorg/sglang:latest {LAUNCH} --model M --enable-dp-attention --tp 8 "
-         "--trust-remote-code --port 30000", off=("gate",), said="through docker"),
+         "--trust-remote-code --port 30000", said="through docker"),
     Line(f"{SGLANG}/issues/3658", "docker run --gpus all -d --entrypoint=python3 -e "
          "NCCL_IB_GID_INDEX=3 --network=host lmsysorg/sglang:v0.4.3-cu124 -m sglang.launch_server "
          "--model-path M --tp 16 --nccl-init-addr sgl-master:50001 --nnodes 2 --node-rank 0 "
-         "--trust-remote-code --enable-dp-attention", off=("gate",), said="several nodes"),
+         "--trust-remote-code --enable-dp-attention", said="several nodes"),
     Line(f"{SGLANG}/issues/2591", f"{LAUNCH} --model-path M --tp 14 --dist-init-addr "
          "10.21.99.116:5000 --nnodes 4 --node-rank 0 --trust-remote-code --enable-torch-compile "
          "--host 0.0.0.0 --port 30000 --grammar-backend xgrammar", said="several nodes"),
     Line(f"{SGLANG}/issues/2808", f"{LAUNCH} --model-path M --dist-init-addr 10.0.0.1:5000 "
-         "--nnodes 2 --node-rank 0 --trust-remote-code --tp 16 --enable-dp-attention",
-         off=("gate",), said="several nodes"),
+         "--nnodes 2 --node-rank 0 --trust-remote-code --tp 16 --enable-dp-attention", said="several nodes"),
     Line(f"{SGLANG}/pull/5190", "python -m sglang.launch_server --model-path M --trust-remote-code "
          "--tp 16 --dp 16 --enable-dp-attention --enable-deepep-moe --deepep-mode normal "
          "--disable-cuda-graph --disable-radix-cache --nnodes 2 --node-rank 0", UNKNOWN,
          said="--enable-deepep-moe"),
     Line(f"{SGLANG}/issues/7041", f"SGL_ENABLE_JIT_DEEPGEMM=0 {LAUNCH} --model-path M --tp 8 "
          "--ep-size 8 --moe-dense-tp-size 1 --disable-cuda-graph --enable-dp-attention "
-         "--dp-size 8", off=("gate",), said="`--ep-size` above 1"),
+         "--dp-size 8", said="`--ep-size` above 1"),
     Line(f"{SGLANG}/issues/3506", f"CUDA_VISIBLE_DEVICES=5,6,7,8 {LAUNCH} --model-path M --tp 4 "
-         "--host 0.0.0.0 --port 8000 --enable-dp-attention", off=("gate",)),
+         "--host 0.0.0.0 --port 8000 --enable-dp-attention"),
     Line(f"{SGLANG}/issues/5491", "python -m sglang.launch_server --model M --served-model-name q "
          "--speculative-algorithm EAGLE --speculative-draft-model-path M --speculative-num-steps 3 "
          "--speculative-eagle-topk 2 --speculative-num-draft-tokens 8 --port 9123 "
          "--tensor-parallel-size 2 --mem-fraction-static 0.8 --max-running-requests 100",
-         off=("order", "gate"), said="leave out --speculative-algorithm", stops=NO_EAGLE),
+         off=("order",), said="leave out --speculative-algorithm", stops=NO_EAGLE),
     Line(f"{SGLANG}/issues/11948", f"{LAUNCH} --model M --speculative-algorithm EAGLE3 "
          "--tensor-parallel-size 2 --speculative-draft-model-path M --speculative-num-steps 3 "
          "--speculative-eagle-topk 1 --speculative-num-draft-tokens 4 --port 8000 --host 0.0.0.0 "
@@ -65,13 +64,13 @@ LINES = (
     Line("https://github.com/SafeAILab/EAGLE/issues/298", f"{LAUNCH} --model-path M "
          "--speculative-algorithm EAGLE3 --speculative-draft-model-path M --speculative-num-steps 6 "
          "--speculative-eagle-topk 10 --speculative-num-draft-tokens 32 --mem-fraction 0.9 "
-         "--port 30000", off=("order", "gate"), stops=NO_EAGLE),
+         "--port 30000", off=("order",), stops=NO_EAGLE),
     Line("https://github.com/kvcache-ai/Mooncake/issues/854", f"{LAUNCH} --model-path M "
          "--port 30000 --disaggregation-ib-device mlx5_0,mlx5_1 --disaggregation-mode prefill "
          "--disaggregation-transfer-backend mooncake --tp-size 8 --page-size 16 --host 127.0.0.1 "
          "--trust-remote-code --moe-dense-tp-size 1 --mem-fraction-static 0.85 "
          "--chunked-prefill-size 32768 --moe-a2a-backend deepep --enable-hierarchical-cache "
-         "--hicache-storage-backend mooncake", off=("order", "gate"), said="`--moe-a2a-backend`",
+         "--hicache-storage-backend mooncake", off=("order",), said="`--moe-a2a-backend`",
          stops="Please install mooncake"),
     Line(f"{SGLANG}/pull/7211", f"{LAUNCH} --model-path M --tp 8 --dp 8 "
          "--enable-hierarchical-cache --hicache-ratio 10 --hicache-write-policy write_back "
@@ -85,7 +84,7 @@ LINES = (
          "--speculative-num-draft-tokens 4 --enable-hierarchical-cache --hicache-size 190 "
          "--hicache-io-backend direct --hicache-mem-layout page_first_direct "
          "--hicache-storage-prefetch-policy timeout --hicache-storage-backend mooncake "
-         "--schedule-policy lpm", off=("order", "gate"), said="--schedule-policy lpm was given",
+         "--schedule-policy lpm", off=("order",), said="--schedule-policy lpm was given",
          stops=NO_EAGLE),
     Line(f"{SGLANG}/pull/12114", f"{LAUNCH} --model M --tp 4 --page-size 64",
          said="pages of 64 tokens (device)"),

@@ -7,16 +7,13 @@ server cannot have is omitted, with the reason.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sglang_canopy.admission.settings import AUTO as GATE_AUTO
-from sglang_canopy.admission.settings import GateSettings
 from sglang_canopy.config.auto_part import Part
 from sglang_canopy.config.plan_arguments import typed, value
 from sglang_canopy.config.queue import BOUNDED_SHORTEST
 from sglang_canopy.config.queue import FLAG as QUEUE_FLAG
-from sglang_canopy.config.refusals import GATE, QUEUE, applying
+from sglang_canopy.config.refusals import QUEUE, applying
 from sglang_canopy.config.whatif import FLAG as METER_FLAG
 from sglang_canopy.policy.registry import AUTO
 
@@ -51,23 +48,10 @@ def overruled(argv: Sequence[str], planned: Sequence[str]) -> list[str]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """Settings of ``auto`` by the fields of the flags' classes; typed flags take precedence."""
-
-    queue: Mapping[str, Any]
-    """Fields of ``QueueFlags``."""
-    requests: Mapping[str, Any]
-    """Fields of ``RequestOptions``."""
-
-
-def parts(server_args: Any) -> Parts:
-    """Return the parts that this server can have."""
-    no_order, no_gate = _no_order(server_args), _no_gate(server_args)
-    return Parts(
-        {"queue_order": BOUNDED_SHORTEST} if no_order is None else {},
-        {"session_gate": GateSettings(mode=GATE_AUTO)} if no_gate is None else {},
-    )
+def queue(server_args: Any) -> Mapping[str, Any]:
+    """Return the fields of ``QueueFlags`` that ``auto`` sets on this server; typed flags take
+    precedence."""
+    return {"queue_order": BOUNDED_SHORTEST} if _no_order(server_args) is None else {}
 
 
 def state(server_args: Any, options: ServerOptions, *context: Any) -> tuple[Part, ...]:
@@ -75,7 +59,7 @@ def state(server_args: Any, options: ServerOptions, *context: Any) -> tuple[Part
 
     ``server_args``: checked arguments. ``context``: SGLang's ``TreeCacheBuildContext`` if it exists.
     """
-    order, gate, meter = options.queue.queue_order, options.gate, options.meter
+    order, meter = options.queue.queue_order, options.meter
     host = server_args.enable_hierarchical_cache
     written = server_args.hicache_write_policy
     no_floor = meter is None or meter.floor != "on"
@@ -87,13 +71,6 @@ def state(server_args: Any, options: ServerOptions, *context: Any) -> tuple[Part
             if order == BOUNDED_SHORTEST
             else _no_order(server_args, *context) or _given(QUEUE_FLAG, order),
             order,
-        ),
-        _part(
-            "gate",
-            None
-            if gate is not None
-            else _no_gate(server_args, *context) or _given("--canopy-session-gate", "off"),
-            "off" if gate is None else gate.mode,
         ),
         _part(
             "write policy",
@@ -124,16 +101,7 @@ def _no_order(server_args: Any, *context: Any) -> tuple[str, str] | None:
     """Return the reason to keep SGLang's queue order, and its remedy; or ``None``."""
     if server_args.schedule_policy != "fcfs":
         return _given("--schedule-policy", server_args.schedule_policy)
-    return _refused(QUEUE, server_args, *context)
-
-
-def _no_gate(server_args: Any, *context: Any) -> tuple[str, str] | None:
-    return _refused(GATE, server_args, *context)
-
-
-def _refused(feature: str, *configured: Any) -> tuple[str, str] | None:
-    """Return the first reason to refuse ``feature`` and all remedies, or ``None``."""
-    found = list(applying(feature, *configured))
+    found = list(applying(QUEUE, server_args, *context))
     if not found:
         return None
     remedies = dict.fromkeys(one.remedy() for _, one in found if one.remedy())

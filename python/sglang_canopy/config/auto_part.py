@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-NAMES = ("policy", "order", "gate", "write policy", "floor", "meter")
+NAMES = ("policy", "order", "write policy", "floor", "meter")
 """Parts of ``auto``."""
 
 

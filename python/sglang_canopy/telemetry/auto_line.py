@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from sglang_canopy.whatif.total import in_words as meter_in_words
@@ -17,7 +17,7 @@ EVERY_S = 60.0
 def in_words(status: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]) -> str:
     """Return the line. ``status``: from ``Status``. ``parts``: as in ``config.auto_part.Part``."""
     off = {part["name"]: part["why"] for part in parts if not part["active"]}
-    return "; ".join((_policy(status), _order(status, off), _gate(status, off)))
+    return "; ".join((_policy(status), _order(status, off), *_gate(status["session_gate"])))
 
 
 def _policy(status: Mapping[str, Any]) -> str:
@@ -39,17 +39,15 @@ def _order(status: Mapping[str, Any], off: Mapping[str, str]) -> str:
     return f"order {queue['order']}: {queue['waiting_requests']} waiting, admitted {admitted}"
 
 
-def _gate(status: Mapping[str, Any], off: Mapping[str, str]) -> str:
-    if "gate" in off:
-        return f"no session gate ({off['gate']})"
-    gate = status["session_gate"]
+def _gate(gate: Mapping[str, Any] | None) -> Iterator[str]:
     if gate is None:
-        return "no session gate"
+        return
     lost = f"{100 * gate['thrash_share']:.0f} % of agents' prefill recomputes evicted KV"
     if not gate["armed"]:
-        return f"gate off: {lost}"
+        yield f"gate off: {lost}"
+        return
     waiting, paused = gate["waiting_sessions"], gate["paused_sessions"]
-    return f"gate on: {lost}; {waiting} sessions waiting, {paused} paused"
+    yield f"gate on: {lost}; {waiting} sessions waiting, {paused} paused"
 
 
 class AutoLine:

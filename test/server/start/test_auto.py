@@ -17,8 +17,7 @@ HOST = ("--enable-hierarchical-cache",)
 LINES = {
     "alone": (),
     "order by hand": ("--schedule-policy", "lpm"),
-    "gate off": ("--canopy-session-gate", "off"),
-    "workers": ("--tokenizer-worker-num", "2"),
+    "gate": ("--canopy-session-gate", "auto"),
     "order off": ("--canopy-queue-order", "sglang"),
     "wait": ("--canopy-max-wait-factor", "3"),
     "stages": ("--pp-size", "2"),
@@ -74,7 +73,7 @@ def test_it_is_refused_without_a_prefix_cache(tiny_model: Path) -> None:
 def test_every_part_is_on_and_the_policy_is_one_that_ranks(read) -> None:
     alone = read["alone"]
     assert (alone["policy"], alone["order"]) == ("wa", "bounded-shortest")
-    assert (alone["gate"], alone["floor"]) == ("auto", "on")
+    assert (alone["gate"], alone["floor"]) == (None, "on")
     assert reasons(alone) == {"write policy": "there is no host tier"}
     assert reasons(read["host"]) == {}
     assert list(alone["parts"]) == list(NAMES)
@@ -83,13 +82,12 @@ def test_every_part_is_on_and_the_policy_is_one_that_ranks(read) -> None:
 def test_user_settings_are_kept(read) -> None:
     assert read["order off"]["order"] == "sglang"
     assert read["wait"]["factor"] == 3.0
-    assert read["gate off"]["gate"] is None
+    assert read["gate"]["gate"] == "auto"
     assert read["meter by hand"]["floor"] == "off"
     assert read["order by hand"]["order"] == "sglang"
     assert reasons(read["order by hand"])["order"] == "--schedule-policy lpm was given"
     assert read["order by hand"]["parts"]["order"]["change"] == "leave out --schedule-policy"
     assert reasons(read["order off"])["order"] == "--canopy-queue-order sglang was given"
-    assert reasons(read["gate off"])["gate"] == "--canopy-session-gate off was given"
     assert reasons(read["meter by hand"])["floor"] == "floor=off was given"
     assert reasons(read["host by hand"])["write policy"].startswith(WRITE_POLICY)
 
@@ -98,8 +96,6 @@ def test_unavailable_parts_are_omitted_with_the_reason(read) -> None:
     assert read["stages"]["order"] == "sglang"
     assert "--pp-size 2" in reasons(read["stages"])["order"]
     assert read["stages"]["parts"]["order"]["change"] == "use --pp-size 1"
-    assert read["workers"]["gate"] is None
-    assert "--tokenizer-worker-num 2" in reasons(read["workers"])["gate"]
 
 
 def test_a_host_tier_is_exclusive_unless_the_user_sets_the_write_policy(read) -> None:
@@ -184,13 +180,13 @@ def test_the_line_has_the_policy_the_order_and_the_gate() -> None:
     assert "bounded-shortest: 7 waiting, admitted 30 as shortest, 2 as budget" in line
     assert "gate on: 12 % of agents' prefill recomputes evicted KV" in line
     assert "3 sessions waiting, 2 paused" in line
-    off = [Part(name, False, "", "why").to_json() for name in ("gate", "order")]
-    assert "no session gate (why)" in in_words(STATUS, off)
+    assert "gate" not in in_words(STATUS | {"session_gate": None}, ())
+    off = [Part("order", False, "", "why").to_json()]
     assert "SGLang's order of the queue (why)" in in_words(STATUS, off)
 
 
 def test_the_log_has_it_once_a_minute_and_every_status_has_it(caplog) -> None:
-    parts = [Part("gate", False, "off", "why", "leave it out").to_json()]
+    parts = [Part("order", False, "off", "why", "leave it out").to_json()]
     said, caplog_at = AutoLine(parts), caplog.at_level("INFO")
     with caplog_at:
         for second in range(2 * int(EVERY_S)):

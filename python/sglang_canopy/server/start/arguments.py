@@ -74,33 +74,28 @@ def expand(argv: list[str]) -> Any:
 def check(server_args: Any, args: Any) -> None:
     """Hook after ``ServerArgs.from_cli_args``: check Canopy's flags and store them on ``server_args``."""
     try:
-        parts = _parts_of_auto(server_args)
+        is_auto = server_args.radix_eviction_policy == AUTO
+        if is_auto:
+            server_args.radix_eviction_policy = auto.POLICY
         ours = server_args.radix_eviction_policy in live_names()
-        unless_given = {} if parts is None else parts.requests
-        requests = RequestOptions(**{**unless_given, **from_args(RequestOptions, args)})
+        requests = RequestOptions(**from_args(RequestOptions, args))
         _check_requests(server_args, requests)
         if ours:
             _check_policy(server_args)
         options = ServerOptions(
             requests=requests,
             tiers=flags.apply(server_args, args, ours),
-            queue=queue.checked(server_args, args, ours, {} if parts is None else parts.queue),
-            meter=_meter(args, ours, parts is not None),
+            queue=queue.checked(
+                server_args, args, ours, auto.queue(server_args) if is_auto else {}
+            ),
+            meter=_meter(args, ours, is_auto),
         )
-        if parts is not None:
+        if is_auto:
             options = dataclasses.replace(options, auto=auto.state(server_args, options))
         _check_gate(server_args, options.gate, ours)
     except CanopyError as error:
         stop(str(error))
     setattr(server_args, ATTRIBUTE, options)
-
-
-def _parts_of_auto(server_args: Any) -> auto.Parts | None:
-    """Return the settings of ``auto``, and replace it by its policy; ``None`` for other policies."""
-    if server_args.radix_eviction_policy != AUTO:
-        return None
-    server_args.radix_eviction_policy = auto.POLICY
-    return auto.parts(server_args)
 
 
 def _meter(args: Any, ours: bool, by_auto: bool) -> MeterOptions | None:
