@@ -240,7 +240,7 @@ def test_text_parts_of_a_chat_are_documents_on_request(client) -> None:
 
 
 def stuffed(texts) -> list[dict]:
-    """Return the messages of LangChain's chain and LlamaIndex's synthesizer (examples/documents_*.py)."""
+    """Return the messages of LangChain's chain."""
     return [{"role": "user", "content": " # # ".join(["Answer.", *texts, "What is it?"])}]
 
 

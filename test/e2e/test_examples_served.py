@@ -58,42 +58,18 @@ def test_documents_in_another_order_are_reused(client) -> None:
     assert second["reused"] > second["recomputed"] > 0
 
 
-def example(client, monkeypatch, name):
-    """An example that waits for the server's idle time instead of seconds."""
-    module = load(name)
+@pytest.mark.long
+def test_documents_of_langchain_are_reused(shared_server, tiny_model, monkeypatch) -> None:
+    """Runs if LangChain is installed; test_chunks.py sends the same bodies without it."""
+    pytest.importorskip("langchain_classic")
+    client = shared_server(tiny_model, *on(separator="\n###\n"), kv_tokens=KV_TOKENS)
+    module = load("documents_langchain")
     waits = SimpleNamespace(sleep=lambda _seconds: wait_until_encoded(client))
     monkeypatch.setattr(module, "time", waits)
-    return module
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", ["documents_field", "documents_tool_results"])
-def test_listed_documents_and_results_of_tools_are_reused(client, monkeypatch, name) -> None:
-    first, second, none = example(client, monkeypatch, name).main(client.url)
+    first, second, none = module.main(client.url)
     assert first["reused_tokens"] == 0
     assert second["reused_tokens"] > second["recomputed_tokens"] > 0
-    assert none is None
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("name", "library", "separator", "empty"),
-    [
-        ("documents_langchain", "langchain_classic", "\n###\n", 1),
-        ("documents_llamaindex", "llama_index.core", "###", 0),
-    ],
-)
-def test_documents_of_a_clients_library_are_reused(
-    shared_server, tiny_model, monkeypatch, name, library, separator, empty
-) -> None:
-    """Runs where the library is installed; test_chunks.py sends the same bodies without it."""
-    pytest.importorskip(library)
-    client = shared_server(tiny_model, *on(separator=separator), kv_tokens=KV_TOKENS)
-    first, second, *none = example(client, monkeypatch, name).main(client.url)
-    assert first["reused_tokens"] == 0
-    assert second["reused_tokens"] > second["recomputed_tokens"] > 0
-    assert len(none) == empty
-    assert all(not told or told["reused_tokens"] == 0 for told in none)
+    assert not none or none["reused_tokens"] == 0
 
 
 @pytest.mark.long

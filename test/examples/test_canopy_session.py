@@ -1,4 +1,4 @@
-"""``examples/canopy_session.py`` with OpenAI's client, and ``litellm_sessions.py`` in LiteLLM."""
+"""``examples/canopy_session.py`` with OpenAI's client."""
 
 import asyncio
 import logging
@@ -138,18 +138,3 @@ def test_hints_carry_the_key_of_the_agents_own_requests_to_that_server(
                 ask(client(example, url, "k1"))
             session.sent.result()
         assert sent.keys[2:] == ["Bearer k2", "Bearer k3"]
-
-
-def test_litellms_session_is_canopys_conversation() -> None:
-    pytest.importorskip("litellm", reason="pip install litellm")
-    hook = load("litellm_sessions").sessions.async_pre_call_hook
-
-    def fields(call: str = "acompletion", **data: Any) -> Any:
-        made = asyncio.run(hook(None, None, {"model": "m", "messages": ASK, **data}, call))
-        return made.get("extra_body", {}).get("custom_params")
-
-    assert fields(metadata={"session_id": "s-1"}) == {"canopy_conversation": "s-1"}
-    own = {"extra_body": {"custom_params": {"canopy_conversation": "mine"}}}
-    assert fields(litellm_session_id="s-1", **own) == {"canopy_conversation": "mine"}
-    assert fields() is None
-    assert fields("aembedding", litellm_session_id="s-1") is None

@@ -1,10 +1,8 @@
 """The page: its files are whole and its own, its proxy passes on reads alone, a browser shows it."""
 
-import asyncio
 import contextlib
 import hashlib
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -22,7 +20,6 @@ from canopy_lab.live.top.page_proxy import proxy
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.telemetry import page
 from sglang_canopy.telemetry.window import MINUTE_S, POINTS, Window
-from support.browser import Page, browser
 
 STATIC = Path(page.__file__).parent / "static"
 CATEGORY = "<img src=x onerror=alert(1)>"
@@ -286,95 +283,3 @@ def test_a_browser_shows_what_to_do_first_and_then_every_part(tmp_path: Path) ->
     assert "&lt;img src=x onerror=alert(1)&gt;" in dom
     assert "<img" not in dom
     assert "no news" not in dom
-
-
-@pytest.mark.long
-def test_a_server_that_has_just_started_has_no_empty_charts(tmp_path: Path, monkeypatch) -> None:
-    young = {**RANK, "hour": RANK["hour"][:1]}
-    first = {"next_step": "wa would find more: run canopy trial --policy wa", "ranks": [young]}
-    monkeypatch.setattr(
-        f"{__name__}.STATUS", {**STATUS, **first, "ttft_hour": STATUS["ttft_hour"][:1]}
-    )
-    dom = shown(tmp_path)
-    assert dom.count('class="u-wrap"') == 1  # the curves
-    assert dom.count("a chart from the next minute on") == 3
-    assert 'canopy trial <span class="flag">--policy</span> wa' in dom  # not torn after its hyphens
-
-
-@pytest.mark.long
-def test_a_browser_hides_parts_that_are_off_or_empty(tmp_path: Path, monkeypatch) -> None:
-    quiet = {"policy": "lru", "next_step": "Nothing to decide yet.", "ranks": [], "whatif": None}
-    monkeypatch.setattr(f"{__name__}.STATUS", {**STATUS, **quiet})
-    monkeypatch.setattr(f"{__name__}.CHUNKS", {})
-    dom = shown(tmp_path)
-    assert "Nothing to decide yet." in dom
-    parts = set(re.findall(r"<section[^>]*>\s*<h2>([^<]*)", dom))
-    assert parts - hidden_parts(dom) == {"Time to first token"}
-    assert "no news" not in dom
-
-
-async def filled(page: Page, width: int, dark: bool) -> None:
-    await page.look(width, dark=dark)
-    await page.until("document.querySelectorAll('.u-wrap').length >= 4")
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("width", [1280, 360])
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_the_page_has_no_serious_accessibility_fault(tmp_path, monkeypatch, width, dark) -> None:
-    """axe-core: `npm install --prefix DIR axe-core`, CANOPY_AXE=DIR/node_modules/axe-core.
-
-    The tables are wider than a narrow screen, so their sections scroll.
-    """
-    tenants = [{"tenant": f"{n:x}" * 32, "device": 123_456, "host": 987_654} for n in (10, 11)]
-    monkeypatch.setitem(RANK, "tenants", tenants)
-    folder = os.environ.get("CANOPY_AXE")
-    if not folder:
-        pytest.skip("CANOPY_AXE is not set: the folder of npm's axe-core")
-    axe = (Path(folder) / "axe.min.js").read_text(encoding="utf-8")
-
-    async def faults() -> list[Any]:
-        async with browser(tmp_path, url + "/canopy/ui") as page:
-            await filled(page, width, dark)
-            await page.evaluate(axe + ";0")
-            if where := os.environ.get("CANOPY_PICTURES"):
-                await page.picture(Path(where) / f"page-{width}-{'dark' if dark else 'light'}.png")
-            found: list[Any] = await page.evaluate(
-                "axe.run().then(r => r.violations.map(v => [v.impact, v.id, v.nodes.map(n => n.html)]))"
-            )
-            return found
-
-    with serving(canopy()) as url:
-        found = asyncio.run(faults())
-    assert not [fault for fault in found if fault[0] in ("serious", "critical")], found
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("times", [0.01, 1, 60])
-def test_charts_begin_at_zero_and_labels_of_axes_are_whole(tmp_path, monkeypatch, times) -> None:
-    """An axis label is drawn on the canvas: its text must be narrower than the axis."""
-    hour = [{**p, "p99_s": p["p99_s"] * times} for p in STATUS["ttft_hour"]]
-    monkeypatch.setitem(STATUS, "ttft_hour", hour)
-    evicted = [{**p, "evicted_tokens": {"capacity": 5000 + n}} for n, p in enumerate(RANK["hour"])]
-    monkeypatch.setitem(RANK, "hour", evicted)
-    measure = """Object.values(plots).map(({ chart }) => {
-      const axis = chart.axes[1], context = chart.ctx;
-      context.font = axis.font[0];
-      const widest = Math.max(...axis._values.map((v) => context.measureText(v ?? "").width));
-      return { low: chart.scales.y.min, room: axis._size - 15, widest: widest / devicePixelRatio,
-               high: chart.scales.y.max, most: Math.max(...chart.data.slice(1).flat()) };
-    })"""
-
-    async def measured() -> list[dict[str, float]]:
-        async with browser(tmp_path, url + "/canopy/ui") as page:
-            await filled(page, 1280, False)
-            charts: list[dict[str, float]] = await page.evaluate(measure)
-            return charts
-
-    with serving(canopy()) as url:
-        charts = asyncio.run(measured())
-    assert len(charts) == 4
-    for chart in charts:
-        assert chart["low"] == 0
-        assert chart["widest"] <= chart["room"], chart
-        assert chart["most"] <= chart["high"], chart
