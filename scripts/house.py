@@ -90,11 +90,10 @@ ROOMS: dict[str, set[str]] = {
     "live": set(),
     "live/replay": {"latency", "server/start", "trace", "wire"},
     "live/profile": set(),
-    "live/top": {"policy", "report"},
-    "live/trial": {"live/top", "reuse"},
+    "live/page": set(),
     "cli": {
         *("advise", "canopy_chunks/calibration", "characterize", "config", "doctor", "latency"),
-        *("live/profile", "live/top", "live/trial", "plan", "policy", "report", "request"),
+        *("live/page", "live/profile", "plan", "policy", "report", "request"),
         *("group_ttl", "sim", "trace", "ttl", "wire"),
     },
     "bench_serving": {"live/replay"},
@@ -115,8 +114,8 @@ LABORATORY = (
         "plan",
         "report",
     ),
-    *("advise", "admission", "config", "latency", "live/profile", "live/top"),
-    *("live/trial", "request", "schedule", "whatif", "wire"),
+    *("advise", "admission", "config", "latency", "live/page", "live/profile"),
+    *("request", "schedule", "whatif", "wire"),
 )
 """Rooms that need neither torch nor sglang."""
 

@@ -65,8 +65,6 @@ class Declared:
     required: bool = False
     repeated: bool = False
     """Allowed several times; the value is a tuple."""
-    rest: bool = False
-    """Receives all remaining words, including another program's options; a tuple."""
 
     @property
     def dest(self) -> str:
@@ -151,8 +149,6 @@ def _argparse_options(field: dataclasses.Field[Any], option: Declared) -> dict[s
         return {"action": "store_true"}
     if option.choices:
         return {"choices": option.choices}
-    if option.rest:
-        return {"metavar": option.metavar, "nargs": argparse.REMAINDER}
     kind = None if option.parse else _number_of(field)
     action = {"action": "append"} if option.repeated else {}
     return {"metavar": option.metavar, **action, **({} if kind is None else {"type": kind})}
@@ -176,8 +172,7 @@ def read(cls: type, args: Any) -> Any:
 def _parsed(option: Declared, value: Any) -> Any:
     parse = option.parse or (lambda text: text)
     try:
-        several = option.repeated or option.rest
-        return tuple(map(parse, value)) if several else parse(value)
+        return tuple(map(parse, value)) if option.repeated else parse(value)
     except CanopyError as error:
         raise CanopyError(f"{option.flag} {error}") from None
 

@@ -106,7 +106,6 @@ def test_without_a_capacity_the_pool_at_which_lru_lost_five_points_is_assumed(tm
         (["advise", "LOG", "--out", "/no/such/page.html"], "its folder does not exist"),
         (["advise", "LOG", "--tokenizer", "/no/such"], "give a tokenizer.json"),
         (["advise", "LOG", "--format", "mooncake", "--tokenizer", "t"], "--tokenizer is for logs"),
-        (["advise", "LOG", "--start"], "--start must be followed by the server's command"),
         (["advise", "LOG", "--jobs", "0"], "--jobs must be at least 1"),
         (["advise", "LOG", "--sample-requests", "0"], "--sample-requests must be at least 1"),
     ],
@@ -120,44 +119,26 @@ def test_a_mistake_is_one_line(chats, tmp_path, monkeypatch, capsys, arguments, 
     assert says in lines[0]
 
 
-def started(monkeypatch, log, tmp_path, *command):
-    """Return the command that the process would execute, and its plan."""
-    ran = []
-    monkeypatch.setattr("canopy_lab.cli.advise.os.execvp", lambda *a: ran.append(a))
-    _, page = advise(tmp_path, log, "--start", *command)
-    ((program, words),) = ran
-    assert program == words[0]
-    return words, read_plan(page.with_name("page.plan.json"))
-
-
-def test_advice_starts_a_server_that_can_be_tried_on(scanned_log, tmp_path, monkeypatch, capsys):
-    asked = ("sglang", "serve", "MODEL", "--tp", "2")
-    words, plan = started(monkeypatch, scanned_log, tmp_path, *asked)
-    assert words[:5] == list(asked)
-    assert words[5:] == ["--canopy-plan", str(tmp_path / "page.plan.json"), "--canopy-whatif", "auto,floor=off"]  # fmt: skip
-    assert plan.radix_eviction == "canopy-lru"
+def test_advice_prints_a_start_that_can_be_tried_on(scanned_log, tmp_path, capsys):
+    _, page = advise(tmp_path, scanned_log)
+    plan = read_plan(page.with_name("page.plan.json"))
     said = capsys.readouterr().out
+    start = f"--canopy-plan {tmp_path / 'page.plan.json'} --canopy-whatif auto,floor=off"
+    assert f"Start: sglang serve MODEL {start}" in said
+    assert plan.radix_eviction == "canopy-lru"
     assert "Use auto (wa ranks)" in said
     assert plan.made_by["advice"] in said
-    assert "canopy trial --policy wa" in said
-    page = (tmp_path / "page.html").read_text()
-    assert page.index("Use auto") < page.index("canopy trial --policy wa") < page.index("<h2>")
+    assert "restart with --radix-eviction auto" in said
+    text = page.read_text()
+    assert text.index("Use auto") < text.index("--radix-eviction auto") < text.index("<h2>")
 
 
-def test_if_lru_is_advised_the_server_is_only_observed(tmp_path, monkeypatch, capsys):
-    words, plan = started(
-        monkeypatch, served_log(tmp_path, 400_000), tmp_path, "sglang", "serve", "M"
-    )
-    assert words[-1] == "--canopy-observe"
-    assert plan.radix_eviction == "lru"
-    assert "Keep LRU" in capsys.readouterr().out
-
-
-def test_a_missing_program_is_an_error(tmp_path, capsys):
-    log = served_log(tmp_path, 400_000)
-    status, _ = advise(tmp_path, log, "--start", "no-such-server")
-    assert status == 2
-    assert "cannot run 'no-such-server'" in capsys.readouterr().err
+def test_if_lru_is_advised_the_server_is_only_observed(tmp_path, capsys):
+    _, page = advise(tmp_path, served_log(tmp_path, 400_000))
+    assert read_plan(page.with_name("page.plan.json")).radix_eviction == "lru"
+    said = capsys.readouterr().out
+    assert "--canopy-observe\n" in said
+    assert "Keep LRU" in said
 
 
 @pytest.fixture

@@ -1,15 +1,12 @@
 """One vocabulary over the parsers of all commands."""
 
 import argparse
-import contextlib
 import json
 import shlex
-import subprocess
 
 import pytest
 
 from canopy_lab.cli import simulate_system
-from canopy_lab.cli.completion import FLAG, SHELLS
 from canopy_lab.cli.main import COMMANDS, EXAMPLES, TAKES_THE_REST, main, parser_of
 from canopy_lab.sim.system.engine_profile import load_profile
 from sglang_canopy import declared
@@ -60,7 +57,7 @@ def test_the_input_is_the_first_positional_and_its_format_is_found(name) -> None
 def test_shared_flags_have_one_meaning(name) -> None:
     flags = named(name)
     for flag, metavars in {
-        "--url": ("URL", "URL,URL"),
+        "--url": ("URL",),
         "--jobs": ("N",),
         "--out": ("FILE", "FOLDER", "PLAN", "PLAN.json"),
         "--json-out": ("FILE", "OUT"),
@@ -92,29 +89,6 @@ def test_each_help_has_one_example_that_its_parser_accepts(name, capsys) -> None
     parser_of(name)[0].parse_args(["--", *rest] if name in TAKES_THE_REST else rest)
 
 
-@pytest.mark.parametrize("shell", SHELLS)
-def test_completion_is_printed_for_each_shell(shell, capsys) -> None:
-    pytest.importorskip("shtab")
-    assert main([FLAG, shell]) == 0
-    script = capsys.readouterr().out
-    assert all(head in script for head in {name.split()[0] for name in COMMANDS})
-
-
-def test_bash_reads_the_completion_and_completes_a_command(capsys, tmp_path) -> None:
-    pytest.importorskip("shtab")
-    assert main([FLAG, "bash"]) == 0
-    script = tmp_path / "canopy.bash"
-    script.write_text(capsys.readouterr().out)
-    ask = f"source {script}; COMP_WORDS=(canopy exp); COMP_CWORD=1; _shtab_canopy; echo ${{COMPREPLY[*]}}"
-    done = subprocess.run(["bash", "-c", ask], capture_output=True, text=True, check=False)
-    assert "explain" in done.stdout, done.stderr
-
-
-def test_an_unknown_shell_is_a_mistake(capsys) -> None:
-    assert main([FLAG, "fish"]) == 2
-    assert "bash, zsh, tcsh" in capsys.readouterr().err
-
-
 def test_a_wrong_limit_names_its_flag_once(tmp_path, capsys) -> None:
     assert main(["plan", str(tmp_path / "t.jsonl"), "--slo", "p99_ttft"]) == 2
     assert capsys.readouterr().err.count("--slo") == 1
@@ -124,7 +98,6 @@ NAME_A_POLICY = {
     "simulate": {"--policy", "--policy-config"},
     "simulate system": {"--policy"},
     "plan": {"--policy"},
-    "trial": {"--policy", "--against"},
 }
 """Flags whose value names eviction policies, by command."""
 OTHER_POLICIES = {"--write-policy", "--prefetch-policy", "--schedule-policy"}
@@ -172,10 +145,8 @@ def test_lru_is_sglangs_and_canopy_lru_is_canopys_in_every_simulation(tmp_path, 
     capsys.readouterr()
 
 
-@pytest.mark.parametrize("command", ["plan t.jsonl --policy lru", "trial --policy lru"])
-def test_sglangs_lru_is_refused_by_commands_that_do_not_run_it(command, capsys) -> None:
-    with pytest.raises(SystemExit) if "trial" in command else contextlib.nullcontext():
-        assert main(command.split()) == 2
+def test_sglangs_lru_is_refused_by_plan(capsys) -> None:
+    assert main(["plan", "t.jsonl", "--policy", "lru"]) == 2
     assert "canopy-lru" in capsys.readouterr().err
 
 

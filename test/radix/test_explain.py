@@ -5,7 +5,6 @@ import random
 
 import pytest
 
-from canopy_lab.live.top.explained import lines
 from sglang_canopy.policy.registry import live_names
 from sglang_canopy.radix.explain import LOOKED_AHEAD_LEAVES, explain, parse_question
 from sglang_canopy.radix.missed import Decision
@@ -17,10 +16,6 @@ from support.live_tree import LiveTree, check
 
 def ask(tree, conversation, **body):
     return explain(tree.core, {"conversation": conversation, **body})
-
-
-def text(found):
-    return "\n".join(lines({"replicas": [found]}))
 
 
 def test_a_conversations_tokens_are_located():
@@ -37,8 +32,6 @@ def test_a_conversations_tokens_are_located():
     assert one["next_to_go"]["tokens_before"] == 0
     assert one["next_to_go"]["free_tokens"] == 48
     assert one["evicted"] == []
-    assert "device 16" in text([one])
-    assert "wa estimates: category chat" in text([one])
 
 
 def test_the_use_of_a_shared_beginning_by_others_is_not_the_conversations_use():
@@ -50,7 +43,6 @@ def test_the_use_of_a_shared_beginning_by_others_is_not_the_conversations_use():
     tree.request(20.0)
     (one,) = ask(tree, "a", tenant=None)
     assert one["last_use_ago_s"] == 19.0
-    assert "last used 19 s ago" in text([one])
     assert [node["last_use_ago_s"] for node in one["nodes"]] == [11.0, 19.0]
 
 
@@ -77,9 +69,6 @@ def test_the_cause_of_an_eviction_is_remembered():
     assert not one["cached"]
     assert one["next_to_go"] is None
     assert len(one["evicted"]) == 2
-    said = text([one])
-    assert "not cached" in said
-    assert "lru evicted 8 tokens from 8 on from the device (capacity), unused for 3 s" in said
 
 
 def test_a_tenant_sees_its_own_conversations_and_an_administrator_all():
@@ -94,7 +83,6 @@ def test_a_tenant_sees_its_own_conversations_and_an_administrator_all():
     assert not public["cached"]
     assert {one["tenant"] for one in ask(tree, "a")} == {shown_tenant("x"), shown_tenant("y")}
     assert ask(tree, "unheard of") == []
-    assert "no tenant has" in text([])
 
 
 @pytest.mark.parametrize("policy", live_names())

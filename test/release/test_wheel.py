@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 THIS_PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 OTHER_PYTHONS = ("3.12", "3.13")
 LABORATORY = (
-    "advise", "characterize", "cli", "latency", "live/top", "live/trial", "plan", "policy", "report",
+    "advise", "characterize", "cli", "latency", "plan", "policy", "report",
     "reuse", "sim", "trace", "ttl", "whatif",
 )  # fmt: skip
 """Folders of tests that need neither torch nor SGLang; the few that do skip themselves."""

@@ -4,7 +4,6 @@ packages, and the result of our entry."""
 import asyncio
 import json
 import logging
-import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,8 +11,6 @@ from typing import Any
 import pytest
 from starlette.requests import Request as HttpRequest
 
-from canopy_lab.cli import hint
-from canopy_lab.cli.main import main
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.request import sent
 from sglang_canopy.request.identity import Identities, sources_of
@@ -257,51 +254,6 @@ def test_a_missing_required_tenant_is_refused_but_for_internal_calls(rule, monke
     entry.stamp(asked(), {}, http({"metadata": {METADATA["cache_salt"]: "a"}}))
     entry.stamp(asked(extra_key="k"), {}, http({}))
     entry.stamp(asked(), {})
-
-
-# ---- a hint to every worker ----
-
-
-def test_a_hint_reaches_every_worker_with_its_tenant_and_keys(workers, capsys, monkeypatch) -> None:
-    for worker in workers:
-        worker.seen.clear()
-    monkeypatch.setenv("CANOPY_CACHE_SALT", "the-salt")
-    urls = ",".join(worker.url for worker in workers)
-    command = ["hint", "c-17", "--url", urls, "--over", "--api-key", "key"]
-    assert main(command) == 0
-    for worker in workers:
-        ((path, headers, body),) = worker.seen
-        assert (path, body) == ("/canopy/hint", {"conversation": "c-17", "over": True})
-        assert headers["authorization"] == "Bearer key"
-        assert headers["x-canopy-cache-salt"] == "the-salt"
-    assert capsys.readouterr().out.count(": taken") == 2
-
-
-def test_a_missing_worker_is_named_and_the_others_receive_the_hint(workers, capsys) -> None:
-    workers[0].seen.clear()
-    gone = Worker()
-    gone.close()
-    urls = f"{gone.url},{workers[0].url}"
-    assert main(["hint", "c", "--url", urls, "--return-in-s", "5"]) == 1
-    out = capsys.readouterr().out
-    assert f"{gone.url}: no answer" in out
-    assert f"{workers[0].url}: taken" in out
-    assert workers[0].seen[0][2] == {"conversation": "c", "return_in_s": 5.0}
-
-
-@pytest.mark.parametrize(
-    ("more", "reason"),
-    [
-        (["--url", "http://a"], "give at least one of"),
-        (["--url", "a:1", "--over"], "must be like"),
-        (["--url", ",", "--over"], "1 to"),
-        (["--url", "http://a", "--keep-s", "1e9"], "canopy_keep_s"),
-    ],
-)
-def test_an_empty_or_invalid_hint_is_refused(more, reason, capsys) -> None:
-    assert main(["hint", "c", *more]) == 2
-    assert re.search(reason, capsys.readouterr().err)
-    assert hint.worker_urls("http://a/,http://a, https://b") == ["http://a", "https://b"]
 
 
 @pytest.mark.parametrize(

@@ -41,11 +41,11 @@ def test_a_server_that_measures_nothing_names_the_flag_that_does(ours, flag) -> 
     assert flag in next_step(None, "lru", ours=ours)
 
 
-def test_a_sure_gain_is_to_be_tried_on_this_server() -> None:
+def test_a_sure_gain_names_the_flag_of_the_policy() -> None:
     said = next_step(meter(arm("wa", 0.535, 0.015)), "canopy-lru", ours=True)
     assert said == (
-        "wa would save 12.5 ± 3.0 points more of your prefill seconds than canopy-lru: run canopy "
-        "trial --policy wa"
+        "wa would save 12.5 ± 3.0 points more of your prefill seconds than canopy-lru: restart "
+        "with --radix-eviction wa"
     )
     unmeasured = meter(arm("wa", 0.535, 0.015)) | {"depth_scale_tokens": None}
     assert "more of your prompt tokens than" in next_step(unmeasured, "canopy-lru", ours=True)
@@ -61,7 +61,7 @@ def test_the_verdict_is_by_seconds_not_hits() -> None:
 
 def test_sglangs_own_policy_is_left_by_a_restart() -> None:
     said = next_step(meter(arm("wa", 0.535, 0.015), running="lru"), "lru", ours=False)
-    assert "restart with --radix-eviction canopy-lru --canopy-whatif auto,floor=off" in said
+    assert said.endswith("than lru: restart with --radix-eviction wa")
 
 
 @pytest.mark.parametrize(("hits", "error"), [(0.414, 0.0), (0.46, 0.03), (0.3, 0.0)])

@@ -51,6 +51,6 @@ def first_start(advice: Advice) -> FirstStart:
     return FirstStart(
         plan,
         flags,
-        f"canopy trial --policy {decision.gain.label} (it asks the server's meter first); if it is "
-        f"better: restart with --radix-eviction {decision.flag}. Back: drop the flags.",
+        f"see /canopy/ui: if the server's meter agrees, restart with --radix-eviction {decision.flag}. "
+        "Back: drop the flags.",
     )

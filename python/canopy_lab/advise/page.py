@@ -92,11 +92,10 @@ def _steps(advice: Advice, plan: str) -> list[tuple[str, str]]:
     found = [("Start so, with your model:", _served(*first.arguments(plan)))]
     gain, flag = advice.decision.gain, advice.decision.flag
     if gain is None:
-        return [*found, ("Its page reports a possible gain:", "canopy top page")]
-    found.append(("See the meter's figures for your traffic:", "canopy top page"))
+        return [*found, ("Its page reports a possible gain:", "canopy page")]
+    found.append(("See the meter's figures for your traffic:", "canopy page"))
     if flag != "canopy-lru":
-        found.append(("Let both rank in turns:", f"canopy trial --policy {gain.label}"))
-        found.append(("If it is better, for good:", _served("--radix-eviction", flag)))
+        found.append(("If the meter agrees:", _served("--radix-eviction", flag)))
     return [*found, ("The way back:", _served("--radix-eviction", "lru"))]
 
 

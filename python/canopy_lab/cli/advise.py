@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +24,6 @@ from canopy_lab.trace.sglang_log import pool_tokens
 from sglang_canopy import declared
 from sglang_canopy.config.plan_file import write_plan
 from sglang_canopy.declared import declare
-from sglang_canopy.errors import CanopyError
 
 
 def _sizes(text: str) -> tuple[float, ...]:
@@ -76,16 +74,9 @@ class Options(LogOptions):
         None, "--jobs", "processes", metavar="N", low=1, shown_default="one per core"
     )
     seed: int = declare(1, "--seed", "seed of placebo, hints and intervals", metavar="K")
-    start: tuple[str, ...] | None = declare(
-        None, "--start", "then start this server with the advice: the rest of the line, such as sglang serve MODEL", metavar="COMMAND", rest=True,
-    )  # fmt: skip
 
     def __post_init__(self) -> None:
         declared.check(self)
-        if self.start == ():
-            raise CanopyError(
-                "--start must be followed by the server's command, such as sglang serve MODEL"
-            )
 
 
 OPTIONS = (Options,)
@@ -116,18 +107,9 @@ def run(args: Options) -> int:
     print(summary(made))
     print("", *told, sep="\n")
     print(f"\nThe page: {args.out}; the plan of a first start: {plan}")
-    command = [*(args.start or ("sglang", "serve", "MODEL")), *first.arguments(plan)]
-    print(f"{'Starting' if args.start else 'Start'}: {shlex.join(command)}")
-    print(f"Then: {first.then}", flush=True)
-    return _start(command) if args.start else 0
-
-
-def _start(command: list[str]) -> int:
-    """Replace this process by the server. Raises ``CanopyError`` if the program does not exist."""
-    try:
-        os.execvp(command[0], command)
-    except OSError as error:
-        raise CanopyError(f"--start: cannot run {command[0]!r:.80} ({error.strerror})") from None
+    print(f"Start: {shlex.join(['sglang', 'serve', 'MODEL', *first.arguments(plan)])}")
+    print(f"Then: {first.then}")
+    return 0
 
 
 def _read(args: Options, format: str) -> Sample:

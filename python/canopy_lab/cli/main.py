@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Any
 
-from canopy_lab.cli.completion import FLAG as COMPLETION
-from canopy_lab.cli.completion import print_completion
 from sglang_canopy import __version__, declared
 from sglang_canopy.errors import CanopyError
 
@@ -24,11 +22,7 @@ COMMANDS = {
     "validate": "a plan's predictions beside its server's log, and the error",
     "profile": "measure a live server's costs, for the simulator and the planner",
     "doctor": "refused or untested flags of a server, and faults of this machine",
-    "hint": "tell every worker behind a gateway when a conversation ends or continues",
-    "explain": "where a conversation's KV is, when it would be evicted, and why some was",
-    "trial": "two policies on a running server, in turns, until the difference is certain",
-    "top": "a running server's tiers, hits and evictions",
-    "top page": "a running server's page in this machine's browser",
+    "page": "a running server's page in this machine's browser",
     "documents calibrate": "measure the share of a document that a server should recompute",
 }
 """Names of one or two words; the second word is a subcommand."""
@@ -43,11 +37,7 @@ EXAMPLES = {
     "validate": "validate server.log --plan plan.json --profile mine.json",
     "profile": "profile --url http://127.0.0.1:30000 --out mine.json",
     "doctor": "doctor sglang serve MODEL --radix-eviction auto",
-    "hint": "hint c-17 --over --url http://10.0.0.1:30000,http://10.0.0.2:30000",
-    "explain": "explain c-17 --cache-salt SALT",
-    "trial": "trial --policy wa --against canopy-lru",
-    "top": "top --watch-s 2",
-    "top page": "top page --url http://10.0.0.1:30000",
+    "page": "page --url http://10.0.0.1:30000",
     "documents calibrate": "documents calibrate --url http://127.0.0.1:30000 --out ratios.json",
 }
 """An example command line for each help text."""
@@ -86,8 +76,6 @@ def parser_of(name: str) -> tuple[argparse.ArgumentParser, Any]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand. Returns the exit status: 0, or 2 for a user's mistake."""
     argv = list(sys.argv[1:] if argv is None else argv)
-    if argv[:1] == [COMPLETION]:
-        return print_completion(argv[1:], {name: parser_of(name)[0] for name in COMMANDS})
     name = next((n for n in (" ".join(argv[:2]), *argv[:1]) if n in COMMANDS), None)
     if name is None:
         return _overview(argv)
@@ -113,7 +101,6 @@ def _overview(argv: Sequence[str]) -> int:
         epilog="commands:\n" + "\n".join(f"  {n:{width}}  {s}" for n, s in COMMANDS.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(COMPLETION, metavar="SHELL", help="print completion for bash, zsh or tcsh")
     parser.add_argument("--version", action="version", version=f"canopy {__version__}")
     if not argv or argv[0].startswith("-"):
         parser.parse_args(argv)

@@ -1,1 +1,1 @@
-"""Telemetry of a server: counters, status, metrics, and `canopy top`."""
+"""Telemetry of a server: counters, status, metrics and the page."""

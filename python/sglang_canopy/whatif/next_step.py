@@ -1,4 +1,4 @@
-"""Recommend the next step in one sentence, for a server's page and ``canopy top``."""
+"""Recommend the next step in one sentence, for a server's page and status."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 WORTH_POINTS = 0.5
-"""Minimum gain, in points of the prompts' prefill seconds, to recommend a trial of a policy."""
+"""Minimum gain, in points of the prompts' prefill seconds, to recommend another policy."""
 WORTH_MEMORY_POINTS = 2.0
 """Minimum gain to recommend more memory, which costs money."""
 
@@ -34,12 +34,7 @@ def next_step(
         found = f"{best} would save {points:.1f} ± {error:.1f} points more of your {_unit(meter)}"
         if auto:
             return f"Nothing to do: {found}, and auto lets it rank once that has lasted."
-        if not ours:
-            return (
-                f"{found} than {policy}: restart with --radix-eviction canopy-lru --canopy-whatif "
-                f"auto,floor=off, then run: canopy trial --policy {best}"
-            )
-        return f"{found} than {policy}: run canopy trial --policy {best}"
+        return f"{found} than {policy}: restart with --radix-eviction {best}"
     return (
         f"Keep {'auto' if auto else policy}: no policy tried would save more.{_memory_gain(meter)}"
     )

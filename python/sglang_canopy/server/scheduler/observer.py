@@ -72,7 +72,7 @@ class Observer:
         self._samples = ParallelSamples()
         self._times, self._cost, self._scale = PrefillTimes(), PrefillCost(step_tokens), UNKNOWN
         logger.info(
-            "canopy: observing %s, without changing it; see 'canopy top' or /canopy/ui",
+            "canopy: observing %s, without changing it; see 'canopy page' or /canopy/ui",
             meter.running,
         )
 

@@ -1,4 +1,4 @@
-"""``canopy top page``: a server's page in this machine's browser, with the server's key."""
+"""``canopy page``: a server's page in this machine's browser, with the server's key."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import webbrowser
 from dataclasses import dataclass
 
 from canopy_lab.cli.shared import ServerOptions
-from canopy_lab.live.top.page_proxy import proxy
+from canopy_lab.live.page.proxy import proxy
 from sglang_canopy.declared import declare
 from sglang_canopy.errors import CanopyError
 

@@ -1,0 +1,1 @@
+"""``canopy page``: a running server's page in this machine's browser."""

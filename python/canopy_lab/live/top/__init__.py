@@ -1,1 +1,0 @@
-"""``canopy top``, ``ui`` and ``explain``: status of running servers in terminal or browser."""

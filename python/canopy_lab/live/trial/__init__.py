@@ -1,1 +1,0 @@
-"""``canopy trial``: alternate two policies on one server until the difference is significant."""
