@@ -1,7 +1,4 @@
-"""``kill -9`` at random instants: pages served afterwards are correct or absent.
-
-The same 200 times, with figures: ``python benchmark/tiers/crash.py``.
-"""
+"""``kill -9`` at random instants: pages served afterwards are correct or absent."""
 
 from pathlib import Path
 

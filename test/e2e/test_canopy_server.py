@@ -150,17 +150,6 @@ def test_an_ended_conversation_is_evicted_first(canopy_server):
 
 
 @pytest.mark.long
-def test_a_soak_neither_errs_nor_leaks_nor_changes_the_text(smollm2):
-    command = [sys.executable, str(ROOT / "benchmark" / "eviction" / "soak.py")]
-    command += ["--requests", "80", "--sample", "8", "--turns", "4"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=1200, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
-    result = json.loads(done.stdout)
-    assert result["requests"] == 80
-    assert 0.2 < result["token_hit_ratio"] < 0.9
-
-
-@pytest.mark.long
 def test_a_bad_configuration_stops_the_start_with_one_line(server, tiny_model):
     """The launcher prints the end of the server's log."""
     wrong = ("--radix-eviction-policy-config", '{"colour": 1}')

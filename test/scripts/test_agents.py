@@ -2,8 +2,6 @@
 
 import argparse
 import contextlib
-import functools
-import importlib.util
 import itertools
 import json
 import random
@@ -76,40 +74,6 @@ def test_the_table_has_the_result_for_either_winner(steps: int, said: str) -> No
     assert f"and got {said} done" in text
     assert "2.5 s" in text
     assert "60 %" in text
-
-
-@pytest.fixture(scope="module")
-def size() -> Any:
-    """benchmark/quickstart/size.py: the agents on a simulated server."""
-    spec = importlib.util.spec_from_file_location(
-        "size_demo", ROOT / "benchmark/quickstart/size.py"
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    found = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(found)
-    return found
-
-
-@functools.cache
-def encoded(text: str) -> list[int]:
-    """A token for each three characters."""
-    parts = [text[at : at + 3] for at in range(0, len(text), 3)]
-    return [int.from_bytes(part.encode(), "big") for part in parts]
-
-
-def found(size: Any, policy: str, speed: float, kv_tokens: int, running: int) -> float:
-    """Per cent of the prompt tokens that a simulated run of the demo finds, over two draws."""
-    servers = [size.Server(policy, kv_tokens, running, speed, encoded) for _ in range(2)]
-    runs = [size.run(one, TEXTS, quickstart.RUN_S, seed) for seed, one in enumerate(servers)]
-    return sum(run["found %"] for run in runs) / len(runs)
-
-
-def test_the_demos_pool_leaves_a_policy_room_to_win(size: Any) -> None:
-    """In a pool that running requests fill there is nothing to choose, and nothing was shown."""
-    sized = quickstart.KV_TOKENS, quickstart.RUNNING
-    assert found(size, "wa", 1000, *sized) > found(size, "lru", 1000, *sized) + 5
-    assert found(size, "wa", 400, 3072, 99) < found(size, "lru", 400, 3072, 99) + 5
 
 
 @contextlib.contextmanager

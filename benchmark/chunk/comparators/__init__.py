@@ -4,28 +4,16 @@ from __future__ import annotations
 
 from canopy_chunks.fuse.selectors import SELECTORS as SERVED
 from canopy_chunks.fuse.selectors.base import Selector
-from comparators.attended import HeadLastToken, HeadQuery, HeadQuestion, LastToken, Query
 from comparators.deviation import Deviation, Oracle
 from comparators.offline import Epic, FirstTokens, HighFrequency, Random, ValueNorm
-from comparators.per_layer import FrequencyNested, FrequencyPerLayer
+from comparators.per_layer import FrequencyPerLayer
 from comparators.prophetkv import ProphetKV
-from comparators.qcfuse import QCFuse
 from sglang_canopy.errors import CanopyError
 
 CLASSES: tuple[type[Selector], ...] = (
     *SERVED.values(),
-    *(FrequencyPerLayer, FrequencyNested, HighFrequency, Random, ValueNorm, FirstTokens, Epic),
-    *(
-        Deviation,
-        ProphetKV,
-        QCFuse,
-        Query,
-        HeadQuery,
-        HeadQuestion,
-        LastToken,
-        HeadLastToken,
-        Oracle,
-    ),
+    *(FrequencyPerLayer, HighFrequency, Random, ValueNorm, FirstTokens, Epic),
+    *(Deviation, ProphetKV, Oracle),
 )
 SELECTORS = {one.name: one for one in CLASSES}
 

@@ -4,10 +4,6 @@ tokens that the question attends to.
 First pass: the question runs through all layers over the reused KV; each layer's attention to the
 context is averaged over the question's tokens and the heads, and the layers' scores are fused into
 one by their mean. Second pass: the highest-scored share of the context is recomputed in all layers.
-
-``query`` and ``asked`` are close to it: they read the layers from 50 to 70 % of the depth only, let
-the question's own tokens take part in the softmax, and ``asked`` weighs the prompt's last token as
-much as the rest and leaves out what is exact.
 """
 
 from __future__ import annotations

@@ -15,12 +15,12 @@ FOLDER = Path(__file__).resolve().parents[3] / "benchmark" / "latency"
 @pytest.fixture
 def simulated(monkeypatch):
     monkeypatch.syspath_prepend(str(FOLDER))
-    for name in ("arms", "simulated", "gate", "page"):
+    for name in ("arms", "simulated", "page"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     import simulated
 
     yield simulated
-    for name in ("arms", "simulated", "gate", "page"):
+    for name in ("arms", "simulated", "page"):
         sys.modules.pop(name, None)
 
 
@@ -70,21 +70,3 @@ def test_a_session_ends_before_its_first_request_that_is_too_long(simulated):
     ]
     made = [(r.user, r.input_tokens) for r in simulated.up_to(trace, 50)]
     assert made == [("a", 20), ("a", 30), ("b", 20), ("b", 40), ("b", 40)]
-
-
-@pytest.mark.parametrize("arm", ["none", "Together", "host 2x, write_back"])
-def test_sessions_are_timed_from_their_first_turn_to_their_last_answer(simulated, arm):
-    import gate
-
-    from canopy_lab.sim.system import Workload
-
-    trace = [
-        request(10.0 * turn + who, range(100 * who, 100 * who + turn), conversation=str(who),
-                user=str(who), turn=turn)
-        for turn in (1, 2, 3) for who in range(5)
-    ]  # fmt: skip
-    row = gate.run(Workload(trace), arm, 60.0, 1)
-    assert row["sessions"] == 5
-    assert row["sessions_per_hour"] > 0
-    # Two pauses of at most ten seconds, and three short prefills.
-    assert 15 < row["mean_session_s"] < 25

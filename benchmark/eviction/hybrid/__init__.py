@@ -1,1 +1,0 @@
-"""Simulate a hybrid model's cache: KV of full attention, and a few recurrent states."""
