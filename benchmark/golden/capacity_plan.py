@@ -18,10 +18,10 @@ REQUESTS = 500
 OPTIONS = (
     *("--format", "mooncake", "--profile", "qwen2.5-7b-h100", "--requests", str(REQUESTS)),
     *("--device-tokens", "300000", "--load", "0.25", "--policy", "canopy-lru"),
-    *("--slo", "p99_ttft<15s", "--confidence", "0", "--search", "evaluations=60"),
-    *("--cache", "off", "--jobs", "1"),
+    *("--slo", "p99_ttft<15s", "--search", "evaluations=60"),
+    *("--jobs", "1"),
 )
-PARTS = ("front", "extremes", "neighbours", "sensitivity", "uncertainty")
+PARTS = ("front", "extremes", "neighbours", "sensitivity")
 """Parts of the report that are stored as a digest."""
 
 TIERS = ("device_policy", "host_policy", "disk_policy")

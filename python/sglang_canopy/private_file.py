@@ -22,12 +22,6 @@ SET_ASIDE: Counter[str] = Counter()
 """Number of unusable files of this process, by name."""
 
 
-def cache_folder(name: str) -> Path:
-    """Return ``$XDG_CACHE_HOME/canopy/NAME``, by default below ``~/.cache``."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "canopy" / name
-
-
 def read_regular(path: Path | str, max_bytes: int) -> bytes:
     """Return a regular file's first ``max_bytes + 1`` bytes; a longer result than ``max_bytes``
     means that the file is too long.

@@ -12,7 +12,7 @@ POOL = "6000"
 """Tokens: less than the open sessions have."""
 PLAN = (
     "--device-tokens", POOL, "--disks", "none", "--server", "page_size=64", "--ttl", "none",
-    "--cache", "off", "--search", "dram_levels=1,checks=off", "--jobs", "1",
+    "--search", "dram_levels=1,checks=off", "--jobs", "1",
 )  # fmt: skip
 
 

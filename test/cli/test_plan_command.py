@@ -36,19 +36,13 @@ def trace(conversations):
     return conversations(120, every_ms=400)
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    """The simulations of all tests."""
-    return tmp_path_factory.mktemp("simulations")
-
-
 @pytest.fixture
-def plan(trace, tmp_path, cache):
+def plan(trace, tmp_path):
     """Runs the command on the trace; its status, and the JSON it wrote."""
 
     def run(*arguments, base=SMALL):
         out = tmp_path / "out.json"
-        common = [str(trace), "--format", "mooncake", "--cache", str(cache)]
+        common = [str(trace), "--format", "mooncake"]
         status = main(["plan", *common, *base, "--json-out", str(out), *arguments])
         return status, json.loads(out.read_text()) if out.exists() else None
 
@@ -89,43 +83,6 @@ def test_a_plan_is_printed_and_written_in_every_form(plan, tmp_path, capsys):
     assert "http" not in html.split("<p class=small>Prices")[0]
 
 
-def test_a_second_run_simulates_nothing(plan, tmp_path):
-    _, first = plan("--cache", str(tmp_path))
-    _, second = plan("--cache", str(tmp_path))
-    assert first["simulated"] > 0
-    assert second["simulated"] == 0
-    assert second["front"] == first["front"]
-
-
-def test_a_plan_states_its_confidence_and_accepts_a_higher_one(plan, capsys):
-    fixed = ("--ttl", "none", "--server", "page_size=1,prefetch_policy=timeout")
-    _, free = plan(*fixed)
-    ttft = free["chosen"]["p90_ttft_s"]
-    limit = ("--slo", f"p90_ttft<{1.0001 * ttft:.6f}s")
-    _, bold = plan(*fixed, *limit, "--confidence", "0")
-    said = capsys.readouterr().out
-    assert "Over traces drawn from the " in said
-    assert " conversations and " in said
-    assert "confidence that a fresh trace meets the limits" in said
-    assert bold["uncertainty"]["limits_met"] < 0.95
-    low, high = bold["uncertainty"]["intervals"]["p90_ttft_s"]
-    assert low < high
-    _, sure = plan(*fixed, *limit, "--confidence", "0.95")
-    assert sure["uncertainty"]["limits_met"] >= bold["uncertainty"]["limits_met"]
-    assert sure["chosen"]["cost"] >= bold["chosen"]["cost"]
-
-
-def test_by_default_a_plan_meets_its_limits_in_nine_traces_of_ten(plan):
-    fixed = ("--ttl", "none", "--server", "page_size=1,prefetch_policy=timeout")
-    _, free = plan(*fixed)
-    limit = ("--slo", f"p90_ttft<{1.0001 * free['chosen']['p90_ttft_s']:.6f}s")
-    _, bold = plan(*fixed, *limit, "--confidence", "0")
-    _, found = plan(*fixed, *limit)
-    assert bold["uncertainty"]["limits_met"] < 0.9 <= found["uncertainty"]["limits_met"]
-    assert "than --confidence allows" in found["neighbours"][0]["why_not"]
-    assert found["neighbours"][0]["cost"] == bold["chosen"]["cost"]
-
-
 @pytest.fixture
 def scanned(tmp_path):
     """Chats that return after a while, among scans that never do: LRU handles them badly."""
@@ -148,7 +105,7 @@ def scanned(tmp_path):
 def test_a_plan_and_its_file_use_the_policy_that_advise_finds(scanned, tmp_path, capsys):
     out, file = tmp_path / "out.json", tmp_path / "plan.json"
     common = ["plan", str(scanned), "--format", "bailian", "--device-tokens", "6400", "--disks", "none",
-              "--search", "dram_levels=2,checks=off", "--jobs", "1", "--cache", "off"]  # fmt: skip
+              "--search", "dram_levels=2,checks=off", "--jobs", "1"]  # fmt: skip
     assert main([*common, "--json-out", str(out), "--out", str(file)]) == 0
     rows = json.loads(out.read_text())["evaluated"]
     assert {row["policy"] for row in rows} == {"wa"}
@@ -175,7 +132,7 @@ def test_unmet_limits_name_the_binding_one_and_the_nearest_point(plan, capsys):
 
 def test_no_server_starts_with_a_plan_that_misses_its_limits(trace, tmp_path, capsys):
     file = tmp_path / "plan.json"
-    common = ["plan", str(trace), *SMALL, "--cache", "off", *UNCHECKED, "--out", str(file)]
+    common = ["plan", str(trace), *SMALL, *UNCHECKED, "--out", str(file)]
     assert main([*common, "--slo", "p99_ttft<1us"]) == 1
     said = capsys.readouterr().out
     assert "Start a server with it" not in said
@@ -203,7 +160,7 @@ def test_what_to_try_next_depends_on_the_limit_that_binds(plan, capsys, limits, 
 
 
 def test_the_trace_may_be_given_alone(trace, tmp_path, capsys):
-    arguments = ["plan", str(trace), *SMALL, "--cache", "off", *UNCHECKED]
+    arguments = ["plan", str(trace), *SMALL, *UNCHECKED]
     assert main(arguments) == 0
     assert "Chosen (least cost)" in capsys.readouterr().out
 
@@ -231,7 +188,6 @@ def test_the_trace_may_be_given_alone(trace, tmp_path, capsys):
             ("--server", "mem_fraction_static=2"),
             "mem_fraction_static must be a number between 0 and 1",
         ),
-        (("--confidence", "1"), "--confidence must be from 0 to 0.999"),
         (("--validation", "/no/file"), "is not what canopy validate --json-out writes"),
         (
             ("--search", "evaluations=0"),
@@ -376,7 +332,7 @@ def test_a_trace_without_contents_gives_no_savings(tmp_path, capsys):
     trace = tmp_path / "azure.csv"
     trace.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]) + "\n")
     base = [word for word in SMALL if word not in ("--policy", "canopy-lru")]
-    assert main(["plan", str(trace), *base, "--cache", str(tmp_path / "c")]) == 0
+    assert main(["plan", str(trace), *base]) == 0
     said = capsys.readouterr().out
     assert "cannot estimate what a cache saves" in said
     assert "what a cache or a policy would save cannot be known from it" in said

@@ -82,7 +82,7 @@ def test_a_log_becomes_a_plan_and_a_server_that_follows_it(client, tiny_model, t
     profile = tmp_path / "profile.json"
     profile.write_text(json.dumps(engine))
     plan = f"--compare {profile}=0.05 --device-tokens {KV_TOKENS} --policy wa --disks none"
-    plan += f" --search dram_gib={2**-8},dram_levels=1 --server page_size=16 --cache off --jobs 1"
+    plan += f" --search dram_gib={2**-8},dram_levels=1 --server page_size=16 --jobs 1"
     port, tools = free_port(), Path(sys.executable).parent
     command = [EXAMPLES / "log_to_server.sh", log, tiny_model, "--load-format", "dummy"]
     command += [*cpu_arguments(tiny_model, kv_tokens=KV_TOKENS, dtype="float32")[2:]]

@@ -36,7 +36,7 @@ def planned(folder):
     sizes = ("--search", search, "--disks", "gp3")
     command = ["plan", str(trace), "--format", "mooncake", "--compare", f"{profile}=0.05", *sizes]
     command += ["--device-tokens", str(DEVICE_TOKENS), "--ttl", "900", "--policy", "wa"]
-    command += ["--best", "mean_ttft", "--cache", "off", "--jobs", "1"]
+    command += ["--best", "mean_ttft", "--jobs", "1"]
     command += ["--instances", "2", "--routing", "round-robin"]
     server = f"page_size={PAGE},prefetch_policy=wait_complete,max_running_requests=48"
     command += ["--server", f"{server},chunked_prefill_size=1024,prefetch_threshold=128"]

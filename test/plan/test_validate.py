@@ -114,7 +114,7 @@ def test_the_commands_errors_are_read_by_a_plan(served, tmp_path, capsys):
     prices = tmp_path / "prices.json"
     shipped = json.loads((PRICE_LISTS / "aws-us-east-1.json").read_text())
     prices.write_text(json.dumps({**shipped, "gpu": "A100"}))
-    again = ["plan", str(served), "--format", "sglang", "--profile", str(profile), "--cache", "off",
+    again = ["plan", str(served), "--format", "sglang", "--profile", str(profile),
              "--prices", str(prices),
              "--device-tokens", "12000", "--disks", "none", "--jobs", "1",
              "--server", "page_size=64", "--search", "dram_levels=2,evaluations=4,checks=off",

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from importlib.util import find_spec
 from itertools import compress
-from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
@@ -18,7 +17,6 @@ from canopy_lab.cli.plan_command import PlanCommand, advised, check, check_gpu, 
 from canopy_lab.cli.plan_options import Choosing, EngineOptions, Reading, Searching, Writing
 from canopy_lab.cli.validate import read_validation
 from canopy_lab.cli.values import write
-from canopy_lab.plan.cache import default_folder
 from canopy_lab.plan.choice import label_of
 from canopy_lab.plan.page import write_figures, write_page
 from canopy_lab.plan.planner import CapacityPlan, make_plan, to_json
@@ -96,7 +94,6 @@ def plan_of(
     command, why = advised(command, trace)
     how, validation = command.searching, command.writing.validation
     work = PlanInputs(trace, command.engine, command.prices, command.policy_configs, ids)
-    cache = None if how.cache == "off" else Path(how.cache) if how.cache else default_folder()
     with tqdm(unit="run", desc="planning", disable=None) as bar:
 
         def progress(stage: str, done: int, most: int) -> None:
@@ -108,7 +105,6 @@ def plan_of(
             command.request,
             work,
             jobs=how.jobs,
-            cache=cache,
             progress=progress,
         )
     about = {
@@ -125,7 +121,6 @@ def plan_of(
         "device_tokens": command.engine.device_tokens,
         "routing": command.engine.routing,
         "policy": why,
-        "trace_hash": plan.trace_hash,
         "date": datetime.date.today().isoformat(),
         **({"last_hours": command.reading.last_hours} if command.reading.last_hours else {}),
         **({"validation": read_validation(validation)} if validation else {}),

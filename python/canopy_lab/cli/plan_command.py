@@ -57,8 +57,6 @@ def check(
     writing: Writing,
 ) -> PlanCommand:
     """Check all options together. Raises ``CanopyError`` naming the first wrong option."""
-    if choosing.confidence and searching.search.checks == "off":
-        raise CanopyError("--confidence needs the checks; leave out --search checks=off")
     if writing.validation:
         read_validation(writing.validation)
     profile = load_profile(engine_options.profile, engine_options.model)
@@ -89,7 +87,6 @@ def check(
 
 def _request(chosen: Choosing, engine: EngineOptions, how: Searching) -> PlanRequest:
     server, search = engine.server, how.search
-    confidence = PlanRequest().confidence if chosen.confidence is None else chosen.confidence
     given = {knob.name: getattr(server, knob.name, None) for knob in KNOBS}
     chunks = server.chunked_prefill_size or (chunk_of(server.gpu_memory_gib),)
     choices = given | {"ttl": chosen.ttl, "chunked_prefill_size": chunks}
@@ -109,7 +106,6 @@ def _request(chosen: Choosing, engine: EngineOptions, how: Searching) -> PlanReq
         options=SearchOptions(evaluations=search.evaluations),
         loads=search.loads,
         checks=search.checks == "on",
-        confidence=confidence,
     )
 
 

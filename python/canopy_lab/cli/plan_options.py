@@ -13,7 +13,7 @@ from canopy_lab.cli.shared import format_option, skip_bad_option
 from canopy_lab.cli.values import out_file
 from canopy_lab.plan.choice import Constraint, parse_constraints
 from canopy_lab.plan.objective import DEFAULT_OBJECTIVES, METRICS, Metric, metric
-from canopy_lab.plan.planner import DISK_LEVELS, DRAM_LEVELS, LOADS, SAMPLE_REQUESTS, PlanRequest
+from canopy_lab.plan.planner import DISK_LEVELS, DRAM_LEVELS, LOADS, SAMPLE_REQUESTS
 from canopy_lab.plan.search import SearchOptions
 from canopy_lab.plan.space import GROUP, KNOBS, TTL
 from canopy_lab.sim.system.config import ROUTINGS
@@ -144,11 +144,6 @@ class Choosing:
     slo: tuple[Constraint, ...] = declare(
         (), "--slo", 'limits, e.g. "p99_ttft<2s"; several with commas', metavar="C",
         parse=lambda text: parse_constraints([text]), shown_default="none",
-    )  # fmt: skip
-    confidence: float | None = declare(
-        None, "--confidence",
-        "least probability of meeting the limits, over resampled traces",
-        metavar="P", low=0, high=0.999, shown_default=f"{PlanRequest().confidence}; 0 without checks",
     )  # fmt: skip
     best: Metric = declare(
         METRICS["cost"], "--best", "metric to minimise among the choices within the limits",
@@ -332,13 +327,6 @@ class Searching:
     )  # fmt: skip
     jobs: int = declare(
         os.cpu_count() or 1, "--jobs", "processes", metavar="N", low=1, shown_default="one per core"
-    )
-    cache: str | None = declare(
-        None,
-        "--cache",
-        "folder of saved simulations, or 'off' to save none",
-        metavar="FOLDER",
-        shown_default="~/.cache/canopy/plan",
     )
 
     def __post_init__(self) -> None:

@@ -19,7 +19,6 @@ from canopy_lab.plan.text import (
     extremes,
     loads,
     overview,
-    uncertainty_text,
 )
 from canopy_lab.report.html import HtmlTable, as_data, png_bytes, render
 from sglang_canopy import __version__
@@ -53,10 +52,7 @@ def page(plan: CapacityPlan, about: Mapping[str, Any], currency: str) -> str:
         "plan",
         title=f"A plan for {Path(about.get('trace', 'a trace')).name}",
         overview=overview(plan),
-        choice=[
-            *choice_text(plan, currency),
-            *(uncertainty_text(plan.uncertainty) if plan.uncertainty is not None else []),
-        ],
+        choice=choice_text(plan, currency),
         about={"example_prices": False, **about},
         figures=[(what, as_data(png_bytes(figure))) for _, what, figure in charts(plan, currency)],
         tables=_tables(plan),

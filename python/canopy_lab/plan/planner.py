@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from canopy_lab.plan.choice import (
@@ -33,16 +32,11 @@ from canopy_lab.plan.settle import Rejected, rejected, settle
 from canopy_lab.plan.sizes import round_size, sizes
 from canopy_lab.plan.space import GROUP, Configuration, Space
 from canopy_lab.plan.system import Engine
-from canopy_lab.plan.uncertainty import Uncertainty, uncertainty_of
 from canopy_lab.plan.worker import PlanInputs
 from canopy_lab.sim.compact import CompactTrace
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import CANOPYS_LRU
 
-CANDIDATES = 12
-"""Maximum configurations resampled in the search for a sufficiently sure one."""
-UNSURE_SHOWN = 3
-"""Number of better but unsure configurations that are shown."""
 LOADS = (0.8, 1.2)
 """Request rates of the sensitivity check, relative to the trace."""
 DRAM_LEVELS, DISK_LEVELS = 5, 3
@@ -82,9 +76,7 @@ class PlanRequest:
     loads: tuple[float, ...] = LOADS
     """Traffic multipliers at which the choice is also simulated."""
     checks: bool = True
-    """Evaluate neighbours, other loads, and the confidence in the choice."""
-    confidence: float = 0.9
-    """Probability with which the limits must be met, among the first ``CANDIDATES``."""
+    """Evaluate neighbours and other loads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +90,6 @@ class CapacityPlan:
     extremes: Mapping[str, Row]
     choice: ChosenConfiguration
     neighbours: tuple[Rejected, ...]
-    uncertainty: Uncertainty | None
     sensitivity: Mapping[float, Row]
     """The choice at other loads; 1.0 is the choice itself."""
     hypervolume: float
@@ -110,8 +101,6 @@ class CapacityPlan:
     """KV of the blocks that more than one request contains."""
     grid_size: int
     simulated: int
-    from_cache: int
-    trace_hash: str
     seconds: float
 
     @property
@@ -176,7 +165,6 @@ def make_plan(
     work: PlanInputs,
     *,
     jobs: int = 1,
-    cache: Path | str | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> CapacityPlan:
     """Make a plan. Calls ``progress(stage, done, at most)``. Raises ``CanopyError``."""
@@ -191,12 +179,12 @@ def make_plan(
         if progress is not None:
             progress(stage, done, request.options.evaluations)
 
-    with Evaluator(work, jobs=jobs, cache=cache) as evaluate:
+    with Evaluator(work, jobs=jobs) as evaluate:
         fixed = baseline_of(request, space, footprint_gib)
         if samples(request, len(work.trace)):
             part = work.with_trace(busiest(work.trace, request.sample_requests))
             target = Target(objectives, request.constraints, request.minimise, request.options)
-            with Evaluator(part, jobs=jobs, cache=cache) as on_part:
+            with Evaluator(part, jobs=jobs) as on_part:
                 found = sampled_search(space, target, on_part, evaluate, [fixed], report_progress)
         else:
             found = search(
@@ -221,7 +209,6 @@ def make_plan(
         extremes=extremes([*rows, baseline], baseline),
         choice=checked.choice,
         neighbours=checked.neighbours,
-        uncertainty=checked.uncertainty,
         sensitivity=checked.sensitivity,
         hypervolume=scale.hypervolume(points),
         scale=scale,
@@ -229,8 +216,6 @@ def make_plan(
         reusable_gib=reusable_gib,
         grid_size=space.finer(*GRID_STEPS).count(),
         simulated=evaluate.simulated,
-        from_cache=evaluate.from_cache,
-        trace_hash=evaluate.trace_hash,
         seconds=time.perf_counter() - started,
     )
 
@@ -241,7 +226,6 @@ class _Checked:
 
     choice: ChosenConfiguration
     neighbours: tuple[Rejected, ...] = ()
-    uncertainty: Uncertainty | None = None
     sensitivity: Mapping[float, Row] = field(default_factory=dict)
 
 
@@ -265,57 +249,17 @@ def _checked(
         choice, seen = settle(choice, rows, request.constraints, request.minimise, space, evaluate)
         found.stages["neighbours"] = len(seen) - len(rows)
         found.rows, rows = seen, list(seen.values())
-    report_progress("how sure", len(rows))
-    choice, sure, unsure = _sure(choice, rows, request, evaluate)
     near = rejected(choice, found.rows, request.constraints, request.minimise, space)
     report_progress("other loads", len(rows))
     chosen = configuration_of(choice.row)
     others = evaluate.at_loads([(chosen, load) for load in request.loads])
     loads = {1.0: choice.row, **dict(zip(request.loads, others))}
-    named = {configuration_of(one.row) for one in unsure}
-    near = [one for one in near if configuration_of(one.row) not in named]
-    return _Checked(choice, (*unsure[:UNSURE_SHOWN], *near), sure, dict(sorted(loads.items())))
+    return _Checked(choice, tuple(near), dict(sorted(loads.items())))
 
 
 def samples(request: PlanRequest, requests: int) -> bool:
     """Whether the search runs on a part of a trace of ``requests`` requests."""
     return 0 < 2 * request.sample_requests < requests
-
-
-def _sure(
-    choice: ChosenConfiguration, rows: list[Row], request: PlanRequest, evaluate: Evaluator
-) -> tuple[ChosenConfiguration, Uncertainty, list[Rejected]]:
-    """Return a sufficiently sure choice, its uncertainty, and the rejected unsure candidates.
-
-    If none of the first ``CANDIDATES`` meets the limits with the requested confidence, the surest
-    is returned. Each candidate is further below some limit than the previous one: otherwise all
-    candidates could be one configuration with other minor settings.
-    """
-    tried: list[tuple[ChosenConfiguration, Uncertainty]] = []
-    conversations = evaluate.conversations()
-    left = [row for row in rows if all(c.met(row) for c in request.constraints)]
-    candidate = choice
-    while True:
-        result = evaluate.result(configuration_of(candidate.row))
-        found = uncertainty_of(result, request.constraints, conversations)
-        tried.append((candidate, found))
-        enough = found.met is None or not choice.feasible or found.met >= request.confidence
-        limits = [(c, c.value(candidate.row)) for c in request.constraints]
-        left = [r for r in left if any(_surer(c, c.value(r), value) for c, value in limits)]
-        if enough or not left or len(tried) >= CANDIDATES:
-            break
-        candidate = choose(left, request.constraints, request.minimise)
-    best = tried[-1] if enough else max(tried, key=lambda pair: pair[1].met or 0.0)
-    unsure = [
-        Rejected(row=one.row, why="closer to the limits than --confidence allows")
-        for one, sure in tried
-        if one is not best[0]
-    ]
-    return *best, unsure
-
-
-def _surer(limit: Constraint, value: float, other: float) -> bool:
-    return value < other if limit.at_most else value > other
 
 
 def footprint(trace: CompactTrace, engine: Engine) -> float:
@@ -360,7 +304,6 @@ def to_json(plan: CapacityPlan, about: Mapping[str, Any]) -> dict[str, Any]:
         "predicted": plan.predicted,
         "out_of_budget": plan.found.out_of_budget,
         "simulated": plan.simulated,
-        "from_cache": plan.from_cache,
         "front": [dict(row) for row in plan.front],
         "evaluated": [dict(row) for row in plan.found.rows.values()],
         "baseline": dict(plan.baseline),
@@ -369,7 +312,6 @@ def to_json(plan: CapacityPlan, about: Mapping[str, Any]) -> dict[str, Any]:
         "feasible": plan.choice.feasible,
         "binding": [c.text for c in plan.choice.binding],
         "neighbours": [{**n.row, "why_not": n.why} for n in plan.neighbours],
-        "uncertainty": plan.uncertainty.to_json() if plan.uncertainty is not None else None,
         "sensitivity": {f"{load:g}": dict(row) for load, row in plan.sensitivity.items()},
         "hypervolume": plan.hypervolume,
         "hypervolume_reference": point(plan.scale.reference),

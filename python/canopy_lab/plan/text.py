@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
-from canopy_lab.plan.calibration import calibration_text
 from canopy_lab.plan.choice import against, configuration_of, label_of, value_text
-from canopy_lab.plan.objective import METRICS, Metric, Row
+from canopy_lab.plan.objective import METRICS, Row
 from canopy_lab.plan.planner import CapacityPlan
 from canopy_lab.plan.sizes import gib_text
-from canopy_lab.plan.uncertainty import LEVEL, SHOWN, Uncertainty
 from canopy_lab.report.table import text_table
 
 PUBLISHED = (0.093, -0.583, -0.202)
@@ -37,8 +35,6 @@ def plan_text(plan: CapacityPlan, currency: str) -> str:
         "",
         *choice_text(plan, currency),
     ]
-    if plan.uncertainty is not None:
-        parts += uncertainty_text(plan.uncertainty)
     if plan.neighbours:
         parts += ["", "Neighbouring configurations, and why they were not chosen:"]
         parts += [f"  {label_of(n.row)}: {n.why}" for n in plan.neighbours]
@@ -55,8 +51,7 @@ def overview(plan: CapacityPlan) -> list[str]:
         f"uses {gib_text(plan.reusable_gib)}. "
         f"{len(plan.found.rows)} configurations evaluated ({stages}). "
         f"A grid in equal steps has {plan.grid_size}.",
-        f"{plan.simulated} simulations, {plan.from_cache} more from the cache; "
-        f"{plan.seconds:.1f} s. Hypervolume of the front: {plan.hypervolume:.4f} of 1.",
+        f"{plan.simulated} simulations, {plan.seconds:.1f} s. Hypervolume of the front: {plan.hypervolume:.4f} of 1.",
     ]
     if plan.found.out_of_budget and not plan.predicted:
         lines.append("The search stopped at its limit of evaluations (--search evaluations=N).")
@@ -169,35 +164,6 @@ def next_step(plan: CapacityPlan) -> str:
     if units == {"share"}:
         return "more memory (--search dram_gib=G,disk_gib=G, --device-tokens); some prompts never repeat"
     return f"more instances (--instances {2 * max(instances)})"
-
-
-def uncertainty_text(found: Uncertainty) -> list[str]:
-    """Describe the uncertainty of the choice."""
-    lines = [
-        f"  Over traces drawn from the {found.conversations} conversations and {found.periods} of this one:"
-    ]
-    by_key = {m.key: m for m in METRICS.values()}
-    for key in SHOWN:
-        of, (low, high), parts = by_key[key], found.intervals[key], found.windows[key]
-        within, over = (_ends(of, values) for values in ((low, high), parts))
-        lines.append(
-            f"    {of.name}: {100 * LEVEL:.0f} % between {within[0]} and {within[1]}; "
-            f"{len(parts)} windows from {over[0]} to {over[1]}"
-        )
-    if found.met is not None:
-        hint = " (--confidence P chooses by it)" if found.met < LEVEL else ""
-        stated = (
-            f"none, not calibrated for {', '.join(found.uncalibrated)}"
-            if found.uncalibrated
-            else f"{100 * found.met:.0f} %{hint}"
-        )
-        lines.append(f"    confidence that a fresh trace meets the limits: {stated}")
-        lines += calibration_text()
-    return lines
-
-
-def _ends(of: Metric, parts: Sequence[float]) -> tuple[str, str]:
-    return value_text(of, min(parts)), value_text(of, max(parts))
 
 
 def relaxed(plan: CapacityPlan) -> str:

@@ -91,11 +91,6 @@ def simulated(work: PlanInputs, task: SimulationTask) -> tuple[SystemResult, TTL
 
 def run_task(work: PlanInputs, task: SimulationTask) -> dict[str, Any]:
     """Return the metrics of one simulation."""
-    return run_in_full(work, task)[0]
-
-
-def run_in_full(work: PlanInputs, task: SimulationTask) -> tuple[dict[str, Any], SystemResult]:
-    """Return the metrics of one simulation, and the results of each request."""
     result, table = simulated(work, task)
     metrics = metrics_of(result)
     if table is not None:
@@ -105,7 +100,7 @@ def run_in_full(work: PlanInputs, task: SimulationTask) -> tuple[dict[str, Any],
             "residual_ttl_s": None if math.isinf(table.residual_ttl_s) else table.residual_ttl_s,
             "requests": work.observed(task.load),
         }
-    return metrics, result
+    return metrics
 
 
 def at_load(trace: Iterable[TraceRequest], load: float) -> Iterable[TraceRequest]:
