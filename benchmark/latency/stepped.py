@@ -97,7 +97,6 @@ class Engine:
             "rows": rows,
             "seconds": seconds,
             "waiting": area / seconds,
-            "predicted": _predicted(self._scheduler),
             "gate": self._of_policies("gate"),
             "whatif": self._of_policies("meter"),
         }
@@ -118,12 +117,6 @@ class Engine:
         live = getattr(getattr(self._scheduler.tree_cache, "tree_core", None), "live", None)
         found = getattr(live, part, None)
         return None if found is None else found.stats()
-
-
-def _predicted(scheduler: Any) -> Any:
-    """Return this arm's predictions and their errors, if it predicts."""
-    queue = getattr(scheduler.tree_cache, "canopy_queue", None)
-    return None if queue is None else queue.status()["predicted_ttft"]
 
 
 def _noted(one: tuple[Any, ...], now: float, rows: list[dict[str, Any]]) -> bool:
@@ -168,7 +161,6 @@ class Arm:
         self.slices: list[list[dict[str, Any]]] = []
         self.seconds: list[float] = []
         self.waiting: list[float] = []
-        self.predicted: dict[str, Any] | None = None
         self.armed: int | None = None
         self.whatif: dict[str, Any] | None = None
 
@@ -236,7 +228,7 @@ def run_load(
             arm.slices.append(found["rows"])
             arm.seconds.append(found["seconds"])
             arm.waiting.append(found["waiting"])
-            arm.predicted, arm.whatif = found["predicted"], found["whatif"]
+            arm.whatif = found["whatif"]
             if found["gate"] is not None:
                 arm.armed = found["gate"]["times_armed"]
         means = ", ".join(f"{a.name} {figures(a.slices[-1:])['mean']:.2f} s" for a in arms)
@@ -260,7 +252,6 @@ def made_of(
         "error": None,
         "seconds": {arm.name: sum(arm.seconds) for arm in arms},
         "waiting": {arm.name: round(sum(arm.waiting) / len(arm.waiting), 1) for arm in arms},
-        "predicted": {arm.name: arm.predicted for arm in arms if arm.predicted},
         "armed": {arm.name: arm.armed for arm in arms if arm.armed is not None},
         "whatif": {arm.name: arm.whatif for arm in arms if arm.whatif},
         "figures": {arm.name: figures(arm.slices) for arm in arms},

@@ -55,9 +55,3 @@ def test_any_sequence_of_calls_equals_plain_lists(members: int, draw: random.Ran
         assert passing.shortest() == shortest(costs, allowed)
         assert passing.least_allowance() == min(allowed, default=math.inf)
         assert [passing.allowance(place) for place in range(len(costs))] == allowed
-        cost, place = float(draw.randrange(1, 20)), draw.randrange(len(costs) + 1)
-        assert passing.work_before(cost, place) == sum(
-            one
-            for at, one in enumerate(costs)
-            if one < cost or (at < place and one < math.inf and (one == cost or allowed[at] < cost))
-        )

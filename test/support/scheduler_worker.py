@@ -165,8 +165,6 @@ def answers(engine: InProcess, priorities: bool) -> dict[str, Any]:
     found["branches_cached"] = [req.cached_tokens for req in branches]
     queue = engine.scheduler.tree_cache.canopy_queue
     found["deferrals"] = queue.deferrals
-    found["predicted"] = queue.status()["predicted_ttft"]
-    found["fed"], found["pending"] = engine.fed, len(queue.predictions)
     found["fitted"] = list(queue.cost.coefficients)
     found["batches"] = queue.times.prefills
     engine.scheduler.tree_cache.sanity_check()

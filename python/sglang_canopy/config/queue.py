@@ -5,33 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sglang_canopy import declared
-from sglang_canopy.declared import declare, declare_key, keyed
+from sglang_canopy.declared import declare
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.schedule.bounded_shortest import MAX_WAIT_FACTOR
 
 SGLANG, BOUNDED_SHORTEST = "sglang", "bounded-shortest"
 FLAG = "--canopy-queue-order"
-TTFT_FLAG = "--canopy-ttft-slo-s"
-REFUSE, QUEUE = "refuse", "queue"
-
-
-@dataclass(frozen=True, slots=True)
-class TtftSlo:
-    """Keys of ``--canopy-ttft-slo-s``."""
-
-    seconds: float = declare_key(0.0, "Limit of the predicted TTFT; 0 is none.", low=0, high=3600)
-    over: str = declare_key(
-        REFUSE,
-        "What happens to a request above it: refused with 429, or queued and counted.",
-        choices=(REFUSE, QUEUE),
-    )
-
-    def __post_init__(self) -> None:
-        declared.check(self)
-
-    @property
-    def refuses(self) -> bool:
-        return self.seconds > 0 and self.over == REFUSE
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,20 +44,7 @@ class QueueFlags:
         hidden=True,
     )
 
-    ttft_slo: TtftSlo = declare(
-        TtftSlo(),
-        TTFT_FLAG,
-        "With bounded-shortest: answer a request with 429 and Retry-After at arrival if its TTFT is "
-        "predicted to exceed this, by a bound that 90 % of requests keep. over=queue only counts it.",
-        metavar="SECONDS[,over=queue]",
-        parse=keyed(TtftSlo, head="seconds"),
-        shown_default="none",
-        hidden=True,
-    )
-
     def __post_init__(self) -> None:
         declared.check(self)
-        if self.ttft_slo.seconds and self.queue_order != BOUNDED_SHORTEST:
-            raise CanopyError(f"{TTFT_FLAG} needs {FLAG} {BOUNDED_SHORTEST}, which auto has")
         if self.max_wait_factor != MAX_WAIT_FACTOR and self.queue_order != BOUNDED_SHORTEST:
             raise CanopyError(f"--canopy-max-wait-factor needs {FLAG} {BOUNDED_SHORTEST}")

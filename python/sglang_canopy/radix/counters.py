@@ -30,13 +30,12 @@ REASONS = ("capacity", "ttl", "trim", "quota")
 exceeded its share.
 """
 
-INVALID, QUEUE, GIVEN_UP, TTFT_SLO = range(4)
-REFUSALS = ("invalid", "queue", "given_up", "ttft_slo")
+INVALID, QUEUE, GIVEN_UP = range(3)
+REFUSALS = ("invalid", "queue", "given_up")
 """Reasons why requests ended without admission.
 
 ``invalid``: the prompt is too long, or a field is not supported. ``queue``: SGLang's queue was
 full, or the wait too long. ``given_up``: the client disconnected while the request waited.
-``ttft_slo``: its predicted TTFT exceeded ``--canopy-ttft-slo-s``.
 """
 
 EDGES_S = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)

@@ -81,8 +81,6 @@ class LiveRequest(Request):
     """Whether it was chosen for a batch: policies learn only from admitted requests."""
     refused: bool = False
     """Whether it ended without admission."""
-    refusal: str | None = None
-    """Answer that refuses it by its predicted TTFT, and its samples."""
     group: tuple[float, int] | None = None
     """Equal for the parallel samples (n > 1) of one prompt and their warm-up; else ``None``."""
     samples: int = 0

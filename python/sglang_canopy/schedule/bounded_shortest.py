@@ -21,15 +21,12 @@ Budgets count within one turn (a tenant's share, ``fair_shares.py``) and one pri
 from __future__ import annotations
 
 import itertools
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from sglang_canopy.schedule.fair_shares import PUBLIC, FairShares, Turn, first
+from sglang_canopy.schedule.fair_shares import FairShares, Turn, first
 from sglang_canopy.schedule.line import Line, Waiting, go, number_of
 from sglang_canopy.schedule.passing import Passing
-from sglang_canopy.schedule.predicted_ttft import WorkBefore
 from sglang_canopy.schedule.prefill_cost import Cost, Prefill, PrefillCost
 from sglang_canopy.tenant import Party
 
@@ -158,57 +155,6 @@ class BoundedShortest:
                 self._drop_if_empty(before, line)
             if waiting is not None:
                 self._line(waiting).let_pass(waiting)
-
-    def work_before(self, waiting: Waiting) -> WorkBefore:
-        """Return the work ahead of a queued request."""
-        lines = self._lines[waiting.urgency]
-        mine = lines[waiting.turn].before(waiting)
-        return self._work_before(
-            waiting.cost, waiting.urgency, waiting.turn, mine, self.left(waiting)
-        )
-
-    def work_before_new(
-        self,
-        cost: float,
-        tenant: Party = PUBLIC,
-        urgency: int = 0,
-        entering: Mapping[Place, Sequence[float]] = MappingProxyType({}),
-    ) -> WorkBefore:
-        """Return the work ahead of a request that is not in the queue yet.
-
-        ``entering``: costs of others that are not, in ascending order.
-        """
-        turn = self.shares.turn_of(tenant)
-        line = self._lines.get(urgency, {}).get(turn)
-        mine = 0.0 if line is None else line.before_new(cost)
-        own = entering.get((urgency, turn), ())
-        mine += sum(own[: bisect_right(own, cost)])
-        return self._work_before(cost, urgency, turn, mine, self._budget(line, cost), entering)
-
-    def _work_before(
-        self,
-        cost: float,
-        urgency: int,
-        turn: Turn,
-        mine: float,
-        budget: float,
-        entering: Mapping[Place, Sequence[float]] = MappingProxyType({}),
-    ) -> WorkBefore:
-        before = mine
-        work = {(u, t): line.work for u, lines in self._lines.items() for t, line in lines.items()}
-        for place, costs in entering.items():
-            work[place] = work.get(place, 0.0) + sum(costs)
-        for (other_urgency, other), seconds in work.items():
-            if other_urgency > urgency:
-                before += seconds
-            elif other_urgency == urgency and other != turn:
-                before += min(seconds, mine + cost)  # turns share the engine equally
-        if self.chunk is not None:  # shorter requests share its steps half and half
-            shares = cost < self._chunk_remaining_s
-            before += (
-                min(self._chunk_remaining_s, before + cost) if shares else self._chunk_remaining_s
-            )
-        return WorkBefore(cost, before, max(budget, 0.0))
 
     def left(self, waiting: Waiting) -> float:
         """Seconds of younger work that may still be admitted before ``waiting``."""

@@ -118,17 +118,6 @@ class Line:
         if chunk is not None:
             self._restore(chunk, math.inf)
 
-    def before(self, waiting: Waiting) -> float:
-        """Return the seconds of queued work ahead of a member.
-
-        Counts shorter requests, and older requests whose budgets it would overdraw.
-        """
-        return self.passing.work_before(waiting.cost, waiting.place)
-
-    def before_new(self, cost: float) -> float:
-        """Return the seconds of queued work ahead of a hypothetical youngest request."""
-        return self.passing.work_before(cost, self.passing.members)
-
     def walk(self, gone: Sequence[Waiting] = ()) -> Iterator[Waiting]:
         """Yield requests in admission order, assuming ``gone`` is admitted first.
 

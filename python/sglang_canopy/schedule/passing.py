@@ -84,18 +84,6 @@ class Passing:
         least = self._allowances[:place].min(initial=math.inf)
         return bool(least >= self._costs[place])
 
-    def work_before(self, cost: float, place: int) -> float:
-        """Return the seconds of work ahead of a member with this cost at ``place``.
-
-        Counts cheaper members, and older members whose allowance is below ``cost``. An equal cost
-        counts if it is older.
-        """
-        costs, older = self._costs[: self.members], slice(0, place)
-        ahead = costs < cost
-        ahead[older] |= (costs[older] == cost) | (self._allowances[older] < cost)
-        ahead &= costs < math.inf
-        return float(costs[ahead].sum())
-
     def copy(self) -> Passing:
         other = Passing.__new__(Passing)
         other.members = self.members

@@ -24,8 +24,7 @@ CACHE = (
         "refused_requests.{reason}",
         "requests that ended without admission, not in any other count: `invalid` (too long, or an "
         "unsupported field), `queue` (SGLang's queue was full, or the wait too long), "
-        "`given_up` (the client disconnected), `ttft_slo` (its predicted TTFT exceeded "
-        "`--canopy-ttft-slo-s`)",
+        "`given_up` (the client disconnected)",
     ),
     Metric("prompt_tokens_total", "counter", ("category",), "prompt tokens of these requests"),
     Metric(
@@ -127,47 +126,6 @@ CACHE = (
         "queue_admitted_total",
         "queue.admitted.{by}",
         "requests admitted, as the shortest in the queue or on an older request's budget",
-    ),
-    reported(
-        "predicted_ttft_seconds",
-        "queue.predicted_ttft.now_s.{tokens}",
-        "predicted TTFT of a request that arrives now, by its tokens to compute (`512`, `4096`, "
-        "`32768`), for routers; with `--canopy-queue-order bounded-shortest`",
-    ),
-    reported(
-        "predicted_ttft_requests_total",
-        "queue.predicted_ttft.requests",
-        "requests with both a predicted TTFT and a first token",
-    ),
-    reported(
-        "predicted_ttft_predicted_seconds_total",
-        "queue.predicted_ttft.predicted_s",
-        "sum of TTFT predicted for these",
-    ),
-    reported(
-        "predicted_ttft_observed_seconds_total",
-        "queue.predicted_ttft.observed_s",
-        "sum of their observed TTFT",
-    ),
-    reported(
-        "predicted_ttft_error_seconds_total",
-        "queue.predicted_ttft.error_s",
-        "sum of absolute differences of the two",
-    ),
-    reported(
-        "ttft_slo_exceeded_total",
-        "queue.ttft_slo.exceeded",
-        "requests whose predicted TTFT exceeded `--canopy-ttft-slo-s`, refused or not",
-    ),
-    reported(
-        "ttft_slo_bounds_total",
-        "queue.ttft_slo.bounds",
-        "admitted requests that had a bound of their TTFT, and a first token",
-    ),
-    reported(
-        "ttft_slo_kept_total",
-        "queue.ttft_slo.kept",
-        "these whose TTFT was within its bound; over `ttft_slo_bounds_total` it should be 0.9",
     ),
     *prefill_seconds.METRICS,
     reported(

@@ -44,9 +44,7 @@ def test_the_status_has_the_order_and_the_waiting_requests(tree: LiveTree) -> No
     shown = tree.cache.canopy_queue.status()
     assert (shown["order"], shown["waiting_requests"]) == (BOUNDED_SHORTEST, 3)
     assert shown["admitted"] == {"shortest": 0, "budget": 0}
-    assert shown["predicted_ttft"]["now_s"].keys() == {"512", "4096", "32768"}
     plain = LiveQueue(tree.cache, QueueFlags()).status()
-    assert plain["predicted_ttft"] is None
     assert plain["order"] == "sglang"
     assert plain["admitted"] is None
 
@@ -217,31 +215,14 @@ def test_a_request_that_was_retracted_uncomputed_is_deferred_for_no_request(tree
 def test_a_request_that_leaves_the_queue_leaves_no_state(tree: LiveTree) -> None:
     """SGLang takes an aborted request out of its queue and marks nothing on it."""
     live, waiting = tree.cache.canopy_queue, branches(tree, 2)
-    for req in waiting:
-        live.queued(req)
     arranged(tree, waiting)
-    assert None not in map(live.predictions.of, waiting)
     gone = weakref.ref(waiting.pop(0))
     assert chosen(tree, waiting, 1)[1] == waiting
     gc.collect()
     assert gone() is None
-    assert len(live.predictions) == 1  # of the remaining request
     assert live.order.shares._served_s.keys() == {None}
     chosen(tree, [], 0)
     assert (len(live._arranged), len(live.order), live._computing) == (0, 0, {})
-
-
-def test_the_time_at_a_gate_is_not_the_queues(tree: LiveTree) -> None:
-    live, waiting = tree.cache.canopy_queue, branches(tree, 2)
-    at = time.monotonic() - 100.0
-    for req in waiting:
-        live.predictions.queued(req, at)
-    chosen(tree, waiting[:1], 1)  # a gate holds the other request
-    chosen(tree, waiting[1:], 0)
-    for req in waiting:
-        live.predictions.first_token(req, time.monotonic())
-    assert live.predictions.model.requests == 2
-    assert 100.0 <= live.predictions.model.observed_s < 150.0
 
 
 def test_without_other_work_no_request_is_deferred_twice(tree: LiveTree) -> None:

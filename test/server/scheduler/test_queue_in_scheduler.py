@@ -35,10 +35,6 @@ def test_short_and_urgent_requests_overtake_and_answers_are_unchanged(small_mode
     assert found["deferrals"] > 0
     assert found["batches"] >= REFIT_BATCHES
     assert found["fitted"] != list(PRIOR)
-    predicted = found["predicted"]
-    assert (predicted["requests"], found["pending"]) == (found["fed"], 0)
-    assert predicted["error_s"] < predicted["observed_s"]  # better than a prediction of no wait
-    assert list(predicted["now_s"].values()) == sorted(predicted["now_s"].values())
 
 
 @pytest.mark.timeout(PATIENCE_S)

@@ -9,7 +9,7 @@ from support.worker import worked
 
 PATIENCE_S = 900
 SERVER = ("--page-size", "16", "--chunked-prefill-size", "256", "--max-queued-requests", "2")
-REFUSED = {"invalid": 1, "queue": 1, "given_up": 2, "ttft_slo": 0}
+REFUSED = {"invalid": 1, "queue": 1, "given_up": 2}
 
 
 @pytest.mark.timeout(PATIENCE_S)

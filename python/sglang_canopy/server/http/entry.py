@@ -28,7 +28,6 @@ from sglang_canopy.request.sent import (
     set_tenant,
 )
 from sglang_canopy.reuse.ttft import TtftFit
-from sglang_canopy.server.http import early_refusal
 from sglang_canopy.server.http.session_gate import start_ticker
 from sglang_canopy.telemetry.metrics import Metrics
 from sglang_canopy.telemetry.series import KV_HINTS
@@ -136,8 +135,6 @@ def generation_begins(
     if options.gate is not None:
         start_ticker(self)
     answers = original(self, obj, request, *args, **kwargs)
-    if options.queue.ttft_slo.refuses:
-        answers = early_refusal.watched(answers)
     return _with_outcomes(answers, obj) if hasattr(obj, "canopy_kv_hints") else answers
 
 

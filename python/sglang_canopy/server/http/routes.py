@@ -14,11 +14,10 @@ from typing import Any
 from sglang_canopy import __version__
 from sglang_canopy.config.policy_change import MAX_BYTES as MAX_CHANGE_BYTES
 from sglang_canopy.config.policy_change import change_of
-from sglang_canopy.config.server_options import options_of
 from sglang_canopy.policy.registry import AUTO, live_names
 from sglang_canopy.request import access, client_hints
 from sglang_canopy.request.sent import tenant_fields
-from sglang_canopy.server.http import early_refusal, entry, tokenizer_workers
+from sglang_canopy.server.http import entry, tokenizer_workers
 from sglang_canopy.server.http.access_log import hide_queries
 from sglang_canopy.server.http.explain import Explaining
 from sglang_canopy.server.http.page import add_page
@@ -72,8 +71,6 @@ def _add(server_args: Any) -> None:
 
     hide_queries()
     entered = entry.set_up(server_args)
-    if options_of(server_args).queue.ttft_slo.refuses:
-        early_refusal.add(app)
     started = time.monotonic()
 
     async def status(request: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from sglang_canopy.config.policy_change import unpacked
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.radix.counters import GIVEN_UP, INVALID, QUEUE, TTFT_SLO
+from sglang_canopy.radix.counters import GIVEN_UP, INVALID, QUEUE
 from sglang_canopy.radix.live_request import is_refused
 from sglang_canopy.server.scheduler import observer, queue
 from sglang_canopy.server.scheduler.session_gate import gate_of, take_time
@@ -79,8 +79,6 @@ def request_aborted(_result: Any, scheduler: Any, abort: Any, req: Any, *_: Any,
     status = (abort.finished_reason or {}).get("status_code")
     if status == HTTPStatus.SERVICE_UNAVAILABLE:
         kind = QUEUE
-    elif status == HTTPStatus.TOO_MANY_REQUESTS:
-        kind = TTFT_SLO
     else:
         kind = GIVEN_UP if status is None else INVALID
     _refuse(scheduler, req, kind)

@@ -6,7 +6,6 @@ model with the first rank's figures. Timings differ by rank; only the first rank
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +20,6 @@ from sglang_canopy.schedule.arranged import Arranged
 from sglang_canopy.schedule.bounded_shortest import BoundedShortest
 from sglang_canopy.schedule.prefill_cost import STEP_TOKENS, Prefill, PrefillCost
 from sglang_canopy.schedule.shared_prefix import Path
-from sglang_canopy.server.scheduler.early_refusal import LiveRefusal
-from sglang_canopy.server.scheduler.predictions import Predictions
 from sglang_canopy.server.scheduler.prefill_times import PrefillTimes
 from sglang_canopy.server.scheduler.running_requests import running_requests
 from sglang_canopy.storage.agreement import is_first_rank
@@ -53,14 +50,11 @@ class LiveQueue:
         self.measures = measures or self.orders
         self.cost = PrefillCost(step_tokens)
         self.order = BoundedShortest(self.cost, options.max_wait_factor)
-        self.predictions = Predictions(self.order)
         self._protects = options.protect_waiting == "on"
         self._cache = cache
         self._core = cache.tree_core
         self.request_of = self._core.requests.of
         self._requests = _Requests(self)
-        slo = options.ttft_slo
-        self.refusal = LiveRefusal(slo, self.order, self._requests) if slo.seconds else None
         self._arranged = Arranged(self.order, self._requests)
         self._choosing = False
         self._excluded: list[Any] = []
@@ -96,8 +90,6 @@ class LiveQueue:
             if self.measures
             else None,
             "step_tokens": self.cost.step_tokens if self.measures else None,
-            "predicted_ttft": self.predictions.status(len(self._arranged)) if self.orders else None,
-            "ttft_slo": None if self.refusal is None else self.refusal.status(),
         }
 
     # ---- the cost of a request ----
@@ -109,8 +101,6 @@ class LiveQueue:
     def queued(self, req: Any) -> None:
         """Register ``req`` before it joins the queue."""
         self.look_up(req)
-        if self.orders:
-            self.predictions.queued(req, time.monotonic())
 
     def computed(self, batch: Any) -> None:
         """Record the time that ``batch`` took, and periodically agree on the cost model.
@@ -121,34 +111,28 @@ class LiveQueue:
         if found is None:
             return
         if self.orders:
-            self._note_first_tokens(batch)
+            self._forget_computed(batch)
         self.cost.add(*found)
         if self.times.refit_due:
             self._agree()
 
-    def _note_first_tokens(self, batch: Any) -> None:
+    def _forget_computed(self, batch: Any) -> None:
         for req, new, cached in zip(batch.reqs, batch.extend_lens, batch.prefix_lens, strict=False):
             if cached + new >= len(req.origin_input_ids):
                 self._computing.pop(id(req), None)
-                self.predictions.first_token(req, self.times.done_at)
-                if self.refusal is not None:
-                    self.refusal.first_token(req, self.times.done_at)
 
     def _agree(self) -> None:
-        """Adopt the first rank's fit, depth scale and factors of the TTFT bound. Collective."""
+        """Adopt the first rank's fit and depth scale. Collective."""
         fitted = self.cost.fitted() or (0.0, 0.0, 0.0, 0.0)
-        factors = [] if self.refusal is None else self.refusal.bound.measured()
         if torch.distributed.is_initialized():  # else a cache without a server
-            sent = torch.zeros(4 + len(factors), dtype=torch.float64)
+            sent = torch.zeros(4, dtype=torch.float64)
             if is_first_rank(self._cache):
-                sent[:] = torch.tensor([*fitted, *factors], dtype=torch.float64)
-            # The other ranks send zeros, and no coefficient or factor is below 0.
+                sent[:] = torch.tensor(fitted, dtype=torch.float64)
+            # The other ranks send zeros, and no coefficient is below 0.
             self._cache._all_reduce(sent, torch.distributed.ReduceOp.MAX)
-            base, token, pair, load, *factors = sent.tolist()
+            base, token, pair, load = sent.tolist()
             fitted = (base, token, pair, load)
         self.cost.adopt(fitted)
-        if self.refusal is not None:
-            self.refusal.bound.adopt(factors)
         self._core.live.measured(self.cost.depth_scale())
         self.order.reprice()
 
@@ -160,9 +144,6 @@ class LiveQueue:
         queue[:] = self._arranged.arrange(queue, self._chunked)
         for waiting in self._arranged.entered:
             self._computing.pop(id(waiting.about), None)  # retracted before it was computed
-        self.predictions.arranged(self._arranged.entered, time.monotonic())
-        if self.refusal is not None:
-            self.refusal.ordered()
 
     def choose(self, scheduler: Any, running: Any, choose: Callable[[], Any]) -> Any:
         """Choose a batch without requests that wait for a prefix being computed.
@@ -189,13 +170,9 @@ class LiveQueue:
 
     def _forget(self, scheduler: Any, running: Any) -> None:
         """Drop requests that were aborted or have finished."""
-        arranged, refusal = self._arranged, self.refusal
-        waiting = scheduler.waiting_queue
-        entering = 0 if refusal is None else refusal.entering()
-        if len(waiting) < len(arranged) + entering:
+        arranged, waiting = self._arranged, scheduler.waiting_queue
+        if len(waiting) < len(arranged):
             arranged.keep(waiting)
-            if refusal is not None:
-                refusal.keep(waiting)
         if scheduler.chunked_req is None:
             self.order.chunked(None, 0.0)
         here = {id(req) for req in running_requests(scheduler, running) if not req.finished()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from sglang_canopy.config.queue import BOUNDED_SHORTEST, FLAG, QueueFlags
@@ -11,7 +10,6 @@ from sglang_canopy.config.refusals import QUEUE, unsupported
 from sglang_canopy.declared import from_args, option_of
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.server.scheduler import observer
-from sglang_canopy.server.scheduler.early_refusal import is_first_entry
 
 if TYPE_CHECKING:
     from sglang_canopy.server.scheduler.live_queue import LiveQueue
@@ -114,35 +112,6 @@ def request_queued(scheduler: Any, req: Any) -> None:
     queue = _queue(scheduler.tree_cache)
     if queue is not None and (scheduler.waiting_queue or queue.orders):
         queue.queued(req)
-
-
-def refused_early(scheduler: Any, req: Any) -> bool:
-    """Refuse ``req``, which joins the queue, if its predicted TTFT exceeds the limit."""
-    queue = _queue(scheduler.tree_cache)
-    refusal = None if queue is None else queue.refusal
-    if queue is None or refusal is None or not is_first_entry(req):
-        return False
-    message = refusal.arrives(req, queue.request_of(req), len(scheduler.waiting_queue))
-    if message is None:
-        return False
-    reason = {
-        "type": "abort",
-        "status_code": HTTPStatus.TOO_MANY_REQUESTS,
-        "message": message,
-    }
-    from sglang.srt.managers.io_struct import AbortReq
-
-    req.time_stats.trace_ctx.abort(abort_info=reason)
-    scheduler.send_abort_output(AbortReq(rid=req.rid, finished_reason=reason), req)
-    return True
-
-
-def joined(scheduler: Any, req: Any, held: bool) -> None:
-    """Register ``req``, which joins the queue. ``held``: the session gate holds it back, so its TTFT
-    is not compared with its prediction."""
-    queue = _queue(scheduler.tree_cache)
-    if queue is not None and queue.refusal is not None:
-        queue.refusal.joined(req, queue.request_of(req), held)
 
 
 def batch_computed(_result: Any, scheduler: Any, batch: Any, *_: Any, **__: Any) -> None:

@@ -180,19 +180,14 @@ def take_time(scheduler: Any, times: Iterable[str]) -> bool:
 
 
 def queue_limited(original: Any, scheduler: Any, req: Any) -> bool:
-    """Hook around ``Scheduler._abort_on_queued_limit``: refuse a request by its predicted TTFT, or
-    register it. Returns whether it is refused.
+    """Hook around ``Scheduler._abort_on_queued_limit``: register a request that is not refused.
 
-    The prediction comes first, because with priorities SGLang aborts a waiting request to make
-    room.
+    Returns whether SGLang refuses it.
     """
-    if queue.refused_early(scheduler, req) or original(scheduler, req):
+    if original(scheduler, req):
         return True
-    held, gate = False, gate_of(scheduler)
-    if gate is not None:
+    if (gate := gate_of(scheduler)) is not None:
         gate.request_comes(scheduler, req)
-        held = gate.gate.holds(id(req))
-    queue.joined(scheduler, req, held)
     return False
 
 

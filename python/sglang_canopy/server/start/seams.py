@@ -173,7 +173,7 @@ SEAMS = (
         "around",
         session_gate.queue_limited,
         ("self", "recv_req"),
-        "`--canopy-ttft-slo-s`: refuse a request; `--canopy-session-gate`: pass it to the gate",
+        "`--canopy-session-gate`: pass a request that SGLang does not refuse to the gate",
     ),
     Seam(
         _SRT + "managers.scheduler.Scheduler._get_new_batch_prefill_raw",
