@@ -21,7 +21,6 @@ for name, value in environment(has_cuda()).items():
     os.environ.setdefault(name, value)
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault("CANOPY_TIME_EVERY", "1")  # every call of a hook, not one in 17
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 # Files of over twenty seconds; at the end of a run one of them would delay a single worker.

@@ -36,6 +36,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import subprocess
 import sys
 import tempfile
 import threading
@@ -44,14 +45,14 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from tenants import Honest, Hostile, call
-
-from sglang_canopy import thread_time
+from hook_clocks import COMPUTED, TREE
+from tenants import Honest, Hostile
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
 from launch_server import cpu_arguments, free_port, serving
 
 ROOT = Path(__file__).resolve().parents[2]
+CLOCKED = Path(__file__).with_name("hook_clocks.py")
 MODEL = ROOT / ".canopy" / "models" / "smollm2-135m-instruct"
 POINT = 0.01
 SAMPLE_S = 2.0
@@ -113,8 +114,12 @@ def run(
     given += ["--radix-eviction", arguments.policy]
     given += ["--enable-metrics", "--canopy-chunks", "memory_mb=32"]
     log = folder / f"{name}.log"
-    every = {thread_time.VARIABLE: "1"}
-    with serving(given, log=log, port=free_port(), describe=name, environment=every) as server:
+    clocks = folder / f"{name}.clocks.json"
+
+    def start(command: list[str], **named: Any) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([command[0], str(CLOCKED), str(clocks), *command[3:]], **named)
+
+    with serving(given, log=log, port=free_port(), describe=name, start=start) as server:
         honest.register(server.url)
         registered = honest.listed(server.url)
         memory = Memory(server.process.pid)
@@ -130,7 +135,7 @@ def run(
         if hostile is not None:
             hostile.stop()
         memory.stop()
-        (rank,) = json.loads(call(server.url, "GET", "/canopy/status")[1])["ranks"]
+        scheduler = json.loads(clocks.read_text())
         left = honest.listed(server.url)
         text = server.log_text()
     return {
@@ -145,17 +150,17 @@ def run(
         "tracebacks": text.count("Traceback"),
         "rss_mb": memory.series_mb,
         "memory_flat": memory.flat(),
-        "hooks_share": share(rank["scheduler"]),
-        "tree_share": share(rank["scheduler"], thread_time.TREE),
-        "computed_share": share(rank["scheduler"], thread_time.COMPUTED),
-        "longest_s": longest(rank["scheduler"]),
-        "scheduler": rank["scheduler"],
+        "hooks_share": share(scheduler),
+        "tree_share": share(scheduler, TREE),
+        "computed_share": share(scheduler, COMPUTED),
+        "longest_s": longest(scheduler),
+        "scheduler": scheduler,
     }
 
 
 def share(scheduler: dict[str, Any], prefix: str = "") -> float:
     """Of the scheduler's thread: the rows under ``prefix``; without one, our hooks."""
-    apart = (thread_time.TREE, thread_time.COMPUTED)
+    apart = (TREE, COMPUTED)
     mine = sum(
         row["seconds"]
         for name, row in scheduler["seams"].items()
@@ -167,7 +172,7 @@ def share(scheduler: dict[str, Any], prefix: str = "") -> float:
 def longest(scheduler: dict[str, Any]) -> float:
     """Seconds of the longest call of a hook or of our tree."""
     seams = scheduler["seams"].items()
-    times = [row["longest_s"] for name, row in seams if not name.startswith(thread_time.COMPUTED)]
+    times = [row["longest_s"] for name, row in seams if not name.startswith(COMPUTED)]
     return round(max(times), 4)
 
 

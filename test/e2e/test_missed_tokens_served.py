@@ -70,9 +70,6 @@ def test_causes_sum_to_the_misses_on_three_tiers(server, tiny_model, tmp_path):
         rank = status(client)
         found = tokens_of(rank)
         missed = rank["prompt_tokens"] - sum(tier["hit_tokens"] for tier in rank["tiers"].values())
-        seams = rank["scheduler"]["seams"]
-        own = seams["radix.classify_misses"]["seconds"] + seams["radix.count_misses"]["seconds"]
-        print(found, missed, f"{own / rank['scheduler']['thread_s']:.3%} of the scheduler's thread")
         assert sum(found.values()) == missed
         assert found["never_seen", "none"] >= 12 * 900 + 600 + 333
         assert found["late", "disk"] >= 128, found

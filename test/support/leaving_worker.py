@@ -10,15 +10,17 @@ import random
 import sys
 import time
 import weakref
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
-from sglang_canopy import thread_time
 from sglang_canopy.admission.gate import SessionGate
 from sglang_canopy.admission.settings import GateSettings
 from sglang_canopy.config.policy_change import PolicyChange
 from sglang_canopy.config.tiers import PolicyChoice
 from sglang_canopy.policy.registry import live_names
 from sglang_canopy.server.scheduler.session_gate import ServerGate, take_time
+from sglang_canopy.server.start.seams import SEAMS
 from support.bound_ledger import BoundLedger
 from support.host_reads import CANOPY, SGLANG, HostReads
 from support.prompts import continuing_prompts, token_ids
@@ -29,6 +31,30 @@ MAX_OTHERS = 400
 MAX_STEPS = 2_000
 STEPS = 300
 """Steps of a fuzz run: arrivals, disconnects and steps of the engine."""
+
+CALLS: Counter[str] = Counter()
+"""Calls of hooks and of the tree's methods, by name."""
+
+
+def count_calls() -> None:
+    def counting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            CALLS[name] += 1
+            return function(*args, **kwargs)
+
+        return call
+
+    for seam in SEAMS:
+        object.__setattr__(seam, "hook", counting(seam.target.rpartition(".")[2], seam.hook))
+    from sglang_canopy.radix.cache import CanopyRadixCache
+    from sglang_canopy.radix.core import CanopyTreeCore
+
+    for of, name in (
+        (CanopyTreeCore, "match_prefix"),
+        (CanopyTreeCore, "begin_insert"),
+        (CanopyRadixCache, "_evict_components"),
+    ):
+        setattr(of, name, counting(name, getattr(of, name)))
 
 
 def passed_by_a_short_one(engine: InProcess, ids: list[int], rid: str) -> list[Any]:
@@ -178,7 +204,7 @@ def fuzz(engine: InProcess, seed: int = 0) -> dict[str, Any]:
     if gate is not None:
         counts["delayed_sessions"] = gate.stats()["delayed_sessions"]
     counts |= {"wrong": wrong, "unserved": unserved, **what_is_held(engine, seen)}
-    return {**counts, "seams": thread_time.report()["seams"]}
+    return {**counts, "calls": dict(CALLS)}
 
 
 def reads(engine: InProcess, seed: int = 0) -> dict[str, Any]:
@@ -210,7 +236,7 @@ def reads(engine: InProcess, seed: int = 0) -> dict[str, Any]:
         "sglangs": watch.of(SGLANG),
         "answered": answered,
         "loads": len(loads),
-        "seams": thread_time.report()["seams"],
+        "calls": dict(CALLS),
     }
 
 
@@ -259,4 +285,5 @@ def what_is_held(engine: InProcess, seen: list[Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    count_calls()
     run([sys.argv[1], *sys.argv[3:]], globals()[sys.argv[2]])

@@ -28,7 +28,6 @@ from canopy_chunks.server.model_view import check_layout, first_ranks, served_sh
 from canopy_chunks.server.options import DEFAULT_RATIO, Options
 from canopy_chunks.server.request import PLANNING_FAILED, ChunkRequest, chunk_request_of
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.thread_time import computation
 
 logger = logging.getLogger(__name__)
 
@@ -181,8 +180,7 @@ def work_when_idle(engine: ChunkEngine, scheduler: Any) -> None:
             return
         # Ranks would not stop at the same layer.
         come = never if engine.library.ranked else functools.partial(something_comes, 0)
-        with computation("documents when idle"):
-            engine.work_when_idle(come)
+        engine.work_when_idle(come)
 
 
 def flushed(engine: ChunkEngine, success: Any) -> None:

@@ -14,7 +14,6 @@ from sglang.srt.mem_cache.unified_cache.components.full import FullComponent
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from sglang_canopy.radix.counters import TTL
-from sglang_canopy.thread_time import timed_method
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
@@ -73,7 +72,6 @@ class CanopyRadixCache(UnifiedRadixCache):
         finally:
             core.inserting = None
 
-    @timed_method
     def _evict_components(
         self,
         request_by_type: dict[ComponentType, int],

@@ -37,7 +37,6 @@ from sglang_canopy.radix.missed import (
     fitted,
     tier_name,
 )
-from sglang_canopy.thread_time import timed_method
 
 if TYPE_CHECKING:
     from sglang_canopy.radix.disk_tier import DiskTier
@@ -146,7 +145,6 @@ class Departures:
 
     # ---- admission, writes and end of requests ----
 
-    @timed_method
     def classify_misses(
         self, request: LiveRequest, cached: int, late_host: int = 0,
         tokens: Sequence[int] = (), namespace: Hashable = None,
@@ -283,7 +281,6 @@ class Departures:
         if misses is not None and tokens > misses.visit.written:
             misses.visit.written = tokens
 
-    @timed_method
     def count_misses(self, request: LiveRequest, hits: int) -> None:
         """Record the end of ``request``; ``hits``: its prompt tokens found in any tier."""
         misses, request.misses = request.misses, None

@@ -22,8 +22,6 @@ from sglang.srt.mem_cache.unified_cache.components import (
 from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
 from sglang.srt.mem_cache.unified_cache.unified_tree_core_interface import InsertStepResult
 
-from sglang_canopy.thread_time import timed_method
-
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.base_prefix_cache import InsertParams, MatchPrefixParams
     from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
@@ -132,7 +130,6 @@ class OffsetWalkCore(UnifiedTreeCore):
         self._at_once: list[Any] = []
         """Actions of a one-step insert; the cache removes them as it performs them."""
 
-    @timed_method
     def match_prefix(self, params: MatchPrefixParams) -> Any:
         key = params.key
         if self.page_size > 1 and self._walks(key):
@@ -184,7 +181,6 @@ class OffsetWalkCore(UnifiedTreeCore):
             cache_actions=[] if action is None else [action],
         )
 
-    @timed_method
     def begin_insert(self, params: InsertParams) -> Any:
         key = params.key
         if params.value is None or not self._walks(key):
@@ -258,7 +254,6 @@ class OffsetWalkCore(UnifiedTreeCore):
         self.components[0].commit_insert_component_data(node, new, params, result, actions)
         return InsertStepResult(actions, result)
 
-    @timed_method
     def _insert_walk_step(self, state: Any) -> None:
         if not self._walks(state.key) or not self._insert_along_whole_nodes(state):
             super()._insert_walk_step(state)

@@ -75,19 +75,6 @@ CACHE = (
     ),
     reported("kv_bytes_per_token", "kv_bytes_per_token", "bytes of one token's KV, on this rank"),
     reported("tree_nodes", "nodes", "nodes of the radix tree"),
-    reported(
-        "scheduler_seconds_total",
-        "scheduler.seams.{seam}.seconds",
-        "CPU time of the scheduler's thread in Canopy's hooks, by hooked function of SGLang, without "
-        "that function's own time; one call in 17 is timed. `radix.NAME`: whole calls of the tree, for "
-        "which SGLang's own tree would take time too. `computed.NAME`: forwards for documents in idle "
-        "time, no part of the hooks' rows",
-    ),
-    reported(
-        "scheduler_longest_seconds",
-        "scheduler.seams.{seam}.longest_s",
-        "the longest timed call of these",
-    ),
     Metric(
         "group_ttl_seconds",
         "gauge",

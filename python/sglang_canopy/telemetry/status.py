@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from sglang_canopy import thread_time
 from sglang_canopy.policy.registry import options_of
 from sglang_canopy.private_file import SET_ASIDE
 from sglang_canopy.radix.counters import (
@@ -80,7 +79,6 @@ class Status:
             "policy_changes": [asdict(one) for one in self.cache.tree_core.exchange.changes],
             "page_tokens": self.cache.tree_core.page_size,
             "kv_bytes_per_token": self.kv_bytes_per_token(),
-            "scheduler": thread_time.report(),
             "nodes": len(self.cache.tree_core._node_arena),
             "prompt_tokens": prompts,
             "refused_requests": dict(zip(REFUSALS, self.counters.refused)),

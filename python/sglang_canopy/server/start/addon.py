@@ -106,7 +106,7 @@ def _install(seams: tuple[Seam, ...], name: str) -> None:
         targets = defaultdict(list)
         for seam in seams:
             check_signature(seam)
-            targets[seam.target].append((HookType(seam.kind), seam.registered, source))
+            targets[seam.target].append((HookType(seam.kind), seam.hook, source))
         for target, hooks in targets.items():
             # NOTE: ``apply_hooks`` skips functions that have hooks already.
             HookRegistry._apply_target(target, hooks)

@@ -8,12 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from sglang_canopy.thread_time import timed
-
-_SRT = "sglang.srt."
-_SCHEDULERS = ("managers.schedule", "mem_cache.unified_radix_cache.", "mem_cache.common.")
-"""Modules of SGLang that run on the scheduler thread. Forwards are excluded as computation."""
-
 
 @dataclass(frozen=True, slots=True)
 class Seam:
@@ -32,15 +26,7 @@ class Seam:
         """Register the hook, which SGLang installs when it next applies hooks."""
         from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-        HookRegistry.register(self.target, self.registered, HookType(self.kind))
-
-    @property
-    def registered(self) -> Callable[..., Any]:
-        """Hook as SGLang calls it; timed if it runs repeatedly on the scheduler thread."""
-        name = self.target.removeprefix(_SRT)
-        if not name.startswith(_SCHEDULERS) or name.endswith(".__init__"):
-            return self.hook
-        return timed(name.removeprefix("managers."), self.hook, self.kind == "around")
+        HookRegistry.register(self.target, self.hook, HookType(self.kind))
 
     def is_in_place(self) -> bool:
         """Whether the hook is in SGLang's chain of wrappers of the target."""
@@ -48,7 +34,7 @@ class Seam:
         function = getattr(function, "__func__", function)
         while function is not None:
             cells = getattr(function, "__closure__", None) or ()
-            if any(cell.cell_contents is self.registered for cell in cells):
+            if any(cell.cell_contents is self.hook for cell in cells):
                 return True
             function = getattr(function, "__wrapped__", None)
         return False

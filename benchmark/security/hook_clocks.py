@@ -1,0 +1,155 @@
+"""Start a server whose Canopy hooks and tree are timed on the scheduler's thread.
+
+    python benchmark/security/hook_clocks.py FILE ARGUMENT...
+
+The arguments are those of ``sglang.launch_server``. Each second the scheduler writes to ``FILE`` one
+row per hook (``seams``) and the thread's CPU time (``thread_s``). SGLang functions called from a hook
+do not count. Rows under ``TREE`` are whole calls of Canopy's tree, including the work of SGLang's
+tree. Background encoding of documents has a row under ``COMPUTED``.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+TREE = "radix."
+COMPUTED = "computed."
+VARIABLE = "CANOPY_HOOK_CLOCKS"
+_SCHEDULERS = ("managers.schedule", "mem_cache.")
+
+rows: dict[str, dict[str, float]] = {}
+computed_s = 0.0
+"""CPU time of all computation, subtracted from the hooks around it."""
+
+
+def _add(name: str, begin: float, not_ours: float = 0.0) -> float:
+    end = time.thread_time()
+    row = rows.setdefault(name, {"calls": 0, "seconds": 0.0, "longest_s": 0.0})
+    row["calls"] += 1
+    row["seconds"] += end - begin - not_ours
+    row["longest_s"] = max(row["longest_s"], end - begin - not_ours)
+    row["thread_s"] = end
+    return end - begin
+
+
+@functools.cache  # a hook is in place if SGLang holds this very object
+def timed(name: str, hook: Callable[..., Any], around: bool = False) -> Callable[..., Any]:
+    """Wrap ``hook`` to add its CPU time to ``rows[name]``.
+
+    ``around``: the first argument is SGLang's function, whose time is subtracted.
+    """
+
+    @functools.wraps(hook)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        theirs = 0.0
+        if around:
+            original = args[0]
+
+            def counted(*given: Any, **named: Any) -> Any:
+                nonlocal theirs
+                began = time.thread_time()
+                try:
+                    return original(*given, **named)
+                finally:
+                    theirs += time.thread_time() - began
+
+            args = (counted, *args[1:])
+        before, begin = computed_s, time.thread_time()
+        try:
+            return hook(*args, **kwargs)
+        finally:
+            _add(name, begin, theirs + computed_s - before)
+
+    return call
+
+
+def _computation(name: str, work: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        global computed_s
+        begin = time.thread_time()
+        try:
+            return work(*args, **kwargs)
+        finally:
+            computed_s += _add(COMPUTED + name, begin)
+
+    return call
+
+
+def report() -> dict[str, Any]:
+    seams = {name: dict(row) for name, row in list(rows.items())}
+    return {"thread_s": max((r["thread_s"] for r in seams.values()), default=0.0), "seams": seams}
+
+
+def wrap_hooks() -> None:
+    """Time the hooks of each table that is made from here on."""
+    from sglang_canopy.server.start.seam import Seam
+
+    made = Seam.__init__
+
+    def init(
+        self: Seam, target: str, kind: str, hook: Callable[..., Any], *more: Any, **named: Any
+    ) -> None:
+        name = target.removeprefix("sglang.srt.")
+        if name.endswith("default_radix_cache_factory"):
+            hook = _building(hook)
+        elif name.startswith(_SCHEDULERS):
+            hook = timed(name.removeprefix("managers."), hook, kind == "around")
+        made(self, target, kind, hook, *more, **named)
+
+    Seam.__init__ = init  # type: ignore[assignment,method-assign]
+
+
+def _building(build: Callable[..., Any]) -> Callable[..., Any]:
+    """Time the tree and background work, and begin to write, in the process that builds the cache."""
+
+    def call(original: Any, ctx: Any) -> Any:
+        from canopy_chunks.server.engine import ChunkEngine
+        from sglang_canopy.radix.cache import CanopyRadixCache
+        from sglang_canopy.radix.core import CanopyTreeCore
+
+        for of, name in (
+            (CanopyTreeCore, "match_prefix"),
+            (CanopyTreeCore, "begin_insert"),
+            (CanopyTreeCore, "_insert_walk_step"),
+            (CanopyRadixCache, "_evict_components"),
+        ):
+            setattr(of, name, timed(TREE + name.strip("_"), getattr(of, name)))
+        idle = _computation("documents when idle", ChunkEngine.work_when_idle)
+        ChunkEngine.work_when_idle = idle  # type: ignore[method-assign]
+        threading.Thread(target=_write, args=(Path(os.environ[VARIABLE]),), daemon=True).start()
+        return build(original, ctx)
+
+    return call
+
+
+def _write(path: Path) -> None:
+    while True:
+        time.sleep(1.0)
+        part = path.with_suffix(".part")
+        part.write_text(json.dumps(report()))
+        part.replace(path)
+
+
+if __name__ in ("__main__", "__mp_main__"):
+    wrap_hooks()  # SGLang's schedulers are spawned, and import this file again
+
+if __name__ == "__main__":
+    os.environ[VARIABLE] = sys.argv.pop(1)
+    from sglang.launch_server import run_server
+    from sglang.srt.plugins import load_plugins
+    from sglang.srt.server_args import prepare_server_args
+    from sglang.srt.utils import kill_process_tree
+
+    load_plugins()
+    try:
+        run_server(prepare_server_args(sys.argv[1:]))
+    finally:
+        kill_process_tree(os.getpid(), include_parent=False)
