@@ -23,7 +23,7 @@ from typing import Any
 TREE = "radix."
 COMPUTED = "computed."
 VARIABLE = "CANOPY_HOOK_CLOCKS"
-_SCHEDULERS = ("managers.schedule", "mem_cache.")
+_SCHEDULERS = ("managers.schedule", "mem_cache.unified_radix_cache.", "mem_cache.common.")
 
 rows: dict[str, dict[str, float]] = {}
 computed_s = 0.0
@@ -100,7 +100,7 @@ def wrap_hooks() -> None:
         name = target.removeprefix("sglang.srt.")
         if name.endswith("default_radix_cache_factory"):
             hook = _building(hook)
-        elif name.startswith(_SCHEDULERS):
+        elif name.startswith(_SCHEDULERS) and not name.endswith("__init__"):
             hook = timed(name.removeprefix("managers."), hook, kind == "around")
         made(self, target, kind, hook, *more, **named)
 
