@@ -84,7 +84,9 @@ def data_dir() -> Path:
     named = os.environ.get("CANOPY_DATA")
     folder = Path(named) if named else ROOT.parent / "shared" / "data"
     if not folder.is_dir():
-        pytest.skip(f"no data at {folder}: set CANOPY_DATA to a folder with mooncake/, azure/, ...")
+        pytest.skip(
+            f"no data at {folder}: set CANOPY_DATA to a folder with mooncake/, agentic_coding/, ..."
+        )
     return folder
 
 

@@ -2,7 +2,7 @@
 
     python benchmark/eviction/claims.py --data DIR --out OUT
 
-DIR holds `mooncake/`, `agentic_coding/` and `azure/`. Writes OUT/claims.json (one row a run) and
+DIR holds `mooncake/` and `agentic_coding/`. Writes OUT/claims.json (one row a run) and
 OUT/claims.png. One process, about a quarter of an hour; with
 `--rows OUT/claims.json` it only makes the figure again, and with `--variants NAME` beside it runs
 these policies anew and replaces their rows, those of the tail too.
@@ -90,8 +90,6 @@ def traces(data: Path) -> Iterator[tuple[str, int, list[TraceRequest]]]:
     mooncake = data / "mooncake"
     yield "conversation", 0, list(open_trace(mooncake / "conversation_first60.jsonl", "mooncake"))
     yield "synthetic", 0, list(open_trace(mooncake / "synthetic_trace.jsonl", "mooncake"))
-    azure = data / "azure" / "AzureLLMInferenceTrace_code.csv"
-    yield "azure", 0, list(open_trace(azure, "azure"))
     archive = data / "agentic_coding" / "traces_500.tar.xz"
     for seed in SEEDS:
         yield "agentic", seed, list(overlay(archive, 200, 7200.0, seed))

@@ -20,7 +20,7 @@ class Context:
     """Inputs of an artefact: the data folder and the path of its picture."""
 
     data: Path
-    """Folder with `mooncake/`, `agentic_coding/`, `azure/` and `rag/`."""
+    """Folder with `mooncake/`, `agentic_coding/` and `rag/`."""
 
     paper: str
     key: str

@@ -1,8 +1,8 @@
 """``python -m sglang_canopy.bench_serving``: ``sglang.bench_serving`` that can also replay traces.
 
 All options and datasets of the original are unchanged. Canopy adds the datasets ``bailian``,
-``mooncake`` (which replaces the original's, since that keeps no block lengths), ``agentic``,
-``azure`` and ``sglang-log``, the options of ``live/replay/options.py`` and the backend ``openai``.
+``mooncake`` (which replaces the original's, since that keeps no block lengths), ``agentic``
+and ``sglang-log``, the options of ``live/replay/options.py`` and the backend ``openai``.
 """
 
 from __future__ import annotations

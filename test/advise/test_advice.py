@@ -122,13 +122,6 @@ def test_costs_are_the_profiles():
     assert waits.tolist() == [0, 1000 * PROFILE.kv_bytes_per_token / 1e9]
 
 
-def test_on_azures_trace_lru_is_kept(data_dir):
-    sample = read_sample(data_dir / "azure" / "AzureLLMInferenceTrace_code.csv", "azure")
-    got = advise(sample, PROFILE, jobs=1)
-    assert got.decision.flag == "lru"
-    assert "cannot be known" in got.decision.sentence
-
-
 @pytest.mark.long
 def test_auto_is_advised_on_the_conversation_trace_and_on_its_sample(data_dir):
     path = data_dir / "mooncake" / "conversation_first60.jsonl"

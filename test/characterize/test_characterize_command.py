@@ -117,17 +117,6 @@ def test_a_trace_of_one_request_is_no_trouble(tmp_path: Path) -> None:
     assert main(command) == 0
 
 
-def test_azure_traces_without_blocks_are_refused(
-    data_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    trace = data_dir / "azure" / "AzureLLMInferenceTrace_code.csv"
-    assert main(["characterize", str(trace), "--format", "azure", "--out", str(tmp_path)]) == 0
-    report = json.loads((tmp_path / "report.json").read_text())
-    assert report["footprint"]["rows"][0]["requests"] == 8819
-    assert report["hits"] is None
-    assert "does not say which prompts share a prefix" in capsys.readouterr().out
-
-
 def test_the_conversation_trace_by_its_known_numbers(data_dir: Path, tmp_path: Path) -> None:
     trace = data_dir / "mooncake" / "conversation_first60.jsonl"
     command = ["characterize", str(trace), "--format", "mooncake", "--out", str(tmp_path)]

@@ -325,15 +325,3 @@ def test_two_gpus_an_instance_are_paid_for(plan):
     )
     gpu = two["baseline"]["cost_per_hour"] - one["baseline"]["cost_per_hour"]
     assert gpu == pytest.approx(3.9)
-
-
-def test_a_trace_without_contents_gives_no_savings(tmp_path, capsys):
-    rows = [f"2023-11-16 18:17:{at // 10:02d}.{at % 10},2000,20" for at in range(300)]
-    trace = tmp_path / "azure.csv"
-    trace.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]) + "\n")
-    base = [word for word in SMALL if word not in ("--policy", "canopy-lru")]
-    assert main(["plan", str(trace), *base]) == 0
-    said = capsys.readouterr().out
-    assert "cannot estimate what a cache saves" in said
-    assert "what a cache or a policy would save cannot be known from it" in said
-    assert "only 0.0 %" not in said

@@ -66,7 +66,7 @@ def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path: Path) -> None:
     assert len(list(open_trace(path, "openai"))) == 1
 
 
-@pytest.mark.parametrize("format", [None, "openai", "sglang", "vllm", "azure"])
+@pytest.mark.parametrize("format", [None, "openai", "sglang", "vllm"])
 def test_utf_16_is_named(tmp_path: Path, format: str | None) -> None:
     """``>`` writes UTF-16 in an older PowerShell."""
     path = tmp_path / "log.jsonl"
@@ -75,7 +75,7 @@ def test_utf_16_is_named(tmp_path: Path, format: str | None) -> None:
         list(open_trace(path, format or guess_format(path)))
 
 
-@pytest.mark.parametrize("format", ["openai", "sglang", "vllm", "mooncake", "azure", "bailian"])
+@pytest.mark.parametrize("format", ["openai", "sglang", "vllm", "mooncake", "bailian"])
 def test_an_empty_file_holds_no_requests(tmp_path: Path, format: str) -> None:
     path = tmp_path / "log"
     path.write_bytes(b"")
@@ -97,9 +97,25 @@ def test_an_endlessly_nested_line_is_broken(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_a_gateways_logs_is_named_as_such(tmp_path: Path) -> None:
-    """It was taken for agents' sessions, and held no requests."""
     for name in ("log.1.jsonl", "log.2.jsonl"):
         (tmp_path / name).write_bytes(b"".join(rows(3)))
     (tmp_path / "log.0.jsonl").write_bytes(b"")
     with pytest.raises(CanopyError, match=r"log\.1\.jsonl.*openai.*cat"):
         guess_format(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("first_line", "reason"),
+    [
+        ('{"type": "session_meta", "payload": {"id": "s"}}', "lacks the tools and system prompts"),
+        ('{"sessionId": "s", "uuid": "u", "type": "user"}', "lacks the tools and system prompts"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens", "not which prompts begin alike"),
+    ],
+)
+def test_files_without_the_prompts_that_were_sent_are_named(
+    tmp_path: Path, first_line: str, reason: str
+) -> None:
+    path = tmp_path / "log"
+    path.write_text(first_line + "\n")
+    with pytest.raises(CanopyError, match=reason):
+        guess_format(path)

@@ -91,19 +91,6 @@ def test_bailian_cuts_padding_blocks(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert "cut 1 block lists" in caplog.text
 
 
-def test_azure_times_start_at_zero_and_blocks_are_never_shared(tmp_path: Path) -> None:
-    path = write(
-        tmp_path / "t.csv",
-        "TIMESTAMP,ContextTokens,GeneratedTokens",
-        "2023-11-16 18:17:03.9799600,130,10",
-        "2023-11-16 18:17:05.4799600,64,8",
-    )
-    first, second = read(path, "azure")
-    assert (first.time_s, first.input_tokens, first.output_tokens) == (0.0, 130, 10)
-    assert (second.time_s, len(first.blocks), len(second.blocks)) == (1.5, 3, 1)
-    assert not set(first.blocks) & set(second.blocks)
-
-
 def conversation(name: str, start: int = 1) -> dict[str, object]:
     nested = {
         "t": 0.5,
@@ -203,17 +190,7 @@ def test_skip_bad_ignores_that_many_lines_and_logs_it(
         read(path, "mooncake", skip_bad=1)
 
 
-def test_azure_and_agentic_readers_name_the_broken_part(tmp_path: Path) -> None:
-    head = "TIMESTAMP,ContextTokens,GeneratedTokens"
-    cases = {
-        "head": (["a,b"], "line 1: the header must have"),
-        "when": ([head, "yesterday,1,2"], "line 2: TIMESTAMP must be"),
-        "cells": ([head, "2023-11-16 18:17:03.9,1"], "line 2: must have 3 cells"),
-        "count": ([head, "2023-11-16 18:17:03.9,-1,2"], "line 2: ContextTokens must be"),
-    }
-    for name, (text, why) in cases.items():
-        with pytest.raises(CanopyError, match=why):
-            read(write(tmp_path / f"{name}.csv", *text), "azure")
+def test_the_agentic_reader_names_the_broken_part(tmp_path: Path) -> None:
     broken = conversation("c")
     broken["requests"][1]["requests"][0]["in"] = "70"  # type: ignore[index]
     with pytest.raises(CanopyError, match=r"\(c\), line 1: 'in' must be a whole number"):
@@ -229,12 +206,10 @@ def test_missing_or_unknown_inputs_are_reported_at_once(tmp_path: Path) -> None:
         "bailian",
         "mooncake",
         "agentic",
-        "azure",
         "sglang",
         "openai",
         "vllm",
         "otel",
-        "sessions",
     }
     assert set(format_names()) == names
 
@@ -246,21 +221,19 @@ def test_a_truncated_archive_is_a_users_error(tmp_path: Path) -> None:
         read(path, "mooncake")
 
 
-@pytest.mark.parametrize("name", ["bailian", pytest.param("azure", marks=pytest.mark.long)])
-def test_memory_does_not_grow_with_the_trace(tmp_path: Path, name: str) -> None:
+def test_memory_does_not_grow_with_the_trace(tmp_path: Path) -> None:
     path = tmp_path / "long"
     with path.open("w") as out:
-        if name == "azure":
-            out.write("TIMESTAMP,ContextTokens,GeneratedTokens\n")
         for i in range(5_000):
-            if name == "azure":
-                out.write(f"2023-11-16 18:{i // 600 % 60:02}:{i // 10 % 60:02}.{i % 10},4000,1\n")
-            else:
-                out.write(json.dumps({**BAILIAN, "timestamp": i, "input_length": 1600,
-                                      "hash_ids": list(range(i * 100, i * 100 + 100))}) + "\n")  # fmt: skip
+            row = {
+                "timestamp": i,
+                "input_length": 1600,
+                "hash_ids": [*range(i * 100, i * 100 + 100)],
+            }
+            out.write(json.dumps({**BAILIAN, **row}) + "\n")
     tracemalloc.start()
     try:
-        requests = sum(1 for _ in open_trace(path, name))
+        requests = sum(1 for _ in open_trace(path, "bailian"))
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -276,7 +249,6 @@ def test_real_traces_read_whole(data_dir: Path) -> None:
     for request in conversation_trace:
         assert len(request.blocks) == -(-request.input_tokens // 512)
     assert 0.2 < sum(r.turn > 1 for r in conversation_trace) / 6848 < 0.4
-    assert len(read(data_dir / "azure/AzureLLMInferenceTrace_code.csv", "azure")) == 8819
 
 
 def test_agents_and_turns_of_an_agentic_archive_are_read(tmp_path: Path) -> None:
@@ -301,9 +273,3 @@ def test_kinds_of_content_must_be_words(tmp_path: Path) -> None:
     document["requests"][0]["input_types"] = ["text", 3]  # type: ignore[index]
     with pytest.raises(CanopyError, match="'input_types' must be a list of strings"):
         read(write(tmp_path / "c.json", document), "agentic")
-
-
-def test_azures_times_may_have_a_zone_or_none(tmp_path: Path) -> None:
-    rows = ["2023-11-16 18:17:03.9799600,10,1", "2023-11-16 18:17:04.9799600+00:00,10,1"]
-    path = write(tmp_path / "t.csv", "TIMESTAMP,ContextTokens,GeneratedTokens", *rows)
-    assert [r.time_s for r in read(path, "azure")] == [0, 1]

@@ -246,7 +246,6 @@ class _Adviser:
             hit_ratio(self.results[BOUND, self.at], self.tokens),
             [self._gain(arm, self.at) for arm in CANDIDATES],
             capacity=str(self.capacity),
-            has_content=self.sample.has_content,
             more=self._more(base),
             few=len(self.tokens) if len(self.tokens) < MIN_REQUESTS else 0,
         )

@@ -43,7 +43,6 @@ def decide(
     candidates: list[Gain],
     *,
     capacity: str,
-    has_content: bool = True,
     more: str = "",
     few: int = 0,
 ) -> Decision:
@@ -55,11 +54,6 @@ def decide(
     short, else 0.
     """
     lru = f"{100 * baseline:.1f} %"
-    if not has_content:
-        return _keep(
-            "Keep LRU: this log does not say which prompts share a prefix, so what a cache or a policy "
-            "would save cannot be known from it."
-        )
     if few:
         return _keep(
             f"Keep LRU for now: the log has only {few} requests, too few to tell; give a longer one."

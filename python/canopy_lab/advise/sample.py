@@ -22,7 +22,7 @@ import numpy as np
 from canopy_lab.advise.token_scale import TokenScale
 from canopy_lab.trace import lines
 from canopy_lab.trace.infer import ConversationIndex
-from canopy_lab.trace.open import NO_CONTENT, TEXT_FORMATS, check_log, open_prompts, read_trace
+from canopy_lab.trace.open import TEXT_FORMATS, check_log, open_prompts, read_trace
 from canopy_lab.trace.prompts import (
     Cutter,
     LoggedPrompt,
@@ -96,8 +96,6 @@ class Sample:
     conversations: int = 0
     """Conversations in the log, estimated if it is sampled."""
     arrivals: ArrivalTimes = field(default_factory=ArrivalTimes)
-    has_content: bool = True
-    """Whether the format has information about shared prefixes."""
     understood: Understood = field(default_factory=Understood)
     """Counts of the reader: lines read, ignored and changed."""
 
@@ -208,7 +206,7 @@ def read_sample(
     path = check_log(path, format, tokenizer)
     if most_requests < 1:
         raise CanopyError(f"the sample must be of 1 request or more, got {most_requests}")
-    made, kept = Sample(has_content=format not in NO_CONTENT), Thinned(most_requests, most_accesses)
+    made, kept = Sample(), Thinned(most_requests, most_accesses)
     tolerance = lines.Tolerance(path, skip_bad)
     made.understood = tolerance.understood
     if format in TEXT_FORMATS:
@@ -231,11 +229,9 @@ def _nothing_in(path: Path, understood: Understood) -> str:
     return f"{str(path)!r} holds no requests{f' ({out})' if out else ''}; give a log that has"
 
 
-def sample_of(
-    trace: Iterable[TraceRequest], most_requests: int = MAX_REQUESTS, *, has_content: bool = True
-) -> Sample:
+def sample_of(trace: Iterable[TraceRequest], most_requests: int = MAX_REQUESTS) -> Sample:
     """Return a sample of ``trace``. Raises ``CanopyError`` for an empty trace."""
-    made, kept = Sample(has_content=has_content), Thinned(most_requests, MAX_ACCESSES)
+    made, kept = Sample(), Thinned(most_requests, MAX_ACCESSES)
     ids: dict[int, int] = {}  # a server's own ids are unsigned 64-bit numbers
     numbered = (
         changed(r, blocks=tuple([ids.setdefault(block, len(ids)) for block in r.blocks]))

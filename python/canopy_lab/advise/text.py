@@ -107,10 +107,6 @@ def about_log(advice: Advice) -> list[str]:
         lines.append("The requests all have the same time: waits and figures an hour mean nothing.")
     if s["merged"] > 1:
         lines.append(f"Blocks are merged by {s['merged']}, to {s['block_tokens']} tokens.")
-    if not s["has_content"]:
-        lines.append(
-            "The format does not say which prompts share a prefix: every one counts as new."
-        )
     return lines
 
 

@@ -125,11 +125,7 @@ def characterize(
             "an earlier one."
         )
     if not shared:
-        report.absent["reuse"] = (
-            "the format does not say which prompts share a prefix"
-            if format == "azure"
-            else "no block is ever used twice, so any policy will do"
-        )
+        report.absent["reuse"] = "no block is ever used twice, so any policy will do"
         return report
     report.hits = ideal_hits(seen)
     report.skew = skew(seen)

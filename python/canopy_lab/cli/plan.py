@@ -27,7 +27,7 @@ from canopy_lab.plan.worker import PlanInputs, at_load
 from canopy_lab.report.table import text_table
 from canopy_lab.sim.compact import CompactTrace
 from canopy_lab.sim.system.reservation import CLIP_OUTPUT_TOKENS
-from canopy_lab.trace.open import NO_CONTENT, open_trace
+from canopy_lab.trace.open import open_trace
 from canopy_lab.trace.record import TraceRequest
 from canopy_lab.trace.sglang_log import logs_tokens, read_as_server
 from sglang_canopy.config.plan_file import write_plan
@@ -178,12 +178,6 @@ def remarks(command: PlanCommand, work: PlanInputs, about: Mapping[str, Any]) ->
         f"{len(work.trace)} requests on {command.profile.name} ({command.profile.source}); device pool "
         f"{command.engine.device_tokens} tokens; routing {command.engine.routing}.",
     ]
-    if command.format in NO_CONTENT:
-        lines.append(
-            f"A trace of format {command.format} does not say which prompts share a prefix, so this plan "
-            "cannot estimate what a cache saves: every prompt counts as new, and memory for a cache looks "
-            "useless. Plan from a log that has prompts or block ids."
-        )
     count, left_out = len(work.trace), about.get("too_long", 0)
     if left_out:
         lines.append(

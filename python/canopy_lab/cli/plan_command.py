@@ -20,7 +20,6 @@ from canopy_lab.plan.system import Engine
 from canopy_lab.plan.worker import PlanInputs
 from canopy_lab.sim.compact import CompactTrace
 from canopy_lab.sim.system.engine_profile import EngineProfile, load_profile
-from canopy_lab.trace.open import NO_CONTENT
 from sglang_canopy.config import auto
 from sglang_canopy.config.server_settings import ServerSettings, chunk_of
 from sglang_canopy.errors import CanopyError
@@ -150,7 +149,7 @@ def advised(command: PlanCommand, trace: CompactTrace) -> tuple[PlanCommand, str
     flag, why = name, f"Policy: {name}, as you asked."
     if name is None:
         pool = command.engine.device_tokens * min(command.request.instances)
-        sample = sample_of(trace, ADVICE_REQUESTS, has_content=command.format not in NO_CONTENT)
+        sample = sample_of(trace, ADVICE_REQUESTS)
         arm, decision = advised_policy(sample, command.profile, pool, jobs=command.searching.jobs)
         flag = CANOPYS_LRU if arm.flag == SGLANGS_LRU else arm.flag
         name, config = flag, dict(arm.config)

@@ -8,18 +8,19 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from canopy_lab.trace import azure, fields, lines, openai_log
+from canopy_lab.trace import fields, lines, openai_log
 from canopy_lab.trace.entries import csv_columns
-from canopy_lab.trace.session_log import is_session
 from canopy_lab.trace.sglang_prompt import is_event
 from sglang_canopy.errors import CanopyError
 
 _NO_TIMES = "give a log of a gateway or a server, which has the time of each request"
 
+_NO_CONTENT = (
+    "has times and lengths and not which prompts begin alike, so no cache can be simulated on it"
+)
 _HEADERS = {
-    b"Timestamp,Model,Request tokens": (
-        "BurstGPT has times and lengths and not which prompts begin alike, so no cache can be simulated on it"
-    ),
+    b"TIMESTAMP,": f"Azure's trace {_NO_CONTENT}",
+    b"Timestamp,Model,Request tokens": f"BurstGPT {_NO_CONTENT}",
 }
 
 
@@ -48,6 +49,11 @@ def why_entry(entry: dict[str, Any]) -> str | None:
             return f"LMSYS-Chat has conversations without times; {_NO_TIMES}"
     if "custom_id" in entry and "response" in entry and "body" not in entry:
         return "a batch's output file has answers and no prompts; give the batch's input file"
+    if _is_agents_session(entry):
+        return (
+            "a session file of Claude Code or Codex lacks the tools and system prompts that were sent; "
+            "give the log of the gateway or the model server"
+        )
     if "trajectory" in entry:
         return f"SWE-agent's trajectories have no times; {_NO_TIMES}"
     if isinstance(entry.get("data"), list) and "payloads" in str(entry["data"])[:2000]:
@@ -57,6 +63,16 @@ def why_entry(entry: dict[str, Any]) -> str | None:
     if {"action", "source", "id"} <= set(entry) and "messages" not in entry:
         return "OpenHands' events are not whole prompts; give the log of the gateway or the model server"
     return None
+
+
+_CODEX_KINDS = ("session_meta", "response_item", "turn_context", "event_msg", "compacted")
+
+
+def _is_agents_session(entry: dict[str, Any]) -> bool:
+    if entry.get("type") in _CODEX_KINDS and isinstance(entry.get("payload"), dict):
+        return True
+    named = "sessionId" in entry and ("uuid" in entry or "message" in entry or "snapshot" in entry)
+    return named or (entry.get("type") == "summary" and "leafUuid" in entry)
 
 
 _LOOK_AT = 10_000
@@ -72,14 +88,14 @@ def guess_format(path: Path | str) -> str:
     path = lines.existing(path)
     if path.is_dir():
         agentic = any(path.glob("*.json")) or not any(path.rglob("*.jsonl"))
-        return "agentic" if agentic else _folder_of_sessions(path)
+        if not agentic:
+            raise CanopyError(_folder_of_logs(path))
+        return "agentic"
     if ".tar" in path.suffixes or path.suffix == ".tgz":
         return "agentic"
     text, why = b"", None
     for number, raw in islice(lines.read_lines(path), _LOOK_AT):
         text = raw.strip()
-        if azure.columns(text) is not None:
-            return "azure"
         if b"server_args=" in text or b"Receive: obj=" in text or is_event(text):
             return "sglang"
         if b"Received request" in text or (b"Request " in text and b" details: prompt" in text):
@@ -102,19 +118,17 @@ def guess_format(path: Path | str) -> str:
     )
 
 
-def _folder_of_sessions(folder: Path) -> str:
-    """Return ``sessions``. Raises ``CanopyError`` for a folder of logs of another format."""
-    found: dict[str, Path] = {}
+def _folder_of_logs(folder: Path) -> str:
+    """Return the reason why a folder of logs is no trace."""
+    found = "unknown formats"
     for file in islice(sorted(folder.rglob("*.jsonl")), _LOOK_AT_FILES):
         with contextlib.suppress(CanopyError):
-            found.setdefault(guess_format(file), file)
-    if found and "sessions" not in found:
-        format, file = next(iter(found.items()))
-        raise CanopyError(
-            f"folder {str(folder)!r} holds no agents' sessions: {file.name} is a log of format "
-            f"{format}; give one file, or join the files in order of time with cat"
-        )
-    return "sessions"
+            found = f"logs such as {file.name}, of format {guess_format(file)}"
+            break
+    return (
+        f"folder {str(folder)!r} holds {found}; give one file, or join the files in order of time "
+        "with cat"
+    )
 
 
 def _begins_json(text: bytes) -> bool:
@@ -151,8 +165,6 @@ def _json_format(entry: dict[str, Any]) -> str | None:
         return "mooncake" if "input_length" in entry else "agentic"
     if "requests" in entry and "block_size" in entry:
         return "agentic"
-    if is_session(entry):
-        return "sessions"
     if why_entry(entry):
         return None
     names = (*openai_log.INPUTS, *fields.BODIES)

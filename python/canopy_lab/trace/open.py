@@ -15,22 +15,17 @@ _MODULES = {
     "bailian": "bailian",
     "mooncake": "mooncake",
     "agentic": "agentic",
-    "azure": "azure",
     "sglang": "sglang_log",
 }
 _TEXT = {
     "openai": "openai_log",
     "vllm": "vllm_log",
     "otel": "otel_log",
-    "sessions": "session_log",
 }
 """Formats with prompts as text: their modules have ``prompts``, the others ``read``."""
 TEXT_FORMATS = tuple(_TEXT)
 _PROMPTS = {**_TEXT, "sglang": "sglang_text"}
 """Formats whose prompts can be compared as text: these modules have ``prompts``."""
-
-NO_CONTENT = ("azure",)
-"""Formats without information about shared prefixes."""
 
 
 def format_names() -> tuple[str, ...]:

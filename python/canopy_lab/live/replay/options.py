@@ -27,7 +27,6 @@ DATASETS = {
     "bailian": "bailian",
     "mooncake": "mooncake",
     "agentic": "agentic",
-    "azure": "azure",
     "sglang-log": "sglang",
 }
 """Dataset name on the command line -> trace format."""
