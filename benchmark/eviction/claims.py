@@ -1,42 +1,26 @@
-"""Gains of `wa` and `etlru` over LRU and the simple baselines, with placebos.
-
-    python benchmark/eviction/claims.py --data DIR --out OUT
-
-DIR holds `mooncake/` and `agentic_coding/`. Writes OUT/claims.json (one row a run) and
-OUT/claims.png. One process, about a quarter of an hour; with
-`--rows OUT/claims.json` it only makes the figure again, and with `--variants NAME` beside it runs
-these policies anew and replaces their rows, those of the tail too.
-"""
+"""Gains of `wa` and `etlru` over LRU and the simple baselines, with placebos."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
-from tqdm import tqdm
+from known import agents, mooncake
 
 from canopy_lab.sim.driver import distinct_blocks, randomise_categories, simulate
 from canopy_lab.sim.hindsight import make_hindsight
 from canopy_lab.sim.hindsight.future import Future
-from canopy_lab.trace.open import open_trace
 from canopy_lab.trace.record import TraceRequest
+from question import Context, Question
 from sglang_canopy.policy.base import Policy
 from sglang_canopy.policy.registry import make_policy
 
-sys.path += [str(Path(__file__).resolve().parents[1] / name) for name in ("", "traces")]
-from overlays import overlay
-
-import result_file
-
 SEEDS = (1, 2, 3)
 CAPACITIES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
-SIMPLE = ("lru", "fifo", "lfu", "slru", "s3fifo", "gdfs")
+SIMPLE = ("lru", "fifo", "lfu", "s3fifo", "gdfs")
 TAIL_BLOCKS = {"conversation": 42, "agentic": 182}
 """The threshold of the tail runs, in blocks of 512 tokens."""
 
@@ -65,11 +49,7 @@ def one_curve() -> Policy:
 
 
 PAPER: dict[str, dict[str, Any]] = {
-    "wa, exponential, type-turn": {
-        "model": "exponential",
-        "reading": "formula",
-        "categories": "type-turn",
-    },
+    "wa, exponential, type-turn": {"model": "exponential", "categories": "type-turn"},
     "wa, type-turn": {"categories": "type-turn"},
 }
 """The ATC 2025 paper's policy, and its categories with our curves."""
@@ -87,12 +67,10 @@ VARIANTS: dict[str, Callable[[int], Policy]] = {
 
 
 def traces(data: Path) -> Iterator[tuple[str, int, list[TraceRequest]]]:
-    mooncake = data / "mooncake"
-    yield "conversation", 0, list(open_trace(mooncake / "conversation_first60.jsonl", "mooncake"))
-    yield "synthetic", 0, list(open_trace(mooncake / "synthetic_trace.jsonl", "mooncake"))
-    archive = data / "agentic_coding" / "traces_500.tar.xz"
+    yield "conversation", 0, mooncake(data, "conversation")
+    yield "synthetic", 0, mooncake(data, "synthetic")
     for seed in SEEDS:
-        yield "agentic", seed, list(overlay(archive, 200, 7200.0, seed))
+        yield "agentic", seed, agents(data, 200, seed=seed)
 
 
 def plan(name: str) -> Iterator[tuple[str, float]]:
@@ -105,13 +83,9 @@ def plan(name: str) -> Iterator[tuple[str, float]]:
             yield "hindsight", capacity
 
 
-def hit_rows(
-    name: str, seed: int, trace: list[TraceRequest], variants: list[str] | None = None
-) -> Iterator[dict[str, Any]]:
+def hit_rows(name: str, seed: int, trace: list[TraceRequest]) -> Iterator[dict[str, Any]]:
     distinct = distinct_blocks(trace)
     for policy, capacity in plan(name):
-        if variants is not None and policy not in variants:
-            continue
         if policy == "hindsight":
             made = make_hindsight("belady", Future(trace))
         else:
@@ -120,23 +94,13 @@ def hit_rows(
         yield row(name, seed, policy, capacity, result, None)
 
 
-def tail_rows(
-    name: str, seed: int, trace: list[TraceRequest], variants: list[str] | None = None
-) -> Iterator[dict[str, Any]]:
+def tail_rows(name: str, seed: int, trace: list[TraceRequest]) -> Iterator[dict[str, Any]]:
     capacity = {"conversation": 0.1, "agentic": 0.07}[name]
     threshold = float(TAIL_BLOCKS[name] * 512)
     blocks = int(distinct_blocks(trace) * capacity)
-    tail = {"threshold_tokens": threshold}
-    runs = {
-        "lru": make_policy("lru"),
-        "wa": make_policy("wa"),
-        "canopy-tlru": make_policy("canopy-tlru", tail),
-        "etlru": make_policy("etlru", tail),
-    }
-    for policy, made in runs.items():
-        if variants is not None and policy not in variants:
-            continue
-        result = simulate(trace, made, blocks, threshold_tokens=threshold)
+    for policy in ("lru", "wa", "canopy-tlru", "etlru"):
+        tail = {"threshold_tokens": threshold} if policy.endswith("tlru") else None
+        result = simulate(trace, make_policy(policy, tail), blocks, threshold_tokens=threshold)
         yield row(name, seed, policy, capacity, result, threshold)
 
 
@@ -201,49 +165,16 @@ def draw(rows: list[dict[str, Any]], out: Path) -> None:
     plt.close(figure)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, default=Path(), help="folder of the public traces")
-    parser.add_argument(
-        "--out", type=Path, required=True, help="folder for claims.json and claims.png"
-    )
-    parser.add_argument("--only", help="only the traces whose name starts so")
-    parser.add_argument("--rows", type=Path, help="claims.json of an earlier run: no new runs")
-    parser.add_argument("--variants", nargs="+", choices=[*VARIANTS, "etlru"], help="but of these")
-    args = parser.parse_args()
-    args.out.mkdir(parents=True, exist_ok=True)
-    if args.rows:
-        rows = json.loads(args.rows.read_text())
-        if args.variants:
-            new = measure(args.data, args.only, args.variants)
-            again = {(r["trace"], r["policy"]) for r in new}
-            rows = [r for r in rows if (r["trace"], r["policy"]) not in again] + new
-    else:
-        rows = measure(args.data, args.only)
-    if not args.rows or args.variants:
-        result_file.write(args.out / "claims.json", rows)
-    draw(rows, args.out / "claims.png")
-
-
-def measure(
-    data: Path, only: str | None, variants: list[str] | None = None
-) -> list[dict[str, Any]]:
-    """``variants``: the policies to run; all, if None."""
+def run(context: Context) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
-    with tqdm(unit="run", disable=None) as bar:
-        for name, seed, trace in traces(data):
-            if only and not name.startswith(only):
-                continue
-            bar.set_description(f"{name} {seed or ''}")
-            made = [hit_rows(name, seed, trace, variants)]
-            if name in TAIL_BLOCKS:
-                made.append(tail_rows(name, seed, trace, variants))
-            for source in made:
-                for one in source:
-                    rows.append(one)
-                    bar.update()
+    for name, seed, trace in traces(context.data):
+        rows += hit_rows(name, seed, trace)
+        if name in TAIL_BLOCKS:
+            rows += tail_rows(name, seed, trace)
+    draw(rows, context.figure())
     return rows
 
 
-if __name__ == "__main__":
-    main()
+QUESTIONS = (
+    Question("claims", "hits by policy and capacity, and tails; placebos beside", run, 15),
+)

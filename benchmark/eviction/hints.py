@@ -1,40 +1,29 @@
 """Gain of hints about the future: hit ratio by the share of clients that give them, and by accuracy.
 
-    python benchmark/eviction/hints.py --data DIR --out OUT
-
 After each response a client hints either that its conversation is over, or the seconds until it
 continues. The truth is the trace's own future; a false hint is the opposite (over or not), or another
 client's time. True hints of agents are also run without the names of their sessions: a conversation
-with a rewritten history then looks over. Writes OUT/hints.json and OUT/hints.png; with
-`--rows OUT/hints.json` only the figure, from an earlier run.
+with a rewritten history then looks over.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
-from tqdm import tqdm
+from known import agents, mooncake
 
 from canopy_lab.sim.driver import distinct_blocks, simulate
 from canopy_lab.sim.hindsight import make_hindsight
 from canopy_lab.sim.hindsight.future import Future
 from canopy_lab.sim.requests import Hints
-from canopy_lab.trace.open import open_trace
 from canopy_lab.trace.record import TraceRequest
+from question import Context, Question
 from sglang_canopy.policy.registry import make_policy
-
-sys.path += [str(Path(__file__).resolve().parents[1] / name) for name in ("", "traces")]
-from overlays import overlay
-
-import result_file
 
 SHARES = (0.0, 0.25, 0.5, 1.0)
 ACCURACIES = (1.0, 0.75, 0.5, 0.0)
@@ -45,12 +34,10 @@ DRAWN = ("conversation", "agentic")
 
 def traces(data: Path) -> Iterator[tuple[str, tuple[int, ...], list[TraceRequest]]]:
     """Name, seeds of the hints, requests."""
-    path = data / "mooncake" / "conversation_first60.jsonl"
-    yield "conversation", (1, 2), list(open_trace(path, "mooncake"))
-    archive = data / "agentic_coding" / "traces_500.tar.xz"
-    agents = list(overlay(archive, 200, 7200.0, 1))
-    yield "agentic", (1,), agents
-    yield "agentic, no names", (1,), [replace(request, conversation=None) for request in agents]
+    yield "conversation", (1, 2), mooncake(data, "conversation")
+    working = agents(data, 200)
+    yield "agentic", (1,), working
+    yield "agentic, no names", (1,), [replace(request, conversation=None) for request in working]
 
 
 def runs(name: str, seeds: tuple[int, ...], trace: list[TraceRequest]) -> Iterator[dict[str, Any]]:
@@ -115,31 +102,10 @@ def draw(rows: list[dict[str, Any]], out: Path) -> None:
     plt.close(figure)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", type=Path, default=Path(), help="folder of the public traces")
-    parser.add_argument("--out", type=Path, required=True, help="folder for the results")
-    parser.add_argument("--rows", type=Path, help="hints.json of an earlier run: no new runs")
-    args = parser.parse_args()
-    args.out.mkdir(parents=True, exist_ok=True)
-    if args.rows:
-        rows = json.loads(args.rows.read_text())
-    else:
-        rows = measure(args.data)
-        result_file.write(args.out / "hints.json", rows)
-    draw(rows, args.out / "hints.png")
-
-
-def measure(data: Path) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
-    with tqdm(unit="run", disable=None) as bar:
-        for name, seeds, trace in traces(data):
-            bar.set_description(name)
-            for row in runs(name, seeds, trace):
-                rows.append(row)
-                bar.update()
+def run(context: Context) -> list[dict[str, Any]]:
+    rows = [row for case in traces(context.data) for row in runs(*case)]
+    draw(rows, context.figure())
     return rows
 
 
-if __name__ == "__main__":
-    main()
+QUESTIONS = (Question("hints", "hits by share and accuracy of clients' hints", run, 10),)

@@ -1,8 +1,6 @@
 """Microseconds of a match and an insert on the scheduler's thread, by length of the prompt.
 
-    python benchmark/eviction/long_prompts.py --json out.json
-
-Conversations grow by ``--turn`` tokens a turn up to ``--longest``; every turn is matched whole and
+Conversations grow by ``TURN`` tokens a turn up to ``LONGEST``; every turn is matched whole and
 inserted whole, as the scheduler does. The arms take turns, conversation by conversation, in one
 process: Canopy policies, and SGLang's LRU on its Python core and on its Rust core (the same with
 ``python-again``, a placebo that shows the noise). ``request`` is Canopy's own work for a request:
@@ -12,16 +10,13 @@ other work on the machine affects only its caches.
 
 from __future__ import annotations
 
-import argparse
 import gc
-import json
 import logging
 import os
 import random
 import time
 import warnings
 from array import array
-from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
@@ -31,12 +26,15 @@ logging.disable(logging.WARNING)
 import torch  # noqa: E402
 from sglang.srt.mem_cache.base_prefix_cache import InsertParams, MatchPrefixParams  # noqa: E402
 from sglang.srt.mem_cache.radix_cache import RadixKey  # noqa: E402
-from tqdm import tqdm  # noqa: E402
 
+from question import Context, Question  # noqa: E402
 from support.live_tree import LiveTree, fake_req  # noqa: E402
 
 SGLANG = {"python": "python", "python-again": "python", "rust": "rust"}
 STEPS = ("match", "insert", "request")
+NAMES = ["wa", "canopy-lru", *SGLANG]
+PAGES, TURN, LONGEST, ROUNDS = (1, 64), 2048, 102_400, 15
+LENGTHS = (2048, 16_384, 51_200, 102_400)
 
 
 class Arm:
@@ -92,21 +90,21 @@ class Arm:
         return taken
 
 
-def measure(names: list[str], page_size: int, arguments: Any) -> list[dict[str, Any]]:
-    arms = [Arm(name, arguments.longest + 2 * arguments.turn, page_size) for name in names]
+def measure(page_size: int) -> list[dict[str, Any]]:
+    arms = [Arm(name, LONGEST + 2 * TURN, page_size) for name in NAMES]
     draw = random.Random(1)
-    runs: dict[str, list[dict[int, dict[str, float]]]] = {name: [] for name in names}
-    for number in tqdm(range(arguments.rounds + 1), unit="round", desc=f"pages of {page_size}"):
-        tokens = array("q", (draw.randrange(100_000) for _ in range(arguments.longest)))
+    runs: dict[str, list[dict[int, dict[str, float]]]] = {name: [] for name in NAMES}
+    for number in range(ROUNDS + 1):
+        tokens = array("q", (draw.randrange(100_000) for _ in range(LONGEST)))
         draw.shuffle(arms)
         for arm in arms:
-            taken = arm.converse(tokens, arguments.turn)
+            taken = arm.converse(tokens, TURN)
             if number:  # the first round warms up
                 runs[arm.name].append(taken)
-    wanted = [length for length in runs[names[0]][0] if length in arguments.lengths]
+    wanted = [length for length in runs[NAMES[0]][0] if length in LENGTHS]
     rows = []
     for length in wanted:
-        for name in names:
+        for name in NAMES:
             row: dict[str, Any] = {"page": page_size, "tokens": length, "arm": name}
             for step in runs[name][0][length]:
                 row[step] = round(least(runs[name], length, step), 1)
@@ -121,30 +119,10 @@ def least(runs: list[dict[int, dict[str, float]]], length: int, step: str) -> fl
     return min(run[length][step] for run in runs)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--policy", default="wa,canopy-lru", help="Canopy's arms")
-    parser.add_argument("--pages", default="1,64")
-    parser.add_argument("--turn", type=int, default=2048)
-    parser.add_argument("--longest", type=int, default=102_400)
-    parser.add_argument("--lengths", default="2048,16384,51200,102400")
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--json", type=Path, metavar="OUT")
-    arguments = parser.parse_args()
-    arguments.lengths = {int(n) for n in arguments.lengths.split(",")}
-    names = [*arguments.policy.split(","), *SGLANG]
-    rows = []
-    for page_size in arguments.pages.split(","):
-        rows += measure(names, int(page_size), arguments)
-    columns = ("match", "match/rust", "insert", "insert/rust", "request")
-    print(f"{'page':>4} {'tokens':>7} {'arm':12}" + "".join(f"{c:>12}" for c in columns))
-    for row in rows:
-        cells = "".join(f"{row.get(column, ''):>12}" for column in columns)
-        print(f"{row['page']:>4} {row['tokens']:>7} {row['arm']:12}{cells}")
-    print("microseconds, the least of all rounds; x/rust: times what the Rust core takes")
-    if arguments.json:
-        arguments.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+def run(_: Context) -> list[dict[str, Any]]:
+    return [row for page_size in PAGES for row in measure(page_size)]
 
 
-if __name__ == "__main__":
-    main()
+QUESTIONS = (
+    Question("long_prompts", "CPU time of match and insert by the prompt's length", run, 10),
+)

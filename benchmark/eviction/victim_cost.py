@@ -1,7 +1,5 @@
 """CPU microseconds that an eviction, an insert and a match cost, by number of evictable leaves.
 
-    python benchmark/eviction/victim_cost.py --json out.json
-
 The same tree (one leaf of eight tokens a request) in one process: a Canopy policy, SGLang's LRU
 on its Python core and on its Rust core, rounds interleaved; CPU time
 of the thread. ``evict`` is one whole call of the cache that frees one leaf; ``evict_many`` is a call
@@ -10,16 +8,14 @@ that frees 500, a leaf.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import logging
 import os
 import statistics
-import sys
 import time
 import warnings
 from array import array
-from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")
 warnings.filterwarnings("ignore")
@@ -27,15 +23,14 @@ logging.disable(logging.WARNING)
 
 from sglang.srt.mem_cache.base_prefix_cache import InsertParams, MatchPrefixParams  # noqa: E402
 from sglang.srt.mem_cache.radix_cache import RadixKey  # noqa: E402
-from tqdm import tqdm  # noqa: E402
 
+from question import Context, Question  # noqa: E402
 from support.live_tree import LiveTree  # noqa: E402
-
-sys.path.append(str(Path(__file__).resolve().parents[1]))
-import result_file  # noqa: E402
 
 LEAF = 8
 SINGLE, MANY, CALLS, PROBES = 60, 500, 5, 300
+NAMES = ("wa", "canopy-lru", "python", "rust")
+LEAVES, ROUNDS = (5000, 20_000, 50_000), 3
 
 
 def key(i: int) -> RadixKey:
@@ -75,39 +70,18 @@ def measure(name: str, leaves: int, singles: int) -> dict[str, float]:
     return {"insert": insert_us, "evict": evict_us, "evict_many": many_us, "match": match_us}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--policy", default="wa,canopy-lru")
-    parser.add_argument("--leaves", default="5000,20000,50000")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", type=Path, metavar="OUT")
-    arguments = parser.parse_args()
-    names = [*arguments.policy.split(","), "python", "rust"]
-    sizes = [int(n) for n in arguments.leaves.split(",")]
+def run(_: Context) -> list[dict[str, Any]]:
     rows: dict[tuple[str, int], list[dict[str, float]]] = {}
-    with tqdm(total=len(names) * len(sizes) * arguments.rounds, unit="tree") as bar:
-        for _ in range(arguments.rounds):
-            for leaves in sizes:
-                for name in names:
-                    singles = 15 if name == "python" else SINGLE
-                    rows.setdefault((name, leaves), []).append(measure(name, leaves, singles))
-                    bar.update()
-    table = [
+    for _ in range(ROUNDS):
+        for leaves in LEAVES:
+            for name in NAMES:
+                singles = 15 if name == "python" else SINGLE
+                rows.setdefault((name, leaves), []).append(measure(name, leaves, singles))
+    return [
         {"core": name, "leaves": leaves}
         | {k: round(statistics.median(r[k] for r in found), 1) for k in found[0]}
         for (name, leaves), found in sorted(rows.items(), key=lambda kv: (kv[0][1], kv[0][0]))
     ]
-    print(
-        f"{'':12} {'leaves':>7} {'evict':>9} {'evict_many':>11} {'insert':>8} {'match':>7}   (microseconds, medians)"
-    )
-    for row in table:
-        print(
-            f"{row['core']:12} {row['leaves']:7} {row['evict']:9} {row['evict_many']:11} "
-            f"{row['insert']:8} {row['match']:7}"
-        )
-    if arguments.json:
-        result_file.write(arguments.json, table)
 
 
-if __name__ == "__main__":
-    main()
+QUESTIONS = (Question("victim_cost", "CPU microseconds of an eviction, insert and match", run, 5),)

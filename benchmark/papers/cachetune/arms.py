@@ -55,13 +55,3 @@ QUALITY = (
 )
 """Figures 7, 9 and 10 behind BOS and behind nothing; behind the system text, where this project
 starts."""
-
-WATCHED = {
-    Arm(name, ratio, how).name
-    for how in ENCODINGS
-    for name, ratio in (
-        ("random", 0.0),
-        *((n, RATIO) for n in ("frequency", "high-frequency", "random")),
-    )
-}
-"""Figure 3: arms whose attention is compared with full recompute's."""

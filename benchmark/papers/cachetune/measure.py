@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 import torch
-from artefact import ROOT
+from cachetune.arms import Arm
+from cachetune.decode import side_by_side
 from comparators.quality import behind
 from comparators.weights import load
 
-from cachetune.arms import Arm
-from cachetune.attention import attention, columns
-from cachetune.decode import side_by_side
 from canopy_chunks.fuse import rows as engine
 from canopy_chunks.fuse.cache import KVCache, dense_cache
 from canopy_chunks.fuse.encode import Encoder
@@ -23,6 +21,7 @@ from canopy_chunks.fuse.model import Model
 from canopy_chunks.fuse.selectors import Offline
 from canopy_chunks.quality.answers import Case, prompt_of_case, tokenise
 from canopy_chunks.quality.tasks import Example
+from question import ROOT
 
 MODEL = ROOT / ".canopy" / "models" / "smollm2-135m-instruct"
 CHUNK_TOKENS = 160
@@ -46,17 +45,10 @@ def case_of(example: Example, documents: int = 6, chunk_tokens: int = CHUNK_TOKE
     return tokenise(loaded()[1], example, documents, chunk_tokens)
 
 
-def compare(
-    example: Example,
-    arms: Sequence[Arm],
-    closeness: bool = True,
-    watched: Collection[str] = (),
-) -> dict[str, dict[str, Any]]:
-    """By arm's name (``full`` first): ``cpu_s`` of its prefill and ``run`` (rows computed, as a share
-    of the prompt); with ``closeness`` also ``kl`` in nats a token and ``top1``, and for those of
-    ``watched`` the ``attention``'s distance to full recompute's and its ``map``. CPU seconds are one
-    thread's; a score that needs the chunk alone is made before the clock starts, since it is stored
-    with the chunk.
+def compare(example: Example, arms: Sequence[Arm]) -> dict[str, dict[str, Any]]:
+    """By arm's name (``full`` first): ``cpu_s`` of its prefill, ``run`` (rows computed, as a share of the
+    prompt), ``kl`` in nats a token and ``top1``. CPU seconds are one thread's; a score that needs the
+    chunk alone is made before the clock starts, since it is stored with the chunk.
     """
     model, _ = loaded()
     case = case_of(example)
@@ -84,19 +76,7 @@ def compare(
             "run": fused.rows.numel() / n,
         }
         firsts.append(fused.logits)
-    if not closeness:
-        return rows
     _closeness(model, caches, n, firsts, rows)
-    if not watched:
-        return rows
-    tail = prompt.tail()
-    true = attention(model, upto(caches[0], n), ids, tail)
-    rows["full"]["map"] = columns(true)
-    for name, kv in zip(rows, caches):
-        if name in watched:
-            got = attention(model, upto(kv, n), ids, tail)
-            rows[name]["attention"] = float((got - true).abs().sum(-1).mean() / 2)
-            rows[name]["map"] = columns(got)
     return rows
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -134,95 +133,4 @@ def spectrum(path: Path, spectra: dict[str, list[list[float]]]) -> None:
     axes[0].set_ylabel("share of the energy")
     axes[1].legend(fontsize=8)
     figure.tight_layout()
-    save(figure, path)
-
-
-def heat_maps(path: Path, question: Rows) -> None:
-    """Figure 3, for one question: full recompute, then low and high frequencies by encoding."""
-    shown = {"full": "full recompute"} | {
-        f"{name}, {how}": f"{LABELS[name]}, {TITLES[how]}"
-        for how in ("bos", "alone")
-        for name in ("frequency", "high-frequency")
-    }
-    figure, axes = plt.subplots(len(shown), 1, figsize=(9, 1.5 * len(shown)), sharex=True)
-    top = max(max(row) for row in question["full"]["map"])
-    for axis, (name, title) in zip(axes, shown.items()):
-        image = axis.imshow(
-            question[name]["map"], aspect="auto", vmin=0, vmax=top / 2, cmap="viridis"
-        )
-        axis.set_title(title, fontsize=9, loc="left")
-        axis.set_ylabel("question")
-    axes[-1].set_xlabel("position in the documents (96 columns)")
-    figure.tight_layout()
-    figure.colorbar(image, ax=axes, shrink=0.6, label="share of attention")
-    save(figure, path)
-
-
-def chunk_sizes(path: Path, curves: dict[str, Any], sizes: Sequence[int]) -> None:
-    """Figure 4."""
-    figure, axes = plt.subplots(1, len(curves), figsize=(3.6 * len(curves), 3.2), sharey=True)
-    for axis, (pool, by_ratio) in zip(axes, curves.items()):
-        for i, (ratio, by_size) in enumerate(by_ratio.items()):
-            axis.plot(
-                sizes,
-                [by_size[str(size)] for size in sizes],
-                "o-",
-                color=plt.cm.viridis(i / len(by_ratio)),
-                label=f"{100 * float(ratio):.0f} %",
-            )
-        axis.set(title=pool, xlabel="tokens a chunk", xticks=list(sizes))
-        axis.grid(alpha=0.3)
-    axes[0].set_ylabel("seconds to the first token (CPU)")
-    figure.tight_layout()
-    axes[-1].legend(title="recomputed", fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
-    save(figure, path)
-
-
-def pools(path: Path, rows: Rows) -> None:
-    """Figure 11."""
-    figure, axis = plt.subplots(figsize=(7, 3.2))
-    names, width = list(rows), 0.27
-    for i, (field, text, shade) in enumerate(
-        (
-            ("full_s", "full recompute", OTHER),
-            ("fixed_s", "fixed 15 %", PAPER),
-            ("adaptive_s", "searched", OURS),
-        )
-    ):
-        at = [x + (i - 1) * width for x in range(len(names))]
-        axis.bar(at, [rows[n][field] for n in names], width, color=shade, label=text)
-        if field == "adaptive_s":
-            for x, name in zip(at, names):
-                axis.annotate(
-                    f"{100 * rows[name]['ratio']:.0f} %",
-                    (x, rows[name][field]),
-                    ha="center",
-                    va="bottom",
-                    fontsize=8,
-                )
-    axis.set_xticks(range(len(names)), names)
-    axis.set_ylabel("seconds to the first token (CPU)")
-    axis.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
-    axis.grid(axis="y", alpha=0.3)
-    save(figure, path)
-
-
-def rates(path: Path, rows: Rows) -> None:
-    """Figure 8."""
-    figure, axis = plt.subplots(figsize=(7, 3.6))
-    for i, (name, row) in enumerate(rows.items()):
-        text = "full recompute" if name == "full" else label(name)
-        points = row["rate_p50_p90"]
-        axis.plot(
-            [p[0] for p in points], [p[1] for p in points], "o-", ms=3, color=f"C{i}", label=text
-        )
-        axis.plot([p[0] for p in points], [p[2] for p in points], "--", lw=0.8, color=f"C{i}")
-    axis.set(
-        xlabel="requests a second (simulated queue, measured service times)",
-        ylabel="TTFT, s: median (solid), P90 (dashed)",
-        xscale="log",
-        yscale="log",
-    )
-    axis.grid(alpha=0.3, which="both")
-    axis.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
     save(figure, path)

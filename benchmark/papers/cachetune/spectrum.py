@@ -5,19 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from artefact import Context
-from comparators.offline import HighFrequency
-
 from cachetune import pictures
 from cachetune.arms import RATIO
 from cachetune.measure import case_of, loaded
 from cachetune.questions import questions
+from comparators.offline import HighFrequency
+
 from canopy_chunks.fuse.cache import dense_cache
 from canopy_chunks.fuse.encode import Encoder, capture
 from canopy_chunks.fuse.rows import prefill
 from canopy_chunks.fuse.selectors.base import top
 from canopy_chunks.fuse.selectors.frequency import Frequency, layer_scores
 from canopy_chunks.store.chunk import Chunk
+from question import Context, Question
 
 QUESTIONS = 3
 BANDS = 20
@@ -114,3 +114,10 @@ def _chosen(chunk: Chunk) -> dict[str, float]:
         "first token chosen, low frequencies": float(0 in paper),
         "first token chosen, high frequencies": float(0 in high),
     }
+
+
+QUESTIONS = (
+    Question(
+        "figure-2", "the spectrum of K and V, and which tokens equations 2 to 7 choose", run, 1.5
+    ),
+)

@@ -1,4 +1,4 @@
-"""Figures 14 to 16: TTLs by group against one TTL, on the disk's average use."""
+"""Figure 14: TTLs by group against one TTL, on the disk's average use."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
-from artefact import Context
+from kareto.algorithm2 import group_ttls
+from kareto.setting import NAMES, TRACES, long_trace, profile
 
 from canopy_lab.group_ttl.histogram import GRID_S
 from canopy_lab.group_ttl.learn import Learning, at_equal_bytes, in_hindsight, learn
@@ -14,28 +15,12 @@ from canopy_lab.group_ttl.path_segments import segments_of
 from canopy_lab.group_ttl.replay import fixed_ttls, simulate_ttl
 from canopy_lab.plan.prices import GIB
 from canopy_lab.sim.ttl import path_snapshot
-from kareto.algorithm2 import group_ttls
-from kareto.setting import (
-    INSTANCES,
-    NAMES,
-    STAGING_GIB,
-    TRACES,
-    configuration,
-    inputs,
-    long_trace,
-    profile,
-    run,
-)
+from question import Context, Question
 from sglang_canopy.ttl.table import TRACE_HASH, TTLTable
 
 TTLS_S = (10.0, 30.0, 60.0, 300.0)
 LEARNT_S = (30.0, 300.0)
 SPAN_S = {"A": 2400.0, "B": 600.0, "C": 7200.0}
-FIXED_S = (15.0, 60.0, 150.0, 600.0)
-GROUPED_S = (60.0, 150.0)
-DRAM = (STAGING_GIB, 256.0)
-DISK_GIB = 65536.0
-"""More than any TTL fills; billed by use."""
 
 
 def figure_14(context: Context) -> Any:
@@ -99,73 +84,4 @@ def figure_14(context: Context) -> Any:
     return found
 
 
-def figures_15_16(context: Context) -> Any:
-    """Throughput, mean TTFT and cost against the disk's average use, one and four instances."""
-    found: dict[str, Any] = {}
-    figure, panels = plt.subplots(3, 3, figsize=(11, 8.4), layout="constrained")
-    for column, name in enumerate(TRACES):
-        work = inputs(name, context.data)
-        log = path_snapshot(work.trace)
-        segments = segments_of(log)
-        tables = {
-            ttl: in_hindsight(
-                log, fixed_ttls(segments, [ttl])[0].mean_tokens, hash=TRACE_HASH
-            ).table
-            for ttl in GROUPED_S
-        }
-        found[name] = {}
-        for n in INSTANCES:
-            for dram in DRAM:
-                c = configuration(n, dram, DISK_GIB, disk="used")
-                one = [_row(run(work, c, ttl=t), t) for t in FIXED_S]
-                group = [_row(run(work, c, ttl=tables[t]), t) for t in GROUPED_S]
-                gains = [_gain(row, one) for row in group]
-                found[name][f"{n} instance{'s' * (n > 1)}, {dram:g} GiB"] = {
-                    "one_ttl": one,
-                    "groups": group,
-                    "gains": gains,
-                }
-                if n == 1:
-                    for line, key in enumerate(("tokens_per_s", "mean_ttft_s", "cost_usd")):
-                        color = f"C{DRAM.index(dram)}"
-                        label = f"{dram:g} GiB DRAM, "
-                        for rows, style, kind in ((one, "o-", "one TTL"), (group, "^--", "groups")):
-                            panels[line][column].plot(
-                                [r["disk_gib"] for r in rows], [r[key] for r in rows], style,
-                                color=color, ms=4, label=label + kind,
-                                mfc="none" if kind == "groups" else color,
-                            )  # fmt: skip
-        panels[0][column].set_title(f"{NAMES[name]}, 1 instance", fontsize=10)
-        panels[2][column].set_xlabel("disk used on average, GiB")
-    for line, label in enumerate(("tokens/s", "mean TTFT, s", "cost, USD")):
-        panels[line][0].set_ylabel(label)
-        for panel in panels[line]:
-            panel.grid(alpha=0.25)
-            panel.tick_params(labelsize=8)
-    figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)  # fmt: skip
-    figure.savefig(context.figure(), dpi=85)
-    plt.close(figure)
-    return found
-
-
-def _row(row: dict[str, Any], ttl_s: float) -> dict[str, float]:
-    return {
-        "like_ttl_s": ttl_s,
-        "disk_gib": round(row["mean_bytes_by_tier"]["disk"] / GIB, 2),
-        "hits": round(row["token_hit_ratio"], 4),
-        "disk_hits": round(row["token_hit_ratio_by_tier"]["disk"], 4),
-        "tokens_per_s": round(row["throughput_tokens_per_s"], 1),
-        "mean_ttft_s": round(row["mean_ttft_s"], 4),
-        "cost_usd": round(row["cost"], 3),
-    }
-
-
-def _gain(row: dict[str, float], one: list[dict[str, float]]) -> dict[str, float]:
-    """Against one TTL with the same average disk use, between the two next ones."""
-    order = sorted(one, key=lambda r: r["disk_gib"])
-    x = [r["disk_gib"] for r in order]
-    made = {}
-    for key in ("hits", "tokens_per_s", "mean_ttft_s", "cost_usd"):
-        same = float(np.interp(row["disk_gib"], x, [r[key] for r in order]))
-        made[key] = round(row[key] - same if key == "hits" else row[key] / same - 1, 4)
-    return {"like_ttl_s": row["like_ttl_s"], **made}
+QUESTIONS = (Question("figure-14", "hits by group TTLs and by one TTL", figure_14, 2.0),)

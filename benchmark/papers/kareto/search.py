@@ -7,15 +7,7 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
-from artefact import Context
-
-from canopy_lab.plan.objective import Objectives, Scale
-from canopy_lab.plan.planner import PlanRequest, footprint, make_space
-from canopy_lab.plan.prices import GIB
-from canopy_lab.plan.search import search
-from canopy_lab.plan.space import Configuration
-from canopy_lab.plan.system import least_cost
-from kareto.algorithm1 import STEP_LEAST, adaptive_pareto_exploration
+from kareto.algorithm1 import adaptive_pareto_exploration
 from kareto.setting import (
     DISK,
     FIXED_GIB,
@@ -27,18 +19,18 @@ from kareto.setting import (
     short,
 )
 
+from canopy_lab.plan.objective import Objectives, Scale
+from canopy_lab.plan.planner import PlanRequest, make_space
+from canopy_lab.plan.search import search
+from canopy_lab.plan.space import Configuration
+from canopy_lab.plan.system import least_cost
+from question import Context, Question
+
 PAPER_START = ((0.0, 2048.0, 512.0), (0.0, 2400.0, 600.0))
 """The coarse grid that the paper's search begins with (section 5.3.1): DRAM and disk, GB."""
 FINE = (256.0, 400.0)
 """Steps of the grid of Figure 13: finer than where either search begins. The paper's: 256, 120."""
 MAX_GIB = (4096.0, 3600.0)
-TTLS_S = {"A": 600.0, "C": 2400.0}
-"""Longest TTL by trace, not from the paper: A ends then, and C has no later hits."""
-USED_GIB = 65536.0
-"""Size of a disk billed by use: more than any TTL fills."""
-ONE_INSTANCE = ((512, 3600), (1024, 3600), (4096, 0))
-"""GiB of DRAM and disk of an instance."""
-ONE_INSTANCE_TTLS_S = (600.0, 3600.0)
 SEARCHES = ("Algorithm 1", "canopy plan")
 DRAWS = 200
 SLOS = 100
@@ -48,8 +40,8 @@ OBJECTIVES = Objectives.of(("mean_ttft", "throughput", "cost"))
 class Points:
     """Evaluates sizes for a trace and a number of instances; each once."""
 
-    def __init__(self, name: str, instances: int, context: Context, *, long: bool = False) -> None:
-        self.work = inputs(name, context.data, long=long)
+    def __init__(self, name: str, instances: int, context: Context) -> None:
+        self.work = inputs(name, context.data)
         self.instances = instances
         self.known: dict[Configuration, dict[str, Any]] = {}
 
@@ -72,31 +64,6 @@ class Points:
         """Algorithm 1 over the disk's size."""
         found = adaptive_pareto_exploration(lambda p: self.at(*p), *PAPER_START, MAX_GIB[0])
         return list(found.values())
-
-    def with_ttl(self, dram_gib: float, ttl_s: float) -> dict[str, Any]:
-        """Evaluate a disk billed by use, with TTL ``ttl_s``; 0: no disk."""
-        if not ttl_s:
-            return self.at(dram_gib, 0.0)
-        disk = {"disk": "used", "ttl": ttl_s}
-        return self.of(configuration(self.instances, dram_gib, USED_GIB, **disk))
-
-    def paper_by_ttl(self, most_s: float) -> list[dict[str, Any]]:
-        """Algorithm 1 as listed, over TTLs."""
-        found = adaptive_pareto_exploration(
-            lambda p: self.with_ttl(*p),
-            PAPER_START[0],
-            (0.0, most_s, most_s / 4),
-            MAX_GIB[0],
-            least=(STEP_LEAST[0], most_s / 16),
-        )
-        return list(found.values())
-
-    def grid_by_ttl(self, most_s: float) -> list[dict[str, Any]]:
-        return [
-            self.with_ttl(float(d), most_s * i / 8)
-            for d in np.arange(0, MAX_GIB[0] + 1, FINE[0])
-            for i in range(9)
-        ]
 
     def ours(self) -> list[dict[str, Any]]:
         """``plan/search.py`` as ``canopy plan`` would search up to these sizes."""
@@ -142,33 +109,6 @@ def figure_13(context: Context) -> Any:
         }
     _draw_13(found, context)
     return found
-
-
-def figure_13_by_ttl(context: Context) -> Any:
-    """The same with TTLs in the place of the disk's size, and the extremes of Figure 12 so."""
-    found: dict[str, Any] = {}
-    for name, most_s in TTLS_S.items():
-        points = Points(name, 1, context)
-        ways = {"Algorithm 1": points.paper_by_ttl(most_s), "grid": points.grid_by_ttl(most_s)}
-        judge = Judge.of([row for rows in ways.values() for row in rows], ways["grid"])
-        measured = {way: judge.of_rows(rows) for way, rows in ways.items()}
-        count = measured["Algorithm 1"]["evaluations"]
-        found[f"{name}, 1"] = {
-            "longest_ttl_s": most_s,
-            **measured,
-            "random points": {str(count): placebo(judge, ways["grid"], count)},
-            "extremes": _extremes(points, ways["Algorithm 1"]),
-        }
-    long = Points("A", 1, context, long=True)
-    fixed = long.at(FIXED_GIB, 0.0)
-    rows = {ttl_s: long.with_ttl(FIXED_GIB, ttl_s) for ttl_s in ONE_INSTANCE_TTLS_S}
-    two_hours = {f"{ttl_s:g}": _kept(row, fixed) for ttl_s, row in rows.items()}
-    return {"cases": found, "two hours": two_hours}
-
-
-def _kept(row: dict[str, Any], fixed: dict[str, Any]) -> dict[str, Any]:
-    used = row["mean_bytes_by_tier"].get("disk", 0.0) / GIB
-    return {**short(row), "used_gib": round(used, 1), "against_fixed": _against(row, fixed)}
 
 
 @dataclass(frozen=True)
@@ -243,35 +183,6 @@ def figure_12(context: Context) -> Any:
             }
     _draw_12(found, context)
     return found
-
-
-def figure_12_two_hours(context: Context) -> Any:
-    """The same for all two hours of A, as the paper's traces are, on four instances."""
-    points = Points("A", 4, context, long=True)
-    rows = points.paper()
-    return {
-        "A, 4": {
-            "evaluations": len(rows),
-            "requests": len(points.work.trace),
-            "distinct_kv_gib": round(footprint(points.work.trace, points.work.engine), 1),
-            "extremes": _extremes(points, rows),
-        }
-    }
-
-
-def figure_12_one_instance(context: Context) -> Any:
-    """Compare some sizes with fixed DRAM for the same two hours on one instance, the paper's regime."""
-    points = Points("A", 1, context, long=True)
-    fixed = points.at(FIXED_GIB, 0.0)
-    rows = {f"{dram} + {disk}": points.at(dram, disk) for dram, disk in ONE_INSTANCE}
-    return {
-        "requests": len(points.work.trace),
-        "fixed": short(fixed),
-        "sizes": {
-            name: {**short(row), "against_fixed": _against(row, fixed)}
-            for name, row in rows.items()
-        },
-    }
 
 
 def _extremes(points: Points, found: list[dict[str, Any]]) -> dict[str, Any]:
@@ -350,3 +261,9 @@ def _draw_12(found: dict[str, Any], context: Context) -> None:
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)  # fmt: skip
     figure.savefig(context.figure(), dpi=90)
     plt.close(figure)
+
+
+QUESTIONS = (
+    Question("figure-12", "extremes of the front beside fixed DRAM", figure_12, 2.5),
+    Question("figure-13", "searches against a grid", figure_13, 3.5),
+)

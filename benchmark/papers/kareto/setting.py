@@ -13,18 +13,16 @@ of two hours, so that a simulation takes half a second.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from overlays import overlay
+from known import agents, trace_a, trace_b
 from roofline import Device, roofline_profile
-from synthetic.presets import get_preset
-from synthetic.trace import synthesise
 
-from canopy_lab.plan.prices import GIB, DiskClass, Prices, Steps, load_prices
+from canopy_lab.plan.prices import DiskClass, Prices, load_prices
 from canopy_lab.plan.space import Configuration
 from canopy_lab.plan.system import Engine, row_of, system_of
 from canopy_lab.plan.worker import PlanInputs
@@ -79,35 +77,25 @@ def prices() -> Prices:
         most_mib_s=16 * 350,
         shared=True,  # the paper names one for all
     )
-    used = replace(volumes, name="used", billing="used", per_gib_mib_s=0.0, base_mib_s=16 * 350.0)
-    free = DiskClass(
-        name="ideal", per_gib_month=Steps(((float("inf"), 0.0),)), base_mib_s=1e7, shared=True
-    )
-    disks = {**listed.disks, DISK: volumes, "used": used, "ideal": free}
-    return replace(listed, gpus_per_instance=8, disks=disks)
+    return replace(listed, gpus_per_instance=8, disks={**listed.disks, DISK: volumes})
 
 
 @cache
 def trace(name: str, data: Path) -> CompactTrace:
     """The window of a trace that is simulated, at its load."""
     if name == "A":
-        drawn = synthesise(get_preset("trace-a"), 2250.0, seed=1)
-        return _window((d.request for d in drawn), 1800.0, 2250.0, _LOADS[name])
+        return _window(trace_a(2250.0, None), 1800.0, 2250.0, _LOADS[name])
     if name == "B":
-        drawn = synthesise(get_preset("trace-b"), 750.0, seed=1)
-        return _window((d.request for d in drawn), 600.0, 750.0, _LOADS[name])
-    archive = data / "agentic_coding" / "traces_500.tar.xz"
-    return _window(overlay(archive, 30, 10800.0, seed=1), 2700.0, 8100.0, _LOADS[name])
+        return _window(trace_b(750.0), 600.0, 750.0, _LOADS[name])
+    return _window(agents(data, 30, 10800.0), 2700.0, 8100.0, _LOADS[name])
 
 
 @cache
 def long_trace(name: str, data: Path) -> CompactTrace:
     """Two hours, as the paper's: 43,000 and 173,000 requests of A and B, and of agents."""
     if name == "C":
-        archive = data / "agentic_coding" / "traces_500.tar.xz"
-        return _window(overlay(archive, 40, 10800.0, seed=1), 900.0, 8100.0, 1.0)
-    preset = get_preset({"A": "trace-a", "B": "trace-b"}[name])
-    return CompactTrace(d.request for d in synthesise(preset, 7200.0, seed=1))
+        return _window(agents(data, 40, 10800.0), 900.0, 8100.0, 1.0)
+    return CompactTrace(trace_a(7200.0, None) if name == "A" else trace_b(7200.0))
 
 
 def _window(
@@ -121,38 +109,25 @@ def _window(
 
 
 @cache
-def inputs(name: str, data: Path, *, long: bool = False) -> PlanInputs:
-    """A trace on the regime's engine: what simulations of it share. ``long``: two hours of it."""
+def inputs(name: str, data: Path) -> PlanInputs:
+    """A trace on the regime's engine: what simulations of it share."""
     settings = replace(SGLANG_DEFAULTS, max_running_requests=MAX_RUNNING)
     engine = Engine(profile(), DEVICE_TOKENS, "prefix-aware", settings)
-    served = trace(name, data)
-    if long:
-        served = _window(long_trace(name, data), 0.0, 7200.0, _LOADS[name])
-    return PlanInputs(served, engine, prices())
+    return PlanInputs(trace(name, data), engine, prices())
 
 
-def configuration(instances: int, dram_gib: float, disk_gib: float = 0.0, **others: Any):
+def configuration(instances: int, dram_gib: float, disk_gib: float = 0.0) -> Configuration:
     """A point of the space; without DRAM a disk gets the memory that it must have to be read."""
-    disk = others.pop("disk", DISK) if disk_gib else None
-    dram = max(dram_gib, STAGING_GIB) if disk_gib else dram_gib
-    if disk:
-        # The paper's: a disk is read while a request waits for other reasons (section 3.3).
-        others = {"prefetch_policy": "best_effort"} | others
-    return Configuration(instances, dram, disk, disk_gib, **others)
+    if not disk_gib:
+        return Configuration(instances, dram_gib, None, 0.0)
+    # The paper's: a disk is read while a request waits for other reasons (section 3.3).
+    dram = max(dram_gib, STAGING_GIB)
+    return Configuration(instances, dram, DISK, disk_gib, prefetch_policy="best_effort")
 
 
-def run(work: PlanInputs, c: Configuration, *, ttl: Any = None, **config: Any) -> dict[str, Any]:
-    """Simulate a configuration; the row of its metrics and cost. ``config`` changes the system's."""
+def run(work: PlanInputs, c: Configuration) -> dict[str, Any]:
+    """Simulate a configuration; the row of its metrics and cost."""
     system = system_of(c, work.engine, work.prices, work.policy_configs)
-    if ttl is not None and system.disk is not None:
-        system = replace(system, disk=replace(system.disk, ttl=ttl))
-    host_bytes_per_s = config.pop("host_bytes_per_s", None)
-    if host_bytes_per_s and system.host is not None:
-        host = replace(
-            system.host, read_bytes_per_s=host_bytes_per_s, write_bytes_per_s=host_bytes_per_s
-        )
-        system = replace(system, host=host)
-    system = replace(system, **config)
     result = simulate_system(work.served(), system, work.engine.profile)
     return row_of(c, result.to_json(), work.prices)
 
@@ -164,7 +139,6 @@ def short(row: dict[str, Any]) -> dict[str, Any]:
         "instances": row["instances"],
         "dram_gib": row["dram_gib"],
         "disk_gib": row["disk_gib"],
-        **({"ttl_s": row["ttl"]} if row["ttl"] else {}),
         "hits": round(row["token_hit_ratio"], 4),
         "disk_hits": round(tiers.get("disk", 0.0), 4),
         "tokens_per_s": round(row["throughput_tokens_per_s"], 1),
@@ -174,31 +148,3 @@ def short(row: dict[str, Any]) -> dict[str, Any]:
         "cost_usd": round(row["cost"], 3),
         "usd_per_h": round(row["cost_per_hour"], 3),
     }
-
-
-def facts(work: PlanInputs) -> dict[str, Any]:
-    """Size and load of a trace: offered tokens/s, distinct KV, and workload density.
-
-    Density (section 3.3) is the arrival rate over the system's capacity: the throughput of one
-    overloaded instance without DRAM and disk, times the number of instances.
-    """
-    made = work.trace
-    tokens = sum(max(r.input_tokens, 1) + max(r.output_tokens, 1) for r in made)
-    span = made[-1].time_s - made[0].time_s
-    kv = made.distinct_blocks * made[0].block_tokens * work.engine.profile.kv_bytes_per_token
-    served = run(work, configuration(1, 0.0))["throughput_tokens_per_s"]
-    density = {str(n): round(tokens / span / served / n, 3) for n in INSTANCES}
-    return {
-        "requests": len(made),
-        "seconds": round(span, 1),
-        "offered_tokens_per_s": round(tokens / span, 1),
-        "distinct_kv_gib": round(kv / GIB, 1),
-        "density": density,
-    }
-
-
-def slope_share(x: Sequence[float], y: Sequence[float]) -> float:
-    """Return Pearson's correlation of ``x`` and ``y``; 1 for a straight line."""
-    import numpy as np
-
-    return round(float(np.corrcoef(x, y)[0, 1]), 4)

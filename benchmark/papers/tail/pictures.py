@@ -42,35 +42,3 @@ def latencies(path: Path, panels: Mapping[str, Sequence[Mapping[str, Any]]], tit
     figure.suptitle(title, fontsize=11)
     figure.subplots_adjust(bottom=0.22, wspace=0.06, top=0.86)
     save(figure, path)
-
-
-def distributions(path: Path, panels: Mapping[str, Mapping[str, Sequence[float]]]) -> None:
-    """Plot the share above x by trace, one panel per quantity."""
-    figure, axes = plt.subplots(1, len(panels), figsize=(4.2 * len(panels), 3.4))
-    for axis, (name, lines) in zip(axes, panels.items(), strict=True):
-        for label, values in lines.items():
-            ordered = np.sort(np.asarray(values, dtype=float))
-            above = 1.0 - np.arange(len(ordered)) / len(ordered)
-            axis.plot(ordered, above, label=label, drawstyle="steps-post")
-        axis.set_xscale("log")
-        axis.set_yscale("log")
-        axis.set_xlabel(name)
-        axis.grid(alpha=0.3)
-    axes[0].set_ylabel("share at or above")
-    axes[0].legend(fontsize=8)
-    save(figure, path)
-
-
-def line_fit(
-    path: Path, uncached: np.ndarray, times_ms: np.ndarray, alpha: float, beta: float
-) -> None:
-    """TTFT against uncached tokens, with the least-squares line."""
-    figure, axis = plt.subplots(figsize=(5, 3.6))
-    axis.plot(uncached, times_ms, ".", markersize=2, alpha=0.4, label="requests")
-    ends = np.array([0, uncached.max()])
-    axis.plot(ends, alpha * ends + beta, "C3", label=f"{1000 * alpha:.0f} ms per 1,000 tokens")
-    axis.set_xlabel("uncached tokens")
-    axis.set_ylabel("TTFT without queue, ms")
-    axis.legend(fontsize=8)
-    axis.grid(alpha=0.3)
-    save(figure, path)

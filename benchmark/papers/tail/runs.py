@@ -9,16 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from synthetic.trace import synthesise
+from known import mooncake
 
 from canopy_lab.sim.driver import SimResult, distinct_blocks, simulate
 from canopy_lab.sim.hindsight import hindsight_names, make_hindsight
 from canopy_lab.sim.hindsight.future import Future
 from canopy_lab.sim.system import load_profile
-from canopy_lab.trace.open import open_trace
 from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.policy.registry import make_policy
-from tail.birth_death import birth_death
 
 PROFILE = "llama-3.1-8b-a100"
 """An 8B model on an A100, like the paper's Vicuna-7B; from published figures, not measured."""
@@ -41,10 +39,12 @@ class Arm:
     whole_nodes: bool = False
 
 
+SHORT = 8192
+"""Threshold-LRU does not keep prompts under this, in tokens."""
 ONLINE = (
     Arm("lru", "lru", aims=False),
     Arm("wa", "wa", aims=False),
-    Arm("threshold-lru 1024", "threshold-lru", {"threshold_tokens": 1024}, aims=False),
+    Arm(f"threshold-lru {SHORT}", "threshold-lru", {"threshold_tokens": SHORT}, aims=False),
     Arm("SGLang's tlru", "sglang-tlru", fixed_growth=True, whole_nodes=True),
     Arm("sglang-tlru", "sglang-tlru", fixed_growth=True),
     Arm("canopy-tlru, fixed Q", "canopy-tlru", fixed_growth=True),
@@ -116,14 +116,7 @@ class Workbench:
 
 def conversation(data: Path) -> Workbench:
     """Mooncake's conversation trace, in place of WildChat: real arrivals, longer prompts."""
-    path = data / "mooncake" / "conversation_first60.jsonl"
-    return Workbench(open_trace(str(path), "mooncake"))
-
-
-def stochastic(seconds: float = 3000.0, seed: int = 1, **rates: float) -> Workbench:
-    """The paper's stochastic model, in place of ShareGPT with synthetic times (Appendix F)."""
-    drawn = synthesise(birth_death(**rates), seconds, seed)
-    return Workbench(r.request for r in drawn)
+    return Workbench(mooncake(data, "conversation"))
 
 
 def sweep(

@@ -1,29 +1,24 @@
-"""Figure 28 and Section 4.1: GDFS, LRU, the distribution alone, the life regulator (Section 4.3)."""
+"""Figure 28 and section 4.1: GDFS, LRU, the paper's formula and the survival rank."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
-from artefact import Context
+from known import agents, mooncake, trace_a
+from wa.picture import COLOURS, label, panels, save
+from wa.sizes import MODELS
 
 from canopy_lab.sim.driver import distinct_blocks, simulate
 from canopy_lab.trace.record import TraceRequest
+from question import Context, Question
 from sglang_canopy.policy.registry import make_policy
-from wa.picture import COLOURS, label, panels, save
-from wa.sizes import MODELS
-from wa.sources import agentic, conversation, mooncake_synthetic, trace_a
 
-PAPER = {"model": "exponential", "reading": "formula", "categories": "type-turn"}
-HAZARD = {"model": "exponential", "categories": "type-turn"}
+PAPER = {"model": "exponential", "categories": "type-turn"}
 ARMS: dict[str, tuple[str, dict[str, Any]]] = {
     "gdfs": ("gdfs", {}),
     "lru": ("lru", {}),
-    "+ distribution": ("wa", {**PAPER, "life": False}),
-    "+ life": ("wa", PAPER),
-    "never reused left out: + distribution": ("wa", {**PAPER, "cdf": "reused", "life": False}),
-    "never reused left out: + life": ("wa", {**PAPER, "cdf": "reused"}),
-    "given not used until t": ("wa", HAZARD),
+    "WA (the paper's)": ("wa", PAPER),
     "survival": ("wa", {}),
 }
 LOAD_PER_S = 5.0
@@ -70,9 +65,9 @@ def _cases(context: Context) -> list[tuple[str, list[TraceRequest], dict[str, in
         )
     ]
     for name, trace in (
-        ("conversation, share of its blocks", conversation(context.data)),
-        ("Mooncake synthetic, share of its blocks", mooncake_synthetic(context.data)),
-        ("agentic, share of its blocks", agentic(context.data)),
+        ("conversation, share of its blocks", mooncake(context.data, "conversation")),
+        ("Mooncake synthetic, share of its blocks", mooncake(context.data, "synthetic")),
+        ("agentic, share of its blocks", agents(context.data, 60)),
     ):
         distinct = distinct_blocks(trace)
         cases.append((name, trace, {f"{c:.0%}": int(c * distinct) for c in (0.05,)}))
@@ -94,3 +89,8 @@ def _draw(result: dict[str, Any], context: Context) -> None:
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
     save(figure, context.figure())
+
+
+QUESTIONS = (
+    Question("figure-28", "GDFS, LRU, the paper's formula, the survival rank.", figure_28, 3.0),
+)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,22 +21,11 @@ def panels(rows: int, columns: int, width: float = 3.6, height: float = 2.9) -> 
     )
 
 
-def label(axis: Any, title: str, x: str, y: str, *, log_x: bool = False, grid: bool = True) -> None:
+def label(axis: Any, title: str, x: str, y: str) -> None:
     axis.set_title(title)
     axis.set_xlabel(x)
     axis.set_ylabel(y)
-    if log_x:
-        axis.set_xscale("log")
-    if grid:
-        axis.grid(alpha=0.25)
-
-
-def heat(axis: Any, rows: Sequence[Sequence[float]], title: str, x: str, y: str) -> Any:
-    """A heat map with a bar of its own."""
-    shown = axis.imshow(rows, aspect="auto", origin="lower", cmap="Blues", interpolation="nearest")
-    label(axis, title, x, y, grid=False)
-    axis.figure.colorbar(shown, ax=axis, fraction=0.05)
-    return shown
+    axis.grid(alpha=0.25)
 
 
 def save(figure: Any, path: Path) -> None:

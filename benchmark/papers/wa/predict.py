@@ -6,13 +6,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from artefact import Context
+from known import mooncake, trace_a, trace_b
+from wa.picture import COLOURS, label, panels, save
 
 from canopy_lab.characterize.observe import TOP_TURN, Observation, observe
 from canopy_lab.sim.driver import distinct_blocks, simulate
+from question import Context, Question
 from sglang_canopy.policy.registry import make_policy
-from wa.picture import COLOURS, label, panels, save
-from wa.sources import conversation, mooncake_synthetic, trace_a, trace_b
 
 MIN_BLOCKS = 2000
 MAX_CATEGORIES = 6
@@ -31,8 +31,8 @@ def figures_15_29(context: Context) -> Any:
     }
     for name, trace in (
         ("trace-b", trace_b(2400.0)),
-        ("conversation", conversation(context.data)),
-        ("Mooncake synthetic", mooncake_synthetic(context.data)),
+        ("conversation", mooncake(context.data, "conversation")),
+        ("Mooncake synthetic", mooncake(context.data, "synthetic")),
     ):
         seen = observe(trace)
         half, start = seen.span_s / 2.0, float(seen.time_s[0])
@@ -127,7 +127,7 @@ def _compare(
 
 def _profiled(context: Context) -> dict[str, Any]:
     """Block hits in % on the second half of the conversation trace, at 5 % of its blocks."""
-    trace = conversation(context.data)
+    trace = mooncake(context.data, "conversation")
     half = len(trace) // 2
     first, second = trace[:half], trace[half:]
     size = int(0.05 * distinct_blocks(second))
@@ -163,3 +163,13 @@ def _draw(drawn: dict[str, Any], context: Context) -> None:
             loc="upper left", ncols=2, title="line: first, dots: second, dashes: exponential"
         )
     save(figure, context.figure())
+
+
+QUESTIONS = (
+    Question(
+        "figures-15-29",
+        "Reuse probability by category: one hour, the next, another day.",
+        figures_15_29,
+        1.5,
+    ),
+)

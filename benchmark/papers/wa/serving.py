@@ -13,21 +13,21 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from artefact import Context
+from known import mooncake, trace_a
 from roofline import Device, roofline_profile
+from wa.picture import COLOURS, label, panels, save
+from wa.sizes import MODELS, Served
+from wa.split import one_part
 
 from canopy_lab.sim.driver import simulate
 from canopy_lab.sim.system import SystemConfig, TierSpec, Workload, simulate_system
 from canopy_lab.sim.system.engine_profile import EngineProfile
 from canopy_lab.trace.record import TraceRequest
+from question import Context, Question
 from sglang_canopy.policy.registry import make_policy
-from wa.picture import COLOURS, label, panels, save
-from wa.sizes import MODELS, Served
-from wa.sources import conversation, trace_a
-from wa.split import one_part
 
 A100 = Device("NVIDIA A100 SXM 80 GB", 312e12, 2.039e12, 32e9, ("NVIDIA A100 datasheet",))
-PAPER = {"model": "exponential", "reading": "formula", "categories": "type-turn"}
+PAPER = {"model": "exponential", "categories": "type-turn"}
 POLICIES: dict[str, tuple[str, dict[str, Any]]] = {
     "LRU": ("lru", {}),
     "FIFO": ("fifo", {}),
@@ -49,7 +49,7 @@ Case = tuple[str, list[TraceRequest], list[TraceRequest]]
 
 def figure_25(context: Context) -> Any:
     """Qwen2-7B."""
-    whole = conversation(context.data)
+    whole = mooncake(context.data, "conversation")
     sixth, another = (list(one_part(whole, 6, part)) for part in (0, 1))
     return _run(
         context,
@@ -205,3 +205,10 @@ def _draw(result: dict[str, Any], context: Context) -> None:
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3 * len(result), frameon=False)
     save(figure, context.figure())
+
+
+QUESTIONS = (
+    Question("figure-25", "Hits and queued TTFT by policy and memory, Qwen2-7B.", figure_25, 2.0),
+    Question("figure-26", "The same, Llama2-13B.", figure_26),
+    Question("figure-27", "The same, Llama3-70B.", figure_27),
+)

@@ -1,0 +1,129 @@
+"""CPU time of Canopy's hooks in a real server at prompts of 500 to 1,000 blocks, 20 a second.
+
+    PYTHONPATH=test python benchmark/latency/thread_time.py --seconds 60
+
+A model of one layer and one head serves ``TALKS`` conversations whose KV is on the device: a prompt adds one
+token to the prompt before it, because no CPU computes a million tokens a second. So the shares include hashing,
+matching, learning, meter and admission at that length, and no eviction. Open loop. Writes
+results/long_prompts.json. Goals: 2 % of the thread's time, 50 ms a call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path += [str(ROOT / "scripts"), str(ROOT / "benchmark" / "security")]
+
+from hook_clocks import TREE  # noqa: E402
+from hostile_soak import CLOCKED, longest, share  # noqa: E402
+
+from launch_server import cpu_arguments, free_port, serving  # noqa: E402
+from support.small_models import change_config  # noqa: E402
+from tiny_model import write_tiny_model  # noqa: E402
+
+MODEL = ROOT / ".canopy" / "models" / "smollm2-135m-instruct"
+RESULTS = Path(__file__).parent / "results" / "long_prompts.json"
+PAGE, TALKS, RATE, BLOCKS = 64, 8, 20, (500, 1000)
+ARMS = {
+    "wa": ("--radix-eviction", "wa"),
+    "wa, order and gate": (
+        *("--radix-eviction", "wa", "--canopy-queue-order", "bounded-shortest"),
+        *("--canopy-session-gate", "auto"),
+    ),
+}
+
+
+def ask(url: str, prompt: list[int]) -> int:
+    """Send a prompt; return its cached tokens."""
+    sampling = {"temperature": 0, "max_new_tokens": 1, "ignore_eos": True}
+    body = json.dumps({"input_ids": prompt, "sampling_params": sampling}).encode()
+    request = urllib.request.Request(f"{url}/generate", body, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=600) as answer:
+        return int(json.loads(answer.read())["meta_info"]["cached_tokens"])
+
+
+def run(name: str, seconds: int, folder: Path) -> dict[str, Any]:
+    draw = random.Random(1)
+    talks = [
+        [draw.randrange(1000, 40000) for _ in range(PAGE * draw.randint(*BLOCKS) + 1)]
+        for _ in range(TALKS)
+    ]
+    given = cpu_arguments(folder / "model", kv_tokens=2 * TALKS * PAGE * BLOCKS[1], dtype="float32")
+    given = [*given, "--load-format", "dummy", "--page-size", str(PAGE), *ARMS[name]]
+    given += ["--context-length", str(PAGE * BLOCKS[1] + 4096), "--chunked-prefill-size", "2048"]
+    clocks, longer = folder / "clocks.json", {"SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}
+
+    def start(command: list[str], **named: Any) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([command[0], str(CLOCKED), str(clocks), *command[3:]], **named)
+
+    with serving(
+        given, log=folder / "server.log", port=free_port(), environment=longer, start=start
+    ) as server:
+        for talk in talks:
+            ask(server.url, talk)
+        time.sleep(1.5)  # the scheduler writes its clocks once a second
+        before, begin = json.loads(clocks.read_text()), time.monotonic()
+        with concurrent.futures.ThreadPoolExecutor(TALKS) as pool:
+            answers = []
+            for number in range(RATE * seconds):
+                time.sleep(max(0.0, begin + number / RATE - time.monotonic()))
+                talk = talks[number % TALKS]
+                talk.append(draw.randrange(1000, 40000))
+                answers.append((len(talk), pool.submit(ask, server.url, list(talk))))
+            found = sum(answer.result() for _, answer in answers)
+        took = time.monotonic() - begin
+        time.sleep(1.5)
+        after = json.loads(clocks.read_text())
+    spent = {
+        key: row["seconds"] - before["seams"].get(key, {"seconds": 0.0})["seconds"]
+        for key, row in after["seams"].items()
+    }
+    timed = {"seams": {key: {"seconds": s} for key, s in spent.items()}, "thread_s": took}
+    return {
+        "requests": len(answers),
+        "seconds": round(took, 1),
+        "rate": round(len(answers) / took, 2),
+        "cached": round(found / sum(length for length, _ in answers), 4),
+        "thread": round((after["thread_s"] - before["thread_s"]) / took, 4),
+        "hooks": share(timed),
+        "tree": share(timed, TREE),
+        "longest_ms": round(1e3 * longest(after), 2),
+        "by_hook": {
+            key: round(value / took, 5)
+            for key, value in sorted(spent.items(), key=lambda pair: -pair[1])[:12]
+        },
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--seconds", type=int, default=60)
+    parser.add_argument("--json", type=Path, default=RESULTS)
+    args = parser.parse_args()
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        write_tiny_model(Path(folder) / "model", MODEL)
+        one = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+        change_config(
+            Path(folder) / "model", **dict.fromkeys(one, 1), hidden_size=32, intermediate_size=64
+        )
+        for name in ARMS:
+            found[name] = run(name, args.seconds, Path(folder))
+            print(name, json.dumps(found[name], indent=1), flush=True)
+    args.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
