@@ -110,22 +110,6 @@ def test_the_clients_fields_override_inferred_ones() -> None:
     assert (stamp["category"], stamp["turn"]) == ("mine", 4)
 
 
-def test_a_finished_request_has_its_stop_reason() -> None:
-    tree = LiveTree(256, "wa")
-
-    def stop(output: list[int], **more: object) -> str | None:
-        req = fake_req(list(range(100)), output, {"time": 1.0}, **more)
-        request = tree.core.requests.of(req)
-        request.tool_marker = [5, 6]
-        tree.core.requests.ended(req)
-        return request.stop
-
-    length = type("FINISH_LENGTH", (), {})()
-    assert stop([1, 2, 3]) == "end"
-    assert stop([1, 5, 6, 3]) == "tool"
-    assert stop([5, 6], finished_reason=length) == "length"
-
-
 def test_block_hashes_depend_on_the_salt_and_continue_over_the_output() -> None:
     tree = LiveTree(256, "wa", {"block_tokens": 4})
 

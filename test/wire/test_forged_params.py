@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from canopy_lab.live.replay import forced_output
 from canopy_lab.live.replay.forced_output import ATTRIBUTE as FORCED
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.wire.stamp import FIELDS, MARKER_KEY, STAMP_KEY, client_fields
+from sglang_canopy.wire.stamp import FIELDS, STAMP_KEY, client_fields
 from support.live_tree import LiveTree, check, fake_req
 
 scalars = (
@@ -27,9 +27,9 @@ anything = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner),
     max_leaves=6,
 )
-names = [field for field, _ in FIELDS.values()] + ["time", "epoch", "alpha", "beta"]
+names = [field for field, _ in FIELDS.values()] + ["time", "epoch", "alpha", "beta", "tool_parser"]
 forged = st.dictionaries(st.sampled_from(names), anything)
-params = anything | st.fixed_dictionaries({STAMP_KEY: forged | anything, MARKER_KEY: anything})
+params = anything | st.fixed_dictionaries({STAMP_KEY: forged | anything})
 
 
 @settings(deadline=None, max_examples=2 * settings.default.max_examples)

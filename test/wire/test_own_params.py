@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from sglang_canopy.wire.stamp import ADDED, FIELDS, FORCE_OUTPUT, MARKER_KEY, STAMP_KEY, own_params
+from sglang_canopy.wire.stamp import ADDED, FIELDS, FORCE_OUTPUT, STAMP_KEY, own_params
 
-OWN = (*FIELDS, FORCE_OUTPUT, MARKER_KEY, STAMP_KEY, "canopy_replay_clock", "canopy_chunks")
+OWN = (*FIELDS, FORCE_OUTPUT, STAMP_KEY, "canopy_replay_clock", "canopy_chunks")
 
 
 def request_with(custom: Any) -> Any:

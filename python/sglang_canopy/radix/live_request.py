@@ -18,10 +18,11 @@ import xxhash
 from sglang_canopy.policy.base import Policy
 from sglang_canopy.policy.states import State
 from sglang_canopy.radix.counters import CAPACITY
+from sglang_canopy.radix.tool_calls import calls_tool
 from sglang_canopy.records import ABORT, Leaf, Request
 from sglang_canopy.tenant import namespace_of, tenant_of_req
 from sglang_canopy.ttl.table import RESIDUAL
-from sglang_canopy.wire.stamp import ADDED, own_params, read_marker, read_stamp
+from sglang_canopy.wire.stamp import ADDED, own_params, read_stamp
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
@@ -64,7 +65,8 @@ class LiveRequest(Request):
     hash: int = 0
     """Hash of the path so far, tenant included; the next block's hash is chained to it."""
     stop_hint: str | None = None
-    tool_marker: list[int] = field(default_factory=list)
+    tool_parser: str | None = None
+    """SGLang's parser of its tool calls (``tool_calls.py``); ``None`` without tools."""
     epoch: float = 0.0
     """Seconds since 1970 when the requests' clock was 0."""
     ttl_s: float | None = None
@@ -101,7 +103,6 @@ def live_request(req: Req, now: float, block_tokens: int) -> LiveRequest:
     """
     params = own_params(req)
     stamp = read_stamp(params)
-    tool_marker = read_marker(params) if stamp else []
     # Fields of other names here; the rest have the same names.
     take = stamp.pop
     take(ADDED, None)
@@ -113,7 +114,6 @@ def live_request(req: Req, now: float, block_tokens: int) -> LiveRequest:
         time=time,
         tenant=tenant_of_req(req),
         stop_hint=stop_hint,
-        tool_marker=tool_marker,
         keep_until=None if keep_s is None else time + keep_s,
         ttft_model=None if alpha is None or beta is None else (alpha, beta),
         block_tokens=block_tokens,
@@ -150,7 +150,7 @@ def complete(request: LiveRequest, req: Req) -> None:
     request.cached_tokens = req.cached_tokens
     request.stop = request.stop_hint
     if request.stop is None and not handed_over:
-        request.stop = _stop_reason(req, request, output)
+        request.stop = _stop_reason(req, request)
     covered = len(request.path) * request.block_tokens
     extend_path(request, [*req.origin_input_ids[covered:], *output])
 
@@ -196,21 +196,13 @@ def _handed_to_decode(req: Req) -> bool:
     )
 
 
-def _stop_reason(req: Req, request: LiveRequest, output: list[int]) -> str:
+def _stop_reason(req: Req, request: LiveRequest) -> str:
     kind = type(req.finished_reason).__name__
     if kind == "FINISH_LENGTH":
         return "length"
     if kind == _ABORTED:
         return ABORT
-    marker = request.tool_marker
-    return "tool" if marker and _contains(output, marker) else "end"
-
-
-def _contains(tokens: list[int], marker: list[int]) -> bool:
-    n = len(marker)
-    return any(
-        tokens[i] == marker[0] and tokens[i : i + n] == marker for i in range(len(tokens) - n + 1)
-    )
+    return "tool" if calls_tool(req, request.tool_parser) else "end"
 
 
 @dataclass(slots=True, eq=False, repr=False)

@@ -22,13 +22,11 @@ from sglang_canopy.wire import document_names
 STAMP_KEY = "canopy"
 """Key of ``custom_params`` for the stamp."""
 
-MARKER_KEY = "canopy-tool-marker"
-"""Token ids that open a tool call in the output, for requests with tools."""
+FORCED_CALL = "forced"
+"""``tool_parser`` of a request that forces a tool call, in place of a parser's name."""
 
 ADDED = "added"
 """Stamp flag: the client sent no ``custom_params``, so the scheduler removes the field."""
-
-MAX_MARKER = 64
 
 EPOCH_S = time.time() - time.monotonic()
 """Unix time at zero of this process's monotonic clock, for the disk tier."""
@@ -130,6 +128,7 @@ STAMP_FIELDS: dict[str, Callable[[Any], Any]] = {
     "source": _source,
     "linear": _flag,
     "samples": _samples,
+    "tool_parser": _name,
     ADDED: _flag,
     "time": _TIME,
     "epoch": _number(-_FAR_S, _FAR_S, "seconds"),
@@ -216,14 +215,6 @@ def read_time(custom_params: Mapping[str, Any]) -> float:
         return _TIME(stamp.get("time")) if isinstance(stamp, dict) else 0.0
     except ValueError:
         return 0.0
-
-
-def read_marker(custom_params: Any) -> list[int]:
-    """Return the token ids under ``MARKER_KEY``, or an empty list."""
-    found = custom_params.get(MARKER_KEY) if isinstance(custom_params, dict) else None
-    if not isinstance(found, list) or any(type(token) is not int for token in found):
-        return []
-    return found[:MAX_MARKER]
 
 
 def _short(value: Any) -> str:

@@ -40,9 +40,7 @@ async def response_begins(
                 _check(raw_request)
         except CanopyError as error:
             return self.create_error_response(str(error))
-        if request.tools:
-            tools = self._response_tools_to_chat_tools(request)
-            raw_request.state.canopy_tool_marker = entry.tool_marker(self, tools)
+        raw_request.state.canopy_tool_parser = entry.tool_parser(self, request)
     return await original(self, request, raw_request)
 
 

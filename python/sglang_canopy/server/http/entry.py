@@ -36,7 +36,7 @@ from sglang_canopy.tenant import tenant_of
 from sglang_canopy.wire.stamp import (
     ADDED,
     FIELDS,
-    MARKER_KEY,
+    FORCED_CALL,
     STAMP_KEY,
     client_fields,
     make_stamp,
@@ -106,11 +106,7 @@ def chat_converted(
 ) -> None:
     """Hook after ``OpenAIServingChat._convert_to_internal_request``."""
     adapted, _processed = result
-    stamp(adapted, infer_from_chat(request), raw_request)
-    if getattr(request, "tools", None):
-        marker = tool_marker(self, request.tools)
-        if marker:
-            adapted.sampling_params["custom_params"][MARKER_KEY] = marker
+    stamp(adapted, infer_from_chat(request) | tool_parser(self, request), raw_request)
 
 
 def completion_converted(
@@ -127,10 +123,8 @@ def generation_begins(
     if hasattr(obj, "sampling_params"):  # missing in requests for embeddings
         check_prompts(obj, self.model_config.vocab_size)
         if not getattr(obj, "canopy_stamped", False):
-            stamp(obj, infer(path_of(request), body_of(request)), request)
-            marker = getattr(getattr(request, "state", None), "canopy_tool_marker", None)
-            if marker and isinstance(obj.sampling_params, dict):
-                obj.sampling_params["custom_params"][MARKER_KEY] = marker
+            parser = getattr(getattr(request, "state", None), "canopy_tool_parser", {})
+            stamp(obj, infer(path_of(request), body_of(request)) | parser, request)
     options = options_of(self.server_args)
     if options.gate is not None:
         start_ticker(self)
@@ -268,14 +262,12 @@ def first_token(result: Any, state: Any, recv_obj: Any, i: int) -> None:
         current.ttft_fit.add(recv_obj.prompt_tokens[i] - recv_obj.cached_tokens[i], seconds)
 
 
-def tool_marker(serving: Any, tools: Any) -> list[int]:
-    """Return the token ids that open a tool call, or an empty list if the parser has no marker."""
+def tool_parser(serving: Any, request: Any) -> dict[str, str]:
+    """Return the stamp's field for a chat or a response that may call tools."""
+    choice = getattr(request, "tool_choice", None)
+    if not getattr(request, "tools", None) or choice == "none":
+        return {}
+    if choice not in (None, "auto"):
+        return {"tool_parser": FORCED_CALL}
     parser = getattr(serving, "tool_call_parser", None)
-    tokenizer = serving.tokenizer_manager.tokenizer
-    if not parser or tokenizer is None:
-        return []
-    from sglang.srt.function_call.function_call_parser import FunctionCallParser
-
-    detector = FunctionCallParser(tools, parser).detector
-    text = (getattr(detector, "bot_token", "") or "").strip()
-    return tokenizer.encode(text, add_special_tokens=False) if text else []
+    return {"tool_parser": parser} if parser else {}

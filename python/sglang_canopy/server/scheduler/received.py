@@ -16,7 +16,7 @@ from sglang_canopy.config.server_options import options_of
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import live_names
 from sglang_canopy.request.client_hints import rule_of
-from sglang_canopy.wire.stamp import ADDED, MARKER_KEY, STAMP_KEY, client_fields, make_stamp
+from sglang_canopy.wire.stamp import ADDED, STAMP_KEY, client_fields, make_stamp
 
 logger = logging.getLogger(__name__)
 
@@ -66,8 +66,7 @@ def _stamped(custom: Any, server_args: Any) -> dict[str, Any]:
     Invalid fields are left out: the request has already been accepted, so it cannot be refused.
     """
     given = {key: _restore_integer(value) for key, value in custom.items()} if custom else {}
-    for own in (STAMP_KEY, MARKER_KEY):
-        given.pop(own, None)
+    given.pop(STAMP_KEY, None)
     try:
         fields = client_fields(given)
     except CanopyError as error:

@@ -210,7 +210,7 @@ SEAMS = (
         "around",
         early_checks.response_begins,
         ("self", "request", "raw_request"),
-        "refuse wrong fields on `/v1/responses`; find the opening marker of its tool calls",
+        "refuse wrong fields on `/v1/responses`; find the parser of its tool calls",
     ),
     *(
         Seam(

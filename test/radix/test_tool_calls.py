@@ -1,0 +1,107 @@
+"""An answer that calls a tool is recognised in the format of each of SGLang's tool parsers."""
+
+from types import SimpleNamespace
+
+import pytest
+from sglang.srt.function_call.function_call_parser import FunctionCallParser
+from sglang.srt.parser.beam import BEAM_RESPONSE_TEMPLATE
+
+from sglang_canopy.server.http.entry import tool_parser
+from sglang_canopy.wire.stamp import FORCED_CALL
+from support.live_tree import LiveTree, fake_req
+
+HERMES = '<tool_call>\n{"name": "run", "arguments": {}}\n</tool_call>'
+CODER = "<tool_call>\n<function=run>\n</function>\n</tool_call>"
+GLM = "<tool_call>run\n<arg_key>a</arg_key>\n</tool_call>"
+DEEPSEEK = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>run\n```json\n{}\n```"
+DSML = '<｜DSML｜invoke name="run"></｜DSML｜invoke>'
+BEAM = ' to=run<|channel|>analysis <|constrain|>xml<|message|><rfl:parameter name="a">\nb\n</rfl:parameter><|call|>'
+CALLS = {
+    **dict.fromkeys(("qwen", "qwen25", "hermes", "trinity", "mimo"), HERMES),
+    **dict.fromkeys(("qwen3_coder", "step3p5", "nanbeige"), CODER),
+    **dict.fromkeys(("glm", "glm45", "glm47", "ling3", "spark25", "poolside_v1"), GLM),
+    **dict.fromkeys(("deepseekv3", "deepseekv31"), DEEPSEEK),
+    **dict.fromkeys(("deepseekv32", "deepseekv4"), DSML),
+    **dict.fromkeys(("beam", "response_template"), BEAM),
+    "apertus2509": '<|tools_prefix|>[{"run": {}}]<|tools_suffix|>',
+    "cohere_command4": '<|START_ACTION|>[{"tool_name": "run", "parameters": {}}]<|END_ACTION|>',
+    "deepseekv41": '<｜DSML｜ invoke name="run"></｜DSML｜ invoke>',
+    "dots": '<dots_function_call>{"name": "run", "arguments": {}}</dots_function_call>',
+    "gemma4": "<|tool_call>call:run{}<tool_call|>",
+    "gigachat3": 'function call<|role_sep|>\n{"name": "run", "arguments": {}}',
+    "gigachat35": "<｜GCML｜tool_calls></｜GCML｜tool_calls>",
+    "gpt-oss": "<|start|>assistant<|channel|>commentary to=functions.run<|message|>{}<|call|>",
+    "hunyuan": "<tool_calls><tool_call>run</tool_call></tool_calls>",
+    "inkling": '<|message_model|>run<|content_invoke_tool_json|>{"name": "run", "args": {}}',
+    "interns1": '<|action_start|> <|plugin|>\n{"name": "run", "parameters": {}}<|action_end|>',
+    "iquest_q1": "<iquest_tool_call>run</iquest_tool_call>",
+    "k2_horizon": "<ifm|tool_call>run",
+    "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.run:0",
+    "kimi_k3": "<|open|>tools<|sep|>run",
+    "lfm2": "<|tool_call_start|>[run()]<|tool_call_end|>",
+    "llama3": '{"name": "run", "parameters": {}}',
+    "minicpm5": '<function name="run"></function>',
+    "minimax-m2": '<minimax:tool_call><invoke name="run"></invoke></minimax:tool_call>',
+    "minimax-m3": ']<]minimax[>[<tool_call>]<]minimax[>[<invoke name="run">',
+    "mistral": "[TOOL_CALLS]run[ARGS]{}",
+    "muse": '<atem:function_calls>\n<atem:invoke name="run"></atem:invoke>\n</atem:function_calls>',
+    "pythonic": '[run(a="b")]',
+    "step3": "<｜tool_calls_begin｜>run",
+}
+
+
+class Tokenizer:
+    """A token is a code point."""
+
+    response_template = BEAM_RESPONSE_TEMPLATE
+
+    def decode(self, tokens: list[int]) -> str:
+        return "".join(map(chr, tokens))
+
+
+def stop(answer: str, parser: str | None, **more: object) -> str | None:
+    """The stop reason of an answer to a request with this stamp."""
+    tree = LiveTree(1024, "wa")
+    stamp = {"time": 1.0} | ({} if parser is None else {"tool_parser": parser})
+    given = {"tokenizer": Tokenizer(), **more}
+    req = fake_req(list(range(100)), list(map(ord, answer)), stamp, **given)
+    request = tree.core.requests.of(req)
+    tree.core.requests.ended(req)
+    return request.stop
+
+
+@pytest.mark.parametrize("parser", FunctionCallParser.ToolCallParserEnum)
+def test_a_call_in_any_parsers_format_is_one_and_text_is_not(parser: str) -> None:
+    assert stop(CALLS[parser], parser) == "tool"
+    assert stop("The file has 12 lines.", parser) == "end"
+
+
+def test_an_answer_is_none_without_tools_a_tokenizer_or_a_parser_of_this_model() -> None:
+    assert stop(HERMES, None) == "end"
+    assert stop(HERMES, "hermes", tokenizer=None) == "end"
+    assert stop(HERMES, "none of SGLang's".replace(" ", "-").replace("'", "")) == "end"
+    cut = type("FINISH_LENGTH", (), {})()
+    assert stop(HERMES, "hermes", finished_reason=cut) == "length"
+
+
+def test_a_forced_call_is_one_in_any_format() -> None:
+    assert stop('[{"name": "run", "parameters": {}}]', FORCED_CALL, tokenizer=None) == "tool"
+
+
+@pytest.mark.parametrize(
+    ("parser", "tools", "choice", "sent"),
+    [
+        ("hermes", [{}], "auto", {"tool_parser": "hermes"}),
+        ("hermes", [{}], None, {"tool_parser": "hermes"}),
+        ("hermes", [], "auto", {}),
+        ("hermes", [{}], "none", {}),
+        (None, [{}], "auto", {}),
+        (None, [{}], "required", {"tool_parser": FORCED_CALL}),
+        (None, [{}], {"type": "function", "name": "run"}, {"tool_parser": FORCED_CALL}),
+    ],
+)
+def test_the_http_process_sends_the_parser_if_a_request_may_call_tools(
+    parser: str | None, tools: list[object], choice: object, sent: dict[str, str]
+) -> None:
+    request = SimpleNamespace(tools=tools, tool_choice=choice)
+    assert tool_parser(SimpleNamespace(tool_call_parser=parser), request) == sent
