@@ -56,16 +56,20 @@ class Client:
         self.end(found)
 
 
-def thrashing(stop: str = "tool", **settings: object) -> tuple[SessionGate, list[Client]]:
+def thrashing(
+    stop: str = "tool", pause: float = 1.0, category: str = "default", **settings: object
+) -> tuple[SessionGate, list[Client]]:
     """A gate of 100 tokens whose clients thrash."""
     gate = SessionGate(GateSettings(**{"few": 2.0, **settings}), CAPACITY)  # type: ignore[arg-type]
-    return gate, thrash(gate, stop)
+    return gate, thrash(gate, stop, pause, category)
 
 
-def thrash(gate: SessionGate, stop: str = "tool") -> list[Client]:
-    """Three sessions of 40 tokens in 100 with short think times; one finds half of its tokens."""
-    clients = [Client(gate, name, stop=stop) for name in "abc"]
-    for time in (0.0, 1.0):
+def thrash(
+    gate: SessionGate, stop: str = "tool", pause: float = 1.0, category: str = "default"
+) -> list[Client]:
+    """Three sessions of 40 tokens in 100 that return after ``pause``; one finds half of its tokens."""
+    clients = [Client(gate, name, stop=stop, category=category) for name in "abc"]
+    for time in (0.0, pause):
         for client in clients:
             client.send(time)
         for client in reversed(clients) if time else clients:
@@ -98,10 +102,43 @@ def test_thrashing_agents_are_held_and_the_youngest_is_paused() -> None:
 
 
 def test_equal_losses_of_chats_hold_no_session_back() -> None:
-    gate, clients = thrashing(stop="end")
+    gate, clients = thrashing(stop="end", pause=30.0)
     for time, client in enumerate(clients * 5):
-        client.turn(10.0 + time, found=0.0)
+        client.turn(60.0 + 10.0 * time, found=0.0)
     assert gate.stats()["times_armed"] == 0
+
+
+@pytest.mark.parametrize(
+    ("pause", "category"), [(1.0, "chat"), (15.0, "generate"), (100.0, "chat-tools-after-tool")]
+)
+def test_agents_need_neither_a_parser_nor_labels(pause: float, category: str) -> None:
+    gate, (_, _, young) = thrashing(stop="end", pause=pause, category=category)
+    assert gate.stats()["armed"]
+    young.send(pause + 10.0)
+    assert young.held
+
+
+def test_a_paused_sessions_return_is_no_loss() -> None:
+    """Its pause made room once; else each pause is a loss, and the gate never helps."""
+    gate, (old, _, young) = thrashing()
+    gate.hint_over(None, old.name)
+    gate.advance(10.0)
+    lost = gate.arming.thrash.lost
+    young.turn(11.0, found=0.0)
+    assert gate.arming.thrash.lost == lost
+
+
+def test_a_return_is_learnt_when_it_arrives() -> None:
+    """In a full queue most returns have yet to be answered."""
+    gate = SessionGate(GateSettings(), 100 * CAPACITY)
+    clients = [Client(gate, str(number)) for number in range(100)]
+    for client in clients:
+        client.turn(0.0)
+    for client in clients:
+        client.send(5.0)
+    assert gate.model.samples == 100
+    gate.model.fit(5.0)
+    assert sum(sum(category.waiting) for category in gate.model.categories) == 0
 
 
 def test_chats_pass_while_agents_are_held_back() -> None:
@@ -114,19 +151,20 @@ def test_chats_pass_while_agents_are_held_back() -> None:
 
 
 def test_a_tenants_answers_classify_its_new_sessions() -> None:
-    agents, gate = Agents(), SessionGate(GateSettings(), CAPACITY)
+    agents, gate = Agents(20.0), SessionGate(GateSettings(), CAPACITY)
     category = gate.model.categories.root
     for number in range(8):
         for stop, tenant in (("end", "people"), ("tool", "robots")):
             session = Session(number, tenant, None, 0.0, category)
             agents.answered(session, Request(0.0, stop=stop, tenant=tenant))
+            agents.silent(session, 30.0)
     for tenant, expected in (("people", False), ("robots", True)):
         new = Session(99, tenant, None, 0.0, category)
         assert agents.is_one(new, Request(0.0, tenant=tenant)) is expected
 
 
 def test_category_records_are_bounded() -> None:
-    agents, gate = Agents(), SessionGate(GateSettings(), CAPACITY)
+    agents, gate = Agents(20.0), SessionGate(GateSettings(), CAPACITY)
     for number in range(3000):
         session = Session(number, f"t{number}", None, 0.0, gate.model.categories.root)
         agents.answered(session, Request(0.0, stop="tool", tenant=f"t{number}"))

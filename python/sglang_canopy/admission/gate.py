@@ -51,7 +51,7 @@ class SessionGate:
         self.places = Places(settings, capacity_tokens, self.model)
         self.footprints = self.places.footprints
         self.arming = Arming(capacity_tokens, settings.horizon_s, settings.always, settings.few)
-        self.agents = Agents()
+        self.agents = Agents(settings.swift_s)
         self.line = Line()
         self.parties = Parties()
         self.places.party_changed = self.line.set_active
@@ -108,7 +108,9 @@ class SessionGate:
             tenant = request.tenant
             session = Session(self._numbers, tenant, request.conversation, self.now, first)
             session.party = self.parties.of(tenant, request.source == GATEWAY, self.now)
+        self.agents.returned(session, request, self.now)
         session.left, session.unlearnt = self._left(session, request), True
+        self.model.asked(request)  # while many wait, most returns have yet to be answered
         self._add(ticket, session, request)
         if session.active:
             self.places.active.move_to_end(session.number)
@@ -220,10 +222,8 @@ class SessionGate:
 
     def _left(self, session: Session, request: Request) -> int:
         """Return the tokens that the session's last turn cached for ``request``."""
-        if session.number in self.places.paused:
-            return min(session.tokens, request.prompt_tokens) if self.arming.armed else 0
-        if not (session.active and session.calls_tools):
-            return 0
+        if not (session.active and session.is_agent):
+            return 0  # a paused session made room once
         self.footprints.update(session, self.now)
         if not session.charge:
             return 0
@@ -287,6 +287,8 @@ class SessionGate:
 
     def _forget(self, session: Session) -> None:
         """Drop ``session``."""
+        if not session.under_way:
+            self.agents.silent(session, self.now)
         self.index.hide(session)
         self.line.discard(session)
         self.places.leave(session, self.now)
@@ -304,6 +306,9 @@ class SessionGate:
     def _refresh(self) -> None:
         """Update all charges, and drop sessions unlikely to return."""
         self._refreshed = self.now
+        for session in (*self.places.active.values(), *self.places.paused.values()):
+            if not session.under_way:
+                self.agents.silent(session, self.now)
         for session in self.places.refresh(self.now):
             self._forget(session)
             self.counts.forgotten += 1

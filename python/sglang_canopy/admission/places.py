@@ -95,7 +95,7 @@ class Places:
         def greedy(party: Hashable) -> bool:
             return self.of_party[party] > 1 and charged.get(party, 0.0) > share
 
-        thinking = (s for s in wanted if not s.under_way and s.charge and s.calls_tools)
+        thinking = (s for s in wanted if not s.under_way and s.charge and s.is_agent)
         return max(thinking, key=lambda s: (greedy(s.party), s.number), default=None)
 
     def refresh(self, now: float) -> Iterator[Session]:

@@ -14,11 +14,12 @@ class Session:
         "active",
         "answered",
         "blocks",
-        "calls_tools",
         "category",
         "charge",
         "ends",
+        "evidence",
         "growth",
+        "is_agent",
         "left",
         "number",
         "over",
@@ -28,6 +29,7 @@ class Session:
         "tenant",
         "tickets",
         "tokens",
+        "unjudged",
         "unlearnt",
         "waits_since",
         "who",
@@ -74,8 +76,12 @@ class Session:
         """The part of ``charge`` for future tokens."""
         self.working = 0.0
         """``charge`` while it has a request, otherwise 0."""
-        self.calls_tools = False
-        """Whether its last answer ended in a tool call."""
+        self.is_agent = False
+        """Whether it is, or likely is, an agent's (``agents.py``)."""
+        self.evidence = 0
+        """Its latest answers that were an agent's, less those that were not; 0: none is judged."""
+        self.unjudged: tuple[Hashable, ...] = ()
+        """Keys of its last answer in the shares of agents, while it is not judged."""
         self.ends: tuple[int, ...] = ()
         """Hashes of the last blocks of its prompt and answer."""
         self.left = 0

@@ -16,10 +16,9 @@ def calls_tool(req: Any, parser: str | None) -> bool:
     if parser is None or parser == FORCED_CALL:
         return parser is not None
     tokenizer = getattr(req, "tokenizer", None)
-    detector = None if tokenizer is None else _detector(parser, tokenizer)
-    return detector is not None and bool(
-        detector.has_tool_call(tokenizer.decode(list(req.output_ids)))
-    )
+    if tokenizer is None or (detector := _detector(parser, tokenizer)) is None:
+        return False
+    return bool(detector.has_tool_call(tokenizer.decode(list(req.output_ids))))
 
 
 @functools.lru_cache(maxsize=4)

@@ -170,12 +170,18 @@ class ReuseModel:
         if tip is not None and now > tip.born:
             tip.born = now
 
-    def answered(self, request: Request, now: float) -> str:
-        """Learn from a whole request answered at ``now``. Return its label."""
-        path = request.path
-        request.path = path[: -(-request.prompt_tokens // request.block_tokens)]
+    def asked(self, request: Request) -> None:
+        """Learn the return that an arriving request is. Its own sample begins with ``answered``."""
         self.arrive(request)
-        request.path = path
+        tip = self.shadow.pending(request)
+        if tip is not None:
+            tip.void = True
+
+    def answered(self, request: Request, now: float) -> str:
+        """Learn the answer, at ``now``, to a request that was ``asked``. Return its label."""
+        tip = self.shadow.pending(request)
+        if tip is not None:
+            tip.void = False
         label = self.finish(request)
         self.gap_begins(request, now)
         return label

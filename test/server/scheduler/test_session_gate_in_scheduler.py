@@ -114,11 +114,11 @@ def test_samples_of_an_admitted_request_are_not_held() -> None:
     scheduler.add(Req("turn 1", "mine", 60, 0.0))
     scheduler.step()
     scheduler.end("turn 1")
+    learnt = gate.model.samples
     scheduler.add(warm_up := Req("warm-up", "mine", 70, 1.0))
     warm_up.canopy.samples = 4
     scheduler.add(Req("other", "other", 60, 1.5))
     assert scheduler.step() == ["warm-up"]
-    learnt = gate.model.samples
     scheduler.end("warm-up")
     for number in range(4):
         one = Req(f"sample {number}", "mine", 70, 1.0)
