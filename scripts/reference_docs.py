@@ -26,9 +26,8 @@ from pathlib import Path
 from typing import Any
 
 import house
-from canopy_chunks.plugin import entry as chunk_plugin
+from canopy_chunks import ATTRIBUTE
 from canopy_chunks.plugin import hooks as documents
-from canopy_chunks.plugin import refusals as chunk_refusals
 from canopy_chunks.plugin import series as chunk_series
 from canopy_chunks.server import options as chunk_options
 from canopy_chunks.text import fields as chunk_fields
@@ -36,11 +35,10 @@ from canopy_lab.cli import main as cli
 from canopy_lab.live.replay import server_plugin
 from canopy_lab.sim import hindsight
 from sglang_canopy import declared
-from sglang_canopy.config import refusals
+from sglang_canopy.config import setups
 from sglang_canopy.config.plan_file import ServerPlan
 from sglang_canopy.config.tiers import DiskOptions, TreeSettings
 from sglang_canopy.config.whatif import MeterOptions
-from sglang_canopy.doctor import setups
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy import registry
 from sglang_canopy.request import identity
@@ -237,58 +235,31 @@ def canopy_flags(hidden: bool) -> str:
     return entries(rows if hidden else [short, *rows])
 
 
-FEATURES = {
-    "policies": "policies",
-    "chunks": "documents",
-    "gate": "session gate",
-    "queue": "queue order",
-    "disk": "disk",
-}
-"""Fields of a refusal -> what is refused."""
-
-
-MODELS = {
-    "is_hybrid_swa": "a model with sliding windows",
-    "is_hybrid_ssm": "a model with Mamba or linear-attention state",
-}
-"""Meaning of fields that are not options."""
+FEATURES = {"gate": "session gate", "queue": "queue order"}
 
 
 def refused() -> str:
-    """Return the refusals at the start, for policies and for features that need a policy."""
-    names: dict[tuple[str, str], list[str]] = {}
-    for one in (*refusals.REFUSALS, *chunk_refusals.REFUSALS):
-        whys = {feature: getattr(one, field, None) for field, feature in FEATURES.items()}
-        name = one.option and (MODELS.get(one.option) or f"`--{one.option.replace('_', '-')}`")
-        reasons: list[str] = []
-        for why in filter(None, whys.values()):
-            named = re.match(
-                r"(--[\w-]+(?: (?:N|full|decode|with prefill full))?):? (.*)", why.format("N")
-            )
-            if named:
-                name = f"`{named[1]}`"
-            reasons.append(named[2] if named else why.format("N"))
-        way_out = "" if one.instead in ("", refusals.DROP) else f" ({one.instead})"
-        refusing = [feature for feature, why in whys.items() if why]
-        why = "; ".join(dict.fromkeys(reasons)) + way_out
-        names.setdefault((", ".join(refusing), why), []).append(name or f"`{one.variable}`")
-    rows = [[", ".join(of), *refused_and_why] for refused_and_why, of in names.items()]
-    return table(["option, model or variable", "refused by", "why"], rows)
+    """Return the refusals at the start, by set-up."""
+    rows = []
+    for setup in setups.SETUPS:
+        whys = {feature: why for feature in setups.FLAGS if (why := setup.reason(feature))}
+        if whys:
+            way_out = "" if setup.instead in ("", setups.DROP) else f" ({setup.instead})"
+            reasons = "; ".join(dict.fromkeys(why.format("N") for why in whys.values()))
+            refusing = ", ".join(FEATURES.get(feature, feature) for feature in whys)
+            rows.append([setup.name, refusing, reasons + way_out])
+    return table(["set-up", "refused by", "why"], rows)
 
 
 def setups_table() -> str:
-    """Return the level of testing of each set-up with each feature. Refused set-ups are in the table
-    of refusals."""
+    """Return the level of testing of each set-up with each part; rows without a tested part have one."""
     rows: dict[tuple[str, ...], list[str]] = {}
-    for one in setups.SETUPS:
-        cells = [one.cell(part) for part in setups.parts()]
-        if any(cell.state in (setups.SERVED, setups.CACHE) for cell in cells) or all(
-            cell.state != setups.REFUSED for cell in cells
-        ):
-            states = tuple(cell.state.split()[0] for cell in cells)
-            rows.setdefault(states, []).append(one.name)
-    names = [[", ".join(of), *states] for states, of in rows.items()]
-    return table(["set-up", *setups.parts()], names)
+    for setup in setups.SETUPS:
+        levels = tuple(setup.level(part) for part in setups.PARTS)
+        if {*levels} != {setups.REFUSED, setups.UNTESTED} and {*levels} != {setups.REFUSED}:
+            rows.setdefault(levels, []).append(setup.name)
+    names = [[", ".join(of), *levels] for levels, of in rows.items()]
+    return table(["set-up", *setups.PARTS], names)
 
 
 def commands() -> str:
@@ -391,7 +362,7 @@ def routes() -> str:
     stand_in = types.ModuleType("sglang.srt.entrypoints.http_server")
     stand_in.app = app  # type: ignore[attr-defined]
     server_args = types.SimpleNamespace(admin_api_key=None, tp_size=1)
-    setattr(server_args, chunk_plugin.ATTRIBUTE, chunk_options.Options())
+    setattr(server_args, ATTRIBUTE, chunk_options.Options())
     sys.modules[stand_in.__name__] = stand_in
     with tempfile.TemporaryDirectory() as folder:
         tempfile.tempdir = folder

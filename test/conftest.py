@@ -25,7 +25,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 # Files of over twenty seconds; at the end of a run one of them would delay a single worker.
 FIRST = {"test_ranks", "test_leaving_in_scheduler", "test_queue_in_scheduler"}
-FIRST |= {"test_public_lines", "test_plan_command", "test_real_traces"}
+FIRST |= {"test_plan_command", "test_real_traces"}
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -19,3 +19,6 @@ SPLIT_SELECTORS = ("question",)
 
 TENANT_SHARE = 0.1
 """Share of each bound (registered tokens and documents, pinned bytes) that one tenant may use."""
+
+ATTRIBUTE = "_canopy_chunks"
+"""Attribute of ``ServerArgs`` with the options (``None``: documents are not reused)."""

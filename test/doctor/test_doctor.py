@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from canopy_lab.cli import main as cli
 from sglang_canopy import SGLANG_VERSION
-from sglang_canopy.config.refusals import POLICIES, REFUSALS, all_unsupported, unsupported
+from sglang_canopy.config.refusals import all_unsupported, unsupported
+from sglang_canopy.config.setups import POLICIES, SETUPS
 from sglang_canopy.doctor import machine
-from sglang_canopy.doctor.command_line import HIDDEN, masked
+from sglang_canopy.doctor.command_line import HIDDEN, arguments_of, masked
 from sglang_canopy.doctor.examine import Report
 from sglang_canopy.doctor.finding import FAULT, NOTE, REFUSED, UNTESTED, Finding
-from sglang_canopy.doctor.launch import launch_of
 from sglang_canopy.errors import CanopyError
 from support.doctored import reports_on
 
@@ -101,7 +101,7 @@ def test_flags_are_shortened_as_sglang_allows(reports) -> None:
 
 def test_without_a_device_flag_cuda_is_assumed(reports) -> None:
     assert reports["no device"]["code"] == 0
-    assert of_kind(reports["no device"], UNTESTED) == ["CUDA: device; no GPU has run it"]
+    assert of_kind(reports["no device"], UNTESTED) == ["CUDA: device"]
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_the_environment_is_in_every_report(reports) -> None:
 
 
 def test_every_refusal_that_applies_is_listed_and_the_first_is_the_servers() -> None:
-    every = [one for one in REFUSALS if one.policies and one.option and one.refused(True)]
+    every = [one for one in SETUPS if one.policies and one.option and one.applies(True)]
     given = SimpleNamespace(**{one.option: True for one in every})
     found = list(all_unsupported(POLICIES, given, environment={}))
     assert len(found) == len(every)
@@ -166,7 +166,12 @@ def test_every_refusal_that_applies_is_listed_and_the_first_is_the_servers() -> 
     ],
 )
 def test_a_launch_command_may_be_pasted_as_it_is(words) -> None:
-    assert launch_of(words).arguments == ["--model-path", "M", "--x"]
+    assert arguments_of(words) == ["--model-path", "M", "--x"]
+
+
+def test_a_command_of_something_else_is_refused() -> None:
+    with pytest.raises(CanopyError, match="sglang serve MODEL"):
+        arguments_of(["docker", "run", "image"])
 
 
 @given(st.text(min_size=4, alphabet="QXZ987"), st.booleans())
@@ -266,44 +271,3 @@ def test_the_doctors_own_help_is_its_own(capsys) -> None:
         cli.main(["doctor", "--help"])
     assert stop.value.code == 0
     assert "sglang serve" in capsys.readouterr().out
-
-
-_DEPLOYMENT = """
-kind: Deployment
-metadata: {name: %s}
-spec: {template: {spec: {containers: [{name: sglang, command: [sglang, serve, m, --tp, "%d"]}]}}}
-"""
-
-
-def test_of_two_deployments_with_one_container_name_none_is_chosen_silently(tmp_path):
-    file = tmp_path / "both.yaml"
-    file.write_text(_DEPLOYMENT % ("prefill", 8) + "---" + _DEPLOYMENT % ("decode", 1))
-    with pytest.raises(CanopyError, match=r"starts 2 servers.*#prefill/sglang.*#decode/sglang"):
-        launch_of([str(file)])
-    with pytest.raises(CanopyError, match="starts 2 servers"):
-        launch_of([f"{file}#sglang"])
-    assert launch_of([f"{file}#prefill/sglang"]).arguments[-1] == "8"
-
-
-@pytest.mark.parametrize(
-    "text", ["a: 2024-13-45", "a: " + "1" * 5000, "a: &a [*a]", "a: " + "[" * 3000 + "]" * 3000]
-)
-def test_a_strange_yaml_file_is_refused_with_its_name(tmp_path, text):
-    file = tmp_path / "strange.yaml"
-    file.write_text(text)
-    with pytest.raises(CanopyError, match=r"strange\.yaml"):
-        launch_of([str(file)])
-
-
-@pytest.mark.parametrize(
-    "script",
-    [
-        "sglang serve m --tp 2; echo done",
-        "cd /x;sglang serve m --tp 2&&echo done",
-        "sglang serve m 2>&1 --tp 2|tee log",
-        "exec sglang serve m --tp 2 &",
-    ],
-)
-def test_an_operator_of_the_shell_is_no_part_of_a_value(script) -> None:
-    launch = launch_of(["bash", "-c", script])
-    assert launch.arguments == ["--model-path", "m", "--tp", "2"]

@@ -22,14 +22,9 @@ print("ANSWER" + json.dumps(found))
 """
 
 
-def in_a_process(program: str, given: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """Return the answer that ``program`` prints behind ``LABEL``."""
-    done = forked.run([sys.executable, "-c", program, json.dumps(given)], timeout=400)
+def reports_on(words: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """Return the doctor's report on each command line, with its exit status and error output."""
+    done = forked.run([sys.executable, "-c", _DOCTOR, json.dumps(words)], timeout=400)
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, Any] = json.loads(done.stdout.rpartition(LABEL)[2])
     return found
-
-
-def reports_on(words: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """Return the doctor's report on each command line, with its exit status and error output."""
-    return in_a_process(_DOCTOR, words)

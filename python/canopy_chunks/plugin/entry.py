@@ -5,13 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from canopy_chunks.plugin.refusals import ATTRIBUTE, CHUNKS, FLAG, OFF, is_requested
+from canopy_chunks import ATTRIBUTE
 from sglang_canopy.config.refusals import unsupported
+from sglang_canopy.config.setups import DOCUMENTS, FLAGS
 from sglang_canopy.declared import declare
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.server.start.addon import Addon
 from sglang_canopy.server.start.seam import Seam
 from sglang_canopy.server.start.self_check import stop
+
+FLAG = FLAGS[DOCUMENTS]
+OFF = "off"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +34,7 @@ class DocumentFlags:
 def keep_options(server_args: Any, args: Any) -> bool:
     """Check the flag's keys and store them with the arguments. Returns whether reuse is on."""
     setattr(server_args, ATTRIBUTE, None)
-    if not is_requested(args):
+    if getattr(args, "canopy_chunks", None) in (None, OFF):
         return False
     from canopy_chunks.server import options
 
@@ -38,7 +42,7 @@ def keep_options(server_args: Any, args: Any) -> bool:
         given = options.PARSE(args.canopy_chunks)
         if given.reuse == OFF:
             return False
-        if refusal := unsupported(CHUNKS, server_args):
+        if refusal := unsupported(DOCUMENTS, server_args):
             raise CanopyError(refusal)
         options.check_server(server_args, given)
     except CanopyError as error:

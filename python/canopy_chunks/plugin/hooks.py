@@ -9,9 +9,9 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from canopy_chunks import ATTRIBUTE
 from canopy_chunks.plugin import series
 from canopy_chunks.plugin import usage as usage_of
-from canopy_chunks.plugin.refusals import ATTRIBUTE
 from sglang_canopy.config import server_options
 from sglang_canopy.request import sent
 from sglang_canopy.request.prompt import BODY_CHECKS

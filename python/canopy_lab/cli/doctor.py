@@ -12,8 +12,7 @@ from sglang_canopy.declared import declare
 class Options:
     json: bool = declare(False, "--json", "the report as JSON, for scripts")
     server: tuple[str, ...] = declare(
-        (), "SERVER", "the server's command line (sglang serve ..., docker run ...), or a YAML FILE[#CONTAINER] of "
-        "Kubernetes or Compose", repeated=True,
+        (), "SERVER", "the server's command line (sglang serve MODEL ...)", repeated=True,
         shown_default="none, only the machine",
     )  # fmt: skip
 

@@ -13,7 +13,8 @@ from sglang_canopy.config.auto_part import Part
 from sglang_canopy.config.plan_arguments import typed, value
 from sglang_canopy.config.queue import BOUNDED_SHORTEST
 from sglang_canopy.config.queue import FLAG as QUEUE_FLAG
-from sglang_canopy.config.refusals import QUEUE, applying
+from sglang_canopy.config.refusals import applying
+from sglang_canopy.config.setups import QUEUE
 from sglang_canopy.config.whatif import FLAG as METER_FLAG
 from sglang_canopy.policy.registry import AUTO
 

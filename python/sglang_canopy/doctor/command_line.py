@@ -14,12 +14,12 @@ from typing import Any
 
 from sglang_canopy import SGLANG_VERSION
 from sglang_canopy.admission.settings import OFF, GateSettings
-from sglang_canopy.config import refusals
+from sglang_canopy.config import setups
 from sglang_canopy.config.auto_part import Part
+from sglang_canopy.config.refusals import all_unsupported
 from sglang_canopy.declared import keyed
 from sglang_canopy.doctor.finding import AUTO as AUTO_PART
 from sglang_canopy.doctor.finding import REFUSED, TESTED, UNTESTED, Finding
-from sglang_canopy.doctor.setups import tested, untested
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import AUTO, live_names
 
@@ -31,11 +31,6 @@ _SECRET_KEY = re.compile(
     r"((?:^|,)[\w-]*(?:key|secret|password|credential|quota|salt)[\w-]*=).*", re.I
 )
 """Keys of ``KEY=VALUE,...`` after which the rest is hidden."""
-_FLAG_OF = {
-    refusals.POLICIES: "--radix-eviction",
-    refusals.GATE: "--canopy-session-gate",
-    refusals.DISK: "--hicache-storage-backend canopy",
-}
 
 
 def _is_secret(flag: str) -> bool:
@@ -73,6 +68,24 @@ def _hide(value: Any) -> Any:
     if isinstance(value, dict):
         return {k: HIDDEN if _SECRET.search(k) else _hide(v) for k, v in value.items()}
     return [_hide(each) for each in value] if isinstance(value, list) else value
+
+
+def arguments_of(words: Sequence[str]) -> list[str]:
+    """Return the arguments of the server that ``words`` start; a leading model gets ``--model-path``.
+
+    Raises ``CanopyError`` for a command that starts something else.
+    """
+    launchers = (["sglang", "serve"], ["-m", "sglang.launch_server"])
+    ends = [at + 2 for at in range(len(words)) if list(words[at : at + 2]) in launchers]
+    arguments = list(words[ends[0] :] if ends else words)
+    if arguments and not arguments[0].startswith("-"):
+        if not ends and arguments[1:] and not arguments[1].startswith("-"):
+            raise CanopyError(
+                f"{arguments[0]!r} does not start an SGLang server; put 'canopy doctor' before the "
+                "server's own command: sglang serve MODEL ..."
+            )
+        arguments.insert(0, "--model-path")
+    return arguments
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
@@ -121,12 +134,12 @@ def _unknown(words: Sequence[str], known: Sequence[str]) -> str:
 
 
 def requested_features(given: argparse.Namespace) -> list[str]:
-    """Return the features of ``refusals`` that a command line enables."""
+    """Return the features of ``setups.FLAGS`` that a command line enables."""
     requested = {
-        refusals.POLICIES: given.radix_eviction_policy in (AUTO, *live_names()),
-        refusals.GATE: _gated(getattr(given, "canopy_session_gate", None)),
-        refusals.DISK: getattr(given, "hicache_storage_backend", None) == "canopy",
-        **{name: added.is_requested(given) for name, added in refusals.ADDITIONS.items()},
+        setups.POLICIES: given.radix_eviction_policy in (AUTO, *live_names()),
+        setups.GATE: _gated(getattr(given, "canopy_session_gate", None)),
+        setups.DISK: getattr(given, "hicache_storage_backend", None) == "canopy",
+        setups.DOCUMENTS: getattr(given, "canopy_chunks", None) not in (None, "off"),
     }
     return [feature for feature, wanted in requested.items() if wanted]
 
@@ -140,12 +153,11 @@ def _gated(typed: str | None) -> bool:
 
 def refused(given: argparse.Namespace) -> list[Finding]:
     """Return all refusals that apply, not only the first."""
-    found = []
-    for feature in requested_features(given):
-        flag = _FLAG_OF.get(feature) or refusals.ADDITIONS[feature].flag
-        for why in refusals.all_unsupported(feature, given):
-            found.append(Finding(REFUSED, f"{flag}: {why}"))
-    return found
+    return [
+        Finding(REFUSED, f"{setups.FLAGS[feature]}: {why}")
+        for feature in requested_features(given)
+        for why in all_unsupported(feature, given)
+    ]
 
 
 def start(words: Sequence[str]) -> Any:
@@ -170,15 +182,15 @@ def start(words: Sequence[str]) -> Any:
 
 
 def parts_of(given: argparse.Namespace) -> tuple[str, ...]:
-    """Return the ``setups.parts()`` that a command line uses."""
+    """Return the ``setups.PARTS`` that a command line uses."""
     requested = requested_features(given)
-    ours = refusals.POLICIES in requested
+    ours = setups.POLICIES in requested
     host = bool(getattr(given, "enable_hierarchical_cache", False))
     used = {
         "device": ours,
         "host": ours and host,
         "disk": host and getattr(given, "hicache_storage_backend", None) == "canopy",
-        **{name: name in requested for name in refusals.ADDITIONS},
+        "documents": setups.DOCUMENTS in requested,
     }
     return tuple(part for part in used if used[part])
 
@@ -193,24 +205,32 @@ def auto_findings(parts: Sequence[Part]) -> list[Finding]:
 
 def tried(given: argparse.Namespace) -> list[Finding]:
     """Return the set-ups that are tested, by the level of the tests and by part."""
-    levels: dict[str, list[str]] = {}
-    for setup, cells in tested(given, parts_of(given)):
-        for state, parts in cells.items():
-            levels.setdefault(state, []).append(f"{setup.name} ({', '.join(parts)})")
-    return [
-        Finding(TESTED, f"{level.split()[0]}: {', '.join(names)}")
-        for level, names in levels.items()
+    rows = [
+        (level, f"{setup.name} ({', '.join(parts)})")
+        for setup, levels in _levels(given)
+        for level, parts in levels.items()
+        if level in (setups.SERVED, setups.CACHE)
     ]
+    names = {level: [name for one, name in rows if one == level] for level, _ in rows}
+    return [Finding(TESTED, f"{level}: {', '.join(some)}") for level, some in names.items()]
 
 
 def untried(given: argparse.Namespace) -> list[Finding]:
     """Return the parts and set-ups that are neither refused nor tested."""
     return [
-        Finding(
-            UNTESTED, f"{setup.name}: {', '.join(parts)}{_NO_GPU if setup.value == 'cuda' else ''}"
-        )
-        for setup, parts in untested(given, parts_of(given))
+        Finding(UNTESTED, f"{setup.name}: {', '.join(levels[setups.UNTESTED])}")
+        for setup, levels in _levels(given)
+        if setups.UNTESTED in levels
     ]
 
 
-_NO_GPU = "; no GPU has run it"
+def _levels(given: argparse.Namespace) -> list[tuple[setups.Setup, dict[str, list[str]]]]:
+    """Return the rows of ``setups`` that a command line selects, and its parts by level."""
+    found = []
+    for setup in setups.SETUPS:
+        if setup.option and setup.applies(getattr(given, setup.option, None)):
+            levels: dict[str, list[str]] = {}
+            for part in parts_of(given):
+                levels.setdefault(setup.level(part), []).append(part)
+            found.append((setup, levels))
+    return found

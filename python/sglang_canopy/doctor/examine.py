@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import os
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,6 @@ from sglang_canopy.config.auto_part import Part
 from sglang_canopy.config.server_options import options_of
 from sglang_canopy.doctor import command_line, machine
 from sglang_canopy.doctor.finding import NOTE, STOPS, Finding
-from sglang_canopy.doctor.launch import Launch, launch_of
 from sglang_canopy.errors import CanopyError
 
 
@@ -64,25 +61,7 @@ def examine(words: Sequence[str]) -> Report:
 
     Raises ``CanopyError`` for a command line without a server or that SGLang's parser rejects.
     """
-    launch = launch_of(words) if words else Launch([])
-    with _variables(launch.environment):
-        return _examine(launch)
-
-
-@contextlib.contextmanager
-def _variables(given: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables for the duration of an examination."""
-    before = dict(os.environ)
-    os.environ.update(given)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
-
-
-def _examine(launch: Launch) -> Report:
-    arguments = launch.arguments
+    arguments = command_line.arguments_of(words)
     report = Report(shlex.join(command_line.masked(arguments)), machine.facts())
     report.findings += machine.packages()
     report.findings += machine.tools()
@@ -102,7 +81,7 @@ def _examine(launch: Launch) -> Report:
     given.enable_lora = given.enable_lora or bool(given.lora_paths)  # as SGLang's resolution does
     given.device = given.device or "cuda"  # the device of this machine may differ from the server's
     report.findings += [*refused, *command_line.tried(given), *command_line.untried(given)]
-    report.findings += [*_places(given, launch), *_slow(given)]
+    report.findings += [*_places(given), *_slow(given)]
     return report
 
 
@@ -126,16 +105,8 @@ def _says(one: Finding, other: Finding) -> bool:
     return one.text.partition(": ")[2] in other.text
 
 
-def _places(given: argparse.Namespace, launch: Launch) -> list[Finding]:
+def _places(given: argparse.Namespace) -> list[Finding]:
     """Check the port, memory and folders that this server would use on this machine."""
-    if launch.elsewhere:
-        return [
-            Finding(
-                NOTE,
-                f"the server starts through {launch.elsewhere}: its port, memory and folders are "
-                "not checked, and the facts above are those of this machine",
-            )
-        ]
     found = machine.port(given.host, given.port)
     if given.enable_hierarchical_cache and given.device != "cpu":  # Canopy needs less on a CPU
         found += machine.host_memory(given.hicache_size * given.tp_size * machine.GB)

@@ -13,7 +13,6 @@ from support import forked
 
 PACKAGE = Path(sglang_canopy.__file__).parent
 DOOR = ["canopy_chunks", "canopy_chunks.plugin", "canopy_chunks.plugin.entry"]
-DOOR += ["canopy_chunks.plugin.refusals"]
 START = """
 import json, os, sys
 from sglang.srt.plugins import load_plugins

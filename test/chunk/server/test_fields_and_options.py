@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from canopy_chunks.plugin import entry as plugin
-from canopy_chunks.plugin.refusals import CHUNKS
 from canopy_chunks.server import options
 from canopy_chunks.text import fields
 from sglang_canopy.config.refusals import unsupported
+from sglang_canopy.config.setups import DOCUMENTS
 from sglang_canopy.errors import CanopyError
 
 
@@ -128,7 +128,7 @@ def test_the_guides_flags_are_accepted() -> None:
 
 def test_unsupported_servers_are_named() -> None:
     good = argparse.Namespace(tp_size=1, kv_cache_dtype="auto", disaggregation_mode="null")
-    assert unsupported(CHUNKS, good, environment={}) is None
+    assert unsupported(DOCUMENTS, good, environment={}) is None
     for name, value in (
         ("pp_size", 2),
         ("kv_cache_dtype", "fp8_e5m2"),
@@ -139,7 +139,7 @@ def test_unsupported_servers_are_named() -> None:
         ("cuda_graph_config", {"prefill": {"backend": "full"}}),
     ):
         bad = argparse.Namespace(**{**vars(good), name: value})
-        refusal = unsupported(CHUNKS, bad, environment={})
+        refusal = unsupported(DOCUMENTS, bad, environment={})
         assert refusal is not None, name
         assert "leave out --canopy-chunks" in refusal
 
@@ -158,6 +158,6 @@ def test_whole_graphs_of_prefill_are_refused_in_both_spellings_and_others_are_no
             {"cuda_graph_config": spelt},
             {"cuda_graph_backend_prefill": prefill, "cuda_graph_backend_decode": decode},
         ):
-            refusal = unsupported(CHUNKS, argparse.Namespace(**given), environment={})
+            refusal = unsupported(DOCUMENTS, argparse.Namespace(**given), environment={})
             assert (refusal is not None) == stops, given
             assert not stops or "--cuda-graph-backend-prefill breakable" in refusal

@@ -10,8 +10,9 @@ import pytest
 from sglang_canopy import declared
 from sglang_canopy.admission.gate import SessionGate
 from sglang_canopy.admission.settings import GateSettings
-from sglang_canopy.config.refusals import GATE, unsupported
+from sglang_canopy.config.refusals import unsupported
 from sglang_canopy.config.server_options import RequestOptions, ServerOptions
+from sglang_canopy.config.setups import GATE
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.records import Request
 from sglang_canopy.server.scheduler.session_gate import ServerGate, gate_of, take_time

@@ -10,14 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from sglang_canopy.config.refusals import (
-    GATE,
-    HTTP_APPS,
-    POLICIES,
-    QUEUE,
-    REFUSALS,
-    unsupported,
-)
+from sglang_canopy.config.refusals import unsupported
+from sglang_canopy.config.setups import FLAGS, GATE, HTTP_APPS, POLICIES, QUEUE, SETUPS
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.radix.live import live_cache
 from sglang_canopy.server.start import arguments, self_check
@@ -156,9 +150,10 @@ def test_every_option_that_is_looked_at_exists_in_the_pinned_sglang() -> None:
 
     known = {field.name for field in msgspec.structs.fields(ServerArgs)}
     known |= {field.name for field in dataclasses.fields(TreeCacheBuildContext)}
-    looked_at = {refusal.option for refusal in REFUSALS if refusal.option}
+    refusing = [setup for setup in SETUPS if any(map(setup.reason, FLAGS))]
+    looked_at = {setup.option for setup in refusing if setup.option}
     assert looked_at | {"hicache_storage_backend"} <= known
-    variables = {refusal.variable for refusal in REFUSALS if refusal.variable}
+    variables = {setup.variable for setup in SETUPS if setup.variable}
     assert "SGLANG_RUST_SERVER" in variables
     assert all(hasattr(envs, name) for name in variables)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from sglang_canopy.config.refusals import HTTP_APPS
+from sglang_canopy.config.setups import HTTP_APPS
 
 VARIABLE = "SGLANG_HTTP_SERVER_APP_PATH"
 SGLANGS, OURS = HTTP_APPS

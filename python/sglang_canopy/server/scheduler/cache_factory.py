@@ -20,8 +20,9 @@ from sglang.srt.runtime_context import get_parallel
 from sglang_canopy.admission.capacity import capacity_tokens
 from sglang_canopy.admission.gate import SessionGate
 from sglang_canopy.config import auto
-from sglang_canopy.config.refusals import DISK, POLICIES, QUEUE, unsupported
+from sglang_canopy.config.refusals import unsupported
 from sglang_canopy.config.server_options import options_of
+from sglang_canopy.config.setups import DISK, POLICIES, QUEUE
 from sglang_canopy.config.tiers import TierOptions
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.radix.cache import CanopyFullComponent, CanopyRadixCache

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from sglang_canopy.config.queue import BOUNDED_SHORTEST, FLAG, QueueFlags
-from sglang_canopy.config.refusals import QUEUE, unsupported
+from sglang_canopy.config.refusals import unsupported
+from sglang_canopy.config.setups import QUEUE
 from sglang_canopy.declared import from_args, option_of
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.server.scheduler import observer

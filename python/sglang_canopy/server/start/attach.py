@@ -7,8 +7,9 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from sglang_canopy.config.refusals import DISK, unsupported
+from sglang_canopy.config.refusals import unsupported
 from sglang_canopy.config.server_options import options_of
+from sglang_canopy.config.setups import DISK
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.registry import live_names
 from sglang_canopy.server.start.flags import extra_config

@@ -14,8 +14,9 @@ from typing import Any
 
 from sglang_canopy import declared
 from sglang_canopy.config.queue import QueueFlags
-from sglang_canopy.config.refusals import DISK, unsupported
+from sglang_canopy.config.refusals import unsupported
 from sglang_canopy.config.server_options import RequestOptions
+from sglang_canopy.config.setups import DISK
 from sglang_canopy.config.tiers import (
     OTHERS,
     PolicyChoice,
