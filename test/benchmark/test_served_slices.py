@@ -14,10 +14,7 @@ from hypothesis import strategies as st
 
 from canopy_lab.trace import TraceRequest
 from canopy_lab.trace.materialise import Planned
-from support.load_benchmarks import module
-
-slices = module("slices")
-paired = module("paired")
+from latency import paired, slices
 
 
 def part(stamps: list[float], prompts: list[int] | None = None) -> list[Planned]:
