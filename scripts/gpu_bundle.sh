@@ -3,7 +3,7 @@
 #   ./scripts/gpu_bundle.sh OUT_FOLDER [TOKENIZER_FOLDER]     then there: OUT_FOLDER/serve.sh
 # The machine has Python 3.12, torch 2.11 with CUDA, Triton 3.6 and transformers; the folder brings
 # the other wheels (SGLang's without what a text server does not load), this project, and stand-ins.
-# With the checkout, which travels too (11 MiB), it stays below 64 MiB. What to run: gpu_lease.sh.
+# With the checkout, which travels too (11 MiB), it stays below 64 MiB. What to run: gpu_lease.py.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 if [[ $# -lt 1 ]]; then echo "usage: $0 OUT_FOLDER [TOKENIZER_FOLDER]" >&2; exit 2; fi

@@ -1,9 +1,7 @@
 """The kernel that attends: the nearest measurement in length and share of rows."""
 
+import dataclasses
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -11,7 +9,6 @@ pytest.importorskip("torch")
 
 from canopy_kernel import ways
 
-ROOT = Path(__file__).resolve().parents[2]
 REPORT = {
     "device": "A chip",
     "attention": [
@@ -29,13 +26,9 @@ def measured(tmp_path):
     """The table as the lease writes it, read as a server does."""
     report, out = tmp_path / "attention.json", tmp_path / "ways.json"
     report.write_text(json.dumps({**REPORT, "attention": REPORT["attention"][:4]}))
-    done = subprocess.run(
-        [sys.executable, ROOT / "scripts/gpu_lease/ways.py", report, out],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.count("RESULT attention") == 3
+    found = ways.of_report(json.loads(report.read_text()))
+    assert len(found) == 3
+    out.write_text(json.dumps([dataclasses.asdict(one) for one in found]))
     return ways.table(out)
 
 

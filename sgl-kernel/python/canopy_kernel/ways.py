@@ -1,6 +1,6 @@
 """Choice of Triton alone, or a stock kernel with Triton spans, by measurements on the server's chip.
 
-``ways.json`` in this folder has the times; ``scripts/gpu_lease/ways.py`` writes it from a report of
+``ways.json`` in this folder has the times; ``of_report`` makes its rows from a report of
 ``benchmark/kernels/gpu_check.py``. Without the file, or for another chip, the server's backend decides.
 """
 

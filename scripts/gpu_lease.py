@@ -1,0 +1,465 @@
+"""Two commands for a machine with one GPU and no network, ten minutes each.
+
+    ./scripts/gpu_bundle.sh .lease/bundle      # before, with a network
+    python scripts/gpu_lease.py kernels        # the chip, kernels right and fast, their tests
+    python scripts/gpu_lease.py served         # an 8B Llama of random weights: documents exact and fast,
+                                               # and wa, auto and lru under the same requests
+
+Both run in the checkout with ``.lease`` in it; a summary and the logs come back in ``$OUT``. A part has
+its own limit and log, and a failed part costs only itself. ``LEASE_SKIP="right movers"`` leaves parts
+out. docs/research/kernels.md has what was measured so far.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tarfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+PORT = os.environ.get("PORT", "30000")
+TOKENS = range(100, 40000)
+"""Ids that prompts are drawn from: no special ones."""
+
+
+def result(name: str, **values: Any) -> None:
+    """Print a measurement in the line that the summary repeats."""
+    print(f"RESULT {name} {json.dumps(values)}", flush=True)
+
+
+# ---- parts and servers ----
+
+
+@dataclass(slots=True)
+class Lease:
+    """One command: its time, its folders and its server."""
+
+    call: str
+    work: Path = Path(os.environ.get("WORK", "/tmp/lease"))
+    out: Path = Path(os.environ.get("OUT", "/tmp/lease_out"))
+    bundle: Path = Path(os.environ.get("BUNDLE", ROOT / ".lease" / "bundle"))
+    site: Path = Path(os.environ.get("SITE", "/tmp/site"))
+    seconds: float = float(os.environ.get("LEASE_SECONDS", "565"))
+    skip: Sequence[str] = tuple(os.environ.get("LEASE_SKIP", "").split())
+    began: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        for folder in (self.work / "logs", self.work / "results", self.out):
+            folder.mkdir(parents=True, exist_ok=True)
+
+    def say(self, text: str) -> None:
+        line = f"[{time.monotonic() - self.began:.0f} s] {text}"
+        print(line, flush=True)
+        with (self.out / f"summary-{self.call}.txt").open("a") as file:
+            file.write(line + "\n")
+
+    def left_s(self) -> float:
+        return self.began + self.seconds - time.monotonic() - 8
+
+    def part(self, name: str, limit_s: float, *words: object, **variables: str) -> bool:
+        """Run a command within its limit. Returns whether it succeeded."""
+        limit = min(limit_s, self.left_s())
+        if name in self.skip or limit < 3:
+            self.say(f"{name}: {'left out' if name in self.skip else 'NOT RUN, no time is left'}")
+            return False
+        log, before = self.work / "logs" / f"{name}.log", time.monotonic()
+        with log.open("w") as file:
+            try:
+                code: int | str = subprocess.run(
+                    [str(word) for word in words],
+                    cwd=ROOT,
+                    env={**os.environ, **variables},
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                    timeout=limit,
+                    check=False,
+                ).returncode
+            except subprocess.TimeoutExpired:
+                code = "its time"
+        self.say(f"{name}: {code or 'ok'} after {time.monotonic() - before:.0f} s")
+        lines = log.read_text(errors="replace").splitlines()
+        shown = [line for line in lines if line.startswith("RESULT ")] + (
+            lines[-12:] if code else []
+        )
+        for line in shown:
+            self.say(f"    {line}")
+        with tarfile.open(self.out / f"logs-{self.call}.tgz", "w:gz") as archive:
+            for folder in ("logs", "results"):
+                archive.add(self.work / folder, folder)
+        return not code
+
+    @contextlib.contextmanager
+    def server(self, name: str, limit_s: float, *flags: object, **variables: str) -> Iterator[bool]:
+        """Start the bundle's server; yield whether it answers. It is stopped afterwards."""
+        words = ["bash", self.bundle / "serve.sh", "--port", PORT, "--host", "127.0.0.1", *flags]
+        ends = time.monotonic() + min(limit_s, self.left_s() - 30)
+        with (self.work / "logs" / f"{name}.server.log").open("w") as log:
+            process = subprocess.Popen(
+                [str(word) for word in words],
+                env={**os.environ, **variables, "SITE": str(self.site)},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            try:
+                while process.poll() is None and time.monotonic() < ends and not _answers():
+                    time.sleep(2)
+                answers = process.poll() is None and _answers()
+                self.say(f"server {name} {'answers' if answers else 'did NOT start'}")
+                yield answers
+            finally:
+                for how in (signal.SIGTERM, signal.SIGKILL):
+                    with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                        os.killpg(process.pid, how)
+                        process.wait(6)
+
+
+def _answers() -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{PORT}/health", timeout=2) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+def kernels(lease: Lease) -> None:
+    """The chip, every kernel right and fast, and the kernels' tests."""
+    path = os.pathsep.join([str(ROOT / "python"), str(ROOT / "sgl-kernel" / "python")])
+    mine = {"PYTHONPATH": path, "TRITON_INTERPRET": "0"}
+    check = (sys.executable, "benchmark/kernels/gpu_check.py", "--quick", "--only")
+    results = lease.work / "results"
+    lease.part("facts", 60, sys.executable, __file__, "facts", **mine)
+    install = ("-m", "pip", "install", "-q", "--no-index", "--no-deps", "--upgrade", "--target")
+    wheels = sorted(lease.bundle.glob("wheels/*.whl"))
+    if lease.part("install", 90, sys.executable, *install, lease.site, *wheels):
+        (lease.site / ".installed").touch()
+    for name, limit_s, *sections in (
+        ("right", 110, "correctness"),
+        ("attention", 80, "attention"),
+        ("movers", 50, "movers", "index"),
+    ):
+        lease.part(name, limit_s, *check, *sections, "--json", results / f"{name}.json", **mine)
+    beside = {
+        "PYTHONPATH": os.pathsep.join([path, str(lease.site), str(lease.bundle / "stand_in")]),
+        "SGLANG_IS_FLASHINFER_AVAILABLE": "false",
+    }
+    pytest = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider")
+    lease.part("waits", 60, *pytest, "test/chunk/server/test_no_host_waits.py", **beside)
+    lease.part("tests", 90, *pytest, "test/kernels/test_kernels_match_references.py", **beside)
+
+
+def served(lease: Lease) -> None:
+    """An 8B of random weights: documents, then policies with equal pools and requests."""
+    model = lease.work / "model_8b"
+    path = str(ROOT / "sgl-kernel" / "python")
+    lease.part("model", 90, sys.executable, __file__, "model", model, lease.bundle / "model", PYTHONPATH=path)  # fmt: skip
+    base = ("--model-path", model, "--load-format", "auto", "--mem-fraction-static", "0.75")
+    base += ("--cuda-graph-max-bs-decode", "16", "--page-size", "64")
+    documents = ("--chunked-prefill-size", "16384", "--context-length", "32768", "--canopy-chunks", "on,memory_mb=8192")  # fmt: skip
+    graphs = ("--cuda-graph-backend-prefill", "breakable", "--cuda-graph-bs-prefill", "512", "1024", "2048")  # fmt: skip
+    with lease.server("documents", 240, *base, *documents, *graphs, GRAPHS="full") as answers:
+        if answers:
+            lease.part("documents_exact", 80, sys.executable, __file__, "exact", "3000")
+            lease.part("documents_speed", 130, sys.executable, __file__, "speed", "15000")
+    for arm in ("wa", "lru", "auto"):
+        pool = ("--max-total-tokens", "60000")
+        with lease.server(arm, 70, *base, *pool, EVICTION=arm, GRAPHS="full") as answers:
+            if answers:
+                lease.part(f"same_{arm}", 50, sys.executable, __file__, "same")
+                lease.part(f"churn_{arm}", 50, sys.executable, __file__, "churn", "300")
+
+
+# ---- the chip and the model ----
+
+
+def facts() -> None:
+    """Limits of the chip: copies, products, pinned memory over the bus, one eager operation."""
+    import torch
+    import triton
+
+    def seconds(work: Any, repeats: int = 5) -> float:
+        work()
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for _ in range(repeats):
+            work()
+        torch.cuda.synchronize()
+        return (time.perf_counter() - begin) / repeats
+
+    x = torch.randn(1 << 29, device="cuda").bfloat16()
+    y = torch.empty_like(x)
+    a = torch.randn(8192, 8192, device="cuda").bfloat16()
+    host = torch.empty(1 << 28, dtype=torch.uint8, pin_memory=True)
+    there = torch.empty_like(host, device="cuda")
+    small = torch.zeros(8, device="cuda")
+    result(
+        "facts",
+        device=torch.cuda.get_device_properties(0).name,
+        torch=torch.__version__,
+        triton=triton.__version__,
+        nvcc=shutil.which("nvcc"),
+        copy_gb_s=round(2 * x.nbytes / seconds(lambda: y.copy_(x)) / 1e9),
+        product_tflop_s=round(2 * 8192**3 / seconds(lambda: a @ a) / 1e12),
+        pinned_gb_s=round(host.nbytes / seconds(lambda: there.copy_(host)) / 1e9, 1),
+        operation_us=round(seconds(lambda: small.add_(1), 2000) * 1e6, 2),
+    )
+
+
+SPREAD, EMBEDDED = 1.6, 20.0
+"""Gain of a product and of the embeddings. A layer's output must not vanish beside these; with SGLang's
+dummy weights of a thousandth every answer is alike."""
+
+
+def write_model(out: Path, bundled: Path, device: str = "cuda") -> int:
+    """Write a random Llama with the configuration and tokenizer of ``bundled``. Returns the bytes."""
+    import torch
+    from safetensors.torch import save_file
+
+    config = json.loads((bundled / "config.json").read_text())
+    hidden, inner, vocab = (config[n] for n in ("hidden_size", "intermediate_size", "vocab_size"))
+    queries, keys = (config[f"num_{n}_heads"] * config["head_dim"] for n in ("attention", "key_value"))  # fmt: skip
+    products = {
+        "self_attn.q_proj": (queries, hidden),
+        "self_attn.k_proj": (keys, hidden),
+        "self_attn.v_proj": (keys, hidden),
+        "self_attn.o_proj": (hidden, queries),
+        "mlp.gate_proj": (inner, hidden),
+        "mlp.up_proj": (inner, hidden),
+        "mlp.down_proj": (hidden, inner),
+        "input_layernorm": (hidden,),
+        "post_attention_layernorm": (hidden,),
+    }
+    outer = {"model.embed_tokens": (vocab, hidden), "lm_head": (vocab, hidden), "model.norm": (hidden,)}  # fmt: skip
+    layers = range(config["num_hidden_layers"])
+    files = [outer, *({f"model.layers.{i}.{n}": size for n, size in products.items()} for i in layers)]  # fmt: skip
+    make = torch.Generator(device).manual_seed(0)
+    out.mkdir(parents=True, exist_ok=True)
+    placed, total = {}, 0
+    for at, sizes in enumerate(files):
+        weights = {}
+        for name, size in sizes.items():
+            x = torch.ones(size)
+            if len(size) > 1:
+                gain = SPREAD * size[1] ** -0.5 * (EMBEDDED if "embed" in name else 1.0)
+                x = torch.randn(*size, device=device, generator=make) * gain
+            weights[f"{name}.weight"] = x.bfloat16().cpu()
+        save_file(weights, out / f"model-{at:05d}.safetensors", metadata={"format": "pt"})
+        placed |= dict.fromkeys(weights, f"model-{at:05d}.safetensors")
+        total += sum(x.nbytes for x in weights.values())
+    index = {"metadata": {"total_size": total}, "weight_map": placed}
+    (out / "model.safetensors.index.json").write_text(json.dumps(index))
+    for file in (bundled / "config.json", *bundled.glob("tokenizer*.json")):
+        shutil.copy(file, out)
+    return total
+
+
+# ---- requests ----
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer. cached: prompt tokens in the exact cache; top: log-probabilities of the first token."""
+
+    seconds: float
+    ids: list[int]
+    cached: int
+    documents: dict[str, Any]
+    top: dict[int, float]
+
+
+def draw(source: random.Random, count: int) -> list[int]:
+    return source.choices(TOKENS, k=count)
+
+
+def post(path: str, body: dict[str, Any]) -> bytes:
+    head = {"Content-Type": "application/json"}
+    url = f"http://127.0.0.1:{PORT}{path}"
+    request = urllib.request.Request(url, json.dumps(body).encode(), head)
+    with urllib.request.urlopen(request, timeout=120) as answer:
+        return bytes(answer.read())
+
+
+def generate(ids: Sequence[int], count: int, fields: Any = None, top: int = 0) -> Answer:
+    """Return ``count`` greedy tokens after ``ids``; ``fields``: ``custom_params``."""
+    sampling = {"temperature": 0, "max_new_tokens": count, "ignore_eos": True}
+    sampling |= {"custom_params": fields} if fields else {}
+    body: dict[str, Any] = {"input_ids": list(ids), "sampling_params": sampling}
+    if top:
+        body |= {"return_logprob": True, "top_logprobs_num": top, "logprob_start_len": -1}
+    begin = time.perf_counter()
+    answer = json.loads(post("/generate", body))
+    seconds = time.perf_counter() - begin
+    about = answer["meta_info"]
+    report = about.get("canopy_chunks") or {}
+    return Answer(
+        seconds,
+        answer["output_ids"],
+        about.get("cached_tokens", 0),
+        report[0] if isinstance(report, list) else report,
+        {t: value for value, t, *_ in about["output_top_logprobs"][0]} if top else {},
+    )
+
+
+def flush() -> None:
+    """Empty the prefix cache once no request runs. Raises ``OSError`` after ten seconds."""
+    for left in reversed(range(20)):
+        try:
+            post("/flush_cache", {})
+            return
+        except urllib.error.URLError:
+            if not left:
+                raise
+            time.sleep(0.5)
+
+
+DOCUMENT, SYSTEM, QUESTION = 500, 40, 40
+"""Tokens of a document, of the system text and of a question."""
+OFF = {"canopy_chunks": "off"}
+
+
+@dataclass(slots=True)
+class Library:
+    """A system text and documents of ``tokens`` and more."""
+
+    tokens: int
+    source: random.Random = field(default_factory=lambda: random.Random(7))
+    system: list[int] = field(init=False)
+    documents: list[list[int]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.documents = [draw(self.source, DOCUMENT) for _ in range(self.tokens // DOCUMENT + 2)]
+        self.system = draw(self.source, SYSTEM)
+
+    def prompt(self, which: Sequence[int]) -> tuple[list[int], dict[str, Any]]:
+        """Return a prompt of these documents and a new question, and the field with their positions."""
+        ids, bounds = list(self.system), []
+        for i in which:
+            bounds += [len(ids), len(ids) + len(self.documents[i])]
+            ids += self.documents[i]
+        return ids + draw(self.source, QUESTION), {"canopy_chunks": bounds}
+
+    def some(self, count: int) -> tuple[list[int], dict[str, Any]]:
+        return self.prompt(self.source.sample(range(len(self.documents)), count))
+
+    def learn(self) -> None:
+        """Encode every document, and compile what the first requests compile."""
+        every = range(len(self.documents))
+        for first in every[::4]:
+            ids, fields = self.prompt(every[first : first + 4])
+            generate(ids, 1, fields)
+        time.sleep(20)  # documents are encoded while the server has nothing else to do
+        ids, fields = self.some(3)
+        generate(ids, 1, fields)
+        generate(ids, 4, OFF)
+
+
+def exact(tokens: int, repeats: int = 10) -> None:
+    """Compare answers at ratio 1 with plain ones. The ruler: plain answers over a cached prefix."""
+    docs = Library(tokens)
+    docs.learn()
+    off, ruler, equal = [], [], 0
+    for _ in range(repeats):
+        ids, fields = docs.some(3)
+        flush()
+        fused = generate(ids, 8, {**fields, "canopy_recompute_ratio": 1.0}, top=20)
+        flush()
+        plain, cached = generate(ids, 8, OFF, top=20), generate(ids, 8, OFF, top=20)
+        equal += fused.ids == plain.ids
+        for found, other in ((off, fused), (ruler, cached)):
+            both = other.top.keys() & plain.top.keys()
+            found.append(max((abs(other.top[t] - plain.top[t]) for t in both), default=9e9))
+    result("exact", equal=equal, of=repeats, difference=max(off), ruler=max(ruler))
+
+
+def speed(tokens: int, repeats: int = 6) -> None:
+    """Time fused prefill beside SGLang's own, each with an empty prefix cache, without the first pair."""
+    docs = Library(tokens)
+    docs.learn()
+    for count in (4, 8, 16, 30):
+        plain, fused = [], []
+        for _ in range(repeats):
+            ids, fields = docs.some(count)
+            for found, about in ((plain, OFF), (fused, fields)):
+                flush()
+                found.append(generate(ids, 1, about))
+        ms = [1000 * statistics.median(a.seconds for a in way[1:]) for way in (plain, fused)]
+        report = {name: fused[-1].documents.get(name) for name in ("plan_ms", "computed", "reused", "why")}  # fmt: skip
+        result("speed", tokens=len(ids), plain_ms=ms[0], fused_ms=ms[1], times=ms[0] / ms[1], **report)  # fmt: skip
+
+
+def same() -> None:
+    """The same prompts cold, hot, side by side and after an eviction: equal answers, and hits."""
+    source = random.Random(7)
+    heads = [draw(source, 900) for _ in range(4)]
+    sent = [head + draw(source, 60 + 13 * i) for i in range(6) for head in heads]
+    others = [draw(source, 2500) for _ in range(60)]  # more than the pool holds
+    flush()
+    cold, hot = [generate(p, 24) for p in sent], [generate(p, 24) for p in sent]
+    with ThreadPoolExecutor(12) as pool:
+        crowd = list(pool.map(lambda p: generate(p, 24), sent))
+        list(pool.map(lambda ids: generate(ids, 2), others))
+    ways = {"hot": hot, "crowd": crowd, "evicted": [generate(p, 24) for p in sent]}
+    for name, answers in ways.items():
+        equal = sum(a.ids == b.ids for a, b in zip(cold, answers))
+        first = sum(a.ids[0] == b.ids[0] for a, b in zip(cold, answers))
+        result(name, of=len(sent), all=equal, first=first, cached=sum(a.cached for a in answers))
+
+
+def zipf_prompts(count: int) -> list[list[int]]:
+    """Return prompts over 60 prefixes of 1,200 tokens that follow Zipf's law."""
+    source = random.Random(7)
+    prefixes = [draw(source, 1200) for _ in range(60)]
+    chosen = source.choices(prefixes, [(i + 1) ** -0.9 for i in range(60)], k=count)
+    return [prefix + draw(source, source.choice((100, 400, 900))) for prefix in chosen]
+
+
+def churn(count: int) -> None:
+    """Send sixteen requests at once to a pool that is too small for their prefixes."""
+    sent = zipf_prompts(count)
+    flush()
+    begin = time.perf_counter()
+    with ThreadPoolExecutor(16) as pool:
+        answers = list(pool.map(lambda ids: generate(ids, 8), sent))
+    seconds = time.perf_counter() - begin
+    waits = sorted(a.seconds for a in answers)
+    hits = sum(a.cached for a in answers) / sum(map(len, sent))
+    result("churn", seconds=seconds, mean_s=statistics.mean(waits), p95_s=waits[int(0.95 * count)], hits=hits)  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    what = {"exact": exact, "speed": speed, "churn": churn}
+    parser.add_argument("call", choices=("kernels", "served", "facts", "model", "same", *what))
+    parser.add_argument("words", nargs="*")
+    given = parser.parse_args()
+    if given.call in what:
+        what[given.call](int(given.words[0]))
+    elif given.call == "model":
+        out, bundled = map(Path, given.words)
+        result("model", gib=write_model(out, bundled) / 2**30)
+    elif given.call in ("facts", "same"):
+        {"facts": facts, "same": same}[given.call]()
+    else:
+        lease = Lease(given.call)
+        {"kernels": kernels, "served": served}[given.call](lease)
+        lease.say(f"{given.call} is over")
+
+
+if __name__ == "__main__":
+    main()
