@@ -25,7 +25,6 @@ POLICIES: dict[str, tuple[str, dict[str, Any]]] = {
     "sglang's tlru": ("sglang-tlru", {}),
     "threshold-lru": ("threshold-lru", {}),
     "etlru": ("etlru", {}),
-    "slru": ("slru", {}),
     "lfu": ("lfu", {}),
     "fifo": ("fifo", {}),
     "s3fifo": ("s3fifo", {}),

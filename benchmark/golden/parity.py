@@ -29,7 +29,6 @@ SERVED: dict[str, tuple[str, dict[str, Any]]] = {
 """Row -> a policy that servers have, and its options."""
 SIMULATED: dict[str, tuple[str, dict[str, Any]]] = {
     "sglang's tlru": ("sglang-tlru", {"threshold_tokens": 20, "next_prompt_tokens": 4}),
-    "slru": ("slru", {}),
     "lfu": ("lfu", {}),
     "fifo": ("fifo", {}),
     "s3fifo": ("s3fifo", {}),

@@ -29,8 +29,6 @@ def advice():
         method="4 bytes of UTF-8 count as a token", token_scale=1.1, distinct_blocks=len(blocks),
         log_blocks=4.0 * len(blocks),
     )  # fmt: skip
-    for number in range(960):
-        sample.arrivals.add(number / 4)
     profile = load_profile("llama-3.1-8b-h100")
     below = [Below("8 GB of host memory", 8.0)]
     return advise(sample, profile, capacity_tokens=20_000, below=below, jobs=1)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from canopy_lab.advise.sample import ArrivalTimes, Thinned, conversation_key, read_sample
+from canopy_lab.advise.sample import Thinned, conversation_key, read_sample
 from canopy_lab.sim.stack import lru_curve
 from sglang_canopy.errors import CanopyError
 from support.tiny_traces import ask
@@ -103,14 +103,3 @@ def test_a_log_without_requests_is_refused(tmp_path: Path):
         read_sample(path, "openai")
     with pytest.raises(CanopyError, match="blocks already"):
         read_sample(path, "mooncake", tokenizer="t")
-
-
-def test_arrivals_of_a_long_log_take_bounded_memory_and_keep_the_load() -> None:
-    times = ArrivalTimes(most=100)
-    times.start = 5.0
-    for at in range(1000):
-        times.add(5.0 + at)
-    found = times.seconds()
-    assert len(found) == 1000
-    assert max(abs(a - b) for a, b in zip(found, range(1000))) <= 16
-    assert len(times._times) <= 100

@@ -87,15 +87,15 @@ def test_options_reach_the_policy_and_tags_distinguish_two(trace):
     _, rows = simulate(
         trace,
         "--policy",
-        "slru,slru:once",
+        "s3fifo,s3fifo:once",
         "--capacity",
         "0.1",
         "--policy-config",
-        'slru:once={"protected_hits":1}',
+        's3fifo:once={"promote_uses":1}',
     )
-    assert [(r["policy"], r["policy_config"]["protected_hits"]) for r in rows] == [
-        ("slru", 2),
-        ("slru:once", 1),
+    assert [(r["policy"], r["policy_config"]["promote_uses"]) for r in rows] == [
+        ("s3fifo", 2),
+        ("s3fifo:once", 1),
     ]
 
 

@@ -31,6 +31,6 @@ def test_it_runs_and_compares_policies() -> None:
         name, values = line[:14].strip(), line[14:].replace("%", " ").split()
         if len(values) == 5 and name != "capacity":
             rows[name] = [float(value) for value in values]
-    assert list(rows) == ["lru", "slru", "wa", "wa, placebo"]
+    assert list(rows) == ["lru", "lfu", "wa", "wa, placebo"]
     assert all(row == sorted(row) for row in rows.values())  # more memory, no fewer hits
     assert sum(rows["wa"]) > sum(rows["lru"])

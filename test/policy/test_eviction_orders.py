@@ -32,10 +32,6 @@ def paths(text):
         ("lfu", {}, 2, "1 1 2 3 4", "2 3"),
         ("lfu", {}, 5, "12 13 14 5 5 6 7 8", "2 3 4"),
         # Used once before used twice; then by recency; 1 is demoted and stands behind 3; 1 again.
-        ("slru", ALL, 3, "1 1 2 3 4 5", "2 3"),
-        ("slru", ALL, 2, "1 2 2 1 3 3 4", "2 1"),
-        ("slru", HALF, 3, "3 1 1 2 2 4 5", "3 1"),
-        ("slru", HALF, 3, "3 1 1 2 2 1 4 5", "3 2"),
         # Frequency decides; each eviction lifts the clock, so 4 has 1's value but 1 is older.
         ("gdfs", LINEAR, 3, "1 1 2 3 4", "2"),
         ("gdfs", LINEAR, 2, "1 1 1 2 3 4 5 6 7", "2 3 1 4 5"),
@@ -92,8 +88,6 @@ def test_evicts_in_order(policy, options, capacity, served, evicted):
         ("s3fifo", {"small_share": -0.1}, "small_share"),
         ("sglang-tlru", {"next_prompt_tokens": -1}, "next_prompt_tokens' must be at least 0"),
         ("sglang-tlru", {"threshold_tokens": -1}, "threshold_tokens' must be at least 0, got -1"),
-        ("slru", {"protected_hits": 0}, "protected_hits"),
-        ("slru", {"protected_share": 1.5}, "protected_share"),
         ("threshold-lru", {"threshold_tokens": -1}, "threshold_tokens"),
         ("wa", {"categories": "tenth"}, "refined, type-turn"),
         ("wa", {"life": False}, "exponential"),

@@ -27,11 +27,9 @@ from canopy_lab.advise.bootstrap import bootstrap, clusters
 from canopy_lab.advise.costs import DISK_BYTES_PER_S, Cost, Coster
 from canopy_lab.advise.decide import Decision, Gain, decide
 from canopy_lab.advise.misses import why_missed
-from canopy_lab.advise.queue import Arrivals, every_arrival, log_arrivals, servers_for
 from canopy_lab.advise.sample import Sample
 from canopy_lab.sim.stack import LRUCurve, lru_curve
 from canopy_lab.sim.system.engine_profile import EngineProfile
-from canopy_lab.sim.system.workload import spread_stamps
 from sglang_canopy.errors import CanopyError
 
 LOST_POINTS = 5.0
@@ -63,7 +61,6 @@ def advise(
     capacity_tokens: float | None = None,
     capacity_from: str = "given",
     below: Sequence[Below] = (),
-    servers: int | None = None,
     jobs: int | None = None,
     seed: int = 1,
     resize: Callable[[int], object] = lambda n: None,
@@ -71,19 +68,16 @@ def advise(
 ) -> Advice:
     """Simulate and decide. ``resize`` receives the largest number of simulations.
 
-    ``servers`` share the log's requests; ``None``: the fewest that are at most ``BUSY`` under the
-    baseline. ``capacity_from``: source of ``capacity_tokens``. Without a capacity, the LRU curve
-    sets it (``LOST_POINTS``). Raises ``CanopyError`` for a capacity or servers that are not above 0.
+    ``capacity_from``: source of ``capacity_tokens``. Without a capacity, the LRU curve sets it
+    (``LOST_POINTS``). Raises ``CanopyError`` for a capacity that is not above 0.
     """
     if capacity_tokens is not None and not 0 < capacity_tokens < float("inf"):
         raise CanopyError(f"the capacity must be tokens above 0, got {capacity_tokens}")
-    if servers is not None and servers < 1:
-        raise CanopyError(f"--servers must be 1 or more, got {servers}")
     curve = lru_curve(sample.requests)
     if capacity_tokens is None:
         capacity_tokens, capacity_from = lossy_capacity(sample, curve), "curve"
     capacity = _Capacity(float(capacity_tokens), capacity_from)
-    return _Adviser(sample, profile, curve, capacity, tuple(below), servers, seed).run(
+    return _Adviser(sample, profile, curve, capacity, tuple(below), seed).run(
         jobs, resize, progress
     )
 
@@ -93,7 +87,7 @@ def advised_policy(
 ) -> tuple[Arm, Decision]:
     """Return only the recommendation of ``advise``. The arm ``lru`` means to keep SGLang's LRU."""
     capacity = _Capacity(float(capacity_tokens), "given")
-    adviser = _Adviser(sample, profile, lru_curve(sample.requests), capacity, (), None, 1)
+    adviser = _Adviser(sample, profile, lru_curve(sample.requests), capacity, (), 1)
     return adviser.policy(jobs)
 
 
@@ -134,18 +128,17 @@ class _Adviser:
         curve: LRUCurve,
         capacity: _Capacity,
         below: tuple[Below, ...],
-        servers: int | None,
         seed: int,
     ) -> None:
         self.sample, self.profile, self.curve = sample, profile, curve
         self.capacity, self.capacity_tokens = capacity, capacity.tokens
-        self.below, self.servers, self.seed = below, servers, seed
+        self.below, self.seed = below, seed
         self.tokens = np.array([r.input_tokens for r in sample.requests], np.int64)
         self.clusters, self.cluster_kind = clusters(sample)
         self.at = sample.blocks_of(self.capacity_tokens)
         # Node sizes are not scaled down with the cache, so evicting whole nodes would cost too much.
         self.base = SGLANG_LRU if sample.one_in == 1 else replace(SGLANG_LRU, whole_nodes=False)
-        self.coster = Coster(profile, self.tokens, sample.token_scale, _arrivals(sample))
+        self.coster = Coster(profile, self.tokens, sample.token_scale)
         self.results: dict[Run, Uncached] = {}
         self.gains: dict[Run, Gain] = {}
 
@@ -175,7 +168,6 @@ class _Adviser:
         self._simulate([run for run in more if run not in self.results], jobs, progress)
         computed = self.coster.prefill_s(self.results[self.base, self.at])
         busy = float(computed.mean()) * self._per_second()
-        self.coster.servers = servers_for(busy) if self.servers is None else self.servers
         base = self.coster.cost(self.results[self.base, self.at])
         about = self.sample.about()
         return Advice(
@@ -193,8 +185,6 @@ class _Adviser:
             others={arm.label: self._curve_of(arm, others) for arm in compared},
             tiers=tuple(self._tiers(advised, base)),
             prefill_busy=busy,
-            servers=self.coster.servers,
-            servers_given=self.servers is not None,
             clusters=int(self.clusters.max()) + 1,
             cluster_kind=self.cluster_kind,
             scaled_prompts=self.at * self.sample.block_tokens / max(float(self.tokens.mean()), 1.0),
@@ -345,11 +335,3 @@ def _kind(arm: Arm) -> str:
     if arm.placebo:
         return "placebo"
     return "hints" if arm.hints else "policy"
-
-
-def _arrivals(sample: Sample) -> Arrivals:
-    """Return the arrivals of the log, equal stamps spread."""
-    sample_s = np.array(spread_stamps([r.time_s for r in sample.requests]))
-    if sample.one_in == 1:
-        return every_arrival(sample_s)
-    return log_arrivals(sample_s, np.array(spread_stamps(sample.arrivals.seconds())))

@@ -72,9 +72,6 @@ class Advice:
     tiers: tuple[Tier, ...]
     prefill_busy: float
     """Share of one GPU's time that prefill takes under the baseline."""
-    servers: int
-    """Servers that share the queue of requests."""
-    servers_given: bool
     clusters: int
     cluster_kind: str
     scaled_prompts: float

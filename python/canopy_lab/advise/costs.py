@@ -1,7 +1,6 @@
-"""Value of hits under a profile: GPU-seconds of prefill, and TTFT.
+"""Value of hits under a profile: GPU-seconds of prefill, and TTFT of each request alone.
 
-TTFT is computed for each request alone, which is the minimum that hits save, and in a queue of all
-requests (``queue.py``).
+The latter is the minimum that hits save: ``canopy simulate system`` has the queue.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from canopy_lab.advise.arms import Uncached
-from canopy_lab.advise.queue import Arrivals, waits_s
 from canopy_lab.sim.system.engine_profile import EngineProfile
 
 DISK_BYTES_PER_S = 3e9
@@ -24,28 +22,16 @@ class Cost:
     gpu_s_per_request: float
     ttft_mean_s: float
     """TTFT without a queue."""
-    queued_mean_s: float
-    """TTFT including the wait for earlier prompts."""
-    queued_p95_s: float
 
 
 class Coster:
     """Computes the costs of arms on one sample.
 
     ``tokens``: prompt tokens of each request; each stands for ``scale`` tokens of the server.
-    ``arrivals``: times at which prompts arrive at ``servers`` servers.
     """
 
-    def __init__(
-        self,
-        profile: EngineProfile,
-        tokens: NDArray[np.int64],
-        scale: float,
-        arrivals: Arrivals,
-        servers: int = 1,
-    ) -> None:
+    def __init__(self, profile: EngineProfile, tokens: NDArray[np.int64], scale: float) -> None:
         self.profile, self.scale = profile, scale
-        self.arrivals, self.servers = arrivals, servers
         self._tokens = tokens * scale
         self._pairs = profile.pair_s()
 
@@ -65,15 +51,7 @@ class Coster:
         ttft = prefill + self.profile.arrival_s
         if transfer_s is not None:
             ttft = ttft + transfer_s
-        log = self.arrivals
-        waits = waits_s(log.times_s, prefill[log.of], self.servers, log.stands_for)
-        queued = (ttft[log.of] + waits)[log.measured]
-        return Cost(
-            gpu_s_per_request=float(prefill.mean()),
-            ttft_mean_s=float(ttft.mean()),
-            queued_mean_s=float(queued.mean()),
-            queued_p95_s=float(np.percentile(queued, 95)),
-        )
+        return Cost(gpu_s_per_request=float(prefill.mean()), ttft_mean_s=float(ttft.mean()))
 
     def transfer_s(self, tokens: Uncached, bytes_per_s: float) -> NDArray[np.float64]:
         """Return the seconds to load ``tokens`` of each request."""

@@ -55,7 +55,7 @@ def page(advice: Advice, name: str, plan: str, breaks: Sequence[str] = ()) -> st
             "figure": "policies" if advice.repeats else None,
             "table": HtmlTable(
                 words.HEAD, policies, text=(len(words.HEAD) - 1,), marked=marked,
-                notes=[words.about_uncertainty(advice), words.about_profile(advice), words.about_queue(advice)],
+                notes=[words.about_uncertainty(advice), words.about_profile(advice)],
             ),
         },
     ]  # fmt: skip

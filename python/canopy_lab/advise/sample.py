@@ -9,15 +9,12 @@ several sampled conversations share are in every sample, so they are not scaled.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from hashlib import blake2b
 from itertools import count
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from canopy_lab.advise.token_scale import TokenScale
 from canopy_lab.trace import lines
@@ -39,7 +36,6 @@ from sglang_canopy.errors import CanopyError
 MAX_REQUESTS = 20_000
 MAX_ACCESSES = 2_000_000
 """Maximum block accesses of a sample. Beyond it, blocks are merged, then conversations dropped."""
-MAX_ARRIVALS = 1_000_000
 COARSEST_SHARE = 1 / 32
 """Longest merged block as a share of the mean prompt. It bounds the partial block at a prompt's end."""
 COARSEST_TOKENS = (64, 1024)
@@ -47,27 +43,6 @@ COARSEST_TOKENS = (64, 1024)
 _FULL = 1 << 32
 
 Progress = Callable[[int], object]
-
-
-class ArrivalTimes:
-    """Times of a log's requests. Beyond ``most``, one in 2, 4, 8... is stored."""
-
-    def __init__(self, most: int = MAX_ARRIVALS) -> None:
-        self.most, self.start, self._one_in, self._count = most, 0.0, 1, 0
-        self._times = array("d")
-
-    def add(self, time_s: float) -> None:
-        if self._count % self._one_in == 0:
-            self._times.append(time_s)
-            if len(self._times) > self.most:
-                del self._times[1::2]
-                self._one_in *= 2
-        self._count += 1
-
-    def seconds(self) -> list[float]:
-        """Return the times of all requests, ascending, in seconds since the sample's first request."""
-        times = np.sort(np.frombuffer(self._times)) - self.start
-        return np.repeat(times, self._one_in)[: self._count].tolist()
 
 
 @dataclass(slots=True)
@@ -95,13 +70,12 @@ class Sample:
     """Estimate for the log, in the sample's blocks."""
     conversations: int = 0
     """Conversations in the log, estimated if it is sampled."""
-    arrivals: ArrivalTimes = field(default_factory=ArrivalTimes)
     understood: Understood = field(default_factory=Understood)
     """Counts of the reader: lines read, ignored and changed."""
 
     def about(self) -> dict[str, Any]:
-        """Return all fields except the arrivals; the requests as their number."""
-        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "arrivals"}
+        """Return all fields; the requests as their number."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
         return values | {
             "requests": len(self.requests),
             "understood": self.understood.as_dict(),
@@ -270,7 +244,6 @@ def _from_blocks(
         first = row.time_s if first is None else first
         made.requests_in_log += 1
         made.tokens_in_log += row.input_tokens
-        made.arrivals.add(row.time_s)
         made.span_s = max(made.span_s, row.time_s - first)
         progress(1)
         yield row
@@ -294,7 +267,6 @@ def _from_text(
             made.requests_in_log += 1
             tolerance.understood.requests += 1
             first, last = min(first, prompt.time_s), max(last, prompt.time_s)
-            made.arrivals.add(prompt.time_s)
             progress(1)
             is_named = prompt.conversation is not None
             if is_named and not kept.selects(_key(str(prompt.conversation).split("/", 1)[0])):
@@ -317,7 +289,6 @@ def _finish(made: Sample, kept: Thinned) -> None:
     if not rows:
         raise CanopyError("no conversation of the log was kept; raise --sample-requests")
     start = rows[0].time_s
-    made.arrivals.start = start
     one: dict[int, int] = {}
     for at, r in enumerate(rows):
         # Intern the ids: most repeat, and equal ints would be separate objects.

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from canopy_lab.advise.advice import LOST_POINTS
 from canopy_lab.advise.answers import Advice, Row, Tier
 from canopy_lab.advise.decide import Gain
-from canopy_lab.advise.queue import BUSY
 from canopy_lab.report.table import bytes_text, short_number, text_table
 
 KINDS = {
@@ -19,8 +18,8 @@ KINDS = {
 }
 FEW_PROMPTS = 50
 """Mean prompts in the simulated cache below which its hit ratio is inaccurate."""
-HEAD = ("policy", "tokens hit", "gain, points", "95 % interval", "prefill s", "TTFT alone", "queued", "queued, P95", "GPU h saved/day", "")  # fmt: skip
-TIER_HEAD = ("memory", "holds", "LRU hits", "queued TTFT", "advised hits", "queued TTFT", "GPU h saved/day")  # fmt: skip
+HEAD = ("policy", "tokens hit", "gain, points", "95 % interval", "prefill s", "TTFT alone", "GPU h saved/day", "")  # fmt: skip
+TIER_HEAD = ("memory", "holds", "LRU hits", "TTFT alone", "advised hits", "TTFT alone", "GPU h saved/day")  # fmt: skip
 
 
 def percent(share: float) -> str:
@@ -51,8 +50,6 @@ def policy_cells(row: Row) -> list[str]:
         "" if base else _interval(g),
         "" if base else f"{100 * row.prefill_change:+.1f} %",
         seconds(row.cost.ttft_mean_s),
-        seconds(row.cost.queued_mean_s),
-        seconds(row.cost.queued_p95_s),
         "" if base else _gpu_hours_a_day(row.gpu_s_saved_per_hour),
         KINDS[row.kind],
     ]
@@ -64,9 +61,9 @@ def tier_cells(tier: Tier) -> list[str]:
         tier.label,
         f"{short_number(tier.tokens)} tokens",
         percent(tier.lru.hit_ratio),
-        seconds(tier.lru_cost.queued_mean_s),
+        seconds(tier.lru_cost.ttft_mean_s),
         percent(tier.advised.hit_ratio),
-        seconds(tier.advised_cost.queued_mean_s),
+        seconds(tier.advised_cost.ttft_mean_s),
         _gpu_hours_a_day(tier.gpu_s_saved_per_hour),
     ]
 
@@ -184,7 +181,7 @@ def about_profile(advice: Advice) -> str:
     """Return the definitions of TTFT and GPU-seconds."""
     return (
         f"Times are those of {advice.profile} ({advice.profile_source}). TTFT alone is the mean of each "
-        "request by itself, the least that hits save. Prefill s is the change of the prefill seconds of all "
+        "request by itself, the least that hits save (canopy simulate system has the queue). Prefill s is the change of the prefill seconds of all "
         f"requests, GPU h saved/day what that is in a day at this log's rate. Prefill under LRU {_busy(advice.prefill_busy)}."
     )
 
@@ -194,20 +191,6 @@ def _busy(share: float) -> str:
     if share <= 1:
         return f"keeps one such GPU busy for {percent(share)} of the time"
     return f"is the work of {share:.1f} such GPUs"
-
-
-def about_queue(advice: Advice) -> str:
-    """Return the assumptions behind queued TTFT."""
-    count = "one server" if advice.servers == 1 else f"{advice.servers} servers"
-    text = (
-        f"Queued: prompts come as in the log to {count} and wait for each other, first come first "
-        "served; decoding beside them is left out (canopy simulate system has it)."
-    )
-    if not advice.servers_given:
-        return text + f" That number keeps prefill under LRU below {100 * BUSY:.0f} % of their time; give yours with --servers."  # fmt: skip
-    if advice.prefill_busy >= advice.servers:
-        return text + " Under LRU that is more than they can do: the queue grows until the end of the log."  # fmt: skip
-    return text
 
 
 def about_uncertainty(advice: Advice) -> str:
@@ -248,7 +231,6 @@ def _summary(advice: Advice) -> Iterator[str]:
         yield text_table(TIER_HEAD, [tier_cells(tier) for tier in advice.tiers])
         yield ""
     yield about_profile(advice)
-    yield about_queue(advice)
     yield ""
     yield advice.decision.sentence
 

@@ -54,10 +54,6 @@ class Options(LogOptions):
         (1000.0,), "--disk-gb", "disk sizes to evaluate, in GB, or none",
         metavar="G,G", parse=_sizes, shown_default="1000",
     )  # fmt: skip
-    servers: int | None = declare(
-        None, "--servers", "servers that share the requests, for the queueing time", metavar="N",
-        low=1, shown_default="as many as keep prefill under LRU below 70 % of their time",
-    )  # fmt: skip
     out: Path = declare(Path("advice.html"), "--out", "the page", metavar="FILE", parse=out_file)
     json: Path | None = declare(
         None, "--json-out", "write every number as JSON", metavar="FILE", parse=out_file
@@ -154,7 +150,6 @@ def _advise(
             capacity_tokens=capacity,
             capacity_from=origin,
             below=below,
-            servers=args.servers,
             jobs=args.jobs,
             seed=args.seed,
             resize=resize,

@@ -8,7 +8,6 @@ from typing import Any
 
 from canopy_lab.sim.system.gate import SESSION_GATES, make_session_gate
 from canopy_lab.sim.system.queue_order import QUEUE_ORDERS, make_queue_order
-from canopy_lab.sim.system.session_refs import SESSION_REFS
 from canopy_lab.sim.system.tier_spec import TierSpec, check_number
 from canopy_lab.sim.system.waiting import WAITING_PREFIXES
 from canopy_lab.sim.system.write_policy import WRITE_POLICIES
@@ -61,10 +60,6 @@ class SystemConfig:
     session_gate: str = "none"
     """Session gate, a name in ``gate.py``."""
     session_gate_config: Mapping[str, Any] = field(default_factory=dict)
-    session_refs: str = "off"
-    """SGLang's ``--enable-session-radix-cache``, which ranks both tiers (``session_refs.py``).
-    ``kept``: clients never close a session; ``closed``: they close it after the last answer.
-    Requires ``lru`` and ``whole_nodes``, as in SGLang."""
     waiting_prefixes: str = "by-place"
     """Protection of the cached prefixes of waiting requests, a name in ``waiting.py``:
     ``by-place`` as in the live tree, ``awaited`` with ``--canopy-protect-waiting off``,
@@ -105,13 +100,6 @@ class SystemConfig:
         _one_of("schedule_policy", self.schedule_policy, tuple(QUEUE_ORDERS))
         _one_of("session_gate", self.session_gate, tuple(SESSION_GATES))
         _one_of("waiting_prefixes", self.waiting_prefixes, tuple(WAITING_PREFIXES))
-        _one_of("session_refs", self.session_refs, SESSION_REFS)
-        if self.session_refs != "off" and (self.device_policy, self.whole_nodes) != ("lru", True):
-            raise CanopyError(
-                f"session_refs {self.session_refs!r} is SGLang's own cache: it goes with "
-                f"device_policy 'lru' and whole_nodes, got {self.device_policy!r} and "
-                f"{self.whole_nodes}"
-            )
         _arguments(
             f"schedule_policy {self.schedule_policy!r}",
             lambda: make_queue_order(self.schedule_policy, self.schedule_policy_config),

@@ -23,7 +23,6 @@ from canopy_lab.sim.system.prefill import PrefillBatch
 from canopy_lab.sim.system.queue import Queue
 from canopy_lab.sim.system.queue_order import make_queue_order
 from canopy_lab.sim.system.reservation import NewTokenRatio
-from canopy_lab.sim.system.session_refs import SessionAwareLRU
 from canopy_lab.sim.system.tree import TieredTree
 from canopy_lab.sim.system.waiting import WAITING_PREFIXES
 from canopy_lab.sim.system.write_policy import make_write_policy
@@ -62,8 +61,6 @@ class Instance:
             whole_nodes=config.whole_nodes,
             quantum_tokens=config.quantum_tokens,
         )
-        if isinstance(device_policy, SessionAwareLRU):
-            self.tree.sessions = device_policy.refs
         prefixes = WAITING_PREFIXES[config.waiting_prefixes](self.tree)
         self.queue = Queue(
             self.tree,
@@ -195,11 +192,6 @@ class Instance:
             self._segment_planned()
         self._copies_wait(now)
 
-    def close_session(self, job: SimulatedRequest) -> None:
-        """Close the session of ``job``, which was its last request."""
-        if self.tree.sessions is not None:
-            self.tree.sessions.close(job.request.conversation)
-
     # ---- steps ----
 
     def _plan_prefill(self, now: float) -> bool:
@@ -262,8 +254,6 @@ class Instance:
         if self.disk is not None:
             self.disk.policy.finish(request)
         self.placement.insert(job, job.end_tokens, now)
-        if self.tree.sessions is not None and job.leaf is not None:
-            self.tree.sessions.answered(request.conversation, job.leaf)
         # Free tokens that other requests had already inserted, and partial pages.
         self.tree.private -= job.private
         job.private = 0

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from canopy_lab.sim.system.expiry import Expiry
-from canopy_lab.sim.system.session_refs import SessionRefs
 from sglang_canopy.policy.awaited import Awaited
 from sglang_canopy.policy.base import Policy
 from sglang_canopy.policy.block_tree import below
@@ -121,8 +120,6 @@ class TierNodes:
         self.now = 0.0
         self.awaited = Awaited(device_tokens)
         """Nodes protected for waiting requests."""
-        self.sessions: SessionRefs | None = None
-        """Session counts of each node, with SGLang's session-aware cache."""
 
     @property
     def free(self) -> int:
@@ -313,9 +310,6 @@ class TierNodes:
 
     def _delete(self, node: TierNode) -> None:
         """Remove ``node`` and its subtree; no part of it may be on the device."""
-        if self.sessions is not None:
-            for gone in (*reversed(list(below(node))), node):
-                self.sessions.deleted(gone)
         del node.parent.children[node.blocks[0]]
         stack = [node]
         while stack:
@@ -372,6 +366,4 @@ class TierNodes:
         if node.ranker:
             policy = self.device_policy if node.ranker == DEVICE else self.host_policy
             policy.split(node, head)  # type: ignore[union-attr]
-        if self.sessions is not None:
-            self.sessions.split(node, head)
         return head

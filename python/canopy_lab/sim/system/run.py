@@ -23,7 +23,6 @@ from canopy_lab.sim.system.job import SimulatedRequest
 from canopy_lab.sim.system.meter import Meter
 from canopy_lab.sim.system.result import SystemResult
 from canopy_lab.sim.system.routing import Router
-from canopy_lab.sim.system.session_refs import SessionAwareLRU, SessionRefs
 from canopy_lab.sim.system.workload import Workload
 from canopy_lab.trace.record import TraceRequest
 from sglang_canopy.policy.base import Policy
@@ -175,8 +174,6 @@ class _SystemRun:
         if instance.finished:
             for job, end in instance.finished:
                 self._account(job, end)
-                if self.config.session_refs == "closed" and self.workload.next_turn[job.index] < 0:
-                    instance.close_session(job)
                 for due, following in self.arrivals.answered(job.index, end):
                     self._push(due, _ARRIVAL, following)
             instance.finished.clear()
@@ -278,9 +275,6 @@ class _SystemRun:
 
 def _policies(config: SystemConfig) -> tuple[Policy, Policy | None]:
     host = config.host
-    if config.session_refs != "off":
-        sessions = SessionAwareLRU(SessionRefs())
-        return sessions, None if host is None else sessions.twin()
     device = make_policy(config.device_policy, config.device_policy_config)
     if host is None:
         return device, None
