@@ -6,13 +6,13 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from email import message_from_bytes
 from pathlib import Path
 
 import pytest
 
-import build as release
 from sglang_canopy import SGLANG_VERSION, __version__
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,10 +26,31 @@ LABORATORY = (
 TRACE = ROOT / "benchmark" / "quickstart" / "mixed_synthetic.jsonl"
 
 
+PACKAGES = ("python/sglang_canopy", "python/canopy_lab", "python/canopy_chunks", "sgl-kernel/python/canopy_kernel")  # fmt: skip
+BESIDE = ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff")
+MAX_BYTES = 2_000_000
+"""Largest size of the wheel and of the source distribution."""
+BUILD = "from setuptools import build_meta as b; b.build_sdist('../dist'); b.build_wheel('../dist')"
+
+
+def tracked(*paths: str) -> list[str]:
+    """Return the files below ``paths`` that git has, or will have."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", *paths]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return sorted({name for name in listed.stdout.split() if (ROOT / name).is_file()})
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """(wheel, source distribution)."""
-    return release.build(tmp_path_factory.mktemp("dist"))
+    """(wheel, source distribution), of a clean copy: setuptools writes into its working directory."""
+    tree = tmp_path_factory.mktemp("build") / "tree"
+    for name in tracked(*PACKAGES, *BESIDE):
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, tree / name)
+    (tree.parent / "dist").mkdir()
+    subprocess.run([sys.executable, "-c", BUILD], cwd=tree, check=True, capture_output=True)
+    (wheel,), (source,) = (list((tree.parent / "dist").glob(end)) for end in ("*.whl", "*.tar.gz"))
+    return wheel, source
 
 
 def metadata(wheel: Path):
@@ -40,10 +61,11 @@ def metadata(wheel: Path):
 
 def test_the_wheel_holds_every_file_and_nothing_else(built: tuple[Path, Path]) -> None:
     wheel, _ = built
-    assert release.check(wheel) == []
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
-    assert "sglang_canopy/py.typed" in names
+    held = {name for name in names if ".dist-info/" not in name}
+    assert held == {name.partition("python/")[2] for name in tracked(*PACKAGES)}
+    assert wheel.stat().st_size < MAX_BYTES
     assert any(n.endswith("licenses/LICENSE") for n in names)
     assert wheel.name == f"sglang_canopy-{__version__}-py3-none-any.whl"
 
@@ -51,7 +73,11 @@ def test_the_wheel_holds_every_file_and_nothing_else(built: tuple[Path, Path]) -
 def test_the_source_distribution_holds_the_packages_and_nothing_else(
     built: tuple[Path, Path],
 ) -> None:
-    assert release.check_source(built[1]) == []
+    with tarfile.open(built[1]) as archive:
+        held = {m.name.partition("/")[2] for m in archive.getmembers() if m.isfile()}
+    written = {name for name in held if ".egg-info/" in name} | {"PKG-INFO", "setup.cfg"}
+    assert held - written == {*BESIDE, *tracked(*PACKAGES)}
+    assert built[1].stat().st_size < MAX_BYTES
     assert built[1].name == f"sglang_canopy-{__version__}.tar.gz"
 
 
