@@ -7,7 +7,7 @@
 
 Both run in the checkout with ``.lease`` in it; a summary and the logs come back in ``$OUT``. A part has
 its own limit and log, and a failed part costs only itself. ``LEASE_SKIP="right movers"`` leaves parts
-out. docs/research/kernels.md has what was measured so far.
+out. docs/research/documents.md has what was measured so far.
 """
 
 from __future__ import annotations

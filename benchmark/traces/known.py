@@ -1,7 +1,7 @@
 """Traces that several questions read: real public traces, and synthetic stand-ins of the papers'.
 
 Traces A and B of KVCache Cache in the Wild cannot be shipped; ``trace_a`` and ``trace_b`` are made to
-their published statistics (docs/research/synthetic-traces.md) and prove nothing about properties that
+their published statistics (docs/research/planner.md) and prove nothing about properties that
 were calibrated.
 """
 

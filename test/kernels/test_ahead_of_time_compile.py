@@ -22,7 +22,7 @@ KNOWN = {
     (b["arch"], b["config"]): b
     for b in json.loads((ROOT / "benchmark" / "kernels" / "compiled.json").read_text())
 }
-"""Source of the table in docs/research/kernels.md."""
+"""Source of the table in docs/research/documents.md."""
 
 
 def built(tmp_path, match, *options):

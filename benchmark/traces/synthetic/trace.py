@@ -129,7 +129,7 @@ def write_trace(
         "format": "bailian",
         "preset": preset.name,
         "about": preset.about,
-        "calibrated_to": "arXiv 2506.02634 (USENIX ATC 2025), see docs/research/synthetic-traces.md"
+        "calibrated_to": "arXiv 2506.02634 (USENIX ATC 2025), see docs/research/planner.md"
         if preset.name.startswith("trace-")
         else None,
         "requests_per_s": preset.load.requests_per_s,

@@ -3,7 +3,7 @@
 Without a prefix, each chunk's first tokens become attention sinks, which they are not in the
 prompt. A prefix whose KV is dropped afterwards avoids that: BOS (as in CacheBlend's script) or the
 real system prefix. A stand-in document after the prefix reduces the error further: the chunk is
-then not encoded as a first document, and most chunks are not first (docs/research/chunks.md). None
+then not encoded as a first document, and most chunks are not first (docs/research/documents.md). None
 of these adds to a request's cost.
 """
 

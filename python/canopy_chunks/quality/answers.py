@@ -47,7 +47,7 @@ def tokenise(
     """Tokenise an example in pieces, so that a document always has the same ids.
 
     Documents are cut to ``chunk_tokens``, including the empty line between them: it marks a
-    document's end, and without it the error of reuse nearly doubles (docs/research/chunks.md).
+    document's end, and without it the error of reuse nearly doubles (docs/research/documents.md).
     Without a chat template the prompt is plain text.
     """
 

@@ -19,7 +19,7 @@ Tokens = tuple[int, ...]
 MAX_HEADS = 1 << 12
 """Maximum number of heads remembered, over all tenants."""
 LONG_TOKENS = 3072
-"""Minimum tokens of a prompt with all stand-ins (docs/research/chunks.md)."""
+"""Minimum tokens of a prompt with all stand-ins (docs/research/documents.md)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ GROUPS = 32  # the upper five bits of ``block_number``, inlined for prompts of m
 _MISSED = object()
 DESIGN_EFFECT = 2.5
 """Inflation of the groups' variance: sampled blocks evict each other, so one surplus block takes
-room from all. Measured over traces and samples (docs/research/whatif.md)."""
+room from all. Measured over traces and samples (docs/research/eviction.md)."""
 _MAX_LOG_WEIGHT = 25.0
 """Rescale the sums when the logarithm of a weight exceeds this."""
 

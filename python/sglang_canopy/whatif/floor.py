@@ -10,7 +10,7 @@ gained four times that slack, doubled after each further fall, so that two equal
 not alternate. Earlier gains count as credit, up to ``CREDIT``.
 
 A loss of ``SHARE`` of the prompts is always tolerated, but does not accumulate: the tolerance
-refills the balance up to ``SLACK`` of the cache and no further. docs/research/whatif.md measures
+refills the balance up to ``SLACK`` of the cache and no further. docs/research/eviction.md measures
 the three constants.
 """
 

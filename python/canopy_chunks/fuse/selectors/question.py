@@ -4,7 +4,7 @@ token, in the middle layers. Approximate.
 Similar to ProphetKV (arXiv 2602.02579), which uses the question's attention over all layers. The
 answer starts at the last token, whose attention in the upper-middle layers marks the source of the
 answer. On some prompts this is better than the whole question's attention, on others worse
-(docs/research/chunks.md), so both are weighted equally.
+(docs/research/documents.md), so both are weighted equally.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from canopy_chunks.store.device_copy import is_host, to_device
 
 FIRST, LAST = 0.5, 0.7
 """The probed layers, as shares of the depth. They are as good as 0.4 to 0.8
-(docs/research/chunks.md), and cheaper."""
+(docs/research/documents.md), and cheaper."""
 MAX_QUERIES = 64
 """Maximum number of probed question tokens, counted from the end."""
 STRIDE, MIN_SAMPLES = 8, 100
 """Every ``STRIDE``-th chunk token is sampled before the counted layers, and at least ``MIN_SAMPLES``.
 
 A sample's weight is the number of tokens it represents. These layers hardly change the
-choice (docs/research/chunks.md), but account for half of a probe's attention. On a device all
+choice (docs/research/documents.md), but account for half of a probe's attention. On a device all
 tokens are read: another kernel costs the host more than these keys cost the device.
 """
 PIECE_ROWS = 2048
