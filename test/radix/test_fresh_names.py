@@ -13,8 +13,6 @@ import pytest
 
 from sglang_canopy.admission.gate import SessionGate
 from sglang_canopy.admission.settings import GateSettings
-from sglang_canopy.config.policy_change import PolicyChange
-from sglang_canopy.config.tiers import PolicyChoice
 from sglang_canopy.radix import departures
 from sglang_canopy.radix.counters import INVALID
 from sglang_canopy.records import CLIENT, GATEWAY
@@ -108,9 +106,6 @@ def growth(kind: str, first: int, last: int) -> dict[str, tuple[int, int]]:
     before: dict[str, int] = {}
     for number in range(last):
         server.serve(**KINDS[kind](number))
-        if number == first // 2:
-            change = PolicyChange(PolicyChoice("canopy-lru"), PolicyChoice("wa"))
-            server.core.exchange.apply(change, "test")
         if number == first:
             before = server.entries()
     after = server.entries()

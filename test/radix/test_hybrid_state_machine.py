@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
 
 from sglang_canopy.policy.registry import live_names
-from sglang_canopy.radix import exchange
 from support.hybrid_tree import FULL, HYBRIDS, MAMBA, SWA, HybridTree
 from support.policy_rules import PolicyRules
 
@@ -100,14 +99,6 @@ class Tree(PolicyRules):
     def teardown(self) -> None:
         if hasattr(self, "tree"):
             self.tree.close()
-
-
-@pytest.fixture(autouse=True, scope="module")
-def small_slices():
-    """Exchanges take several requests."""
-    before, exchange.SLICE_NODES = exchange.SLICE_NODES, 3
-    yield
-    exchange.SLICE_NODES = before
 
 
 TestHybridTree = Tree.TestCase

@@ -15,7 +15,6 @@ from support.served_routes import ADMIN, HINT, SECRET, USER, Http, Serve, gatewa
 READS = (("GET", "/canopy/status"), ("GET", "/canopy/chunks"), ("GET", "/canopy/explain"))
 CHANGES = (
     ("POST", "/canopy/hint"),
-    ("POST", "/canopy/policy"),
     ("POST", "/canopy/chunks"),
     ("DELETE", "/canopy/chunks/abc"),
     ("POST", "/canopy/chunks/abc/pin"),
@@ -257,24 +256,3 @@ def test_answers_to_users_are_limited_in_number(
         served_by(http, tree)
         assert [http(*ask)[0] for _ in range(3)] == [200, 429, 429]
         assert http(*ask, ADMIN)[0] == 200
-
-
-def test_only_an_administrator_exchanges_the_policy(serve: Serve, tree: Any) -> None:
-    from support.live_tree import check
-
-    change = ("POST", "/canopy/policy")
-    with serve(api_key=USER, admin_api_key=ADMIN) as http:
-        assert http(*change, ADMIN, {"device": "canopy-lru"})[0] == 409
-        served_by(http, tree)
-        assert http(*change, USER, {"device": "canopy-lru"})[0] == 401
-        assert tree.core.live.running == "wa"
-        code, text = http(*change, ADMIN, {"device": "canopy-lru"})
-        assert (code, json.loads(text)["replicas"]) == (200, 1)
-        assert tree.core.live.running == "canopy-lru"
-        assert tree.match(list(range(8))) == 8
-        check(tree)
-        for bad in ({"device": "lru"}, {"device": "wa", "canary": 0.5}, [1], b"{"):
-            assert http(*change, ADMIN, bad)[0] == 400
-        assert http(*change, ADMIN, {"device": "canopy-lru"})[0] == 200
-        assert tree.core.live.device_policy.name == "lru"
-        check(tree)

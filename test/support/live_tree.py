@@ -54,6 +54,7 @@ class LiveTree:
         sessions: bool = False,
         pairs: bool = False,
         events: bool = False,
+        floor: bool = False,
     ) -> None:
         given: dict[str, Any] = {
             "model_path": "dummy",
@@ -101,7 +102,7 @@ class LiveTree:
         self.pairs = pairs
         if core is None:
             install_core()
-            prepare(params, tiers)
+            prepare(params, tiers, floor=floor)
         else:
             params.tree_core_backend = core
         self.page_size = page_size

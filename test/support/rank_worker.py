@@ -208,21 +208,19 @@ def queue_orders(rank: int, folder: Path) -> Any:
     }
 
 
-def exchanges(rank: int, folder: Path) -> Any:
-    """Policies are exchanged at the same requests, by hand and by the meter, on ranks whose nodes
-    lie at different addresses."""
-    from sglang_canopy.config.policy_change import change_of
+def floors(rank: int, folder: Path) -> Any:
+    """LRU and the policy take turns at the same requests, on ranks whose nodes lie at different
+    addresses."""
     from sglang_canopy.whatif.meter import Memory, Meter, MeterSetup
 
     ballast = [object() for _ in range(1000 * rank)]
-    tree = tree_of(rank, folder, policy="wa")
+    tree = tree_of(rank, folder, policy="wa", floor=True)
     live, rng = tree.core.live, random.Random(7)
     live.meter = Meter(MeterSetup(), Memory(live.device_tokens), "wa")
-    names, hits, victims = ("canopy-lru", "wa", "threshold-lru", "wa"), [], []
+    hits, victims, running = [], [], []
     for i in range(240):
         if i % 40 == 20:
-            body = {"device": names[i // 40 % 4]}
-            tree.core.exchange.apply(change_of(body), "test")
+            live.meter._floor.behind = not live.meter.behind
         prompt = [100 * rng.randrange(6) + token for token in range(2 * rng.randrange(1, 6))]
         request = tree.request(
             float(i),
@@ -236,14 +234,10 @@ def exchanges(rank: int, folder: Path) -> Any:
         live.meter.ended(request, hits[-1])
         tree.insert(prompt, request)
         victims.append(tree.core.live.counters.victims.sum)
+        running.append(live.running)
     said = live.meter.stats()
     del said["spent_s"], ballast
-    return {
-        "hits": hits,
-        "victims": victims,
-        "meter": said,
-        "changes": [change.after for change in tree.core.exchange.changes],
-    }
+    return {"hits": hits, "victims": victims, "meter": said, "running": running}
 
 
 def depth_scales(rank: int, folder: Path) -> Any:

@@ -20,7 +20,6 @@ from sglang_canopy.radix.counters import CAPACITY, DEVICE, HOST, TRIM
 from sglang_canopy.radix.departures import Departures
 from sglang_canopy.radix.disk_tier import DiskTier
 from sglang_canopy.radix.evictable import EvictableLeaves
-from sglang_canopy.radix.exchange import Exchange
 from sglang_canopy.radix.live_request import LiveRequest, NodeLeaf, RequestClock
 from sglang_canopy.radix.match_end import can_end_after
 from sglang_canopy.radix.offset_walk import OffsetWalkCore
@@ -68,8 +67,7 @@ class CanopyTreeCore(OffsetWalkCore):
         self.traffic = Traffic(live, self.clock, self.departures)
         self.groups = LiveGroups(live.tiers)
         self.conversations = Conversations(self)
-        self.exchange = Exchange(self)
-        self.requests = Requests(self, self.conversations, self.exchange)
+        self.requests = Requests(self, self.conversations)
         # The cache sets these two around SGLang's methods, which have no argument for them.
         self.inserting: LiveRequest | None = None
         """The request whose KV is being inserted."""
@@ -81,7 +79,6 @@ class CanopyTreeCore(OffsetWalkCore):
         if hasattr(self, "evictable_device_leaves"):
             self.evictable_device_leaves.empty()
             self.evictable_host_leaves.empty()
-            self.exchange.finish()
             self.traffic.flushed(self._node_arena.values())
         super().reset()
         self.protected.clear()
@@ -125,8 +122,6 @@ class CanopyTreeCore(OffsetWalkCore):
     def _split_node(self, key: Any, child: UnifiedTreeNode, split_len: int) -> Any:
         head, action = super()._split_node(key, child, split_len)
         tail_leaf, head_leaf = child.canopy, head.canopy
-        if tail_leaf.handover is not None and tail_leaf.handover.complete:
-            tail_leaf.handover.settle(tail_leaf)  # otherwise its policy is still the previous one
         head_leaf.become_head(tail_leaf, split_len)
         tail_leaf.offset += split_len
         tail_leaf.length = len(child.key)
@@ -136,7 +131,7 @@ class CanopyTreeCore(OffsetWalkCore):
             self.protected.waiting.split(tail_leaf, head_leaf)
         for leaves in (self.evictable_device_leaves, self.evictable_host_leaves):
             if tail_leaf.policy is leaves.policy:
-                leaves.split(tail_leaf, head_leaf)
+                leaves.policy.split(tail_leaf, head_leaf)
         return head, action
 
     def _unregister_node(self, node: UnifiedTreeNode) -> None:

@@ -217,9 +217,6 @@ class NodeLeaf(Leaf):
     """Reason of this node's eviction (``counters.REASONS``)."""
     policy: Policy | None = None
     """Policy of the tier that last ranked this node, to which ``slot`` belongs."""
-    handover: Any = None
-    """The ``Handover`` that passes this leaf to another policy, and that policy's view of the leaf."""
-    next_slot: Any = None
     request_number: int = -1
     """Number of the last request counted in ``hits``."""
     state: State | None = None

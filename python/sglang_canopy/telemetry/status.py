@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from sglang_canopy.policy.registry import options_of
@@ -76,7 +75,6 @@ class Status:
             "policies": self._policies(disk),
             "running": self.cache.tree_core.live.running,
             "running_config": options_of(self.cache.tree_core.live.device_policy),
-            "policy_changes": [asdict(one) for one in self.cache.tree_core.exchange.changes],
             "page_tokens": self.cache.tree_core.page_size,
             "kv_bytes_per_token": self.kv_bytes_per_token(),
             "nodes": len(self.cache.tree_core._node_arena),
@@ -97,7 +95,7 @@ class Status:
             "groups": list(self._groups()),
             "keep": keep,
             "limits": limits(keep, disk),
-            "hints": hint_rows(getattr(self.cache.tree_core.live.device_policy, "model", None)),
+            "hints": hint_rows(getattr(self.cache.tree_core.live.learner, "model", None)),
             "awaited": _shown(self.cache.tree_core.protected.waiting.budget.stats(), "tenants"),
             "disk": disk,
             "session_gate": self._gate(now),
@@ -169,7 +167,7 @@ class Status:
 
     def _curves(self) -> dict[str, list[tuple[float, float]]]:
         """Return survival by age of the categories with most samples, if the policy learns."""
-        model = getattr(self.cache.tree_core.live.device_policy, "model", None)
+        model = getattr(self.cache.tree_core.live.learner, "model", None)
         if model is None:
             return {}
         # The scheduler's thread may add a category concurrently: copy in one step.

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from sglang_canopy.policy.base import Policy
-from sglang_canopy.policy.registry import live_names, make_policy, options_of
+from sglang_canopy.policy.registry import live_names, make_policy
 from sglang_canopy.records import Request
 from sglang_canopy.reuse.depth_price import UNKNOWN
 from sglang_canopy.whatif.account import Account
@@ -123,33 +123,25 @@ class Meter:
         self._depth_scale = UNKNOWN
         self._learners: dict[str, Policy] = {}
         self.caches = SampledCaches(setup.one_in)
-        self._restart_arms(running)
+        self.running = self._requested = running
+        self._floor = Floor(memory.total())
+        self._sampled_requests = 0
+        self._add_arms()
 
-    def runs(self, running: str, policy: Policy | None = None, keep_floor: bool = False) -> None:
-        """Switch to another running policy and restart the estimates.
-
-        ``policy``: the policy object; arms of the same name adopt its options. ``keep_floor``: keep
-        the floor's state, for a switch made because of ``keeper``.
-        """
+    def runs(self, running: str) -> None:
+        """Begin the estimates again: ``running``, the policy or LRU, ranks from now on."""
         self._account.begin()
-        if policy is not None:
-            self._adopt_options(running, policy)
-        self._restart_arms(running, keep_floor)
-
-    def _adopt_options(self, name: str, policy: Policy) -> None:
-        options, learner = options_of(policy), self._learners.get(name)
-        if learner is None or options_of(learner) != options:
-            self._learners[name] = make_policy(name, options)
-            self.caches.remove([q for q in self._arms if q.policy == name])
+        self.running = running
+        self._sampled_requests = 0
 
     def set_depth_scale(self, tokens: float) -> None:
         """Price hits by their depth from now on (``reuse/depth_price.py``)."""
         self._depth_scale = tokens
 
     @property
-    def keeper(self) -> str:
-        """Name of the policy that should rank: the requested one, or LRU below the floor."""
-        return LRU if self._floor.behind else self._requested
+    def behind(self) -> bool:
+        """Whether the policy is behind LRU, so that LRU should rank."""
+        return self._floor.behind
 
     @property
     def undecided(self) -> str | None:
@@ -173,7 +165,7 @@ class Meter:
         before = self.caches.seen - self._sampled_requests
         notes = [f"{count} {why} do not count" for why, count in self.uncounted.items() if count]
         if before:
-            notes.insert(0, f"{before} counted before the exchange of policies")
+            notes.insert(0, f"{before} counted before the order changed")
         found = f"too few requests: {self._sampled_requests} of {MIN_REQUESTS}"
         return f"{found} ({', '.join(notes)})" if notes else found
 
@@ -297,23 +289,13 @@ class Meter:
             },
         }
 
-    def learnt(self, name: str) -> Mapping[str, Any]:
-        """Return the learnt state of the arms of policy ``name``, for ``Policy.restore``."""
-        learner = self._learners.get(name)
-        return {} if learner is None else learner.state()
-
     # ---- arms ----
 
-    def _restart_arms(self, running: str, keep_floor: bool = False) -> None:
-        self.running = running
-        if not keep_floor:
-            self._requested = running
-            self._floor = Floor(self.memory.total())
-        self._sampled_requests = 0
+    def _add_arms(self) -> None:
         self._capacities = {self.memory.label(f): self.memory.total(f) for f in self.setup.factors}
         self._capacities = {NOW: self.memory.total(), **self._capacities}
         self._arms: list[Question] = []
-        names = dict.fromkeys((running, self._requested, *self.setup.policies))
+        names = dict.fromkeys((self._requested, *self.setup.policies))
         for name in names:
             whole_nodes = name == SGLANGS_LRU
             if name not in live_names() and not whole_nodes:

@@ -60,11 +60,17 @@ def prepare(
     params: CacheInitParams,
     tiers: TierOptions | None = None,
     read_profile: ReadProfile = saved_curves.read,
+    floor: bool = False,
 ) -> CacheInitParams:
-    """Point SGLang's construction parameters at Canopy's core and component, in place."""
+    """Point SGLang's construction parameters at Canopy's core and component, in place.
+
+    ``floor``: LRU ranks while the policy is behind it.
+    """
     params.canopy = live_cache(
         params.eviction_policy, params.eviction_policy_config, tiers, read_profile
     )
+    if floor:
+        params.canopy.keep_floor()
     params.canopy.make_disk_tier = DiskLink
     params.tree_core_backend = BACKEND
     params.component_registry_override = {
@@ -91,7 +97,8 @@ def build(ctx: TreeCacheBuildContext) -> BasePrefixCache:
         )
     refuse_unsupported(options_of(ctx.server_args).queue, ctx.server_args, ctx)
     install_core()
-    prepare(ctx.params, options_of(ctx.server_args).tiers, first_ranks_profile)
+    floor = keeps_floor(ctx.server_args)
+    prepare(ctx.params, options_of(ctx.server_args).tiers, first_ranks_profile, floor)
     live = ctx.params.canopy
     if live.profile_path is not None and _is_first_rank():
         live.profile = Profile(live.profile_path)
@@ -113,7 +120,6 @@ def build(ctx: TreeCacheBuildContext) -> BasePrefixCache:
     )
     live.gate = session_gate(ctx.server_args, cache)
     live.meter = meter_of(ctx.server_args, cache, live.running, live.device_policy)
-    live.keeps_floor = keeps_floor(ctx.server_args)
     options = options_of(ctx.server_args)
     parts = None
     if options.auto is not None:
