@@ -195,7 +195,6 @@ def test_sums_are_those_of_the_requests():
     requests = sum(1 for _ in turns(3))
     assert meter.sums["prompt_tokens"] == meter.sums["sampled_tokens"] == asked
     assert meter.sums["hit_tokens"] == requests * BLOCK
-    assert meter.sums["hit_squares"] == requests * BLOCK * BLOCK
 
 
 def test_sampled_requests_are_timed_for_all(monkeypatch):

@@ -24,7 +24,6 @@ from sglang_canopy.radix.counters import Counters
 from sglang_canopy.radix.disk_tier import DiskTier, NoDiskTier
 from sglang_canopy.radix.saved_profile import Profile
 from sglang_canopy.reuse import saved_curves
-from sglang_canopy.reuse.depth_price import UNKNOWN, moved
 from sglang_canopy.whatif.meter import Meter
 
 logger = logging.getLogger(__name__)
@@ -58,23 +57,12 @@ class LiveCache:
     """The session gate, with ``--canopy-session-gate``."""
     meter: Meter | None = None
     """Meter of other policies' hits, with ``--canopy-whatif``."""
-    depth_scale: float = UNKNOWN
-    """Measured depth scale in tokens (``reuse/depth_price.py``), equal on all ranks."""
     free_tokens: Callable[[], int] = int
     """Free tokens of the device now."""
     device_tokens: int = 0
     host_tokens: int = 0
     make_disk_tier: Callable[[Any], DiskTier] = NoDiskTier
     """Builds the tier below the host from the tree core."""
-
-    def measured(self, depth_scale: float) -> None:
-        """Use a measured depth scale if it differs enough. Call it with equal values at the same
-        request on every rank."""
-        before, self.depth_scale = self.depth_scale, moved(self.depth_scale, depth_scale)
-        if self.depth_scale == before:
-            return
-        if self.meter is not None:
-            self.meter.set_depth_scale(self.depth_scale)
 
     def keep_floor(self) -> None:
         """Let LRU rank while the policies are behind it (``whatif/floor.py``). A policy for the tail

@@ -22,7 +22,6 @@ from sglang_canopy.radix.counters import (
 from sglang_canopy.reuse.survival import EDGES
 from sglang_canopy.telemetry.holdings import Holdings
 from sglang_canopy.telemetry.limit_series import hint_rows, limits
-from sglang_canopy.telemetry.prefill_seconds import PrefillSeconds, status_of
 from sglang_canopy.telemetry.window import MINUTE_S, POINT_S, Sums, Window
 from sglang_canopy.tenant import shown_tenant
 from sglang_canopy.ttl.table import RESIDUAL
@@ -50,7 +49,6 @@ class Status:
         self.minutes, self.hour = Window(POINT_S), Window(MINUTE_S)
         self.started = time.time()
         self.holdings = Holdings(cache)
-        self.seconds = PrefillSeconds()
         self._next_walk = -math.inf
 
     def take(self, now: float, pause: Callable[[], None] = lambda: None) -> dict[str, Any]:
@@ -100,7 +98,6 @@ class Status:
             "disk": disk,
             "session_gate": self._gate(now),
             "queue": self._queue(),
-            "prefill": self._prefill(prompts, sum(hits)),
             "missed": self._missed(rows),
             "whatif": self._whatif(),
             "agreement": agreement(self.counters, self.cache.tree_core.live.gate),
@@ -250,14 +247,6 @@ class Status:
         """Return the queue's order and counts; ``None`` for a cache without a scheduler's queue."""
         queue = self._live_queue()
         return None if queue is None else queue.status()
-
-    def _prefill(self, prompts: int, hits: int) -> dict[str, Any] | None:
-        """Return prefill seconds saved and computed; ``None`` before they are measured."""
-        queue, scale = self._live_queue(), self.cache.tree_core.live.depth_scale
-        if queue is not None and not math.isinf(scale):
-            squares = self.counters.prompt_squares, self.counters.hit_squares
-            self.seconds.add((prompts, hits, *squares), *queue.cost.token_costs())
-        return status_of(self.seconds, scale)
 
     def _live_queue(self) -> Any:
         return getattr(self.cache, "canopy_queue", None)

@@ -122,7 +122,7 @@ class LiveQueue:
                 self._computing.pop(id(req), None)
 
     def _agree(self) -> None:
-        """Adopt the first rank's fit and depth scale. Collective."""
+        """Adopt the first rank's fit. Collective."""
         fitted = self.cost.fitted() or (0.0, 0.0, 0.0, 0.0)
         if torch.distributed.is_initialized():  # else a cache without a server
             sent = torch.zeros(4, dtype=torch.float64)
@@ -133,7 +133,6 @@ class LiveQueue:
             base, token, pair, load = sent.tolist()
             fitted = (base, token, pair, load)
         self.cost.adopt(fitted)
-        self._core.live.measured(self.cost.depth_scale())
         self.order.reprice()
 
     # ---- the order of requests ----
