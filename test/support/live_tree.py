@@ -248,6 +248,7 @@ def fake_req(
         "output_ids": output,
         "sampling_params": SimpleNamespace(custom_params=custom, max_new_tokens=len(output)),
         "extra_key": None,
+        "retraction_count": 0,
         "cache_salt": None,
         "cached_tokens": 0,
         "cached_tokens_device": 0,

@@ -73,9 +73,12 @@ class CanopyTreeCore(OffsetWalkCore):
         """The request whose KV is being inserted."""
         self.shortfall: Callable[[], int] | None = None
         """Function: tokens that the allocation still lacks, while SGLang evicts for it."""
+        self.changes = 0
+        """Rises with every change that can alter a match of full attention."""
         super().__init__(params, components)
 
     def reset(self) -> None:
+        self.changes += 1
         if hasattr(self, "evictable_device_leaves"):
             self.evictable_device_leaves.empty()
             self.evictable_host_leaves.empty()
@@ -106,6 +109,7 @@ class CanopyTreeCore(OffsetWalkCore):
 
     def _new_node(self, priority: int = 0) -> UnifiedTreeNode:
         node, now = UnifiedTreeCore._new_node(self, priority), self.clock.now
+        self.changes += 1
         node.canopy = NodeLeaf(number=node.id, node=node, device_since=now, host_since=now)
         return node
 
@@ -135,6 +139,7 @@ class CanopyTreeCore(OffsetWalkCore):
         return head, action
 
     def _unregister_node(self, node: UnifiedTreeNode) -> None:
+        self.changes += 1
         leaf = node.canopy
         if leaf.conversation is not None:
             self.conversations.gone(node)
@@ -176,6 +181,7 @@ class CanopyTreeCore(OffsetWalkCore):
 
     def _unevict_node_on_insert(self, node: UnifiedTreeNode, *args: Any, **kwargs: Any) -> None:
         super()._unevict_node_on_insert(node, *args, **kwargs)
+        self.changes += 1
         node.canopy.device_since = self.clock.now
         self.traffic.computed(len(node.key), self.inserting)
 
@@ -189,6 +195,7 @@ class CanopyTreeCore(OffsetWalkCore):
         self, node_id: int, device_indices: Any, kv_xfer: Any, *args: Any, **kwargs: Any
     ) -> Any:
         actions = super().commit_load_back(node_id, device_indices, kv_xfer, *args, **kwargs)
+        self.changes += 1
         for loaded in kv_xfer.nodes_to_load or ():
             node = self.node_by_id(loaded)
             node.canopy.device_since = self.clock.now
@@ -197,6 +204,7 @@ class CanopyTreeCore(OffsetWalkCore):
 
     def insert_host(self, node_id: int, key: Any, *args: Any, **kwargs: Any) -> Any:
         result = super().insert_host(node_id, key, *args, **kwargs)
+        self.changes += 1
         hashes = kwargs["hash_value"] if "hash_value" in kwargs else args[1]
         self.disk.pages_read(result.inserted_host_node, hashes)
         if not result.host_insert_dropped:
@@ -215,6 +223,7 @@ class CanopyTreeCore(OffsetWalkCore):
 
     def _demote(self, node: UnifiedTreeNode, *args: Any, **kwargs: Any) -> None:
         super()._demote(node, *args, **kwargs)
+        self.changes += 1
         self._evicted(DEVICE, node, demoted=True)
 
     def _evict_host_leaf(self, node: UnifiedTreeNode, *args: Any, **kwargs: Any) -> None:
@@ -225,6 +234,7 @@ class CanopyTreeCore(OffsetWalkCore):
         self, node: UnifiedTreeNode, medium: Any, *args: Any, **kwargs: Any
     ) -> None:
         super()._release_all_component_layers(node, medium, *args, **kwargs)
+        self.changes += 1
         if medium is StorageMedium.CPU:  # dropped with its device parent, not by host eviction
             self.traffic.left(HOST, node)
 

@@ -11,6 +11,7 @@ Agents' headers, and the session as default parent of a sub-agent, follow Dynamo
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -202,6 +203,11 @@ def sources_of(text: str) -> tuple[str, ...]:
     return tuple(name for name in names if name in wanted)
 
 
+@functools.cache
+def _selected(names: tuple[str, ...]) -> tuple[Source, ...]:
+    return tuple(source for source in SOURCES if source.name in names)
+
+
 @dataclass(frozen=True, slots=True)
 class Identities:
     """Selected sources of this server."""
@@ -223,11 +229,9 @@ class Identities:
         the request. ``turn``: inferred from the body. Malformed values count as absent.
         """
         found: Fields = {}
-        for source in SOURCES:
-            if source.name not in self.sources:
-                continue
+        for source in _selected(self.sources):
             given = [*map(body.get, source.body), *map(headers.get, source.headers)]
-            named = source.read(*given) if any(one is not None for one in given) else None
+            named = None if given.count(None) == len(given) else source.read(*given)
             if named is not None:
                 found = named | {"linear": True} if source.linear else named
                 break

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from sglang_canopy.admission.gate import SessionGate
     from sglang_canopy.radix.cache import CanopyRadixCache
 
-MAX_TENANTS, MAX_CURVES = 16, 6
+MAX_CURVES = 6
 MAX_GROUPS = 64
 """Largest number of groups reported per tier, the first of the table."""
 
@@ -159,8 +159,8 @@ class Status:
 
     def _tenants(self) -> list[dict[str, Any]]:
         """Return the tenants with most tokens on all tiers, by their shown names."""
-        held = sorted(self.holdings.by_tenant.items(), key=lambda row: -sum(row[1].values()))
-        return [{"tenant": shown_tenant(tenant), **tokens} for tenant, tokens in held[:MAX_TENANTS]]
+        held = self.holdings.largest_tenants()
+        return [{"tenant": shown_tenant(tenant), **tokens} for tenant, tokens in held]
 
     def _curves(self) -> dict[str, list[tuple[float, float]]]:
         """Return survival by age of the categories with most samples, if the policy learns."""

@@ -96,7 +96,17 @@ class LiveQueue:
 
     def look_up(self, req: Any) -> None:
         """Match ``req`` against the cache, which also protects its prefix in the tree."""
+        req.canopy_matched = self._matched(req)
         match_kv_cache(req, self._cache)
+
+    def refresh(self, req: Any) -> None:
+        """Match ``req`` again if its match can have changed."""
+        windows = len(self._core.components) > 1  # their release changes no node
+        if windows or getattr(req, "canopy_matched", None) != self._matched(req):
+            self.look_up(req)
+
+    def _matched(self, req: Any) -> tuple[int, int, int]:
+        return self._core.changes, len(req.output_ids), req.retraction_count
 
     def queued(self, req: Any) -> None:
         """Register ``req`` before it joins the queue."""
@@ -274,7 +284,7 @@ class _Requests:
 
     def prefill(self, req: Any, look_up: bool) -> Prefill:
         if look_up:
-            self._queue.look_up(req)
+            self._queue.refresh(req)
         tokens = len(req.origin_input_ids) + len(req.output_ids)
         cached = min(req.num_matched_prefix_tokens, tokens - 1)
         return Prefill(tokens - cached, cached, max(cached - req.prefix_len, 0))
