@@ -55,6 +55,9 @@ class Requests:
 
         SGLang computes one token of a refused request, to answer it. Further calls have no effect.
         """
+        known: LiveRequest | None = getattr(req, "canopy", None)
+        if known is not None and known.admitted:
+            return known
         request = self.of(req)
         if not (request.admitted or request.refused or request.done):
             if is_refused(req):
