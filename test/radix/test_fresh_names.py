@@ -94,9 +94,9 @@ def vouched(number: int) -> dict[str, str | None]:
     return {**everything(number), "source": GATEWAY if number % 2 else CLIENT}
 
 
-everything = fresh("tenant", "conversation", "parent", "category")
+everything = fresh("tenant", "conversation", "category")
 SINGLE = {key: fresh(key) for key in ("tenant", "conversation", "category")}
-KINDS = {"vouched": vouched, "one tenant": fresh("conversation", "parent", "category")}
+KINDS = {"vouched": vouched, "one tenant": fresh("conversation", "category")}
 KINDS |= {"everything": everything, **SINGLE}
 
 

@@ -18,12 +18,11 @@ class Tree(PolicyRules):
     @initialize(
         kind=st.sampled_from(list(HYBRIDS)),
         policy=st.sampled_from(live_names()),
-        states=st.sampled_from(["lru", "worth"]),
         write=st.sampled_from([None, "write_through", "write_back"]),
         host_ratio=st.sampled_from([0.7, 2.0]),
     )
-    def start(self, kind, policy, states, write, host_ratio) -> None:
-        self.tree = HybridTree(kind, policy, states, write, host_ratio)
+    def start(self, kind, policy, write, host_ratio) -> None:
+        self.tree = HybridTree(kind, policy, write, host_ratio)
         self.time = 0.0
         self.locks: list = []
 

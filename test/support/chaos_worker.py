@@ -126,7 +126,6 @@ class Chaos:
         if draw.random() < 0.5:
             stamp |= {"conversation": draw.choice("xyz"), "linear": draw.random() < 0.5}
         for key, values in (
-            ("parent", "xyz"),
             ("keep_s", (0.0, 1.0, 100.0)),
             ("over", (True,)),
             ("return_in_s", (0.0, 0.1, 50.0)),

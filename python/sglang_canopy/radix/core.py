@@ -92,9 +92,6 @@ class CanopyTreeCore(OffsetWalkCore):
         )
         self.disk.tree_reset()
         self.conversations.clear()
-        if live.states is not None:
-            for state in list(live.states.states()):
-                live.states.drop(state)
 
     def contains(self, node: UnifiedTreeNode) -> bool:
         """Return whether ``node`` is still in the tree."""

@@ -9,7 +9,6 @@ from typing import Any
 
 from sglang_canopy.admission.gate import SessionGate
 from sglang_canopy.config.tiers import (
-    SGLANG_STATES,
     TREE_KEYS,
     TierOptions,
     TreeSettings,
@@ -19,7 +18,6 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.base import Policy
 from sglang_canopy.policy.floored import Floored
 from sglang_canopy.policy.registry import CANOPYS_LRU, make_policy, policy_class
-from sglang_canopy.policy.states import ORDERS, StatePolicy
 from sglang_canopy.radix.counters import Counters
 from sglang_canopy.radix.disk_tier import DiskTier, NoDiskTier
 from sglang_canopy.radix.saved_profile import Profile
@@ -51,8 +49,6 @@ class LiveCache:
     """The device policy's profile, if it has one."""
     profile: Profile | None = None
     """File of the policy's state; ``None`` except on the first rank."""
-    states: StatePolicy | None = None
-    """The order of a hybrid model's states; ``None``: SGLang's own."""
     gate: SessionGate | None = None
     """The session gate, with ``--canopy-session-gate``."""
     meter: Meter | None = None
@@ -130,7 +126,6 @@ def live_cache(
         learners=tuple(learners),
         disk_learns=disk.learns,
         profile_path=options.get("profile"),
-        states=None if settings.states == SGLANG_STATES else ORDERS[settings.states](),
     )
 
 

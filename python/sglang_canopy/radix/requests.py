@@ -127,7 +127,6 @@ class Requests:
         if live.meter is not None:
             live.follow_floor(live.meter)
         tree.disk.request_arrived(request.epoch)
-        self.conversations.received(request)
 
     def learn(self, request: LiveRequest) -> None:
         """Announce an admitted request to the policies. Call once for each, in order of admission."""

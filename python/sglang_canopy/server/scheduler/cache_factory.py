@@ -29,7 +29,6 @@ from sglang_canopy.radix.cache import CanopyFullComponent, CanopyRadixCache
 from sglang_canopy.radix.core import BACKEND, CanopyTreeCore
 from sglang_canopy.radix.live import ReadProfile, live_cache
 from sglang_canopy.radix.saved_profile import Profile, from_first_rank
-from sglang_canopy.radix.state_component import CanopyMambaComponent
 from sglang_canopy.reuse import saved_curves
 from sglang_canopy.server.scheduler.live_queue import LiveQueue
 from sglang_canopy.server.scheduler.observer import keeps_floor, meter_of
@@ -77,8 +76,6 @@ def prepare(
         **(params.component_registry_override or {}),
         ComponentType.FULL: CanopyFullComponent,
     }
-    if params.canopy.states is not None:
-        params.component_registry_override[ComponentType.MAMBA] = CanopyMambaComponent
     # NOTE: SGLang's core builds one of its own strategies by name, which Canopy's core never uses.
     params.eviction_policy, params.eviction_policy_config = "lru", None
     return params
