@@ -12,13 +12,10 @@ import pytest
 from sglang_canopy.request.client_hints import SECRET_VARIABLE
 from support.served_routes import ADMIN, HINT, SECRET, USER, Http, Serve, gateway
 
-READS = (("GET", "/canopy/status"), ("GET", "/canopy/chunks"), ("GET", "/canopy/explain"))
+READS = (("GET", "/canopy/status"), ("GET", "/canopy/explain"))
 CHANGES = (
     ("POST", "/canopy/hint"),
-    ("POST", "/canopy/chunks"),
-    ("DELETE", "/canopy/chunks/abc"),
-    ("POST", "/canopy/chunks/abc/pin"),
-    ("POST", "/canopy/chunks/abc/unpin"),
+    ("DELETE", "/canopy/documents"),
 )
 REFUSED = (401, 403)
 
@@ -87,7 +84,7 @@ def test_a_body_that_browsers_send_without_permission_is_refused(
         assert not http.manager.sent
 
 
-@pytest.mark.parametrize("path", ["/canopy/hint", "/canopy/chunks", "/canopy/chunks/abc/pin"])
+@pytest.mark.parametrize("path", ["/canopy/hint"])
 def test_a_body_of_unknown_length_is_read_no_further_than_its_limit(
     serve: Serve, path: str
 ) -> None:
@@ -119,13 +116,6 @@ def test_a_body_of_unknown_length_is_read_no_further_than_its_limit(
         ("hint", b'{"conversation": "\\ud800", "over": true}'),
         ("hint", b'{"conversation": "a", "over": true, "cache_salt": 7}'),
         ("hint", b'{"conversation": "a", "over": true, "extra_key": ["k"]}'),
-        ("chunks", b""),
-        ("chunks", b"[" * 100_000),
-        ("chunks", b"[1]"),
-        ("chunks", b'{"text": 7}'),
-        ("chunks", b'{"text": "\\ud800"}'),
-        ("chunks", b'{"input_ids": [[1], 2]}'),
-        ("chunks", b'{"input_ids": [1e400]}'),
     ],
 )
 def test_a_malformed_body_is_answered_with_400(serve: Serve, path: str, body: bytes) -> None:
@@ -159,7 +149,7 @@ def test_the_status_shows_the_policy_that_runs_and_not_the_requested_one(
         assert ("No eviction policy" in status["next_step"]) == (shown is None)
 
 
-@pytest.mark.parametrize("path", ["/canopy/chunks", "/canopy/explain?conversation=c"])
+@pytest.mark.parametrize("path", ["/canopy/explain?conversation=c"])
 @pytest.mark.parametrize("header", ["X-Canopy-Cache-Salt", "X-Canopy-Extra-Key"])
 def test_a_tenant_header_that_is_sent_twice_is_refused(
     serve: Serve, path: str, header: str
@@ -177,8 +167,9 @@ def test_a_tenant_header_that_is_sent_twice_is_refused(
 
 def test_a_tenant_that_the_query_names_twice_is_refused(serve: Serve) -> None:
     with serve() as http:
-        assert http("GET", "/canopy/chunks?cache_salt=a&cache_salt=b")[0] == 400
-        assert http("GET", "/canopy/chunks?cache_salt=a&cache_salt=a")[0] == 200
+        assert http("DELETE", "/canopy/documents?cache_salt=a&cache_salt=b")[0] == 400
+        assert http("DELETE", "/canopy/documents?cache_salt=a&cache_salt=a")[0] == 200
+        assert http.manager.sent == [{"canopy_chunk:a": 1}]
 
 
 def test_neither_status_nor_an_error_shows_a_secret(

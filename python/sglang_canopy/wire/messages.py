@@ -28,8 +28,8 @@ TIME = Kind("canopy_time:", "/canopy/status")
 """Seconds on the requests' clock: sessions fade even without requests."""
 EXPLAIN = Kind("canopy_explain:", "/canopy/explain")
 HINTS = Kind("canopy_hints:", "/canopy/hint")
-CHUNKS = Kind("canopy_chunk:", "/canopy/chunks")
-"""Commands on documents, such as ``pin:ID:TENANT``."""
+CHUNKS = Kind("canopy_chunk:", "/canopy/documents")
+"""Tenants whose documents are deleted."""
 KINDS = (TIME, EXPLAIN, HINTS, CHUNKS)
 """All kinds, first match first."""
 
