@@ -109,3 +109,59 @@ def test_a_flush_frees_every_slot(kind) -> None:
         assert tree.available(SWA) == tree.cfg.kv_size
     if tree.has_mamba:
         assert tree.available(MAMBA) == tree.cfg.mamba_cache_size
+
+
+# ---- the order of states ----
+
+
+def test_an_abandoned_state_is_evicted_before_an_older_tip() -> None:
+    """SGLang evicts by last use; the tip of the other conversation would be evicted first."""
+    kept = {}
+    for states in ("lru", "worth"):
+        tree = HybridTree("mamba", "wa", states, kv_size=400, mamba_cache_size=12)
+        idle, growing = sequence(tree, 5000, 20), sequence(tree, 1, 20)
+        for turn, time in enumerate((0.0, 10.0, 11.0, 12.0)):
+            if turn == 1:
+                tree.serve(idle, 9.5)
+            tree.serve(growing, time)
+            growing = [*growing, *sequence(tree, 1000 + 10 * turn, 2)]
+        tree.evict(mamba=1)
+        tree.recount()
+        kept[states] = tree.match(idle).device_prefix_len
+    assert kept == {"lru": 0, "worth": 20}
+
+
+def test_a_locked_state_is_passed_over_and_ranked_again() -> None:
+    tree = HybridTree("mamba", "wa", "worth")
+    small, large = sequence(tree, 1, 2), sequence(tree, 100, 12)
+    tree.serve(small, 1.0)
+    tree.serve(large, 2.0)
+    lock = tree.lock(small)
+    tree.evict(mamba=1)
+    tree.recount()
+    assert tree.match(small).device_prefix_len == 2
+    assert tree.match(large).device_prefix_len == 0
+    tree.cache.unlock(lock)
+    tree.evict(mamba=1)
+    assert tree.match(small).device_prefix_len == 0
+    tree.recount()
+
+
+def test_a_states_saving_depends_on_the_states_above() -> None:
+    tree = HybridTree("mamba", "wa", "worth")
+    first = sequence(tree, 1, 10)
+    tree.serve(first, 1.0)
+    tree.serve([*first, 90, 91], 2.0)
+    saves = sorted(state.saves for state in tree.core.live.states.states())
+    assert saves == [2.0, 10.0]
+    tree.evict(mamba=1)
+    (state,) = tree.core.live.states.states()
+    assert (state.offset, state.saves) in {(12, 12.0), (10, 10.0)}
+    tree.recount()
+
+
+def test_a_flush_forgets_the_states() -> None:
+    tree = HybridTree("mamba", "wa", "worth")
+    tree.serve(sequence(tree, 1, 5), 1.0)
+    tree.cache.reset()
+    assert not list(tree.core.live.states.states())

@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from canopy_chunks.text.order import Orders
+from canopy_chunks.server.http.limits import DocumentLimits
+from canopy_chunks.text.documents import Documents
+from canopy_chunks.text.find import Finder
 from canopy_chunks.text.variants import Heads
 from canopy_lab.live.replay.replay_clock import ReplayClock
 from sglang_canopy.config.server_options import RequestOptions
@@ -22,6 +24,8 @@ from sglang_canopy.server.http.explain import Explaining
 from sglang_canopy.wire.hints import Waiting
 from support.containers import entries
 
+TOKENS = 80
+"""Tokens of a document."""
 SLACK = 16
 
 
@@ -39,7 +43,9 @@ class Process:
         monkeypatch.setattr(entry, "current", self.entry)
         self.hints = Waiting()
         self.explaining = Explaining(no_answer, None)
-        self.orders, self.heads, self.replayed = Orders(64), Heads(most=64), ReplayClock()
+        self.limits = DocumentLimits(clock=lambda: self.now)
+        self.documents = Documents(most=64, most_tokens=64 * TOKENS, clock=lambda: self.now)
+        self.finder, self.heads, self.replayed = Finder(), Heads(most=64), ReplayClock()
 
     def serve(self, number: int) -> None:
         """Send a request of a new tenant on each route, a tenth of a second after the previous one."""
@@ -54,8 +60,7 @@ class Process:
         )
         with contextlib.suppress(CanopyError, Refused):
             self.loop.run_until_complete(self.explaining(question))
-        self.orders.order(number, ["one", "two"], tenant)
-        self.heads.seen_before(tenant, (number, number + 1))
+        self._register(number, tenant)
         self.replayed.stamp(number, 1.0, self.now)
 
     def _generate(self, number: int, tenant: str) -> None:
@@ -77,12 +82,26 @@ class Process:
     async def _body(body: dict[str, Any]) -> dict[str, Any]:
         return body
 
+    def _register(self, number: int, tenant: str) -> None:
+        self.limits.register(tenant)
+        self.limits.change(tenant)
+        ids = tuple(range(number, number + TOKENS))
+        with contextlib.suppress(CanopyError):
+            self.documents.add(ids, tenant)
+            self.finder.add(ids, tenant)
+        while self.documents.removed:  # as the route does
+            gone = self.documents.removed.pop()
+            self.finder.remove(gone.ids, gone.tenant)
+        self.heads.seen_before(tenant, ids[:8])
+
     def entries(self) -> dict[str, int]:
         return entries(
             self.entry,
             self.hints,
             self.explaining,
-            self.orders,
+            self.limits,
+            self.documents,
+            self.finder,
             self.heads,
             self.replayed,
         )
@@ -113,7 +132,7 @@ def test_no_container_of_the_http_process_grows_with_new_names(process) -> None:
     assert growth(process, 4_200, 4_500) == {}
     # The sweep covers all containers: each has an entry.
     filled = {place.partition(".")[0] for place, count in process.entries().items() if count}
-    assert {"Waiting", "Orders", "Heads", "ReplayClock"} <= filled
+    assert {"Waiting", "TenantRate", "Documents", "Finder", "Heads", "ReplayClock"} <= filled
     assert {"Responses"} <= filled
 
 

@@ -11,8 +11,9 @@ from sglang.srt.mem_cache.utils import get_storage_hash_str
 from sglang.srt.runtime_context import get_parallel
 
 from sglang_canopy.disk.store import DiskStore
+from sglang_canopy.server.start.attach import storage_attached
 from sglang_canopy.storage.page_table import PAGES
-from sglang_canopy.storage.settings import DYNAMIC_BACKEND
+from sglang_canopy.storage.settings import BACKEND, DYNAMIC_BACKEND
 from support.live_tree import LiveTree
 
 _RANKS = ("tp_rank", "pp_rank", "attn_tp_rank", "attn_cp_rank", "attn_dp_rank", "attn_dcp_rank")
@@ -59,13 +60,15 @@ class DiskTree(LiveTree):
         assert ok, message
 
     def attach(self, folder: Path, **extra: Any) -> str | None:
-        """Attach the store to a tree in use. Return the error, if it fails."""
+        """Act as ``PUT /hicache/storage-backend`` with ``canopy``. Return the error, if it fails."""
         given = {"path": str(folder), "capacity_bytes": 10**7, "policy": "canopy-lru"}
         given |= {"prefetch_threshold": 1, "sweep_s": 3600, **extra}
         with get_parallel().override(**dict.fromkeys(_RANKS, 0)):
-            ok, message = self.cache.attach_storage_backend(
-                storage_backend="dynamic",
-                storage_backend_extra_config_json=json.dumps({**DYNAMIC_BACKEND, **given}),
+            ok, message = storage_attached(
+                type(self.cache).attach_storage_backend,
+                self.cache,
+                storage_backend=BACKEND,
+                storage_backend_extra_config_json=json.dumps(given),
                 hicache_storage_prefetch_policy="wait_complete",
             )
         self.storage = self.cache.cache_controller.storage_backend
@@ -103,21 +106,7 @@ class DiskTree(LiveTree):
 
     def fetch(self, tokens: list[int], extra: str | None = None) -> int:
         """Read a path's pages from the disk into the host pool. Return the tokens read."""
-        cache = self.cache
-        key = RadixKey(array("q", tokens), extra)
-        hit = cache.match_prefix(MatchPrefixParams(key=key))
-        anchor, matched = hit.last_host_node, hit.device_prefix_len + hit.host_hit_length
-        if not (cache.is_root(anchor) or cache.is_backuped(anchor)):
-            return 0
-        handle = CacheRequestHandle(f"fetch-{id(key)}-{self.core.clock.now}", 0)
-        cache.prefetch_from_storage(
-            handle,
-            anchor,
-            array("q", tokens[matched:]),
-            cache.get_last_hash_value(anchor),
-            matched_prefix_tokens=array("q", tokens[:matched]),
-            extra_key=extra,
-        )
+        handle, cache = self.begin_fetch(tokens, extra), self.cache
         if handle not in cache.ongoing_prefetch:
             return 0
         self._drain(n_storage_hit=1)
@@ -125,6 +114,24 @@ class DiskTree(LiveTree):
             self._drain(n_ack_prefetch=1)
         self._drain(n_release=cache.cache_controller.host_mem_release_queue.qsize())
         return cache.pop_prefetch_loaded_tokens(handle)
+
+    def begin_fetch(self, tokens: list[int], extra: str | None = None) -> CacheRequestHandle:
+        """Begin to read a path's pages, as SGLang does for an arriving request."""
+        cache = self.cache
+        key = RadixKey(array("q", tokens), extra)
+        hit = cache.match_prefix(MatchPrefixParams(key=key))
+        anchor, matched = hit.last_host_node, hit.device_prefix_len + hit.host_hit_length
+        handle = CacheRequestHandle(f"fetch-{id(key)}-{self.core.clock.now}", 0)
+        if cache.is_root(anchor) or cache.is_backuped(anchor):
+            cache.prefetch_from_storage(
+                handle,
+                anchor,
+                array("q", tokens[matched:]),
+                cache.get_last_hash_value(anchor),
+                matched_prefix_tokens=array("q", tokens[:matched]),
+                extra_key=extra,
+            )
+        return handle
 
     def keys(self, tokens: list[int], extra: str | None = None) -> list[str]:
         """SGLang's names of the pages of a path."""

@@ -54,7 +54,6 @@ class LiveTree:
         sessions: bool = False,
         pairs: bool = False,
         events: bool = False,
-        floor: bool = False,
     ) -> None:
         given: dict[str, Any] = {
             "model_path": "dummy",
@@ -102,7 +101,7 @@ class LiveTree:
         self.pairs = pairs
         if core is None:
             install_core()
-            prepare(params, tiers, floor=floor)
+            prepare(params, tiers)
         else:
             params.tree_core_backend = core
         self.page_size = page_size
@@ -248,7 +247,6 @@ def fake_req(
         "output_ids": output,
         "sampling_params": SimpleNamespace(custom_params=custom, max_new_tokens=len(output)),
         "extra_key": None,
-        "retraction_count": 0,
         "cache_salt": None,
         "cached_tokens": 0,
         "cached_tokens_device": 0,

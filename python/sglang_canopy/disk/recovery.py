@@ -37,6 +37,10 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
+SUSPEND_WAIT_S = 1.0
+"""Maximum seconds for the store's lock when it is suspended."""
+
+
 class Recovery:
     """Open, close and discard the store; by one thread at a time."""
 
@@ -68,6 +72,7 @@ class Recovery:
         state = self._state
         if state.unavailable is None:
             return True
+        self._release_claim()  # of a suspended store
         try:
             self.claim = claim(self._folder, self._namespace, temporary=self._temporary)
             self.path = self.claim.path
@@ -107,6 +112,20 @@ class Recovery:
             if state.unavailable is None:
                 self._give_up("gone", f"{gone} was removed or replaced while in use")
 
+    def suspend(self, reason: str) -> bool:
+        """Become unavailable without I/O; see ``DiskStore.suspend``."""
+        state = self._state
+        if not state.lock.acquire(timeout=SUSPEND_WAIT_S):
+            return False
+        try:
+            if state.unavailable is None:
+                state.unavailable = reason
+                state.faults.note("io", reason)
+                self._forget_rows()
+        finally:
+            state.lock.release()
+        return True
+
     def close(self) -> None:
         """Commit all changes and release the folder."""
         state = self._state
@@ -138,9 +157,12 @@ class Recovery:
                 state.unavailable = str(why)
                 state.faults.note(fault, why)
             self._forget_rows()
+        self._release_claim()
+
+    def _release_claim(self) -> None:
         if self.claim is not None:
-            state.journal.close()
-            state.segments.close()
+            self._state.journal.close()
+            self._state.segments.close()
             self.claim.release()
             self.claim = None
 

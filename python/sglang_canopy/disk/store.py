@@ -153,6 +153,13 @@ class DiskStore:
         """Commit all changes and release the folder. Afterwards the store appears empty."""
         self._recovery.close()
 
+    def suspend(self, reason: str) -> bool:
+        """Stop using a folder that does not respond, without I/O; ``open`` tries it again.
+
+        Return whether the store is unavailable now. Unfinished writes enter no page.
+        """
+        return self._recovery.suspend(reason)
+
     def discard(self) -> None:
         """Close, and remove every page from the disk."""
         self._recovery.discard()
@@ -298,21 +305,6 @@ class DiskStore:
         If ``meta.hits`` is not 0, it is the true number of uses; otherwise one use is added.
         """
         return self._lifetimes.touch(keys, meta)
-
-    def remove_tenant(self, tenant: str | None) -> int:
-        """Remove a tenant's pages. Returns the number removed."""
-        state, now = self.state, self.state.clock()
-        if state.unavailable:
-            return 0
-        with state.lock:
-            index, removed = state.index, 0
-            rows = [row for row in index.rows.values() if index.label("tenant", row) == tenant]
-            for row in sorted(rows, key=lambda row: -index.offset[row]):  # children first
-                if not index.children[row]:
-                    self._eviction.remove(row, "deleted", now)
-                    removed += 1
-        self._index_writer.flush()
-        return removed
 
     def clear(self) -> None:
         """Remove every page, in constant time: the scheduler thread may call this.

@@ -89,6 +89,9 @@ class PageWriter:
             offered[i].views = content.views(pages[i])
         now = state.clock()
         with state.lock:
+            if state.unavailable:  # since the first check
+                state.counters.refused["unavailable"] += len(keys)
+                return [False] * len(keys)
             batch = _Batch(state.opening, state.units)
             segments = state.segments
             self._retry_growth()

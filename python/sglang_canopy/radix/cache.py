@@ -7,12 +7,14 @@ eviction. The policy returns one victim at a time, in O(W) for W categories.
 from __future__ import annotations
 
 import logging
+import time
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_cache.components.full import FullComponent
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
+from sglang_canopy.radix import storage_holds
 from sglang_canopy.radix.counters import TTL
 
 if TYPE_CHECKING:
@@ -42,6 +44,7 @@ class CanopyRadixCache(UnifiedRadixCache):
         self.tree_core.disk.attach(self)
         self.drain_s = self.tree_core.live.tiers.drain_s
         """Seconds for the drain at shutdown."""
+        self.holds = storage_holds.StorageHolds(self)
 
     def init_hicache(self, server_args: Any, params: Any) -> None:
         super().init_hicache(server_args, params)
@@ -55,6 +58,15 @@ class CanopyRadixCache(UnifiedRadixCache):
         except Exception:
             logger.exception("Canopy disk tier: not closed")
         super().release_host_resources()
+
+    def is_backuped(self, node_id: int) -> bool:
+        """Return whether the storage may have the pages behind a node; SGLang reads it only then.
+
+        Under ``write_back`` the storage may have pages behind a node without a host copy.
+        """
+        if super().is_backuped(node_id):
+            return True
+        return self.holds.possible and self.get_last_hash_value(node_id) is not None
 
     def checkpoint_into_tree(self, req: Any, **options: Any) -> None:
         core = self.tree_core
@@ -88,18 +100,29 @@ class CanopyRadixCache(UnifiedRadixCache):
             or allocation_reclaim_satisfied is not None
         ):
             # For an allocation, SGLang requests the eviction of everything and stops at its target.
-            if _FULL in targets and targets[_FULL][0] is _FULL:
+            for_allocation = _FULL in targets and targets[_FULL][0] is _FULL
+            if for_allocation:
                 self.tree_core.shortfall = lambda: self._shortfall(targets)
+            retry = self.holds.possible and allocation_reclaim_satisfied is None
+            until = None
             try:
-                super()._evict_components(
-                    request_by_type,
-                    tracker,
-                    available_size_targets,
-                    allocation_reclaim_satisfied=allocation_reclaim_satisfied,
-                )
+                while True:
+                    super()._evict_components(
+                        request_by_type,
+                        tracker,
+                        available_size_targets,
+                        allocation_reclaim_satisfied=allocation_reclaim_satisfied,
+                    )
+                    short = request_by_type[_FULL] - tracker[_FULL]
+                    if for_allocation:
+                        short = self._shortfall(targets)
+                    if not retry or short <= 0:
+                        return
+                    until = until or time.monotonic() + storage_holds.MAX_WAIT_S
+                    if not self.holds.end(until):
+                        return
             finally:
                 self.tree_core.shortfall = None
-            return
         need = request_by_type[_FULL]
         if _FULL in targets:
             need = min(need, self._shortfall(targets))
@@ -166,6 +189,7 @@ class CanopyFullComponent(FullComponent):
             # SGLang could not write it back: do not offer it again in this walk.
             leaves.set_aside(last)
         self._last_victim = None
+        core.disk.finish_copies()
         need = self._evict_device_request_cnt - tracker[self.component_type]
         if need <= 0:
             return None

@@ -21,6 +21,9 @@ class DiskTier(Protocol):
     If not, the tree core skips ``node_used``, ``request_finished`` and ``unwritten_ancestors``.
     """
 
+    suspended: bool
+    """Whether the storage does not respond; no write is begun then. The same on all ranks."""
+
     def attach(self, cache: UnifiedRadixCache) -> None:
         """Attach the cache of the tree, which exists from now on."""
 
@@ -42,6 +45,15 @@ class DiskTier(Protocol):
     def unwritten_ancestors(self, node: UnifiedTreeNode) -> list[UnifiedTreeNode]:
         """Return the nodes above ``node`` to write before it, shallowest first."""
 
+    def finish_copies(self) -> None:
+        """Finish the pending copies of ancestors, so that no ancestor is evicted before its copy."""
+
+    def suspend(self, reason: str) -> bool:
+        """Stop using the storage until it responds again.
+
+        Return whether the host memory of unfinished writes may be used for other KV.
+        """
+
     def holds(self, page: str) -> bool:
         """Return whether this rank's disk has a page now."""
 
@@ -59,7 +71,7 @@ class DiskTier(Protocol):
 class NoDiskTier:
     """No tier below the host, or a tier that is not Canopy's."""
 
-    active = False
+    active = suspended = False
 
     def __init__(self, _tree: Any = None) -> None: ...
 
@@ -77,6 +89,11 @@ class NoDiskTier:
 
     def unwritten_ancestors(self, node: UnifiedTreeNode) -> list[UnifiedTreeNode]:
         return []
+
+    def finish_copies(self) -> None: ...
+
+    def suspend(self, reason: str) -> bool:
+        return False
 
     def holds(self, page: str) -> bool:
         return False

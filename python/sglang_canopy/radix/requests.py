@@ -9,6 +9,7 @@ from sglang.srt.constants import HEALTH_CHECK_RID_PREFIX
 
 from sglang_canopy.radix.conversations import Conversations
 from sglang_canopy.radix.counters import INVALID
+from sglang_canopy.radix.exchange import Exchange
 from sglang_canopy.radix.live_request import (
     LiveRequest,
     RequestClock,
@@ -29,9 +30,9 @@ if TYPE_CHECKING:
 class Requests:
     """Handles a tree's requests. Call it between tree operations, in the scheduler's order."""
 
-    def __init__(self, tree: Tree, conversations: Conversations) -> None:
+    def __init__(self, tree: Tree, conversations: Conversations, exchange: Exchange) -> None:
         self.tree, self.live = tree, tree.live
-        self.conversations = conversations
+        self.conversations, self.exchange = conversations, exchange
         self.samples = ParallelSamples()
         self._admitted = RequestClock()
 
@@ -55,9 +56,6 @@ class Requests:
 
         SGLang computes one token of a refused request, to answer it. Further calls have no effect.
         """
-        known: LiveRequest | None = getattr(req, "canopy", None)
-        if known is not None and known.admitted:
-            return known
         request = self.of(req)
         if not (request.admitted or request.refused or request.done):
             if is_refused(req):
@@ -124,9 +122,12 @@ class Requests:
         request.time = tree.clock.advance(request.time)
         if request.group is not None:
             self.samples.received(request)
+        if self.exchange.handing_over:
+            self.exchange.advance()
         if live.meter is not None:
-            live.follow_floor(live.meter)
+            self.exchange.keep_the_floor(live.meter)
         tree.disk.request_arrived(request.epoch)
+        self.conversations.received(request)
 
     def learn(self, request: LiveRequest) -> None:
         """Announce an admitted request to the policies. Call once for each, in order of admission."""

@@ -45,6 +45,7 @@ class CurrentStore:
         """Namespace of model, layout and rank, without updates of the weights."""
         self.page_bytes = page_bytes
         self.interval_s = min(settings.sweep_s, RETRY_S)
+        self._suspended = False
         self._weights = weights.WEIGHTS.id
         self.store = self._new()
         if self.store.unavailable is None:
@@ -74,8 +75,22 @@ class CurrentStore:
             return self.store.unavailable
         return f"{self.store.unavailable} (tried again every {self.interval_s:g} s)"
 
+    def suspend(self, reason: str) -> bool:
+        """Use the store neither for reads nor for writes until ``resume``, without any I/O.
+
+        Return whether pages of unfinished writes are excluded from now on.
+        """
+        self._suspended = True
+        return self.store.suspend(reason)
+
+    def resume(self) -> None:
+        """Permit ``maintain`` to open the folder again. No write of before may be unfinished."""
+        self._suspended = False
+
     def maintain(self) -> None:
         """Replace the store after an update of the weights; retry an unavailable folder."""
+        if self._suspended:
+            return
         if self.outdated:
             if weights.WEIGHTS.resting() is None:
                 self._replace()
@@ -89,7 +104,7 @@ class CurrentStore:
         # NOTE: take the store before checking ``outdated``: a store replaced after the check is closed
         # and ignores the write.
         store = self.store
-        if self.outdated:
+        if self._suspended or self.outdated:
             return
         first = self.table.parent(keys[0], default=prefix_key)
         metas = self._described(store, [self.table.description(key) for key in keys], first)

@@ -40,6 +40,7 @@ class DiskLink:
         self.active = False
         """Whether the storage backend accepts metadata; updated at every arrival."""
         self.retry = DiskRetry(tree, self.attachment)
+        self.suspended = False
         self._backend: Any = None
         """Storage backend at the last arrival."""
         self._unreported: dict[UnifiedTreeNode, None] = {}
@@ -56,8 +57,8 @@ class DiskLink:
             self.retry.attached()
         self._backend, self.active = backend, backend is not None
         self.attachment.epoch = epoch
-        if self.active:
-            self.retry.request_arrived()
+        if self.active and self.retry.request_arrived() and self.suspended:
+            self._try_to_resume()
         if not self._unreported:
             return
         now = self.tree.clock.now
@@ -138,6 +139,28 @@ class DiskLink:
             above.append(node)
             node = node.parent
         return above[::-1]
+
+    def finish_copies(self) -> None:
+        """Finish the copies that ``unwritten_ancestors`` began, if the leaf's own found no room."""
+        cache = self.attachment.cache
+        if self.active and cache is not None and cache.ongoing_write_through:
+            cache.writing_check(write_back=cache.tree_core.is_write_back)
+
+    def suspend(self, reason: str) -> bool:
+        """Stop using the store; see ``DiskTier.suspend``. All ranks call this together."""
+        current = getattr(self._ours(), "current", None)
+        if current is None:
+            return False
+        self.suspended = True
+        return current.suspend(reason)
+
+    def _try_to_resume(self) -> None:
+        """Use a suspended store again once its writes have ended and its folder is open."""
+        cache, current = self.attachment.cache, getattr(self._ours(), "current", None)
+        if cache is None or current is None or cache.ongoing_backup:
+            return
+        current.resume()
+        self.suspended = self.retry.on_any_rank(current.store.unavailable is not None)
 
     def holds(self, page: str) -> bool:
         store = self.store

@@ -95,18 +95,20 @@ class DiskRetry:
         elif self._needs_renewal(node, backend):
             self._waiting[node] = True
 
-    def request_arrived(self) -> None:
-        """Begin a round if it is due, and write some of the waiting nodes."""
+    def request_arrived(self) -> bool:
+        """Write some of the waiting nodes. Return whether the ranks agree again now on the storage."""
         now = self.tree.clock.now
-        if now - self._round_began_at >= ROUND_S:
+        due = now - self._round_began_at >= ROUND_S
+        if due:
             self._round_began_at = now
-            self.round += self._any_rank_refused(PAGES.take_refusal())
+            self.round += self.on_any_rank(PAGES.take_refusal())
         burst = 10.0 * RENEW_BYTES_S
         earned = RENEW_BYTES_S * (now - self._credited_at)
         self._credit_bytes = min(burst, self._credit_bytes + earned)
         self._credited_at = now
         if self._waiting:
             self._rewrite_some()
+        return due
 
     def write_prefix(self, node: UnifiedTreeNode) -> None:
         """Write host copies of ancestors of ``node`` that the current storage was never offered.
@@ -147,16 +149,16 @@ class DiskRetry:
         pinned_s = backend.pinned_s(metadata_of(node.canopy, epoch), now + epoch)
         return pinned_s > 0 and now - node.canopy.disk_written_at >= pinned_s / 2
 
-    def _any_rank_refused(self, refused: bool) -> bool:
-        """Whether any rank's store refused pages; false with pipeline stages, which cannot sync."""
+    def on_any_rank(self, flag: bool) -> bool:
+        """Whether ``flag`` is true on any rank; false with pipeline stages, which cannot sync."""
         cache = self.attachment.cache
         if cache is None or cache.pp_size > 1:
             return False
         if cache.tp_world_size > 1:
-            seen = torch.tensor([int(refused)], dtype=torch.int64)
+            seen = torch.tensor([int(flag)], dtype=torch.int64)
             cache._all_reduce(seen, torch.distributed.ReduceOp.MAX)
-            refused = bool(seen.item())
-        return refused
+            flag = bool(seen.item())
+        return flag
 
     def _rewrite_some(self) -> None:
         cache = self.attachment.cache

@@ -1,0 +1,140 @@
+"""Reads and writes of the storage that prevent the eviction of KV counted as evictable.
+
+SGLang counts a device token as evictable while no request uses it. Under ``write_back`` with a full host
+it still evicts no node without a host copy if the storage reads behind that node, or reads or writes
+below it (``UnifiedTreeCore.drop_subtree_no_host``). An allocation of the counted tokens would then fail.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+
+logger = logging.getLogger(__name__)
+
+MAX_WAIT_S = 5.0
+"""Maximum seconds per eviction that the scheduler waits for writes."""
+_POLL_S = 0.001
+
+
+class StorageHolds:
+    """End the reads and writes at or below the leaves that a walk has left over.
+
+    All ranks decide alike: reads and writes have the same order on each, and a timeout on one rank is a
+    timeout on all. With pipeline stages, which cannot agree, nothing is ended.
+    """
+
+    def __init__(self, cache: UnifiedRadixCache) -> None:
+        self.cache = cache
+        self.reads_cancelled = 0
+        self.waits = 0
+        """Evictions that waited for writes."""
+        self.wait_s = 0.0
+        self.longest_wait_s = 0.0
+        self.timeouts = 0
+        """Waits that ended after ``MAX_WAIT_S``."""
+        self._unfinished: set[int] = set()
+        """Writes whose wait timed out; while one is pending, there is no other wait."""
+
+    @property
+    def possible(self) -> bool:
+        """Whether the cache is one whose evictions the storage can prevent."""
+        cache = self.cache
+        return (
+            cache.enable_storage
+            and cache.is_write_back
+            and cache.host_memory_mode == "cache"
+            and len(cache.tree_components) == 1
+            and cache.pp_size == 1
+        )
+
+    def end(self, until: float) -> bool:
+        """Cancel the reads, or without any wait for the writes. Return whether a walk can free more.
+
+        ``until``: end of the wait, in seconds of ``time.monotonic``. The requests of cancelled reads
+        look up again or recompute, as SGLang does for a read that finds no room.
+        """
+        return self._cancel_reads() or self._finish_writes(until)
+
+    def stats(self) -> dict[str, Any]:
+        """Return the counters for ``/canopy/status``."""
+        return {
+            "reads_cancelled": self.reads_cancelled,
+            "write_waits": self.waits,
+            "write_wait_s": self.wait_s,
+            "longest_write_wait_s": self.longest_wait_s,
+            "write_timeouts": self.timeouts,
+        }
+
+    def _cancel_reads(self) -> bool:
+        cache = self.cache
+        reads = [
+            request
+            for request, read in cache.ongoing_prefetch.items()
+            if read.anchor_lock_params is not None and self._is_held(read.anchor_node_id)
+        ]
+        for request in reads:
+            cache.release_aborted_request(request)
+        self.reads_cancelled += len(reads)
+        return bool(reads)
+
+    def _finish_writes(self, until: float) -> bool:
+        cache = self.cache
+        writes = {key for key, (node, _) in cache.ongoing_backup.items() if self._is_held(node)}
+        if not writes or not self._unfinished.isdisjoint(cache.ongoing_backup):
+            return False
+        began = time.monotonic()
+        queue = cache.cache_controller.ack_backup_queue
+        while not writes.isdisjoint(cache.ongoing_backup):
+            while not queue.qsize() and time.monotonic() < until:
+                time.sleep(_POLL_S)
+            if not self._true_on_all_ranks(queue.qsize() > 0):
+                break
+            # One at a time, so that all ranks process the same writes.
+            cache._drain_storage_control_queues_impl(0, 0, 1, 0, {}, log_metrics=True)
+        waited_s = time.monotonic() - began
+        self.waits += 1
+        self.wait_s += waited_s
+        self.longest_wait_s = max(self.longest_wait_s, waited_s)
+        if writes.isdisjoint(cache.ongoing_backup):
+            return True
+        self.timeouts += 1
+        self._unfinished = writes
+        return self._suspend_tier()
+
+    def _suspend_tier(self) -> bool:
+        """Stop using a storage that does not respond. Return whether its writes lock no KV now."""
+        cache = self.cache
+        for request in list(cache.ongoing_prefetch):
+            cache.release_aborted_request(request)
+        reason = f"a write has not ended after {MAX_WAIT_S:g} s"
+        if not self._true_on_all_ranks(cache.tree_core.disk.suspend(reason)):
+            logger.warning("Canopy: %s; the KV above it stays on the device", reason)
+            return False
+        logger.warning("Canopy disk tier: %s", reason)
+        # A suspended tier keeps no page of these writes, so their host memory may be used again.
+        # Until their ends they lock the root, which is never evicted.
+        root = cache.tree_core.root_node.id
+        for write, (node, lock) in cache.ongoing_backup.items():
+            cache.dec_host_lock_ref(node, lock)
+            cache.ongoing_backup[write] = (root, cache.inc_host_lock_ref(root).to_dec_params())
+        return True
+
+    def _is_held(self, node_id: int) -> bool:
+        """Whether a node is, or is below, a device leaf that a walk has left over."""
+        core = self.cache.tree_core
+        node = core.node_by_id(node_id)
+        while node is not core.root_node and node not in core.evictable_device_leaves:
+            node = node.parent
+        return node is not core.root_node
+
+    def _true_on_all_ranks(self, flag: bool) -> bool:
+        flags = torch.tensor([int(flag)], dtype=torch.int64)
+        self.cache._all_reduce(flags, torch.distributed.ReduceOp.MIN)
+        return bool(flags.item())

@@ -1,0 +1,291 @@
+"""The storage reads and writes below KV of the device: every token counted as evictable can be evicted."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+
+from sglang_canopy.radix import storage_holds
+from sglang_canopy.storage.page_table import PAGES
+from support.disk_tree import DiskTree
+from support.live_tree import LiveTree, check
+
+PAGE = 2
+
+
+def tokens(name: int, count: int) -> list[int]:
+    return [name * 100 + i for i in range(count)]
+
+
+class HeldTree(DiskTree):
+    """A tree whose storage reads and writes only while ``reads`` and ``writes`` are set."""
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        options.setdefault("config", {"quantum_tokens": 1})
+        super().__init__(folder, write_policy="write_back", **options)
+        self.reads, self.writes = threading.Event(), threading.Event()
+        self.delay_s = 0.0
+        self.resume()
+        read, write = self.storage._read, self.storage._write
+
+        def held_read(*given: Any) -> Any:
+            self.reads.wait()
+            time.sleep(self.delay_s)
+            return read(*given)
+
+        def held_write(*given: Any) -> None:
+            self.writes.wait()
+            time.sleep(self.delay_s)
+            write(*given)
+
+        self.storage._read, self.storage._write = held_read, held_write
+
+    @property
+    def host(self) -> Any:
+        return self.cache.cache_controller.mem_pool_host
+
+    def resume(self) -> None:
+        self.reads.set()
+        self.writes.set()
+
+    def fill_host(self) -> None:
+        """Take all host slots, as retracted requests do."""
+        self.cache.evict_host(self.host.size)
+        self.host.alloc(self.host.available_size())
+
+    def leave_on_disk_only(self, path: list[int]) -> None:
+        self.serve(path, self.core.clock.now + 1)
+        self.evict(len(path))
+        self.settle()
+        self.cache.evict_host(self.host.size)
+        assert self.match(path) == 0
+        assert self.on_disk(path) == len(path)
+
+    def evict_all(self) -> None:
+        """Evict as an allocation of all "available" tokens does."""
+        free, evictable = self.allocator.available_size(), self.cache.full_evictable_size()
+        self.cache.evict_for_alloc(EvictParams(num_tokens=evictable))
+        assert self.allocator.available_size() == free + evictable
+
+    def locks(self) -> int:
+        nodes = [n for n in self.core._node_arena.values() if n is not self.core.root_node]
+        return sum(data.lock_ref + data.host_lock_ref for n in nodes for data in n.component_data)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Iterator[HeldTree]:
+    tree = HeldTree(tmp_path / "disk")
+    yield tree
+    tree.resume()
+    tree.close()
+
+
+def test_the_disk_is_read_behind_kv_that_only_the_device_holds(tree: HeldTree) -> None:
+    tree.leave_on_disk_only(tokens(1, 16))
+    tree.insert(tokens(1, 8), tree.request(2.0, prompt_tokens=8))
+    assert tree.match(tokens(1, 16)) == 8
+    assert tree.serve(tokens(1, 16), 3.0) == 16
+    assert tree.kv(tokens(1, 16)) == tokens(1, 16)
+    check(tree)
+
+
+@pytest.mark.parametrize("reading", [True, False], ids=["reading", "looking up"])
+def test_the_anchor_of_a_read_is_evictable(tree: HeldTree, reading: bool) -> None:
+    tree.leave_on_disk_only(tokens(1, 16))
+    tree.insert(tokens(1, 8), tree.request(2.0, prompt_tokens=8))
+    tree.reads.clear()
+    handle = tree.begin_fetch(tokens(1, 16))
+    assert handle in tree.cache.ongoing_prefetch
+    if reading:
+        tree._drain(n_storage_hit=1)
+        assert tree.cache.ongoing_prefetch[handle].host_indices is not None
+    assert tree.locks() == 1
+    tree.fill_host()
+    tree.evict_all()
+    assert tree.locks() == 0
+    assert tree.cache.check_prefetch_progress(handle)  # its request is admitted, without the read
+    assert tree.match(tokens(1, 16)) == 0
+    assert tree.cache.holds.reads_cancelled == 1
+    tree.cache.sanity_check()
+
+
+def _begin_write_below_device(tree: HeldTree) -> None:
+    """Leave 8 tokens on the device alone, with 8 tokens below them that are being written."""
+    tree.leave_on_disk_only(tokens(1, 8))
+    tree.serve(tokens(1, 8), 2.0)
+    tree.cache.evict_host(tree.host.size)  # the copy on the host was a duplicate
+    tree.serve(tokens(1, 16), 3.0)
+    tree.writes.clear()
+    tree.evict(8)  # the second half, which is being written
+    assert tree.cache.ongoing_backup
+    tree.fill_host()
+    assert tree.match(tokens(1, 16)) == 8
+
+
+def test_the_device_kv_above_a_write_is_evictable(tree: HeldTree) -> None:
+    """SGLang has this fault itself: here the disk is read behind the root alone."""
+    _begin_write_below_device(tree)
+    threading.Timer(0.2, tree.writes.set).start()
+    tree.evict_all()
+    tree.settle()
+    assert tree.locks() == 0
+    assert (tree.cache.holds.waits, tree.cache.holds.timeouts) == (1, 0)
+    assert tree.cache.holds.longest_wait_s > 0
+    tree.cache.sanity_check()
+
+
+def test_a_storage_that_never_responds_ends_the_wait_and_the_tier(
+    tree: HeldTree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage_holds, "MAX_WAIT_S", 0.2)
+    _begin_write_below_device(tree)
+    host_free = tree.host.available_size()
+    tree.evict_all()
+    assert tree.locks() == 0
+    assert tree.cache.holds.timeouts == 1
+    assert tree.store.unavailable == "a write has not ended after 0.2 s"
+    assert tree.on_disk(tokens(1, 8)) == 0
+    # Other KV takes the memory of the write that has not begun.
+    tree.cache.evict_host(tree.host.size)
+    assert tree.host.available_size() > host_free
+    slots = tree.host.alloc(tree.host.available_size())
+    for buffers in tree.host.anchor_entry.host_pool.kv_buffer:
+        buffers.fill_(7)
+    # Neither this write nor an attempt to open the folder changes the tier before the write's end.
+    tree.storage.maintain()
+    with monkeypatch.context() as patch:
+        patch.setattr(tree, "settle", lambda: LiveTree.settle(tree))  # waits for no write
+        tree.serve(tokens(4, 8), 8.0)
+        tree.evict_all()
+    assert tree.store.unavailable
+    tree.writes.set()
+    tree.settle()
+    tree.host.free(slots)
+    assert not tree.cache.ongoing_backup
+    # The tier is used again, without a page of that write.
+    tree.request(1000.0, prompt_tokens=1)
+    tree.storage.maintain()
+    assert tree.store.unavailable is None
+    assert tree.core.disk.suspended
+    tree.request(2000.0, prompt_tokens=1)
+    assert not tree.core.disk.suspended
+    assert tree.on_disk(tokens(1, 16)) == 8
+    tree.store.verify()
+    tree.leave_on_disk_only(tokens(3, 8))
+    assert tree.serve(tokens(3, 8), 3000.0) == 8
+    assert tree.kv(tokens(3, 8)) == tokens(3, 8)
+
+
+def test_an_ancestor_is_demoted_only_after_its_copy(tree: HeldTree) -> None:
+    """Ancestors are copied before their leaf. Here the leaf's own copy then finds no room."""
+    tree.insert(tokens(1, 8), tree.request(1.0, prompt_tokens=8))
+    tree.insert(tokens(1, 16), tree.request(2.0, prompt_tokens=16))
+    tree.insert(tokens(2, 8), tree.request(3.0, prompt_tokens=8))
+    tree.host.alloc(tree.host.available_size() - 8)  # room for the first half alone
+    tree.evict_all()
+    tree.settle()
+    assert tree.locks() == 0
+    assert tree.load_back(tokens(1, 16)) == 8
+    assert tree.kv(tokens(1, 16)) == tokens(1, 8)
+    assert tree.on_disk(tokens(1, 16)) == 8
+    tree.cache.sanity_check()
+
+
+class Steps:
+    """Random requests, reads, aborts, retractions and evictions on a tree with a slow storage."""
+
+    def __init__(self, tree: HeldTree, seed: int) -> None:
+        self.tree, self.draw = tree, random.Random(seed)
+        self.taken: list[Any] = []
+        self.handles: list[Any] = []
+        runs = [
+            [self.draw.randrange(2) for _ in range(self.draw.randrange(4, 13))] for _ in range(30)
+        ]
+        self.paths = [
+            [100 * at + 10 * name + i for at, name in enumerate(run) for i in range(PAGE)]
+            for run in runs
+        ]
+
+    def step(self, now: float) -> None:
+        steps = (self.compute, self.compute, self.read, self.drain, self.retract, self.abort)
+        self.draw.choice([*steps, lambda _path, _now: self.tree.evict_all()])(
+            self.draw.choice(self.paths), now
+        )
+        self.check()
+
+    def compute(self, path: list[int], now: float) -> None:
+        tree = self.tree
+        request = tree.request(now, prompt_tokens=len(path))
+        tree.load_back(path)
+        tree.core.requests.finish(request)
+        tree.insert(path, request)
+        assert tree.match(path) == len(path)
+
+    def read(self, path: list[int], now: float) -> None:
+        self.handles.append(self.tree.begin_fetch(path))
+
+    def drain(self, *_: Any) -> None:
+        self.tree.cache._drain_storage_control_queues_impl(
+            None, None, None, None, {}, log_metrics=False
+        )
+
+    def retract(self, *_: Any) -> None:
+        tree = self.tree
+        if self.taken:
+            tree.host.free(self.taken.pop())
+            return
+        tree.cache.evict_host(24)
+        if tree.host.available_size():
+            self.taken.append(tree.host.alloc(min(24, tree.host.available_size())))
+
+    def abort(self, *_: Any) -> None:
+        if self.handles:
+            handle = self.handles.pop(self.draw.randrange(len(self.handles)))
+            self.tree.cache.release_aborted_request(handle)
+
+    def check(self) -> None:
+        tree = self.tree
+        for path in self.paths:
+            assert tree.kv(path) == path[: tree.match(path)]
+        tree.cache.sanity_check()
+        for node in tree.core._node_arena.values():
+            if node.write_through_pending_id is not None:
+                # While its copy is pending, a node stays on the device.
+                assert node.write_through_pending_id in tree.cache.ongoing_write_through
+                assert not node.evicted
+
+    def finish(self) -> None:
+        """Let every read and write end."""
+        cache, until = self.tree.cache, time.monotonic() + 60
+        while (cache.ongoing_prefetch or cache.ongoing_backup) and time.monotonic() < until:
+            self.drain()
+        time.sleep(0.1)
+        self.drain()
+        for slots in self.taken:
+            self.tree.host.free(slots)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_every_prompt_finds_room_while_the_storage_is_slow(tmp_path: Path, seed: int) -> None:
+    tree = HeldTree(tmp_path / "disk", host_tokens=36)
+    tree.delay_s = 0.003
+    tree.settle = lambda: LiveTree.settle(tree)  # does not wait for the storage
+    try:
+        steps = Steps(tree, seed)
+        for now in range(150):
+            steps.step(float(now))
+        steps.finish()
+        assert tree.locks() == 0
+        assert tree.cache.cache_controller.prefetch_tokens_occupied == 0
+        check(tree)
+        tree.store.verify()
+    finally:
+        tree.cache.shutdown()
+        PAGES.clear()
