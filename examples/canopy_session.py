@@ -6,7 +6,7 @@
 
 ``Hints`` and ``AsyncHints`` wrap an ``httpx`` transport, so every library that accepts an ``httpx``
 client works (OpenAI, LangChain, the Agents SDK, LiteLLM). Requests inside a session name its
-conversation, and one inside another session names it as the parent. After an answer that calls tools,
+conversation. After an answer that calls tools,
 a hint announces the next request, if the pause after these tools is known. Copy this file and change it.
 
 A server with ``--api-key`` requires a key with each hint. In order of precedence: ``Session(headers=...)``,
@@ -84,8 +84,6 @@ class Session:
             self.headers.setdefault("authorization", key)
         body = json.loads(request.content)
         fields = {"canopy_conversation": self.name}
-        if self.outer is not None:
-            fields["canopy_parent"] = self.outer.name
         body["custom_params"] = {**fields, **(body.get("custom_params") or {})}
         headers = {k: v for k, v in request.headers.items() if k != "content-length"}
         more = {"headers": headers, "extensions": request.extensions}

@@ -7,8 +7,10 @@
 The text between two separators is a document, so the first and the last document need one each outside. With nothing retrieved it is an ordinary prompt. Approximate: docs/guide/documents.md.
 """
 
+import json
 import sys
 import time
+import urllib.request
 from typing import Any
 
 from langchain_classic.chains.combine_documents import create_stuff_documents_chain
@@ -27,26 +29,19 @@ PROMPT = ChatPromptTemplate.from_messages(
 )
 
 
-def main(url: str) -> list[Any]:
-    """The documents in the usage of each answer."""
-    told: list[Any] = []
-
-    def keep(message: Any) -> Any:
-        details = message.response_metadata["token_usage"]["prompt_tokens_details"] or {}
-        told.append(details.get("canopy_documents"))
-        return message
-
+def main(url: str) -> dict[str, Any]:
+    """The server's counters of documents after three questions."""
     model = ChatOpenAI(base_url=f"{url}/v1", api_key="none", model="m", max_tokens=16)
-    chain = create_stuff_documents_chain(
-        model, PROMPT, document_separator=SEPARATOR, output_parser=keep
-    )
-    chain.invoke({"context": FOUND, "input": "Which of them lies on the Tagus?"})
+    chain = create_stuff_documents_chain(model, PROMPT, document_separator=SEPARATOR)
+    print(chain.invoke({"context": FOUND, "input": "Which of them lies on the Tagus?"}))
     time.sleep(2)  # documents are encoded for later while the server has nothing else to do
-    chain.invoke({"context": FOUND[::-1], "input": "Which of them is the highest?"})
-    chain.invoke({"context": [], "input": "Which of them is the oldest?"})
-    return told
+    print(chain.invoke({"context": FOUND[::-1], "input": "Which of them is the highest?"}))
+    print(chain.invoke({"context": [], "input": "Which of them is the oldest?"}))
+    with urllib.request.urlopen(f"{url}/server_info", timeout=60) as answer:
+        found: dict[str, Any] = json.load(answer)["internal_states"][0]["canopy_chunks"]
+    return found
 
 
 if __name__ == "__main__":
-    for usage in main(sys.argv[1].rstrip("/")):
-        print(usage or "no documents")
+    counted = main(sys.argv[1].rstrip("/"))
+    print(counted["reused_tokens"], "tokens reused;", counted["not_fused"])

@@ -7,6 +7,7 @@ All requests are plain chats without labels or hints.
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
 import time
@@ -207,7 +208,7 @@ def outcome(answers: Sequence[Answer]) -> Outcome:
 
 
 def side_by_side(outcomes: dict[str, Outcome], seconds: float) -> str:
-    """Two runs as a table, and a sentence."""
+    """Runs as a table, and a sentence on each but the first, which is compared with the run before it."""
     rows = (
         (f"agents' steps done in {seconds:.0f} s", lambda o: f"{o.steps}"),
         ("documents read", lambda o: f"{o.documents}"),
@@ -215,16 +216,17 @@ def side_by_side(outcomes: dict[str, Outcome], seconds: float) -> str:
         ("prompt tokens found in the cache", lambda o: f"{100 * o.hit_ratio:.0f} %"),
     )
     wide = max(len(label) for label, _ in rows)
-    lines = [" " * wide + "".join(f"{name:>10}" for name in outcomes)]
-    lines += [f"{label:{wide}}" + "".join(f"{f(o):>10}" for o in outcomes.values()) for label, f in rows]  # fmt: skip
-    (one, before), (other, after) = outcomes.items()
-    if before.steps and after.steps:
-        change = 100 * (after.steps / before.steps - 1)
-        points = 100 * (after.hit_ratio - before.hit_ratio)
-        lines.append(
-            f"\nThe same agents in the same memory found {abs(points):.0f} points "
-            f"{'more' if points >= 0 else 'less'} of their prompts in the cache under {other} than "
-            f"under {one},\nand got {abs(change):.0f} % {'more' if change >= 0 else 'less'} done. "
-            "The second figure changes with whatever else this machine does meanwhile."
-        )
+    lines = [" " * wide + "".join(f"{name:>13}" for name in outcomes)]
+    lines += [f"{label:{wide}}" + "".join(f"{f(o):>13}" for o in outcomes.values()) for label, f in rows]  # fmt: skip
+    lines.append("")
+    for (one, before), (other, after) in itertools.pairwise(outcomes.items()):
+        if before.steps and after.steps:
+            change = 100 * (after.steps / before.steps - 1)
+            points = 100 * (after.hit_ratio - before.hit_ratio)
+            lines.append(
+                f"{other} against {one}: {abs(points):.0f} points "
+                f"{'more' if points >= 0 else 'less'} of the prompts found in the cache, "
+                f"{abs(change):.0f} % {'more' if change >= 0 else 'less'} steps done."
+            )
+    lines.append("Steps change with whatever else this machine does meanwhile.")
     return "\n".join(lines)

@@ -56,7 +56,7 @@ ROOMS: dict[str, set[str]] = {
     "doctor": {"admission", "config", "policy", "server/start", "storage"},
     "canopy_chunks": set(),
     "canopy_chunks/text": {"canopy_chunks", "wire"},
-    "canopy_chunks/store": {"canopy_chunks", "canopy_chunks/text", "policy"},
+    "canopy_chunks/store": {"canopy_chunks", "canopy_chunks/text", "disk", "policy"},
     "canopy_chunks/fuse": {"canopy_chunks/store", "canopy_chunks/text"},
     "canopy_chunks/quality": {"canopy_chunks/fuse", "canopy_chunks/store", "canopy_chunks/text"},
     "canopy_chunks/calibration": set(),
@@ -66,7 +66,7 @@ ROOMS: dict[str, set[str]] = {
     },
     "canopy_chunks/server": {
         *("canopy_chunks", "canopy_chunks/calibration", "canopy_chunks/fuse"),
-        *("canopy_chunks/quality", "canopy_chunks/store", "canopy_chunks/text", "storage"),
+        *("canopy_chunks/quality", "canopy_chunks/store", "canopy_chunks/text", "disk", "storage"),
         *("config", "request", "wire"),
     },
     "report": set(),

@@ -1,8 +1,9 @@
 """From a fresh clone to a running server: the program behind ./scripts/quickstart.sh.
 
-Makes .venv with the pinned packages, prepares a small model, serves it under `lru` and under
-`auto`, runs the same agents on each (scripts/agents.py), and prints their results side by side and
-the actions of `auto`. Finished steps are not repeated.
+Makes .venv with the pinned packages, prepares a small model, and serves it three times: under SGLang's
+`lru`, under `lru` with host memory, and under `auto` with the same host memory. Runs the same agents on
+each (scripts/agents.py), and prints their results side by side and the actions of `auto`. Finished steps
+are not repeated.
 """
 
 from __future__ import annotations
@@ -26,8 +27,12 @@ KV_TOKENS = 5632
 RUNNING = 4  # what runs is held: without a limit it fills such a pool, and no policy has a choice
 # Prompts of a few hundred tokens: by default reuse is learnt in blocks of 64.
 TREE_CONFIG = '{"block_tokens": 16, "quantum_tokens": 16}'
-RUN_S = 75
-SGLANGS, OURS = "lru", "auto"
+RUN_S = 50
+HOST_RATIO = 4
+HOST = ("--enable-hierarchical-cache", "--hicache-ratio", str(HOST_RATIO), "--hicache-write-policy", "write_back")  # fmt: skip
+OURS = "auto + host"
+SERVERS = {"lru": ("lru",), "lru + host": ("lru", *HOST), OURS: ("auto", *HOST)}
+"""Name -> eviction policy and further arguments."""
 
 
 def parse() -> argparse.Namespace:
@@ -49,7 +54,7 @@ def parse() -> argparse.Namespace:
         "--seconds",
         type=float,
         default=RUN_S,
-        help=f"agents' time under each policy (default {RUN_S})",
+        help=f"agents' time on each server (default {RUN_S})",
     )
     parser.add_argument("--once", action="store_true", help="stop the server at the end")
     parser.add_argument(
@@ -76,9 +81,9 @@ def main() -> int:
             raise SetupError(f"--seconds {args.seconds:g}: choose from 5 to 3600")
         texts = read_texts([args.data] if args.data else [ROOT / "docs", ROOT / "python"])
         environment.enter(kind)
-        say(f"1/4 packages ({kind})")
+        say(f"1/5 packages ({kind})")
         environment.install(kind)
-        say("2/4 model")
+        say("2/5 model")
         if args.model is not None:
             return compare(args.model.resolve(), args.model.resolve().name, kind, args, texts)
         from prepare import prepare_smollm2
@@ -126,20 +131,23 @@ def check_model(model: Path) -> None:
 def compare(
     model: Path, name: str, kind: str, args: argparse.Namespace, texts: Sequence[str]
 ) -> int:
-    """Serve under both policies, one after the other; the second stays up unless `--once`."""
+    """Serve three times, one after the other; the last server stays up unless `--once`."""
     from sglang_canopy.errors import CanopyError
 
     outcomes: dict[str, Outcome] = {}
     try:
-        for number, policy in ((3, SGLANGS), (4, OURS)):
-            say(f"{number}/4 {policy}: a server of its own, then the agents")
-            with serve(model, name, kind, policy, args.port) as server:
-                ask(server.url, name, show=policy == OURS)
-                post(f"{server.url}/flush_cache?timeout=20", {})  # both begin with an empty cache
-                if policy == OURS:
+        for number, name_of_server in enumerate(SERVERS, 3):
+            say(f"{number}/5 {name_of_server}: a server of its own, then the agents")
+            with serve(model, name, kind, name_of_server, args.port) as server:
+                ours = name_of_server == OURS
+                ask(server.url, name, show=ours)
+                post(f"{server.url}/flush_cache?timeout=20", {})  # all begin with an empty cache
+                if ours:
                     open_page(f"{server.url}/canopy/ui", not args.no_open)
-                outcomes[policy] = work(server.url, name, policy, texts, args.seconds)
-                if policy == SGLANGS:
+                outcomes[name_of_server] = work(
+                    server.url, name, name_of_server, texts, args.seconds
+                )
+                if not ours:
                     continue
                 print(f"\n{side_by_side(outcomes, args.seconds)}\n", flush=True)
                 print(f"What auto did: {what_auto_did(server.url)}\n", flush=True)
@@ -150,23 +158,32 @@ def compare(
     return 0
 
 
-def serve(model: Path, name: str, kind: str, policy: str, port: int):  # type: ignore[no-untyped-def]
+def serve(model: Path, name: str, kind: str, which: str, port: int):  # type: ignore[no-untyped-def]
     from launch_server import cpu_arguments, serving
 
     arguments = cpu_arguments(model, kv_tokens=KV_TOKENS)
     if kind == "cuda":
         arguments = ["--model-path", str(model), "--max-total-tokens", str(KV_TOKENS)]
         arguments += ["--enable-cache-report", "--enable-metrics"]
-    arguments += ["--served-model-name", name, "--radix-eviction", policy]
+    policy, *further = SERVERS[which]
+    arguments += ["--served-model-name", name, "--radix-eviction", policy, *further]
     arguments += ["--max-running-requests", str(RUNNING)]
-    if policy == OURS:
+    if which == OURS:
         arguments += ["--radix-eviction-policy-config", TREE_CONFIG]
     return serving(
         arguments,
-        log=STATE / "logs" / f"server-{policy}.log",
+        log=log_of(which),
         port=port,
-        describe=f"{policy}: start",
+        describe=f"{which}: start",
     )
+
+
+def log_of(which: str) -> Path:
+    return STATE / "logs" / f"server-{file_name(which)}.log"
+
+
+def file_name(which: str) -> str:
+    return which.replace(" + ", "-")
 
 
 def ask(url: str, name: str, *, show: bool) -> None:
@@ -197,7 +214,7 @@ def open_page(url: str, wanted: bool) -> None:
         webbrowser.open(url)
 
 
-def work(url: str, name: str, policy: str, texts: Sequence[str], seconds: float) -> Outcome:
+def work(url: str, name: str, which: str, texts: Sequence[str], seconds: float) -> Outcome:
     """Run the agents with a bar. Write their answers to a file as well."""
     import dataclasses
     import json
@@ -211,7 +228,7 @@ def work(url: str, name: str, policy: str, texts: Sequence[str], seconds: float)
     began = time.monotonic()
     bar_format = "{desc}: |{bar}| {n:.0f}/{total:.0f} s{postfix}"
     with tqdm(
-        total=seconds, desc=policy, bar_format=bar_format, mininterval=MININTERVAL_S, leave=False
+        total=seconds, desc=which, bar_format=bar_format, mininterval=MININTERVAL_S, leave=False
     ) as bar:
 
         def progress(answers: Sequence[Answer]) -> None:
@@ -223,9 +240,10 @@ def work(url: str, name: str, policy: str, texts: Sequence[str], seconds: float)
         try:
             answers = Traffic(url, name, texts).run(seconds, progress)
         except openai.OpenAIError as error:
-            log = STATE / "logs" / f"server-{policy}.log"
-            raise SetupError(f"a request failed: {error}; the server's log is {log}") from error
-    results = STATE / "quickstart" / f"{policy}.json"
+            raise SetupError(
+                f"a request failed: {error}; the server's log is {log_of(which)}"
+            ) from error
+    results = STATE / "quickstart" / f"{file_name(which)}.json"
     results.parent.mkdir(parents=True, exist_ok=True)
     results.write_text(json.dumps([dataclasses.asdict(a) for a in answers], indent=1), "utf-8")
     return outcome(answers)
@@ -253,7 +271,7 @@ def what_auto_did(url: str) -> str:
 def stay(server, name: str) -> None:  # type: ignore[no-untyped-def]
     """Leave the server running in the foreground until Ctrl-C."""
     print(
-        f"The {OURS} server stays up at {server.url} (log: {server.log.relative_to(ROOT)}). Try:\n\n"
+        f"The server with {OURS} stays up at {server.url} (log: {server.log.relative_to(ROOT)}). Try:\n\n"
         f"  curl {server.url}/v1/chat/completions -H 'Content-Type: application/json' \\\n"
         f'    -d \'{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello"}}]}}\'\n\n'
         "Ctrl-C stops it.",

@@ -120,8 +120,6 @@ def run(
         return subprocess.Popen([command[0], str(CLOCKED), str(clocks), *command[3:]], **named)
 
     with serving(given, log=log, port=free_port(), describe=name, start=start) as server:
-        honest.register(server.url)
-        registered = honest.listed(server.url)
         memory = Memory(server.process.pid)
         if hostile is not None and hostile.lies:
             hostile.start(server.url)
@@ -136,7 +134,6 @@ def run(
             hostile.stop()
         memory.stop()
         scheduler = json.loads(clocks.read_text())
-        left = honest.listed(server.url)
         text = server.log_text()
     return {
         "steps": step,
@@ -144,7 +141,6 @@ def run(
         "pool_tokens": pool,
         "hit_rate": round(honest.hit_rate, 4),
         "honest_errors": honest.errors[:5],
-        "documents_unchanged": registered == left and len(left) == len(honest.documents),
         "hostile_sent": {} if hostile is None else hostile.sent,
         "faults": [] if hostile is None else sorted(set(hostile.faults))[:20],
         "tracebacks": text.count("Traceback"),

@@ -97,22 +97,8 @@ class Honest:
             self.prompt_tokens += answer["meta_info"]["prompt_tokens"]
             self.cached_tokens += answer["meta_info"]["cached_tokens"]
 
-    def register(self, url: str) -> None:
-        """Register three documents, the first of them pinned."""
-        for i in range(3):
-            body = {"input_ids": self.document(i), "extra_key": HONEST, "pin": i == 0}
-            status, text = call(url, "POST", "/canopy/chunks", body)
-            if status != 200:
-                raise RuntimeError(f"the honest tenant's document was refused: {status} {text}")
-            self.documents.append(json.loads(text)["id"])
-
     def document(self, i: int) -> list[int]:
         return tokens(DOCUMENT, f"the honest tenant's document {i}")
-
-    def listed(self, url: str) -> dict[str, bool]:
-        """Its documents, and whether each is pinned."""
-        _, text = call(url, "GET", f"/canopy/chunks?extra_key={HONEST}")
-        return {d["id"]: d["pinned"] for d in json.loads(text)["documents"]}
 
     @property
     def hit_rate(self) -> float:
@@ -207,26 +193,9 @@ class Hostile:
         self._note("hints", *call(url, "POST", "/canopy/hint", hint))
 
     def _documents(self, url: str, i: int) -> None:
-        theirs = self.honest.documents[i % 3]
-        mine = f"?extra_key={HOSTILE}"
-        if i % 4 == 0:
-            body = {"input_ids": tokens(JUNK, f"junk {i}"), "extra_key": HOSTILE, "pin": True}
-            self._note("documents", *call(url, "POST", "/canopy/chunks", body))
-            return
-        method, path = (
-            ("POST", f"/canopy/chunks/{theirs}/unpin{mine}"),
-            ("POST", f"/canopy/chunks/{theirs}/pin{mine}"),
-            ("DELETE", f"/canopy/chunks/{theirs}{mine}"),
-        )[i % 4 - 1]
-        status, text = call(url, method, path)
-        self._note("documents", status, text)
-        if status == 200:
-            self.faults.append(f"{method} {path} of another tenant: {text[:200]}")
-        prompt = {"text": f"Say [[canopy:{theirs}]]", "extra_key": HOSTILE}
-        status, text = call(url, "POST", "/generate", prompt)
-        self._note("documents", status, text)
-        if status == 200:
-            self.faults.append(f"the mark of another tenant's document was expanded: {text[:200]}")
+        """Delete the documents of its own tenant and of one that does not exist."""
+        name = HOSTILE if i % 2 else f"invented-{i}"
+        self._note("documents", *call(url, "DELETE", f"/canopy/documents?extra_key={name}"))
 
     def _malformed(self, url: str, i: int) -> None:
         method, path, body = MALFORMED[i % len(MALFORMED)]
@@ -236,11 +205,10 @@ class Hostile:
             self.faults.append(f"{path} took malformed body {i % len(MALFORMED)}: {text[:200]}")
 
     def _readings(self, url: str, i: int) -> None:
-        listed = f"/canopy/chunks?extra_key={HOSTILE}"
-        path = ("/canopy/status", listed, "/server_info", "/metrics")[i % 4]
+        path = ("/canopy/status", "/server_info", "/metrics")[i % 3]
         status, text = call(url, "GET", path)
         self._note("readings", status, text)
-        for secret in (HONEST, "honest-0-", *self.honest.documents):
+        for secret in (HONEST, "honest-0-"):
             if secret in text:
                 self.faults.append(f"{path} shows {secret} of the honest tenant")
 
@@ -268,14 +236,7 @@ MALFORMED: tuple[tuple[str, str, Any], ...] = (
     ("POST", "/canopy/hint", {"conversation": "a", "over": True, "tenant": HONEST}),
     ("POST", "/canopy/hint", b'{"a": "' + b"x" * (1 << 20) + b'"}'),
     ("POST", "/canopy/hint", _endless),
-    ("POST", "/canopy/chunks", b"{"),
-    ("POST", "/canopy/chunks", {"input_ids": [-1] * 100}),
-    ("POST", "/canopy/chunks", {"input_ids": [[1]] * 100}),
-    ("POST", "/canopy/chunks", {"text": 7}),
-    ("POST", "/canopy/chunks", b'{"text": "\\ud800"}'),
-    ("POST", "/canopy/chunks", _endless),
-    ("POST", "/canopy/chunks/%00/pin", None),
-    ("DELETE", "/canopy/chunks/..%2f..%2fetc", None),
+    ("DELETE", "/canopy/documents?extra_key=a&extra_key=b", None),
     ("POST", "/generate", _said(canopy={"time": 1e308, "hints": "["})),
     ("POST", "/generate", _said(canopy_keep_s=1e400)),
     ("POST", "/generate", _said(canopy_keep_s=10**400)),

@@ -3,6 +3,8 @@
 All KV here is approximate unless the ratio is 1. Fused KV must never enter the exact tree.
 """
 
+from typing import Any
+
 ENCODINGS = ("prefix", "mixed")
 """Encodings of a chunk.
 
@@ -17,8 +19,13 @@ of the stored KV (CacheTune)."""
 SPLIT_SELECTORS = ("question",)
 """Selectors that score alike on every rank of a split model; other selectors read one rank's KV."""
 
-TENANT_SHARE = 0.1
-"""Share of each bound (registered tokens and documents, pinned bytes) that one tenant may use."""
+READ_AHEAD_BYTES = 256 << 20
+"""Bytes read from disk ahead for waiting requests; others are read when they are needed."""
 
 ATTRIBUTE = "_canopy_chunks"
 """Attribute of ``ServerArgs`` with the options (``None``: documents are not reused)."""
+
+
+def options_of(server_args: object) -> Any:
+    """Return a server's options, or ``None`` without document reuse."""
+    return getattr(server_args, ATTRIBUTE, None)

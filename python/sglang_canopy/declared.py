@@ -65,6 +65,8 @@ class Declared:
     required: bool = False
     repeated: bool = False
     """Allowed several times; the value is a tuple."""
+    join: Callable[[list[str]], str] | None = None
+    """Makes one value of the words of a positional option that takes several."""
 
     @property
     def dest(self) -> str:
@@ -131,7 +133,7 @@ def add_flags(group: argparse._ActionsContainer, cls: type) -> None:
             text = f"{option.help} (default: {default})" if default else option.help
             help = argparse.SUPPRESS if option.hidden else text.replace("%", "%%")
             if option.positional:
-                count = "*" if option.repeated else None
+                count = "*" if option.repeated else "+" if option.join else None
                 group.add_argument(option.dest, metavar=option.flag, nargs=count, help=help)
                 continue
             group.add_argument(
@@ -172,6 +174,7 @@ def read(cls: type, args: Any) -> Any:
 def _parsed(option: Declared, value: Any) -> Any:
     parse = option.parse or (lambda text: text)
     try:
+        value = option.join(value) if option.join else value
         return tuple(map(parse, value)) if option.repeated else parse(value)
     except CanopyError as error:
         raise CanopyError(f"{option.flag} {error}") from None

@@ -19,6 +19,7 @@ import hashlib
 import itertools
 import math
 import os
+import re
 import secrets
 from collections.abc import Hashable
 from typing import Any, NamedTuple
@@ -121,6 +122,7 @@ def _clients_key(req: Any) -> str | None:
 
 
 _CLIENTS_KEY = "canopy_clients_key"
+_ADAPTER = re.compile(r"/?[0-9a-f]{32}$|/$")
 
 DOCUMENTS_MARK = "\x00canopy-documents/"
 """Separates a client's extra key from the name of a namespace for KV of reused documents.
@@ -132,6 +134,13 @@ Clients may not send it: their exact requests would match approximate KV.
 def documents_key(clients_key: str | None, name: str) -> str:
     """Return the extra key of a tenant's namespace ``name`` for KV of reused documents."""
     return f"{clients_key or ''}{DOCUMENTS_MARK}{name}"
+
+
+def tenants_of_key(extra_key: str | None, cache_salt: str | None) -> set[str | None]:
+    """Return the tenants whose KV may be under a node's keys: two if the extra key may end with an
+    adapter's id, which is 32 hex digits."""
+    own = (extra_key or "").partition(DOCUMENTS_MARK)[0]
+    return {tenant_of(key, cache_salt) for key in (own, _ADAPTER.sub("", own))}
 
 
 def is_documents_key(extra_key: str | None) -> bool:

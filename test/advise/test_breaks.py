@@ -272,3 +272,15 @@ def test_json_without_values_has_no_text_of_the_log(clean_log):
 )
 def test_a_value_is_named(old, new, kind):
     assert kind_of(old, new, "tools") == kind
+
+
+def test_claude_codes_billing_line_has_the_clients_own_switch_as_its_cure(tmp_path):
+    path, draw = tmp_path / "log.jsonl", random.Random(1)
+    with path.open("w") as out:
+        for at in range(40):
+            nonce = f"x-anthropic-billing-header: cc_version=2.1; cch={draw.getrandbits(20):05x};"
+            system = [{"type": "text", "text": nonce}, {"type": "text", "text": "Be brief. " * 300}]
+            body = {"system": system, "messages": [{"role": "user", "content": f"turn {at}"}]}
+            out.write(json.dumps({"time": 1.7e9 + at, "body": body}) + "\n")
+    found = read_breaks(path, "openai")
+    assert "set CLAUDE_CODE_ATTRIBUTION_HEADER=0" in sentences(found)[1]

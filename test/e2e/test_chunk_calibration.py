@@ -29,4 +29,4 @@ def test_a_ratio_is_found_through_the_server_and_used_by_the_next(
         return
     with server(tiny_model, *on(**keys, calibration=str(out)), kv_tokens=8192) as client:
         state = json.loads(client.get("/server_info"))["internal_states"][0]["canopy_chunks"]
-        assert state["ratios"] == {"host": entry["ratio"], "device": entry["ratio"]}
+        assert state["ratios"] == {"host": entry["ratio"]}

@@ -62,13 +62,10 @@ def test_tenants_keep_their_documents_in_full_tiers_and_over_a_restart(
             assert answer["output_ids"] == plain(client, ids)
         _, foreign = alone(client, "c", 0, 200)
         assert not report(foreign)["fused"]
-        assert state(client)["store"]["dropped"] > 0
         assert state(client)["fallbacks"] == 0
         tiers(client)
         assert "Traceback" not in client.server.log_text()
 
-    kept = len(list(folder.rglob("*.chunk")))
-    assert kept > 0
     with server(smollm2, *on(**keys, ratio=0.3), kv_tokens=8192) as client:
         _, foreign = alone(client, "c", 0, 300)
         assert not report(foreign)["fused"]

@@ -86,16 +86,28 @@ def test_exact_and_approximate_requests_never_match_each_others_kv(client) -> No
     exact = conversation(client, order, lambda _: "off")
     assert [cached(one) for one in exact] == [cached(one) for one in clean]
     assert [one["output_ids"] for one in exact] == [one["output_ids"] for one in clean]
-    ids, bounds = prompt(order[:2], order[0])  # its exact KV is in the tree now
+    ids, bounds = prompt(order[:2], order[0])
+    client.flush()
     others = [
         {},
         {"canopy_recompute_ratio": 0.3},
         {"canopy_selector": "frequency"},
-        {"extra_key": "another tenant"},
     ]
-    for params in others:
+    for params in others:  # no KV of one setting is another's
         assert cached(ask(client, ids, bounds, 1, **params)) == 0
     assert all(cached(ask(client, ids, bounds, 1, **params)) for params in others)
+    assert cached(ask(client, ids, bounds, 1, extra_key="another tenant")) == 0
+
+
+def test_an_exact_prefix_that_saves_as_much_is_kept(client) -> None:
+    learn(client, [(0, 1, 2, 3), (3, 2, 1, 0)])
+    client.flush()
+    ids, bounds = prompt((1, 3), 9)
+    whole = ask(client, ids, "off", 4)
+    again = ask(client, ids, bounds, 4)
+    assert cached(again) == len(ids) - 1
+    assert again["output_ids"] == whole["output_ids"]
+    assert report(again)["why"] == "its cached prefix saves as much as its stored documents"
 
 
 def test_at_ratio_1_every_turn_is_plain_serving_and_shares_its_kv(client) -> None:

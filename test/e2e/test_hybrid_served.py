@@ -11,8 +11,7 @@ from support.small_models import VOCABULARY
 KV_TOKENS = 700
 """A third of the prompts' tokens."""
 SLOTS = ("--max-mamba-cache-size", "12", "--max-running-requests", "3")
-STATES = ("--radix-eviction-policy-config", json.dumps({"states": "worth"}))
-MORE = {"windows": ((), ()), "states": (SLOTS, STATES)}
+MORE = {"windows": ((), ()), "states": (SLOTS, ())}
 """Model -> additional flags (for all policies, for Canopy's policies)."""
 HOST = ("--enable-hierarchical-cache", "--hicache-ratio", "6")
 

@@ -91,17 +91,10 @@ def test_each_route_names_its_times(server, smollm2) -> None:
             params = {"canopy_conversation": f"c{seed % 2}", "canopy_turn": 1 + seed // 2}
             client.generate(token_ids(700, seed), 4, params)
         ask("POST", "/canopy/hint", {"conversation": "c0", "over": True})
-        ask("POST", "/canopy/policy", {"device": "canopy-lru"})
-        made = ask("POST", "/canopy/chunks", {"text": "Which leaf goes first? " * 20})
-        place = f"/canopy/chunks/{made['id']}"
-        for step in ("pin", "unpin"):
-            ask("POST", f"{place}/{step}", {}, f"/canopy/chunks/{{name}}/{step}")
-        ask("GET", "/canopy/chunks")
-        ask("DELETE", place, route="/canopy/chunks/{name}")
+        ask("DELETE", "/canopy/documents")
         time.sleep(2.5)  # reports are made once a second
         assert ask("GET", "/canopy/explain?conversation=c0")["replicas"][0][0]
         status = ask("GET", "/canopy/status")
     named = {name for name, _ in numbers(status)}
     assert {"time_unix_s", "clock_ago_s"} <= named
-    assert status["ranks"][0]["policy_changes"][0]["time_unix_s"] > 0
     assert asked == listed

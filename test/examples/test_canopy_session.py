@@ -76,13 +76,13 @@ def test_an_answer_without_tools_announces_nothing(example) -> None:
     assert [set(hint) for hint in sent.hints] == [{"conversation", "over"}]
 
 
-def test_an_inner_session_names_the_outer_as_its_parent(example) -> None:
+def test_an_inner_session_is_another_conversation(example) -> None:
     with chat_endpoint([]) as (url, sent), example.Session(url, "main"):
         with example.Session(url, "sub"):
             ask(client(example, url))
         ask(client(example, url))
     assert sent.fields == [
-        {"canopy_conversation": "sub", "canopy_parent": "main"},
+        {"canopy_conversation": "sub"},
         {"canopy_conversation": "main"},
     ]
 

@@ -1,12 +1,8 @@
 """Named conversations: their nodes, waits for children, and bounds of memory."""
 
-import itertools
-from types import SimpleNamespace
-
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_canopy.radix.conversations import CHILDREN_PER_TENANT, RunningChildren
 from support.live_tree import LiveTree, check, fake_req
 
 
@@ -143,108 +139,11 @@ def kept(tree: LiveTree) -> set[int]:
     }
 
 
-def test_while_a_child_runs_its_parent_is_kept() -> None:
-    tree = LiveTree(1000, "wa", {"quantum_tokens": 1})
-    ask(tree, TURN_1, 0.0, conversation="parent")
-    ask(tree, list(range(700, 710)), 10.0, conversation="child", parent="parent")
-    assert kept(tree) >= set(TURN_1)
-    assert not kept(tree) & set(range(700, 710))
-    ask(tree, [5], 200.0)  # the child has been silent for minutes
-    assert not kept(tree)
-    check(tree)
-
-
-def test_a_parent_is_kept_while_its_child_answers_and_from_then_on() -> None:
-    tree = LiveTree(1000, "wa", {"quantum_tokens": 1})
-    ask(tree, TURN_1, 0.0, conversation="parent")
-    end = begin(tree, list(range(700, 710)), 10.0, conversation="child", parent="parent")
-    for now in (65.0, 90.0, 140.0, 300.0):  # an answer of minutes
-        ask(tree, [5], now)
-        assert kept(tree) >= set(TURN_1)
-    end()
-    ask(tree, [5], 350.0)
-    assert kept(tree) >= set(TURN_1)
-    ask(tree, [5], 500.0)
-    assert not kept(tree)
-    check(tree)
-
-
-def test_a_child_that_never_answers_does_not_keep_its_parent_for_ever() -> None:
-    tree = LiveTree(1000, "wa", {"quantum_tokens": 1})
-    ask(tree, TURN_1, 0.0, conversation="parent")
-    begin(tree, list(range(700, 710)), 1.0, conversation="child", parent="parent")
-    for now in range(20, 1000, 20):
-        ask(tree, [5], float(now))
-    assert not kept(tree)
-    assert not len(tree.core.conversations.running_children)
-
-
-def test_ancestors_of_a_waiting_child_are_kept() -> None:
-    tree = LiveTree(1000, "wa", {"quantum_tokens": 1})
-    ask(tree, TURN_1, 0.0, conversation="parent")
-    ask(tree, list(range(700, 710)), 10.0, conversation="child", parent="parent")
-    ask(tree, [5], 100.0)
-    assert not kept(tree)
-    ask(tree, list(range(800, 810)), 110.0, conversation="grandchild", parent="child")
-    assert kept(tree) >= {*TURN_1, *range(700, 710)}
-    check(tree)
-
-
-def test_a_cycle_of_waiting_conversations_is_followed_once() -> None:
-    tree = LiveTree(1000, "wa", {"quantum_tokens": 1})
-    for n, (name, parent) in enumerate([("a", "b"), ("b", "c"), ("c", "a"), ("a", "a")]):
-        ask(tree, [10 * n + k for k in range(8)], float(n), conversation=name, parent=parent)
-    check(tree)
-
-
-def test_the_children_of_one_tenant_that_are_remembered_are_bounded() -> None:
-    tree = LiveTree(1000, "wa", {"quantum_tokens": 1})
-    ask(tree, TURN_1, 0.0, "quiet", conversation="parent")
-    for n in range(500):
-        begin(tree, [1, 2], 1.0, "loud", conversation=f"child-{n}", parent="parent")
-    begin(tree, [1, 2], 1.0, "quiet", conversation="child", parent="parent")
-    assert len(tree.core.conversations.running_children) <= CHILDREN_PER_TENANT + 1
-    ask(tree, [5], 90.0)
-    assert kept(tree) >= set(TURN_1)
-
-
-def test_the_end_of_a_child_that_is_not_remembered_frees_no_place() -> None:
-    children, numbers = RunningChildren(), itertools.count()
-
-    def begin_child(tenant: str | None) -> int:
-        number = next(numbers)
-        request = SimpleNamespace(number=number, tenant=tenant, parent="p", time=0.0)
-        children.began(request)  # type: ignore[arg-type]
-        return number
-
-    for _ in range(2 * CHILDREN_PER_TENANT):
-        begin_child(None)
-    for number in [begin_child("a") for _ in range(2 * CHILDREN_PER_TENANT)]:
-        children.ended(number)
-    for _ in range(2 * CHILDREN_PER_TENANT):
-        begin_child(None)
-    assert len(children) == CHILDREN_PER_TENANT
-
-
-def test_no_child_keeps_a_parent_of_another_tenant_nor_more_than_its_tenant_may() -> None:
-    tree = LiveTree(1000, "wa", {"quantum_tokens": 1, "keep_tenant_share": 0.05})
-    ask(tree, TURN_1, 0.0, "a", conversation="parent")
-    ask(tree, list(range(700, 710)), 1.0, "b", conversation="child", parent="parent")
-    assert not kept(tree)
-    for n in range(20):
-        mine = list(range(1000 * n + 5000, 1000 * n + 5020))
-        ask(tree, mine, 2.0 + n, "b", conversation=f"p{n}")
-        ask(tree, [n], 2.0 + n, "b", conversation=f"child-{n}", parent=f"p{n}")
-    assert 0 < tree.core.protected.keeps.budget.tokens <= 50
-    check(tree)
-
-
 @given(
     st.lists(
         st.tuples(
             st.sampled_from(["a", "b", None]),
             st.sampled_from(["x", "y", "z"]),
-            st.sampled_from(["x", "y", "nobody", None]),
             st.booleans(),
             st.lists(st.integers(0, 2), min_size=1, max_size=12),
         ),
@@ -253,14 +152,14 @@ def test_no_child_keeps_a_parent_of_another_tenant_nor_more_than_its_tenant_may(
 )
 def test_any_claims_leave_the_tree_sound_and_touch_no_other_tenant(asked: list) -> None:
     tree = LiveTree(128, "wa", {"quantum_tokens": 1, "block_tokens": 2})
-    for n, (salt, name, parent, linear, prompt) in enumerate(asked):
+    for n, (salt, name, linear, prompt) in enumerate(asked):
         before = {
             id(node): (node.canopy.over, node.canopy.keep_until)
             for node in tree.core._node_arena.values()
             if node.canopy.tenant != salt
         }
         said = {"conversation": name, "linear": linear}
-        ask(tree, prompt, float(n), salt, **said, **({"parent": parent} if parent else {}))
+        ask(tree, prompt, float(n), salt, **said)
         for node in tree.core._node_arena.values():
             if id(node) in before and node.canopy.tenant != salt:
                 assert before[id(node)] == (node.canopy.over, node.canopy.keep_until)

@@ -13,8 +13,6 @@ import pytest
 
 from sglang_canopy.admission.gate import SessionGate
 from sglang_canopy.admission.settings import GateSettings
-from sglang_canopy.config.policy_change import PolicyChange
-from sglang_canopy.config.tiers import PolicyChoice
 from sglang_canopy.radix import departures
 from sglang_canopy.radix.counters import INVALID
 from sglang_canopy.records import CLIENT, GATEWAY
@@ -96,9 +94,9 @@ def vouched(number: int) -> dict[str, str | None]:
     return {**everything(number), "source": GATEWAY if number % 2 else CLIENT}
 
 
-everything = fresh("tenant", "conversation", "parent", "category")
+everything = fresh("tenant", "conversation", "category")
 SINGLE = {key: fresh(key) for key in ("tenant", "conversation", "category")}
-KINDS = {"vouched": vouched, "one tenant": fresh("conversation", "parent", "category")}
+KINDS = {"vouched": vouched, "one tenant": fresh("conversation", "category")}
 KINDS |= {"everything": everything, **SINGLE}
 
 
@@ -108,9 +106,6 @@ def growth(kind: str, first: int, last: int) -> dict[str, tuple[int, int]]:
     before: dict[str, int] = {}
     for number in range(last):
         server.serve(**KINDS[kind](number))
-        if number == first // 2:
-            change = PolicyChange(PolicyChoice("canopy-lru"), PolicyChoice("wa"))
-            server.core.exchange.apply(change, "test")
         if number == first:
             before = server.entries()
     after = server.entries()

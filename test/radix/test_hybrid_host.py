@@ -73,19 +73,6 @@ def test_a_full_host_evicts_by_the_policy(kind, core) -> None:
         assert found[-1] == size
 
 
-def test_a_loaded_state_is_ranked_by_its_saving() -> None:
-    with hybrid("mamba", "wa", "worth", write="write_back") as tree:
-        tokens = sequence(tree, 1, 6)
-        tree.serve(tokens, 1.0, category="chat")
-        assert len(list(tree.core.live.states.states())) == 1
-        tree.evict(mamba=1)
-        assert not list(tree.core.live.states.states())
-        assert tree.load_back(tokens) == len(tokens)
-        (after,) = tree.core.live.states.states()
-        assert (after.offset, after.saves) == (6, 6.0)
-        tree.recount()
-
-
 def test_kv_with_its_state_on_the_host_is_usable() -> None:
     """Its leaf is not evicted first."""
     with hybrid("mamba", "canopy-lru", write="write_through") as tree:

@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
 
 from sglang_canopy.policy.registry import live_names
-from sglang_canopy.radix import exchange
 from support.hybrid_tree import FULL, HYBRIDS, MAMBA, SWA, HybridTree
 from support.policy_rules import PolicyRules
 
@@ -19,12 +18,11 @@ class Tree(PolicyRules):
     @initialize(
         kind=st.sampled_from(list(HYBRIDS)),
         policy=st.sampled_from(live_names()),
-        states=st.sampled_from(["lru", "worth"]),
         write=st.sampled_from([None, "write_through", "write_back"]),
         host_ratio=st.sampled_from([0.7, 2.0]),
     )
-    def start(self, kind, policy, states, write, host_ratio) -> None:
-        self.tree = HybridTree(kind, policy, states, write, host_ratio)
+    def start(self, kind, policy, write, host_ratio) -> None:
+        self.tree = HybridTree(kind, policy, write, host_ratio)
         self.time = 0.0
         self.locks: list = []
 
@@ -100,14 +98,6 @@ class Tree(PolicyRules):
     def teardown(self) -> None:
         if hasattr(self, "tree"):
             self.tree.close()
-
-
-@pytest.fixture(autouse=True, scope="module")
-def small_slices():
-    """Exchanges take several requests."""
-    before, exchange.SLICE_NODES = exchange.SLICE_NODES, 3
-    yield
-    exchange.SLICE_NODES = before
 
 
 TestHybridTree = Tree.TestCase

@@ -12,8 +12,8 @@ from support.live_tree import LiveTree, check
 
 DECIDE = ("admission", "policy", "radix", "reuse", "schedule", "ttl", "whatif")
 CLOCKS = {"time", "datetime", "random", "secrets", "uuid"}
-NOT_FOR_DECISIONS = {"whatif/meter.py", "radix/exchange.py"}
-"""The meter reports its own cost; an exchange notes its epoch time for operators."""
+NOT_FOR_DECISIONS = {"whatif/meter.py"}
+"""The meter reports its own cost."""
 
 TOKENS = 24
 PATHS = [[p * 100 + i for i in range(8)] for p in range(6)]

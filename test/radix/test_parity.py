@@ -11,6 +11,7 @@ import pytest
 
 from sglang_canopy.config.tiers import TreeSettings
 from sglang_canopy.policy.block_tree import Evicted, RadixTree
+from sglang_canopy.policy.floored import Floored
 from sglang_canopy.policy.registry import live_names, make_policy
 from sglang_canopy.records import Request
 from support.live_tree import LiveTree, check
@@ -65,15 +66,28 @@ def fields(step: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in step.items() if k not in ("time", "blocks")}
 
 
-def simulated(policy: str, config: dict, steps: list[dict], page: int, **settings: Any):
+def simulated(
+    policy: str,
+    config: dict,
+    steps: list[dict],
+    page: int,
+    lru_turns: range | None = None,
+    **settings: Any,
+):
+    """``lru_turns``: the steps at which LRU and the policy take turns."""
     cuts: list[tuple[int, int, int]] = []
 
     def note(cut: Evicted) -> None:
         cuts.append((cut.offset, cut.tokens, cut.blocks[0]))
 
-    tree = RadixTree(make_policy(policy, config), CAPACITY, page, on_evict=note, **settings)
+    ranks = make_policy(policy, config)
+    if lru_turns is not None:
+        ranks = Floored(ranks)
+    tree = RadixTree(ranks, CAPACITY, page, on_evict=note, **settings)
     hits = []
-    for step in steps:
+    for number, step in enumerate(steps):
+        if isinstance(ranks, Floored) and lru_turns is not None and number in lru_turns:
+            ranks.rank_by(lru=not ranks.by_lru)
         blocks = step["blocks"]
         # A path is chained: the same block below another prefix is another block.
         path = [hash((*blocks[: i + 1],)) for i in range(len(blocks))]
@@ -95,12 +109,13 @@ def served(
     steps: list[dict],
     page: int,
     readmit: tuple[int, int] | None = None,
+    lru_turns: range | None = None,
     **settings: Any,
 ):
     """``readmit``: seeds that draw which leaves are re-admitted before each request, and in which
     order."""
     every = {**config, **settings, "block_tokens": page}
-    tree = LiveTree(CAPACITY * page, policy, every, page_size=page)
+    tree = LiveTree(CAPACITY * page, policy, every, page_size=page, floor=lru_turns is not None)
     core = tree.core
     cuts: list[tuple[int, int, int]] = []
     delete = core._delete_unbacked_device_leaf
@@ -118,7 +133,10 @@ def served(
     core._delete_unbacked_device_leaf = noted
     readmission = None if readmit is None else Readmission(core, *readmit)
     hits = []
-    for step in steps:
+    for number, step in enumerate(steps):
+        ranks = core.live.device_policy
+        if isinstance(ranks, Floored) and lru_turns is not None and number in lru_turns:
+            ranks.rank_by(lru=not ranks.by_lru)
         if readmission is not None:
             readmission()
         tokens = [t for block in step["blocks"] for t in [block] * page]
@@ -149,6 +167,21 @@ def test_simulator_and_live_cache_hit_and_evict_the_same(
     policy: str, config: dict[str, Any], whole: bool
 ) -> None:
     assert_alike(policy, config, PAGE, quantum_tokens=1, whole_nodes=whole)
+
+
+@pytest.mark.parametrize("policy", ["wa", "threshold-lru"])
+def test_they_are_equal_while_lru_and_the_policy_take_turns(policy: str) -> None:
+    config = CONFIGS.get(policy, [{}])[0]
+    assert_alike(policy, config, PAGE, quantum_tokens=1, lru_turns=range(20, 120, 15))
+
+
+@pytest.mark.parametrize("policy", ["wa", "threshold-lru"])
+def test_a_floored_policy_ranks_as_itself_or_as_lru(policy: str) -> None:
+    config, steps = CONFIGS.get(policy, [{}])[0], workload(1, 120)
+    own, lru = ((simulated(name, of, steps, PAGE)) for name, of in ((policy, config), ("lru", {})))
+    assert own != lru
+    assert simulated(policy, config, steps, PAGE, range(0)) == own
+    assert simulated(policy, config, steps, PAGE, range(1)) == lru
 
 
 @pytest.mark.parametrize("page", [4, 16, 64])

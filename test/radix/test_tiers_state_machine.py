@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, rule
 
 from sglang_canopy.config.tiers import PolicyChoice, TierOptions
-from sglang_canopy.radix import exchange
 from sglang_canopy.storage import disk_link
 from sglang_canopy.storage.page_table import PAGES
 from sglang_canopy.ttl.table import TTLTable
@@ -53,7 +52,7 @@ class Tiers(PolicyRules):
         self.tree = self.begin()
 
     def begin(self) -> DiskTree:
-        return DiskTree(self.folder / "disk", disk=self.disk, **self.options)
+        return DiskTree(self.folder / "disk", disk=self.disk, floor=True, **self.options)
 
     @rule(
         run=runs,
@@ -164,14 +163,6 @@ def reported_at_once():
     before, disk_link.REPORT_INTERVAL_S = disk_link.REPORT_INTERVAL_S, 0.0
     yield
     disk_link.REPORT_INTERVAL_S = before
-
-
-@pytest.fixture(autouse=True, scope="module")
-def small_slices():
-    """Exchanges take several requests."""
-    before, exchange.SLICE_NODES = exchange.SLICE_NODES, 3
-    yield
-    exchange.SLICE_NODES = before
 
 
 TestTiers = Tiers.TestCase

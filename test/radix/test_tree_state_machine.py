@@ -10,7 +10,6 @@ from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from sglang_canopy.policy.registry import live_names
-from sglang_canopy.radix import exchange
 from support.live_tree import LiveTree, check
 from support.policy_rules import PolicyRules
 
@@ -29,7 +28,9 @@ class Tree(PolicyRules):
     )
     def start(self, policy: str, page: int, host: int, write: str, whole: bool) -> None:
         config = {"quantum_tokens": 1, "whole_nodes": whole}
-        self.tree = LiveTree(32, policy, config, page, host_tokens=host, write_policy=write)
+        self.tree = LiveTree(
+            32, policy, config, page, host_tokens=host, write_policy=write, floor=True
+        )
         self.time = 0.0
         self.locks: list = []
         self.pinned: dict = {}
@@ -106,14 +107,6 @@ class Tree(PolicyRules):
     def everything_adds_up(self) -> None:
         if hasattr(self, "tree"):
             check(self.tree)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def small_slices():
-    """Exchanges take several requests."""
-    before, exchange.SLICE_NODES = exchange.SLICE_NODES, 3
-    yield
-    exchange.SLICE_NODES = before
 
 
 TestTree = Tree.TestCase

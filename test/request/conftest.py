@@ -21,7 +21,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
     from sglang.srt.entrypoints import http_server
     from sglang.srt.utils.auth import add_api_key_middleware
 
-    from canopy_chunks.plugin import entry as documents
+    from canopy_chunks import ATTRIBUTE as DOCUMENTS
     from canopy_chunks.server import options
     from canopy_chunks.server.http import routes as chunk_routes
     from sglang_canopy.server.http import entry, routes
@@ -47,13 +47,13 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
             api_key=api_key,
             admin_api_key=admin_api_key,
             **{ATTRIBUTE: ServerOptions(RequestOptions(client_hints=hints))},
-            **{documents.ATTRIBUTE: options.Options()},
+            **{DOCUMENTS: options.Options()},
         )
         if worker:  # SGLang adds no middleware there
             routes.add_worker_routes(server_args)
         else:
             routes.add_routes(server_args)
-        chunk_routes.add_routes(server_args, options.Options())
+        chunk_routes.add_routes()
         if (api_key or admin_api_key) and not worker:
             add_api_key_middleware(app, api_key=api_key, admin_api_key=admin_api_key)
         server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", lifespan="off"))

@@ -12,14 +12,10 @@ import pytest
 from sglang_canopy.request.client_hints import SECRET_VARIABLE
 from support.served_routes import ADMIN, HINT, SECRET, USER, Http, Serve, gateway
 
-READS = (("GET", "/canopy/status"), ("GET", "/canopy/chunks"), ("GET", "/canopy/explain"))
+READS = (("GET", "/canopy/status"), ("GET", "/canopy/explain"))
 CHANGES = (
     ("POST", "/canopy/hint"),
-    ("POST", "/canopy/policy"),
-    ("POST", "/canopy/chunks"),
-    ("DELETE", "/canopy/chunks/abc"),
-    ("POST", "/canopy/chunks/abc/pin"),
-    ("POST", "/canopy/chunks/abc/unpin"),
+    ("DELETE", "/canopy/documents"),
 )
 REFUSED = (401, 403)
 
@@ -88,7 +84,7 @@ def test_a_body_that_browsers_send_without_permission_is_refused(
         assert not http.manager.sent
 
 
-@pytest.mark.parametrize("path", ["/canopy/hint", "/canopy/chunks", "/canopy/chunks/abc/pin"])
+@pytest.mark.parametrize("path", ["/canopy/hint"])
 def test_a_body_of_unknown_length_is_read_no_further_than_its_limit(
     serve: Serve, path: str
 ) -> None:
@@ -120,13 +116,6 @@ def test_a_body_of_unknown_length_is_read_no_further_than_its_limit(
         ("hint", b'{"conversation": "\\ud800", "over": true}'),
         ("hint", b'{"conversation": "a", "over": true, "cache_salt": 7}'),
         ("hint", b'{"conversation": "a", "over": true, "extra_key": ["k"]}'),
-        ("chunks", b""),
-        ("chunks", b"[" * 100_000),
-        ("chunks", b"[1]"),
-        ("chunks", b'{"text": 7}'),
-        ("chunks", b'{"text": "\\ud800"}'),
-        ("chunks", b'{"input_ids": [[1], 2]}'),
-        ("chunks", b'{"input_ids": [1e400]}'),
     ],
 )
 def test_a_malformed_body_is_answered_with_400(serve: Serve, path: str, body: bytes) -> None:
@@ -160,7 +149,7 @@ def test_the_status_shows_the_policy_that_runs_and_not_the_requested_one(
         assert ("No eviction policy" in status["next_step"]) == (shown is None)
 
 
-@pytest.mark.parametrize("path", ["/canopy/chunks", "/canopy/explain?conversation=c"])
+@pytest.mark.parametrize("path", ["/canopy/explain?conversation=c"])
 @pytest.mark.parametrize("header", ["X-Canopy-Cache-Salt", "X-Canopy-Extra-Key"])
 def test_a_tenant_header_that_is_sent_twice_is_refused(
     serve: Serve, path: str, header: str
@@ -178,8 +167,9 @@ def test_a_tenant_header_that_is_sent_twice_is_refused(
 
 def test_a_tenant_that_the_query_names_twice_is_refused(serve: Serve) -> None:
     with serve() as http:
-        assert http("GET", "/canopy/chunks?cache_salt=a&cache_salt=b")[0] == 400
-        assert http("GET", "/canopy/chunks?cache_salt=a&cache_salt=a")[0] == 200
+        assert http("DELETE", "/canopy/documents?cache_salt=a&cache_salt=b")[0] == 400
+        assert http("DELETE", "/canopy/documents?cache_salt=a&cache_salt=a")[0] == 200
+        assert http.manager.sent == [{"canopy_chunk:a": 1}]
 
 
 def test_neither_status_nor_an_error_shows_a_secret(
@@ -257,24 +247,3 @@ def test_answers_to_users_are_limited_in_number(
         served_by(http, tree)
         assert [http(*ask)[0] for _ in range(3)] == [200, 429, 429]
         assert http(*ask, ADMIN)[0] == 200
-
-
-def test_only_an_administrator_exchanges_the_policy(serve: Serve, tree: Any) -> None:
-    from support.live_tree import check
-
-    change = ("POST", "/canopy/policy")
-    with serve(api_key=USER, admin_api_key=ADMIN) as http:
-        assert http(*change, ADMIN, {"device": "canopy-lru"})[0] == 409
-        served_by(http, tree)
-        assert http(*change, USER, {"device": "canopy-lru"})[0] == 401
-        assert tree.core.live.running == "wa"
-        code, text = http(*change, ADMIN, {"device": "canopy-lru"})
-        assert (code, json.loads(text)["replicas"]) == (200, 1)
-        assert tree.core.live.running == "canopy-lru"
-        assert tree.match(list(range(8))) == 8
-        check(tree)
-        for bad in ({"device": "lru"}, {"device": "wa", "canary": 0.5}, [1], b"{"):
-            assert http(*change, ADMIN, bad)[0] == 400
-        assert http(*change, ADMIN, {"device": "canopy-lru"})[0] == 200
-        assert tree.core.live.device_policy.name == "lru"
-        check(tree)

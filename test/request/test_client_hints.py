@@ -27,7 +27,6 @@ ASKED = {
     "canopy_category": "chat",
     "canopy_conversation": "c",
     "canopy_over": True,
-    "canopy_parent": "p",
     "canopy_return_in_s": 5,
     "canopy_keep_s": 5,
     "canopy_ttl_s": 5,

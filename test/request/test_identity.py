@@ -55,18 +55,18 @@ def stamped(body: Any, headers: dict[str, str] | None = None, **obj: Any) -> dic
                 "x-dynamo-parent-session-id": "up",
                 "x-dynamo-session-final": "True",
             },
-            {"conversation": "d", "linear": True, "parent": "up", "over": True},
+            {"conversation": "d", "linear": True, "over": True},
         ),
         (
             {"nvext": {"agent_context": {"session_id": "n", "parent_session_id": "up"}}},
             {},
-            {"conversation": "n", "linear": True, "parent": "up"},
+            {"conversation": "n", "linear": True},
         ),
         ({}, {"x-claude-code-session-id": "cc"}, {"conversation": "cc", "linear": True}),
         (
             {},
             {"x-claude-code-session-id": "cc", "x-claude-code-agent-id": "a1"},
-            {"conversation": "cc/a1", "linear": True, "parent": "cc"},
+            {"conversation": "cc/a1", "linear": True},
         ),
         (
             {},
@@ -75,17 +75,17 @@ def stamped(body: Any, headers: dict[str, str] | None = None, **obj: Any) -> dic
                 "x-claude-code-agent-id": "a2",
                 "x-claude-code-parent-agent-id": "a1",
             },
-            {"conversation": "cc/a2", "linear": True, "parent": "cc/a1"},
+            {"conversation": "cc/a2", "linear": True},
         ),
         (
             {},
             {"x-session-id": "x", "x-parent-session-id": "up"},
-            {"conversation": "x", "linear": True, "parent": "up"},
+            {"conversation": "x", "linear": True},
         ),
         (
             {},
             {"thread-id": "t", "x-codex-parent-thread-id": "t0"},
-            {"conversation": "t", "linear": True, "parent": "t0"},
+            {"conversation": "t", "linear": True},
         ),
         ({}, {"x-override-conversation-id": "o"}, {"conversation": "o", "linear": True}),
         ({"rid": "conv_t2"}, {}, {"conversation": "conv", "linear": True, "turn": 2}),
@@ -143,7 +143,7 @@ def test_canopy_conversation_overrides_all_other_names() -> None:
     entry.stamp(own, {}, http({}, headers))
     stamp = own.sampling_params["custom_params"][STAMP_KEY]
     assert stamp["conversation"] == "mine"
-    assert not {"over", "linear", "parent"} & stamp.keys()
+    assert not {"over", "linear"} & stamp.keys()
 
 
 def test_a_chain_of_responses_is_one_conversation_of_its_tenant() -> None:

@@ -11,9 +11,7 @@ from typing import Any
 
 import pytest
 
-from canopy_chunks.server.http.limits import DocumentLimits
-from canopy_chunks.text.documents import Documents
-from canopy_chunks.text.find import Finder
+from canopy_chunks.text.order import Orders
 from canopy_chunks.text.variants import Heads
 from canopy_lab.live.replay.replay_clock import ReplayClock
 from sglang_canopy.config.server_options import RequestOptions
@@ -24,8 +22,6 @@ from sglang_canopy.server.http.explain import Explaining
 from sglang_canopy.wire.hints import Waiting
 from support.containers import entries
 
-TOKENS = 80
-"""Tokens of a document."""
 SLACK = 16
 
 
@@ -43,9 +39,7 @@ class Process:
         monkeypatch.setattr(entry, "current", self.entry)
         self.hints = Waiting()
         self.explaining = Explaining(no_answer, None)
-        self.limits = DocumentLimits(clock=lambda: self.now)
-        self.documents = Documents(most=64, most_tokens=64 * TOKENS, clock=lambda: self.now)
-        self.finder, self.heads, self.replayed = Finder(), Heads(most=64), ReplayClock()
+        self.orders, self.heads, self.replayed = Orders(64), Heads(most=64), ReplayClock()
 
     def serve(self, number: int) -> None:
         """Send a request of a new tenant on each route, a tenth of a second after the previous one."""
@@ -60,7 +54,8 @@ class Process:
         )
         with contextlib.suppress(CanopyError, Refused):
             self.loop.run_until_complete(self.explaining(question))
-        self._register(number, tenant)
+        self.orders.order(number, ["one", "two"], tenant)
+        self.heads.seen_before(tenant, (number, number + 1))
         self.replayed.stamp(number, 1.0, self.now)
 
     def _generate(self, number: int, tenant: str) -> None:
@@ -82,26 +77,12 @@ class Process:
     async def _body(body: dict[str, Any]) -> dict[str, Any]:
         return body
 
-    def _register(self, number: int, tenant: str) -> None:
-        self.limits.register(tenant)
-        self.limits.change(tenant)
-        ids = tuple(range(number, number + TOKENS))
-        with contextlib.suppress(CanopyError):
-            self.documents.add(ids, tenant)
-            self.finder.add(ids, tenant)
-        while self.documents.removed:  # as the route does
-            gone = self.documents.removed.pop()
-            self.finder.remove(gone.ids, gone.tenant)
-        self.heads.seen_before(tenant, ids[:8])
-
     def entries(self) -> dict[str, int]:
         return entries(
             self.entry,
             self.hints,
             self.explaining,
-            self.limits,
-            self.documents,
-            self.finder,
+            self.orders,
             self.heads,
             self.replayed,
         )
@@ -132,7 +113,7 @@ def test_no_container_of_the_http_process_grows_with_new_names(process) -> None:
     assert growth(process, 4_200, 4_500) == {}
     # The sweep covers all containers: each has an entry.
     filled = {place.partition(".")[0] for place, count in process.entries().items() if count}
-    assert {"Waiting", "TenantRate", "Documents", "Finder", "Heads", "ReplayClock"} <= filled
+    assert {"Waiting", "Orders", "Heads", "ReplayClock"} <= filled
     assert {"Responses"} <= filled
 
 

@@ -143,21 +143,6 @@ def test_costs_are_finite_above_zero_and_grow_with_work(seen, uncached: int, cac
     assert cost.seconds(Prefill(uncached + 1, cached, cached)) >= one
 
 
-def test_the_depth_scale_of_a_noisy_engine_is_found() -> None:
-    """10 % noise and 2 % of batches that stall, on a model whose attention costs as much as the rest
-    at 19,600 tokens."""
-    draw, cost = random.Random(7), PrefillCost()
-    token = 1e-4
-    engine = (0.1 * token * cost.step_tokens, token, 1.1 * token / 19_600, 0.0)
-    for batch in batches(256, seed=7):
-        noise = 5.0 if draw.random() < 0.02 else math.exp(draw.gauss(0.0, 0.1))
-        cost.add(batch, engine_seconds(batch, engine) * noise)
-    assert cost.depth_scale() == 0.0  # nothing is adopted yet
-    cost.refit()
-    assert cost.depth_scale() == pytest.approx(19_600, rel=0.1)
-
-
-def test_an_engine_without_attention_costs_has_no_depth_scale() -> None:
-    assert priced().depth_scale() == math.inf
+def test_the_costs_of_a_token_include_its_share_of_the_step() -> None:
     linear, pair = priced().token_costs()
     assert (linear, pair) == (pytest.approx(2e-3 + 0.09 / 128), 0.0)

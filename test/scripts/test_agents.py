@@ -66,12 +66,10 @@ def test_steps_documents_and_hits_are_counted() -> None:
 @pytest.mark.parametrize(("steps", "said"), [(15, "50 % more"), (5, "50 % less"), (10, "0 % more")])
 def test_the_table_has_the_result_for_either_winner(steps: int, said: str) -> None:
     one = agents.Outcome(10, 5, 2.5, 0.4)
-    text = agents.side_by_side({"lru": one, "wa": agents.Outcome(steps, 5, 2.0, 0.6)}, 60)
-    assert (
-        "found 20 points more of their prompts in the cache under wa than under lru"
-        in text.replace("\n", " ")
-    )
-    assert f"and got {said} done" in text
+    other = agents.Outcome(steps, 5, 2.0, 0.6)
+    text = agents.side_by_side({"lru": one, "lru + host": one, "auto": other}, 60)
+    assert f"auto against lru + host: 20 points more of the prompts found in the cache, {said} steps done." in text  # fmt: skip
+    assert "lru + host against lru: 0 points more" in text
     assert "2.5 s" in text
     assert "60 %" in text
 
@@ -116,15 +114,15 @@ def endpoint() -> Iterator[SimpleNamespace]:
         server.shutdown()
 
 
-def test_the_quick_start_runs_the_agents_under_both_policies(monkeypatch, tmp_path, capsys) -> None:
+def test_the_quick_start_runs_the_agents_on_each_server(monkeypatch, tmp_path, capsys) -> None:
     """The script's own steps; real servers are in test/e2e/test_examples_served.py."""
     pytest.importorskip("openai")
     served: list[tuple[str, list[dict[str, Any]]]] = []
 
     @contextlib.contextmanager
-    def serve(model: Path, name: str, kind: str, policy: str, port: int) -> Iterator[Any]:
+    def serve(model: Path, name: str, kind: str, which: str, port: int) -> Iterator[Any]:
         with endpoint() as server:
-            served.append((policy, server.asked))
+            served.append((which, server.asked))
             yield server
 
     monkeypatch.setattr(quickstart, "serve", serve)
@@ -133,14 +131,16 @@ def test_the_quick_start_runs_the_agents_under_both_policies(monkeypatch, tmp_pa
     monkeypatch.setattr(agents, "READ_S", 0.1)
     args = argparse.Namespace(port=1, seconds=1.5, once=True, no_open=True)
     assert quickstart.compare(tmp_path, "m", "cpu", args, TEXTS) == 0
-    assert [policy for policy, _ in served] == ["lru", "auto"]
-    for policy, asked in served:
+    assert [which for which, _ in served] == ["lru", "lru + host", "auto + host"]
+    for which, asked in served:
         assert asked[0]["messages"][0]["content"] == quickstart.QUESTION
         assert asked[1]["path"].startswith("/flush_cache")
-        answers = json.loads((tmp_path / "quickstart" / f"{policy}.json").read_text())
+        answers = json.loads(
+            (tmp_path / "quickstart" / f"{which.replace(' + ', '-')}.json").read_text()
+        )
         assert {answer["who"] for answer in answers} == {"agent", "reader"}
     printed = capsys.readouterr().out
-    assert "in the cache under auto than under lru" in printed
+    assert "auto + host against lru + host: " in printed
     assert "40 %" in printed  # four of ten prompt tokens
     assert "/canopy/ui" in printed
     assert "What auto did: wa hits 40.0 %" in printed

@@ -10,10 +10,8 @@ from typing import Any
 
 import pytest
 
-from sglang_canopy.config.policy_change import PolicyChange
-from sglang_canopy.config.tiers import PolicyChoice, TierOptions
+from sglang_canopy.config.tiers import TierOptions
 from sglang_canopy.disk import segments
-from sglang_canopy.radix import exchange
 from sglang_canopy.server.scheduler.cache_factory import keep_learnt
 from sglang_canopy.storage import drain
 from sglang_canopy.storage.page_table import PAGES
@@ -397,33 +395,3 @@ def test_a_fault_before_or_after_the_drain_still_frees_the_host(
         after = restarted(tmp_path, policy="wa")
         assert after.on_disk(tokens(1, 8)) == 8
         after.close()
-
-
-def test_state_learnt_before_an_exchange_is_saved(tmp_path: Path) -> None:
-    tree = restarted(tmp_path, policy="wa")
-    keep_learnt(tree.cache, None)
-    learn(tree)
-    file = tree.store.path / "learnt.json"
-    file.unlink(missing_ok=True)
-    change = PolicyChange(PolicyChoice("canopy-lru", {}), tree.core.live.tiers.host)
-    tree.core.exchange.apply(change, "by hand")
-    learnt = tree.core.live.learners[0].state()["categories"]
-    assert learnt
-    terminated(tree)
-    assert json.loads(file.read_text())["categories"].keys() == learnt.keys()
-
-
-def test_a_drain_in_the_middle_of_a_policy_exchange_writes_every_leaf(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(exchange, "SLICE_NODES", 3)
-    tree = restarted(tmp_path, policy="wa", tokens=128, host_tokens=256)
-    for name in range(8):
-        tree.serve(tokens(name, 8), 1.0 + name)
-    change = PolicyChange(PolicyChoice("canopy-lru", {}), tree.core.live.tiers.host)
-    tree.core.exchange.apply(change, "by hand")
-    assert tree.core.exchange.handing_over
-    terminated(tree)
-    after = restarted(tmp_path, tokens=128, host_tokens=256)
-    assert [after.on_disk(tokens(name, 8)) for name in range(8)] == [8] * 8
-    after.close()

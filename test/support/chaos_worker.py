@@ -3,7 +3,7 @@
     cd test && python -m support.chaos_worker MODEL SEED STEPS ARGUMENT...
 
 Requests arrive alone and in samples, with true and false hints. Some are aborted, retracted or paused;
-the cache is flushed and the policies are exchanged meanwhile. Prints one JSON object of counts.
+the cache is flushed and the order of eviction changes meanwhile. Prints one JSON object of counts.
 ``wrong``: answers that differ from the answer to the prompt alone. ``other_from_wrong_kv``: prompts
 whose answer changes if their cached KV is exchanged: only of these ``wrong`` counts wrong KV.
 """
@@ -14,9 +14,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from sglang_canopy.config.policy_change import PolicyChange
-from sglang_canopy.config.tiers import PolicyChoice
-from sglang_canopy.wire.messages import POLICY, TIME
+from sglang_canopy.policy.floored import Floored
+from sglang_canopy.wire.messages import TIME
 from support.evictable_recount import recount_leaves, recount_protected
 from support.leaving_worker import MAX_STEPS, what_is_held, with_armed_gate, with_tight_budgets
 from support.prompts import continuing_prompts
@@ -25,10 +24,9 @@ from support.scheduler_worker import InProcess, end_with
 ANSWER = 6
 PROMPTS = 14
 MAX_WAITING = 12
-POLICIES = ("wa", "canopy-lru", "threshold-lru", "canopy-tlru", "etlru")
 CHECK_EVERY = 5
 COUNTS = (
-    *("came", "answered", "wrong", "aborts", "exchanges", "refused_exchanges", "pauses"),
+    *("came", "answered", "wrong", "aborts", "orders", "pauses"),
     *("retracted", "flushes", "samples", "hints"),
 )
 
@@ -98,7 +96,7 @@ class Chaos:
                 self.engine.abort(req.rid)
                 self.counts["aborts"] += 1
         if draw.random() < 0.06:
-            self.exchange()
+            self.change_order()
         if draw.random() < 0.04:
             self.pause()
         if draw.random() < 0.1:
@@ -128,7 +126,6 @@ class Chaos:
         if draw.random() < 0.5:
             stamp |= {"conversation": draw.choice("xyz"), "linear": draw.random() < 0.5}
         for key, values in (
-            ("parent", "xyz"),
             ("keep_s", (0.0, 1.0, 100.0)),
             ("over", (True,)),
             ("return_in_s", (0.0, 0.1, 50.0)),
@@ -147,13 +144,13 @@ class Chaos:
             if req is not None:
                 self.running.append((which, req))
 
-    def exchange(self) -> None:
-        """Exchange the policies as ``POST /canopy/policy`` does, by a message to the scheduler."""
-        draw = self.draw
-        host = draw.choice([None, PolicyChoice(draw.choice(POLICIES))])
-        change = PolicyChange(PolicyChoice(draw.choice(POLICIES)), host)
-        done = self.internal_state(POLICY.key(change.message()))
-        self.counts["exchanges" if done else "refused_exchanges"] += 1
+    def change_order(self) -> None:
+        """Let the policies or LRU rank from now on, as the floor does."""
+        live, lru = self.core.live, self.draw.random() < 0.5
+        for policy in (live.device_policy, live.host_policy):
+            if isinstance(policy, Floored):
+                policy.rank_by(lru)
+        self.counts["orders"] += 1
 
     def internal_state(self, key: str) -> bool:
         from sglang.srt.managers.io_struct import SetInternalStateReq
@@ -214,10 +211,9 @@ def check_books(core: Any) -> None:
 def main() -> None:
     import torch
 
-    from sglang_canopy.radix import exchange
+    from sglang_canopy.server.scheduler import cache_factory
 
-    exchange.SLICE_NODES = 4  # every exchange takes several requests
-
+    cache_factory.keeps_floor = lambda _: True
     engine = InProcess(Path(sys.argv[1]), sys.argv[4:])
     vocabulary = engine.scheduler.model_config.vocab_size
     with torch.no_grad():

@@ -70,15 +70,3 @@ def refused(client, path, body, method="POST") -> tuple[int, str]:
     with pytest.raises(urllib.error.HTTPError) as answer:
         urllib.request.urlopen(request, timeout=60)
     return answer.value.code, answer.value.read().decode()
-
-
-def damage(folder) -> int:
-    """Flip a bit in the last record of every chunk file."""
-    files = list(folder.rglob("*.chunk"))
-    for path in files:
-        with path.open("r+b") as f:
-            f.seek(-5, 2)
-            (last,) = f.read(1)
-            f.seek(-5, 2)
-            f.write(bytes([last ^ 1]))
-    return len(files)

@@ -8,6 +8,7 @@ from canopy_chunks.server.engine import ChunkEngine
 
 SYSTEM, LENGTH, TAIL = 10, 40, 8
 NO_FILES = SimpleNamespace(model_path="no/such-model")
+NO_STORAGE = SimpleNamespace(hicache_storage_backend=None)
 
 
 class Tokenizer:
@@ -16,9 +17,16 @@ class Tokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return [ord(c) % 300 for c in text][:30]
 
+    eos_token_id = None
+
 
 def request(ids, bounds, salt: str | None = None, **fields):
-    known = {"return_logprob": False, "logprob_start_len": -1, "output_ids": [], **fields}
+    known = {
+        "return_logprob": False, "logprob_start_len": -1, "output_ids": [], "lora_id": None,
+        "input_embeds": None, "positional_embed_overrides": None, "multimodal_inputs": None,
+        "session": None, "return_hidden_states": False, "return_routed_experts": False,
+        "beam_group": None, "canopy_chunks": None, **fields,
+    }  # fmt: skip
     params = SimpleNamespace(custom_params={"canopy_chunks": bounds})
     return SimpleNamespace(
         origin_input_ids=list(ids), extra_key=None, cache_salt=salt, sampling_params=params, **known
@@ -48,7 +56,7 @@ def learn(engine: ChunkEngine, req, head_returns: bool = True) -> None:
     state.fused = True  # so that nothing is taken from a pool
     engine.encode_missing(req, state, torch.arange(len(req.origin_input_ids)))
     while engine.library.encoder.busy:
-        engine.library.encoder.step(0.0)
+        engine.library.encoder.step()
 
 
 def tiers(engine: ChunkEngine, req) -> list[str | None]:

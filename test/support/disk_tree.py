@@ -11,9 +11,8 @@ from sglang.srt.mem_cache.utils import get_storage_hash_str
 from sglang.srt.runtime_context import get_parallel
 
 from sglang_canopy.disk.store import DiskStore
-from sglang_canopy.server.start.attach import storage_attached
 from sglang_canopy.storage.page_table import PAGES
-from sglang_canopy.storage.settings import BACKEND, DYNAMIC_BACKEND
+from sglang_canopy.storage.settings import DYNAMIC_BACKEND
 from support.live_tree import LiveTree
 
 _RANKS = ("tp_rank", "pp_rank", "attn_tp_rank", "attn_cp_rank", "attn_dp_rank", "attn_dcp_rank")
@@ -60,15 +59,13 @@ class DiskTree(LiveTree):
         assert ok, message
 
     def attach(self, folder: Path, **extra: Any) -> str | None:
-        """Act as ``PUT /hicache/storage-backend`` with ``canopy``. Return the error, if it fails."""
+        """Attach the store to a tree in use. Return the error, if it fails."""
         given = {"path": str(folder), "capacity_bytes": 10**7, "policy": "canopy-lru"}
         given |= {"prefetch_threshold": 1, "sweep_s": 3600, **extra}
         with get_parallel().override(**dict.fromkeys(_RANKS, 0)):
-            ok, message = storage_attached(
-                type(self.cache).attach_storage_backend,
-                self.cache,
-                storage_backend=BACKEND,
-                storage_backend_extra_config_json=json.dumps(given),
+            ok, message = self.cache.attach_storage_backend(
+                storage_backend="dynamic",
+                storage_backend_extra_config_json=json.dumps({**DYNAMIC_BACKEND, **given}),
                 hicache_storage_prefetch_policy="wait_complete",
             )
         self.storage = self.cache.cache_controller.storage_backend

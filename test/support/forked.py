@@ -34,7 +34,7 @@ from typing import IO, Any
 
 TESTS = Path(__file__).resolve().parents[1]
 FORK_CHILDREN = "--fork-children"
-READ_LATE = ("CANOPY_", "SGLANG_HICACHE", "SGLANG_TIMEOUT_KEEP_ALIVE")
+READ_LATE = ("CANOPY_", "SGLANG_HICACHE", "SGLANG_PLUGINS", "SGLANG_TIMEOUT_KEEP_ALIVE")
 """Beginnings of the variables that no import reads."""
 MAX_FILES = 64
 MAX_BYTES = 200_000

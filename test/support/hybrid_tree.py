@@ -46,7 +46,7 @@ _states = itertools.count()
 
 
 class HybridTree(KitTree):
-    """``core``: ``sglang``, or a Canopy policy's name; ``states``: the order of states, of ours.
+    """``core``: ``sglang``, or a Canopy policy's name.
 
     ``write``: the write policy of a host tier of ``host_ratio`` times the device; ``None``: no such.
     """
@@ -55,12 +55,11 @@ class HybridTree(KitTree):
         self,
         kind: str,
         core: str = "canopy-lru",
-        states: str = "lru",
         write: str | None = None,
         host_ratio: float = 2.0,
         **changes: Any,
     ) -> None:
-        with on_canopy(core, {"states": states}):
+        with on_canopy(core, {}):
             super().__init__(dataclasses.replace(HYBRIDS[kind], **changes), core)
         self.core = self.cache.tree_core
         self.has_swa, self.has_mamba = self.cfg.has_swa, self.cfg.has_mamba
@@ -188,14 +187,6 @@ class HybridTree(KitTree):
         self._recount_leaves(core.evictable_device_leaves, core._is_device_leaf)
         self._recount_leaves(core.evictable_host_leaves, core._is_host_leaf)
         if isinstance(self.core, CanopyTreeCore):
-            order = self.core.live.states
-            if order is not None and self.has_mamba:
-                states = [n.canopy.state for n in self.nodes() if n.canopy.state is not None]
-                assert set(order.states()) == set(states)
-                holders = {n for n in self.nodes() if n.component_data[MAMBA].value is not None}
-                assert {state.node for state in states} == holders
-                for state in states:
-                    assert state.saves == self._saving(state.node)
             recount_protected(self.core)
             for node in self.nodes():
                 leaf = node.canopy
@@ -217,11 +208,3 @@ class HybridTree(KitTree):
         assert set(leaves) == truth
         if isinstance(self.core, CanopyTreeCore):
             recount_leaves(leaves, truth)
-
-    def _saving(self, node: Any) -> float:
-        """Tokens from the last state above ``node`` to its end."""
-        tokens = len(node.key)
-        above = node.parent
-        while above is not self.core.root_node and above.component_data[MAMBA].value is None:
-            tokens, above = tokens + len(above.key), above.parent
-        return float(tokens)

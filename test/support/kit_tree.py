@@ -43,7 +43,7 @@ class CanopyInspector(UnifiedTreeCoreInspector, CanopyTreeCore):
 def _canopy_cache(params: Any, config: dict[str, Any] | None = None) -> CanopyRadixCache:
     install_core()
     params.eviction_policy_config = config
-    prepare(params)
+    prepare(params, floor=True)
     params.tree_core_backend = None  # the kit has put the inspector where "python" is
     return CanopyRadixCache(params=params)
 

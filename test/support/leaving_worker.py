@@ -16,9 +16,6 @@ from typing import Any
 
 from sglang_canopy.admission.gate import SessionGate
 from sglang_canopy.admission.settings import GateSettings
-from sglang_canopy.config.policy_change import PolicyChange
-from sglang_canopy.config.tiers import PolicyChoice
-from sglang_canopy.policy.registry import live_names
 from sglang_canopy.server.scheduler.session_gate import ServerGate, take_time
 from sglang_canopy.server.start.seams import SEAMS
 from support.bound_ledger import BoundLedger
@@ -117,7 +114,6 @@ def fuzz(engine: InProcess, seed: int = 0) -> dict[str, Any]:
         engine.serve([req := engine.feed(ids, ANSWER)])
         alone.append(list(req.output_ids))
     counts = {"answered": 0, "aborts": 0, "retries": 0, "repeated_names": 0, "refused": 0}
-    core = engine.scheduler.tree_cache.tree_core
     under_way: list[tuple[int, Any]] = []
     seen: list[Any] = []
     wrong = 0
@@ -169,8 +165,6 @@ def fuzz(engine: InProcess, seed: int = 0) -> dict[str, Any]:
                     other = draw.randrange(len(asked)) if again and draw.random() < 0.5 else which
                     ask(other, rid if again else f"c{number}b-")
             del req
-        if hasattr(core, "exchange") and number % 20 == 10:
-            core.exchange.apply(PolicyChange(PolicyChoice(draw.choice(live_names()))), "fuzz")
         for _ in range(draw.randrange(3)):
             engine.step()
         take_time(engine.scheduler, [repr(time.monotonic())])

@@ -54,6 +54,7 @@ class LiveTree:
         sessions: bool = False,
         pairs: bool = False,
         events: bool = False,
+        floor: bool = False,
     ) -> None:
         given: dict[str, Any] = {
             "model_path": "dummy",
@@ -101,7 +102,7 @@ class LiveTree:
         self.pairs = pairs
         if core is None:
             install_core()
-            prepare(params, tiers)
+            prepare(params, tiers, floor=floor)
         else:
             params.tree_core_backend = core
         self.page_size = page_size
@@ -247,6 +248,7 @@ def fake_req(
         "output_ids": output,
         "sampling_params": SimpleNamespace(custom_params=custom, max_new_tokens=len(output)),
         "extra_key": None,
+        "retraction_count": 0,
         "cache_salt": None,
         "cached_tokens": 0,
         "cached_tokens_device": 0,

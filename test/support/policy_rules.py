@@ -1,13 +1,11 @@
-"""Rules of every state machine over a live tree: policies are exchanged and leaves re-admitted."""
+"""Rules of every state machine over a live tree: the order changes and leaves are re-admitted."""
 
 from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from sglang_canopy.config.policy_change import PolicyChange
-from sglang_canopy.config.tiers import PolicyChoice
-from sglang_canopy.policy.registry import live_names
+from sglang_canopy.policy.floored import Floored
 from support.readmission import Readmission
 
 
@@ -16,10 +14,12 @@ class PolicyRules(RuleBasedStateMachine):
 
     tree: Any
 
-    @rule(device=st.sampled_from(live_names()), host=st.sampled_from([None, *live_names()]))
-    def change_policy(self, device: str, host: str | None) -> None:
-        change = PolicyChange(PolicyChoice(device), None if host is None else PolicyChoice(host))
-        self.tree.core.exchange.apply(change, "test")
+    @rule(lru=st.booleans())
+    def rank_by(self, lru: bool) -> None:
+        live = self.tree.core.live
+        for policy in (live.device_policy, live.host_policy):
+            if isinstance(policy, Floored):
+                policy.rank_by(lru)
 
     @rule(seed=st.integers(0, 99))
     def readmit(self, seed: int) -> None:

@@ -1,5 +1,6 @@
 """A request with documents, as it is in SGLang's queue."""
 
+from types import SimpleNamespace
 from typing import Any
 
 from canopy_chunks.server import scheduler
@@ -9,5 +10,11 @@ from canopy_chunks.server.engine import ChunkEngine
 def queued(engine: ChunkEngine, req: Any) -> Any:
     """The chunk state of ``req``, which is in the namespace of its KV."""
     state = req.canopy_chunks = engine.new_request(req)
-    scheduler.request_queued(engine, req)
+    scheduler.request_queued(scheduler_of(engine), req)
     return state
+
+
+def scheduler_of(engine: ChunkEngine) -> Any:
+    """A scheduler with nothing but its engine."""
+    runner = SimpleNamespace(canopy_chunks=engine)
+    return SimpleNamespace(tp_worker=SimpleNamespace(model_runner=runner))

@@ -208,21 +208,19 @@ def queue_orders(rank: int, folder: Path) -> Any:
     }
 
 
-def exchanges(rank: int, folder: Path) -> Any:
-    """Policies are exchanged at the same requests, by hand and by the meter, on ranks whose nodes
-    lie at different addresses."""
-    from sglang_canopy.config.policy_change import change_of
+def floors(rank: int, folder: Path) -> Any:
+    """LRU and the policy take turns at the same requests, on ranks whose nodes lie at different
+    addresses."""
     from sglang_canopy.whatif.meter import Memory, Meter, MeterSetup
 
     ballast = [object() for _ in range(1000 * rank)]
-    tree = tree_of(rank, folder, policy="wa")
+    tree = tree_of(rank, folder, policy="wa", floor=True)
     live, rng = tree.core.live, random.Random(7)
     live.meter = Meter(MeterSetup(), Memory(live.device_tokens), "wa")
-    names, hits, victims = ("canopy-lru", "wa", "threshold-lru", "wa"), [], []
+    hits, victims, running = [], [], []
     for i in range(240):
         if i % 40 == 20:
-            body = {"device": names[i // 40 % 4]}
-            tree.core.exchange.apply(change_of(body), "test")
+            live.meter._floor.behind = not live.meter.behind
         prompt = [100 * rng.randrange(6) + token for token in range(2 * rng.randrange(1, 6))]
         request = tree.request(
             float(i),
@@ -236,62 +234,10 @@ def exchanges(rank: int, folder: Path) -> Any:
         live.meter.ended(request, hits[-1])
         tree.insert(prompt, request)
         victims.append(tree.core.live.counters.victims.sum)
+        running.append(live.running)
     said = live.meter.stats()
     del said["spent_s"], ballast
-    return {
-        "hits": hits,
-        "victims": victims,
-        "meter": said,
-        "changes": [change.after for change in tree.core.exchange.changes],
-    }
-
-
-def depth_scales(rank: int, folder: Path) -> Any:
-    """Ranks time equal batches on engines whose depth scales differ tenfold; the meter prices the
-    hits of a policy."""
-    from sglang_canopy.whatif.meter import Memory, Meter, MeterSetup
-
-    tree = LiveTree(1 << 16, "wa", page_size=64)
-    tree.cache.tp_group, tree.cache.tp_world_size = torch.distributed.group.WORLD, RANKS
-    live, rng = tree.core.live, random.Random(7)
-    live.meter = Meter(MeterSetup(), Memory(live.device_tokens or 1 << 16), "wa")
-    queue = LiveQueue(tree.cache, QueueFlags())
-    pair_s = 1e-4 / (5_000 if rank == 0 else 50_000)
-    hits, victims, scales = [], [], []
-    for i in range(400):
-        head = [1000 * rng.randrange(12) + 1] * 64
-        prompt = head + [head[0] + 1] * (64 * rng.choice((1, 2, 4, 30, 60, 120)))
-        fields = {"prompt_tokens": len(prompt), "path": tuple(prompt[::64]), "block_tokens": 64}
-        request = tree.request(float(i), **fields)
-        hit = tree.match(prompt)
-        tree.core.requests.finish(request)
-        live.meter.ended(request, hit)
-        tree.insert(prompt, request)
-        new = len(prompt) - hit
-        queue.times.done_at = time.monotonic() - 1e-4 * new - pair_s * new * (hit + new / 2)
-        req = fake_req(prompt, [], num_matched_prefix_tokens=hit, host_loaded_length=0)
-        queue.computed(
-            SimpleNamespace(
-                reqs=[req],
-                extend_lens=[new],
-                prefix_lens=[hit],
-                launch_ts=None,
-                forward_mode=ForwardMode.EXTEND,
-            )
-        )
-        hits.append(hit)
-        victims.append(live.counters.victims.sum)
-        scales.append(live.depth_scale)
-    said = live.meter.stats()
-    del said["spent_s"]
-    base, token, pair, _ = queue.cost.fitted() or (0.0, 0.0, 1.0, 0.0)
-    return {
-        "own": (base / queue.cost.step_tokens + token) / pair,
-        "scales": scales,
-        "hits": hits,
-        "victims": victims,
-        "meter": said,
-    }
+    return {"hits": hits, "victims": victims, "meter": said, "running": running}
 
 
 def run(scenario: str, rank: int, folder: Path) -> Any:

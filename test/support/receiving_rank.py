@@ -28,14 +28,13 @@ from sglang.srt.runtime_context import SpawnRanks, get_parallel, publish
 from sglang.srt.server_args import ServerArgs
 from sglang.srt.utils import point_to_point_pyobj
 
-from sglang_canopy.config.policy_change import change_of
 from sglang_canopy.config.queue import BOUNDED_SHORTEST, QueueFlags
 from sglang_canopy.schedule.prefill_cost import REFIT_BATCHES
 from sglang_canopy.server.scheduler.arrivals import internal_state_set
 from sglang_canopy.server.scheduler.live_queue import LiveQueue
 from sglang_canopy.server.start import plugin
 from sglang_canopy.wire.hints import hint_of, pack
-from sglang_canopy.wire.messages import HINTS, POLICY
+from sglang_canopy.wire.messages import HINTS
 from support.live_tree import LiveTree, fake_req
 from support.receiver import receiver_of, tokenized
 from support.two_ranks import answer
@@ -75,7 +74,7 @@ class Rank:
         self.queue = LiveQueue(cache, QueueFlags(queue_order=BOUNDED_SHORTEST))
         self.receiver, self.socket = receiver_of(server_args, zmq.Context())
         self.found: dict[str, Any] = {
-            **{name: [] for name in ("times", "hits", "policies")},
+            **{name: [] for name in ("times", "hits")},
             "hinted": 0,
         }
 
@@ -123,7 +122,6 @@ class Rank:
         scheduler = SimpleNamespace(tree_cache=self.tree.cache)
         internal_state_set(lambda *_: None, scheduler, one)
         self.found["hinted"] += 1
-        self.found["policies"].append(self.tree.core.live.device_policy.name)
 
 
 def requests_of(stream: int, rounds: int, most: int) -> list[list[TokenizedGenerateReqInput]]:
@@ -143,13 +141,11 @@ def requests_of(stream: int, rounds: int, most: int) -> list[list[TokenizedGener
 
 
 def controls(number: int) -> list[SetInternalStateReq]:
-    """Return the HTTP process's broadcasts: hints, and an exchange of the policy."""
+    """Return the HTTP process's broadcasts: hints."""
     keys = []
     if number % 10 == 5:
         over = {"conversation": f"c{number // 10 % 5}", "over": True}
         keys.append(HINTS.key(pack([hint_of(over, float(number))])))
-    if number == ROUNDS // 2:
-        keys.append(POLICY.key(change_of({"device": "threshold-lru"}).message()))
     return [SetInternalStateReq(server_args={key: 1}) for key in keys]
 
 

@@ -52,11 +52,8 @@ ARM = {
     "tokens": 1000,
     "sampled_hit_ratio": 0.4,
     "standard_error": 0.004,
-    "saved_share": 0.44,
-    "saved_share_error": 0.005,
 }
 RANK: dict[str, Any] = {
-    "prefill": {"saved_s": 7200.0, "computed_s": 3600.0, "depth_scale_tokens": 19_400},
     "kv_bytes_per_token": 1000.0,
     "policies": {"device": "wa", "host": "wa"},
     "prompt_tokens_last_minute": 1000,
@@ -110,8 +107,6 @@ STATUS: dict[str, Any] = {
     "whatif": {
         "running": "wa",
         "hit_ratio": 0.47,
-        "saved_share": 0.5,
-        "depth_scale_tokens": 19_400,
         "arms": [
             {**ARM, "policy": "wa", "capacity": "now", "hit_ratio": 0.47, "running": True},
             {**ARM, "policy": "wa", "capacity": "host x2", "hit_ratio": 0.58, "running": False},
@@ -262,7 +257,6 @@ def test_a_browser_shows_what_to_do_first_and_then_every_part(tmp_path: Path) ->
         "41.0&nbsp;% ±&nbsp;0.8",
         "−6.0 ±&nbsp;0.8",
         "+12.0&nbsp;% ±&nbsp;2.0",
-        "Prefill since the start: 2 h saved by hits, 66.7 % of it.",
         "58.0&nbsp;% ±&nbsp;0.8",
         "system prompt",
         "60.0 %",

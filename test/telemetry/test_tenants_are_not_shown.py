@@ -125,8 +125,8 @@ def test_a_process_without_a_servers_key_has_one_of_its_own(monkeypatch) -> None
 @pytest.mark.parametrize(
     ("line", "logged"),
     [
-        ("/canopy/chunks/ab12?cache_salt=secret", "/canopy/chunks/ab12"),
-        ("/prefix/canopy/chunks?extra_key=secret&x=1", "/prefix/canopy/chunks"),
+        ("/canopy/documents?cache_salt=secret", "/canopy/documents"),
+        ("/prefix/canopy/documents?extra_key=secret&x=1", "/prefix/canopy/documents"),
         ("/canopy/status", "/canopy/status"),
         ("/health?x=1", "/health?x=1"),
     ],

@@ -2,10 +2,12 @@
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from canopy_lab.cli.shared import one_log
 from canopy_lab.trace import open_trace
 from canopy_lab.trace.guess import guess_format
 from sglang_canopy.errors import CanopyError
@@ -96,11 +98,29 @@ def test_an_endlessly_nested_line_is_broken(tmp_path: Path) -> None:
     assert len(list(open_trace(path, "openai", skip_bad=1))) == 1
 
 
-def test_a_folder_of_a_gateways_logs_is_named_as_such(tmp_path: Path) -> None:
-    for name in ("log.1.jsonl", "log.2.jsonl"):
-        (tmp_path / name).write_bytes(b"".join(rows(3)))
-    (tmp_path / "log.0.jsonl").write_bytes(b"")
-    with pytest.raises(CanopyError, match=r"log\.1\.jsonl.*openai.*cat"):
+def test_a_folder_of_rotated_logs_is_one_log_in_order_of_time(tmp_path: Path) -> None:
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    times = [1_700_000_000 + at for at in range(9)]
+    whole = [json.dumps({"time": at, "prompt": f"p{at} " * 40}).encode() + b"\n" for at in times]
+    for name, part in (("a.log", whole[6:]), ("a.log.1", whole[3:6]), ("a.log.2.gz", whole[:3])):
+        raw = b"".join(part)
+        (folder / name).write_bytes(gzip.compress(raw) if name.endswith(".gz") else raw)
+    (folder / "b.log").write_bytes(b"")
+    together = tmp_path / "together"
+    together.write_bytes(b"".join(whole))
+    expected = [replace(r, line=0) for r in open_trace(together, "openai")]
+    assert guess_format(folder) == "openai"
+    assert [replace(r, line=0) for r in open_trace(folder, "openai")] == expected
+    several = one_log([str(folder / name) for name in ("a.log", "a.log.1", "a.log.2.gz")])
+    assert Path(several).name == "a.log and 2 more"
+    assert [replace(r, line=0) for r in open_trace(several, guess_format(several))] == expected
+
+
+def test_logs_of_several_formats_are_no_log(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_bytes(b"".join(rows(3)))
+    (tmp_path / "b.log").write_text('{"timestamp": 1, "input_length": 5, "hash_ids": [1]}\n')
+    with pytest.raises(CanopyError, match=r"a\.log of format openai, b\.log of format mooncake"):
         guess_format(tmp_path)
 
 

@@ -177,10 +177,10 @@ def test_a_load_that_leaves_too_small_a_sample_pauses_the_meter_until_it_falls()
     assert meter.caches.paused
     assert "200 per second" in meter.undecided
     assert min(smallest) >= MIN_BLOCKS
-    sampled, falls, keeper = meter.caches.seen, meter.stats()["floor"]["falls"], meter.keeper
+    sampled, falls, behind = meter.caches.seen, meter.stats()["floor"]["falls"], meter.behind
     serve(200, 100)
     assert (meter.caches.seen, meter.stats()["floor"]["falls"]) == (sampled, falls)
-    assert meter.keeper == keeper
+    assert meter.behind == behind
     serve(2, 200)
     assert not meter.caches.paused
     assert meter.caches.seen > sampled
@@ -195,7 +195,6 @@ def test_sums_are_those_of_the_requests():
     requests = sum(1 for _ in turns(3))
     assert meter.sums["prompt_tokens"] == meter.sums["sampled_tokens"] == asked
     assert meter.sums["hit_tokens"] == requests * BLOCK
-    assert meter.sums["hit_squares"] == requests * BLOCK * BLOCK
 
 
 def test_sampled_requests_are_timed_for_all(monkeypatch):
@@ -304,34 +303,25 @@ def test_lru_ranks_while_the_policy_is_behind_it_and_no_longer():
     meter = Meter(MeterSetup((LRU,), (1.0,), configs=LONG), Memory(12 * BLOCK), "threshold-lru")
     for request in hot_and_new(800):
         meter.ended(request, 0)
-    assert meter.keeper == LRU
-    meter.runs(LRU, keep_floor=True)
+    assert meter.behind
+    meter.runs(LRU)
     for request in hot_and_new(800, hot=8, new=2, every=4):
         request.time += 800.0
         meter.ended(request, 0)
-    assert meter.keeper == "threshold-lru"
+    assert not meter.behind
 
 
 def test_a_policy_with_other_options_is_compared_as_it_runs():
-    meter = Meter(MeterSetup((LRU, "threshold-lru"), (1.0,)), Memory(12 * BLOCK), LRU)
-    meter.runs("threshold-lru", make_policy("threshold-lru", LONG["threshold-lru"]))
+    setup = MeterSetup((LRU, "threshold-lru"), (1.0,), configs=LONG)
+    meter = Meter(setup, Memory(12 * BLOCK), "threshold-lru")
     for request in hot_and_new(800):
         meter.ended(request, 0)
     running, lru = (ever(meter, name, NOW) for name in ("threshold-lru", LRU))
     assert (running, lru) == (0.0, pytest.approx(0.4, abs=0.01))
     before = meter.caches.blocks()
-    meter.runs(LRU, make_policy(LRU))
-    meter.runs("threshold-lru", make_policy("threshold-lru", LONG["threshold-lru"]))
-    assert before == meter.caches.blocks()  # the same options: no shadow cache was lost
-
-
-def test_another_requested_policy_restarts_the_floor():
-    meter = Meter(MeterSetup((LRU,), (1.0,), configs=LONG), Memory(12 * BLOCK), "threshold-lru")
-    for request in hot_and_new(800):
-        meter.ended(request, 0)
-    meter.runs("wa")
-    assert meter.keeper == "wa"
-    assert meter.stats()["floor"] == {"policy": "wa", "behind": False, "falls": 0}
+    meter.runs(LRU)
+    meter.runs("threshold-lru")
+    assert before == meter.caches.blocks()  # no shadow cache was lost
 
 
 # ---- before an estimate means anything ----
@@ -422,7 +412,7 @@ def test_origins_are_bounded_and_those_used_last_stay():
     assert len(origins) == 10
 
 
-def test_it_reports_the_requests_that_do_not_count_and_keeps_the_count_across_an_exchange():
+def test_it_reports_the_requests_that_do_not_count_and_keeps_the_count_across_a_change():
     meter = Meter(MeterSetup((LRU, "wa")), Memory(64 * BLOCK), LRU)
     requests = [request for _, request in turns(3)][:30]
     for request in requests:
@@ -431,12 +421,12 @@ def test_it_reports_the_requests_that_do_not_count_and_keeps_the_count_across_an
         short = Request(time=1e4 + second, path=(), block_tokens=BLOCK, prompt_tokens=BLOCK - 1)
         meter.ended(short, 0)
     assert meter.undecided == "too few requests: 30 of 200 (7 shorter than a block do not count)"
-    meter.runs("wa", make_policy("wa"))
+    meter.runs(LRU)
     meter.ended(Request(time=2e4, path=(1, 2), block_tokens=BLOCK, prompt_tokens=32), 0)
     found = meter.stats()["requests"]
     assert (found["counted"], found["counted_since_exchange"], found["needed"]) == (31, 1, 200)
     assert found["uncounted"]["shorter than a block"] == 7
-    assert "1 of 200 (30 counted before the exchange of policies, 7 shorter" in meter.undecided
+    assert "1 of 200 (30 counted before the order changed, 7 shorter" in meter.undecided
 
 
 def test_figures_are_rounded_to_their_precision():

@@ -8,15 +8,13 @@ from sglang_canopy.whatif.total import added_up, in_words
 
 def stats(hit, sampled, wa):
     arm = {"capacity": NOW, "tokens": 100, "sampled_hit_ratio": 0.5}
-    arm |= {"standard_error": 0.02, "sampling_error": 0.01, "saved_share_error": 0.03}
+    arm |= {"standard_error": 0.02, "sampling_error": 0.01}
     return {
         "running": LRU,
         "hit_ratio": hit,
-        "saved_share": hit / 2,
-        "depth_scale_tokens": 19_400,
         "arms": [
-            {**arm, "policy": LRU, "hit_ratio": hit, "saved_share": hit / 2, "running": True},
-            {**arm, "policy": "wa", "hit_ratio": wa, "saved_share": wa / 2, "running": False},
+            {**arm, "policy": LRU, "hit_ratio": hit, "running": True},
+            {**arm, "policy": "wa", "hit_ratio": wa, "running": False},
         ],
         "one_block_in": 4,
         "too_small": [],
@@ -35,7 +33,6 @@ def stats(hit, sampled, wa):
         "undecided": None if sampled else "too few requests: 0 of 200",
         "sums": {"prompt_tokens": 2 * sampled, "hit_tokens": sampled},
         "shadow_tokens": {"lru": sampled},
-        "shadow_squares": {"lru": 2 * sampled},
         "floor": {"policy": LRU, "behind": False, "falls": 0},
     }
 
@@ -48,13 +45,7 @@ def test_replicas_are_weighted_by_their_samples():
     assert total["undecided"] is None
     assert total["sums"] == {"prompt_tokens": 800, "hit_tokens": 400}
     assert total["shadow_tokens"] == {"lru": 400}
-    assert total["shadow_squares"] == {"lru": 800}
-    said = "canopy-lru hits 50.0 %, wa would hit 60.0 ± 4.0 % (-6.7 ± 8.0 % of prefill seconds)"
-    assert in_words(total) == said
-    unmeasured = total | {"depth_scale_tokens": None}
-    assert in_words(unmeasured) == "canopy-lru hits 50.0 %, wa would hit 60.0 ± 4.0 %"
-    measured, not_yet = stats(0.4, 300, 0.5), {**stats(0.8, 100, 0.9), "depth_scale_tokens": None}
-    assert added_up([measured, not_yet])["depth_scale_tokens"] is None
+    assert in_words(total) == "canopy-lru hits 50.0 %, wa would hit 60.0 ± 4.0 %"
     assert added_up([]) is None
     assert added_up([stats(0.0, 0, 0.0)])["hit_ratio"] == 0.0
 

@@ -17,7 +17,7 @@ from sglang_canopy.private_file import read_regular, replace_file, set_aside
 logger = logging.getLogger(__name__)
 
 MAX_BYTES = 16 << 20
-TIERS = {"device": "memory", "host": "memory", "disk": "disk"}
+TIERS = {"host": "memory", "disk": "disk"}
 """Tier of the store -> tier name in the calibration file."""
 
 

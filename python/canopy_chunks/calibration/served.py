@@ -27,7 +27,7 @@ from sglang_canopy.errors import CanopyError
 
 SYSTEM, QUESTION = 16, 24
 """Number of tokens before the documents, and after them."""
-STORED_TIERS = {"reused_device": "memory", "reused_host": "memory", "reused_disk": "disk"}
+STORED_TIERS = {"reused_host": "memory", "reused_disk": "disk"}
 """Tier name in an answer's report -> tier name in the calibration file."""
 
 Ask = Callable[[Sequence[int], Sequence[int], "float | None"], tuple[float, dict[str, Any]]]

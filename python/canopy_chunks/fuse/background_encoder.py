@@ -24,7 +24,6 @@ from canopy_chunks.fuse.rows import Stop, attempt, piece_tokens
 from canopy_chunks.store.chunk import Chunk
 from canopy_chunks.store.device_copy import to_device
 from canopy_chunks.store.store import ChunkStore
-from canopy_chunks.text.documents import document_name
 
 
 def stand_in_tokens(tokenizer: Any) -> tuple[tuple[int, ...], ...]:
@@ -50,7 +49,7 @@ class _EncodeJob:
 class BackgroundEncoder:
     """The queue of chunks to encode, and the chunk in progress.
 
-    ``score(chunk)`` is called before a chunk is stored, ``on_stored(key, document, tenant)`` after.
+    ``score(chunk)`` is called before a chunk is stored.
     """
 
     def __init__(
@@ -58,10 +57,9 @@ class BackgroundEncoder:
         model: Model,
         store: ChunkStore,
         score: Callable[[Chunk], None] = lambda chunk: None,
-        on_stored: Callable[[str, str, str | None], None] = lambda key, document, tenant: None,
         stop: Stop | None = None,
     ) -> None:
-        self.model, self.store, self.score, self.on_stored = model, store, score, on_stored
+        self.model, self.store, self.score = model, store, score
         self.stop = stop or Stop()
         self.queue, self.piece_tokens = EncodeQueue(), piece_tokens(model.device)
         self.encoded_tokens = self.encoded_chunks = 0
@@ -74,30 +72,28 @@ class BackgroundEncoder:
         """Queue a chunk to be encoded, unless it is queued or stored already."""
         key = self.store.key(ids, prefix, salt)
         busy = self._job is not None and self._job.key == key
-        if busy or (key, tenant) in self.queue or self.store.where(key) is not None:
+        if busy or (key, tenant) in self.queue or self.store.where(key, len(ids)) is not None:
             return
-        name = document_name(ids, tenant)
-        self.queue.add(key, QueuedChunk(tuple(ids), tuple(prefix), salt, tenant, name))
+        self.queue.add(key, QueuedChunk(tuple(ids), tuple(prefix), salt, tenant))
 
-    def forget(self, name: str, tenant: str | None) -> None:
-        """Remove a deleted document from the queue."""
-        self.queue.remove(name, tenant)
-        if self._job is not None and self._job.chunk.name == name:
-            self._job = None
+    def forget(self, tenant: str | None) -> bool:
+        """Remove a tenant's documents from the queue. Returns whether any was there."""
+        waited = tenant in self.queue.by_tenant
+        self.queue.remove(tenant)
+        if self._job is not None and self._job.chunk.tenant == tenant:
+            self._job, waited = None, True
+        return waited
 
     def abandon(self) -> None:
         """Drop the chunk in progress."""
         self._job = None
 
-    def store_chunk(
-        self, key: str, chunk: Chunk, salt: str, tenant: str | None, now: float
-    ) -> None:
+    def store_chunk(self, chunk: Chunk, salt: str, tenant: str | None) -> None:
         """Store a chunk that was encoded here or by an ordinary prefill."""
         self.score(chunk)
-        chunk.document = document_name(chunk.ids, tenant)
-        self.store.put(chunk, salt, now)
+        chunk.tenant = tenant
+        self.store.put(chunk, salt)
         self.encoded_chunks += 1
-        self.on_stored(key, chunk.document, tenant)
 
     def stats(self) -> dict[str, int]:
         """Return the numbers of chunks and tokens that are waiting, encoded, and dropped."""
@@ -114,15 +110,15 @@ class BackgroundEncoder:
         """Whether chunks remain to be encoded."""
         return self._job is not None or bool(self.queue)
 
-    def step(self, now: float) -> int:
+    def step(self) -> int:
         """Encode one piece and return its tokens, 0 if the queue is empty or ``stop`` ended the
-        piece, which is then repeated. ``now`` stamps a new chunk."""
+        piece, which is then repeated."""
         job = self._job or self._next()
         if job is None:
             return 0
         self._job = job
         whole = (*job.chunk.prefix, *job.chunk.ids)
-        piece = whole[job.done : job.done + self.piece_tokens]
+        piece = whole[job.done : job.done + self.stop.size(self.piece_tokens)]
         ids = to_device(torch.tensor(piece, dtype=torch.long), self.model.device)
         at = torch.arange(job.done, job.done + len(piece), device=self.model.device)
         if attempt(self.model, ids, at, job.cache, self.stop) is None:
@@ -131,7 +127,7 @@ class BackgroundEncoder:
         self.encoded_tokens += len(piece)
         if job.done == len(whole):
             self._job = None
-            self._finish(job, now)
+            self._finish(job)
         return len(piece)
 
     def _next(self) -> _EncodeJob | None:
@@ -147,10 +143,10 @@ class BackgroundEncoder:
                 mine[:done] = computed
         return _EncodeJob(key, queued, cache, done)
 
-    def _finish(self, job: _EncodeJob, now: float) -> None:
+    def _finish(self, job: _EncodeJob) -> None:
         start = len(job.chunk.prefix)
         chunk = capture(self.model, job.cache, job.chunk.ids, start, job.chunk.prefix)
-        self.store_chunk(job.key, chunk, job.chunk.salt, job.chunk.tenant, now)
+        self.store_chunk(chunk, job.chunk.salt, job.chunk.tenant)
         if start and (self._prefix is None or self._prefix[0] != job.chunk.prefix):
             prefix = dense_cache(self.model, start)
             for mine, computed in zip(prefix.k + prefix.v, job.cache.k + job.cache.v):

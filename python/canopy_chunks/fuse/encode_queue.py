@@ -17,13 +17,12 @@ MAX_WAITING_CHUNKS = 1 << 12
 
 
 class QueuedChunk(NamedTuple):
-    """A chunk to encode: tokens, prefix to encode it after, address salt, tenant, document name."""
+    """A chunk to encode: tokens, prefix to encode it after, address salt, tenant."""
 
     ids: tuple[int, ...]
     prefix: tuple[int, ...]
     salt: str
     tenant: str | None
-    name: str
 
 
 @dataclass(slots=True)
@@ -63,12 +62,10 @@ class EncodeQueue:
         self.by_tenant.move_to_end(tenant)
         return self._take(tenant, next(iter(queue.chunks)))
 
-    def remove(self, name: str, tenant: str | None) -> None:
-        """Remove a document's queued chunks."""
-        queue = self.by_tenant.get(tenant)
-        found = queue.chunks.items() if queue is not None else ()
-        for key in [key for key, chunk in found if chunk.name == name]:
-            self._take(tenant, key)
+    def remove(self, tenant: str | None) -> None:
+        """Remove a tenant's queued chunks."""
+        while tenant in self.by_tenant:
+            self._take(tenant, next(iter(self.by_tenant[tenant].chunks)))
 
     def __contains__(self, key_and_tenant: tuple[str, str | None]) -> bool:
         """Return whether a tenant's chunk ``(key, tenant)`` is queued."""

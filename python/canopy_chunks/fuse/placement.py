@@ -15,11 +15,13 @@ from canopy_chunks.fuse.rope import rotate_into
 from canopy_chunks.fuse.transfer import base_of, send
 from canopy_chunks.store.chunk import Chunk, Placed
 from canopy_chunks.store.device_copy import is_host, to_device
-from canopy_chunks.store.read_ahead import Stored, read_layers_ahead
-from canopy_chunks.store.suffix import base_and_skip
+from canopy_chunks.store.host_memory import HostChunk
+from canopy_chunks.store.suffix import ChunkSuffix, base_and_skip
 from canopy_kernel import pages
 from canopy_kernel.rope_scatter import LayersScatter, one_layer
 from canopy_kernel.rows import turns
+
+Stored = Chunk | HostChunk | ChunkSuffix
 
 _Rows = tuple[Stored, torch.Tensor, torch.Tensor]
 """A chunk, indices of some of its tokens, and their positions in the prompt."""
@@ -33,10 +35,9 @@ def place_chunks(
 ) -> int:
     """Write KV of the ``wanted [n]`` (bool) tokens of chunks into the cache, keys rotated.
 
-    From a chunk on disk only these tokens are read, one layer ahead. On a CPU, a chunk in memory is
-    written whole into a contiguous cache: the unwanted rows will be computed and overwritten, and
-    one long write costs less than picking rows. On a device see :func:`_place_on_device`. Returns
-    the number of wanted tokens. Raises CanopyError for a damaged file.
+    On a CPU, a chunk is written whole into a contiguous cache: the unwanted rows will be computed and
+    overwritten, and one long write costs less than picking rows. On a device see
+    :func:`_place_on_device`. Returns the number of wanted tokens.
     """
     if not is_host(cache.slots):
         return _place_on_device(model, placed, cache, wanted)
@@ -70,10 +71,9 @@ def _write_rows(model: Model, rows: Sequence[_Rows], cache: KVCache) -> None:
     positions = torch.cat([at for _, _, at in rows])
     slots = cache.slots[positions]
     turn = turns(model.rope.table(positions), model.shape.kv_heads)
-    parts = [(chunk, inside) for chunk, inside, _ in rows]
-    reads = read_layers_ahead(parts, model.shape.layers)
     rotated = None
-    for layer, read in enumerate(reads):
+    for layer in range(model.shape.layers):
+        read = [chunk.rows(layer, inside) for chunk, inside, _ in rows]
         k, v = torch.cat([k for k, _ in read]), torch.cat([v for _, v in read])
         rotated = torch.empty_like(k) if rotated is None else rotated
         rotate_into(k, turn, rotated)
@@ -137,10 +137,10 @@ def _place_from_device(model: Model, parts: Sequence[_Part], cache: KVCache) -> 
 
 
 def _place_from_host(model: Model, parts: Sequence[_Part], cache: KVCache) -> None:
-    """Place one layer at a time, as the layers are read."""
+    """Place one layer at a time."""
     where = _locations(model, parts, cache)
-    reads = read_layers_ahead([(p.chunk, inside) for p, inside, _ in parts], model.shape.layers)
-    for layer, read in enumerate(reads):
+    for layer in range(model.shape.layers):
+        read = [p.chunk.rows(layer, inside) for p, inside, _ in parts]
         keys, values = ([to_device(x, cache.slots.device) for x in some] for some in zip(*read))
         one_layer(keys, values, *where, cache.k[layer], cache.v[layer]).run()
 

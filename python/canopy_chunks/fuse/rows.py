@@ -140,6 +140,9 @@ def probe_rows(
 
 MAX_STOPS = 4
 """Maximum consecutive stops of background work: under any traffic some of it is done."""
+MIN_ROWS = 8
+CALM = 16
+"""Undisturbed runs after which a run has more rows again."""
 
 
 def never() -> bool:
@@ -149,16 +152,33 @@ def never() -> bool:
 
 @dataclass(slots=True)
 class Stop:
-    """Ends a run of background work before a layer, if a request has ``come``. The run is repeated
-    later."""
+    """Ends a run of background work before a layer, if a request has ``come``.
+
+    The run is repeated later. Each stop halves the rows of the next runs, so that runs fit between
+    the messages of a monitor and their rows are kept.
+    """
 
     come: Callable[[], bool] = never
     in_a_row: int = 0
+    halvings: int = 0
+    calm: int = 0
 
     def __call__(self, layer: int) -> None:
         if self.in_a_row < MAX_STOPS and self.come():
             self.in_a_row += 1
+            self.halvings += 1
+            self.calm = 0
             raise Enough
+
+    def size(self, rows: int) -> int:
+        """Return the rows of the next run, of at most ``rows``."""
+        return min(rows, max(MIN_ROWS, rows >> self.halvings))
+
+    def done(self) -> None:
+        """Record a run that was not ended."""
+        self.in_a_row, self.calm = 0, self.calm + 1
+        if self.calm >= CALM:
+            self.halvings, self.calm = max(0, self.halvings - 1), 0
 
 
 def attempt(
@@ -170,7 +190,7 @@ def attempt(
         hidden, _ = run_rows(model, ids, positions, cache, arrive=stop)
     except Enough:
         return None
-    stop.in_a_row = 0
+    stop.done()
     return hidden
 
 

@@ -17,6 +17,10 @@ from typing import Any
 SERVED, RAISED, STOPPED = range(3)
 STEPS = ("served", "raised", "stopped")
 """Reuse of a tenant's prompts: at the server's ratio, at a higher ratio, or none."""
+EVERY = 100
+"""Fused prompts of a tenant for one check: its answers are compared in idle time."""
+ALLOWED = 0.4
+"""Share of a tenant's checked answers that may differ: greedy answers flip at near ties."""
 ALARM = 4.0 - 1e-9
 """Sum at which a tenant's step changes, with a margin for rounding."""
 IN_DOUBT = 10
@@ -76,12 +80,11 @@ class TenantQuality:
 class QualityMeter:
     """Chooses the prompts to check, and sets each tenant's step.
 
-    share: share of a tenant's fused prompts to check; allowed: share of checked answers that may
-    differ.
+    every: fused prompts of a tenant for one check; allowed: share of checked answers that may differ.
     """
 
-    def __init__(self, share: float, allowed: float) -> None:
-        self.every, self.allowed = round(1 / share) if share else 0, allowed
+    def __init__(self, every: int = EVERY, allowed: float = ALLOWED) -> None:
+        self.every, self.allowed = every, allowed
         self.tenants: dict[str | None, TenantQuality] = {}
         self.checked = self.differed = 0
 
@@ -99,8 +102,6 @@ class QualityMeter:
 
     def take(self, tenant: str | None) -> int | None:
         """Count a prompt that could be fused. Returns the step to check it at, or ``None``."""
-        if not self.every:
-            return None
         one = self.tenants.pop(tenant, None) or TenantQuality()
         self.tenants[tenant] = one
         self._forget_one()

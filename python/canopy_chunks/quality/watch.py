@@ -114,6 +114,12 @@ class Watch:
                 self.dropped["interrupted"] += 1
         self._drop_old(now)
 
+    def forget(self, tenant: str | None) -> None:
+        """Drop a tenant's prompts, as its documents are deleted."""
+        if any(one.request.tenant == tenant for one in self.waiting):
+            self._steps = None
+            self.waiting = deque(one for one in self.waiting if one.request.tenant != tenant)
+
     def spend(self, library: Any, now: float, tokens: int) -> None:
         """Run earned pieces before a batch of ``tokens``: one, or as many as its share allows.
 
@@ -179,7 +185,7 @@ class Watch:
         request = one.request
 
         def placed() -> tuple[Any, ...]:
-            return library.placed_for_check(request, len(one.ids))  # type: ignore[no-any-return]
+            return library.placed_for_check(request, one.ids)  # type: ignore[no-any-return]
 
         if not placed():
             self.dropped["no longer stored"] += 1

@@ -19,20 +19,17 @@ from canopy_chunks.fuse.rows import never, piece_tokens
 from canopy_chunks.fuse.selectors import make_selector
 from canopy_chunks.fuse.short_batches import ShortBatches
 from canopy_chunks.fuse.transfer import base_of, send
-from canopy_chunks.quality.expected_kl import ExpectedKL
 from canopy_chunks.quality.tenant_meter import STOPPED, QualityMeter, ratio_at
 from canopy_chunks.quality.watch import Watch
 from canopy_chunks.server import model_view
 from canopy_chunks.server.attention import fuses
-from canopy_chunks.server.http.limits import READ
-from canopy_chunks.server.library import Library, reusable_tokens
+from canopy_chunks.server.library import Library, reusable_tokens, why_not
 from canopy_chunks.server.options import DEFAULT_RATIO, Options
 from canopy_chunks.server.plan import PromptSlots, choose_tokens, replan
 from canopy_chunks.server.request import (
     COUNTERS,
     DIFFERED,
     STILL_ENCODED,
-    TOO_FEW_STORED,
     ChunkRequest,
     ResolvedChunk,
     ReusePlan,
@@ -52,13 +49,17 @@ from sglang_canopy.wire.document_names import BOUNDS
 from sglang_canopy.wire.stamp import own_params, read_time
 from sglang_canopy.wire.tenant_rate import TenantRate
 
+READ = 5.0, 20
+"""Readings of counters, of all clients together: per second, and in one burst."""
+
 
 class ChunkEngine:
     """Plans requests and places reused KV. One per scheduler, at ``model_runner.canopy_chunks``.
 
     window_tokens, prefill_tokens: SGLang's bounds of one forward; has_run: a batch ran after the
-    latest idle work; ratios: calibrated recompute ratio by tier; measure_expected: returns the
-    expected KL of new weights. Raises CanopyError for a model or an attention backend that cannot fuse.
+    latest idle work; ratios: calibrated recompute ratio by tier; matched: returns the tokens of a
+    request that SGLang's tree holds under an extra key. Raises CanopyError for a model or an attention
+    backend that cannot fuse.
     """
 
     def __init__(self, runner: Any, options: Options, tokenizer: Any = None) -> None:
@@ -68,7 +69,7 @@ class ChunkEngine:
                 "--attention-backend torch_native on a CPU, or fa3, flashinfer or triton on a GPU"
             )
         self.runner, self.options = runner, options
-        self.end_token = getattr(tokenizer, "eos_token_id", None)
+        self.end_token = None if tokenizer is None else tokenizer.eos_token_id
         self.stand_ins = stand_in_tokens(tokenizer) if options.encode == "mixed" else ()
         # The digest of the weight files is needed only if KV outlives this process.
         self._files = model_view.weight_files(runner) if self._on_disk() else ""
@@ -86,16 +87,14 @@ class ChunkEngine:
         self.window_tokens: int | None = None
         self.prefill_tokens: int | None = None
         self.ratios: dict[str, float] = {}
-        self.expected: ExpectedKL | None = None
-        self.measure_expected: Callable[[], ExpectedKL] | None = None
+        self.matched: Callable[[Any, str | None], int] = lambda req, key: 0
         self.setting: Setting | None = None
         self.readings = TenantRate(*READ)
         self.shown: dict[str, Any] | None = None
         """Counters of the last reading."""
 
     def _new_watch(self) -> Watch:
-        meter = QualityMeter(self.options.check_share, self.options.max_differ)
-        return Watch(meter, self.end_token, piece_tokens(self.library.model.device))
+        return Watch(QualityMeter(), self.end_token, piece_tokens(self.library.model.device))
 
     @property
     def model(self) -> Any:
@@ -116,8 +115,7 @@ class ChunkEngine:
 
     def _stores_kept(self) -> bool:
         """Whether SGLang writes kept KV to a storage."""
-        arguments = getattr(self.runner, "server_args", None)
-        return bool(getattr(arguments, "hicache_storage_backend", None))
+        return bool(self.runner.server_args.hicache_storage_backend)
 
     def follow_updates(self) -> None:
         """Start a new store if the weights were updated, whether or not the cache was flushed.
@@ -136,8 +134,6 @@ class ChunkEngine:
             return False
         self.library = Library(model, self.options, self.library)
         self.watch = self._new_watch()
-        if self.measure_expected is not None:
-            self.expected = self.measure_expected()
         return True
 
     def new_request(self, req: Any) -> ChunkRequest | None:
@@ -164,8 +160,7 @@ class ChunkEngine:
         return request
 
     def eligible(self, req: Any, request: ChunkRequest) -> bool:
-        """Return whether a request may reuse documents. Decided on the first call, and counted by
-        reason.
+        """Return whether a request may reuse documents. Decided on the first call.
 
         It cannot be decided when the request is created: SGLang sets some of its fields later.
         """
@@ -175,8 +170,6 @@ class ChunkEngine:
             request.reason = ineligible_reason(req, request, self.options)
             if request.reason is None and request.ratio != 1 and request.step == STOPPED:
                 request.reason = DIFFERED
-            if request.reason:
-                self.not_fused[request.reason] += 1
         return request.reason is None
 
     def may_fuse(self, req: Any, request: ChunkRequest) -> bool:
@@ -188,8 +181,7 @@ class ChunkEngine:
         """Return whether an eligible request recomputes its prompt whatever the store holds."""
         if request.ratio is not None:
             return request.ratio >= 1.0
-        own = max(self.options.ratio or 0.0, self._ratio_of_bound(request))
-        return ratio_at(request.step, own) >= 1.0
+        return ratio_at(request.step, self.options.ratio or 0.0) >= 1.0
 
     def ratio_for(self, request: ChunkRequest, chunks: Sequence[ResolvedChunk]) -> float:
         """Return the recompute ratio: the request's, else the operator's, else the calibrated one.
@@ -199,28 +191,15 @@ class ChunkEngine:
         """
         if request.ratio is not None:
             return request.ratio
-        return ratio_at(request.step, self.own_ratio(request, chunks))
+        return ratio_at(request.step, self.own_ratio(chunks))
 
-    def own_ratio(self, request: ChunkRequest, chunks: Sequence[ResolvedChunk]) -> float:
+    def own_ratio(self, chunks: Sequence[ResolvedChunk]) -> float:
         """Return the server's ratio for a prompt, regardless of the request's own ratio and its
         tenant."""
         tiers = {k.tier for k in chunks if k.tier is not None}
         rates = [self.ratios[t] for t in tiers if t in self.ratios]
         given = self.options.ratio
-        ratio = max(rates, default=DEFAULT_RATIO) if given is None else given
-        return max(ratio, self._ratio_of_bound(request))
-
-    def least_ratio(self, request: ChunkRequest) -> float:
-        """Return the minimum of :meth:`own_ratio` over the tiers that the chunks may be in."""
-        given = self.options.ratio
-        least = min(DEFAULT_RATIO, *self.ratios.values(), 1.0) if given is None else given
-        return max(least, self._ratio_of_bound(request))
-
-    def _ratio_of_bound(self, request: ChunkRequest) -> float:
-        """Return the ratio that keeps the expected KL below the operator's bound, or 0."""
-        if self.expected is None or self.options.max_kl is None:
-            return 0.0
-        return self.expected.ratio_for(len(request.bounds), self.options.max_kl)
+        return max(rates, default=DEFAULT_RATIO) if given is None else given
 
     def plan(
         self, req: Any, request: ChunkRequest, prefix: int, row: torch.Tensor
@@ -232,20 +211,13 @@ class ChunkEngine:
         started = time.perf_counter()
         ids = torch.tensor(list(req.full_untruncated_fill_ids), dtype=torch.long)
         chunks = self.library.resolve(request)
-        if not request.reported and not request.report:
-            self.counts["kept_requests"] += int(request.kept > 0)
-            self.counts["kept_tokens"] += request.kept
+        if reusable_tokens(chunks, prefix, len(ids)):
+            chunks = self.library.open(request, req.full_untruncated_fill_ids)
         if not reusable_tokens(chunks, prefix, len(ids)):
-            if request.kept:
-                ratio = self.ratio_for(request, chunks)
-                kept = kept_report(request, chunks, prefix, len(ids), ratio)
-                request.report = request.report or kept
-                return None
-            request.reason = TOO_FEW_STORED
-            self.not_fused[TOO_FEW_STORED] += 1
-            request.report = normal_report(request, prefix, chunks)
+            if not request.kept:
+                request.reason = why_not(chunks, prefix)
+                request.report = normal_report(request, prefix, chunks, request.reason)
             return None
-        chunks = self.library.open(request)
         placed = tuple(p for k in chunks if (p := k.placed_from(prefix)) is not None)
         ratio = self.ratio_for(request, chunks)
         plan = self._planned(request, PromptSlots(ids, row, prefix, placed), ratio)
@@ -256,6 +228,28 @@ class ChunkEngine:
             request.report = report
             request.complete_report = lambda: report.update(reused_by_tier(chunks, plan))
         return plan
+
+    def saved(self, request: ChunkRequest, prefix: int, total: int) -> float:
+        """Return the tokens of a prompt that its stored documents would save after a prefix."""
+        chunks = self.library.resolve(request)
+        usable = reusable_tokens(chunks, prefix, total)
+        return (1.0 - self.ratio_for(request, chunks)) * usable
+
+    def report_prompt(self, req: Any, request: ChunkRequest) -> dict[str, Any]:
+        """Return the report of a complete prompt, and count it."""
+        self.counts["kept_requests"] += int(request.kept > 0)
+        self.counts["kept_tokens"] += request.kept
+        chunks, prefix = self.library.resolve(request), request.prefix
+        if not request.report and request.kept:
+            ratio = self.ratio_for(request, chunks)
+            total = len(req.origin_input_ids)
+            request.report = kept_report(request, chunks, prefix, total, ratio)
+        elif not request.report:
+            why = request.reason or why_not(chunks, prefix)
+            request.report = normal_report(request, prefix, chunks, why)
+        if not request.report["fused"]:
+            self.not_fused[request.report["why"]] += 1
+        return request.report
 
     def _planned(self, request: ChunkRequest, slots: PromptSlots, ratio: float) -> ReusePlan:
         """Choose the tokens to recompute, and start to write the reused KV.
@@ -328,7 +322,7 @@ class ChunkEngine:
         """
         own = request.ratio is not None or request.selector != self.options.selector
         if not own and (request.fused or request.reason == DIFFERED):
-            ratio = self.own_ratio(request, self.library.resolve(request))
+            ratio = self.own_ratio(self.library.resolve(request))
             if ratio < 1:
                 self.watch.offer(req.origin_input_ids, request, ratio)
 
@@ -345,7 +339,7 @@ class ChunkEngine:
             return
         if encoder.busy:
             self.watch.interrupt(self.time_s)  # the encoder needs the check's memory
-            self.library.spend_encoding(self.time_s, tokens)
+            self.library.spend_encoding(tokens)
         else:
             self.watch.spend(self.library, self.time_s, tokens)
 
@@ -363,7 +357,7 @@ class ChunkEngine:
         self.library.stop.come = come
         try:
             if self.library.encoder.busy:
-                self.library.encode_piece(self.time_s)
+                self.library.encode_piece()
             else:
                 self.watch.run_piece(self.library, self.time_s)
         finally:
@@ -396,4 +390,4 @@ class ChunkEngine:
 
     def stats(self) -> dict[str, Any]:
         """Return all counters: tokens, bytes, requests. For the scheduler's thread only."""
-        return {**self.counted(), **self.library.stats(), "ratios": dict(self.ratios)}
+        return {**self.counted(), **self.library.encoder.stats(), "ratios": dict(self.ratios)}

@@ -16,6 +16,7 @@ from canopy_chunks.server.request import (
     PLANNING_FAILED,
     ChunkRequest,
     chunk_request_of,
+    engine_of_runner,
 )
 
 logger = logging.getLogger(__name__)
@@ -27,15 +28,16 @@ Run = tuple[Any, FusedAttention]
 """A packed batch and its plan."""
 
 
-def forward(
-    original: Any, worker: Any, engine: ChunkEngine, batch: Any, *args: Any, **kwargs: Any
-) -> Any:
+def forward(original: Any, worker: Any, batch: Any = None, *args: Any, **kwargs: Any) -> Any:
     """Hook around ``TpModelWorker.forward_batch_generation``.
 
     Batches without planned requests run unchanged, unless they were admitted as fused batches and
     hold more than one window. A failure while planning is logged and counted, and the request is
     computed whole: no part of the unfinished plan stays in its slots.
     """
+    engine = engine_of_runner(worker.model_runner)
+    if engine is None or batch is None:
+        return original(worker, batch, *args, **kwargs)
     extends = batch.forward_mode.is_extend_without_speculative()
     engine.work_before_batch(int(batch.extend_num_tokens) if extends else 0)
     if not extends or not any(chunk_request_of(req) is not None for req in batch.reqs):
@@ -68,9 +70,13 @@ def forward(
     return result
 
 
-def set_positions(forward_batch: Any, runner: Any) -> None:
+def set_positions(
+    forward_batch: Any, _cls: Any, _batch: Any, runner: Any, *_: Any, **__: Any
+) -> None:
     """Hook after ``ForwardBatch.init_new``: give a fused batch's rows their true positions."""
-    plan = getattr(runner.attn_backend, "canopy_plan", None)
+    if engine_of_runner(runner) is None:
+        return
+    plan = runner.attn_backend.canopy_plan
     if plan is not None:
         assert forward_batch.positions.shape == plan.positions.shape
         forward_batch.positions = plan.positions.to(forward_batch.positions.dtype)
@@ -158,9 +164,6 @@ def _choose_rows(engine: ChunkEngine, batch: Any) -> tuple[list[torch.Tensor], l
     """Return each request's positions to compute, and the requests that reuse chunks here."""
     chosen: list[torch.Tensor] = []
     planned, failed, tried = [], [], False
-    engine.library.agree_on_reads(
-        [r for i in range(len(batch.reqs)) if (r := _to_plan(engine, batch, i))]
-    )
     for i, req in enumerate(batch.reqs):
         chosen.append(_window_positions(batch, i))
         if (request := _of_prompt(batch, i)) is not None:
@@ -180,7 +183,6 @@ def _choose_rows(engine: ChunkEngine, batch: Any) -> tuple[list[torch.Tensor], l
         if rows is not None:
             chosen[i] = rows
             planned.append(i)
-    engine.library.agreed.clear()
     if tried and engine.library.ranked:
         failed = union_of_ranks(failed)
     for i in failed:
@@ -209,15 +211,6 @@ def _fusable(engine: ChunkEngine, batch: Any, index: int) -> ChunkRequest | None
     return request
 
 
-def _to_plan(engine: ChunkEngine, batch: Any, index: int) -> ChunkRequest | None:
-    """Return :func:`_fusable` if the request has no plan or has lost its prefix, else ``None``."""
-    request = _fusable(engine, batch, index)
-    if request is None:
-        return None
-    plan = request.plan
-    return request if plan is None or int(batch.prefix_lens[index]) < plan.prefix else None
-
-
 def _rows_of_window(
     engine: ChunkEngine,
     req: Any,
@@ -234,10 +227,7 @@ def _rows_of_window(
     if request.plan is not None and prefix < request.plan.prefix:
         request.plan = None  # restarted after a retraction, with a shorter prefix
     if request.plan is None:
-        try:
-            request.plan = engine.plan(req, request, prefix, row)
-        finally:
-            engine.library.reads.release(request)
+        request.plan = engine.plan(req, request, prefix, row)
         if request.plan is None:
             return None
     else:
@@ -274,10 +264,8 @@ def _fall_back(engine: ChunkEngine, batch: Any, index: int) -> None:
         memory.finish()
     engine.counts["fallbacks"] += 1
     request.reason, request.plan = PLANNING_FAILED, None
-    engine.not_fused[PLANNING_FAILED] += 1
     if not request.fused:
         request.report = {"fused": False, "why": request.reason}
-    engine.library.delete_damaged(request)
 
 
 def _finish_prompts(engine: ChunkEngine, batch: Any, rows: int) -> None:
@@ -290,11 +278,10 @@ def _finish_prompts(engine: ChunkEngine, batch: Any, rows: int) -> None:
             raise RuntimeError(f"reused KV of request {req.rid} would enter the exact tree")
         if not request.reported:
             request.reported = True
-            report = request.report or {"fused": False, "why": request.reason}
+            report = engine.report_prompt(req, request)
             if request.plan is not None and request.plan.chosen.is_on_host:
                 request.finish_report()
             req.customized_info = {**(req.customized_info or {}), REPORT: [report]}
-            engine.library.reads.release(request)
             row = _slots(engine, batch, i, len(req.origin_input_ids))
             _attempt(engine, engine.encode_missing, req, request, row)
             _attempt(engine, engine.offer_check, req, request)

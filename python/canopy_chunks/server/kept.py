@@ -24,17 +24,36 @@ VERSION = 1
 
 
 def enter(engine: ChunkEngine, req: Any, request: ChunkRequest) -> None:
-    """Give a new request the extra key of its approximate KV, if it may reuse documents.
+    """Give a new request the extra key of its approximate KV, if that saves more than its exact
+    prefix.
 
-    Call it before the prefix is matched, once SGLang has set all fields of ``req``. Later calls,
-    after a retraction, have no effect.
+    Call it before the prefix is matched, once SGLang has set all fields of ``req``. A prompt that is
+    too long to be planned may still extend KV of its earlier turns. Later calls, after a retraction,
+    have no effect.
     """
-    if request.kept_key is not None or not engine.eligible(req, request):
+    if request.kept_key is not None or request.has_begun:
         return
-    if engine.is_exact(request):
+    eligible = engine.eligible(req, request)
+    if not (eligible or request.too_long) or engine.is_exact(request):
+        return
+    key = documents_key(req.extra_key, _name(engine, request))
+    exact, kept = engine.matched(req, req.extra_key), engine.matched(req, key)
+    total = len(req.origin_input_ids)
+    if kept + (engine.saved(request, kept, total) if eligible else 0) <= exact:
         return
     remember_clients_key(req)
-    request.kept_key = req.extra_key = documents_key(req.extra_key, _name(engine, request))
+    request.kept_key = req.extra_key = key
+
+
+def matched(tree_cache: Any, req: Any, extra_key: str | None) -> int:
+    """Return the tokens of a request that the tree holds on device or host under an extra key."""
+    from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
+    from sglang.srt.mem_cache.radix_cache import RadixKey
+
+    ids = req.origin_input_ids + req.output_ids
+    key = RadixKey(ids, extra_key, cache_salt=req.cache_salt)
+    found = tree_cache.match_prefix(MatchPrefixParams(key=key))
+    return int(found.device_prefix_len + found.host_hit_length)
 
 
 def _name(engine: ChunkEngine, request: ChunkRequest) -> str:
@@ -42,10 +61,7 @@ def _name(engine: ChunkEngine, request: ChunkRequest) -> str:
     if request.ratio is not None:
         ratio: Any = request.ratio
     else:
-        ratio = [
-            *(engine.options.ratio, sorted(engine.ratios.items()), request.step),
-            engine.least_ratio(request),
-        ]
+        ratio = [engine.options.ratio, sorted(engine.ratios.items()), request.step]
     parts = [
         VERSION,
         engine.model.identity,
@@ -87,6 +103,5 @@ class ExactEvents:
 def announce_exact_only(tree_cache: Any) -> None:
     """Omit approximate KV from the tree's KV events, if the server publishes any."""
     core = getattr(tree_cache, "tree_core", None)
-    recorder = getattr(core, "kv_events", None)
-    if recorder is not None and recorder.enabled:
-        core.kv_events = ExactEvents(recorder)  # type: ignore[union-attr]
+    if core is not None and core.kv_events.enabled:
+        core.kv_events = ExactEvents(core.kv_events)

@@ -6,17 +6,15 @@ same layers, see :mod:`.served_model`.
 
 With tensor parallelism each rank keeps its own heads' KV of a chunk, and all ranks choose alike. A
 rank's store, encoder and plans depend only on the requests, which SGLang gives to every rank in the
-same order, so the ranks need no messages to stay in step. There are three exceptions: the
-selector's scores (a sum over all heads); the end of encoding in idle time, which only the first
-rank can decide; and the disk, since each rank has its own files: those found at start, and those
-readable before the prompts of a batch are planned.
+same order, so the ranks need no messages to stay in step. There are two exceptions: the selector's
+scores (a sum over all heads), and the end of encoding in idle time, which only the first rank can
+decide.
 """
 
 from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -278,31 +276,6 @@ def first_ranks(mine: Answer) -> Answer:
     """Return the first rank's answer, on every rank."""
     group = _group()
     return mine if group.world_size == 1 else group.broadcast_object(mine)  # type: ignore[no-any-return]
-
-
-def kept_by_all(mine: list[str]) -> list[str]:
-    """Return the items that every rank has, in the first rank's order, on every rank."""
-    group = _group()
-    if group.world_size == 1:
-        return mine
-    first, *others = group.all_gather_object(mine)
-    everywhere = set(first).intersection(*others)
-    return [one for one in first if one in everywhere]
-
-
-def true_on_all(mine: list[bool]) -> list[bool]:
-    """Return, for each flag, whether it is true on every rank. Collective: one CPU all-reduce."""
-    bits = torch.tensor(mine, dtype=torch.int32)
-    torch.distributed.all_reduce(bits, op=torch.distributed.ReduceOp.MIN, group=_group().cpu_group)
-    return [bool(one) for one in bits.tolist()]
-
-
-def folder_of_rank(directory: str | None) -> str | None:
-    """Return this rank's folder, since each rank stores the KV of its own heads."""
-    group = _group()
-    if directory is None or group.world_size == 1:
-        return directory
-    return str(Path(directory) / f"rank-{group.rank_in_group}-of-{group.world_size}")
 
 
 def union_of_ranks(mine: list[int]) -> list[int]:

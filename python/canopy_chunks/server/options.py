@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from canopy_chunks import ENCODINGS, SELECTORS, SPLIT_SELECTORS, TENANT_SHARE
+from canopy_chunks import ENCODINGS, READ_AHEAD_BYTES, SELECTORS, SPLIT_SELECTORS
 from sglang_canopy import declared
 from sglang_canopy.declared import declare_key
 from sglang_canopy.errors import CanopyError
@@ -34,22 +34,9 @@ class Options:
     separator: str | None = declare_key(
         None, "The text between two of these in a prompt is a document.", metavar="TEXT"
     )
-    find: str = declare_key(
-        "off",
-        "Find registered documents of 64 tokens or more in prompts without marks.",
-        choices=("off", "on"),
-    )
     ratio: float | None = _share(
         None,
         f"Share of a document's tokens to recompute; unless given, as calibrated or {DEFAULT_RATIO}.",
-    )
-    max_kl: float | None = declare_key(
-        None,
-        "Largest expected KL to full recompute (nats a token): prompts with more documents get a "
-        "larger ratio, and above 0.5 are computed in full.",
-        metavar="NATS",
-        low=0.001,
-        high=10,
     )
     selector: str = declare_key(
         "question", "How the recomputed tokens are chosen.", choices=SELECTORS
@@ -60,13 +47,9 @@ class Options:
         "the system text and stand-in documents (mixed; prefix on a server without a tokenizer).",
         choices=ENCODINGS,
     )
-    device_mb: int = _mebibytes(0, "Device memory for documents.")
     memory_mb: int = _mebibytes(1024, "Host memory for documents.")
     disk_mb: int = _mebibytes(0, "Disk space for documents; needs directory.")
     directory: str | None = declare_key(None, "Folder of the documents on disk.", metavar="DIR")
-    read_ahead_mb: int = _mebibytes(
-        256, "Memory for reading documents from disk while their request waits (0: none)."
-    )
     prompt_tokens: int | None = declare_key(
         None,
         "Longest prompt that reuses documents; memory for planning it is left out of the KV pool. "
@@ -82,23 +65,8 @@ class Options:
     min_tokens: int = declare_key(
         16, "Shorter documents are not reused.", metavar="N", low=1, high=1 << 20
     )
-    tenant_share: float = _share(
-        TENANT_SHARE,
-        "Share of the registered documents and of the memory for pins that one tenant may hold; with "
-        "one tenant, use 1.",
-    )
     min_kept: float | None = _share(
         None, "Quality gate: refuse to start if a smaller share of correct answers stays correct."
-    )
-    check_share: float = _share(
-        0.01,
-        "Share of a tenant's prompts with reuse whose answers are compared with full recompute in "
-        "idle time (0: none); ten times as many for a tenant that is new or in doubt.",
-    )
-    max_differ: float = _share(
-        0.4,
-        "Share of the compared answers that may differ before a tenant's ratio rises, and then its "
-        "reuse stops.",
     )
     calibration: str | None = declare_key(
         None, "Ratios by tier, as measured by 'canopy documents calibrate'.", metavar="FILE"
@@ -111,10 +79,8 @@ class Options:
                 f"separator {self.separator!r} is blank: give a string that documents do not contain, "
                 'for example "\\n###\\n"'
             )
-        if not (self.device_mb or self.memory_mb or self.disk_mb):
-            raise CanopyError(
-                "documents need memory: device_mb, memory_mb and disk_mb are all 0; give one"
-            )
+        if not (self.memory_mb or self.disk_mb):
+            raise CanopyError("documents need memory: memory_mb and disk_mb are both 0; give one")
         if self.disk_mb and not self.directory:
             raise CanopyError("disk_mb needs 'directory': give a folder for the files")
 
@@ -125,14 +91,13 @@ class Options:
 
     def bytes_beside_pool(self, device: str) -> int:
         """Return the bytes of chunks in the memory of SGLang's pool: ``cpu`` or a device."""
-        sizes = [self.device_mb]
-        if device == "cpu":
-            sizes += [self.memory_mb, self.read_ahead_mb if self.disk_mb else 0]
-        return sum(sizes) << 20
+        if device != "cpu":
+            return 0
+        return (self.memory_mb << 20) + (READ_AHEAD_BYTES if self.disk_mb else 0)
 
     def capacity_bytes(self) -> dict[str, int]:
         """Return the capacity of each tier of the chunk store, in bytes, by name."""
-        sizes = {"device": self.device_mb, "host": self.memory_mb, "disk": self.disk_mb}
+        sizes = {"host": self.memory_mb, "disk": self.disk_mb}
         return {name: size << 20 for name, size in sizes.items() if size}
 
 
@@ -142,7 +107,12 @@ PARSE = declared.keyed(Options, head="reuse")
 
 def check_server(server_args: Any, options: Options) -> None:
     """Raise ``CanopyError`` if this server cannot reuse documents with this selector."""
-    tp_size = getattr(server_args, "tp_size", 1) or 1
+    tp_size = server_args.tp_size
+    if tp_size > 1 and options.disk_mb:
+        raise CanopyError(
+            "disk_mb with --tp-size above 1 is not supported: a rank that cannot read its file would "
+            "plan otherwise than the others; leave out disk_mb"
+        )
     if tp_size > 1 and options.selector not in SPLIT_SELECTORS:
         raise CanopyError(
             f"selector {options.selector!r} looks at one rank's own heads; with --tp-size above 1 "

@@ -13,16 +13,18 @@ from canopy_chunks.fuse.choice import ChosenTokens
 from canopy_chunks.fuse.transfer import Transfer
 from canopy_chunks.server.options import LEARN_PREFIX_TOKENS, Options
 from canopy_chunks.store.chunk import Chunk, Placed
-from canopy_chunks.store.disk import DiskChunk
 from canopy_chunks.store.host_memory import HostChunk
 from canopy_chunks.store.store import ChunkStore
 from canopy_chunks.store.suffix import ChunkSuffix
-from canopy_chunks.text.fields import ChunkFields
+from canopy_chunks.text.fields import MAX_CHUNKS, ChunkFields
 from canopy_chunks.text.variants import LONG_TOKENS, Place
 
 TOO_FEW_STORED, PLANNING_FAILED = "too few of its documents are stored", "planning failed"
+IN_PREFIX = "its cached prefix saves as much as its stored documents"
 DIFFERED = "its tenant's answers differed too often from full recompute"
-STILL_ENCODED = (TOO_FEW_STORED, PLANNING_FAILED, DIFFERED)
+NOT_FOUND = "no document of enough tokens is in its prompt"
+TOO_MANY = f"more than {MAX_CHUNKS} documents"
+STILL_ENCODED = (TOO_FEW_STORED, IN_PREFIX, PLANNING_FAILED, DIFFERED)
 """Reasons for a normal run after which the request's documents are encoded nevertheless."""
 
 _INELIGIBLE_FIELDS = (
@@ -33,19 +35,23 @@ _INELIGIBLE_FIELDS = (
     ("session", "session"),
     ("return_hidden_states", "hidden states"),
     ("return_routed_experts", "routed experts"),
-    ("beam_list", "beam search"),
+    ("beam_group", "beam search"),
 )
 
 
 @dataclass(slots=True)
 class ResolvedChunk:
-    """A chunk of a prompt: its position and address, and its KV if the store has it."""
+    """A chunk of a prompt: its position and address, and its KV if the store has it.
+
+    place: number of the prefix that it was encoded after, of ``Place.acceptable``.
+    """
 
     start: int
     end: int
     key: str
+    place: int = 0
     tier: str | None = None
-    chunk: Chunk | HostChunk | DiskChunk | None = None
+    chunk: Chunk | HostChunk | None = None
 
     def placed_from(self, first: int) -> Placed | None:
         """Return the stored tokens from position ``first`` on; None without stored tokens."""
@@ -95,13 +101,14 @@ class ChunkRequest:
 
     keys: each chunk's addresses, the best for its place first. places: position of each chunk; its
     keys are those of ``Place.acceptable``. salt: part of the addresses; SGLang's namespace of the
-    request. ratio: as the request asks, or None. tenant: owner of the documents. deletions:
-    documents deleted before the request was created. checked: eligibility is decided, and
-    ``reason`` (why it runs normally, or None) and ``step`` (of its tenant in the quality meter) are
-    set. kept_key: extra key of its namespace for approximate KV, or None (:mod:`.kept`). kept:
+    request. given: documents in the prompt, with those that are too short. ratio: as the request
+    asks, or None. tenant: owner of the documents. deletions: deletions before the request was
+    created. checked: eligibility is decided, and ``reason`` (why it runs normally, or None) and
+    ``step`` (of its tenant in the quality meter) are set. too_long: it may extend kept KV, but not
+    reuse more. kept_key: extra key of its namespace for approximate KV, or None (:mod:`.kept`). kept:
     tokens matched there from its first document on. fused: its slots have held approximate KV;
     never reset. initial: the first plan's choice and prefix, so that a retraction does not change
-    the answer. report: the content of the response. complete_report: adds fields that need the
+    the answer. prefix: tokens of the prompt that were matched in the tree. report: the content of the response. complete_report: adds fields that need the
     choice on the host. reported: the prompt was completed once, and the report was sent.
     """
 
@@ -110,11 +117,13 @@ class ChunkRequest:
     places: tuple[Place, ...]
     salt: str
     selector: str
+    given: int
     ratio: float | None = None
     tenant: str | None = None
     time_s: float = 0.0
     deletions: int = 0
     checked: bool = False
+    too_long: bool = False
     reason: str | None = None
     step: int = 0
     kept_key: str | None = None
@@ -125,6 +134,7 @@ class ChunkRequest:
     reported: bool = False
     report: dict[str, Any] = field(default_factory=dict)
     complete_report: Callable[[], None] | None = None
+    prefix: int = 0
     _computed_to: int = -1
 
     def keeps(self, req: Any) -> bool:
@@ -138,9 +148,15 @@ class ChunkRequest:
         Tokens before ``first`` that the request did not compute itself were matched in the tree.
         """
         if first != self._computed_to:  # the prompt's first window, also after a retraction
+            self.prefix = first
             self.kept = max(0, first - self.bounds[0][0]) if self.keeps(req) else 0
             self.fused |= self.kept > 0
         self._computed_to = end
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a window of the prompt was computed."""
+        return self._computed_to >= 0
 
     def finish_report(self) -> None:
         """Add the fields that need the choice on the host. Does not wait after the forward."""
@@ -151,20 +167,37 @@ class ChunkRequest:
 
 def chunk_request_of(req: Any) -> ChunkRequest | None:
     """Return the chunk state of SGLang's request, or ``None`` if it names no chunks."""
-    return getattr(req, "canopy_chunks", None)
+    return req.canopy_chunks  # type: ignore[no-any-return]
+
+
+def engine_of(scheduler: Any) -> Any:
+    """Return a scheduler's ``ChunkEngine``; ``None`` without document reuse, or during the start."""
+    worker = getattr(scheduler, "tp_worker", None)
+    return None if worker is None else engine_of_runner(worker.model_runner)
+
+
+def engine_of_runner(runner: Any) -> Any:
+    """Return the engine of SGLang's model runner, or ``None``."""
+    return getattr(runner, "canopy_chunks", None)
 
 
 def ineligible_reason(req: Any, request: ChunkRequest, options: Options) -> str | None:
     """Return why a request runs normally whatever is stored; ``None`` if it may reuse chunks."""
+    if request.given > MAX_CHUNKS:
+        return TOO_MANY
     if not request.bounds:
-        return "no chunk is long enough"
+        return NOT_FOUND
     if request.bounds[-1][1] > len(req.origin_input_ids):
         return "aborted or truncated"  # SGLang replaced the prompt after the request was created
-    if options.prompt_tokens is not None and len(req.origin_input_ids) > options.prompt_tokens:
-        return f"more than {options.prompt_tokens} tokens"
     if req.return_logprob and 0 <= req.logprob_start_len < len(req.origin_input_ids) - 1:
         return "prompt logprobs"
-    return next((why for name, why in _INELIGIBLE_FIELDS if getattr(req, name, None)), None)
+    for name, why in _INELIGIBLE_FIELDS:
+        if getattr(req, name):
+            return why
+    if options.prompt_tokens is not None and len(req.origin_input_ids) > options.prompt_tokens:
+        request.too_long = True
+        return f"more than {options.prompt_tokens} tokens"
+    return None
 
 
 def chunk_request(
@@ -179,9 +212,10 @@ def chunk_request(
 
     stand_ins: tokens of a few stand-in documents, and of all; empty without stand-ins.
     """
+    given = len(requested.bounds or ())
     bounds = tuple(
         (a, min(b, len(ids)))
-        for a, b in requested.bounds or ()
+        for a, b in (requested.bounds or () if given <= MAX_CHUNKS else ())
         if min(b, len(ids)) - a >= options.min_tokens
     )
     first = requested.bounds[0][0] if requested.bounds else 0
@@ -196,6 +230,7 @@ def chunk_request(
         places,
         salt,
         requested.selector or options.selector,
+        given,
         requested.ratio,
     )
 
@@ -244,8 +279,8 @@ def fewest_stand_ins(request: ChunkRequest, chunks: Sequence[ResolvedChunk]) -> 
     """Return the minimum number of stand-in tokens that a stored document of the prompt, except the
     first, was encoded after."""
     found = [
-        place.stand_in_of(dict(zip(keys, place.acceptable()))[one.key])
-        for place, keys, one in zip(request.places, request.keys, chunks)
+        place.stand_in_of(place.acceptable()[one.place])
+        for place, one in zip(request.places, chunks)
         if one.tier is not None and not place.first
     ]
     return min(found, default=0)
@@ -282,12 +317,12 @@ def kept_report(
 
 
 def normal_report(
-    request: ChunkRequest, prefix: int, chunks: Sequence[ResolvedChunk]
+    request: ChunkRequest, prefix: int, chunks: Sequence[ResolvedChunk], why: str
 ) -> dict[str, Any]:
-    """Return the report of a request with too few stored documents."""
+    """Return the report of a request whose documents are not reused."""
     return {
         "fused": False,
-        "why": request.reason,
+        "why": why,
         "prefix": prefix,
         **_chunk_counts(request, chunks),
     }

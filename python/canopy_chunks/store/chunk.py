@@ -27,8 +27,7 @@ class Chunk:
 
     ids: the tokens; raw_k: ``[layers, n, kv_heads, d]`` keys before RoPE; v: the same shape;
     prefix: the tokens it was encoded after (``()`` for no prefix); scores: offline selectors'
-    scores by name, ``[n]`` or ``[layers, n]`` fp32; document: name of the tenant's document that it
-    belongs to (``""`` for no document).
+    scores by name, ``[n]`` or ``[layers, n]`` fp32; tenant: its owner.
     """
 
     ids: tuple[int, ...]
@@ -36,7 +35,7 @@ class Chunk:
     v: torch.Tensor
     prefix: tuple[int, ...] = ()
     scores: MutableMapping[str, torch.Tensor] = field(default_factory=Scores)
-    document: str = ""
+    tenant: str | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -45,6 +44,11 @@ class Chunk:
     def nbytes(self) -> int:
         """Bytes of K and V."""
         return self.raw_k.nbytes + self.v.nbytes
+
+    def on_host(self) -> Chunk:
+        """Return the chunk in host memory; itself if it is there."""
+        k, v = self.raw_k.to("cpu"), self.v.to("cpu")
+        return Chunk(self.ids, k, v, self.prefix, self.scores, self.tenant)
 
     def rows(self, layer: int, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return K (before RoPE) and V ``[m, kv_heads, d]`` of one layer's ``tokens [m]`` only.

@@ -68,7 +68,7 @@ class HostMemory:
         spans = self._take(len(chunk))
         if spans is None:
             return None
-        held = HostChunk(chunk.ids, chunk.prefix, chunk.scores, chunk.document, self, spans)
+        held = HostChunk(chunk.ids, chunk.prefix, chunk.scores, chunk.tenant, self, spans)
         weakref.finalize(held, self._returned.append, spans)
         if self.stream is None:
             self._write(chunk, spans)
@@ -139,7 +139,7 @@ class HostChunk:
     ids: tuple[int, ...]
     prefix: tuple[int, ...]
     scores: MutableMapping[str, torch.Tensor]
-    document: str
+    tenant: str | None
     memory: HostMemory
     spans: list[Span]
     written: torch.cuda.Event = field(init=False)

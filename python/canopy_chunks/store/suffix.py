@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from canopy_chunks.store.chunk import Chunk
-from canopy_chunks.store.disk import DiskChunk
 from canopy_chunks.store.host_memory import HostChunk
 
 
@@ -16,7 +15,7 @@ from canopy_chunks.store.host_memory import HostChunk
 class ChunkSuffix:
     """The tokens of ``base`` from ``skip`` on, without a copy; has the interface of ``Chunk``."""
 
-    base: Chunk | HostChunk | DiskChunk
+    base: Chunk | HostChunk
     skip: int
 
     def __len__(self) -> int:
@@ -50,11 +49,6 @@ class ChunkSuffix:
     def rows(self, layer: int, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return K before RoPE and V of these tokens of the suffix."""
         return self.base.rows(layer, tokens + self.skip)
-
-    def expect(self, layer: int, tokens: torch.Tensor) -> None:
-        """Announce reads of these tokens' records; only for a chunk on disk."""
-        assert isinstance(self.base, DiskChunk), "only files are read ahead"
-        self.base.expect(layer, tokens + self.skip)
 
 
 def base_and_skip(chunk: Any) -> tuple[Any, int]:

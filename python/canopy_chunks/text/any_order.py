@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
 from typing import Any
 
 from canopy_chunks.text import fields
-from canopy_chunks.text.order import Orders, anything
+from canopy_chunks.text.order import Orders
 
 orders = Orders()
 """Orders of documents in earlier prompts of this process."""
@@ -37,23 +36,12 @@ def has_fixed_positions(obj: Any) -> bool:
 
 
 def arranged(
-    tokenizer: Any,
-    requested: fields.ChunkFields,
-    ids: list[int],
-    bounds: fields.Bounds,
-    tenant: str | None,
-    joins: Callable[[Sequence[int]], bool] = anything,
+    tokenizer: Any, ids: list[int], bounds: fields.Bounds, tenant: str | None
 ) -> tuple[list[int], list[int]]:
-    """Return a prompt and its documents' flat bounds, reordered if the request allows it."""
-    if requested.any_order and all(isinstance(one, int) for one in ids):
-        turns = _tokens_of_templates(tokenizer)
-        ids, bounds = orders.arrange(ids, bounds, tenant, turns, joins)
+    """Return a prompt's tokens with its documents in the best order, and their flat bounds."""
+    if all(isinstance(one, int) for one in ids):
+        ids, bounds = orders.arrange(ids, bounds, tenant, _tokens_of_templates(tokenizer))
     return ids, [x for pair in bounds for x in pair]
-
-
-def is_blank(tokenizer: Any, ids: Sequence[int]) -> bool:
-    """Return whether tokens are white space."""
-    return not tokenizer.decode(list(ids)).strip()
 
 
 @functools.lru_cache(maxsize=1)

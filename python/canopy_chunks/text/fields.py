@@ -16,6 +16,7 @@ from sglang_canopy.wire.document_names import BOUNDS, DOCUMENTS, ORDER, RATIO, S
 Bounds = tuple[tuple[int, int], ...]
 """Start and end of each document of a prompt, in order."""
 MAX_CHUNKS = 256
+"""Documents of a prompt above which it is computed in full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +59,6 @@ def check_bounds(given: Any) -> Bounds:
         _refuse(BOUNDS, "a list of whole numbers", given)
     if len(given) % 2:
         _refuse(BOUNDS, f"pairs of start and end, got {len(given)} numbers", given)
-    if len(given) // 2 > MAX_CHUNKS:
-        raise CanopyError(
-            f"custom_params key {BOUNDS!r} has {len(given) // 2} chunks; at most {MAX_CHUNKS} are "
-            "allowed in a request: join the small ones"
-        )
     pairs = tuple(zip(given[::2], given[1::2]))
     before = 0
     for start, end in pairs:

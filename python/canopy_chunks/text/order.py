@@ -11,7 +11,7 @@ again.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -30,6 +30,8 @@ MAX_GAP = 16
 
 Names = tuple[int, ...]
 """Hashes of documents, in order."""
+Document = tuple[int, ...] | str
+"""A document's tokens or text."""
 
 
 @dataclass(slots=True)
@@ -56,11 +58,6 @@ def size_of(names: Names) -> int:
     return max(NAMES, len(names))
 
 
-def anything(_between: Sequence[int]) -> bool:
-    """Accept every text between documents."""
-    return True
-
-
 class Orders:
     """Earlier orders of documents, by tenant. If they exceed ``most`` orders of ``NAMES``
     documents, one tenant drops its oldest (:meth:`_largest`)."""
@@ -76,35 +73,31 @@ class Orders:
         bounds: Bounds,
         tenant: str | None,
         turns: frozenset[int] = frozenset(),
-        joins: Callable[[Sequence[int]], bool] = anything,
     ) -> tuple[list[int], Bounds]:
         """Return the prompt with each list of documents in the best order, and the new bounds.
 
         A list is consecutive documents with the same text, of at most ``MAX_GAP`` tokens, between
         them. Documents never change lists: the documents of a later turn stay after the earlier
-        turns. turns: tokens of a template, which are in no list; joins: whether a text may separate
-        documents of a list.
+        turns. turns: tokens of a template, which are in no list.
         """
         out: list[int] = []
         arranged: list[tuple[int, int]] = []
         at = hashed = behind = 0
-        for run in _lists(ids, bounds, turns, joins):
+        for run in _lists(ids, bounds, turns):
             first, end = run[0][0], run[-1][1]
             out += ids[at:first]
             documents = [tuple(ids[a:b]) for a, b in run]
             gap = ids[run[0][1] : run[1][0]] if len(run) > 1 else []
             if len(run) > 1:  # each token is hashed once, for any number of lists
                 behind, hashed = hash((behind, tuple(out[hashed:]))), len(out)
-            for place, i in enumerate(self._order(behind, documents, tenant)):
+            for place, i in enumerate(self.order(behind, documents, tenant)):
                 out += gap if place else []
                 arranged.append((len(out), len(out) + len(documents[i])))
                 out += documents[i]
             at = end
         return [*out, *ids[at:]], tuple(arranged)
 
-    def _order(
-        self, behind: int, documents: Sequence[tuple[int, ...]], tenant: str | None
-    ) -> list[int]:
+    def order(self, behind: int, documents: Sequence[Document], tenant: str | None) -> list[int]:
         """Return the order of documents after a text with the hash ``behind``, and record it."""
         if len(documents) < 2:
             return list(range(len(documents)))
@@ -121,9 +114,9 @@ class Orders:
         return order
 
     def _longest(
-        self, own: _Own, behind: int, documents: Sequence[tuple[int, ...]], names: Sequence[int]
+        self, own: _Own, behind: int, documents: Sequence[Document], names: Sequence[int]
     ) -> Names:
-        """Return the longest prefix, in tokens, of an earlier order that has only documents of the
+        """Return the longest prefix, in tokens or characters, of an earlier order that has only documents of the
         prompt.
 
         Of equal prefixes, an order without other documents is preferred, then the latest.
@@ -175,7 +168,6 @@ def _lists(
     ids: Sequence[int],
     bounds: Bounds,
     turns: frozenset[int],
-    joins: Callable[[Sequence[int]], bool],
 ) -> list[list[tuple[int, int]]]:
     """Return the lists of documents of a prompt."""
     lists: list[list[tuple[int, int]]] = [[pair] for pair in bounds[:1]]
@@ -186,7 +178,6 @@ def _lists(
             len(between) <= MAX_GAP
             and (len(lists[-1]) == 1 or between == gap)
             and turns.isdisjoint(ids[begin : pair[1]])
-            and joins(between)
         ):
             lists[-1].append(pair)
             gap = between

@@ -8,7 +8,6 @@ import platform
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from canopy_lab.cli.values import out_file
 from canopy_lab.live.profile.client import ProfiledServer
@@ -51,8 +50,8 @@ class Options:
         3, "--repeats", "every figure is the median of N answers", metavar="N", low=1
     )
     kv_bytes_per_token: int | None = declare(
-        None, "--kv-bytes-per-token",
-        "if the model's config is not on this machine", metavar="N", low=1,
+        None, "--kv-bytes-per-token", "bytes of one token's KV, on all ranks", metavar="N", low=1,
+        shown_default="the server's pools over their tokens",
     )  # fmt: skip
     seed: int = declare(0, "--seed", "seed of the random prompts", metavar="K")
 
@@ -91,7 +90,7 @@ def measure(args: Options) -> EngineProfile:
     longest = min(args.max_prompt, chunk if chunk > 0 else args.max_prompt, pool // 2)
     context = min(args.max_context, pool - longest - 64, int(facts.get("context_length") or pool))
     limits = Limits(longest, max(context, 0), args.max_batch, args.repeats)
-    kv_bytes, layers = _shape(args, facts)
+    kv_bytes, layers = _shape(args, server)
 
     def show(what: str) -> None:
         if sys.stderr.isatty():
@@ -138,9 +137,10 @@ def measure(args: Options) -> EngineProfile:
     )  # fmt: skip
 
 
-def _shape(args: Options, facts: dict[str, Any]) -> tuple[int, int]:
-    """Return the KV bytes per token, and the number of layers."""
-    given = args.kv_bytes_per_token
+def _shape(args: Options, server: ProfiledServer) -> tuple[int, int]:
+    """Return the KV bytes per token, as given, of the server's pools or of the model's config, and the
+    number of layers."""
+    facts, given = server.facts, args.kv_bytes_per_token or server.kv_bytes_per_token()
     try:
         shape = load_model_shape(str(facts["model_path"]))
     except CanopyError:
@@ -150,5 +150,6 @@ def _shape(args: Options, facts: dict[str, Any]) -> tuple[int, int]:
                 "--kv-bytes-per-token"
             ) from None
         return given, 1
-    wide = "float32" in str(facts.get("dtype")) and facts.get("kv_cache_dtype") in (None, "auto")
-    return given or shape.kv_bytes_per_token() * (2 if wide else 1), shape.layers
+    cache, dtype = str(facts.get("kv_cache_dtype") or "auto"), str(facts.get("dtype"))
+    width = 0.5 if "fp8" in cache else 2 if cache == "auto" and "float32" in dtype else 1
+    return given or round(shape.kv_bytes_per_token() * width), shape.layers

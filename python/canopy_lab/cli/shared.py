@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from canopy_lab.trace.guess import guess_format
+from canopy_lab.trace.lines import existing
 from canopy_lab.trace.open import format_names
 from sglang_canopy.declared import declare
 
 AUTO = "auto"
+LOG_HELP = "the log: a file, several, or a folder of them; may be compressed (.gz, .xz, .zst)"
 PROFILE_HELP = "costs of the engine: a file, or the name of a shipped profile"
+
+
+def one_log(paths: list[str]) -> str:
+    """Return the path of one log: the only one, or a folder of links to several, for this process."""
+    if len(paths) == 1:
+        return paths[0]
+    parent = tempfile.mkdtemp(prefix="canopy-")
+    atexit.register(shutil.rmtree, parent, ignore_errors=True)
+    folder = Path(parent, f"{Path(paths[0]).name} and {len(paths) - 1} more")
+    folder.mkdir()
+    for at, path in enumerate(map(existing, paths)):
+        (folder / f"{at:04d}.log.{path.name}").symlink_to(path.resolve())
+    return str(folder)
 
 
 def format_option() -> Any:
@@ -37,7 +55,7 @@ def format_of(path: Path | str, format: str) -> str:
 class LogOptions:
     """Options of commands that read a log."""
 
-    log: str = declare(None, "LOG", "the log, may be compressed (.gz, .xz, .zst)")
+    log: str = declare(None, "LOG", LOG_HELP, join=one_log)
     format: str = format_option()
     skip_bad: int = skip_bad_option()
 
@@ -46,7 +64,7 @@ class LogOptions:
 class TraceOptions:
     """Options of commands that simulate a trace."""
 
-    trace: str = declare(None, "TRACE", "the trace, may be compressed (.gz, .xz, .zst)")
+    trace: str = declare(None, "TRACE", LOG_HELP, join=one_log)
     format: str = format_option()
     skip_bad: int = skip_bad_option()
 

@@ -21,15 +21,11 @@ from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.base import TAIL_TARGETS, Policy
 from sglang_canopy.policy.registry import make_policy, policy_class, policy_names, simulated_names
 
-STEP_TOKENS = 8192
-"""SGLang's default ``--chunked-prefill-size``."""
-
 
 class PrefillSeconds:
     """Seconds of prefill of one trace under ``profile``."""
 
     def __init__(self, profile: EngineProfile, trace: Sequence[TraceRequest]) -> None:
-        self.depth_scale = profile.depth_scale(STEP_TOKENS)
         self._profile, self._trace = profile, trace
         self._pairs = profile.pair_s()
 

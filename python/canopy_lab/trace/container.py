@@ -1,6 +1,10 @@
-"""Remove the wrapping that a container runtime adds to each line of a process.
+"""Remove the wrapping that a container runtime or a log collector adds to each line of a process.
 
-Two forms, recognised by a file's first line:
+A collector's wrapping (Google Cloud, Fluent Bit, Vector, CloudWatch, journald) is a JSON object of its
+own around the line. Its names differ, so it is found by a rule: among the first ``_LOOK_AT`` lines, a
+field below which a server's line or a request's entry stands, as text or as an object.
+
+A container runtime has two forms, recognised by a file's first line:
 
 - Docker's json-file: ``{"log":"text\\n","stream":"stdout","time":"2026-01-02T..."}``. A line longer
   than 16 KiB is several entries, and only the last ends in a line feed.
@@ -13,6 +17,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
+from itertools import chain, islice
+from typing import Any
 
 _CRI = re.compile(rb"\d{4}-\d\d-\d\dT\S+ (stdout|stderr) ([PF])(?:[:\w]*) ?(.*)", re.S)
 _LONGEST_LINE = 64 << 20
@@ -20,6 +26,44 @@ _LONGEST_LINE = 64 << 20
 BROKEN = b'{"log":'
 """Stands for an entry of Docker's that is no JSON: its text is escaped, so it is not passed on."""
 
+_LOOK_AT = 1000
+"""Lines that are read to find a collector's field; a server's log begins with other lines."""
+_DEPTH = 3
+"""Objects of a wrapping around each other."""
+_SERVERS = (
+    b'"event": "request.',
+    b'"event":"request.',
+    b"server_args=",
+    b"Received request",
+    b" details: prompt",
+)
+_OWN = (
+    *(
+        "event",
+        "messages",
+        "prompt",
+        "prompt_token_ids",
+        "input_ids",
+        "contents",
+        "input",
+        "hash_ids",
+    ),
+    *(
+        "body",
+        "request",
+        "request_body",
+        "requestBody",
+        "proxy_server_request",
+        "kwargs",
+        "attributes",
+    ),
+    *("standard_logging_object", "resourceSpans", "requests", "schema"),
+)
+"""Fields of entries that are read as they are."""
+_TIMED = ("time", "timestamp", "startTime", "start_time", "created_at", "event")
+
+Path = tuple[str, ...]
+"""Fields from a collector's object to the line in it."""
 Entry = tuple[str, bytes, bool]
 """Stream, text, and whether the text ends its line."""
 
@@ -34,12 +78,11 @@ def unwrapped(lines: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]
         return
     parse = _wrapper_of(first[1])
     if parse is None:
-        yield first
-        yield from lines
+        yield from _without_collector(first, lines)
         return
     parts: dict[str, tuple[int, list[bytes]]] = {}
     number = 0
-    for number, text in _chain(first, lines):
+    for number, text in chain([first], lines):
         entry = parse(text)
         if entry is None:
             if text.startswith(BROKEN):
@@ -60,11 +103,93 @@ def unwrapped(lines: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]
         yield number, b"".join(pieces)
 
 
-def _chain(
-    first: tuple[int, bytes], rest: Iterator[tuple[int, bytes]]
+def _without_collector(
+    first: tuple[int, bytes], lines: Iterator[tuple[int, bytes]]
 ) -> Iterator[tuple[int, bytes]]:
-    yield first
-    yield from rest
+    """Yield the lines below a collector's fields, or all lines unchanged if there is none."""
+    if not is_foreign(first[1]):
+        yield first
+        yield from lines
+        return
+    head = [first]
+    paths = dict.fromkeys(_collectors_field(first[1]))
+    for line in islice(lines, 0 if paths else _LOOK_AT):
+        head.append(line)
+        paths |= dict.fromkeys(_collectors_field(line[1]))
+        if paths:
+            break
+    for number, text in chain(head, lines):
+        yield number, _below(text, paths) if paths else text
+
+
+def is_foreign(line: bytes) -> bool:
+    """Return whether a line is a JSON object that is no entry of a known log."""
+    entry = _object(line)
+    return entry is not None and not any(name in entry for name in _OWN)
+
+
+def _collectors_field(line: bytes) -> list[Path]:
+    """Return the path to the field that holds a process's line, if there is one."""
+    path = _field(_object(line) or {}, 0) if is_foreign(line) else None
+    return [] if path is None else [path]
+
+
+def _field(entry: dict[str, Any], depth: int) -> Path | None:
+    for name, value in entry.items():
+        if isinstance(value, str):
+            text = value.encode("utf-8", "surrogatepass")
+            inner = _object(text)
+            if any(mark in text for mark in _SERVERS) or (inner and _is_request(inner)):
+                return (name,)
+        elif isinstance(value, dict):
+            if _is_request(value):
+                return (name,)
+            path = _field(value, depth + 1) if depth < _DEPTH else None
+            if path is not None:
+                return (name, *path)
+    return None
+
+
+def _is_request(entry: dict[str, Any]) -> bool:
+    return any(name in entry for name in _OWN) and any(name in entry for name in _TIMED)
+
+
+def _below(line: bytes, paths: dict[Path, None]) -> bytes:
+    """Return the process's line in a collector's object; another line as it is.
+
+    Adds to ``paths``: some collectors put text and objects into two fields.
+    """
+    entry = _object(line)
+    if entry is None:
+        return line
+    for path in (*paths, *([] if _at(entry, paths) else _collectors_field(line))):
+        value = _at(entry, {path: None})
+        if value:
+            paths[path] = None
+            text = value if isinstance(value, str) else json.dumps(value)
+            return text.encode("utf-8", "surrogatepass").rstrip(b"\n") + b"\n"
+    return line
+
+
+def _at(entry: dict[str, Any], paths: dict[Path, None]) -> Any:
+    """Return the value of the first of ``paths`` that leads to one."""
+    for path in paths:
+        value: Any = entry
+        for name in path:
+            value = value.get(name) if isinstance(value, dict) else None
+        if value:
+            return value
+    return None
+
+
+def _object(line: bytes) -> dict[str, Any] | None:
+    if not line.lstrip().startswith(b"{"):
+        return None
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def _wrapper_of(line: bytes) -> Callable[[bytes], Entry | None] | None:

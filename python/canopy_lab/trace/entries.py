@@ -70,6 +70,10 @@ def entries(
 
 
 def _items(path: Path, tolerance: lines.Tolerance, time_of: TimeOf) -> Iterator[tuple[int, Any]]:
+    if path.is_dir():
+        for file in lines.files_of(path):
+            yield from _items(file, tolerance, time_of)
+        return
     with lines.open_binary(path) as stream:
         begin = stream.read(64).lstrip()[:1]
     if begin not in (b"[", b"{", b"") and csv_columns(path):

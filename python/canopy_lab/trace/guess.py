@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from canopy_lab.trace import fields, lines, openai_log
+from canopy_lab.trace import container, dynamo, fields, lines, openai_log
 from canopy_lab.trace.entries import csv_columns
 from canopy_lab.trace.sglang_prompt import is_event
 from sglang_canopy.errors import CanopyError
@@ -87,16 +86,18 @@ def guess_format(path: Path | str) -> str:
     """Return a format name for ``open_trace``. Raises ``CanopyError`` if no format fits."""
     path = lines.existing(path)
     if path.is_dir():
-        agentic = any(path.glob("*.json")) or not any(path.rglob("*.jsonl"))
-        if not agentic:
-            raise CanopyError(_folder_of_logs(path))
-        return "agentic"
+        logs = lines.files_of(path)
+        return _format_of_logs(logs) if logs and not any(path.glob("*.json")) else "agentic"
     if ".tar" in path.suffixes or path.suffix == ".tgz":
         return "agentic"
     text, why = b"", None
     for number, raw in islice(lines.read_lines(path), _LOOK_AT):
         text = raw.strip()
-        if b"server_args=" in text or b"Receive: obj=" in text or is_event(text):
+        if (
+            (b"server_args=" in text and not container.is_foreign(text))
+            or b"Receive: obj=" in text
+            or is_event(text)
+        ):
             return "sglang"
         if b"Received request" in text or (b"Request " in text and b" details: prompt" in text):
             return "vllm"
@@ -113,22 +114,31 @@ def guess_format(path: Path | str) -> str:
         raise CanopyError(f"{str(path)!r} is empty; give a log that has requests")
     if why:
         raise CanopyError(f"{str(path)!r} cannot be used: {why}")
+    if container.is_foreign(text):
+        names = ", ".join(sorted(json.loads(text)))[:200]
+        raise CanopyError(
+            f"{str(path)!r} has objects with the fields {names}, and no request below them: if a collector "
+            "wrapped the log, give the server's own lines"
+        )
     raise CanopyError(
         f"cannot tell the format of {str(path)!r} from its first {_LOOK_AT} lines; give --format"
     )
 
 
-def _folder_of_logs(folder: Path) -> str:
-    """Return the reason why a folder of logs is no trace."""
-    found = "unknown formats"
-    for file in islice(sorted(folder.rglob("*.jsonl")), _LOOK_AT_FILES):
-        with contextlib.suppress(CanopyError):
-            found = f"logs such as {file.name}, of format {guess_format(file)}"
-            break
-    return (
-        f"folder {str(folder)!r} holds {found}; give one file, or join the files in order of time "
-        "with cat"
-    )
+def _format_of_logs(files: list[Path]) -> str:
+    """Return the format of a folder's logs. Raises ``CanopyError`` if they have several, or none."""
+    found: dict[str, Path] = {}
+    for file in files[:_LOOK_AT_FILES]:
+        if file.stat().st_size:
+            found.setdefault(guess_format(file), file)
+    if len(found) > 1:
+        each = ", ".join(f"{file.name} of format {name}" for name, file in found.items())
+        raise CanopyError(f"folder {str(files[0].parent)!r} has logs of several formats: {each}")
+    if not found:
+        raise CanopyError(
+            f"the logs in {str(files[0].parent)!r} are empty; give a log that has requests"
+        )
+    return next(iter(found))
 
 
 def _begins_json(text: bytes) -> bool:
@@ -159,6 +169,8 @@ def _first_entry(text: bytes, path: Path) -> dict[str, Any] | None:
 
 
 def _json_format(entry: dict[str, Any]) -> str | None:
+    if dynamo.is_row(entry):
+        return "mooncake"
     if "hash_ids" in entry:
         if "chat_id" in entry:
             return "bailian"

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import datetime
 import gzip
 import io
 import json
 import logging
 import lzma
+import re
 import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -31,6 +33,12 @@ LARGEST = sys.float_info.max
 WHOLE = 1 << 63
 """Upper bound of counts and ids, so that they fit a signed integer of 64 bits."""
 Parsed = TypeVar("Parsed")
+_LONGEST_STAMP = 400
+_STAMP = re.compile(
+    rb"(20\d\d-[01]\d-[0-3]\d[T ][0-2]\d:[0-5]\d:[0-5]\d)|"
+    rb'"(?:time|timestamp|ts|created\w*|startTime\w*|request_received_ms|event_time_unix_ms)": ?"?(\d{10,19})'
+)
+"""A date, or a number of s, ms, us or ns since 1970."""
 
 
 class BadLine(Exception):
@@ -176,13 +184,41 @@ class _ZstdFrames(io.RawIOBase):
         return size
 
 
+def files_of(folder: Path) -> list[Path]:
+    """Return the logs in a folder, in order of their first times, else of their names."""
+    found = [p for p in folder.rglob("*") if p.is_file() and set(p.suffixes) & {".log", ".jsonl"}]
+    return sorted(found, key=lambda file: (_first_time(file), file.name))
+
+
+def _first_time(file: Path) -> float:
+    """Return the seconds since 1970 at the beginning of a file's first line; infinite without a time."""
+    with open_binary(file) as stream:
+        stamp = _STAMP.search(stream.readline(_LONGEST_STAMP))
+    if stamp is None:
+        return float("inf")
+    if stamp[2]:
+        return float(stamp[2][:10])
+    text = stamp[1].decode().replace(" ", "T")
+    return datetime.datetime.fromisoformat(f"{text}+00:00").timestamp()
+
+
 def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield ``(1-based line number, line)`` of every line that is not blank.
 
-    The wrapping of a container's log is removed (``container.py``).
+    The wrapping of a container or a collector is removed (``container.py``). The files of a folder are
+    one log, in order of their first times, and their lines are numbered on.
     """
+    if path.is_dir():
+        before = last = 0
+        for file in files_of(path):
+            for number, line in read_lines(file):
+                last = before + number
+                yield last, line
+            before = last
+        return
     with open_binary(path) as stream:
-        yield from unwrapped((n, line) for n, line in enumerate(stream, 1) if line.strip())
+        numbered = ((n, line) for n, line in enumerate(stream, 1) if line.strip())
+        yield from ((n, line) for n, line in unwrapped(numbered) if line.strip())
 
 
 def each(

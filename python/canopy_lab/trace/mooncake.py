@@ -3,7 +3,7 @@
     {"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, 2353]}
 
 ``hash_ids`` are prefix-chained and cover the prompt; a last partial block may have one or not. Blocks
-have 512 tokens in Mooncake's own traces; in Dynamo's and AIPerf's their size is that of the model's
+have 512 tokens in Mooncake's own traces; in Dynamo's (also its own capture, ``dynamo.py``) and AIPerf's their size is that of the model's
 KV blocks. The size is the field ``block_size``, else it is inferred from lengths and numbers of ids.
 Rows may have a ``session_id``; later rows of a session may have a ``delay`` after the previous answer
 instead of a time. Without a session, conversation and turn are inferred from the chain (``infer.py``).
@@ -11,13 +11,14 @@ instead of a time. Without a session, conversation and turn are inferred from th
 
 from __future__ import annotations
 
+import contextlib
 from collections import OrderedDict
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from canopy_lab.trace import lines
+from canopy_lab.trace import dynamo, lines
 from canopy_lab.trace.infer import ConversationIndex
 from canopy_lab.trace.prompts import changed, clients_name, in_order
 from canopy_lab.trace.record import TraceRequest
@@ -39,8 +40,8 @@ def read(path: Path, tolerance: lines.Tolerance) -> Iterator[TraceRequest]:
     if reader.block_tokens != BLOCK_TOKENS:
         tolerance.understood.remarks[f"Blocks have {reader.block_tokens} tokens."] = None
     rows = lines.each(path, tolerance, reader.parse)
-    # Only delays put rows out of order.
-    for row in in_order(rows) if _has_delays(path) else rows:
+    # Only delays, and captures at the end of requests, put rows out of order.
+    for row in in_order(rows) if _is_out_of_order(path) else rows:
         try:
             clock.check(row.time_s)
         except lines.BadLine as error:
@@ -74,14 +75,18 @@ def infer_block_tokens(path: Path) -> int:
 
 def _head(path: Path) -> Iterator[dict[str, Any]]:
     for _, text in islice(lines.read_lines(path), _LOOK_AT):
-        try:
-            yield lines.parse_object(text)
-        except lines.BadLine:
-            continue
+        with contextlib.suppress(lines.BadLine):
+            record = _row(lines.parse_object(text))
+            if record is not None:
+                yield record
 
 
-def _has_delays(path: Path) -> bool:
-    return any("delay" in record for record in _head(path))
+def _row(record: dict[str, Any]) -> dict[str, Any] | None:
+    return dynamo.row_of(record) if dynamo.is_row(record) else record
+
+
+def _is_out_of_order(path: Path) -> bool:
+    return any("delay" in record or dynamo.ENDED in record for record in _head(path))
 
 
 class _Reader:
@@ -91,9 +96,11 @@ class _Reader:
         self._sessions: OrderedDict[str, tuple[float, int, int]] = OrderedDict()
         """Session -> (time, turn, first block) of its last request."""
 
-    def parse(self, line: int, text: bytes) -> TraceRequest:
-        """Parse one row. Raises ``BadLine``."""
-        record = lines.parse_object(text)
+    def parse(self, line: int, text: bytes) -> TraceRequest | None:
+        """Parse one row; ``None`` for an event that is no request. Raises ``BadLine``."""
+        record = _row(lines.parse_object(text))
+        if record is None:
+            return None
         tokens = lines.count(record, "input_length")
         output = lines.count(record, "output_length")
         blocks = lines.block_ids(record)

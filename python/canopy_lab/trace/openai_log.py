@@ -14,6 +14,7 @@ are the same. Requests may be out of order by
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,13 @@ _APART = ("model", "lora_path", "extra_key", "cache_salt")
 """Fields that separate prompts: prompts that differ in one of these share no KV."""
 _MODELS = ("model", "request_model", "provided_model_name")
 _SHORTENED = "litellm_truncated"
+_HEAD = re.compile(r"\A<[\w-]{0,40}>\n")
+"""Role before a message's text (``chat.py``)."""
+_SESSION = re.compile(r"_session_([\w-]{1,128})$")
+_REDACTED = re.compile(
+    r"\W*(?:redacted|masked|hidden|removed|filtered)(?:[ _-]+by[ _-]+\w+)?\W*|[*x#\u2588]{3,}", re.I
+)
+"""A text that a gateway put in place of a message."""
 _UNREAD_CHARACTERS = 256
 """Unread fields of a body are counted if they are longer than this."""
 _READ = {
@@ -98,8 +106,22 @@ def parse(entry: Place, line: int = 0, seen: Understood | None = None) -> list[L
     found = [
         _prompt(LoggedPrompt(time_s, line), one, entry, bodies, among, len(each)) for one in each
     ]
+    for prompt in found:
+        check_not_redacted(
+            [part.text for part in prompt.parts if part.kind == "text"] or [prompt.text]
+        )
     _account(found, entry, where, bodies, seen)
     return found
+
+
+def check_not_redacted(texts: list[str]) -> None:
+    """Raise ``BadLine`` if each of a prompt's ``texts`` is a mark instead of what was sent."""
+    given = [text for text in (_HEAD.sub("", one) for one in texts) if text.strip()]
+    if given and all(_REDACTED.fullmatch(text.strip()) for text in given):
+        raise lines.BadLine(
+            f"its texts are redacted ({given[0].strip()[:40]!r}), so equal prompts cannot be told from others; "
+            "let the gateway log them (LiteLLM: turn_off_message_logging: false)"
+        )
 
 
 def _check_whole(entry: Place, among: list[Place], given: Any) -> None:
@@ -179,6 +201,8 @@ def _prompt(
     named = fields.first(among, CONVERSATIONS)
     if isinstance(named, dict):  # Responses: {"conversation": {"id": "..."}}
         named = named.get("id", named)
+    if named is None:
+        named = _claude_codes_session(among)
     prompt.conversation = None if named is None else clients_name(named)
     user = fields.first(among, USERS)
     prompt.user = None if user is None else str(user)
@@ -195,6 +219,17 @@ def _prompt(
     if calls_of_entry > 1:
         prompt.output_tokens, prompt.logged_tokens = prompt.output_tokens // calls_of_entry, None
     return prompt
+
+
+def _claude_codes_session(among: list[Place]) -> str | None:
+    """Return the session at the end of ``metadata.user_id``, as a server reads it."""
+    for place in among:
+        metadata = fields.decoded(place.get("metadata"))
+        user = metadata.get("user_id") if isinstance(metadata, dict) else None
+        found = _SESSION.search(user) if isinstance(user, str) else None
+        if found is not None:
+            return found[1]
+    return None
 
 
 def _fill_prompt(prompt: LoggedPrompt, given: Any, bodies: list[Place]) -> None:

@@ -4,14 +4,17 @@ One span per line (``attributes`` flat, nested, or in OTLP's list of keys and va
 with ``resourceSpans``. Four conventions for a prompt are read: GenAI (``gen_ai.input.messages``,
 ``gen_ai.system_instructions``, ``gen_ai.tool.definitions``), OpenLLMetry
 (``gen_ai.prompt.0.content``), OpenInference (``llm.input_messages.0.message.content``) and Vercel's
-AI SDK (``ai.prompt.messages``). Token counts of all four include cached tokens.
+AI SDK (``ai.prompt.messages``). Token counts of all four should include cached tokens; those of some
+instrumentations leave them out, which a count below the cached tokens beside it proves for its model.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from hashlib import blake2b
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +37,12 @@ _PROMPT_TOKENS = (
     *("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens"),
     *("llm.token_count.prompt", "ai.usage.promptTokens"),
 )
+_CACHED_TOKENS = (
+    ("gen_ai.usage.cache_read.input_tokens", "gen_ai.usage.cache_read_input_tokens", "llm.token_count.prompt_details.cache_read"),
+    ("gen_ai.usage.cache_creation.input_tokens", "gen_ai.usage.cache_creation_input_tokens", "llm.token_count.prompt_details.cache_write"),
+)  # fmt: skip
+_LOOK_AT = 2_000
+"""Entries that are read to find the models whose counts leave out cached tokens."""
 _OUTPUT_TOKENS = (
     *("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens"),
     *("llm.token_count.completion", "ai.usage.completionTokens"),
@@ -47,6 +56,7 @@ def prompts(path: Path, tolerance: lines.Tolerance) -> Iterator[LoggedPrompt]:
     """Yield the prompts of ``path``. Failed calls, repeated calls and spans of other kinds are ignored
     and counted."""
     seen, nestings = tolerance.understood, _Nestings()
+    bare = _leave_out_cached(path)
     for line, entry in entries(path, tolerance, _entry_time):
         for span in spans(entry):
             try:
@@ -60,9 +70,29 @@ def prompts(path: Path, tolerance: lines.Tolerance) -> Iterator[LoggedPrompt]:
                 seen.left_out[calls.TWICE] += 1
             else:
                 seen.count_model(found.apart[0])
+                if found.apart[0] in bare and found.logged_tokens is not None:
+                    found.logged_tokens += _cached(Attributes(span))
                 for part in found.parts:
                     seen.role_bytes[part.role or "no role"] += len(part.text)
                 yield found
+
+
+def _leave_out_cached(path: Path) -> set[str]:
+    """Return the models whose prompt counts leave out cached tokens."""
+    found = set()
+    for _, entry in islice(
+        entries(path, lines.Tolerance(path, lines.WHOLE), _entry_time), _LOOK_AT
+    ):
+        for span in spans(entry):
+            with contextlib.suppress(lines.BadLine):
+                attributes = Attributes(span)
+                if (_count(attributes, _PROMPT_TOKENS) or lines.WHOLE) < _cached(attributes):
+                    found.add(str(attributes.first(_MODELS) or ""))
+    return found
+
+
+def _cached(attributes: Attributes) -> int:
+    return sum(_count(attributes, names) or 0 for names in _CACHED_TOKENS)
 
 
 def spans(entry: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

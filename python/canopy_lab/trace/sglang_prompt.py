@@ -29,6 +29,9 @@ SERVER_BLOCK_TOKENS = 64
 HOW_TO_LOG = "--log-requests --log-requests-level 3 --log-requests-format json"
 
 _EVENT = re.compile(rb'"event": ?"(request\.[a-z.]+)"')
+_PACKED = re.compile(rb'\\"event\\": ?\\"request\.')
+"""An event inside a text of another object."""
+_PLAIN = b"\x1b[0m"
 _CHARACTERS_A_TOKEN = 4.0
 _LOOK_AT = 10_000
 """Maximum lines read to estimate the characters per token."""
@@ -51,9 +54,22 @@ def event_of(text: bytes, kinds: tuple[str, ...]) -> dict[str, Any] | None:
     """Return the event of a line (``request.finished``, ...) if it is one of ``kinds``. Raises
     ``BadLine``."""
     found = _EVENT.search(text)
+    if found is None and _PACKED.search(text):
+        raise _unknown_wrapping(lines.parse_object(text))
     if found is None or found[1].decode() not in kinds:
         return None
-    return lines.parse_object(text[max(text.find(b"{"), 0) :])
+    text = text.replace(_PLAIN, b"")  # a coloured line
+    event = lines.parse_object(text[max(text.find(b"{"), 0) :])
+    if "event" not in event:
+        raise _unknown_wrapping(event)
+    return event
+
+
+def _unknown_wrapping(entry: Mapping[str, Any]) -> lines.BadLine:
+    return lines.BadLine(
+        f"the request is inside an object with the fields {', '.join(sorted(entry))[:200]}, a wrapping that "
+        "is not known; give the server's own lines"
+    )
 
 
 def inner(of: Mapping[str, Any], *keys: str) -> dict[str, Any]:

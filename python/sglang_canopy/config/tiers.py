@@ -14,14 +14,12 @@ from sglang_canopy.declared import declare, declare_key, json_object, keyed, opt
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.keep import TENANT_SHARE, TOTAL_SHARE
 from sglang_canopy.policy.registry import check_served, make_policy, parse_config
-from sglang_canopy.policy.states import ORDERS, LeastRecentStates
 from sglang_canopy.ttl.table import TTLTable
 
 MAX_TENANTS = 4096
 PLAN_FLAG, DISK_FLAG = "--canopy-plan", "--canopy-disk"
 DRAIN_S = 25.0
 """Default of ``--canopy-drain-s``: Kubernetes kills a container 30 s after SIGTERM."""
-SGLANG_STATES = LeastRecentStates.name
 OTHERS = "*"
 """Quota key for all tenants without an entry."""
 
@@ -49,12 +47,6 @@ class TreeSettings:
     )
     keep_total_share: float = declare_key(
         TOTAL_SHARE, "Share of the device's KV that all tenants together may keep.", low=0, high=1
-    )
-    states: str = declare_key(
-        SGLANG_STATES,
-        "Which state of a hybrid model (Mamba, linear attention) is evicted first: SGLang's least "
-        "recently used, or the one of least value by its reuse and the tokens that it saves.",
-        choices=tuple(ORDERS),
     )
 
     def __post_init__(self) -> None:

@@ -306,6 +306,21 @@ class DiskStore:
         """
         return self._lifetimes.touch(keys, meta)
 
+    def remove_tenant(self, tenant: str | None) -> int:
+        """Remove a tenant's pages. Returns the number removed."""
+        state, now = self.state, self.state.clock()
+        if state.unavailable:
+            return 0
+        with state.lock:
+            index, removed = state.index, 0
+            rows = [row for row in index.rows.values() if index.label("tenant", row) == tenant]
+            for row in sorted(rows, key=lambda row: -index.offset[row]):  # children first
+                if not index.children[row]:
+                    self._eviction.remove(row, "deleted", now)
+                    removed += 1
+        self._index_writer.flush()
+        return removed
+
     def clear(self) -> None:
         """Remove every page, in constant time: the scheduler thread may call this.
 

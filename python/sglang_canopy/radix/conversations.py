@@ -1,13 +1,11 @@
 """Track the last node of each conversation.
 
-Used to apply late hints, to keep the parents of running conversations, and to detect abandoned
-branches.
+Used to apply late hints, and to detect abandoned branches.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,17 +17,6 @@ if TYPE_CHECKING:
 
     from sglang_canopy.radix.live_request import LiveRequest
 
-PARENT_KEPT_S = 60.0
-"""Seconds that a parent's path stays on the device after each request or answer of a child, within
-the tenant's keep budget."""
-RENEWED_EVERY_S = 15.0
-"""Seconds between renewals of the keep during a long answer of the child."""
-CHILD_AT_MOST_S = 600.0
-"""Age at which a child's request is presumed aborted, or its parent to have stopped waiting."""
-CHILDREN_PER_TENANT, CHILDREN_IN_ALL = 64, 1024
-"""Limits on tracked child requests; beyond them, parents are kept on arrival and answer only."""
-_MAX_ANCESTORS = 8
-"""Maximum length of a chain of waiting parents."""
 _SPARE_ENDS = 64
 
 
@@ -43,8 +30,6 @@ class End:
     blocks: int
     last: int | None
     """Number of whole blocks in the prompt, and the hash of the last block."""
-    parent: str | None = None
-    """Conversation that waits for this one."""
 
     def left_by(self, path: list[int]) -> bool:
         """Return whether a prompt shares the first block of this one but does not extend it."""
@@ -64,20 +49,9 @@ class Conversations:
         self.tree = tree
         self._ends: dict[str | None, dict[Hashable, End]] = {}
         self._count = 0
-        self.running_children = RunningChildren()
 
     def __len__(self) -> int:
         return self._count
-
-    def received(self, request: LiveRequest) -> None:
-        """Keep the conversations that wait for running or waiting children."""
-        if request.time - self.running_children.renewed_at >= RENEWED_EVERY_S:
-            for tenant, parent in self.running_children.waiting(request.time):
-                self._keep_parents(tenant, parent, request.time)
-        if request.parent is not None:
-            self._keep_parents(request.tenant, request.parent, request.time)
-            if request.conversation is not None and request.first is None:
-                self.running_children.began(request)
 
     def admitted(self, request: LiveRequest) -> None:
         """Handle an admitted request, after the policies have received it."""
@@ -100,12 +74,8 @@ class Conversations:
         """Record that the path of ``request`` ends at ``node``."""
         if request.conversation is None:
             return
-        if request.done:
-            if request.parent is not None and not request.samples:
-                self.running_children.ended(request.number)
-                self._keep_parents(request.tenant, request.parent, self.tree.clock.now)
-            if request.left is not None:
-                self._retire_branch(request, node)
+        if request.done and request.left is not None:
+            self._retire_branch(request, node)
         full = request.prompt_tokens // request.block_tokens
         path = request.path[:full]
         self._store(
@@ -116,7 +86,6 @@ class Conversations:
                 path[0] if path else None,
                 len(path),
                 path[-1] if path else None,
-                request.parent,
             ),
         )
 
@@ -180,20 +149,8 @@ class Conversations:
     def clear(self) -> None:
         self._ends.clear()
         self._count = 0
-        self.running_children.clear()
 
-    # ---- parents and branches ----
-
-    def _keep_parents(self, tenant: str | None, parent: str | None, now: float) -> None:
-        """Keep the conversation that waits for a running one, and its ancestors in turn."""
-        seen: set[str] = set()
-        while parent is not None and parent not in seen and len(seen) < _MAX_ANCESTORS:
-            seen.add(parent)
-            end = self._end(tenant, parent)
-            if end is None:
-                return
-            self.tree.protected.keep(end.node, now + PARENT_KEPT_S, tenant)
-            parent = end.parent
+    # ---- branches ----
 
     def _retire_branch(self, request: LiveRequest, node: UnifiedTreeNode) -> None:
         """Mark as over the nodes of the previous path that the new path has abandoned.
@@ -257,49 +214,3 @@ class Conversations:
             self._count -= surplus
             if not largest:
                 self._ends = {tenant: ends for tenant, ends in self._ends.items() if ends}
-
-
-class RunningChildren:
-    """Running requests of child conversations. Times are on the requests' clock."""
-
-    def __init__(self) -> None:
-        self._running: dict[int, tuple[str | None, str, float]] = {}
-        """Request number -> (tenant, parent, arrival), in order of arrival."""
-        self._children: Counter[str | None] = Counter()
-        self.renewed_at = 0.0
-        """Time of the last call of ``waiting``."""
-
-    def __len__(self) -> int:
-        return len(self._running)
-
-    def began(self, request: LiveRequest) -> None:
-        """Track a child's request, within the limits."""
-        tenant, parent = request.tenant, request.parent
-        if (
-            parent is None
-            or len(self) >= CHILDREN_IN_ALL
-            or self._children[tenant] >= CHILDREN_PER_TENANT
-        ):
-            return
-        self._running[request.number] = tenant, parent, request.time
-        self._children[tenant] += 1
-
-    def ended(self, number: int) -> None:
-        child = self._running.pop(number, None)
-        if child is None:
-            return  # beyond the limits
-        tenant, _, _ = child
-        self._children[tenant] -= 1
-        if not self._children[tenant]:
-            del self._children[tenant]
-
-    def waiting(self, now: float) -> Iterator[tuple[str | None, str]]:
-        """Yield (tenant, name) of each waiting parent. Call it every ``RENEWED_EVERY_S``."""
-        self.renewed_at = now
-        for number in [n for n, (_, _, at) in self._running.items() if now - at > CHILD_AT_MOST_S]:
-            self.ended(number)
-        yield from dict.fromkeys((tenant, parent) for tenant, parent, _ in self._running.values())
-
-    def clear(self) -> None:
-        self._running.clear()
-        self._children.clear()

@@ -20,7 +20,6 @@ from sglang_canopy.radix.counters import CAPACITY, DEVICE, HOST, TRIM
 from sglang_canopy.radix.departures import Departures
 from sglang_canopy.radix.disk_tier import DiskTier
 from sglang_canopy.radix.evictable import EvictableLeaves
-from sglang_canopy.radix.exchange import Exchange
 from sglang_canopy.radix.live_request import LiveRequest, NodeLeaf, RequestClock
 from sglang_canopy.radix.match_end import can_end_after
 from sglang_canopy.radix.offset_walk import OffsetWalkCore
@@ -68,20 +67,21 @@ class CanopyTreeCore(OffsetWalkCore):
         self.traffic = Traffic(live, self.clock, self.departures)
         self.groups = LiveGroups(live.tiers)
         self.conversations = Conversations(self)
-        self.exchange = Exchange(self)
-        self.requests = Requests(self, self.conversations, self.exchange)
+        self.requests = Requests(self, self.conversations)
         # The cache sets these two around SGLang's methods, which have no argument for them.
         self.inserting: LiveRequest | None = None
         """The request whose KV is being inserted."""
         self.shortfall: Callable[[], int] | None = None
         """Function: tokens that the allocation still lacks, while SGLang evicts for it."""
+        self.changes = 0
+        """Rises with every change that can alter a match of full attention."""
         super().__init__(params, components)
 
     def reset(self) -> None:
+        self.changes += 1
         if hasattr(self, "evictable_device_leaves"):
             self.evictable_device_leaves.empty()
             self.evictable_host_leaves.empty()
-            self.exchange.finish()
             self.traffic.flushed(self._node_arena.values())
         super().reset()
         self.protected.clear()
@@ -92,9 +92,6 @@ class CanopyTreeCore(OffsetWalkCore):
         )
         self.disk.tree_reset()
         self.conversations.clear()
-        if live.states is not None:
-            for state in list(live.states.states()):
-                live.states.drop(state)
 
     def contains(self, node: UnifiedTreeNode) -> bool:
         """Return whether ``node`` is still in the tree."""
@@ -109,6 +106,7 @@ class CanopyTreeCore(OffsetWalkCore):
 
     def _new_node(self, priority: int = 0) -> UnifiedTreeNode:
         node, now = UnifiedTreeCore._new_node(self, priority), self.clock.now
+        self.changes += 1
         node.canopy = NodeLeaf(number=node.id, node=node, device_since=now, host_since=now)
         return node
 
@@ -125,8 +123,6 @@ class CanopyTreeCore(OffsetWalkCore):
     def _split_node(self, key: Any, child: UnifiedTreeNode, split_len: int) -> Any:
         head, action = super()._split_node(key, child, split_len)
         tail_leaf, head_leaf = child.canopy, head.canopy
-        if tail_leaf.handover is not None and tail_leaf.handover.complete:
-            tail_leaf.handover.settle(tail_leaf)  # otherwise its policy is still the previous one
         head_leaf.become_head(tail_leaf, split_len)
         tail_leaf.offset += split_len
         tail_leaf.length = len(child.key)
@@ -136,10 +132,11 @@ class CanopyTreeCore(OffsetWalkCore):
             self.protected.waiting.split(tail_leaf, head_leaf)
         for leaves in (self.evictable_device_leaves, self.evictable_host_leaves):
             if tail_leaf.policy is leaves.policy:
-                leaves.split(tail_leaf, head_leaf)
+                leaves.policy.split(tail_leaf, head_leaf)
         return head, action
 
     def _unregister_node(self, node: UnifiedTreeNode) -> None:
+        self.changes += 1
         leaf = node.canopy
         if leaf.conversation is not None:
             self.conversations.gone(node)
@@ -181,6 +178,7 @@ class CanopyTreeCore(OffsetWalkCore):
 
     def _unevict_node_on_insert(self, node: UnifiedTreeNode, *args: Any, **kwargs: Any) -> None:
         super()._unevict_node_on_insert(node, *args, **kwargs)
+        self.changes += 1
         node.canopy.device_since = self.clock.now
         self.traffic.computed(len(node.key), self.inserting)
 
@@ -194,6 +192,7 @@ class CanopyTreeCore(OffsetWalkCore):
         self, node_id: int, device_indices: Any, kv_xfer: Any, *args: Any, **kwargs: Any
     ) -> Any:
         actions = super().commit_load_back(node_id, device_indices, kv_xfer, *args, **kwargs)
+        self.changes += 1
         for loaded in kv_xfer.nodes_to_load or ():
             node = self.node_by_id(loaded)
             node.canopy.device_since = self.clock.now
@@ -202,6 +201,7 @@ class CanopyTreeCore(OffsetWalkCore):
 
     def insert_host(self, node_id: int, key: Any, *args: Any, **kwargs: Any) -> Any:
         result = super().insert_host(node_id, key, *args, **kwargs)
+        self.changes += 1
         hashes = kwargs["hash_value"] if "hash_value" in kwargs else args[1]
         self.disk.pages_read(result.inserted_host_node, hashes)
         if not result.host_insert_dropped:
@@ -220,6 +220,7 @@ class CanopyTreeCore(OffsetWalkCore):
 
     def _demote(self, node: UnifiedTreeNode, *args: Any, **kwargs: Any) -> None:
         super()._demote(node, *args, **kwargs)
+        self.changes += 1
         self._evicted(DEVICE, node, demoted=True)
 
     def _evict_host_leaf(self, node: UnifiedTreeNode, *args: Any, **kwargs: Any) -> None:
@@ -230,6 +231,7 @@ class CanopyTreeCore(OffsetWalkCore):
         self, node: UnifiedTreeNode, medium: Any, *args: Any, **kwargs: Any
     ) -> None:
         super()._release_all_component_layers(node, medium, *args, **kwargs)
+        self.changes += 1
         if medium is StorageMedium.CPU:  # dropped with its device parent, not by host eviction
             self.traffic.left(HOST, node)
 

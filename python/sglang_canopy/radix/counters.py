@@ -146,8 +146,6 @@ class Counters:
         "_rows",
         "_served",
         "adapters",
-        "hit_squares",
-        "prompt_squares",
         "records_compared",
         "records_disagreed",
         "refused",
@@ -161,7 +159,6 @@ class Counters:
         """Compared reads whose records differed, apart from times of use."""
         self.refused = [0] * len(REFUSALS)
         """Requests that ended without admission, by reason. They appear in no other count."""
-        self.prompt_squares = self.hit_squares = 0
         """Sums of squared prompt tokens, and of squared hits: attention grows with them."""
         self.victims = Victims()
         self.adapters: dict[str, AdapterRow] = {}
@@ -208,8 +205,6 @@ class Counters:
         disk.hits += hits[DISK]
         hit = sum(hits)
         row.misses += max(0, prompt_tokens - hit)
-        self.prompt_squares += prompt_tokens * prompt_tokens
-        self.hit_squares += hit * hit
 
     def served_adapter(self, name: str, prompt_tokens: int, hits: tuple[int, ...]) -> None:
         """Count the same request under the LoRA adapter ``name``."""

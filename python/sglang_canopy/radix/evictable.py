@@ -7,7 +7,7 @@ heap is rebuilt.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container
 from typing import TYPE_CHECKING
 
 from sglang.srt.mem_cache.unified_cache.components import BASE_COMPONENT_TYPE
@@ -15,7 +15,6 @@ from sglang.srt.mem_cache.unified_cache.components import BASE_COMPONENT_TYPE
 from sglang_canopy.policy.base import Policy
 from sglang_canopy.policy.next_victims import lowest_ranked
 from sglang_canopy.policy.structures.lazy_heap import LazyHeap
-from sglang_canopy.radix.handover import Handover
 from sglang_canopy.radix.live_request import NodeLeaf, RequestClock, set_offsets
 from sglang_canopy.radix.ttl_groups import HostExpiry
 from sglang_canopy.records import Leaf
@@ -59,9 +58,6 @@ class EvictableLeaves(set):
         They are evicted before all others; the policy does not receive them.
         """
         self._set_aside: dict[UnifiedTreeNode, None] = {}
-        self._handover: Handover | None = None
-        self._retired: list[Policy] = []
-        """Policies that no longer rank but still hold leaves."""
 
     def add(self, node: UnifiedTreeNode) -> None:
         if node not in self:
@@ -100,62 +96,6 @@ class EvictableLeaves(set):
             del self._set_aside[node]
         elif self.usable is None or not self.unusable.discard(leaf):
             self.policy.drop(leaf)
-            if self._handover is not None:
-                self._handover.drop(leaf)
-
-    def split(self, leaf: NodeLeaf, head: NodeLeaf) -> None:
-        """Handle a split: ``head`` now holds the first tokens of ``leaf``, ranked by this tier."""
-        self.policy.split(leaf, head)
-        if self._handover is not None:
-            self._handover.split(leaf, head)
-
-    # ---- exchange of the policy ----
-
-    @property
-    def next_policy(self) -> Policy:
-        """Return the policy that ranks these leaves now, or will after the handover."""
-        return self.policy if self._handover is None else self._handover.policy
-
-    @property
-    def handing_over(self) -> bool:
-        """Whether ``hand_over`` has work left."""
-        return self._handover is not None or bool(self._retired)
-
-    def begin_handover(self, policy: Policy, nodes: Iterable[UnifiedTreeNode]) -> None:
-        """Start a handover to ``policy``, which ranks once ``hand_over`` has passed all of
-        ``nodes``, the nodes of the tree.
-
-        Replaces an unfinished handover.
-        """
-        if self.next_policy is not self.policy:
-            self._retired.append(self.next_policy)
-        self._handover = Handover(policy, nodes, self.clock.now)
-
-    def hand_over(self, count: int) -> bool:
-        """Pass the next ``count`` nodes. After the last, settle leaves and release the previous
-        policy, ``count`` leaves per call. Returns whether the policy has changed."""
-        handover = self._handover
-        if handover is None or handover.complete:
-            self._clean_up(count)
-            return False
-        nodes = handover.slice(count)
-        for node in nodes:
-            if node in self and node not in self.pending and node not in self._set_aside:
-                leaf = node.canopy
-                if self.usable is None or leaf not in self.unusable:
-                    handover.admit(leaf, self.clock.now)
-        if len(nodes) == count:
-            return False
-        handover.complete = True
-        self._retired.append(self.policy)
-        self.policy = handover.policy
-        return True
-
-    def _clean_up(self, count: int) -> None:
-        if self._handover is not None and self._handover.settle_slice(count):
-            self._handover = None
-        if self._retired and self._retired[-1].release(count):
-            self._retired.pop()
 
     # ---- victims ----
 
@@ -170,8 +110,6 @@ class EvictableLeaves(set):
                 continue
             leaf = self._ready(node, since)
             self.policy.admit(leaf, since)
-            if self._handover is not None:
-                self._handover.admit(leaf, since)
             if self.expiry is not None:
                 self.expiry.add(leaf, self)
         self.pending.clear()

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from sglang_canopy.admission.gate import SessionGate
 from sglang_canopy.config.tiers import (
-    SGLANG_STATES,
     TREE_KEYS,
-    PolicyChoice,
     TierOptions,
     TreeSettings,
     split_config,
 )
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.policy.base import Policy
-from sglang_canopy.policy.registry import make_policy
-from sglang_canopy.policy.states import ORDERS, StatePolicy
+from sglang_canopy.policy.floored import Floored
+from sglang_canopy.policy.registry import CANOPYS_LRU, make_policy, policy_class
 from sglang_canopy.radix.counters import Counters
 from sglang_canopy.radix.disk_tier import DiskTier, NoDiskTier
 from sglang_canopy.radix.saved_profile import Profile
 from sglang_canopy.reuse import saved_curves
-from sglang_canopy.reuse.depth_price import UNKNOWN, moved
 from sglang_canopy.whatif.meter import Meter
+
+logger = logging.getLogger(__name__)
 
 ReadProfile = Callable[[str], Any]
 """Reads the JSON data of a profile's path; ``None`` if no run has saved it yet."""
@@ -34,10 +34,8 @@ ReadProfile = Callable[[str], Any]
 class LiveCache:
     """The policies and settings of one live tree."""
 
-    running: str
+    policy: str
     """The device policy's name, as in ``--radix-eviction``."""
-    started: PolicyChoice
-    """The policy that the server started with, which the disk tier keeps."""
     settings: TreeSettings
     device_policy: Policy
     host_policy: Policy
@@ -51,16 +49,10 @@ class LiveCache:
     """The device policy's profile, if it has one."""
     profile: Profile | None = None
     """File of the policy's state; ``None`` except on the first rank."""
-    states: StatePolicy | None = None
-    """The order of a hybrid model's states; ``None``: SGLang's own."""
     gate: SessionGate | None = None
     """The session gate, with ``--canopy-session-gate``."""
     meter: Meter | None = None
     """Meter of other policies' hits, with ``--canopy-whatif``."""
-    depth_scale: float = UNKNOWN
-    """Measured depth scale in tokens (``reuse/depth_price.py``), equal on all ranks."""
-    keeps_floor: bool = True
-    """Whether ``canopy-lru`` replaces a policy that is behind it (``whatif/floor.py``)."""
     free_tokens: Callable[[], int] = int
     """Free tokens of the device now."""
     device_tokens: int = 0
@@ -68,14 +60,31 @@ class LiveCache:
     make_disk_tier: Callable[[Any], DiskTier] = NoDiskTier
     """Builds the tier below the host from the tree core."""
 
-    def measured(self, depth_scale: float) -> None:
-        """Use a measured depth scale if it differs enough. Call it with equal values at the same
-        request on every rank."""
-        before, self.depth_scale = self.depth_scale, moved(self.depth_scale, depth_scale)
-        if self.depth_scale == before:
+    def keep_floor(self) -> None:
+        """Let LRU rank while the policies are behind it (``whatif/floor.py``). A policy for the tail
+        accepts fewer hits, and has no floor. Call it before the tree has a leaf."""
+        if self.policy != CANOPYS_LRU and not policy_class(self.policy).takes_tail_target:
+            self.device_policy = Floored(self.device_policy)
+            self.host_policy = Floored(self.host_policy)
+
+    @property
+    def running(self) -> str:
+        """Return the name of the policy that ranks the device now."""
+        device = self.device_policy
+        return CANOPYS_LRU if isinstance(device, Floored) and device.by_lru else self.policy
+
+    def follow_floor(self, meter: Meter) -> None:
+        """Rank by the order that ``meter`` finds ahead. Call it at each arrival."""
+        device, host = self.device_policy, self.host_policy
+        if not (isinstance(device, Floored) and isinstance(host, Floored)):
             return
-        if self.meter is not None:
-            self.meter.set_depth_scale(self.depth_scale)
+        if device.by_lru == meter.behind:
+            return
+        for policy in (device, host):
+            policy.rank_by(lru=meter.behind)
+        meter.runs(self.running)
+        found = "behind canopy-lru" if meter.behind else "ahead of canopy-lru again"
+        logger.info("canopy: %s ranks: %s is %s", self.running, self.policy, found)
 
     @property
     def learner(self) -> Policy:
@@ -108,10 +117,8 @@ def live_cache(
     # The disk's own policy runs in another thread. If neither tier above learns, an equal policy
     # here makes its labels.
     learners = [tier for tier in (device, host) if tier.learns] or [disk] * disk.learns
-    disk_options = {key: value for key, value in options.items() if key != "profile"}
     return LiveCache(
         policy,
-        tiers.disk or PolicyChoice(policy, disk_options),
         settings,
         device,
         host,
@@ -119,7 +126,6 @@ def live_cache(
         learners=tuple(learners),
         disk_learns=disk.learns,
         profile_path=options.get("profile"),
-        states=None if settings.states == SGLANG_STATES else ORDERS[settings.states](),
     )
 
 

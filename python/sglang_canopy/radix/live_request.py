@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, cast
 import xxhash
 
 from sglang_canopy.policy.base import Policy
-from sglang_canopy.policy.states import State
 from sglang_canopy.radix.counters import CAPACITY
 from sglang_canopy.radix.tool_calls import calls_tool
 from sglang_canopy.records import ABORT, Leaf, Request
@@ -73,7 +72,6 @@ class LiveRequest(Request):
     """TTL below the device that the request sets, in seconds."""
     pin_s: float | None = None
     """Time to pin the request's path on disk, in seconds."""
-    parent: str | None = None
     """Conversation of the same tenant that waits for this one."""
     linear: bool = False
     """Whether one conversation has this name: each request extends or abandons the previous one."""
@@ -217,13 +215,8 @@ class NodeLeaf(Leaf):
     """Reason of this node's eviction (``counters.REASONS``)."""
     policy: Policy | None = None
     """Policy of the tier that last ranked this node, to which ``slot`` belongs."""
-    handover: Any = None
-    """The ``Handover`` that passes this leaf to another policy, and that policy's view of the leaf."""
-    next_slot: Any = None
     request_number: int = -1
     """Number of the last request counted in ``hits``."""
-    state: State | None = None
-    """The recurrent state at this node's end on the device, if Canopy orders states."""
     ttl_s: float | None = None
     """TTL below the device requested by a request, in seconds; ``None``: the group's."""
     pin_until: float | None = None

@@ -9,7 +9,6 @@ from sglang.srt.constants import HEALTH_CHECK_RID_PREFIX
 
 from sglang_canopy.radix.conversations import Conversations
 from sglang_canopy.radix.counters import INVALID
-from sglang_canopy.radix.exchange import Exchange
 from sglang_canopy.radix.live_request import (
     LiveRequest,
     RequestClock,
@@ -30,9 +29,9 @@ if TYPE_CHECKING:
 class Requests:
     """Handles a tree's requests. Call it between tree operations, in the scheduler's order."""
 
-    def __init__(self, tree: Tree, conversations: Conversations, exchange: Exchange) -> None:
+    def __init__(self, tree: Tree, conversations: Conversations) -> None:
         self.tree, self.live = tree, tree.live
-        self.conversations, self.exchange = conversations, exchange
+        self.conversations = conversations
         self.samples = ParallelSamples()
         self._admitted = RequestClock()
 
@@ -56,6 +55,9 @@ class Requests:
 
         SGLang computes one token of a refused request, to answer it. Further calls have no effect.
         """
+        known: LiveRequest | None = getattr(req, "canopy", None)
+        if known is not None and known.admitted:
+            return known
         request = self.of(req)
         if not (request.admitted or request.refused or request.done):
             if is_refused(req):
@@ -122,12 +124,9 @@ class Requests:
         request.time = tree.clock.advance(request.time)
         if request.group is not None:
             self.samples.received(request)
-        if self.exchange.handing_over:
-            self.exchange.advance()
         if live.meter is not None:
-            self.exchange.keep_the_floor(live.meter)
+            live.follow_floor(live.meter)
         tree.disk.request_arrived(request.epoch)
-        self.conversations.received(request)
 
     def learn(self, request: LiveRequest) -> None:
         """Announce an admitted request to the policies. Call once for each, in order of admission."""

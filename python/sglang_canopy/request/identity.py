@@ -4,13 +4,14 @@ Clients, agents and gateways have different fields and headers for their session
 those that Canopy reads. An operator selects sources, and the first one present is used. Names are scoped
 to the tenant, so that no tenant can refer to another's conversations.
 
-Agents' headers, and the session as default parent of a sub-agent, follow Dynamo 1.5
+Agents' headers follow Dynamo 1.5
 (``lib/llm/src/protocols/agents.rs``).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -26,8 +27,7 @@ SESSIONS, ALL, NONE = "sessions", "all", "none"
 Headers = Mapping[str, str]
 Body = Mapping[str, Any]
 Fields = dict[str, Any]
-"""Fields of a stamp: ``conversation``; ``parent``, the conversation that waits for this one; ``over``,
-set for its last request; ``turn``."""
+"""Fields of a stamp: ``conversation``; ``over``, set for its last request; ``turn``."""
 
 
 def _name(value: Any) -> str | None:
@@ -38,13 +38,11 @@ def _name(value: Any) -> str | None:
         return None
 
 
-def _named(conversation: Any, parent: Any = None, over: Any = None) -> Fields | None:
-    name, above = _name(conversation), _name(parent)
+def _named(conversation: Any, over: Any = None) -> Fields | None:
+    name = _name(conversation)
     if name is None:
         return None
     fields: Fields = {"conversation": name}
-    if above is not None and above != name:
-        fields["parent"] = above
     if over is True or (isinstance(over, str) and over.strip().lower() in ("true", "1")):
         fields["over"] = True
     return fields
@@ -54,14 +52,14 @@ def _agent_context(extensions: Any) -> Fields | None:
     context = extensions.get("agent_context") if isinstance(extensions, Mapping) else None
     if not isinstance(context, Mapping):
         return None
-    return _named(*map(context.get, ("session_id", "parent_session_id", "session_final")))
+    return _named(*map(context.get, ("session_id", "session_final")))
 
 
-def _claude_code(session: Any, agent: Any, parent_agent: Any) -> Fields | None:
-    session, agent, above = _name(session), _name(agent), _name(parent_agent)
+def _claude_code(session: Any, agent: Any) -> Fields | None:
+    session, agent = _name(session), _name(agent)
     if session is None or agent is None:
         return _named(session)
-    return _named(f"{session}/{agent}", session if above is None else f"{session}/{above}")
+    return _named(f"{session}/{agent}")
 
 
 _LINEAGE = re.compile(r"(.+?)[_-](?:t|turn)(\d{1,7})")
@@ -118,14 +116,14 @@ SOURCES = (
     Source(
         "dynamo",
         "Dynamo, clients of it",
-        headers=("x-dynamo-session-id", "x-dynamo-parent-session-id", "x-dynamo-session-final"),
+        headers=("x-dynamo-session-id", "x-dynamo-session-final"),
     ),
     Source(
         "agent_context",
         "Dynamo, clients of it",
         body=("nvext",),
         read=_agent_context,
-        note=", its `agent_context` (`session_id`, `parent_session_id`, `session_final`)",
+        note=", its `agent_context` (`session_id`, `session_final`)",
     ),
     Source(
         "claude-code",
@@ -133,12 +131,11 @@ SOURCES = (
         headers=(
             "x-claude-code-session-id",
             "x-claude-code-agent-id",
-            "x-claude-code-parent-agent-id",
         ),
         read=_claude_code,
     ),
-    Source("x-session-id", "OpenCode, proxies", headers=("x-session-id", "x-parent-session-id")),
-    Source("codex", "Codex", headers=("thread-id", "x-codex-parent-thread-id")),
+    Source("x-session-id", "OpenCode, proxies", headers=("x-session-id",)),
+    Source("codex", "Codex", headers=("thread-id",)),
     Source(
         "x-override-conversation-id",
         "SGLang's gateways",
@@ -202,6 +199,11 @@ def sources_of(text: str) -> tuple[str, ...]:
     return tuple(name for name in names if name in wanted)
 
 
+@functools.cache
+def _selected(names: tuple[str, ...]) -> tuple[Source, ...]:
+    return tuple(source for source in SOURCES if source.name in names)
+
+
 @dataclass(frozen=True, slots=True)
 class Identities:
     """Selected sources of this server."""
@@ -223,11 +225,9 @@ class Identities:
         the request. ``turn``: inferred from the body. Malformed values count as absent.
         """
         found: Fields = {}
-        for source in SOURCES:
-            if source.name not in self.sources:
-                continue
+        for source in _selected(self.sources):
             given = [*map(body.get, source.body), *map(headers.get, source.headers)]
-            named = source.read(*given) if any(one is not None for one in given) else None
+            named = None if given.count(None) == len(given) else source.read(*given)
             if named is not None:
                 found = named | {"linear": True} if source.linear else named
                 break

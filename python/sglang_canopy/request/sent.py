@@ -23,6 +23,14 @@ def headers_of(request: Any) -> Mapping[str, str] | None:
     return getattr(request, "headers", None)
 
 
+def by_name(headers: Mapping[str, str] | None) -> dict[str, str] | None:
+    """Return a dict of the first value of each header, by lower-case name: Starlette's own look-ups
+    scan all headers."""
+    if headers is None:
+        return None
+    return {name.lower(): value for name, value in reversed([*headers.items()])}
+
+
 def body_of(request: Any) -> Mapping[str, Any]:
     """Return the JSON object of a Starlette request, or an empty mapping.
 

@@ -10,7 +10,6 @@ proportion to its share of the step's tokens.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -113,14 +112,6 @@ class PrefillCost:
         base, token, pair, load = self.coefficients
         linear = (base / self.step_tokens + token) * request.uncached + load * request.loaded
         return max(linear + pair * _pairs(request), MIN_S)
-
-    def depth_scale(self) -> float:
-        """Return the depth in tokens at which attention costs as much as the linear part of a
-        token; infinite if attention costs nothing, 0 before the first fit."""
-        if self.coefficients == PRIOR:
-            return 0.0
-        linear, pair = self.token_costs()
-        return linear / pair if pair > 0.0 else math.inf
 
     def token_costs(self) -> tuple[float, float]:
         """Return the seconds of a token's linear part and step share, and of a token pair."""

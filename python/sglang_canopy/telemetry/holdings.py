@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from sglang_canopy.radix.counters import DEVICE, DISK, HOST, TIERS
 if TYPE_CHECKING:
     from sglang_canopy.radix.cache import CanopyRadixCache
 
+MAX_TENANTS = 16
 _SLICE = 1000
 """Nodes counted before a pause for other threads."""
 
@@ -25,16 +27,15 @@ class Holdings:
     def __init__(self, cache: CanopyRadixCache) -> None:
         self._cache = cache
         self._category: _Sums = {}
-        self._tenant: _Sums = {}
+        self._tenant: list[tuple[str | None, list[int]]] = []
         self._group: _Sums = {}
         """Keys: the tier with the group's table, and the group's number."""
         self.spent_s = 0.0
         """CPU seconds of the last count."""
 
-    @property
-    def by_tenant(self) -> dict[str | None, dict[str, int]]:
-        """Tokens on each tier, by tenant."""
-        return {tenant: self._by_tier(tokens) for tenant, tokens in self._tenant.items()}
+    def largest_tenants(self) -> list[tuple[str | None, dict[str, int]]]:
+        """Return the ``MAX_TENANTS`` tenants with most tokens on all tiers, by tier."""
+        return [(tenant, self._by_tier(tokens)) for tenant, tokens in self._tenant]
 
     def of_category(self, category: str) -> dict[str, int]:
         """Return the tokens on each tier of ``category``, or of the row in which it is counted."""
@@ -84,7 +85,8 @@ class Holdings:
                 tenant.setdefault(name, [0, 0, 0])[DISK] += pages * page
             for name, pages in found["groups"].items():
                 group.setdefault((DISK, name), [0, 0, 0])[DISK] += pages * page
-        self._category, self._tenant, self._group = category, tenant, group
+        self._category, self._group = category, group
+        self._tenant = heapq.nlargest(MAX_TENANTS, tenant.items(), key=lambda row: sum(row[1]))
         self.spent_s = time.thread_time() - begin
 
     def _by_tier(self, tokens: list[int] | None) -> dict[str, int]:

@@ -161,12 +161,10 @@ class Metrics:
         for arm in meter["arms"]:
             labels = (arm["policy"], arm["capacity"])
             self.set("whatif_hit_ratio", arm["hit_ratio"], *labels)
-            self.set("whatif_saved_share", arm["saved_share"], *labels)
             self._arms.add(labels)
             gone.discard(labels)
         for labels in gone:
             self.set("whatif_hit_ratio", math.nan, *labels)
-            self.set("whatif_saved_share", math.nan, *labels)
             self._arms.discard(labels)
         self.set("whatif_decided", float(meter["undecided"] is None))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from sglang_canopy.radix.counters import MAX_ADAPTERS
 from sglang_canopy.telemetry import (
     limit_series,
-    prefill_seconds,
 )
 from sglang_canopy.telemetry.metric import Metric, reported
 
@@ -114,7 +113,6 @@ CACHE = (
         "queue.admitted.{by}",
         "requests admitted, as the shortest in the queue or on an older request's budget",
     ),
-    *prefill_seconds.METRICS,
     reported(
         "rank_disagreements_total",
         "agreement.records_disagreed",
@@ -170,12 +168,6 @@ CACHE = (
         ("policy", "capacity"),
         "share of prompt tokens that a policy would hit at a capacity; `NaN` once the meter has "
         "dropped it",
-    ),
-    Metric(
-        "whatif_saved_share",
-        "gauge",
-        ("policy", "capacity"),
-        "the same share of the prompts' prefill seconds; of their tokens until they are measured",
     ),
     Metric(
         "whatif_decided", "gauge", (), "1 if the meter has seen enough for its estimates, else 0"

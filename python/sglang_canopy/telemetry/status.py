@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from sglang_canopy.policy.registry import options_of
@@ -23,7 +22,6 @@ from sglang_canopy.radix.counters import (
 from sglang_canopy.reuse.survival import EDGES
 from sglang_canopy.telemetry.holdings import Holdings
 from sglang_canopy.telemetry.limit_series import hint_rows, limits
-from sglang_canopy.telemetry.prefill_seconds import PrefillSeconds, status_of
 from sglang_canopy.telemetry.window import MINUTE_S, POINT_S, Sums, Window
 from sglang_canopy.tenant import shown_tenant
 from sglang_canopy.ttl.table import RESIDUAL
@@ -32,7 +30,7 @@ if TYPE_CHECKING:
     from sglang_canopy.admission.gate import SessionGate
     from sglang_canopy.radix.cache import CanopyRadixCache
 
-MAX_TENANTS, MAX_CURVES = 16, 6
+MAX_CURVES = 6
 MAX_GROUPS = 64
 """Largest number of groups reported per tier, the first of the table."""
 
@@ -51,7 +49,6 @@ class Status:
         self.minutes, self.hour = Window(POINT_S), Window(MINUTE_S)
         self.started = time.time()
         self.holdings = Holdings(cache)
-        self.seconds = PrefillSeconds()
         self._next_walk = -math.inf
 
     def take(self, now: float, pause: Callable[[], None] = lambda: None) -> dict[str, Any]:
@@ -76,7 +73,6 @@ class Status:
             "policies": self._policies(disk),
             "running": self.cache.tree_core.live.running,
             "running_config": options_of(self.cache.tree_core.live.device_policy),
-            "policy_changes": [asdict(one) for one in self.cache.tree_core.exchange.changes],
             "page_tokens": self.cache.tree_core.page_size,
             "kv_bytes_per_token": self.kv_bytes_per_token(),
             "nodes": len(self.cache.tree_core._node_arena),
@@ -97,13 +93,12 @@ class Status:
             "groups": list(self._groups()),
             "keep": keep,
             "limits": limits(keep, disk),
-            "hints": hint_rows(getattr(self.cache.tree_core.live.device_policy, "model", None)),
+            "hints": hint_rows(getattr(self.cache.tree_core.live.learner, "model", None)),
             "awaited": _shown(self.cache.tree_core.protected.waiting.budget.stats(), "tenants"),
             "disk": disk,
             "storage_holds": self.cache.holds.stats(),
             "session_gate": self._gate(now),
             "queue": self._queue(),
-            "prefill": self._prefill(prompts, sum(hits)),
             "missed": self._missed(rows),
             "whatif": self._whatif(),
             "agreement": agreement(self.counters, self.cache.tree_core.live.gate),
@@ -165,12 +160,12 @@ class Status:
 
     def _tenants(self) -> list[dict[str, Any]]:
         """Return the tenants with most tokens on all tiers, by their shown names."""
-        held = sorted(self.holdings.by_tenant.items(), key=lambda row: -sum(row[1].values()))
-        return [{"tenant": shown_tenant(tenant), **tokens} for tenant, tokens in held[:MAX_TENANTS]]
+        held = self.holdings.largest_tenants()
+        return [{"tenant": shown_tenant(tenant), **tokens} for tenant, tokens in held]
 
     def _curves(self) -> dict[str, list[tuple[float, float]]]:
         """Return survival by age of the categories with most samples, if the policy learns."""
-        model = getattr(self.cache.tree_core.live.device_policy, "model", None)
+        model = getattr(self.cache.tree_core.live.learner, "model", None)
         if model is None:
             return {}
         # The scheduler's thread may add a category concurrently: copy in one step.
@@ -253,14 +248,6 @@ class Status:
         """Return the queue's order and counts; ``None`` for a cache without a scheduler's queue."""
         queue = self._live_queue()
         return None if queue is None else queue.status()
-
-    def _prefill(self, prompts: int, hits: int) -> dict[str, Any] | None:
-        """Return prefill seconds saved and computed; ``None`` before they are measured."""
-        queue, scale = self._live_queue(), self.cache.tree_core.live.depth_scale
-        if queue is not None and not math.isinf(scale):
-            squares = self.counters.prompt_squares, self.counters.hit_squares
-            self.seconds.add((prompts, hits, *squares), *queue.cost.token_costs())
-        return status_of(self.seconds, scale)
 
     def _live_queue(self) -> Any:
         return getattr(self.cache, "canopy_queue", None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from itertools import pairwise
 from typing import Any
 
 MINUTE_S = 60.0
@@ -22,17 +21,21 @@ class Window:
     def __init__(self, point_s: float) -> None:
         self._point_s = point_s
         self._taken: deque[tuple[float, float, Sums]] = deque(maxlen=POINTS + 1)
+        self._points: deque[dict[str, Any]] = deque(maxlen=POINTS)
+        """Differences between adjacent points of ``_taken``."""
         self._now: tuple[float, float, Sums] | None = None
 
     def add(self, now: float, epoch: float, sums: Sums) -> None:
         """Add ``sums``. ``now``: seconds on a monotonic clock; ``epoch``: seconds since 1970."""
         self._now = (now, epoch, sums)
         if not self._taken or now - self._taken[-1][0] >= self._point_s:
+            if self._taken:
+                self._points.append(_point(self._taken[-1], self._now))
             self._taken.append(self._now)
 
     def points(self) -> list[dict[str, Any]]:
         """Return the differences between adjacent points, oldest first, with ``time_unix_s``."""
-        return [_point(old, new) for old, new in pairwise(self._taken)]
+        return list(self._points)
 
     def running(self) -> list[dict[str, Any]]:
         """Return the difference from the last point; empty without sums."""

@@ -6,9 +6,6 @@ the server missed are such a sum too, but known exactly, so a ratio estimator sc
 varies less, and prefixes that every cache hits cancel out. The variance is estimated from random
 groups of sampled blocks (Wolter, Introduction to Variance Estimation, chapter 2). A block always
 belongs to the same group, which accounts for correlation between requests that share it.
-
-Each estimate weighs tokens equally, or by their price at a depth scale (``reuse/depth_price.py``);
-for prices, the sums of squares are kept too.
 """
 
 from __future__ import annotations
@@ -17,7 +14,6 @@ import math
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 
-from sglang_canopy.reuse.depth_price import UNKNOWN, price_of_sums
 from sglang_canopy.whatif.sampled_caches import MULTIPLIER, Sample
 
 GROUPS = 32  # the upper five bits of ``block_number``, inlined for prompts of many blocks
@@ -27,52 +23,6 @@ DESIGN_EFFECT = 2.5
 room from all. Measured over traces and samples (docs/research/eviction.md)."""
 _MAX_LOG_WEIGHT = 25.0
 """Rescale the sums when the logarithm of a weight exceeds this."""
-
-
-class _Sum:
-    """Weighted numbers of leading tokens, and their squares."""
-
-    __slots__ = ("squares", "tokens")
-
-    def __init__(self) -> None:
-        self.tokens = self.squares = 0.0
-
-    def add(self, weight: float, tokens: float, after: float = 0.0) -> None:
-        """Add ``tokens`` that follow ``after`` tokens of their prompt."""
-        self.tokens += weight * tokens
-        self.squares += weight * tokens * (2.0 * after + tokens)
-
-    def price(self, scale: float) -> float:
-        return price_of_sums(self.tokens, self.squares, scale)
-
-    def rescale(self, by: float) -> None:
-        self.tokens *= by
-        self.squares *= by
-
-
-class _SquaredLeads:
-    """Weighted squares of the differences of two caches' hits and of their squares."""
-
-    __slots__ = ("mixed", "squares", "tokens")
-
-    def __init__(self) -> None:
-        self.tokens = self.mixed = self.squares = 0.0
-
-    def add(self, weight: float, saved: float, control: float) -> None:
-        more = weight * (saved - control)
-        squares = more * (saved + control)
-        self.tokens += more * more
-        self.mixed += more * squares
-        self.squares += squares * squares
-
-    def price(self, scale: float) -> float:
-        """Return the sum of the squared differences in price."""
-        return self.tokens + self.mixed / scale + self.squares / (4.0 * scale * scale)
-
-    def rescale(self, by: float) -> None:
-        self.tokens *= by
-        self.mixed *= by
-        self.squares *= by
 
 
 class Account:
@@ -85,19 +35,19 @@ class Account:
 
     def begin(self) -> None:
         """Reset all sums."""
-        self._prompts, self._hit, self._served_missed = _Sum(), _Sum(), _Sum()
-        self._sampled, self._missed, self._control = _Sum(), _Sum(), _Sum()
+        self._prompts = self._hit = self._served_missed = 0.0
+        self._sampled = self._missed = self._control = 0.0
         self._unsampled_share = 0.0
-        self._saved: dict[Hashable, _Sum] = defaultdict(_Sum)
-        self._squared_leads: dict[Hashable, _SquaredLeads] = defaultdict(_SquaredLeads)
+        self._saved: dict[Hashable, float] = defaultdict(float)
+        self._squared_leads: dict[Hashable, float] = defaultdict(float)
         self._groups: dict[Hashable, list[float]] = defaultdict(lambda: [0.0] * GROUPS)
 
     def serve(self, now: float, prompt_tokens: int, hit: int, missed: int) -> None:
         """Add a served request. ``missed``: prompt tokens of its blocks that were not hit."""
         weight = self._current_weight(now)
-        self._prompts.add(weight, prompt_tokens)
-        self._hit.add(weight, hit)
-        self._served_missed.add(weight, missed, prompt_tokens - missed)
+        self._prompts += weight * prompt_tokens
+        self._hit += weight * hit
+        self._served_missed += weight * missed
 
     def sample(
         self, sample: Sample, control: int, served: int, block_tokens: int, one_in: int
@@ -109,16 +59,15 @@ class Account:
         """
         weight, stands_for = self._weight, block_tokens * one_in
         prompt_tokens, blocks = sample.prompt_tokens, sample.blocks
-        self._sampled.add(weight, prompt_tokens)
+        self._sampled += weight * prompt_tokens
         self._unsampled_share = max(self._unsampled_share, 1.0 - 1.0 / one_in)
         control_tokens = min(control * stands_for, prompt_tokens)
-        self._control.add(weight, control_tokens)
+        self._control += weight * control_tokens
         missed = max(0, prompt_tokens - served * stands_for)
-        self._missed.add(weight, missed, prompt_tokens - missed)
+        self._missed += weight * missed
         for name, saved in sample.saved_tokens.items():
-            self._saved[name].add(weight, saved)
-            if saved != control_tokens:
-                self._squared_leads[name].add(weight, saved, control_tokens)
+            self._saved[name] += weight * saved
+            self._squared_leads[name] += (weight * (saved - control_tokens)) ** 2
             hit = sample.hit_blocks[name]
             if hit != control and one_in > 1:
                 more = weight * (stands_for if hit > control else -stands_for)
@@ -127,47 +76,37 @@ class Account:
             prompt_blocks = -(-prompt_tokens // stands_for)
             self._add_to_groups(_MISSED, blocks[served:prompt_blocks], weight * stands_for)
 
-    def served_ratio(self, scale: float = UNKNOWN) -> float:
-        """Return the share of the prompt tokens, or of their price at ``scale``, that hit."""
-        return self._hit.price(scale) / (self._prompts.price(scale) or 1.0)
+    def served_ratio(self) -> float:
+        """Return the share of the prompt tokens that hit."""
+        return self._hit / (self._prompts or 1.0)
 
     def sampled_ratio(self, name: Hashable) -> float:
         """Return the share of the sampled tokens that a shadow cache hits."""
-        return self._saved[name].tokens / (self._sampled.tokens or 1.0)
+        return self._saved[name] / (self._sampled or 1.0)
 
-    def lead(self, name: Hashable, scale: float = UNKNOWN) -> float:
+    def lead(self, name: Hashable) -> float:
         """Return the hit ratio of a shadow cache minus the control's."""
-        lead = self._saved[name].price(scale) - self._control.price(scale)
-        return lead * self._per_token(scale)
+        return (self._saved[name] - self._control) * self._per_token()
 
-    def error(self, name: Hashable, scale: float = UNKNOWN) -> float:
+    def error(self, name: Hashable) -> float:
         """Return the standard error of ``lead``: the requests are a sample of the traffic."""
-        return math.hypot(self._traffic_error(name, scale), self.sampling_error(name, scale))
+        traffic = math.sqrt(self._squared_leads.get(name, 0.0)) * self._per_token()
+        return math.hypot(traffic, self.sampling_error(name))
 
-    def sampling_error(self, name: Hashable, scale: float = UNKNOWN) -> float:
-        """Return the standard error of ``lead`` due to block sampling alone.
-
-        For prices: the error of tokens times the mean price of the differing tokens.
-        """
+    def sampling_error(self, name: Hashable) -> float:
+        """Return the standard error of ``lead`` due to block sampling alone."""
         groups = self._groups.get(name)
         if groups is None:
             return 0.0
         ratio = sum(groups) / (sum(self._groups[_MISSED]) or 1.0)
         residuals = [more - ratio * missed for more, missed in zip(groups, self._groups[_MISSED])]
         variance = DESIGN_EFFECT * sum(one * one for one in residuals) * GROUPS / (GROUPS - 1)
-        error = math.sqrt(variance * self._unsampled_share) * self._per_token(UNKNOWN)
-        of_tokens = self._traffic_error(name, UNKNOWN)
-        return error * self._traffic_error(name, scale) / of_tokens if of_tokens else error
+        return math.sqrt(variance * self._unsampled_share) * self._per_token()
 
-    def _traffic_error(self, name: Hashable, scale: float) -> float:
-        leads = self._squared_leads.get(name)
-        return 0.0 if leads is None else math.sqrt(leads.price(scale)) * self._per_token(scale)
-
-    def _per_token(self, scale: float) -> float:
-        """Return the change of the overall ratio per sampled token, or per unit of its price."""
-        missed = self._missed.price(scale)
-        share = self._served_missed.price(scale) / missed if missed else 1.0
-        return share / (self._prompts.price(scale) or 1.0)
+    def _per_token(self) -> float:
+        """Return the change of the overall ratio per sampled token."""
+        share = self._served_missed / self._missed if self._missed else 1.0
+        return share / (self._prompts or 1.0)
 
     def _add_to_groups(self, name: Hashable, blocks: Sequence[int], tokens: float) -> None:
         groups = self._groups[name]
@@ -187,11 +126,15 @@ class Account:
         return self._weight
 
     def _rescale(self, by: float) -> None:
-        for one in (self._prompts, self._hit, self._served_missed):
-            one.rescale(by)
-        for one in (self._sampled, self._missed, self._control, *self._saved.values()):
-            one.rescale(by)
-        for leads in self._squared_leads.values():
-            leads.rescale(by * by)
+        self._prompts *= by
+        self._hit *= by
+        self._served_missed *= by
+        self._sampled *= by
+        self._missed *= by
+        self._control *= by
+        for name in self._saved:
+            self._saved[name] *= by
+        for name in self._squared_leads:
+            self._squared_leads[name] *= by * by
         for name, groups in self._groups.items():
             self._groups[name] = [one * by for one in groups]

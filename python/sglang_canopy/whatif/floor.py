@@ -1,7 +1,4 @@
-"""Limit how far a policy may fall behind LRU on the same requests, in prefill seconds.
-
-Hits count by their price (``reuse/depth_price.py``), in tokens of the mean price, so that the
-limits are tokens for every model. A floor in tokens would allow a policy to lose seconds.
+"""Limit how far a policy may fall behind LRU on the same requests, in prompt tokens.
 
 Shadow caches of both policies serve every request, so the loss is known and needs no significance
 test: the rule is a budget. The policy ranks until its balance, its savings beyond LRU's, falls
@@ -16,10 +13,8 @@ the three constants.
 
 from __future__ import annotations
 
-from sglang_canopy.reuse.depth_price import UNKNOWN, MeanPrice, price
-
 SHARE = 0.0005
-"""Share of the prompts' price: 0.05 points."""
+"""Share of the prompt tokens: 0.05 points."""
 SLACK = 0.02
 """Chance difference allowed between two policies' contents, as a share of the cache."""
 CREDIT = 2.0
@@ -29,7 +24,7 @@ CREDIT = 2.0
 class Floor:
     """Compare one policy with LRU for a cache of ``capacity_tokens``."""
 
-    __slots__ = ("_balance", "_credit", "_mean", "_slack", "behind", "falls")
+    __slots__ = ("_balance", "_credit", "_slack", "behind", "falls")
 
     def __init__(self, capacity_tokens: int) -> None:
         self.behind = False
@@ -38,25 +33,14 @@ class Floor:
         self._slack = SLACK * capacity_tokens
         self._credit = CREDIT * capacity_tokens
         self._balance = 0.0
-        self._mean = MeanPrice()
 
-    def compare(
-        self,
-        policy: int,
-        lru: int,
-        prompt_tokens: int,
-        doubt: float = 0.0,
-        scale: float = UNKNOWN,
-    ) -> None:
+    def compare(self, policy: int, lru: int, prompt_tokens: int, doubt: float = 0.0) -> None:
         """Add one request: its prompt tokens, and the leading tokens that each policy hit.
 
-        ``doubt``: tolerance for sampling error, as a share of the prompt's price. ``scale``: depth
-        scale; while unknown, all tokens count alike.
+        ``doubt``: tolerance for sampling error, as a share of the prompt.
         """
-        self._mean.add(prompt_tokens)
-        mean = self._mean.at(scale)
-        balance = self._balance + (price(policy, scale) - price(lru, scale)) / mean
-        tolerated = (SHARE + doubt) * price(prompt_tokens, scale) / mean
+        balance = self._balance + policy - lru
+        tolerated = (SHARE + doubt) * prompt_tokens
         if self.behind:
             if balance > -self._slack:
                 balance = max(balance - tolerated, -self._slack)

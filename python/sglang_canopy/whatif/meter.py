@@ -8,16 +8,14 @@ and their stamps alone and is therefore identical on all tensor-parallel ranks.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from sglang_canopy.policy.base import Policy
-from sglang_canopy.policy.registry import live_names, make_policy, options_of
+from sglang_canopy.policy.registry import live_names, make_policy
 from sglang_canopy.records import Request
-from sglang_canopy.reuse.depth_price import UNKNOWN
 from sglang_canopy.whatif.account import Account
 from sglang_canopy.whatif.floor import Floor
 from sglang_canopy.whatif.origins import Origins
@@ -35,11 +33,8 @@ NOW = "now"
 """Label of the server's actual capacity."""
 LRU = "canopy-lru"
 SGLANGS_LRU = "lru"
-SUMS = (
-    *("prompt_tokens", "hit_tokens", "sampled_tokens"),
-    *("prompt_squares", "hit_squares", "sampled_squares"),
-)
-"""Prompt and hit tokens of all requests, prompt tokens of sampled ones, and the squares of each."""
+SUMS = ("prompt_tokens", "hit_tokens", "sampled_tokens")
+"""Prompt and hit tokens of all requests, and prompt tokens of sampled ones."""
 TIMED = 17
 """Time one request in this many: reading the thread clock can cost more than the work."""
 MIN_REQUESTS = 200
@@ -113,43 +108,28 @@ class Meter:
         """Token counts since the start, across changes of policy."""
         self.shadow_tokens: dict[str, int] = {}
         """Sampled tokens hit by each policy's shadow cache of the server's capacity."""
-        self.shadow_squares: dict[str, int] = {}
-        """Squares of these, request by request."""
         self.uncounted = dict.fromkeys(UNCOUNTED, 0)
         """Finished requests that do not count, by reason, since the start."""
         self._finished_requests = 0
         self._origins = Origins()
         self._account = Account(setup.memory_s)
-        self._depth_scale = UNKNOWN
         self._learners: dict[str, Policy] = {}
         self.caches = SampledCaches(setup.one_in)
-        self._restart_arms(running)
+        self.running = self._requested = running
+        self._floor = Floor(memory.total())
+        self._sampled_requests = 0
+        self._add_arms()
 
-    def runs(self, running: str, policy: Policy | None = None, keep_floor: bool = False) -> None:
-        """Switch to another running policy and restart the estimates.
-
-        ``policy``: the policy object; arms of the same name adopt its options. ``keep_floor``: keep
-        the floor's state, for a switch made because of ``keeper``.
-        """
+    def runs(self, running: str) -> None:
+        """Begin the estimates again: ``running``, the policy or LRU, ranks from now on."""
         self._account.begin()
-        if policy is not None:
-            self._adopt_options(running, policy)
-        self._restart_arms(running, keep_floor)
-
-    def _adopt_options(self, name: str, policy: Policy) -> None:
-        options, learner = options_of(policy), self._learners.get(name)
-        if learner is None or options_of(learner) != options:
-            self._learners[name] = make_policy(name, options)
-            self.caches.remove([q for q in self._arms if q.policy == name])
-
-    def set_depth_scale(self, tokens: float) -> None:
-        """Price hits by their depth from now on (``reuse/depth_price.py``)."""
-        self._depth_scale = tokens
+        self.running = running
+        self._sampled_requests = 0
 
     @property
-    def keeper(self) -> str:
-        """Name of the policy that should rank: the requested one, or LRU below the floor."""
-        return LRU if self._floor.behind else self._requested
+    def behind(self) -> bool:
+        """Whether the policy is behind LRU, so that LRU should rank."""
+        return self._floor.behind
 
     @property
     def undecided(self) -> str | None:
@@ -173,7 +153,7 @@ class Meter:
         before = self.caches.seen - self._sampled_requests
         notes = [f"{count} {why} do not count" for why, count in self.uncounted.items() if count]
         if before:
-            notes.insert(0, f"{before} counted before the exchange of policies")
+            notes.insert(0, f"{before} counted before the order changed")
         found = f"too few requests: {self._sampled_requests} of {MIN_REQUESTS}"
         return f"{found} ({', '.join(notes)})" if notes else found
 
@@ -196,8 +176,8 @@ class Meter:
         tokens = request.block_tokens
         missed = max(0, covered_tokens(request) - hit_tokens // tokens * tokens)
         account.serve(request.time, request.prompt_tokens, hit_tokens, missed)
-        self._sum("prompt", request.prompt_tokens)
-        self._sum("hit", hit_tokens)
+        self.sums["prompt_tokens"] += request.prompt_tokens
+        self.sums["hit_tokens"] += hit_tokens
         sample = self._observe(request)
         if sample is None:
             self.uncounted[self._why_uncounted(request)] += 1
@@ -218,35 +198,23 @@ class Meter:
     def _update_floor(self, sample: Sample) -> None:
         """Update the floor and the shadow hits with one sampled request."""
         saved, wanted = sample.saved_tokens, Question(self._requested, NOW)
-        self._sum("sampled", sample.prompt_tokens)
-        shadow, squares = self.shadow_tokens, self.shadow_squares
+        self.sums["sampled_tokens"] += sample.prompt_tokens
+        shadow = self.shadow_tokens
         for name, tokens in saved.items():
             if isinstance(name, Question) and name.capacity == NOW:
-                policy = name.policy
-                shadow[policy] = shadow.get(policy, 0) + tokens
-                squares[policy] = squares.get(policy, 0) + tokens * tokens
+                shadow[name.policy] = shadow.get(name.policy, 0) + tokens
         if _LRU_NOW in saved and wanted in saved and not self.caches.is_too_small(wanted):
             other = wanted if self._floor.behind else _LRU_NOW
-            scale, doubt = self._depth_scale, 0.0
-            if self.caches.one_in > 1:
-                doubt = 2.0 * self._account.sampling_error(other, scale)
-            self._floor.compare(saved[wanted], saved[_LRU_NOW], sample.prompt_tokens, doubt, scale)
+            doubt = 2.0 * self._account.sampling_error(other) if self.caches.one_in > 1 else 0.0
+            self._floor.compare(saved[wanted], saved[_LRU_NOW], sample.prompt_tokens, doubt)
 
     def _too_small(self) -> list[Question]:
         """Return the arms with too few sampled blocks, which are excluded from decisions."""
         return [name for name in self._arms if self.caches.is_too_small(name)]
 
-    def _sum(self, what: str, tokens: int) -> None:
-        self.sums[f"{what}_tokens"] += tokens
-        self.sums[f"{what}_squares"] += tokens * tokens
-
     def rows(self) -> list[dict[str, Any]]:
-        """Return the hit ratio of each arm: measured for the running policy, else estimated.
-
-        ``saved_share``: the same share of the prompts' prefill seconds; of their tokens while the
-        depth scale is unknown.
-        """
-        account, scale, too_small = self._account, self._depth_scale, self._too_small()
+        """Return the hit ratio of each arm: measured for the running policy, else estimated."""
+        account, too_small = self._account, self._too_small()
         return [
             {
                 "policy": name.policy,
@@ -256,10 +224,6 @@ class Meter:
                 "sampled_hit_ratio": round(account.sampled_ratio(name), 5),
                 "standard_error": round(account.error(name), 5),
                 "sampling_error": round(account.sampling_error(name), 5),
-                "saved_share": round(
-                    _share(account.served_ratio(scale) + account.lead(name, scale)), 5
-                ),
-                "saved_share_error": round(account.error(name, scale), 5),
                 "running": name == (self.running, NOW),
             }
             for name in self._arms
@@ -271,10 +235,6 @@ class Meter:
         return {
             "running": self.running,
             "hit_ratio": round(self._account.served_ratio(), 5),
-            "saved_share": round(self._account.served_ratio(self._depth_scale), 5),
-            "depth_scale_tokens": None
-            if math.isinf(self._depth_scale)
-            else round(self._depth_scale),
             "arms": self.rows(),
             "one_block_in": self.caches.one_in,
             "too_small": [" ".join(name) for name in self._too_small()],
@@ -289,7 +249,6 @@ class Meter:
             "undecided": self.undecided,
             "sums": dict(self.sums),
             "shadow_tokens": dict(self.shadow_tokens),
-            "shadow_squares": dict(self.shadow_squares),
             "floor": {
                 "policy": self._requested,
                 "behind": self._floor.behind,
@@ -297,23 +256,13 @@ class Meter:
             },
         }
 
-    def learnt(self, name: str) -> Mapping[str, Any]:
-        """Return the learnt state of the arms of policy ``name``, for ``Policy.restore``."""
-        learner = self._learners.get(name)
-        return {} if learner is None else learner.state()
-
     # ---- arms ----
 
-    def _restart_arms(self, running: str, keep_floor: bool = False) -> None:
-        self.running = running
-        if not keep_floor:
-            self._requested = running
-            self._floor = Floor(self.memory.total())
-        self._sampled_requests = 0
+    def _add_arms(self) -> None:
         self._capacities = {self.memory.label(f): self.memory.total(f) for f in self.setup.factors}
         self._capacities = {NOW: self.memory.total(), **self._capacities}
         self._arms: list[Question] = []
-        names = dict.fromkeys((running, self._requested, *self.setup.policies))
+        names = dict.fromkeys((self._requested, *self.setup.policies))
         for name in names:
             whole_nodes = name == SGLANGS_LRU
             if name not in live_names() and not whole_nodes:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 WORTH_POINTS = 0.5
-"""Minimum gain, in points of the prompts' prefill seconds, to recommend another policy."""
+"""Minimum gain, in points of the prompt tokens, to recommend another policy."""
 WORTH_MEMORY_POINTS = 2.0
 """Minimum gain to recommend more memory, which costs money."""
 
@@ -31,7 +31,7 @@ def next_step(
         return f"Nothing to decide yet: {meter['undecided']}."
     best, points, error = _best(meter)
     if best is not None and points >= WORTH_POINTS and points > error:
-        found = f"{best} would save {points:.1f} ± {error:.1f} points more of your {_unit(meter)}"
+        found = f"{best} would save {points:.1f} ± {error:.1f} points more of your prompt tokens"
         if auto:
             return f"Nothing to do: {found}, and auto lets it rank once that has lasted."
         return f"{found} than {policy}: restart with --radix-eviction {best}"
@@ -45,16 +45,12 @@ def _best(meter: Mapping[str, Any]) -> tuple[str | None, float, float]:
     here = [a for a in meter["arms"] if a["capacity"] == "now" and not a["running"]]
     if not here:
         return None, 0.0, 0.0
-    arm = max(here, key=lambda a: a["saved_share"])
+    arm = max(here, key=lambda a: a["hit_ratio"])
     return arm["policy"], *_gain(meter, arm)
 
 
 def _gain(meter: Mapping[str, Any], arm: Mapping[str, Any]) -> tuple[float, float]:
-    return 100 * (arm["saved_share"] - meter["saved_share"]), 200 * arm["saved_share_error"]
-
-
-def _unit(meter: Mapping[str, Any]) -> str:
-    return "prompt tokens" if meter["depth_scale_tokens"] is None else "prefill seconds"
+    return 100 * (arm["hit_ratio"] - meter["hit_ratio"]), 200 * arm["standard_error"]
 
 
 def _memory_gain(meter: Mapping[str, Any]) -> str:
@@ -62,7 +58,7 @@ def _memory_gain(meter: Mapping[str, Any]) -> str:
     same = [a for a in meter["arms"] if a["policy"] == meter["running"] and not a["running"]]
     if not same:
         return ""
-    arm = max(same, key=lambda a: a["saved_share"])
+    arm = max(same, key=lambda a: a["hit_ratio"])
     points, error = _gain(meter, arm)
     if points < WORTH_MEMORY_POINTS or points <= error:
         return ""

@@ -27,11 +27,10 @@ class Kind:
 TIME = Kind("canopy_time:", "/canopy/status")
 """Seconds on the requests' clock: sessions fade even without requests."""
 EXPLAIN = Kind("canopy_explain:", "/canopy/explain")
-POLICY = Kind("canopy_policy:", "/canopy/policy")
 HINTS = Kind("canopy_hints:", "/canopy/hint")
-CHUNKS = Kind("canopy_chunk:", "/canopy/chunks")
-"""Commands on documents, such as ``pin:ID:TENANT``."""
-KINDS = (TIME, EXPLAIN, POLICY, HINTS, CHUNKS)
+CHUNKS = Kind("canopy_chunk:", "/canopy/documents")
+"""Tenants whose documents are deleted."""
+KINDS = (TIME, EXPLAIN, HINTS, CHUNKS)
 """All kinds, first match first."""
 
 Handler = Callable[[Any, list[str]], bool | None]

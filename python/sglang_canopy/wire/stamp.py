@@ -110,7 +110,6 @@ FIELDS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "canopy_category": ("category", _name),
     "canopy_turn": ("turn", _turn),
     "canopy_conversation": ("conversation", conversation_name),
-    "canopy_parent": ("parent", conversation_name),
     "canopy_stop": ("stop", _stop),
     "canopy_over": ("over", _flag),
     "canopy_return_in_s": ("return_in_s", _number(0, MAX_RETURN_S, "seconds")),

@@ -104,7 +104,7 @@ def test_a_calibration_is_used_by_the_stores_tiers(tmp_path):
     path, made = tmp_path / "ratio.json", Setting("m", "cpu-2", "float32", 1, "triton")
     assert calibrated_ratios(None, made) == {}
     Calibrations(path).put(made, "memory", Calibration(0.2, 0.15, CostProfile(1e-4, 1e-5)))
-    assert calibrated_ratios(str(path), made) == {"device": 0.2, "host": 0.2}
+    assert calibrated_ratios(str(path), made) == {"host": 0.2}
 
 
 @pytest.mark.parametrize(
@@ -165,4 +165,4 @@ def test_a_file_with_an_entry_that_cannot_be_is_set_aside(tmp_path, part, value)
     assert SET_ASIDE == {"ratio.json": 1}
     assert saved.settings("m", "cpu-2") == []
     saved.put(made, "memory", Calibration(0.3, 0.15, CostProfile(1e-4, 1e-5)))
-    assert calibrated_ratios(str(path), made) == {"device": 0.3, "host": 0.3}
+    assert calibrated_ratios(str(path), made) == {"host": 0.3}

@@ -10,9 +10,7 @@ from comparators.weights import from_transformers  # noqa: E402
 from canopy_chunks.fuse import cache as caches  # noqa: E402
 from canopy_chunks.fuse.encode import Encoder, capture, encode  # noqa: E402
 from canopy_chunks.fuse.fusion import fused_prefill  # noqa: E402
-from canopy_chunks.fuse.placement import place_chunks  # noqa: E402
 from canopy_chunks.fuse.rows import prefill, run_rows  # noqa: E402
-from canopy_chunks.store import disk  # noqa: E402
 from canopy_chunks.store.chunk import FusedPrompt, Placed  # noqa: E402
 from sglang_canopy.errors import CanopyError  # noqa: E402
 from support.chunk_models import paged_cache  # noqa: E402
@@ -181,19 +179,3 @@ def test_a_prompt_longer_than_a_sliding_window_is_refused(ids):
     short = dataclasses.replace(model, window=100)
     with pytest.raises(CanopyError, match="sliding window of 100"):
         plain(short, ids)
-
-
-@pytest.mark.parametrize("page", [1, 16])
-def test_a_chunk_on_disk_is_read_once_into_a_paged_cache(llama, ids, tmp_path, page):
-    prompt = prompt_of(llama, ids)
-    placed = []
-    for i, p in enumerate(prompt.placed):
-        disk.write(tmp_path / f"{i}.chunk", p.chunk)
-        placed.append(Placed(disk.open_chunk(tmp_path / f"{i}.chunk"), p.start))
-    wanted = prompt.in_chunk()
-    there, here = (paged_cache(llama, len(prompt), page) for _ in range(2))
-    place_chunks(llama, placed, there, wanted)
-    place_chunks(llama, prompt.placed, here, wanted)
-    assert [p.chunk.bytes_read for p in placed] == [p.chunk.nbytes for p in placed]
-    for one, other in zip(there.k + there.v, here.k + here.v):
-        assert torch.equal(one, other)

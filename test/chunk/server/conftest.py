@@ -7,14 +7,17 @@ import pytest
 from canopy_chunks.server import engine as engines
 from canopy_chunks.server.engine import ChunkEngine
 from canopy_chunks.server.options import Options
-from support.chunk_engine import NO_FILES, Tokenizer
+from support.chunk_engine import NO_FILES, NO_STORAGE, Tokenizer
 
 
 @pytest.fixture
 def make(llama, monkeypatch):
     """``make(encode=..., ...)``: an engine over the small model, without a server around it."""
     monkeypatch.setattr(engines.model_view, "served_model", lambda *_: llama)
-    runner = SimpleNamespace(attn_backend=SimpleNamespace(canopy_plan=None), model_config=NO_FILES)
+    backend = SimpleNamespace(canopy_plan=None)
+    runner = SimpleNamespace(
+        attn_backend=backend, model_config=NO_FILES, server_args=NO_STORAGE, canopy_chunks=None
+    )
 
     def made(**options) -> ChunkEngine:
         return ChunkEngine(runner, Options(memory_mb=64, **options), Tokenizer())

@@ -1,4 +1,4 @@
-"""Documents of a chat are found where the template put them, and bounded."""
+"""The documents of requests are bounded in SGLang's own tokens, which are never changed."""
 
 import json
 import re
@@ -12,19 +12,14 @@ pytest.importorskip("torch")
 
 from canopy_chunks.server.http import entry
 from canopy_chunks.server.options import Options
-from canopy_chunks.text import any_order
+from canopy_chunks.text.fields import MAX_CHUNKS
 from canopy_chunks.text.order import Orders
 from sglang_canopy.errors import CanopyError
+from support.words import Words
 
-
-class Characters:
-    """One token a character."""
-
-    def encode(self, text, add_special_tokens=True):
-        return [ord(c) for c in text]
-
-    def decode(self, ids, **_):
-        return "".join(map(chr, ids))
+PARTS, ANY = {"canopy_documents": "parts"}, {"canopy_order": "any"}
+SEPARATED = Options(separator="##")
+ONE, TWO, THREE = "the one fact here", "the two facts here", "the three facts here"
 
 
 class Message(SimpleNamespace):
@@ -32,202 +27,254 @@ class Message(SimpleNamespace):
         return Message(**{**vars(self), **update})
 
 
-def part(text):
-    return SimpleNamespace(type="text", text=text)
+def parts(*texts):
+    return [SimpleNamespace(type="text", text=text) for text in texts]
 
 
-def converted(
-    content,
-    custom=None,
-    options=None,
-    template_documents=None,
-    shows=False,
-    tp_size=1,
-    role="user",
-    listed=None,
-):
-    """Return the result for a chat with the template ``<user>CONTENT</user>``, and its manager."""
-    request = SimpleNamespace(
-        messages=[Message(content=content, role=role)],
-        custom_params=custom,
-        chat_template_kwargs={"documents": template_documents} if template_documents else None,
-    )
-    manager = SimpleNamespace(tokenizer=Characters(), server_args=SimpleNamespace(tp_size=tp_size))
+def message(content, role="user"):
+    return Message(role=role, content=content)
 
-    def original(_serving, request, _raw_request):
-        text = request.messages[0].content
-        if not isinstance(text, str):
-            text = "".join(p.text if p.type == "text" else "<image>" for p in text)
-        listed = (request.chat_template_kwargs or {}).get("documents") or []
-        shown = "".join(d["text"] for d in listed) if shows else ""
-        ids = Characters().encode(f"{shown}<user>{text}</user>")
-        sampling = {"custom_params": dict(custom) if custom else None}
+
+def join(content) -> str:
+    """SGLang's joining of a message's parts."""
+    if isinstance(content, str):
+        return content
+    return " ".join(p.text if p.type == "text" else "<image>" for p in content)
+
+
+def plain(message) -> str:
+    return f"<{message.role}>{join(message.content)}<end>"
+
+
+def without_thoughts(message) -> str:
+    """Qwen3's template shows an assistant's text from its last thought on."""
+    return f"<{message.role}>{join(message.content).split('</think>')[-1]}<end>"
+
+
+class Chats:
+    """A server's chats under a template."""
+
+    def __init__(self, options=None, template=plain, tp_size=1) -> None:
+        self.options, self.template = options or Options(), template
+        server = SimpleNamespace(tp_size=tp_size)
+        self.manager = SimpleNamespace(tokenizer=Words(), server_args=server)
+
+    def render(self, _serving, request, _raw):
+        text = "".join(map(self.template, request.messages))
+        custom = dict(request.custom_params) if request.custom_params else None
         return SimpleNamespace(
-            text=None, input_ids=ids, sampling_params=sampling, extra_key=None, cache_salt=None
-        ), 0
+            text=None, input_ids=self.manager.tokenizer.encode(text), extra_key=None,
+            cache_salt=None, sampling_params={"custom_params": custom},
+        ), 0  # fmt: skip
 
-    adapted, _ = entry.convert_chat(
-        original,
-        SimpleNamespace(tokenizer_manager=manager),
-        request,
-        options or Options(),
-        SimpleNamespace(_json={"documents": listed}),
+    def convert(self, messages, custom=None, body=None):
+        """The converted request, and the plain server's ids."""
+        if not isinstance(messages, list) or not isinstance(messages[0], Message):
+            messages = [message(messages)]
+        request = SimpleNamespace(
+            messages=messages, custom_params=custom, input_ids=None, extra_key=None, cache_salt=None
+        )
+        want = self.render(None, request, None)[0].input_ids
+        serving, raw = SimpleNamespace(tokenizer_manager=self.manager), SimpleNamespace(_json=body)
+        return entry.convert_chat(self.render, serving, request, self.options, raw)[0], want
+
+    def documents(self, messages, custom=None) -> list[str]:
+        """The words that are bounded; the prompt is the plain server's."""
+        made, want = self.convert(messages, custom)
+        if "canopy_order" not in (custom or {}):
+            assert made.input_ids == want
+        return self.bounded(made)
+
+    def bounded(self, made) -> list[str]:
+        bounds = (made.sampling_params.get("custom_params") or {}).get("canopy_chunks", [])
+        bounds = [] if bounds == "off" else bounds
+        return [self.text(made.input_ids[a:b]) for a, b in zip(bounds[::2], bounds[1::2])]
+
+    def text(self, ids) -> str:
+        return self.manager.tokenizer.decode(ids)
+
+
+CASES = {
+    "all text parts but the last": (parts(ONE, TWO, "why?"), PARTS, [" one fact", " two facts"]),
+    "a blank part is none": (parts(ONE, " ", "why?"), PARTS, [" one fact"]),
+    "separators": (f"system##{ONE}##{TWO}##why?", None, [" one fact", " two facts"]),
+    "a tool's result": ([message(ONE, "tool")], PARTS, [" one fact"]),
+    "declined": (parts(ONE, "why?"), {**PARTS, "canopy_chunks": "off"}, []),
+    "parts without the field": (parts(ONE, "why?"), None, []),
+    "one text": ("why is it so?", PARTS, []),
+    "beside an image": ([SimpleNamespace(type="image_url"), *parts(ONE, "why?")], PARTS, []),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_documents_of_a_chat(case) -> None:
+    content, custom, want = CASES[case]
+    assert Chats(SEPARATED).documents(content, custom) == want
+
+
+def test_a_document_ends_at_its_message_and_is_no_answer() -> None:
+    chat = [
+        message(f"system##{ONE}##why is it?"),
+        message(f"it is##{THREE}##so", "assistant"),
+        message(f"and with##{TWO}##how is it?"),
+    ]
+    assert Chats(SEPARATED).documents(chat) == [" one fact", " two facts"]
+
+
+@pytest.mark.parametrize("custom", [PARTS, {**PARTS, "canopy_chunks": "off"}, None])
+def test_no_field_changes_the_prompt(custom) -> None:
+    """A template that drops a part of an answer, special words in a document, and very many."""
+    chat = [
+        message(parts(ONE, "ends in <end> a text", "why?")),
+        message("<think>hm, hm</think>It is a lamp.", "assistant"),
+        message(parts(*[f"{ONE} {i} of many" for i in range(MAX_CHUNKS + 44)], "sure?")),
+    ]
+    made, want = Chats(template=without_thoughts).convert(chat, custom)
+    assert made.input_ids == want
+    assert made.text is None
+    found = (made.sampling_params["custom_params"] or {}).get("canopy_chunks")
+    assert found == (custom or {}).get("canopy_chunks") if custom != PARTS else len(found) > 600
+
+
+def test_what_a_template_leaves_out_is_no_document() -> None:
+    chats = Chats(template=lambda m: f"<{m.role}>{join(m.content).replace(ONE, '')}<end>")
+    assert chats.documents(parts(ONE, TWO, "why?"), PARTS) == [" two facts"]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/completions"])
+def test_a_spelling_that_is_not_supported_is_refused(path) -> None:
+    body = {"documents": [ONE], "prompt": "why?"}
+
+    def send():
+        if "chat" in path:
+            return Chats().convert("why?", body=body)
+        return prepared(text="why?", path=path, body=body)
+
+    with pytest.raises(CanopyError, match="text parts"):
+        send()
+
+
+def test_parts_of_a_text_are_refused() -> None:
+    with pytest.raises(CanopyError, match="of chat messages"):
+        prepared(text="why?", custom=PARTS)
+
+
+def test_bounds_of_a_text_and_a_selector_of_one_rank_are_refused() -> None:
+    with pytest.raises(CanopyError, match="input_ids"):
+        Chats().convert("why is it?", {"canopy_chunks": [0, 1]})
+    with pytest.raises(CanopyError, match="--tp-size 2"):
+        Chats(tp_size=2).convert("why?", {"canopy_selector": "frequency"})
+
+
+def test_a_chats_fields_are_parsed_once(monkeypatch) -> None:
+    given, real = [], entry.fields.parse_fields
+    monkeypatch.setattr(
+        entry.fields, "parse_fields", lambda fields: given.append(fields) or real(fields)
     )
-    return adapted, manager
-
-
-def convert(*args, **kwargs):
-    """The ids and bounds of a converted chat."""
-    adapted, _ = converted(*args, **kwargs)
-    params = adapted.sampling_params["custom_params"] or {}
-    bounds = params.get("canopy_chunks", [])
-    bounds = [] if bounds == "off" else bounds
-    text = Characters().decode(adapted.input_ids)
-    return text, [text[a:b] for a, b in zip(bounds[::2], bounds[1::2])]
-
-
-def test_all_text_parts_but_the_last_are_documents() -> None:
-    parts = [part("first"), part("second"), part("why?")]
-    text, documents = convert(parts, {"canopy_documents": "parts"})
-    assert documents == ["first", "second"]
-    assert text == "<user>first\nsecond\nwhy?</user>"
-
-
-def test_separators_in_a_message_bound_documents_too() -> None:
-    text, documents = convert("sys##one##two##why?", None, Options(separator="##"))
-    assert documents == ["one", "two"]
-    assert text == "<user>sys##one##two##why?</user>"
-
-
-def test_a_chat_that_declines_or_has_no_documents_is_unchanged() -> None:
-    off = {"canopy_chunks": "off", "canopy_documents": "parts"}
-    assert convert("a##b##c", {"canopy_chunks": "off"}, Options(separator="##"))[1] == []
-    assert convert([part("a"), part("b")], off) == ("<user>ab</user>", [])
-    assert convert("plain") == ("<user>plain</user>", [])
-
-
-def test_documents_of_the_template_are_found_in_its_text() -> None:
-    listed = [{"title": "t", "text": "one"}, {"text": "two"}]
-    assert convert("why?", None, None, listed, shows=True)[1] == ["one", "two"]
-    with pytest.raises(CanopyError, match="shows no documents"):
-        convert("why?", None, None, listed)
-
-
-def test_a_registered_document_replaces_its_mark() -> None:
-    name = entry.documents.add([ord(c) for c in "fact"], None)
-    try:
-        text, documents = convert(f"see [[canopy:{name}]] why?")
-    finally:
-        entry.documents.remove(name, None)
-    assert documents == ["fact"]
-    assert text == "<user>see fact why?</user>"
-
-
-PARTS = {"canopy_documents": "parts"}
-
-
-@pytest.mark.parametrize(
-    ("first", "bounded"),
-    [
-        pytest.param("MARK", ["fact"], id="a part that is a mark"),
-        pytest.param("see MARK now", ["fact"], id="a mark inside a part"),
-        pytest.param("other", ["other", "fact"], id="a mark beside parts"),
-    ],
-)
-def test_a_mark_is_replaced_in_a_chat_of_parts(first: str, bounded: list[str]) -> None:
-    name = entry.documents.add([ord(c) for c in "fact"], None)
-    mark = f"[[canopy:{name}]]"
-    first, last = first.replace("MARK", mark), "why?" if "MARK" in first else f"{mark} why?"
-    try:
-        text, found = convert([part(first), part(last)], PARTS)
-    finally:
-        entry.documents.remove(name, None)
-    assert found == bounded
-    assert text == f"<user>{first}\n{last}</user>".replace(mark, "fact")
-
-
-ANY = {"canopy_order": "any"}
+    chats = Chats(SEPARATED)
+    made, _ = chats.convert(f"sys##{ONE}##{TWO}##why?")
+    before = dict(made.sampling_params["custom_params"])
+    entry.prepare(chats.manager, made, SEPARATED)
+    assert len(given) == 1
+    assert made.sampling_params["custom_params"] == before
 
 
 @pytest.fixture
 def no_orders(monkeypatch) -> None:
-    monkeypatch.setattr(any_order, "orders", Orders())
+    monkeypatch.setattr(entry, "orders", Orders())
+    monkeypatch.setattr(entry.any_order, "orders", entry.orders)
+
+
+def prepared(text=None, ids=None, custom=None, path="", body=None, manager=None, **fields):
+    manager = manager or Chats().manager
+    obj = SimpleNamespace(
+        text=text, input_ids=ids, extra_key=None, cache_salt=None,
+        sampling_params={"custom_params": custom} if custom else None, **fields,
+    )  # fmt: skip
+    entry.prepare(manager, obj, SEPARATED, path, body)
+    return obj
+
+
+def test_documents_of_texts_alone_and_in_batches() -> None:
+    chats, text = Chats(SEPARATED), f"s##{ONE}##{TWO}##why?"
+    for given in (text, [text, "none of them"]):
+        made = prepared(given, manager=chats.manager)
+        assert made.text is None
+        many = made.sampling_params if isinstance(given, list) else [made.sampling_params]
+        ids = made.input_ids if isinstance(given, list) else [made.input_ids]
+        one = SimpleNamespace(input_ids=ids[0], sampling_params=many[0])
+        assert chats.bounded(one) == [" one fact", " two facts"]
+        assert [chats.text(i) for i in ids] == ([given] if isinstance(given, str) else given)
+    untouched = prepared("none of them", manager=chats.manager)
+    assert (untouched.text, untouched.input_ids) == ("none of them", None)
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/api/chat"])
+def test_documents_of_a_chat_that_is_rendered_already(path: str) -> None:
+    chats, text = Chats(SEPARATED), f"sys##{ONE}##{TWO}##why?"
+    answer = {"role": "assistant", "content": [{"type": "output_text", "text": f"a##{THREE}##b"}]}
+    items = [answer, {"role": "user", "content": [{"type": "input_text", "text": text}]}]
+    tool = {"type": "function_call_output", "output": f"x##{THREE}##y"}
+    for body, want in (
+        ({"input": text}, [" one fact", " two facts"]),
+        ({"input": items}, [" one fact", " two facts"]),
+        ({"messages": [answer, {"role": "user", "content": text}]}, [" one fact", " two facts"]),
+        (
+            {"input": [*items, tool], "instructions": "be brief"},
+            [" one fact", " two facts", " three facts"],
+        ),
+        ({"input": "why?"}, []),
+    ):
+        ids = chats.manager.tokenizer.encode(
+            f"<assistant>a##{THREE}##b<user>{text}<tool>x##{THREE}##y"
+        )
+        made = prepared(ids=ids, path=path, body=body, manager=chats.manager)
+        assert made.input_ids is ids
+        assert chats.bounded(made) == want
 
 
 def test_documents_in_any_order_take_the_order_of_an_earlier_prompt(no_orders) -> None:
-    def chat(*texts, **said):
-        return convert([*map(part, texts), part("why?")], {**PARTS, **said})
+    chats = Chats()
 
-    chat("one", "two", **ANY)
-    text, documents = chat("three", "two", "one", **ANY)
-    assert documents == ["one", "two", "three"]
-    assert text == "<user>one\ntwo\nthree\nwhy?</user>"
-    assert chat("two", "one")[1] == ["two", "one"]
-    assert chat("two", "one", canopy_chunks="off", **ANY)[0] == "<user>twoonewhy?</user>"
+    def chat(*texts, **said):
+        return chats.documents(parts(*texts, "why?"), {**PARTS, **said})
+
+    chat(ONE, TWO, **ANY)
+    assert chat(THREE, TWO, ONE, **ANY) == [" one fact", " two facts", " three facts"]
+    assert chat(TWO, ONE) == [" two facts", " one fact"]
+    made, want = chats.convert(parts(TWO, ONE, "why?"), {**PARTS, **ANY, "canopy_chunks": "off"})
+    assert made.input_ids == want
 
 
 def test_text_and_token_ids_have_their_documents_ordered_too(no_orders) -> None:
-    manager = SimpleNamespace(tokenizer=Characters(), server_args=SimpleNamespace(tp_size=1))
-
-    def prepared(text=None, ids=None, custom=None):
-        obj = SimpleNamespace(
-            text=text, input_ids=ids, extra_key=None, cache_salt=None,
-            sampling_params={"custom_params": {**(custom or {}), **ANY}},
+    chats = Chats(SEPARATED)
+    encode = chats.manager.tokenizer.encode
+    first, turned = f"s##{ONE}##{TWO}##why?", f"s##{TWO}##{ONE}##why?"
+    for given in (first, turned, [turned, first]):
+        made = prepared(given, custom=ANY, manager=chats.manager)
+        ids = made.input_ids if isinstance(given, list) else [made.input_ids]
+        assert all(one == encode(first) for one in ids)
+    ids = [1, 2, 2, 9, 3, 3, 4]
+    for given, bounds in ((ids, [1, 3, 4, 6]), ([1, 3, 3, 9, 2, 2, 4], [1, 3, 4, 6])):
+        made = prepared(ids=given, custom={"canopy_chunks": bounds, **ANY}, manager=chats.manager)
+        assert (made.input_ids, made.sampling_params["custom_params"]["canopy_chunks"]) == (
+            ids, [1, 3, 4, 6],
         )  # fmt: skip
-        entry.prepare(manager, obj, Options(separator="##"))
-        assert obj.text is None
-        params = obj.sampling_params
-        params = params if isinstance(params, list) else [params]
-        bounds = [one["custom_params"]["canopy_chunks"] for one in params]
-        return obj.input_ids, bounds if isinstance(text or ids[0], list) else bounds[0]
-
-    text = Characters().encode("s##first##ab##why?")
-    assert prepared("s##first##ab##why?") == (text, [3, 8, 10, 12])
-    assert prepared("s##ab##first##why?") == (text, [3, 8, 10, 12])
-    turned = Characters().encode("s##ab##first##why?")
-    assert prepared(ids=list(turned), custom={"canopy_chunks": [3, 5, 7, 12]}) == (
-        text, [3, 8, 10, 12],
-    )  # fmt: skip
-    assert prepared(["s##ab##first##why?", "s##first##ab##why?"]) == (
-        [text, text], [[3, 8, 10, 12]] * 2,
-    )  # fmt: skip
-    odd = [*turned[:-1], [1]]  # SGLang refuses it
-    assert prepared(ids=odd, custom={"canopy_chunks": [3, 5, 7, 12]}) == (odd, [3, 5, 7, 12])
-
-
-def test_documents_are_bounded_without_sampling_params() -> None:
-    """``/generate`` takes a request of text alone."""
-    manager = SimpleNamespace(tokenizer=Characters(), server_args=SimpleNamespace(tp_size=1))
-    text = "s##first##ab##why?"
-    obj = SimpleNamespace(
-        text=text, input_ids=None, extra_key=None, cache_salt=None, sampling_params=None
-    )
-    entry.prepare(manager, obj, Options(separator="##"))
-    assert obj.sampling_params == {"custom_params": {"canopy_chunks": [3, 8, 10, 12]}}
+    odd = [*ids[:-1], [1]]  # SGLang refuses it
+    custom = {"canopy_chunks": [1, 3, 4, 6], **ANY}
+    assert prepared(ids=odd, custom=custom, manager=chats.manager).input_ids == odd
 
 
 def test_documents_in_any_order_never_change_turns(no_orders) -> None:
-    def original(_serving, request, _raw):
-        text = "".join(f"<{m.role}>{m.content}" for m in request.messages)
-        ids = Characters().encode(text)
-        sampling = {"custom_params": dict(request.custom_params)}
-        return SimpleNamespace(
-            text=None, input_ids=ids, sampling_params=sampling, extra_key=None, cache_salt=None
-        ), 0
+    chats = Chats()
 
-    def chat(*documents):
-        messages = []
-        for one in documents:
-            messages.append(Message(role="user", content=[part(one), part("?")]))
-            messages.append(Message(role="a", content="!"))
-        request = SimpleNamespace(messages=messages, custom_params={**PARTS, **ANY})
-        manager = SimpleNamespace(tokenizer=Characters(), server_args=SimpleNamespace(tp_size=1))
-        serving = SimpleNamespace(tokenizer_manager=manager)
-        adapted, _ = entry.convert_chat(original, serving, request, Options())
-        return Characters().decode(adapted.input_ids)
+    def chat(*texts):
+        turns = [(message(parts(one, "why?")), message("so", "assistant")) for one in texts]
+        made, _ = chats.convert([m for pair in turns for m in pair], {**PARTS, **ANY})
+        return chats.bounded(made)
 
-    chat("one", "two")
-    assert chat("two", "one") == "<user>two\n?<a>!<user>one\n?<a>!"
+    chat(ONE, TWO)
+    assert chat(TWO, ONE) == [" two facts", " one fact"]
 
 
 @pytest.mark.parametrize(
@@ -241,179 +288,25 @@ def test_documents_in_any_order_never_change_turns(no_orders) -> None:
     ],
 )
 def test_documents_stay_if_other_fields_belong_to_their_positions(no_orders, fields) -> None:
-    manager = SimpleNamespace(tokenizer=Characters(), server_args=SimpleNamespace(tp_size=1))
+    chats = Chats()
 
-    def prepared(text, **fields):
-        obj = SimpleNamespace(
-            text=text, input_ids=None, extra_key=None, cache_salt=None,
-            sampling_params={"custom_params": dict(ANY)}, **fields,
-        )  # fmt: skip
-        entry.prepare(manager, obj, Options(separator="##"))
-        return Characters().decode(obj.input_ids)
+    def text(given, **fields):
+        made = prepared(given, custom=ANY, manager=chats.manager, **fields)
+        return chats.text(made.input_ids)
 
-    assert prepared("s##first##ab##why?") == "s##first##ab##why?"
-    assert prepared("s##ab##first##why?", logprob_start_len=-1) == "s##first##ab##why?"
-    assert prepared("s##ab##first##why?", **fields) == "s##ab##first##why?"
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        "one text",
-        [part("why?")],
-        [part(" "), part("why?")],
-        [part("a"), SimpleNamespace(type="image_url")],
-    ],
-)
-def test_a_retrieval_that_found_nothing_and_images_are_ordinary_prompts(content) -> None:
-    """``canopy_documents`` is set once in a client, for every turn of a conversation."""
-    given = converted(content, PARTS)[0]
-    plain = converted(content, None)[0]
-    assert given.input_ids == plain.input_ids
-    assert "canopy_chunks" not in given.sampling_params["custom_params"]
-
-
-def test_a_blank_part_is_not_a_document() -> None:
-    text, documents = convert([part("first"), part(" "), part("why?")], PARTS)
-    assert documents == ["first"]
-    assert text == "<user>first\n \nwhy?</user>"
-
-
-def test_the_result_of_a_tool_is_a_document() -> None:
-    text, documents = convert("found text", PARTS, role="tool")
-    assert (text, documents) == ("<user>found text</user>", ["found text"])
-    text, documents = convert([part("one"), part("two")], PARTS, role="tool")
-    assert documents == ["one", "two"]
-
-
-def test_a_chats_fields_are_parsed_once(monkeypatch) -> None:
-    parsed, real = [], entry.fields.parse_fields
-    monkeypatch.setattr(
-        entry.fields, "parse_fields", lambda given: parsed.append(given) or real(given)
-    )
-    adapted, manager = converted("sys##one##two##why?", None, Options(separator="##"))
-    before = dict(adapted.sampling_params["custom_params"])
-    entry.prepare(manager, adapted, Options(separator="##"))
-    assert len(parsed) == 1
-    assert adapted.sampling_params["custom_params"] == before
-
-
-@pytest.mark.parametrize("path", ["/v1/responses", "/api/chat"])
-def test_the_fields_of_a_chat_that_is_rendered_already_count(path: str) -> None:
-    name = entry.documents.add([ord(c) for c in "fact"], None)
-    text = f"<user>[[canopy:{name}]] why?</user>"
-
-    def prepared(custom: dict) -> SimpleNamespace:
-        manager = SimpleNamespace(tokenizer=Characters(), server_args=SimpleNamespace(tp_size=2))
-        obj = SimpleNamespace(
-            text=None, input_ids=Characters().encode(text), extra_key=None, cache_salt=None,
-            sampling_params={"custom_params": custom},
-        )  # fmt: skip
-        entry.prepare(manager, obj, Options(), path)
-        assert Characters().decode(obj.input_ids) == "<user>fact why?</user>"
-        return obj.sampling_params["custom_params"]["canopy_chunks"]
-
-    try:
-        assert prepared({}) == [6, 10]
-        assert prepared({"canopy_chunks": "off"}) == "off"
-        with pytest.raises(CanopyError, match="--tp-size 2"):
-            prepared({"canopy_selector": "frequency"})
-    finally:
-        entry.documents.remove(name, None)
-
-
-def test_a_chats_selector_is_checked_against_the_ranks() -> None:
-    with pytest.raises(CanopyError, match="--tp-size 2"):
-        convert("a##b##c", {"canopy_selector": "frequency"}, Options(separator="##"), tp_size=2)
-
-
-LISTED = [
-    "first",
-    {"text": "second"},
-    {"title": "Third", "text": "it is"},
-    {"id": "4", "data": {"snippet": "fourth"}},
-]
-
-
-@pytest.mark.parametrize("content", ["why?", [part("why?")]])
-def test_documents_of_the_body_are_parts_in_front_of_the_last_users_text(content) -> None:
-    pytest.importorskip("sglang")
-    text, documents = convert(content, listed=LISTED)
-    assert documents == ["first", "second", "Third\nit is", "fourth"]
-    assert text == "<user>first\nsecond\nThird\nit is\nfourth\nwhy?</user>"
-
-
-def test_documents_of_the_body_stay_in_front_of_the_first_users_text() -> None:
-    """A client sends them with every turn: behind the turns before they would never be a prefix."""
-
-    def message(role, content):
-        return Message(role=role, content=content)
-
-    first = SimpleNamespace(messages=[message("user", "why?")])
-    later = SimpleNamespace(
-        messages=[message("user", "why?"), message("assistant", "so"), message("user", "and?")]
-    )
-    for request in (first, later):
-        assert entry._add_listed(request, SimpleNamespace(_json={"documents": LISTED}))
-    assert first.messages[0] == later.messages[0]
-    assert later.messages[2].content == "and?"
-
-
-def test_documents_of_the_body_are_in_a_prompt_that_declines_reuse() -> None:
-    pytest.importorskip("sglang")
-    adapted, _ = converted("why?", {"canopy_chunks": "off"}, listed=["first"])
-    assert Characters().decode(adapted.input_ids) == "<user>firstwhy?</user>"
-    assert adapted.sampling_params["custom_params"] == {"canopy_chunks": "off"}
-
-
-def test_documents_next_to_an_image_are_in_the_prompt() -> None:
-    pytest.importorskip("sglang")
-    image = SimpleNamespace(type="image_url")
-    text, documents = convert([image, part("what is this?")], listed=["first"])
-    assert documents == []
-    assert text == "<user>first<image>what is this?</user>"
-
-
-@pytest.mark.parametrize("nothing", [None, []])
-def test_no_documents_in_the_body_are_an_ordinary_prompt(nothing) -> None:
-    assert convert("why?", listed=nothing) == ("<user>why?</user>", [])
-
-
-@pytest.mark.parametrize("listed", ["text", [3], [{"title": "a"}], [{"text": 5}], {"text": "a"}])
-def test_documents_of_another_form_are_refused_by_name(listed) -> None:
-    pytest.importorskip("sglang")
-    with pytest.raises(CanopyError, match="documents must be a list of strings"):
-        convert("why?", listed=listed)
-
-
-def test_documents_need_a_users_message() -> None:
-    pytest.importorskip("sglang")
-    with pytest.raises(CanopyError, match="role 'user'"):
-        convert("why?", listed=["first"], role="system")
+    first, turned = f"s##{ONE}##{TWO}##why?", f"s##{TWO}##{ONE}##why?"
+    assert text(first) == text(turned, logprob_start_len=-1) == first
+    assert text(turned, **fields) == turned
 
 
 GUIDE = (Path(__file__).parents[3] / "docs/guide/documents.md").read_text(encoding="utf-8")
 BLOCKS = [textwrap.dedent(b).strip() for b in re.findall(r"(?:^    .*\n)+", GUIDE, re.M)]
-SHOWN = [json.loads(b) for b in BLOCKS if b.startswith('{"model"')]
 
 
-@pytest.mark.parametrize("body", SHOWN, ids=lambda body: ",".join(body))
-def test_the_guides_chats_have_two_documents(body) -> None:
-    (message,) = body["messages"]
-    content = message["content"]
-    if isinstance(content, list):
-        content = [SimpleNamespace(**one) for one in content]
-    custom, listed = body.get("custom_params"), body.get("documents")
-    text, (paris, rome) = convert(content, custom, listed=listed)
-    assert paris == "Paris is ..."
-    assert rome.endswith("Rome is ...")
-    assert text.endswith("Which is older?</user>")
-
-
-def test_the_guides_separated_prompt_has_two_documents() -> None:
-    (shown,) = [b for b in BLOCKS if b.startswith("You answer")]
-    assert len(SHOWN) == 2
-    assert convert(shown, options=Options(separator="\n###\n"))[1] == [
-        "Paris is ...",
-        "Rome is ...",
-    ]
+def test_the_guides_prompts_have_two_documents() -> None:
+    (body,) = [json.loads(b) for b in BLOCKS if b.startswith('{"model"')]
+    (shown,) = body["messages"]
+    content = [SimpleNamespace(**one) for one in shown["content"]]
+    assert len(Chats().documents(content, body["custom_params"])) == 2
+    (separated,) = [b for b in BLOCKS if b.startswith("You answer")]
+    assert len(Chats(Options(separator="\n###\n")).documents(separated)) == 2

@@ -37,7 +37,7 @@ callbacks = len(arrivals._on_created) + len(arrivals._on_queued)
 print(json.dumps({
     "modules": sorted(names),
     "in_place": hooks and all(seam.is_in_place() for seam in hooks.SEAMS),
-    "handled": messages.receive(Scheduler(), [messages.CHUNKS.key("pin:x:")]) if hooks else None,
+    "handled": messages.receive(Scheduler(), [messages.CHUNKS.key("a")]) if hooks else None,
     "callbacks": callbacks,
     "forced": [seam.is_in_place() for seam in server_plugin.SEAMS],
     "flag": all(seam.is_in_place() for seam in plugin.ADDON.seams),

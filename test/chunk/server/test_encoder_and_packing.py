@@ -11,18 +11,17 @@ from canopy_chunks.fuse.background_encoder import BackgroundEncoder  # noqa: E40
 from canopy_chunks.fuse.encode import encode  # noqa: E402
 from canopy_chunks.server.batch import logit_rows, pack_rows  # noqa: E402
 from canopy_chunks.store.store import ChunkStore  # noqa: E402
-from canopy_chunks.text.documents import document_name  # noqa: E402
 
 
 @pytest.fixture
 def store(llama) -> ChunkStore:
-    return ChunkStore("model", {"host": 1 << 24})
+    return ChunkStore("model", 1 << 24)
 
 
 def run(encoder: BackgroundEncoder) -> int:
     done = 0
     while encoder.busy:
-        done += encoder.step(1.0)
+        done += encoder.step()
     return done
 
 
@@ -33,7 +32,7 @@ def test_pieces_give_the_same_chunk_as_encoding_at_once(llama, store, ids) -> No
     encoder.enqueue(ids[170:230].tolist(), prefix, "")
     run(encoder)
     for part in (document, ids[170:230].tolist()):
-        got = store.get(store.key(part, prefix))
+        got = store.look(store.key(part, prefix))
         want = encode(llama, part, prefix)
         torch.testing.assert_close(got.raw_k, want.raw_k, atol=2e-5, rtol=1e-4)
         torch.testing.assert_close(got.v, want.v, atol=2e-5, rtol=1e-4)
@@ -81,8 +80,8 @@ def test_chunks_that_wait_are_bounded_in_number_too(llama, store, ids, monkeypat
 def test_a_deleted_chunk_is_not_encoded(llama, store, ids) -> None:
     encoder = BackgroundEncoder(llama, store)
     encoder.enqueue(ids[:100].tolist(), (), "")
-    encoder.step(0.0)
-    encoder.forget(document_name(ids[:100].tolist(), None), None)
+    encoder.step()
+    assert encoder.forget(None)
     assert not encoder.busy
     assert len(store) == 0
 
@@ -159,22 +158,20 @@ def test_a_full_queue_drops_from_the_largest_tenant(llama, store, ids, monkeypat
 
 
 def test_tenants_take_turns_in_the_queue(llama, store, ids) -> None:
-    stored = []
-    encoder = BackgroundEncoder(
-        llama, store, on_stored=lambda key, ids, tenant: stored.append(tenant)
-    )
+    encoder = BackgroundEncoder(llama, store)
     for tenant in ("a", "a", "a", "b", "b"):
         n = len(encoder.queue)
         encoder.enqueue(ids[n : n + 20].tolist(), (), f"salt {tenant}", tenant)
     run(encoder)
-    assert stored == ["a", "b", "a", "b", "a"]
+    assert [one.tenant for one in store.chunks.values()] == ["a", "b", "a", "b", "a"]
 
 
-def test_a_document_that_waits_is_forgotten_with_its_registration(llama, store, ids) -> None:
+def test_documents_that_wait_are_deleted_with_their_tenants(llama, store, ids) -> None:
     encoder = BackgroundEncoder(llama, store)
     for tenant in ("a", "b"):
         encoder.enqueue(ids[:50].tolist(), ids[50:60].tolist(), f"salt {tenant}", tenant)
-    encoder.forget(document_name(ids[:50].tolist(), "a"), "a")
+    assert encoder.forget("a")
+    assert not encoder.forget("a")
     assert list(encoder.queue.by_tenant) == ["b"]
 
 

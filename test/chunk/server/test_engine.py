@@ -11,17 +11,16 @@ from canopy_chunks.fuse import background_encoder  # noqa: E402
 from canopy_chunks.fuse.cache import KVCache, dense_cache  # noqa: E402
 from canopy_chunks.fuse.encode import encode  # noqa: E402
 from canopy_chunks.fuse.fusion import fused_prefill  # noqa: E402
-from canopy_chunks.fuse.rows import MAX_STOPS, piece_tokens, prefill  # noqa: E402
+from canopy_chunks.fuse.rows import MAX_STOPS, MIN_ROWS, piece_tokens, prefill  # noqa: E402
 from canopy_chunks.fuse.selectors import make_selector  # noqa: E402
 from canopy_chunks.server import engine as engines  # noqa: E402
 from canopy_chunks.server import library, scheduler  # noqa: E402
 from canopy_chunks.server import request as requests  # noqa: E402
-from canopy_chunks.server.engine import ChunkEngine  # noqa: E402
-from canopy_chunks.server.http.limits import READ  # noqa: E402
+from canopy_chunks.server.engine import READ, ChunkEngine  # noqa: E402
 from canopy_chunks.server.options import LEARN_PREFIX_TOKENS, Options  # noqa: E402
 from canopy_chunks.store.chunk import FusedPrompt  # noqa: E402
 from support.chunk_engine import LENGTH, SYSTEM, know_head, learn, prompt, request, tiers  # noqa: E402
-from support.queued import queued  # noqa: E402
+from support.queued import queued, scheduler_of  # noqa: E402
 
 
 def test_documents_are_found_in_another_order(make, llama, ids) -> None:
@@ -33,7 +32,7 @@ def test_documents_are_found_in_another_order(make, llama, ids) -> None:
     state = engine.new_request(turned)
     assert [place.to_encode(False) for place in state.places] == [((behind,),)] * 3
     want = encode(llama, turned.origin_input_ids[SYSTEM : SYSTEM + LENGTH], behind)
-    got = engine.library.store.get(state.keys[0][0])
+    got = engine.library.store.look(state.keys[0][0])
     torch.testing.assert_close(got.raw_k, want.raw_k, atol=2e-5, rtol=1e-4)
     torch.testing.assert_close(got.v, want.v, atol=2e-5, rtol=1e-4)
 
@@ -103,35 +102,21 @@ def test_a_first_document_of_an_ordinary_prefill_is_stored_unchanged(make, llama
     assert tiers(engine, req) == ["host", None, None]
 
 
-def test_a_waiting_requests_chunks_on_disk_are_read(make, ids, tmp_path) -> None:
+def test_a_waiting_requests_documents_on_disk_are_read(make, ids, tmp_path) -> None:
     engine = make(disk_mb=64, directory=str(tmp_path))
-    engine.library.store._tiers[0].capacity_bytes = 0
-    req = request(*prompt(ids))
+    req, disk = request(*prompt(ids)), engine.library.store.disk
     learn(engine, req)
-    hits = engine.library.store.stats()["hits"]["disk"]
+    disk.finish()
+    for key in list(engine.library.store.chunks):
+        engine.library.store.delete(key)
     state = engine.new_request(req)
-    engine.library.read_ahead(state)
-    assert set(engine.library.reads.pending) == {keys[0] for keys in state.keys}
-    assert engine.library.store.stats()["hits"]["disk"] == hits
-    small = make(disk_mb=64, directory=str(tmp_path), read_ahead_mb=0)
-    small.library.read_ahead(state)
-    assert small.library.reads.stats()["left_out"] == 3
-
-
-def test_a_damaged_file_is_deleted_and_its_chunk_encoded_again(make, ids, tmp_path) -> None:
-    engine = make(disk_mb=64, directory=str(tmp_path))
-    engine.library.store._tiers[0].capacity_bytes = 0
-    req = request(*prompt(ids))
-    learn(engine, req)
-    state = engine.new_request(req)
-    path = engine.library.store.look(state.keys[1][0]).path
-    whole = bytearray(path.read_bytes())
-    whole[-5] ^= 1
-    path.write_bytes(whole)
-    engine.library.delete_damaged(state)
-    assert tiers(engine, req) == ["disk", None, "disk"]
-    learn(engine, req)
     assert tiers(engine, req) == ["disk"] * 3
+    engine.library.read_ahead(state)
+    assert set(disk._reads) == {keys[0] for keys in state.keys}
+    found = engine.library.open(state, req.origin_input_ids)
+    assert [one.tier for one in found] == ["disk"] * 3
+    assert not disk._reads
+    assert tiers(engine, req) == ["host"] * 3
 
 
 def test_a_prefill_pays_for_its_share_and_a_later_forward_does_the_work(make, ids) -> None:
@@ -148,7 +133,7 @@ def test_a_prefill_pays_for_its_share_and_a_later_forward_does_the_work(make, id
     assert engine.library.encoder.encoded_tokens == SYSTEM + LENGTH
     assert engine.library.encode_credit == 64 - (SYSTEM + LENGTH)
     while engine.library.encoder.busy:
-        engine.library.encode_piece(0.0)
+        engine.library.encode_piece()
     engine.library.earn_encoding(640)
     assert engine.library.encode_credit == 0  # nothing waits: nothing is saved up
 
@@ -172,13 +157,14 @@ def test_long_prompts_do_not_save_up_encoding_that_short_prompts_then_wait_for(m
 def test_a_short_batch_in_nine_waits_for_work_that_a_long_prompt_has_earned(
     make, ids, work
 ) -> None:
-    engine = make(learn_share=0.1, encode="prefix", check_share=1.0)
+    engine = make(learn_share=0.1, encode="prefix")
+    engine.watch.meter.every = 1
     pieces: list[int] = []
     learn(engine, request(*prompt(ids, (2,))))
     if work == "encoding":
         engine.library.encoder.enqueue(range(300), (), "", None)
         engine.library.earn_encoding(64 * 1000)
-        engine.library.encoder.step = lambda _now: pieces.append(1) or 64
+        engine.library.encoder.step = lambda: pieces.append(1) or 64
     else:
         served = request(*prompt(ids, (2,)))
         state = engine.new_request(served)
@@ -195,7 +181,8 @@ def test_a_short_batch_in_nine_waits_for_work_that_a_long_prompt_has_earned(
 
 
 def test_a_long_prompt_waits_for_few_of_the_pieces_that_were_earned(make, ids) -> None:
-    engine = make(learn_share=0.1, encode="prefix", check_share=1.0)
+    engine = make(learn_share=0.1, encode="prefix")
+    engine.watch.meter.every = 1
     learn(engine, request(*prompt(ids, (2,))))
     served = request(*prompt(ids, (2,)))
     state = engine.new_request(served)
@@ -213,7 +200,7 @@ def test_a_long_prompt_waits_for_few_of_the_pieces_that_were_earned(make, ids) -
         assert len(pieces) == most
         pieces.clear()
     while engine.library.encoder.busy:
-        engine.library.encode_piece(0.0)
+        engine.library.encode_piece()
     pieces.clear()
     engine.watch.earn(6400)
     for tokens, most in ((64, 1), (50 * 128, 1)):  # 128 earned tokens are two pieces
@@ -233,20 +220,20 @@ def test_idle_work_begins_after_a_pause(make, ids, monkeypatch) -> None:
         return comes(len(waited))
 
     socket = SimpleNamespace(poll=poll)
-    server = SimpleNamespace(
-        is_fully_idle=lambda: True, ipc_channels=SimpleNamespace(recv_from_tokenizer=socket)
-    )
+    server = scheduler_of(engine)
+    server.is_fully_idle = lambda: True
+    server.ipc_channels = SimpleNamespace(recv_from_tokenizer=socket)
     comes = lambda polls: True  # noqa: E731
     for _ in range(2):
         engine.work_before_batch(0)
-        scheduler.work_when_idle(engine, server)
+        scheduler.work_when_idle(server)
     assert waited == [scheduler.PAUSE_MS] * 2
     assert engine.library.encoder.encoded_tokens == 0
     waited.clear()
     for _ in range(3):  # a monitor asks, which is no batch
         before = engine.library.encoder.encoded_tokens
         comes = lambda polls: engine.library.encoder.encoded_tokens > before  # noqa: B023, E731
-        scheduler.work_when_idle(engine, server)
+        scheduler.work_when_idle(server)
     assert set(waited) == {0}
     assert engine.library.encoder.encoded_tokens == 3 * 64
 
@@ -259,27 +246,46 @@ def test_a_request_waits_for_a_layer_of_idle_work_and_the_piece_is_repeated(
     encoder = engine.library.encoder
     encoder.enqueue(range(200), (), "", None)
     socket = SimpleNamespace(poll=lambda wait_ms: waited.append(wait_ms) or len(waited) > 2)
-    server = SimpleNamespace(
-        is_fully_idle=lambda: True, ipc_channels=SimpleNamespace(recv_from_tokenizer=socket)
-    )
-    scheduler.work_when_idle(engine, server)
+    server = scheduler_of(engine)
+    server.is_fully_idle = lambda: True
+    server.ipc_channels = SimpleNamespace(recv_from_tokenizer=socket)
+    scheduler.work_when_idle(server)
     assert len(waited) == 4  # before the piece, before two of its layers, and after it
     assert encoder.encoded_tokens == 0
     done = []
     for _ in range(MAX_STOPS + 2):  # requests come all the time
         engine.work_when_idle(lambda: True)
         done.append(encoder.encoded_tokens)
-    assert done == [0] * (MAX_STOPS - 1) + [encoder.piece_tokens] * 3
+    assert done == [0] * (MAX_STOPS - 1) + [MIN_ROWS] * 3
     monkeypatch.setattr(library.Library, "ranked", True)
     waited.clear()
-    scheduler.work_when_idle(engine, server)
-    assert encoder.encoded_tokens == 3 * encoder.piece_tokens  # ranks do not stop inside a piece
+    scheduler.work_when_idle(server)
+    assert encoder.encoded_tokens > 2 * MIN_ROWS  # ranks do not stop inside a piece
     while encoder.busy:
         engine.work_when_idle()
-    found = engine.library.store.get(encoder.store.key(range(200), (), ""))
+    found = engine.library.store.look(encoder.store.key(range(200), (), ""))
     whole = encode(engine.model, range(200))
     for got, expected in ((found.raw_k, whole.raw_k), (found.v, whole.v)):
         assert torch.allclose(got, expected, atol=1e-5)
+
+
+def test_a_monitor_that_asks_all_the_time_costs_half_of_idle_encoding_at_most(make) -> None:
+    """A message comes while 40 rows of a layer are computed; a whole piece takes several times that."""
+    engine = make(encode="prefix")
+    encoder, layers, clock, message = engine.library.encoder, engine.model.shape.layers, [0], [40]
+    encoder.enqueue([i % 300 for i in range(2000)], (), "", None)
+
+    def come() -> bool:
+        clock[0] += engine.library.stop.size(encoder.piece_tokens)
+        return clock[0] >= message[0]
+
+    while encoder.busy and clock[0] < 4000:
+        began, before = clock[0], encoder.encoded_tokens
+        engine.work_when_idle(come)
+        done = encoder.encoded_tokens - before
+        clock[0] = max(clock[0], began + done * layers)  # also of a run that asks no longer
+        message[0] = max(message[0], clock[0] + 40)
+    assert encoder.encoded_tokens > 0.5 * 4000 / layers
 
 
 def test_a_gpu_computes_more_tokens_in_a_piece() -> None:
@@ -292,37 +298,28 @@ def test_a_chunk_that_cannot_be_encoded_is_dropped_and_counted(make, ids, monkey
     req = request(*prompt(ids))
     engine.library.encoder.enqueue(req.origin_input_ids[:LENGTH], (), "")
     monkeypatch.setattr(background_encoder, "attempt", lambda *_, **__: 1 / 0)
-    assert engine.library.encode_piece(0.0) == 0
+    assert engine.library.encode_piece() == 0
     assert engine.stats()["fallbacks"] == 1
     assert not engine.library.encoder.busy
 
 
 def test_reused_kv_is_kept_out_of_the_exact_tree_by_an_assertion(make, ids) -> None:
-    from canopy_chunks.plugin.hooks import _check_insert
-
     engine = make()
+    learn(engine, request(*prompt(ids)))
     req = request(*prompt(ids), rid="r")
-    _check_insert(None, req, up_to=100)  # it names no chunks
+    scheduler.check_insert(None, req, up_to=100)  # it names no documents
     state = queued(engine, req)
-    _check_insert(None, req, up_to=100)  # nothing was reused
+    scheduler.check_insert(None, req, up_to=100)  # nothing was reused
     state.fused = True
-    _check_insert(None, req, up_to=100)  # it is in a namespace of its own
+    scheduler.check_insert(None, req, up_to=100)  # it is in a namespace of its own
     req.extra_key = None
     with pytest.raises(RuntimeError, match="would enter the exact prefix tree"):
-        _check_insert(None, req, up_to=100)
-
-
-def test_a_command_that_is_none_is_ignored(make) -> None:
-    from canopy_chunks.server.scheduler import run_commands
-
-    engine = make()
-    for command in ("", "pin", "delete:x", "x:y:z"):
-        assert not run_commands(engine, [command])
+        scheduler.check_insert(None, req, up_to=100)
 
 
 def held(engine: ChunkEngine, req) -> list[tuple[int, ...] | None]:
     """Return the context that each used document of a request was encoded behind."""
-    found = engine.library.resolve(engine.new_request(req), touch=True)
+    found = engine.library.open(engine.new_request(req), req.origin_input_ids)
     return [one.chunk.prefix if one.chunk is not None else None for one in found]
 
 
@@ -361,7 +358,7 @@ def test_the_turns_of_a_conversation_do_not_make_its_head_return(make, ids) -> N
         state.fused, state.kept = True, kept
         engine.encode_missing(req, state, torch.arange(len(req.origin_input_ids)))
         while engine.library.encoder.busy:
-            engine.library.encoder.step(0.0)
+            engine.library.encoder.step()
     assert engine.library.encoder.stats()["encoded_chunks"] == 3
 
 
@@ -390,7 +387,7 @@ def test_one_document_behind_the_system_text_is_plain_serving(make, llama, ids, 
     engine = make(encode=how)
     req = request(*prompt(ids, (1,)))
     learn(engine, req)
-    found = engine.library.resolve(engine.new_request(req), touch=True)
+    found = engine.library.open(engine.new_request(req), req.origin_input_ids)
     whole = torch.tensor(req.origin_input_ids)
     fused = FusedPrompt(whole, tuple(one.placed_from(0) for one in found))
     got = fused_prefill(
@@ -420,8 +417,8 @@ def test_a_long_prompt_uses_a_short_ones_encoding_and_requests_more_stand_ins(
     monkeypatch.undo()
     short = request([8, *out[1:]], bounds)
     state = engine.new_request(short)
-    for key in [k for keys in state.keys for k in keys if engine.library.store.where(k)]:
-        if engine.library.store.get(key, 0.0).prefix == few:
+    for key, chunk in list(engine.library.store.chunks.items()):
+        if chunk.prefix == few:
             engine.library.store.delete(key)
     learn(engine, short, head_returns=False)
     assert held(engine, short) == [every] * 3  # as good, so not encoded again
@@ -433,7 +430,7 @@ def test_a_flood_of_readings_collects_the_counters_a_bounded_number_of_times(mak
     monkeypatch.setattr(engine, "stats", lambda: collected.append(time.monotonic()) or stats())
     result = SimpleNamespace(internal_state={})
     for _ in range(500):
-        scheduler.add_internal_state(engine, result)
+        scheduler.internal_state(result, scheduler_of(engine))
         assert result.internal_state["canopy_chunks"]["fused_requests"] == 0
     per_s, burst = READ
     assert len(collected) <= burst + 2 + per_s * (collected[-1] - collected[0])

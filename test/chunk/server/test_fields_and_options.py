@@ -42,7 +42,6 @@ def test_bounds_are_read_as_pairs() -> None:
         ([[0, 4]], "whole numbers"),
         ("on", "flat list"),
         ({"a": 1}, "flat list"),
-        ([x for i in range(10_000) for x in (2 * i, 2 * i + 1)], "10000 chunks"),
     ],
 )
 def test_wrong_bounds_are_refused_with_the_reason(given: object, reason: str) -> None:
@@ -121,7 +120,7 @@ def test_wrong_keys_stop_the_start(given: str, reason: str) -> None:
 def test_the_guides_flags_are_accepted() -> None:
     guide = Path(__file__).parents[3] / "docs/guide/documents.md"
     shown = re.findall(r"--canopy-chunks ('[^']*'|[^\s`']+)", guide.read_text(encoding="utf-8"))
-    assert len(shown) >= 3
+    assert len(shown) >= 2
     for value in shown:
         assert parsed("--canopy-chunks", value.strip("'")), value
 

@@ -7,21 +7,32 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from canopy_chunks.quality import watch as watches  # noqa: E402
-from canopy_chunks.quality.expected_kl import ExpectedKL  # noqa: E402
 from canopy_chunks.quality.tenant_meter import RAISED, STOPPED, TenantQuality  # noqa: E402
 from canopy_chunks.server import engine as engines  # noqa: E402
 from canopy_chunks.server import kept, library, scheduler  # noqa: E402
-from canopy_chunks.server.options import DEFAULT_RATIO  # noqa: E402
 from canopy_chunks.server.request import DIFFERED  # noqa: E402
 from sglang_canopy import tenant as tenants  # noqa: E402
 from sglang_canopy.errors import CanopyError  # noqa: E402
 from support.chunk_engine import SYSTEM, learn, prompt, request  # noqa: E402
-from support.queued import queued  # noqa: E402
+from support.queued import queued, scheduler_of  # noqa: E402
 
 
 def with_params(ids, params=None, **fields):
     made = request(*prompt(ids), rid="r", **fields)
     made.sampling_params.custom_params.update(params or {})
+    return made
+
+
+@pytest.fixture
+def make(make, ids):
+    """``make(...)``: an engine that has stored the documents of two tenants."""
+
+    def made(**options):
+        engine = make(**options)
+        for salt in (None, "other", "secret"):
+            learn(engine, with_params(ids, salt=salt))
+        return engine
+
     return made
 
 
@@ -66,6 +77,7 @@ def test_a_tenant_keeps_its_name_and_its_own_kv(make, ids) -> None:
     engine = make()
     one = with_params(ids, salt="secret")
     one.extra_key = "mine"
+    engine.matched = lambda req, key: int(tenants.is_documents_key(key))
     before = tenants.tenant_of_req(one)
     state = queued(engine, one)
     assert one.extra_key.startswith("mine\x00")
@@ -111,7 +123,7 @@ def test_a_retraction_changes_nothing(make, ids) -> None:
     state = queued(engine, made)
     before = made.extra_key
     put_at(engine, RAISED)
-    scheduler.request_queued(engine, made)
+    scheduler.request_queued(scheduler_of(engine), made)
     assert made.extra_key == before == state.kept_key
 
 
@@ -171,6 +183,8 @@ def test_a_document_behind_kept_kv_is_never_stored_as_exact(make, ids, monkeypat
     engine = make(encode="prefix")
     made = with_params(ids)
     state = queued(engine, made)
+    for key in list(engine.library.store.chunks):
+        engine.library.store.delete(key)
     state.begin_window(made, SYSTEM, len(made.origin_input_ids))
     assert state.kept == 0  # the system text is exact in every namespace
     taken = []
@@ -197,7 +211,8 @@ def test_a_prompts_own_windows_do_not_count_as_kept(make, ids) -> None:
 
 
 def test_a_turn_with_only_kept_kv_is_reported_and_checked(make, ids) -> None:
-    engine = make(check_share=1.0)
+    engine = make()
+    engine.watch.meter.every = 1
     made = with_params(ids)
     learn(engine, with_params(ids))
     state = queued(engine, made)
@@ -206,7 +221,7 @@ def test_a_turn_with_only_kept_kv_is_reported_and_checked(make, ids) -> None:
     state.begin_window(made, end, len(made.origin_input_ids))
     assert engine.plan(made, state, end, torch.arange(len(made.origin_input_ids))) is None
     assert state.reason is None
-    report = state.report
+    report = engine.report_prompt(made, state)
     assert (report["fused"], report["kept"], report["reused"]) == (True, end - SYSTEM, 0)
     assert engine.counts["kept_requests"] == 1
     engine.offer_check(made, state)
@@ -241,36 +256,3 @@ def test_kv_events_are_of_exact_kv_alone() -> None:
     assert core.kv_events.take() == []
     core.kv_events.record_store(node("b"))
     assert len(core.kv_events.take()) == 1
-
-
-def test_a_bound_on_kl_gives_more_documents_a_larger_ratio_or_exact_kv(make, ids) -> None:
-    engine = make(max_kl=0.03)
-    engine.expected = ExpectedKL(1.0)
-    few, many = (engine.new_request(request(*prompt(ids, order))) for order in ((0, 1), (0, 1, 2)))
-    assert engine.own_ratio(few, []) == DEFAULT_RATIO  # 0.15 is enough for two
-    engine.expected = ExpectedKL(3.0)
-    assert DEFAULT_RATIO < engine.own_ratio(many, []) < 1
-    assert engine.own_ratio(few, []) < engine.own_ratio(many, [])
-    assert make(max_kl=0.03, ratio=0.4).own_ratio(many, []) == 0.4
-    assert key_of(engine, ids) != key_of(make(), ids)
-    engine.expected = ExpectedKL(1000.0)
-    assert engine.is_exact(many)
-    assert key_of(engine, ids) is None
-
-
-def test_kept_kv_of_few_documents_is_not_extended_beyond_the_bound_on_kl(make, ids) -> None:
-    engine = make(max_kl=0.03)
-    engine.expected = ExpectedKL(3.0)
-
-    def named(order):
-        made = request(*prompt(ids, order), rid="r")
-        state = queued(engine, made)
-        return engine.ratio_for(state, []), made.extra_key
-
-    few, few_key = named((0, 1))
-    many, many_key = named((0, 1, 2))
-    assert few < many < 1
-    assert few_key != many_key  # the first two were computed at too small a ratio
-    assert named((1, 0)) == (few, few_key)
-    engine.expected = ExpectedKL(0.1)
-    assert named((0, 1)) == named((0, 1, 2))  # the server's own ratio suffices

@@ -1,7 +1,6 @@
 """Weight updates of a running server discard all chunks; the memory and disk bounds still hold."""
 
 import dataclasses
-import functools
 import shutil
 from types import SimpleNamespace
 
@@ -9,21 +8,22 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from canopy_chunks.quality.expected_kl import ExpectedKL  # noqa: E402
 from canopy_chunks.server import engine as engines  # noqa: E402
-from canopy_chunks.server import model_view, scheduler  # noqa: E402
+from canopy_chunks.server import model_view  # noqa: E402
 from canopy_chunks.server.scheduler import flushed  # noqa: E402
 from sglang_canopy.storage.weights import Weights  # noqa: E402
 from support.chunk_engine import learn, prompt, request, tiers  # noqa: E402
+from support.queued import scheduler_of  # noqa: E402
 
 
 @pytest.fixture
 def served(make, ids, tmp_path):
     """Return an engine with a disk store and a request whose documents are stored there."""
     engine = make(disk_mb=64, directory=str(tmp_path / "chunks"))
-    engine.library.store._tiers[0].capacity_bytes = 0  # nothing fits in memory
+    engine.library.store.capacity_bytes = 0  # nothing fits in memory
     req = request(*prompt(ids))
     learn(engine, req)
+    engine.library.store.disk.finish()
     assert tiers(engine, req) == ["disk"] * 3
     return engine, req
 
@@ -33,7 +33,7 @@ def change(llama, monkeypatch):
     def changed(engine, name: str) -> None:
         other = dataclasses.replace(llama, identity=name * 16)
         monkeypatch.setattr(engines.model_view, "served_model", lambda *_: other)
-        flushed(engine, True)
+        flushed(True, scheduler_of(engine))
 
     return changed
 
@@ -41,25 +41,14 @@ def change(llama, monkeypatch):
 def test_files_of_earlier_weights_are_deleted(served, change, tmp_path) -> None:
     """A server whose weights change at every step would fill the disk."""
     engine, req = served
-    for name in "abc":
+    held: list[int] = []
+    for name in "abcdef":
         change(engine, name)
         assert tiers(engine, req) == [None] * 3
-        engine.library.store._tiers[0].capacity_bytes = 0
         learn(engine, req)
-        assert len(list(tmp_path.rglob("*.chunk"))) == len(engine.library.store)
-    assert len([one for one in (tmp_path / "chunks").iterdir() if one.is_dir()]) == 1
-
-
-def test_new_weights_have_their_own_scale_of_expected_kl(make, change, monkeypatch) -> None:
-    monkeypatch.setattr(scheduler, "first_ranks", lambda mine: mine)
-    engine, scales = make(max_kl=0.03), {"a" * 16: 3.0}
-    monkeypatch.setattr(scheduler, "measure_scale", lambda model, *_: scales[model.identity])
-    engine.expected = ExpectedKL(1.0)
-    engine.measure_expected = functools.partial(scheduler.expected_kl, engine, None)
-    change(engine, "a")
-    assert engine.expected == ExpectedKL(3.0)
-    change(engine, "b")  # cannot be measured: the bound is kept by full recompute
-    assert engine.expected.ratio_for(2, 0.03) == 1.0
+        engine.library.store.disk.finish()
+        held.append(sum(path.stat().st_blocks for path in tmp_path.rglob("*")))
+    assert held[-1] < 1.5 * held[0]
 
 
 def test_a_directory_that_is_lost_ends_no_server(served, change, tmp_path) -> None:
@@ -138,6 +127,6 @@ def test_documents_of_before_an_update_are_not_reused(
     assert tiers(engine, req) == ["host"] * 3
     weights.changed()
     if flush:
-        flushed(engine, True)
+        flushed(True, scheduler_of(engine))
     assert tiers(engine, req) == [None] * 3
     assert not engine.library.encoder.busy

@@ -22,12 +22,12 @@ from canopy_chunks.server import forward as forwards  # noqa: E402
 from canopy_chunks.server.engine import ChunkEngine  # noqa: E402
 from canopy_chunks.server.model_view import ServerRope  # noqa: E402
 from canopy_chunks.server.options import Options  # noqa: E402
-from canopy_chunks.store.chunk import Chunk  # noqa: E402
 from canopy_chunks.store.shape import Shape  # noqa: E402
 from canopy_kernel import attention, rope_scatter  # noqa: E402
 from support.chunk_engine import (  # noqa: E402
     LENGTH,
     NO_FILES,
+    NO_STORAGE,
     SYSTEM,
     Tokenizer,
     know_head,
@@ -106,11 +106,13 @@ def served(model, monkeypatch, put, **options) -> ChunkEngine:
     runner = SimpleNamespace(
         attn_backend=SimpleNamespace(canopy_plan=None),
         model_config=NO_FILES,
+        server_args=NO_STORAGE,
         token_to_kv_pool=pool,
         model=SimpleNamespace(model=SimpleNamespace(layers=layers)),
     )
     engine = ChunkEngine(runner, Options(memory_mb=64, **options), Tokenizer())
     runner.keys, runner.values = keys, values
+    runner.canopy_chunks = engine
     return engine
 
 
@@ -120,9 +122,9 @@ def step_of(engine: ChunkEngine, ids, chunks, put, window: int | None = None):
     req = request(
         out, bounds, rid="r", full_untruncated_fill_ids=out, customized_info=None,
     )  # fmt: skip
-    state = queued(engine, req)
     for chunk in chunks:
-        engine.library.store.put(chunk, state.salt)
+        engine.library.store.put(chunk, engine.new_request(req).salt)
+    queued(engine, req)
     batch = batch_of([(0, window or len(out))])
     table = torch.randperm(SLOTS, generator=torch.Generator().manual_seed(3))[None, : len(out)]
     batch.out_cache_loc = put(table[0, : window or len(out)].clone())
@@ -152,7 +154,7 @@ def run(engine: ChunkEngine, batch, monkeypatch) -> list[torch.Tensor]:
             plan.attend(q, k[:, None], v[:, None], 1.0)
         ran.append(plan.positions)
 
-    forwards.forward(original, worker, engine, batch)
+    forwards.forward(original, worker, batch)
     return ran
 
 
@@ -163,30 +165,20 @@ def chunks(llama, ids):
 
 
 @pytest.mark.parametrize("selector", ["question", "frequency"])
-@pytest.mark.parametrize("tier", ["host", "device"])
-def test_a_fused_step_waits_for_nothing(llama, ids, chunks, monkeypatch, selector, tier) -> None:
+def test_a_fused_step_waits_for_nothing(llama, ids, chunks, monkeypatch, selector) -> None:
     plain = served(llama, monkeypatch, lambda x: x, selector=selector)
     req, batch, _ = step_of(plain, ids, chunks, lambda x: x)
     (want,) = run(plain, batch, monkeypatch)
     device = SeparateDevice()
     launches = kernels_on(monkeypatch)
     engine = served(moved(llama, device), monkeypatch, device.put, selector=selector)
-    if tier == "device":
-        chunks = [
-            Chunk(c.ids, device.put(c.raw_k), device.put(c.v), c.prefix, c.scores) for c in chunks
-        ]
-        engine.library.store._tiers[0].name = "device"
-        engine.library.store.device = str(DEVICE)
     with device:
         there, batch, row = step_of(engine, ids, chunks, device.put)
         (rows,) = run(engine, batch, monkeypatch)
     assert engine.counts["fallbacks"] == 0
     assert there.canopy_chunks.fused
     assert inside(rows).tolist() == want.tolist()
-    if tier == "device":  # the model's KV is already on the device: only indices are copied
-        assert device.copied["to device"] < chunks[0].raw_k.numel()
-    from_tensors = len(chunks) if tier == "device" else 1
-    assert launches == [(from_tensors, llama.shape.layers)], "one launch, for all and all layers"
+    assert launches == [(1, llama.shape.layers)], "one launch, for all and all layers"
     reused = torch.ones(len(row), dtype=torch.bool)
     reused[want] = False
     for mine, theirs in zip(
@@ -199,13 +191,12 @@ def test_a_fused_step_waits_for_nothing(llama, ids, chunks, monkeypatch, selecto
     (known,) = req.customized_info["canopy_chunks"]
     with device:  # when the forward is done, before the answer is sent
         there.canopy_chunks.finish_report()
-    assert report["reused"] == report[f"reused_{tier}"] == known["reused_host"]
+    assert report["reused"] == report["reused_host"] == known["reused_host"]
     assert report["recomputed"] == known["recomputed"]
 
 
 @pytest.mark.parametrize("selector", ["question", "frequency"])
-@pytest.mark.parametrize("tier", ["host", "device"])
-def test_encoding_waits_for_nothing(llama, ids, monkeypatch, selector, tier) -> None:
+def test_encoding_waits_for_nothing(llama, ids, monkeypatch, selector) -> None:
     """After a normal prefill the first document is taken from the pool, and the others are encoded piece
     by piece, scored and stored."""
     out, bounds = prompt(ids)
@@ -227,13 +218,12 @@ def test_encoding_waits_for_nothing(llama, ids, monkeypatch, selector, tier) -> 
     plain = served(llama, monkeypatch, keep, selector=selector)
     wanted = encoded(plain, keep)
     kernels_on(monkeypatch)
-    device, sizes = SeparateDevice(), {"device_mb": 64} if tier == "device" else {}
+    device = SeparateDevice()
     with device:  # the store's own tensors too
-        engine = served(moved(llama, device), monkeypatch, device.put, selector=selector, **sizes)
+        engine = served(moved(llama, device), monkeypatch, device.put, selector=selector)
         assert encoded(engine, device.put) == wanted
     for key, *_ in wanted:
-        mine, theirs = (e.library.store.get(key) for e in (engine, plain))
-        assert engine.library.store.where(key) == tier
+        mine, theirs = (e.library.store.look(key) for e in (engine, plain))
         for a, b in ((mine.raw_k, theirs.raw_k), (mine.v, theirs.v)):
             torch.testing.assert_close(inside(a), b, atol=2e-5, rtol=1e-4)
         assert list(mine.scores) == list(theirs.scores)
@@ -353,12 +343,10 @@ def test_a_watched_step_warms_up_before_waits_are_errors(llama, ids, chunks, mon
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("tier", ["host", "device"])
-def test_cuda_itself_sees_no_wait_in_a_fused_step(llama, ids, chunks, monkeypatch, tier) -> None:
+def test_cuda_itself_sees_no_wait_in_a_fused_step(llama, ids, chunks, monkeypatch) -> None:
     def put(x):
         return x.cuda() if isinstance(x, torch.Tensor) else x
 
     there = SimpleNamespace(put=put)
-    sizes = {"device_mb": 64} if tier == "device" else {}
-    engine = served(moved(llama, there), monkeypatch, put, **sizes)
+    engine = served(moved(llama, there), monkeypatch, put)
     watched_steps(waits_are_errors, engine, ids, chunks, put, monkeypatch)

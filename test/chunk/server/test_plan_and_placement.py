@@ -10,7 +10,6 @@ from canopy_chunks.fuse import rows as engine  # noqa: E402
 from canopy_chunks.fuse.cache import KVCache, dense_cache  # noqa: E402
 from canopy_chunks.fuse.encode import encode  # noqa: E402
 from canopy_chunks.fuse.fusion import fused_prefill  # noqa: E402
-from canopy_chunks.fuse.placement import place_chunks  # noqa: E402
 from canopy_chunks.fuse.selectors import make_selector  # noqa: E402
 from canopy_chunks.server.model_view import check_layout, pool_views, row_cache  # noqa: E402
 from canopy_chunks.server.plan import (  # noqa: E402
@@ -18,7 +17,6 @@ from canopy_chunks.server.plan import (  # noqa: E402
     choose_tokens,
     replan,
 )
-from canopy_chunks.store import disk  # noqa: E402
 from canopy_chunks.store.chunk import FusedPrompt, Placed  # noqa: E402
 from canopy_chunks.store.suffix import ChunkSuffix  # noqa: E402
 from sglang_canopy.errors import CanopyError  # noqa: E402
@@ -149,25 +147,6 @@ def test_a_restarted_request_computes_the_same_tokens(prompt) -> None:
     )  # the prefix and a chunk were evicted
     assert evicted[: PREFIX + CHUNK].all()
     assert torch.equal(evicted[PREFIX + CHUNK : n], chosen[PREFIX + CHUNK :])
-
-
-def test_disk_and_memory_place_the_same_bits(llama, runner, prompt, tmp_path) -> None:
-    row = row_of(len(prompt))
-    keys, values = pool_views(runner)
-    cache = KVCache(keys, values, row)
-    wanted = prompt.in_chunk()
-    count = place_chunks(llama, prompt.placed, cache, wanted)
-    assert count == int(wanted.sum())
-    first = [x[row].clone() for x in (*keys, *values)]
-    on_disk = []
-    for i, p in enumerate(prompt.placed):
-        disk.write(tmp_path / f"{i}.chunk", p.chunk)
-        on_disk.append(Placed(disk.open_chunk(tmp_path / f"{i}.chunk"), p.start))
-    for x in (*keys, *values):
-        x[row[wanted]] = 7.0
-    place_chunks(llama, on_disk, cache, wanted)
-    for old, now in zip(first, (*keys, *values)):
-        assert torch.equal(old, now[row])
 
 
 def test_a_pool_of_another_layout_is_refused_by_name(llama, runner) -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch")
 
-from canopy_chunks.server import scheduler
+from canopy_chunks.server import admission
 from sglang_canopy.server.scheduler import queue
 from support.bare_adder import bare_adder
 
@@ -34,7 +34,10 @@ class Stock:
 
 def request(length: int, prefix: int = 0):
     return SimpleNamespace(
-        full_untruncated_fill_ids=[0] * length, prefix_len=prefix, extend_end=prefix
+        full_untruncated_fill_ids=[0] * length,
+        prefix_len=prefix,
+        host_hit_length=0,
+        extend_end=prefix,
     )
 
 
@@ -43,10 +46,9 @@ def make(monkeypatch):
     """``make(room, spans)``: an adder whose prompts reuse a share of these spans, at ratio 0.2."""
 
     def made(room: int | None, *spans: tuple[int, int]):
-        found = scheduler.ExpectedReuse(spans, 0.2)
-        monkeypatch.setattr(scheduler, "expected_reuse", lambda engine, req: found)
-        kind = scheduler.prefill_adder_class(Stock)
-        monkeypatch.setattr(kind, "canopy_engine", object())
+        found = admission.ExpectedReuse(spans, 0.2)
+        monkeypatch.setattr(admission, "expected_reuse", lambda engine, req: found)
+        kind = admission._adder_class(Stock, object())
         return kind(room)
 
     return made
@@ -91,16 +93,15 @@ def test_tokens_cut_by_another_limit_return_their_savings(make) -> None:
     class Short(Stock):
         add_one_req = short
 
-    kind = scheduler.prefill_adder_class(Short)
-    kind.canopy_engine = object()
+    kind = admission._adder_class(Short, object())
     adder = kind(100)
     adder.add_one_req(request(400))
     assert adder.rem_chunk_tokens == 100 - 50 + 40
 
 
 def test_without_chunked_prefill_all_savings_count() -> None:
-    assert scheduler.ExpectedReuse(((0, 100),), 0.15).credit(0, 120, None) == 85
-    assert scheduler.ExpectedReuse(((0, 100),), 0.15).credit(40, 120, None) == 51
+    assert admission.ExpectedReuse(((0, 100),), 0.15).credit(0, 120, None) == 85
+    assert admission.ExpectedReuse(((0, 100),), 0.15).credit(40, 120, None) == 51
 
 
 class Request(SimpleNamespace):
@@ -153,17 +154,16 @@ def test_one_prompt_of_a_batch_is_shortened_consistently_with_sglang(
     room, page, prompts, ratio, resumed
 ) -> None:
     stock, result = hooked_adder(room, page)
-    kind = scheduler.prefill_adder_class(stock)
+    kind = admission._adder_class(stock, object())
     spans = [((min(a, n), min(a + m, n)),) for n, a, m in prompts]
 
     def expected(engine, req):
-        return scheduler.ExpectedReuse(spans[req.number], ratio)
+        return admission.ExpectedReuse(spans[req.number], ratio)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scheduler, "expected_reuse", expected)
+        patch.setattr(admission, "expected_reuse", expected)
         first_come = SimpleNamespace(schedule_policy="fcfs")
         patch.setattr("sglang.srt.managers.schedule_policy.get_schedule", lambda: first_come)
-        patch.setattr(kind, "canopy_engine", object())
         adder = kind()
         for number, (length, _, _) in enumerate(prompts):
             if adder.budget_state() is result.OTHER:

@@ -9,10 +9,9 @@ pytest.importorskip("transformers")
 
 from canopy_chunks.calibration.saved import Calibration, Calibrations, Setting  # noqa: E402
 from canopy_chunks.calibration.search import CostProfile  # noqa: E402
-from canopy_chunks.quality import expected_kl  # noqa: E402
 from canopy_chunks.quality import start_gate as gate  # noqa: E402
 from canopy_chunks.quality.start_gate import Kept, Method, check_quality  # noqa: E402
-from canopy_chunks.server import scheduler  # noqa: E402
+from canopy_chunks.server import start  # noqa: E402
 from canopy_chunks.server.options import DEFAULT_RATIO, Options  # noqa: E402
 from sglang_canopy.errors import CanopyError  # noqa: E402
 
@@ -63,14 +62,14 @@ def started(llama, monkeypatch, tmp_path, calibrated: dict[str, float], **option
     for tier, ratio in calibrated.items():
         Calibrations(path).put(setting, tier, Calibration(ratio, 0.0, CostProfile(1.0, 1.0)))
     monkeypatch.setattr(
-        scheduler,
+        start,
         "check_quality",
         lambda model, tokenizer, method, ratios, floor: seen.update(method=method, ratios=ratios),
     )
     given = Options(**options, **({"calibration": str(path)} if calibrated else {}))
     runner = SimpleNamespace(attn_backend=SimpleNamespace(canopy_name="torch_native"))
     engine = SimpleNamespace(options=given, model=llama, runner=runner)
-    scheduler._calibrate_and_check(engine, None, 1)
+    start._calibrate_and_check(engine, None, 1)
     return seen
 
 
@@ -113,13 +112,6 @@ def test_answers_are_decoded_freely_and_all_are_kept_at_ratio_one(llama, monkeyp
     chunks = gate.encode_case(llama, case, "prefix")
     exact = gate.fused_answer(llama, Words(), case, chunks, METHOD, 1.0)
     assert exact == gate.full_answer(llama, Words(), case)
-
-
-def test_a_model_is_scaled_by_its_own_distance_from_full_recompute(llama, monkeypatch) -> None:
-    monkeypatch.setattr(expected_kl, "DOCUMENT_TOKENS", 24)
-    assert expected_kl.measure_scale(llama, Words(), "question", "mixed") > 0
-    monkeypatch.setattr(expected_kl, "RATIO", 1.0)
-    assert expected_kl.measure_scale(llama, Words(), "question", "mixed") < 1e-4
 
 
 class Words:

@@ -136,7 +136,9 @@ def test_two_ranks_choose_and_compute_as_the_whole_model(llama, tmp_path) -> Non
 
 def test_tensor_parallelism_is_served_and_its_limits_are_named() -> None:
     two = SimpleNamespace(tp_size=2)
-    check_server(two, Options(disk_mb=1, directory="somewhere"))
+    check_server(two, Options())
+    with pytest.raises(CanopyError, match="disk_mb with --tp-size above 1"):
+        check_server(two, Options(disk_mb=1, directory="somewhere"))
     check_server(SimpleNamespace(tp_size=1), Options(selector="frequency"))
     with pytest.raises(CanopyError, match="'frequency' looks at one rank's own heads"):
         check_server(two, Options(selector="frequency"))

@@ -76,27 +76,6 @@ def test_bytes_copied_from_host_memory_are_counted(
         )
 
 
-@pytest.mark.parametrize("ratio", [0.15, 0.4])
-@pytest.mark.parametrize("selector", ["question", "frequency"])
-def test_bytes_read_from_disk_are_counted(
-    llama, ids, chunks, monkeypatch, tmp_path, ratio, selector
-) -> None:
-    options = {"disk_mb": 64, "directory": str(tmp_path), "selector": selector}
-    engine = served(llama, monkeypatch, lambda x: x, ratio=ratio, **options)
-    engine.library.store._tiers[0].capacity_bytes = 0
-    req, batch, row = step_of(engine, ids, chunks, lambda x: x)
-    look = engine.library.store.look
-    files = [next(filter(None, map(look, keys))) for keys in req.canopy_chunks.keys]
-    (rows,) = run(engine, batch, monkeypatch)
-    computed = torch.zeros(len(row), dtype=torch.bool)
-    computed[rows] = True
-    reused = int((~computed).sum())
-    tokens = reused if selector == "frequency" else 3 * LENGTH
-    assert sum(f.bytes_read for f in files) == tokens * token_bytes(llama)
-    (report,) = req.customized_info["canopy_chunks"]
-    assert report["reused_disk"] == reused
-
-
 def chunk_of(number: int, tokens: int) -> Chunk:
     size = (SHAPE.layers, tokens, SHAPE.kv_heads, SHAPE.head_dim)
     return Chunk(
@@ -124,12 +103,12 @@ def test_slots_of_the_hosts_memory_are_never_shared(steps) -> None:
 
 def test_a_chunk_that_is_deleted_while_a_plan_holds_it_stays_whole() -> None:
     memory = HostMemory(SHAPE, torch.float32, 10 * TOKEN_BYTES)
-    store = ChunkStore("m", {"host": 10 * TOKEN_BYTES}, memory=memory)
+    store = ChunkStore("m", 10 * TOKEN_BYTES, memory)
     key = store.put(chunk_of(1, 6))
-    held = store.get(key)
+    held = store.look(key)
     assert store.delete(key)
     other = store.put(chunk_of(2, 6))  # the tier has room, the memory not yet: a tensor of its own
-    assert (store.get(other).raw_k == 2).all()
+    assert (store.look(other).raw_k == 2).all()
     assert (held.raw_k == 1).all()
     assert (held.rows(1, torch.tensor([0, 5]))[1] == -1).all()
     del held

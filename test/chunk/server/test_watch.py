@@ -23,6 +23,7 @@ from canopy_chunks.server.engine import ChunkEngine  # noqa: E402
 from canopy_chunks.server.options import Options  # noqa: E402
 from canopy_chunks.server.request import DIFFERED  # noqa: E402
 from sglang_canopy.wire.stamp import STAMP_KEY  # noqa: E402
+from support.chunk_engine import NO_STORAGE, request  # noqa: E402
 from support.queued import queued  # noqa: E402
 
 SYSTEM, LENGTH, TAIL = 40, 120, 8
@@ -32,20 +33,16 @@ SYSTEM, LENGTH, TAIL = 40, 120, 8
 def engine(llama, monkeypatch):
     """Every prompt is checked. One document a prompt, behind its own system text: exact."""
     monkeypatch.setattr(engines.model_view, "served_model", lambda *_: llama)
-    runner = SimpleNamespace(attn_backend=SimpleNamespace(canopy_plan=None))
-    return ChunkEngine(runner, Options(memory_mb=64, check_share=1.0, encode="prefix"))
+    runner = SimpleNamespace(attn_backend=SimpleNamespace(canopy_plan=None), server_args=NO_STORAGE)
+    made = ChunkEngine(runner, Options(memory_mb=64, encode="prefix"))
+    made.watch.meter.every = 1
+    return made
 
 
-def prompt(ids, **fields):
-    said = {"canopy_chunks": [SYSTEM, SYSTEM + LENGTH], **fields.pop("params", {})}
-    known = {"return_logprob": False, "logprob_start_len": -1, "output_ids": [], "rid": "r"}
-    return SimpleNamespace(
-        origin_input_ids=ids[: SYSTEM + LENGTH + TAIL].tolist(),
-        extra_key=None,
-        cache_salt=fields.pop("salt", None),
-        sampling_params=SimpleNamespace(custom_params=said),
-        **known,
-    )
+def prompt(ids, params=None, salt=None, **_):
+    made = request(ids[: SYSTEM + LENGTH + TAIL].tolist(), [SYSTEM, SYSTEM + LENGTH], salt, rid="r")
+    made.sampling_params.custom_params.update(params or {})
+    return made
 
 
 def learn(engine: ChunkEngine, req) -> None:
@@ -72,9 +69,8 @@ def idle(engine: ChunkEngine) -> None:
 
 def shuffle(engine: ChunkEngine) -> None:
     """The fault: the values of every stored document belong to other tokens."""
-    for tier in engine.library.store._tiers:
-        for entry in tier.entries.values():
-            entry.chunk.v[:] = entry.chunk.v.flip(1)
+    for chunk in engine.library.store.chunks.values():
+        chunk.v[:] = chunk.v.flip(1)
 
 
 def quality(engine: ChunkEngine):
@@ -222,13 +218,16 @@ def test_a_busy_server_keeps_no_text_longer_either(engine, ids) -> None:
 def test_few_prompts_wait_and_one_a_tenant(engine, ids) -> None:
     for i in range(2 * MAX_WAITING):
         for _ in range(3):
-            serve(engine, prompt(ids, salt=f"tenant {i}"))
+            req = prompt(ids, salt=f"tenant {i}")
+            state = engine.new_request(req)
+            state.fused = True
+            engine.offer_check(req, state)
     assert len(engine.watch.waiting) == MAX_WAITING
     assert len({one.request.tenant for one in engine.watch.waiting}) == MAX_WAITING
 
 
 def test_invented_tenants_do_not_hold_the_places_of_a_tenant_with_many_prompts() -> None:
-    watch = Watch(QualityMeter(0.01, 0.4), None, 64)
+    watch = Watch(QualityMeter(100, 0.4), None, 64)
 
     def offer(tenant: str, prompts: int) -> None:
         for _ in range(prompts):
@@ -252,7 +251,7 @@ def test_invented_tenants_do_not_hold_the_places_of_a_tenant_with_many_prompts()
 
 
 def test_a_suspects_sums_outlive_any_number_of_invented_tenants() -> None:
-    meter = QualityMeter(0.01, 0.4)
+    meter = QualityMeter(100, 0.4)
     for _ in range(10):
         meter.take("honest")
     for _ in range(6):
@@ -297,7 +296,7 @@ def test_a_check_that_fails_is_counted_and_the_next_one_runs(engine, ids, monkey
 
 
 def test_a_restart_begins_with_a_new_meter_that_checks_more(engine) -> None:
-    fresh = Watch(QualityMeter(0.01, 0.4), None, 64)
+    fresh = Watch(QualityMeter(100, 0.4), None, 64)
     taken = [fresh.meter.take(None) for _ in range(10)]
     assert taken == [None] * 9 + [SERVED]
 
@@ -317,7 +316,7 @@ def test_shuffled_kv_of_real_text_is_acted_on_and_clean_text_is_not(
         pytest.skip(f"{data} is not here")
     model, tokenizer = load(smollm2), AutoTokenizer.from_pretrained(smollm2)
     monkeypatch.setattr(engines.model_view, "served_model", lambda *_: model)
-    runner = SimpleNamespace(attn_backend=SimpleNamespace(canopy_plan=None))
+    runner = SimpleNamespace(attn_backend=SimpleNamespace(canopy_plan=None), server_args=NO_STORAGE)
     engine = ChunkEngine(runner, Options(memory_mb=512))
     draw, found = random.Random(5), read(data, 8)
     tokens = [tokenizer.encode(e.documents[i])[:70] for e in found for i in range(2)]

@@ -84,7 +84,7 @@ class Worker:
             rows = plan.positions if plan is not None else torch.arange(run.extend_num_tokens)
             self.ran.append((rows.tolist(), True))
 
-        return forwards.forward(original, self, self.model_runner.canopy_chunks, batch)
+        return forwards.forward(original, self, batch)
 
 
 def window(req, prefix: int, end: int):
@@ -126,7 +126,9 @@ def planned(engine, monkeypatch, failing: int = -1) -> None:
         if prefix == failing:
             raise CanopyError("damaged")
         placed = tuple(
-            p for k in engine.library.resolve(request, touch=True) if (p := k.placed_from(prefix))
+            p
+            for k in engine.library.open(request, req.origin_input_ids)
+            if (p := k.placed_from(prefix))
         )
         computed = torch.ones(len(req.origin_input_ids), dtype=torch.bool)
         for p in placed:
@@ -158,7 +160,7 @@ def test_a_prompt_whose_planning_fails_is_computed_in_windows_and_stays_exact(
 
 def test_chunks_that_were_evicted_meanwhile_are_computed_in_windows(served) -> None:
     engine, worker, req = served()
-    for key, *_ in engine.library.store.listing():
+    for key in list(engine.library.store.chunks):
         engine.library.store.delete(key)
     worker.forward(window(req, 0, 98))
     assert max(len(rows) for rows, _ in worker.ran) == 32

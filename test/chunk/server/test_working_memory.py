@@ -11,15 +11,17 @@ torch = pytest.importorskip("torch")
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils._pytree import tree_leaves  # noqa: E402
 
+from canopy_chunks import ATTRIBUTE  # noqa: E402
 from canopy_chunks.fuse.background_encoder import BackgroundEncoder  # noqa: E402
 from canopy_chunks.fuse.selectors import make_selector, question  # noqa: E402
 from canopy_chunks.fuse.working_memory import working_memory  # noqa: E402
-from canopy_chunks.server import scheduler  # noqa: E402
+from canopy_chunks.server import start  # noqa: E402
 from canopy_chunks.server.options import AUTOMATIC_PROMPT_TOKENS, Options  # noqa: E402
 from canopy_chunks.server.plan import PromptSlots, choose_tokens  # noqa: E402
 from canopy_chunks.server.request import ineligible_reason  # noqa: E402
 from canopy_chunks.store.chunk import Chunk, Placed  # noqa: E402
 from canopy_chunks.store.store import ChunkStore  # noqa: E402
+from support import chunk_engine  # noqa: E402
 
 TOKENS, WINDOW, CHUNK, TAIL = 6000, 1000, 500, 100
 
@@ -97,11 +99,11 @@ def test_a_document_that_is_encoded_while_a_prompt_is_planned_has_room_too(
     llama, runner, placed
 ) -> None:
     ids, row = torch.ones(TOKENS, dtype=torch.long), torch.arange(1, TOKENS + 1)
-    store = ChunkStore("m", {"host": 1 << 30})
+    store = ChunkStore("m", 1 << 30)
     encoder = BackgroundEncoder(llama, store)
     with Peak() as peak:
         encoder.enqueue([1] * 1500, [2] * 500, "")
-        encoder.step(0.0)
+        encoder.step()
         slots = PromptSlots(ids, row[:WINDOW], 0, placed)
         choose_tokens(llama, runner, slots, make_selector("question"), 0.15, [])
     assert peak.most <= working_memory(llama.shape, 4, TOKENS, 0).total
@@ -132,15 +134,15 @@ def test_rows_outside_documents_are_run_in_pieces_with_the_same_scores(
 
 
 def request(count: int):
-    fields = {"return_logprob": False, "logprob_start_len": -1}
-    return SimpleNamespace(origin_input_ids=[1] * count, **fields)
+    return chunk_engine.request([1] * count, [0, 50])
 
 
 def test_a_longer_prompt_runs_normally_and_the_answer_states_it() -> None:
     options = Options(prompt_tokens=100)
-    state = SimpleNamespace(bounds=((0, 50),))
+    state = SimpleNamespace(bounds=((0, 50),), given=1, too_long=False)
     assert ineligible_reason(request(100), state, options) is None
     assert ineligible_reason(request(101), state, options) == "more than 100 tokens"
+    assert state.too_long
 
 
 @pytest.mark.parametrize(
@@ -155,7 +157,7 @@ def test_the_longest_prompt_is_as_given_or_as_the_model_has_it(given, context, l
 @pytest.fixture
 def budget(llama, monkeypatch):
     """``budget(bytes, **options)``: what SGLang is left of free bytes, with a small model."""
-    monkeypatch.setattr(scheduler, "served_shape", lambda inner, config: llama.shape)
+    monkeypatch.setattr(start, "served_shape", lambda inner, config: llama.shape)
 
     def left(free: int, device: str = "cuda", **options) -> int:
         configurator = SimpleNamespace(
@@ -163,9 +165,9 @@ def budget(llama, monkeypatch):
             model_config=SimpleNamespace(hf_config=None, context_len=4096),
             model_dtype=torch.bfloat16,
             device=device,
+            server_args=SimpleNamespace(**{ATTRIBUTE: Options(**options)}),
         )
-        given = Options(**options)
-        return scheduler.pool_budget(lambda _, size: size, configurator, free, given)
+        return start.pool_budget(lambda _, size: size, configurator, free)
 
     return left
 
@@ -173,7 +175,6 @@ def budget(llama, monkeypatch):
 def test_tiers_count_if_they_share_the_pools_memory(budget) -> None:
     free = 4 << 30
     none = free - budget(free)
-    assert free - budget(free, device_mb=500) == none + (500 << 20)
     assert free - budget(free, "cpu", memory_mb=1124) == none + (1124 << 20)
     assert free - budget(free, memory_mb=3000) == none, "the host's memory is not the device's"
     assert free - budget(free, prompt_tokens=2048) < none
@@ -181,4 +182,4 @@ def test_tiers_count_if_they_share_the_pools_memory(budget) -> None:
 
 def test_a_server_without_enough_memory_stops_and_reports_sizes(budget) -> None:
     with pytest.raises(SystemExit, match=r"800 for chunks.*only 700 MiB are free.*prompt_tokens"):
-        budget(700 << 20, device_mb=800)
+        budget(700 << 20, "cpu", memory_mb=800)

@@ -1,5 +1,10 @@
 """Costs measured on a server with known costs equal those."""
 
+import contextlib
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
 import pytest
 
 from canopy_lab.live.profile.client import ProfiledServer
@@ -72,3 +77,41 @@ def test_an_unreachable_address_is_reported_in_one_line():
     assert "\n" not in str(caught.value)
     with pytest.raises(CanopyError, match="http://HOST:PORT"):
         ProfiledServer("ftp://somewhere")
+
+
+@contextlib.contextmanager
+def answering(pages):
+    """A server that answers a GET with the JSON of its path."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            found = pages.get(self.path)
+            self.send_response(404 if found is None else 200)
+            self.end_headers()
+            self.wfile.write(json.dumps(found).encode())
+
+        def log_message(self, *_): ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+FP8 = {"model_path": "m", "kv_cache_dtype": "fp8_e4m3", "tp_size": 2}
+
+
+@pytest.mark.parametrize(
+    ("memory", "status", "expected"),
+    [
+        ({"kvcache": 4.0, "token_capacity": 131_072}, None, 65_536),
+        ({"kvcache": 0.004, "token_capacity": 2048}, None, None),  # rounded to thousandths
+        ({}, {"ranks": [{"kv_bytes_per_token": 32_768.0}]}, 65_536),
+        ({}, {"ranks": []}, None),
+    ],
+)
+def test_the_size_of_a_tokens_kv_is_that_of_the_servers_pools(memory, status, expected):
+    """Under ``--kv-cache-dtype fp8_e4m3`` the model's config gave twice the size."""
+    info = {**FP8, "internal_states": [{"memory_usage": memory}]}
+    with answering({"/server_info": info, "/canopy/status": status}) as url:
+        assert ProfiledServer(url).kv_bytes_per_token() == expected

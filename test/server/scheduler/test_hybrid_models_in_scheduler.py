@@ -8,14 +8,13 @@ from support.worker import worked
 PATIENCE_S = 900
 SLOTS = ("--max-mamba-cache-size", "12", "--max-running-requests", "3")
 HOST = ("--enable-hierarchical-cache", "--hicache-ratio", "6")
-WORTH = ("--radix-eviction-policy-config", '{"states": "worth"}')
 OURS = ("wa", "host")
 RUNS = {
     ("windows", "wa"): ("--radix-eviction", "wa"),
     ("windows", "host"): ("--radix-eviction", "wa", *HOST),
     ("windows", "lru"): ("--radix-eviction-policy", "lru"),
-    ("states", "wa"): ("--radix-eviction", "wa", *WORTH, *SLOTS),
-    ("states", "host"): ("--radix-eviction", "wa", *WORTH, *SLOTS, *HOST),
+    ("states", "wa"): ("--radix-eviction", "wa", *SLOTS),
+    ("states", "host"): ("--radix-eviction", "wa", *SLOTS, *HOST),
     ("states", "lru"): ("--radix-eviction-policy", "lru", *SLOTS),
 }
 KINDS_OF = {"windows": ["FULL", "SWA"], "states": ["FULL", "MAMBA"]}

@@ -284,20 +284,6 @@ def test_two_ranks_adopt_the_first_ones_figures_and_decide_equally(
     assert len(first["orders"]) > 10
 
 
-@pytest.mark.xdist_group("ranks")
-def test_two_ranks_with_different_rates_evict_and_judge_the_same(
-    on_two_ranks: Run, tmp_path: Path
-) -> None:
-    first, second = on_two_ranks("depth_scales", tmp_path)
-    assert second["own"] > 3 * first["own"]
-    assert first.pop("own") == pytest.approx(5_000, rel=0.3)
-    assert first["scales"][0] == float("inf")  # until both have measured
-    assert first["scales"][-1] == pytest.approx(5_000, rel=0.5)
-    assert first["victims"][-1][0] > 50
-    del second["own"]
-    assert first == second
-
-
 @pytest.mark.parametrize(
     ("given", "server", "ours", "message"),
     [

@@ -1,4 +1,4 @@
-"""SGLang's overlapped loop under random arrivals, aborts, exchanges, pauses, flushes and retraction."""
+"""SGLang's overlapped loop under random arrivals, aborts, changes of the order, pauses, flushes and retraction."""
 
 from pathlib import Path
 from typing import Any
@@ -27,12 +27,12 @@ def chaos(model: Path, name: str, folder: Path, steps: int, seed: int = 0) -> di
     # The loop did overlap, and the life was eventful.
     assert found["turns_in_flight"] > steps / 2, found
     assert found["answered"] > steps / 8, found
-    assert min(found[some] for some in ("aborts", "exchanges", "pauses", "samples", "hints")) > 0
+    assert min(found[some] for some in ("aborts", "orders", "pauses", "samples", "hints")) > 0
     return found
 
 
 @pytest.mark.timeout(PATIENCE_S)
-def test_overlapped_answers_are_right_while_policies_are_exchanged(small_model, tmp_path) -> None:
+def test_overlapped_answers_are_right_while_the_order_changes(small_model, tmp_path) -> None:
     found = chaos(small_model, SHORT, tmp_path, steps=80)
     assert found["delayed_sessions"] > 0
 

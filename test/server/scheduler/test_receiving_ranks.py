@@ -30,8 +30,6 @@ def test_dp_attention_replicas_are_separate_and_all_receive_hints(
     for replica in (first, second):
         assert replica["times"] == sorted(replica["times"])
         assert replica["hinted"] == first["hinted"] > 5
-        assert replica["policies"][-1] == "threshold-lru"
-        assert replica["policies"] == first["policies"]
     assert first["victims"] != second["victims"]
 
 

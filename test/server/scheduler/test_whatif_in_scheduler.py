@@ -1,4 +1,4 @@
-"""The meter and exchanges of policies in SGLang's own scheduler, a real model computing."""
+"""The meter in SGLang's own scheduler, a real model computing."""
 
 from pathlib import Path
 from typing import Any
@@ -17,19 +17,13 @@ def scheduled(model: Path, *arguments: str) -> dict[str, Any]:
 
 @pytest.mark.long
 @pytest.mark.timeout(PATIENCE_S)
-def test_exchanges_of_policies_between_steps_change_no_answer(small_model) -> None:
+def test_the_meter_changes_no_answer(small_model) -> None:
     found = scheduled(
         small_model,
         *("--radix-eviction", "wa", "--canopy-whatif", "auto"),
         *("--enable-hierarchical-cache", "--hicache-ratio", "1.5"),
     )
     assert found["equal"]
-    assert found["told"] == [True] * 4
-    assert found["held"] == [True] * 4  # no node is lost by an exchange
-    assert found["changes"] == 4
-    assert found["running"] == "wa"
-    assert found["refused"]
-    assert found["evicted"] > 0
     assert found["meter"]["sampled_requests"] > 60  # the others have no full block
     assert {arm["capacity"] for arm in found["meter"]["arms"]} == {"now", "host x2"}
 

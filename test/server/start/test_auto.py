@@ -149,8 +149,6 @@ def test_without_a_command_line_it_is_refused_with_the_remedy(monkeypatch) -> No
 METER = {
     "running": "canopy-lru",
     "hit_ratio": 0.4,
-    "saved_share": 0.4,
-    "depth_scale_tokens": None,
     "undecided": None,
     "arms": [
         {"policy": "canopy-lru", "capacity": "now", "hit_ratio": 0.4, "running": True},

@@ -80,15 +80,6 @@ def test_a_profile_of_another_model_or_none_at_all_is_refused(tmp_path):
         load_profile(file)
 
 
-def test_a_profiles_depth_scale_is_where_attention_costs_as_much_as_the_rest():
-    profile = load_profile("llama-3.1-8b-h100")
-    scale, step = profile.depth_scale(8192), 8192
-    assert 15_000 < scale < 30_000
-    new, context = profile.attention_new_tokens[-1], profile.attention_context_tokens[-1]
-    pair_s = profile.attend_s(new, context) / (new * context + new * (new + 1) / 2)
-    assert profile.linear_s(step) / step == pytest.approx(pair_s * scale)
-
-
 def test_seconds_of_a_trace_are_the_sum_of_its_requests_alone():
     profile = load_profile("llama-3.1-8b-h100")
     trace = [TraceRequest(0.0, 1000, 1, (1, 2), 512), TraceRequest(1.0, 900, 1, (1, 3), 512)]

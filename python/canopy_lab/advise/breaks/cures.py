@@ -30,6 +30,9 @@ CURES = {
     kinds.MODELS: ("the same prompt sent to several models", "keep a conversation on one model"),
 }  # fmt: skip
 """Kind -> description and cure."""
+_BILLING = "x-anthropic-billing-header"
+"""Claude Code's first line of a system prompt, with a number of its own in each request."""
+_BILLING_CURE = "this is Claude Code's billing line: set CLAUDE_CODE_ATTRIBUTION_HEADER=0 in the client's environment"
 
 _PLACES = {kinds.TOOLS: "the tools", kinds.SYSTEM: "the system prompt", kinds.FIRST: "the first message", kinds.HISTORY: "the history"}  # fmt: skip
 _MAX_SHOWN = 12
@@ -63,7 +66,7 @@ def _sentences(breaks: Breaks, show_values: bool) -> Iterator[str]:
 
 def sentence(one: Finding, *, show_values: bool = False) -> str:
     """Return a finding as one sentence. Texts of the log are in it only with ``show_values``."""
-    what, cure = CURES[one.kind]
+    what, cure = CURES[one.kind][0], cure_of(one)
     place = "" if one.kind == kinds.MODELS else f" in {_PLACES[one.place]}"
     name = f" {one.name!r}" if show_values else ""
     text = (
@@ -77,11 +80,17 @@ def sentence(one: Finding, *, show_values: bool = False) -> str:
     return text
 
 
+def cure_of(one: Finding) -> str:
+    """Return the cure. A client's own switch comes first."""
+    in_billing_line = one.place == kinds.SYSTEM and _BILLING in one.name and "cch" in one.label
+    return _BILLING_CURE if in_billing_line else CURES[one.kind][1]
+
+
 def as_json(breaks: Breaks, *, show_values: bool = False) -> dict[str, Any]:
     """Return plain data. Texts of the log are in it only with ``show_values``."""
     data = asdict(breaks)
     for row, one in zip(data["findings"], breaks.findings, strict=True):
-        row["cure"] = CURES[one.kind][1]
+        row["cure"] = cure_of(one)
         if not show_values:
             for field in ("label", "name", "examples"):
                 del row[field]

@@ -14,6 +14,9 @@ from sglang_canopy.errors import CanopyError
 
 _TIMEOUT_S = 600.0
 _FLUSH_S = 60.0
+_OPTIONAL = ("/metrics", "/canopy/status")
+LEAST_GIB = 0.25
+"""Smallest pool whose reported size is exact to a few thousandths."""
 
 
 class ProfiledServer:
@@ -66,6 +69,21 @@ class ProfiledServer:
         states = self._ask("GET", "/server_info").get("internal_states") or [{}]
         return states[0].get(name) or {}
 
+    def kv_bytes_per_token(self) -> int | None:
+        """Return the bytes of one token's KV on all ranks, from the server's pools.
+
+        Windows, states and the dtype of the KV cache are part of the pools. ``None`` if the server
+        reports no size, or rounds the size of a small pool to a few of SGLang's thousandths of a GiB.
+        """
+        ranks = int(self.facts.get("tp_size") or 1) * int(self.facts.get("pp_size") or 1)
+        status = self._ask("GET", "/canopy/status")
+        rows = status.get("ranks") if isinstance(status, dict) else None
+        if rows and rows[0].get("kv_bytes_per_token"):
+            return round(rows[0]["kv_bytes_per_token"] * ranks)
+        sizes = self.state("memory_usage")
+        gib, tokens = sizes.get("kvcache") or 0.0, sizes.get("token_capacity") or 0
+        return round(gib * 2**30 / tokens * ranks) if gib >= LEAST_GIB and tokens else None
+
     def flush(self) -> None:
         """Empty device and host; the disk keeps its content.
 
@@ -94,7 +112,7 @@ class ProfiledServer:
                 f"no answer from {self.url}{path}: {error}; is the server up, and this its address?"
             ) from None
         if answer.status != 200:
-            if path == "/metrics":
+            if path in _OPTIONAL:
                 return None
             raise CanopyError(f"{self.url}{path} answered {answer.status}: {text[:300]}")
         try:

@@ -19,7 +19,6 @@ from typing import Any
 
 from canopy_lab.sim.system.config import TierSpec
 from sglang_canopy.errors import CanopyError
-from sglang_canopy.reuse.depth_price import MAX_SCALE, UNKNOWN, moved
 
 VERSION = 1
 MEASURED = "measured"
@@ -114,17 +113,6 @@ class EngineProfile:
             ]
             for new, row in zip(self.attention_new_tokens, self.attention_s, strict=True)
         ]
-
-    def depth_scale(self, step_tokens: float) -> float:
-        """Return the depth in tokens at which attention costs as much as the linear part of a
-        token.
-
-        Steps have ``step_tokens`` tokens, and contexts are the longest measured. The result is
-        within the range that a server uses.
-        """
-        pair = self.pair_s()[-1][-1]
-        linear = self.linear_s(step_tokens) / step_tokens
-        return moved(UNKNOWN, linear / pair if pair > 0 else MAX_SCALE)
 
     def _attend_s(self, new: float, context: float, pair_s: PairCosts) -> float:
         news, contexts = self.attention_new_tokens, self.attention_context_tokens

@@ -19,6 +19,7 @@ from sglang_canopy.request.prompt import check_prompts
 from sglang_canopy.request.sent import (
     RequireTenant,
     body_of,
+    by_name,
     dropped_params,
     headers_of,
     infer,
@@ -175,6 +176,7 @@ def stamp(obj: Any, inferred: dict[str, Any], request: Any = None) -> None:
         logger.warning("canopy: %s", warning)
     metadata = metadata_fields(body, _CHECKS) if sent.IN_METADATA in current.carriers else {}
     metadata |= dropped_params(path_of(request), body)
+    headers = by_name(headers)
     hinted = _kv_fields(obj, headers)
     if len(hinted) > 1 and isinstance(params, dict):  # each prompt has its own hints
         params = obj.sampling_params = [dict(params) for _ in hinted]

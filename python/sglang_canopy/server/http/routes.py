@@ -1,4 +1,4 @@
-"""``/canopy/hint``, ``/canopy/policy`` and ``/canopy/status``, and messages to the schedulers."""
+"""``/canopy/hint`` and ``/canopy/status``, and messages to the schedulers."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from functools import partial
 from typing import Any
 
 from sglang_canopy import __version__
-from sglang_canopy.config.policy_change import MAX_BYTES as MAX_CHANGE_BYTES
-from sglang_canopy.config.policy_change import change_of
 from sglang_canopy.policy.registry import AUTO, live_names
 from sglang_canopy.request import access, client_hints
 from sglang_canopy.request.sent import tenant_fields
@@ -26,7 +24,7 @@ from sglang_canopy.whatif.next_step import next_step
 from sglang_canopy.whatif.total import added_up, in_words
 from sglang_canopy.wire import status_file
 from sglang_canopy.wire.hints import EVERY_S, TooManyHints, Waiting, deliver
-from sglang_canopy.wire.messages import EXPLAIN, HINTS, POLICY, Kind, kind_of, send
+from sglang_canopy.wire.messages import EXPLAIN, HINTS, Kind, kind_of, send
 
 logger = logging.getLogger(__name__)
 
@@ -109,7 +107,6 @@ def _add(server_args: Any) -> None:
         }
 
     access.add_change_route(app, "POST", "/canopy/hint", _hint, entered.hint_rule.from_gateway)
-    access.add_change_route(app, "POST", "/canopy/policy", _policy)
     add_page(app, server_args.admin_api_key)
     explaining = Explaining(partial(_send, EXPLAIN), server_args.admin_api_key)
     access.add_read_route(app, "GET", "/canopy/explain", explaining, server_args.admin_api_key)
@@ -129,21 +126,6 @@ def _sglangs_policy(server_args: Any) -> str | None:
     policy: str = server_args.radix_eviction_policy
     is_off = getattr(server_args, "disable_radix_cache", False)
     return None if is_off or policy in (AUTO, *live_names()) else policy
-
-
-async def _policy(request: Any) -> dict[str, Any]:
-    """``POST /canopy/policy``: exchange policies on every scheduler, at the same point on all ranks."""
-    if not status_file.read_all():
-        raise access.Refused(
-            409,
-            "this server runs a policy of SGLang's own, which cannot be exchanged; start it with "
-            "--radix-eviction canopy-lru, which is SGLang's order on Canopy's tree",
-        )
-    change = change_of(await access.read_json(request, MAX_CHANGE_BYTES, "a change of policy"))
-    answers = await _send(POLICY, change.message())
-    if not all(answer.updated for answer in answers):
-        raise access.Refused(500, "a scheduler could not exchange its policy; see its log")
-    return {"device": change.device.name, "replicas": len(answers)}
 
 
 async def _send(kind: Kind, text: str) -> list[Any]:

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
-from sglang_canopy.config.policy_change import unpacked
-from sglang_canopy.errors import CanopyError
 from sglang_canopy.radix.counters import GIVEN_UP, INVALID, QUEUE
 from sglang_canopy.radix.live_request import is_refused
 from sglang_canopy.server.scheduler import observer, queue
@@ -122,21 +120,8 @@ def _explain(scheduler: Any, texts: list[str]) -> bool:
     return True
 
 
-def _exchange(scheduler: Any, texts: list[str]) -> bool:
-    core, change = _core(scheduler), unpacked(texts[-1])
-    if core is None or change is None:
-        return False
-    try:
-        core.exchange.apply(change, "POST /canopy/policy")
-    except CanopyError:  # the HTTP process has checked it
-        logger.exception("canopy: the policy is unchanged")
-        return False
-    return True
-
-
 messages.register(messages.TIME, take_time)
 messages.register(messages.EXPLAIN, _explain)
-messages.register(messages.POLICY, _exchange)
 messages.register(messages.HINTS, _apply_hints)
 
 

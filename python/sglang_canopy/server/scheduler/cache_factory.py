@@ -29,7 +29,6 @@ from sglang_canopy.radix.cache import CanopyFullComponent, CanopyRadixCache
 from sglang_canopy.radix.core import BACKEND, CanopyTreeCore
 from sglang_canopy.radix.live import ReadProfile, live_cache
 from sglang_canopy.radix.saved_profile import Profile, from_first_rank
-from sglang_canopy.radix.state_component import CanopyMambaComponent
 from sglang_canopy.reuse import saved_curves
 from sglang_canopy.server.scheduler.live_queue import LiveQueue
 from sglang_canopy.server.scheduler.observer import keeps_floor, meter_of
@@ -60,19 +59,23 @@ def prepare(
     params: CacheInitParams,
     tiers: TierOptions | None = None,
     read_profile: ReadProfile = saved_curves.read,
+    floor: bool = False,
 ) -> CacheInitParams:
-    """Point SGLang's construction parameters at Canopy's core and component, in place."""
+    """Point SGLang's construction parameters at Canopy's core and component, in place.
+
+    ``floor``: LRU ranks while the policy is behind it.
+    """
     params.canopy = live_cache(
         params.eviction_policy, params.eviction_policy_config, tiers, read_profile
     )
+    if floor:
+        params.canopy.keep_floor()
     params.canopy.make_disk_tier = DiskLink
     params.tree_core_backend = BACKEND
     params.component_registry_override = {
         **(params.component_registry_override or {}),
         ComponentType.FULL: CanopyFullComponent,
     }
-    if params.canopy.states is not None:
-        params.component_registry_override[ComponentType.MAMBA] = CanopyMambaComponent
     # NOTE: SGLang's core builds one of its own strategies by name, which Canopy's core never uses.
     params.eviction_policy, params.eviction_policy_config = "lru", None
     return params
@@ -91,7 +94,8 @@ def build(ctx: TreeCacheBuildContext) -> BasePrefixCache:
         )
     refuse_unsupported(options_of(ctx.server_args).queue, ctx.server_args, ctx)
     install_core()
-    prepare(ctx.params, options_of(ctx.server_args).tiers, first_ranks_profile)
+    floor = keeps_floor(ctx.server_args)
+    prepare(ctx.params, options_of(ctx.server_args).tiers, first_ranks_profile, floor)
     live = ctx.params.canopy
     if live.profile_path is not None and _is_first_rank():
         live.profile = Profile(live.profile_path)
@@ -113,7 +117,6 @@ def build(ctx: TreeCacheBuildContext) -> BasePrefixCache:
     )
     live.gate = session_gate(ctx.server_args, cache)
     live.meter = meter_of(ctx.server_args, cache, live.running, live.device_policy)
-    live.keeps_floor = keeps_floor(ctx.server_args)
     options = options_of(ctx.server_args)
     parts = None
     if options.auto is not None:

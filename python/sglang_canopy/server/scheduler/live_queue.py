@@ -96,7 +96,17 @@ class LiveQueue:
 
     def look_up(self, req: Any) -> None:
         """Match ``req`` against the cache, which also protects its prefix in the tree."""
+        req.canopy_matched = self._matched(req)
         match_kv_cache(req, self._cache)
+
+    def refresh(self, req: Any) -> None:
+        """Match ``req`` again if its match can have changed."""
+        windows = len(self._core.components) > 1  # their release changes no node
+        if windows or getattr(req, "canopy_matched", None) != self._matched(req):
+            self.look_up(req)
+
+    def _matched(self, req: Any) -> tuple[int, int, int]:
+        return self._core.changes, len(req.output_ids), req.retraction_count
 
     def queued(self, req: Any) -> None:
         """Register ``req`` before it joins the queue."""
@@ -122,7 +132,7 @@ class LiveQueue:
                 self._computing.pop(id(req), None)
 
     def _agree(self) -> None:
-        """Adopt the first rank's fit and depth scale. Collective."""
+        """Adopt the first rank's fit. Collective."""
         fitted = self.cost.fitted() or (0.0, 0.0, 0.0, 0.0)
         if torch.distributed.is_initialized():  # else a cache without a server
             sent = torch.zeros(4, dtype=torch.float64)
@@ -133,7 +143,6 @@ class LiveQueue:
             base, token, pair, load = sent.tolist()
             fitted = (base, token, pair, load)
         self.cost.adopt(fitted)
-        self._core.live.measured(self.cost.depth_scale())
         self.order.reprice()
 
     # ---- the order of requests ----
@@ -275,7 +284,7 @@ class _Requests:
 
     def prefill(self, req: Any, look_up: bool) -> Prefill:
         if look_up:
-            self._queue.look_up(req)
+            self._queue.refresh(req)
         tokens = len(req.origin_input_ids) + len(req.output_ids)
         cached = min(req.num_matched_prefix_tokens, tokens - 1)
         return Prefill(tokens - cached, cached, max(cached - req.prefix_len, 0))

@@ -15,9 +15,6 @@ from sglang_canopy.policy.base import Policy
 from sglang_canopy.radix.counters import REFUSALS
 from sglang_canopy.radix.live_request import complete, is_refused, live_request
 from sglang_canopy.radix.parallel_samples import ParallelSamples
-from sglang_canopy.reuse.depth_price import UNKNOWN, moved
-from sglang_canopy.schedule.prefill_cost import STEP_TOKENS, PrefillCost
-from sglang_canopy.server.scheduler.prefill_times import PrefillTimes
 from sglang_canopy.whatif.meter import Memory, Meter, MeterSetup
 from sglang_canopy.whatif.total import added_up, in_words
 
@@ -61,8 +58,7 @@ def keeps_floor(server_args: Any) -> bool:
 class Observer:
     """One scheduler's meter under an SGLang policy."""
 
-    def __init__(self, meter: Meter, step_tokens: int = STEP_TOKENS) -> None:
-        """``step_tokens``: maximum tokens of a prefill step."""
+    def __init__(self, meter: Meter) -> None:
         self.meter = meter
         self.refused = [0] * len(REFUSALS)
         """Requests that ended without having been admitted, by reason."""
@@ -70,15 +66,13 @@ class Observer:
         self._failed = False
         self._trusted = False
         self._samples = ParallelSamples()
-        self._times, self._cost, self._scale = PrefillTimes(), PrefillCost(step_tokens), UNKNOWN
         logger.info(
             "canopy: observing %s, without changing it; see 'canopy page' or /canopy/ui",
             meter.running,
         )
 
     def computed(self, batch: Any) -> None:
-        """Record a computed batch's time, and the requests in it that have ended."""
-        self._tried(self._measure, batch)
+        """Record the requests of a computed batch that have ended."""
         for req in batch.reqs:
             if req.finished() and _is_first_event(req):
                 self._tried(self._ended, req)
@@ -102,19 +96,6 @@ class Observer:
         self._samples.received(request)
         if request.first is None:
             self.refused[reason] += 1
-
-    def _measure(self, batch: Any) -> None:
-        """Fit this rank's own prefill times: an observer makes no decisions shared by ranks."""
-        found = self._times.of(batch)
-        if found is None:
-            return
-        self._cost.add(*found)
-        if self._times.refit_due:
-            self._cost.refit()
-            scale = moved(self._scale, self._cost.depth_scale())
-            if scale != self._scale:
-                self._scale = scale
-                self.meter.set_depth_scale(scale)
 
     def _ended(self, req: Any) -> None:
         if is_refused(req) and not req.output_ids:
@@ -156,8 +137,7 @@ def observer_of(scheduler: Any) -> Observer | None:
             running = str(args.radix_eviction_policy)
             meter = meter_of(args, scheduler.tree_cache, running)
             assert meter is not None
-            step = args.chunked_prefill_size or 0
-            found = Observer(meter, step if step > 0 else args.max_prefill_tokens)
+            found = Observer(meter)
             enabled = bool(getattr(args, "enable_metrics", False))
             reporter.start_watching(meter, found.refused, enabled)
         setattr(scheduler, _ATTRIBUTE, found)

@@ -15,7 +15,6 @@ from sglang_canopy.server.scheduler import (
 )
 from sglang_canopy.server.scheduler.shutdown import shutdown_requested
 from sglang_canopy.server.start import arguments, secrets
-from sglang_canopy.server.start.attach import storage_attached
 from sglang_canopy.server.start.seam import Seam
 from sglang_canopy.server.start.self_check import check_in_place, stop
 from sglang_canopy.storage import weights
@@ -80,13 +79,6 @@ SEAMS = (
         _build_cache,
         ("ctx",),
         "build Canopy's cache for a Canopy policy; repeat the checks",
-    ),
-    Seam(
-        _SRT + "mem_cache.unified_radix_cache.UnifiedRadixCache.attach_storage_backend",
-        "around",
-        storage_attached,
-        ("self", "storage_backend", "storage_backend_extra_config_json"),
-        "attach Canopy's disk tier to a running server by name",
     ),
     Seam(
         _SRT

@@ -105,19 +105,14 @@ function whatIf(meter) {
     const more = 100 * (arm.hit_ratio - meter.hit_ratio);
     return (more < 0 ? "−" : "+") + Math.abs(more).toFixed(1) + error(arm);
   };
-  const left = 1 - meter.saved_share, seconds = (arm) => {
-    if (!arm || arm.running || !meter.depth_scale_tokens || left <= 0) return "";
-    const more = 100 * (meter.saved_share - arm.saved_share) / left;
-    return (more < 0 ? "−" : "+") + Math.abs(more).toFixed(1) + "\u00a0%" + " ±\u00a0" + (200 * arm.saved_share_error / left).toFixed(1);
-  };
   const others = [...new Set(meter.arms.map((a) => a.capacity))].filter((name) => name !== "now");
   const rows = [...new Set(meter.arms.map((a) => a.policy))].map((policy) => {
     const now = at(policy, "now");
-    return { now: policy === meter.running, cells: [policy, bar(now ? now.hit_ratio : 0), share(now), points(now), seconds(now), ...others.map((n) => share(at(policy, n)))] };
+    return { now: policy === meter.running, cells: [policy, bar(now ? now.hit_ratio : 0), share(now), points(now), ...others.map((n) => share(at(policy, n)))] };
   });
-  byId("whatif-note").textContent = "Estimated token hit ratio of each policy, and its prefill seconds against the running policy, ± two standard errors; from " +
+  byId("whatif-note").textContent = "Estimated token hit ratio of each policy, ± two standard errors; from " +
     size(meter.sampled_requests) + " requests" + (meter.one_block_in > 1 ? ", one block in " + meter.one_block_in : "") + ".";
-  show("whatif", table(["policy", "~", "now", "points", "seconds", ...others], rows));
+  show("whatif", table(["policy", "~", "now", "points", ...others], rows));
 }
 
 function tiers(ranks) {
@@ -137,9 +132,6 @@ function hits(ranks) {
   const tier = added(ranks, (r) => Object.fromEntries(Object.entries(r.tiers).map(([k, t]) => [k, t.hit_tokens_last_minute])));
   show("ratios", node("span", percent(sum(Object.values(tier)), prompts), "big"),
     node("span", "  in the last minute: " + Object.entries(tier).map(([k, n]) => k + " " + percent(n, prompts)).join(", ")));
-  const timed = ranks.map((r) => r.prefill).filter(Boolean), saved = sum(timed.map((p) => p.saved_s));
-  if (timed.length) byId("ratios").append(node("p", "Prefill since the start: " + lasting(saved) + " saved by hits, " +
-    percent(saved, saved + sum(timed.map((p) => p.computed_s))) + " of it.", "note"));
   const hour = ranks[0].hour, names = Object.keys(ranks[0].tiers);
   const xs = hour.map((p) => p.time_unix_s);
   plot("hits", xs, names.map((label) => ({

@@ -1,0 +1,198 @@
+"""Agents and people who use a server through the official ``openai`` client, without any field of Canopy's.
+
+An agent's turn sends the whole conversation and the result of the last tool call. Weights are random, so
+SGLang's own ``regex`` and the standard ``logit_bias`` force the shape of a call; SGLang's own parser reads it.
+A person sends short questions, with long pauses. All text is drawn from the model's vocabulary by the number
+of the session: each server receives the same sessions.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import openai
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "bash",
+        "description": "Run a shell command.",
+        "parameters": {
+            "type": "object",
+            "properties": {"command": {"type": "string"}},
+            "required": ["command"],
+        },
+    },
+}
+CALL = r'<tool_call>\n\{"name": "bash", "arguments": \{"command": "[a-z]{4} [a-z]{4}"\}\}\n</tool_call>'
+ANSWER_TOKENS = 64
+PERSON_TURNS, PERSON_TOKENS, PERSON_PAUSE_S = 3, 120, 6.0
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Sessions of a regime."""
+
+    sessions: int
+    turns: int
+    system_tokens: int
+    result_tokens: int
+    pause_s: tuple[float, float]
+    """Least and most seconds between an answer and the next turn."""
+    people: int = 0
+    stagger_s: float = 0.1
+    """Seconds between the starts of two sessions."""
+
+
+@dataclass
+class Run:
+    """Sessions against one server, a thread each."""
+
+    url: str
+    sizes: Sizes
+    words: Sequence[str]
+    markers: Sequence[int]
+    """Ids of ``<tool_call>`` and ``</tool_call>``."""
+    at_once: int = 0
+    """Most agents' sessions at a time; 0 means all."""
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+
+    def play(self) -> float:
+        """Return the seconds until the last agent's answer. ``rows`` has each turn."""
+        self.client = openai.OpenAI(
+            base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=900
+        )
+        self.places = threading.Semaphore(self.at_once or self.sizes.sessions)
+        self.began = time.monotonic()
+        self.ended = threading.Event()
+        agents = [self._thread(self._agent, n) for n in range(self.sizes.sessions)]
+        people = [self._thread(self._person, n) for n in range(self.sizes.people)]
+        for thread in agents:
+            thread.join()
+        seconds = time.monotonic() - self.began
+        self.ended.set()
+        for thread in people:
+            thread.join()
+        return seconds
+
+    def _thread(self, act: Callable[[int], None], number: int) -> threading.Thread:
+        def guarded() -> None:
+            try:
+                act(number)
+            except openai.OpenAIError as error:
+                self.errors.append(f"{act.__name__} {number}: {error!r}")
+
+        thread = threading.Thread(target=guarded)
+        thread.start()
+        return thread
+
+    def text(self, draw: random.Random, tokens: int) -> str:
+        return " ".join(draw.choices(self.words, k=tokens))
+
+    def _agent(self, number: int) -> None:
+        draw, sizes = random.Random(f"agent {number}"), self.sizes
+        time.sleep(sizes.stagger_s * number)
+        due = time.monotonic()  # a session that waits for a place waits for its first token
+        with self.places:
+            messages: list[dict[str, Any]] = [
+                {"role": "system", "content": self.text(draw, sizes.system_tokens)},
+                {"role": "user", "content": self.text(draw, 30)},
+            ]
+            for turn in range(sizes.turns):
+                due = due if turn == 0 else time.monotonic()
+                calls = self.ask("agent", number, turn, messages, due, tools=[TOOL])
+                if turn == sizes.turns - 1:
+                    return
+                time.sleep(draw.uniform(*sizes.pause_s))
+                messages.append({"role": "assistant", "content": None, "tool_calls": calls})
+                result = self.text(draw, round(sizes.result_tokens * draw.uniform(0.8, 1.2)))
+                messages += [{"role": "tool", "tool_call_id": c["id"], "content": result} for c in calls]  # fmt: skip
+
+    def _person(self, number: int) -> None:
+        draw = random.Random(f"person {number}")
+        self.ended.wait(draw.uniform(0, PERSON_PAUSE_S))
+        while not self.ended.is_set():
+            messages: list[dict[str, Any]] = []
+            for turn in range(PERSON_TURNS):
+                messages.append({"role": "user", "content": self.text(draw, PERSON_TOKENS)})
+                self.ask("person", number, turn, messages, time.monotonic())
+                messages.append({"role": "assistant", "content": self.text(draw, 20)})
+                if self.ended.wait(draw.expovariate(1 / PERSON_PAUSE_S)):
+                    return
+
+    def ask(
+        self, who: str, number: int, turn: int, messages: list[Any], due: float, **options: Any
+    ) -> list[dict[str, Any]]:
+        """Send one turn; record it; return its tool calls as a message holds them."""
+        if options:
+            options["logit_bias"] = {str(token): 100 for token in self.markers}
+            options["extra_body"] = {"regex": CALL}
+        first, usage, calls = None, None, {}
+        stream = self.client.chat.completions.create(
+            model="m",
+            messages=messages,
+            temperature=0,
+            max_tokens=ANSWER_TOKENS if options else 20,
+            stream=True,
+            stream_options={"include_usage": True},
+            **options,
+        )
+        for chunk in stream:
+            usage = chunk.usage or usage
+            if first is None and chunk.choices:
+                first = time.monotonic()
+            for part in (part for c in chunk.choices for part in c.delta.tool_calls or ()):
+                call = calls.setdefault(
+                    part.index, {"type": "function", "function": {"name": "", "arguments": ""}}
+                )
+                call["id"] = part.id or call["id"]
+                call["function"]["name"] += part.function.name or ""
+                call["function"]["arguments"] += part.function.arguments or ""
+        assert first is not None
+        assert usage is not None
+        row = Turn(
+            who,
+            number,
+            turn,
+            first - due,
+            time.monotonic() - self.began,
+            usage.prompt_tokens,
+            usage.prompt_tokens_details.cached_tokens or 0 if usage.prompt_tokens_details else 0,
+            usage.completion_tokens,
+            len(calls),
+        )
+        self.rows.append(asdict(row))
+        return list(calls.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One answered request."""
+
+    who: str
+    session: int
+    turn: int
+    ttft_s: float
+    """From when it was due, the wait for a client's place included."""
+    end_s: float
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    tool_calls: int
+
+
+def vocabulary(model: Path) -> tuple[list[str], list[int]]:
+    """Return lower-case words that are one token each, and the ids of the markers of a tool call."""
+    tokenizer = json.loads((model / "tokenizer.json").read_text("utf-8"))
+    words = (token[1:] for token in tokenizer["model"]["vocab"] if token.startswith("Ġ"))
+    words = (w for w in words if w.isascii() and w.isalpha() and w.islower() and 3 <= len(w) <= 9)
+    markers = [t["id"] for t in tokenizer["added_tokens"] if "tool_call>" in t["content"]]
+    return sorted(words), markers

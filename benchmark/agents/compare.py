@@ -1,0 +1,225 @@
+"""Agents over HTTP: SGLang's settings and Canopy's ``auto``, from a cold start, every turn counted.
+
+    python benchmark/agents/compare.py --out benchmark/agents/results/served
+    python benchmark/agents/compare.py --out /tmp/one --regimes equal-4 --arms lru auto --repeats 1
+
+An arm is one server: it starts, warms up with one request, is flushed, and receives all sessions of its
+regime (``clients.py``). The scheduler has one core. Rows are added to OUT.json, each (regime, arm, repeat)
+once, in turns; OUT.md has their medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import servers
+from clients import Run, Sizes, vocabulary
+
+KIND = "served over HTTP"
+
+
+@dataclass(frozen=True, slots=True)
+class Regime:
+    """Sizes of a comparison. ``fit`` sessions of mean length fit on the device."""
+
+    kv_tokens: int
+    fit: int
+    model: tuple[int, int]
+    """Hidden size and layers: the price of a token."""
+    sizes: Sizes
+
+
+CHEAP, DEAR = (128, 2), (256, 2)
+SHORT = Sizes(sessions=16, turns=6, system_tokens=400, result_tokens=200, pause_s=(0.2, 0.8))
+LONG = Sizes(sessions=16, turns=4, system_tokens=2500, result_tokens=600, pause_s=(0.2, 0.8))
+SLOW_TOOLS = (2.0, 4.0)
+
+
+def _more(sizes: Sizes, **changes: Any) -> Sizes:
+    return dataclasses.replace(sizes, **changes)
+
+
+REGIMES: Mapping[str, Regime] = {
+    "dear-4": Regime(16_000, 4, DEAR, LONG),
+    "equal-4": Regime(5_000, 4, DEAR, SHORT),
+    "cheap-4": Regime(5_000, 4, CHEAP, _more(SHORT, pause_s=SLOW_TOOLS)),
+    "people-4": Regime(5_000, 4, DEAR, _more(SHORT, people=16)),
+    "equal-16": Regime(5_000, 4, DEAR, _more(SHORT, sessions=64, turns=4)),
+    "cheap-16": Regime(5_000, 4, CHEAP, _more(SHORT, sessions=64, pause_s=SLOW_TOOLS)),
+    "dear-16": Regime(16_000, 4, DEAR, _more(LONG, sessions=64)),
+}
+"""``dear``: with the sessions that fit, recomputation takes longer than pauses. ``4``, ``16``: times what
+fits. ``people``: as many people as agents."""
+
+Arguments = tuple[str, ...]
+LRU: Arguments = ("--radix-eviction", "lru")
+AUTO: Arguments = ("--radix-eviction", "auto")
+
+
+def host(ratio: int) -> Arguments:
+    write_back = ("--hicache-write-policy", "write_back")
+    return ("--enable-hierarchical-cache", "--hicache-ratio", str(ratio), *write_back)
+
+
+SHORTEST: Arguments = (*LRU, "--schedule-policy", "shortest-prefill-first")
+BY_CLIENT = "sessions capped by the client"
+ARMS: Mapping[str, Arguments] = {
+    "lru": LRU,
+    "lru again": LRU,
+    "shortest-prefill-first": SHORTEST,
+    "auto": AUTO,
+    BY_CLIENT: LRU,
+    "lru, host 6x": (*LRU, *host(6)),
+    "auto, host 6x": (*AUTO, *host(6)),
+    "lpm": (*LRU, "--schedule-policy", "lpm"),
+    "requests capped": (*LRU, "--max-running-requests", "FIT"),
+    "shortest-prefill-first, host 6x": (*SHORTEST, *host(6)),
+    "lru, host 2x": (*LRU, *host(2)),
+    "auto, host 2x": (*AUTO, *host(2)),
+    "auto and the session gate": (*AUTO, "--canopy-session-gate", "auto"),
+}
+"""Name -> arguments. ``lru again`` is the placebo. ``host 2x``: host memory of twice the device's KV."""
+
+
+def measure(arm: str, regime: Regime, folder: Path) -> dict[str, Any]:
+    """Return the result of one arm."""
+    model = servers.model(folder, *regime.model)
+    arguments = [str(regime.fit) if word == "FIT" else word for word in ARMS[arm]]
+    began = time.monotonic()
+    with servers.start(model, regime.kv_tokens, arguments, folder / "server.log") as server:
+        ready_s = time.monotonic() - began
+        words, markers = vocabulary(model)
+        run = Run(server.url, regime.sizes, words, markers)
+        if arm == BY_CLIENT:
+            run.at_once = regime.fit
+        warm_up = _more(regime.sizes, sessions=1, turns=1, people=0)
+        Run(server.url, warm_up, words, markers).play()
+        servers.flush(server)
+        processes = servers.Processes(server)
+        before = processes.cpu_s()
+        wall_s = run.play()
+        cpu_s = {name: s - before[name] for name, s in processes.cpu_s().items()}
+        auto = None
+        if "auto" in arm:
+            auto = servers.get(f"{server.url}/canopy/status")["auto"]
+    return {**summary(run, wall_s), "cpu_s": _rounded(cpu_s), "ready_s": round(ready_s, 1), "auto": auto}  # fmt: skip
+
+
+def summary(run: Run, wall_s: float) -> dict[str, Any]:
+    """Return what a user and an operator of a run notice."""
+    agents = [row for row in run.rows if row["who"] == "agent"]
+    sessions = sum(row["turn"] == run.sizes.turns - 1 for row in agents)
+    prompt, cached = (sum(row[key] for row in run.rows) for key in ("prompt_tokens", "cached_tokens"))  # fmt: skip
+    return {
+        "wall_s": round(wall_s, 1),
+        "sessions_per_hour": round(3600 * sessions / wall_s),
+        "turns_per_s": round(len(agents) / wall_s, 2),
+        "first_ttft_s": spread([row["ttft_s"] for row in agents if row["turn"] == 0]),
+        "later_ttft_s": spread([row["ttft_s"] for row in agents if row["turn"]]),
+        "people_ttft_s": spread([row["ttft_s"] for row in run.rows if row["who"] == "person"]),
+        "prompt_tokens": prompt,
+        "hit_ratio": round(cached / prompt, 4),
+        "turns": len(agents),
+        "turns_with_a_call": sum(row["tool_calls"] > 0 for row in agents),
+        "errors": run.errors,
+    }
+
+
+def spread(values: Sequence[float]) -> dict[str, float] | None:
+    if not values:
+        return None
+    ordered = sorted(values)
+    p99 = ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]
+    return _rounded({"mean": statistics.fmean(ordered), "p99": p99})
+
+
+def _rounded(values: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(value, 2) for name, value in values.items()}
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the rows' medians in Markdown, a table for each regime."""
+    lines = ["# Agents over HTTP", "", "Made by `compare.py`; medians of the repeats.", ""]
+    for regime in dict.fromkeys(row["regime"] for row in rows):
+        sizes = next(row["sizes"] for row in rows if row["regime"] == regime)
+        lines += [f"## {regime}", "", ", ".join(f"{k}: {v}" for k, v in sizes.items()), ""]
+        lines += ["| arm | runs | all answered after | sessions/h | turns/s | first turns' TTFT, mean / P99 | later turns' TTFT | people's TTFT | scheduler CPU | tokens hit |"]  # fmt: skip
+        lines += ["|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|"]
+        mine = [row for row in rows if row["regime"] == regime]
+        for arm in dict.fromkeys(row["arm"] for row in mine):
+            runs = [row for row in mine if row["arm"] == arm]
+
+            def median(*path: str, runs: Sequence[Any] = runs) -> float | None:
+                values = []
+                for value in runs:
+                    for key in path:
+                        value = value and value[key]
+                    values.append(value)
+                return None if values[0] is None else statistics.median(values)
+
+            ttft = [
+                f"{median(who, 'mean'):.1f} / {median(who, 'p99'):.1f} s" if runs[0][who] else "-"
+                for who in ("first_ttft_s", "later_ttft_s", "people_ttft_s")
+            ]
+            lines.append(
+                f"| {arm} | {len(runs)} | {median('wall_s'):.1f} s | {median('sessions_per_hour'):.0f} "
+                f"| {median('turns_per_s'):.2f} | {' | '.join(ttft)} "
+                f"| {median('cpu_s', 'scheduler'):.1f} s | {100 * (median('hit_ratio') or 0):.1f} % |"
+            )
+        lines.append("")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True, help="path without a suffix")
+    parser.add_argument("--regimes", nargs="+", choices=REGIMES, default=list(REGIMES))
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
+    parser.add_argument("--repeats", type=int, default=3)
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # stops the servers
+    file = options.out.with_suffix(".json")
+    rows = json.loads(file.read_text())["rows"] if file.exists() else []
+    done = {(row["regime"], row["arm"], row["repeat"]) for row in rows}
+    with tempfile.TemporaryDirectory() as scratch:
+        servers.prepare(Path(scratch))
+        for repeat in range(options.repeats):
+            for name in options.regimes:
+                regime = REGIMES[name]
+                for arm in options.arms if repeat % 2 == 0 else options.arms[::-1]:
+                    if (name, arm, repeat) in done:
+                        continue
+                    row = {
+                        "regime": name,
+                        "arm": arm,
+                        "repeat": repeat,
+                        **measure(arm, regime, Path(scratch)),
+                        "arguments": ARMS[arm],
+                        "sizes": {
+                            **dataclasses.asdict(regime.sizes),
+                            "kv_tokens": regime.kv_tokens,
+                            "fit": regime.fit,
+                            "model": regime.model,
+                        },
+                    }
+                    print(json.dumps(row), flush=True)
+                    rows.append(row)
+                    file.write_text(json.dumps({"kind": KIND, "rows": rows}, indent=1) + "\n")
+                    options.out.with_suffix(".md").write_text(table(rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,242 @@
+"""Cost of ``auto`` where it cannot help, against SGLang without Canopy, by paired turns.
+
+    python benchmark/agents/no_gain.py --out benchmark/agents/results/no_gain
+    python benchmark/agents/no_gain.py --out /tmp/one --work short --rounds 4
+
+Three servers are up at once, one is loaded at a time: SGLang, SGLang again (the placebo) and ``auto``. A
+round gives each the same number of requests of one kind. A ratio is the median over rounds of a server's
+value through SGLang's in the same round, with a bootstrapped 95 % interval. CPU seconds are the kernel's.
+``start`` measures the time to ready and the CPU seconds of servers that fork nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import itertools
+import json
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import servers
+from clients import vocabulary
+from compare import AUTO, KIND
+
+ARMS = {"SGLang": (servers.PLAIN,), "SGLang again": (servers.PLAIN,), "auto": AUTO}
+KV_TOKENS = 400_000
+TURN_TOKENS, CHAT_TURNS = 40, 8
+IDLE_S = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Requests of one kind; ``requests`` a round, ``at_once`` concurrently."""
+
+    requests: int
+    at_once: int
+    prompt_tokens: int
+    output_tokens: int
+    kind: str = "unique"
+    """``unique``, ``same`` (every prompt is one text) or ``chat`` (turns of conversations)."""
+
+
+WORK: Mapping[str, Work] = {
+    "unique prompts": Work(16, 8, 500, 32),
+    "short": Work(96, 16, 30, 8),
+    "decode": Work(16, 16, 50, 200),
+    "chat that fits": Work(32, 8, 60, 24, "chat"),
+    "all hits": Work(64, 8, 500, 8, "same"),
+}
+IDLE, START = "idle", "start"
+PRICES = ("scheduler_ms", "cpu_ms", "ttft_p50_ms", "ttft_p99_ms", "gap_p50_ms", "gap_p99_ms", "rate")  # fmt: skip
+
+
+@dataclass(slots=True)
+class Turn:
+    """One round of one server."""
+
+    url: str
+    work: Work
+    words: Sequence[str]
+    draw: random.Random
+    ttft_s: list[float] = field(default_factory=list)
+    gaps_s: list[float] = field(default_factory=list)
+
+    async def play(self, http: aiohttp.ClientSession) -> None:
+        left = list(range(self.work.requests))
+        chats = self.work.kind == "chat"
+
+        async def client() -> None:
+            said: list[str] = []
+            while left:
+                left.pop()
+                if chats:
+                    said = [*said, self.text(TURN_TOKENS if said else self.work.prompt_tokens)]
+                    said = said[-1:] if len(said) > CHAT_TURNS else said
+                    await self.ask(http, " ".join(said))
+                else:
+                    await self.ask(http, self.text(self.work.prompt_tokens))
+
+        await asyncio.gather(*(client() for _ in range(self.work.at_once)))
+
+    def text(self, tokens: int) -> str:
+        draw = random.Random(0) if self.work.kind == "same" else self.draw
+        return " ".join(draw.choices(self.words, k=tokens))
+
+    async def ask(self, http: aiohttp.ClientSession, prompt: str) -> None:
+        body = {"model": "m", "prompt": prompt, "max_tokens": self.work.output_tokens, "temperature": 0, "stream": True, "ignore_eos": True}  # fmt: skip
+        sent, times = time.perf_counter(), []
+        async with http.post(f"{self.url}/v1/completions", json=body) as answer:
+            answer.raise_for_status()
+            async for line in answer.content:
+                if line.startswith(b"data: {"):
+                    times.append(time.perf_counter())
+        self.ttft_s.append(times[0] - sent)
+        self.gaps_s += [after - before for before, after in itertools.pairwise(times)]
+
+
+async def measured(turn: Turn, processes: servers.Processes, http: Any) -> dict[str, float]:
+    """Play a round and return its prices, per request where they are sums."""
+    before, began = processes.cpu_s(), time.perf_counter()
+    await turn.play(http)
+    wall_s = time.perf_counter() - began
+    await asyncio.sleep(0.1)  # the last answers are freed
+    spent = {name: 1000 * (s - before[name]) for name, s in processes.cpu_s().items()}
+    requests = turn.work.requests
+    return {
+        "scheduler_ms": spent["scheduler"] / requests,
+        "cpu_ms": sum(spent.values()) / requests,
+        "ttft_p50_ms": 1000 * statistics.median(turn.ttft_s),
+        "ttft_p99_ms": 1000 * quantile(turn.ttft_s, 0.99),
+        "gap_p50_ms": 1000 * statistics.median(turn.gaps_s),
+        "gap_p99_ms": 1000 * quantile(turn.gaps_s, 0.99),
+        "rate": requests / wall_s,
+    }
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+
+
+def ratio(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
+    """Return the median of paired ratios, and its bootstrapped 95 % interval."""
+    ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
+    draw = random.Random(1)
+    medians = sorted(statistics.median(draw.choices(ratios, k=len(ratios))) for _ in range(1000))
+    return [round(x, 3) for x in (statistics.median(ratios), medians[25], medians[974])]
+
+
+async def compare(
+    work: Work, urls: Mapping[str, str], processes: Mapping[str, servers.Processes],
+    words: Sequence[str], rounds: int,
+) -> dict[str, Any]:  # fmt: skip
+    """Return each arm's medians and ratios."""
+    found: dict[str, list[dict[str, float]]] = {arm: [] for arm in urls}
+    timeout = aiohttp.ClientTimeout(total=300)
+    async with aiohttp.ClientSession(timeout=timeout) as http:
+        for number in range(-1, rounds):  # the first one warms up
+            for arm in urls if number % 2 else reversed(urls):
+                turn = Turn(urls[arm], work, words, random.Random(f"{arm} {number} {work}"))
+                prices = await measured(turn, processes[arm], http)
+                if number >= 0:
+                    found[arm].append(prices)
+    first = next(iter(urls))
+    return {
+        arm: {
+            "medians": {p: round(statistics.median(row[p] for row in rows), 3) for p in PRICES},
+            "ratios": {p: ratio([r[p] for r in rows], [r[p] for r in found[first]]) for p in PRICES},
+        }
+        for arm, rows in found.items()
+    }  # fmt: skip
+
+
+def idle(processes: Mapping[str, servers.Processes]) -> dict[str, Any]:
+    """Return each arm's CPU milliseconds in a second without requests, and its resident MB."""
+    before = {arm: p.cpu_s() for arm, p in processes.items()}
+    time.sleep(IDLE_S)
+    return {
+        arm: {
+            "cpu_ms_per_s": {n: round(1000 * (s - before[arm][n]) / IDLE_S, 2) for n, s in p.cpu_s().items()},
+            "rss_mb": p.rss_mb(),
+        }
+        for arm, p in processes.items()
+    }  # fmt: skip
+
+
+def starts(model: Path, folder: Path, rounds: int) -> dict[str, Any]:
+    """Return the medians of seconds to ready and of CPU seconds till then, in turns."""
+    found: dict[str, list[tuple[float, float]]] = {arm: [] for arm in ("SGLang", "auto")}
+    for number in range(rounds):
+        for arm in found if number % 2 else reversed(found):
+            began = time.monotonic()
+            with servers.start(
+                model, KV_TOKENS, ARMS[arm], folder / "start.log", begin=subprocess.Popen
+            ) as server:
+                ready_s = time.monotonic() - began
+                found[arm].append((ready_s, sum(servers.Processes(server).cpu_s().values())))
+    return {
+        arm: dict(zip(("ready_s", "cpu_s"), (round(statistics.median(v), 2) for v in zip(*rows))))
+        for arm, rows in found.items()
+    }
+
+
+def table(result: Mapping[str, Any]) -> str:
+    """Return the result in Markdown."""
+    lines = ["# Cost of `auto` where it cannot help", "", "Made by `no_gain.py`; ratios to SGLang without Canopy, median [95 %].", ""]  # fmt: skip
+    lines += [f"| work | server | {' | '.join(PRICES)} |", f"|---|---|{'---:|' * len(PRICES)}"]
+    for work in filter(WORK.__contains__, result):
+        for arm, row in list(result[work].items())[1:]:
+            cells = ("{:.2f} [{:.2f}, {:.2f}]".format(*row["ratios"][p]) for p in PRICES)
+            lines.append(f"| {work} | {arm} | {' | '.join(cells)} |")
+    for name in (IDLE, START):
+        for arm, row in result.get(name, {}).items():
+            lines += ["", f"{name}, {arm}: {json.dumps(row)}"]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True, help="path without a suffix")
+    parser.add_argument("--work", nargs="+", choices=[*WORK, IDLE, START])
+    parser.add_argument("--rounds", type=int, default=12)
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # stops the servers
+    asked = options.work or [*WORK, IDLE, START]
+    result: dict[str, Any] = {"kind": KIND, "rounds": options.rounds}
+    with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as stack:
+        servers.prepare(Path(scratch))
+        model = servers.model(Path(scratch), 128, 2)
+        words, _ = vocabulary(model)
+        if START in asked:
+            result[START] = starts(model, Path(scratch), 3)
+        urls, processes = {}, {}
+        for number, (arm, arguments) in enumerate(ARMS.items()):
+            log = Path(scratch) / f"{number}.log"
+            server = stack.enter_context(servers.start(model, KV_TOKENS, arguments, log))
+            urls[arm], processes[arm] = server.url, servers.Processes(server)
+        works: Callable[[str], bool] = asked.__contains__
+        for name in filter(works, WORK):
+            result[name] = asyncio.run(compare(WORK[name], urls, processes, words, options.rounds))
+            print(name, json.dumps({a: r["ratios"] for a, r in result[name].items()}), flush=True)
+        if IDLE in asked:
+            result[IDLE] = idle(processes)
+        options.out.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
+        options.out.with_suffix(".md").write_text(table(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""Servers of the benchmarks here: forked from a process that has imported SGLang, one core for the scheduler.
+
+``plain`` starts SGLang without Canopy: `canopy_cpu` alone is loaded, since SGLang does not serve on a CPU
+without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import urllib.request
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path += [str(ROOT / "scripts"), str(ROOT / "test")]
+
+from launch_server import Server, free_port, serving  # noqa: E402
+from support import forked  # noqa: E402
+from support.chip import environment  # noqa: E402
+from tiny_model import write_tiny_model  # noqa: E402
+
+TOKENIZER = ROOT / ".canopy" / "models" / "smollm2-135m-instruct"
+TEMPLATE = Path(__file__).with_name("hermes.jinja")
+PLAIN = "plain"
+CONTEXT_TOKENS = 12_288
+
+
+def prepare(folder: Path) -> None:
+    """Set the environment of all servers, and write to ``folder`` what they load.
+
+    Call it before the first server: the process that forks them copies this environment.
+    """
+    os.environ |= environment(cuda=False)
+    os.environ |= {"SGLANG_CPU_OMP_THREADS_BIND": "0", "OMP_NUM_THREADS": "1"}
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(folder), *sys.path[-2:]])
+    info = folder / "plain_sglang-0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: plain-sglang\nVersion: 0\n")
+    (info / "entry_points.txt").write_text("[sglang.srt.plugins]\nplain = canopy_cpu:install\n")
+
+
+def model(folder: Path, hidden: int, layers: int) -> Path:
+    """Write a model with random weights, and return its folder. The tokenizer is SmolLM2's.
+
+    ``<tool_call>`` and ``</tool_call>`` are tokens of it, as in models that hermes parses.
+    """
+    out = folder / f"model-{hidden}-{layers}"
+    if out.exists():
+        return out
+    write_tiny_model(out, TOKENIZER)
+    sizes = {"hidden_size": hidden, "intermediate_size": 2 * hidden, "num_hidden_layers": layers}
+    heads = {"num_attention_heads": hidden // 32, "num_key_value_heads": max(1, hidden // 64)}
+    config = json.loads((out / "config.json").read_text())
+    longest = {"max_position_embeddings": CONTEXT_TOKENS}
+    (out / "config.json").write_text(json.dumps(config | sizes | heads | longest))
+    tokenizer = json.loads((out / "tokenizer.json").read_text(encoding="utf-8"))
+    for token, name in ((3, "<tool_call>"), (5, "</tool_call>")):
+        tokenizer["added_tokens"][token] |= {"content": name, "special": False}
+        old = next(old for old, number in tokenizer["model"]["vocab"].items() if number == token)
+        tokenizer["model"]["vocab"][name] = tokenizer["model"]["vocab"].pop(old)
+    (out / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    return out
+
+
+def start(
+    path: Path, kv_tokens: int, arguments: Sequence[str], log: Path, begin: Any = forked.serve
+) -> contextlib.AbstractContextManager[Server]:
+    """Serve the model. ``arguments`` that contain ``plain`` start SGLang without Canopy."""
+    plain = PLAIN in arguments
+    mine = [argument for argument in arguments if argument != PLAIN]
+    return serving(
+        [
+            *("--model-path", str(path), "--load-format", "dummy", "--served-model-name", "m"),
+            *("--device", "cpu", "--dtype", "float32", "--disable-overlap-schedule"),
+            *("--max-total-tokens", str(kv_tokens), "--sleep-on-idle", "--enable-cache-report"),
+            *("--context-length", str(CONTEXT_TOKENS), "--chat-template", str(TEMPLATE)),
+            *("--tool-call-parser", "hermes", *mine),
+        ],
+        log=log, port=free_port(), start=begin, patience_s=1.0,
+        environment={"SGLANG_PLUGINS": PLAIN if plain else "canopy,canopy_documents,canopy_replay"},
+    )  # fmt: skip
+
+
+def get(url: str) -> Any:
+    with urllib.request.urlopen(url, timeout=30) as answer:
+        return json.load(answer)
+
+
+def flush(server: Server) -> None:
+    """Drop the KV of earlier requests."""
+    order = urllib.request.Request(f"{server.url}/flush_cache?timeout=20", b"")
+    urllib.request.urlopen(order, timeout=60).close()
+
+
+class Processes:
+    """A server's processes by name: ``http``, ``scheduler`` and ``detokenizer``."""
+
+    def __init__(self, server: Server) -> None:
+        leader = psutil.Process(server.process.pid)
+        self.by_name = {"http": leader}
+        for child in leader.children(recursive=True):
+            title = " ".join(child.cmdline()) + child.name()
+            for name in ("scheduler", "detokenizer"):
+                if name in title:
+                    self.by_name[name] = child
+
+    def cpu_s(self) -> dict[str, float]:
+        """CPU seconds of each process since its start, from ``schedstat`` (ns)."""
+        return {name: sum(_threads(process.pid)) for name, process in self.by_name.items()}
+
+    def rss_mb(self) -> dict[str, float]:
+        return {n: round(p.memory_info().rss / 1e6, 1) for n, p in self.by_name.items()}
+
+
+def _threads(pid: int) -> Iterator[float]:
+    for folder in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
+            yield int((folder / "schedstat").read_text().split()[0]) / 1e9

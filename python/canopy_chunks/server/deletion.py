@@ -1,0 +1,62 @@
+"""Deletion of a tenant's KV from SGLang's tree: device, host memory and the disk tier."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from sglang_canopy.disk.store import DiskStore
+from sglang_canopy.tenant import tenants_of_key
+
+
+def delete_kv(cache: Any, tenant: str | None) -> bool:
+    """Delete all KV of a tenant's prompts, exact or approximate, except what running requests use.
+
+    Pages of Canopy's disk tier are deleted on a thread. Returns whether any was deleted.
+    """
+    core = getattr(cache, "tree_core", None)
+    if core is None:
+        return False
+    done = False
+    for top in list(core.root_node.children.values()):
+        if tenant in tenants_of_key(top.key.extra_key, top.key.cache_salt):
+            for node in list(_leaves_first(top)):
+                done |= _delete(cache, node)
+    storage = cache.cache_controller.storage_backend if cache.cache_controller else None
+    store = getattr(storage, "store", None)
+    if isinstance(store, DiskStore):
+        threading.Thread(target=store.remove_tenant, args=(tenant,), daemon=True).start()
+    return done
+
+
+def _leaves_first(top: Any) -> Iterator[Any]:
+    found, at = [top], 0
+    while at < len(found):
+        found += found[at].children.values()
+        at += 1
+    yield from reversed(found)
+
+
+def _delete(cache: Any, node: Any) -> bool:
+    """Delete a node without children, unless it is locked or moves between tiers."""
+    core = cache.tree_core
+    if node.children or _is_busy(node):
+        return False
+    tracker = dict.fromkeys(core.components_by_type, 0)
+    device: dict[Any, list[Any]] = {kind: [] for kind in core.components_by_type}
+    host: dict[Any, list[Any]] = {kind: [] for kind in core.components_by_type}
+    actions: list[Any] = []
+    delete = core._evict_host_leaf if node.evicted else core._delete_unbacked_device_leaf
+    try:
+        delete(node, tracker, device_frees=device, host_frees=host, cache_actions=actions)
+    finally:
+        cache._free_values(device, host)
+        cache._apply_cache_actions(actions)
+    return True
+
+
+def _is_busy(node: Any) -> bool:
+    moves = node.write_through_pending_id, node.load_back_pending_id
+    locks = (n for data in node.component_data for n in (data.lock_ref, data.host_lock_ref))
+    return moves != (None, None) or any(locks)

@@ -1,0 +1,98 @@
+"""One policy with two orders: a policy's own, and LRU for as long as the policy is behind it.
+
+Both orders hold every leaf, so that either ranks at once. The policy learns and labels all the time;
+its learnt state never moves. ``whatif/floor.py`` decides which order ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping
+from typing import Any
+
+from sglang_canopy.policy.base import Policy, Victim
+from sglang_canopy.policy.structures.lazy_heap import LazyHeap
+from sglang_canopy.records import Leaf, Request
+
+
+class Floored(Policy):
+    """``main``, or LRU after ``rank_by(lru=True)``. O(log n).
+
+    ``Leaf.slot`` is ``main``'s; the LRU order finds its entries by leaf.
+    """
+
+    def __init__(self, main: Policy) -> None:
+        super().__init__(main.config)
+        self.main = main
+        self.name = main.name  # type: ignore[misc]
+        self.learns = main.learns
+        self.by_lru = False
+        self._lru = LazyHeap()
+
+    def rank_by(self, lru: bool) -> None:
+        """Choose the order of the next victims. Call it at the same request on every rank."""
+        self.by_lru = lru
+
+    def admit(self, leaf: Leaf, now: float) -> None:
+        self._lru.push(leaf, leaf.last_access)
+        self.main.admit(leaf, now)
+
+    def drop(self, leaf: Leaf) -> None:
+        self._lru.discard(leaf)
+        self.main.drop(leaf)
+
+    def put_back(self, leaf: Leaf, slot: Any, now: float) -> None:
+        self._lru.push(leaf, leaf.last_access)
+        self.main.put_back(leaf, slot, now)
+
+    def split(self, leaf: Leaf, head: Leaf) -> None:
+        if self._lru.discard(leaf):
+            self._lru.push(leaf, leaf.last_access)  # offset breaks ties
+        self.main.split(leaf, head)
+
+    # victim = the least recently used leaf while the policy is behind, else the policy's
+    def victim(self, now: float) -> Victim | None:
+        if not self.by_lru:
+            return self.main.victim(now)
+        leaf = self._lru.least()
+        return None if leaf is None else Victim(leaf)
+
+    def evicted(self, leaf: Leaf, tokens: int) -> None:
+        if not self.by_lru:
+            self.main.evicted(leaf, tokens)
+
+    def twin(self) -> Policy:
+        return Floored(self.main.twin())
+
+    def leaves(self) -> Iterator[Leaf]:
+        return iter(self._lru)
+
+    def explain(self, leaf: Leaf, now: float) -> Mapping[str, Any]:
+        found = self.main.explain(leaf, now)
+        return {**found, "ranked_by": "lru"} if self.by_lru else found
+
+    # ---- the policy learns, whichever order ranks ----
+
+    def arrive(self, request: Request) -> str:
+        return self.main.arrive(request)
+
+    def finish(self, request: Request) -> str:
+        return self.main.finish(request)
+
+    def hinted(
+        self,
+        conversation: tuple[str | None, Hashable],
+        source: str,
+        now: float,
+        over: bool,
+        return_in_s: float | None,
+    ) -> None:
+        self.main.hinted(conversation, source, now, over, return_in_s)
+
+    def stats(self) -> Mapping[str, Any]:
+        return self.main.stats()
+
+    def state(self) -> Mapping[str, Any]:
+        return self.main.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.main.restore(state)

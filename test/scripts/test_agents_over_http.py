@@ -1,0 +1,56 @@
+"""benchmark/agents: results are counted from the turns, and tables hold them."""
+
+import sys
+
+import pytest
+
+from environment import ROOT
+
+for package in ("aiohttp", "openai", "psutil"):
+    pytest.importorskip(package)
+sys.path.append(str(ROOT / "benchmark" / "agents"))
+
+import compare  # noqa: E402
+import no_gain  # noqa: E402
+from clients import Run, Sizes  # noqa: E402
+
+SIZES = Sizes(sessions=2, turns=2, system_tokens=1, result_tokens=1, pause_s=(0.0, 0.0), people=1)
+
+
+def turn(who: str, session: int, number: int, ttft_s: float, cached: int) -> dict[str, object]:
+    return {"who": who, "session": session, "turn": number, "ttft_s": ttft_s, "end_s": 1.0, "prompt_tokens": 100, "cached_tokens": cached, "output_tokens": 5, "tool_calls": int(who == "agent")}  # fmt: skip
+
+
+def finished() -> Run:
+    run = Run("", SIZES, [], [])
+    run.rows = [turn("agent", n, t, 1.0 + t, 50 * t) for n in (0, 1) for t in (0, 1)]
+    run.rows += [turn("person", 0, 0, 9.0, 0)]
+    return run
+
+
+def test_sessions_turns_waits_and_hits_are_counted() -> None:
+    found = compare.summary(finished(), wall_s=7200.0)
+    assert (found["sessions_per_hour"], found["turns"], found["turns_with_a_call"]) == (1, 4, 4)
+    assert found["first_ttft_s"] == {"mean": 1.0, "p99": 1.0}
+    assert found["later_ttft_s"]["mean"] == 2.0
+    assert found["people_ttft_s"]["mean"] == 9.0
+    assert found["hit_ratio"] == pytest.approx(100 / 500)
+
+
+def test_a_table_has_the_median_of_the_runs() -> None:
+    rows = [
+        {"regime": "dear-4", "arm": "lru", "sizes": {"turns": 2}, "cpu_s": {"scheduler": 3.0}}
+        | compare.summary(finished(), wall_s)
+        for wall_s in (10.0, 30.0, 20.0)
+    ]
+    assert "| lru | 3 | 20.0 s | 360 | 0.20 |" in compare.table(rows)
+
+
+def test_a_ratio_is_paired_by_round() -> None:
+    assert no_gain.ratio([2.0, 20.0, 4.0], [1.0, 10.0, 2.0]) == [2.0, 2.0, 2.0]
+
+
+def test_every_arm_of_auto_has_one_of_sglangs_beside_it() -> None:
+    for name in compare.ARMS:
+        if name.startswith("auto, "):
+            assert name.replace("auto", "lru") in compare.ARMS

@@ -1,0 +1,27 @@
+"""A tokenizer of words, which joins a word with the space before it as byte-level tokenizers do."""
+
+import re
+
+
+class Words:
+    """Ids are given as words are seen; ``decode`` returns the text."""
+
+    eos_token_id = None
+
+    def __init__(self) -> None:
+        self.known: dict[str, int] = {}
+        self.tokens: list[str] = []
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        found = re.findall(r"<\w+>| ?\w+| ?[^\w\s<]+\n*|\s+|<", text)
+        for token in found:
+            if token not in self.known:
+                self.known[token] = len(self.tokens)
+                self.tokens.append(token)
+        return [self.known[token] for token in found]
+
+    def convert_ids_to_tokens(self, ids: list[int]) -> list[str]:
+        return [self.tokens[one].replace(" ", "Ġ") for one in ids]
+
+    def decode(self, ids: list[int]) -> str:
+        return "".join(self.tokens[one] for one in ids)
