@@ -26,7 +26,6 @@ def stats(hit, sampled, wa):
             "uncounted": {
                 "shorter than a block": 2,
                 "without a sampled block": 0,
-                "while paused": 0,
             },
         },
         "spent_s": 0.5,

@@ -62,7 +62,7 @@ class MeterOptions:
         "Sample one block in this many.",
         low=1,
         high=1 << 20,
-        shown_default="all, or fewer if that would take more than 1 % of a core",
+        shown_default="all of a small pool, fewer of a larger one",
     )
     floor: str = declare_key(
         "on",

@@ -25,8 +25,9 @@ def _policy(status: Mapping[str, Any]) -> str:
     if meter is None:
         return f"policy {status['running']}"
     floor = meter["floor"]
-    behind = f", instead of {floor['policy']}, which is behind it" if floor["behind"] else ""
-    return meter_in_words(meter) + behind
+    if floor is None or not floor["behind"]:
+        return meter_in_words(meter)
+    return f"{meter_in_words(meter)}, instead of {floor['policy']}, which is behind it"
 
 
 def _order(status: Mapping[str, Any], off: Mapping[str, str]) -> str:

@@ -20,7 +20,6 @@ from sglang_canopy.whatif.account import Account
 from sglang_canopy.whatif.floor import Floor
 from sglang_canopy.whatif.origins import Origins
 from sglang_canopy.whatif.sampled_caches import (
-    LEARN_FROM_ALL_PER_S,
     MIN_BLOCKS,
     Arm,
     Sample,
@@ -39,8 +38,8 @@ TIMED = 17
 """Time one request in this many: reading the thread clock can cost more than the work."""
 MIN_REQUESTS = 200
 """Sampled requests required before estimates are reported."""
-TOO_SHORT, UNSAMPLED, PAUSED = "shorter than a block", "without a sampled block", "while paused"
-UNCOUNTED = (TOO_SHORT, UNSAMPLED, PAUSED)
+TOO_SHORT, UNSAMPLED = "shorter than a block", "without a sampled block"
+UNCOUNTED = (TOO_SHORT, UNSAMPLED)
 """Reasons why a finished request does not count."""
 
 
@@ -86,9 +85,11 @@ class MeterSetup:
     """Names as in ``--radix-eviction``."""
     factors: Sequence[float] = (1.0, 2.0)
     one_in: int | None = None
-    """Sample one block in this many; ``None``: adapt to the load, starting with all."""
+    """Sample one block in this many; ``None``: fixed by the size of the caches."""
     configs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Policy options, by policy name."""
+    floor: bool = True
+    """Whether LRU ranks while the policy is behind it."""
     memory_s: float = 3600.0
     """A request's weight decays to 1/e within this time."""
 
@@ -116,7 +117,7 @@ class Meter:
         self._learners: dict[str, Policy] = {}
         self.caches = SampledCaches(setup.one_in)
         self.running = self._requested = running
-        self._floor = Floor(memory.total())
+        self._floor = Floor(memory.total()) if setup.floor else None
         self._sampled_requests = 0
         self._add_arms()
 
@@ -129,14 +130,11 @@ class Meter:
     @property
     def behind(self) -> bool:
         """Whether the policy is behind LRU, so that LRU should rank."""
-        return self._floor.behind
+        return self._floor is not None and self._floor.behind
 
     @property
     def undecided(self) -> str | None:
         """Reason why the estimates are not usable yet, or ``None``."""
-        if self.caches.paused:
-            rate = self.caches.requests_per_s
-            return f"too many requests to sample within 1 % of a core: {rate:.0f} per second"
         if any(name.capacity == NOW for name in self._too_small()):
             return (
                 f"too small a sample: one block in {self.caches.one_in} leaves a shadow cache fewer "
@@ -180,7 +178,7 @@ class Meter:
         self.sums["hit_tokens"] += hit_tokens
         sample = self._observe(request)
         if sample is None:
-            self.uncounted[self._why_uncounted(request)] += 1
+            self.uncounted[UNSAMPLED if request.path else TOO_SHORT] += 1
             return
         self._sampled_requests += 1
         served = len(caches.sampled(request.path[: hit_tokens // tokens]))
@@ -190,11 +188,6 @@ class Meter:
         )
         self._update_floor(sample)
 
-    def _why_uncounted(self, request: Request) -> str:
-        if not request.path:
-            return TOO_SHORT
-        return PAUSED if self.caches.skips else UNSAMPLED
-
     def _update_floor(self, sample: Sample) -> None:
         """Update the floor and the shadow hits with one sampled request."""
         saved, wanted = sample.saved_tokens, Question(self._requested, NOW)
@@ -203,6 +196,8 @@ class Meter:
         for name, tokens in saved.items():
             if isinstance(name, Question) and name.capacity == NOW:
                 shadow[name.policy] = shadow.get(name.policy, 0) + tokens
+        if self._floor is None:
+            return
         if _LRU_NOW in saved and wanted in saved and not self.caches.is_too_small(wanted):
             other = wanted if self._floor.behind else _LRU_NOW
             doubt = 2.0 * self._account.sampling_error(other) if self.caches.one_in > 1 else 0.0
@@ -249,7 +244,9 @@ class Meter:
             "undecided": self.undecided,
             "sums": dict(self.sums),
             "shadow_tokens": dict(self.shadow_tokens),
-            "floor": {
+            "floor": None
+            if self._floor is None
+            else {
                 "policy": self._requested,
                 "behind": self._floor.behind,
                 "falls": self._floor.falls,
@@ -287,7 +284,7 @@ class Meter:
         """
         caches = self.caches
         picked = caches.pick(request)
-        if picked is None and (not request.path or caches.requests_per_s > LEARN_FROM_ALL_PER_S):
+        if not request.path:
             return None
         origin = self._origins.of(request.path, request.prompt_tokens, request.block_tokens)
         copy = as_sampled(request, origin)

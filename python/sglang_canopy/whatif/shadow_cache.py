@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 
 from sglang_canopy.policy.base import Policy
-from sglang_canopy.policy.block_tree import Node, RadixTree
+from sglang_canopy.policy.block_tree import RadixTree
 from sglang_canopy.records import Request
 
 
@@ -26,15 +26,13 @@ class ShadowCache:
         one_in: int = 1,
         whole_nodes: bool = False,
     ) -> None:
-        self._tokens = capacity_tokens
-        self._block_tokens = block_tokens
-        self._whole_nodes = whole_nodes
-        self.tree = self._empty(policy, one_in)
-        self._evicted_before = False
+        block_tokens *= one_in
+        capacity = max(1, capacity_tokens // block_tokens)
+        self.tree = RadixTree(policy, capacity, block_tokens, whole_nodes=whole_nodes)
 
     @property
     def has_evicted(self) -> bool:
-        return self._evicted_before or self.tree.evictions > 0
+        return self.tree.evictions > 0
 
     @property
     def capacity_blocks(self) -> int:
@@ -49,43 +47,9 @@ class ShadowCache:
         tree.keep(request, node, hit)
         return hit
 
-    def thin_out(self, policy: Policy, one_in: int, sampled: Callable[[int], bool]) -> None:
-        """Keep only the ``sampled`` blocks, one in ``one_in``, in their order of use.
-
-        ``policy``: a fresh policy of the same kind, to rank from now on.
-        """
-        self._evicted_before = self.has_evicted
-        old, self.tree = self.tree, self._empty(policy, one_in)
-        tree = self.tree
-        tree.now = old.now
-        placed: dict[Node, Node] = {old.root: tree.root}
-        for node in old.nodes():
-            assert node.parent is not None, "the root is not among its nodes"
-            parent = placed[node.parent]
-            blocks = tuple(block for block in node.blocks if sampled(block))
-            if not blocks:
-                placed[node] = parent  # attach its children to the parent
-                continue
-            offset = parent.offset + parent.length
-            new = Node(parent, blocks, offset, len(blocks) * tree.block_tokens)
-            new.inherit(node)
-            parent.children[blocks[0]] = new
-            placed[node] = new
-            tree.used_blocks += len(blocks)
-        leaves = [node for node in tree.nodes() if not node.children]
-        for leaf in sorted(leaves, key=lambda leaf: (leaf.last_access, leaf.blocks[0])):
-            policy.admit(leaf, tree.now)
-        if tree.used_blocks > tree.capacity_blocks:
-            tree.evict(tree.used_blocks - tree.capacity_blocks)
-
     def __len__(self) -> int:
         """Return the number of sampled blocks held."""
         return self.tree.used_blocks
-
-    def _empty(self, policy: Policy, one_in: int) -> RadixTree:
-        block_tokens = self._block_tokens * one_in
-        capacity = max(1, self._tokens // block_tokens)
-        return RadixTree(policy, capacity, block_tokens, whole_nodes=self._whole_nodes)
 
 
 def as_sampled(request: Request, conversation: Hashable) -> Request:

@@ -12,6 +12,7 @@ from typing import Any
 from sglang_canopy.config.server_options import options_of
 from sglang_canopy.policy import registry
 from sglang_canopy.policy.base import Policy
+from sglang_canopy.policy.floored import Floored
 from sglang_canopy.radix.counters import REFUSALS
 from sglang_canopy.radix.live_request import complete, is_refused, live_request
 from sglang_canopy.radix.parallel_samples import ParallelSamples
@@ -45,6 +46,7 @@ def meter_of(
         options.capacity,
         options.one_in,
         {} if policy is None else {running: registry.options_of(policy)},
+        isinstance(policy, Floored),
     )
     return Meter(setup, memory, running)
 
