@@ -396,5 +396,5 @@ def _check_sizes(
     for tenant, size in (quotas or {}).items():
         if size < 0:
             raise CanopyError(
-                f"disk store: the quota of {tenant!r} must be 0 or more bytes, got {size}"
+                f"disk store: quota of {tenant!r} must be 0 or more bytes, got {size}"
             )
