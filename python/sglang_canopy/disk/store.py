@@ -395,6 +395,4 @@ def _check_sizes(
             raise CanopyError(f"disk store: {name} must be 0 or more, got {size}")
     for tenant, size in (quotas or {}).items():
         if size < 0:
-            raise CanopyError(
-                f"disk store: quota of {tenant!r} must be 0 or more bytes, got {size}"
-            )
+            raise CanopyError(f"disk store: quota of {tenant!r} must be 0 or more, got {size}")
