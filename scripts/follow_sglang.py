@@ -4,12 +4,14 @@
     python scripts/follow_sglang.py --release 0.5.22
     python scripts/follow_sglang.py --wheel FILE    # a local wheel
     python scripts/follow_sglang.py --list          # and a table of functions and the files that use them
-    python scripts/follow_sglang.py --try           # the table, then two servers and the caches' suites
+    python scripts/follow_sglang.py --try           # the table, then the caches' suites and two servers
 
 The default is the newest release. Only the wheel is downloaded, into a temporary folder, and its code
 is not run. The functions that Canopy hooks, overrides or relies on (``sglang_digests.json``) are
 compared by their syntax trees. New arguments of the server are listed, since they may change KV.
-Exit status 0: no function differs; 1: some differ; 2: the release is not available.
+Exit status 0: no function differs; 1: some differ; 2: the release is not available. With ``--try``:
+pytest's. The release lies over the installed one, with its packages; the checkout is copied, and names
+the release and its digests.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ from __future__ import annotations
 import argparse
 import ast
 import functools
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -33,6 +37,16 @@ from sglang_canopy.storage.server_arguments import unreviewed
 
 ROOT = Path(__file__).resolve().parent.parent
 SHOWN = 4
+LIGHT = (
+    "test/server/start/test_plugin.py",
+    "test/radix/test_sglang_kit.py",
+    "test/radix/test_parity.py",
+    "test/radix/test_offset_walk.py",
+    "test/cpu",
+    "test/e2e/test_cpu_server.py",
+    "test/e2e/test_canopy_server.py",
+)
+"""Tests with the most use of SGLang for their time: the caches' own suites, and two servers."""
 FIELDS = "sglang/srt/arg_groups/fields/"
 
 
@@ -127,24 +141,44 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--try",
         action="store_true",
         dest="run",
-        help="the table, then live_tests.py on the release",
+        help="the table, then light tests on the release",
     )
     arguments = parser.parse_args(argv)
     try:
         with tempfile.TemporaryDirectory() as folder:
             wheel = arguments.wheel or download(arguments.release, Path(folder))
             result = moved(wheel)
+            print(result.line(), flush=True)
+            differs = bool(result.changed or result.gone or result.arguments)
+            if differs and (arguments.list or arguments.run):
+                print(table(result), flush=True)
+            if arguments.run:
+                return run_on(wheel, result.release, Path(folder) / "canopy")
     except NoRelease as error:
         print(error, file=sys.stderr)
         return 2
-    print(result.line())
-    differs = bool(result.changed or result.gone or result.arguments)
-    if differs and (arguments.list or arguments.run):
-        print(table(result))
-    if arguments.run:
-        tried = [sys.executable, str(ROOT / "scripts" / "live_tests.py"), result.release]
-        return subprocess.run(tried, check=False).returncode
     return int(differs)
+
+
+def run_on(wheel: Path, release: str, into: Path, tests: Sequence[str] = LIGHT) -> int:
+    """Run ``tests`` on a release, in a copy of the checkout at ``into``. Returns pytest's status."""
+    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, names.split("\0")):
+        if (ROOT / name).is_file():
+            (into / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, into / name)
+    named = into / "python" / "sglang_canopy" / "__init__.py"
+    named.write_text(named.read_text("utf-8").replace(SGLANG_VERSION, release), "utf-8")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(into / "release")
+    ours = ("release", "python", "sgl-kernel/python", "sgl-kernel/cpu/src", "test", "scripts")
+    path = os.pathsep.join(str(into / folder) for folder in ours)
+    # Without a function that is gone there are no digests; the tests name it too.
+    for words in (["scripts/sglang_digests.py"], ["-m", "pytest", "-q", *tests]):
+        command = [sys.executable, *words]
+        status = subprocess.run(command, cwd=into, env={**os.environ, "PYTHONPATH": path})
+    return status.returncode
 
 
 def table(result: Moved) -> str:

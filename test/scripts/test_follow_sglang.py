@@ -1,6 +1,8 @@
 """`scripts/follow_sglang.py`: differences of another SGLang release, from its wheel only."""
 
 import re
+import subprocess
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -95,3 +97,37 @@ def test_an_unreviewed_argument_is_named(wheel, capsys) -> None:
     status, line = told(capsys, "--wheel", str(path))
     assert status == 1
     assert line.endswith("arguments to review: new_scale\n")
+
+
+def test_a_release_is_tried_in_a_copy_that_names_it(wheel, tmp_path, monkeypatch) -> None:
+    """The copy's tests import the release's files, and our own from the copy."""
+    path, calls = wheel(), []
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("sglang/__init__.py", "")
+
+    def run(command, **more):
+        if command[0] == "git":
+            return subprocess_run(command, **more)
+        calls.append((command, more))
+        return subprocess.CompletedProcess(command, 0)
+
+    subprocess_run = subprocess.run
+    monkeypatch.setattr(follow_sglang.subprocess, "run", run)
+    assert follow_sglang.run_on(path, "9.9.9", tmp_path / "into", ["test/x.py"]) == 0
+    digests_call, (tests, more) = calls
+    assert digests_call[0][1:] == ["scripts/sglang_digests.py"]
+    assert tests[1:] == ["-m", "pytest", "-q", "test/x.py"]
+    shown = (
+        "import sglang, sglang_canopy as c; print(sglang.__file__, c.__file__, c.SGLANG_VERSION)"
+    )
+    printed = subprocess_run([sys.executable, "-c", shown], capture_output=True, text=True, **more)
+    *places, version = printed.stdout.split()
+    assert version == "9.9.9"
+    assert all(str(tmp_path / "into") in place for place in places), places
+
+
+def test_every_light_test_exists_and_the_workflow_tries_releases() -> None:
+    assert all((follow_sglang.ROOT / name).exists() for name in follow_sglang.LIGHT)
+    text = (follow_sglang.ROOT / ".github" / "workflows" / "follow-sglang.yml").read_text()
+    assert "schedule:" in text
+    assert "scripts/follow_sglang.py --try" in text
