@@ -4,8 +4,7 @@
   without children, so every page has its prefix on disk.
 * The ``Policy`` chooses victims, within TTLs, quotas and pins.
 * A record is committed after the page's data, in one transaction per batch. A checksum over namespace,
-  key and content is verified before a page is served. Units can therefore be reused at once, and pages
-  are correct or absent after a crash.
+  key and content is verified before a page is served, so units can be reused at once.
 * Disk faults are logged once and counted; they raise no exception, and the pages count as absent.
 
 Keys are SGLang's page hashes; times are seconds of the store's clock. Every method is thread-safe. No
