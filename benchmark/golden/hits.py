@@ -19,7 +19,7 @@ POLICIES: dict[str, tuple[str, dict[str, Any]]] = {
     "wa": ("wa", {}),
     "wa, the paper's formula": (
         "wa",
-        {"model": "exponential", "reading": "formula", "categories": "type-turn"},
+        {"model": "exponential", "categories": "type-turn"},
     ),
     "tlru": ("canopy-tlru", {}),
     "sglang's tlru": ("sglang-tlru", {}),

@@ -14,14 +14,13 @@ QUANTUM = 64
 """Tokens that a server evicts at least."""
 SEEDS, REQUESTS = (1, 2, 3, 4), 120
 """The suites go through the first two."""
-PAPER = {"model": "exponential", "reading": "formula", "categories": "type-turn"}
+PAPER = {"model": "exponential", "categories": "type-turn"}
 
 SERVED: dict[str, tuple[str, dict[str, Any]]] = {
     "lru": ("canopy-lru", {}),
     "wa": ("wa", {}),
-    "wa, exponential": ("wa", {"model": "exponential", "reading": "formula"}),
+    "wa, exponential": ("wa", {"model": "exponential"}),
     "wa, the paper's formula": ("wa", PAPER),
-    "wa, the paper's formula, reused": ("wa", {**PAPER, "cdf": "reused"}),
     "tlru": ("canopy-tlru", {"threshold_tokens": 20}),
     "threshold-lru": ("threshold-lru", {"threshold_tokens": 24}),
     "etlru": ("etlru", {"threshold_tokens": 20}),

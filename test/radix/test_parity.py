@@ -24,7 +24,7 @@ CONFIGS: dict[str, list[dict[str, Any]]] = {
     "wa": [
         {},
         {"model": "exponential"},
-        {"model": "exponential", "cdf": "reused", "categories": "type-turn"},
+        {"model": "exponential", "categories": "type-turn"},
     ],
     "canopy-tlru": [{"threshold_tokens": 20}],
     "sglang-tlru": [{"threshold_tokens": 20, "next_prompt_tokens": 4}],

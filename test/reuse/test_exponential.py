@@ -10,15 +10,8 @@ from hypothesis import strategies as st
 from sglang_canopy.policy.registry import make_policy
 from sglang_canopy.records import Leaf, Request
 from sglang_canopy.reuse.categories import type_turn_features
-from sglang_canopy.reuse.exponential import ExponentialModel
 from sglang_canopy.reuse.learner import ReuseModel
 
-READINGS = [
-    ExponentialModel(counted, life, hazard)
-    for counted in (True, False)
-    for life in (True, False)
-    for hazard in (True, False)
-]
 TALKS = st.lists(
     st.tuples(
         st.sampled_from(["text", "file"]),
@@ -64,53 +57,43 @@ def by_category(rows):
     return gaps, lives
 
 
-@pytest.mark.parametrize("reading", READINGS)
 @given(talks=TALKS)
-def test_it_is_the_papers_formula_of_the_log(reading, talks):
+def test_it_is_the_papers_formula_of_the_log(talks):
     rows = log_of(talks)
-    model = fed(ReuseModel(exponential=reading, type_turn=True, min_samples=1), rows)
+    model = fed(ReuseModel(exponential=True, type_turn=True, min_samples=1), rows)
     gaps, lives = by_category(rows)
     for (kind, turn), of_all in gaps.items():
         reused = [gap for gap in of_all if gap < math.inf]
         if not reused:
             continue
-        count = len(of_all) if reading.counts_never_reused else len(reused)
+        count = len(of_all)
         mean = sum(reused) / len(reused)
 
         def cdf(x, mean=mean, count=count, reused=reused):
             return len(reused) / count * (1.0 - math.exp(-x / mean))
 
-        life = sum(lives[kind, turn]) / len(of_all) if reading.life else 1e12
+        life = sum(lives[kind, turn]) / len(of_all)
         category = model.categories.get("|".join(type_turn_features(kind, turn)))
         for age in (0.0, 1.0, 30.0, 400.0):
             wanted = cdf(age + life) - cdf(age)
-            if reading.hazard:
-                share, left = len(reused) / count, math.exp(-age / mean)
-                over = 1.0 - share + share * left
-                wanted = share * left / mean / over if over else 1.0 / mean
             got = category.exponential.rank(age)
             assert got == pytest.approx(wanted, rel=1e-6, abs=1e-12)
 
 
 def test_counted_blocks_without_reuse_are_not_expected_again():
     talks = [("text", float(n), [5.0] if n % 2 else []) for n in range(40)]
-    counted = fed(ReuseModel(exponential=ExponentialModel(), type_turn=True), log_of(talks))
+    counted = fed(ReuseModel(exponential=True, type_turn=True), log_of(talks))
     assert counted.categories.get("text|turn1").exponential.rank(0.0) > 0.0
     assert counted.categories.get("text|turn2").exponential.rank(0.0) == 0.0
-    left_out = ReuseModel(exponential=ExponentialModel(False, False, False), type_turn=True)
-    fed(left_out, log_of(talks))
-    assert left_out.categories.get("text|turn2").exponential.rank(0.0) == pytest.approx(1.0)
 
 
 def test_before_a_fit_every_probability_is_0():
-    assert ReuseModel(exponential=ExponentialModel()).categories.root.exponential.rank(
-        3.0
-    ) == pytest.approx(0.0)
+    assert ReuseModel(exponential=True).categories.root.exponential.rank(3.0) == pytest.approx(0.0)
 
 
 def test_a_new_label_uses_its_parents_curve_until_the_next_fit():
     talks = [("text", float(n), [5.0, 5.0]) for n in range(30)]
-    model = fed(ReuseModel(exponential=ExponentialModel(), type_turn=True), log_of(talks))
+    model = fed(ReuseModel(exponential=True, type_turn=True), log_of(talks))
     known = model.categories.get("text").exponential
     assert known.rank(1.0) > 0.0
     assert model.categories.refine(("text", "turn9")).exponential == known
@@ -124,14 +107,11 @@ def leaf(policy, label, last_access, offset=0):
 
 
 @pytest.mark.parametrize("categories", ["type-turn", "refined"])
-@pytest.mark.parametrize(
-    "reading", [{}, {"reading": "formula"}, {"reading": "formula", "life": False}]
-)
-def test_a_tenth_turn_outlives_a_first_of_equal_age_if_it_returns_more(categories, reading):
+def test_a_tenth_turn_outlives_a_first_of_equal_age_if_it_returns_more(categories):
     """Section 4.1: many one-turn requests must not push a ten-turn one out."""
     # One in four continues after its first turn, for fourteen turns; gaps are equal.
     talks = [("text", float(n), [20.0] * (14 if n % 4 == 0 else 0)) for n in range(200)]
-    options = {"model": "exponential", "categories": categories, "min_samples": 5, **reading}
+    options = {"model": "exponential", "categories": categories, "min_samples": 5}
     policy = make_policy("wa", options)
     fed(policy.model, log_of(talks))
     first = policy.model.categories.refine(names(categories, 1)).label

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from sglang_canopy.records import Request
 from sglang_canopy.reuse.categories import Categories
-from sglang_canopy.reuse.exponential import ExponentialModel
 from sglang_canopy.reuse.hint_trust import MAX_TENANTS, OTHERS
 from sglang_canopy.reuse.learner import ReuseModel
 from sglang_canopy.reuse.survival import BINS, TOKEN_BINS, age_bin
@@ -395,7 +394,7 @@ def test_a_saved_profile_has_no_names_that_are_dead():
 
 
 def test_a_shared_prefix_lives_until_its_last_use():
-    model = ReuseModel(exponential=ExponentialModel(), min_samples=1)
+    model = ReuseModel(exponential=True, min_samples=1)
     for n in range(5):
         serve(model, 10 * n, ["system", f"question {n}"])
     model.fit(50.0)

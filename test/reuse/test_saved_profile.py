@@ -5,7 +5,6 @@ import pytest
 
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.records import Request
-from sglang_canopy.reuse.exponential import ExponentialModel
 from sglang_canopy.reuse.learner import ReuseModel
 
 
@@ -96,7 +95,7 @@ def test_a_profile_of_other_categories_is_refused():
 
 def test_a_restored_exponential_has_the_lifespans_of_the_saved_one():
     def taught(rows):
-        model = ReuseModel(min_samples=5, exponential=ExponentialModel(hazard=False))
+        model = ReuseModel(min_samples=5, exponential=True)
         for time, path in rows:
             request = Request(time=time, path=path, prompt_tokens=len(path))
             request.label = model.arrive(request)
@@ -111,7 +110,7 @@ def test_a_restored_exponential_has_the_lifespans_of_the_saved_one():
     ]
     model = taught(sorted(rows))
     model.fit(300.0)
-    again = ReuseModel(min_samples=5, exponential=ExponentialModel(hazard=False))
+    again = ReuseModel(min_samples=5, exponential=True)
     again.restore(json.loads(json.dumps(model.state())))
     saved, restored = (m.categories.root.exponential for m in (model, again))
     assert restored.life_s == pytest.approx(saved.life_s)

@@ -133,7 +133,7 @@ def _profiled(context: Context) -> dict[str, Any]:
     size = int(0.05 * distinct_blocks(second))
     rows = {"lru": simulate(second, make_policy("lru"), size).block_hit_ratio}
     for name, options in (
-        ("exponential", {"model": "exponential", "reading": "formula"}),
+        ("exponential", {"model": "exponential"}),
         ("survival", {}),
     ):
         learnt = make_policy("wa", options)

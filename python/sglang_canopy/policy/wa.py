@@ -2,8 +2,7 @@
 
 Survival model (default): a leaf's rank is G_w(a), the reuse that its category ``w`` gains per
 second of space held from age ``a`` on (``reuse/survival.py``). Exponential model: the ATC 2025
-paper's tuple (ReuseProb_w(t, life), -offset); ``reuse/exponential.py`` has the formula and its two
-readings. The lowest rank is evicted first. With too few samples a category uses a coarser
+paper's tuple (ReuseProb_w(t, life), -offset); ``reuse/exponential.py`` has the formula. The lowest rank is evicted first. With too few samples a category uses a coarser
 category's curve, then the global curve; without samples the order is LRU.
 
 Clients' hints apply at once. A leaf of an ended conversation is evicted first. A leaf with a hinted
@@ -28,7 +27,6 @@ from sglang_canopy.policy.structures.cells import Cell, Cells, EndQueue, Entry, 
 from sglang_canopy.records import Leaf, Request
 from sglang_canopy.reuse import saved_curves
 from sglang_canopy.reuse.category import Category
-from sglang_canopy.reuse.exponential import CDF_COUNTS, READINGS, ExponentialModel
 from sglang_canopy.reuse.hint_trust import return_slack_s, speaker
 from sglang_canopy.reuse.learner import ReuseModel
 from sglang_canopy.reuse.survival import still_returns
@@ -44,22 +42,6 @@ class Config:
         "``survival``; ``exponential``, the ATC 2025 paper's own formula; or ``recency``, LRU that "
         "applies hints.",
         choices=_MODELS,
-    )
-    cdf: str = declare_key(
-        "all",
-        "Exponential model: whether the fit counts blocks that are never reused (``all``) or not "
-        "(``reused``); the paper leaves it open.",
-        choices=tuple(CDF_COUNTS),
-    )
-    reading: str = declare_key(
-        "hazard",
-        "Exponential model: ``hazard``, the rate of reuse given that there was none so far, or "
-        "``formula``, the paper's ReuseProb.",
-        choices=tuple(READINGS),
-    )
-    life: bool = declare_key(
-        True,
-        "Reading ``formula``: look ahead by no more than the category's expected lifespan.",
     )
     categories: str = declare_key(
         "refined",
@@ -83,15 +65,6 @@ class Config:
 
     def __post_init__(self) -> None:
         declared.check(self)
-        plain = (self.cdf, self.reading, self.life) == ("all", "hazard", True)
-        if self.model != "exponential" and not plain:
-            raise ValueError(
-                "keys 'cdf', 'reading' and 'life' are only for the model 'exponential'"
-            )
-        if not self.life and self.reading != "formula":
-            raise ValueError(
-                "key 'life' is only for the reading 'formula': the hazard has no lifespan"
-            )
 
 
 class WorkloadAware(Policy):
@@ -339,9 +312,6 @@ class WorkloadAware(Policy):
 
 
 def _model(config: Config) -> ReuseModel:
-    exponential = None
-    if config.model == "exponential":
-        exponential = ExponentialModel(config.cdf == "all", config.life, config.reading == "hazard")
     return ReuseModel(
         window_s=config.window_s,
         max_samples=config.max_samples,
@@ -349,7 +319,7 @@ def _model(config: Config) -> ReuseModel:
         max_categories=config.max_categories,
         own_gaps=config.own_gaps,
         added=True,
-        exponential=exponential,
+        exponential=config.model == "exponential",
         type_turn=config.categories == "type-turn",
     )
 

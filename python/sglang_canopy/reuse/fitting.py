@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from sglang_canopy.reuse.categories import Categories
 from sglang_canopy.reuse.category import Category
-from sglang_canopy.reuse.exponential import ExponentialModel, fit_exponential
+from sglang_canopy.reuse.exponential import fit_exponential
 from sglang_canopy.reuse.shadow import ShadowIndex
 from sglang_canopy.reuse.survival import BINS, EDGES, SHRINK, survival_curve
 
@@ -16,12 +16,12 @@ def fit(
     shadow: ShadowIndex,
     now: float,
     min_samples: int,
-    exponential: ExponentialModel | None,
+    exponential: bool,
     profile_share: float,
 ) -> None:
     """Refit all categories. ``profile_share`` (0 to 1) scales the counts of a restored profile."""
     _count_waiting(categories, shadow, now)
-    if exponential is not None:
+    if exponential:
         _sum_lives(categories, shadow)
     table = list(categories)
     for category in table:
@@ -82,9 +82,7 @@ def _gather_own(category: Category, profile_share: float) -> None:
         category.all_lives += profile_share * saved["lives"][1]
 
 
-def _fit_category(
-    category: Category, min_samples: int, exponential: ExponentialModel | None
-) -> None:
+def _fit_category(category: Category, min_samples: int, exponential: bool) -> None:
     parent = category.parent
     continued = sum(category.all_events)
     samples = continued + sum(category.all_waiting)
@@ -101,10 +99,9 @@ def _fit_category(
             SHRINK if parent is not None else 1.0,
         )
     )
-    if exponential is None:
+    if not exponential:
         return
     fitted = fit_exponential(
-        exponential,
         continued,
         samples,
         category.all_gap_sum_s,
@@ -114,9 +111,8 @@ def _fit_category(
     if fitted is not None:
         category.exponential = fitted
     elif parent is not None:
-        # Without a reused tip, use the parent's gaps; the returning share is 0 if F_w counts all.
-        none = 0.0 if exponential.counts_never_reused else parent.exponential.height
-        category.exponential = replace(parent.exponential, height=none)
+        # Without a reused tip, use the parent's gaps; the returning share is 0.
+        category.exponential = replace(parent.exponential, height=0.0)
 
 
 def _add(into: list[float], other: list[float], factor: float = 1.0) -> None:

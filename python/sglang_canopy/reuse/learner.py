@@ -21,7 +21,6 @@ from sglang_canopy.reuse.categories import (
     type_turn_features,
 )
 from sglang_canopy.reuse.category import Category
-from sglang_canopy.reuse.exponential import ExponentialModel
 from sglang_canopy.reuse.fitting import fit
 from sglang_canopy.reuse.hint_trust import HintRecords, speaker
 from sglang_canopy.reuse.shadow import LastTips, ShadowIndex, Tip, full_blocks
@@ -57,7 +56,7 @@ class ReuseModel:
         max_categories: int = 256,
         own_gaps: bool = True,
         added: bool = False,
-        exponential: ExponentialModel | None = None,
+        exponential: bool = False,
         type_turn: bool = False,
     ) -> None:
         self.min_samples = min_samples
