@@ -6,10 +6,21 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
-from canopy_kernel.floors import Cost
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """FLOPs and bytes of a task: each visible pair of query and key once, each byte once."""
+
+    flops: float
+    bytes: float
+
+    def seconds(self, top: dict) -> float:
+        """Return the roofline time under measured ``flop_per_second`` and ``bytes_per_second``."""
+        return max(self.flops / top["flop_per_second"], self.bytes / top["bytes_per_second"])
 
 
 class Bench:
@@ -70,20 +81,6 @@ def table(length: int, dim: int, device: str) -> torch.Tensor:
     return torch.cat([angle.cos(), angle.sin()], -1)
 
 
-def against_peaks(name: str, seconds: float, does: Cost, floor: Cost, top: dict) -> dict:
-    """Return a measured time against arithmetic.
-
-    does: operations and bytes of the kernel; floor: the least of the task; top: measured
-    ``flop_per_second`` and ``bytes_per_second``. ``times_floor``: the time over the roofline of
-    the floor; ``of_peak_flops``: the kernel's own rate of FLOPs over the measured one;
-    ``of_peak_bytes``: the floor's bytes over the measured bandwidth (keys that tiles share are
-    read from the cache, so a kernel's bytes may exceed it).
-    """
-    least = floor.seconds(top["flop_per_second"], top["bytes_per_second"])
-    return {
-        f"{name}_s": seconds,
-        f"{name}_times_floor": seconds / least,
-        f"{name}_of_peak_flops": does.flops / seconds / top["flop_per_second"],
-        f"{name}_of_peak_bytes": floor.bytes / seconds / top["bytes_per_second"],
-        f"{name}_flops_over_floor": does.flops / floor.flops,
-    }
+def against_floor(name: str, seconds: float, floor: Cost, top: dict) -> dict:
+    """Return a measured time, also as a multiple of the roofline of its task's least work."""
+    return {f"{name}_s": seconds, f"{name}_times_floor": seconds / floor.seconds(top)}

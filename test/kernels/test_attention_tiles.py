@@ -23,9 +23,8 @@ def test_every_row_is_in_one_tile_and_every_part_has_a_place(sizes, group, block
     counts, lengths = zip(*sizes)
     rows = []
     for launch in tiles.plan(counts, lengths, group, block_m, 2, 64):
-        for request, first, some, begin, part, parts, _place, _ in launch.tiles.tolist():
+        for request, first, some, _, part, parts, _place, _ in launch.tiles.tolist():
             assert 0 < some <= launch.block_m
-            assert begin == -1
             assert part < parts
             if part == 0:
                 rows += [(request, first + i) for i in range(some)]

@@ -23,33 +23,17 @@ def scripts(monkeypatch):
     return device_timing, gpu_check
 
 
-def test_a_time_is_compared_with_its_floor_and_the_measured_peaks(scripts):
-    from canopy_kernel.floors import Cost
-
+def test_a_time_is_compared_with_its_floor(scripts):
     timing, _ = scripts
     top = {"flop_per_second": 100.0, "bytes_per_second": 10.0}
-    row = timing.against_peaks("k", 4.0, Cost(300.0, 50.0), Cost(200.0, 10.0), top)
-    assert row == {
-        "k_s": 4.0,
-        "k_times_floor": 2.0,  # 200 FLOPs at 100 a second
-        "k_of_peak_flops": 0.75,  # 300 done in 4 seconds
-        "k_of_peak_bytes": 0.25,
-        "k_flops_over_floor": 1.5,
-    }
-
-
-def test_missing_stock_kernels_are_skipped(scripts):
-    import attention_times
-
-    timing, _ = scripts
-    ways = attention_times.stock_ways(timing.Bench(smoke=False))
-    assert set(ways) <= {"flashinfer", "fa3"}
+    row = timing.against_floor("k", 4.0, timing.Cost(200.0, 10.0), top)
+    assert row == {"k_s": 4.0, "k_times_floor": 2.0}  # 200 FLOPs at 100 a second
 
 
 def test_every_aim_is_judged_by_the_report(scripts):
     _, check = scripts
     report = {
-        "attention": [{"tokens": 8, "triton_times_floor": 1.4, "fa3_times_floor": 1.6}],
+        "attention": [{"tokens": 8, "triton_times_floor": 1.6}],
         "movers": [{"tokens": 8, "kernel": "energy", "kernel_times_floor": 1.2}],
         "end_to_end": [
             {"tokens": 8, "ratio": 0.15, **check.compared(10.0, 2.0, 2.5, "asked")},
@@ -57,8 +41,7 @@ def test_every_aim_is_judged_by_the_report(scripts):
         ],
     }
     assert check.judge(report) == [
-        "MISSED: fa3 at 8 tokens: 1.60 times its floor (aim 1.5)",
-        "met: triton at 8 tokens: 1.40 times its floor (aim 1.5)",
+        "MISSED: triton at 8 tokens: 1.60 times its floor (aim 1.5)",
         "met: energy at 8 tokens: 1.20 times its floor (aim 1.5)",
         "MISSED: asked at 8 tokens: chunks read from pinned memory over the device 1.25 (aim 1.1)",
         "met: asked at 8 tokens: 5.00 times sooner than this model's own eager prefill (aim 4.86)",
@@ -76,15 +59,6 @@ def run(out, *flags, interpret="0"):
         timeout=280,
     )
     return done, json.loads(report.read_text())
-
-
-def test_the_dry_run_prints_the_arithmetic_and_runs_no_kernel(tmp_path):
-    done, report = run(tmp_path, "--dry-run")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "nothing was run" in done.stdout
-    rows = report["dry_run"]
-    assert {(r["tokens"], r["ratio"]) for r in rows} >= {(4096, 0.15), (65536, 0.5)}
-    assert all(r[f"{way}_flops_over_floor"] >= 1 for r in rows for way in ("triton", "decomposed"))
 
 
 @pytest.mark.long

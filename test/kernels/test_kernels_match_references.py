@@ -7,7 +7,6 @@ pytest.importorskip("triton")
 
 from canopy_kernel import (  # noqa: E402
     attention,
-    halves,
     lowpass,
     pages,
     rope_scatter,
@@ -222,9 +221,8 @@ def test_energy_layer_by_layer_is_the_reference_of_the_reconstruction(tokens, al
 
 
 @pytest.mark.parametrize("high", [False, True])
-def test_energy_of_a_long_chunk_of_odd_width_is_the_sum_of_its_blocks(high):
+def test_energy_of_a_long_chunk_of_odd_width_is_the_reference(high):
     k, v = (torch.randn(2, 3001, 71) for _ in range(2))
-    assert lowpass.CPU_BLOCK // 3001 < 71 // 2  # more than one block of channels
     expected = lowpass.reference(*(lowpass.reconstruct(x, 0.5, high) for x in (k, v)))
     got = lowpass.lowpass_energy(k, v, high=high)
     assert torch.allclose(got, expected, rtol=1e-5, atol=1e-5)
@@ -234,4 +232,17 @@ def test_every_position_in_order_is_causal_attention():
     q, k, v = torch.randn(70, 6, 64), *torch.randn(2, 70, 2, 64).unbind()
     rows = attention.Rows.one(torch.arange(70), torch.arange(70))
     expected = attention.reference(q, k[:, None], v[:, None], rows, 0.125)
-    close(halves.causal(q, k, v, 0.125), expected, torch.float32)
+    close(attention.causal(q, k, v, 0.125), expected, torch.float32)
+
+
+@pytest.mark.parametrize(
+    "positions",
+    [[699], list(range(700)), list(range(0, 700, 3)), [*range(65), *range(300, 365), 699]],
+    ids=["last", "all", "every-third", "runs"],
+)
+def test_blocks_of_queries_on_a_cpu_are_the_dense_reference(positions):
+    q, k, v = torch.randn(len(positions), 6, 32), *torch.randn(2, 700, 2, 32).unbind()
+    at = torch.tensor(positions)
+    rows = attention.Rows.one(at, torch.arange(700))
+    expected = attention.reference(q, k[:, None], v[:, None], rows, 0.2)
+    close(attention.attend(q, k, v, attention.blocks(at), 0.2), expected, torch.float32)

@@ -10,7 +10,7 @@ import torch
 
 from canopy_chunks.fuse.model import Model
 from canopy_chunks.store.device_copy import is_host
-from canopy_kernel import attention, halves, pages
+from canopy_kernel import attention, pages
 
 Made = TypeVar("Made")
 
@@ -31,7 +31,7 @@ class KVCache:
     backend: str = "auto"
     arrivals: list[Any] = field(default_factory=list)
     """Transfers into the cache. A layer's rows arrive before the layer is read or written."""
-    _plans: list[tuple[torch.Tensor, list[halves.Step]]] = field(default_factory=list)
+    _plans: list[tuple[torch.Tensor, list[attention.Block]]] = field(default_factory=list)
     _batches: list[tuple[torch.Tensor, attention.Rows]] = field(default_factory=list)
     _places: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
 
@@ -69,8 +69,8 @@ class KVCache:
             n = len(self)
             k, v = k[:n, 0], v[:n, 0]
             if q.shape[0] == n:
-                return halves.causal(q, k, v, scale)
-            return halves.attend(q, k, v, self._plan(q, k, positions), scale)
+                return attention.causal(q, k, v, scale)
+            return attention.attend(q, k, v, self._plan(positions), scale)
         return attention.sparse_prefill(q, k, v, self._rows(positions), scale, self.backend)
 
     def arrive(self, layer: int) -> None:
@@ -87,11 +87,8 @@ class KVCache:
             self._batches, positions, lambda: attention.Rows.one(positions, self.slots)
         )
 
-    def _plan(self, q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor) -> list[halves.Step]:
-        group = q.shape[1] // k.shape[1]
-        return _cached_result(
-            self._plans, positions, lambda: halves.plan(positions, group, q.dtype)
-        )
+    def _plan(self, positions: torch.Tensor) -> list[attention.Block]:
+        return _cached_result(self._plans, positions, lambda: attention.blocks(positions))
 
 
 def _cached_result(

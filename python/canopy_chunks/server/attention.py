@@ -2,15 +2,13 @@
 
 A backend keeps its name and class. While a fused batch runs, ``canopy_plan`` is set and rows attend
 by position: a query at position p attends to its own request's keys 0..p. All other batches run the
-stock code. On a CPU this is the project's blocked torch attention. On CUDA it depends on the
-server's backend: with ``flashinfer`` and ``fa3`` their stock paged kernels run the keys before each
-block of rows, and Triton the rest; with other backends Triton runs all keys (``canopy_kernel``).
+stock code. On a CPU this is the project's blocked torch attention, on CUDA its Triton kernel
+(``canopy_kernel``), whatever the server's backend is.
 """
 
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,9 +16,7 @@ from typing import Any
 import torch
 
 from canopy_chunks.store.device_copy import is_host
-from canopy_kernel import attention, decomposition, pages, stock_kernels, triton_attention, ways
-
-logger = logging.getLogger(__name__)
+from canopy_kernel import attention, pages
 
 BACKENDS = ("torch_native", "triton", "flashinfer", "fa3")
 
@@ -48,19 +44,13 @@ class FusedAttention:
         k_pool: torch.Tensor,
         v_pool: torch.Tensor,
         scale: float,
-        paged: decomposition.Paged | None = None,
     ) -> torch.Tensor:
-        """Attend ``q [m, heads, d]`` over a pool's pages; returns q's shape. On a CPU the steps are
-        planned once.
-
-        paged: the stock kernel for the keys before each block of rows, if there is one.
-        """
-        if paged is not None:
-            return decomposition.decomposed(q, k_pool, v_pool, self.rows, scale, paged)
+        """Attend ``q [m, heads, d]`` over a pool's pages; returns q's shape. On a CPU the blocks are
+        planned once."""
         if not is_host(q):
             return attention.sparse_prefill(q, k_pool, v_pool, self.rows, scale)
         if not self._planned:
-            self._planned.extend(attention.plan(q, k_pool, self.rows))
+            self._planned.extend(attention.plan(self.rows))
         return attention.blocked(q, k_pool, v_pool, self.rows, scale, self._planned)
 
 
@@ -94,47 +84,8 @@ def _forward_extend(
         pool.set_kv_buffer(layer, KVWriteLoc(forward_batch.out_cache_loc, None), k, v)
     query = q.view(-1, layer.tp_q_head_num, layer.qk_head_dim)
     keys, values = pool.get_key_buffer(layer.layer_id), pool.get_value_buffer(layer.layer_id)
-    paged = _faster_kernel(backend, plan, query, _stock_kernel(backend, query, keys))
-    size = 1 if paged is None else backend.canopy_page_size
-    out = plan.attend(
-        query, pages.paged(keys, size), pages.paged(values, size), layer.scaling, paged
-    )
+    out = plan.attend(query, pages.flat(keys), pages.flat(values), layer.scaling)
     return out.reshape(q.shape)
-
-
-def _stock_kernel(backend: Any, q: torch.Tensor, keys: torch.Tensor) -> decomposition.Paged | None:
-    """Return the stock kernel for fused batches, chosen and logged at the first call."""
-    if backend.canopy_choice is None:
-        choice = stock_kernels.choose(
-            backend.canopy_name,
-            backend,
-            q.shape[-1],
-            q.dtype,
-            keys.dtype,
-            q.device.type,
-            triton_attention.chip(q.device)[0] if q.is_cuda else 0,
-        )
-        backend.canopy_choice = choice
-        if choice.paged is not None:
-            what = f"{backend.canopy_name}'s paged kernel and Triton"
-        else:
-            what = "Triton alone" if q.is_cuda else "torch"
-        logger.info("canopy: rows of fused prompts attend through %s: %s", what, choice.reason)
-    return backend.canopy_choice.paged
-
-
-def _faster_kernel(
-    backend: Any, plan: FusedAttention, q: torch.Tensor, paged: decomposition.Paged | None
-) -> decomposition.Paged | None:
-    """Return ``paged``, or None if Triton alone was faster when measured on this chip."""
-    if paged is None or not ways.table():
-        return paged
-    chip = torch.cuda.get_device_name(q.device)
-    alone = plan.rows.once(
-        ("triton alone", backend.canopy_name),
-        lambda: ways.triton_is_faster(ways.table(), chip, backend.canopy_name, *plan.rows.sizes()),
-    )
-    return None if alone else paged
 
 
 def forward_batch_pool(backend: Any, forward_batch: Any) -> Any:
@@ -160,8 +111,7 @@ def _fusing(name: str, create: Callable[[Any], Any]) -> Callable[[Any], Any]:
     @functools.wraps(create)
     def made(runner: Any) -> Any:
         backend = create(runner)
-        backend.canopy_plan = backend.canopy_choice = None
-        backend.canopy_name, backend.canopy_page_size = name, getattr(runner, "page_size", 1)
+        backend.canopy_plan, backend.canopy_name = None, name
         backend.forward_extend = functools.partial(_forward_extend, backend, backend.forward_extend)
         return backend
 

@@ -25,7 +25,7 @@ from canopy_chunks.fuse.rope import from_config, prove_rotation, rotate, unrotat
 from canopy_chunks.server.served_model import ServedModel
 from canopy_chunks.store.device_copy import is_host, to_device
 from canopy_chunks.store.shape import Shape
-from canopy_kernel import halves, pages
+from canopy_kernel import attention, pages
 from sglang_canopy.errors import CanopyError
 from sglang_canopy.storage.fingerprint import NotFound, local_files, whole
 from sglang_canopy.storage.weights import WEIGHTS
@@ -196,7 +196,7 @@ class RowCache(KVCache):
         if not is_host(q):
             return KVCache.attend(self, layer, q, positions, scale)
         k, v = (x.to(q.dtype) for x in self.read(layer, torch.arange(len(self))))
-        return halves.attend(q, k, v, self._plan(q, k, positions), scale)
+        return attention.attend(q, k, v, self._plan(positions), scale)
 
 
 def row_cache(runner: Any, row: torch.Tensor, floor: int) -> RowCache:

@@ -7,16 +7,23 @@ queries has a last key, and no dense mask is needed.
 
 from __future__ import annotations
 
-import torch
+from dataclasses import dataclass
 
-from canopy_kernel import halves, pages
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from canopy_kernel import pages
 from canopy_kernel.ragged import Rows
 from canopy_kernel.triton_attention import sparse_prefill_triton
 
 __all__ = [
+    "Block",
     "Plan",
     "Rows",
+    "attend",
     "blocked",
+    "blocks",
+    "causal",
     "plan",
     "reference",
     "sparse_prefill",
@@ -41,14 +48,70 @@ def reference(
     return out
 
 
-Plan = list[tuple[slice, slice, list[halves.Step]]]
-"""Queries, keys and CPU steps of each request; equal for all layers."""
+BLOCK = 64
+"""Queries of a block on a CPU; a longer one computes more hidden keys."""
 
 
-def plan(q: torch.Tensor, k_pool: torch.Tensor, rows: Rows) -> Plan:
-    """Plan :func:`blocked` for ``rows``; ``q`` and ``k_pool`` supply head counts and dtype."""
-    group = q.shape[1] // k_pool.shape[2]
-    return [(qs, ks, halves.plan(rows.positions[qs], group, q.dtype)) for qs, ks in rows.requests()]
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Queries ``first..last`` over the first ``keys`` keys; mask: bool ``[queries, keys]``, visible keys."""
+
+    first: int
+    last: int
+    keys: int
+    mask: torch.Tensor
+
+
+def blocks(positions: torch.Tensor) -> list[Block]:
+    """Return the blocks of sorted ``positions [m]``; equal for all layers."""
+    at = positions.cpu()
+    found = []
+    for first in range(0, len(at), BLOCK):
+        some = at[first : first + BLOCK]
+        keys = int(some[-1]) + 1
+        found.append(Block(first, first + len(some), keys, torch.arange(keys) <= some[:, None]))
+    return found
+
+
+def attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, planned: list[Block], scale: float
+) -> torch.Tensor:
+    """Attend from ``q [m, heads, d]`` to ``k, v [n, kv_heads, d]`` in position order, on a CPU."""
+    m, heads, dim = q.shape
+    kv_heads, group = k.shape[1], heads // k.shape[1]
+    # A KV head is a batch of its query heads, so keys and values are not copied.
+    query = q.view(m, kv_heads, group, dim).permute(1, 2, 0, 3)
+    key, value = (x.transpose(0, 1)[:, None].expand(-1, group, -1, -1) for x in (k, v))
+    out = torch.empty_like(q)
+    for one in planned:
+        part = scaled_dot_product_attention(
+            query[:, :, one.first : one.last],
+            key[:, :, : one.keys],
+            value[:, :, : one.keys],
+            attn_mask=one.mask,
+            scale=scale,
+        )
+        out[one.first : one.last] = part.permute(2, 0, 1, 3).reshape(-1, heads, dim)
+    return out
+
+
+def causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+    """Compute torch's causal attention over all positions of one request, in order."""
+    query, key, value = (x.transpose(0, 1)[None] for x in (q, k, v))
+    gqa = q.shape[1] != k.shape[1]
+    out = scaled_dot_product_attention(
+        query, key, value, is_causal=True, scale=scale, enable_gqa=gqa
+    )
+    return out[0].transpose(0, 1)
+
+
+Plan = list[tuple[slice, slice, list[Block]]]
+"""Queries, keys and blocks of each request on a CPU; equal for all layers."""
+
+
+def plan(rows: Rows) -> Plan:
+    """Plan :func:`blocked` for ``rows``."""
+    return [(qs, ks, blocks(rows.positions[qs])) for qs, ks in rows.requests()]
 
 
 def blocked(
@@ -59,12 +122,12 @@ def blocked(
     scale: float,
     planned: Plan | None = None,
 ) -> torch.Tensor:
-    """Run the CPU path, which halves the queries until masks are small (:mod:`.halves`)."""
+    """Run the CPU path, in blocks of queries."""
     out = torch.empty_like(q)
-    for qs, ks, steps in plan(q, k_pool, rows) if planned is None else planned:
+    for qs, ks, found in plan(rows) if planned is None else planned:
         slots = rows.slots[ks]
         k, v = (pages.read(pool, slots).to(q.dtype) for pool in (k_pool, v_pool))
-        out[qs] = halves.attend(q[qs], k, v, steps, scale)
+        out[qs] = attend(q[qs], k, v, found, scale)
     return out
 
 

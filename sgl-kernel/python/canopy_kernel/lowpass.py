@@ -12,10 +12,6 @@ import torch
 
 from canopy_kernel.triton_shim import tl, triton
 
-CPU_BLOCK = 96 * 1024
-"""Complex numbers per transform on a CPU (three quarters of a MiB): larger blocks exceed the second-level
-cache, smaller ones plan the transform more often."""
-
 
 def reconstruct(x: torch.Tensor, alpha: float, high: bool = False) -> torch.Tensor:
     """Return ``x [layers, n, width]`` low-passed along tokens, in fp32 (equations 2 to 4).
@@ -79,34 +75,9 @@ def lowpass_energy(
 ) -> torch.Tensor:
     """Return fp32 energies ``[layers, n]`` of one chunk's ``k, v [layers, n, width]``."""
     if not k.is_cuda:
-        return _energy_cpu(k, v, alpha, high)
+        layers = zip(
+            k.split(1), v.split(1)
+        )  # one at a time: a reconstruction is as large as its input
+        found = [reference(*(reconstruct(x, alpha, high) for x in pair)) for pair in layers]
+        return torch.cat(found)
     return energy_triton(reconstruct(k, alpha, high), reconstruct(v, alpha, high))
-
-
-def _energy_cpu(k: torch.Tensor, v: torch.Tensor, alpha: float, high: bool) -> torch.Tensor:
-    """Compute energies per layer, with two adjacent channels in one complex transform, in their layout.
-
-    The filter is real and symmetric, so the real and imaginary parts of the result are the low passes of
-    the two channels. The sum of squares is scaled instead of the inverse transform.
-    """
-    layers, n, width = k.shape
-    total = torch.zeros(layers, n)
-    if n == 0:
-        return total
-    cut = math.floor(alpha * (n // 2 + 1))
-    low = [slice(0, cut), slice(n - max(0, cut - 1), n)]  # bins and their mirror images
-    gone = low if high else [slice(cut, n - max(0, cut - 1))]
-    for layer in range(layers):
-        for x in (k[layer], v[layer]):
-            x = x.float().contiguous()
-            if width % 2:
-                x = torch.nn.functional.pad(x, (0, 1))
-            squares = torch.zeros(2 * n)
-            for pairs in torch.view_as_complex(x.view(n, -1, 2)).split(max(1, CPU_BLOCK // n), 1):
-                spectrum = torch.fft.fft(pairs, dim=0)
-                for bins in gone:
-                    spectrum[bins] = 0
-                wave = torch.fft.ifft(spectrum, dim=0, norm="forward")
-                squares += torch.view_as_real(wave.t()).flatten(1).square_().sum(0)
-            total[layer] += squares.view(n, 2).sum(1).sqrt_()
-    return total.mul_(0.5 / n)

@@ -22,13 +22,6 @@ def flat(pool: torch.Tensor) -> torch.Tensor:
     return pool[:, None]
 
 
-def paged(pool: torch.Tensor, page_size: int) -> torch.Tensor:
-    """View a pool of single tokens as pages of ``page_size``, or of one token if that is impossible."""
-    if pool.is_contiguous() and pool.shape[0] % page_size == 0:
-        return pool.view(-1, page_size, *pool.shape[1:])
-    return flat(pool)
-
-
 def read(pool: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
     """Return the rows ``[n, kv_heads, head_dim]`` of a pool view at ``slots [n]``."""
     size = pool.shape[1]

@@ -49,34 +49,26 @@ def specialisations(arch: int) -> Iterator[Specialisation]:
 
 
 def _attention(kind: str, dim: int, page: int, arch: int) -> Iterator[Specialisation]:
-    """Yield attention with large and small tiles, whole, split, and continuing another kernel."""
+    """Yield attention with large and small tiles, whole and split."""
     import torch
 
     from canopy_kernel import tiles, triton_attention
 
     dtype = getattr(torch, DTYPES[kind])
-    for few, split, continues in (
-        (False, False, False),
-        (False, True, False),
-        (False, False, True),
-        (True, False, False),
-        (True, True, False),
-    ):
-        config = triton_attention.configuration(dim, dtype, few, arch, split, continues)
+    for few, split in ((False, False), (False, True), (True, False), (True, True)):
+        config = triton_attention.configuration(dim, dtype, few, arch, split)
         if not few and config.block_m == tiles.FEW:
             continue  # only small tiles exist
         what = ("few_rows" if few else "rows") + ("_split" if split else "")
         yield Specialisation(
-            f"sparse_prefill {what}{'_continued' if continues else ''} d{dim} {kind} page{page}",
+            f"sparse_prefill {what} d{dim} {kind} page{page}",
             triton_attention._sparse_prefill_kernel,
             {
-                **dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "out_ptr", "before_ptr"), f"*{kind}"),
+                **dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "out_ptr"), f"*{kind}"),
                 **dict.fromkeys(("positions_ptr", "slots_ptr"), "*i64"),
                 **dict.fromkeys(("query_starts_ptr", "key_starts_ptr", "tiles_ptr"), "*i32"),
                 **dict.fromkeys(("part_ptr", "part_lse_ptr"), "*fp32" if split else f"*{kind}"),
-                "before_lse_ptr": "*fp32" if continues else f"*{kind}",
                 "scale_log2": "fp32",
-                "lse_to_log2": "fp32",
             },
             {
                 "GROUP": GROUP,
@@ -87,7 +79,6 @@ def _attention(kind: str, dim: int, page: int, arch: int) -> Iterator[Specialisa
                 "IEEE": kind == "fp32",
                 "WIDE": False,
                 "SPLIT": split,
-                "CONTINUES": continues,
             },
             config.warps,
             config.stages,

@@ -18,8 +18,8 @@ MIN_KEYS = 512
 """Approximate minimum keys per part; smaller parts cost more to merge."""
 MAX_PARTS = 32
 FIELDS = 8
-"""int32 fields per tile: request, first row, rows, query at whose position the keys begin (-1: key 0),
-part, parts, place of the part in the workspace, unused."""
+"""int32 fields per tile: request, first row, rows, unused, part, parts, place of the part in the
+workspace, unused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ def plan(
             some = min(size, rows - first)
             last = (first + some - 1) // group
             keys = last + 1 + (n - m) * (last + 1) // m  # estimate; positions are on the device
-            (small if size == FEW else large).append((keys, [request, first, some, -1]))
+            (small if size == FEW else large).append((keys, [request, first, some, 0]))
             first += some
     if isinstance(programs, int):
         programs = {block_m: programs, FEW: programs}
@@ -69,24 +69,6 @@ def plan(
         for size, found in ((block_m, large), (FEW, small))
         if found
     ]
-
-
-def spans(counts: Sequence[int], group: int, block_m: int, block: int) -> list[Launch]:
-    """Plan tiles of the spans of blocks of ``block`` queries, in one launch without splits. A tile's
-    keys begin at the position of its block's first query."""
-    found: list[list[int]] = []
-    query = 0
-    for request, m in enumerate(counts):
-        for at in range(0, m, block):
-            end = min(at + block, m) * group
-            found += [
-                [request, first, min(block_m, end - first), query + at]
-                for first in range(at * group, end, block_m)
-            ]
-        query += m
-    if not found:
-        return []
-    return [Launch(block_m, _table([[*t, 0, 1, 0, 0] for t in found]), _table([]), 0)]
 
 
 def _launch(

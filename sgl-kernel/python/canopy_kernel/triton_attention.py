@@ -2,8 +2,7 @@
 
 The query heads of a KV head are rows of one tile (:mod:`.tiles`), which reads keys up to its last
 position. Keys before its first position are read in a loop without a mask. A tile with few rows is split
-along its keys, and its parts are merged by their log-sum-exp. A tile may also continue from another
-kernel's result over the keys before it (:mod:`.decomposition`).
+along its keys, and its parts are merged by their log-sum-exp.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ LOG2_E = 1.4426950408889634
 @dataclass(frozen=True, slots=True)
 class Configuration:
     """Rows and keys per tile, warps, pipeline stages, and concurrent programs per multiprocessor, as
-    limited by the compiled kernel's registers and shared memory (:func:`.compile.programs`)."""
+    limited by the compiled kernel's registers and shared memory."""
 
     block_m: int
     block_k: int
@@ -38,12 +37,7 @@ loops over keys wait for every load (``async_wait`` of 0); with 5, four loads re
 
 
 def configuration(
-    dim: int,
-    dtype: torch.dtype,
-    few: bool,
-    capability: int,
-    split: bool = False,
-    continues: bool = False,
+    dim: int, dtype: torch.dtype, few: bool, capability: int, split: bool = False
 ) -> Configuration:
     """Return the shipped configuration for a head size, a type, a kind of tile and a chip (80, 90, 100).
 
@@ -62,10 +56,10 @@ def configuration(
         return Configuration(tiles.FEW, 64 if dim < 256 else 32, 4, stages, held)
     if dim == 64:
         # On Blackwell, whole prompts of pages spill with 64 keys per tile; with 32, two programs fit.
-        keys = 32 if capability >= 100 and not split and not continues else 64
-        return Configuration(128, keys, 8, stages, 2 if capability >= 90 and not continues else 1)
-    if dim == 256 and (continues or capability < 90):
-        return Configuration(32, 32, 4, stages, 2 if capability >= 90 else 1)
+        keys = 32 if capability >= 100 and not split else 64
+        return Configuration(128, keys, 8, stages, 2 if capability >= 90 else 1)
+    if dim == 256 and capability < 90:
+        return Configuration(32, 32, 4, stages)
     return Configuration(128, 64 if dim == 128 and capability >= 90 else 32, 8, stages)
 
 
@@ -154,10 +148,7 @@ def _sparse_prefill_kernel(
     tiles_ptr,
     part_ptr,
     part_lse_ptr,
-    before_ptr,
-    before_lse_ptr,
     scale_log2,
-    lse_to_log2,
     q_row,
     q_head,
     k_page,
@@ -166,8 +157,6 @@ def _sparse_prefill_kernel(
     v_page,
     v_token,
     v_head,
-    before_lse_row,
-    before_lse_head,
     GROUP: tl.constexpr,
     PAGE: tl.constexpr,
     DIM: tl.constexpr,
@@ -176,7 +165,6 @@ def _sparse_prefill_kernel(
     IEEE: tl.constexpr,
     WIDE: tl.constexpr,
     SPLIT: tl.constexpr,
-    CONTINUES: tl.constexpr,
 ):
     kv_head = tl.program_id(0)
     tile = tiles_ptr + tl.program_id(1) * 8
@@ -203,15 +191,6 @@ def _sparse_prefill_kernel(
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, DIM], tl.float32)
     low = stop * 0
-    if CONTINUES:
-        low = tl.load(positions_ptr + tl.load(tile + 3)).to(tl.int32)
-        if low > 0:
-            acc = tl.load(
-                before_ptr + where[:, None] + dims[None, :], mask=alive[:, None], other=0.0
-            ).to(tl.float32)
-            lse_at = before_lse_ptr + query.to(tl.int64) * before_lse_row + head * before_lse_head
-            peak = tl.load(lse_at, mask=alive, other=0.0) * lse_to_log2
-            total = tl.full([BLOCK_M], 1.0, tl.float32)
     high = stop
     if SPLIT:
         part = tl.load(tile + 4)
@@ -382,37 +361,6 @@ def sparse_prefill_triton(
     return out
 
 
-def span_triton(
-    q: torch.Tensor,
-    k_pool: torch.Tensor,
-    v_pool: torch.Tensor,
-    rows: Rows,
-    scale: float,
-    block: int,
-    before: tuple[torch.Tensor, torch.Tensor, float],
-) -> torch.Tensor:
-    """Attend to the keys from each block's first position on, continuing from the keys before it.
-
-    block: queries per block; before: (``[m, heads, d]`` attention over the keys before each block,
-    ``[m, heads]`` its log-sum-exp, the factor that converts it to base 2), ignored for blocks that begin
-    at position 0. Otherwise as :func:`sparse_prefill_triton`.
-    """
-    q = q.contiguous()
-    out = torch.empty_like(q)
-    if q.shape[0] == 0:
-        return out
-    kv_heads = k_pool.shape[2]
-    group, dim = q.shape[1] // kv_heads, q.shape[2]
-    block_m = configuration(dim, q.dtype, False, chip(q.device)[0], continues=True).block_m
-
-    def work() -> list[tiles.Launch]:
-        return _to(q.device, tiles.spans(rows.sizes()[0], group, block_m, block))
-
-    for launch in rows.once(("spans", group, block_m, block), work):
-        run_tiles(q, k_pool, v_pool, out, rows, scale, launch, before)
-    return out
-
-
 def run_tiles(
     q: torch.Tensor,
     k_pool: torch.Tensor,
@@ -421,20 +369,16 @@ def run_tiles(
     rows: Rows,
     scale: float,
     launch: tiles.Launch,
-    before: tuple[torch.Tensor, torch.Tensor, float] | None = None,
 ) -> None:
     """Run one launch into ``out``, and its merge."""
     kv_heads = k_pool.shape[2]
     dim, group = q.shape[2], q.shape[1] // kv_heads
     few = launch.block_m == tiles.FEW
-    config = configuration(
-        dim, q.dtype, few, chip(q.device)[0], launch.parts > 0, before is not None
-    )
+    config = configuration(dim, q.dtype, few, chip(q.device)[0], launch.parts > 0)
     wide = q.dtype == torch.bfloat16 and not q.is_cuda
     shape = (launch.parts, kv_heads, launch.block_m)
     part = torch.empty(*shape, dim, dtype=torch.float32, device=q.device) if launch.parts else out
     part_lse = torch.empty(shape, dtype=torch.float32, device=q.device) if launch.parts else out
-    first, lse, to_log2 = before if before is not None else (out, out, 1.0)
     _sparse_prefill_kernel[(kv_heads, len(launch.tiles))](
         q,
         k_pool,
@@ -447,14 +391,10 @@ def run_tiles(
         launch.tiles,
         part,
         part_lse,
-        first,
-        lse,
         scale * LOG2_E,
-        to_log2,
         *q.stride()[:2],
         *k_pool.stride()[:3],
         *v_pool.stride()[:3],
-        *lse.stride()[:2],
         GROUP=group,
         PAGE=k_pool.shape[1],
         DIM=dim,
@@ -463,7 +403,6 @@ def run_tiles(
         IEEE=q.dtype == torch.float32 or wide,
         WIDE=wide,
         SPLIT=launch.parts > 0,
-        CONTINUES=before is not None,
         num_warps=config.warps,
         num_stages=config.stages,
     )

@@ -1,6 +1,0 @@
-"""Makes ``benchmark/chunk/comparators`` importable."""
-
-import sys
-from pathlib import Path
-
-sys.path.append(str(Path(__file__).parents[1] / "chunk"))
