@@ -204,7 +204,6 @@ SETUPS = (
         name="speculative decoding by n-grams",
         option="speculative_algorithm",
         applies=_is("NGRAM"),
-        served=_TIERS,
         **_SPECULATIVE,
     ),
     Setup(

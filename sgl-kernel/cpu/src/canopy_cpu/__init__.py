@@ -1,4 +1,4 @@
-"""SGLang on a CPU: attention over new tokens, convolutions, n-grams, HiCache and LoRA without CUDA.
+"""SGLang on a CPU: attention over new tokens, convolutions, HiCache and LoRA without CUDA.
 
 Canopy's plugin calls `install()` at load if torch finds no CUDA device. The import stand-ins next
 to this package act before any plugin is loaded.
@@ -26,7 +26,6 @@ _MLA_FORMS = (
     "sglang.srt.models.deepseek_common.attention_backend_handler.AttentionBackendRegistry.register"
 )
 _LORA = "sglang.srt.lora.lora_manager.LoRAManager.__init__"
-_TREES = "sglang.kernels.ops.speculative.spec_tree"
 _BACKENDS = "sglang.srt.arg_groups.platform_hook.handle_cpu_backends"
 
 # Replaced and required functions, with their leading parameters. If a release moved one, the start
@@ -66,10 +65,6 @@ SEAMS: dict[str, tuple[str, ...]] = {
     _LAYOUT: ("server_args",),
     _BACKENDS: ("server_args",),
     _LORA: ("base_model", "lora_backend"),
-    f"{_TREES}.verify_tree_greedy_func": (
-        *("predicts", "accept_index", "accept_token_num", "candidates", "retrieve_index"),
-        *("retrieve_next_token", "retrieve_next_sibling", "target_predict"),
-    ),
     "sglang.srt.arg_groups.overrides.declare_resolution": ("server_args", "source", "fields"),
     "sglang.srt.arg_groups.overrides.resolving_view": (),
 }
@@ -103,7 +98,7 @@ def install() -> None:
     from sglang.srt.layers.attention.attention_registry import register_attention_backend
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-    from canopy_cpu import hicache, lora, ngram, short_conv
+    from canopy_cpu import hicache, lora, short_conv
 
     register_attention_backend("torch_native")(_new_tokens_backend)
     HookRegistry.register(_BACKENDS, _default_to_torch_native, HookType.BEFORE)
@@ -112,7 +107,6 @@ def install() -> None:
     HookRegistry.register(_LAYOUT, hicache.direct_io, HookType.BEFORE)
     HookRegistry.register(_LORA, lora.unpin, HookType.BEFORE)
     short_conv.stand_in_for_kernels()
-    ngram.stand_in_for_kernels()
     for function in (short_conv.causal_conv1d_fn, short_conv.causal_conv1d_update):
         HookRegistry.register(f"{_CONV}.{function.__name__}", function, HookType.REPLACE)
     for name in (_MHA_HOST, _MLA_HOST, _MAMBA_HOST):

@@ -5,8 +5,6 @@ SGLang pads every request's query to the whole sequence, so a cached prefix save
 tokens alone. Rows, masks and groups of a batch are computed once and shared by all layers. Results
 equal the stock results up to rounding.
 
-Drafts of speculative decoding form a tree; each draft attends to its ancestors (`plan_verify`).
-
 The stock code runs cross-attention, encoder-only attention and sliding windows. If layers with
 sliding windows have their own KV pool, rows are translated to it: the stock code reads that pool
 with the rows of the other pool.
@@ -22,10 +20,7 @@ from typing import Any
 
 import torch
 from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
-from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 from torch.nn.functional import scaled_dot_product_attention
-
-from sglang_canopy.errors import CanopyError
 
 # A block of queries attends up to its own last token. Longer blocks waste more of the causal
 # triangle; shorter blocks need more calls.
@@ -90,27 +85,6 @@ def plan_extend(
     return ExtendPlan(requests)
 
 
-def plan_verify(
-    req_to_token: torch.Tensor,
-    req_pool_indices: torch.Tensor,
-    seq_lens: torch.Tensor,
-    tree_mask: torch.Tensor,
-    drafts: int,
-) -> ExtendPlan:
-    """Plan ``drafts`` drafts of each request, after ``seq_lens`` [requests] tokens.
-
-    ``tree_mask`` bool [requests * drafts * drafts]: the drafts that each draft attends to.
-    """
-    trees = tree_mask.view(-1, drafts, drafts).bool()
-    requests = []
-    for number, (row, length) in enumerate(zip(req_pool_indices.tolist(), seq_lens.tolist())):
-        visible = length + drafts
-        mask = torch.cat([torch.ones(drafts, length, dtype=torch.bool), trees[number]], 1)
-        block = QueryBlock(number * drafts, (number + 1) * drafts, visible, mask)
-        requests.append((req_to_token[row, :visible], [block]))
-    return ExtendPlan(requests)
-
-
 def plan_decode(
     req_to_token: torch.Tensor, req_pool_indices: torch.Tensor, seq_lens: torch.Tensor
 ) -> list[DecodeGroup]:
@@ -171,46 +145,7 @@ class NewTokensAttnBackend(TorchNativeAttnBackend):
 
     def forward_extend(self, q: Any, k: Any, v: Any, layer: Any, *args: Any, **kwargs: Any) -> Any:
         self._in_window_pool = self._keeps_in_window_pool(layer)
-        batch = args[0] if args else kwargs["forward_batch"]
-        if batch.forward_mode is not None and batch.forward_mode.is_target_verify():
-            return self._forward_verify(q, k, v, layer, *args, **kwargs)
         return super().forward_extend(q, k, v, layer, *args, **kwargs)
-
-    def _forward_verify(
-        self, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, save_kv_cache: bool = True
-    ) -> torch.Tensor:
-        """Compute the attention of drafts, each over the sequence and its ancestors in the tree."""
-        window = layer.sliding_window_size
-        if self._in_window_pool or (window is not None and window > -1):
-            raise CanopyError(
-                "speculative decoding runs here with models of full attention only; leave out "
-                "--speculative-algorithm, or serve this model on a GPU"
-            )
-        if save_kv_cache:
-            place = KVWriteLoc(forward_batch.out_cache_loc, None)
-            self.token_to_kv_pool.set_kv_buffer(layer, place, k, v)
-        query = q.view(-1, layer.tp_q_head_num, layer.qk_head_dim)
-        output = q.new_empty((len(query), layer.tp_q_head_num, layer.v_head_dim))
-        plan = self._planned(
-            forward_batch,
-            lambda: plan_verify(
-                self.req_to_token_pool.req_to_token,
-                forward_batch.req_pool_indices,
-                forward_batch.seq_lens,
-                forward_batch.spec_info.custom_mask,
-                forward_batch.spec_info.draft_token_num,
-            ),
-        )
-        _attend(
-            plan,
-            query,
-            output,
-            self.token_to_kv_pool.get_key_buffer(layer.layer_id),
-            self.token_to_kv_pool.get_value_buffer(layer.layer_id),
-            scale=layer.scaling,
-            enable_gqa=layer.tp_q_head_num != layer.tp_k_head_num,
-        )
-        return output.flatten(1)
 
     def forward_decode(self, q: Any, k: Any, v: Any, layer: Any, *args: Any, **kwargs: Any) -> Any:
         self._in_window_pool = self._keeps_in_window_pool(layer)
