@@ -66,6 +66,9 @@ class Scheduler:
     def step_tokens_worth(self) -> float:
         return 1.0
 
+    def time_s(self) -> float:
+        return 0.0
+
     def step_tokens(self) -> int:
         return STEP
 

@@ -106,6 +106,9 @@ class Engine:
     def step_tokens_worth(self) -> float:
         return 0.0
 
+    def time_s(self) -> float:
+        return self.now
+
     def step_tokens(self) -> int:
         return BLOCK * self.budget
 

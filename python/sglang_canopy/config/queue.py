@@ -20,7 +20,7 @@ class QueueFlags:
     queue_order: str = declare(
         SGLANG,
         FLAG,
-        "Order of admission: by --schedule-policy, or the request with the shortest prefill first, "
+        "Order of admission: by --schedule-policy, or the request that takes the fewest seconds first, "
         "within the overtaking budget of older requests (--canopy-max-wait-factor). Tenants take turns.",
         choices=(SGLANG, BOUNDED_SHORTEST),
         hidden=True,
@@ -28,8 +28,10 @@ class QueueFlags:
     max_wait_factor: float = declare(
         MAX_WAIT_FACTOR,
         "--canopy-max-wait-factor",
-        "With bounded-shortest: a request may wait this many times as long as under first come, "
-        "first served, plus ten times its own prefill and two seconds.",
+        "With bounded-shortest: younger requests overtake a request for at most (FACTOR - 1) times the "
+        "older work that it finds, plus ten times its own and two seconds; once it is its tenant's "
+        "oldest, for at most that long by the clock. Work is prefill, and decoding times the share of "
+        "the places or of the KV.",
         metavar="FACTOR",
         low=1.0,
         high=1000.0,

@@ -61,6 +61,9 @@ class Requests(Protocol[T_in]):
     def step_tokens(self) -> int:
         """Return the token limit of one step."""
 
+    def time_s(self) -> float:
+        """Return the time in seconds, equal on all ranks."""
+
 
 class Arranged(Generic[T]):
     """The scheduler's waiting queue, sorted by ``order``."""
@@ -101,6 +104,7 @@ class Arranged(Generic[T]):
         chunk = self._admitted.get(id(chunked))
         self.order.chunked(chunk, 0.0 if chunk is None else self._remaining_s(chunk))
         self.entered = [self._enqueue(request) for request in new]
+        self.order.set_time(self._requests.time_s())
         self.reordered = False
         if len(queue) < 2:
             self._in_order = list(waiting.values())

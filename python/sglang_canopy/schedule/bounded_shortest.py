@@ -1,7 +1,9 @@
 """Bounded shortest-first order: admit the cheapest request that every overtaking budget allows.
 
-Cost is predicted seconds of prefill and KV loading (``prefill_cost.py``). Shortest-first minimises
-the mean wait but starves long requests, so each request gets an overtaking budget on arrival:
+Cost is the predicted seconds of the server that a request takes: its prefill, with KV loading
+(``prefill_cost.py``), and its answer, as a share of the places or of the KV (``answer_cost.py``).
+Shortest-first minimises the mean wait but starves long requests, so each request gets an overtaking
+budget on arrival:
 
     B = kappa w + lambda c + beta    seconds of younger work that may be admitted before it
 
@@ -11,9 +13,13 @@ the oldest may always go. A chunked prefill keeps its budget for requests that s
 
 Bound: regardless of later arrivals, at most (1 + kappa) w + (1 + lambda) c + beta seconds of its
 turn's work are admitted up to and including a request, because work admitted before it is either
-older (at most w) or charged to B. The bound excludes the rest of its last step, recomputation after
-retractions, decode steps, higher priorities, and work admitted while the request's KV is read from
-storage, since SGLang passes over such requests.
+older (at most w) or charged to B; and a request that is the oldest of its turn is overtaken for at
+most B seconds of the clock. The clock holds where the predictions do not: one place that frees again
+and again beside long answers serves one overtaker after the other.
+
+The bound excludes the rest of its last step, the running answers that must end to make room,
+recomputation after retractions, higher priorities, and work admitted while the request's KV is read
+from storage, since SGLang passes over such requests.
 
 Budgets count within one turn (a tenant's share, ``fair_shares.py``) and one priority.
 """
@@ -92,7 +98,7 @@ class BoundedShortest:
         waiting = Waiting(next(self._numbers), tenant, turn, urgency, prefill, cost)
         waiting.about = about
         line = self._line(waiting)
-        waiting.left = self._budget(line, cost)
+        waiting.left = waiting.budget_s = self._budget(line, cost)
         line.add(waiting, youngest=True)
         self._by_arrival.setdefault(urgency, {})[waiting.number] = waiting
         return waiting
@@ -117,6 +123,12 @@ class BoundedShortest:
     def update(self, waiting: Waiting, prefill: Prefill) -> None:
         """Update the cost of ``waiting`` after a new prefix match."""
         self._line(waiting).update(waiting, prefill, self.cost.seconds(prefill))
+
+    def set_time(self, now: float) -> None:
+        """Pass the time, in seconds on any clock that all ranks share. Call before each pass."""
+        for turns in self._lines.values():
+            for line in turns.values():
+                line.set_time(now)
 
     def reprice(self) -> None:
         """Recompute all costs after a change of the cost model."""

@@ -36,6 +36,10 @@ class Waiting:
     """Index in ``places``."""
     places: Passing | None = None
     """The line's ``Passing`` when ``place`` was assigned; after a rebuild ``place`` is stale."""
+    budget_s: float = math.inf
+    """Overtaking budget at arrival, in seconds."""
+    oldest_since: float | None = None
+    """Time at which it became the oldest of its line."""
     about: Any = None
     """The scheduler's request."""
 
@@ -104,6 +108,16 @@ class Line:
             waiting.cost = cost
             insort(self.by_cost, (*waiting.rank, waiting))
             self.passing.set_cost(waiting.place, cost)
+
+    def set_time(self, now: float) -> None:
+        """End the overtaking of the oldest request after its budget in seconds of the clock."""
+        if not self.requests:
+            return
+        oldest = self.requests[min(self.requests)]
+        if oldest.oldest_since is None:
+            oldest.oldest_since = now
+        elif now - oldest.oldest_since > oldest.budget_s:
+            self.passing.set_allowance(oldest.place, min(self.passing.allowance(oldest.place), 0.0))
 
     def admit(self, waiting: Waiting) -> None:
         """Admit a request, charging the budgets of all older requests."""

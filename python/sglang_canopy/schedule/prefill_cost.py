@@ -44,6 +44,8 @@ class Prefill:
     """Preceding tokens whose KV is cached."""
     loaded: int = 0
     """Cached tokens to load from below the device."""
+    reserved: int = 0
+    """Tokens that SGLang reserves for its answer."""
 
 
 Coefficients = tuple[float, float, float, float]

@@ -244,7 +244,7 @@ def test_the_status_has_the_ranking(tree: LiveTree) -> None:
     shown = live.status()
     assert shown["step_tokens"] == 128
     assert shown["seconds"] == {
-        "batch": 0.09, "token": 2e-3, "token_pair": 3e-7, "loaded_token": 4e-8
+        "batch": 0.09, "token": 2e-3, "token_pair": 3e-7, "loaded_token": 4e-8, "decode_step": 0.0
     }  # fmt: skip
 
 

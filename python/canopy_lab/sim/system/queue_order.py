@@ -235,6 +235,10 @@ class BoundedShortestFirst:
         assert self._view is not None
         return self._view.step_tokens
 
+    def time_s(self) -> float:
+        assert self._view is not None
+        return self._view.now
+
 
 def matches(
     waiting: Sequence[SimulatedRequest], view: QueueView

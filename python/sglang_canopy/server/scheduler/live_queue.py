@@ -16,6 +16,7 @@ from sglang.srt.mem_cache.unified_cache.components import BASE_COMPONENT_TYPE
 
 from sglang_canopy.config.queue import BOUNDED_SHORTEST, SGLANG, QueueFlags
 from sglang_canopy.records import GATEWAY
+from sglang_canopy.schedule.answer_cost import AnswerCost, ServerCost
 from sglang_canopy.schedule.arranged import Arranged
 from sglang_canopy.schedule.bounded_shortest import BoundedShortest
 from sglang_canopy.schedule.prefill_cost import STEP_TOKENS, Prefill, PrefillCost
@@ -28,6 +29,8 @@ from sglang_canopy.tenant import Party, Vouched
 if TYPE_CHECKING:
     from sglang_canopy.radix.cache import CanopyRadixCache
 
+PLACES = 256
+"""Running requests of a cache without a server."""
 PROTECT_PASSES = 32
 """Passes between two renewals of the protection (as for SGLang's LRU)."""
 PROTECTED = 128
@@ -43,13 +46,16 @@ class LiveQueue:
         options: QueueFlags,
         step_tokens: int = STEP_TOKENS,
         measures: bool = True,
+        places: int = PLACES,
     ) -> None:
-        """``step_tokens``: maximum tokens of a prefill step. ``measures``: whether the time of
+        """``step_tokens``: maximum tokens of a prefill step. ``places``: of running requests.
+        ``measures``: whether the time of
         every batch is that of its prefills, and all ranks compute equal batches."""
         self.orders = options.queue_order == BOUNDED_SHORTEST
         self.measures = measures or self.orders
         self.cost = PrefillCost(step_tokens)
-        self.order = BoundedShortest(self.cost, options.max_wait_factor)
+        self.answers = AnswerCost(places, cache.token_to_kv_pool_allocator.size)
+        self.order = BoundedShortest(ServerCost(self.cost, self.answers), options.max_wait_factor)
         self._protects = options.protect_waiting == "on"
         self._cache = cache
         self._core = cache.tree_core
@@ -86,10 +92,12 @@ class LiveQueue:
                 "token": token,
                 "token_pair": pair,
                 "loaded_token": loaded,
+                "decode_step": self.answers.step_s,
             }
             if self.measures
             else None,
             "step_tokens": self.cost.step_tokens if self.measures else None,
+            "answers_use": self.answers.used if self.orders else None,
         }
 
     # ---- the cost of a request ----
@@ -118,6 +126,8 @@ class LiveQueue:
         Collective every ``REFIT_BATCHES`` prefill batches.
         """
         found = self.times.of(batch)
+        if self.times.decoded_s is not None:
+            self.answers.stepped(self.times.decoded_s)
         if found is None:
             return
         if self.orders:
@@ -132,20 +142,26 @@ class LiveQueue:
                 self._computing.pop(id(req), None)
 
     def _agree(self) -> None:
-        """Adopt the first rank's fit. Collective."""
+        """Adopt the first rank's fit and decode step. Collective."""
         fitted = self.cost.fitted() or (0.0, 0.0, 0.0, 0.0)
+        step_s = self.answers.measured_s()
         if torch.distributed.is_initialized():  # else a cache without a server
-            sent = torch.zeros(4, dtype=torch.float64)
+            sent = torch.zeros(5, dtype=torch.float64)
             if is_first_rank(self._cache):
-                sent[:] = torch.tensor(fitted, dtype=torch.float64)
+                sent[:] = torch.tensor([*fitted, step_s], dtype=torch.float64)
             # The other ranks send zeros, and no coefficient is below 0.
             self._cache._all_reduce(sent, torch.distributed.ReduceOp.MAX)
-            base, token, pair, load = sent.tolist()
+            base, token, pair, load, step_s = sent.tolist()
             fitted = (base, token, pair, load)
         self.cost.adopt(fitted)
+        self.answers.adopt(step_s)
         self.order.reprice()
 
     # ---- the order of requests ----
+
+    def time_s(self) -> float:
+        """Return the time of the latest arrival, which is equal on all ranks."""
+        return self._core.clock.now
 
     def arrange(self, queue: list[Any], urgency: Callable[[Any], int]) -> None:
         """Sort ``queue`` into the order of admission, in place."""
@@ -189,6 +205,8 @@ class LiveQueue:
         if not all(arranged.admitted(key).finished() for key in gone):
             gone -= {id(req) for req in scheduler.waiting_queue}  # retracted
         if gone:
+            for req in (arranged.admitted(key) for key in arranged.may_come_back if key in gone):
+                self.answers.finished(_reserved(req, 0), len(req.output_ids))
             arranged.over(gone)
             self._computing = {key: req for key, req in self._computing.items() if key not in gone}
 
@@ -287,20 +305,25 @@ class _Requests:
             self._queue.refresh(req)
         tokens = len(req.origin_input_ids) + len(req.output_ids)
         cached = min(req.num_matched_prefix_tokens, tokens - 1)
-        return Prefill(tokens - cached, cached, max(cached - req.prefix_len, 0))
+        loaded = max(cached - req.prefix_len, 0)
+        return Prefill(tokens - cached, cached, loaded, _to_generate(req))
 
     def path(self, req: Any) -> tuple[Path, int]:
         request = self._queue.request_of(req)
         return request.path, request.block_tokens
 
     def rest(self, req: Any) -> Prefill:
-        return Prefill(len(req.full_untruncated_fill_ids) - req.prefix_len, req.prefix_len)
+        tokens = len(req.full_untruncated_fill_ids)
+        return Prefill(tokens - req.prefix_len, req.prefix_len, reserved=_to_generate(req))
 
     def step_tokens_worth(self) -> float:
         return self._queue.cost.step_tokens_worth()
 
     def step_tokens(self) -> int:
         return self._queue.cost.step_tokens
+
+    def time_s(self) -> float:
+        return self._queue.time_s()
 
 
 def _to_compute(req: Any) -> int:
@@ -309,6 +332,9 @@ def _to_compute(req: Any) -> int:
 
 
 def _to_generate(req: Any) -> int:
-    """Return the tokens that SGLang reserves for output."""
-    left = req.sampling_params.max_new_tokens - len(req.output_ids)
-    return min(max(left, 0), CLIP_MAX_NEW_TOKENS)
+    """Return the tokens that SGLang reserves for the rest of the answer."""
+    return _reserved(req, len(req.output_ids))
+
+
+def _reserved(req: Any, generated: int) -> int:
+    return min(max(req.sampling_params.max_new_tokens - generated, 0), CLIP_MAX_NEW_TOKENS)

@@ -1,4 +1,4 @@
-"""Times of a scheduler's prefill batches, for the cost model."""
+"""Times of a scheduler's batches, for the cost model."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ class PrefillTimes:
         """Time on the monotonic clock."""
         self.prefills = 0
         """Prefill batches so far; equal on all ranks."""
+        self.decoded_s: float | None = None
+        """Seconds of the latest batch, if it only decoded."""
 
     @property
     def refit_due(self) -> bool:
@@ -28,6 +30,7 @@ class PrefillTimes:
         # A batch may be launched while the previous one still runs.
         now, since = time.monotonic(), max(self.done_at, batch.launch_ts or 0.0)
         self.done_at = now
+        self.decoded_s = now - since if batch.forward_mode.is_decode() else None
         if not batch.forward_mode.is_extend() or not batch.extend_lens:
             return None
         self.prefills += 1

@@ -1,0 +1,136 @@
+"""No request is overtaken for longer than the bound where places or KV are scarce.
+
+The oracle computes each request's work from what the simulated server did, and reads no budget.
+"""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sglang_canopy.schedule.answer_cost import MIN_ANSWERS, AnswerCost, ServerCost
+from sglang_canopy.schedule.bounded_shortest import MIN_S, OWN, BoundedShortest
+from sglang_canopy.schedule.prefill_cost import Prefill, PrefillCost
+from sglang_canopy.tenant import Vouched
+from support.load_benchmarks import module
+
+overtaking = module("overtaking")
+ROUNDING = 1e-6
+
+
+def cost_of(places: int, step_s: float, pool: int = 1 << 20) -> ServerCost:
+    prefill, answers = PrefillCost(256), AnswerCost(places, pool)
+    prefill.adopt((0.0, 2e-4, 0.0, 0.0))
+    answers.adopt(step_s)
+    return ServerCost(prefill, answers)
+
+
+def test_an_answer_takes_the_larger_of_its_shares_of_places_and_of_kv() -> None:
+    answers = AnswerCost(places=8, pool_tokens=1_000)
+    assert answers.seconds(100, 50) == 0.0
+    answers.adopt(0.02)
+    assert answers.seconds(50, 50) == pytest.approx(50 * 0.02 / 8)
+    assert answers.seconds(350, 50) == pytest.approx(50 * 0.02 * 0.4)
+    assert answers.seconds(5_000, 50) == pytest.approx(50 * 0.02)
+
+
+def test_an_answer_is_as_long_as_finished_ones_were() -> None:
+    answers = AnswerCost(places=1, pool_tokens=1 << 20)
+    for _ in range(MIN_ANSWERS - 1):
+        answers.finished(4_096, 1_024)
+    answers.adopt(0.01)
+    assert answers.used == 1.0
+    answers.finished(4_096, 1_024)
+    assert answers.used == 1.0  # until ranks adopt the next fit together
+    answers.adopt(0.01)
+    assert answers.seconds(10, 400) == pytest.approx(1.0)
+
+
+def test_a_long_prompt_is_overtaken_for_its_budget_where_one_place_serves_all() -> None:
+    """Seen red: short prompts with answers of a second overtook a long one for 474 s."""
+    queue = BoundedShortest(cost_of(places=1, step_s=1 / 60))
+    long, now = queue.add(Prefill(900, reserved=60)), 0.0
+    queue.add(Prefill(40, reserved=60))
+    while (first := queue.order()[0]) is not long:
+        queue.admit([first])
+        now += 1.0
+        queue.add(Prefill(40, reserved=60))
+        queue.set_time(now)
+    assert 5.0 < now <= OWN * long.cost + MIN_S + 1.0
+
+
+def test_the_oldest_is_overtaken_by_the_clock_for_its_budget_if_answers_are_longer_than_predicted() -> (
+    None
+):
+    queue = BoundedShortest(cost_of(places=8, step_s=0.0))
+    long, now = queue.add(Prefill(900)), 0.0
+    queue.set_time(now)
+    queue.add(Prefill(40))
+    while (first := queue.order()[0]) is not long:
+        queue.admit([first])
+        now += 1.0
+        queue.add(Prefill(40))
+        queue.set_time(now)
+    assert 3.0 < now <= OWN * long.cost + MIN_S + 1.0
+
+
+def test_tenants_share_the_seconds_of_places() -> None:
+    queue = BoundedShortest(cost_of(places=1, step_s=0.01))
+    served = {"short": 0, "long": 0}
+    for name, answer in (("short", 100), ("long", 1_000)):
+        for _ in range(300):
+            queue.add(Prefill(10, reserved=answer), Vouched(name), about=name)
+    for _ in range(220):
+        (first,) = queue.order()[:1]
+        queue.admit([first])
+        served[first.about] += 1
+    assert served == {"short": 200, "long": 20}
+
+
+@settings(max_examples=settings.default.max_examples // 2)
+@given(
+    places=st.integers(1, 6),
+    pool=st.sampled_from([700, 1_500, 1 << 16]),
+    longest_answer=st.sampled_from([3, 30, 200]),
+    predicted=st.booleans(),
+    draw=st.randoms(use_true_random=False),
+)
+def test_no_request_is_overtaken_beyond_its_bound(
+    places: int, pool: int, longest_answer: int, predicted: bool, draw: random.Random
+) -> None:
+    """More clients than places, so the queue never empties. ``predicted``: whether the length of
+    answers is known; if not, they are longer, and the bound of the clock alone holds."""
+    server = overtaking.Server(overtaking.first_come, places, pool)
+    ours = overtaking.Bounded(server)
+    ours.adopts = False
+
+    def send() -> None:
+        answer = draw.randint(1, longest_answer)
+        reserved = answer if predicted else 1
+        prompt = draw.choice([10, 20, 400])
+        server.waiting.append(overtaking.Job(prompt, answer, reserved, server.now))
+
+    def work_s(job: object) -> float:
+        share = max(1 / places, (job.prompt + job.answer) / pool)
+        return job.prompt * server.token_s + job.answer * server.step_s * min(share, 1.0)
+
+    for _ in range(places + draw.randint(2, 12)):
+        send()
+    budgets = {}
+    for _ in range(300):
+        budgets |= {job: ours.budget_s(job) for job in server.waiting if job not in budgets}
+        for _job in server.step():
+            send()
+    arrived = sorted(budgets, key=lambda job: (job.arrival, list(budgets).index(job)))
+    number = {job: place for place, job in enumerate(arrived)}
+    for job in arrived:
+        younger = [
+            one
+            for one in server.admitted
+            if number[one] > number[job] and one.admitted < job.admitted
+        ]
+        if predicted:
+            assert sum(map(work_s, younger)) <= budgets[job] + ROUNDING
+        for one in younger:
+            assert one.admitted - job.oldest_since <= budgets[job] + ROUNDING
