@@ -137,14 +137,8 @@ class Bounded:
     def prefill(self, job: Job, look_up: bool) -> Prefill:
         return Prefill(job.prompt, reserved=job.reserved)
 
-    def path(self, job: Job) -> tuple[Sequence[int], int]:
-        return (), 1
-
     def rest(self, job: Job) -> Prefill:
         return self.prefill(job, False)
-
-    def step_tokens_worth(self) -> float:
-        return 0.0
 
     def step_tokens(self) -> int:
         return STEP_TOKENS

@@ -1,7 +1,6 @@
 """A scheduler's queue under random events: no request is overtaken by more than its budget."""
 
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -57,14 +56,8 @@ class Scheduler:
         cached = self.found(job)
         return Prefill(job.tokens - cached, cached)
 
-    def path(self, job: Job) -> tuple[Sequence[int], int]:
-        return [hash(job.path[: at + 1]) for at in range(len(job.path))], BLOCK
-
     def rest(self, job: Job) -> Prefill:
         return Prefill(job.tokens - job.done, job.done)
-
-    def step_tokens_worth(self) -> float:
-        return 1.0
 
     def time_s(self) -> float:
         return 0.0
@@ -84,7 +77,7 @@ class Scheduler:
         """Make a step. ``hidden``: number of the queue's first requests that are held back."""
         held, self.queue = self.queue[:hidden], self.queue[hidden:]
         self.queue = list(self.arranged.arrange(self.queue, self.chunk))
-        left_out = {id(job) for job in self.arranged.deferred(self.computing)}
+        left_out = {id(job) for job in self.arranged.over_budget()}
         self.queue = self.arranged.arranged()
         room, entered = STEP, []
         if self.chunk is not None:
@@ -112,8 +105,6 @@ class Scheduler:
                 self.chunk = job
         if entered:
             self.arranged.admit(entered)
-        elif left_out and was is None:
-            self.arranged.nothing_to_do()
         self.queue = [*held, *(job for job in self.queue if job not in entered)]
         for job in [*self.computing, *entered]:
             if job.done == job.tokens:
@@ -197,20 +188,6 @@ def test_a_prompt_shares_the_step_if_it_fits_its_half_exactly(blocks) -> None:
     scheduler.queue.append(Job(tuple(range(100, 100 + blocks))))
     scheduler.step()
     assert len(scheduler.queue) == (0 if fits else 1)
-
-
-def test_requests_that_left_are_not_remembered_as_overtaken() -> None:
-    scheduler = Scheduler()
-    for number in range(20):
-        jobs = [Job((10 * number + at,) * 2) for at in range(3)]
-        first, _, third = scheduler.arranged.arrange(jobs)
-        scheduler.arranged.deferred([])
-        scheduler.arranged.admit([third])  # the scheduler had no memory for the other two
-        assert len(scheduler.arranged._overtaken) == 2
-        scheduler.arranged.admit([first])
-        scheduler.arranged.keep([])  # the second request is aborted
-        assert not scheduler.arranged._overtaken
-        scheduler.arranged.over([id(first), id(third)])
 
 
 def test_requests_behind_the_head_are_looked_up_in_turn() -> None:

@@ -9,13 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from latency import overtaking
 from sglang_canopy.schedule.answer_cost import MIN_ANSWERS, AnswerCost, ServerCost
 from sglang_canopy.schedule.bounded_shortest import MIN_S, OWN, BoundedShortest
 from sglang_canopy.schedule.prefill_cost import Prefill, PrefillCost
 from sglang_canopy.tenant import Vouched
-from support.load_benchmarks import module
 
-overtaking = module("overtaking")
 ROUNDING = 1e-6
 
 

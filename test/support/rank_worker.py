@@ -174,7 +174,7 @@ def queue_orders(rank: int, folder: Path) -> Any:
 
         def choose(shown: list[Any] = shown) -> tuple[Any, Any]:
             live.arrange(shown, lambda req: 0)
-            live.exclude_deferred(shown)
+            live.exclude_over_budget(shown)
             entered = SimpleNamespace(reqs=shown[:2]) if shown else None
             return entered, SimpleNamespace(is_empty=lambda: False)
 
@@ -203,7 +203,6 @@ def queue_orders(rank: int, folder: Path) -> Any:
     return {
         "fitted": live.cost.fitted(),
         "used": live.cost.coefficients,
-        "deferrals": live.deferrals,
         "orders": orders,
     }
 

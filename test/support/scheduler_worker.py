@@ -158,13 +158,7 @@ def answers(engine: InProcess, priorities: bool) -> dict[str, Any]:
     # No further arrivals: time passes only with the steps.
     order = engine.serve([*kinds, *held])
     found["kinds"] = [kinds[req] for req in order if req in kinds]
-    # Record the cached tokens of simultaneous branches of a new prompt.
-    shared = token_ids(600, 50)
-    branches = [engine.feed([*shared, *token_ids(30, 51 + i)], 2) for i in range(4)]
-    engine.serve(branches)
-    found["branches_cached"] = [req.cached_tokens for req in branches]
     queue = engine.scheduler.tree_cache.canopy_queue
-    found["deferrals"] = queue.deferrals
     found["fitted"] = list(queue.cost.coefficients)
     found["batches"] = queue.times.prefills
     engine.scheduler.tree_cache.sanity_check()

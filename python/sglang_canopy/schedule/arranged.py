@@ -17,7 +17,6 @@ from typing import Generic, Protocol, TypeVar
 from sglang_canopy.schedule.bounded_shortest import BoundedShortest
 from sglang_canopy.schedule.line import Waiting
 from sglang_canopy.schedule.prefill_cost import Prefill
-from sglang_canopy.schedule.shared_prefix import PLACES, Path, deferred
 from sglang_canopy.tenant import Party
 
 HEAD_LOOKUPS = 8
@@ -49,14 +48,8 @@ class Requests(Protocol[T_in]):
     def prefill(self, request: T_in, look_up: bool) -> Prefill:
         """Return the prefill still to do. ``look_up`` forces a fresh prefix match."""
 
-    def path(self, request: T_in) -> tuple[Path, int]:
-        """Return the hashes of the prompt's whole blocks, and the block size in tokens."""
-
     def rest(self, request: T_in) -> Prefill:
         """Return the remaining prefill of the request that is being chunked."""
-
-    def step_tokens_worth(self) -> float:
-        """Return the fixed cost of a step, expressed in tokens."""
 
     def step_tokens(self) -> int:
         """Return the token limit of one step."""
@@ -68,10 +61,8 @@ class Requests(Protocol[T_in]):
 class Arranged(Generic[T]):
     """The scheduler's waiting queue, sorted by ``order``."""
 
-    def __init__(self, order: BoundedShortest, requests: Requests[T], defers: bool = True) -> None:
-        """``defers``: whether to defer requests whose prefix is being computed."""
+    def __init__(self, order: BoundedShortest, requests: Requests[T]) -> None:
         self.order = order
-        self._defers = defers
         self._requests = requests
         self._waiting: dict[int, Waiting] = {}
         """Keyed by ``id`` of the scheduler's request, which ``Waiting.about`` keeps alive."""
@@ -79,14 +70,6 @@ class Arranged(Generic[T]):
         """Admitted requests that may be retracted, by ``id``."""
         self._in_order: list[Waiting] = []
         self._next_lookup = 0
-        self._overtaken: set[int] = set()
-        """Numbers of requests skipped in favour of later ones; no request is deferred for them."""
-        self.entered: list[Waiting] = []
-        """Requests that the latest ``arrange`` saw for the first time, or again after a retraction."""
-        self.reordered = False
-        """Whether the order has changed since the latest ``arrange``."""
-        self._deferred_for: dict[int, int | None] = {}
-        """Number of each deferred request -> number of the request it waits for."""
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -103,9 +86,9 @@ class Arranged(Generic[T]):
             self.keep(queue)
         chunk = self._admitted.get(id(chunked))
         self.order.chunked(chunk, 0.0 if chunk is None else self._remaining_s(chunk))
-        self.entered = [self._enqueue(request) for request in new]
+        for request in new:
+            self._enqueue(request)
         self.order.set_time(self._requests.time_s())
-        self.reordered = False
         if len(queue) < 2:
             self._in_order = list(waiting.values())
             return list(queue)
@@ -114,13 +97,13 @@ class Arranged(Generic[T]):
         return self.arranged()
 
     def arranged(self) -> list[T]:
-        """Return the current order, including changes made by ``deferred`` and ``sharing``."""
+        """Return the current order, including changes made by ``sharing``."""
         return list(map(_request_of, self._in_order))
 
     def _remaining_s(self, chunk: Waiting) -> float:
         return self.order.cost.seconds(self._requests.rest(chunk.about))
 
-    def _enqueue(self, request: T) -> Waiting:
+    def _enqueue(self, request: T) -> None:
         about, prefill = self._requests, self._requests.prefill(request, False)
         waiting = self._admitted.pop(id(request), None)
         if waiting is not None:
@@ -129,7 +112,6 @@ class Arranged(Generic[T]):
             tenant, urgency = about.tenant(request), about.urgency(request)
             waiting = self.order.add(prefill, tenant, urgency, request)
         self._waiting[id(request)] = waiting
-        return waiting
 
     def keep(self, queue: Iterable[T]) -> None:
         """Drop requests that are no longer in ``queue``; they were aborted."""
@@ -140,23 +122,7 @@ class Arranged(Generic[T]):
     def admit(self, requests: Iterable[T]) -> list[T]:
         """Record admitted requests; return the subset that was waiting here."""
         admitted = self._waiting.keys() & {id(request) for request in requests}
-        entered: list[Waiting] = []
-        before: list[int] = []
-        places = []
-        for place, waiting in enumerate(self._in_order):
-            if len(entered) == len(admitted):
-                break
-            if id(waiting.about) not in admitted:
-                before.append(waiting.number)
-                continue
-            entered.append(waiting)
-            places.append(place)
-            if self._defers:
-                self._overtaken.update(n for n in before if n not in self._deferred_for)
-            before.clear()
-        for place in reversed(places):
-            del self._in_order[place]
-        self._forget(entered)
+        entered = self._pop(admitted)
         self.order.admit(entered)
         self._admitted.update((id(waiting.about), waiting) for waiting in entered)
         return [waiting.about for waiting in entered]
@@ -177,24 +143,10 @@ class Arranged(Generic[T]):
             if waiting is not None and waiting is self.order.chunk:
                 self.order.chunked(None, 0.0)
 
-    def deferred(self, computing: Iterable[T]) -> list[T]:
-        """Return the requests to defer, because an earlier request computes their prefix.
-
-        Call at most once per pass. ``computing``: admitted requests whose prompts are not in the
-        tree yet.
-        """
-        computing_paths = [self._requests.path(request)[0] for request in computing]
-        self._deferred_for = self._find_deferred(computing_paths)
-        return self._extend_deferred()
-
-    def _extend_deferred(self) -> list[T]:
-        """Defer requests that would overdraw a deferred one's budget; return all deferred."""
-        held = self._deferred_for
-        here = (one for one in self._in_order if one.number not in held)
-        over_budget = self.order.may_not_pass(here, STEPS * self._requests.step_tokens())
-        held.update((one.number, None) for one in over_budget)
-        found = (one.about for one in self._in_order if one.number in held)
-        return list(islice(found, len(held)))
+    def over_budget(self) -> list[T]:
+        """Return the requests at the head of the order that would overdraw a budget."""
+        over = self.order.may_not_pass(self._in_order, STEPS * self._requests.step_tokens())
+        return list(map(_request_of, over))
 
     def sharing(
         self, chunk_tokens: int, step_tokens: int, page: int, fits: Callable[[T], bool]
@@ -222,49 +174,13 @@ class Arranged(Generic[T]):
 
         chunk = self.order.chunk
         head = [
-            one
-            for one in self._in_order[:SHARERS]
-            if one.number not in self._deferred_for
-            and (chunk is None or one.urgency >= chunk.urgency)
+            one for one in self._in_order[:SHARERS] if chunk is None or one.urgency >= chunk.urgency
         ]
         found = self.order.may_go(head, shares)
         if not found:
             return [], []
         self._in_order = [*found, *self.order.order(gone=found)]
-        self.reordered = True
-        return [one.about for one in found], self._extend_deferred()
-
-    def _find_deferred(self, computing_paths: Sequence[Path]) -> dict[int, int | None]:
-        """Map requests to defer, by number, to the request that computes their prefix."""
-        head = list(islice(self._in_order, PLACES))
-        if not self._defers or not head or len(self._in_order) + len(computing_paths) < 2:
-            return {}
-        held = self._defer_in(head, computing_paths)
-        if held:
-            for one in head:
-                if one.number in held:  # the shared prefix may have been computed by now
-                    self.order.update(one, self._requests.prefill(one.about, True))
-            self._in_order = self.order.order()  # the new costs may change the order
-            self.reordered = True
-            head = list(islice(self._in_order, PLACES))
-            held = self._defer_in(head, computing_paths)
-        return held
-
-    def _defer_in(
-        self, head: Sequence[Waiting], computing_paths: Sequence[Path]
-    ) -> dict[int, int | None]:
-        about = self._requests
-        return deferred(
-            [one for one in head if one.number not in self._overtaken],
-            lambda request: about.path(request)[0],
-            computing_paths,
-            about.path(head[0].about)[1],
-            about.step_tokens_worth(),
-        )
-
-    def nothing_to_do(self) -> None:
-        """Stop deferring for these prefixes: without the deferred requests the step was empty."""
-        self._overtaken.update(n for n in self._deferred_for.values() if n is not None)
+        return [one.about for one in found], self.over_budget()
 
     def _pop(self, gone: Collection[int]) -> list[Waiting]:
         if not gone:
@@ -277,7 +193,6 @@ class Arranged(Generic[T]):
     def _forget(self, gone: Iterable[Waiting]) -> None:
         for waiting in gone:
             del self._waiting[id(waiting.about)]
-            self._overtaken.discard(waiting.number)
 
     def _refresh(self) -> None:
         size = len(self._in_order)

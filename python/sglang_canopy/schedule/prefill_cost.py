@@ -126,11 +126,6 @@ class PrefillCost:
             token * part.uncached + pair * _pairs(part) + load * part.loaded for part in batch
         )
 
-    def step_tokens_worth(self) -> float:
-        """Return ``base`` expressed in tokens, at most ``step_tokens``."""
-        base, token, _, _ = self.coefficients
-        return min(base / token, float(self.step_tokens)) if token > 0.0 else 0.0
-
 
 def _pairs(request: Prefill) -> float:
     """Count the pairs of computed and attended tokens: u (p + u / 2)."""

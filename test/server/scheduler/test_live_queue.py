@@ -1,7 +1,6 @@
 """The waiting queue of a scheduler on a real cache: order, protection, and cost."""
 
 import gc
-import time
 import weakref
 from pathlib import Path
 from types import SimpleNamespace
@@ -179,39 +178,6 @@ def branches(tree: LiveTree, count: int = 3) -> list[Req]:
     return [made(tree, [*shared, *tokens(40, 2 + n)], 1.0 + n / 1e3) for n in range(count)]
 
 
-def test_branches_wait_for_the_first_to_compute_their_shared_prefix(tree: LiveTree) -> None:
-    live, waiting = tree.cache.canopy_queue, branches(tree)
-    scheduler, found = chosen(tree, waiting, 3)
-    assert found == waiting[:1]
-    assert set(scheduler.waiting_queue) == set(waiting[1:])  # no request is lost
-    assert live.status()["deferrals"] == 2
-    # Still computed: they keep waiting while the engine works.
-    assert chosen(tree, scheduler.waiting_queue, 3, running=found)[1] == []
-    tree.serve(list(waiting[0].origin_input_ids), 2.0)
-    live.computed(batch(waiting[:1], [440], [0], time.monotonic() - 1.0))
-    assert set(chosen(tree, scheduler.waiting_queue, 3, running=found)[1]) == set(waiting[1:])
-
-
-def test_one_that_was_aborted_is_waited_for_no_longer(tree: LiveTree) -> None:
-    waiting = branches(tree, 2)
-    scheduler, found = chosen(tree, waiting, 1)
-    assert chosen(tree, scheduler.waiting_queue, 1, running=found)[1] == []
-    assert chosen(tree, scheduler.waiting_queue, 1)[1] == waiting[1:]
-
-
-def test_a_request_that_was_retracted_uncomputed_is_deferred_for_no_request(tree: LiveTree) -> None:
-    """A pause retracts a batch whose results are never processed."""
-    live, waiting = tree.cache.canopy_queue, branches(tree, 3)
-    scheduler, retracted = chosen(tree, waiting, 1)
-    again = [*scheduler.waiting_queue, *retracted]
-    scheduler, found = chosen(tree, again, 3)
-    assert found == retracted
-    assert list(live._computing) == [id(retracted[0])]
-    assert chosen(tree, retracted, 1)[1] == retracted
-    assert chosen(tree, retracted, 0)[1] == []
-    assert live._computing == {}
-
-
 def test_a_request_that_leaves_the_queue_leaves_no_state(tree: LiveTree) -> None:
     """SGLang takes an aborted request out of its queue and marks nothing on it."""
     live, waiting = tree.cache.canopy_queue, branches(tree, 2)
@@ -222,13 +188,7 @@ def test_a_request_that_leaves_the_queue_leaves_no_state(tree: LiveTree) -> None
     assert gone() is None
     assert live.order.shares._served_s.keys() == {None}
     chosen(tree, [], 0)
-    assert (len(live._arranged), len(live.order), live._computing) == (0, 0, {})
-
-
-def test_without_other_work_no_request_is_deferred_twice(tree: LiveTree) -> None:
-    waiting = branches(tree, 2)
-    assert chosen(tree, waiting, 0)[1] == []
-    assert len(chosen(tree, waiting, 2)[1]) == 2
+    assert (len(live._arranged), len(live.order)) == (0, 0)
 
 
 def test_sglangs_own_order_omits_no_request(tree: LiveTree) -> None:
@@ -280,7 +240,6 @@ def test_two_ranks_adopt_the_first_ones_figures_and_decide_equally(
     assert first["fitted"] != second["fitted"]  # each timed its own
     assert first["used"] == second["used"] == first["fitted"]
     assert first["orders"] == second["orders"]
-    assert first["deferrals"] == second["deferrals"] > 10
     assert len(first["orders"]) > 10
 
 

@@ -30,9 +30,6 @@ def test_short_and_urgent_requests_overtake_and_answers_are_unchanged(small_mode
     assert max(place["urgent"]) < min(place["long"])
     assert max(place["short"]) < max(place["long"])
     assert sum(place["short"]) < sum(place["long"])
-    # 600 tokens are shared: requests do not wait for less than a step's cost.
-    assert sorted(found["branches_cached"])[1] >= 512
-    assert found["deferrals"] > 0
     assert found["batches"] >= REFIT_BATCHES
     assert found["fitted"] != list(PRIOR)
 

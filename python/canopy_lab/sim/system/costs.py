@@ -29,11 +29,6 @@ class Costs:
         alone = self._profile.prefill_batch_s([(new_tokens, context_tokens)], self._pair_s)
         return linear + alone - self._profile.linear_s(new_tokens)
 
-    def step_tokens_worth(self, step_tokens: int) -> float:
-        """Return the fixed cost of a step, expressed in tokens."""
-        least, most = self._profile.linear_s(1), self._profile.linear_s(step_tokens)
-        return least * (step_tokens - 1) / (most - least) if most > least else 0.0
-
     def decode(self, batch: int, context: float, steps: int) -> float:
         """Return the cost of ``steps`` decode steps at a mean context of ``context`` tokens.
 

@@ -116,9 +116,6 @@ class PrefillBatch:
                 self.full = self._chunked is None
                 break
         if not batch:
-            if self._queue.deferred and not running:
-                self._queue.nothing_to_do()
-                return self.plan(now)
             return None
         if admitted:
             self._queue.admit(admitted)

@@ -108,8 +108,8 @@ class Queue:
             self._oldest_sessions_first()
             if isinstance(self._order, BoundedShortestFirst):
                 chunked = computing[0] if computing else None
-                self._order.order(self.jobs, self, chunked)
-                self.jobs = list(self._order.defer(computing))
+                self.jobs = list(self._order.order(self.jobs, self, chunked))
+                self._order.defer()
             else:
                 self.jobs = list(self._order.order(self.jobs, self))
         self._prefixes.before_step(self.jobs, self._was_asked)
@@ -134,11 +134,6 @@ class Queue:
             return self._order.deferred
         return frozenset()
 
-    def nothing_to_do(self) -> None:
-        """Stop deferring these jobs: without them the step was empty."""
-        if isinstance(self._order, BoundedShortestFirst):
-            self._order.nothing_to_do()
-
     def _oldest_sessions_first(self) -> None:
         """Sort by the gate's seniority, if it has one. The sort is stable."""
         rank = {job.index: self._gate.seniority(job.index) for job in self.jobs}
@@ -155,9 +150,6 @@ class Queue:
 
     def marginal_s(self, new_tokens: int, context_tokens: int) -> float:
         return self._costs.marginal(new_tokens, context_tokens, self.step_tokens)
-
-    def step_tokens_worth(self) -> float:
-        return self._costs.step_tokens_worth(self.step_tokens)
 
     def load_s(self, tokens: int) -> float:
         if self._host_link is None:

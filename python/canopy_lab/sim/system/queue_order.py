@@ -50,9 +50,6 @@ class QueueView(Protocol):
     def marginal_s(self, new_tokens: int, context_tokens: int) -> float:
         """Return the marginal seconds of a prefill of ``new_tokens`` after ``context_tokens``."""
 
-    def step_tokens_worth(self) -> float:
-        """Return the fixed cost of a step, expressed in tokens."""
-
     def load_s(self, tokens: int) -> float:
         """Return the seconds to load ``tokens`` from the host, without queueing."""
 
@@ -153,15 +150,14 @@ class BoundedShortestFirst:
         max_wait_factor: float = MAX_WAIT_FACTOR,
         own: float = OWN,
         least_s: float = MIN_BUDGET_S,
-        defer: bool = True,
         share: bool = True,
     ) -> None:
         self._view: QueueView | None = None
         self._shares = share
         self.deferred: frozenset[SimulatedRequest] = frozenset()
-        """Jobs deferred in this step."""
+        """Jobs that would overdraw a budget in this step."""
         order = BoundedShortest(self, max_wait_factor, own, least_s)
-        self._arranged = Arranged(order, self, defer)
+        self._arranged = Arranged(order, self)
 
     def order(
         self,
@@ -172,11 +168,9 @@ class BoundedShortestFirst:
         self._view = view
         return self._arranged.arrange(waiting, chunked)
 
-    def defer(self, computing: Sequence[SimulatedRequest]) -> Sequence[SimulatedRequest]:
-        """Defer jobs; return the waiting jobs in their new order. ``computing``: the chunked
-        prefill."""
-        self.deferred = frozenset(self._arranged.deferred(computing))
-        return self._arranged.arranged()
+    def defer(self) -> None:
+        """Defer jobs that would overdraw a budget."""
+        self.deferred = frozenset(self._arranged.over_budget())
 
     def share(
         self, rest: int, step_tokens: int, page: int, waiting: Sequence[SimulatedRequest]
@@ -199,10 +193,6 @@ class BoundedShortestFirst:
         """Forget a finished job."""
         self._arranged.over((id(job),))
 
-    def nothing_to_do(self) -> None:
-        """Stop deferring these jobs: without them the step was empty."""
-        self._arranged.nothing_to_do()
-
     def seconds(self, request: Prefill) -> float:
         """Return the cost of ``request``, in seconds."""
         assert self._view is not None
@@ -221,15 +211,8 @@ class BoundedShortestFirst:
         cached = found.device + found.host
         return Prefill(job.target - cached, cached, found.host)
 
-    def path(self, job: SimulatedRequest) -> tuple[tuple[int, ...], int]:
-        return job.path, job.request.block_tokens
-
     def rest(self, job: SimulatedRequest) -> Prefill:
         return Prefill(job.target - job.done, job.done)
-
-    def step_tokens_worth(self) -> float:
-        assert self._view is not None
-        return self._view.step_tokens_worth()
 
     def step_tokens(self) -> int:
         assert self._view is not None

@@ -20,7 +20,6 @@ from sglang_canopy.schedule.answer_cost import AnswerCost, ServerCost
 from sglang_canopy.schedule.arranged import Arranged
 from sglang_canopy.schedule.bounded_shortest import BoundedShortest
 from sglang_canopy.schedule.prefill_cost import STEP_TOKENS, Prefill, PrefillCost
-from sglang_canopy.schedule.shared_prefix import Path
 from sglang_canopy.server.scheduler.prefill_times import PrefillTimes
 from sglang_canopy.server.scheduler.running_requests import running_requests
 from sglang_canopy.storage.agreement import is_first_rank
@@ -64,13 +63,9 @@ class LiveQueue:
         self._arranged = Arranged(self.order, self._requests)
         self._choosing = False
         self._excluded: list[Any] = []
-        """Requests excluded from the step being chosen: deferred for a shared prefix, or over an
-        older request's budget."""
-        self.deferrals = 0
+        """Requests excluded from the step being chosen, which would overdraw a budget."""
         self._chunked: Any = None
         """The chunked prefill in progress, while a batch is chosen."""
-        self._computing: dict[int, Any] = {}
-        """Admitted requests whose prompts are not in the tree yet, by ``id``."""
         self._passes = 0
         self.times = PrefillTimes()
 
@@ -85,7 +80,6 @@ class LiveQueue:
             "order": BOUNDED_SHORTEST if self.orders else SGLANG,
             "waiting_requests": len(self._arranged) if self.orders else None,
             "admitted": dict(self.order.admitted_by) if self.orders else None,
-            "deferrals": self.deferrals if self.orders else None,
             "fitted_batches": self.cost.batches if self.measures else None,
             "seconds": {
                 "batch": base,
@@ -130,16 +124,9 @@ class LiveQueue:
             self.answers.stepped(self.times.decoded_s)
         if found is None:
             return
-        if self.orders:
-            self._forget_computed(batch)
         self.cost.add(*found)
         if self.times.refit_due:
             self._agree()
-
-    def _forget_computed(self, batch: Any) -> None:
-        for req, new, cached in zip(batch.reqs, batch.extend_lens, batch.prefix_lens, strict=False):
-            if cached + new >= len(req.origin_input_ids):
-                self._computing.pop(id(req), None)
 
     def _agree(self) -> None:
         """Adopt the first rank's fit and decode step. Collective."""
@@ -167,11 +154,9 @@ class LiveQueue:
         """Sort ``queue`` into the order of admission, in place."""
         self._requests.urgency = urgency
         queue[:] = self._arranged.arrange(queue, self._chunked)
-        for waiting in self._arranged.entered:
-            self._computing.pop(id(waiting.about), None)  # retracted before it was computed
 
     def choose(self, scheduler: Any, running: Any, choose: Callable[[], Any]) -> Any:
-        """Choose a batch without requests that wait for a prefix being computed.
+        """Choose a batch without requests that would overdraw an older one's budget.
 
         ``running``: the batch that decodes.
         """
@@ -185,12 +170,9 @@ class LiveQueue:
             self._chunked = None
             excluded, self._excluded = self._excluded, []
             scheduler.waiting_queue.extend(excluded)
-        batch, still_running = chosen
+        batch, _ = chosen
         if batch is not None:
-            entered = self._arranged.admit(batch.reqs)
-            self._computing.update({id(req): req for req in entered})
-        elif excluded and still_running.is_empty():
-            self._arranged.nothing_to_do()
+            self._arranged.admit(batch.reqs)
         return chosen
 
     def _forget(self, scheduler: Any, running: Any) -> None:
@@ -208,7 +190,6 @@ class LiveQueue:
             for req in (arranged.admitted(key) for key in arranged.may_come_back if key in gone):
                 self.answers.finished(_reserved(req, 0), len(req.output_ids))
             arranged.over(gone)
-            self._computing = {key: req for key, req in self._computing.items() if key not in gone}
 
     def chunk_limit(
         self, chunked: Any, queue: list[Any], step_tokens: int, page: int
@@ -259,19 +240,16 @@ class LiveQueue:
             node = node.parent
         return found
 
-    def exclude_deferred(self, queue: list[Any]) -> None:
-        """Remove from the sorted ``queue`` the requests that should not be admitted now."""
-        if not self._choosing:
-            return
-        self._exclude(queue, self._arranged.deferred(self._computing.values()))
-        self.deferrals += len(self._excluded)
+    def exclude_over_budget(self, queue: list[Any]) -> None:
+        """Remove from the sorted ``queue`` the requests that would overdraw a budget."""
+        if self._choosing and (later := self._arranged.over_budget()):
+            self._exclude(queue, later)
 
     def _exclude(self, queue: list[Any], later: list[Any]) -> None:
         """Set ``queue`` to the current order without ``later``."""
         self._excluded = later
-        if later or self._arranged.reordered:
-            gone = {id(req) for req in later}
-            queue[:] = [req for req in self._arranged.arranged() if id(req) not in gone]
+        gone = {id(req) for req in later}
+        queue[:] = [req for req in self._arranged.arranged() if id(req) not in gone]
 
     # ---- protection ----
 
@@ -308,16 +286,9 @@ class _Requests:
         loaded = max(cached - req.prefix_len, 0)
         return Prefill(tokens - cached, cached, loaded, _to_generate(req))
 
-    def path(self, req: Any) -> tuple[Path, int]:
-        request = self._queue.request_of(req)
-        return request.path, request.block_tokens
-
     def rest(self, req: Any) -> Prefill:
         tokens = len(req.full_untruncated_fill_ids)
         return Prefill(tokens - req.prefix_len, req.prefix_len, reserved=_to_generate(req))
-
-    def step_tokens_worth(self) -> float:
-        return self._queue.cost.step_tokens_worth()
 
     def step_tokens(self) -> int:
         return self._queue.cost.step_tokens

@@ -61,7 +61,7 @@ def priorities_calculated(
     if queue is not None:
         queue.protect(waiting_queue)
         if queue.orders:
-            queue.exclude_deferred(waiting_queue)
+            queue.exclude_over_budget(waiting_queue)
 
 
 def chunk_limited(
