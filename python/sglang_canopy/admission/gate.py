@@ -205,6 +205,7 @@ class SessionGate:
             "armed": self.arming.armed,
             "times_armed": self.arming.times_armed,
             "ineffective_arms": self.arming.ineffective_arms,
+            "agents_answers": self.agents.recognised,
             "thrash_share": round(self.arming.thrash.share, 4),
             "waiting_sessions": len(self.line),
             "active_sessions": len(self.places.active),

@@ -12,12 +12,18 @@ from sglang_canopy.whatif.total import in_words as meter_in_words
 logger = logging.getLogger(__name__)
 
 EVERY_S = 60.0
+WORTH_MEMORY = 0.1
+"""Least share of the prompt tokens that recomputes evicted KV, for advice on host memory."""
+_MOST = 0.8
+"""Share of the evicted tokens that the advised memory would hit, if any size does."""
 
 
 def in_words(status: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]) -> str:
     """Return the line. ``status``: from ``Status``. ``parts``: as in ``config.auto_part.Part``."""
     off = {part["name"]: part["why"] for part in parts if not part["active"]}
-    return "; ".join((_policy(status), _order(status, off), *_gate(status["session_gate"])))
+    return "; ".join(
+        (_policy(status), _order(status, off), *_memory(status), *_gate(status["session_gate"]))
+    )
 
 
 def _policy(status: Mapping[str, Any]) -> str:
@@ -40,12 +46,33 @@ def _order(status: Mapping[str, Any], off: Mapping[str, str]) -> str:
     return f"order {queue['order']}: {queue['waiting_requests']} waiting, admitted {admitted}"
 
 
+def _memory(status: Mapping[str, Any]) -> Iterator[str]:
+    """Advise host memory if much of the prompts recomputes evicted KV."""
+    missed, prompts = status["missed"], status["prompt_tokens"]
+    evicted = sum(missed["tokens"].get("evicted", {}).values())
+    if not prompts or evicted < WORTH_MEMORY * prompts:
+        return
+    tiers, sizes = status["tiers"], missed["hits_with_memory"].items()
+    held = sum(tiers[name]["capacity_bytes"] for name in ("device", "host") if name in tiers)
+    enough = [(size, hit) for size, hit in sizes if hit >= _MOST * evicted]
+    size, hit = enough[0] if enough else list(sizes)[-1]
+    more = (float(size.lstrip("x")) - 1.0) * held / 1e9
+    flags = "" if "host" in tiers else " (--enable-hierarchical-cache --hicache-size)"
+    yield (
+        f"{100 * evicted / prompts:.0f} % of the prompt tokens recompute evicted KV: {more:.3g} GB more"
+        f" host memory{flags} would hit {100 * hit / evicted:.0f} % of them"
+    )
+
+
 def _gate(gate: Mapping[str, Any] | None) -> Iterator[str]:
     if gate is None:
         return
     lost = f"{100 * gate['thrash_share']:.0f} % of agents' prefill recomputes evicted KV"
     if not gate["armed"]:
-        yield f"gate off: {lost}"
+        why = (
+            "" if gate["agents_answers"] else "; no agents recognised: no turn has returned in time"
+        )
+        yield f"gate off: {lost}{why}"
         return
     waiting, paused = gate["waiting_sessions"], gate["paused_sessions"]
     yield f"gate on: {lost}; {waiting} sessions waiting, {paused} paused"

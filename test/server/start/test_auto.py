@@ -167,8 +167,24 @@ QUEUE = {
     "waiting_requests": 7,
     "admitted": {"shortest": 30, "budget": 2},
 }
-GATE = {"armed": True, "thrash_share": 0.123, "waiting_sessions": 3, "paused_sessions": 2}
-STATUS = {"running": "canopy-lru", "whatif": METER, "queue": QUEUE, "session_gate": GATE}
+GATE = {
+    "armed": True,
+    "agents_answers": 5,
+    "thrash_share": 0.123,
+    "waiting_sessions": 3,
+    "paused_sessions": 2,
+}
+MISSED = {"tokens": {"evicted": {"device": 50}}, "hits_with_memory": {"x2": 30, "x4": 45}}
+TIERS = {"device": {"capacity_bytes": 8e9}}
+STATUS = {
+    "missed": MISSED,
+    "tiers": TIERS,
+    "prompt_tokens": 1000,
+    "running": "canopy-lru",
+    "whatif": METER,
+    "queue": QUEUE,
+    "session_gate": GATE,
+}
 
 
 def test_the_line_has_the_policy_the_order_and_the_gate() -> None:
@@ -181,6 +197,23 @@ def test_the_line_has_the_policy_the_order_and_the_gate() -> None:
     assert "gate" not in in_words(STATUS | {"session_gate": None}, ())
     off = [Part("order", False, "", "why").to_json()]
     assert "SGLang's order of the queue (why)" in in_words(STATUS, off)
+
+
+def test_host_memory_is_advised_where_evicted_kv_is_recomputed() -> None:
+    assert "host memory" not in in_words(STATUS, ()), "5 % of the prompts"
+    line = in_words(STATUS | {"prompt_tokens": 100}, ())
+    assert "50 % of the prompt tokens recompute evicted KV: 24 GB more host memory" in line
+    assert "(--enable-hierarchical-cache --hicache-size) would hit 90 % of them" in line
+    tiers = TIERS | {"host": {"capacity_bytes": 8e9}}
+    little = MISSED | {"hits_with_memory": {"x2": 10, "x4": 20}}
+    line = in_words(STATUS | {"prompt_tokens": 100, "tiers": tiers, "missed": little}, ())
+    assert "48 GB more host memory would hit 40 % of them" in line
+
+
+def test_the_line_states_that_no_agents_are_recognised() -> None:
+    gate = GATE | {"armed": False, "agents_answers": 0}
+    assert "no agents recognised" in in_words(STATUS | {"session_gate": gate}, ())
+    assert "no agents recognised" not in in_words(STATUS, ())
 
 
 def test_the_log_has_it_once_a_minute_and_every_status_has_it(caplog) -> None:
