@@ -13,12 +13,12 @@ from cachetune.summary import by_arm
 
 from question import Context, Question
 
-QUESTIONS = 20
+COUNT = 20
 
 
 def run(context: Context, data: str) -> dict[str, Any]:
     """Run the arms on the data set's questions."""
-    examples = questions(context.data, data, QUESTIONS)
+    examples = questions(context.data, data, COUNT)
     rows = by_arm([compare(one, QUALITY) for one in examples])
     pictures.selectors(context.figure(), rows, data)
     pictures.trade_off(context.figure("-ratio"), rows, data)

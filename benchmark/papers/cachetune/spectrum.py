@@ -19,7 +19,7 @@ from canopy_chunks.fuse.selectors.frequency import Frequency, layer_scores
 from canopy_chunks.store.chunk import Chunk
 from question import Context, Question
 
-QUESTIONS = 3
+COUNT = 3
 BANDS = 20
 """Bands of equal width; the lowest four are the paper's lowest 20 %."""
 HEAD = 16
@@ -32,7 +32,7 @@ def run(context: Context) -> dict[str, Any]:
     spectra, overlaps = {}, []  # type: ignore[var-annotated]
     for data in ("musique", "hotpotqa"):
         bands = []
-        for example in questions(context.data, data, QUESTIONS):
+        for example in questions(context.data, data, COUNT):
             case = case_of(example)
             cache = dense_cache(model, len(case.ids))
             prefill(model, torch.tensor(case.ids), cache)
@@ -42,7 +42,7 @@ def run(context: Context) -> dict[str, Any]:
         spectra[data] = torch.stack(bands).mean(0)
     pictures.spectrum(context.figure(), {data: both.tolist() for data, both in spectra.items()})
     return {
-        "questions": QUESTIONS,
+        "questions": COUNT,
         "energy": {data: _shares(both) for data, both in spectra.items()},
         "chunks": len(overlaps),
         "chosen": {
